@@ -1,8 +1,8 @@
-//! The cleanup after version 0.1: removes what its controller created at run time and later versions do not use.
+//! The cleanup after version 0.1: it removes what later versions do not use any more, a finalizer of Secrets,
+//! and a Role, a RoleBinding and a ServiceAccount for each policy.
 //!
-//! That is a finalizer of Secrets, and a Role, a RoleBinding and a ServiceAccount for each policy. Pure functions decide
-//! what happens to an object; [`run`] lists, decides and writes. It never reads the contents of a Secret, and may be
-//! run any number of times. Called by `cli::cleanup`.
+//! Pure functions decide what happens to an object; [`run`] lists, decides and writes. It never reads the
+//! contents of a Secret, and may be run any number of times. Called by `cli::cleanup`.
 
 use super::api::GROUP;
 use super::jobs::{LABEL_MANAGED_BY, NAME};
@@ -51,7 +51,7 @@ pub struct Outcome {
     pub released: Vec<ObjectName>,
     /// The objects that were deleted.
     pub deleted: Vec<ObjectName>,
-    /// The ServiceAccounts of a policy named `jobs` that it no longer owns: the Jobs of all policies now use that name.
+    /// The ServiceAccounts that a policy named `jobs` no longer owns: Jobs of all policies now use that name.
     pub disowned: Vec<ObjectName>,
     /// The objects that remain. Clean up again later.
     pub left: Vec<RemainingObject>,
@@ -116,7 +116,8 @@ enum Decision {
     Leave(String),
 }
 
-/// Returns whether version 0.1 created a Role, RoleBinding or ServiceAccount for a policy: by label, owner and name.
+/// Returns whether version 0.1 created a Role, RoleBinding or ServiceAccount for a policy: by label, owner
+/// and name.
 fn is_of_old_version(object: &ObjectMeta) -> bool {
     let labels = object.labels.as_ref();
     let manager = labels.and_then(|l| l.get(LABEL_MANAGED_BY));
@@ -134,7 +135,8 @@ fn is_policy(owner: &OwnerReference) -> bool {
 /// Decides what happens to a Role, RoleBinding or ServiceAccount that version 0.1 created.
 fn decide(kind: &str, object: &ObjectMeta, users: &AccountUsers) -> Decision {
     let name = object.name.clone().unwrap_or_default();
-    // A policy named `jobs`: its ServiceAccount has the name of the one of all Jobs, and its RoleBinding blocks theirs.
+    // A policy named `jobs`: its ServiceAccount has the name of the one of all Jobs, and its RoleBinding
+    // blocks theirs.
     if name == JOBS {
         return match kind {
             "ServiceAccount" => Decision::Disown,
@@ -191,7 +193,8 @@ fn account_of_deployment(deployment: &Deployment) -> Option<&str> {
 /// Removes what version 0.1 created and nothing uses any more.
 ///
 /// # Errors
-/// `PermissionDenied`, `KubernetesUnreachable` and other errors of the API. What was removed before stays removed.
+/// `PermissionDenied`, `KubernetesUnreachable` and other errors of the API. What was removed before stays
+/// removed.
 pub async fn run(client: &UserClient, options: &Options) -> Result<Outcome> {
     let cleanup = Cleanup { client, options };
     let mut outcome = Outcome {
@@ -318,8 +321,8 @@ impl Cleanup<'_> {
         Ok(())
     }
 
-    /// Removes the finalizer of a Secret; returns whether it is gone. The write names the version of the Secret, so that
-    /// no finalizer is lost that another client adds at the same time.
+    /// Removes the finalizer of a Secret; returns whether it is gone. The write names the version of the
+    /// Secret, so that no finalizer is lost that another client adds at the same time.
     async fn release(&self, mut secret: PartialObjectMeta<Secret>) -> Result<bool> {
         let object = ObjectName::of::<Secret>(&secret.metadata);
         let api: Api<Secret> = self.api_in(&object.namespace);

@@ -1,6 +1,7 @@
 //! The Job that runs `deltafold cleanup` in the cluster, with its own rights.
 //!
-//! Pure functions from options to objects. Called by `cli::manifests`; `controller::cleanup` is what the Job runs.
+//! Pure functions from options to objects. Called by `cli::manifests`; `controller::cleanup` is what the Job
+//! runs.
 
 use super::rights::{binding, role, rules_of_cleanup, service_account};
 use super::{CLEANUP, CleanupOptions, Document, container_security, document, pod_security};

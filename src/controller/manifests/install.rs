@@ -162,8 +162,8 @@ pub fn namespace(name: &str) -> Vec<Document> {
     ]
 }
 
-/// Returns a NetworkPolicy that admits connections to the metrics port only. With `api_server_ports`, it allows
-/// connections to DNS and to these ports only; otherwise to everything.
+/// Returns a NetworkPolicy that admits connections to the metrics port only. With `api_server_ports`, it
+/// allows connections to DNS and to these ports only; otherwise to everything.
 fn network_policy(metadata: Value, selector: Value, api_server_ports: Option<&[u16]>) -> Value {
     let port = |protocol: &str, port: u16| json!({"port": port, "protocol": protocol});
     let mut spec = json!({
@@ -184,29 +184,35 @@ fn network_policy(metadata: Value, selector: Value, api_server_ports: Option<&[u
     })
 }
 
-/// Returns the ClusterRoles for users. If they are not aggregated to Kubernetes' roles, an administrator binds them.
+/// Returns the ClusterRoles for users. If they are not aggregated to Kubernetes' roles, an administrator binds
+/// them.
 fn user_roles(is_aggregated: bool) -> [Document; 2] {
-    let user_role = |name: &str, aggregate_to: &[&str], verbs: &[&str]| {
-        let mut labels = json!({LABEL_NAME: NAME});
-        for role in aggregate_to.iter().filter(|_| is_aggregated) {
-            labels[format!("{RBAC}/aggregate-to-{role}")] = "true".into();
-        }
-        let metadata = json!({"name": name, "labels": labels});
-        role("ClusterRole", metadata, rules_of_users(verbs))
+    let aggregate_to = |roles: &'static [&'static str]| match is_aggregated {
+        true => roles,
+        false => &[],
     };
     let write = ["create", "delete", "deletecollection", "patch", "update"];
     let read = ["get", "list", "watch"];
+    let writers = aggregate_to(&["admin", "edit"]);
+    let readers = aggregate_to(&["admin", "edit", "view"]);
     [
         document(
             "For users of a namespace: bind the roles there. A user who may write a policy can have any Secret of the\n\
              namespace mounted into a Job.",
-            user_role("deltafold-edit", &["admin", "edit"], &write),
+            user_role("deltafold-edit", writers, &write),
         ),
-        document(
-            "",
-            user_role("deltafold-view", &["admin", "edit", "view"], &read),
-        ),
+        document("", user_role("deltafold-view", readers, &read)),
     ]
+}
+
+/// Returns a ClusterRole with these verbs on policies and tasks, aggregated to these roles of Kubernetes.
+fn user_role(name: &str, aggregate_to: &[&str], verbs: &[&str]) -> Value {
+    let mut labels = json!({LABEL_NAME: NAME});
+    for role in aggregate_to {
+        labels[format!("{RBAC}/aggregate-to-{role}")] = "true".into();
+    }
+    let metadata = json!({"name": name, "labels": labels});
+    role("ClusterRole", metadata, rules_of_users(verbs))
 }
 
 /// Returns the admission policies, by which the API server refuses the same specs as the controller.

@@ -1,7 +1,8 @@
-//! Manifests for a cluster: the resource definitions, the controller with its rights, the cleanup, and samples.
+//! Manifests for a cluster: resource definitions, the controller with its rights, cleanup, and samples.
 //!
-//! Pure functions from options to objects and YAML; nothing is sent to a cluster. `cli::manifests` prints them. The
-//! files in `jobs/` are that output, and the Helm chart there contains the same objects; tests compare them.
+//! Pure functions from options to objects and YAML; nothing is sent to a cluster. `cli::manifests` prints
+//! them. The files in `jobs/` are that output, and the Helm chart there contains the same objects; tests
+//! compare them.
 
 mod cleanup;
 mod install;

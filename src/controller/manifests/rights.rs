@@ -1,7 +1,7 @@
 //! The RBAC rules of the controller, its Jobs and the cleanup; roles and bindings as objects.
 //!
-//! They grant nothing by themselves: `install` and `cleanup` put them into roles. The tests compare the rules of the
-//! chart with them.
+//! They grant nothing by themselves: `install` and `cleanup` put them into roles. The tests compare the rules
+//! of the chart with them.
 
 use super::{CONTROLLER, GROUP, JOBS};
 use serde_json::{Value, json};
@@ -57,8 +57,8 @@ pub fn rules() -> Vec<Value> {
     ]
 }
 
-/// Returns the additional rules of a controller that watches all namespaces: it creates the Jobs' ServiceAccount in each
-/// namespace, and binds the Jobs' ClusterRole to it.
+/// Returns the additional rules of a controller that watches all namespaces: it creates the Jobs'
+/// ServiceAccount in each namespace, and binds the Jobs' ClusterRole to it.
 pub fn rules_of_all_namespaces() -> Vec<Value> {
     vec![
         rule("", &["serviceaccounts"], &["create", "get"]),
