@@ -4,7 +4,7 @@ use super::kubernetes::wait_for;
 use super::{Ended, Output, print_outcome};
 use crate::base::Cancel;
 use crate::base::flag_values::yes_or_no;
-use crate::controller::cleanup::{Item, Options, Outcome, run};
+use crate::controller::cleanup::{ObjectName, Options, Outcome, run};
 use crate::kubernetes::UserClient;
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
@@ -52,7 +52,7 @@ fn in_words(outcome: &Outcome) -> String {
         true => "would have ",
         false => "",
     };
-    let said = |what: &str, items: &[Item]| {
+    let said = |what: &str, items: &[ObjectName]| {
         let lines = items
             .iter()
             .map(|item| format!("{would}{what} {}\n", full_name(item)));
@@ -70,6 +70,6 @@ fn in_words(outcome: &Outcome) -> String {
     }
 }
 
-fn full_name(item: &Item) -> String {
+fn full_name(item: &ObjectName) -> String {
     format!("{} {}/{}", item.kind, item.namespace, item.name)
 }

@@ -1,8 +1,8 @@
-//! Removes once what the controller of version 0.1 made at run time and later versions do not use: a finalizer of
-//! Secrets, and a Role, a RoleBinding and a ServiceAccount for each policy.
+//! The cleanup after version 0.1: it removes what later versions do not use any more, a finalizer of Secrets,
+//! and a Role, a RoleBinding and a ServiceAccount for each policy.
 //!
-//! What is done with an object is decided by pure functions; [`run`] lists, decides and writes. It asks for no contents
-//! of Secrets, and may run again at any time. `cli::cleanup` calls it.
+//! Pure functions decide what happens to an object; [`run`] lists, decides and writes. It never reads the
+//! contents of a Secret, and may be run any number of times. Called by `cli::cleanup`.
 
 use super::api::GROUP;
 use super::jobs::{LABEL_MANAGED_BY, NAME};
@@ -23,83 +23,108 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::fmt::Debug;
 
-/// The finalizer of Secrets that were in use.
+/// The finalizer that version 0.1 set on Secrets.
 const FINALIZER: &str = "deltafold.io/in-use";
-/// Objects of one answer to a list.
-const PAGE: u32 = 500;
-/// Attempts at an object that somebody else writes at the same time.
+/// The number of objects in a page of a list.
+const PAGE_SIZE: u32 = 500;
+/// How often a conflicting write to a Secret is attempted.
 const ATTEMPTS: u32 = 5;
 
-/// Where to clean up, and whether.
+/// The options of a cleanup.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
     /// The namespaces; empty for all
     pub namespaces: Vec<String>,
-    /// Nothing is written
+    /// Whether nothing is written
     pub dry_run: bool,
 }
 
-/// What was done, or would be. The fields are a contract: `docs/cleanup-result.schema.json`.
+/// The result of a cleanup. The fields are a contract: `docs/cleanup-result.schema.json`.
 #[derive(Debug, Default, JsonSchema, Serialize)]
 pub struct Outcome {
-    /// Whether nothing was written: the lists tell what would be done.
+    /// Whether nothing was written: the lists say what would be done.
     pub dry_run: bool,
-    /// The Secrets that the finalizer `deltafold.io/in-use` was removed from.
-    pub released: Vec<Item>,
+    /// The Secrets from which the finalizer `deltafold.io/in-use` was removed.
+    pub released: Vec<ObjectName>,
     /// The objects that were deleted.
-    pub deleted: Vec<Item>,
-    /// The ServiceAccounts of a policy named `jobs` that no longer belong to it: Jobs of all policies use that name now.
-    pub disowned: Vec<Item>,
-    /// What is left. Clean up again later.
-    pub left: Vec<Left>,
+    pub deleted: Vec<ObjectName>,
+    /// The ServiceAccounts that a policy named `jobs` no longer owns: Jobs of all policies now use that name.
+    pub disowned: Vec<ObjectName>,
+    /// The objects that remain. Clean up again later.
+    pub left: Vec<RemainingObject>,
 }
 
-/// An object.
+/// The kind, namespace and name of an object.
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize)]
-pub struct Item {
-    /// Its kind.
+#[schemars(rename = "Item")]
+pub struct ObjectName {
+    /// The kind.
     pub kind: String,
-    /// Where it is.
+    /// The namespace.
     pub namespace: String,
-    /// Its name.
+    /// The name.
     pub name: String,
 }
 
-/// An object that is left.
+impl ObjectName {
+    fn of<K: Resource<DynamicType = ()>>(metadata: &ObjectMeta) -> Self {
+        ObjectName {
+            kind: K::kind(&()).into_owned(),
+            namespace: metadata.namespace.clone().unwrap_or_default(),
+            name: metadata.name.clone().unwrap_or_default(),
+        }
+    }
+}
+
+impl fmt::Display for ObjectName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}/{}", self.kind, self.namespace, self.name)
+    }
+}
+
+/// An object that remains, and why.
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize)]
-pub struct Left {
+#[schemars(rename = "Left")]
+pub struct RemainingObject {
     /// The object.
     #[serde(flatten)]
-    pub object: Item,
-    /// Why. For people: it may change.
+    pub object: ObjectName,
+    /// The reason, in words that may change.
     pub reason: String,
 }
 
-/// The ServiceAccounts that are used, by namespace and name, and by what.
-type Users = BTreeMap<(String, String), String>;
+impl Outcome {
+    fn leave(&mut self, object: ObjectName, reason: &str) {
+        let reason = reason.to_owned();
+        self.left.push(RemainingObject { object, reason });
+    }
+}
 
-/// What is done with an object of version 0.1.
+/// The ServiceAccounts in use, by namespace and name, each with an object that uses it.
+type AccountUsers = BTreeMap<(String, String), String>;
+
+/// What happens to an object of version 0.1.
 #[derive(Debug, PartialEq, Eq)]
 enum Decision {
-    /// It is deleted.
     Delete,
-    /// It stays, and belongs to no policy any more.
+    /// It stays, and no policy owns it any more.
     Disown,
-    /// It is left, for this reason.
+    /// It stays as it is, for this reason.
     Leave(String),
 }
 
-/// Whether version 0.1 made a Role, RoleBinding or ServiceAccount for a policy: by label, owner and name.
-fn is_ours(object: &ObjectMeta) -> bool {
+/// Returns whether version 0.1 created a Role, RoleBinding or ServiceAccount for a policy: by label, owner
+/// and name.
+fn is_of_old_version(object: &ObjectMeta) -> bool {
     let labels = object.labels.as_ref();
     let manager = labels.and_then(|l| l.get(LABEL_MANAGED_BY));
-    let owners = object.owner_references.iter().flatten();
+    let name_for = |policy: &str| Some(format!("{NAME}-{policy}"));
+    let mut owners = object.owner_references.iter().flatten();
     manager.is_some_and(|m| m == NAME)
-        && owners
-            .into_iter()
-            .any(|owner| is_policy(owner) && object.name == Some(format!("{NAME}-{}", owner.name)))
+        && owners.any(|owner| is_policy(owner) && object.name == name_for(&owner.name))
 }
 
 fn is_policy(owner: &OwnerReference) -> bool {
@@ -107,10 +132,11 @@ fn is_policy(owner: &OwnerReference) -> bool {
     owner.kind == "EtcdBackupPolicy" && group == Some(GROUP)
 }
 
-/// What to do with an object that version 0.1 made.
-fn decide(kind: &str, object: &ObjectMeta, users: &Users) -> Decision {
+/// Decides what happens to a Role, RoleBinding or ServiceAccount that version 0.1 created.
+fn decide(kind: &str, object: &ObjectMeta, users: &AccountUsers) -> Decision {
     let name = object.name.clone().unwrap_or_default();
-    // A policy named `jobs`: its ServiceAccount has the name of that of all Jobs now, and its RoleBinding is in the way.
+    // A policy named `jobs`: its ServiceAccount has the name of the one of all Jobs, and its RoleBinding
+    // blocks theirs.
     if name == JOBS {
         return match kind {
             "ServiceAccount" => Decision::Disown,
@@ -124,7 +150,7 @@ fn decide(kind: &str, object: &ObjectMeta, users: &Users) -> Decision {
     }
 }
 
-/// The finalizers of a Secret without version 0.1's; `None` if it has not got that.
+/// Returns the finalizers of a Secret without that of version 0.1; `None` if it does not have that one.
 fn other_finalizers(secret: &PartialObjectMeta<Secret>) -> Option<Vec<String>> {
     let all = secret.finalizers();
     let others = all.iter().filter(|f| *f != FINALIZER).cloned();
@@ -135,7 +161,7 @@ fn account_of(template: Option<&PodTemplateSpec>) -> Option<&str> {
     template?.spec.as_ref()?.service_account_name.as_deref()
 }
 
-/// The ServiceAccount of a Pod that has not ended.
+/// Returns the ServiceAccount of a Pod; `None` if the Pod has ended.
 fn account_of_pod(pod: &Pod) -> Option<&str> {
     let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref());
     match phase {
@@ -144,7 +170,7 @@ fn account_of_pod(pod: &Pod) -> Option<&str> {
     }
 }
 
-/// The ServiceAccount of a Job that may still make a Pod.
+/// Returns the ServiceAccount of a Job; `None` if the Job has ended and creates no more Pods.
 fn account_of_job(job: &Job) -> Option<&str> {
     let conditions = job.status.as_ref().and_then(|s| s.conditions.as_ref());
     let is_end = |type_: &str| matches!(type_, "Complete" | "Failed");
@@ -164,78 +190,81 @@ fn account_of_deployment(deployment: &Deployment) -> Option<&str> {
     account_of(Some(&deployment.spec.template))
 }
 
-fn item<K: Resource<DynamicType = ()>>(object: &ObjectMeta) -> Item {
-    Item {
-        kind: K::kind(&()).into_owned(),
-        namespace: object.namespace.clone().unwrap_or_default(),
-        name: object.name.clone().unwrap_or_default(),
-    }
-}
-
-/// Cleans up.
+/// Removes what version 0.1 created and nothing uses any more.
 ///
 /// # Errors
-/// Those of the API: `PermissionDenied`, `KubernetesUnreachable` and the like. What was done before is done.
-pub async fn run(person: &UserClient, options: &Options) -> Result<Outcome> {
-    let cleanup = Cleanup { person, options };
+/// `PermissionDenied`, `KubernetesUnreachable` and other errors of the API. What was removed before stays
+/// removed.
+pub async fn run(client: &UserClient, options: &Options) -> Result<Outcome> {
+    let cleanup = Cleanup { client, options };
     let mut outcome = Outcome {
         dry_run: options.dry_run,
         ..Outcome::default()
     };
-    cleanup.secrets(&mut outcome).await?;
-    let bindings = cleanup.made_by_old::<RoleBinding>().await?;
-    let roles = cleanup.made_by_old::<Role>().await?;
-    let accounts = cleanup.made_by_old::<ServiceAccount>().await?;
+    cleanup.release_secrets(&mut outcome).await?;
+    let bindings = cleanup.old_objects::<RoleBinding>().await?;
+    let roles = cleanup.old_objects::<Role>().await?;
+    let accounts = cleanup.old_objects::<ServiceAccount>().await?;
     let mut namespaces: BTreeSet<String> = BTreeSet::new();
     namespaces.extend(bindings.iter().filter_map(ResourceExt::namespace));
     namespaces.extend(roles.iter().filter_map(ResourceExt::namespace));
     namespaces.extend(accounts.iter().filter_map(ResourceExt::namespace));
-    let users = cleanup.users(&namespaces).await?;
+    let users = cleanup.account_users(&namespaces).await?;
     cleanup.remove(bindings, &users, &mut outcome).await?;
     cleanup.remove(roles, &users, &mut outcome).await?;
     cleanup.remove(accounts, &users, &mut outcome).await?;
     Ok(outcome)
 }
 
+/// A kind of objects in namespaces that can be listed, read and written.
+trait NamespacedKind:
+    Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Clone + Debug + DeserializeOwned
+{
+}
+
+impl<K> NamespacedKind for K where
+    K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>
+        + Clone
+        + Debug
+        + DeserializeOwned
+{
+}
+
 struct Cleanup<'a> {
-    person: &'a UserClient,
+    client: &'a UserClient,
     options: &'a Options,
 }
 
 impl Cleanup<'_> {
-    /// The objects of a kind in the namespaces of the options.
-    fn scope<K>(&self) -> Vec<Api<K>>
-    where
-        K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>,
-    {
-        match self.options.namespaces.is_empty() {
-            true => vec![self.person.all()],
-            false => {
-                let namespaces: BTreeSet<&String> = self.options.namespaces.iter().collect();
-                let there = namespaces.into_iter().map(|n| self.there(n));
-                there.collect()
-            }
+    /// Returns the APIs of a kind for the namespaces of the options.
+    fn apis<K: NamespacedKind>(&self) -> Vec<Api<K>> {
+        if self.options.namespaces.is_empty() {
+            return vec![self.client.all()];
         }
+        let namespaces: BTreeSet<&String> = self.options.namespaces.iter().collect();
+        let apis = namespaces.into_iter().map(|n| self.api_in(n));
+        apis.collect()
     }
 
-    fn there<K>(&self, namespace: &str) -> Api<K>
-    where
-        K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>,
-    {
-        self.person.in_namespace(namespace).api()
+    fn api_in<K: NamespacedKind>(&self, namespace: &str) -> Api<K> {
+        self.client.in_namespace(namespace).api()
     }
 
-    /// All pages of a list.
-    async fn list<T: Clone, F>(&self, kind: &str, ask: impl Fn(ListParams) -> F) -> Result<Vec<T>>
+    /// Returns the objects of all pages of a list.
+    async fn all_pages<T: Clone, F>(
+        &self,
+        kind: &str,
+        list: impl Fn(ListParams) -> F,
+    ) -> Result<Vec<T>>
     where
         F: Future<Output = Result<ObjectList<T>, kube::Error>>,
     {
+        let request = format!("list the {kind}s");
         let (mut all, mut next) = (Vec::new(), None);
         loop {
-            let mut params = ListParams::default().limit(PAGE);
+            let mut params = ListParams::default().limit(PAGE_SIZE);
             params.continue_token = next;
-            let what = format!("list the {kind}s");
-            let page = self.person.ask(&what, ask(params)).await?;
+            let page = self.client.ask(&request, list(params)).await?;
             all.extend(page.items);
             next = page.metadata.continue_.filter(|token| !token.is_empty());
             if next.is_none() {
@@ -244,135 +273,123 @@ impl Cleanup<'_> {
         }
     }
 
-    async fn held_secrets(&self) -> Result<Vec<PartialObjectMeta<Secret>>> {
-        let mut held = Vec::new();
-        for api in self.scope::<Secret>() {
-            let list = |params| {
+    /// Returns the metadata of a kind's objects in the namespaces of the options.
+    async fn metadata<K: NamespacedKind>(
+        &self,
+        labels: Option<&str>,
+    ) -> Result<Vec<PartialObjectMeta<K>>> {
+        let mut all = Vec::new();
+        for api in self.apis::<K>() {
+            let list = |mut params: ListParams| {
                 let api = api.clone();
+                params.label_selector = labels.map(str::to_owned);
                 async move { api.list_metadata(&params).await }
             };
-            let all = self.list("Secret", list).await?;
-            held.extend(all.into_iter().filter(|s| other_finalizers(s).is_some()));
+            all.extend(self.all_pages(&K::kind(&()), list).await?);
         }
-        Ok(held)
+        Ok(all)
     }
 
-    async fn secrets(&self, outcome: &mut Outcome) -> Result<()> {
+    /// Returns the Secrets with the finalizer of version 0.1.
+    async fn held_secrets(&self) -> Result<Vec<PartialObjectMeta<Secret>>> {
+        let mut secrets = self.metadata::<Secret>(None).await?;
+        secrets.retain(|secret| other_finalizers(secret).is_some());
+        Ok(secrets)
+    }
+
+    async fn release_secrets(&self, outcome: &mut Outcome) -> Result<()> {
         for secret in self.held_secrets().await? {
-            let object = item::<Secret>(&secret.metadata);
+            let object = ObjectName::of::<Secret>(&secret.metadata);
             match self.options.dry_run || self.release(secret).await? {
                 true => outcome.released.push(object),
-                false => outcome.left.push(Left {
-                    object,
-                    reason: "somebody else writes it all the time".to_owned(),
-                }),
+                false => outcome.leave(object, "another client keeps changing it"),
             }
         }
         if self.options.dry_run || outcome.released.is_empty() {
             return Ok(());
         }
+        // A running controller of version 0.1 sets the finalizer again.
         for secret in self.held_secrets().await? {
-            let object = item::<Secret>(&secret.metadata);
+            let object = ObjectName::of::<Secret>(&secret.metadata);
             if outcome.released.contains(&object) {
                 outcome.released.retain(|released| *released != object);
-                let reason = "it has the finalizer again: a controller of version 0.1 still runs";
-                outcome.left.push(Left {
-                    object,
-                    reason: reason.to_owned(),
-                });
+                let reason =
+                    "the finalizer was added again: a controller of version 0.1 is still running";
+                outcome.leave(object, reason);
             }
         }
         Ok(())
     }
 
-    /// Removes the finalizer of a Secret; says whether it is without it. The version of the Secret makes a write of
-    /// somebody else a conflict: no other finalizer is lost.
+    /// Removes the finalizer of a Secret; returns whether it is gone. The write names the version of the
+    /// Secret, so that no finalizer is lost that another client adds at the same time.
     async fn release(&self, mut secret: PartialObjectMeta<Secret>) -> Result<bool> {
-        let object = item::<Secret>(&secret.metadata);
-        let api: Api<Secret> = self.there(&object.namespace);
-        let full = format!("the Secret {}/{}", object.namespace, object.name);
-        let removing = format!("remove the finalizer of {full}");
-        let reading = format!("read {full}");
+        let object = ObjectName::of::<Secret>(&secret.metadata);
+        let api: Api<Secret> = self.api_in(&object.namespace);
+        let remove_request = format!("remove the finalizer of the {object}");
+        let read_request = format!("read the {object}");
         for _ in 0..ATTEMPTS {
             let Some(finalizers) = other_finalizers(&secret) else {
                 return Ok(true);
             };
-            let patch = json!({"metadata": {
+            let patch = Patch::Merge(json!({"metadata": {
                 "finalizers": finalizers,
                 "resourceVersion": secret.resource_version(),
-            }});
-            let patch = Patch::Merge(patch);
+            }}));
             let params = PatchParams::default();
-            let written = api.patch_metadata(&object.name, &params, &patch);
-            match self.person.ask(&removing, unless_gone(written)).await {
+            let written = unless_gone(api.patch_metadata(&object.name, &params, &patch));
+            match self.client.ask(&remove_request, written).await {
                 Ok(_) => return Ok(true),
                 Err(e) if e.reason() == Reason::Conflict => {}
                 Err(e) => return Err(e),
             }
-            let again = api.get_metadata(&object.name);
-            match self.person.ask(&reading, unless_gone(again)).await? {
-                Some(now) => secret = now,
+            let current = unless_gone(api.get_metadata(&object.name));
+            match self.client.ask(&read_request, current).await? {
+                Some(current) => secret = current,
                 None => return Ok(true),
             }
         }
         Ok(false)
     }
 
-    /// The objects of a kind that version 0.1 made for policies.
-    async fn made_by_old<K>(&self) -> Result<Vec<PartialObjectMeta<K>>>
-    where
-        K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>
-            + Clone
-            + Debug
-            + DeserializeOwned,
-    {
-        let mut made = Vec::new();
-        for api in self.scope::<K>() {
-            let list = |params: ListParams| {
-                let api = api.clone();
-                let params = params.labels(&format!("{LABEL_MANAGED_BY}={NAME}"));
-                async move { api.list_metadata(&params).await }
-            };
-            let all = self.list(&K::kind(&()), list).await?;
-            made.extend(all.into_iter().filter(|o| is_ours(&o.metadata)));
-        }
-        Ok(made)
+    /// Returns the objects of a kind that version 0.1 created for policies.
+    async fn old_objects<K: NamespacedKind>(&self) -> Result<Vec<PartialObjectMeta<K>>> {
+        let labels = format!("{LABEL_MANAGED_BY}={NAME}");
+        let mut objects = self.metadata::<K>(Some(&labels)).await?;
+        objects.retain(|object| is_of_old_version(&object.metadata));
+        Ok(objects)
     }
 
-    /// What uses ServiceAccounts in these namespaces.
-    async fn users(&self, namespaces: &BTreeSet<String>) -> Result<Users> {
-        let mut users = Users::new();
+    /// Returns the users of ServiceAccounts in these namespaces.
+    async fn account_users(&self, namespaces: &BTreeSet<String>) -> Result<AccountUsers> {
+        let mut users = AccountUsers::new();
         for namespace in namespaces {
-            self.users_of(namespace, account_of_deployment, &mut users)
+            self.add_users(namespace, account_of_deployment, &mut users)
                 .await?;
-            self.users_of(namespace, account_of_cron_job, &mut users)
+            self.add_users(namespace, account_of_cron_job, &mut users)
                 .await?;
-            self.users_of(namespace, account_of_job, &mut users).await?;
-            self.users_of(namespace, account_of_pod, &mut users).await?;
+            self.add_users(namespace, account_of_job, &mut users)
+                .await?;
+            self.add_users(namespace, account_of_pod, &mut users)
+                .await?;
         }
         Ok(users)
     }
 
-    async fn users_of<K>(
+    async fn add_users<K: NamespacedKind>(
         &self,
         namespace: &str,
-        account: fn(&K) -> Option<&str>,
-        users: &mut Users,
-    ) -> Result<()>
-    where
-        K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>
-            + Clone
-            + Debug
-            + DeserializeOwned,
-    {
+        account_of: fn(&K) -> Option<&str>,
+        users: &mut AccountUsers,
+    ) -> Result<()> {
         let kind = K::kind(&());
-        let api: Api<K> = self.there(namespace);
+        let api: Api<K> = self.api_in(namespace);
         let list = |params| {
             let api = api.clone();
             async move { api.list(&params).await }
         };
-        for object in self.list(&kind, list).await? {
-            if let Some(account) = account(&object) {
+        for object in self.all_pages(&kind, list).await? {
+            if let Some(account) = account_of(&object) {
                 let key = (namespace.to_owned(), account.to_owned());
                 users.insert(key, format!("{kind} {}", object.name_any()));
             }
@@ -380,112 +397,94 @@ impl Cleanup<'_> {
         Ok(())
     }
 
-    /// Does with these objects what is decided.
-    async fn remove<K>(
+    /// Decides on each object, and carries out the decision.
+    async fn remove<K: NamespacedKind>(
         &self,
         objects: Vec<PartialObjectMeta<K>>,
-        users: &Users,
+        users: &AccountUsers,
         outcome: &mut Outcome,
-    ) -> Result<()>
-    where
-        K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>
-            + Clone
-            + Debug
-            + DeserializeOwned,
-    {
-        for there in objects {
-            let object = item::<K>(&there.metadata);
-            let done = match decide(&object.kind, &there.metadata, users) {
+    ) -> Result<()> {
+        for PartialObjectMeta { metadata, .. } in objects {
+            let object = ObjectName::of::<K>(&metadata);
+            let done = match decide(&object.kind, &metadata, users) {
                 Decision::Leave(reason) => {
-                    outcome.left.push(Left { object, reason });
+                    outcome.leave(object, &reason);
                     continue;
                 }
                 Decision::Delete => {
                     outcome.deleted.push(object.clone());
-                    self.delete::<K>(&object, &there.metadata).await
+                    self.delete::<K>(&object, &metadata).await
                 }
                 Decision::Disown => {
                     outcome.disowned.push(object.clone());
-                    self.disown::<K>(&object, &there.metadata).await
+                    self.disown::<K>(&object, &metadata).await
                 }
             };
             match done {
-                Ok(()) => {}
                 Err(e) if e.reason() == Reason::Conflict => {
                     outcome.deleted.retain(|o| *o != object);
                     outcome.disowned.retain(|o| *o != object);
-                    let reason = "somebody else changed it meanwhile".to_owned();
-                    outcome.left.push(Left { object, reason });
+                    outcome.leave(object, "another client changed it meanwhile");
                 }
-                Err(e) => return Err(e),
+                done => done?,
             }
         }
         Ok(())
     }
 
-    async fn delete<K>(&self, object: &Item, there: &ObjectMeta) -> Result<()>
-    where
-        K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>
-            + Clone
-            + Debug
-            + DeserializeOwned,
-    {
+    async fn delete<K: NamespacedKind>(
+        &self,
+        object: &ObjectName,
+        metadata: &ObjectMeta,
+    ) -> Result<()> {
         if self.options.dry_run {
             return Ok(());
         }
         let params = DeleteParams {
             preconditions: Some(Preconditions {
-                uid: there.uid.clone(),
-                resource_version: there.resource_version.clone(),
+                uid: metadata.uid.clone(),
+                resource_version: metadata.resource_version.clone(),
             }),
             ..DeleteParams::default()
         };
-        let api: Api<K> = self.there(&object.namespace);
-        let what = format!(
-            "delete the {} {}/{}",
-            object.kind, object.namespace, object.name
-        );
+        let api: Api<K> = self.api_in(&object.namespace);
         let deleted = unless_gone(api.delete(&object.name, &params));
-        self.person.ask(&what, deleted).await.map(drop)
+        let request = format!("delete the {object}");
+        self.client.ask(&request, deleted).await.map(drop)
     }
 
-    /// Has no policy own an object any more: it would go with the policy.
-    async fn disown<K>(&self, object: &Item, there: &ObjectMeta) -> Result<()>
-    where
-        K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>
-            + Clone
-            + Debug
-            + DeserializeOwned,
-    {
+    /// Removes the policy from the owners of an object, so that the object is not deleted with the policy.
+    async fn disown<K: NamespacedKind>(
+        &self,
+        object: &ObjectName,
+        metadata: &ObjectMeta,
+    ) -> Result<()> {
         if self.options.dry_run {
             return Ok(());
         }
-        let owners = there.owner_references.iter().flatten();
+        let owners = metadata.owner_references.iter().flatten();
         let others: Vec<_> = owners.filter(|owner| !is_policy(owner)).collect();
-        let patch = json!({"metadata": {
+        let patch = Patch::Merge(json!({"metadata": {
             "ownerReferences": others,
-            // The next look takes it for an object of version 0.1 no more.
+            // Without the label, the next cleanup does not take it for an object of version 0.1.
             "labels": {LABEL_MANAGED_BY: null},
-            "resourceVersion": there.resource_version,
-        }});
-        let api: Api<K> = self.there(&object.namespace);
-        let what = format!(
-            "change the {} {}/{}",
-            object.kind, object.namespace, object.name
-        );
-        let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
+            "resourceVersion": metadata.resource_version,
+        }}));
+        let api: Api<K> = self.api_in(&object.namespace);
+        let params = PatchParams::default();
         let written = unless_gone(api.patch_metadata(&object.name, &params, &patch));
-        self.person.ask(&what, written).await.map(drop)
+        let request = format!("change the {object}");
+        self.client.ask(&request, written).await.map(drop)
     }
 }
 
-/// The answer, or `None` if there is no such object any more.
+/// Returns the response, or `None` if the object does not exist any more.
 async fn unless_gone<T>(
-    answer: impl Future<Output = Result<T, kube::Error>>,
+    response: impl Future<Output = Result<T, kube::Error>>,
 ) -> Result<Option<T>, kube::Error> {
-    match answer.await {
+    match response.await {
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(None),
-        other => other.map(Some),
+        response => response.map(Some),
     }
 }
 
@@ -498,19 +497,22 @@ mod tests {
         serde_json::from_value(value).unwrap()
     }
 
-    fn made(name: &str, owner: &str) -> Value {
+    fn old_object(name: &str, owner: &str) -> Value {
         json!({"name": name, "namespace": "n",
             "labels": {"app.kubernetes.io/managed-by": "deltafold"},
             "ownerReferences": [{"apiVersion": "deltafold.io/v1alpha1", "kind": "EtcdBackupPolicy", "name": owner, "uid": "u"}]})
     }
 
     #[test]
-    fn only_what_the_old_controller_made_for_a_policy_is_taken() {
-        assert!(is_ours(&read(made("deltafold-main", "main"))));
+    fn only_objects_of_the_old_controller_for_a_policy_are_removed() {
+        assert!(is_of_old_version(&read(old_object(
+            "deltafold-main",
+            "main"
+        ))));
         let changed = |path: &str, value: Value| {
-            let mut object = made("deltafold-main", "main");
+            let mut object = old_object("deltafold-main", "main");
             *object.pointer_mut(path).unwrap() = value;
-            is_ours(&read(object))
+            is_of_old_version(&read(object))
         };
         for (path, value) in [
             ("/name", json!("main")),
@@ -528,34 +530,34 @@ mod tests {
     }
 
     #[test]
-    fn what_is_used_is_left_with_the_reason() {
-        let object = read(made("deltafold-main", "main"));
+    fn a_used_object_is_left_with_the_reason() {
+        let object = read(old_object("deltafold-main", "main"));
         let user = |namespace: &str, account: &str| {
             let key = (namespace.to_owned(), account.to_owned());
-            Users::from([(key, "Pod p".to_owned())])
+            AccountUsers::from([(key, "Pod p".to_owned())])
         };
         let decide = |users| decide("Role", &object, &users);
-        assert_eq!(decide(Users::new()), Decision::Delete);
+        assert_eq!(decide(AccountUsers::new()), Decision::Delete);
         assert_eq!(decide(user("m", "deltafold-main")), Decision::Delete);
         assert_eq!(decide(user("n", "deltafold-mai")), Decision::Delete);
         let reason = "the Pod p uses the ServiceAccount deltafold-main".to_owned();
         assert_eq!(decide(user("n", "deltafold-main")), Decision::Leave(reason));
     }
 
-    /// The ServiceAccount of all Jobs has the name that a policy `jobs` gave its own.
+    /// The ServiceAccount of a policy named `jobs` has the name of that of all Jobs.
     #[test]
-    fn a_policy_named_jobs_gives_its_account_away() {
-        let object: ObjectMeta = read(made("deltafold-jobs", "jobs"));
+    fn the_account_of_a_policy_named_jobs_is_disowned() {
+        let object: ObjectMeta = read(old_object("deltafold-jobs", "jobs"));
         let key = ("n".to_owned(), "deltafold-jobs".to_owned());
-        let users = Users::from([(key, "Pod p".to_owned())]);
-        assert!(is_ours(&object));
+        let users = AccountUsers::from([(key, "Pod p".to_owned())]);
+        assert!(is_of_old_version(&object));
         assert_eq!(decide("ServiceAccount", &object, &users), Decision::Disown);
         assert_eq!(decide("RoleBinding", &object, &users), Decision::Delete);
         assert_eq!(decide("Role", &object, &users), Decision::Delete);
     }
 
     #[test]
-    fn a_run_that_has_ended_uses_nothing() {
+    fn finished_jobs_and_pods_use_no_account() {
         let template = json!({"spec": {"serviceAccountName": "a", "containers": []}});
         let job = |conditions: Value| -> Job {
             read(json!({"spec": {"template": template}, "status": {"conditions": conditions}}))
@@ -590,7 +592,7 @@ mod tests {
     }
 
     #[test]
-    fn other_finalizers_stay() {
+    fn other_finalizers_are_kept() {
         let of = |finalizers: &[&str]| {
             let secret: PartialObjectMeta<Secret> =
                 read(json!({"apiVersion": "v1", "kind": "Secret",

@@ -1,7 +1,7 @@
 //! Metrics of the controller.
 //!
-//! Counters are incremented by the loop in `controller`; ages, conditions and running Jobs are computed from the caches
-//! at each scrape. It does not serve them: `cli::controller` does.
+//! Counters are incremented by the loop in `controller`; ages, conditions and running Jobs are computed from
+//! the caches at each scrape. It does not serve them: `cli::controller` does.
 
 use super::api::{EtcdBackupPolicy, TaskState, TaskType};
 use super::names::owner;

@@ -1,7 +1,7 @@
 //! Kubernetes Events about policies and tasks. Each is also logged.
 //!
-//! They are written in the background, a few at a time, and no reconcile waits for them. They may be lost: if too many
-//! of a namespace are waiting, a new one is only logged. Called by the loop in `controller`.
+//! They are written in the background, a few at a time, and no reconcile waits for them. They may be lost: if
+//! too many of a namespace are waiting, a new one is only logged. Called by the loop in `controller`.
 
 use super::{API_TIMEOUT, Writer, timeout_text};
 use crate::base::causes::causes;

@@ -1,7 +1,8 @@
 //! The only module that writes to the API server: actions of a plan, statuses and Events.
 //!
-//! It decides nothing. An object of the same name that belongs to somebody else is left as it is, and the action counts
-//! as refused. It writes only while this replica is the leader. Called by the loop in `controller` with a plan.
+//! It decides nothing. An object of the same name that belongs to somebody else is left as it is, and the
+//! action counts as refused. It writes only while this replica is the leader. Called by the loop in
+//! `controller` with a plan.
 
 mod events;
 
@@ -69,8 +70,8 @@ impl Failure {
         self.code().is_some() || matches!(self, Failure::NotLeading | Failure::NameTaken(_))
     }
 
-    /// Returns the refusal to report to the user, if the API server refused the object for its fields, a quota, a
-    /// webhook or missing permissions, or if its name is taken.
+    /// Returns the refusal to report to the user, if the API server refused the object for its fields, a
+    /// quota, a webhook or missing permissions, or if its name is taken.
     fn refusal(&self, reason: &'static str) -> Option<Refusal> {
         let message = self.to_string();
         match self {
@@ -271,8 +272,8 @@ impl Writer {
         Ok(())
     }
 
-    /// Returns the object of this name, or creates it. Fails with `NameTaken` if the existing one is not deltafold's.
-    /// Returns `None` if another client creates it at the same time.
+    /// Returns the object of this name, or creates it. Fails with `NameTaken` if the existing one is not
+    /// deltafold's. Returns `None` if another client creates it at the same time.
     async fn get_or_create<K>(&self, object: &K, namespace: &str) -> Result<Option<K>, Failure>
     where
         K: Resource<Scope = NamespaceResourceScope>,
@@ -292,8 +293,8 @@ impl Writer {
         }
     }
 
-    /// Creates a Job; returns whether it is new. A Job of this name with the same owner is not an error: an earlier
-    /// request may have created it without a response.
+    /// Creates a Job; returns whether it is new. A Job of this name with the same owner is not an error: an
+    /// earlier request may have created it without a response.
     async fn create_job(
         &self,
         job: &Job,
@@ -381,8 +382,8 @@ impl Writer {
         Ok(())
     }
 
-    /// Deletes an object; Kubernetes deletes what it owns afterwards. It is not a failure if the object is gone, or if
-    /// another object has its name.
+    /// Deletes an object; Kubernetes deletes what it owns afterwards. It is not a failure if the object is
+    /// gone, or if another object has its name.
     async fn delete(
         &self,
         request: &str,
@@ -406,8 +407,9 @@ impl Writer {
         }
     }
 
-    /// Writes the changed fields of an object's status. It uses a merge patch and not server-side apply, because older
-    /// versions wrote the status under several field managers, and apply would leave fields that those own.
+    /// Writes the changed fields of an object's status. It uses a merge patch and not server-side apply,
+    /// because older versions wrote the status under several field managers, and apply would leave fields
+    /// that those own.
     async fn write_status<K>(&self, object: &K, old: Value, new: Value) -> Result<K, Failure>
     where
         K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>,

@@ -1,8 +1,8 @@
-//! Permissions for requests that reach beyond a namespace: folders and the network of nodes, other images, root.
+//! Permissions for requests beyond a namespace: folders and the network of nodes, other images, root.
 //!
-//! Checks a policy or a task against the controller's flags and returns a sentence for each violation. `plan` refuses
-//! such objects, and `manifests` turns the same rules into admission policies. So each rule is written twice, in Rust
-//! and in CEL; a test on a real API server compares both.
+//! Checks a policy or a task against the controller's flags and returns a sentence for each violation. `plan`
+//! refuses such objects, and `manifests` turns the same rules into admission policies. So each rule is
+//! written twice, in Rust and in CEL; a test on a real API server compares both.
 
 use super::super::api::{CopyBackupsConfig, EtcdBackupPolicy, EtcdBackupTask, StoreSpec};
 use super::Settings;
@@ -10,35 +10,35 @@ use crate::base::flag_values::yes_or_no;
 use clap::Args;
 use serde::{Deserialize, Serialize};
 
-/// What policies and tasks may ask for. Nothing of this is allowed by default: whoever may write a policy would
-/// otherwise have rights on nodes or of other accounts.
+/// The features that policies and tasks may use. None is allowed by default: otherwise, every user who may
+/// write a policy would gain rights on nodes, or the rights of other ServiceAccounts.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-#[command(next_help_heading = "What policies and tasks may ask for")]
+#[command(next_help_heading = "Features allowed to policies and tasks")]
 pub struct Allowed {
-    /// Allow stores on folders of nodes (volume.hostPath)
+    /// Allow stores in folders of the node (volume.hostPath)
     #[arg(long, value_parser = yes_or_no)]
     pub allow_host_path: bool,
-    /// Allow Pods on the network of their node (jobTemplate.hostNetwork)
+    /// Allow Pods to use the network of their node (jobTemplate.hostNetwork)
     #[arg(long, value_parser = yes_or_no)]
     pub allow_host_network: bool,
-    /// Allow a policy to name a ServiceAccount of its namespace (jobTemplate.serviceAccountName)
+    /// Allow policies to use any ServiceAccount of their namespace (jobTemplate.serviceAccountName)
     #[arg(long, value_parser = yes_or_no)]
     pub allow_service_account: bool,
-    /// Allow restores as user 0 (restore.runAsUser)
+    /// Allow restores to run as root (restore.runAsUser: 0)
     #[arg(long, value_parser = yes_or_no)]
     pub allow_root: bool,
-    /// Allow tolerations of taints (jobTemplate.tolerations)
+    /// Allow tolerations (jobTemplate.tolerations)
     #[arg(long, value_parser = yes_or_no)]
     pub allow_tolerations: bool,
-    /// Allow a policy to name a PriorityClass (jobTemplate.priorityClassName)
+    /// Allow policies to set a PriorityClass (jobTemplate.priorityClassName)
     #[arg(long, value_parser = yes_or_no)]
     pub allow_priority_class: bool,
-    /// Allow images below this prefix (jobTemplate.image), such as registry.example/team; may be given again
+    /// Allow images with this prefix (jobTemplate.image), such as registry.example/team; repeatable
     ///
-    /// A prefix ends at a /, : or @ of the image, or is the whole image: registry.example/team allows
-    /// registry.example/team/etcd:1 and registry.example/team:1, not registry.example/team-b/etcd:1. Without a prefix a
-    /// policy may name no other image than the one of --job-image.
+    /// A prefix is complete up to a /, : or @ of the image: registry.example/team allows registry.example/team/etcd:1
+    /// and registry.example/team:1, but not registry.example/team-b/etcd:1. Without this flag, all Jobs use the
+    /// controller's default image for Jobs.
     #[arg(long, value_name = "PREFIX", value_delimiter = ',', value_parser = image_prefix)]
     pub allowed_image_prefix: Vec<String>,
 }
@@ -56,8 +56,9 @@ fn image_prefix(s: &str) -> Result<String, String> {
     }
 }
 
-/// Returns whether a prefix covers an image: it is the whole image, or ends before a `/`, or before the `:` or `@` of
-/// the tag or digest. It must not end before the `:` of a port, because another port is another registry.
+/// Returns whether a prefix covers an image: it is the whole image, or ends before a `/`, or before the `:`
+/// or `@` of the tag or digest. It must not end before the `:` of a port, because another port is another
+/// registry.
 fn is_below(image: &str, prefix: &str) -> bool {
     let Some(rest) = image.strip_prefix(prefix) else {
         return false;
@@ -165,7 +166,8 @@ pub struct Validation {
 }
 
 impl Allowed {
-    /// Returns the requests of a policy that are not allowed: a sentence for each, with the field and the flag.
+    /// Returns the requests of a policy that are not allowed: a sentence for each, with the field and the
+    /// flag.
     pub fn problems(&self, policy: &EtcdBackupPolicy, settings: &Settings) -> Vec<String> {
         let mut problems = self.violations(&POLICY_RULES, policy);
         let image = policy.spec.job_template.image.as_deref();
@@ -196,7 +198,8 @@ impl Allowed {
         rules.iter().filter(|rule| !(rule.is_allowed)(self))
     }
 
-    /// Returns the rules of [`problems`](Self::problems) for the API server. `job_image` is the image of the Jobs.
+    /// Returns the rules of [`problems`](Self::problems) for the API server. `job_image` is the image of the
+    /// Jobs.
     pub fn policy_validations(&self, job_image: &str) -> Vec<Validation> {
         let mut all = self.validations(&POLICY_RULES);
         let own = cel_string(job_image);
@@ -215,7 +218,8 @@ impl Allowed {
         all
     }
 
-    /// Returns the rules of [`task_problems`](Self::task_problems) for the API server; none if all is allowed.
+    /// Returns the rules of [`task_problems`](Self::task_problems) for the API server; none if all is
+    /// allowed.
     pub fn task_validations(&self) -> Vec<Validation> {
         self.validations(&TASK_RULES)
     }
@@ -269,8 +273,8 @@ mod tests {
         .unwrap()
     }
 
-    /// Asserts that without flags an object has exactly one problem, which starts with the field and names a flag;
-    /// and that this flag alone, but not all others together, removes the problem.
+    /// Asserts that without flags an object has exactly one problem, which starts with the field and names a
+    /// flag; and that this flag alone, but not all others together, removes the problem.
     fn assert_only_its_flag_allows(field: &str, problems: impl Fn(&Allowed) -> Vec<String>) {
         let refused = problems(&Allowed::default());
         assert_eq!(refused.len(), 1, "{field}: {refused:?}");

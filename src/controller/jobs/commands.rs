@@ -11,8 +11,8 @@ use crate::ops::maintain::Upkeep;
 use crate::ops::verify::store::{Level, Thoroughness};
 use std::time::Duration;
 
-/// The follower's grace period after SIGTERM. It is longer than `--shutdown-timeout`, within which the last delta is
-/// saved.
+/// The follower's grace period after SIGTERM. It is longer than `--shutdown-timeout`, within which the last
+/// delta is saved.
 const FOLLOWER_GRACE_SECONDS: i64 = 30;
 /// The mount path of a restore's volume.
 const DATA_VOLUME: &str = "/restore";
@@ -103,7 +103,8 @@ pub(super) fn verification<'a>(
     let verify_backup = || verify().options(&Thoroughness { level: Some(level) });
     match against_cluster {
         false => verify_backup().metrics(),
-        // A comparison with etcd covers one revision only and takes no level, so the backup is verified first.
+        // A comparison with etcd covers one revision only and takes no level, so the backup is verified
+        // first.
         true => verify().live_etcd().metrics().run_first(verify_backup()),
     }
 }
@@ -151,7 +152,8 @@ pub(super) fn copy<'a>(
         .copy_store(CopySide::Target, target.unwrap_or(&policy.spec.store))
         .identities()
         .metrics();
-    // A copy into the policy's store is encrypted like the rest of that store. A copy to another store is not changed.
+    // A copy into the policy's store is encrypted like the rest of that store. A copy to another store is not
+    // changed.
     if target.is_none() {
         pod = pod.recipients();
     }

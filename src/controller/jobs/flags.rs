@@ -1,7 +1,7 @@
 //! Command lines from the options of an operation: clap knows the flags, serde their values.
 //!
-//! It works for every type that derives both; options that are not in such a type are added by `pod`. Called by `pod`
-//! and `manifests`.
+//! It works for every type that derives both; options that are not in such a type are added by `pod`. Called
+//! by `pod` and `manifests`.
 
 use crate::base::{Span, TextValue};
 use crate::ops::maintain::Keep;
@@ -10,8 +10,8 @@ use serde::Serialize;
 use serde_json::Value;
 use std::any::TypeId;
 
-/// Returns the arguments that set these options, in the order of their fields. The name of a field must be that of its
-/// flag in camel case. Options that are null or false are left out.
+/// Returns the arguments that set these options, in the order of their fields. The name of a field must be
+/// that of its flag in camel case. Options that are null or false are left out.
 pub(in crate::controller) fn flags<T: Args + Serialize>(options: &T) -> Vec<String> {
     let fields = serde_json::to_value(options).unwrap_or_default();
     let command = T::augment_args(Command::new("options"));

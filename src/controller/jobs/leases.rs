@@ -1,7 +1,7 @@
 //! Leases of a policy: the two snapshot Leases, and locks for stores that cannot keep one.
 //!
-//! They are created empty, and Jobs renew them. `observe::leases` reads the snapshot Leases. Called by `plan`,
-//! `observe` and `pod`.
+//! They are created empty, and Jobs renew them. `observe::leases` reads the snapshot Leases. Called by
+//! `plan`, `observe` and `pod`.
 
 use super::super::api::EtcdBackupPolicy;
 use super::{DELTA_LEASE_SUFFIX, FULL_LEASE_SUFFIX, metadata, policy_labels, policy_name};
@@ -25,14 +25,15 @@ pub fn lease_names(policy: &EtcdBackupPolicy) -> (String, String) {
     )
 }
 
-/// Returns the two snapshot Leases, empty. They are created only if they do not exist: those of etcd-druid are used
-/// as they are.
+/// Returns the two snapshot Leases, empty. They are created only if they do not exist: those of etcd-druid
+/// are used as they are.
 pub fn leases(policy: &EtcdBackupPolicy) -> [Lease; 2] {
     let (full, delta) = lease_names(policy);
     [full, delta].map(|name| empty_lease(policy, &name))
 }
 
-/// Returns the Leases that serve as locks, empty. There are none if the store keeps locks itself, or without an etcd.
+/// Returns the Leases that serve as locks, empty. There are none if the store keeps locks itself, or without
+/// an etcd.
 pub fn lock_leases(policy: &EtcdBackupPolicy) -> Vec<Lease> {
     if !needs_lock_leases(policy) || policy.spec.etcd.is_none() {
         return Vec::new();

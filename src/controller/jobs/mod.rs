@@ -1,8 +1,8 @@
-//! Kubernetes objects for a policy and its tasks: CronJobs, the follower, Jobs, Leases and the ServiceAccount.
+//! Kubernetes objects of a policy and its tasks: CronJobs, follower, Jobs, Leases and ServiceAccount.
 //!
-//! Pure functions of a policy, a task and the [`Settings`]. They never read a Secret: they use only its name, and the
-//! Job reports what the Secret lacks. `plan` decides when an object is needed, `apply` writes it. `commands` maps
-//! an operation to its Pod, and `pod` builds Pods.
+//! Pure functions of a policy, a task and the [`Settings`]. They never read a Secret: they use only its name,
+//! and the Job reports what the Secret lacks. `plan` decides when an object is needed, `apply` writes it.
+//! `commands` maps an operation to its Pod, and `pod` builds Pods.
 
 mod allowed;
 mod commands;
@@ -58,7 +58,8 @@ pub const CONTAINER: &str = "deltafold";
 pub const CONTAINER_BEFORE: &str = "deltafold-backup";
 /// The file in which a container leaves its termination message.
 pub const TERMINATION_LOG: &str = "/dev/termination-log";
-/// The name of the Jobs' ServiceAccount in each namespace, of its RoleBinding, and of the ClusterRole bound by it.
+/// The name of the Jobs' ServiceAccount in each namespace, of its RoleBinding, and of the ClusterRole bound
+/// by it.
 pub const JOBS_ACCOUNT: &str = "deltafold-jobs";
 /// The end of the name of the Lease for full snapshots; the Lease prefix comes before it.
 pub const FULL_LEASE_SUFFIX: &str = "-full-snap";
@@ -220,7 +221,8 @@ fn metadata<K: Resource<DynamicType = ()>>(
     }
 }
 
-/// Returns the exit codes that a retry cannot mend. The code of a process that was ended by a signal is not one.
+/// Returns the exit codes that a retry cannot mend. The code of a process that was ended by a signal is not
+/// one.
 pub fn final_exit_codes() -> Vec<i32> {
     let is_final = |r: &&Reason| !r.is_retryable() && **r != Reason::Terminated;
     let final_reasons = Reason::ALL.iter().filter(is_final);
@@ -273,8 +275,8 @@ fn job_spec(pod: PodBuilder<'_>, deadline: Duration, labels: BTreeMap<String, St
     }
 }
 
-/// Returns the value of a duration field, or zero if it is invalid: [`problems`] reports it, and the controller
-/// creates nothing for the policy until it is corrected.
+/// Returns the value of a duration field, or zero if it is invalid: [`problems`] reports it, and the
+/// controller creates nothing for the policy until it is corrected.
 fn duration(field: &TextValue<Span>) -> Duration {
     field.value().unwrap_or_default().0
 }
@@ -293,8 +295,8 @@ pub fn service_account_name(policy: &EtcdBackupPolicy) -> String {
     name.unwrap_or_else(|| JOBS_ACCOUNT.to_owned())
 }
 
-/// Returns the ServiceAccount of the Jobs in a namespace, and the RoleBinding that lets it renew Leases there. They
-/// serve all policies that name no ServiceAccount of their own, and no policy owns them.
+/// Returns the ServiceAccount of the Jobs in a namespace, and the RoleBinding that lets it renew Leases
+/// there. They serve all policies that name no ServiceAccount of their own, and no policy owns them.
 pub fn account(namespace: &str) -> (ServiceAccount, RoleBinding) {
     let metadata = ObjectMeta {
         name: Some(JOBS_ACCOUNT.to_owned()),

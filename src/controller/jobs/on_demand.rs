@@ -17,8 +17,8 @@ use std::time::Duration;
 /// How long Kubernetes keeps a finished threshold Job, so that an operator can read its log: a day.
 const TTL_SECONDS: i32 = 86_400;
 
-/// Returns the name of a threshold's Job. The same revisions and attempt give the same name, so that the API server
-/// refuses a second Job for them.
+/// Returns the name of a threshold's Job. The same revisions and attempt give the same name, so that the API
+/// server refuses a second Job for them.
 pub fn compaction_job_name(
     policy: &EtcdBackupPolicy,
     full_revision: i64,
@@ -34,8 +34,8 @@ pub fn compaction_job_name(
     format!("{}-{command}-{hash}", policy_name(policy))
 }
 
-/// Returns the Job of a crossed threshold: a compaction, or a full snapshot instead, for which the policy needs an
-/// etcd.
+/// Returns the Job of a crossed threshold: a compaction, or a full snapshot instead, for which the policy
+/// needs an etcd.
 pub fn compaction_job(
     policy: &EtcdBackupPolicy,
     settings: &Settings,
@@ -68,8 +68,8 @@ pub fn compaction_job(
     }
 }
 
-/// Returns the name of a task's Job. It contains the start of the task's UID, so that a task that is deleted and
-/// created again gets another Job.
+/// Returns the name of a task's Job. It contains the start of the task's UID, so that a task that is deleted
+/// and created again gets another Job.
 pub fn task_job_name(task: &EtcdBackupTask) -> String {
     let name = task.metadata.name.as_deref().unwrap_or_default();
     let uid = task.metadata.uid.as_deref().unwrap_or_default();

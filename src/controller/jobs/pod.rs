@@ -1,7 +1,7 @@
 //! A builder of Pods that run one command of deltafold for a policy.
 //!
-//! Each method adds flags together with the volumes that they refer to, so that neither is forgotten. It does not know
-//! which command needs what: `commands`, which calls it, does.
+//! Each method adds flags together with the volumes that they refer to, so that neither is forgotten. It does
+//! not know which command needs what: `commands`, which calls it, does.
 
 use super::super::api::{EtcdBackupPolicy, JobTemplate, SecretRef, StoreSpec};
 use super::flags::flags;
@@ -62,7 +62,8 @@ pub(super) enum CopySide {
     Target,
 }
 
-/// Returns a text escaped for a container's arguments, in which Kubernetes replaces `$(NAME)` by a variable's value.
+/// Returns a text escaped for a container's arguments, in which Kubernetes replaces `$(NAME)` by a variable's
+/// value.
 fn escaped(text: &str) -> String {
     text.replace('$', "$$")
 }
@@ -154,8 +155,9 @@ impl<'a> PodBuilder<'a> {
         self
     }
 
-    /// Mounts a whole Secret. Also returns the mount path, which ends in the Secret's name so that error messages
-    /// name the Secret. If the Secret does not exist, the directory is empty, and the program reports what is missing.
+    /// Mounts a whole Secret. Also returns the mount path, which ends in the Secret's name so that error
+    /// messages name the Secret. If the Secret does not exist, the directory is empty, and the program
+    /// reports what is missing.
     fn secret(self, use_: &str, secret: &SecretRef) -> (Self, String) {
         let name = &secret.name;
         let path = format!("{SECRETS}/{use_}/{name}");
@@ -196,7 +198,8 @@ impl<'a> PodBuilder<'a> {
                 claim_name,
                 read_only: None,
             }),
-            // The directory must exist and be writable for the Pod's user: the kubelet would create it for root.
+            // The directory must exist and be writable for the Pod's user: the kubelet would create it for
+            // root.
             host_path: folder.map(|path| HostPathVolumeSource {
                 path,
                 type_: Some("Directory".to_owned()),
@@ -273,8 +276,8 @@ impl<'a> PodBuilder<'a> {
         pod.options(&encryption.plaintext)
     }
 
-    /// Adds the recipients of new snapshots. Commands that only read get them, too: with recipients, a snapshot that is
-    /// not encrypted is untrusted.
+    /// Adds the recipients of new snapshots. Commands that only read get them, too: with recipients, a
+    /// snapshot that is not encrypted is untrusted.
     pub(super) fn recipients(self) -> Self {
         let encryption = self.policy.spec.encryption.iter();
         let recipients = encryption.flat_map(|e| &e.recipients);
@@ -307,8 +310,8 @@ impl<'a> PodBuilder<'a> {
         self.flag("--lock-lease", &name)
     }
 
-    /// Serves the metrics of a command for a while after its end, if the policy sets `metricsScrapeWait`. On the
-    /// host network no port is opened, because Pods of one node would compete for it.
+    /// Serves the metrics of a command for a while after its end, if the policy sets `metricsScrapeWait`. On
+    /// the host network no port is opened, because Pods of one node would compete for it.
     pub(super) fn metrics(mut self) -> Self {
         let template = &self.policy.spec.job_template;
         match &template.metrics_scrape_wait {
@@ -333,8 +336,8 @@ impl<'a> PodBuilder<'a> {
         }
     }
 
-    /// Limits the events that wait for the store to a quarter of the scratch volume, and to 1 GiB: the volume must
-    /// also hold a full and two deltas.
+    /// Limits the events that wait for the store to a quarter of the scratch volume, and to 1 GiB: the volume
+    /// must also hold a full and two deltas.
     pub(super) fn spool(self) -> Self {
         const MAX_SPOOL: u64 = 1 << 30;
         let bytes = MAX_SPOOL.min(scratch_bytes(&self.policy.spec.job_template) / 4);
@@ -353,8 +356,8 @@ impl<'a> PodBuilder<'a> {
         self
     }
 
-    /// Runs the command of another Pod first, in an init container of this one. This Pod must mount all that the other
-    /// one mounts.
+    /// Runs the command of another Pod first, in an init container of this one. This Pod must mount all that
+    /// the other one mounts.
     pub(super) fn run_first(mut self, first: PodBuilder<'a>) -> Self {
         self.init_args = Some(first.args);
         self
@@ -385,7 +388,8 @@ impl<'a> PodBuilder<'a> {
                 }),
                 ..SecurityContext::default()
             }),
-            // Not FallbackToLogsOnError: the log of a killed process could be taken for a termination message.
+            // Not FallbackToLogsOnError: the log of a killed process could be taken for a termination
+            // message.
             termination_message_path: Some(TERMINATION_LOG.to_owned()),
             termination_message_policy: Some("File".to_owned()),
             volume_mounts: Some(self.mounts.clone()),
@@ -457,8 +461,8 @@ impl<'a> PodBuilder<'a> {
     }
 }
 
-/// Returns the size of the scratch volume in bytes: by default three times the largest database, for the database of
-/// the base, the new one, and the changes.
+/// Returns the size of the scratch volume in bytes: by default three times the largest database, for the
+/// database of the base, the new one, and the changes.
 fn scratch_bytes(template: &JobTemplate) -> u64 {
     let size = |field: &Option<TextValue<Size>>| Some(field.as_ref()?.value()?.0);
     let database = size(&template.max_database_size).unwrap_or(limits::DATABASE_BYTES);
@@ -469,8 +473,8 @@ fn mebibytes(bytes: u64) -> Quantity {
     Quantity(format!("{}Mi", bytes.div_ceil(1 << 20)))
 }
 
-/// Returns the configured resources, completed with default limits of memory and ephemeral storage. The limits keep a
-/// hostile snapshot from using up a node. docs/sizing.md says which databases fit into them.
+/// Returns the configured resources, completed with default limits of memory and ephemeral storage. The
+/// limits keep a hostile snapshot from using up a node. docs/sizing.md says which databases fit into them.
 fn resources(
     configured: Option<&ResourceRequirements>,
     template: &JobTemplate,
@@ -508,7 +512,8 @@ fn bytes(quantity: &str) -> Option<u64> {
     crate::base::byte_size::parse(quantity).ok()
 }
 
-/// Returns the larger of a default and a configured quantity; the configured one if only Kubernetes can parse it.
+/// Returns the larger of a default and a configured quantity; the configured one if only Kubernetes can parse
+/// it.
 fn larger<'q>(default: &'q str, configured: &'q str) -> &'q str {
     match bytes(configured) {
         Some(size) if Some(size) <= bytes(default) => default,

@@ -1,8 +1,9 @@
-//! Checks of policies and tasks that the schema cannot express: schedules, durations, sizes, URLs, and fields that
-//! depend on each other.
+//! Checks of policies and tasks that the schema cannot express: schedules, durations, sizes, URLs, and fields
+//! that depend on each other.
 //!
-//! Pure functions that return a sentence for each problem. They do not check permissions: `allowed` does. Called by
-//! `plan`: a policy with a problem is not Ready, a task with one is Rejected, and nothing is created for either.
+//! Pure functions that return a sentence for each problem. They do not check permissions: `allowed` does.
+//! Called by `plan`: a policy with a problem is not Ready, a task with one is Rejected, and nothing is
+//! created for either.
 
 use super::super::api::{
     CopyBackupsConfig, EncryptionSpec, EtcdBackupPolicy, EtcdBackupTask, EtcdSpec, JobTemplate,
@@ -73,7 +74,8 @@ pub fn problems(policy: &EtcdBackupPolicy) -> Vec<String> {
     problems.0
 }
 
-/// Returns the problems of a task of this policy, each with its field. Other tasks of the policy are not considered.
+/// Returns the problems of a task of this policy, each with its field. Other tasks of the policy are not
+/// considered.
 pub fn task_problems(policy: &EtcdBackupPolicy, task: &EtcdBackupTask) -> Vec<String> {
     let mut problems = Problems(Vec::new());
     let config = task.spec.config.clone().unwrap_or_default();

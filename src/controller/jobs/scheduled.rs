@@ -13,7 +13,8 @@ use k8s_openapi::api::batch::v1::{CronJob, CronJobSpec, JobTemplateSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use std::time::Duration;
 
-/// A scheduled Job that cannot start within this time is skipped. Nothing is lost: the next one does the same work.
+/// A scheduled Job that cannot start within this time is skipped. Nothing is lost: the next one does the same
+/// work.
 const STARTING_DEADLINE_SECONDS: i64 = 3600;
 
 /// The parts in which the CronJobs of a policy differ.
@@ -25,8 +26,8 @@ struct Scheduled<'a> {
     pod: PodBuilder<'a>,
 }
 
-/// Returns a CronJob for each schedule of a policy. With a follower there is none for snapshots, because the follower
-/// takes both kinds itself. `postpone_maintenance` suspends the CronJob of the maintenance.
+/// Returns a CronJob for each schedule of a policy. With a follower there is none for snapshots, because the
+/// follower takes both kinds itself. `postpone_maintenance` suspends the CronJob of the maintenance.
 pub fn cron_jobs(
     policy: &EtcdBackupPolicy,
     settings: &Settings,
@@ -125,8 +126,8 @@ fn cron_job(policy: &EtcdBackupPolicy, scheduled: Scheduled<'_>, suspend: bool) 
     }
 }
 
-/// Returns the Deployment that follows the etcd, or `None` if the policy has no `snapshot.follow` or no etcd. It has
-/// no replica while the policy is suspended.
+/// Returns the Deployment that follows the etcd, or `None` if the policy has no `snapshot.follow` or no etcd.
+/// It has no replica while the policy is suspended.
 pub fn follower(policy: &EtcdBackupPolicy, settings: &Settings) -> Option<Deployment> {
     policy.spec.etcd.as_ref()?;
     let pod = commands::follow(policy, settings)?;

@@ -1,8 +1,9 @@
 //! Claims: the location of a backup and the snapshot Leases, each of which only one policy may use.
 //!
-//! Within a namespace, the policy that claimed it first has it. The claim is recorded in the status, and ends when the
-//! spec names another location. Between namespaces there are no claims; a shared location is only reported. This
-//! module sorts policies into groups of contenders, and does not write claims: `plan::policy`, which calls it, does.
+//! Within a namespace, the policy that claimed it first has it. The claim is recorded in the status, and ends
+//! when the spec names another location. Between namespaces there are no claims; a shared location is only
+//! reported. This module sorts policies into groups of contenders, and does not write claims: `plan::policy`,
+//! which calls it, does.
 
 use super::table::{Groups, Rank};
 use crate::controller::api::{
@@ -14,8 +15,9 @@ use crate::controller::times::utc;
 use chrono::{DateTime, SecondsFormat, Utc};
 use kube::ResourceExt;
 
-/// Returns the location of a policy's backup: the URL, with the server and account of the options. Settings in a
-/// Secret are unknown here. For a local store, the whole volume is the location, because every Pod mounts all of it.
+/// Returns the location of a policy's backup: the URL, with the server and account of the options. Settings
+/// in a Secret are unknown here. For a local store, the whole volume is the location, because every Pod
+/// mounts all of it.
 pub fn location(policy: &EtcdBackupPolicy) -> String {
     let store = &policy.spec.store;
     let volume = store.volume.clone().unwrap_or_default();
@@ -71,8 +73,8 @@ pub fn claim(policy: &EtcdBackupPolicy, what: Claimed) -> Option<Claim> {
     (is_ready && is_current).then_some(Claim { what, of, since })
 }
 
-/// Returns the rank of a policy among the contenders. Those with a claim come first, by the age of the claim; then the
-/// others, by the age of the policy. The table sorts equal ranks by name.
+/// Returns the rank of a policy among the contenders. Those with a claim come first, by the age of the claim;
+/// then the others, by the age of the policy. The table sorts equal ranks by name.
 fn rank(policy: &EtcdBackupPolicy, what: Claimed) -> Rank {
     let claim = claim(policy, what);
     let created = policy.metadata.creation_timestamp.as_ref().map(utc);

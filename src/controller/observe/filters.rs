@@ -1,11 +1,11 @@
 //! Event filters: which policies a change of an object affects, one function for each kind of object.
 //!
-//! Each gets the object before and after the change, and returns the policies to reconcile. They decide nothing about
-//! these. Called by `watch`.
+//! Each gets the object before and after the change, and returns the policies to reconcile. They decide
+//! nothing about these. Called by `watch`.
 
 use super::Tables;
 use super::claims;
-use crate::controller::api::{Claimed, EtcdBackupPolicy, EtcdBackupTask};
+use crate::controller::api::{Claim, Claimed, EtcdBackupPolicy, EtcdBackupTask};
 use crate::controller::jobs;
 use crate::controller::names::{Key, key, label};
 use k8s_openapi::api::coordination::v1::Lease;
@@ -15,7 +15,8 @@ use std::collections::BTreeMap;
 
 /// The label of an EndpointSlice for the name of its Service.
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
-/// The most policies that one change affects beyond the object's own, so that one tenant cannot keep all workers busy.
+/// The most policies that one change affects beyond the object's own, so that one tenant cannot keep all
+/// workers busy.
 const MAX_AFFECTED: usize = 100;
 
 /// An object before and after a change; `None` if it did not exist then.
@@ -33,8 +34,8 @@ impl<'a, T> Change<'a, T> {
     }
 }
 
-/// A policy affects itself if its spec has changed; and the policies with the same store or Leases, if these or a
-/// claim on them have changed.
+/// A policy affects itself if its spec has changed; and the policies with the same store or Leases, if these
+/// or a claim on them have changed.
 pub fn affected_by_policy(tables: &Tables, change: &Change<'_, EtcdBackupPolicy>) -> Vec<Key> {
     // Without the status, which the controller itself writes.
     let spec_version = |policy: &EtcdBackupPolicy| {
@@ -47,16 +48,7 @@ pub fn affected_by_policy(tables: &Tables, change: &Change<'_, EtcdBackupPolicy>
         true => change.both().take(1).map(key).collect(),
         false => Vec::new(),
     };
-    let claims_of = |policy: &EtcdBackupPolicy| {
-        let claims = [Claimed::Store, Claimed::Leases].map(|what| {
-            (
-                claims::contenders(policy, what),
-                claims::claim(policy, what),
-            )
-        });
-        (claims, policy.metadata.deletion_timestamp.is_some())
-    };
-    if change.before.map(claims_of) == change.now.map(claims_of) {
+    if change.before.map(claim_state) == change.now.map(claim_state) {
         return affected;
     }
     for policy in change.both() {
@@ -70,6 +62,23 @@ pub fn affected_by_policy(tables: &Tables, change: &Change<'_, EtcdBackupPolicy>
         }
     }
     affected
+}
+
+/// The two claimed values of a policy, each with its claim; and whether the policy is being deleted.
+type ClaimState = ([(Key, Option<Claim>); 2], bool);
+
+fn claim_state(policy: &EtcdBackupPolicy) -> ClaimState {
+    let with_claim = |what| {
+        (
+            claims::contenders(policy, what),
+            claims::claim(policy, what),
+        )
+    };
+    let is_deleting = policy.metadata.deletion_timestamp.is_some();
+    (
+        [Claimed::Store, Claimed::Leases].map(with_claim),
+        is_deleting,
+    )
 }
 
 fn first_members(tables: &Tables, group: &Key) -> impl Iterator<Item = Key> {
@@ -101,7 +110,8 @@ pub fn policy_of<K: Resource>(object: &K) -> Option<Key> {
     Some((object.namespace().unwrap_or_default(), policy.to_owned()))
 }
 
-/// A snapshot Lease affects the policies that use it. A Lease that is deleted also affects the policy of its label.
+/// A snapshot Lease affects the policies that use it. A Lease that is deleted also affects the policy of its
+/// label.
 pub fn affected_by_lease(tables: &Tables, change: &Change<'_, Lease>) -> Vec<Key> {
     let Some(lease) = change.now.or(change.before) else {
         return Vec::new();
@@ -157,9 +167,9 @@ pub fn service_of(slice: &EndpointSlice) -> Option<Key> {
     Some((slice.namespace().unwrap_or_default(), service.to_owned()))
 }
 
-/// A Service that becomes ready again affects the policies whose etcd is behind it. `others` says of each other
-/// EndpointSlice of the Service whether it is ready. A Service that the watch sees for the first time has not come
-/// back.
+/// A Service that becomes ready again affects the policies whose etcd is behind it. `others` says of each
+/// other EndpointSlice of the Service whether it is ready. A Service that the watch sees for the first time
+/// has not come back.
 pub fn affected_by_slice(
     tables: &Tables,
     change: &Change<'_, EndpointSlice>,

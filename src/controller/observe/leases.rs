@@ -1,7 +1,8 @@
 //! The two snapshot Leases of a policy: the newest snapshots, and the size of the deltas since the last full.
 //!
-//! Leases of deltafold have annotations; those of etcd-druid only a revision and a time. Anyone may have written them,
-//! so an invalid value counts as missing. No decision is made here. Read by `plan` and by the metrics.
+//! Leases of deltafold have annotations; those of etcd-druid only a revision and a time. Anyone may have
+//! written them, so an invalid value counts as missing. No decision is made here. Read by `plan` and by the
+//! metrics.
 
 use crate::backup::Kind;
 use crate::backup::name::SnapshotName;
@@ -32,7 +33,8 @@ pub struct SnapshotFact {
     pub time: Option<DateTime<Utc>>,
     /// When the Lease was last renewed, by the clock of the Pod that renewed it.
     pub renewed: Option<DateTime<Utc>>,
-    /// Whether it is a full or a delta, from its name. The delta Lease names the newest full if no delta follows it.
+    /// Whether it is a full or a delta, from its name. The delta Lease names the newest full if no delta
+    /// follows it.
     pub kind: Option<Kind>,
 }
 
@@ -47,8 +49,8 @@ pub struct LeaseFacts {
     pub accumulated_events: Option<i64>,
     /// The size in the store of the deltas after the newest full, in bytes.
     pub accumulated_bytes: Option<i64>,
-    /// The revision of the full from which the annotations of the delta Lease count. It is above the revision of the
-    /// full Lease if the renewal of that one failed.
+    /// The revision of the full from which the annotations of the delta Lease count. It is above the revision
+    /// of the full Lease if the renewal of that one failed.
     pub annotated_base: Option<i64>,
     /// The first and the last revision that can be restored.
     pub restorable: Option<(i64, i64)>,
@@ -95,8 +97,8 @@ impl LeaseFacts {
         facts
     }
 
-    /// Returns the revisions of both Leases. They must change before a threshold acts again. `None` if there is no
-    /// full, or if the delta Lease reports no snapshot.
+    /// Returns the revisions of both Leases. They must change before a threshold acts again. `None` if there
+    /// is no full, or if the delta Lease reports no snapshot.
     pub fn revisions(&self) -> Option<(i64, i64)> {
         let full = self.full.as_ref().map(|f| f.revision);
         let full = full.or(self.annotated_base)?;
@@ -139,8 +141,9 @@ fn fact(lease: Option<&Lease>) -> (Option<SnapshotFact>, Option<String>) {
         _ => return (None, Some(holder.chars().take(100).collect())),
     };
     let name = annotation(lease, LAST_NAME).and_then(|n| n.parse::<SnapshotName>().ok());
-    // If another program has renewed the Lease since, the annotations belong to an older snapshot. The name of a delta
-    // may end above the revision of the Lease: a restore may have left its timeline before the end.
+    // If another program has renewed the Lease since, the annotations belong to an older snapshot. The name
+    // of a delta may end above the revision of the Lease: a restore may have left its timeline before the
+    // end.
     let name = name.filter(|name| match name.kind {
         Kind::Full => name.last.0 == revision,
         Kind::Incr => name.last.0 >= revision && name.start.0 <= revision,

@@ -1,7 +1,7 @@
 //! What the controller remembers of its own writes until the watches confirm them.
 //!
-//! Without it a reconcile could act on an old object, because a watch may be seconds behind. Nothing here must survive
-//! a restart: another replica plans from the API server alone. Called by `observe`.
+//! Without it a reconcile could act on an old object, because a watch may be seconds behind. Nothing here
+//! must survive a restart: another replica plans from the API server alone. Called by `observe`.
 
 use super::Tables;
 use super::threshold_jobs::ThresholdStart;
@@ -22,20 +22,20 @@ pub const WATCH_DELAY: TimeDelta = TimeDelta::seconds(10);
 /// A created Job that no watch reports within this time counts as deleted.
 pub const UNSEEN_JOB_LIFETIME: TimeDelta = TimeDelta::minutes(2);
 
-/// The last status that this controller wrote to an object. It holds until the watch reports a version that is not in
-/// `replaced`.
+/// The last status that this controller wrote to an object. It holds until the watch reports a version that
+/// is not in `replaced`.
 #[derive(Debug, Clone)]
 pub(super) struct WrittenStatus<S> {
     uid: Option<String>,
-    /// The versions that this status replaces: the one that the watch had reported at the first write, and those that
-    /// the controller's writes have made since.
+    /// The versions that this status replaces: the one that the watch had reported at the first write, and
+    /// those that the controller's writes have made since.
     replaced: Vec<Option<String>>,
     status: S,
 }
 
 impl<S: Clone> WrittenStatus<S> {
-    /// Records a write. `watched_version` is the version that the watch has reported, `written` the object that the
-    /// API server returned.
+    /// Records a write. `watched_version` is the version that the watch has reported, `written` the object
+    /// that the API server returned.
     pub fn new<K: ResourceExt>(
         previous: Option<Self>,
         status: &S,
@@ -56,8 +56,8 @@ impl<S: Clone> WrittenStatus<S> {
     }
 }
 
-/// Returns an object with the status that was written last. Forgets that status if the watch has reported a newer
-/// version.
+/// Returns an object with the status that was written last. Forgets that status if the watch has reported a
+/// newer version.
 fn with_status<K: ResourceExt + Clone, S: Clone>(
     object: Arc<K>,
     written: &mut Option<WrittenStatus<S>>,
@@ -146,8 +146,8 @@ impl PolicyMemory {
         self.unconfirmed_start.take_if(is_unwanted);
     }
 
-    /// Returns the created Jobs that no watch has reported yet and that have one of these owners. Forgets those that a
-    /// watch has reported, and those that it should have reported by now.
+    /// Returns the created Jobs that no watch has reported yet and that have one of these owners. Forgets
+    /// those that a watch has reported, and those that it should have reported by now.
     pub fn unseen_jobs(
         &mut self,
         tables: &Tables,
@@ -182,8 +182,8 @@ impl PolicyMemory {
         jobs.chain(applied).min()
     }
 
-    /// Returns when something came back that Jobs depend on. A spec that has changed since a failed compaction counts,
-    /// because the change may have been the correction.
+    /// Returns when something came back that Jobs depend on. A spec that has changed since a failed
+    /// compaction counts, because the change may have been the correction.
     pub fn recovery(
         &mut self,
         policy: &EtcdBackupPolicy,
@@ -200,8 +200,8 @@ impl PolicyMemory {
         self.recovered_at
     }
 
-    /// Counts a failed reconcile, and returns its back-off. A failure during the back-off of an earlier one does not
-    /// count: that reconcile ran early because something had changed.
+    /// Counts a failed reconcile, and returns its back-off. A failure during the back-off of an earlier one
+    /// does not count: that reconcile ran early because something had changed.
     pub fn add_failure(
         &mut self,
         now: DateTime<Utc>,

@@ -1,7 +1,7 @@
-//! The controller's knowledge of the cluster: watch caches and its own recent writes, as one [`Observed`] per policy.
+//! The controller's view of the cluster: watch caches and its own recent writes, one [`Observed`] per policy.
 //!
-//! Reading it sends no request, and it decides nothing. `watch` fills it, the loop in `controller` asks for the
-//! observation of each policy that it reconciles, and `apply` records its writes here.
+//! Reading it sends no request, and it decides nothing. `watch` fills it, the loop in `controller` asks for
+//! the observation of each policy that it reconciles, and `apply` records its writes here.
 
 mod claims;
 mod filters;
@@ -51,7 +51,8 @@ pub struct Tables {
     pods: Table<Pod>,
     leases: Table<Lease>,
     slices: Table<EndpointSlice>,
-    /// When the watch reported the last renewal of a Lease. The time in the Lease may come from a wrong clock.
+    /// When the watch reported the last renewal of a Lease. The time in the Lease may come from a wrong
+    /// clock.
     renewed: HashMap<Key, DateTime<Utc>>,
 }
 
@@ -111,7 +112,8 @@ pub struct ClusterState {
 pub struct Observed {
     /// The policy's namespace and name. The policy may not exist.
     pub key: Key,
-    /// The policy with the status that this controller wrote last; `None` if it does not exist or is being deleted.
+    /// The policy with the status that this controller wrote last; `None` if it does not exist or is being
+    /// deleted.
     pub policy: Option<Arc<EtcdBackupPolicy>>,
     /// The tasks that name the policy.
     pub tasks: Vec<Arc<EtcdBackupTask>>,
@@ -295,8 +297,8 @@ impl ClusterState {
         self.remember(policy, |memory| memory.created_jobs.extend([created]));
     }
 
-    /// Records that a threshold Job is about to be created, or with `None` that the request was answered. In between
-    /// the Job may or may not exist.
+    /// Records that a threshold Job is about to be created, or with `None` that the request was answered. In
+    /// between the Job may or may not exist.
     pub fn set_unconfirmed_start(&self, policy: &Key, start: Option<ThresholdStart>) {
         self.remember(policy, |memory| memory.unconfirmed_start = start);
     }
@@ -306,8 +308,8 @@ impl ClusterState {
         self.remember(policy, |memory| memory.recovered_at = Some(now));
     }
 
-    /// Consumes the recovery signal, because a Job was created after it. Otherwise clock skew could make a policy
-    /// retry forever.
+    /// Consumes the recovery signal, because a Job was created after it. Otherwise clock skew could make a
+    /// policy retry forever.
     pub fn forget_recovery(&self, policy: &Key) {
         self.remember(policy, |memory| memory.recovered_at = None);
     }
@@ -324,8 +326,8 @@ impl ClusterState {
         }
     }
 
-    /// Records a failed reconcile and returns the back-off before the next one. `back_off` gets the number of failures
-    /// in a row.
+    /// Records a failed reconcile and returns the back-off before the next one. `back_off` gets the number of
+    /// failures in a row.
     pub fn reconcile_failed(
         &self,
         policy: &Key,
@@ -341,8 +343,8 @@ impl ClusterState {
 }
 
 impl Tables {
-    /// Returns the UIDs of the owners whose Jobs count: the policy, its CronJobs and its tasks. The labels of a Job do
-    /// not count, because anyone can set them.
+    /// Returns the UIDs of the owners whose Jobs count: the policy, its CronJobs and its tasks. The labels of
+    /// a Job do not count, because anyone can set them.
     fn job_owners(
         &self,
         policy_key: &Key,

@@ -1,7 +1,7 @@
 //! Results of Jobs: whether a Job has ended, and why it failed, from its conditions and its Pods.
 //!
-//! A Pod leaves a termination message (docs/exit-codes.md), or none if it was killed. Any other text there is ignored.
-//! Pure functions that decide nothing. Called by `plan`, `threshold_jobs` and the metrics.
+//! A Pod leaves a termination message (docs/exit-codes.md), or none if it was killed. Any other text there is
+//! ignored. Pure functions that decide nothing. Called by `plan`, `threshold_jobs` and the metrics.
 
 use crate::controller::api::{LastRun, RunState};
 use crate::controller::jobs::{CONTAINER, CONTAINER_BEFORE};
@@ -169,7 +169,8 @@ impl PodOutcome {
     }
 }
 
-/// Returns the outcome of the Pod that decides a Job's result: the last one that ended, or else the newest one.
+/// Returns the outcome of the Pod that decides a Job's result: the last one that ended, or else the newest
+/// one.
 pub fn newest<P: Borrow<Pod>>(pods: &[P]) -> Option<PodOutcome> {
     let outcomes = pods.iter().map(|pod| {
         let pod: &Pod = pod.borrow();
@@ -184,8 +185,8 @@ pub fn newest<P: Borrow<Pod>>(pods: &[P]) -> Option<PodOutcome> {
     Some(newest.1)
 }
 
-/// Returns the outcome of the Pod that ended first. It tells whether the Job's preconditions held: they may no longer
-/// hold for later Pods.
+/// Returns the outcome of the Pod that ended first. It tells whether the Job's preconditions held: they may
+/// no longer hold for later Pods.
 pub fn first_ended<P: Borrow<Pod>>(pods: &[P]) -> Option<PodOutcome> {
     let outcomes = pods.iter().map(|pod| pod_outcome(pod.borrow()));
     let ended = outcomes.filter(|o| o.ended);
@@ -214,8 +215,8 @@ fn state(job: &Job) -> (RunState, Option<&str>, Option<&str>) {
     (RunState::Running, None, None)
 }
 
-/// Returns the exit code in Kubernetes' message "… failed with exit code 65 matching …", which remains after the Pod
-/// is gone.
+/// Returns the exit code in Kubernetes' message "… failed with exit code 65 matching …", which remains after
+/// the Pod is gone.
 fn exit_code_in(message: &str) -> Option<i32> {
     let (_, after) = message.split_once("exit code ")?;
     let end = after
@@ -291,8 +292,8 @@ fn failed(
     run
 }
 
-/// Returns whether the result of a run is complete. The status of a Pod can arrive a few seconds after that of its
-/// Job; what is missing after that does not arrive any more.
+/// Returns whether the result of a run is complete. The status of a Pod can arrive a few seconds after that
+/// of its Job; what is missing after that does not arrive any more.
 pub fn is_settled(run: &LastRun, now: DateTime<Utc>) -> bool {
     let is_complete = match run.state {
         RunState::Running => true,
@@ -306,8 +307,8 @@ pub fn is_settled(run: &LastRun, now: DateTime<Utc>) -> bool {
     is_complete || run.completion_time.is_none_or(is_over)
 }
 
-/// Returns whether an earlier observation of a run is at least as complete as the current one. The Pods may be gone
-/// by now.
+/// Returns whether an earlier observation of a run is at least as complete as the current one. The Pods may
+/// be gone by now.
 pub fn is_more_complete(before: &LastRun, now: &LastRun) -> bool {
     before.state != RunState::Running
         && before.state == now.state
@@ -342,8 +343,8 @@ pub fn is_unreachable(run: &LastRun) -> bool {
         })
 }
 
-/// Returns whether the same command can succeed later without a correction: by the table of docs/exit-codes.md, and
-/// after a kill, an eviction, or an exceeded deadline.
+/// Returns whether the same command can succeed later without a correction: by the table of
+/// docs/exit-codes.md, and after a kill, an eviction, or an exceeded deadline.
 pub fn is_worth_retrying(run: &LastRun) -> bool {
     let Some(code) = run.exit_code else {
         return true;

@@ -1,7 +1,7 @@
 //! An index of objects of one kind: by name, and by groups that the kind defines.
 //!
-//! Every lookup that is made for each event avoids a walk over all objects. It knows nothing of Kubernetes. Called by
-//! `watch`, which fills the tables, and by the rest of `observe`.
+//! Every lookup that is made for each event avoids a walk over all objects. It knows nothing of Kubernetes.
+//! Called by `watch`, which fills the tables, and by the rest of `observe`.
 
 use crate::controller::names::Key;
 use std::collections::{BTreeMap, BTreeSet, HashMap};

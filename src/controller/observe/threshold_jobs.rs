@@ -1,7 +1,7 @@
 //! Threshold Jobs, whose annotations record what they were created for.
 //!
-//! The annotations are the truth, so that a lost write of the status loses nothing. It does not decide when a Job is
-//! created: `plan::compaction`, which calls it, does.
+//! The annotations are the truth, so that a lost write of the status loses nothing. It does not decide when a
+//! Job is created: `plan::compaction`, which calls it, does.
 
 use super::outcome;
 use crate::controller::api::{EtcdBackupPolicy, LastCompaction, LastRun, RunState};
@@ -23,8 +23,8 @@ const ATTEMPT: &str = "deltafold.io/attempt";
 /// The annotation for the reason, a sentence.
 const REASON: &str = "deltafold.io/reason";
 
-/// Returns whether a threshold created the Job. The annotation decides, because a threshold's full snapshots have the
-/// same label as scheduled ones.
+/// Returns whether a threshold created the Job. The annotation decides, because a threshold's full snapshots
+/// have the same label as scheduled ones.
 pub fn is_of_threshold(job: &Job) -> bool {
     let annotations = job.metadata.annotations.as_ref();
     annotations.is_some_and(|a| a.contains_key(TRIGGER))
@@ -76,8 +76,8 @@ impl ThresholdJob {
         })
     }
 
-    /// Returns a sort key that is highest for the newest Job. Creation times have whole seconds; of two Jobs created
-    /// in the same second, the running one is newer.
+    /// Returns a sort key that is highest for the newest Job. Creation times have whole seconds; of two Jobs
+    /// created in the same second, the running one is newer.
     pub fn age(&self) -> (Option<DateTime<Utc>>, bool, i32, i64, &str) {
         (
             self.created,
@@ -132,7 +132,8 @@ pub struct ThresholdStart {
 }
 
 impl ThresholdStart {
-    /// Returns whether the decision still stands: the policy is the same object, and its spec still permits the Job.
+    /// Returns whether the decision still stands: the policy is the same object, and its spec still permits
+    /// the Job.
     pub fn is_wanted_by(&self, policy: &EtcdBackupPolicy) -> bool {
         let spec = &policy.spec;
         let is_possible = spec.etcd.is_some() || !self.job.full_snapshot;

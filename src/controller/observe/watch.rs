@@ -1,7 +1,7 @@
 //! The watches of the API server: each event goes into a table, and the policies that it affects are queued.
 //!
-//! Nothing is decided or written here. A watch that ends starts again by itself, from where it was or with a new list.
-//! Called by the loop in `controller`.
+//! Nothing is decided or written here. A watch that ends starts again by itself, from where it was or with a
+//! new list. Called by the loop in `controller`.
 
 use super::filters::{self, Change};
 use super::table::Table;
@@ -37,9 +37,9 @@ const ANNOTATION_PREFIX: &str = "deltafold.io/";
 /// The number of watched kinds.
 const KINDS: usize = 8;
 
-/// Runs the watches on these namespaces, or on all namespaces if there are none. Calls `ready` once every list has
-/// arrived, because a decision on half of the objects could be wrong. A named namespace that cannot be listed delays
-/// only its own policies.
+/// Runs the watches on these namespaces, or on all namespaces if there are none. Calls `ready` once every
+/// list has arrived, because a decision on half of the objects could be wrong. A named namespace that cannot
+/// be listed delays only its own policies.
 ///
 /// # Errors
 /// `Internal` if the watches end, which they should never do.
@@ -293,7 +293,8 @@ fn kept_pod(mut pod: Pod) -> Option<Pod> {
     Some(pod)
 }
 
-/// Keeps snapshot Leases, and deltafold's lock Leases, which the controller creates again if they are deleted.
+/// Keeps snapshot Leases, and deltafold's lock Leases, which the controller creates again if they are
+/// deleted.
 fn kept_lease(mut lease: Lease) -> Option<Lease> {
     let is_own = label(&lease, jobs::LABEL_MANAGED_BY) == Some(jobs::NAME);
     if !is_own && super::lease_prefix(&lease).is_none() {

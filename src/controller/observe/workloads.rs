@@ -1,7 +1,7 @@
 //! CronJobs and followers in the watch caches, compressed so that ten thousand policies fit into memory.
 //!
-//! It compares an object with the desired one, and does not decide what to do about a difference. Called by `watch`
-//! and by `plan::objects`.
+//! It compares an object with the desired one, and does not decide what to do about a difference. Called by
+//! `watch` and by `plan::objects`.
 
 use super::filters::Change;
 use crate::controller::names::{Key, key, label, owner};
@@ -74,8 +74,8 @@ impl PackedObject {
         change.both().filter_map(policy_of).collect()
     }
 
-    /// Returns whether the object contains every field of the desired one. It may be called only if `hash` is the
-    /// hash of `desired`: the first result is kept.
+    /// Returns whether the object contains every field of the desired one. It may be called only if `hash` is
+    /// the hash of `desired`: the first result is kept.
     pub fn contains_all(&self, desired: &Value) -> bool {
         let unpacked = || -> Option<Value> {
             let json = zstd::stream::decode_all(&self.packed[..]).ok()?;
@@ -92,8 +92,8 @@ pub(super) fn policy_of(object: &PackedObject) -> Option<Key> {
     Some((object.key.0.clone(), object.policy.clone()?))
 }
 
-/// Returns whether every desired field is in the actual object, which may have more: defaults, and fields of other
-/// owners.
+/// Returns whether every desired field is in the actual object, which may have more: defaults, and fields of
+/// other owners.
 fn contains_all(actual: &Value, desired: &Value) -> bool {
     match (actual, desired) {
         (Value::Object(actual), Value::Object(desired)) => {

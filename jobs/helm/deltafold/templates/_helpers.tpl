@@ -43,7 +43,7 @@ app.kubernetes.io/component: controller
   resources: ["events"]
   verbs: ["create", "patch"]
 {{- end }}
-{{- /* An admission policy and its binding: of the dict root, what, resource, validations. */ -}}
+{{- /* An admission policy and its binding. The argument is a dict of root, what, resource and validations. */ -}}
 {{- define "deltafold.admission" -}}
 {{- $name := printf "deltafold-%s-%s" .what .root.Release.Namespace }}
 apiVersion: admissionregistration.k8s.io/v1

@@ -20,8 +20,8 @@ fn all_objects(policy: &EtcdBackupPolicy) -> Value {
     })
 }
 
-/// Adds the paths of all fields of a schema that have no fields of their own. Kubernetes' own objects count as one
-/// field.
+/// Adds the paths of all fields of a schema that have no fields of their own. Kubernetes' own objects count
+/// as one field.
 fn leaves(schema: &Value, at: &str, paths: &mut BTreeSet<String>) {
     const KUBERNETES: [&str; 2] = ["resources", "tolerations"];
     let name = at.rsplit('.').next().unwrap();

@@ -205,8 +205,8 @@ fn template_labels_do_not_override_own_labels() {
     }
 }
 
-/// A Secret is mounted whole, and is never in the environment or an argument. It is optional: without it the Job
-/// starts, and reports what is missing.
+/// A Secret is mounted whole, and is never in the environment or an argument. It is optional: without it the
+/// Job starts, and reports what is missing.
 #[test]
 fn secrets_are_optional_mounts() {
     let mut names = BTreeSet::new();
