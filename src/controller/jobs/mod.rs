@@ -799,7 +799,7 @@ fn restoration<'a>(
     pod.claim(&wanted.claim_name, DATA_VOLUME)
         .user(wanted.run_as_user.unwrap_or(USER))
         .flag("--data-dir", &format!("{DATA_VOLUME}/{path}"))
-        .options(&restore::Wanted {
+        .options(&restore::SharedOptions {
             membership: wanted.wanted.membership.clone().complete(),
             ..wanted.wanted.clone()
         })
