@@ -4,7 +4,7 @@ use super::StoreSpec;
 use crate::base::flag_values::yes_or_no;
 use crate::base::{Span, TextValue};
 use crate::ops::compact::History;
-use crate::ops::copy::plan::Most;
+use crate::ops::copy::plan::CopyLimits;
 use crate::ops::maintain::Upkeep;
 use crate::ops::restore::SharedOptions;
 use crate::ops::snapshot::Marks;
@@ -183,7 +183,7 @@ pub struct CopyBackupsConfig {
     pub target_store: Option<StoreSpec>,
     /// Which backups
     #[serde(flatten)]
-    pub most: Most,
+    pub most: CopyLimits,
     /// Waits for the final full snapshot first
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wait_for_final_snapshot: Option<WaitForFinalSnapshot>,

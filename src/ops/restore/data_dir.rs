@@ -258,7 +258,7 @@ fn other_cluster_warning(store: &Store, cluster: &Cluster) -> Option<String> {
     Some(format!(
         "{} is recorded as the backup of cluster {}, and the restored cluster's ID is {}: the restored cluster's first snapshot to this backup needs --take-over",
         store.url(),
-        recorded.cluster(),
+        recorded.describe_cluster(),
         cluster.id()
     ))
 }

@@ -196,7 +196,7 @@ fn parse_ttl(s: &str) -> Result<Duration, String> {
 impl Options {
     /// Returns which state to restore.
     pub(super) fn request(&self) -> Request {
-        self.shared.point.of(self.timeline.as_deref())
+        self.shared.point.request(self.timeline.as_deref())
     }
 
     /// Returns what to do with leases.
