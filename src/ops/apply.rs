@@ -186,7 +186,7 @@ pub fn run(
     on_difference: &mut dyn FnMut(&Difference) -> Result<()>,
 ) -> Report<Outcome> {
     let mut clock = Clock::start();
-    let mut application = Application {
+    let mut applier = Applier {
         client: client.clone(),
         cancel,
         options,
@@ -198,8 +198,8 @@ pub fn run(
             ..Outcome::default()
         },
     };
-    let mut error = application.compare(backup_keys).err();
-    let mut outcome = application.outcome;
+    let mut error = applier.compare(backup_keys).err();
+    let mut outcome = applier.outcome;
     if error.is_none() {
         error = outcome.unwritten();
     }
@@ -221,8 +221,8 @@ pub fn run(
     clock.ended(outcome, error)
 }
 
-/// An `apply` under way.
-struct Application<'a> {
+/// Compares the keys, and writes the differences.
+struct Applier<'a> {
     client: Client,
     cancel: &'a Cancel,
     options: &'a Options,
@@ -231,7 +231,7 @@ struct Application<'a> {
     outcome: Outcome,
 }
 
-impl Application<'_> {
+impl Applier<'_> {
     /// Compares all keys, and writes the differences in batches.
     fn compare(
         &mut self,

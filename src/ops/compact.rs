@@ -161,18 +161,8 @@ impl Compaction<'_> {
         };
         self.clock.warnings.extend(source.warnings.iter().cloned());
         if source.is_folded() {
-            let hash = source.hash_of_base(self.ctx)?;
-            let compression = self.newest_name(&source)?.compression.into();
-            let mut outcome = self.outcome(&source, compression);
-            outcome.status = Status::NothingToDo;
-            outcome.snapshot = Some(source.base_name());
-            outcome.events = Some(0);
-            self.add_hash(&mut outcome, &hash);
-            // An earlier run may have failed to renew the Leases.
-            self.renew_leases(News::default());
-            return Ok(self.clock.report(outcome));
+            return self.nothing_to_do(&source);
         }
-
         let inputs = source.inputs();
         let encrypted = inputs.map(|s| &s.name).find(|n| n.is_encrypted);
         refuse_plain(self.ctx, encrypted)?;
@@ -229,6 +219,20 @@ impl Compaction<'_> {
             ..News::default()
         };
         self.renew_leases(news);
+        Ok(self.clock.report(outcome))
+    }
+
+    /// Returns the report if no snapshot is newer than the base.
+    fn nothing_to_do(mut self, source: &Source) -> Result<Report<Outcome>> {
+        let hash = source.hash_of_base(self.ctx)?;
+        let compression = self.newest_name(source)?.compression.into();
+        let mut outcome = self.outcome(source, compression);
+        outcome.status = Status::NothingToDo;
+        outcome.snapshot = Some(source.base_name());
+        outcome.events = Some(0);
+        self.add_hash(&mut outcome, &hash);
+        // An earlier run may have failed to renew the Leases.
+        self.renew_leases(News::default());
         Ok(self.clock.report(outcome))
     }
 

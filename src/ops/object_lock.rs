@@ -291,7 +291,7 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
     let locks: Vec<Result<CurrentLock>> =
         each(AT_ONCE, &objects, |path| read_lock(&ctx.store, path));
     ctx.store.cancel().check()?;
-    // Decide on all objects before locking any, so that a refusal does not leave half a chain locked.
+    // Decide on all objects first: one that cannot be locked as requested does not stop the others.
     let mut plans = Vec::new();
     for (path, lock) in objects.into_iter().zip(locks) {
         let plan = lock.and_then(|lock| {

@@ -10,9 +10,9 @@ use crate::error::{Reason, Result};
 use crate::ops::Context;
 use std::collections::{HashMap, HashSet};
 
-/// Fails with `OtherCluster` if the target looks like the backup of another cluster: a mix of two backups cannot
-/// be restored. If one of the stores has no cluster recorded, the snapshots decide: those of the same time must
-/// have some in common.
+/// Fails with `OtherCluster` if the target looks like the backup of another cluster: a mix of two
+/// backups cannot be restored. If one of the stores has no cluster recorded, the snapshots decide:
+/// those of the same time must have some in common.
 pub(super) fn refuse_strangers(from: &Context, to: &Context, listings: &Listings) -> Result<()> {
     let Listings { source, target } = listings;
     if both_recorded(from, to)? || !are_strangers(source, target) {
@@ -25,8 +25,9 @@ pub(super) fn refuse_strangers(from: &Context, to: &Context, listings: &Listings
     )))
 }
 
-/// Fails if the planned snapshots cannot be written in the requested form: with `Configuration` if plain snapshots
-/// would come to an encrypted target, `Usage` if encrypted ones cannot be encrypted again, or `CannotDecrypt`.
+/// Fails if the planned snapshots cannot be written in the requested form: with `Configuration` if
+/// plain snapshots would come to an encrypted target, `Usage` if encrypted ones cannot be encrypted
+/// again, or `CannotDecrypt`.
 pub(super) fn check_form(
     from: &Context,
     to: &Context,

@@ -140,6 +140,7 @@ impl<'a> Copier<'a> {
         self.from.store.handle().block_on(pause)
     }
 
+    /// Adds a warning, unless it was given before.
     fn warn(&mut self, message: String) {
         if self.warned.len() < MOST_LISTED && self.warned.insert(message.clone()) {
             self.clock.warn(message);

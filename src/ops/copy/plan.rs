@@ -220,13 +220,13 @@ struct Node<'a> {
     is_usable_in_target: bool,
     /// Whether the target should have it after the copy.
     is_selected: bool,
-    /// The number of the section of the order of creation: a new one begins where revisions start
-    /// again.
+    /// The section of the order of creation that it belongs to: a new section begins where revisions
+    /// start again.
     section: usize,
 }
 
 impl<'a> Node<'a> {
-    /// A node for `snapshot`, which has this path and name in the target.
+    /// Returns a node for a snapshot that has this path and name in the target.
     fn new(
         snapshot: &'a Snapshot,
         path: String,
@@ -411,8 +411,8 @@ impl Planner<'_> {
             highest = highest.max(n.snapshot.name.last);
             n.section = section;
         }
-        let last = self.nodes.iter().enumerate();
-        self.by_last = last.map(|(i, n)| (n.snapshot.name.last, i)).collect();
+        let nodes = self.nodes.iter().enumerate();
+        self.by_last = nodes.map(|(i, n)| (n.snapshot.name.last, i)).collect();
         self.by_last.sort_unstable();
     }
 
@@ -450,6 +450,7 @@ impl Planner<'_> {
         n.is_usable_in_target || n.is_selected && n.may_be_copied()
     }
 
+    /// Selects the snapshots that belong to backups within the limits.
     fn choose(&mut self, source: &Catalog, selection: &Selection, now: i64) -> Chosen {
         let refused = self.refused(selection, now);
         let is_usable = |s: &&Snapshot| !s.excluded && s.name.is_full();
@@ -516,27 +517,28 @@ impl Planner<'_> {
 
     /// Selects also the snapshots that selected deltas need.
     fn select_needed(&mut self, in_target: &[bool]) {
-        let may_be =
+        let could_be_there =
             |n: &Node<'_>| n.is_usable_in_target || n.source.is_some() && n.may_be_copied();
         // A delta in the target that has lost its base needs one as well if others follow it.
-        let has_lost =
+        let has_lost_base =
             |n: &Node<'_>, i: usize| n.is_usable_in_target && !n.is_full() && !in_target[i];
         let mut open: Vec<usize> = (0..self.nodes.len())
             .filter(|&i| self.nodes[i].is_delta_to_copy())
             .collect();
         let mut seen: HashSet<usize> = open.iter().copied().collect();
         while let Some(delta) = open.pop() {
-            let (rank, at_hand) = self.may_follow(delta, |i| self.will_be_there(i));
-            let (possible_rank, possible) = self.may_follow(delta, |i| may_be(&self.nodes[i]));
+            let (rank, available) = self.may_follow(delta, |i| self.will_be_there(i));
+            let (possible_rank, possible) =
+                self.may_follow(delta, |i| could_be_there(&self.nodes[i]));
             // A base of a better rank than all that will be there is worth copying.
             let bases = match rank <= possible_rank {
-                true => at_hand,
+                true => available,
                 false => possible.into_iter().take(1).collect(),
             };
             for base in bases {
                 let n = &mut self.nodes[base];
                 n.is_selected |= rank > possible_rank && n.in_target.is_none();
-                if (n.is_delta_to_copy() || has_lost(n, base)) && seen.insert(base) {
+                if (n.is_delta_to_copy() || has_lost_base(n, base)) && seen.insert(base) {
                     open.push(base);
                 }
             }
@@ -555,6 +557,7 @@ impl Planner<'_> {
         supported
     }
 
+    /// Puts the snapshots in order, and decides on each.
     fn plan(
         self,
         selection: &Selection,
@@ -567,8 +570,8 @@ impl Planner<'_> {
             backups: chosen.backups,
             backups_wanted: chosen.backups_wanted,
         };
-        // What must be in the target for each node to be of use: any one of these.
-        let mut needs_met_by: Vec<Vec<Need>> = (0..self.nodes.len())
+        // For each node the snapshots of which any one must be in the target for the node to be of use.
+        let mut usable_after: Vec<Vec<Need>> = (0..self.nodes.len())
             .map(|i| match in_target[i] {
                 true => vec![Need::InTarget],
                 false => Vec::new(),
@@ -596,7 +599,7 @@ impl Planner<'_> {
             if follows {
                 let (_, bases) = self.may_follow(i, |p| supported[p]);
                 let mut seen = HashSet::new();
-                let of_bases = bases.iter().flat_map(|&p| &needs_met_by[p]).copied();
+                let of_bases = bases.iter().flat_map(|&p| &usable_after[p]).copied();
                 needs.extend(of_bases.filter(|&n| seen.insert(n)));
                 if needs.is_empty() {
                     for base in bases {
@@ -607,11 +610,11 @@ impl Planner<'_> {
             }
             is_done[i] = true;
             match copies {
-                true => needs_met_by[i] = vec![Need::Planned(plan.objects.len())],
-                false if follows => needs_met_by[i].clone_from(&needs),
+                true => usable_after[i] = vec![Need::Planned(plan.objects.len())],
+                false if follows => usable_after[i].clone_from(&needs),
                 false => {}
             }
-            if !needs_met_by[i].is_empty() {
+            if !usable_after[i].is_empty() {
                 for follower in waiting.remove(&i).unwrap_or_default() {
                     match follower > i {
                         true => round.insert(follower),
@@ -633,6 +636,7 @@ impl Planner<'_> {
         plan
     }
 
+    /// Decides on a snapshot, apart from the order.
     fn decide(
         &self,
         i: usize,

@@ -86,6 +86,7 @@ struct RoundState {
     is_syncing: bool,
     /// Large snapshots under way, from the start of their transfer until they have a result.
     large: BTreeSet<usize>,
+    /// The results so far.
     results: BTreeMap<usize, CopyResult>,
     /// Snapshots that are in the target before what they follow: that is still being named, or follows
     /// something that is.
@@ -182,7 +183,7 @@ impl Round<'_> {
         requests.unwrap_or(synced).max(self.options.parallel)
     }
 
-    /// Returns whether a snapshot may be begun while others are under way.
+    /// Returns whether memory allows a snapshot to be begun while others are under way.
     fn has_room(&self, state: &RoundState, i: usize) -> bool {
         !self.is_large(i) || state.large.len() < self.options.parallel.max(1)
     }
@@ -192,7 +193,8 @@ impl Round<'_> {
         self.planned(i).1.bytes >= SMALL
     }
 
-    /// Works until the round ends: names what can be named, transfers what comes next, and syncs the folder.
+    /// Works until the round ends: names what can be named, transfers what comes next, and syncs the
+    /// folder.
     fn work(&self, order: &[usize], shared: &(Mutex<RoundState>, Condvar)) {
         let (mutex, changed) = shared;
         let lock = || lock(mutex);
@@ -312,13 +314,13 @@ impl Round<'_> {
 
     /// Takes the first snapshot of the plan that can be named now.
     fn take_ready(&self, state: &mut RoundState) -> Option<(usize, Transferred)> {
-        // If the run is killed, only this many names can lack the one before them.
         let is_concurrent = self.to.store.requests().is_some() && self.plan.is_large();
-        let is_full = state.naming.len() + state.unsettled.len() >= self.workers();
+        // If the run is killed, at most this many names lack the one before them.
+        let is_limit_reached = state.naming.len() + state.unsettled.len() >= self.workers();
         let may_name_after = |i: usize, need: &Need| match need {
-            Need::InTarget => !(is_concurrent && is_full),
+            Need::InTarget => !(is_concurrent && is_limit_reached),
             Need::Planned(j) if is_concurrent => {
-                !is_full && (state.is_sound(*j) || self.is_delta_being_named(state, *j))
+                !is_limit_reached && (state.is_sound(*j) || self.is_delta_being_named(state, *j))
             }
             Need::Planned(j) => state.is_sound(*j) || self.is_named_beside(state, *j, i),
         };
@@ -365,6 +367,7 @@ impl Round<'_> {
         transfer(self.from, self.to, form, snapshot, &planned.name, threads)
     }
 
+    /// Publishes a transferred snapshot, and returns the result.
     fn name(&self, i: usize, transferred: &Transferred) -> CopyResult {
         let (planned, snapshot) = self.planned(i);
         match self.publish(planned, snapshot, transferred) {

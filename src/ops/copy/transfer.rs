@@ -131,15 +131,15 @@ fn copy_checked<W: Write>(
     mut to: W,
 ) -> Result<(W, bool)> {
     // One byte more, so that reading the end does not grow the buffer.
-    let mut small = Vec::with_capacity(expected_bytes.min(SMALL) as usize + 1);
+    let mut head = Vec::with_capacity(expected_bytes.min(SMALL) as usize + 1);
     let begin = bytes.by_ref().take(SMALL);
-    { begin }.read_to_end(&mut small).map_err(copy_error)?;
-    if (small.len() as u64) < SMALL {
-        let checked = check(from, name, small.as_slice())?;
-        to.write_all(&small).map_err(copy_error)?;
-        return Ok((to, checked));
+    { begin }.read_to_end(&mut head).map_err(copy_error)?;
+    if (head.len() as u64) < SMALL {
+        let is_checked = check(from, name, head.as_slice())?;
+        to.write_all(&head).map_err(copy_error)?;
+        return Ok((to, is_checked));
     }
-    copy_while_checking(from, io::Cursor::new(small).chain(bytes), name, to)
+    copy_while_checking(from, io::Cursor::new(head).chain(bytes), name, to)
 }
 
 /// Copies bytes unchanged, while another thread checks them.
@@ -208,6 +208,7 @@ fn check(from: &Context, name: &SnapshotName, mut pieces: impl Read + Send) -> R
     Ok(false)
 }
 
+/// Checks the SHA-256 inside a snapshot that is not encrypted.
 fn check_plain(from: &Context, name: &SnapshotName, stored: impl Read + Send) -> Result<()> {
     let plain = codec::decoder_of(name.compression, stored, u64::MAX).map_err(copy_error)?;
     let payload = FrameReader::new(plain).within(from.limits);

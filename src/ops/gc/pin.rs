@@ -122,7 +122,8 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
     }))
 }
 
-/// Returns the paths of a full's chain. Snapshot contents decide which deltas are its own if names leave a doubt.
+/// Returns the paths of a full's chain. Snapshot contents decide which deltas are its own if names
+/// leave a doubt.
 fn chain_paths(ctx: &Context, full: &Snapshot, warnings: &mut Vec<String>) -> Result<Vec<String>> {
     let scan = scan_asking(ctx, Depth::Doubtful, Ask::All)?;
     let snapshots = &scan.catalog.snapshots;

@@ -5,7 +5,7 @@
 //! batch that it removes.
 
 use super::evidence::{EarlierContents, EarlierEvidence};
-use super::verified_fulls::{Damage, FullState, ObjectVersion, VerifiedFulls};
+use super::verified_fulls::{Damage, FullState, FullVersion, VerifiedFulls};
 use super::{DamagedFull, Decision, Kind, Options};
 use crate::backup::catalog::{EXCLUDE_SUFFIX, PINS, REMOVED, SNAPSHOTS, TIMELINES, snapshot_name};
 use crate::backup::retention::{Aside, Decided, Facts, Why, decide};
@@ -73,7 +73,7 @@ pub(super) const HIDDEN_VERSION: &str = "HiddenVersion";
 /// Returns every reason, for the JSON schema: those of snapshots, of side objects and of versions.
 pub(super) fn reasons() -> Vec<&'static str> {
     use SideReason::{Abandoned, BelongsToRemoved, BelongsToSnapshot, InUse, Orphaned, Young};
-    let beside = [
+    let side_reasons = [
         BelongsToSnapshot,
         Young,
         InUse,
@@ -82,7 +82,7 @@ pub(super) fn reasons() -> Vec<&'static str> {
         Abandoned,
     ];
     let mut reasons = Why::NAMES.to_vec();
-    reasons.extend(beside.map(|reason| reason.describe().0));
+    reasons.extend(side_reasons.map(|reason| reason.describe().0));
     reasons.push(HIDDEN_VERSION);
     reasons
 }
@@ -113,7 +113,8 @@ pub(super) struct Plan {
     pub(super) is_damaged: HashSet<usize>,
     /// Number of fulls that are ignored until they are read.
     pub(super) not_read: usize,
-    /// Number of kept snapshots whose tags were not requested. 0 if something is removed.
+    /// Number of kept snapshots whose tags were not requested, which happens only if nothing is
+    /// removed.
     pub(super) tags_unread: usize,
     /// The newest modification time of any object.
     pub(super) newest_modified: Option<DateTime<Utc>>,
@@ -296,9 +297,7 @@ impl<'a> Planner<'a> {
                 });
             }
             if kind.is_none() && snapshot_name(&o.path).is_some_and(|n| n.is_full()) {
-                input
-                    .versions
-                    .insert(o.path.clone(), ObjectVersion::from(&o));
+                input.versions.insert(o.path.clone(), FullVersion::from(&o));
             }
             input.side_objects.extend(kind.map(|kind| (kind, o)));
         }
@@ -525,8 +524,8 @@ impl<'a> Planner<'a> {
         decided
     }
 
-    /// Returns the reason for keeping or deleting a side object, and the snapshots that it is about; `None` if
-    /// it is not deltafold's.
+    /// Returns the reason for keeping or deleting a side object, and the snapshots that it is about;
+    /// `None` if it is not deltafold's.
     fn decide_side_object(
         &self,
         plan: &Plan,
@@ -603,7 +602,7 @@ struct PlanInput {
     catalog: Catalog,
     side_objects: Vec<(Kind, ObjectInfo)>,
     /// The versions of fulls, by path.
-    versions: HashMap<String, ObjectVersion>,
+    versions: HashMap<String, FullVersion>,
     /// When the snapshots of these indexes were noted as removed.
     noted_since: HashMap<usize, DateTime<Utc>>,
     newest_modified: Option<DateTime<Utc>>,
@@ -617,7 +616,7 @@ struct PlanInput {
 }
 
 impl PlanInput {
-    fn snapshot_version(&self, i: usize) -> Option<(&Snapshot, &ObjectVersion)> {
+    fn snapshot_version(&self, i: usize) -> Option<(&Snapshot, &FullVersion)> {
         let snapshot = &self.catalog.snapshots[i];
         Some((snapshot, self.versions.get(&snapshot.path)?))
     }

@@ -168,8 +168,8 @@ fn choose(ctx: &Context, catalog: &Catalog, names: &[String]) -> Result<Vec<usiz
     Ok(chosen)
 }
 
-/// Brings one snapshot back. The note goes first: without it, `gc` does not purge the snapshot even if the
-/// rest fails.
+/// Brings one snapshot back. The note goes first: without it, `gc` does not purge the snapshot even if
+/// the rest fails.
 fn bring_back(ctx: &Context, snapshot: &Snapshot) -> Result<()> {
     ctx.store.delete(&removal_note(&snapshot.name))?;
     ctx.store.set_excluded(&snapshot.path, false)

@@ -22,7 +22,7 @@ pub(super) const NOTE_PATH: &str = "deltafold-verified.json";
 /// The version of the note's format.
 const FORMAT_VERSION: u32 = 1;
 /// The largest note that is read, in bytes.
-const LONGEST_NOTE: u64 = 8 << 20;
+const MOST_NOTE_BYTES: u64 = 8 << 20;
 /// The most fulls in the note: the newest ones.
 const MOST_NOTED: usize = 10_000;
 /// The longest message in the note, in characters.
@@ -54,17 +54,17 @@ struct Note {
     fulls: BTreeMap<String, FullRecord>,
 }
 
-/// What distinguishes the versions of an object.
+/// What distinguishes the versions of a full's object.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct ObjectVersion {
+pub(super) struct FullVersion {
     bytes: u64,
     etag: Option<String>,
     modified: DateTime<Utc>,
 }
 
-impl From<&ObjectInfo> for ObjectVersion {
+impl From<&ObjectInfo> for FullVersion {
     fn from(o: &ObjectInfo) -> Self {
-        ObjectVersion {
+        FullVersion {
             bytes: o.bytes,
             etag: o.etag.clone(),
             modified: o.modified,
@@ -77,15 +77,16 @@ impl From<&ObjectInfo> for ObjectVersion {
 #[serde(rename_all = "camelCase")]
 struct FullRecord {
     #[serde(flatten)]
-    version: ObjectVersion,
+    version: FullVersion,
     read_at: DateTime<Utc>,
     /// The SHA-256 of the object as stored. `None` if the full is bad, or if only its header could be
     /// checked since there is no identity.
     sha256: Option<String>,
-    bad: Option<Damage>,
+    #[serde(rename = "bad")]
+    damage: Option<Damage>,
     /// The result depends on the flags of this run, so it is not written to the note.
     #[serde(skip)]
-    of_this_run: bool,
+    depends_on_flags: bool,
 }
 
 /// The results of reading fulls, in this run and in earlier ones.
@@ -128,7 +129,7 @@ impl<'a> VerifiedFulls<'a> {
 
     fn read_note(&mut self) -> Result<BTreeMap<String, FullRecord>> {
         let name = self.ctx.store.name(NOTE_PATH);
-        let problem = match self.ctx.store.read_small(NOTE_PATH, LONGEST_NOTE) {
+        let problem = match self.ctx.store.read_small(NOTE_PATH, MOST_NOTE_BYTES) {
             Ok(None) => return Ok(BTreeMap::new()),
             Ok(Some(text)) => match serde_json::from_slice::<Note>(&text) {
                 Ok(note) if note.form == FORMAT_VERSION => return Ok(note.fulls),
@@ -147,14 +148,14 @@ impl<'a> VerifiedFulls<'a> {
     }
 
     /// Returns what is known about a full without reading it; `None` if nothing is.
-    pub(super) fn state(&self, path: &str, version: &ObjectVersion) -> Option<FullState> {
+    pub(super) fn state(&self, path: &str, version: &FullVersion) -> Option<FullState> {
         let record = self.records.as_ref()?.get(path)?;
         // With an identity, the check of a header alone is not enough.
         let is_enough =
-            record.sha256.is_some() || record.bad.is_some() || !self.ctx.keys.decrypts();
-        (record.version == *version && is_enough).then(|| match &record.bad {
+            record.sha256.is_some() || record.damage.is_some() || !self.ctx.keys.decrypts();
+        (record.version == *version && is_enough).then(|| match &record.damage {
             None => FullState::Good,
-            Some(bad) => FullState::Damaged(bad.clone()),
+            Some(damage) => FullState::Damaged(damage.clone()),
         })
     }
 
@@ -168,62 +169,77 @@ impl<'a> VerifiedFulls<'a> {
     /// # Errors
     /// Fails with the store's errors, `SnapshotVanished`, `Io` or `Terminated`. Damage of a full is a
     /// result, not an error.
-    pub(super) fn read(&mut self, fulls: &[(&Snapshot, &ObjectVersion)]) -> Result<()> {
+    pub(super) fn read(&mut self, fulls: &[(&Snapshot, &FullVersion)]) -> Result<()> {
         let fulls = &fulls[..fulls.len().min(MOST_READ - self.read)];
         let reading = Reading::new(self.ctx, fulls.iter().map(|f| f.0));
         for (nth, (snapshot, version)) in fulls.iter().enumerate() {
             if !self.may_read() {
                 break;
             }
-            self.read += 1;
-            let begun = Instant::now();
-            let mut result = read_whole(self.ctx, &reading, nth);
-            if result.as_ref().is_err_and(|e| e.reason().is_bad_data()) {
-                // A transient fault of the store must not be remembered as damage of the object.
-                result = read_whole(self.ctx, &Reading::new(self.ctx, [*snapshot]), 0);
+            if let Some(record) = self.read_one(&reading, nth, version)? {
+                self.add_record(snapshot, record);
             }
-            self.reading += begun.elapsed();
-            let (sha256, bad, of_this_run) = match result {
-                Ok(sha256) => (sha256, None, false),
-                Err(e) if e.reason().is_bad_data() || e.reason() == Reason::CannotDecrypt => {
-                    let message: String = e.to_string().chars().take(LONGEST_MESSAGE).collect();
-                    let bad = (e.reason().as_str().to_owned(), message);
-                    let of_this_run =
-                        matches!(e.reason(), Reason::CannotDecrypt | Reason::TooLarge);
-                    (None, Some(bad), of_this_run)
-                }
-                Err(e) if e.reason() == Reason::NoSpace => {
-                    let name = self.ctx.store.name(&snapshot.path);
-                    self.warnings.push(format!(
-                        "{name} is not read, for lack of space in --temp-dir, and is ignored: {e}"
-                    ));
-                    continue;
-                }
-                Err(e) => return Err(e),
-            };
-            let record = FullRecord {
-                version: (*version).clone(),
-                read_at: Utc::now(),
-                sha256,
-                bad,
-                of_this_run,
-            };
-            let records = self.records.get_or_insert_default();
-            let previous = records.insert(snapshot.path.clone(), record.clone());
-            if let Some(FullRecord {
-                sha256: Some(previous),
-                ..
-            }) = previous
-                && record.sha256.is_none_or(|sha256| sha256 != previous)
-            {
-                self.warnings.push(format!(
-                    "{} was replaced by another object after an earlier run had read it",
-                    self.ctx.store.name(&snapshot.path)
-                ));
-            }
-            self.has_new = true;
         }
         Ok(())
+    }
+
+    /// Reads one full. Returns `None` if there is no space for it.
+    fn read_one(
+        &mut self,
+        reading: &Reading<'_>,
+        nth: usize,
+        version: &FullVersion,
+    ) -> Result<Option<FullRecord>> {
+        let snapshot = reading.snapshot(nth);
+        self.read += 1;
+        let begun = Instant::now();
+        let mut result = read_whole(self.ctx, reading, nth);
+        if result.as_ref().is_err_and(|e| e.reason().is_bad_data()) {
+            // A transient fault of the store must not be remembered as damage of the object.
+            result = read_whole(self.ctx, &Reading::new(self.ctx, [snapshot]), 0);
+        }
+        self.reading += begun.elapsed();
+        let (sha256, damage, depends_on_flags) = match result {
+            Ok(sha256) => (sha256, None, false),
+            Err(e) if e.reason().is_bad_data() || e.reason() == Reason::CannotDecrypt => {
+                let message: String = e.to_string().chars().take(LONGEST_MESSAGE).collect();
+                let damage = (e.reason().as_str().to_owned(), message);
+                let depends_on_flags =
+                    matches!(e.reason(), Reason::CannotDecrypt | Reason::TooLarge);
+                (None, Some(damage), depends_on_flags)
+            }
+            Err(e) if e.reason() == Reason::NoSpace => {
+                let name = self.ctx.store.name(&snapshot.path);
+                self.warnings.push(format!(
+                    "{name} is not read, for lack of space in --temp-dir, and is ignored: {e}"
+                ));
+                return Ok(None);
+            }
+            Err(e) => return Err(e),
+        };
+        Ok(Some(FullRecord {
+            version: version.clone(),
+            read_at: Utc::now(),
+            sha256,
+            damage,
+            depends_on_flags,
+        }))
+    }
+
+    /// Adds a record. Warns if an earlier run read other bytes under the same path.
+    fn add_record(&mut self, snapshot: &Snapshot, record: FullRecord) {
+        let sha256 = record.sha256.clone();
+        let records = self.records.get_or_insert_default();
+        let previous = records.insert(snapshot.path.clone(), record);
+        self.has_new = true;
+        if let Some(previous_sha256) = previous.and_then(|p| p.sha256)
+            && sha256.is_none_or(|sha256| sha256 != previous_sha256)
+        {
+            self.warnings.push(format!(
+                "{} was replaced by another object after an earlier run had read it",
+                self.ctx.store.name(&snapshot.path)
+            ));
+        }
     }
 
     /// Writes the note if this run has read a full. `fulls` are the paths of the existing fulls in
@@ -232,7 +248,7 @@ impl<'a> VerifiedFulls<'a> {
         let (true, Some(records)) = (self.has_new, &self.records) else {
             return;
         };
-        let is_noted = |path: &&str| records.get(*path).is_some_and(|e| !e.of_this_run);
+        let is_noted = |path: &&str| records.get(*path).is_some_and(|r| !r.depends_on_flags);
         let existing: Vec<&str> = fulls.filter(is_noted).collect();
         let newest: HashSet<&str> = existing.into_iter().rev().take(MOST_NOTED).collect();
         let kept = records.iter().filter(|e| newest.contains(e.0.as_str()));

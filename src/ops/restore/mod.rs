@@ -159,11 +159,7 @@ fn restore(
             clock: Clock::start(),
             is_drill,
         };
-        match (&options.data_dir, &options.to_snapshot) {
-            (Some(dir), _) => restoration.into_data_dir(dir),
-            (None, Some(file)) => restoration.into_file(file),
-            (None, None) => Err(Reason::Usage.error("give --data-dir or --to-snapshot")),
-        }
+        restoration.run()
     })
 }
 
@@ -177,6 +173,14 @@ struct Restoration<'a> {
 }
 
 impl Restoration<'_> {
+    fn run(self) -> Result<Report<Outcome>> {
+        match (&self.options.data_dir, &self.options.to_snapshot) {
+            (Some(dir), _) => self.into_data_dir(dir),
+            (None, Some(file)) => self.into_file(file),
+            (None, None) => Err(Reason::Usage.error("give --data-dir or --to-snapshot")),
+        }
+    }
+
     /// Writes the first candidate, in order of rank, that can be read. Returns the outcome, and whether
     /// anything was written: a dry run writes nothing.
     fn try_candidates(
