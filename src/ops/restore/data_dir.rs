@@ -74,10 +74,10 @@ impl Restoration<'_> {
             put_in_place(place, occupied, has_member, &mut outcome)?;
         }
         // The cluster of a drill takes no snapshots.
-        if let (Some(store), Some(cluster), false) = (&store, &member, self.is_drill) {
-            if let Some(warning) = other_cluster_warning(store, cluster) {
-                self.clock.warn(warning);
-            }
+        if let (Some(store), Some(cluster), false) = (&store, &member, self.is_drill)
+            && let Some(warning) = other_cluster_warning(store, cluster)
+        {
+            self.clock.warn(warning);
         }
         outcome.member = member.as_ref().map(Member::of);
         outcome.data_dir = Some(path_text(place.dir()));
