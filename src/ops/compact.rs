@@ -295,7 +295,7 @@ impl Compaction<'_> {
         }
     }
 
-    /// Adds to an outcome what the fold's HashKV tells.
+    /// Adds the HashKV, the live keys and the compacted revision to an outcome.
     fn add_hash(&self, outcome: &mut Outcome, hash: &HashKv) {
         outcome.hash_kv = Some(hash.hash);
         outcome.live_keys = Some(hash.live_keys);

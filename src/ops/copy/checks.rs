@@ -90,7 +90,7 @@ fn are_strangers(source: &Catalog, target: &Catalog) -> bool {
 }
 
 /// Finds a snapshot of the target that was encrypted by an earlier copy, and a planned one that would
-/// be written as plain text: whoever encrypts copies wants all of them encrypted.
+/// be written as plain text. If some copies are encrypted, all should be.
 fn plain_beside_encrypted(
     source: &Catalog,
     target: &Catalog,

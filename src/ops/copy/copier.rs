@@ -180,8 +180,8 @@ impl<'a> Copier<'a> {
         }
     }
 
-    /// Copies in rounds until no further listing helps. Returns the error that stands for all failures
-    /// of the last round.
+    /// Copies in rounds until no further listing helps. Returns one error for all failures of the last
+    /// round.
     pub(super) fn copy_rounds(&mut self, is_first: bool) -> Result<Option<Error>> {
         if is_first && !self.options.dry_run {
             self.to.store.clean_staging(Utc::now());

@@ -383,8 +383,8 @@ struct Planner<'a> {
     by_last: Vec<(Revision, usize)>,
 }
 
-/// The selection of backups.
-struct Chosen {
+/// The backups within the limits, and why other snapshots are not selected.
+struct ChosenBackups {
     backups: usize,
     backups_wanted: usize,
     /// The reasons against snapshots that are not selected, by index of the node.
@@ -451,11 +451,11 @@ impl Planner<'_> {
     }
 
     /// Selects the snapshots that belong to backups within the limits.
-    fn choose(&mut self, source: &Catalog, selection: &Selection, now: i64) -> Chosen {
+    fn choose(&mut self, source: &Catalog, selection: &Selection, now: i64) -> ChosenBackups {
         let refused = self.refused(selection, now);
         let is_usable = |s: &&Snapshot| !s.excluded && s.name.is_full();
         let fulls = self.nodes.iter().filter(|n| n.is_usable_full()).count();
-        let mut chosen = Chosen {
+        let mut chosen = ChosenBackups {
             backups: source.snapshots.iter().filter(is_usable).count(),
             backups_wanted: fulls - refused.len(),
             reasons_against: HashMap::new(),
@@ -561,7 +561,7 @@ impl Planner<'_> {
     fn plan(
         self,
         selection: &Selection,
-        chosen: &Chosen,
+        chosen: &ChosenBackups,
         in_target: &[bool],
         supported: &[bool],
     ) -> Plan {
@@ -570,7 +570,7 @@ impl Planner<'_> {
             backups: chosen.backups,
             backups_wanted: chosen.backups_wanted,
         };
-        // For each node the snapshots of which any one must be in the target for the node to be of use.
+        // For each node: it is of use once any one of these is in the target.
         let mut usable_after: Vec<Vec<Need>> = (0..self.nodes.len())
             .map(|i| match in_target[i] {
                 true => vec![Need::InTarget],
@@ -641,7 +641,7 @@ impl Planner<'_> {
         &self,
         i: usize,
         selection: &Selection,
-        chosen: &Chosen,
+        chosen: &ChosenBackups,
         supported: &[bool],
     ) -> (Decision, CopyReason) {
         let n = &self.nodes[i];

@@ -91,7 +91,7 @@ struct RoundState {
     /// Snapshots that are in the target before what they follow: that is still being named, or follows
     /// something that is.
     unsettled: BTreeSet<usize>,
-    /// Snapshots in the target, or being named, of which no snapshot that they follow could be copied.
+    /// Snapshots in the target, or being named, whose predecessors could not be copied.
     broken: BTreeSet<usize>,
     /// Consecutive failures that are not about the data.
     failures: u32,

@@ -40,7 +40,12 @@ pub(super) struct RemovalNote {
 }
 
 /// Returns all objects with their decisions, before anything is done.
-pub(super) fn begin(ctx: &Context, options: &Options, plan: &Plan, now: DateTime<Utc>) -> Applied {
+pub(super) fn decided_objects(
+    ctx: &Context,
+    options: &Options,
+    plan: &Plan,
+    now: DateTime<Utc>,
+) -> Applied {
     let mut objects = Vec::new();
     for (i, s) in plan.catalog.snapshots.iter().enumerate() {
         let (why, decision) = (plan.why[i], plan.decision(i, options));
@@ -119,13 +124,13 @@ pub(super) fn apply(
 ) -> Result<()> {
     let result = try_apply(ctx, options, planner, first, lock, applied);
     if result.is_err() {
-        refuse(applied);
+        mark_waiting(applied);
     }
     result
 }
 
 /// Marks all objects that have no result as waiting.
-pub(super) fn refuse(applied: &mut Applied) {
+pub(super) fn mark_waiting(applied: &mut Applied) {
     for o in &mut applied.objects {
         if o.decision != Decision::Keep && o.fate.is_none() {
             o.fate = Some(RemovalStatus::Waiting);

@@ -315,11 +315,11 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
     warnings.append(&mut planner.verified.warnings);
     warnings.extend(damage_warnings(&plan));
     let before = restorable_ranges(&plan, &|_| true);
-    let mut applied = apply::begin(ctx, options, &plan, now);
+    let mut applied = apply::decided_objects(ctx, options, &plan, now);
     let shrinks = || would_shrink(&plan).or_else(|| would_purge_the_newest(&plan));
     let mut error = (!options.allow_shrink).then(shrinks).flatten();
     match options.apply {
-        true if error.is_some() => apply::refuse(&mut applied),
+        true if error.is_some() => apply::mark_waiting(&mut applied),
         true => {
             let result = apply::apply(
                 ctx,

@@ -1,7 +1,7 @@
 //! The operation `undelete`: brings back snapshots that `gc` removed and has not purged.
 //!
-//! A snapshot that is named comes back whoever excluded it; without names, only snapshots that `gc`
-//! removed do. Called by `cli`.
+//! A named snapshot comes back even if somebody else excluded it; without names, only snapshots that
+//! `gc` removed do. Called by `cli`.
 
 use super::{Status, release, removal_note, take_lock};
 use crate::backup::{Catalog, Snapshot};

@@ -119,7 +119,7 @@ pub struct Outcome {
     pub dry_run: bool,
 }
 
-/// Restores from the best of the backups, of which there must be at least one.
+/// Restores from the best of the backups. Fails with `Usage` if there is none.
 ///
 /// # Errors
 /// Fails with any reason except `KeyNotFound`. After a failure the target is unchanged, or the next run

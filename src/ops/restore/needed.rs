@@ -490,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_stays_unless_something_is_wrong_with_it() {
+    fn a_sound_member_is_kept_and_any_other_restored() {
         let decided = |f: Inspection| {
             let d = f.decide();
             (d.action, d.reason)
@@ -514,7 +514,7 @@ mod tests {
     }
 
     #[test]
-    fn the_wal_counts_since_the_database_lags_behind_it() {
+    fn the_wal_counts_toward_a_members_end() {
         let same = Comparison::Same(Revision(90));
         let reason = |s: &SoundMember, backup, c| decide_by(s, Revision(backup), c, true).reason;
         assert_eq!(reason(&sound(90, 1, 10), 100, same), "MemberSound");
@@ -524,7 +524,7 @@ mod tests {
     }
 
     #[test]
-    fn one_of_several_that_lags_stays() {
+    fn a_lagging_member_of_several_is_kept() {
         for compared in [
             Comparison::Same(Revision(90)),
             Comparison::SameButLeases(Revision(90)),
@@ -544,7 +544,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_that_disagrees_is_replaced_and_one_that_cannot_be_compared_stays() {
+    fn a_different_member_is_replaced_and_an_incomparable_one_is_kept() {
         let s = sound(90, 50, 0);
         let d = decide_by(
             &s,
