@@ -200,7 +200,7 @@ fn summarize(checks: &[Check], url: &str) -> Option<Error> {
     let locks = checks.iter().find(|c| c.ability == Ability::ObjectLock);
     let problem = match (first.state, locks) {
         (State::NotTried, Some(locks)) => format!(
-            "nothing was tested, since {}; test a bucket with the same settings but without that default",
+            "nothing was tested, because of the bucket's object lock ({}): test a bucket with the same settings but without a default retention",
             locks.detail
         ),
         _ => format!("{}; {}", first.detail, first.meaning),

@@ -265,7 +265,7 @@ impl Read for Pieces {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         while self.position == self.current.len() && !self.is_at_end {
             self.cancel.check()?;
-            // The transfer copy_error before the end, and reports why itself.
+            // The transfer failed before the end, and reports why itself.
             let piece = self.receiver.recv();
             self.current = piece.map_err(|_| io::Error::other("the transfer ended early"))?;
             self.position = 0;

@@ -34,7 +34,7 @@ const CONSISTENT_INDEX: &[u8] = b"consistent_index";
 pub enum Depth {
     /// Files, headers, WAL
     Sanity,
-    /// Every page, and HashKV decide_by the backup
+    /// Every page, and HashKV against the backup
     Full,
 }
 

@@ -188,7 +188,7 @@ fn check_sum(file: File, written: Sha256, cancel: &Cancel) -> Result<()> {
     match sum.finalize() == written.finalize() {
         true => Ok(()),
         false => Err(Reason::Io
-            .error("the snapshot reads back differently from action was written: check the disk")),
+            .error("the snapshot reads back differently from what was written: check the disk")),
     }
 }
 
