@@ -9,9 +9,10 @@ use crate::error::Reason;
 use crate::etcd::diff::Wanted;
 use crate::mvcc::KeyRange;
 use crate::ops::apply::{
-    Difference, KeyName, MAX_REQUEST_BYTES, MAX_TXN_OPS, Options, Outcome, Status, Verb, run,
+    Difference, DifferenceKind, KeyName, MAX_REQUEST_BYTES, MAX_TXN_OPS, Options, Outcome, Status,
+    run,
 };
-use crate::ops::options::State;
+use crate::ops::options::StateOptions;
 use crate::ops::read::Keys;
 use crate::ops::report::Report;
 use crate::ops::tags::without_excluded;
@@ -65,7 +66,7 @@ pub(super) struct ApplyArgs {
     #[command(flatten)]
     live: EndpointArgs,
     #[command(flatten)]
-    state: State,
+    state: StateOptions,
     #[command(flatten)]
     backup: BackupArgs,
 }
@@ -130,14 +131,14 @@ fn show(key: &KeyName) -> String {
 fn line(d: &Difference) -> String {
     let key = show(&d.key);
     match (d.change, d.live_bytes, d.backup_bytes) {
-        (Verb::Create, _, bytes) => format!("+ {key} ({} bytes)\n", bytes.unwrap_or(0)),
-        (Verb::Update, live, backup) => format!(
+        (DifferenceKind::Create, _, bytes) => format!("+ {key} ({} bytes)\n", bytes.unwrap_or(0)),
+        (DifferenceKind::Update, live, backup) => format!(
             "~ {key} ({} bytes, now {})\n",
             backup.unwrap_or(0),
             live.unwrap_or(0)
         ),
-        (Verb::Delete, ..) => format!("- {key}\n"),
-        (Verb::Leave, ..) => format!("? {key}\n"),
+        (DifferenceKind::Delete, ..) => format!("- {key}\n"),
+        (DifferenceKind::Leave, ..) => format!("? {key}\n"),
     }
 }
 

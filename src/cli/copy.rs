@@ -9,8 +9,10 @@ use crate::base::flag_values::yes_or_no;
 use crate::base::{Cancel, duration};
 use crate::error::{Reason, Result};
 use crate::ops::Context;
-use crate::ops::copy::plan::{Encryption, Form, Most, Wanted};
-use crate::ops::copy::{Fate, ObjectOutcome, Options, Outcome, Status, WaitForFinal, follow, run};
+use crate::ops::copy::plan::{CopyLimits, Encryption, Form, Selection};
+use crate::ops::copy::{
+    CopyStatus, ObjectOutcome, Options, Outcome, Status, WaitForFinal, follow, run,
+};
 use crate::ops::report::Report;
 use crate::store;
 use crate::telemetry::metrics::Metrics;
@@ -66,7 +68,7 @@ pub(super) struct CopyArgs {
     )]
     to_option: Vec<String>,
     #[command(flatten)]
-    most: Most,
+    most: CopyLimits,
     /// Wait first until the source's newest full snapshot is marked final
     #[arg(long, value_parser = yes_or_no)]
     wait_for_final: bool,
@@ -187,7 +189,7 @@ impl CopyArgs {
         };
         let number = |n: Option<i64>| n.and_then(|n| u32::try_from(n).ok());
         Options {
-            wanted: Wanted {
+            selection: Selection {
                 max_backups: number(self.most.max_backups),
                 max_backup_age_days: number(self.most.max_backup_age),
                 excluded: self.include_excluded,
@@ -251,12 +253,12 @@ fn in_words(o: &Report<Outcome>) -> String {
     text.field("others", others);
     text.maybe("final", o.final_snapshot.as_ref());
     for (what, decision) in [
-        ("copy", Fate::Copied),
-        ("leave out", Fate::Skipped),
-        ("failed", Fate::Failed),
+        ("copy", CopyStatus::Copied),
+        ("leave out", CopyStatus::Skipped),
+        ("failed", CopyStatus::Failed),
     ] {
         let is_told = |x: &&ObjectOutcome| {
-            let always = decision == Fate::Failed || x.reason == "BaseNotCopied";
+            let always = decision == CopyStatus::Failed || x.reason == "BaseNotCopied";
             x.decision == decision && (always || o.dry_run)
         };
         let told = o.objects.iter().filter(is_told);

@@ -5,7 +5,7 @@ use super::{BackupArgs, Ended};
 use crate::base::Cancel;
 use crate::error::Result;
 use crate::mvcc::KeyRange;
-use crate::ops::options::State;
+use crate::ops::options::StateOptions;
 use crate::ops::read::Keys;
 use crate::ops::read::json::Entry;
 use crate::ops::tags::without_excluded;
@@ -33,7 +33,7 @@ pub(super) struct ExportArgs {
     #[arg(long, value_name = "P")]
     prefix: Option<OsString>,
     #[command(flatten)]
-    state: State,
+    state: StateOptions,
     #[command(flatten)]
     backup: BackupArgs,
 }

@@ -7,7 +7,7 @@ use crate::backup::retention::Periods;
 use crate::base::flag_values::yes_or_no;
 use crate::base::{Cancel, duration};
 use crate::error::Result;
-use crate::ops::gc::{Decision, Fate, Object, Options, Outcome, Rules, Status, run};
+use crate::ops::gc::{Decision, Object, Options, Outcome, RemovalStatus, Rules, Status, run};
 use crate::ops::report::Report;
 use crate::ops::restorable::Restorable;
 use chrono::TimeDelta;
@@ -162,14 +162,16 @@ fn word(decision: Decision) -> &'static str {
 /// What became of an object that shall go, unless it is just that.
 fn fate(x: &Object) -> String {
     match x.fate {
-        None | Some(Fate::Done) => String::new(),
-        Some(Fate::Hidden) => ", hidden: the bucket keeps a version".to_owned(),
-        Some(Fate::Locked) => match x.locked_until {
+        None | Some(RemovalStatus::Done) => String::new(),
+        Some(RemovalStatus::Hidden) => ", hidden: the bucket keeps a version".to_owned(),
+        Some(RemovalStatus::Locked) => match x.locked_until {
             Some(t) => format!(", LOCKED until {}", t.format("%Y-%m-%dT%H:%M:%SZ")),
             None => ", LOCKED until somebody lifts it".to_owned(),
         },
-        Some(Fate::Failed) => format!(", FAILED: {}", x.error.as_deref().unwrap_or_default()),
-        Some(Fate::Waiting) => ", waits for another".to_owned(),
-        Some(Fate::Changed) => ", kept: it was changed meanwhile".to_owned(),
+        Some(RemovalStatus::Failed) => {
+            format!(", FAILED: {}", x.error.as_deref().unwrap_or_default())
+        }
+        Some(RemovalStatus::Waiting) => ", waits for another".to_owned(),
+        Some(RemovalStatus::Changed) => ", kept: it was changed meanwhile".to_owned(),
     }
 }

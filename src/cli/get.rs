@@ -8,7 +8,7 @@ use crate::error::{Reason, Result};
 use crate::mvcc::{KeyRange, KeyValue, Revision};
 use crate::ops::Context;
 use crate::ops::fold::Source;
-use crate::ops::options::State;
+use crate::ops::options::StateOptions;
 use crate::ops::read::json::Entry;
 use crate::ops::read::{self, Keys};
 use crate::ops::tags::without_excluded;
@@ -51,7 +51,7 @@ pub(super) struct GetArgs {
     #[arg(long, value_parser = yes_or_no)]
     raw: bool,
     #[command(flatten)]
-    state: State,
+    state: StateOptions,
     #[command(flatten)]
     backup: BackupArgs,
 }

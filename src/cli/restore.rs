@@ -5,7 +5,7 @@ use super::{Ended, MeansArgs, Output, print_report, size};
 use crate::base::Cancel;
 use crate::base::shorten;
 use crate::ops::report::Report;
-use crate::ops::restore::{Action, Fate, Membership, Options, Outcome, Status, run};
+use crate::ops::restore::{Action, CandidateStatus, Membership, Options, Outcome, Status, run};
 use clap::Args;
 use std::path::PathBuf;
 
@@ -112,9 +112,9 @@ fn in_words(o: &Report<Outcome>) -> String {
     if o.candidates.len() > 1 {
         for c in &o.candidates {
             let fate = match c.status {
-                Fate::Chosen => "chosen",
-                Fate::NotChosen => "not chosen",
-                Fate::Excluded => "excluded",
+                CandidateStatus::Chosen => "chosen",
+                CandidateStatus::NotChosen => "not chosen",
+                CandidateStatus::Excluded => "excluded",
             };
             let revision = c.revision.map(|r| format!(" at revision {r}"));
             let why = c.message.as_ref().map(|m| format!(": {m}"));

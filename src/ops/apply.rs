@@ -1,7 +1,8 @@
-//! Applying: a part of a backup is put back into a live etcd.
+//! The operation `apply`: writes the keys of a backup back into a live etcd.
 //!
-//! The backup's keys and the live ones are compared in order, and what differs is written in guarded
-//! transactions while the comparison goes on. Where the backup's keys come from it does not know.
+//! Compares the backup's keys with the live ones in order, and writes the differences in guarded
+//! transactions while the comparison goes on. Does not know where the backup's keys come from. Called
+//! by `cli::apply`.
 
 use crate::base::Cancel;
 use crate::error::{Error, Reason, Result};
@@ -19,17 +20,17 @@ pub const MAX_TXN_OPS: usize = 128;
 /// etcd's own default for `--max-request-bytes`.
 pub const MAX_REQUEST_BYTES: usize = 1536 << 10;
 
-/// As many keys of each kind the outcome lists; what more there are it counts.
-const LISTED: usize = 1000;
+/// The most differences, and the most skipped keys, that the outcome lists; it counts the rest.
+const MOST_LISTED: usize = 1000;
 
-/// What to write, and how.
+/// The options of `apply`.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// The keys that are compared; live ones outside are neither read nor written.
+    /// The keys that are compared; live keys outside are neither read nor written.
     pub keys: KeyRange,
-    /// The revision of the backup that they are taken from; for the outcome.
+    /// The revision of the backup from which the keys are read; for the outcome only.
     pub revision: Revision,
-    /// Write; else only compare.
+    /// Write the differences; otherwise only compare.
     pub execute: bool,
     /// Also delete live keys that the backup does not have.
     pub delete_extra: bool,
@@ -39,33 +40,34 @@ pub struct Options {
     pub max_request_bytes: usize,
 }
 
-/// How it ended.
+/// The status of `apply`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, JsonSchema, Serialize)]
 pub enum Status {
-    /// All that differs is written (or would be, in a dry run).
+    /// All differences are written (or would be, in a dry run).
     Succeeded,
-    /// Nothing differs.
+    /// There are no differences to write.
     NothingToDo,
-    /// Not all is written: the other fields tell what is.
+    /// Not all differences are written: the other fields tell which ones are.
     #[default]
     Failed,
 }
 
-/// What is (or would be) done to a key.
+/// What is done with a key that differs (in a dry run: would be).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
+#[schemars(rename = "Verb")]
 #[serde(rename_all = "lowercase")]
-pub enum Verb {
-    /// It is missing live.
+pub enum DifferenceKind {
+    /// The live etcd lacks it.
     Create,
-    /// It has another value live.
+    /// The live etcd has another value.
     Update,
-    /// It is live and not in the backup, and goes.
+    /// The backup lacks it, and it is deleted.
     Delete,
-    /// It is live and not in the backup, and stays.
+    /// The backup lacks it, and it is kept.
     Leave,
 }
 
-/// A key in an outcome: as text where it is text.
+/// A key in an outcome: as text, or in base64 if it is not UTF-8.
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct KeyName {
     /// The key, if it is UTF-8; else null.
@@ -87,17 +89,17 @@ impl From<&[u8]> for KeyName {
 /// A key that differs.
 #[derive(Debug, Clone, JsonSchema, Serialize)]
 pub struct Difference {
-    /// `create`: missing live. `update`: another value live. `delete`: not in the backup, and to go. `leave`:
-    /// not in the backup, and left alone.
-    pub change: Verb,
+    /// `create`: the live etcd lacks it. `update`: the live etcd has another value. `delete`: the
+    /// backup lacks it, and it is deleted. `leave`: the backup lacks it, and it is kept.
+    pub change: DifferenceKind,
     /// The key.
     #[serde(flatten)]
     pub key: KeyName,
-    /// The live key's revision of its last change when it was compared; null if it was missing.
+    /// The mod_revision of the live key when it was compared; null if it was missing.
     pub live_mod_revision: Option<i64>,
-    /// Bytes of the live value.
+    /// Size of the live value, in bytes; null if it was missing.
     pub live_bytes: Option<usize>,
-    /// Bytes of the backup's value.
+    /// Size of the backup's value, in bytes; null if the backup lacks it.
     pub backup_bytes: Option<usize>,
 }
 
@@ -107,37 +109,38 @@ pub struct Skipped {
     /// The key.
     #[serde(flatten)]
     pub key: KeyName,
-    /// `Conflict`: it changed after it was compared. `TooLarge`: the server takes no such request.
+    /// `Conflict`: it changed after it was compared. `TooLarge`: the server does not accept such a
+    /// large request.
     pub cause: Reason,
-    /// Its revision when it was compared; 0 if it was missing.
+    /// Its mod_revision when it was compared; 0 if it was missing.
     pub seen_mod_revision: i64,
-    /// Its revision now; null if it is missing, or nobody looked.
+    /// Its mod_revision now; null if it is missing or was not read again.
     pub mod_revision: Option<i64>,
-    /// In words.
+    /// The cause as human-readable text.
     pub message: String,
 }
 
-/// What was done. The fields are a contract: `docs/apply-result.schema.json`.
+/// The result of `apply`. The fields are a contract: `docs/apply-result.schema.json`.
 #[derive(Debug, Clone, Default, JsonSchema, Serialize)]
 pub struct Outcome {
-    /// How it ended.
+    /// Whether all differences are written.
     pub status: Status,
-    /// Why, if it failed.
+    /// The error, if it failed.
     #[serde(flatten)]
     pub error: Failed,
-    /// Whether nothing was to be written: no `--execute`.
+    /// Whether this was a dry run, without `--execute`.
     pub dry_run: bool,
     /// The revision of the backup that was compared.
     pub revision: Revision,
     /// The revision of the live etcd that was compared; 0 if it could not be read.
     pub live_revision: i64,
-    /// Keys that the backup has and the live etcd had not.
+    /// Keys that the backup has and the live etcd lacked.
     pub to_create: u64,
     /// Keys with another value in the live etcd.
     pub to_update: u64,
-    /// Keys that the backup has not and that are to go: `--delete-extra`.
+    /// Keys that the backup lacks and that are deleted: `--delete-extra`.
     pub to_delete: u64,
-    /// Keys that the backup has not and that stay.
+    /// Keys that the backup lacks and that are kept.
     pub left_alone: u64,
     /// Keys with the same value on both sides.
     pub unchanged: u64,
@@ -147,47 +150,47 @@ pub struct Outcome {
     pub deleted: u64,
     /// Keys that changed after they were compared, and were not written.
     pub conflicts: u64,
-    /// Keys that the server's limits do not allow to be written.
+    /// Keys that exceed the server's limits and were not written.
     pub too_large: u64,
-    /// Keys that had a lease in the backup and are (or would be) put without one.
+    /// Keys that had a lease in the backup and are written without one (in a dry run: would be).
     pub leases_detached: u64,
-    /// Transactions that wrote.
+    /// Number of transactions that wrote.
     pub transactions: u64,
-    /// The live etcd's revision of the first of them.
+    /// The revision of the first of these transactions.
     pub first_revision: Option<i64>,
-    /// The live etcd's revision of the last of them.
+    /// The revision of the last of these transactions.
     pub last_revision: Option<i64>,
-    /// What differs, in the order of the keys: the first 1000.
+    /// The differences, in key order: the first 1000.
     pub differences: Vec<Difference>,
-    /// Keys that differ and are not listed.
+    /// Number of differences that are not listed.
     pub differences_omitted: u64,
-    /// What was not written: the first 1000.
+    /// The keys that were not written: the first 1000.
     pub skipped: Vec<Skipped>,
-    /// Keys that were not written and are not listed.
+    /// Number of keys that were not written and are not listed.
     pub skipped_omitted: u64,
 }
 
-/// Compares and, with `execute`, writes.
+/// Compares the keys, and with `execute` writes the differences.
 ///
-/// `wanted` calls what it is given with each of the backup's keys, in order. `tell` hears of every
-/// difference before it is written. The outcome tells what was written, whatever the error is.
+/// `backup_keys` calls its argument with each key of the backup, in order. `on_difference` is called
+/// for every difference before it is written. The outcome tells what was written, whatever the error.
 ///
-/// The error is `Conflict` where keys changed meanwhile, `Configuration` where the server takes no
-/// request as large as some value; else what ended the work: of `wanted`, of `tell`, of etcd,
-/// `Terminated`.
+/// The error is `Conflict` if keys changed after they were compared, `Configuration` if a value exceeds
+/// the server's limits, or else the one that ended the run: of `backup_keys`, `on_difference` or etcd,
+/// or `Terminated`.
 pub fn run(
     client: &Client,
     cancel: &Cancel,
     options: &Options,
-    wanted: impl FnOnce(&mut dyn FnMut(Wanted<'_>) -> Result<()>) -> Result<()>,
-    tell: &mut dyn FnMut(&Difference) -> Result<()>,
+    backup_keys: impl FnOnce(&mut dyn FnMut(Wanted<'_>) -> Result<()>) -> Result<()>,
+    on_difference: &mut dyn FnMut(&Difference) -> Result<()>,
 ) -> Report<Outcome> {
     let mut clock = Clock::start();
-    let mut run = Run {
+    let mut applier = Applier {
         client: client.clone(),
         cancel,
         options,
-        tell,
+        on_difference,
         batches: Batches::new(options.max_txn_ops, options.max_request_bytes),
         outcome: Outcome {
             dry_run: !options.execute,
@@ -195,10 +198,10 @@ pub fn run(
             ..Outcome::default()
         },
     };
-    let mut error = run.compare(wanted).err();
-    let mut outcome = run.outcome;
+    let mut error = applier.compare(backup_keys).err();
+    let mut outcome = applier.outcome;
     if error.is_none() {
-        error = outcome.left_over();
+        error = outcome.unwritten();
     }
     outcome.status = match &error {
         Some(_) => Status::Failed,
@@ -218,24 +221,26 @@ pub fn run(
     clock.ended(outcome, error)
 }
 
-struct Run<'a> {
+/// Compares the keys, and writes the differences.
+struct Applier<'a> {
     client: Client,
     cancel: &'a Cancel,
     options: &'a Options,
-    tell: &'a mut dyn FnMut(&Difference) -> Result<()>,
+    on_difference: &'a mut dyn FnMut(&Difference) -> Result<()>,
     batches: Batches,
     outcome: Outcome,
 }
 
-impl Run<'_> {
+impl Applier<'_> {
+    /// Compares all keys, and writes the differences in batches.
     fn compare(
         &mut self,
-        wanted: impl FnOnce(&mut dyn FnMut(Wanted<'_>) -> Result<()>) -> Result<()>,
+        backup_keys: impl FnOnce(&mut dyn FnMut(Wanted<'_>) -> Result<()>) -> Result<()>,
     ) -> Result<()> {
-        let live = Live::new(self.client.clone(), &self.options.keys);
+        let live = LiveKeys::new(self.client.clone(), &self.options.keys);
         let mut diff = Diff::new(live);
-        let compared = wanted(&mut |w| diff.wanted(w, |change| self.change(change)))
-            .and_then(|()| diff.finish(|change| self.change(change)));
+        let compared = backup_keys(&mut |key| diff.wanted(key, |change| self.handle(change)))
+            .and_then(|()| diff.finish(|change| self.handle(change)));
         self.outcome.live_revision = diff.live().revision;
         compared?;
         match self.batches.take() {
@@ -244,54 +249,55 @@ impl Run<'_> {
         }
     }
 
-    fn change(&mut self, change: Change<'_>) -> Result<()> {
+    /// Reports a difference, and adds it to the next batch.
+    fn handle(&mut self, change: Change<'_>) -> Result<()> {
         self.cancel.check()?;
         let o = &mut self.outcome;
-        let (verb, key, live, value) = match change {
+        let (kind, key, live, value) = match change {
             Change::Unchanged { .. } => {
                 o.unchanged += 1;
                 return Ok(());
             }
             Change::Put { wanted, live } => {
-                let verb = match live {
-                    None => Verb::Create,
-                    Some(_) => Verb::Update,
+                let kind = match live {
+                    None => DifferenceKind::Create,
+                    Some(_) => DifferenceKind::Update,
                 };
-                (verb, wanted.key, live, Some(wanted))
+                (kind, wanted.key, live, Some(wanted))
             }
             Change::Extra { live } => {
-                let verb = match self.options.delete_extra {
-                    true => Verb::Delete,
-                    false => Verb::Leave,
+                let kind = match self.options.delete_extra {
+                    true => DifferenceKind::Delete,
+                    false => DifferenceKind::Leave,
                 };
-                (verb, live.key.as_slice(), Some(live), None)
+                (kind, live.key.as_slice(), Some(live), None)
             }
         };
-        match verb {
-            Verb::Create => o.to_create += 1,
-            Verb::Update => o.to_update += 1,
-            Verb::Delete => o.to_delete += 1,
-            Verb::Leave => o.left_alone += 1,
+        match kind {
+            DifferenceKind::Create => o.to_create += 1,
+            DifferenceKind::Update => o.to_update += 1,
+            DifferenceKind::Delete => o.to_delete += 1,
+            DifferenceKind::Leave => o.left_alone += 1,
         }
-        // A live key's own lease stays on it.
+        // A live key keeps its own lease.
         let keep_lease = live.is_some_and(|l| l.lease != 0);
         if value.is_some_and(|w| w.lease != 0) && !keep_lease {
             o.leases_detached += 1;
         }
         let difference = Difference {
-            change: verb,
+            change: kind,
             key: key.into(),
             live_mod_revision: live.map(|l| l.mod_revision),
             live_bytes: live.map(|l| l.value.len()),
             backup_bytes: value.map(|w| w.value.len()),
         };
-        (self.tell)(&difference)?;
-        if o.differences.len() < LISTED {
+        (self.on_difference)(&difference)?;
+        if o.differences.len() < MOST_LISTED {
             o.differences.push(difference);
         } else {
             o.differences_omitted += 1;
         }
-        if verb == Verb::Leave || !self.options.execute {
+        if kind == DifferenceKind::Leave || !self.options.execute {
             return Ok(());
         }
         let action = match value {
@@ -301,43 +307,46 @@ impl Run<'_> {
             },
             None => Action::Delete,
         };
-        let full = self.batches.push(Write {
+        let full_batch = self.batches.push(Write {
             key: key.to_vec(),
             action,
             seen: live.map_or(0, |l| l.mod_revision),
         });
-        match full {
+        match full_batch {
             Some(batch) => self.commit(batch),
             None => Ok(()),
         }
     }
 
-    /// Writes a batch; key by key where it cannot be written as one, so that the keys in the way
-    /// are known by name.
+    /// Writes a batch. If it cannot be written as one, writes key by key, so that the outcome can name
+    /// the keys that prevent it.
     fn commit(&mut self, batch: Vec<Write>) -> Result<()> {
         self.cancel.check()?;
         match (self.client.commit(&batch)?, batch.as_slice()) {
-            (Committed::Done { revision }, _) => self.outcome.wrote(&batch, revision),
-            (committed, [one]) => self.outcome.settle(one, committed, false),
-            (Committed::Changed { maybe_ours, .. }, _) => self.one_by_one(&batch, maybe_ours)?,
-            (Committed::TooLarge { .. }, _) => self.one_by_one(&batch, false)?,
+            (Committed::Done { revision }, _) => self.outcome.count_written(&batch, revision),
+            (committed, [one]) => self.outcome.record(one, committed, false),
+            (Committed::Changed { maybe_ours, .. }, _) => {
+                self.commit_one_by_one(&batch, maybe_ours)?
+            }
+            (Committed::TooLarge { .. }, _) => self.commit_one_by_one(&batch, false)?,
         }
         Ok(())
     }
 
-    /// `maybe_ours`: an answer was lost, so the batch may be written already.
-    fn one_by_one(&mut self, batch: &[Write], maybe_ours: bool) -> Result<()> {
+    /// Writes a batch key by key. `maybe_ours`: a response was lost, so the batch may be written
+    /// already.
+    fn commit_one_by_one(&mut self, batch: &[Write], maybe_ours: bool) -> Result<()> {
         for write in batch {
             self.cancel.check()?;
             let committed = self.client.commit(std::slice::from_ref(write))?;
-            self.outcome.settle(write, committed, maybe_ours);
+            self.outcome.record(write, committed, maybe_ours);
         }
         Ok(())
     }
 }
 
 impl Outcome {
-    fn wrote(&mut self, batch: &[Write], revision: i64) {
+    fn count_written(&mut self, batch: &[Write], revision: i64) {
         self.transactions += 1;
         self.first_revision.get_or_insert(revision);
         self.last_revision = Some(revision);
@@ -349,14 +358,16 @@ impl Outcome {
         }
     }
 
-    /// What became of a key that was written alone.
-    fn settle(&mut self, write: &Write, committed: Committed, maybe_ours: bool) {
+    /// Records the result of a key that was written alone.
+    fn record(&mut self, write: &Write, committed: Committed, maybe_ours: bool) {
         match committed {
-            Committed::Done { revision } => self.wrote(std::slice::from_ref(write), revision),
+            Committed::Done { revision } => {
+                self.count_written(std::slice::from_ref(write), revision)
+            }
             Committed::Changed {
                 now,
                 maybe_ours: now_ours,
-            } => self.changed(write, now, maybe_ours || now_ours),
+            } => self.record_changed(write, now, maybe_ours || now_ours),
             Committed::TooLarge { message } => {
                 let message = format!(
                     "{message}: {} bytes; raise etcd's --max-request-bytes",
@@ -367,39 +378,41 @@ impl Outcome {
         }
     }
 
-    /// A key's guard did not hold: is it as it is to be all the same?
-    fn changed(&mut self, write: &Write, now: Option<LiveKey>, maybe_ours: bool) {
-        let as_wanted = match (&write.action, &now) {
+    /// Records a key whose guard failed. If it has the desired value all the same, that is not a
+    /// conflict.
+    fn record_changed(&mut self, write: &Write, now: Option<LiveKey>, maybe_ours: bool) {
+        let is_as_desired = match (&write.action, &now) {
             (Action::Put { value, .. }, Some(now)) => *value == now.value,
             (Action::Delete, None) => true,
             _ => false,
         };
-        if as_wanted && maybe_ours {
-            let revision = now.map(|n| n.mod_revision);
-            let revision = revision
+        if is_as_desired && maybe_ours {
+            let revision = now
+                .map(|n| n.mod_revision)
                 .or(self.last_revision)
                 .unwrap_or(self.live_revision);
-            self.wrote(std::slice::from_ref(write), revision);
-        } else if as_wanted {
+            self.count_written(std::slice::from_ref(write), revision);
+        } else if is_as_desired {
             self.unchanged += 1;
         } else {
-            let what = match (&now, write.seen) {
+            let event = match (&now, write.seen) {
                 (None, _) => "was deleted",
-                (Some(_), 0) => "came into being",
+                (Some(_), 0) => "was created",
                 (Some(_), _) => "was changed",
             };
             let now = now.map(|n| n.mod_revision);
-            let message = format!("it {what} after it was compared");
+            let message = format!("it {event} after it was compared");
             self.skip(write, Reason::Conflict, now, message);
         }
     }
 
+    /// Adds a key that was not written.
     fn skip(&mut self, write: &Write, cause: Reason, now: Option<i64>, message: String) {
         match cause {
             Reason::Conflict => self.conflicts += 1,
             _ => self.too_large += 1,
         }
-        if self.skipped.len() >= LISTED {
+        if self.skipped.len() >= MOST_LISTED {
             self.skipped_omitted += 1;
             return;
         }
@@ -412,64 +425,68 @@ impl Outcome {
         });
     }
 
-    /// What keys that were not written come to.
-    fn left_over(&self) -> Option<Error> {
+    /// Returns the error for keys that were not written, if there are any.
+    fn unwritten(&self) -> Option<Error> {
         if self.too_large > 0 {
             return Some(Reason::Configuration.error(format!(
-                "{} keys are larger than the server's limits allow and were not written: raise etcd's --max-request-bytes",
+                "{} keys exceed the server's limits and were not written: raise etcd's --max-request-bytes",
                 self.too_large
             )));
         }
         (self.conflicts > 0).then(|| {
             Reason::Conflict.error(format!(
-                "{} keys changed after they were compared and were not written; all else is: run again to compare anew",
+                "{} keys changed after they were compared and were not written; all others were: run again to compare anew",
                 self.conflicts
             ))
         })
     }
 }
 
-/// About as many bytes as one page of live keys is to have.
+/// The desired size of a page of live keys, in bytes.
 const PAGE_BYTES: usize = 4 << 20;
-/// Keys of the first page: values of 1.5 MiB each must not be too many.
+/// Number of keys of the first page. It is small, since each value may have 1.5 MiB.
 const FIRST_PAGE: usize = 16;
-/// As many as API servers ask for at once. Large values may come after small ones, and what is asked
-/// for the live etcd has in its memory.
+/// The most keys of a page, as in requests of the Kubernetes API server. Large values may follow small
+/// ones, and the live etcd holds a page in memory.
 const LARGEST_PAGE: usize = 500;
 
-/// Keys of the next page, after one of `keys` keys with `bytes` in all.
+/// Returns the number of keys to request for the next page, after one of `keys` keys with `bytes` bytes
+/// in total.
 fn next_limit(limit: usize, keys: usize, bytes: usize) -> usize {
     let each = bytes / keys.max(1);
     let fits = PAGE_BYTES / each.max(1);
     fits.clamp(1, LARGEST_PAGE).min(limit.saturating_mul(4))
 }
 
-/// The live keys of a range, page by page, all as of one revision.
-struct Live {
+/// The live keys of a range, read page by page as of one revision.
+struct LiveKeys {
     client: Client,
     from: Vec<u8>,
     end: Vec<u8>,
-    /// 0 until the first page is there.
+    /// 0 until the first page is read.
     revision: i64,
+    /// Number of keys to request for the next page.
     limit: usize,
     page: VecDeque<LiveKey>,
-    more: bool,
+    /// Whether there are further pages.
+    has_more: bool,
 }
 
-impl Live {
+impl LiveKeys {
     fn new(client: Client, keys: &KeyRange) -> Self {
         let (from, end) = bounds(keys);
-        Live {
+        LiveKeys {
             client,
             from,
             end,
             revision: 0,
             limit: FIRST_PAGE,
             page: VecDeque::new(),
-            more: true,
+            has_more: true,
         }
     }
 
+    /// Reads the next page.
     fn fetch(&mut self) -> Result<()> {
         let page = self
             .client
@@ -479,9 +496,9 @@ impl Live {
         }
         let bytes = page.keys.iter().map(|k| k.key.len() + k.value.len()).sum();
         self.limit = next_limit(self.limit, page.keys.len(), bytes);
-        self.more = page.more;
+        self.has_more = page.more;
         if let Some(last) = page.keys.last() {
-            // The very next key there can be.
+            // The smallest key after the last one.
             self.from.clone_from(&last.key);
             self.from.push(0);
         }
@@ -490,22 +507,23 @@ impl Live {
     }
 }
 
-impl Iterator for Live {
+impl Iterator for LiveKeys {
     type Item = Result<LiveKey>;
 
     fn next(&mut self) -> Option<Self::Item> {
         if self.page.is_empty()
-            && self.more
+            && self.has_more
             && let Err(e) = self.fetch()
         {
-            self.more = false;
+            self.has_more = false;
             return Some(Err(e));
         }
         self.page.pop_front().map(Ok)
     }
 }
 
-/// From where to before where keys lie; `[0]` stands for the end of all keys, as in etcd.
+/// Returns the first key of a range and the end after its last; `[0]` stands for the end of all keys,
+/// as in etcd.
 fn bounds(keys: &KeyRange) -> (Vec<u8>, Vec<u8>) {
     match keys {
         KeyRange::All => (vec![0], vec![0]),
@@ -555,7 +573,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_is_no_text_is_told_in_base64() {
+    fn a_key_that_is_not_utf8_is_written_in_base64() {
         let json = |key: &[u8]| serde_json::to_string(&KeyName::from(key)).unwrap();
         assert_eq!(json(b"/a"), r#"{"key":"/a","key_base64":null}"#);
         assert_eq!(json(b"\xff"), r#"{"key":null,"key_base64":"/w=="}"#);

@@ -1,6 +1,9 @@
-//! Compaction: the newest full and the deltas after it become one new full.
+//! The operation `compact`: folds the newest full and the deltas after it into one new full, and
+//! publishes it.
 //!
-//! scan → choose a timeline and a chain → fold → lay out, compress and upload → verify → publish.
+//! Steps: scan the backup, choose a timeline and a chain, fold, lay out the new database, compress and
+//! upload it, verify, publish. Deletes nothing: `gc` removes what the new full supersedes. Called by
+//! `cli::compact`.
 
 use crate::backup::codec::{self, CompressionChoice};
 use crate::backup::frame::FrameWriter;
@@ -13,7 +16,7 @@ use crate::mvcc::{Fold, HashKv, KeepHistory, KeyRange, Revision};
 use crate::ops::fold::Source;
 use crate::ops::fold::publish::{Both, Packed, Packer, give_name, refuse_plain};
 use crate::ops::fold::rebuild::{Leases, Rebuild};
-use crate::ops::options::State;
+use crate::ops::options::StateOptions;
 use crate::ops::parallel::side_by_side;
 use crate::ops::report::{Clock, Report};
 use crate::ops::scan::{Depth, Scan, scan};
@@ -38,12 +41,12 @@ pub struct History {
     pub keep_history: Option<TextValue<KeepHistory>>,
 }
 
-/// What to compact, and how.
+/// The options of `compact`.
 #[derive(Debug, Clone, Default, Args)]
 pub struct Options {
     /// Up to where, and on which timeline.
     #[command(flatten)]
-    pub state: State,
+    pub state: StateOptions,
     /// What is kept: the latest revision alone, if nothing is said.
     #[command(flatten)]
     pub history: History,
@@ -60,68 +63,70 @@ pub struct Options {
 
 impl Options {
     fn keep_history(&self) -> KeepHistory {
-        let given = self.history.keep_history.as_ref();
-        let given = given.and_then(TextValue::value);
-        given.unwrap_or(KeepHistory::Latest)
+        let text = self.history.keep_history.as_ref();
+        text.and_then(TextValue::value)
+            .unwrap_or(KeepHistory::Latest)
     }
 }
 
-/// How it ended.
+/// The status of a compaction that did not fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
 pub enum Status {
-    /// A new full is there (or would be, in a dry run).
+    /// A new full was written (or would be, in a dry run).
     Succeeded,
-    /// Nothing is newer than the base.
+    /// No snapshot is newer than the base.
     NothingToDo,
 }
 
-/// What was done. The fields are a contract: `docs/compact-result.schema.json`.
+/// The result of a compaction. The fields are a contract: `docs/compact-result.schema.json`.
 #[derive(Debug, Clone, JsonSchema, Serialize)]
 pub struct Outcome {
-    /// How it ended.
+    /// Whether anything was newer than the base.
     pub status: Status,
-    /// The name, without its folder, of the full snapshot that now holds `revision`: the one written, or the
-    /// base if there was nothing to do. null if a dry run would fold.
+    /// The name, without its folder, of the full snapshot that now holds `revision`: the new one, or
+    /// the base if there was nothing to do. null in a dry run that would fold.
     pub snapshot: Option<String>,
-    /// The name, without its folder, of the full snapshot that the deltas were folded into.
+    /// The name, without its folder, of the base: the full snapshot into which the deltas were folded.
     pub base: String,
     /// The names, without their folders, of the delta snapshots that were folded, in order.
     pub deltas: Vec<String>,
-    /// How many events of the deltas were folded; those that the base holds already are not counted. null if
-    /// a dry run would fold.
+    /// How many events of the deltas were folded. Events that the base already holds are not counted.
+    /// null in a dry run that would fold.
     pub events: Option<u64>,
-    /// The revision folded to.
+    /// The newest revision of the fold.
     pub revision: Revision,
-    /// The compacted revision of `snapshot`: states before it cannot be read from it. -1 if it holds all
-    /// history. null if a dry run would fold.
+    /// The compacted revision of `snapshot`: older states cannot be read from it. -1 if it holds all
+    /// history. null in a dry run that would fold.
     pub compact_revision: Option<Revision>,
-    /// How many keys are alive at `revision`. null if a dry run would fold.
+    /// How many keys are alive at `revision`. null in a dry run that would fold.
     pub live_keys: Option<u64>,
-    /// etcd's HashKV of `snapshot` at `revision`: what `etcdctl endpoint hashkv` says of an etcd that serves
-    /// it. null if a dry run would fold.
+    /// etcd's HashKV of `snapshot` at `revision`: what `etcdctl endpoint hashkv` prints for an etcd
+    /// that serves it. null in a dry run that would fold.
     pub hash_kv: Option<u32>,
     /// The ID of the timeline that was folded.
     pub timeline: String,
-    /// Bytes read from the store, the reading back of what was written included.
+    /// Bytes read from the store, including the verification of the upload.
     pub bytes_read: u64,
-    /// Size in the store, in bytes, of `snapshot`; 0 if nothing had to be written.
+    /// Size of `snapshot` in the store, in bytes; 0 if nothing had to be written.
     pub bytes_written: u64,
-    /// Users, roles, members, alarms and leases are as of this revision, since deltas hold only keys.
+    /// The revision as of which users, roles, members, alarms and leases are in `snapshot`: deltas hold
+    /// only keys.
     pub metadata_revision: Revision,
-    /// The compression of `snapshot`, or in a dry run the one it would have.
+    /// The compression of `snapshot`; in a dry run, the one that it would have.
     pub compression: Compression,
-    /// Whether only a plan was made.
+    /// Whether this was a dry run.
     pub dry_run: bool,
 }
 
-/// Runs a compaction.
+/// Folds the newest chain, and publishes the result as a new full.
 ///
 /// # Errors
-/// Any reason but `Usage`; nothing is visible in the store then but, at worst, a staging object.
+/// Fails with any reason except `Usage`. After a failure, the backup is unchanged, except perhaps for a
+/// staging object.
 pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
     let clock = Clock::start();
     without_excluded(|| {
-        Run {
+        Compaction {
             ctx,
             options,
             clock: clock.clone(),
@@ -130,16 +135,17 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
     })
 }
 
-struct Run<'a> {
+/// A compaction under way.
+struct Compaction<'a> {
     ctx: &'a Context,
     options: &'a Options,
     clock: Clock,
 }
 
-impl Run<'_> {
+impl Compaction<'_> {
     fn run(mut self) -> Result<Report<Outcome>> {
         let scan = scan(self.ctx, Depth::Doubtful)?;
-        // What is not waited for goes on beside the reading and folding.
+        // Cleaning and preparing run concurrently with reading and folding.
         let store = &self.ctx.store;
         let writes = !self.options.dry_run;
         let _cleaning = writes.then(|| {
@@ -155,23 +161,13 @@ impl Run<'_> {
         };
         self.clock.warnings.extend(source.warnings.iter().cloned());
         if source.is_folded() {
-            let hash = source.hash_of_base(self.ctx)?;
-            let compression = self.newest_name(&source)?.compression.into();
-            let mut outcome = self.outcome(&source, compression);
-            outcome.status = Status::NothingToDo;
-            outcome.snapshot = Some(source.base_name());
-            outcome.events = Some(0);
-            self.fill(&mut outcome, &hash);
-            // An earlier run may have failed to.
-            self.renew_leases(News::default());
-            return Ok(self.clock.report(outcome));
+            return self.nothing_to_do(&source);
         }
-
         let inputs = source.inputs();
         let encrypted = inputs.map(|s| &s.name).find(|n| n.is_encrypted);
         refuse_plain(self.ctx, encrypted)?;
         let encoding = self.resolve_compression(&source)?;
-        self.warn_about_room(&source);
+        self.warn_about_space(&source);
         if self.options.dry_run {
             self.clock.warnings.extend(source.tags_warning());
             let outcome = self.outcome(&source, encoding);
@@ -187,7 +183,7 @@ impl Run<'_> {
             kind: Kind::Full,
             start: Revision(0),
             last: source.target,
-            created: newest_input(&source) + 1,
+            created: newest_input_time(&source) + 1,
             compression: encoding.compression,
             is_final: newest.is_final,
             is_encrypted: self.ctx.keys.encrypts(),
@@ -201,7 +197,7 @@ impl Run<'_> {
             hash_kv = folded.hash,
             bytes,
             "{}",
-            if bytes == 0 { "the very same full snapshot was there already" } else { "wrote a full snapshot" }
+            if bytes == 0 { "an identical full snapshot already exists" } else { "wrote a full snapshot" }
         );
         if scan
             .catalog
@@ -210,19 +206,33 @@ impl Run<'_> {
             .any(|s| s.excluded && s.name == new_name)
         {
             self.clock.warn(format!(
-                "{new_name} was there already and is excluded: it is not used, and the next run folds the same again"
+                "{new_name} already exists and is excluded, so it is not used, and the next run folds the same again: bring it back with `deltafold undelete`, or delete it"
             ));
         }
         let mut outcome = self.outcome(&source, encoding);
         outcome.snapshot = Some(new_name.to_string());
         outcome.events = Some(events);
         outcome.bytes_written = bytes;
-        self.fill(&mut outcome, &folded);
+        self.add_hash(&mut outcome, &folded);
         let news = News {
             full: true,
             ..News::default()
         };
         self.renew_leases(news);
+        Ok(self.clock.report(outcome))
+    }
+
+    /// Returns the report if no snapshot is newer than the base.
+    fn nothing_to_do(mut self, source: &Source) -> Result<Report<Outcome>> {
+        let hash = source.hash_of_base(self.ctx)?;
+        let compression = self.newest_name(source)?.compression.into();
+        let mut outcome = self.outcome(source, compression);
+        outcome.status = Status::NothingToDo;
+        outcome.snapshot = Some(source.base_name());
+        outcome.events = Some(0);
+        self.add_hash(&mut outcome, &hash);
+        // An earlier run may have failed to renew the Leases.
+        self.renew_leases(News::default());
         Ok(self.clock.report(outcome))
     }
 
@@ -234,13 +244,13 @@ impl Run<'_> {
         }
     }
 
-    /// What will certainly not fit is an error where it is known for sure.
-    fn warn_about_room(&mut self, source: &Source) {
-        let need = source.temp_bytes();
+    /// Warns if the temporary directory may be too small. If it certainly is, the fold fails later.
+    fn warn_about_space(&mut self, source: &Source) {
+        let needed = source.temp_bytes();
         let free = free_space::free_bytes(&self.ctx.temp_dir).unwrap_or(u64::MAX);
-        if free < need {
+        if free < needed {
             self.clock.warn(format!(
-                "the temporary directory {} has {free} bytes free; up to about {need} may be needed: choose another with --temp-dir if it fails",
+                "the temporary directory {} has {free} bytes free, and up to about {needed} may be needed: choose another with --temp-dir if the run fails",
                 self.ctx.temp_dir.display()
             ));
         }
@@ -261,9 +271,10 @@ impl Run<'_> {
     fn newest_name<'s>(&self, source: &'s Source) -> Result<&'s SnapshotName> {
         source
             .newest_name()
-            .ok_or_else(|| Error::internal("a store's snapshot without a name"))
+            .ok_or_else(|| Error::internal("a snapshot in the store has no name"))
     }
 
+    /// Returns an outcome before anything is written.
     fn outcome(&self, source: &Source, encoding: codec::Encoding) -> Outcome {
         Outcome {
             status: Status::Succeeded,
@@ -284,13 +295,15 @@ impl Run<'_> {
         }
     }
 
-    fn fill(&self, outcome: &mut Outcome, hash: &HashKv) {
+    /// Adds the HashKV, the live keys and the compacted revision to an outcome.
+    fn add_hash(&self, outcome: &mut Outcome, hash: &HashKv) {
         outcome.hash_kv = Some(hash.hash);
         outcome.live_keys = Some(hash.live_keys);
         outcome.compact_revision = Some(hash.compact_revision);
     }
 
-    /// Lays the new database out, compresses and uploads it on the way, and verifies it.
+    /// Writes the new database: lays it out, compresses and uploads it, and verifies it concurrently
+    /// with the upload.
     fn write(
         &self,
         source: &Source,
@@ -317,7 +330,7 @@ impl Run<'_> {
         );
         let folded = rebuild.write(self.ctx, fold, &layout, &mut both)?.hash;
         let (file, stream) = both.into_parts().map_err(failed)?;
-        let file = file.ok_or_else(|| Error::internal("a database without a file"))?;
+        let file = file.ok_or_else(|| Error::internal("the new database has no file"))?;
         let verify = || rebuild.verify(self.ctx.spool(file), &folded, &layout);
         let stage = || stream.finish().map_err(failed)?.finish();
         let (verified, packed) = side_by_side(self.ctx.threads, verify, stage);
@@ -327,14 +340,14 @@ impl Run<'_> {
     }
 }
 
-/// Whether there is likely something to fold.
+/// Returns whether the newest snapshot is a delta, so that there is probably something to fold.
 fn is_delta_newest(scan: &Scan) -> bool {
     let newest = scan.catalog.usable().last();
     newest.is_some_and(|i| scan.catalog.snapshots[i].name.kind == Kind::Incr)
 }
 
-/// When the newest of all inputs was taken, in seconds since 1970.
-fn newest_input(source: &Source) -> i64 {
+/// Returns the creation time of the newest input, in seconds since 1970.
+fn newest_input_time(source: &Source) -> i64 {
     let inputs = source.inputs();
     let created = inputs.map(|s| s.name.created);
     created.max().unwrap_or_default()

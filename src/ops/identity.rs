@@ -1,8 +1,9 @@
-//! Whose backup a prefix is: the cluster that first wrote to it, noted beside the snapshots.
+//! The identity of a backup: the cluster that first wrote to the prefix, recorded beside the snapshots.
 //!
-//! A cluster of another ID is refused before it writes anything, unless it is said to have taken over. It does
-//! not tell histories apart (`snapshot::next`), nor who writes at this moment (`store::lock`). `ops::snapshot`
-//! claims a prefix; `list`, `verify`, `restore` and `copy` read whose it is.
+//! A cluster with another ID is refused before it writes anything, unless it takes over. The identity
+//! does not distinguish histories (`snapshot::next` does), and does not keep out a second writer
+//! (`store::lock` does). `ops::snapshot` claims a prefix; `list`, `verify`, `restore` and `copy` read
+//! its identity.
 
 use crate::error::{Error, Reason, Result};
 use crate::etcd::cluster::Cluster;
@@ -11,18 +12,18 @@ use crate::store::{Published, Store};
 use chrono::{DateTime, SecondsFormat, Utc};
 use serde::{Deserialize, Serialize};
 
-/// The object, directly in the prefix: neither layout of snapshots lists it.
+/// The object's path, directly in the prefix: no layout of snapshots lists it.
 pub const IDENTITY: &str = "deltafold-identity.json";
-/// It has some hundred bytes; more is none of ours.
+/// The largest object that is read, in bytes: an identity has some hundred.
 const MOST_BYTES: u64 = 1 << 20;
 
-/// Whose backup a prefix is, as its object has it.
+/// The cluster that a backup belongs to, as recorded in its object.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Identity {
-    /// The cluster's ID, hexadecimal, as etcdctl shows it.
+    /// The cluster's ID, hexadecimal, as etcdctl prints it.
     pub cluster_id: String,
-    /// Its members' names when it was recorded, sorted.
+    /// The names of the cluster's members when it was recorded, sorted.
     #[serde(default)]
     pub member_names: Vec<String>,
     /// When it was recorded: RFC 3339.
@@ -33,12 +34,12 @@ pub struct Identity {
     pub former_cluster_ids: Vec<String>,
 }
 
-/// What a live cluster says of itself.
+/// The ID and the members of a live cluster.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ClusterFacts {
-    /// Its ID.
+    /// The cluster's ID.
     pub cluster_id: u64,
-    /// The names of the members that have one.
+    /// The names of the members; a member that has not started has none.
     pub member_names: Vec<String>,
 }
 
@@ -61,31 +62,32 @@ impl From<&Cluster> for ClusterFacts {
 }
 
 impl Identity {
-    /// Reads what an object holds.
+    /// Parses the content of an identity object.
     fn parse(content: &[u8]) -> Result<Identity, String> {
         let identity: Identity = serde_json::from_slice(content).map_err(|e| e.to_string())?;
         let is_id =
             |id: &String| u64::from_str_radix(id, 16).is_ok_and(|n| format!("{n:x}") == *id);
         let former = identity.former_cluster_ids.iter();
-        let wrong = former.chain([&identity.cluster_id]).find(|&id| !is_id(id));
-        match wrong.map(|id| format!("\"{id}\" is no cluster ID")) {
-            Some(why) => Err(why),
+        let invalid = former.chain([&identity.cluster_id]).find(|&id| !is_id(id));
+        match invalid.cloned() {
+            Some(id) => Err(format!("\"{id}\" is not a cluster ID")),
             None => Ok(identity),
         }
     }
 
+    /// Returns the content of the object.
     pub(super) fn bytes(&self) -> Result<Vec<u8>> {
         let mut bytes = serde_json::to_vec_pretty(self)
-            .map_err(|e| Error::internal(format!("an identity that is no JSON: {e}")))?;
+            .map_err(|e| Error::internal(format!("an identity cannot be written as JSON: {e}")))?;
         bytes.push(b'\n');
         Ok(bytes)
     }
 
-    /// The same, in the place of what was recorded before: that cluster and its former ones are former ones of this.
-    pub(super) fn after(mut self, recorded: &Identity) -> Identity {
+    /// Returns this identity with the recorded cluster and its former ones as former clusters.
+    pub(super) fn replacing(mut self, recorded: &Identity) -> Identity {
         let former = recorded.former_cluster_ids.iter();
         for id in former.chain([&recorded.cluster_id]) {
-            // One that comes back stands at its last time only.
+            // A cluster that comes back is listed once, at its latest place.
             self.former_cluster_ids.retain(|f| f != id);
             if *id != self.cluster_id {
                 self.former_cluster_ids.push(id.clone());
@@ -94,31 +96,31 @@ impl Identity {
         self
     }
 
-    /// Its cluster for people: the ID, and the members' names where there are any.
-    pub fn cluster(&self) -> String {
-        format!("{}{}", self.cluster_id, members(&self.member_names))
+    /// Returns the cluster as human-readable text: the ID and the members' names, if there are any.
+    pub fn describe_cluster(&self) -> String {
+        format!("{}{}", self.cluster_id, members_suffix(&self.member_names))
     }
 
-    /// Whether it is the backup of the cluster with that ID.
+    /// Returns whether the backup belongs to the cluster with this ID.
     pub fn is_of(&self, cluster_id: u64) -> bool {
         self.cluster_id == format!("{cluster_id:x}")
     }
 }
 
-/// What is to be done about a prefix before a cluster writes to it.
+/// What to do before a cluster writes to a prefix.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Decision {
-    /// Nobody wrote to it, or somebody who did not say: it becomes this cluster's.
+    /// The prefix has no identity: record this cluster's.
     Record(Identity),
-    /// It is this cluster's.
+    /// The prefix belongs to this cluster.
     Known,
-    /// It was another cluster's, and this one took over.
+    /// The prefix belonged to another cluster, and this one takes over.
     TakeOver(Identity),
-    /// It is another cluster's.
+    /// The prefix belongs to another cluster.
     Refuse,
 }
 
-/// Decides by what is recorded.
+/// Decides by the recorded identity.
 pub fn decide(
     recorded: Option<&Identity>,
     facts: &ClusterFacts,
@@ -134,32 +136,33 @@ pub fn decide(
     match recorded {
         None => Decision::Record(identity),
         Some(r) if r.is_of(facts.cluster_id) => Decision::Known,
-        Some(r) if take_over => Decision::TakeOver(identity.after(r)),
+        Some(r) if take_over => Decision::TakeOver(identity.replacing(r)),
         Some(_) => Decision::Refuse,
     }
 }
 
-/// Whose backup a prefix is; `None` where nobody has recorded it.
+/// Reads the identity of a backup. Returns `None` if none is recorded.
 ///
 /// # Errors
-/// `Configuration` where the object holds something else; the store's.
+/// Fails with `Configuration` if the object holds something else, or with an error of the store.
 pub fn read(store: &Store) -> Result<Option<Identity>> {
     let Some(content) = store.read_small(IDENTITY, MOST_BYTES)? else {
         return Ok(None);
     };
-    Identity::parse(&content).map(Some).map_err(|why| {
+    Identity::parse(&content).map(Some).map_err(|problem| {
         Reason::Configuration.error(format!(
-            "{} does not tell whose backup this is: {why}; look at it, and delete it if this prefix is the right one: the next snapshot writes it anew",
+            "{} is not a valid identity, so the cluster that this backup belongs to is unknown: {problem}. Look at the object, and delete it if this prefix is the right one: the next snapshot writes it anew",
             store.name(IDENTITY)
         ))
     })
 }
 
-/// Sees to it that a prefix is this cluster's before anything of it is written there; the first one to come
-/// records that it is. `take_over`: also where it was another cluster's.
+/// Makes sure that a prefix belongs to this cluster before the cluster writes to it. The first cluster
+/// is recorded. With `take_over`, a prefix of another cluster becomes this one's.
 ///
 /// # Errors
-/// `OtherCluster` where it is another cluster's; those of [`read`]; the store's.
+/// Fails with `OtherCluster` if the prefix belongs to another cluster, or with the errors of [`read`]
+/// and of the store.
 pub fn claim(ctx: &Context, facts: &ClusterFacts, take_over: bool) -> Result<()> {
     let store = &ctx.store;
     let recorded = read(store)?;
@@ -184,49 +187,50 @@ pub fn claim(ctx: &Context, facts: &ClusterFacts, take_over: bool) -> Result<()>
             );
         }
     }
-    // Another first writer may have been faster, and some servers take a condition and ignore it.
+    // Another first writer may have been faster, and some servers ignore the condition of a write.
     match read(store)? {
         Some(r) if r.is_of(facts.cluster_id) => Ok(()),
-        Some(r) => Err(other_cluster(store, &r, facts)),
+        Some(r) => Err(other_cluster_error(store, &r, facts)),
         None => Err(Reason::SnapshotVanished.error(format!(
-            "{} was written and is gone: it was deleted meanwhile; run again",
+            "{} was deleted right after it was written: run again",
             store.name(IDENTITY)
         ))),
     }
 }
 
-/// Fails where a prefix is recorded to be another cluster's; writes nothing.
+/// Fails if a prefix belongs to another cluster. Writes nothing.
 ///
 /// # Errors
-/// As [`claim`].
+/// Fails like [`claim`].
 pub fn check(store: &Store, facts: &ClusterFacts) -> Result<()> {
     match read(store)? {
-        Some(r) if !r.is_of(facts.cluster_id) => Err(other_cluster(store, &r, facts)),
+        Some(r) if !r.is_of(facts.cluster_id) => Err(other_cluster_error(store, &r, facts)),
         _ => Ok(()),
     }
 }
 
-fn members(names: &[String]) -> String {
+/// Returns the members' names as a suffix of a cluster's ID.
+fn members_suffix(names: &[String]) -> String {
     match names.is_empty() {
         true => String::new(),
         false => format!(" (members {})", names.join(", ")),
     }
 }
 
-fn other_cluster(store: &Store, recorded: &Identity, facts: &ClusterFacts) -> Error {
-    let names = members(&facts.member_names);
+fn other_cluster_error(store: &Store, recorded: &Identity, facts: &ClusterFacts) -> Error {
+    let names = members_suffix(&facts.member_names);
     let since = match recorded.recorded_at.as_str() {
         "" => String::new(),
         at => format!(" since {at}"),
     };
     let was = match recorded.former_cluster_ids.contains(&facts.hex_id()) {
-        true => ", which was taken over from",
+        true => ", from which this backup was taken over",
         false => "",
     };
     Reason::OtherCluster.error(format!(
-        "{} is the backup of cluster {}{since}, and --endpoints is cluster {}{names}{was}: nothing was saved. Check --endpoints and --store; if this cluster has taken the other's place (it was restored from this backup), say so once with --take-over. It is recorded in {}",
+        "{} is the backup of cluster {}{since}, but --endpoints is cluster {}{names}{was}: nothing was saved. Check --endpoints and --store; if this cluster has replaced the other (it was restored from this backup), give --take-over once. The backup's cluster is recorded in {}",
         store.url(),
-        recorded.cluster(),
+        recorded.describe_cluster(),
         facts.hex_id(),
         store.name(IDENTITY)
     ))
@@ -254,9 +258,9 @@ mod tests {
         };
         assert_eq!(first.cluster_id, "a1");
         assert_eq!(first.recorded_at, "2025-06-15T15:06:40Z");
-        assert_eq!(first.cluster(), "a1 (members m1, m2)");
+        assert_eq!(first.describe_cluster(), "a1 (members m1, m2)");
         assert_eq!(Identity::parse(&first.bytes().unwrap()).unwrap(), first);
-        // Without a change taking over does nothing.
+        // Taking over one's own backup does nothing.
         for take_over in [false, true] {
             let again = decide(Some(&first), &facts(0xa1), take_over, now());
             assert_eq!(again, Decision::Known);
@@ -266,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn who_took_over_keeps_the_former_ones() {
+    fn a_takeover_keeps_the_former_clusters() {
         let mut identity = match decide(None, &facts(1), true, now()) {
             Decision::Record(identity) => identity,
             other => panic!("{other:?}"),
@@ -287,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_identity_is_not_taken_for_one() {
+    fn only_valid_identities_are_parsed() {
         for (content, ok) in [
             (r#"{"clusterId":"cdf818194e3a8c32"}"#, true),
             (

@@ -1,7 +1,9 @@
-//! The lock: a chain's objects cannot be deleted before a time has come.
+//! The operation `lock`: protects a chain's objects with S3's object lock, so that they cannot be
+//! deleted before a given time.
 //!
-//! Which objects, and what each gets, are pure functions of the catalog and of what is locked already. A
-//! lock is only ever extended. It says nothing of what is kept without one: that is `gc`'s.
+//! Which objects are locked, and how, are pure functions of the catalog and of the existing locks. A
+//! lock is only ever extended. Without a lock, the retention policy of `gc` decides what is kept.
+//! Called by `cli::object_lock`.
 
 use super::Context;
 use super::parallel::each;
@@ -18,95 +20,98 @@ use chrono::{DateTime, Utc};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-/// Objects asked for at once.
+/// Objects that are handled concurrently.
 const AT_ONCE: usize = 8;
-/// S3 locks for no more.
+/// The longest object retention that S3 accepts, in years.
 const MOST_YEARS: i64 = 100;
 
-/// What to lock.
+/// The options of `lock`.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Until when.
+    /// The time until which the objects are locked.
     pub until: DateTime<Utc>,
-    /// From whom.
+    /// Who may still delete the objects.
     pub mode: Mode,
-    /// The full of the chain; the newest chain of the newest timeline where it is `None`.
+    /// The name or path of the chain's full; `None` for the newest chain of the newest timeline.
     pub chain: Option<String>,
-    /// Only say what would be done.
+    /// Only report what would be locked.
     pub dry_run: bool,
 }
 
-/// How it ended.
+/// The status of a lock operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
 pub enum Status {
-    /// All is locked.
+    /// All objects are locked (or would be, in a dry run).
     Succeeded,
-    /// All was locked already.
+    /// All objects were already locked as requested.
     NothingToDo,
-    /// Some or all of it is not.
+    /// Some or all objects could not be locked.
     Failed,
 }
 
-/// What came of it. The fields are a contract: `docs/lock-result.schema.json`.
+/// The result of a lock operation. The fields are a contract: `docs/lock-result.schema.json`.
 #[derive(Debug, Clone, JsonSchema, Serialize)]
 pub struct Outcome {
-    /// How it ended.
+    /// Whether anything was locked.
     pub status: Status,
-    /// Why, if it failed.
+    /// The error, if it failed.
     #[serde(flatten)]
     pub error: Failed,
     /// The name of the chain's full.
     pub chain: String,
-    /// The ID of its timeline.
+    /// The ID of the chain's timeline.
     pub timeline: String,
-    /// The mode that was asked for.
+    /// The requested mode.
     pub mode: Mode,
-    /// Until when, as it was asked for.
+    /// The requested time.
     pub until: DateTime<Utc>,
-    /// The full, its deltas in order, and the notes that tell their timeline.
+    /// The full, its deltas in order, and the notes that define their timeline.
     pub objects: Vec<Object>,
-    /// How many were locked, or locked for longer; in a dry run would be.
+    /// How many objects were locked, or locked for longer (in a dry run: would be).
     pub locked: usize,
-    /// How many were locked already, for as long.
+    /// How many objects were already locked as requested.
     pub kept: usize,
-    /// How many could not be locked.
+    /// How many objects could not be locked.
     pub failed: usize,
-    /// Whether only a plan was made.
+    /// Whether this was a dry run.
     pub dry_run: bool,
 }
 
 /// An object of the chain.
 #[derive(Debug, Clone, JsonSchema, Serialize)]
 pub struct Object {
-    /// Its path below the store's prefix.
+    /// The path below the store's prefix.
     pub path: String,
-    /// The version that is locked: the one that was current. null if the store tells none, or if it could not
-    /// be looked at.
+    /// The version that is locked: the current one. null if the store has no versions, or the object
+    /// could not be read.
     pub version: Option<String>,
-    /// How it was locked before; null if it was not.
-    pub before: Option<Locked>,
-    /// How it is locked now; in a dry run how it would be. null if it is not.
-    pub after: Option<Locked>,
-    /// `Lock`: it is locked, or locked for longer. `Keep`: it was locked as long already. null if it failed.
+    /// The object retention before; null if there was none.
+    pub before: Option<ObjectRetention>,
+    /// The object retention after the run (in a dry run: as it would be); null if there is none.
+    pub after: Option<ObjectRetention>,
+    /// `Lock`: it is locked, or locked for longer. `Keep`: it was already locked as requested. null if
+    /// it failed.
     pub decision: Option<Decision>,
-    /// Why, or why it failed. For people: it may change.
+    /// The reason, or the error, as human-readable text; it may change.
     pub reason: String,
-    /// Whether it is as it shall be; false if it failed, and in a dry run where something would be done.
+    /// Whether it is locked as requested; false if it failed, and in a dry run that would change it.
     pub done: bool,
 }
 
-/// A retention, as it is printed.
+/// An object retention as it is printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
-pub struct Locked {
-    /// Who may still delete it: whoever has a special right (`governance`), or nobody (`compliance`).
+#[schemars(rename = "Locked")]
+pub struct ObjectRetention {
+    /// Who may still delete it: users with a special permission (`governance`), or nobody
+    /// (`compliance`).
     pub mode: Mode,
-    /// Until when.
+    /// The time until which it is locked.
     pub until: DateTime<Utc>,
 }
 
-impl From<Retention> for Locked {
+impl From<Retention> for ObjectRetention {
     fn from(r: Retention) -> Self {
-        Locked {
+        ObjectRetention {
             mode: r.mode,
             until: r.until,
         }
@@ -118,39 +123,44 @@ impl From<Retention> for Locked {
 pub enum Decision {
     /// It is locked, or locked for longer.
     Lock,
-    /// It is left as it is.
+    /// It is not changed.
     Keep,
 }
 
-/// What an object shall have, and why; an error where that cannot be.
+/// Decides on an object. Returns the retention to set, or `None` to keep the current one, and the
+/// reason.
 ///
 /// # Errors
-/// `Usage` where it is locked from all and only a lock from most is asked for, for longer: S3 has one
-/// lock for a version.
-pub fn decide(has: Option<Retention>, asked: Retention) -> Result<(Option<Retention>, String)> {
-    let Some(has) = has else {
-        return Ok((Some(asked), "it is not locked".to_owned()));
+/// Fails with `Usage` if the object is locked in compliance mode and a longer lock in governance mode
+/// is requested: S3 has only one lock for each version.
+pub fn decide(
+    current: Option<Retention>,
+    requested: Retention,
+) -> Result<(Option<Retention>, String)> {
+    let Some(current) = current else {
+        return Ok((Some(requested), "it is not locked".to_owned()));
     };
-    if asked.is_covered_by(&has) {
-        return Ok((None, format!("it is locked already, in {has}")));
+    if requested.is_covered_by(&current) {
+        return Ok((None, format!("it is already locked, in {current}")));
     }
-    match (has.mode, asked.mode) {
+    match (current.mode, requested.mode) {
         (Mode::Compliance, Mode::Governance) => Err(Reason::Usage.error(format!(
-            "it is locked in {has}, and only in that mode can it be locked for longer: use --mode compliance, or --until a time that is not after it"
+            "it is locked in {current}, and can be locked for longer only in compliance mode: give --mode compliance, or an --until that is not later"
         ))),
-        (Mode::Governance, Mode::Compliance) if has.until > asked.until => Ok((
+        (Mode::Governance, Mode::Compliance) if current.until > requested.until => Ok((
             Some(Retention {
-                until: has.until,
-                ..asked
+                until: current.until,
+                ..requested
             }),
-            format!("it is locked in {has}: the mode changes, the later date stays"),
+            format!("it is locked in {current}: the mode changes, and the later time stays"),
         )),
-        _ => Ok((Some(asked), format!("it is locked in {has}"))),
+        _ => Ok((Some(requested), format!("it is locked in {current}"))),
     }
 }
 
-/// The objects that a restore of a chain needs: the full, all deltas after it that may lead on, up to the
-/// next full of the timeline where `up_to_next`, and the notes that tell the timeline.
+/// Returns the paths of the objects that a restore of a chain needs: the full, all deltas after it that
+/// may be part of the chain, and the notes that define the timeline. With `up_to_next`, the chain ends
+/// at the next full of the timeline.
 pub fn objects_of(
     catalog: &Catalog,
     timeline: &Timeline,
@@ -161,19 +171,19 @@ pub fn objects_of(
     let path = |i: usize| catalog.snapshots[i].path.clone();
     let order = |i: usize| (name(i).last, name(i).created, i);
     let fulls = chain::bases(catalog, timeline);
-    // A delta that begins behind it leads on from the next full.
+    // A delta that begins after the next full continues from that full.
     let end = fulls
         .iter()
         .filter(|&&i| up_to_next && order(i) > order(base))
         .map(|&i| name(i).last)
         .min();
-    let leads_on = |m: &&Member| {
+    let is_in_chain = |m: &&Member| {
         let n = name(m.snapshot);
         !n.is_full()
             && n.last.min(m.until) > name(base).last
             && end.is_none_or(|end| n.start <= end)
     };
-    let deltas = timeline.members.iter().filter(leads_on);
+    let deltas = timeline.members.iter().filter(is_in_chain);
     let mut deltas: Vec<usize> = deltas.map(|m| m.snapshot).collect();
     deltas.sort_by_key(|&i| (name(i).start, order(i)));
     let members = timeline.members.iter().map(|m| m.snapshot);
@@ -186,25 +196,27 @@ pub fn objects_of(
     all
 }
 
-struct Chosen {
+/// The chain to lock.
+struct ChosenChain {
     base: SnapshotName,
     timeline: String,
     objects: Vec<String>,
     warnings: Vec<String>,
 }
 
-fn choose(scan: &Scan, wanted: Option<&str>) -> Result<Chosen> {
+/// Chooses the chain whose full has this name or path, or the newest one.
+fn choose_chain(scan: &Scan, full: Option<&str>) -> Result<ChosenChain> {
     let (catalog, timelines) = (&scan.catalog, &scan.timelines);
     let known: KnownBases = scan.contents.known_bases();
     let mut warnings = Vec::new();
-    let (timeline, base) = match wanted {
+    let (timeline, base) = match full {
         None => {
             let timeline = timelines.newest(catalog)?;
             let base = match chain::choose(catalog, timeline, None, &known)? {
                 Choice::Found(chain) => chain.base,
                 Choice::Look(base) => {
                     warnings.push(format!(
-                        "by names, revisions are missing after {}: `deltafold list --deep` tells whether it holds them",
+                        "by names, revisions are missing after {}: `deltafold list --deep` shows whether it holds them",
                         catalog.snapshots[base].path
                     ));
                     base
@@ -212,38 +224,39 @@ fn choose(scan: &Scan, wanted: Option<&str>) -> Result<Chosen> {
             };
             (timeline, base)
         }
-        Some(wanted) => {
-            let base = full_called(catalog, wanted)?;
+        Some(full) => {
+            let base = find_full(catalog, full)?;
             let is_member = |t: &&Timeline| t.member(base).is_some();
-            // Of several, the last to fork is the newest.
+            // If it is on several timelines, take the last to fork: it is the newest.
             let timeline = timelines.all.iter().rev().find(is_member).ok_or_else(|| {
-                Reason::NoSnapshots.error(format!("--chain {wanted}: that full is on no timeline; it is excluded or damaged: see `deltafold list --deep`"))
+                Reason::NoSnapshots.error(format!("--chain {full}: that full is on no timeline, since it is excluded or damaged: see `deltafold list --deep`"))
             })?;
             (timeline, base)
         }
     };
-    Ok(Chosen {
+    Ok(ChosenChain {
         base: catalog.snapshots[base].name.clone(),
         timeline: timeline.id.clone(),
-        objects: objects_of(catalog, timeline, base, wanted.is_some()),
+        objects: objects_of(catalog, timeline, base, full.is_some()),
         warnings,
     })
 }
 
-fn full_called(catalog: &Catalog, wanted: &str) -> Result<usize> {
-    let is_it = |&i: &usize| {
+/// Returns the index of the full with this name or path.
+fn find_full(catalog: &Catalog, full: &str) -> Result<usize> {
+    let is_named = |&i: &usize| {
         let s = &catalog.snapshots[i];
-        s.path == wanted || s.name.to_string() == wanted
+        s.path == full || s.name.to_string() == full
     };
-    let found = (0..catalog.snapshots.len()).find(is_it).ok_or_else(|| {
+    let found = (0..catalog.snapshots.len()).find(is_named).ok_or_else(|| {
         Reason::NoSnapshots.error(format!(
-            "--chain {wanted}: there is no such snapshot; `deltafold list` shows all"
+            "--chain {full}: there is no such snapshot: see `deltafold list`"
         ))
     })?;
     match catalog.snapshots[found].name.kind {
         Kind::Full => Ok(found),
         Kind::Incr => Err(Reason::Usage.error(format!(
-            "--chain {wanted}: that is a delta; a chain is named by its full"
+            "--chain {full}: that is a delta: give the full of its chain"
         ))),
     }
 }
@@ -251,86 +264,77 @@ fn full_called(catalog: &Catalog, wanted: &str) -> Result<usize> {
 /// Locks a chain.
 ///
 /// # Errors
-/// `Usage` for a time that has passed or is too far, or a chain that there is not; `Configuration` where
-/// the bucket has no lock enabled; those of choosing a chain, as for `compact`; the store's. Then nothing was
-/// locked.
+/// Fails without having locked anything: with `Usage` if the time is in the past or too far away, or
+/// the chain does not exist; `Configuration` if the bucket has no object lock; the errors of choosing a
+/// chain, as in `compact`; or an error of the store. Later failures are in the report.
 pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
     let mut clock = Clock::start();
     let now = Utc::now();
     check_time(now, options.until)?;
-    must_lock(&ctx.store)?;
+    require_object_lock(&ctx.store)?;
     let scan = scan_asking(ctx, Depth::Doubtful, Ask::All)?;
-    let Chosen {
+    let ChosenChain {
         base,
         timeline,
         objects,
         warnings,
-    } = choose(&scan, options.chain.as_deref())?;
+    } = choose_chain(&scan, options.chain.as_deref())?;
     clock.warnings.extend(warnings);
     if ctx.store.hides_tags() {
         clock.warnings.push(TAGS_UNREADABLE.to_owned());
     }
     clock.warnings.extend(scan.untrusted_warning());
-    let asked = Retention {
+    let requested = Retention {
         mode: options.mode,
         until: options.until,
     };
-    let looked: Vec<Result<Looked>> = each(AT_ONCE, &objects, |path| look(&ctx.store, path));
+    let locks: Vec<Result<CurrentLock>> =
+        each(AT_ONCE, &objects, |path| read_lock(&ctx.store, path));
     ctx.store.cancel().check()?;
-    // Decided for all before anything is done: what cannot be must not end it midway.
+    // Decide on all objects first: one that cannot be locked as requested does not stop the others.
     let mut plans = Vec::new();
-    for (path, looked) in objects.iter().zip(looked) {
-        plans.push((
-            path.clone(),
-            match looked {
-                Err(e) => Err(e),
-                Ok(l) => {
-                    let decided = decide(l.has, asked).map_err(|e| e.at(ctx.store.name(path)))?;
-                    Ok((l, decided))
-                }
-            },
-        ));
+    for (path, lock) in objects.into_iter().zip(locks) {
+        let plan = lock.and_then(|lock| {
+            let decided = decide(lock.retention, requested);
+            let (retention, reason) = decided.map_err(|e| e.at(ctx.store.name(&path)))?;
+            Ok(LockPlan {
+                lock,
+                retention,
+                reason,
+            })
+        });
+        plans.push((path, plan));
     }
     let results = each(AT_ONCE, &plans, |(path, plan)| match plan {
-        Ok((looked, (Some(retention), _))) if !options.dry_run => {
-            let version = looked.version.as_deref();
-            ctx.store.retain(path, version, retention)
-        }
+        Ok(LockPlan {
+            lock,
+            retention: Some(retention),
+            ..
+        }) if !options.dry_run => ctx.store.retain(path, lock.version.as_deref(), retention),
         _ => Ok(()),
     });
     ctx.store.cancel().check()?;
 
     let mut errors = Vec::new();
-    let mut shown = Vec::new();
+    let mut reported = Vec::new();
     for ((path, plan), result) in plans.into_iter().zip(results) {
-        shown.push(match (plan, result) {
+        reported.push(match (plan, result) {
             (Err(e), _) => {
                 let object = Object::failed(path, None, &e);
                 errors.push(e);
                 object
             }
-            (Ok((looked, _)), Err(e)) => {
-                let object = Object::failed(path, Some(looked), &e);
+            (Ok(plan), Err(e)) => {
+                let object = Object::failed(path, Some(plan.lock), &e);
                 errors.push(e);
                 object
             }
-            (Ok((looked, (retention, reason))), Ok(())) => Object {
-                path,
-                version: looked.version,
-                before: looked.has.map(Locked::from),
-                after: retention.or(looked.has).map(Locked::from),
-                done: retention.is_none() || !options.dry_run,
-                decision: Some(match retention {
-                    Some(_) => Decision::Lock,
-                    None => Decision::Keep,
-                }),
-                reason,
-            },
+            (Ok(plan), Ok(())) => plan.into_object(path, options.dry_run),
         });
     }
-    let count = |d| shown.iter().filter(|o| o.decision == Some(d)).count();
+    let count = |d| reported.iter().filter(|o| o.decision == Some(d)).count();
     let (locked, kept) = (count(Decision::Lock), count(Decision::Keep));
-    let error = summed_up(errors, shown.len());
+    let error = summarize(errors, reported.len());
     let outcome = Outcome {
         status: match (&error, locked) {
             (Some(_), _) => Status::Failed,
@@ -342,8 +346,8 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
         timeline,
         mode: options.mode,
         until: options.until,
-        failed: shown.len() - locked - kept,
-        objects: shown,
+        failed: reported.len() - locked - kept,
+        objects: reported,
         locked,
         kept,
         dry_run: options.dry_run,
@@ -351,12 +355,40 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
     Ok(clock.ended(outcome, error))
 }
 
-impl Object {
-    fn failed(path: String, looked: Option<Looked>, e: &Error) -> Self {
-        let before = looked.as_ref().and_then(|l| l.has).map(Locked::from);
+/// What is done with an object, decided before anything is locked.
+struct LockPlan {
+    lock: CurrentLock,
+    /// The retention to set; `None` keeps the current one.
+    retention: Option<Retention>,
+    reason: String,
+}
+
+impl LockPlan {
+    /// Returns the object for the report, after the plan was carried out or a dry run was made.
+    fn into_object(self, path: String, dry_run: bool) -> Object {
+        let (lock, retention) = (self.lock, self.retention);
         Object {
             path,
-            version: looked.and_then(|l| l.version),
+            version: lock.version,
+            before: lock.retention.map(ObjectRetention::from),
+            after: retention.or(lock.retention).map(ObjectRetention::from),
+            done: retention.is_none() || !dry_run,
+            decision: Some(match retention {
+                Some(_) => Decision::Lock,
+                None => Decision::Keep,
+            }),
+            reason: self.reason,
+        }
+    }
+}
+
+impl Object {
+    fn failed(path: String, lock: Option<CurrentLock>, e: &Error) -> Self {
+        let retention = lock.as_ref().and_then(|l| l.retention);
+        let before = retention.map(ObjectRetention::from);
+        Object {
+            path,
+            version: lock.and_then(|l| l.version),
             before,
             after: before,
             decision: None,
@@ -366,58 +398,60 @@ impl Object {
     }
 }
 
-struct Looked {
+/// An object's current version, and its retention.
+struct CurrentLock {
     version: Option<String>,
-    has: Option<Retention>,
+    retention: Option<Retention>,
 }
 
-fn look(store: &Store, path: &str) -> Result<Looked> {
+fn read_lock(store: &Store, path: &str) -> Result<CurrentLock> {
     let version = store.current_version(path)?;
-    let has = store.retention(path, version.as_deref())?;
-    Ok(Looked { version, has })
+    let retention = store.retention(path, version.as_deref())?;
+    Ok(CurrentLock { version, retention })
 }
 
+/// Fails with `Usage` unless objects can be locked until this time.
 fn check_time(now: DateTime<Utc>, until: DateTime<Utc>) -> Result<()> {
-    let usage = |why: &str| {
+    let usage = |problem: &str| {
         Err(Reason::Usage.error(format!(
-            "a lock until {} is none: {why}",
+            "cannot lock until {}: {problem}",
             until.to_rfc3339()
         )))
     };
     if until <= now {
-        return usage("that time has passed; give one that is to come, or --for");
+        return usage("that time has passed: give a later one, or --for");
     }
     if until - now > chrono::TimeDelta::days(MOST_YEARS * 365) {
-        return usage("that is more than 100 years away, which S3 does not take");
+        return usage("that is more than 100 years away, which S3 does not accept");
     }
     Ok(())
 }
 
-/// # Errors
-/// `Configuration` where a lock would be believed in that is none.
-fn must_lock(store: &Store) -> Result<()> {
+/// Fails with `Configuration` if the bucket does not enforce object locks.
+fn require_object_lock(store: &Store) -> Result<()> {
     let url = store.url();
     let message = match store.object_lock()? {
         ObjectLock::Enabled { .. } => return Ok(()),
         ObjectLock::Disabled => format!(
-            "the bucket of {url} has no object lock enabled: enable it (`aws s3api put-object-lock-configuration`; the bucket must keep versions), or make a bucket with it (`aws s3api create-bucket --object-lock-enabled-for-bucket`) and copy the backup there"
+            "the bucket of {url} has object lock disabled: enable it (`aws s3api put-object-lock-configuration`; the bucket must keep versions), or create a bucket with it (`aws s3api create-bucket --object-lock-enabled-for-bucket`) and copy the backup there"
         ),
         ObjectLock::Unsupported(why) => format!(
-            "{url} cannot lock objects ({why}): copy the backup to a bucket of S3 that has an object lock enabled"
+            "{url} cannot lock objects ({why}): copy the backup to an S3 bucket with object lock enabled"
         ),
     };
     Err(Reason::Configuration.error(message))
 }
 
-/// Where nothing at all could be done, the first failure tells more than that.
-fn summed_up(errors: Vec<Error>, all: usize) -> Option<Error> {
+/// Returns one error for all failures. If every object failed, the first error says more than a
+/// summary.
+fn summarize(errors: Vec<Error>, all: usize) -> Option<Error> {
     let failed = errors.len();
     let first = errors.into_iter().next()?;
     if failed == all {
         return Some(first);
     }
     Some(Reason::PartlyDone.error(format!(
-        "{failed} of {all} objects could not be locked; run again to go on; the first: {first}"
+        "{failed} of {all} objects could not be locked: run again to continue. The first error: {first}"
     )))
 }
 
@@ -447,7 +481,7 @@ mod tests {
                 .flat_map(|&m| (1..4).map(move |h| retention(m, h)))
             {
                 match decide(Some(has), asked) {
-                    // What was protected stays so, and what was asked for is.
+                    // The new lock covers both the old one and the requested one.
                     Ok((Some(new), why)) => {
                         assert!(has.is_covered_by(&new), "{has} {asked} {new}: {why}");
                         assert!(asked.is_covered_by(&new), "{has} {asked} {new}: {why}");
@@ -467,7 +501,7 @@ mod tests {
     }
 
     #[test]
-    fn times_that_cannot_be_are_refused() {
+    fn times_in_the_past_or_too_far_away_are_refused() {
         let now = "2026-11-21T00:00:00Z".parse().unwrap();
         let check = |t: &str| check_time(now, t.parse().unwrap()).map_err(|e| e.reason());
         assert_eq!(check("2026-11-21T00:00:01Z"), Ok(()));
@@ -495,7 +529,7 @@ mod tests {
         let catalog = Catalog::from_listing(listing.collect());
         let timelines = Timelines::build(&catalog, &NamesOnly).unwrap();
         let timeline = timelines.newest(&catalog).unwrap();
-        let full = |name: &str| full_called(&catalog, name).unwrap();
+        let full = |name: &str| find_full(&catalog, name).unwrap();
         let note = paths[6];
         let newest = objects_of(
             &catalog,
@@ -504,29 +538,30 @@ mod tests {
             false,
         );
         assert_eq!(newest, [paths[3], paths[4], paths[5], note]);
-        // Another full's ends with the next one; either of two that overlap may be wanted.
+        // An older full's chain ends at the next full; of two overlapping deltas, a restore may need
+        // either.
         let older = objects_of(&catalog, timeline, full(paths[0]), true);
         assert_eq!(older, [paths[0], paths[1], paths[2], note]);
         assert_eq!(
-            full_called(&catalog, paths[1]).unwrap_err().reason(),
+            find_full(&catalog, paths[1]).unwrap_err().reason(),
             Reason::Usage
         );
         assert_eq!(
-            full_called(&catalog, "Full-1").unwrap_err().reason(),
+            find_full(&catalog, "Full-1").unwrap_err().reason(),
             Reason::NoSnapshots
         );
     }
 
     #[test]
-    fn a_failure_of_all_is_told_as_what_it_is() {
+    fn a_failure_of_all_objects_keeps_its_reason() {
         let e = |r: Reason| r.error("no");
-        assert!(summed_up(Vec::new(), 3).is_none());
+        assert!(summarize(Vec::new(), 3).is_none());
         let all = vec![e(Reason::PermissionDenied), e(Reason::PermissionDenied)];
         assert_eq!(
-            summed_up(all, 2).unwrap().reason(),
+            summarize(all, 2).unwrap().reason(),
             Reason::PermissionDenied
         );
         let some = vec![e(Reason::StoreUnreachable)];
-        assert_eq!(summed_up(some, 2).unwrap().reason(), Reason::PartlyDone);
+        assert_eq!(summarize(some, 2).unwrap().reason(), Reason::PartlyDone);
     }
 }

@@ -1,7 +1,7 @@
-//! Options that several operations have. Each operation's own are with the operation.
+//! Options that several operations share. Each operation's own options are in its module.
 //!
-//! An option is a field of one struct: the command line (clap), the resources (serde, JSON schema) and the arguments
-//! of Jobs (`controller::jobs::flags`) derive from it.
+//! An option is a field of one struct, from which the command line (clap), the resources (serde, JSON
+//! schema) and the arguments of Jobs (`controller::jobs::flags`) are derived.
 
 use crate::base::flag_values;
 use crate::mvcc::Revision;
@@ -28,8 +28,8 @@ pub struct Point {
 }
 
 impl Point {
-    /// What is asked for of this timeline; of the newest one if `None`.
-    pub fn of(&self, timeline: Option<&str>) -> Request {
+    /// Returns the request for this point on a timeline; on the newest one if `None`.
+    pub fn request(&self, timeline: Option<&str>) -> Request {
         Request {
             target: match (self.revision, self.time) {
                 (Some(r), _) => Target::Revision(Revision(r)),
@@ -41,10 +41,10 @@ impl Point {
     }
 }
 
-/// Which state of a backup.
+/// The state of a backup: a point and a timeline.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args)]
 #[command(next_help_heading = "State")]
-pub struct State {
+pub struct StateOptions {
     /// When.
     #[command(flatten)]
     pub point: Point,
@@ -53,9 +53,9 @@ pub struct State {
     pub timeline: Option<String>,
 }
 
-impl State {
-    /// What is asked for.
+impl StateOptions {
+    /// Returns the request for this state.
     pub fn request(&self) -> Request {
-        self.point.of(self.timeline.as_deref())
+        self.point.request(self.timeline.as_deref())
     }
 }

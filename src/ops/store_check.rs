@@ -1,6 +1,8 @@
-//! The store check: what a store really does, and what that means for backups in it.
+//! The operation `store check`: finds out what a store really does, and what that means for backups in
+//! it.
 //!
-//! `store::probe` tries it; here stands what is needed for what. A pure function of the findings.
+//! `store::probe` tries the store's abilities; this module decides which findings are problems, as a
+//! pure function. Called by `cli::store_check`.
 
 use super::Context;
 use super::report::{Clock, Failed, Report};
@@ -9,56 +11,57 @@ use crate::store::probe::{Ability, Finding, State};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-/// How it ended.
+/// The status of a store check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
 pub enum Status {
-    /// deltafold can work safely there.
+    /// deltafold can work safely in this store.
     Succeeded,
-    /// Something that is needed is missing, or is a lie.
+    /// A required ability is missing, or the store claims one that it does not have.
     Failed,
 }
 
-/// What came of it. The fields are a contract: `docs/store-check-result.schema.json`.
+/// The result of a store check. The fields are a contract: `docs/store-check-result.schema.json`.
 #[derive(Debug, Clone, JsonSchema, Serialize)]
 pub struct Outcome {
-    /// How it ended.
+    /// Whether deltafold can work safely in the store.
     pub status: Status,
-    /// Why, if it failed.
+    /// The error, if it failed.
     #[serde(flatten)]
     pub error: Failed,
     /// The store's URL, without secrets.
     pub store: String,
-    /// What was found, each ability once.
+    /// The findings, one for each ability.
     pub checks: Vec<Check>,
-    /// What was written and could not be removed again.
+    /// Objects that were written and could not be deleted again.
     pub left_behind: Vec<String>,
 }
 
-/// What was found of one ability.
+/// A finding about one ability.
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct Check {
-    /// Which: see stores.md.
+    /// The ability: see stores.md.
     pub ability: Ability,
-    /// `Works`; `Refused`: it says that it does not, or not for these credentials; `Lies`: it says that it
-    /// does, and does something else; `Absent`: it has no such thing; `NotTried`, because of something else.
+    /// `Works`. `Refused`: the store says that it cannot, or not with these credentials. `Lies`: the
+    /// store says that it can, and does something else. `Absent`: the store has no such ability.
+    /// `NotTried`: an earlier finding made the test impossible.
     pub state: State,
-    /// Whether deltafold cannot work safely with it as it is.
+    /// Whether deltafold cannot work safely because of this finding.
     pub is_problem: bool,
-    /// What was seen. For people: it may change.
+    /// What was observed, as human-readable text; it may change.
     pub detail: String,
-    /// What it means for backups, and what to do. For people: it may change.
+    /// What it means for backups and what to do, as human-readable text; it may change.
     pub meaning: String,
 }
 
-/// Finds out what the store does.
+/// Tests the store's abilities and judges them.
 ///
 /// # Errors
-/// Those of [`Store::probe`](crate::store::Store::probe).
+/// Fails with the errors of [`Store::probe`](crate::store::Store::probe).
 pub fn run(ctx: &Context) -> Result<Report<Outcome>> {
     let clock = Clock::start();
     let findings = ctx.store.probe()?;
     let checks: Vec<Check> = findings.all.into_iter().map(judge).collect();
-    let error = summed_up(&checks, ctx.store.url());
+    let error = summarize(&checks, ctx.store.url());
     let outcome = Outcome {
         status: match error {
             None => Status::Succeeded,
@@ -72,7 +75,7 @@ pub fn run(ctx: &Context) -> Result<Report<Outcome>> {
     Ok(clock.ended(outcome, error))
 }
 
-/// What a finding means.
+/// Judges a finding.
 pub fn judge(finding: Finding) -> Check {
     let (ability, state) = (finding.ability, finding.state);
     Check {
@@ -84,14 +87,14 @@ pub fn judge(finding: Finding) -> Check {
     }
 }
 
-/// Whether deltafold cannot work safely without an ability, as it is.
+/// Returns whether deltafold cannot work safely with an ability in this state.
 fn is_problem(ability: Ability, state: State) -> bool {
     match ability {
         Ability::ObjectLock | Ability::Versioning => false,
         _ if state == State::NotTried => true,
         Ability::Put | Ability::ReadBack | Ability::List => state != State::Works,
         Ability::Delete | Ability::Multipart => state != State::Works,
-        // What is refused is known; what is a lie is relied on.
+        // A refusal is noticed when it matters; a false claim is not.
         Ability::ConditionalCopy | Ability::ConditionalCreate | Ability::ConditionalUpdate => {
             state == State::Lies
         }
@@ -100,117 +103,119 @@ fn is_problem(ability: Ability, state: State) -> bool {
     }
 }
 
+/// Returns what an ability's state means for backups, and what to do.
 fn meaning(ability: Ability, state: State) -> &'static str {
     use State::{Absent, Lies, NotTried, Refused, Works};
     match (ability, state) {
         (Ability::ObjectLock, Works) => {
-            "`deltafold lock` keeps a chain from being deleted; locks by default keep staging objects as well, so rather use none"
+            "`deltafold lock` can protect a chain from deletion; a default retention of the bucket would also protect staging objects, so set none"
         }
         (Ability::ObjectLock, _) => {
-            "`deltafold lock` refuses to work here: for locks use a bucket of S3 with an object lock enabled"
+            "`deltafold lock` does not work here: to lock chains, use an S3 bucket with object lock enabled"
         }
         (Ability::Versioning, Works) => {
-            "`deltafold gc` deletes versions one by one, which takes the right s3:DeleteObjectVersion; what others delete can be got back"
+            "`deltafold gc` deletes versions one by one, for which it needs s3:DeleteObjectVersion; what others delete can be recovered"
         }
-        (Ability::Versioning, Absent) => "what is deleted cannot be got back",
+        (Ability::Versioning, Absent) => "deleted objects cannot be recovered",
         (Ability::Versioning, _) => {
-            "whether a deletion frees room is not known: allow s3:GetBucketVersioning"
+            "it is not known whether a deletion frees space: allow s3:GetBucketVersioning"
         }
-        (_, NotTried) => "whether deltafold can work here is not known: see the other rows",
+        (_, NotTried) => "it is not known whether deltafold can work here: see the other rows",
         (Ability::Put, Works) => "snapshots can be written",
         (Ability::Put, _) => {
-            "nothing can be written: check the credentials and what they allow (docs/stores.md)"
+            "nothing can be written: check the credentials and their permissions (docs/stores.md)"
         }
-        (Ability::ReadBack, Works) => "what is published was read back",
-        (Ability::ReadBack, _) => "do not keep backups here: what is written is not what is read",
-        (Ability::List, Works) => "each run sees what those before it wrote",
+        (Ability::ReadBack, Works) => "every snapshot is read back before it is published",
+        (Ability::ReadBack, _) => {
+            "do not keep backups here: the store returns other bytes than were written"
+        }
+        (Ability::List, Works) => "each run sees what earlier runs wrote",
         (Ability::List, _) => {
             "runs would not see the newest snapshots: use another store, or allow the listing"
         }
-        (Ability::Delete, Works) => "staging objects and old snapshots go",
+        (Ability::Delete, Works) => "staging objects and old snapshots can be deleted",
         (Ability::Delete, Refused) => {
-            "staging objects stay, and `gc` frees nothing: allow deletion, at least below deltafold-staging/"
+            "staging objects are left behind, and `gc` frees nothing: allow deletion, at least below deltafold-staging/"
         }
-        (Ability::Delete, _) => "what is deleted stays: use another store, or turn its cache off",
+        (Ability::Delete, _) => {
+            "deleted objects are still there: use another store, or turn its cache off"
+        }
         (Ability::Multipart, Works) => "snapshots of more than 8 MiB can be written",
         (Ability::Multipart, _) => {
             "snapshots of more than 8 MiB cannot be written: use another store, or allow multipart uploads"
         }
         (Ability::ConditionalCopy, Works) => {
-            "a snapshot gets its name from one run only, and nothing is overwritten"
+            "only one run can publish a snapshot of a given name, and nothing is overwritten"
         }
         (Ability::ConditionalCopy, Lies) => {
-            "it overwrites: deltafold's own runs look out for each other before they give a name (slower), other tools do not; let only one run write at any time, or use another store"
+            "the store overwrites objects: runs of deltafold check for each other before they publish (slower), but other tools do not; let only one run write at a time, or use another store"
         }
         (Ability::ConditionalCopy, _) => {
-            "runs look out for each other before they give a name, which takes longer"
+            "runs check for each other before they publish, which takes longer"
         }
         (Ability::ConditionalCreate, Works) => "locks in the store keep a second run away",
         (Ability::ConditionalCreate, Lies) => {
-            "locks in the store keep nobody away: in Kubernetes use --lock-lease; elsewhere let only one run write at any time, or use another store"
+            "locks in the store do not work: in Kubernetes use --lock-lease; elsewhere let only one run write at a time, or use another store"
         }
-        (Ability::ConditionalUpdate, Works) => {
-            "a lock whose holder is gone is taken by one run only"
-        }
+        (Ability::ConditionalUpdate, Works) => "only one run can take over the lock of a dead run",
         (Ability::ConditionalUpdate, Lies) => {
-            "two runs may take one lock whose holder is gone: in Kubernetes use --lock-lease; elsewhere let only one run write at any time, or use another store"
+            "two runs may take over the lock of a dead run: in Kubernetes use --lock-lease; elsewhere let only one run write at a time, or use another store"
         }
         (Ability::ConditionalCreate | Ability::ConditionalUpdate, _) => {
-            "there are no locks in this store: in Kubernetes use --lock-lease; commands that need a lock refuse to run without"
+            "this store has no locks: in Kubernetes use --lock-lease; commands that need a lock do not run without one"
         }
         (Ability::Checksum, Works) => {
-            "a snapshot of less than 8 MiB is written by one request, if ConditionalCreate and ConditionalCopy work as well"
+            "a snapshot smaller than 8 MiB is written by one request, if ConditionalCreate and ConditionalCopy work as well"
         }
         (Ability::Checksum, _) => {
             "small snapshots go through deltafold-staging/ like large ones, which takes more requests"
         }
         (Ability::LargestCopy, _) => {
-            "a snapshot beyond a limit cannot be published: make it smaller by --compression zstd or less --keep-history"
+            "a snapshot above a limit cannot be published: make it smaller with --compression zstd or a shorter --keep-history"
         }
         (Ability::ExcludeTag, Works) => "excluded snapshots are tagged",
-        (Ability::ExcludeTag, Absent) => {
-            "excluded snapshots are marked by an object beside them, NAME.exclude"
-        }
+        (Ability::ExcludeTag, Absent) => "excluded snapshots get an exclusion marker, NAME.exclude",
         (Ability::ExcludeTag, _) => {
-            "excluded snapshots are marked by an object beside them, NAME.exclude; tags that others set are not seen (allow s3:GetObjectTagging, s3:PutObjectTagging)"
+            "excluded snapshots get an exclusion marker, NAME.exclude; tags set by others are not seen (allow s3:GetObjectTagging, s3:PutObjectTagging)"
         }
-        (Ability::TagCount, Works) => "only objects that have tags are asked for them",
+        (Ability::TagCount, Works) => "tags are requested only of objects that have some",
         (Ability::TagCount, _) => {
-            "the tags of each delta are asked for before it is read, if the store has tags"
+            "the tags of each delta are requested before it is read, if the store has tags"
         }
-        (Ability::Clock, Works) => "ages are told the same here and there",
+        (Ability::Clock, Works) => "this machine and the store agree on the age of objects",
         (Ability::Clock, _) => {
-            "ages are counted by the smaller of both clocks; S3 refuses requests that are 15 minutes off: set this machine's clock by NTP"
+            "ages are counted by the earlier of the two clocks, and S3 refuses requests that are 15 minutes off: set this machine's clock by NTP"
         }
     }
 }
 
-fn summed_up(checks: &[Check], url: &str) -> Option<Error> {
+/// Returns the error for the most telling problem; `None` if there is no problem.
+fn summarize(checks: &[Check], url: &str) -> Option<Error> {
     let problems: Vec<&Check> = checks.iter().filter(|c| c.is_problem).collect();
-    // What was tried and failed tells more than what was not tried for it.
+    // A failed test explains more than the tests that were skipped because of it.
     let first = problems
         .iter()
         .find(|c| c.state != State::NotTried)
         .or(problems.first())?;
     let locks = checks.iter().find(|c| c.ability == Ability::ObjectLock);
-    let why = match (first.state, locks) {
+    let problem = match (first.state, locks) {
         (State::NotTried, Some(locks)) => format!(
-            "nothing was tried, for {}; try a bucket that is set up the same, without that default",
+            "nothing was tested, because of the bucket's object lock ({}): test a bucket with the same settings but without a default retention",
             locks.detail
         ),
         _ => format!("{}; {}", first.detail, first.meaning),
     };
-    Some(Reason::Configuration.error(format!("deltafold cannot work safely in {url}: {why}")))
+    Some(Reason::Configuration.error(format!("deltafold cannot work safely in {url}: {problem}")))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn all(with: impl Fn(Ability) -> State) -> Vec<Check> {
+    fn checks_of(state_of: impl Fn(Ability) -> State) -> Vec<Check> {
         let finding = |ability| Finding {
             ability,
-            state: with(ability),
+            state: state_of(ability),
             detail: format!("{ability:?} was seen"),
         };
         Ability::ALL
@@ -222,9 +227,9 @@ mod tests {
     }
 
     #[test]
-    fn a_store_that_does_all_is_no_problem_and_one_without_extras_neither() {
-        assert!(summed_up(&all(|_| State::Works), "u").is_none());
-        let plain = all(|a| match a {
+    fn a_store_with_all_abilities_or_without_optional_ones_passes() {
+        assert!(summarize(&checks_of(|_| State::Works), "u").is_none());
+        let plain = checks_of(|a| match a {
             Ability::ExcludeTag
             | Ability::TagCount
             | Ability::Versioning
@@ -235,33 +240,33 @@ mod tests {
             }
             _ => State::Works,
         });
-        assert!(summed_up(&plain, "u").is_none(), "{plain:?}");
+        assert!(summarize(&plain, "u").is_none(), "{plain:?}");
     }
 
     #[test]
-    fn each_thing_needed_is_missed_and_each_lie_on_conditions_is_told() {
+    fn a_missing_required_ability_or_a_false_claim_is_an_error() {
         use Ability::*;
         for needed in [Put, ReadBack, List, Delete, Multipart] {
             for state in [State::Refused, State::Lies, State::NotTried] {
-                let checks = all(|a| if a == needed { state } else { State::Works });
-                let e = summed_up(&checks, "u").unwrap();
+                let checks = checks_of(|a| if a == needed { state } else { State::Works });
+                let e = summarize(&checks, "u").unwrap();
                 assert_eq!(e.reason(), Reason::Configuration, "{needed:?} {state:?}");
             }
         }
         for lied in [ConditionalCreate, ConditionalUpdate, ConditionalCopy] {
-            let checks = all(|a| if a == lied { State::Lies } else { State::Works });
-            let e = summed_up(&checks, "u").unwrap().to_string();
+            let checks = checks_of(|a| if a == lied { State::Lies } else { State::Works });
+            let e = summarize(&checks, "u").unwrap().to_string();
             assert!(e.contains(&format!("{lied:?} was seen")), "{e}");
         }
     }
 
     #[test]
-    fn the_cause_is_told_before_what_was_not_tried_for_it() {
-        let checks = all(|a| match a {
+    fn a_failed_test_is_reported_before_those_that_it_prevented() {
+        let checks = checks_of(|a| match a {
             Ability::Multipart => State::Refused,
             _ => State::NotTried,
         });
-        let e = summed_up(&checks, "u").unwrap().to_string();
+        let e = summarize(&checks, "u").unwrap().to_string();
         assert!(e.contains("Multipart was seen"), "{e}");
     }
 }

@@ -11,8 +11,8 @@ use crate::support::scratch;
 use deltafold::Reason;
 use deltafold::backup::Catalog;
 use deltafold::ops::Context;
-use deltafold::ops::copy::plan::{Form, Wanted};
-use deltafold::ops::copy::{Fate, Options, Outcome, Status, run};
+use deltafold::ops::copy::plan::{Form, Selection};
+use deltafold::ops::copy::{CopyStatus, Options, Outcome, Status, run};
 use deltafold::ops::report::Report;
 use deltafold::store::exclude::ExcludeTags;
 use deltafold::store::{Folder, Store};
@@ -201,9 +201,9 @@ impl Place {
 
 pub fn options(form: Form) -> Options {
     Options {
-        wanted: Wanted {
+        selection: Selection {
             form,
-            ..Wanted::default()
+            ..Selection::default()
         },
         parallel: 3,
         wait_for_final: None,
@@ -545,11 +545,18 @@ fn a_damaged_source() {
         );
         let there = target.objects(&rt);
         assert!(!there.contains_key(damaged), "{damaged}");
-        for lost in o.objects.iter().filter(|x| x.decision == Fate::Skipped) {
+        for lost in o
+            .objects
+            .iter()
+            .filter(|x| x.decision == CopyStatus::Skipped)
+        {
             assert_eq!(lost.reason, "BaseNotCopied");
             assert!(lost.path.contains("/Incr-"), "{damaged}: {lost:?}");
         }
-        let copied = o.objects.iter().filter(|x| x.decision == Fate::Copied);
+        let copied = o
+            .objects
+            .iter()
+            .filter(|x| x.decision == CopyStatus::Copied);
         assert_eq!(copied.count() as u64, o.copied);
         assert!(o.copied >= 5, "{damaged}: {}", o.copied);
     }

@@ -420,7 +420,7 @@ fn a_clock_an_hour_ahead_removes_nothing_early() {
     let told = result["objects"].as_array().unwrap();
     let of = |path: &str| told.iter().find(|o| o["path"] == path).unwrap()["reason"].clone();
     assert_eq!(of(&future), "NewestChain");
-    assert!(result["warnings"].to_string().contains("a clock is wrong"));
+    assert!(result["warnings"].to_string().contains("check the clock"));
     assert_eq!(
         told.iter().filter(|o| o["reason"] == "NewestChain").count(),
         5,

@@ -47,7 +47,7 @@ fn a_member_without_leases_is_no_damaged_one() {
         let member = files(&data);
         let args = ["--if-needed", "full", "--keep-history", history];
         let json = restored(store.path(), &data, &args);
-        decides(&json, "Keep", "MemberSound", "but for leases");
+        decides(&json, "Keep", "MemberSound", "except for leases");
         assert!(files(&data) == member);
     }
 }

@@ -6,7 +6,7 @@ use crate::support::{rounds, seed};
 use deltafold::backup::catalog::EXCLUDE_SUFFIX;
 use deltafold::backup::{Catalog, Compression, Kind, Listed, SnapshotName};
 use deltafold::ops::copy::plan::{
-    Decision, Encryption, Form, Need, Plan, Wanted, Why, plan as make_plan,
+    CopyReason, Decision, Encryption, Form, Need, Plan, Selection, plan as make_plan,
 };
 use fastrand::Rng;
 use std::collections::{BTreeMap, BTreeSet};
@@ -176,8 +176,8 @@ fn random_form(rng: &mut Rng) -> Form {
     }
 }
 
-fn random_wanted(rng: &mut Rng) -> Wanted {
-    Wanted {
+fn random_wanted(rng: &mut Rng) -> Selection {
+    Selection {
         max_backups: (rng.u8(..3) == 0).then(|| rng.u32(1..6)),
         max_backup_age_days: (rng.u8(..3) == 0).then(|| rng.u32(0..45)),
         excluded: rng.u8(..4) == 0,
@@ -189,7 +189,7 @@ fn random_wanted(rng: &mut Rng) -> Wanted {
 }
 
 /// Adds the object that this plan entry copies to the target.
-fn apply(target: &mut Listing, source: &Catalog, wanted: &Wanted, plan: &Plan, i: usize) {
+fn apply(target: &mut Listing, source: &Catalog, wanted: &Selection, plan: &Plan, i: usize) {
     let p = &plan.objects[i];
     let s = &source.snapshots[p.source];
     let bytes = match wanted.form.is_verbatim(&s.name) {
@@ -210,7 +210,7 @@ fn show(listing: &Listing) -> String {
 }
 
 /// Returns a target that is empty, holds another history, or has what an earlier copy and a collector left.
-fn random_target(rng: &mut Rng, source: &Listing, wanted: &Wanted) -> Listing {
+fn random_target(rng: &mut Rng, source: &Listing, wanted: &Selection) -> Listing {
     let mut target = Listing::new();
     match rng.u8(..4) {
         0 => {}
@@ -242,14 +242,14 @@ fn random_target(rng: &mut Rng, source: &Listing, wanted: &Wanted) -> Listing {
 }
 
 /// Checks the plan step by step. Returns the number of objects to copy.
-fn check(source: &Listing, target: &Listing, wanted: &Wanted) -> usize {
+fn check(source: &Listing, target: &Listing, wanted: &Selection) -> usize {
     let (s, t) = (catalog(source), catalog(target));
     let plan = make_plan(&s, &t, wanted, NOW);
     let what = || {
         let plan: String = plan
             .objects
             .iter()
-            .map(|p| format!("{:?} {:?} {} {:?}\n", p.decision, p.why, p.path, p.needs))
+            .map(|p| format!("{:?} {:?} {} {:?}\n", p.decision, p.reason, p.path, p.needs))
             .collect();
         format!(
             "{wanted:?}\nsource\n{}target\n{}plan\n{plan}",
@@ -313,7 +313,7 @@ fn check(source: &Listing, target: &Listing, wanted: &Wanted) -> usize {
     fulls.reverse();
     for p in &plan.objects {
         let snapshot = &s.snapshots[p.source];
-        let left_out = p.decision == Decision::Skip && p.why != Why::SameAsAnother;
+        let left_out = p.decision == Decision::Skip && p.reason != CopyReason::SameAsAnother;
         if snapshot.excluded {
             continue;
         }
@@ -332,7 +332,7 @@ fn check(source: &Listing, target: &Listing, wanted: &Wanted) -> usize {
             .is_some_and(|d| snapshot.name.created < NOW - i64::from(d) * DAY);
         match beyond || old {
             true if p.decision == Decision::Copy => {
-                assert_eq!(p.why, Why::NeededByNewer, "{}", what());
+                assert_eq!(p.reason, CopyReason::NeededByNewer, "{}", what());
             }
             true => {}
             false => assert!(!left_out, "{} was left out\n{}", snapshot.path, what()),
@@ -365,16 +365,26 @@ fn listing(paths: &[&str]) -> Listing {
 }
 
 /// Returns the decisions by name, in the order of copying.
-fn decided(source: &[&str], target: &[&str], wanted: &Wanted) -> Vec<(String, Decision, Why)> {
+fn decided(
+    source: &[&str],
+    target: &[&str],
+    wanted: &Selection,
+) -> Vec<(String, Decision, CopyReason)> {
     let source = catalog(&listing(source));
     let plan = make_plan(&source, &catalog(&listing(target)), wanted, NOW);
     plan.objects
         .iter()
-        .map(|p| (source.snapshots[p.source].path.clone(), p.decision, p.why))
+        .map(|p| {
+            (
+                source.snapshots[p.source].path.clone(),
+                p.decision,
+                p.reason,
+            )
+        })
         .collect()
 }
 
-fn copied(decided: &[(String, Decision, Why)]) -> Vec<&str> {
+fn copied(decided: &[(String, Decision, CopyReason)]) -> Vec<&str> {
     let copied = decided.iter().filter(|d| d.1 == Decision::Copy);
     copied.map(|d| d.0.as_str()).collect()
 }
@@ -389,17 +399,17 @@ fn the_newest_backups_are_fulls_with_the_deltas_after_them() {
         "v2/Incr-00000121-00000130-1004",
         "v2/Full-00000000-00000130-1005",
     ];
-    let wanted = |max_backups| Wanted {
+    let wanted = |max_backups| Selection {
         max_backups: Some(max_backups),
-        ..Wanted::default()
+        ..Selection::default()
     };
     assert_eq!(copied(&decided(&SOURCE, &[], &wanted(1))), SOURCE[5..]);
     assert_eq!(copied(&decided(&SOURCE, &[], &wanted(2))), SOURCE[2..]);
     assert_eq!(copied(&decided(&SOURCE, &[], &wanted(9))), SOURCE);
     let d = decided(&SOURCE, &SOURCE[2..4], &wanted(2));
     assert_eq!(copied(&d), SOURCE[4..]);
-    assert_eq!(d[0].2, Why::BeyondMaxBackups);
-    assert_eq!((d[2].1, d[2].2), (Decision::Keep, Why::AlreadyThere));
+    assert_eq!(d[0].2, CopyReason::BeyondMaxBackups);
+    assert_eq!((d[2].1, d[2].2), (Decision::Keep, CopyReason::AlreadyThere));
 }
 
 /// The full ends in the middle of a delta, so the deltas after it need that delta.
@@ -412,13 +422,13 @@ fn a_chain_over_the_border_keeps_its_base() {
         "v2/Full-00000000-00000115-1003",
         "v2/Incr-00000121-00000130-1004",
     ];
-    let wanted = Wanted {
+    let wanted = Selection {
         max_backups: Some(1),
-        ..Wanted::default()
+        ..Selection::default()
     };
     let d = decided(&SOURCE, &[], &wanted);
     assert_eq!(copied(&d), SOURCE);
-    assert_eq!(d[2].2, Why::NeededByNewer);
+    assert_eq!(d[2].2, CopyReason::NeededByNewer);
 }
 
 #[test]
@@ -431,9 +441,9 @@ fn age_is_that_of_the_full() {
         days(4, "Incr-00000111-00000120"),
     ];
     let source: Vec<&str> = source.iter().map(String::as_str).collect();
-    let wanted = |max_backup_age_days| Wanted {
+    let wanted = |max_backup_age_days| Selection {
         max_backup_age_days: Some(max_backup_age_days),
-        ..Wanted::default()
+        ..Selection::default()
     };
     assert_eq!(copied(&decided(&source, &[], &wanted(7))), source[2..]);
     assert_eq!(copied(&decided(&source, &[], &wanted(5))), source[2..]);
@@ -450,9 +460,9 @@ fn the_old_layout_is_counted_by_folder() {
         "v1/Backup-1000/Incr-00000101-00000110-2001",
         "v1/Backup-2000/Incr-00000111-00000120-2002",
     ];
-    let wanted = Wanted {
+    let wanted = Selection {
         max_backups: Some(1),
-        ..Wanted::default()
+        ..Selection::default()
     };
     assert_eq!(
         copied(&decided(&SOURCE, &[], &wanted)),
@@ -467,17 +477,17 @@ fn an_orphan_is_left_out_and_a_base_in_the_target_counts() {
         "v2/Full-00000000-00000200-2000",
         "v2/Incr-00000201-00000210-2001",
     ];
-    let d = decided(&SOURCE, &[], &Wanted::default());
+    let d = decided(&SOURCE, &[], &Selection::default());
     assert_eq!(copied(&d), SOURCE[1..]);
-    assert_eq!((d[0].1, d[0].2), (Decision::Skip, Why::NoBase));
+    assert_eq!((d[0].1, d[0].2), (Decision::Skip, CopyReason::NoBase));
     let there = ["v2/Full-00000000-00000110-1001"];
     assert_eq!(
-        copied(&decided(&SOURCE, &there, &Wanted::default())),
+        copied(&decided(&SOURCE, &there, &Selection::default())),
         SOURCE
     );
     // An excluded full is no base.
     let excluded = [there[0], "v2/Full-00000000-00000110-1001.exclude"];
-    let d = decided(&SOURCE, &excluded, &Wanted::default());
+    let d = decided(&SOURCE, &excluded, &Selection::default());
     assert_eq!(copied(&d), SOURCE[1..]);
 }
 
@@ -493,7 +503,7 @@ fn forks_follow_their_own_full() {
         "v2/Incr-00000112-00000119-1005",
     ];
     let source = catalog(&listing(&SOURCE));
-    let plan = make_plan(&source, &Catalog::default(), &Wanted::default(), NOW);
+    let plan = make_plan(&source, &Catalog::default(), &Selection::default(), NOW);
     let needs: Vec<&[Need]> = plan.objects.iter().map(|p| p.needs.as_slice()).collect();
     assert_eq!(needs[4], [Need::Planned(3)]);
     assert_eq!(needs[5], [Need::Planned(4)]);
@@ -510,7 +520,7 @@ fn a_plan_is_large_with_33_snapshots_to_copy() {
         let plan = make_plan(
             &catalog(&listing(&source)),
             &target,
-            &Wanted::default(),
+            &Selection::default(),
             NOW,
         );
         assert_eq!(plan.is_large(), source.len() - there > 32, "{there}");
@@ -537,7 +547,7 @@ fn what_deltas_follow_by_many_ways_is_told_once() {
     let source = [&fulls[..], &target, &[end]].concat();
     let source = catalog(&listing(&source));
     let target = catalog(&listing(&target));
-    let plan = make_plan(&source, &target, &Wanted::default(), NOW);
+    let plan = make_plan(&source, &target, &Selection::default(), NOW);
     let last = plan.objects.last().unwrap();
     assert_eq!((last.path.as_str(), last.decision), (end, Decision::Copy));
     assert_eq!(last.needs, [Need::Planned(1), Need::Planned(0)]);
@@ -551,22 +561,26 @@ fn another_size_is_a_conflict_and_carries_nothing() {
     ];
     let target = Listing::from([(SOURCE[0].to_owned(), 11)]);
     let source = catalog(&listing(&SOURCE));
-    let plan = make_plan(&source, &catalog(&target), &Wanted::default(), NOW);
-    let decided: Vec<_> = plan.objects.iter().map(|p| (p.decision, p.why)).collect();
+    let plan = make_plan(&source, &catalog(&target), &Selection::default(), NOW);
+    let decided: Vec<_> = plan
+        .objects
+        .iter()
+        .map(|p| (p.decision, p.reason))
+        .collect();
     assert_eq!(
         decided,
         [
-            (Decision::Conflict, Why::OtherSize),
-            (Decision::Skip, Why::NoBase)
+            (Decision::Conflict, CopyReason::OtherSize),
+            (Decision::Skip, CopyReason::NoBase)
         ]
     );
     // The size of a recompressed copy tells nothing.
-    let wanted = Wanted {
+    let wanted = Selection {
         form: Form {
             encoding: None,
             encryption: Encryption::Encrypt,
         },
-        ..Wanted::default()
+        ..Selection::default()
     };
     let there = Listing::from([(format!("{}.age", SOURCE[0]), 11)]);
     let plan = make_plan(&source, &catalog(&there), &wanted, NOW);
@@ -582,12 +596,12 @@ fn of_two_that_become_one_the_usable_one_is_copied() {
         "v2/Full-00000000-00000100-1000.zlib",
         "v2/Incr-00000101-00000110-1001.gz",
     ];
-    let wanted = |compression: Compression| Wanted {
+    let wanted = |compression: Compression| Selection {
         form: Form {
             encoding: Some(compression.into()),
             ..Form::default()
         },
-        ..Wanted::default()
+        ..Selection::default()
     };
     for excluded in &SOURCE[..2] {
         let mut there = listing(&SOURCE);
@@ -602,11 +616,11 @@ fn of_two_that_become_one_the_usable_one_is_copied() {
             for p in &plan.objects {
                 let is_excluded = SOURCE[p.source] == *excluded;
                 let why = if is_excluded {
-                    Why::Excluded
+                    CopyReason::Excluded
                 } else {
-                    Why::Wanted
+                    CopyReason::Wanted
                 };
-                assert_eq!(p.why, why, "{excluded} to {compression}: {plan:?}");
+                assert_eq!(p.reason, why, "{excluded} to {compression}: {plan:?}");
             }
         }
     }
@@ -618,7 +632,10 @@ fn of_two_that_become_one_the_usable_one_is_copied() {
         &wanted(Compression::Zlib),
         NOW,
     );
-    let decided: Vec<_> = plan.objects.iter().map(|p| (p.source, p.why)).collect();
-    let same = Why::SameAsAnother;
-    assert_eq!(decided, [(0, same), (1, Why::Wanted), (2, Why::Wanted)]);
+    let decided: Vec<_> = plan.objects.iter().map(|p| (p.source, p.reason)).collect();
+    let same = CopyReason::SameAsAnother;
+    assert_eq!(
+        decided,
+        [(0, same), (1, CopyReason::Wanted), (2, CopyReason::Wanted)]
+    );
 }

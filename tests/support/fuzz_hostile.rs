@@ -4,7 +4,7 @@
 use async_trait::async_trait;
 use chrono::{DateTime, TimeDelta, Utc};
 use deltafold::backup::{Catalog, Listed, retention};
-use deltafold::ops::copy::plan::Wanted;
+use deltafold::ops::copy::plan::Selection;
 use deltafold::ops::{self, Context, identity};
 use deltafold::store::exclude::ExcludeTags;
 use deltafold::store::lock::Lock;
@@ -441,9 +441,9 @@ fn take_lock(store: &Store) -> Result<()> {
 
 fn copy_all(from: &Context, to: &Context) -> Result<()> {
     let options = ops::copy::Options {
-        wanted: Wanted {
+        selection: Selection {
             excluded: true,
-            ..Wanted::default()
+            ..Selection::default()
         },
         parallel: 1,
         wait_for_final: None,

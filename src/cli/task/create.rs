@@ -12,7 +12,7 @@ use crate::controller::api::{
 };
 use crate::error::{Error, Reason, Result};
 use crate::kubernetes::UserClient;
-use crate::ops::copy::plan::Most;
+use crate::ops::copy::plan::CopyLimits;
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Subcommand};
 use kube::ResourceExt;
@@ -121,7 +121,7 @@ struct CopyArgs {
     #[arg(long, value_name = "NAME", requires = "to")]
     to_claim: Option<String>,
     #[command(flatten)]
-    most: Most,
+    most: CopyLimits,
     /// Wait first until the newest full snapshot is marked final
     #[arg(long, value_parser = yes_or_no)]
     wait_for_final: bool,

@@ -4,9 +4,9 @@ use super::StoreSpec;
 use crate::base::flag_values::yes_or_no;
 use crate::base::{Span, TextValue};
 use crate::ops::compact::History;
-use crate::ops::copy::plan::Most;
+use crate::ops::copy::plan::CopyLimits;
 use crate::ops::maintain::Upkeep;
-use crate::ops::restore::Wanted;
+use crate::ops::restore::SharedOptions;
 use crate::ops::snapshot::Marks;
 use crate::ops::verify::store::Thoroughness;
 use chrono::{DateTime, Utc};
@@ -183,7 +183,7 @@ pub struct CopyBackupsConfig {
     pub target_store: Option<StoreSpec>,
     /// Which backups
     #[serde(flatten)]
-    pub most: Most,
+    pub most: CopyLimits,
     /// Waits for the final full snapshot first
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wait_for_final_snapshot: Option<WaitForFinalSnapshot>,
@@ -218,7 +218,7 @@ pub struct RestoreConfig {
     /// What is restored
     #[command(flatten)]
     #[serde(flatten)]
-    pub wanted: Wanted,
+    pub wanted: SharedOptions,
     /// The user and group that own the restored files [default: 65532]
     #[arg(long, value_name = "UID", value_parser = clap::value_parser!(i64).range(0..=2_147_483_647))]
     #[serde(default, skip_serializing_if = "Option::is_none")]

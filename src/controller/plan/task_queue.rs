@@ -286,7 +286,7 @@ mod tests {
     };
     use crate::controller::observe::leases::tests::at;
     use crate::controller::observe::outcome::tests::time;
-    use crate::ops::copy::plan::Most;
+    use crate::ops::copy::plan::CopyLimits;
     use crate::ops::maintain::Upkeep;
     use crate::ops::snapshot::Marks;
     use std::sync::Arc;
@@ -530,7 +530,7 @@ mod tests {
                 copy_backups: Some(CopyBackupsConfig {
                     source_store: source.clone(),
                     target_store: target.clone(),
-                    most: Most::default(),
+                    most: CopyLimits::default(),
                     wait_for_final_snapshot: None,
                 }),
                 ..TaskConfig::default()

@@ -1,7 +1,8 @@
-//! What is kept beside snapshots and goes with them: that a full begins a timeline, that it is pinned,
-//! that a snapshot is excluded.
+//! The notes that are copied with snapshots: that a full begins a timeline, that it is pinned, that a
+//! snapshot is excluded.
 //!
-//! Whoever sees a snapshot in the target must not see it without the first and the last of them.
+//! Whoever sees a snapshot in the target must also see that it begins a timeline or is excluded. Called
+//! by `ops::copy::round`.
 
 use super::plan::Planned;
 use crate::backup::Snapshot;
@@ -9,20 +10,20 @@ use crate::backup::catalog::{EXCLUDE_SUFFIX, PINS, TIMELINES};
 use crate::error::{Reason, Result};
 use crate::store::Store;
 
-/// A note is a line for people.
+/// The largest note that is copied, in bytes.
 const MOST_BYTES: u64 = 64 << 10;
 
-/// Carries notes from store to store. All methods fail with the errors of both.
+/// Copies notes from store to store. All methods fail with the errors of both.
 pub(super) struct Notes<'a> {
     pub(super) from: &'a Store,
     pub(super) to: &'a Store,
 }
 
 impl Notes<'_> {
-    /// Writes what comes before a snapshot has its name.
+    /// Writes the notes that must exist before a snapshot has its name.
     pub(super) fn before(&self, planned: &Planned, snapshot: &Snapshot) -> Result<()> {
         if snapshot.begins_timeline {
-            self.carry(TIMELINES, planned, snapshot)?;
+            self.copy(TIMELINES, planned, snapshot)?;
         }
         if snapshot.excluded {
             self.create(&format!("{}{EXCLUDE_SUFFIX}", planned.path), b"")?;
@@ -30,47 +31,48 @@ impl Notes<'_> {
         Ok(())
     }
 
-    /// Writes what comes once it has it.
+    /// Writes the notes that follow when a snapshot has its name.
     pub(super) fn after(&self, planned: &Planned, snapshot: &Snapshot) -> Result<()> {
         if snapshot.excluded {
-            // Other tools may know the store's own mark alone.
+            // Other tools may know only the store's tag.
             self.to.set_excluded(&planned.path, true)?;
         }
         if snapshot.pinned {
-            self.carry(PINS, planned, snapshot)?;
+            self.copy(PINS, planned, snapshot)?;
         }
         Ok(())
     }
 
-    /// Of a full that the target has already: writes notes that it lacks.
-    pub(super) fn keep(
+    /// Writes the notes that the target lacks about a full that it already has.
+    pub(super) fn add_missing(
         &self,
         planned: &Planned,
         snapshot: &Snapshot,
-        there: &Snapshot,
+        in_target: &Snapshot,
     ) -> Result<()> {
-        if snapshot.begins_timeline && !there.begins_timeline {
-            self.carry(TIMELINES, planned, snapshot)?;
+        if snapshot.begins_timeline && !in_target.begins_timeline {
+            self.copy(TIMELINES, planned, snapshot)?;
         }
-        if snapshot.pinned && !there.pinned {
-            self.carry(PINS, planned, snapshot)?;
+        if snapshot.pinned && !in_target.pinned {
+            self.copy(PINS, planned, snapshot)?;
         }
         Ok(())
     }
 
-    fn carry(&self, folder: &str, planned: &Planned, snapshot: &Snapshot) -> Result<()> {
+    /// Copies the note about a snapshot in this folder.
+    fn copy(&self, folder: &str, planned: &Planned, snapshot: &Snapshot) -> Result<()> {
         let note = format!("{folder}/{}", snapshot.name);
         let Some(text) = self.from.read_small(&note, MOST_BYTES)? else {
-            // Another look tells whether it still counts.
+            // Another listing shows whether the note still counts.
             return Err(Reason::SnapshotVanished.error(format!(
-                "{} was listed and is gone: it was deleted meanwhile; run again",
+                "{} was deleted during the run: run again",
                 self.from.name(&note)
             )));
         };
         self.create(&format!("{folder}/{}", planned.name), &text)
     }
 
-    /// Writes a note, unless it is there.
+    /// Writes a note, unless it exists.
     fn create(&self, path: &str, text: &[u8]) -> Result<()> {
         if !self.to.exists(path)? {
             self.to.create_small(path, text)?;

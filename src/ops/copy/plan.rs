@@ -1,6 +1,7 @@
-//! What to copy, in which order, and why: a pure function of two listings, the options and the time.
+//! The plan of a copy: what is copied, in which order, and why. A pure function of two listings, the
+//! options and the time.
 //!
-//! It reads names alone, and touches no store. `super::run` carries it out; a dry run prints it.
+//! Reads names only, and no store. `ops::copy::copier` carries it out; a dry run prints it.
 
 use crate::backup::catalog::V1;
 use crate::backup::codec::{Compression, Encoding};
@@ -12,34 +13,34 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeSet, HashMap, HashSet};
 use strum::IntoStaticStr;
 
-/// Seconds of a day.
+/// Seconds per day.
 const DAY: i64 = 86_400;
-/// A plan with more snapshots to copy is a large one.
+/// A plan that copies more snapshots is large.
 const FEW: usize = 32;
 
-/// What becomes of the bytes of a snapshot on its way.
+/// How a copy changes the bytes of snapshots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Form {
-    /// Compressed so; as it is where `None`.
+    /// The new compression; `None` keeps it.
     pub encoding: Option<Encoding>,
-    /// Encrypted for whom.
+    /// How the encryption changes.
     pub encryption: Encryption,
 }
 
-/// Who can read what is written.
+/// Who can read the copies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Encryption {
-    /// Whoever can read the source.
+    /// Whoever can read the source: the encryption does not change.
     #[default]
     Keep,
-    /// The recipients that were given, whoever can read the source.
+    /// The given recipients only.
     Encrypt,
-    /// Everybody: what is encrypted is opened.
+    /// Everybody: encrypted snapshots are decrypted.
     Decrypt,
 }
 
 impl Form {
-    /// The name that a snapshot has in the target.
+    /// Returns the name of a snapshot in the target.
     pub fn name(&self, source: &SnapshotName) -> SnapshotName {
         SnapshotName {
             compression: self.compression(source),
@@ -56,16 +57,17 @@ impl Form {
         self.encoding.map_or(source.compression, |e| e.compression)
     }
 
-    /// Whether its very bytes are copied. What has the method that is asked for is not compressed again.
+    /// Returns whether a snapshot is copied byte for byte. One that already has the requested
+    /// compression is not compressed again.
     pub fn is_verbatim(&self, source: &SnapshotName) -> bool {
         self.encryption != Encryption::Encrypt && self.name(source) == *source
     }
 }
 
-/// How much of a backup is copied.
+/// Limits of what is copied.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct Most {
+pub struct CopyLimits {
     /// Copy only the newest so many backups [default: all]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(i64).range(1..=u32::MAX.into()))]
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -78,122 +80,126 @@ pub struct Most {
     pub max_backup_age: Option<i64>,
 }
 
-/// What is wanted.
+/// Which snapshots are copied, and in which form.
 #[derive(Debug, Clone, Default)]
-pub struct Wanted {
-    /// The newest so many backups; all where `None`.
+pub struct Selection {
+    /// The number of newest backups to copy; `None` copies all.
     pub max_backups: Option<u32>,
-    /// Those whose full is not older than so many days, by its name; all where `None`.
+    /// The largest age in days of a backup, by the name of its full; `None` copies all.
     pub max_backup_age_days: Option<u32>,
-    /// Excluded snapshots, too, with their marks.
+    /// Copy excluded snapshots, too, with their exclusion markers.
     pub excluded: bool,
-    /// What becomes of the bytes.
+    /// How the bytes change.
     pub form: Form,
 }
 
-/// What happens to a snapshot of the source.
+/// What the plan does with a snapshot of the source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub enum Decision {
     /// It is copied.
     Copy,
     /// The target has it.
     Keep,
-    /// It is not wanted, or would be of no use.
+    /// It is not selected, or would be useless in the target.
     Skip,
-    /// The target has something else under its name.
+    /// The target has another object of its name.
     Conflict,
 }
 
-/// Why. The names are a contract (`docs/copy-result.schema.json`).
+/// The reason for a decision. The names are a contract (`docs/copy-result.schema.json`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, IntoStaticStr)]
-pub enum Why {
-    /// It is wanted, and not in the target.
+pub enum CopyReason {
+    /// It is selected, and not in the target.
     Wanted,
-    /// It is beyond the limits, and a delta that is wanted needs it.
+    /// It is beyond the limits, but a selected delta needs it.
     NeededByNewer,
     /// The target has it under the same name.
     AlreadyThere,
-    /// The target has it, compressed or encrypted otherwise.
+    /// The target has it with another compression or encryption.
     ThereInOtherForm,
     /// Another snapshot of the source becomes the same object.
     SameAsAnother,
     /// It is excluded.
     Excluded,
-    /// More backups than are wanted are newer.
+    /// It is not among the newest backups that are selected.
     BeyondMaxBackups,
     /// Its backup is too old.
     TooOld,
-    /// What it follows is neither in the source nor in the target.
+    /// Neither the source nor the target has a snapshot that it follows.
     NoBase,
-    /// The target has an object of that name and another size.
+    /// The target has an object of its name with another size.
     OtherSize,
 }
 
-impl Why {
-    /// As in results.
+impl CopyReason {
+    /// Returns the name as in results.
     pub fn as_str(self) -> &'static str {
         self.into()
     }
 
-    /// A sentence for people.
-    pub fn in_words(self) -> &'static str {
+    /// Returns the reason as human-readable text.
+    pub fn describe(self) -> &'static str {
         match self {
-            Why::Wanted => "it is not in the target",
-            Why::NeededByNewer => "a delta that is copied needs it",
-            Why::AlreadyThere => "the target has it",
-            Why::ThereInOtherForm => "the target has it, compressed or encrypted otherwise",
-            Why::SameAsAnother => "another snapshot becomes the same object",
-            Why::Excluded => "it is excluded",
-            Why::BeyondMaxBackups => "more backups than are wanted are newer",
-            Why::TooOld => "its backup is older than is wanted",
-            Why::NoBase => "what it follows is neither in the source nor in the target",
-            Why::OtherSize => "the target has another object of that name",
+            CopyReason::Wanted => "it is not in the target",
+            CopyReason::NeededByNewer => "a delta that is copied needs it",
+            CopyReason::AlreadyThere => "the target has it",
+            CopyReason::ThereInOtherForm => {
+                "the target has it with another compression or encryption"
+            }
+            CopyReason::SameAsAnother => "another snapshot becomes the same object",
+            CopyReason::Excluded => "it is excluded",
+            CopyReason::BeyondMaxBackups => "newer backups fill --max-backups",
+            CopyReason::TooOld => "its backup is older than --max-backup-age",
+            CopyReason::NoBase => {
+                "neither the source nor the target has the snapshot that it follows"
+            }
+            CopyReason::OtherSize => "the target has another object of that name",
         }
     }
 }
 
-/// A snapshot of the source, and what happens to it.
+/// A snapshot of the source, with the decision.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Planned {
-    /// Index in the source's catalog.
+    /// The index in the source's catalog.
     pub source: usize,
-    /// Its name in the target.
+    /// The name in the target.
     pub name: SnapshotName,
-    /// Its path there.
+    /// The path in the target.
     pub path: String,
-    /// What happens to it.
+    /// What is done with it.
     pub decision: Decision,
-    /// Why.
-    pub why: Why,
-    /// Of a delta that is copied: any one of these must be in the target before it. Empty where nothing
-    /// must.
+    /// The reason.
+    pub reason: CopyReason,
+    /// The snapshots that a copied delta follows: any one of them must be in the target before it.
+    /// Empty if nothing must.
     pub needs: Vec<Need>,
 }
 
-/// What a delta follows.
+/// A snapshot that a delta follows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Need {
     /// It is in the target.
     InTarget,
-    /// It is copied: an index in the plan.
+    /// It is copied; its index in the plan.
     Planned(usize),
 }
 
-/// All snapshots of the source, in the order in which they are named in the target: those that are copied,
-/// each behind one that it follows; the others in between.
+/// All snapshots of the source, in the order in which they get their names in the target: each copied
+/// one comes after one that it follows.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Plan {
     /// The snapshots.
     pub objects: Vec<Planned>,
-    /// Fulls of the source that may be used, each with its deltas a backup.
+    /// The number of backups in the source: usable fulls, each with its deltas.
     pub backups: usize,
-    /// Those that are wanted.
+    /// The number of backups within the limits.
     pub backups_wanted: usize,
 }
 
 impl Plan {
-    /// Whether the order of names in an object store may be loosened: names one after the other would take hours, and
-    /// a run that is killed in the middle is followed by another one anyway.
+    /// Returns whether names in an object store may be given concurrently: one after the other would
+    /// take hours, and a run that is killed in the middle is followed by another one anyway.
     pub fn is_large(&self) -> bool {
         let copies = self.objects.iter();
         copies.filter(|p| p.decision == Decision::Copy).count() > FEW
@@ -202,66 +208,76 @@ impl Plan {
 
 /// A snapshot in the source, in the target, or in both.
 struct Node<'a> {
-    of: &'a Snapshot,
+    snapshot: &'a Snapshot,
+    /// The index in the source's catalog; `None` if only the target has it.
     source: Option<usize>,
+    /// The path and the name in the target.
     path: String,
     name: SnapshotName,
-    /// The target has it in this form or another.
-    there: Option<Why>,
-    /// What the target has of it may be used.
-    usable_there: bool,
-    /// It shall be in the target when all is done.
-    wanted: bool,
-    /// A place in the order of creation where revisions begin anew.
-    segment: usize,
+    /// Set if the target has it in this form or another, or gets it from another snapshot.
+    in_target: Option<CopyReason>,
+    /// Whether the target's copy may be used.
+    is_usable_in_target: bool,
+    /// Whether the target should have it after the copy.
+    is_selected: bool,
+    /// The section of the order of creation that it belongs to: a new section begins where revisions
+    /// start again.
+    section: usize,
 }
 
 impl<'a> Node<'a> {
-    /// `of` becomes `path` in the target, where it may be already.
-    fn new(of: &'a Snapshot, path: String, name: SnapshotName, there: Option<Why>) -> Self {
+    /// Returns a node for a snapshot that has this path and name in the target.
+    fn new(
+        snapshot: &'a Snapshot,
+        path: String,
+        name: SnapshotName,
+        in_target: Option<CopyReason>,
+    ) -> Self {
         Node {
-            of,
+            snapshot,
             source: None,
             path,
             name,
-            there,
-            usable_there: false,
-            wanted: false,
-            segment: 0,
+            in_target,
+            is_usable_in_target: false,
+            is_selected: false,
+            section: 0,
         }
     }
 
     fn is_full(&self) -> bool {
-        self.of.name.is_full()
+        self.snapshot.name.is_full()
     }
 
-    /// Whether it is the base of a backup of the source.
+    /// Returns whether it is the full of a backup in the source.
     fn is_usable_full(&self) -> bool {
-        self.source.is_some() && self.is_full() && !self.of.excluded
+        self.source.is_some() && self.is_full() && !self.snapshot.excluded
     }
 
-    /// Whether it may be brought to the target to be used.
-    fn may_come(&self) -> bool {
-        !self.of.excluded && self.there.is_none()
+    /// Returns whether it may be copied to be used.
+    fn may_be_copied(&self) -> bool {
+        !self.snapshot.excluded && self.in_target.is_none()
     }
 
-    /// Whether it is a delta that is copied to be used.
+    /// Returns whether it is a delta that is copied to be used.
     fn is_delta_to_copy(&self) -> bool {
-        self.wanted && self.may_come() && !self.is_full()
+        self.is_selected && self.may_be_copied() && !self.is_full()
     }
 
-    /// A full that begins there, or a delta that leads there.
+    /// Returns whether a delta from `start` to `last` may follow it: a full at the start, or a delta
+    /// that leads into the delta.
     fn supports(&self, start: Revision, last: Revision) -> bool {
-        (start.previous()..last).contains(&self.of.name.last)
+        (start.previous()..last).contains(&self.snapshot.name.last)
     }
 }
 
-/// The folder of a path, with its `/`.
+/// Returns the folder of a path, with its `/`.
 fn folder(path: &str) -> &str {
     path.rfind('/').map_or("", |end| &path[..=end])
 }
 
-/// What is the same in every form: the folder, and the name but for what tells the form.
+/// Returns what a snapshot has in common in every form: its path with a name without compression and
+/// encryption.
 pub(super) fn identity(path: &str, name: &SnapshotName) -> String {
     let plain = SnapshotName {
         compression: Compression::None,
@@ -271,23 +287,23 @@ pub(super) fn identity(path: &str, name: &SnapshotName) -> String {
     format!("{}{plain}", folder(path))
 }
 
-/// Makes the plan. `now` is in seconds since 1970.
-pub fn plan(source: &Catalog, target: &Catalog, wanted: &Wanted, now: i64) -> Plan {
+/// Returns the plan of a copy. `now` is in seconds since 1970.
+pub fn plan(source: &Catalog, target: &Catalog, selection: &Selection, now: i64) -> Plan {
     let mut planner = Planner {
-        nodes: nodes(source, target, wanted),
+        nodes: nodes(source, target, selection),
         by_last: Vec::new(),
     };
     planner.order();
-    let chosen = planner.choose(source, wanted, now);
-    let there = planner.supported(|i| planner.nodes[i].usable_there);
-    planner.close(&there);
+    let chosen = planner.choose(source, selection, now);
+    let in_target = planner.supported(|i| planner.nodes[i].is_usable_in_target);
+    planner.select_needed(&in_target);
     let supported = planner.supported(|i| planner.will_be_there(i));
-    planner.plan(wanted, &chosen, &there, &supported)
+    planner.plan(selection, &chosen, &in_target, &supported)
 }
 
-/// Merges the two listings.
-fn nodes<'a>(source: &'a Catalog, target: &'a Catalog, wanted: &Wanted) -> Vec<Node<'a>> {
-    let in_target: HashMap<&str, &Snapshot> = target
+/// Merges the two listings into nodes.
+fn nodes<'a>(source: &'a Catalog, target: &'a Catalog, selection: &Selection) -> Vec<Node<'a>> {
+    let target_by_path: HashMap<&str, &Snapshot> = target
         .snapshots
         .iter()
         .map(|s| (s.path.as_str(), s))
@@ -297,161 +313,167 @@ fn nodes<'a>(source: &'a Catalog, target: &'a Catalog, wanted: &Wanted) -> Vec<N
         let forms = other_forms.entry(identity(&s.path, &s.name)).or_default();
         forms.push(s);
     }
-    let becomes = |s: &Snapshot| {
-        let name = wanted.form.name(&s.name);
+    let target_name = |s: &Snapshot| {
+        let name = selection.form.name(&s.name);
         (format!("{}{name}", folder(&s.path)), name)
     };
-    let mut becoming: HashMap<String, usize> = HashMap::new();
-    // Of several that become the same object the one is copied that may be used, as it is if it can be.
+    let mut source_by_target_path: HashMap<String, usize> = HashMap::new();
+    // If several snapshots become the same object, prefer one that may be used, then one that needs no
+    // change of form.
     let rank = |i: usize| {
         let s = &source.snapshots[i];
-        (s.excluded, !wanted.form.is_verbatim(&s.name), i)
+        (s.excluded, !selection.form.is_verbatim(&s.name), i)
     };
     for (i, s) in source.snapshots.iter().enumerate() {
-        let first = becoming.entry(becomes(s).0).or_insert(i);
+        let first = source_by_target_path.entry(target_name(s).0).or_insert(i);
         if rank(i) < rank(*first) {
             *first = i;
         }
     }
     let mut nodes = Vec::with_capacity(source.snapshots.len() + target.snapshots.len());
-    let mut told: HashSet<&str> = HashSet::new();
+    let mut matched: HashSet<&str> = HashSet::new();
     for (i, s) in source.snapshots.iter().enumerate() {
-        let (path, name) = becomes(s);
-        let same = in_target.get(path.as_str()).copied();
-        // One that the source has in two forms is not the other one's.
+        let (path, name) = target_name(s);
+        let same = target_by_path.get(path.as_str()).copied();
+        // If the source has two forms of a snapshot, the copy of the one is not a copy of the other.
         let other = other_forms
             .get(&identity(&s.path, &s.name))
             .into_iter()
             .flatten()
-            .find(|t| !becoming.contains_key(&t.path));
-        let verbatim = wanted.form.is_verbatim(&s.name);
-        let (there, found) = match (same, other) {
-            // Nothing may follow it: what has the name is no copy.
+            .find(|t| !source_by_target_path.contains_key(&t.path));
+        let verbatim = selection.form.is_verbatim(&s.name);
+        let (in_target, copy) = match (same, other) {
+            // Nothing may follow this: the object of that name is no copy.
             (Some(t), _) if verbatim && t.bytes != s.bytes => {
-                told.insert(&t.path);
-                (Some(Why::OtherSize), None)
+                matched.insert(&t.path);
+                (Some(CopyReason::OtherSize), None)
             }
-            (Some(t), _) => (Some(Why::AlreadyThere), Some(t)),
-            (None, Some(t)) => (Some(Why::ThereInOtherForm), Some(*t)),
-            (None, None) if becoming.get(&path) != Some(&i) => (Some(Why::SameAsAnother), None),
+            (Some(t), _) => (Some(CopyReason::AlreadyThere), Some(t)),
+            (None, Some(t)) => (Some(CopyReason::ThereInOtherForm), Some(*t)),
+            (None, None) if source_by_target_path.get(&path) != Some(&i) => {
+                (Some(CopyReason::SameAsAnother), None)
+            }
             (None, None) => (None, None),
         };
-        if let Some(t) = found {
-            told.insert(&t.path);
+        if let Some(t) = copy {
+            matched.insert(&t.path);
         }
         nodes.push(Node {
             source: Some(i),
-            usable_there: found.is_some_and(|t| !t.excluded),
-            ..Node::new(s, path, name, there)
+            is_usable_in_target: copy.is_some_and(|t| !t.excluded),
+            ..Node::new(s, path, name, in_target)
         });
     }
-    let only_there = target.snapshots.iter();
-    for t in only_there.filter(|t| !told.contains(t.path.as_str())) {
-        let there = Some(Why::AlreadyThere);
+    let target_only = target.snapshots.iter();
+    for t in target_only.filter(|t| !matched.contains(t.path.as_str())) {
+        let in_target = Some(CopyReason::AlreadyThere);
         nodes.push(Node {
-            usable_there: !t.excluded,
-            ..Node::new(t, t.path.clone(), t.name.clone(), there)
+            is_usable_in_target: !t.excluded,
+            ..Node::new(t, t.path.clone(), t.name.clone(), in_target)
         });
     }
     nodes
 }
 
+/// Makes the plan from the nodes.
 struct Planner<'a> {
     /// In order of creation.
     nodes: Vec<Node<'a>>,
-    /// Indexes by the last revision.
+    /// Indexes of nodes with the snapshots' last revisions, sorted by these.
     by_last: Vec<(Revision, usize)>,
 }
 
-/// The backups that are wanted.
-struct Chosen {
+/// The backups within the limits, and why other snapshots are not selected.
+struct ChosenBackups {
     backups: usize,
-    wanted: usize,
-    /// By index in the nodes, of what is not wanted: why.
-    not: HashMap<usize, Why>,
+    backups_wanted: usize,
+    /// The reasons against snapshots that are not selected, by index of the node.
+    reasons_against: HashMap<usize, CopyReason>,
 }
 
 impl Planner<'_> {
-    /// Sorts as a catalog does, and notes where revisions begin anew.
+    /// Sorts the nodes like a catalog, and numbers the sections in which revisions grow.
     fn order(&mut self) {
         self.nodes.sort_by(|a, b| {
             let key = |n: &Node<'_>| {
-                let name = &n.of.name;
+                let name = &n.snapshot.name;
                 (name.created, n.is_full(), name.last, name.start)
             };
             key(a).cmp(&key(b)).then_with(|| a.path.cmp(&b.path))
         });
-        let (mut segment, mut highest) = (0, Revision(-1));
+        let (mut section, mut highest) = (0, Revision(-1));
         for n in &mut self.nodes {
-            let begins = n.of.begins_timeline || n.of.name.last < highest;
-            if n.of.name.is_full() && begins {
-                segment += 1;
-                highest = n.of.name.last;
+            let begins = n.snapshot.begins_timeline || n.snapshot.name.last < highest;
+            if n.snapshot.name.is_full() && begins {
+                section += 1;
+                highest = n.snapshot.name.last;
             }
-            highest = highest.max(n.of.name.last);
-            n.segment = segment;
+            highest = highest.max(n.snapshot.name.last);
+            n.section = section;
         }
-        let last = self.nodes.iter().enumerate();
-        self.by_last = last.map(|(i, n)| (n.of.name.last, i)).collect();
+        let nodes = self.nodes.iter().enumerate();
+        self.by_last = nodes.map(|(i, n)| (n.snapshot.name.last, i)).collect();
         self.by_last.sort_unstable();
     }
 
-    /// What a delta may follow, the likeliest first: what came before it in its own segment, before it,
-    /// after it. Names alone tell; only the first class that is not empty counts.
-    fn may_follow(&self, delta: usize, of: impl Fn(usize) -> bool) -> (u8, Vec<usize>) {
+    /// Returns the snapshots that a delta may follow, and their rank by names alone: 0 for those before
+    /// it in its own section, 1 for others before it, 2 for those after it. Only the best rank with any
+    /// snapshot counts.
+    fn may_follow(&self, delta: usize, is_member: impl Fn(usize) -> bool) -> (u8, Vec<usize>) {
         let n = &self.nodes[delta];
-        let (start, last) = (n.of.name.start, n.of.name.last);
+        let (start, last) = (n.snapshot.name.start, n.snapshot.name.last);
         let from = self.by_last.partition_point(|&(l, _)| l < start.previous());
         let near = self.by_last[from..]
             .iter()
             .take_while(|&&(l, _)| l < last)
             .map(|&(_, i)| i)
-            .filter(|&i| self.nodes[i].supports(start, last) && of(i));
-        let mut classes: [Vec<usize>; 3] = Default::default();
+            .filter(|&i| self.nodes[i].supports(start, last) && is_member(i));
+        let mut by_rank: [Vec<usize>; 3] = Default::default();
         for i in near {
-            let class = match i < delta {
-                true if self.nodes[i].segment == n.segment => 0,
+            let rank = match i < delta {
+                true if self.nodes[i].section == n.section => 0,
                 true => 1,
                 false => 2,
             };
-            classes[class].push(i);
+            by_rank[rank].push(i);
         }
-        classes.iter_mut().for_each(|c| c.sort_unstable());
-        classes[..2].iter_mut().for_each(|c| c.reverse());
-        let mut classes = (0..).zip(classes);
-        let first = classes.find(|(_, found)| !found.is_empty());
-        first.unwrap_or((u8::MAX, Vec::new()))
+        by_rank.iter_mut().for_each(|nodes| nodes.sort_unstable());
+        by_rank[..2].iter_mut().for_each(|nodes| nodes.reverse());
+        let mut by_rank = (0..).zip(by_rank);
+        let best = by_rank.find(|(_, nodes)| !nodes.is_empty());
+        best.unwrap_or((u8::MAX, Vec::new()))
     }
 
-    /// Whether it is, or shall be, in the target to be used.
+    /// Returns whether a node is, or will be, in the target to be used.
     fn will_be_there(&self, i: usize) -> bool {
         let n = &self.nodes[i];
-        n.usable_there || n.wanted && n.may_come()
+        n.is_usable_in_target || n.is_selected && n.may_be_copied()
     }
 
-    fn choose(&mut self, source: &Catalog, wanted: &Wanted, now: i64) -> Chosen {
-        let refused = self.refused(wanted, now);
+    /// Selects the snapshots that belong to backups within the limits.
+    fn choose(&mut self, source: &Catalog, selection: &Selection, now: i64) -> ChosenBackups {
+        let refused = self.refused(selection, now);
         let is_usable = |s: &&Snapshot| !s.excluded && s.name.is_full();
         let fulls = self.nodes.iter().filter(|n| n.is_usable_full()).count();
-        let mut chosen = Chosen {
+        let mut chosen = ChosenBackups {
             backups: source.snapshots.iter().filter(is_usable).count(),
-            wanted: fulls - refused.len(),
-            not: HashMap::new(),
+            backups_wanted: fulls - refused.len(),
+            reasons_against: HashMap::new(),
         };
-        // What is older than every full.
-        let oldest = match (wanted.max_backups, wanted.max_backup_age_days) {
-            (Some(_), _) => Some(Why::BeyondMaxBackups),
-            (None, Some(_)) => Some(Why::TooOld),
+        // The reason against deltas that are older than every full.
+        let oldest = match (selection.max_backups, selection.max_backup_age_days) {
+            (Some(_), _) => Some(CopyReason::BeyondMaxBackups),
+            (None, Some(_)) => Some(CopyReason::TooOld),
             (None, None) => None,
         };
         let mut newest = None;
-        // In the old layout a folder is a backup.
+        // In the layout v1, a folder is a backup.
         let mut newest_in: HashMap<&str, usize> = HashMap::new();
         for (i, n) in self.nodes.iter_mut().enumerate() {
             if n.source.is_none() {
                 continue;
             }
-            let folder = folder(&n.of.path);
+            let folder = folder(&n.snapshot.path);
             if n.is_usable_full() {
                 newest = Some(i);
                 newest_in.insert(folder, i);
@@ -460,92 +482,106 @@ impl Planner<'_> {
                 true => newest_in.get(folder).copied().or(newest),
                 false => newest,
             };
-            let why = match owner {
-                _ if n.of.excluded && !wanted.excluded => Some(Why::Excluded),
+            let reason = match owner {
+                _ if n.snapshot.excluded && !selection.excluded => Some(CopyReason::Excluded),
                 Some(full) => refused.get(&full).copied(),
                 None => oldest,
             };
-            n.wanted = why.is_none();
-            chosen.not.extend(why.map(|why| (i, why)));
+            n.is_selected = reason.is_none();
+            if let Some(reason) = reason {
+                chosen.reasons_against.insert(i, reason);
+            }
         }
         chosen
     }
 
-    /// The fulls of the source that are beyond the limits.
-    fn refused(&self, wanted: &Wanted, now: i64) -> HashMap<usize, Why> {
-        let days = wanted.max_backup_age_days.map(i64::from);
+    /// Returns the fulls of the source that are beyond the limits, with the reason.
+    fn refused(&self, selection: &Selection, now: i64) -> HashMap<usize, CopyReason> {
+        let days = selection.max_backup_age_days.map(i64::from);
         let oldest = days.map(|d| now.saturating_sub(d.saturating_mul(DAY)));
         let newest_first = self.nodes.iter().enumerate().rev();
         let fulls = newest_first.filter(|(_, n)| n.is_usable_full());
-        let refused = fulls.enumerate().filter_map(|(age, (i, n))| {
-            let why = match () {
-                () if wanted.max_backups.is_some_and(|most| age >= most as usize) => {
-                    Why::BeyondMaxBackups
-                }
-                () if oldest.is_some_and(|oldest| n.of.name.created < oldest) => Why::TooOld,
-                () => return None,
-            };
-            Some((i, why))
-        });
-        refused.collect()
+        let mut refused = HashMap::new();
+        for (newer, (i, n)) in fulls.enumerate() {
+            if selection
+                .max_backups
+                .is_some_and(|most| newer >= most as usize)
+            {
+                refused.insert(i, CopyReason::BeyondMaxBackups);
+            } else if oldest.is_some_and(|oldest| n.snapshot.name.created < oldest) {
+                refused.insert(i, CopyReason::TooOld);
+            }
+        }
+        refused
     }
 
-    /// Wants, too, what the deltas that are wanted need.
-    fn close(&mut self, there: &[bool]) {
-        let may_be = |n: &Node<'_>| n.usable_there || n.source.is_some() && n.may_come();
-        // A delta of the target that has lost its base needs one as well, where others follow it.
-        let has_lost = |n: &Node<'_>, i: usize| n.usable_there && !n.is_full() && !there[i];
+    /// Selects also the snapshots that selected deltas need.
+    fn select_needed(&mut self, in_target: &[bool]) {
+        let could_be_there =
+            |n: &Node<'_>| n.is_usable_in_target || n.source.is_some() && n.may_be_copied();
+        // A delta in the target that has lost its base needs one as well if others follow it.
+        let has_lost_base =
+            |n: &Node<'_>, i: usize| n.is_usable_in_target && !n.is_full() && !in_target[i];
         let mut open: Vec<usize> = (0..self.nodes.len())
             .filter(|&i| self.nodes[i].is_delta_to_copy())
             .collect();
         let mut seen: HashSet<usize> = open.iter().copied().collect();
         while let Some(delta) = open.pop() {
-            let (have, at_hand) = self.may_follow(delta, |i| self.will_be_there(i));
-            let (could, found) = self.may_follow(delta, |i| may_be(&self.nodes[i]));
-            // What is likelier than all that will be there is worth its bytes.
-            let bases = match have <= could {
-                true => at_hand,
-                false => found.into_iter().take(1).collect(),
+            let (rank, available) = self.may_follow(delta, |i| self.will_be_there(i));
+            let (possible_rank, possible) =
+                self.may_follow(delta, |i| could_be_there(&self.nodes[i]));
+            // A base of a better rank than all that will be there is worth copying.
+            let bases = match rank <= possible_rank {
+                true => available,
+                false => possible.into_iter().take(1).collect(),
             };
             for base in bases {
                 let n = &mut self.nodes[base];
-                n.wanted |= have > could && n.there.is_none();
-                if (n.is_delta_to_copy() || has_lost(n, base)) && seen.insert(base) {
+                n.is_selected |= rank > possible_rank && n.in_target.is_none();
+                if (n.is_delta_to_copy() || has_lost_base(n, base)) && seen.insert(base) {
                     open.push(base);
                 }
             }
         }
     }
 
-    /// Whether each of these has its base among them, all the way down.
-    fn supported(&self, of: impl Fn(usize) -> bool) -> Vec<bool> {
+    /// Returns for each node whether `is_member` holds for it and for its base, all the way down to a
+    /// full.
+    fn supported(&self, is_member: impl Fn(usize) -> bool) -> Vec<bool> {
         let mut supported = vec![false; self.nodes.len()];
-        // What a delta follows ends before it does.
+        // Bases end before the deltas that follow them, so they come first.
         for &(_, i) in &self.by_last {
-            supported[i] = of(i)
+            supported[i] = is_member(i)
                 && (self.nodes[i].is_full() || !self.may_follow(i, |p| supported[p]).1.is_empty());
         }
         supported
     }
 
-    fn plan(self, wanted: &Wanted, chosen: &Chosen, there: &[bool], supported: &[bool]) -> Plan {
+    /// Puts the snapshots in order, and decides on each.
+    fn plan(
+        self,
+        selection: &Selection,
+        chosen: &ChosenBackups,
+        in_target: &[bool],
+        supported: &[bool],
+    ) -> Plan {
         let mut plan = Plan {
             objects: Vec::new(),
             backups: chosen.backups,
-            backups_wanted: chosen.wanted,
+            backups_wanted: chosen.backups_wanted,
         };
-        // What has to be in the target for each to be of use: any one of these.
-        let mut placed: Vec<Vec<Need>> = (0..self.nodes.len())
-            .map(|i| match there[i] {
+        // For each node: it is of use once any one of these is in the target.
+        let mut usable_after: Vec<Vec<Need>> = (0..self.nodes.len())
+            .map(|i| match in_target[i] {
                 true => vec![Need::InTarget],
                 false => Vec::new(),
             })
             .collect();
-        // Deltas go behind what they follow, wherever their times would put them: in rounds, each in the order
-        // of creation.
+        // Deltas come after what they follow, whatever their times: in rounds, each in order of
+        // creation.
         let mut round: BTreeSet<usize> = (0..self.nodes.len()).collect();
         let mut next_round = BTreeSet::new();
-        // By what they wait for.
+        // The nodes that wait for the node of this index.
         let mut waiting: HashMap<usize, Vec<usize>> = HashMap::new();
         let mut is_done = vec![false; self.nodes.len()];
         while let Some(i) = round.pop_first().or_else(|| {
@@ -555,15 +591,15 @@ impl Planner<'_> {
             if is_done[i] {
                 continue;
             }
-            let (decision, why) = self.decide(i, wanted, chosen, supported);
+            let (decision, reason) = self.decide(i, selection, chosen, supported);
             let n = &self.nodes[i];
-            let copies = decision == Decision::Copy && !n.of.excluded;
-            let follows = !n.is_full() && supported[i] && !there[i];
+            let copies = decision == Decision::Copy && !n.snapshot.excluded;
+            let follows = !n.is_full() && supported[i] && !in_target[i];
             let mut needs = Vec::new();
             if follows {
                 let (_, bases) = self.may_follow(i, |p| supported[p]);
                 let mut seen = HashSet::new();
-                let of_bases = bases.iter().flat_map(|&p| &placed[p]).copied();
+                let of_bases = bases.iter().flat_map(|&p| &usable_after[p]).copied();
                 needs.extend(of_bases.filter(|&n| seen.insert(n)));
                 if needs.is_empty() {
                     for base in bases {
@@ -574,11 +610,11 @@ impl Planner<'_> {
             }
             is_done[i] = true;
             match copies {
-                true => placed[i] = vec![Need::Planned(plan.objects.len())],
-                false if follows => placed[i].clone_from(&needs),
+                true => usable_after[i] = vec![Need::Planned(plan.objects.len())],
+                false if follows => usable_after[i].clone_from(&needs),
                 false => {}
             }
-            if !placed[i].is_empty() {
+            if !usable_after[i].is_empty() {
                 for follower in waiting.remove(&i).unwrap_or_default() {
                     match follower > i {
                         true => round.insert(follower),
@@ -592,7 +628,7 @@ impl Planner<'_> {
                     name: n.name.clone(),
                     path: n.path.clone(),
                     decision,
-                    why,
+                    reason,
                     needs: if copies { needs } else { Vec::new() },
                 });
             }
@@ -600,24 +636,27 @@ impl Planner<'_> {
         plan
     }
 
+    /// Decides on a snapshot, apart from the order.
     fn decide(
         &self,
         i: usize,
-        wanted: &Wanted,
-        chosen: &Chosen,
+        selection: &Selection,
+        chosen: &ChosenBackups,
         supported: &[bool],
-    ) -> (Decision, Why) {
+    ) -> (Decision, CopyReason) {
         let n = &self.nodes[i];
-        match (n.there, chosen.not.get(&i).copied()) {
-            (Some(why @ Why::OtherSize), _) if n.wanted => (Decision::Conflict, why),
-            (Some(why @ (Why::AlreadyThere | Why::ThereInOtherForm)), _) => (Decision::Keep, why),
-            (Some(why @ Why::SameAsAnother), _) if n.wanted => (Decision::Skip, why),
-            (_, Some(why)) if !n.wanted => (Decision::Skip, why),
-            // An excluded one is not to be used, so it needs no base.
-            _ if n.of.excluded && wanted.excluded => (Decision::Copy, Why::Wanted),
-            _ if !supported[i] => (Decision::Skip, Why::NoBase),
-            (_, Some(_)) => (Decision::Copy, Why::NeededByNewer),
-            (_, None) => (Decision::Copy, Why::Wanted),
+        match (n.in_target, chosen.reasons_against.get(&i).copied()) {
+            (Some(why @ CopyReason::OtherSize), _) if n.is_selected => (Decision::Conflict, why),
+            (Some(why @ (CopyReason::AlreadyThere | CopyReason::ThereInOtherForm)), _) => {
+                (Decision::Keep, why)
+            }
+            (Some(why @ CopyReason::SameAsAnother), _) if n.is_selected => (Decision::Skip, why),
+            (_, Some(why)) if !n.is_selected => (Decision::Skip, why),
+            // An excluded snapshot is not used, so it needs no base.
+            _ if n.snapshot.excluded && selection.excluded => (Decision::Copy, CopyReason::Wanted),
+            _ if !supported[i] => (Decision::Skip, CopyReason::NoBase),
+            (_, Some(_)) => (Decision::Copy, CopyReason::NeededByNewer),
+            (_, None) => (Decision::Copy, CopyReason::Wanted),
         }
     }
 }

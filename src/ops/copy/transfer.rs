@@ -1,8 +1,8 @@
-//! One snapshot on its way from store to store: streamed, checked, uploaded and read back; it waits
-//! for its name then.
+//! The transfer of one snapshot between stores: streamed, checked, uploaded and read back. It has no
+//! name in the target then; `round` gives it one.
 //!
-//! Where its bytes stay as they are, another thread opens a copy of them and checks the SHA-256 inside,
-//! so that a damaged snapshot is never copied silently.
+//! If its bytes are copied unchanged, another thread decodes them and checks the SHA-256 inside, so
+//! that a damaged snapshot is never copied silently. Called by `ops::copy::round`.
 
 use super::plan::{Encryption, Form};
 use crate::backup::codec;
@@ -19,27 +19,28 @@ use crate::telemetry::progress::Step;
 use std::io::{self, Read, Write};
 use std::sync::mpsc;
 
-/// Bytes of a piece that goes to the store and to the check.
+/// The size of the pieces that go to the store and to the check, in bytes.
 const PIECE: usize = 256 << 10;
-/// One of fewer bytes is checked before it goes to the store, and not beside it.
+/// Smaller snapshots are checked before the upload, and not at the same time.
 pub(super) const SMALL: u64 = 1 << 20;
-/// Pieces that wait to be checked.
+/// The most pieces that wait for the check.
 const PIECES_AHEAD: usize = 8;
-/// For each snapshot under way so many parts are in memory, and one more is being filled.
+/// The parts of an upload that are in memory; one more is being filled.
 const PARTS_IN_FLIGHT: usize = 2;
 
-/// A snapshot that is in the target, without its name.
+/// A snapshot that is in the target without its name.
 pub(super) struct Transferred {
     pub(super) staged: Staged,
-    /// Whether its content was checked; where no identity opens it, that cannot be.
-    pub(super) checked: bool,
+    /// Whether its content was checked, which is impossible without an identity that decrypts it.
+    pub(super) is_checked: bool,
 }
 
-/// Brings a snapshot to the target. `name` is what it will be called there; `threads` compress it where
-/// that is to be done.
+/// Copies a snapshot to the target's staging folder. `name` is its name there; `threads` compress it if
+/// its compression changes.
 ///
 /// # Errors
-/// `CorruptSnapshot` for the source's; `CannotDecrypt`; `SnapshotVanished`; those of both stores.
+/// Fails with `CorruptSnapshot` if the source's snapshot is damaged, `CannotDecrypt`,
+/// `SnapshotVanished`, or an error of either store.
 pub(super) fn transfer(
     from: &Context,
     to: &Context,
@@ -54,34 +55,34 @@ pub(super) fn transfer(
         let staged = recompress(from, to, form, snapshot, upload, threads).map_err(at)?;
         return Ok(Transferred {
             staged,
-            checked: true,
+            is_checked: true,
         });
     }
     let step = Step::new(format!("copy {}", snapshot.name), Some(snapshot.bytes));
     let object = step.reader(from.store.fetch(&snapshot.path, snapshot.bytes));
-    let opens = snapshot.name.is_encrypted && form.encryption != Encryption::Keep;
+    let decrypts = snapshot.name.is_encrypted && form.encryption != Encryption::Keep;
     let sealed = seal(to, form, upload)?;
-    let passed = match opens {
+    let copied = match decrypts {
         true => {
-            let opened = from.keys.decrypt(object).map_err(&at)?;
+            let decrypted = from.keys.decrypt(object).map_err(&at)?;
             let plain = SnapshotName {
                 is_encrypted: false,
                 ..snapshot.name.clone()
             };
-            pass(from, opened, &plain, snapshot.bytes, sealed)
+            copy_checked(from, decrypted, &plain, snapshot.bytes, sealed)
         }
-        false => pass(from, object, &snapshot.name, snapshot.bytes, sealed),
+        false => copy_checked(from, object, &snapshot.name, snapshot.bytes, sealed),
     };
-    let (sealed, checked) = passed.map_err(at)?;
-    let staged = sealed.finish().map_err(failed)?.finish()?;
-    Ok(Transferred { staged, checked })
+    let (sealed, is_checked) = copied.map_err(at)?;
+    let staged = sealed.finish().map_err(copy_error)?.finish()?;
+    Ok(Transferred { staged, is_checked })
 }
 
-fn failed(e: io::Error) -> Error {
+fn copy_error(e: io::Error) -> Error {
     Error::io("copy a snapshot", e)
 }
 
-/// Encrypts what is uploaded, if that is wanted.
+/// Encrypts the upload, if the form asks for it.
 fn seal(to: &Context, form: &Form, upload: Upload) -> Result<Sealed<Upload>> {
     match form.encryption {
         Encryption::Encrypt => to.keys.encrypt(upload),
@@ -89,7 +90,7 @@ fn seal(to: &Context, form: &Form, upload: Upload) -> Result<Sealed<Upload>> {
     }
 }
 
-/// Compresses the payload anew.
+/// Decompresses a snapshot, and uploads it with another compression.
 fn recompress(
     from: &Context,
     to: &Context,
@@ -99,47 +100,50 @@ fn recompress(
     threads: usize,
 ) -> Result<Staged> {
     let Some(encoding) = form.encoding else {
-        return Err(Error::internal("a compression that nobody asked for"));
+        return Err(Error::internal(
+            "a snapshot changes its compression, but none was requested",
+        ));
     };
     let mut payload = content(from.payload(snapshot)?, &snapshot.name, &from.limits)?;
     let sealed = seal(to, form, upload)?;
-    let packed = codec::encoder(encoding, threads, sealed).map_err(failed)?;
+    let packed = codec::encoder(encoding, threads, sealed).map_err(copy_error)?;
     let mut frame = FrameWriter::new(packed);
     let mut piece = vec![0; PIECE];
     loop {
-        let n = payload.read(&mut piece).map_err(failed)?;
+        let n = payload.read(&mut piece).map_err(copy_error)?;
         if n == 0 {
             break;
         }
-        frame.write_all(&piece[..n]).map_err(failed)?;
+        frame.write_all(&piece[..n]).map_err(copy_error)?;
     }
     let packed = frame.finish().and_then(|packed| packed.finish());
-    let uploaded = packed.and_then(Sealed::finish).map_err(failed)?;
+    let uploaded = packed.and_then(Sealed::finish).map_err(copy_error)?;
     uploaded.finish()
 }
 
-/// Passes about so many bytes on as they are, if a check finds them good.
-fn pass<W: Write>(
+/// Copies about `expected_bytes` bytes unchanged, and checks them. Returns whether they could be
+/// checked.
+fn copy_checked<W: Write>(
     from: &Context,
     mut bytes: impl Read,
     name: &SnapshotName,
-    about: u64,
+    expected_bytes: u64,
     mut to: W,
 ) -> Result<(W, bool)> {
-    // Room for one byte more: the end is seen without growing.
-    let mut small = Vec::with_capacity(about.min(SMALL) as usize + 1);
+    // One byte more, so that reading the end does not grow the buffer.
+    let mut head = Vec::with_capacity(expected_bytes.min(SMALL) as usize + 1);
     let begin = bytes.by_ref().take(SMALL);
-    { begin }.read_to_end(&mut small).map_err(failed)?;
-    if (small.len() as u64) < SMALL {
-        let checked = check(from, name, small.as_slice())?;
-        to.write_all(&small).map_err(failed)?;
-        return Ok((to, checked));
+    { begin }.read_to_end(&mut head).map_err(copy_error)?;
+    if (head.len() as u64) < SMALL {
+        let is_checked = check(from, name, head.as_slice())?;
+        to.write_all(&head).map_err(copy_error)?;
+        return Ok((to, is_checked));
     }
-    pass_on(from, io::Cursor::new(small).chain(bytes), name, to)
+    copy_while_checking(from, io::Cursor::new(head).chain(bytes), name, to)
 }
 
-/// Passes bytes on as they are, while they are checked beside it.
-fn pass_on<W: Write>(
+/// Copies bytes unchanged, while another thread checks them.
+fn copy_while_checking<W: Write>(
     from: &Context,
     mut bytes: impl Read,
     name: &SnapshotName,
@@ -152,37 +156,42 @@ fn pass_on<W: Write>(
         let checking = std::thread::Builder::new()
             .spawn_scoped(scope, check)
             .map_err(|e| Error::io("start a thread (give fewer with --parallel)", e))?;
-        let mut passed = Ok(());
-        let mut whole = false;
-        loop {
-            let mut piece = Vec::with_capacity(PIECE);
-            let read = bytes.by_ref().take(PIECE as u64).read_to_end(&mut piece);
-            if let Err(e) = read.and_then(|_| to.write_all(&piece)) {
-                passed = Err(failed(e));
-                break;
-            }
-            // An empty piece marks the end. Whoever no longer listens has found damage.
-            let at_end = piece.is_empty();
-            let taken = send.send(piece).is_ok();
-            if at_end || !taken {
-                whole = at_end && taken;
-                break;
-            }
-        }
+        let sent = send_pieces(&mut bytes, &mut to, &send);
         drop(send);
         let checked = checking
             .join()
             .unwrap_or_else(|_| Err(Error::internal("the check of a snapshot panicked")));
-        passed?;
-        let checked = checked?;
-        match whole {
-            true => Ok((to, checked)),
-            false => Err(Error::internal("a check that ended before the snapshot")),
+        let is_complete = sent?;
+        let is_checked = checked?;
+        match is_complete {
+            true => Ok((to, is_checked)),
+            false => Err(Error::internal("the check ended before the snapshot did")),
         }
     })
 }
 
-/// Opens a stored snapshot, and checks the SHA-256 of what is in it. Gives whether that could be done.
+/// Writes bytes to the target, and sends them to the check. Returns whether the check received all of them.
+fn send_pieces(
+    bytes: &mut impl Read,
+    to: &mut impl Write,
+    send: &mpsc::SyncSender<Vec<u8>>,
+) -> Result<bool> {
+    loop {
+        let mut piece = Vec::with_capacity(PIECE);
+        let read = bytes.by_ref().take(PIECE as u64).read_to_end(&mut piece);
+        read.and_then(|_| to.write_all(&piece))
+            .map_err(copy_error)?;
+        // An empty piece marks the end. If the check has stopped receiving, it found damage.
+        let is_end = piece.is_empty();
+        let is_received = send.send(piece).is_ok();
+        if is_end || !is_received {
+            return Ok(is_end && is_received);
+        }
+    }
+}
+
+/// Decodes a stored snapshot and checks the SHA-256 inside. Returns false if it is encrypted and no
+/// identity decrypts it.
 fn check(from: &Context, name: &SnapshotName, mut pieces: impl Read + Send) -> Result<bool> {
     let keys = &from.keys;
     if !name.is_encrypted {
@@ -195,20 +204,22 @@ fn check(from: &Context, name: &SnapshotName, mut pieces: impl Read + Send) -> R
             Err(_) => {}
         }
     }
-    io::copy(&mut pieces, &mut io::sink()).map_err(failed)?;
+    io::copy(&mut pieces, &mut io::sink()).map_err(copy_error)?;
     Ok(false)
 }
 
+/// Checks the SHA-256 inside a snapshot that is not encrypted.
 fn check_plain(from: &Context, name: &SnapshotName, stored: impl Read + Send) -> Result<()> {
-    let plain = codec::decoder_of(name.compression, stored, u64::MAX).map_err(failed)?;
+    let plain = codec::decoder_of(name.compression, stored, u64::MAX).map_err(copy_error)?;
     let payload = FrameReader::new(plain).within(from.limits);
     let mut payload = content(payload, name, &from.limits)?;
     let mut piece = vec![0; PIECE];
-    while payload.read(&mut piece).map_err(failed)? > 0 {}
+    while payload.read(&mut piece).map_err(copy_error)? > 0 {}
     Ok(())
 }
 
-/// What a snapshot holds; that of a full is held to its meta pages. Whether there are any is not for a copy to judge.
+/// Returns a reader of a snapshot's content. That of a full is checked against its meta pages, if it
+/// has any; without them it is copied as it is.
 fn content<'a>(
     mut payload: impl Read + 'a,
     name: &SnapshotName,
@@ -219,31 +230,32 @@ fn content<'a>(
     }
     let mut head = Vec::new();
     let begin = payload.by_ref().take(METAS_END as u64);
-    { begin }.read_to_end(&mut head).map_err(failed)?;
+    { begin }.read_to_end(&mut head).map_err(copy_error)?;
     let has_metas = newest_meta(&head).is_ok();
     let whole = io::Cursor::new(head).chain(payload);
     Ok(match has_metas {
-        true => Box::new(FullReader::open(whole, limits, 0).map_err(failed)?),
+        true => Box::new(FullReader::open(whole, limits, 0).map_err(copy_error)?),
         false => Box::new(whole),
     })
 }
 
-/// The pieces that were passed on, as a stream.
+/// The pieces of a transfer, as a stream.
 struct Pieces {
-    from: mpsc::Receiver<Vec<u8>>,
+    receiver: mpsc::Receiver<Vec<u8>>,
     current: Vec<u8>,
-    at: usize,
-    ended: bool,
+    /// The bytes of the current piece that were read.
+    position: usize,
+    is_at_end: bool,
     cancel: Cancel,
 }
 
 impl Pieces {
-    fn new(from: mpsc::Receiver<Vec<u8>>, cancel: Cancel) -> Self {
+    fn new(receiver: mpsc::Receiver<Vec<u8>>, cancel: Cancel) -> Self {
         Pieces {
-            from,
+            receiver,
             current: Vec::new(),
-            at: 0,
-            ended: false,
+            position: 0,
+            is_at_end: false,
             cancel,
         }
     }
@@ -251,17 +263,17 @@ impl Pieces {
 
 impl Read for Pieces {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
-        while self.at == self.current.len() && !self.ended {
+        while self.position == self.current.len() && !self.is_at_end {
             self.cancel.check()?;
-            // Without an end the transfer has failed, and says why itself.
-            let piece = self.from.recv();
+            // The transfer failed before the end, and reports why itself.
+            let piece = self.receiver.recv();
             self.current = piece.map_err(|_| io::Error::other("the transfer ended early"))?;
-            self.at = 0;
-            self.ended = self.current.is_empty();
+            self.position = 0;
+            self.is_at_end = self.current.is_empty();
         }
-        let n = out.len().min(self.current.len() - self.at);
-        out[..n].copy_from_slice(&self.current[self.at..self.at + n]);
-        self.at += n;
+        let n = out.len().min(self.current.len() - self.position);
+        out[..n].copy_from_slice(&self.current[self.position..self.position + n]);
+        self.position += n;
         Ok(n)
     }
 }

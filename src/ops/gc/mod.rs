@@ -1,9 +1,12 @@
-//! Collecting garbage: what a policy does not keep is removed, and what removal leaves is cleaned up.
+//! The operation `gc`: removes the snapshots that the retention policy does not keep, and cleans up
+//! what uploads and removals leave.
 //!
-//! look → decide (`backup::retention`) → look again before each batch → remove, the newest delta of each
-//! chain first and its full last. `undelete` and `pin` stand beside it: they answer to the same notes.
+//! Steps: list the backup, decide (`backup::retention`), and before each batch list and decide again;
+//! then remove, of each chain the newest deltas first and the full last. `undelete` and `pin` are here
+//! too, since they use the same removal notes and lock. Called by `cli`.
 
 mod apply;
+mod evidence;
 mod options;
 pub mod pin;
 mod plan;
@@ -26,104 +29,104 @@ use crate::store::lock::{self, Lock, LockGuard, Wait};
 use apply::Applied;
 use chrono::{DateTime, TimeDelta, Utc};
 pub use options::{PolicyName, Rules};
-use plan::{Eyes, Look};
+use plan::{Plan, Planner};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::borrow::Cow;
 use std::collections::HashSet;
 use std::time::Duration;
 
-/// A run that is dead for so long blocks no other.
+/// How long the lock of a dead run keeps others out.
 const LOCK_DURATION: Duration = Duration::from_secs(15);
-/// The lock of all that removes and brings back.
+/// The name of the lock that `gc`, `undelete` and `pin` share.
 const LOCK: &str = "gc";
-/// What `gc` warns of without a lock: nothing depends on it.
-const SECOND_RUN: &str = "nothing keeps a second run away, which is safe and of no use";
-/// Clocks that differ by more are worth a warning.
+/// The warning of `gc` if it runs without a lock.
+const SECOND_RUN: &str = "a second gc may run at the same time, which is safe but useless";
+/// A clock difference that is worth a warning.
 const SKEW: TimeDelta = TimeDelta::minutes(5);
-/// Requests under way at once, of those that are made one by one.
+/// Concurrent requests, of those that are made one per object.
 const AT_ONCE: usize = 16;
-/// A note is short.
+/// The largest note that is read, in bytes.
 const LONGEST_NOTE: u64 = 64 << 10;
-/// Damaged fulls that are warned of one by one.
+/// Damaged fulls that get a warning each.
 const MOST_WARNINGS: usize = 10;
 
-/// What to do.
+/// The options of `gc`.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// What to keep.
+    /// Which snapshots are kept.
     pub retention: retention::Options,
-    /// What nobody completed, and notes on nothing, go when they are so old.
+    /// Incomplete uploads, and notes without a snapshot, are deleted if they are older than this.
     pub staging_age: TimeDelta,
-    /// Remove; otherwise only say what would be.
+    /// Remove objects; otherwise only report what would be removed.
     pub apply: bool,
-    /// Remove even if the newest revision that can be restored falls.
+    /// Remove even if the newest restorable revision becomes older.
     pub allow_shrink: bool,
-    /// A look at the store that is older is taken anew before anything more is removed. Zero: before
-    /// every batch.
+    /// The plan is made anew before a batch if it is older than this. Zero: before every batch.
     pub look_again: Duration,
 }
 
 impl Options {
-    /// The usual [`look_again`](Self::look_again).
+    /// The default of [`look_again`](Self::look_again).
     pub const LOOK_AGAIN: Duration = Duration::from_secs(10);
 }
 
-/// How it ended.
+/// The status of `gc`, `undelete` and `pin`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
 pub enum Status {
     /// Something was done (or would be, in a dry run).
     Succeeded,
-    /// Nothing had to be.
+    /// Nothing had to be done.
     NothingToDo,
-    /// Not all could be done: the rest tells what was.
+    /// Some of it could not be done: the other fields tell what was.
     Failed,
 }
 
-/// What is decided on an object.
+/// What `gc` does with an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, JsonSchema, Serialize)]
 pub enum Decision {
-    /// It stays.
+    /// It is kept.
     Keep,
-    /// It is excluded, and can be brought back until it is purged.
+    /// It is excluded; `undelete` brings it back until it is purged.
     Remove,
     /// It is deleted.
     Delete,
 }
 
-/// What became of the decision to remove an object.
+/// The result of removing or deleting an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
-pub enum Fate {
-    /// It was done.
+#[schemars(rename = "Fate")]
+pub enum RemovalStatus {
+    /// It is removed or deleted.
     Done,
-    /// It was deleted, and the bucket keeps a version of it.
+    /// It is deleted, but the bucket keeps a version of it.
     Hidden,
-    /// It is locked.
+    /// It is locked, and was not removed.
     Locked,
-    /// It could not be done.
+    /// Removing it failed.
     Failed,
-    /// What comes before it in its chain could not be removed.
+    /// A snapshot that must go before it in its chain could not be removed.
     Waiting,
-    /// Somebody changed what was decided on, and a new look keeps it.
+    /// A later plan keeps it: the backup was changed during the run.
     Changed,
 }
 
-/// What an object is.
+/// The kind of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
 pub enum Kind {
-    /// A full.
+    /// A full snapshot.
     Full,
-    /// A delta.
+    /// A delta snapshot.
     Incr,
-    /// A note of deltafold on a snapshot.
+    /// deltafold's own note about a snapshot.
     Note,
-    /// An object that excludes a snapshot.
+    /// An exclusion marker, `NAME.exclude`.
     Mark,
-    /// What an upload left.
+    /// A staging object.
     Staging,
-    /// A multipart upload that was not completed.
+    /// An incomplete multipart upload.
     Upload,
-    /// A version behind a deletion, or the mark of it.
+    /// A noncurrent version of a deleted object, or its delete marker.
     Version,
 }
 
@@ -136,222 +139,206 @@ impl From<backup::Kind> for Kind {
     }
 }
 
-/// What is decided on an object, and what became of it.
+/// An object of the backup, with the decision and its result.
 #[derive(Debug, Clone, JsonSchema, Serialize)]
 pub struct Object {
-    /// Below the store's prefix; of an unfinished upload and a version with its ID behind it.
+    /// The path below the store's prefix; for an incomplete upload or a version, its ID follows.
     pub path: String,
-    /// What it is.
+    /// The kind of the object.
     pub kind: Kind,
-    /// Size in the store.
+    /// Size in the store, in bytes.
     pub bytes: u64,
-    /// `Keep`: it stays. `Remove`: it is excluded, and can be brought back by `deltafold undelete`. `Delete`:
-    /// it is deleted.
+    /// `Keep`: it is kept. `Remove`: it is excluded, and `deltafold undelete` can bring it back.
+    /// `Delete`: it is deleted.
     pub decision: Decision,
-    /// Why it is decided so: the reasons are in README.md.
+    /// The reason for the decision: README.md lists all.
     #[schemars(extend("enum" = plan::reasons()))]
     pub reason: &'static str,
-    /// Why, in words.
+    /// The reason as human-readable text.
     pub explanation: Cow<'static, str>,
-    /// What became of a decision to remove or delete; null if it stays, and in a dry run (but for `Locked`).
-    /// `Hidden`: deleted, but the bucket keeps a version. `Waiting`: what comes before it in its chain could
-    /// not be removed. `Changed`: a new look keeps it.
-    pub fate: Option<Fate>,
-    /// Of what is locked: until when; null if somebody has to lift it.
+    /// The result of removing or deleting it; null if it is kept, and in a dry run (except for
+    /// `Locked`). `Hidden`: deleted, but the bucket keeps a version. `Waiting`: a snapshot that must go
+    /// before it in its chain could not be removed. `Changed`: a later plan keeps it.
+    pub fate: Option<RemovalStatus>,
+    /// The time until which it is locked, if `fate` is `Locked`; null for a legal hold, which somebody
+    /// has to lift.
     pub locked_until: Option<DateTime<Utc>>,
-    /// Of what failed: why.
+    /// The error, if `fate` is `Failed`.
     pub error: Option<String>,
 }
 
 impl Object {
-    /// What is decided on it, before anything is done; `told` is the reason, and the same in words.
+    /// Returns an object before anything is done to it. `reason` is the name of the reason and a text.
     fn new(
         path: String,
         kind: Kind,
         bytes: u64,
         decision: Decision,
-        told: (&'static str, impl Into<Cow<'static, str>>),
+        reason: (&'static str, impl Into<Cow<'static, str>>),
     ) -> Self {
         Object {
             path,
             kind,
             bytes,
             decision,
-            reason: told.0,
-            explanation: told.1.into(),
+            reason: reason.0,
+            explanation: reason.1.into(),
             fate: None,
             locked_until: None,
             error: None,
         }
     }
 
-    /// Notes what became of it.
-    fn ended(&mut self, fated: Fated) {
-        match fated {
+    /// Records the result of removing or deleting it.
+    fn record(&mut self, result: RemovalResult) {
+        match result {
             Ok((fate, until)) => {
                 self.fate = Some(fate);
                 self.locked_until = until;
             }
             Err(e) => {
-                self.fate = Some(Fate::Failed);
+                self.fate = Some(RemovalStatus::Failed);
                 self.error = Some(e.to_string());
             }
         }
     }
 }
 
-/// What became of an object; until when it is locked, if that is known.
-type Fated = Result<(Fate, Option<DateTime<Utc>>)>;
+/// The result of removing or deleting an object; for a locked one with the time until which it is
+/// locked, if that is known.
+type RemovalResult = Result<(RemovalStatus, Option<DateTime<Utc>>)>;
 
-/// A sum over objects.
+/// A number of objects, and the sum of their sizes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct Total {
-    /// How many.
+    /// Number of objects.
     pub objects: u64,
-    /// Their sizes in the store.
+    /// Sum of their sizes in the store, in bytes.
     pub bytes: u64,
 }
 
 impl Total {
     fn add(&mut self, bytes: u64) {
         self.objects += 1;
-        // A store may say any size.
+        // Sizes come from the store and may be false.
         self.bytes = self.bytes.saturating_add(bytes);
     }
 }
 
-/// Sums over all objects, by what was decided.
+/// The objects' totals by decision and result.
 #[derive(Debug, Clone, Copy, Default, JsonSchema, Serialize)]
 pub struct Totals {
-    /// Those that stay.
+    /// Objects that are kept.
     pub kept: Total,
-    /// Those that are excluded, and can be brought back.
+    /// Objects that are excluded and can be brought back.
     pub removed: Total,
-    /// Those that are deleted.
+    /// Objects that are deleted.
     pub deleted: Total,
-    /// Those that could not be removed: locked, failed, or waiting for such a one.
+    /// Objects that could not be removed: locked, failed, or waiting for such an object.
     pub left: Total,
 }
 
-/// A full that counts for nothing, since what it holds is not what its name says.
+/// A full that is ignored, since its content is not what its name says.
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct DamagedFull {
-    /// Below the store's prefix.
+    /// The path below the store's prefix.
     pub path: String,
-    /// One of exit-codes.md.
+    /// A reason from exit-codes.md.
     pub reason: String,
-    /// The same in words.
+    /// The reason as human-readable text.
     pub message: String,
 }
 
-/// What was done. The fields are a contract: `docs/gc-result.schema.json`.
+/// The result of `gc`. The fields are a contract: `docs/gc-result.schema.json`.
 #[derive(Debug, Clone, JsonSchema, Serialize)]
 pub struct Outcome {
-    /// How it ended.
+    /// Whether anything was done.
     pub status: Status,
-    /// Why, if it failed.
+    /// The error, if it failed.
     #[serde(flatten)]
     pub error: Failed,
-    /// Whether only a plan was made: without `--apply`.
+    /// Whether this was a dry run, without `--apply`.
     pub dry_run: bool,
-    /// The time that ages were counted from: the earlier of this clock and the store's, so far as that is
-    /// known.
+    /// The time from which ages are counted: this machine's clock or the store's, whichever is earlier,
+    /// if the store's is known.
     pub now: DateTime<Utc>,
-    /// Every object that is ours: snapshots in order of creation, then what is beside them.
+    /// Every object of the backup: the snapshots in order of creation, then notes, markers and staging
+    /// objects.
     pub objects: Vec<Object>,
-    /// Sums over the objects; in a dry run, of what would be.
+    /// Totals of the objects; in a dry run, as they would be.
     pub totals: Totals,
-    /// Bytes that the store has back, or would have.
+    /// Bytes that are freed in the store, or would be.
     pub freed_bytes: u64,
-    /// Bytes of what is deleted and that the bucket keeps as versions: not freed.
+    /// Bytes of deleted objects of which the bucket keeps a version: these are not freed.
     pub hidden_bytes: u64,
-    /// Objects in v2/ and v1/ that are none of ours, and left alone.
+    /// Objects in v2/ and v1/ that are not deltafold's; they are left alone.
     pub foreign_objects: u64,
-    /// What could be restored before, by names.
+    /// Revisions that could be restored before, by the names of the snapshots.
     pub restorable_before: Vec<Restorable>,
-    /// What can be restored now, or could be, by names.
+    /// Revisions that can be restored after the run (in a dry run: could be), by the names of the
+    /// snapshots.
     pub restorable_after: Vec<Restorable>,
-    /// Fulls that this run has read. Each is read once, when a decision first rests on it.
+    /// Fulls that this run read. Each full is read once, when a decision first depends on it.
     pub fulls_read: usize,
-    /// Fulls that stay and count for nothing until a later run reads them.
+    /// Fulls that are kept and ignored until a later run reads them.
     pub fulls_not_read: usize,
-    /// Fulls that stay and count for nothing: what they hold is not what their names say. Only those on which
-    /// a decision rested, or that are in doubt, are known.
+    /// Fulls that are kept and ignored, since their content is not what their names say. Only fulls on
+    /// which a decision depends, or whose timeline is in doubt, are checked.
     pub damaged_fulls: Vec<DamagedFull>,
 }
 
-/// Collects garbage.
+/// Removes what the retention policy does not keep. In a dry run only reports it.
 ///
 /// # Errors
-/// Where nothing was done: `NoSnapshots` where there is none; the store's; `LockHeld`; `Io`, `NoSpace`. In the
-/// report also `WouldShrink`: the plan would make the newest restorable revision fall, and nothing was removed.
+/// Fails without having changed anything: with `NoSnapshots` if the backup is empty, `LockHeld`, `Io`,
+/// `NoSpace`, or an error of the store. Later failures are in the report; there, `WouldShrink` means
+/// that the newest restorable revision would become older, and nothing was removed.
 pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
     let mut clock = Clock::start();
     let warnings = &mut clock.warnings;
-    let mut eyes = Eyes::new(ctx, options);
-    let held = match options.apply {
+    let mut planner = Planner::new(ctx, options);
+    let lock = match options.apply {
         true => take_lock(&ctx.store, SECOND_RUN, warnings)?,
         false => None,
     };
     if options.apply {
         let ahead = ctx.store.clock_ahead()?;
-        eyes.set_skew(ahead);
+        planner.set_skew(ahead);
         warnings.extend(skew_warning(ahead));
     }
-    let now = eyes.now();
-    let look = eyes.look()?;
-    if !options.apply
-        && let Some(newest) = look.newest_modified
-        && newest - now > SKEW
-    {
-        warnings.extend(skew_warning(newest - now));
-    }
-    warnings.extend(look.doubts.iter().cloned());
-    if ctx.store.hides_tags() {
-        warnings.push(TAGS_UNREADABLE.to_owned());
-    }
-    if look.tags_unread > 0 {
-        warnings.push(format!(
-            "the tags of {} snapshots that stay were not read, since each is a request: one may be excluded; --apply reads them before it removes anything",
-            look.tags_unread
-        ));
-    }
-    let future = look.catalog.usable().filter(|&i| {
-        let created = look.catalog.snapshots[i].name.created;
-        created > now.timestamp()
-    });
-    match future.count() {
-        0 => {}
-        n => warnings.push(format!(
-            "{n} snapshots are of a time that is not yet, by their names: a clock is wrong, here or where they were taken"
-        )),
-    }
+    let now = planner.now();
+    let plan = planner.plan()?;
+    add_plan_warnings(ctx, options, &plan, now, warnings);
     if options.apply {
-        eyes.verified.save(look.fulls());
+        planner.verified.save(plan.fulls());
     }
-    warnings.append(&mut eyes.verified.warnings);
-    warnings.extend(damage_warnings(&look));
-    let before = ranges(&look, &|_| true);
-    let mut applied = apply::begin(ctx, options, &look, now);
-    let shrinks = || would_shrink(&look).or_else(|| would_purge_the_newest(&look));
+    warnings.append(&mut planner.verified.warnings);
+    warnings.extend(damage_warnings(&plan));
+    let before = restorable_ranges(&plan, &|_| true);
+    let mut applied = apply::decided_objects(ctx, options, &plan, now);
+    let shrinks = || would_shrink(&plan).or_else(|| would_purge_the_newest(&plan));
     let mut error = (!options.allow_shrink).then(shrinks).flatten();
     match options.apply {
-        true if error.is_some() => apply::refuse(&mut applied),
+        true if error.is_some() => apply::mark_waiting(&mut applied),
         true => {
-            if let Err(e) =
-                apply::apply(ctx, options, &mut eyes, &look, held.as_ref(), &mut applied)
-            {
-                error = Some(e);
-            }
+            let result = apply::apply(
+                ctx,
+                options,
+                &mut planner,
+                &plan,
+                lock.as_ref(),
+                &mut applied,
+            );
+            error = result.err();
         }
-        false => apply::tell_locked(ctx, options, now, &mut applied)?,
+        false => apply::mark_locked(ctx, options, now, &mut applied)?,
     }
-    release(held);
-    tracing::debug!(tags_asked = eyes.tags_asked, "asked for tags");
+    release(lock);
+    tracing::debug!(tags_asked = planner.tags_asked, "requested tags");
     warnings.append(&mut applied.warnings);
-    let mut outcome = told(&look, options, now, applied, before);
-    outcome.fulls_read = eyes.verified.read;
-    // A signal, or a store that is away, is what it is; else it is about single objects.
+    let mut outcome = outcome(&plan, options, now, applied, before);
+    outcome.fulls_read = planner.verified.read;
+    // An error that ended the run comes before those of single objects.
     let error = error.or_else(|| partly_done(&outcome));
     if error.is_some() {
         outcome.status = Status::Failed;
@@ -360,46 +347,95 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
     Ok(clock.ended(outcome, error))
 }
 
+/// Adds warnings about clocks, doubts and tags.
+fn add_plan_warnings(
+    ctx: &Context,
+    options: &Options,
+    plan: &Plan,
+    now: DateTime<Utc>,
+    warnings: &mut Vec<String>,
+) {
+    // A dry run may not write to the store, so it has only the objects' times to compare its clock with.
+    if !options.apply
+        && let Some(newest) = plan.newest_modified
+        && newest - now > SKEW
+    {
+        warnings.extend(skew_warning(newest - now));
+    }
+    warnings.extend(plan.doubts.iter().cloned());
+    if ctx.store.hides_tags() {
+        warnings.push(TAGS_UNREADABLE.to_owned());
+    }
+    if plan.tags_unread > 0 {
+        warnings.push(format!(
+            "the tags of {} snapshots that are kept were not read, since each takes a request, so one of them may be excluded; --apply reads them before it removes anything",
+            plan.tags_unread
+        ));
+    }
+    let is_future = |&i: &usize| plan.catalog.snapshots[i].name.created > now.timestamp();
+    match plan.catalog.usable().filter(is_future).count() {
+        0 => {}
+        n => warnings.push(format!(
+            "{n} snapshots have names with a time in the future: check the clock of this machine and of the one that takes snapshots"
+        )),
+    }
+}
+
+/// Returns the error of a run that could not remove some objects.
 fn partly_done(o: &Outcome) -> Option<Error> {
     let count = |fate| o.objects.iter().filter(|x| x.fate == Some(fate)).count();
-    let (failed, waiting) = (count(Fate::Failed), count(Fate::Waiting));
-    let failed_one = o.objects.iter().find(|x| x.fate == Some(Fate::Failed))?;
+    let (failed, waiting) = (count(RemovalStatus::Failed), count(RemovalStatus::Waiting));
+    let failed_one = o
+        .objects
+        .iter()
+        .find(|x| x.fate == Some(RemovalStatus::Failed))?;
     Some(Reason::PartlyDone.error(format!(
-        "{failed} objects could not be removed and {waiting} wait for them, the rest is done: {}; run again",
+        "{failed} objects could not be removed and {waiting} wait for them, all others are done: {}; run again",
         failed_one.error.as_deref().unwrap_or("no reason is known")
     )))
 }
 
-/// What can be restored of each timeline with the snapshots that `has` says are there.
-fn ranges(look: &Look, has: &dyn Fn(usize) -> bool) -> Vec<Restorable> {
-    let of = |t| Restorable::of(t, restorable(&look.catalog, t, has));
-    look.timelines.all.iter().flat_map(of).collect()
+/// Returns the revisions of each timeline that can be restored with the snapshots for which `has` is
+/// true.
+fn restorable_ranges(plan: &Plan, has: &dyn Fn(usize) -> bool) -> Vec<Restorable> {
+    let mut all = Vec::new();
+    for timeline in &plan.timelines.all {
+        let ranges = restorable(&plan.catalog, timeline, has);
+        all.extend(Restorable::of(timeline, ranges));
+    }
+    all
 }
 
-fn told(
-    look: &Look,
+/// Returns the outcome of a run whose objects are all decided, and in which `before` was restorable.
+fn outcome(
+    plan: &Plan,
     options: &Options,
     now: DateTime<Utc>,
     applied: Applied,
     before: Vec<Restorable>,
 ) -> Outcome {
-    let gone: HashSet<usize> = (0..look.catalog.snapshots.len())
+    let gone: HashSet<usize> = (0..plan.catalog.snapshots.len())
         .filter(|&i| match options.apply {
-            true => matches!(applied.objects[i].fate, Some(Fate::Done | Fate::Hidden)),
-            false => !look.why[i].keeps() && applied.objects[i].fate != Some(Fate::Locked),
+            true => matches!(
+                applied.objects[i].fate,
+                Some(RemovalStatus::Done | RemovalStatus::Hidden)
+            ),
+            false => !plan.why[i].keeps() && applied.objects[i].fate != Some(RemovalStatus::Locked),
         })
         .collect();
-    let after = ranges(look, &|i| !gone.contains(&i));
+    let after = restorable_ranges(plan, &|i| !gone.contains(&i));
     let mut totals = Totals::default();
     let (mut freed, mut hidden) = (0u64, 0u64);
     for o in &applied.objects {
         let total = match (o.decision, o.fate) {
-            (Decision::Keep, _) | (_, Some(Fate::Changed)) => &mut totals.kept,
-            (_, Some(Fate::Failed | Fate::Waiting | Fate::Locked)) => &mut totals.left,
+            (Decision::Keep, _) | (_, Some(RemovalStatus::Changed)) => &mut totals.kept,
+            (_, Some(RemovalStatus::Failed | RemovalStatus::Waiting | RemovalStatus::Locked)) => {
+                &mut totals.left
+            }
             (Decision::Remove, _) => &mut totals.removed,
             (Decision::Delete, fate) => {
                 match fate {
-                    Some(Fate::Hidden) => hidden = hidden.saturating_add(o.bytes),
+                    Some(RemovalStatus::Hidden) => hidden = hidden.saturating_add(o.bytes),
                     _ => freed = freed.saturating_add(o.bytes),
                 }
                 &mut totals.deleted
@@ -407,9 +443,9 @@ fn told(
         };
         total.add(o.bytes);
     }
-    let nothing = applied.objects.iter().all(|o| o.decision == Decision::Keep);
+    let is_all_kept = applied.objects.iter().all(|o| o.decision == Decision::Keep);
     Outcome {
-        status: match nothing {
+        status: match is_all_kept {
             true => Status::NothingToDo,
             false => Status::Succeeded,
         },
@@ -420,116 +456,129 @@ fn told(
         totals,
         freed_bytes: freed,
         hidden_bytes: hidden,
-        foreign_objects: look.catalog.foreign.len() as u64,
+        foreign_objects: plan.catalog.foreign.len() as u64,
         restorable_before: before,
         restorable_after: after,
         fulls_read: 0,
-        fulls_not_read: look.not_read,
-        damaged_fulls: look.damaged.clone(),
+        fulls_not_read: plan.not_read,
+        damaged_fulls: plan.damaged.clone(),
     }
 }
 
-/// Refuses a plan that makes the newest restorable revision of the newest timeline fall.
-fn would_shrink(look: &Look) -> Option<Error> {
-    let counts = |i: usize| !look.is_damaged.contains(&i);
-    let stays = |i: usize| look.why[i].keeps();
-    let shrink = retention::shrinks(&look.catalog, &look.timelines, &counts, &stays)?;
-    let show = |(revision, made): (Revision, DateTime<Utc>)| {
-        format!("{revision} ({})", made.format("%Y-%m-%dT%H:%M:%SZ"))
+/// Returns an error if the plan makes the newest restorable revision of the newest timeline older.
+fn would_shrink(plan: &Plan) -> Option<Error> {
+    let counts = |i: usize| !plan.is_damaged.contains(&i);
+    let stays = |i: usize| plan.why[i].keeps();
+    let shrink = retention::shrinks(&plan.catalog, &plan.timelines, &counts, &stays)?;
+    let describe = |(revision, created): (Revision, DateTime<Utc>)| {
+        format!("{revision} ({})", created.format("%Y-%m-%dT%H:%M:%SZ"))
     };
     let after = match shrink.after {
-        Some(after) => format!("the newest would be {}", show(after)),
+        Some(after) => format!("the newest would be {}", describe(after)),
         None => "nothing could be restored any more".to_owned(),
     };
     Some(Reason::WouldShrink.error(format!(
-        "on timeline {} revisions up to {} can be restored, and {after}: nothing was removed; find out which snapshots are to go and why, or give --allow-shrink",
+        "on timeline {} revisions up to {} can be restored, and {after}: nothing was removed. Find out which snapshots would go and why, or give --allow-shrink",
         shrink.timeline,
-        show(shrink.before)
+        describe(shrink.before)
     )))
 }
 
-/// Refuses to purge fulls that are newer than all that is left: `gc` itself removes none such, but whoever can write can
-/// exclude a snapshot and note that it was removed.
-fn would_purge_the_newest(look: &Look) -> Option<Error> {
-    let snapshots = &look.catalog.snapshots;
+/// Returns an error if the plan purges a full that is newer than all that are left. `gc` itself removes
+/// no such full, but anybody who can write to the store can exclude a snapshot and add a removal note.
+fn would_purge_the_newest(plan: &Plan) -> Option<Error> {
+    let snapshots = &plan.catalog.snapshots;
     let is_full = |&i: &usize| snapshots[i].name.is_full();
-    let left = look.catalog.usable().filter(is_full);
-    let left = left.filter(|&i| look.why[i].keeps() && !look.is_damaged.contains(&i));
-    let newest = left.map(|i| snapshots[i].name.created).max();
-    let purged = (0..snapshots.len()).filter(is_full);
-    let mut purged = purged.filter(|&i| look.why[i] == Why::RemovedLongAgo);
-    let newer = purged.find(|&i| newest.is_none_or(|n| snapshots[i].name.created > n))?;
+    let is_left = |&i: &usize| plan.why[i].keeps() && !plan.is_damaged.contains(&i);
+    let newest_left = plan
+        .catalog
+        .usable()
+        .filter(is_full)
+        .filter(is_left)
+        .map(|i| snapshots[i].name.created)
+        .max();
+    let is_purged = |&i: &usize| plan.why[i] == Why::RemovedLongAgo;
+    let newer = (0..snapshots.len())
+        .filter(is_full)
+        .filter(is_purged)
+        .find(|&i| newest_left.is_none_or(|newest| snapshots[i].name.created > newest))?;
     Some(Reason::WouldShrink.error(format!(
-        "{} is marked as removed, and no full that is left is newer: nothing was removed; bring it back by `deltafold undelete` if somebody else has marked it, or give --allow-shrink",
+        "{} has a removal note and is due to be deleted, but no full that would be left is newer: nothing was removed. If it should be kept, bring it back with `deltafold undelete`; otherwise give --allow-shrink",
         snapshots[newer].path
     )))
 }
 
-/// What is to be said of fulls that count for nothing.
-fn damage_warnings(look: &Look) -> Vec<String> {
-    let told = look.damaged.iter().take(MOST_WARNINGS);
-    let told = told.map(|d| format!("it stays and counts for nothing: {}", d.message));
-    let mut warnings: Vec<String> = told.collect();
-    if let Some(more @ 1..) = look.damaged.len().checked_sub(MOST_WARNINGS) {
+/// Returns the warnings about fulls that are ignored.
+fn damage_warnings(plan: &Plan) -> Vec<String> {
+    let mut warnings = Vec::new();
+    for damaged in plan.damaged.iter().take(MOST_WARNINGS) {
+        warnings.push(format!("a full is kept but ignored: {}", damaged.message));
+    }
+    if let Some(more @ 1..) = plan.damaged.len().checked_sub(MOST_WARNINGS) {
         warnings.push(format!(
-            "{more} more fulls stay and count for nothing: damaged_fulls in the JSON result names them"
+            "{more} more fulls are kept but ignored: damaged_fulls in the JSON result lists them"
         ));
     }
-    if look.not_read > 0 {
+    if plan.not_read > 0 {
         warnings.push(format!(
-            "{} fulls were not read, since one run reads few: they stay and count for nothing until a later run reads them",
-            look.not_read
+            "{} fulls were not read, since one run reads only a few: they are kept but ignored until a later run reads them",
+            plan.not_read
         ));
     }
     warnings
 }
 
-/// Keeps other runs away, as far as the store can; warns that `without` a lock if it cannot.
+/// Takes the lock that keeps other runs away. If the store supports no locks, adds a warning that
+/// begins with `without_lock`, and returns `None`.
 fn take_lock(
     store: &Store,
-    without: &str,
+    without_lock: &str,
     warnings: &mut Vec<String>,
 ) -> Result<Option<LockGuard>> {
     let mut lock = Lock::new(store, LOCK, &lock::identity(), LOCK_DURATION)?;
     match lock.acquire(Wait::UntilSeenDead) {
-        Ok(held) => Ok(Some(held)),
-        // It does not write on a condition.
+        Ok(guard) => Ok(Some(guard)),
+        // The store has no conditional writes.
         Err(e) if e.reason() == Reason::Configuration => {
-            warnings.push(format!("{without}: {e}"));
+            warnings.push(format!("{without_lock}: {e}"));
             Ok(None)
         }
         Err(e) => Err(e),
     }
 }
 
-fn release(held: Option<LockGuard>) {
-    if let Some(Err(e)) = held.map(LockGuard::release) {
-        tracing::warn!("the lock could not be given back, others wait until it expires: {e}");
+fn release(lock: Option<LockGuard>) {
+    if let Some(Err(e)) = lock.map(LockGuard::release) {
+        tracing::warn!("the lock could not be released, so other runs wait until it expires: {e}");
     }
 }
 
 fn skew_warning(ahead: TimeDelta) -> Option<String> {
+    if ahead.abs() <= SKEW {
+        return None;
+    }
     let minutes = ahead.num_minutes().abs();
-    let way = match ahead > TimeDelta::zero() {
+    let direction = match ahead > TimeDelta::zero() {
         true => "ahead of",
         false => "behind",
     };
-    (ahead.abs() > SKEW).then(|| {
-        format!("the store's clock is {minutes} min {way} this one: ages are counted from the earlier of the two")
-    })
+    Some(format!(
+        "the store's clock is {minutes} min {direction} this one: ages are counted from the earlier of the two"
+    ))
 }
 
-/// Does something with each, several at once; the results in order.
+/// Calls `f` with each item, several at once. Returns the results in order.
 fn in_parallel<T: Sync, R: Send>(items: &[T], f: impl Fn(&T) -> R + Sync) -> Vec<R> {
     each(AT_ONCE, items, f)
 }
 
-/// The text of a note.
+/// Returns a note as JSON.
 fn as_json(note: &impl Serialize) -> Result<Vec<u8>> {
-    serde_json::to_vec(note).map_err(|e| Error::internal(format!("a note that is no JSON: {e}")))
+    serde_json::to_vec(note)
+        .map_err(|e| Error::internal(format!("a note cannot be written as JSON: {e}")))
 }
 
-/// Where the note on a removed snapshot is.
+/// Returns the path of a snapshot's removal note.
 fn removal_note(name: &SnapshotName) -> String {
     format!("{REMOVED}/{name}")
 }

@@ -1,4 +1,6 @@
-//! What garbage collection takes from the command line and from policies.
+//! The retention rules as options of the command line and as fields of policies.
+//!
+//! Called by `cli::gc` and `controller::api::policy`; `backup::retention` decides by them.
 
 use crate::backup::retention::{self, Periods, Policy};
 use crate::base::{Span, TextValue};
@@ -8,10 +10,10 @@ use clap::{Args, ValueEnum};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Fulls that the policy "limit" keeps.
-const LIMIT: i64 = 7;
-/// What goes can be brought back for so long.
-const PURGE_AFTER: TimeDelta = TimeDelta::days(7);
+/// The default number of fulls that the policy "limit" keeps.
+const DEFAULT_LIMIT: i64 = 7;
+/// The default time for which a removed snapshot can be brought back.
+const DEFAULT_PURGE_AFTER: TimeDelta = TimeDelta::days(7);
 
 /// Which fulls are kept.
 #[derive(
@@ -25,7 +27,7 @@ pub enum PolicyName {
     Limit,
 }
 
-/// What is kept, and how long.
+/// Which snapshots are kept, and for how long.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Rules {
@@ -55,31 +57,32 @@ pub struct Rules {
 }
 
 impl Rules {
-    /// What decides. The policy "exponential" has these periods.
+    /// Returns the rules for [`retention::decide`]. The policy "exponential" uses `periods`.
     ///
     /// # Errors
-    /// `Usage` for a limit or a duration that is too large.
+    /// Fails with `Usage` if the limit or a duration is too large.
     pub fn retention(&self, periods: Periods) -> Result<retention::Options> {
-        let limit = self.limit.unwrap_or(LIMIT);
+        let limit = self.limit.unwrap_or(DEFAULT_LIMIT);
         let limit = u32::try_from(limit).map_err(|e| Reason::Usage.error(e.to_string()))?;
-        let purge_after = time(self.purge_after.as_ref())?.unwrap_or(PURGE_AFTER);
+        let purge_after = time_delta(self.purge_after.as_ref())?.unwrap_or(DEFAULT_PURGE_AFTER);
         Ok(retention::Options {
             policy: match self.policy {
                 PolicyName::Exponential => Policy::Exponential(periods),
                 PolicyName::Limit => Policy::Limit(limit),
             },
-            delta_retention: time(self.delta_retention.as_ref())?,
-            restorable_window: time(self.restorable_window.as_ref())?,
+            delta_retention: time_delta(self.delta_retention.as_ref())?,
+            restorable_window: time_delta(self.restorable_window.as_ref())?,
             purge_after: Some(purge_after).filter(|age| !age.is_zero()),
         })
     }
 }
 
-fn time(given: Option<&TextValue<Span>>) -> Result<Option<TimeDelta>> {
-    let Some(given) = given else { return Ok(None) };
-    let checked = given.check().and_then(|span| {
-        let time = TimeDelta::from_std(span.0);
-        time.map_err(|e| format!("\"{}\": {e}", given.as_str()))
-    });
-    checked.map(Some).map_err(|e| Reason::Usage.error(e))
+/// Returns a duration option as a `TimeDelta`. Fails with `Usage` if it cannot be read or is too large.
+fn time_delta(option: Option<&TextValue<Span>>) -> Result<Option<TimeDelta>> {
+    let Some(text) = option else { return Ok(None) };
+    let span = text.check().map_err(|e| Reason::Usage.error(e))?;
+    match TimeDelta::from_std(span.0) {
+        Ok(time) => Ok(Some(time)),
+        Err(e) => Err(Reason::Usage.error(format!("\"{}\": {e}", text.as_str()))),
+    }
 }

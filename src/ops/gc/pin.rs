@@ -1,9 +1,11 @@
-//! Pinning a chain, so that no policy removes it, and letting it go again.
+//! The operation `pin`: keeps a chain whatever the retention policy says, and lets it go again.
 //!
-//! A pin is an object beside the snapshots, by the name of the full. `cli` calls it.
+//! A pin is an object below deltafold-pins/ with the name of the chain's full. It protects from `gc`
+//! only; `lock` protects from everybody. Called by `cli`.
 
 use super::undelete::{catalog, is_named, keep_gc_away};
 use super::{LONGEST_NOTE, Status, as_json, release};
+use crate::backup::Snapshot;
 use crate::backup::catalog::PINS;
 use crate::backup::retention::chain_of;
 use crate::base::flag_values::yes_or_no;
@@ -16,7 +18,7 @@ use chrono::{DateTime, SubsecRound, Utc};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// What to pin.
+/// The options of `pin`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Options {
     /// The name or the path of a full
@@ -30,7 +32,7 @@ pub struct Options {
     pub unpin: bool,
 }
 
-/// What stands in a pin.
+/// The content of a pin object.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Pin {
@@ -38,35 +40,35 @@ struct Pin {
     reason: Option<String>,
 }
 
-/// What was done. The fields are a contract: `docs/pin-result.schema.json`.
+/// The result of `pin`. The fields are a contract: `docs/pin-result.schema.json`.
 #[derive(Debug, Clone, JsonSchema, Serialize)]
 pub struct Outcome {
-    /// How it ended.
+    /// Whether anything was changed.
     pub status: Status,
     /// Whether the chain is pinned now.
     pub pinned: bool,
-    /// The full, below the store's prefix.
+    /// The path of the full, below the store's prefix.
     pub full: String,
-    /// Since when it is pinned; null if it is not.
+    /// The time since which it is pinned; null if it is not.
     pub pinned_at: Option<DateTime<Utc>>,
-    /// What was given as --reason.
+    /// The text given with --reason.
     pub note: Option<String>,
-    /// What the pin keeps (or kept): the full, and the deltas after it up to the next full of its timeline;
-    /// paths.
+    /// The paths of what the pin keeps (or kept): the full, and the deltas after it up to the next full
+    /// of its timeline.
     pub chain: Vec<String>,
 }
 
-/// Pins, or lets go.
+/// Pins a chain, or unpins it.
 ///
 /// # Errors
-/// `NoSnapshots` where there is no such full; `SnapshotVanished` where something of the chain went
-/// meanwhile; the store's; `LockHeld`.
+/// Fails with `NoSnapshots` if there is no such full, `SnapshotVanished` if a snapshot of the chain was
+/// deleted during the run, `LockHeld`, or an error of the store.
 pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
     let mut clock = Clock::start();
-    let held = keep_gc_away(ctx, &mut clock.warnings)?;
-    let by_names = catalog(ctx)?;
-    let all = &by_names.snapshots;
-    let full = all
+    let lock = keep_gc_away(ctx, &mut clock.warnings)?;
+    let catalog = catalog(ctx)?;
+    let full = catalog
+        .snapshots
         .iter()
         .find(|s| s.name.is_full() && is_named(&s.path, &options.name))
         .ok_or_else(|| {
@@ -76,33 +78,14 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
                 options.name
             ))
         })?;
-    let at = format!("{PINS}/{}", full.name);
-    let before = ctx.store.read_small(&at, LONGEST_NOTE)?;
-    let before: Option<Pin> = before.and_then(|text| serde_json::from_slice(&text).ok());
-    let was_pinned = full.pinned;
-    let chain = |warnings: &mut Vec<String>| -> Result<Vec<String>> {
-        // Which deltas are its own, contents tell where names leave doubt.
-        let scan = scan_asking(ctx, Depth::Doubtful, Ask::All)?;
-        let of = &scan.catalog.snapshots;
-        let Some(i) = of.iter().position(|s| s.path == full.path) else {
-            return Err(Reason::SnapshotVanished
-                .error(format!("{} went meanwhile", ctx.store.name(&full.path))));
-        };
-        let chain = chain_of(&scan.catalog, &scan.timelines, i);
-        match chain.iter().filter(|&&i| of[i].excluded).count() {
-            0 => {}
-            n => warnings.push(format!(
-                "{n} of these {} are excluded: they are kept, and of no use until they are brought back (deltafold undelete)",
-                chain.len()
-            )),
-        }
-        Ok(chain.into_iter().map(|i| of[i].path.clone()).collect())
-    };
-    let kept = chain(&mut clock.warnings)?;
-    let (status, pin) = match (options.unpin, before) {
+    let pin_path = format!("{PINS}/{}", full.name);
+    let content = ctx.store.read_small(&pin_path, LONGEST_NOTE)?;
+    let existing: Option<Pin> = content.and_then(|text| serde_json::from_slice(&text).ok());
+    let kept = chain_paths(ctx, full, &mut clock.warnings)?;
+    let (status, pin) = match (options.unpin, existing) {
         (true, _) => {
-            ctx.store.delete(&at)?;
-            let status = match was_pinned {
+            ctx.store.delete(&pin_path)?;
+            let status = match full.pinned {
                 true => Status::Succeeded,
                 false => Status::NothingToDo,
             };
@@ -111,24 +94,24 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
         (false, Some(pin)) if options.reason.is_none() || options.reason == pin.reason => {
             (Status::NothingToDo, Some(pin))
         }
-        (false, before) => {
+        (false, existing) => {
             let pin = Pin {
-                pinned_at: before.map_or_else(|| Utc::now().trunc_subsecs(0), |p| p.pinned_at),
+                pinned_at: existing.map_or_else(|| Utc::now().trunc_subsecs(0), |p| p.pinned_at),
                 reason: options.reason.clone(),
             };
-            ctx.store.replace_small(&at, &as_json(&pin)?)?;
-            // A gc without the lock may have been about to delete what was seen above.
-            let now = chain(&mut Vec::new())?;
-            if let Some(gone) = kept.iter().find(|p| !now.contains(p)) {
+            ctx.store.replace_small(&pin_path, &as_json(&pin)?)?;
+            // A gc that runs without the lock may have deleted part of the chain before it saw the pin.
+            let still_there = chain_paths(ctx, full, &mut Vec::new())?;
+            if let Some(gone) = kept.iter().find(|p| !still_there.contains(p)) {
                 return Err(Reason::SnapshotVanished.error(format!(
-                    "{} went while its chain was pinned; what is left of it is kept",
+                    "{} was deleted while its chain was pinned; the rest of the chain is kept",
                     ctx.store.name(gone)
                 )));
             }
             (Status::Succeeded, Some(pin))
         }
     };
-    release(held);
+    release(lock);
     Ok(clock.report(Outcome {
         status,
         pinned: !options.unpin,
@@ -137,4 +120,29 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
         note: pin.and_then(|p| p.reason),
         chain: kept,
     }))
+}
+
+/// Returns the paths of a full's chain. Snapshot contents decide which deltas are its own if names
+/// leave a doubt.
+fn chain_paths(ctx: &Context, full: &Snapshot, warnings: &mut Vec<String>) -> Result<Vec<String>> {
+    let scan = scan_asking(ctx, Depth::Doubtful, Ask::All)?;
+    let snapshots = &scan.catalog.snapshots;
+    let Some(i) = snapshots.iter().position(|s| s.path == full.path) else {
+        return Err(Reason::SnapshotVanished.error(format!(
+            "{} was deleted during the run",
+            ctx.store.name(&full.path)
+        )));
+    };
+    let chain = chain_of(&scan.catalog, &scan.timelines, i);
+    match chain.iter().filter(|&&i| snapshots[i].excluded).count() {
+        0 => {}
+        n => warnings.push(format!(
+            "{n} of the chain's {} snapshots are excluded: they are kept, but not used until `deltafold undelete` brings them back",
+            chain.len()
+        )),
+    }
+    Ok(chain
+        .into_iter()
+        .map(|i| snapshots[i].path.clone())
+        .collect())
 }

@@ -1,17 +1,17 @@
-//! A look at a prefix: what is there, and what is decided on each object of it.
+//! The plan of `gc`: what the backup holds, and what is decided on each object of it.
 //!
-//! A later look reads again only what it must: names always, contents of what came to be in doubt. `gc`
-//! takes one for a dry run, and one before each batch that it removes.
+//! Changes nothing in the backup. A later plan lists all names again, but reads contents only of
+//! snapshots whose names came to be in doubt. `gc` makes one plan for a dry run, and one before each
+//! batch that it removes.
 
-use super::verified_fulls::{Bad, Known, Verified, Version};
+use super::evidence::{EarlierContents, EarlierEvidence};
+use super::verified_fulls::{Damage, FullState, FullVersion, VerifiedFulls};
 use super::{DamagedFull, Decision, Kind, Options};
 use crate::backup::catalog::{EXCLUDE_SUFFIX, PINS, REMOVED, SNAPSHOTS, TIMELINES, snapshot_name};
 use crate::backup::retention::{Aside, Decided, Facts, Why, decide};
-use crate::backup::survey::{Comparison, Continuity};
 use crate::backup::timeline::{self, Evidence, Timelines};
 use crate::backup::{Catalog, Listed, Snapshot, SnapshotName};
 use crate::error::{Error, Reason, Result};
-use crate::mvcc::Revision;
 use crate::ops::Context;
 use crate::ops::fold::rebuild::read_every_page;
 use crate::ops::scan::{Contents, TAGS_UNREADABLE, nothing_there, read_contents};
@@ -24,9 +24,9 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::{Duration, Instant, SystemTime};
 
-/// Why an object beside the snapshots is kept or goes.
+/// Why a note, marker or staging object is kept or deleted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum BesideWhy {
+pub(super) enum SideReason {
     BelongsToSnapshot,
     Young,
     InUse,
@@ -35,36 +35,45 @@ pub(super) enum BesideWhy {
     Abandoned,
 }
 
-impl BesideWhy {
+impl SideReason {
     pub(super) fn keeps(self) -> bool {
         matches!(
             self,
-            BesideWhy::BelongsToSnapshot | BesideWhy::Young | BesideWhy::InUse
+            SideReason::BelongsToSnapshot | SideReason::Young | SideReason::InUse
         )
     }
 
-    pub(super) fn told(self) -> (&'static str, &'static str) {
+    /// Returns the reason's name, and a text.
+    pub(super) fn describe(self) -> (&'static str, &'static str) {
         match self {
-            BesideWhy::BelongsToSnapshot => ("BelongsToSnapshot", "of a snapshot that stays"),
-            BesideWhy::Young => (
+            SideReason::BelongsToSnapshot => {
+                ("BelongsToSnapshot", "it belongs to a snapshot that is kept")
+            }
+            SideReason::Young => (
                 "Young",
-                "of no snapshot, and not older than --staging-age: one may come",
+                "it belongs to no snapshot, but is not older than --staging-age: the snapshot may still be uploaded",
             ),
-            BesideWhy::InUse => ("InUse", "of an upload that may go on"),
-            BesideWhy::BelongsToRemoved => ("BelongsToRemoved", "of a snapshot that goes"),
-            BesideWhy::Orphaned => ("Orphaned", "of no snapshot that is there"),
-            BesideWhy::Abandoned => ("Abandoned", "of an upload that was not completed"),
+            SideReason::InUse => ("InUse", "it belongs to an upload that may still be running"),
+            SideReason::BelongsToRemoved => (
+                "BelongsToRemoved",
+                "it belongs to a snapshot that is removed",
+            ),
+            SideReason::Orphaned => ("Orphaned", "it belongs to no snapshot"),
+            SideReason::Abandoned => (
+                "Abandoned",
+                "it belongs to an upload that was not completed",
+            ),
         }
     }
 }
 
-/// Why a version goes that only a delete marker hides.
+/// The reason for deleting a version that only a delete marker hides.
 pub(super) const HIDDEN_VERSION: &str = "HiddenVersion";
 
-/// For a schema: every reason, of snapshots and of objects beside them.
+/// Returns every reason, for the JSON schema: those of snapshots, of side objects and of versions.
 pub(super) fn reasons() -> Vec<&'static str> {
-    use BesideWhy::{Abandoned, BelongsToRemoved, BelongsToSnapshot, InUse, Orphaned, Young};
-    let beside = [
+    use SideReason::{Abandoned, BelongsToRemoved, BelongsToSnapshot, InUse, Orphaned, Young};
+    let side_reasons = [
         BelongsToSnapshot,
         Young,
         InUse,
@@ -72,64 +81,70 @@ pub(super) fn reasons() -> Vec<&'static str> {
         Orphaned,
         Abandoned,
     ];
-    let beside = beside.map(|why| why.told().0);
-    let all = Why::NAMES.iter().copied().chain(beside);
-    all.chain([HIDDEN_VERSION]).collect()
+    let mut reasons = Why::NAMES.to_vec();
+    reasons.extend(side_reasons.map(|reason| reason.describe().0));
+    reasons.push(HIDDEN_VERSION);
+    reasons
 }
 
-/// An object beside the snapshots.
+/// A side object: a note, an exclusion marker or a staging object.
 #[derive(Debug)]
-pub(super) struct Beside {
+pub(super) struct SideObject {
     pub(super) path: String,
     pub(super) bytes: u64,
     pub(super) kind: Kind,
-    pub(super) why: BesideWhy,
-    /// The snapshots that it is about.
-    pub(super) of: Vec<usize>,
+    pub(super) reason: SideReason,
+    /// The indexes of the snapshots that it is about.
+    pub(super) snapshots: Vec<usize>,
 }
 
-/// What was seen, and what was decided.
-pub(super) struct Look {
+/// The content of the backup, and the decisions.
+pub(super) struct Plan {
     pub(super) catalog: Catalog,
     pub(super) timelines: Timelines,
+    /// The reason for each snapshot's decision, in the catalog's order.
     pub(super) why: Vec<Why>,
-    pub(super) beside: Vec<Beside>,
-    /// Where histories are in doubt, why.
+    pub(super) side_objects: Vec<SideObject>,
+    /// Messages about histories that are in doubt.
     pub(super) doubts: Vec<String>,
-    /// Fulls that count for nothing, since what they hold is not what their names say.
+    /// Fulls that are ignored, since their content is not what their names say.
     pub(super) damaged: Vec<DamagedFull>,
-    /// These, as indexes.
+    /// The indexes of the damaged fulls.
     pub(super) is_damaged: HashSet<usize>,
-    /// Fulls that count for nothing until they are read.
+    /// Number of fulls that are ignored until they are read.
     pub(super) not_read: usize,
-    /// Snapshots that stay and whose tags were not asked for, since nothing is removed.
+    /// Number of kept snapshots whose tags were not requested, which happens only if nothing is
+    /// removed.
     pub(super) tags_unread: usize,
-    /// The newest time that the store gave anything.
+    /// The newest modification time of any object.
     pub(super) newest_modified: Option<DateTime<Utc>>,
-    taken: (Instant, SystemTime),
-    /// Without what is read only once, however often one looks.
+    /// When the plan was begun.
+    begun: (Instant, SystemTime),
+    /// How long the plan took, without reading snapshots, which later plans need not repeat.
     took: Duration,
 }
 
-impl Look {
-    /// The paths of all fulls, in order of creation.
+impl Plan {
+    /// Returns the paths of all fulls, in order of creation.
     pub(super) fn fulls(&self) -> impl Iterator<Item = &str> {
         let all = self.catalog.snapshots.iter();
         let fulls = all.filter(|s| s.name.is_full());
         fulls.map(|s| s.path.as_str())
     }
 
-    /// Whether it is too old to be believed. A machine that slept may have stopped one of its clocks.
+    /// Returns whether the plan is older than `after`. Uses two clocks, since one of them may stop
+    /// while the machine sleeps.
     pub(super) fn is_stale(&self, after: Duration) -> bool {
-        // Looking must not take all the time.
-        let after = match after.is_zero() {
-            true => return true,
-            false => after.max(self.took * 2),
-        };
-        let wall = SystemTime::now().duration_since(self.taken.1);
-        self.taken.0.elapsed() > after || wall.is_ok_and(|w| w > after)
+        if after.is_zero() {
+            return true;
+        }
+        // Planning must not take most of the time.
+        let after = after.max(self.took * 2);
+        let wall = SystemTime::now().duration_since(self.begun.1);
+        self.begun.0.elapsed() > after || wall.is_ok_and(|w| w > after)
     }
 
+    /// Returns what is done with the snapshot of this index.
     pub(super) fn decision(&self, i: usize, options: &Options) -> Decision {
         match self.why[i] {
             why if why.keeps() => Decision::Keep,
@@ -140,121 +155,131 @@ impl Look {
     }
 }
 
-/// Looks, and remembers what it read.
-pub(super) struct Eyes<'a> {
+/// Makes plans, and remembers the snapshots that were read for earlier ones.
+pub(super) struct Planner<'a> {
     ctx: &'a Context,
     options: &'a Options,
-    /// How far the store's clock is ahead of ours, where it is behind.
+    /// How far the store's clock is behind this machine's; zero or negative.
     skew: TimeDelta,
+    /// The contents that were read, and the indexes that the snapshots of these paths had then.
     read: Option<(Contents, HashMap<String, usize>)>,
-    pub(super) verified: Verified<'a>,
-    /// Questions for tags, for those who measure.
+    pub(super) verified: VerifiedFulls<'a>,
+    /// Number of requests for tags, for the log.
     pub(super) tags_asked: usize,
 }
 
-impl<'a> Eyes<'a> {
+impl<'a> Planner<'a> {
     pub(super) fn new(ctx: &'a Context, options: &'a Options) -> Self {
-        Eyes {
+        Planner {
             ctx,
             options,
             skew: TimeDelta::zero(),
             read: None,
-            verified: Verified::new(ctx),
+            verified: VerifiedFulls::new(ctx),
             tags_asked: 0,
         }
     }
 
-    /// From now on the earlier of two clocks counts, of which the store's is so far ahead of ours.
+    /// Makes the earlier of the two clocks count. `ahead`: how far the store's clock is ahead of this
+    /// machine's.
     pub(super) fn set_skew(&mut self, ahead: TimeDelta) {
         self.skew = ahead.min(TimeDelta::zero());
     }
 
-    /// The earlier of the clocks that are known.
+    /// Returns the time by the earlier of the known clocks.
     pub(super) fn now(&self) -> DateTime<Utc> {
         let now = Utc::now();
         now.checked_add_signed(self.skew).unwrap_or(now)
     }
 
+    /// Makes a plan. Tries again if another run deletes snapshots meanwhile.
+    ///
     /// # Errors
-    /// `NoSnapshots` where there is none; the store's; `PermissionDenied` also where something is to be
-    /// removed and tags must not be read; `SnapshotVanished` where others delete all the time; `Io`,
-    /// `NoSpace`.
-    pub(super) fn look(&mut self) -> Result<Look> {
-        const TRIES: u32 = 5;
-        let mut tries = 1;
+    /// Fails with `NoSnapshots` if the backup is empty, `PermissionDenied` also if `--apply` is given
+    /// and tags cannot be read, `SnapshotVanished` if others keep deleting, `Io`, `NoSpace`, or an
+    /// error of the store.
+    pub(super) fn plan(&mut self) -> Result<Plan> {
+        const ATTEMPTS: u32 = 5;
+        let mut attempts = 1;
         loop {
-            match self.try_look() {
-                // Another run collects, too.
-                Err(e) if e.reason() == Reason::SnapshotVanished && tries < TRIES => tries += 1,
-                // What somebody excluded for being broken must not make the rest look superfluous.
+            match self.try_plan() {
+                // Another run deleted a snapshot that was listed.
+                Err(e) if e.reason() == Reason::SnapshotVanished && attempts < ATTEMPTS => {
+                    attempts += 1
+                }
+                // A broken snapshot that somebody excluded must not make the others look superfluous.
                 Ok(_) if self.options.apply && self.ctx.store.denies_tags() => {
                     return Err(Reason::PermissionDenied.error(TAGS_UNREADABLE));
                 }
-                done => return done,
+                result => return result,
             }
         }
     }
 
-    fn try_look(&mut self) -> Result<Look> {
-        let taken = (Instant::now(), SystemTime::now());
-        // What is written meanwhile is not of the past.
+    fn try_plan(&mut self) -> Result<Plan> {
+        let begun = (Instant::now(), SystemTime::now());
+        // Objects that are written from now on must not look old.
         let now = self.now();
-        let mut seen = self.list(now)?;
-        let noted: Vec<usize> = seen.noted_since.keys().copied().collect();
-        self.ask_tags(&mut seen, noted)?;
-        let untrusted = self.untrusted(&seen.catalog);
-        seen.aside.add_damaged(untrusted);
-        let (timelines, why, doubts) = loop {
-            if let Some(decided) = self.try_decide(&mut seen)? {
-                break decided;
-            }
-        };
-        self.tags_asked += seen.asked.len();
-        let (of_note, aside) = (seen.beside, seen.aside);
-        let mut look = Look {
-            catalog: seen.catalog,
+        let mut input = self.list(now)?;
+        let noted: Vec<usize> = input.noted_since.keys().copied().collect();
+        self.ask_tags(&mut input, noted)?;
+        let untrusted = self.untrusted(&input.catalog);
+        input.ignored.add_damaged(untrusted);
+        let Decisions {
             timelines,
             why,
-            beside: Vec::new(),
             doubts,
-            not_read: aside.why.values().filter(|a| **a == Aside::NotRead).count(),
+        } = loop {
+            if let Some(decisions) = self.try_decide(&mut input)? {
+                break decisions;
+            }
+        };
+        self.tags_asked += input.asked.len();
+        let not_read = input.ignored.reasons.values();
+        let mut plan = Plan {
+            timelines,
+            why,
+            side_objects: Vec::new(),
+            doubts,
+            not_read: not_read.filter(|a| **a == Aside::NotRead).count(),
             damaged: Vec::new(),
             is_damaged: HashSet::new(),
             tags_unread: match self.ctx.store.asks_tags() {
-                true => seen.tags_unread,
+                true => input.tags_unread,
                 false => 0,
             },
-            newest_modified: seen.newest_modified,
-            taken,
-            took: taken.0.elapsed().saturating_sub(seen.reading),
+            newest_modified: input.newest_modified,
+            begun,
+            took: begun.0.elapsed().saturating_sub(input.reading),
+            catalog: input.catalog,
         };
-        look.beside = self.beside(&look, of_note, now);
-        for (i, (reason, message)) in aside.damaged {
-            look.is_damaged.insert(i);
-            look.damaged.push(DamagedFull {
-                path: look.catalog.snapshots[i].path.clone(),
+        plan.side_objects = self.decide_side_objects(&plan, input.side_objects, now);
+        for (i, (reason, message)) in input.ignored.damaged {
+            plan.is_damaged.insert(i);
+            plan.damaged.push(DamagedFull {
+                path: plan.catalog.snapshots[i].path.clone(),
                 reason,
                 message,
             });
         }
-        Ok(look)
+        Ok(plan)
     }
 
-    /// Lists the prefix.
-    fn list(&self, now: DateTime<Utc>) -> Result<Seen> {
+    /// Lists the backup.
+    fn list(&self, now: DateTime<Utc>) -> Result<PlanInput> {
         let store = &self.ctx.store;
-        let mut seen = Seen {
+        let mut input = PlanInput {
             now,
-            ..Seen::default()
+            ..PlanInput::default()
         };
         let mut listing = Vec::new();
         let mut removed: HashMap<String, DateTime<Utc>> = HashMap::new();
         let mut objects = store.objects(&SNAPSHOTS)?;
         objects.extend(store.objects(&[TIMELINES, PINS, REMOVED, STAGING])?);
         for o in objects {
-            seen.newest_modified = seen.newest_modified.max(Some(o.modified));
+            input.newest_modified = input.newest_modified.max(Some(o.modified));
             let kind = match o.path.split_once('/') {
-                // None of ours, and no request can name it.
+                // Not deltafold's, and no request can name it.
                 _ if o.is_odd => None,
                 Some((STAGING, _)) => Some(Kind::Staging),
                 Some((REMOVED, name)) => {
@@ -272,168 +297,190 @@ impl<'a> Eyes<'a> {
                 });
             }
             if kind.is_none() && snapshot_name(&o.path).is_some_and(|n| n.is_full()) {
-                seen.versions.insert(o.path.clone(), Version::from(&o));
+                input.versions.insert(o.path.clone(), FullVersion::from(&o));
             }
-            seen.beside.extend(kind.map(|kind| (kind, o)));
+            input.side_objects.extend(kind.map(|kind| (kind, o)));
         }
-        seen.catalog = Catalog::from_listing(listing);
-        if seen.catalog.snapshots.is_empty() {
-            return Err(nothing_there(self.ctx, &seen.catalog));
+        input.catalog = Catalog::from_listing(listing);
+        if input.catalog.snapshots.is_empty() {
+            return Err(nothing_there(self.ctx, &input.catalog));
         }
         if !removed.is_empty() {
-            for (i, s) in seen.catalog.snapshots.iter().enumerate() {
-                let noted = removed.get(&s.name.to_string());
-                seen.noted_since.extend(noted.map(|&t| (i, t)));
+            for (i, s) in input.catalog.snapshots.iter().enumerate() {
+                if let Some(&noted) = removed.get(&s.name.to_string()) {
+                    input.noted_since.insert(i, noted);
+                }
             }
         }
-        Ok(seen)
+        Ok(input)
     }
 
-    /// Fulls that are not encrypted where they should be.
-    fn untrusted(&self, catalog: &Catalog) -> Vec<(usize, Bad)> {
-        let untrusted = self.ctx.trust.out_of_place(catalog).into_iter();
-        let told = untrusted.map(|i| {
+    /// Returns the fulls that are plain although keys are given.
+    fn untrusted(&self, catalog: &Catalog) -> Vec<(usize, Damage)> {
+        let mut untrusted = Vec::new();
+        for i in self.ctx.trust.out_of_place(catalog) {
             let name = self.ctx.store.name(&catalog.snapshots[i].path);
-            let why = format!(
-                "{name} is not encrypted, and keys are given: whoever can write there may have made it"
+            let message = format!(
+                "{name} is not encrypted although keys are given, so anybody who can write to the store may have made it"
             );
-            (i, (Reason::Untrusted.as_str().to_owned(), why))
-        });
-        told.collect()
+            untrusted.push((i, (Reason::Untrusted.as_str().to_owned(), message)));
+        }
+        untrusted
     }
 
-    /// Decides on what is seen, and says what is in doubt; `None` if something that counted turns out not to: then decide
-    /// again.
-    fn try_decide(&mut self, seen: &mut Seen) -> Result<Option<Judged>> {
-        let doubtful = seen.aside.doubtful(&seen.catalog);
-        if self.ask_tags(seen, doubtful.clone())? {
+    /// Decides on all snapshots. Returns `None` if a snapshot on which the decision depends turns out to be
+    /// excluded or damaged: then the caller has to decide again.
+    fn try_decide(&mut self, input: &mut PlanInput) -> Result<Option<Decisions>> {
+        let doubtful = input.ignored.doubtful(&input.catalog);
+        if self.ask_tags(input, doubtful.clone())? {
             return Ok(None);
         }
         let begun = Instant::now();
-        self.read(&seen.catalog, &doubtful)?;
-        seen.reading += begun.elapsed();
-        let evidence = self.evidence(&seen.catalog, &doubtful);
-        // Without an identity nothing speaks against what is encrypted.
-        let counts = |e: &Error| e.reason() == Reason::CannotDecrypt && !self.ctx.keys.decrypts();
-        let unreadable = doubtful.iter().filter_map(|&i| {
-            let why = evidence.why_unreadable(i).filter(|e| !counts(e))?;
-            let is_full = seen.catalog.snapshots[i].name.is_full();
-            is_full.then(|| (i, told(why)))
-        });
-        if seen.aside.add_damaged(unreadable.collect()) {
+        self.read(&input.catalog, &doubtful)?;
+        input.reading += begun.elapsed();
+        let evidence = self.evidence(&input.catalog, &doubtful);
+        let mut damaged = Vec::new();
+        let mut doubts = Vec::new();
+        for &i in &doubtful {
+            let Some(e) = evidence.why_unreadable(i) else {
+                continue;
+            };
+            doubts.push(e.to_string());
+            // Without an identity, an encrypted full is unreadable but not suspicious.
+            let lacks_identity = e.reason() == Reason::CannotDecrypt && !self.ctx.keys.decrypts();
+            if !lacks_identity && input.catalog.snapshots[i].name.is_full() {
+                damaged.push((i, damage(e)));
+            }
+        }
+        if input.ignored.add_damaged(damaged) {
             return Ok(None);
         }
-        let counted = seen.aside.catalog(&seen.catalog);
+        let counted = input.ignored.counted(&input.catalog);
         let timelines = Timelines::build(&counted, &evidence)?;
         let facts = Facts {
             catalog: &counted,
             timelines: &timelines,
             doubtful: &doubtful,
             is_unreadable: &|i| evidence.is_unreadable(i),
-            noted_since: &seen.noted_since,
-            aside: &seen.aside.why,
-            now: seen.now,
+            noted_since: &input.noted_since,
+            aside: &input.ignored.reasons,
+            now: input.now,
         };
         let Decided { why, rests_on } = decide(&facts, &self.options.retention);
-        let newest = timelines.newest(&counted).err();
-        let unreadable = doubtful.iter().filter_map(|&i| evidence.why_unreadable(i));
-        let doubts = newest.iter().chain(unreadable).map(Error::to_string);
-        let doubts: Vec<String> = doubts.collect();
-        // What something relies on must not be one that somebody excluded.
-        let usable = seen.catalog.usable();
+        if let Err(e) = timelines.newest(&counted) {
+            doubts.insert(0, e.to_string());
+        }
+        // A snapshot that a decision relies on must not be excluded by a tag.
+        let usable = input.catalog.usable();
         let mut relied_on: Vec<usize> = usable.filter(|&i| why[i].keeps()).collect();
         let removes = self.options.apply && why.iter().any(|w| !w.keeps());
         if why.len() > FEW && !removes {
-            seen.tags_unread = newest_of(&seen.catalog, &mut relied_on);
+            input.tags_unread = keep_newest(&input.catalog, &mut relied_on);
         }
         relied_on.extend(&rests_on);
-        if self.ask_tags(seen, relied_on)? {
+        if self.ask_tags(input, relied_on)? {
             return Ok(None);
         }
-        // Neither must it be one that is not what its name says.
+        // Nor may a full that a decision relies on be damaged.
         let begun = Instant::now();
-        let again = self.look_into(seen, rests_on)?;
-        seen.reading += begun.elapsed();
-        seen.rounds += 1;
-        Ok((!again).then_some((timelines, why, doubts)))
+        let decide_again = self.check_fulls(input, rests_on)?;
+        input.reading += begun.elapsed();
+        input.rounds += 1;
+        Ok((!decide_again).then_some(Decisions {
+            timelines,
+            why,
+            doubts,
+        }))
     }
 
-    /// Whether a snapshot was read since it was in doubt.
-    fn speaks_of(&self, snapshot: &Snapshot) -> bool {
+    /// Returns whether a snapshot was read because its name was in doubt.
+    fn was_read(&self, snapshot: &Snapshot) -> bool {
         self.read.as_ref().is_some_and(|(contents, paths)| {
-            let read = paths.get(&snapshot.path);
-            read.is_some_and(|i| contents.surveys.contains_key(i))
+            let index = paths.get(&snapshot.path);
+            index.is_some_and(|i| contents.surveys.contains_key(i))
         })
     }
 
-    /// Looks into the fulls that a decision rests on. True if one is to be set aside: then decide again.
-    fn look_into(&mut self, seen: &mut Seen, mut rests_on: Vec<usize>) -> Result<bool> {
-        /// Each round may find but one bad full. After so many, all that are known to be bad or not known are set
-        /// aside at once.
+    /// Checks the contents of the fulls that a decision depends on. Returns whether one of them has to be
+    /// ignored, so that the caller has to decide again.
+    fn check_fulls(&mut self, input: &mut PlanInput, mut rests_on: Vec<usize>) -> Result<bool> {
+        /// Each round may find only one bad full. After this many rounds, all fulls that are known to be bad, or
+        /// are not known, are ignored at once.
         const ROUNDS: usize = 4;
-        rests_on.retain(|&i| !self.speaks_of(&seen.catalog.snapshots[i]));
+        rests_on.retain(|&i| !self.was_read(&input.catalog.snapshots[i]));
         if rests_on.is_empty() {
             return Ok(false);
         }
-        let found = self.found(seen, rests_on)?;
-        if found.iter().all(|(_, known)| *known == Known::Good) {
+        let states = self.full_states(input, rests_on)?;
+        if states.iter().all(|(_, state)| *state == FullState::Good) {
             return Ok(false);
         }
-        if seen.rounds < ROUNDS && found.iter().all(|(_, known)| *known != Known::NotRead) {
-            return Ok(seen.aside.add(found));
+        let are_all_read = states.iter().all(|(_, state)| *state != FullState::NotRead);
+        if input.rounds < ROUNDS && are_all_read {
+            return Ok(input.ignored.add(states));
         }
-        let mut fulls: Vec<usize> = seen.catalog.usable().collect();
+        let mut fulls: Vec<usize> = input.catalog.usable().collect();
         fulls.retain(|&i| {
-            let s = &seen.catalog.snapshots[i];
-            s.name.is_full() && !self.speaks_of(s)
+            let s = &input.catalog.snapshots[i];
+            s.name.is_full() && !self.was_read(s)
         });
         // The newest first: they matter most to later runs.
         fulls.reverse();
-        let found = self.found(seen, fulls)?;
-        Ok(seen.aside.add(found))
+        let states = self.full_states(input, fulls)?;
+        Ok(input.ignored.add(states))
     }
 
-    /// What is known of fulls: those of which nothing is are read, as many as one run may.
-    fn found(&mut self, seen: &Seen, which: Vec<usize>) -> Result<Vec<(usize, Known)>> {
+    /// Returns the state of each of these fulls. Reads those of unknown state, as many as one run may.
+    fn full_states(
+        &mut self,
+        input: &PlanInput,
+        fulls: Vec<usize>,
+    ) -> Result<Vec<(usize, FullState)>> {
         self.verified.load()?;
-        let of = |i: usize| {
-            let snapshot = &seen.catalog.snapshots[i];
-            Some((snapshot, seen.versions.get(&snapshot.path)?))
-        };
-        let unknown = which.iter().filter_map(|&i| of(i));
-        let unknown = unknown.filter(|(s, v)| self.verified.known(&s.path, v).is_none());
-        let unknown: Vec<_> = unknown.collect();
+        let mut unknown = Vec::new();
+        for &i in &fulls {
+            if let Some((snapshot, version)) = input.snapshot_version(i)
+                && self.verified.state(&snapshot.path, version).is_none()
+            {
+                unknown.push((snapshot, version));
+            }
+        }
         self.verified.read(&unknown)?;
-        let known = |i: usize| of(i).and_then(|(s, v)| self.verified.known(&s.path, v));
-        let found = which
-            .into_iter()
-            .map(|i| (i, known(i).unwrap_or(Known::NotRead)));
-        Ok(found.collect())
+        let mut states = Vec::with_capacity(fulls.len());
+        for i in fulls {
+            let known = match input.snapshot_version(i) {
+                Some((snapshot, version)) => self.verified.state(&snapshot.path, version),
+                None => None,
+            };
+            states.push((i, known.unwrap_or(FullState::NotRead)));
+        }
+        Ok(states)
     }
 
-    /// Asks for the tags of those that were not asked for, and says whether one is excluded.
-    fn ask_tags(&self, seen: &mut Seen, which: Vec<usize>) -> Result<bool> {
-        seen.asked.ask(&self.ctx.store, &mut seen.catalog, which)
+    /// Requests the tags of snapshots that were not requested before. Returns whether one of them is
+    /// excluded.
+    fn ask_tags(&self, input: &mut PlanInput, snapshots: Vec<usize>) -> Result<bool> {
+        let store = &self.ctx.store;
+        input.asked.ask(store, &mut input.catalog, snapshots)
     }
 
-    /// Reads what is in doubt, unless all of it was read before.
+    /// Reads the snapshots whose names are in doubt, unless all of them were read before.
     fn read(&mut self, catalog: &Catalog, doubtful: &[usize]) -> Result<()> {
         let path = |i: usize| &catalog.snapshots[i].path;
-        let known = match &self.read {
-            Some((_, paths)) => doubtful.iter().all(|&i| paths.contains_key(path(i))),
-            None => false,
-        };
-        if known {
+        if let Some((_, paths)) = &self.read
+            && doubtful.iter().all(|&i| paths.contains_key(path(i)))
+        {
             return Ok(());
         }
-        // Without the key a snapshot is as good as damaged here: it is kept.
-        let is_told = |e: &Error| e.reason().is_bad_data() || e.reason() == Reason::CannotDecrypt;
+        // Without its key a snapshot is treated like a damaged one: it is kept.
+        let is_finding =
+            |e: &Error| e.reason().is_bad_data() || e.reason() == Reason::CannotDecrypt;
         let contents = read_contents(
             self.ctx,
             catalog,
             doubtful.to_vec(),
             doubtful,
-            is_told,
+            is_finding,
             |db| read_every_page(db).map(drop),
         )?;
         let paths = doubtful.iter().map(|&i| (path(i).clone(), i));
@@ -441,129 +488,150 @@ impl<'a> Eyes<'a> {
         Ok(())
     }
 
-    fn evidence(&self, catalog: &Catalog, doubtful: &[usize]) -> Remembered<'_> {
-        let (mut as_read, mut as_seen) = (HashMap::new(), HashMap::new());
-        if let Some((_, paths)) = &self.read {
-            for &i in doubtful {
-                if let Some(&read) = paths.get(&catalog.snapshots[i].path) {
-                    as_read.insert(i, read);
-                    as_seen.insert(read, i);
-                }
-            }
-        }
-        Remembered {
-            contents: self.read.as_ref().map(|r| &r.0),
-            as_read,
-            as_seen,
-        }
+    /// Returns the evidence of the contents that were read, for the indexes of this catalog.
+    fn evidence(&self, catalog: &Catalog, doubtful: &[usize]) -> EarlierEvidence<'_> {
+        let read = self.read.as_ref();
+        let read = read.map(|(contents, paths)| EarlierContents { contents, paths });
+        EarlierEvidence::new(read, catalog, doubtful)
     }
 
-    /// Decides on notes, marks and unfinished uploads.
-    fn beside(
+    /// Decides on notes, exclusion markers and staging objects.
+    fn decide_side_objects(
         &self,
-        look: &Look,
+        plan: &Plan,
         objects: Vec<(Kind, ObjectInfo)>,
         now: DateTime<Utc>,
-    ) -> Vec<Beside> {
+    ) -> Vec<SideObject> {
         let mut by_name: HashMap<String, Vec<usize>> = HashMap::new();
-        for (i, s) in look.catalog.snapshots.iter().enumerate() {
+        for (i, s) in plan.catalog.snapshots.iter().enumerate() {
             by_name.entry(s.name.to_string()).or_default().push(i);
         }
-        let named = |name: &str| by_name.get(name).cloned().unwrap_or_default();
-        let age = self.options.staging_age;
-        let decided = objects.into_iter().filter_map(|(kind, o)| {
-            let of = match kind {
-                Kind::Staging => Vec::new(),
-                Kind::Mark => {
-                    let path = o.path.strip_suffix(EXCLUDE_SUFFIX)?;
-                    let mut of = named(&snapshot_name(path)?.to_string());
-                    of.retain(|&i| look.catalog.snapshots[i].path == path);
-                    of
-                }
-                _ => {
-                    let name = o.path.split_once('/')?.1;
-                    // Another name is somebody else's.
-                    name.parse::<SnapshotName>().ok()?;
-                    named(name)
-                }
+        let mut decided = Vec::new();
+        for (kind, object) in objects {
+            let Some((reason, snapshots)) =
+                self.decide_side_object(plan, kind, &object, &by_name, now)
+            else {
+                continue;
             };
-            let why = match kind {
-                Kind::Staging => {
-                    let name = o.path.rsplit('/').next().unwrap_or_default();
-                    match is_abandoned(name, o.modified, now, age)? {
-                        true => BesideWhy::Abandoned,
-                        false => BesideWhy::InUse,
-                    }
-                }
-                _ => self.why_beside(look, &o, &of, now),
-            };
-            Some(Beside {
-                path: o.path,
-                bytes: o.bytes,
+            decided.push(SideObject {
+                path: object.path,
+                bytes: object.bytes,
                 kind,
-                why,
-                of,
-            })
-        });
-        decided.collect()
+                reason,
+                snapshots,
+            });
+        }
+        decided
     }
 
-    /// Decides on a note or mark on these snapshots.
-    fn why_beside(
+    /// Returns the reason for keeping or deleting a side object, and the snapshots that it is about;
+    /// `None` if it is not deltafold's.
+    fn decide_side_object(
         &self,
-        look: &Look,
-        o: &ObjectInfo,
-        of: &[usize],
+        plan: &Plan,
+        kind: Kind,
+        object: &ObjectInfo,
+        by_name: &HashMap<String, Vec<usize>>,
         now: DateTime<Utc>,
-    ) -> BesideWhy {
-        let goes = |&i: &usize| look.decision(i, self.options) == Decision::Delete;
-        // What is not excluded was brought back by somebody else.
-        let stale = o.path.starts_with(REMOVED)
+    ) -> Option<(SideReason, Vec<usize>)> {
+        let named = |name: &str| by_name.get(name).cloned().unwrap_or_default();
+        let snapshots = match kind {
+            Kind::Staging => {
+                let name = object.path.rsplit('/').next().unwrap_or_default();
+                let age = self.options.staging_age;
+                let reason = match is_abandoned(name, object.modified, now, age)? {
+                    true => SideReason::Abandoned,
+                    false => SideReason::InUse,
+                };
+                return Some((reason, Vec::new()));
+            }
+            Kind::Mark => {
+                let path = object.path.strip_suffix(EXCLUDE_SUFFIX)?;
+                let mut snapshots = named(&snapshot_name(path)?.to_string());
+                snapshots.retain(|&i| plan.catalog.snapshots[i].path == path);
+                snapshots
+            }
+            _ => {
+                let name = object.path.split_once('/')?.1;
+                // An object with any other name is not deltafold's.
+                name.parse::<SnapshotName>().ok()?;
+                named(name)
+            }
+        };
+        let reason = self.note_reason(plan, object, &snapshots, now);
+        Some((reason, snapshots))
+    }
+
+    /// Decides on a note or exclusion marker that is about these snapshots.
+    fn note_reason(
+        &self,
+        plan: &Plan,
+        object: &ObjectInfo,
+        snapshots: &[usize],
+        now: DateTime<Utc>,
+    ) -> SideReason {
+        let is_deleted = |&i: &usize| plan.decision(i, self.options) == Decision::Delete;
+        // If the snapshots are not excluded, somebody else brought them back.
+        let is_stale = object.path.starts_with(REMOVED)
             && !self.ctx.store.hides_tags()
-            && of.iter().all(|&i| !look.catalog.snapshots[i].excluded);
-        match of.is_empty() || stale {
-            true if now - o.modified > self.options.staging_age => BesideWhy::Orphaned,
-            true => BesideWhy::Young,
-            false if of.iter().all(goes) => BesideWhy::BelongsToRemoved,
-            false => BesideWhy::BelongsToSnapshot,
+            && snapshots
+                .iter()
+                .all(|&i| !plan.catalog.snapshots[i].excluded);
+        match snapshots.is_empty() || is_stale {
+            true if now - object.modified > self.options.staging_age => SideReason::Orphaned,
+            true => SideReason::Young,
+            false if snapshots.iter().all(is_deleted) => SideReason::BelongsToRemoved,
+            false => SideReason::BelongsToSnapshot,
         }
     }
 }
 
-/// What is decided, on which timelines, and what is in doubt.
-type Judged = (Timelines, Vec<Why>, Vec<String>);
+/// The decisions on all snapshots.
+struct Decisions {
+    timelines: Timelines,
+    /// In the catalog's order.
+    why: Vec<Why>,
+    /// Messages about histories that are in doubt.
+    doubts: Vec<String>,
+}
 
-/// What a look has seen so far.
+/// What a plan is made from. Deciding may take several rounds, and each of them adds what it found.
 #[derive(Default)]
-struct Seen {
+struct PlanInput {
     now: DateTime<Utc>,
     catalog: Catalog,
-    /// What is beside the snapshots.
-    beside: Vec<(Kind, ObjectInfo)>,
-    /// Of fulls, by path.
-    versions: HashMap<String, Version>,
-    /// Since when snapshots are noted as removed.
+    side_objects: Vec<(Kind, ObjectInfo)>,
+    /// The versions of fulls, by path.
+    versions: HashMap<String, FullVersion>,
+    /// When the snapshots of these indexes were noted as removed.
     noted_since: HashMap<usize, DateTime<Utc>>,
     newest_modified: Option<DateTime<Utc>>,
     asked: Asked,
     tags_unread: usize,
-    aside: SetAside,
-    /// How often fulls were looked into.
+    ignored: IgnoredFulls,
+    /// How often fulls were checked.
     rounds: usize,
-    /// How long snapshots were read.
+    /// Time spent on reading snapshots.
     reading: Duration,
 }
 
-/// Fulls that count for nothing.
-#[derive(Default)]
-struct SetAside {
-    why: BTreeMap<usize, Aside>,
-    damaged: BTreeMap<usize, Bad>,
+impl PlanInput {
+    fn snapshot_version(&self, i: usize) -> Option<(&Snapshot, &FullVersion)> {
+        let snapshot = &self.catalog.snapshots[i];
+        Some((snapshot, self.versions.get(&snapshot.path)?))
+    }
 }
 
-impl SetAside {
-    /// The catalog without what is not what its name says.
-    fn catalog<'c>(&self, catalog: &'c Catalog) -> Cow<'c, Catalog> {
+/// Fulls that are kept, but ignored in all decisions.
+#[derive(Default)]
+struct IgnoredFulls {
+    reasons: BTreeMap<usize, Aside>,
+    damaged: BTreeMap<usize, Damage>,
+}
+
+impl IgnoredFulls {
+    /// Returns the catalog with the damaged fulls excluded.
+    fn counted<'c>(&self, catalog: &'c Catalog) -> Cow<'c, Catalog> {
         if self.damaged.is_empty() {
             return Cow::Borrowed(catalog);
         }
@@ -574,10 +642,11 @@ impl SetAside {
         Cow::Owned(counted)
     }
 
-    /// What is in doubt, with and without what is damaged: that must not end a doubt.
+    /// Returns the snapshots whose names are in doubt, with or without the damaged fulls: excluding a damaged
+    /// full must not end a doubt.
     fn doubtful(&self, catalog: &Catalog) -> Vec<usize> {
         let mut doubtful = timeline::doubtful(catalog);
-        if let Cow::Owned(counted) = self.catalog(catalog) {
+        if let Cow::Owned(counted) = self.counted(catalog) {
             doubtful.extend(timeline::doubtful(&counted));
             doubtful.sort_unstable();
             doubtful.dedup();
@@ -585,112 +654,49 @@ impl SetAside {
         doubtful
     }
 
-    /// True if one of these was not aside.
-    fn add_damaged(&mut self, which: Vec<(usize, Bad)>) -> bool {
-        self.add(
-            which
-                .into_iter()
-                .map(|(i, bad)| (i, Known::Bad(bad)))
-                .collect(),
-        )
+    /// Adds damaged fulls. Returns whether one of them is new.
+    fn add_damaged(&mut self, fulls: Vec<(usize, Damage)>) -> bool {
+        let states = fulls.into_iter().map(|(i, d)| (i, FullState::Damaged(d)));
+        self.add(states.collect())
     }
 
-    /// Takes in what is not good. True if one of these was not aside.
-    fn add(&mut self, found: Vec<(usize, Known)>) -> bool {
-        let mut any = false;
-        for (i, known) in found {
-            if self.why.contains_key(&i) {
+    /// Adds the fulls that are not good. Returns whether one of them is new.
+    fn add(&mut self, states: Vec<(usize, FullState)>) -> bool {
+        let mut has_new = false;
+        for (i, state) in states {
+            if self.reasons.contains_key(&i) {
                 continue;
             }
-            let why = match known {
-                Known::Good => continue,
-                Known::NotRead => Aside::NotRead,
-                Known::Bad(bad) => {
-                    self.damaged.insert(i, bad);
+            let reason = match state {
+                FullState::Good => continue,
+                FullState::NotRead => Aside::NotRead,
+                FullState::Damaged(damage) => {
+                    self.damaged.insert(i, damage);
                     Aside::Damaged
                 }
             };
-            self.why.insert(i, why);
-            any = true;
+            self.reasons.insert(i, reason);
+            has_new = true;
         }
-        any
+        has_new
     }
 }
 
-/// An error as it is reported: the reason's name, and in words.
-fn told(e: &Error) -> Bad {
+/// Returns an error as the damage of a full.
+fn damage(e: &Error) -> Damage {
     (e.reason().as_str().to_owned(), e.to_string())
 }
 
-/// Leaves of these the newest: fulls first, since they decide most. Gives how many are left out.
-fn newest_of(catalog: &Catalog, which: &mut Vec<usize>) -> usize {
-    /// A plan asks for the tags of so many.
+/// Keeps only the newest of these: fulls first, since most decisions depend on them. Returns how many
+/// are left out.
+fn keep_newest(catalog: &Catalog, snapshots: &mut Vec<usize>) -> usize {
+    /// The most tags that a dry run requests.
     const MOST: usize = 32;
-    let all = which.len();
-    which.sort_by_key(|&i| {
+    let total = snapshots.len();
+    snapshots.sort_by_key(|&i| {
         let name = &catalog.snapshots[i].name;
         (!name.is_full(), Reverse(i))
     });
-    which.truncate(MOST);
-    all - which.len()
-}
-
-/// What was read of a prefix at an earlier look, by the indexes of this one.
-struct Remembered<'a> {
-    contents: Option<&'a Contents>,
-    /// Of those in doubt now.
-    as_read: HashMap<usize, usize>,
-    /// The other way round.
-    as_seen: HashMap<usize, usize>,
-}
-
-impl Remembered<'_> {
-    fn of(&self, i: usize) -> Option<(&Contents, usize)> {
-        Some((self.contents?, *self.as_read.get(&i)?))
-    }
-
-    fn why_unreadable(&self, i: usize) -> Option<&Error> {
-        let (contents, i) = self.of(i)?;
-        contents.unreadable.get(&i)
-    }
-}
-
-impl Evidence for Remembered<'_> {
-    fn compared(&self, snapshot: usize) -> Vec<(usize, Comparison)> {
-        let Some((contents, read)) = self.of(snapshot) else {
-            return Vec::new();
-        };
-        let with = contents.compared(read).into_iter();
-        with.filter_map(|(other, c)| Some((*self.as_seen.get(&other)?, c)))
-            .collect()
-    }
-
-    fn continuity(&self, before: usize, until: Revision, after: usize) -> Result<Continuity> {
-        match (self.of(before), self.of(after)) {
-            (Some((contents, before)), Some((_, after))) => {
-                contents.continuity(before, until, after)
-            }
-            _ => Ok(Continuity::Unknown),
-        }
-    }
-
-    fn fingerprint(&self, snapshot: usize, revision: Revision) -> Result<String> {
-        match self.of(snapshot) {
-            Some((contents, i)) => contents.fingerprint(i, revision),
-            None => Err(Error::internal("a fork at a snapshot that was not read")),
-        }
-    }
-
-    fn last(&self, snapshot: usize) -> Option<Revision> {
-        self.of(snapshot).and_then(|(contents, i)| contents.last(i))
-    }
-
-    fn is_unreadable(&self, snapshot: usize) -> bool {
-        self.why_unreadable(snapshot).is_some()
-    }
-
-    fn speaks_of(&self, snapshot: usize) -> bool {
-        self.of(snapshot)
-            .is_some_and(|(contents, i)| contents.speaks_of(i))
-    }
+    snapshots.truncate(MOST);
+    total - snapshots.len()
 }

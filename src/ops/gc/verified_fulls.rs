@@ -1,7 +1,9 @@
-//! What is known of the contents of fulls: whoever can write can put a full's name on anything.
+//! The check of fulls' contents: anybody who can write to the store can give any object the name of a
+//! full.
 //!
-//! A full is read whole once, when a decision first rests on it. A note of the prefix remembers what was found, by
-//! path, size, ETag and time. It is as easy to forge as a full: it saves work and proves nothing.
+//! A full is read whole once, when a decision first depends on it. A note in the backup remembers the
+//! result by path, size, ETag and time. The note is as easy to forge as a full: it saves work and
+//! proves nothing. Called by `ops::gc::plan`.
 
 use super::as_json;
 use crate::backup::Snapshot;
@@ -15,52 +17,54 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashSet};
 use std::time::{Duration, Instant};
 
-/// Where the note is.
-pub(super) const NOTE: &str = "deltafold-verified.json";
-/// The form of the note.
-const FORM: u32 = 1;
-/// Bytes of the note, at most.
-const LONGEST: u64 = 8 << 20;
-/// Fulls in the note, at most: the newest.
+/// The path of the note.
+pub(super) const NOTE_PATH: &str = "deltafold-verified.json";
+/// The version of the note's format.
+const FORMAT_VERSION: u32 = 1;
+/// The largest note that is read, in bytes.
+const MOST_NOTE_BYTES: u64 = 8 << 20;
+/// The most fulls in the note: the newest ones.
 const MOST_NOTED: usize = 10_000;
-/// Characters of a noted message.
+/// The longest message in the note, in characters.
 const LONGEST_MESSAGE: usize = 300;
-/// Fulls that a run reads, at most.
+/// The most fulls that one run reads.
 const MOST_READ: usize = 32;
-/// A run that has read for so long reads no further full.
+/// A run that has spent this time on reading reads no further full.
 const LONGEST_READING: Duration = Duration::from_secs(600);
 
-/// Why a full is bad: the reason's name, and in words.
-pub(super) type Bad = (String, String);
+/// Why a full is ignored: the name of the reason, and a message.
+pub(super) type Damage = (String, String);
 
-/// What is known of a full.
+/// What is known about the content of a full.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Known {
+pub(super) enum FullState {
     /// It is what its name says.
     Good,
-    /// It is not.
-    Bad(Bad),
-    /// It was not read, for lack of time or room.
+    /// It is damaged, or not what its name says.
+    Damaged(Damage),
+    /// It was not read, for lack of time or space.
     NotRead,
 }
 
+/// The content of the note.
 #[derive(Serialize, Deserialize)]
 struct Note {
+    /// The version of the format.
     form: u32,
-    fulls: BTreeMap<String, Entry>,
+    fulls: BTreeMap<String, FullRecord>,
 }
 
-/// What tells one version of an object from another.
+/// What distinguishes the versions of a full's object.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Version {
+pub(super) struct FullVersion {
     bytes: u64,
     etag: Option<String>,
     modified: DateTime<Utc>,
 }
 
-impl From<&ObjectInfo> for Version {
+impl From<&ObjectInfo> for FullVersion {
     fn from(o: &ObjectInfo) -> Self {
-        Version {
+        FullVersion {
             bytes: o.bytes,
             etag: o.etag.clone(),
             modified: o.modified,
@@ -68,64 +72,69 @@ impl From<&ObjectInfo> for Version {
     }
 }
 
-/// What is remembered of a full.
+/// The result of reading a full.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Entry {
+struct FullRecord {
     #[serde(flatten)]
-    version: Version,
+    version: FullVersion,
     read_at: DateTime<Utc>,
-    /// Of the object as it is stored; `None` if only its header could be read, for lack of an identity.
+    /// The SHA-256 of the object as stored. `None` if the full is bad, or if only its header could be
+    /// checked since there is no identity.
     sha256: Option<String>,
-    bad: Option<Bad>,
-    /// It depends on the flags of this run.
+    #[serde(rename = "bad")]
+    damage: Option<Damage>,
+    /// The result depends on the flags of this run, so it is not written to the note.
     #[serde(skip)]
-    of_this_run: bool,
+    depends_on_flags: bool,
 }
 
-/// What was found out about fulls, in this run and in earlier ones.
-pub(super) struct Verified<'a> {
+/// The results of reading fulls, in this run and in earlier ones.
+pub(super) struct VerifiedFulls<'a> {
     ctx: &'a Context,
-    entries: Option<BTreeMap<String, Entry>>,
-    is_new: bool,
-    /// Fulls that this run has read.
+    /// The records by path; `None` until the note is read.
+    records: Option<BTreeMap<String, FullRecord>>,
+    /// Whether a record was added that the stored note lacks.
+    has_new: bool,
+    /// Number of fulls that this run has read.
     pub(super) read: usize,
     reading: Duration,
-    /// What went wrong beside the fulls.
+    /// Problems that are not faults of a full.
     pub(super) warnings: Vec<String>,
 }
 
-impl<'a> Verified<'a> {
+impl<'a> VerifiedFulls<'a> {
     pub(super) fn new(ctx: &'a Context) -> Self {
-        Verified {
+        VerifiedFulls {
             ctx,
-            entries: None,
-            is_new: false,
+            records: None,
+            has_new: false,
             read: 0,
             reading: Duration::ZERO,
             warnings: Vec::new(),
         }
     }
 
-    /// Reads the note, unless it was read.
+    /// Reads the note, unless it was read before.
     ///
     /// # Errors
-    /// The store's, but for those about the note itself: without it fulls are read again.
+    /// Fails with the store's errors, except those about the note itself: without it, fulls are read
+    /// again.
     pub(super) fn load(&mut self) -> Result<()> {
-        if self.entries.is_none() {
-            self.entries = Some(self.read_note()?);
+        if self.records.is_none() {
+            self.records = Some(self.read_note()?);
         }
         Ok(())
     }
 
-    fn read_note(&mut self) -> Result<BTreeMap<String, Entry>> {
-        let name = self.ctx.store.name(NOTE);
-        let problem = match self.ctx.store.read_small(NOTE, LONGEST) {
+    fn read_note(&mut self) -> Result<BTreeMap<String, FullRecord>> {
+        let name = self.ctx.store.name(NOTE_PATH);
+        let problem = match self.ctx.store.read_small(NOTE_PATH, MOST_NOTE_BYTES) {
             Ok(None) => return Ok(BTreeMap::new()),
             Ok(Some(text)) => match serde_json::from_slice::<Note>(&text) {
-                Ok(note) if note.form == FORM => return Ok(note.fulls),
+                Ok(note) if note.form == FORMAT_VERSION => return Ok(note.fulls),
                 Ok(Note { form, .. }) => format!(
-                    "{name} has form {form}, which this version does not know: fulls are read again"
+                    "{name} has the format version {form}, which this deltafold does not know: fulls are read again"
                 ),
                 Err(e) => format!("{name} is damaged, so fulls are read again: {e}"),
             },
@@ -138,109 +147,128 @@ impl<'a> Verified<'a> {
         Ok(BTreeMap::new())
     }
 
-    /// What is known of a full without reading it.
-    pub(super) fn known(&self, path: &str, version: &Version) -> Option<Known> {
-        let entry = self.entries.as_ref()?.get(path)?;
-        // A header tells less than is asked for by somebody who has an identity.
-        let is_enough = entry.sha256.is_some() || entry.bad.is_some() || !self.ctx.keys.decrypts();
-        (entry.version == *version && is_enough).then(|| match &entry.bad {
-            None => Known::Good,
-            Some(bad) => Known::Bad(bad.clone()),
+    /// Returns what is known about a full without reading it; `None` if nothing is.
+    pub(super) fn state(&self, path: &str, version: &FullVersion) -> Option<FullState> {
+        let record = self.records.as_ref()?.get(path)?;
+        // With an identity, the check of a header alone is not enough.
+        let is_enough =
+            record.sha256.is_some() || record.damage.is_some() || !self.ctx.keys.decrypts();
+        (record.version == *version && is_enough).then(|| match &record.damage {
+            None => FullState::Good,
+            Some(damage) => FullState::Damaged(damage.clone()),
         })
     }
 
-    /// Whether this run may read another full.
+    /// Returns whether this run may read another full.
     pub(super) fn may_read(&self) -> bool {
         self.read < MOST_READ && self.reading < LONGEST_READING
     }
 
-    /// Reads fulls of which nothing is known, one after the other, as many as one run may.
+    /// Reads fulls one after the other, as many as this run may.
     ///
     /// # Errors
-    /// The store's; `SnapshotVanished`; `Io`, `Terminated`. What is wrong with a full is no error.
-    pub(super) fn read(&mut self, fulls: &[(&Snapshot, &Version)]) -> Result<()> {
+    /// Fails with the store's errors, `SnapshotVanished`, `Io` or `Terminated`. Damage of a full is a
+    /// result, not an error.
+    pub(super) fn read(&mut self, fulls: &[(&Snapshot, &FullVersion)]) -> Result<()> {
         let fulls = &fulls[..fulls.len().min(MOST_READ - self.read)];
         let reading = Reading::new(self.ctx, fulls.iter().map(|f| f.0));
         for (nth, (snapshot, version)) in fulls.iter().enumerate() {
             if !self.may_read() {
                 break;
             }
-            self.read += 1;
-            let begun = Instant::now();
-            let mut found = read_whole(self.ctx, &reading, nth);
-            if found.as_ref().is_err_and(|e| e.reason().is_bad_data()) {
-                // What a store garbles once must not be remembered as damage of the object.
-                found = read_whole(self.ctx, &Reading::new(self.ctx, [*snapshot]), 0);
+            if let Some(record) = self.read_one(&reading, nth, version)? {
+                self.add_record(snapshot, record);
             }
-            self.reading += begun.elapsed();
-            let (sha256, bad, of_this_run) = match found {
-                Ok(sha256) => (sha256, None, false),
-                Err(e) if e.reason().is_bad_data() || e.reason() == Reason::CannotDecrypt => {
-                    let message: String = e.to_string().chars().take(LONGEST_MESSAGE).collect();
-                    let bad = (e.reason().as_str().to_owned(), message);
-                    let of_this_run =
-                        matches!(e.reason(), Reason::CannotDecrypt | Reason::TooLarge);
-                    (None, Some(bad), of_this_run)
-                }
-                Err(e) if e.reason() == Reason::NoSpace => {
-                    let name = self.ctx.store.name(&snapshot.path);
-                    self.warnings.push(format!(
-                        "{name} is not read and counts for nothing, for lack of room in --temp-dir: {e}"
-                    ));
-                    continue;
-                }
-                Err(e) => return Err(e),
-            };
-            let entry = Entry {
-                version: (*version).clone(),
-                read_at: Utc::now(),
-                sha256,
-                bad,
-                of_this_run,
-            };
-            let entries = self.entries.get_or_insert_default();
-            let before = entries.insert(snapshot.path.clone(), entry.clone());
-            if let Some(Entry {
-                sha256: Some(before),
-                ..
-            }) = before
-                && entry.sha256.is_none_or(|now| now != before)
-            {
-                self.warnings.push(format!(
-                    "{} was replaced by another object since an earlier run has read it",
-                    self.ctx.store.name(&snapshot.path)
-                ));
-            }
-            self.is_new = true;
         }
         Ok(())
     }
 
-    /// Writes the note, if anything was read: of the fulls that are there, given in order of creation.
+    /// Reads one full. Returns `None` if there is no space for it.
+    fn read_one(
+        &mut self,
+        reading: &Reading<'_>,
+        nth: usize,
+        version: &FullVersion,
+    ) -> Result<Option<FullRecord>> {
+        let snapshot = reading.snapshot(nth);
+        self.read += 1;
+        let begun = Instant::now();
+        let mut result = read_whole(self.ctx, reading, nth);
+        if result.as_ref().is_err_and(|e| e.reason().is_bad_data()) {
+            // A transient fault of the store must not be remembered as damage of the object.
+            result = read_whole(self.ctx, &Reading::new(self.ctx, [snapshot]), 0);
+        }
+        self.reading += begun.elapsed();
+        let (sha256, damage, depends_on_flags) = match result {
+            Ok(sha256) => (sha256, None, false),
+            Err(e) if e.reason().is_bad_data() || e.reason() == Reason::CannotDecrypt => {
+                let message: String = e.to_string().chars().take(LONGEST_MESSAGE).collect();
+                let damage = (e.reason().as_str().to_owned(), message);
+                let depends_on_flags =
+                    matches!(e.reason(), Reason::CannotDecrypt | Reason::TooLarge);
+                (None, Some(damage), depends_on_flags)
+            }
+            Err(e) if e.reason() == Reason::NoSpace => {
+                let name = self.ctx.store.name(&snapshot.path);
+                self.warnings.push(format!(
+                    "{name} is not read, for lack of space in --temp-dir, and is ignored: {e}"
+                ));
+                return Ok(None);
+            }
+            Err(e) => return Err(e),
+        };
+        Ok(Some(FullRecord {
+            version: version.clone(),
+            read_at: Utc::now(),
+            sha256,
+            damage,
+            depends_on_flags,
+        }))
+    }
+
+    /// Adds a record. Warns if an earlier run read other bytes under the same path.
+    fn add_record(&mut self, snapshot: &Snapshot, record: FullRecord) {
+        let sha256 = record.sha256.clone();
+        let records = self.records.get_or_insert_default();
+        let previous = records.insert(snapshot.path.clone(), record);
+        self.has_new = true;
+        if let Some(previous_sha256) = previous.and_then(|p| p.sha256)
+            && sha256.is_none_or(|sha256| sha256 != previous_sha256)
+        {
+            self.warnings.push(format!(
+                "{} was replaced by another object after an earlier run had read it",
+                self.ctx.store.name(&snapshot.path)
+            ));
+        }
+    }
+
+    /// Writes the note if this run has read a full. `fulls` are the paths of the existing fulls in
+    /// order of creation; all others are dropped from the note.
     pub(super) fn save<'p>(&mut self, fulls: impl Iterator<Item = &'p str>) {
-        let (true, Some(entries)) = (self.is_new, &self.entries) else {
+        let (true, Some(records)) = (self.has_new, &self.records) else {
             return;
         };
-        let is_noted = |path: &&str| entries.get(*path).is_some_and(|e| !e.of_this_run);
-        let there: Vec<&str> = fulls.filter(is_noted).collect();
-        let newest: HashSet<&str> = there.into_iter().rev().take(MOST_NOTED).collect();
-        let kept = entries.iter().filter(|e| newest.contains(e.0.as_str()));
+        let is_noted = |path: &&str| records.get(*path).is_some_and(|r| !r.depends_on_flags);
+        let existing: Vec<&str> = fulls.filter(is_noted).collect();
+        let newest: HashSet<&str> = existing.into_iter().rev().take(MOST_NOTED).collect();
+        let kept = records.iter().filter(|e| newest.contains(e.0.as_str()));
         let note = Note {
-            form: FORM,
+            form: FORMAT_VERSION,
             fulls: kept.map(|(path, e)| (path.clone(), e.clone())).collect(),
         };
-        match as_json(&note).and_then(|text| self.ctx.store.replace_small(NOTE, &text)) {
-            Ok(()) => self.is_new = false,
+        match as_json(&note).and_then(|text| self.ctx.store.replace_small(NOTE_PATH, &text)) {
+            Ok(()) => self.has_new = false,
             Err(e) => self.warnings.push(format!(
                 "{} cannot be written, so the next run reads the same fulls again: {e}",
-                self.ctx.store.name(NOTE)
+                self.ctx.store.name(NOTE_PATH)
             )),
         }
     }
 }
 
-/// Reads a full to its end: checksum, every page, and whether it holds the revision of its name. Gives its SHA-256;
-/// `None` for one that is encrypted if there is no identity: only its header can be read.
+/// Reads a full to its end and checks its SHA-256, every page, and whether it holds the revision of its
+/// name. Returns the object's SHA-256; `None` for an encrypted full if there is no identity, since only
+/// its header can be checked.
 fn read_whole(ctx: &Context, reading: &Reading<'_>, nth: usize) -> Result<Option<String>> {
     let snapshot = reading.snapshot(nth);
     let at = ctx.at(snapshot);
@@ -253,7 +281,7 @@ fn read_whole(ctx: &Context, reading: &Reading<'_>, nth: usize) -> Result<Option
     read_every_page(&db).map_err(&at)?;
     if base.first_revision() > snapshot.name.last {
         return Err(at(Reason::NameMismatch.error(format!(
-            "its name promises revision {}, it holds revisions from {} on",
+            "its name says revision {}, but it holds revisions from {} on",
             snapshot.name.last,
             base.first_revision()
         ))));

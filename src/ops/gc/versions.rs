@@ -1,8 +1,9 @@
-//! Deleting in buckets that keep versions: what is locked stays, the rest is deleted by version.
+//! Deletion in buckets that keep versions: locked versions stay, all others are deleted one by one.
 //!
-//! It knows paths and versions only, and touches no name that is not ours. `apply` calls it.
+//! Knows paths and versions only, and touches no object that is not deltafold's. Called by
+//! `ops::gc::apply`.
 
-use super::{Decision, Fate, Fated, Kind, Object, Options, in_parallel};
+use super::{Decision, Kind, Object, Options, RemovalResult, RemovalStatus, in_parallel};
 use crate::backup::SnapshotName;
 use crate::backup::catalog::{EXCLUDE_SUFFIX, PINS, REMOVED, TIMELINES, V1, V2, snapshot_name};
 use crate::error::{Reason, Result};
@@ -14,7 +15,7 @@ use chrono::{DateTime, TimeDelta, Utc};
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Whether an object of this path is one of ours.
+/// Returns whether a path is that of one of deltafold's objects.
 fn is_ours(path: &str) -> bool {
     let plain = path.strip_suffix(EXCLUDE_SUFFIX).unwrap_or(path);
     if snapshot_name(plain).is_some() {
@@ -31,13 +32,13 @@ fn is_ours(path: &str) -> bool {
     }
 }
 
-/// An unfinished upload's path in the outcome.
+/// Returns an incomplete upload's path in the outcome.
 pub(super) fn upload_path(u: &UnfinishedUpload) -> String {
     format!("{}?uploadId={}", u.path, u.id)
 }
 
-/// What is decided on an unfinished upload; `None` where it is none of ours.
-pub(super) fn upload(
+/// Decides on an incomplete upload. Returns `None` if it is not deltafold's.
+pub(super) fn decide_upload(
     u: &UnfinishedUpload,
     options: &Options,
     now: DateTime<Utc>,
@@ -46,72 +47,82 @@ pub(super) fn upload(
         return None;
     }
     let is_old = now - u.begun > options.staging_age;
-    let (decision, told) = match is_old {
+    let (decision, reason) = match is_old {
         true => (
             Decision::Delete,
             ("Abandoned", "an upload that was not completed"),
         ),
-        false => (Decision::Keep, ("InUse", "an upload that may go on")),
+        false => (
+            Decision::Keep,
+            ("InUse", "an upload that may still be running"),
+        ),
     };
-    Some(Object::new(upload_path(u), Kind::Upload, 0, decision, told))
+    Some(Object::new(
+        upload_path(u),
+        Kind::Upload,
+        0,
+        decision,
+        reason,
+    ))
 }
 
-/// Whether what is deleted stays as a version.
+/// Whether the bucket keeps a version of a deleted object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Keeps {
+enum KeepsVersions {
     No,
     Yes,
-    /// The store does not tell: each object does.
+    /// The bucket does not say; each object does.
     Unknown,
 }
 
-/// What the bucket keeps beside what a listing shows.
-pub(super) struct Hidden {
-    keeps: Keeps,
-    /// Of what goes now; the one that is seen is the last.
-    of: HashMap<String, Vec<ObjectVersion>>,
-    /// Behind earlier deletions and overwritten locks: by path, its mark last.
+/// A bucket, with the versions that a normal listing does not show.
+pub(super) struct VersionedBucket {
+    keeps: KeepsVersions,
+    /// The versions of the objects that are deleted now, by path; the current one last.
+    to_delete: HashMap<String, Vec<ObjectVersion>>,
+    /// The versions of objects that were deleted before, and of overwritten locks: by path, the delete
+    /// marker last.
     old: Vec<ObjectVersion>,
-    /// Versions cannot be deleted: a plain deletion hides.
-    no_right: AtomicBool,
+    /// Versions cannot be listed or deleted, so a deletion only hides an object.
+    cannot_delete_versions: AtomicBool,
 }
 
-/// What is seen of an object.
+/// The current version of an object.
 struct Current {
-    /// `Some` where it is locked.
-    locked: Option<Until>,
+    /// `Some` if it is locked.
+    locked: Option<LockedUntil>,
     /// Whether a deletion only hides it.
     stays: bool,
 }
 
-/// Until when a version is locked; `None` where somebody has to lift it.
-type Until = Option<DateTime<Utc>>;
+/// The time until which a version is locked; `None` for a legal hold, which somebody has to lift.
+type LockedUntil = Option<DateTime<Utc>>;
 
-/// Asks for locks.
-pub(super) struct Lockings<'a> {
+/// Reads the locks of versions.
+pub(super) struct LockReader<'a> {
     store: &'a Store,
-    /// The earlier of the clocks that are known: no lock is over before it is so by both.
+    /// The earlier of the known clocks: a lock is over only if it is by both.
     now: DateTime<Utc>,
 }
 
-impl<'a> Lockings<'a> {
+impl<'a> LockReader<'a> {
     pub(super) fn new(ctx: &'a Context, now: DateTime<Utc>) -> Self {
-        Lockings {
+        LockReader {
             store: &ctx.store,
             now,
         }
     }
 
-    /// The same, that takes each lock for one that holds whatever its date: the store said so.
-    fn of_any_date(&self) -> Self {
-        Lockings {
+    /// Returns a reader for which no lock is over: the store has just refused a deletion.
+    fn ignoring_dates(&self) -> Self {
+        LockReader {
             store: self.store,
             now: DateTime::<Utc>::MIN_UTC,
         }
     }
 
-    /// `Some` where a version is locked, the current one if none is told.
-    fn of(&self, path: &str, version: Option<&str>) -> Result<Option<Until>> {
+    /// Returns `Some` if a version is locked. `version` is `None` for the current one.
+    fn read(&self, path: &str, version: Option<&str>) -> Result<Option<LockedUntil>> {
         let Some(retention) = unless_gone(self.store.retention(path, version))? else {
             return Ok(None);
         };
@@ -123,60 +134,62 @@ impl<'a> Lockings<'a> {
     }
 }
 
-/// What the store tells of an object; `None` if that is gone.
-fn unless_gone<T>(told: Result<T>) -> Result<Option<T>> {
-    match told {
+/// Turns the error for an object that is gone into `None`.
+fn unless_gone<T>(result: Result<T>) -> Result<Option<T>> {
+    match result {
         Err(e) if e.reason() == Reason::SnapshotVanished => Ok(None),
-        told => told.map(Some),
+        result => result.map(Some),
     }
 }
 
-impl Hidden {
-    /// Lists versions, where there are any: those of `goes`, and those behind earlier deletions that are
-    /// old enough at `now`.
+impl VersionedBucket {
+    /// Lists the versions of `to_delete`, and those of objects that were deleted long enough before
+    /// `now`. Lists nothing if the bucket keeps no versions.
     pub(super) fn list(
         ctx: &Context,
         options: &Options,
         now: DateTime<Utc>,
-        goes: &HashSet<&str>,
+        to_delete: &HashSet<&str>,
         warnings: &mut Vec<String>,
     ) -> Result<Self> {
-        let mut hidden = Hidden {
-            keeps: Keeps::No,
-            of: HashMap::new(),
+        let mut bucket = VersionedBucket {
+            keeps: KeepsVersions::No,
+            to_delete: HashMap::new(),
             old: Vec::new(),
-            no_right: AtomicBool::new(false),
+            cannot_delete_versions: AtomicBool::new(false),
         };
         match ctx.store.versioning()? {
-            Versioning::Off => return Ok(hidden),
+            Versioning::Off => return Ok(bucket),
             Versioning::Unknown(why) => {
                 warnings.push(format!(
-                    "whether the bucket keeps versions of what is deleted is not known: {why}"
+                    "it is not known whether the bucket keeps versions of deleted objects: {why}"
                 ));
-                hidden.keeps = Keeps::Unknown;
-                return Ok(hidden);
+                bucket.keeps = KeepsVersions::Unknown;
+                return Ok(bucket);
             }
-            Versioning::Enabled | Versioning::Suspended => hidden.keeps = Keeps::Yes,
+            Versioning::Enabled | Versioning::Suspended => bucket.keeps = KeepsVersions::Yes,
         }
         let retention = &options.retention;
         let purge_after = retention.purge_after.unwrap_or_default();
         let age = purge_after.max(options.staging_age);
         let is_old = |t: DateTime<Utc>| now - t > age;
-        // It may be part of what was to stay restorable, and deleted by mistake.
+        // A deleted snapshot may be needed for the restorable window, and may have been deleted by
+        // mistake.
         let window = retention.restorable_window.unwrap_or_default();
         let was_deleted_long_ago = |t: DateTime<Utc>| now - t > age.max(window);
         let folders = [V2, V1, TIMELINES, PINS, REMOVED, STAGING, LOCKS];
-        // Some servers list the marks of deletions apart from the versions.
+        // Some servers list delete markers and versions separately, so these are matched only after the
+        // listing.
         let mut deleted: HashSet<String> = HashSet::new();
         let listed = ctx.store.each_version(&folders, |v| {
-            if goes.contains(v.path.as_str()) {
-                hidden.of.entry(v.path.clone()).or_default().push(v);
+            if to_delete.contains(v.path.as_str()) {
+                bucket.to_delete.entry(v.path.clone()).or_default().push(v);
             } else if is_ours(&v.path) {
                 if v.is_latest && v.is_delete_marker && was_deleted_long_ago(v.modified) {
                     deleted.insert(v.path.clone());
                 }
                 if !v.is_latest || v.is_delete_marker {
-                    hidden.old.push(v);
+                    bucket.old.push(v);
                 }
             }
             Ok(())
@@ -186,178 +199,185 @@ impl Hidden {
             Err(e) if e.reason() == Reason::Terminated => return Err(e),
             Err(e) => {
                 warnings.push(format!(
-                    "the bucket keeps versions and does not list them, so what is deleted is only hidden: {e}"
+                    "the bucket keeps versions but does not list them, so deleted objects are only hidden: {e}"
                 ));
-                hidden.no_right = AtomicBool::new(true);
-                // Of what was listed by then the rest may be missing.
-                hidden.of.clear();
+                bucket.cannot_delete_versions = AtomicBool::new(true);
+                // The listing may lack some versions of an object.
+                bucket.to_delete.clear();
                 deleted.clear();
-                hidden.old.clear();
+                bucket.old.clear();
             }
         }
-        hidden.old.retain(|v| {
+        bucket.old.retain(|v| {
             let is_old_lock = v.path.starts_with(LOCKS) && !v.is_latest && is_old(v.modified);
             is_old_lock || deleted.contains(&v.path)
         });
         let age = |v: &ObjectVersion| (v.is_latest, v.modified);
-        for versions in hidden.of.values_mut() {
+        for versions in bucket.to_delete.values_mut() {
             versions.sort_by_key(age);
         }
-        hidden
+        bucket
             .old
             .sort_by(|a, b| a.path.cmp(&b.path).then_with(|| age(a).cmp(&age(b))));
-        Ok(hidden)
+        Ok(bucket)
     }
 
     pub(super) fn may_keep_versions(&self) -> bool {
-        self.keeps != Keeps::No
+        self.keeps != KeepsVersions::No
     }
 
-    /// Whether a version of it is locked, and until when.
-    pub(super) fn locked(&self, lockings: &Lockings, path: &str) -> Result<Option<Until>> {
-        let Some(versions) = self.of.get(path) else {
-            return Ok(self.current(lockings, path)?.and_then(|c| c.locked));
+    /// Returns `Some` if a version of the object is locked, with the latest time.
+    pub(super) fn locked(&self, locks: &LockReader, path: &str) -> Result<Option<LockedUntil>> {
+        let Some(versions) = self.to_delete.get(path) else {
+            return Ok(self.current(locks, path)?.and_then(|c| c.locked));
         };
         let mut locked = None;
         for v in versions.iter().filter(|v| !v.is_delete_marker) {
-            if let Some(until) = lockings.of(path, Some(&v.version))? {
+            if let Some(until) = locks.read(path, Some(&v.version))? {
                 locked = locked.max(Some(until));
             }
         }
         Ok(locked)
     }
 
-    /// Of an object whose versions are not known: what is seen of it; `None` where it is gone.
-    fn current(&self, lockings: &Lockings, path: &str) -> Result<Option<Current>> {
-        let Some(version) = unless_gone(lockings.store.current_version(path))? else {
+    /// Reads the current version of an object whose versions were not listed. Returns `None` if the
+    /// object is gone.
+    fn current(&self, locks: &LockReader, path: &str) -> Result<Option<Current>> {
+        let Some(version) = unless_gone(locks.store.current_version(path))? else {
             return Ok(None);
         };
-        // What has no version cannot be locked.
-        let stays = self.keeps == Keeps::Yes || version.is_some();
+        // An object without a version cannot be locked.
+        let stays = self.keeps == KeepsVersions::Yes || version.is_some();
         Ok(Some(Current {
             locked: match stays {
-                true => lockings.of(path, version.as_deref())?,
+                true => locks.read(path, version.as_deref())?,
                 false => None,
             },
             stays,
         }))
     }
 
-    /// Deletes objects, and says of each what became of it.
+    /// Deletes objects. Returns the result of each.
     ///
     /// # Errors
-    /// `Terminated`.
-    pub(super) fn delete(&self, lockings: &Lockings, paths: &[String]) -> Result<Vec<Fated>> {
-        let store = lockings.store;
-        if self.keeps == Keeps::No {
-            let mut fates = Vec::with_capacity(paths.len());
+    /// Fails with `Terminated` only.
+    pub(super) fn delete(
+        &self,
+        locks: &LockReader,
+        paths: &[String],
+    ) -> Result<Vec<RemovalResult>> {
+        let store = locks.store;
+        if self.keeps == KeepsVersions::No {
+            let mut results = Vec::with_capacity(paths.len());
             store.delete_all(paths, |_, result| {
-                fates.push(result.map(|()| (Fate::Done, None)))
+                results.push(result.map(|()| (RemovalStatus::Done, None)))
             })?;
-            return Ok(fates);
+            return Ok(results);
         }
-        let fates = in_parallel(paths, |path| self.delete_versions(lockings, path));
+        let results = in_parallel(paths, |path| self.delete_versions(locks, path));
         store.cancel().check()?;
-        Ok(fates)
+        Ok(results)
     }
 
-    fn delete_versions(&self, lockings: &Lockings, path: &str) -> Fated {
-        let store = lockings.store;
-        let Some(versions) = self.of.get(path) else {
-            // A deletion of nothing would leave a mark.
-            let Some(current) = self.current(lockings, path)? else {
-                return Ok((Fate::Done, None));
+    fn delete_versions(&self, locks: &LockReader, path: &str) -> RemovalResult {
+        let store = locks.store;
+        let Some(versions) = self.to_delete.get(path) else {
+            // Deleting a missing object would leave a delete marker.
+            let Some(current) = self.current(locks, path)? else {
+                return Ok((RemovalStatus::Done, None));
             };
             if let Some(until) = current.locked {
-                return Ok((Fate::Locked, until));
+                return Ok((RemovalStatus::Locked, until));
             }
             store.delete(path)?;
             return Ok(match current.stays {
-                true => (Fate::Hidden, None),
-                false => (Fate::Done, None),
+                true => (RemovalStatus::Hidden, None),
+                false => (RemovalStatus::Done, None),
             });
         };
-        if let Some(until) = self.locked(lockings, path)? {
-            return Ok((Fate::Locked, until));
+        if let Some(until) = self.locked(locks, path)? {
+            return Ok((RemovalStatus::Locked, until));
         }
-        if !self.no_right.load(Ordering::Relaxed) {
-            // The one that is seen goes last: no older one must come to light.
+        if !self.cannot_delete_versions.load(Ordering::Relaxed) {
+            // The current version goes last, or an older one would become current.
             let mut in_order = versions.iter();
             match in_order.try_for_each(|v| store.delete_version(path, &v.version)) {
-                Ok(()) => return Ok((Fate::Done, None)),
+                Ok(()) => return Ok((RemovalStatus::Done, None)),
                 Err(e) if e.reason() == Reason::PermissionDenied => {
-                    // It was locked a moment ago, or is so by the store's own clock.
-                    if let Some(until) = self.locked(&lockings.of_any_date(), path)? {
-                        return Ok((Fate::Locked, until));
+                    // It was locked a moment ago, or still is by the store's clock.
+                    if let Some(until) = self.locked(&locks.ignoring_dates(), path)? {
+                        return Ok((RemovalStatus::Locked, until));
                     }
-                    self.no_right.store(true, Ordering::Relaxed);
+                    self.cannot_delete_versions.store(true, Ordering::Relaxed);
                 }
                 Err(e) => return Err(e),
             }
         }
         store.delete(path)?;
-        Ok((Fate::Hidden, None))
+        Ok((RemovalStatus::Hidden, None))
     }
 
     fn object(v: &ObjectVersion) -> Object {
         let explanation = match v.is_delete_marker {
-            true => "the mark of an earlier deletion",
-            false => "a version behind an earlier deletion, or an overwritten lock",
+            true => "the delete marker of an earlier deletion",
+            false => "a version of an object that was deleted before, or of an overwritten lock",
         };
         let path = format!("{}?versionId={}", v.path, v.version);
-        let told = (super::plan::HIDDEN_VERSION, explanation);
-        Object::new(path, Kind::Version, v.bytes, Decision::Delete, told)
+        let reason = (super::plan::HIDDEN_VERSION, explanation);
+        Object::new(path, Kind::Version, v.bytes, Decision::Delete, reason)
     }
 
-    /// What earlier deletions have hidden.
-    pub(super) fn objects(&self) -> Vec<Object> {
+    /// Returns the versions of objects that were deleted before, as objects to delete.
+    pub(super) fn old_versions(&self) -> Vec<Object> {
         self.old.iter().map(Self::object).collect()
     }
 
-    /// Purges what earlier deletions have hidden: of each object the oldest version first and its mark
-    /// last, so that nothing comes to light again.
+    /// Deletes the versions of objects that were deleted before: of each object the oldest first and
+    /// its delete marker last, so that no version becomes current again.
     ///
     /// # Errors
-    /// `Terminated`.
-    pub(super) fn purge(&self, lockings: &Lockings) -> Result<Vec<Object>> {
-        let of: Vec<&[ObjectVersion]> = self.old.chunk_by(|a, b| a.path == b.path).collect();
-        let purged = in_parallel(&of, |versions| purge_versions(lockings, versions));
-        lockings.store.cancel().check()?;
+    /// Fails with `Terminated` only.
+    pub(super) fn purge(&self, locks: &LockReader) -> Result<Vec<Object>> {
+        let by_object: Vec<&[ObjectVersion]> = self.old.chunk_by(|a, b| a.path == b.path).collect();
+        let purged = in_parallel(&by_object, |versions| purge_versions(locks, versions));
+        locks.store.cancel().check()?;
         Ok(purged.into_iter().flatten().collect())
     }
 }
 
-/// Purges the versions of one object, in their order.
-fn purge_versions(lockings: &Lockings, versions: &[ObjectVersion]) -> Vec<Object> {
-    let mut left = false;
-    let purged = versions.iter().map(|v| {
-        // While something is behind it, the mark stays.
-        let waits = v.is_latest && left;
-        let fated = match waits {
-            true => Ok((Fate::Waiting, None)),
-            false => purge_version(lockings, v),
+/// Deletes the versions of one object, in their order.
+fn purge_versions(locks: &LockReader, versions: &[ObjectVersion]) -> Vec<Object> {
+    let mut has_left = false;
+    let mut objects = Vec::new();
+    for v in versions {
+        // The delete marker stays while a version is left.
+        let result = match v.is_latest && has_left {
+            true => Ok((RemovalStatus::Waiting, None)),
+            false => purge_version(locks, v),
         };
-        left |= !matches!(fated, Ok((Fate::Done, _)));
-        let mut object = Hidden::object(v);
-        object.ended(fated);
-        object
-    });
-    purged.collect()
+        has_left |= !matches!(result, Ok((RemovalStatus::Done, _)));
+        let mut object = VersionedBucket::object(v);
+        object.record(result);
+        objects.push(object);
+    }
+    objects
 }
 
-fn purge_version(lockings: &Lockings, v: &ObjectVersion) -> Fated {
-    let purge = || -> Fated {
-        if !v.is_delete_marker
-            && let Some(until) = lockings.of(&v.path, Some(&v.version))?
-        {
-            return Ok((Fate::Locked, until));
-        }
-        lockings.store.delete_version(&v.path, &v.version)?;
-        Ok((Fate::Done, None))
-    };
-    match purge() {
-        // Without the right to it, it is as it was.
-        Err(e) if e.reason() == Reason::PermissionDenied => Ok((Fate::Hidden, None)),
-        fated => fated,
+/// Deletes a version, unless it is locked.
+fn purge_version(locks: &LockReader, v: &ObjectVersion) -> RemovalResult {
+    match try_purge_version(locks, v) {
+        // Without the permission, nothing has changed.
+        Err(e) if e.reason() == Reason::PermissionDenied => Ok((RemovalStatus::Hidden, None)),
+        result => result,
     }
+}
+
+fn try_purge_version(locks: &LockReader, v: &ObjectVersion) -> RemovalResult {
+    if !v.is_delete_marker
+        && let Some(until) = locks.read(&v.path, Some(&v.version))?
+    {
+        return Ok((RemovalStatus::Locked, until));
+    }
+    locks.store.delete_version(&v.path, &v.version)?;
+    Ok((RemovalStatus::Done, None))
 }

@@ -1,6 +1,7 @@
-//! Which of several backups is restored: the one that leads farthest and can be read.
+//! The choice between several backups: the one that leads to the highest revision and can be read.
 //!
-//! Ranking is a pure function of revisions; opening and comparing stand around it. `restore` calls it.
+//! Ranking is a pure function of revisions; opening and comparing the backups is not. Writes nothing.
+//! Called by `ops::restore`.
 
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::{HashKv, Revision};
@@ -11,20 +12,21 @@ use crate::ops::scan::Scan;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-/// What became of a candidate.
+/// What a restore does with a candidate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
-pub enum Fate {
-    /// It is restored.
+#[schemars(rename = "Fate")]
+pub enum CandidateStatus {
+    /// The restore reads this one.
     Chosen,
-    /// It could be; another leads farther, or as far and was named before it.
+    /// It can be restored, but another leads to a higher revision, or to the same and was named first.
     NotChosen,
-    /// It cannot be read, or what was asked for is not in it.
+    /// It cannot be read, or does not hold the requested state.
     Excluded,
 }
 
-/// A candidate, as it is told. The fields are a contract.
+/// A candidate in the report. The fields are a contract: `docs/restore-result.schema.json`.
 #[derive(Debug, Clone, JsonSchema, Serialize)]
-#[schemars(extend("oneOf" = [
+#[schemars(rename = "Told", extend("oneOf" = [
     {"properties": {
         "status": {"enum": ["Excluded"]},
         "reason": {"type": "string"},
@@ -38,55 +40,58 @@ pub enum Fate {
         "message": {"type": "null"},
     }},
 ]))]
-pub struct Told {
-    /// Its URL, or the plain snapshot file.
+pub struct CandidateOutcome {
+    /// The store's URL, or the plain snapshot file.
     pub store: String,
-    /// What became of it.
-    pub status: Fate,
-    /// The revision it leads to. null if that was not found out.
+    /// Whether it is restored.
+    pub status: CandidateStatus,
+    /// The revision that it leads to. null if that is not known.
     pub revision: Option<Revision>,
-    /// The timeline that leads there. null if that was not found out.
+    /// The timeline that leads there. null if that is not known.
     pub timeline: Option<String>,
-    /// Why it is excluded: a reason of exit-codes.md; else null.
+    /// Why it is excluded: a reason from exit-codes.md; else null.
     pub reason: Option<Reason>,
-    /// The same in words. For people: it may change.
+    /// The reason as human-readable text; it may change.
     pub message: Option<String>,
 }
 
-/// A backup that was looked at.
+/// A backup that may be restored, and the result of opening it.
 pub(super) struct Candidate<'a> {
     backup: &'a Backup,
-    pub(super) opened: Result<Opened<'a>>,
+    pub(super) opened: Result<OpenedBackup<'a>>,
 }
 
-/// A backup that can be read, as far as was seen.
-pub(super) struct Opened<'a> {
+/// A backup that could be opened: its names make a chain up to the requested state.
+pub(super) struct OpenedBackup<'a> {
     pub(super) ctx: &'a Context,
     pub(super) source: Source,
     scan: Option<Scan>,
 }
 
+impl<'a> OpenedBackup<'a> {
+    fn new(backup: &'a Backup, request: &Request, proven: bool) -> Result<Self> {
+        let (source, scan) = backup.open_unproven(request)?;
+        if proven {
+            source.prove()?;
+        }
+        let ctx = backup.context()?;
+        Ok(OpenedBackup { ctx, source, scan })
+    }
+}
+
 impl<'a> Candidate<'a> {
     fn open(backup: &'a Backup, request: &Request, proven: bool) -> Self {
-        let open = || {
-            let (source, scan) = backup.open_unproven(request)?;
-            if proven {
-                source.prove()?;
-            }
-            let ctx = backup.context()?;
-            Ok(Opened { ctx, source, scan })
-        };
         Candidate {
             backup,
-            opened: open(),
+            opened: OpenedBackup::new(backup, request, proven),
         }
     }
 
-    fn told(&self) -> Told {
+    fn outcome(&self) -> CandidateOutcome {
         let source = self.opened.as_ref().ok().map(|o| &o.source);
-        Told {
+        CandidateOutcome {
             store: self.backup.name(),
-            status: Fate::NotChosen,
+            status: CandidateStatus::NotChosen,
             revision: source.map(|s| s.target),
             timeline: source.map(|s| s.timeline.clone()),
             reason: None,
@@ -94,9 +99,17 @@ impl<'a> Candidate<'a> {
         }
     }
 
-    /// What leads to the state at `revision`.
+    /// Returns the revision that this candidate leads to, and the names and sizes of its snapshots.
+    fn objects(&self) -> Option<(Revision, Vec<(String, u64)>)> {
+        let source = &self.opened.as_ref().ok()?.source;
+        let snapshots = source.base_snapshot().into_iter().chain(source.deltas());
+        let objects = snapshots.map(|s| (s.name.to_string(), s.bytes)).collect();
+        Some((source.target, objects))
+    }
+
+    /// Opens this candidate's chain to `revision` on the timeline that it is ranked by.
     pub(super) fn source_at(&self, revision: Revision) -> Result<Source> {
-        let Opened { ctx, source, scan } = self.opened.as_ref().map_err(Error::again)?;
+        let OpenedBackup { ctx, source, scan } = self.opened.as_ref().map_err(Error::again)?;
         let request = Request {
             target: Target::Revision(revision),
             timeline: source.timeline_id().map(str::to_owned),
@@ -107,19 +120,20 @@ impl<'a> Candidate<'a> {
         }
     }
 
-    /// HashKV of a source of this candidate, compacted at a revision.
+    /// Returns the HashKV of one of this candidate's sources, compacted at `compact`.
     pub(super) fn hash(
         &self,
-        at: &Source,
+        source: &Source,
         compact: Revision,
         detach_leases: bool,
     ) -> Result<HashKv> {
         let ctx = self.opened.as_ref().map_err(Error::again)?.ctx;
-        Ok(at.hash(ctx, compact, detach_leases)?.0)
+        Ok(source.hash(ctx, compact, detach_leases)?.0)
     }
 }
 
-/// HashKV of two candidates at a revision, above what either has compacted.
+/// Returns the HashKV of two candidates at a revision, both compacted at the higher of their compacted
+/// revisions.
 fn hashes_at(
     one: &Candidate<'_>,
     two: &Candidate<'_>,
@@ -127,24 +141,28 @@ fn hashes_at(
 ) -> (Result<HashKv>, Result<HashKv>) {
     let (ours, theirs) = (one.source_at(at), two.source_at(at));
     let sources = [&ours, &theirs].into_iter().flatten();
-    let compact = sources.map(|s| s.base.compact_revision).max();
-    let compact = compact.unwrap_or(Revision::NONE);
-    let hash = |of: &Candidate<'_>, source: Result<Source>| of.hash(&source?, compact, false);
+    let compact = sources
+        .map(|s| s.base.compact_revision)
+        .max()
+        .unwrap_or(Revision::NONE);
+    let hash = |candidate: &Candidate<'_>, source: Result<Source>| {
+        candidate.hash(&source?, compact, false)
+    };
     (hash(one, ours), hash(two, theirs))
 }
 
-/// Whether a candidate that failed so may be passed over for another.
-pub(super) fn excludes(e: &Error) -> bool {
+/// Returns whether a failure is the candidate's own, so that another may be restored instead.
+pub(super) fn is_candidate_failure(e: &Error) -> bool {
     let is_its_own = !matches!(
         e.reason(),
         Reason::Terminated | Reason::Internal | Reason::NoSpace | Reason::Usage
     );
-    // It may well be restored by another plan.
+    // Another plan may still restore this candidate.
     is_its_own && !e.plans_again()
 }
 
-/// The order in which candidates are tried: the highest revision first, of equals the one that was
-/// named first. Those without a revision are out.
+/// Returns the order in which candidates are tried: the highest revision first; among equals, the one
+/// named first. Candidates without a revision are left out.
 pub(super) fn rank(revisions: &[Option<Revision>]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..revisions.len())
         .filter(|&i| revisions[i].is_some())
@@ -153,37 +171,38 @@ pub(super) fn rank(revisions: &[Option<Revision>]) -> Vec<usize> {
     order
 }
 
-/// All candidates, and what becomes of them.
+/// All candidates, with what is reported of each.
 pub(super) struct Candidates<'a> {
     pub(super) all: Vec<Candidate<'a>>,
-    pub(super) told: Vec<Told>,
-    /// Which of them the others were compared with.
+    pub(super) outcomes: Vec<CandidateOutcome>,
+    /// The candidate that the others were compared with.
     compared_with: Option<usize>,
 }
 
 impl<'a> Candidates<'a> {
-    /// Looks at all of them. If not `proven`, a single plain snapshot file may still be hashed when this
-    /// returns: [`Source::prove`] waits for that.
+    /// Opens all candidates. Unless `proven`, a single plain snapshot file may still be being hashed
+    /// when this returns: [`Source::prove`] waits for that.
     ///
     /// # Errors
-    /// Only what is not a candidate's own fault: `Terminated`, `NoSpace`, `Usage`.
+    /// Fails only with errors that are not a candidate's own, such as `Terminated`, `NoSpace` and
+    /// `Usage`.
     pub(super) fn open(backups: &'a [Backup], request: &Request, proven: bool) -> Result<Self> {
-        // A damaged one must not keep the others from being tried first.
+        // With several candidates, find damage now: the others are tried first then.
         let proven = proven || backups.len() > 1;
         let all: Vec<Candidate<'a>> = backups
             .iter()
             .map(|b| Candidate::open(b, request, proven))
             .collect();
-        let told = all.iter().map(Candidate::told).collect();
+        let outcomes = all.iter().map(Candidate::outcome).collect();
         let mut candidates = Candidates {
             all,
-            told,
+            outcomes,
             compared_with: None,
         };
         for i in 0..candidates.all.len() {
             let failed = candidates.all[i].opened.as_ref().err().map(Error::again);
             match failed {
-                Some(e) if excludes(&e) => candidates.exclude(i, &e),
+                Some(e) if is_candidate_failure(&e) => candidates.exclude(i, &e),
                 Some(e) => return Err(e),
                 None => {}
             }
@@ -191,49 +210,54 @@ impl<'a> Candidates<'a> {
         Ok(candidates)
     }
 
-    /// Those that can be tried, the best first.
+    /// Returns the indexes of the candidates that are not excluded, the best first.
     pub(super) fn ranked(&self) -> Vec<usize> {
-        let revision = |t: &Told| t.revision.filter(|_| t.status != Fate::Excluded);
-        let revisions: Vec<_> = self.told.iter().map(revision).collect();
+        let mut revisions = Vec::new();
+        for outcome in &self.outcomes {
+            let is_excluded = outcome.status == CandidateStatus::Excluded;
+            revisions.push(outcome.revision.filter(|_| !is_excluded));
+        }
         rank(&revisions)
     }
 
-    /// Passes a candidate over.
+    /// Excludes a candidate because of a failure.
     pub(super) fn exclude(&mut self, i: usize, e: &Error) {
-        let told = &mut self.told[i];
+        let outcome = &mut self.outcomes[i];
         if self.all.len() > 1 {
-            tracing::warn!("{} is not used: {e} [{}]", told.store, e.reason());
+            tracing::warn!("{} is not used: {e} [{}]", outcome.store, e.reason());
         }
-        told.status = Fate::Excluded;
-        told.reason = Some(e.reason());
-        told.message = Some(e.to_string());
+        outcome.status = CandidateStatus::Excluded;
+        outcome.reason = Some(e.reason());
+        outcome.message = Some(e.to_string());
     }
 
-    /// The error where no candidate is left.
-    pub(super) fn none_left(&self, last: Option<Error>) -> Error {
-        let failed = self.all.iter().find_map(|c| c.opened.as_ref().err());
-        let first = last.or_else(|| failed.map(Error::again));
-        let told = self.told.iter();
-        let texts: Vec<String> = told
-            .filter_map(|t| Some(format!("{}: {}", t.store, t.message.as_ref()?)))
+    /// Returns the error for a restore without any candidate left. `write_failure` is the first failure
+    /// to write one.
+    pub(super) fn none_left(&self, write_failure: Option<Error>) -> Error {
+        let not_opened = self.all.iter().find_map(|c| c.opened.as_ref().err());
+        let messages: Vec<String> = self
+            .outcomes
+            .iter()
+            .filter_map(|o| Some(format!("{}: {}", o.store, o.message.as_ref()?)))
             .collect();
-        match first {
+        match write_failure.or_else(|| not_opened.map(Error::again)) {
             Some(e) if self.all.len() == 1 => e,
             Some(e) => e.reason().error(format!(
                 "none of the candidates can be restored: {}",
-                texts.join("; ")
+                messages.join("; ")
             )),
             None => Reason::NoSnapshots.error("there is no candidate to restore from"),
         }
     }
 
-    /// Compares the histories of those that can be tried with that of the first of them: two that hold
-    /// the same revision must agree on it. One that cannot be read up to its own end is passed over.
-    /// Gives what an operator should know: the first may begin after another's end, or have damage
-    /// there, and be right for all that.
+    /// Compares the best candidate's history with that of each other one: at a revision that both hold,
+    /// they must agree. Excludes a candidate that cannot be read up to its own end.
+    ///
+    /// Returns a warning for each comparison that the best candidate made impossible: it may begin
+    /// after the other's end, or be damaged there, and still be right.
     ///
     /// # Errors
-    /// `HistoryMismatch` where two disagree.
+    /// Fails with `HistoryMismatch` if two candidates hold different histories.
     pub(super) fn compare(&mut self) -> Result<Vec<String>> {
         let mut warnings = Vec::new();
         let ranked = self.ranked();
@@ -244,7 +268,7 @@ impl<'a> Candidates<'a> {
             return Ok(warnings);
         }
         for &other in others {
-            // The first leads at least as far.
+            // The best candidate leads at least as far as the other.
             let at = self.revision(other);
             if self.is_copy(first, other) {
                 continue;
@@ -252,34 +276,34 @@ impl<'a> Candidates<'a> {
             tracing::info!(
                 revision = at.0,
                 "comparing {} with {}",
-                self.told[first].store,
-                self.told[other].store
+                self.outcomes[first].store,
+                self.outcomes[other].store
             );
             let (one, two) = (&self.all[first], &self.all[other]);
             let (ours, theirs) = hashes_at(one, two, at);
             let theirs = match theirs {
-                Err(e) if excludes(&e) => {
+                Err(e) if is_candidate_failure(&e) => {
                     self.exclude(other, &e);
                     continue;
                 }
                 theirs => theirs?,
             };
             let ours = match ours {
-                Err(e) if excludes(&e) => {
+                Err(e) if is_candidate_failure(&e) => {
                     warnings.push(format!(
-                        "whether {} and {} hold the same history could not be told at revision {at}: {e}",
-                        self.told[first].store, self.told[other].store
+                        "{} and {} could not be compared at revision {at}: {e}",
+                        self.outcomes[first].store, self.outcomes[other].store
                     ));
                     continue;
                 }
                 ours => ours?,
             };
-            // Not by the number of records: a tombstone at exactly the compacted revision is in the bases
-            // of some versions of etcd and not of others.
+            // Record counts are not compared: depending on etcd's version, a base holds a tombstone at
+            // exactly the compacted revision or not.
             if (ours.hash, ours.live_keys) != (theirs.hash, theirs.live_keys) {
                 return Err(Reason::HistoryMismatch.error(format!(
-                    "{} and {} hold different histories: at revision {at} their HashKV is {} and {}; name only the one to restore from",
-                    self.told[first].store, self.told[other].store, ours.hash, theirs.hash
+                    "{} and {} hold different histories: at revision {at} their HashKV is {} and {}. Name only the backup to restore from",
+                    self.outcomes[first].store, self.outcomes[other].store, ours.hash, theirs.hash
                 )));
             }
         }
@@ -288,19 +312,13 @@ impl<'a> Candidates<'a> {
     }
 
     fn revision(&self, i: usize) -> Revision {
-        self.told[i].revision.unwrap_or_default()
+        self.outcomes[i].revision.unwrap_or_default()
     }
 
-    /// Whether two lead to one revision by objects of the same names and sizes: names hold the time of
-    /// their making, so one is a copy of the other.
+    /// Returns whether two candidates reach the same revision by objects of the same names and sizes. A
+    /// name holds its creation time, so one is a copy of the other.
     fn is_copy(&self, a: usize, b: usize) -> bool {
-        let objects = |i: usize| {
-            let source = &self.all[i].opened.as_ref().ok()?.source;
-            let all = source.base_snapshot().into_iter().chain(source.deltas());
-            let all: Vec<_> = all.map(|s| (s.name.to_string(), s.bytes)).collect();
-            Some((source.target, all))
-        };
-        match (objects(a), objects(b)) {
+        match (self.all[a].objects(), self.all[b].objects()) {
             (Some(a), Some(b)) => a == b && !a.1.is_empty(),
             _ => false,
         }
@@ -313,15 +331,15 @@ mod tests {
 
     #[test]
     fn the_highest_revision_wins_and_the_first_named_breaks_ties() {
-        let of = |r: &[Option<i64>]| {
+        let ranked = |r: &[Option<i64>]| {
             let r: Vec<_> = r.iter().map(|r| r.map(Revision)).collect();
             rank(&r)
         };
         assert_eq!(
-            of(&[Some(5), Some(9), Some(9), None, Some(7)]),
+            ranked(&[Some(5), Some(9), Some(9), None, Some(7)]),
             [1, 2, 4, 0]
         );
-        assert_eq!(of(&[None, None]), Vec::<usize>::new());
-        assert_eq!(of(&[Some(3), Some(3)]), [0, 1]);
+        assert_eq!(ranked(&[None, None]), Vec::<usize>::new());
+        assert_eq!(ranked(&[Some(3), Some(3)]), [0, 1]);
     }
 }

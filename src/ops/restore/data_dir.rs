@@ -1,14 +1,19 @@
-//! Restore into a member's data directory: occupy → look and decide → write → put in place.
+//! Restore into a member's data directory: lock it, inspect it, decide, write to staging, move into
+//! place.
+//!
+//! Does not overwrite a member: with --if-needed it moves a faulty one aside. Called by `ops::restore`.
 
-use super::candidates::{Candidates, excludes};
-use super::needed::{self, Action, Decision, Depth, Found};
-use super::output::Failed;
-use super::{Member, Outcome, Run, Status, shown, write};
+use super::candidates::{Candidates, is_candidate_failure};
+use super::needed::{self, Action, Decision, Depth, Inspection};
+use super::output::WriteFailure;
+use super::write::WrittenDatabase;
+use super::{Member, Outcome, Restoration, Status, path_text, write};
 use crate::datadir::install::{Leftover, Occupied, Place};
 use crate::datadir::membership::Cluster;
 use crate::datadir::{self, snap, wal};
 use crate::error::{Error, Reason, Result};
 use crate::etcd::peers;
+use crate::ops::Context;
 use crate::ops::fold::Source;
 use crate::ops::identity;
 use crate::ops::report::Report;
@@ -16,28 +21,29 @@ use crate::store::Store;
 use chrono::Utc;
 use std::path::Path;
 
-impl Run<'_> {
+impl Restoration<'_> {
+    /// Restores into `dir`, if that is needed.
     pub(super) fn into_data_dir(mut self, dir: &Path) -> Result<Report<Outcome>> {
         let place = &Place::new(dir, self.options.wal_dir.as_deref())?;
-        let cluster = &self.options.wanted.membership.cluster()?;
-        let if_needed = self.options.wanted.if_needed;
-        refuse_in_use(place)?;
+        let cluster = &self.options.shared.membership.cluster()?;
+        let if_needed = self.options.shared.if_needed;
+        refuse_target_in_use(place)?;
         let occupied = self.occupy(place)?;
-        let taken = place.is_taken()?;
-        let found = match if_needed {
-            None if taken => return Err(holds_member(place)),
-            None => Found::Asked,
-            Some(depth) => needed::look(place, taken, depth, &self.cancel)?,
+        let has_member = place.is_taken()?;
+        let inspection = match if_needed {
+            None if has_member => return Err(holds_member(place)),
+            None => Inspection::NotInspected,
+            Some(depth) => needed::inspect(place, has_member, depth, &self.cancel)?,
         };
-        let mut decision = found.decide();
+        let mut decision = inspection.decide();
         if decision.action == Action::Keep && if_needed == Some(Depth::Sanity) {
             return Ok(self.kept(place, decision, None));
         }
         let mut candidates =
             Candidates::open(self.backups, &self.options.request(), if_needed.is_some())?;
         if decision.action == Action::Keep {
-            let alone = cluster.members().len() == 1;
-            decision = self.compare_with_backup(&found, alone, &mut candidates)?;
+            let is_only_member = cluster.members().len() == 1;
+            decision = self.compare_with_backup(&inspection, is_only_member, &mut candidates)?;
             if decision.action == Action::Keep {
                 return Ok(self.kept(place, decision, Some(candidates)));
             }
@@ -47,43 +53,60 @@ impl Run<'_> {
             self.refuse_quorum(cluster, &decision)?;
         }
         let (mut member, mut store) = (None, None);
-        let (mut outcome, chosen) =
-            self.try_candidates(candidates, decision, |run, source, ctx| {
+        let (mut outcome, is_written) =
+            self.try_candidates(candidates, decision, |restoration, source, ctx| {
                 let cluster = match if_needed {
                     None => Cluster::clone(cluster),
-                    Some(_) => run.cluster_of(cluster, source).map_err(Failed::Target)?,
+                    Some(_) => restoration
+                        .cluster_of(cluster, source)
+                        .map_err(WriteFailure::Target)?,
                 };
                 let cluster = &*member.insert(cluster);
                 store = source.base_snapshot().map(|_| ctx.store.clone());
-                let Some(occupied) = &occupied else {
-                    return Ok(None);
-                };
-                let (snap_dir, wal_dir) = occupied.stage().map_err(Failed::Target)?;
-                let rebuild = run.plan(source, ctx, Some(cluster))?;
-                let written = write::database(ctx, &rebuild, &snap_dir.join("db"))?;
-                write_log(cluster, &snap_dir, &wal_dir).map_err(Failed::Target)?;
-                Ok(Some(written))
+                match &occupied {
+                    None => Ok(None),
+                    Some(occupied) => restoration
+                        .stage_member(occupied, cluster, source, ctx)
+                        .map(Some),
+                }
             })?;
-        if chosen && let Some(occupied) = occupied {
-            put_in_place(place, occupied, taken, &mut outcome)?;
+        if is_written && let Some(occupied) = occupied {
+            put_in_place(place, occupied, has_member, &mut outcome)?;
         }
-        // A drill's cluster saves nothing.
-        if let (Some(store), Some(cluster), false) = (&store, &member, self.is_drill) {
-            let warning = says_other_cluster(store, cluster);
-            warning.into_iter().for_each(|w| self.clock.warn(w));
+        // The cluster of a drill takes no snapshots.
+        if let (Some(store), Some(cluster), false) = (&store, &member, self.is_drill)
+            && let Some(warning) = other_cluster_warning(store, cluster)
+        {
+            self.clock.warn(warning);
         }
         outcome.member = member.as_ref().map(Member::of);
-        outcome.data_dir = Some(shown(place.dir()));
-        outcome.wal_dir = place.own_wal_dir().map(shown);
+        outcome.data_dir = Some(path_text(place.dir()));
+        outcome.wal_dir = place.own_wal_dir().map(path_text);
         Ok(self.clock.report(outcome))
     }
 
-    /// Takes the directory, if it is to be written, and tells what an interrupted restore had left there.
+    /// Writes a member's files to staging.
+    fn stage_member(
+        &self,
+        occupied: &Occupied,
+        cluster: &Cluster,
+        source: &Source,
+        ctx: &Context,
+    ) -> Result<WrittenDatabase, WriteFailure> {
+        let (snap_dir, wal_dir) = occupied.stage().map_err(WriteFailure::Target)?;
+        let rebuild = self.plan(source, ctx, Some(cluster))?;
+        let written = write::database(ctx, &rebuild, &snap_dir.join("db"))?;
+        write_log(cluster, &snap_dir, &wal_dir).map_err(WriteFailure::Target)?;
+        Ok(written)
+    }
+
+    /// Locks the directory, and completes or undoes an interrupted restore there. In a dry run it only
+    /// warns of one.
     fn occupy(&mut self, place: &Place) -> Result<Option<Occupied>> {
         if self.options.dry_run {
             if place.has_leftover() {
                 self.clock.warn(format!(
-                    "a restore into {} was interrupted: the next one completes or undoes it first",
+                    "a restore into {} was interrupted: the next restore completes or undoes it first",
                     place.dir().display()
                 ));
             }
@@ -92,8 +115,9 @@ impl Run<'_> {
         let occupied = place.occupy()?;
         match occupied.leftover() {
             Leftover::Completed => {
-                self.clock
-                    .warn("an earlier restore was interrupted at its very end: it was completed");
+                self.clock.warn(
+                    "an earlier restore was interrupted when it was almost done: it was completed",
+                );
             }
             Leftover::Undone => {
                 self.clock
@@ -104,20 +128,20 @@ impl Run<'_> {
         Ok(Some(occupied))
     }
 
-    /// Fails if the other members go on without this one.
+    /// Fails with `ClusterHasQuorum` if the other members still have a quorum without this one.
     fn refuse_quorum(&self, cluster: &Cluster, decision: &Decision) -> Result<()> {
         let (all, me) = (cluster.members(), cluster.me().id);
         let others: Vec<_> = all.iter().filter(|m| m.id != me).collect();
         match peers::look(&others, all.len(), &self.options.peers, &self.cancel)? {
             None => Ok(()),
-            Some(why) => Err(Reason::ClusterHasQuorum.error(format!(
-                "{}; but {why}: a restored member would not fit to it. Remove this member from the running cluster and add it again as a new one (etcdctl member remove, etcdctl member add), with an empty data directory",
+            Some(quorum) => Err(Reason::ClusterHasQuorum.error(format!(
+                "{}; but {quorum}: a restored member cannot join them. Remove this member from the running cluster and add it again as a new one (etcdctl member remove, etcdctl member add), with an empty data directory",
                 decision.message
             ))),
         }
     }
 
-    /// The outcome where what is there stays.
+    /// Returns the report of a restore that was not needed.
     fn kept(
         self,
         place: &Place,
@@ -127,47 +151,50 @@ impl Run<'_> {
         tracing::info!(reason = decision.reason, "{}", decision.message);
         let mut outcome = self.outcome(decision);
         outcome.status = Status::NotNeeded;
-        outcome.candidates = candidates.map(|c| c.told).unwrap_or_default();
-        outcome.data_dir = Some(shown(place.dir()));
-        outcome.wal_dir = place.own_wal_dir().map(shown);
+        outcome.candidates = candidates.map(|c| c.outcomes).unwrap_or_default();
+        outcome.data_dir = Some(path_text(place.dir()));
+        outcome.wal_dir = place.own_wal_dir().map(path_text);
         self.clock.report(outcome)
     }
 
-    /// Compares a member that is in order by itself with the best backup that can be read.
+    /// Compares a sound member with the best backup that can be read. Keeps the member if none can be
+    /// read.
     fn compare_with_backup(
         &mut self,
-        found: &Found,
-        alone: bool,
+        inspection: &Inspection,
+        is_only_member: bool,
         candidates: &mut Candidates<'_>,
     ) -> Result<Decision> {
-        let why = match candidates.compare() {
+        let failure = match candidates.compare() {
             Ok(warnings) => {
                 warnings.into_iter().for_each(|w| self.clock.warn(w));
                 for i in candidates.ranked() {
-                    match found.compare(&candidates.all[i], alone, &self.cancel) {
+                    match inspection.compare(&candidates.all[i], is_only_member, &self.cancel) {
                         Ok(decision) => return Ok(decision),
-                        Err(e) if excludes(&e) => candidates.exclude(i, &e),
+                        Err(e) if is_candidate_failure(&e) => candidates.exclude(i, &e),
                         Err(e) => return Err(e),
                     }
                 }
                 candidates.none_left(None)
             }
-            Err(e) if excludes(&e) => e,
+            Err(e) if is_candidate_failure(&e) => e,
             Err(e) => return Err(e),
         };
-        // A member that is in order must not wait for a backup.
+        // A sound member must start even if no backup can be reached.
         self.clock.warn(format!(
-            "the member could not be compared with a backup: {why}"
+            "the member could not be compared with a backup: {failure}"
         ));
-        Ok(found.decide())
+        Ok(inspection.decide())
     }
 
-    /// The cluster of a member that is restored where it is needed, beside others that may not need it.
+    /// Returns the cluster of a member that is restored because it needs it. Other members may not need
+    /// a restore.
     ///
-    /// The log of a restored member is that with which a cluster of the same IDs once began: together with
-    /// members that were not restored, or at another revision, it would take their entries for what
-    /// follows its own data, and nobody would notice. With IDs that depend on the revision such members
-    /// refuse each other, and those restored at the same one are one cluster.
+    /// A restored member's log is that of a new cluster. Together with members that were not restored,
+    /// or were restored at another revision, and that have the same IDs, it would accept their entries
+    /// as its own, and the data would differ unnoticed. So the IDs depend on the revision: members
+    /// restored at different revisions refuse each other, and those restored at the same one form one
+    /// cluster.
     fn cluster_of(&self, cluster: &Cluster, source: &Source) -> Result<Cluster> {
         match cluster.members().len() {
             1 => Ok(cluster.clone()),
@@ -179,22 +206,22 @@ impl Run<'_> {
     }
 }
 
-/// Puts what was staged in the place of what is there.
+/// Moves the staged member into place, and an old one aside.
 fn put_in_place(
     place: &Place,
     occupied: Occupied,
-    taken: bool,
+    had_member: bool,
     outcome: &mut Outcome,
 ) -> Result<()> {
-    // It took its time: an etcd may have been started meanwhile, on what was there or on nothing.
-    refuse_in_use(place)?;
-    if !taken && place.is_taken()? {
+    // An etcd may have been started during the restore, on the old data or without any.
+    refuse_target_in_use(place)?;
+    if !had_member && place.is_taken()? {
         return Err(holds_member(place));
     }
     let aside = format!("bad-{}", Utc::now().format("%Y%m%dT%H%M%SZ"));
     let mut done = |step| tracing::debug!(step, "putting the member in place");
     let kept = occupied.put_in_place(&aside, &mut done)?;
-    outcome.kept_aside = kept.iter().map(|p| shown(p)).collect();
+    outcome.kept_aside = kept.iter().map(|p| path_text(p)).collect();
     tracing::info!(
         data_dir = %place.dir().display(),
         revision = outcome.revision.unwrap_or_default().0,
@@ -215,23 +242,28 @@ impl Member {
     }
 }
 
-/// A warning where the backup is recorded as that of a cluster of another ID than the restored one has.
-fn says_other_cluster(store: &Store, cluster: &Cluster) -> Option<String> {
+/// Returns a warning if the backup is recorded as that of another cluster than the restored one.
+fn other_cluster_warning(store: &Store, cluster: &Cluster) -> Option<String> {
     let recorded = match identity::read(store) {
         Ok(recorded) => recorded?,
-        Err(e) => return Some(format!("whose backup it is cannot be told: {e}")),
+        Err(e) => {
+            return Some(format!(
+                "the cluster that the backup belongs to is unknown: {e}"
+            ));
+        }
     };
-    (!recorded.is_of(cluster.id().0)).then(|| {
-        format!(
-            "{} is recorded as the backup of cluster {}, and the restored cluster's ID is {}: its next snapshot there needs --take-over",
-            store.url(),
-            recorded.cluster(),
-            cluster.id()
-        )
-    })
+    if recorded.is_of(cluster.id().0) {
+        return None;
+    }
+    Some(format!(
+        "{} is recorded as the backup of cluster {}, and the restored cluster's ID is {}: the restored cluster's first snapshot to this backup needs --take-over",
+        store.url(),
+        recorded.describe_cluster(),
+        cluster.id()
+    ))
 }
 
-fn refuse_in_use(place: &Place) -> Result<()> {
+fn refuse_target_in_use(place: &Place) -> Result<()> {
     let dir = place.dir().display();
     match datadir::in_use(&place.member(), &place.wal())? {
         true => Err(Reason::TargetInUse.error(format!("a running etcd uses {dir}: stop it first"))),
@@ -241,23 +273,25 @@ fn refuse_in_use(place: &Place) -> Result<()> {
 
 fn holds_member(place: &Place) -> Error {
     Reason::TargetExists.error(format!(
-        "{} holds a member already, which is never overwritten: choose another --data-dir, or have it looked at and replaced with --if-needed",
+        "{} already holds a member, and restore never overwrites one: choose another --data-dir, or use --if-needed to replace a faulty member",
         place.dir().display()
     ))
 }
 
-/// Writes the WAL and the `.snap`, and reads them back.
+/// Writes the WAL and the `.snap` file, and verifies them by reading them back.
 fn write_log(cluster: &Cluster, snap_dir: &Path, wal_dir: &Path) -> Result<()> {
     let snap_file = snap::write(snap_dir, cluster)?;
     wal::create(wal_dir, cluster)?;
     let log = wal::read(wal_dir)?;
     let snapshot = snap::read(&snap_file)?;
-    let same = log.node_id == cluster.me().id
+    let is_same = log.node_id == cluster.me().id
         && log.cluster_id == cluster.id()
         && log.last_index == cluster.index()
         && snapshot.index == cluster.index();
-    match same {
+    match is_same {
         true => Ok(()),
-        false => Err(Error::internal("the WAL or .snap is not what was written")),
+        false => Err(Error::internal(
+            "the WAL or the .snap file reads back differently from what was written",
+        )),
     }
 }

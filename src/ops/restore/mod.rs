@@ -1,6 +1,9 @@
-//! Restore: a state of a backup becomes a member's data directory, or a plain snapshot file.
+//! The operation `restore`: writes a state of a backup as the data directory of an etcd member, or as a
+//! plain snapshot file.
 //!
-//! look at the target → choose a backup → fold → stage, sync, verify → put in place. No etcd runs.
+//! Steps: inspect the target, choose one of the backups, fold it, write to staging, sync, verify, move
+//! into place. No etcd runs, and the backup is not changed. Called by `cli::restore` and, for a drill,
+//! by `ops::verify`.
 
 mod candidates;
 mod data_dir;
@@ -11,9 +14,9 @@ mod output;
 mod write;
 
 pub use crate::ops::fold::open::Backup;
-pub use candidates::{Fate, Told};
+pub use candidates::{CandidateOutcome, CandidateStatus};
 pub use needed::{Action, Decision, Depth};
-pub use options::{KeepOrDrop, Membership, Options, Wanted};
+pub use options::{KeepOrDrop, Membership, Options, SharedOptions};
 
 use crate::base::Cancel;
 use crate::datadir::membership::Cluster;
@@ -24,112 +27,113 @@ use crate::ops::fold::Source;
 use crate::ops::fold::rebuild::Rebuild;
 use crate::ops::report::{Clock, Report};
 use crate::ops::tags::without_excluded;
-use candidates::{Candidates, Opened, excludes};
-use output::Failed;
+use candidates::{Candidates, OpenedBackup, is_candidate_failure};
+use output::WriteFailure;
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::Path;
-use write::Written;
+use write::WrittenDatabase;
 
-/// How it ended.
+/// The status of a restore that did not fail.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, JsonSchema, Serialize)]
 pub enum Status {
-    /// It was restored (or would be, in a dry run).
+    /// A member or a file was written (or would be, in a dry run).
     #[default]
     Succeeded,
-    /// The member that is there is in order.
+    /// The existing member is sound and was kept.
     NotNeeded,
 }
 
-/// The member that was written.
+/// The member that a restore writes.
 #[derive(Debug, Clone, JsonSchema, Serialize)]
 pub struct Member {
-    /// Its name.
+    /// The member's name.
     pub name: String,
-    /// Its ID, hexadecimal as etcd prints it.
+    /// The member's ID, hexadecimal as etcd prints it.
     pub id: String,
-    /// The cluster's ID, hexadecimal. The same for all members that are restored with the same
-    /// --initial-cluster and --initial-cluster-token.
+    /// The cluster's ID, hexadecimal. All members that are restored with the same --initial-cluster and
+    /// --initial-cluster-token have the same.
     pub cluster_id: String,
     /// The names of all members, in the order of their IDs.
     pub members: Vec<String>,
 }
 
-/// What was done. The fields are a contract: `docs/restore-result.schema.json`.
+/// The result of a restore. The fields are a contract: `docs/restore-result.schema.json`.
 #[derive(Debug, Clone, Default, JsonSchema, Serialize)]
 pub struct Outcome {
-    /// How it ended.
+    /// Whether something was restored.
     pub status: Status,
-    /// What was decided, and why.
+    /// Whether to restore or to keep the existing member, and why.
     pub decision: Decision,
-    /// The data directory, as an absolute path. null if a plain snapshot file was asked for.
+    /// The data directory, as an absolute path. null if a plain snapshot file is written.
     pub data_dir: Option<String>,
-    /// The WAL directory, as an absolute path, if it is one of its own; else null.
+    /// The WAL directory, as an absolute path, if it is outside the data directory; else null.
     pub wal_dir: Option<String>,
-    /// The plain snapshot file, as --to-snapshot names it. null if a data directory was asked for.
+    /// The plain snapshot file, as given with --to-snapshot. null if a data directory is restored.
     pub snapshot_file: Option<String>,
-    /// Where what was there before is kept: the old member's folder, and the folder of the old WAL segments
-    /// if they have a directory of their own. Empty if nothing was there.
+    /// Where the previous member is kept: its folder, and the folder of its WAL segments if they have a
+    /// directory of their own. Empty if there was no member.
     pub kept_aside: Vec<String>,
-    /// The member that was written (in a dry run: would be). null if none is.
+    /// The member that was written (in a dry run: would be). null if no member is written.
     pub member: Option<Member>,
-    /// Every backup that was looked at, in the order in which they were named. Empty if none had to be:
-    /// `--if-needed sanity`, and the member stays.
-    pub candidates: Vec<Told>,
-    /// The full snapshot that was restored from: its name without its folder, or, with --snapshot, the file
-    /// as it was named. null if nothing is restored.
+    /// Every backup that was opened, in the order in which the command names them. Empty if none had to
+    /// be opened: with `--if-needed sanity`, when the member is kept.
+    pub candidates: Vec<CandidateOutcome>,
+    /// The base: the name of the full snapshot without its folder, or with --snapshot the file as
+    /// given. null if nothing is restored.
     pub base: Option<String>,
-    /// The names, without their folders, of the delta snapshots that were folded into it, in order.
+    /// The names, without their folders, of the delta snapshots that were folded into the base, in
+    /// order.
     pub deltas: Vec<String>,
-    /// How many events of the deltas were folded; those that the base holds already are not counted. null if
-    /// nothing was written.
+    /// How many events of the deltas were folded. Events that the base already holds are not counted.
+    /// null if nothing was written.
     pub events: Option<u64>,
-    /// The ID of the timeline that was restored; `main` of a plain snapshot file. null if nothing is
-    /// restored.
+    /// The ID of the restored timeline; `main` for a plain snapshot file. null if nothing is restored.
     pub timeline: Option<String>,
-    /// The revision of the backup that was restored. null if nothing is.
+    /// The revision of the backup that is restored. null if nothing is restored.
     pub restored_revision: Option<Revision>,
-    /// The newest revision of what was written: `restored_revision`, raised by --bump-revision. null if
-    /// nothing is restored.
+    /// The newest revision of the written database: `restored_revision`, raised by --bump-revision.
+    /// null if nothing is restored.
     pub revision: Option<Revision>,
-    /// The compacted revision of what was written: states before it cannot be read. -1 if it holds all
+    /// The compacted revision of the written database: older states cannot be read. -1 if it holds all
     /// history. null if nothing was written.
     pub compact_revision: Option<Revision>,
     /// How many keys are alive at `revision`. null if nothing was written.
     pub live_keys: Option<u64>,
-    /// etcd's HashKV at `revision`: what `etcdctl endpoint hashkv` says of an etcd that serves it, before
-    /// anything is written to it. null if nothing was written.
+    /// etcd's HashKV at `revision`: what `etcdctl endpoint hashkv` prints for an etcd that serves the
+    /// database, before anything is written to it. null if nothing was written.
     pub hash_kv: Option<u32>,
-    /// Users, roles, alarms and the records of leases are as of this revision, since deltas hold only keys.
+    /// The revision as of which users, roles, alarms and leases are restored: deltas hold only keys.
     /// null if nothing is restored.
     pub metadata_revision: Option<Revision>,
-    /// How many leases got a record, with --lease-ttl: keys are attached to them, and the base has none. null
-    /// if nothing was written.
+    /// How many lease records were added, see --lease-ttl: keys are attached to these leases and the
+    /// base has no record of them. null if nothing was written.
     pub leases_added: Option<u64>,
     /// Bytes read from the stores. A plain snapshot file is not counted.
     pub bytes_read: u64,
-    /// Size of the database that was written, in bytes, without the SHA-256 behind it in a snapshot file; 0
-    /// if nothing was written.
+    /// Size of the written database, in bytes, without the SHA-256 that follows it in a snapshot file;
+    /// 0 if nothing was written.
     pub database_bytes: u64,
-    /// Whether it was only said what would be done.
+    /// Whether this was a dry run: nothing was written.
     pub dry_run: bool,
 }
 
-/// Restores the best of some backups; one or more.
+/// Restores from the best of the backups. Fails with `Usage` if there is none.
 ///
 /// # Errors
-/// Any reason but `KeyNotFound`. The target is as it was then, or the next run makes it so.
+/// Fails with any reason except `KeyNotFound`. After a failure the target is unchanged, or the next run
+/// undoes or completes the change.
 pub fn run(backups: &[Backup], options: &Options, cancel: &Cancel) -> Result<Report<Outcome>> {
     if backups.is_empty() {
         return Err(
-            Reason::Usage.error("there is nothing to restore from: give --store or --snapshot")
+            Reason::Usage.error("there is no backup to restore from: give --store or --snapshot")
         );
     }
     restore(backups, options, cancel, false)
 }
 
-/// Restores into a data directory that is removed again, once an etcd was tried on it.
+/// Restores into a temporary data directory, on which `verify` then starts an etcd.
 ///
 /// # Errors
 /// As [`run`].
@@ -148,22 +152,19 @@ fn restore(
     is_drill: bool,
 ) -> Result<Report<Outcome>> {
     without_excluded(|| {
-        let run = Run {
+        let restoration = Restoration {
             backups,
             options,
             cancel: cancel.clone(),
             clock: Clock::start(),
             is_drill,
         };
-        match (&options.data_dir, &options.to_snapshot) {
-            (Some(dir), _) => run.into_data_dir(dir),
-            (None, Some(file)) => run.into_file(file),
-            (None, None) => Err(Reason::Usage.error("give --data-dir or --to-snapshot")),
-        }
+        restoration.run()
     })
 }
 
-struct Run<'a> {
+/// A restore under way.
+struct Restoration<'a> {
     backups: &'a [Backup],
     options: &'a Options,
     cancel: Cancel,
@@ -171,99 +172,122 @@ struct Run<'a> {
     is_drill: bool,
 }
 
-impl Run<'_> {
-    /// Tries the candidates, the best first, until one is written. Says whether one was, too: in a dry
-    /// run none is.
+impl Restoration<'_> {
+    fn run(self) -> Result<Report<Outcome>> {
+        match (&self.options.data_dir, &self.options.to_snapshot) {
+            (Some(dir), _) => self.into_data_dir(dir),
+            (None, Some(file)) => self.into_file(file),
+            (None, None) => Err(Reason::Usage.error("give --data-dir or --to-snapshot")),
+        }
+    }
+
+    /// Writes the first candidate, in order of rank, that can be read. Returns the outcome, and whether
+    /// anything was written: a dry run writes nothing.
     fn try_candidates(
         &mut self,
         mut candidates: Candidates<'_>,
         decision: Decision,
-        mut write: impl FnMut(&mut Self, &Source, &Context) -> Result<Option<Written>, Failed>,
+        mut write: impl FnMut(
+            &mut Self,
+            &Source,
+            &Context,
+        ) -> Result<Option<WrittenDatabase>, WriteFailure>,
     ) -> Result<(Outcome, bool)> {
-        let mut first = None;
+        let mut first_failure = None;
         loop {
-            // Again when one has failed: another is the first then.
+            // Excluding a candidate changes which one ranks first: compare again.
             for warning in candidates.compare()? {
                 self.clock.warn(warning);
             }
             let Some(&i) = candidates.ranked().first() else {
-                return Err(candidates.none_left(first));
+                return Err(candidates.none_left(first_failure));
             };
-            let Ok(Opened { ctx, source, .. }) = &candidates.all[i].opened else {
+            let Ok(OpenedBackup { ctx, source, .. }) = &candidates.all[i].opened else {
                 return Err(Error::internal("a candidate is ranked that was not opened"));
             };
-            let written = write(self, source, ctx);
-            let failed = matches!(written, Err(Failed::Target(_)));
-            // What is wrong with a damaged file is its damage.
-            let written = match source.prove() {
-                Err(e) if !failed => Err(Failed::Candidate(e)),
-                _ => written,
-            };
-            let written = match written {
+            let written = match prove(source, write(self, source, ctx)) {
                 Ok(written) => written,
-                Err(Failed::Candidate(e)) if excludes(&e) => {
+                Err(WriteFailure::Candidate(e)) if is_candidate_failure(&e) => {
                     candidates.exclude(i, &e);
-                    first.get_or_insert(e);
+                    first_failure.get_or_insert(e);
                     continue;
                 }
-                Err(Failed::Candidate(e) | Failed::Target(e)) => return Err(e),
+                Err(WriteFailure::Candidate(e) | WriteFailure::Target(e)) => return Err(e),
             };
-            self.clock.warnings.extend(source.warnings.iter().cloned());
-            if self.options.dry_run {
-                self.clock.warnings.extend(source.tags_warning());
-            }
-            if holds_alarm(source).map_err(source.at_base(ctx))? {
-                self.clock.warn("the base has an alarm raised (etcd had no space left, or found data that differed), and so has what is restored: etcd says that it is not healthy and may refuse to write until `etcdctl alarm disarm`");
-            }
-            let mut outcome = self.outcome(decision);
-            outcome.base = Some(source.base_name());
-            outcome.deltas = source.deltas().map(|s| s.name.to_string()).collect();
-            outcome.timeline = Some(source.timeline.clone());
-            outcome.restored_revision = Some(source.target);
-            outcome.metadata_revision = Some(source.base.metadata_revision);
-            outcome.revision = Some(self.newest_revision(source)?);
-            if let Some(w) = &written {
-                outcome.events = Some(w.events);
-                outcome.revision = Some(w.revision);
-                outcome.compact_revision = Some(w.rebuilt.hash.compact_revision);
-                outcome.live_keys = Some(w.rebuilt.hash.live_keys);
-                outcome.hash_kv = Some(w.rebuilt.hash.hash);
-                outcome.leases_added = Some(w.rebuilt.leases_added);
-                outcome.database_bytes = w.bytes;
-            }
-            candidates.told[i].status = Fate::Chosen;
-            outcome.candidates = candidates.told;
+            self.add_warnings(source, ctx)?;
+            let mut outcome = self.outcome_from(source, decision, written.as_ref())?;
+            candidates.outcomes[i].status = CandidateStatus::Chosen;
+            outcome.candidates = candidates.outcomes;
             return Ok((outcome, written.is_some()));
         }
     }
 
+    /// Adds the warnings about the source that is restored.
+    fn add_warnings(&mut self, source: &Source, ctx: &Context) -> Result<()> {
+        self.clock.warnings.extend(source.warnings.iter().cloned());
+        if self.options.dry_run {
+            self.clock.warnings.extend(source.tags_warning());
+        }
+        if holds_alarm(source).map_err(source.at_base(ctx))? {
+            self.clock.warn("the base has an alarm raised (no space left, or corrupt data), and so has the restored database: etcd reports itself as unhealthy and may refuse writes until `etcdctl alarm disarm`");
+        }
+        Ok(())
+    }
+
+    /// Returns the outcome of a restore from `source`; in a dry run nothing is `written`.
+    fn outcome_from(
+        &self,
+        source: &Source,
+        decision: Decision,
+        written: Option<&WrittenDatabase>,
+    ) -> Result<Outcome> {
+        let mut outcome = self.outcome(decision);
+        outcome.base = Some(source.base_name());
+        outcome.deltas = source.deltas().map(|s| s.name.to_string()).collect();
+        outcome.timeline = Some(source.timeline.clone());
+        outcome.restored_revision = Some(source.target);
+        outcome.metadata_revision = Some(source.base.metadata_revision);
+        outcome.revision = Some(self.newest_revision(source)?);
+        if let Some(w) = written {
+            outcome.events = Some(w.events);
+            outcome.revision = Some(w.revision);
+            outcome.compact_revision = Some(w.rebuilt.hash.compact_revision);
+            outcome.live_keys = Some(w.rebuilt.hash.live_keys);
+            outcome.hash_kv = Some(w.rebuilt.hash.hash);
+            outcome.leases_added = Some(w.rebuilt.leases_added);
+            outcome.database_bytes = w.bytes;
+        }
+        Ok(outcome)
+    }
+
+    /// Returns an outcome without a restored state: the decision, and what was read.
     fn outcome(&self, decision: Decision) -> Outcome {
-        let read = self.backups.iter().map(|b| match b {
+        let bytes_read = self.backups.iter().map(|b| match b {
             Backup::Store(ctx) | Backup::File(ctx, _) => ctx.store.bytes_read(),
             Backup::Closed { .. } => 0,
         });
         Outcome {
             decision,
-            bytes_read: read.sum(),
+            bytes_read: bytes_read.sum(),
             dry_run: self.options.dry_run,
             ..Outcome::default()
         }
     }
 
-    /// The newest revision of the result.
+    /// Returns the newest revision of the restored database.
     fn newest_revision(&self, source: &Source) -> Result<Revision> {
-        let bump = self.options.wanted.bump_revision.unwrap_or_default();
+        let bump = self.options.shared.bump_revision.unwrap_or_default();
         match source.target.0.checked_add(bump) {
-            // The highest revision is no revision for a next transaction.
+            // Leave room for the revisions of later transactions.
             Some(r) if r < i64::MAX / 2 => Ok(Revision(r)),
             _ => Err(Reason::Usage.error(format!(
-                "--bump-revision {bump} would leave hardly a revision above {} for new transactions",
+                "--bump-revision {bump} above revision {} leaves too few revisions for new transactions: choose a smaller one",
                 source.target
             ))),
         }
     }
 
-    /// What the new database shall be.
+    /// Returns the plan of the new database: what it is folded from, and what is replaced in it.
     fn plan<'s>(
         &self,
         source: &'s Source,
@@ -272,7 +296,7 @@ impl Run<'_> {
     ) -> Result<Rebuild<'s>> {
         let mut rebuild = Rebuild {
             source,
-            compact: match self.options.wanted.bump_revision {
+            compact: match self.options.shared.bump_revision {
                 Some(_) => self.newest_revision(source)?,
                 None => source.compact_revision(ctx, self.options.keep_history)?,
             },
@@ -294,12 +318,22 @@ impl Run<'_> {
     }
 }
 
-/// A path as it can be told; not every one is text.
-fn shown(path: &Path) -> String {
+/// Returns a path as text for a report; bytes that are not UTF-8 are replaced.
+fn path_text(path: &Path) -> String {
     path.display().to_string()
 }
 
-/// Whether an alarm is raised in the full: it keeps etcd from writing wherever it is restored.
+/// Checks the hash of the source after a write, since damage of the source is the better explanation
+/// of a failed write. A failure of the target says nothing about the source.
+fn prove<T>(source: &Source, written: Result<T, WriteFailure>) -> Result<T, WriteFailure> {
+    match (written, source.prove()) {
+        (Err(WriteFailure::Target(e)), _) => Err(WriteFailure::Target(e)),
+        (_, Err(e)) => Err(WriteFailure::Candidate(e)),
+        (written, Ok(())) => written,
+    }
+}
+
+/// Returns whether the base has an alarm raised, which keeps etcd from writing after a restore.
 fn holds_alarm(source: &Source) -> Result<bool> {
     match source.db.bucket(b"alarm")? {
         Some(alarms) => Ok(source.db.cursor(&alarms).next()?.is_some()),

@@ -1,7 +1,7 @@
-//! Whether a restore is needed: what is in a data directory, and what follows from it.
+//! The decision whether a restore is needed: what a data directory holds, and what follows from it.
 //!
-//! Looking reads files and changes nothing; deciding is a pure function of what was found. `restore`
-//! calls it.
+//! Inspecting reads files and changes nothing; deciding is a pure function of what was found. Called by
+//! `ops::restore`.
 
 use super::candidates::Candidate;
 use crate::base::limits::Limits;
@@ -22,10 +22,11 @@ use std::fs::File;
 use std::io;
 use std::path::PathBuf;
 
-/// In `meta`: the raft index up to which entries were applied (8 bytes, big endian).
+/// The key in the bucket `meta` that holds the raft index of the last applied entry (8 bytes, big
+/// endian).
 const CONSISTENT_INDEX: &[u8] = b"consistent_index";
 
-/// How closely to look.
+/// How closely an existing member is inspected.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize, schemars::JsonSchema,
 )]
@@ -37,13 +38,13 @@ pub enum Depth {
     Full,
 }
 
-/// What is done.
+/// What a restore does with the data directory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, JsonSchema, Serialize)]
 pub enum Action {
     /// The member is restored.
     #[default]
     Restore,
-    /// The member that is there stays.
+    /// The existing member is kept.
     Keep,
 }
 
@@ -60,20 +61,21 @@ const REASONS: [&str; 10] = [
     "MemberSound",
 ];
 
-/// What was decided, and why.
+/// The decision whether to restore, with its reason.
 #[derive(Debug, Clone, Default, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct Decision {
-    /// `Restore`: the state is written. `Keep`: the member that is there stays.
+    /// `Restore`: the state is written. `Keep`: the existing member is kept.
     pub action: Action,
-    /// `Asked`: without --if-needed. `MemberMissing`: there is no file of a member. `DatabaseMissing`,
-    /// `WalMissing`: that part of it is not there. `DatabaseDamaged`, `WalDamaged`: it cannot be read, or the
-    /// two do not belong together. `SnapshotFileMissing`: the WAL begins behind a .snap that is not there, or
-    /// a .snap's database is not there. `HashMismatch`: at a revision that both hold, its HashKV is not the
-    /// backup's. `BehindBackup`: the cluster's only member, with all that its WAL holds it does not reach the
-    /// backup's end. `MemberSound`: none of these.
+    /// `Asked`: --if-needed was not given. `MemberMissing`: the data directory holds no file of a
+    /// member. `DatabaseMissing`, `WalMissing`: the member has no database, or no WAL.
+    /// `DatabaseDamaged`, `WalDamaged`: the file cannot be read, or the two do not belong together.
+    /// `SnapshotFileMissing`: the WAL begins after a .snap file that is missing, or the database of a
+    /// .snap file is missing. `HashMismatch`: at a revision that both hold, the member's HashKV differs
+    /// from the backup's. `BehindBackup`: this is the cluster's only member, and even with all of its
+    /// WAL it does not reach the backup's end. `MemberSound`: none of these.
     #[schemars(extend("enum" = REASONS))]
     pub reason: &'static str,
-    /// The same in words. For people: it may change.
+    /// The reason as human-readable text; it may change.
     pub message: String,
 }
 
@@ -95,100 +97,106 @@ impl Decision {
     }
 }
 
-/// What is wrong with a member by itself: the reason, and the same in words.
+/// A fault of a member: the reason, and a message.
 type Fault = (&'static str, String);
 
 const DATABASE_DAMAGED: &str = "DatabaseDamaged";
 const WAL_DAMAGED: &str = "WalDamaged";
 const SNAPSHOT_FILE_MISSING: &str = "SnapshotFileMissing";
 
-/// A member that is in order by itself.
+/// A member that etcd can start from.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Sound {
+pub(super) struct SoundMember {
     db: PathBuf,
     base: Base,
-    /// The most revisions that the WAL holds beyond the database.
+    /// An upper limit of the revisions that the WAL holds beyond the database.
     in_wal: u64,
 }
 
-/// What was found in a data directory.
+/// What an inspection of a data directory found.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Found {
-    /// It was not looked: the restore was asked for.
-    Asked,
-    /// No member.
-    Nothing,
-    /// A member that etcd could not start from.
+pub(super) enum Inspection {
+    /// No inspection: a restore was requested.
+    NotInspected,
+    /// The directory holds no member.
+    NoMember,
+    /// etcd cannot start from the member.
     Faulty(Vec<Fault>),
-    /// One that it could.
-    Sound(Sound),
+    /// etcd can start from the member.
+    Sound(SoundMember),
 }
 
-/// How a sound member and a backup compare at a revision that both hold.
+/// How a sound member compares with a backup at a revision that both hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Compared {
+enum Comparison {
     Same(Revision),
-    /// The same keys and values; other leases.
+    /// The same keys and values, but other leases.
     SameButLeases(Revision),
-    /// HashKV of the member and of the backup.
+    /// The revision, the member's HashKV and the backup's.
     Different(Revision, u32, u32),
-    /// The member was compacted past all that the backup holds.
-    Apart,
+    /// Nothing to compare: the member is compacted beyond the backup's end.
+    Impossible,
 }
 
-impl Found {
-    /// What follows from the data directory alone.
+impl Inspection {
+    /// Decides by the data directory alone.
     pub(super) fn decide(&self) -> Decision {
         match self {
-            Found::Asked => Decision::restore("Asked", "a restore was asked for"),
-            Found::Nothing => {
-                Decision::restore("MemberMissing", "there is no member in the data directory")
+            Inspection::NotInspected => Decision::restore("Asked", "a restore was requested"),
+            Inspection::NoMember => {
+                Decision::restore("MemberMissing", "the data directory holds no member")
             }
-            Found::Faulty(faults) => {
+            Inspection::Faulty(faults) => {
                 let messages: Vec<&str> = faults.iter().map(|f| f.1.as_str()).collect();
                 let reason = faults.first().map_or(DATABASE_DAMAGED, |f| f.0);
                 Decision::restore(reason, messages.join("; "))
             }
-            Found::Sound(s) => {
+            Inspection::Sound(s) => {
                 let in_wal = match s.in_wal {
                     0 => String::new(),
-                    n => format!(", its WAL holds up to {n} more"),
+                    n => format!(", its WAL holds up to {n} more revisions"),
                 };
                 Decision::keep(format!(
-                    "the member is in order: its database is at revision {}{in_wal}",
+                    "the member is sound: its database is at revision {}{in_wal}",
                     s.base.revision
                 ))
             }
         }
     }
 
-    /// What follows with a backup beside it. `alone`: no other member can have what this one lacks.
+    /// Decides by the data directory and a backup. `is_only_member`: no other member can have what this
+    /// one lacks.
     ///
     /// # Errors
-    /// What reading the backup gives; `Io`, `Terminated`.
+    /// Fails if the backup cannot be read, and with `Io` or `Terminated`.
     pub(super) fn compare(
         &self,
         candidate: &Candidate<'_>,
-        alone: bool,
+        is_only_member: bool,
         cancel: &Cancel,
     ) -> Result<Decision> {
-        let (Found::Sound(sound), Ok(opened)) = (self, &candidate.opened) else {
+        let (Inspection::Sound(sound), Ok(opened)) = (self, &candidate.opened) else {
             return Ok(self.decide());
         };
         let backup = opened.source.target;
-        let at = sound.base.revision.min(backup);
-        if (alone && is_behind(sound, backup)) || at < sound.base.first_revision() {
-            return Ok(against(sound, backup, Compared::Apart, alone));
+        let common = sound.base.revision.min(backup);
+        if (is_only_member && is_behind(sound, backup)) || common < sound.base.first_revision() {
+            return Ok(decide_by(
+                sound,
+                backup,
+                Comparison::Impossible,
+                is_only_member,
+            ));
         }
-        let source = candidate.source_at(at)?;
-        // The history above this is in both.
+        let source = candidate.source_at(common)?;
+        // Both hold the whole history after this revision.
         let own_compact = sound.base.compact_revision;
         let compact = own_compact.max(source.base.compact_revision);
-        let mut different = Compared::Apart;
+        let mut different = Comparison::Impossible;
         for detach_leases in [false, true] {
             let theirs = candidate.hash(&source, compact, detach_leases)?.hash;
             let options = FoldOptions {
-                target: at,
+                target: common,
                 compact,
                 keys: KeyRange::All,
                 detach_leases,
@@ -201,129 +209,141 @@ impl Found {
                 Ok(hash) => hash,
                 Err(e) if e.reason().is_bad_data() => {
                     let fault = (DATABASE_DAMAGED, format!("{}: {e}", sound.db.display()));
-                    return Ok(Found::Faulty(vec![fault]).decide());
+                    return Ok(Inspection::Faulty(vec![fault]).decide());
                 }
                 Err(e) => return Err(e),
             };
             let same = match detach_leases {
-                false => Compared::Same(at),
-                true => Compared::SameButLeases(at),
+                false => Comparison::Same(common),
+                true => Comparison::SameButLeases(common),
             };
             if ours == theirs {
-                return Ok(against(sound, backup, same, alone));
+                return Ok(decide_by(sound, backup, same, is_only_member));
             }
-            // What differs with leases is told. Without them it may be the same: a restore with
-            // `--leases drop` has left it so, which is no damage.
+            // Report the difference with leases. Without them the data may agree: a restore with
+            // `--leases drop` leaves it so, which is no damage.
             if !detach_leases {
-                different = Compared::Different(at, ours, theirs);
+                different = Comparison::Different(common, ours, theirs);
             }
         }
-        Ok(against(sound, backup, different, alone))
+        Ok(decide_by(sound, backup, different, is_only_member))
     }
 }
 
-/// Whether even with all that its WAL holds a member does not reach the backup.
-fn is_behind(sound: &Sound, backup: Revision) -> bool {
+/// Returns whether a member ends before the backup even with all of its WAL.
+fn is_behind(sound: &SoundMember, backup: Revision) -> bool {
     let in_wal = i64::try_from(sound.in_wal).unwrap_or(i64::MAX);
     sound.base.revision.0.saturating_add(in_wal) < backup.0
 }
 
-/// What follows for a sound member from a backup that leads to revision `backup`.
-fn against(sound: &Sound, backup: Revision, compared: Compared, alone: bool) -> Decision {
+/// Decides about a sound member by a comparison with a backup that leads to revision `backup`.
+fn decide_by(
+    sound: &SoundMember,
+    backup: Revision,
+    compared: Comparison,
+    is_only_member: bool,
+) -> Decision {
     let own = sound.base.revision;
     let behind = is_behind(sound, backup);
-    if behind && alone {
+    if behind && is_only_member {
         return Decision::restore(
             "BehindBackup",
             format!(
-                "the member ends at revision {own}, with at most {} more in its WAL, and the backup leads to {backup}",
+                "the member ends at revision {own}, with at most {} more in its WAL, but the backup leads to {backup}",
                 sound.in_wal
             ),
         );
     }
     match compared {
-        Compared::Different(at, ours, theirs) => Decision::restore(
+        Comparison::Different(at, ours, theirs) => Decision::restore(
             "HashMismatch",
             format!(
-                "at revision {at} the member's HashKV is {ours} and the backup's {theirs}: its database is damaged, or of another history"
+                "at revision {at} the member's HashKV is {ours} and the backup's {theirs}: its database is damaged, or holds another history"
             ),
         ),
-        // One of several that was away for a while. Their log goes on where its own ends; a restored
-        // member's would not.
+        // This member was stopped for a while. The log of the other members continues where its own
+        // ends; the log of a restored member would not.
         _ if behind => Decision::keep(format!(
-            "the member is in order; it ends at revision {own}, before the backup's {backup}, and the other members bring it what it lacks"
+            "the member is sound; it ends at revision {own}, before the backup's {backup}, and the other members will send it what it lacks"
         )),
-        Compared::Same(at) => Decision::keep(format!(
-            "the member is in order, is at revision {own}, and agrees with the backup at {at}"
+        Comparison::Same(at) => Decision::keep(format!(
+            "the member is sound, at revision {own}, and agrees with the backup at {at}"
         )),
-        Compared::SameButLeases(at) => Decision::keep(format!(
-            "the member is in order, is at revision {own}, and agrees with the backup at {at} but for leases"
+        Comparison::SameButLeases(at) => Decision::keep(format!(
+            "the member is sound, at revision {own}, and agrees with the backup at {at} except for leases"
         )),
-        Compared::Apart => Decision::keep(format!(
-            "the member is in order and at revision {own}; it was compacted at {}, past the backup's end at {backup}, and cannot be compared with it",
+        Comparison::Impossible => Decision::keep(format!(
+            "the member is sound and at revision {own}; it was compacted at {}, beyond the backup's end at {backup}, so the two cannot be compared",
             sound.base.compact_revision
         )),
     }
 }
 
-/// Looks at a member. `is_there` says whether there is any file of one.
+/// Inspects a member. `has_member`: the data directory holds any file of one.
 ///
 /// # Errors
-/// `PermissionDenied` or `Io` where a file is there and cannot be read; `Terminated`. Damage is no error.
-pub(super) fn look(place: &Place, is_there: bool, depth: Depth, cancel: &Cancel) -> Result<Found> {
-    if !is_there {
-        return Ok(Found::Nothing);
+/// Fails with `PermissionDenied` or `Io` if a file cannot be read, and with `Terminated`. Damage is a
+/// finding, not an error.
+pub(super) fn inspect(
+    place: &Place,
+    has_member: bool,
+    depth: Depth,
+    cancel: &Cancel,
+) -> Result<Inspection> {
+    if !has_member {
+        return Ok(Inspection::NoMember);
     }
     let mut faults = Vec::new();
-    let log = look_at_wal(place)?;
+    let log = read_wal(place)?;
     let mut path = place.db();
-    let mut opened = look_into(&path, depth, cancel)?;
-    // A leader's snapshot whose database was not put in place yet: etcd does that when it starts.
+    let mut opened = inspect_database(&path, depth, cancel)?;
+    // etcd received a snapshot from the leader and has not moved its database into place: it does so
+    // when it starts.
     if let (Ok(log), Some(Ok((_, applied)))) = (&log, &opened)
         && *applied < log.snapshot_file
     {
         path = log.sent_database(place);
-        opened = look_into(&path, depth, cancel)?;
+        opened = inspect_database(&path, depth, cancel)?;
         if opened.is_none() {
             let message = format!(
-                "the database is older than the newest .snap file, and {} is not there",
+                "the database is older than the newest .snap file, whose database {} is missing",
                 path.display()
             );
             faults.push((SNAPSHOT_FILE_MISSING, message));
         }
     } else if opened.is_none() {
-        let message = "there is no database in the member";
+        let message = "the member has no database";
         faults.push(("DatabaseMissing", message.to_owned()));
     }
-    let mut sound = None;
+    let mut database = None;
     match opened {
-        Some(Ok(found)) => sound = Some(found),
+        Some(Ok(readable)) => database = Some(readable),
         Some(Err(message)) => faults.push((DATABASE_DAMAGED, message)),
         None => {}
     }
     let mut in_wal = 0;
-    match (log, &sound) {
+    match (log, &database) {
         (Err(fault), _) => faults.push(fault),
         (Ok(log), Some((_, applied))) => match log.revisions_beyond(place, *applied) {
-            Ok(most) => in_wal = most,
+            Ok(limit) => in_wal = limit,
             Err(e) if e.reason().is_bad_data() => faults.push((WAL_DAMAGED, e.to_string())),
             Err(e) => return Err(e),
         },
         (Ok(_), None) => {}
     }
-    Ok(match sound {
-        Some((base, _)) if faults.is_empty() => Found::Sound(Sound {
+    Ok(match database {
+        Some((base, _)) if faults.is_empty() => Inspection::Sound(SoundMember {
             db: path,
             base,
             in_wal,
         }),
-        _ => Found::Faulty(faults),
+        _ => Inspection::Faulty(faults),
     })
 }
 
-/// What a database file says of itself, and its consistent index, or what is wrong with it; `None` where
-/// there is none.
-fn look_into(
+/// Returns what a database says of itself and its consistent index, or a message if it is damaged;
+/// `None` if there is no file.
+fn inspect_database(
     path: &PathBuf,
     depth: Depth,
     cancel: &Cancel,
@@ -331,26 +351,26 @@ fn look_into(
     let Some(db) = open(path, cancel)? else {
         return Ok(None);
     };
-    match look_at_database(&db, depth) {
+    match read_database(&db, depth) {
         Ok(found) => Ok(Some(Ok(found))),
         Err(e) if e.reason().is_bad_data() => Ok(Some(Err(format!("{}: {e}", path.display())))),
         Err(e) => Err(e),
     }
 }
 
-/// The database file; `None` where there is none.
+/// Opens a database file; `None` if there is none.
 fn open(path: &PathBuf, cancel: &Cancel) -> Result<Option<Spool>> {
     use io::ErrorKind::{NotADirectory, NotFound};
     match File::open(path).and_then(TempFile::plain) {
         Ok(file) => Ok(Some(Spool::new(file, cancel.clone()))),
-        // Not there, or its folder is none.
+        // The file is missing, or its folder is not a folder.
         Err(e) if matches!(e.kind(), NotFound | NotADirectory) => Ok(None),
         Err(e) => Err(Error::io(format!("open {}", path.display()), e)),
     }
 }
 
-/// What a database says of itself, and its consistent index.
-fn look_at_database(file: &Spool, depth: Depth) -> Result<(Base, u64)> {
+/// Returns what a database says of itself, and its consistent index.
+fn read_database(file: &Spool, depth: Depth) -> Result<(Base, u64)> {
     let db = Database::open(file)?;
     let base = Base::read(&db)?;
     let index = consistent_index(&db)?;
@@ -368,23 +388,23 @@ fn consistent_index<R: ReadAt>(db: &Database<R>) -> Result<u64> {
     while let Some(e) = c.next()? {
         if e.key == CONSISTENT_INDEX {
             let index = e.value.try_into().map(u64::from_be_bytes);
-            return index.map_err(|_| Error::corrupt("its consistent index is no number"));
+            return index.map_err(|_| Error::corrupt("its consistent index is not 8 bytes long"));
         }
     }
     Ok(0)
 }
 
-/// A WAL that can be read, and what stands beside it.
-struct Log {
+/// A WAL that can be read, and the `.snap` file beside it.
+struct LogFiles {
     wal: wal::Summary,
     /// The raft index of the `.snap` file that etcd would start from, or 0.
     snapshot_file: u64,
 }
 
-/// Reads the WAL and looks for its `.snap` file.
-fn look_at_wal(place: &Place) -> Result<Result<Log, Fault>> {
+/// Reads the WAL and looks for its `.snap` file. The inner error is a fault of the member.
+fn read_wal(place: &Place) -> Result<Result<LogFiles, Fault>> {
     if wal::segment_paths(&place.wal())?.is_empty() {
-        let message = "there is no WAL (if it has a directory of its own, give --wal-dir)";
+        let message = "the member has no WAL (if it has a directory of its own, give --wal-dir)";
         return Ok(Err(("WalMissing", message.to_owned())));
     }
     let log = match wal::read(&place.wal()) {
@@ -397,41 +417,42 @@ fn look_at_wal(place: &Place) -> Result<Result<Log, Fault>> {
         true => snap::newest(&snap_dir, &log)?.map_or(0, |m| m.index),
         false => 0,
     };
-    // What a missing snapshot leaves out must be in the log.
+    // Without a snapshot, the WAL must begin at the first entry.
     if snapshot_file == 0 && log.snapshot_index() > 0 && log.first_index > 1 {
         let message = format!(
-            "the WAL begins at entry {} and no .snap file that it knows is there",
+            "the WAL begins at entry {}, and the .snap file with the entries before it is missing",
             log.first_index
         );
         return Ok(Err((SNAPSHOT_FILE_MISSING, message)));
     }
-    // Who votes stands in a snapshot, or in entries that are committed: without them etcd never serves.
+    // The voters are recorded in a snapshot or in committed entries: without either, etcd never serves.
     if log.hard_state.commit == 0 && log.snapshot_index() == 0 {
         let message = format!(
-            "{}: nothing in the log is committed and no snapshot is, so no member votes and etcd would never serve",
+            "{}: the log has no committed entry and no snapshot, so no member votes and etcd would never serve",
             place.wal().display()
         );
         return Ok(Err((WAL_DAMAGED, message)));
     }
-    Ok(Ok(Log {
+    Ok(Ok(LogFiles {
         wal: log,
         snapshot_file,
     }))
 }
 
-impl Log {
-    /// Where the database is that came with the `.snap` file, if a leader has sent it.
+impl LogFiles {
+    /// Returns the path of the database that the leader sent with the `.snap` file.
     fn sent_database(&self, place: &Place) -> PathBuf {
         let name = format!("{:016x}.snap.db", self.snapshot_file);
         place.member().join("snap").join(name)
     }
 
-    /// The most revisions that the WAL holds beyond a database that has applied so many entries.
+    /// Returns an upper limit of the revisions that the WAL holds beyond a database with this
+    /// consistent index. Fails with `CorruptDataDir` if the database is ahead of the WAL.
     fn revisions_beyond(&self, place: &Place, applied: u64) -> Result<u64> {
         let end = self.wal.last_index.max(self.wal.snapshot_index());
         if applied > end {
             return Err(Reason::CorruptDataDir.error(format!(
-                "the database has applied raft entry {applied} and the WAL in {} ends at {end}: it is not this database's",
+                "the database has applied raft entry {applied} but the WAL in {} ends at {end}: it belongs to another database",
                 place.wal().display()
             )));
         }
@@ -439,10 +460,13 @@ impl Log {
     }
 }
 
-/// HashKV of a member's database.
-fn hash(sound: &Sound, options: FoldOptions, cancel: &Cancel) -> Result<u32> {
+/// Returns the HashKV of a member's database.
+fn hash(sound: &SoundMember, options: FoldOptions, cancel: &Cancel) -> Result<u32> {
     let Some(file) = open(&sound.db, cancel)? else {
-        return Err(Reason::SnapshotVanished.error(format!("{} is gone", sound.db.display())));
+        return Err(Reason::SnapshotVanished.error(format!(
+            "{} was deleted during the comparison: run again",
+            sound.db.display()
+        )));
     };
     let db = Database::open(file)?;
     Ok(Fold::new(options, &db)?.finish(&db, |_| Ok(()))?.hash)
@@ -452,8 +476,8 @@ fn hash(sound: &Sound, options: FoldOptions, cancel: &Cancel) -> Result<u32> {
 mod tests {
     use super::*;
 
-    fn sound(revision: i64, compact: i64, in_wal: u64) -> Sound {
-        Sound {
+    fn sound(revision: i64, compact: i64, in_wal: u64) -> SoundMember {
+        SoundMember {
             db: PathBuf::new(),
             base: Base {
                 revision: Revision(revision),
@@ -466,27 +490,33 @@ mod tests {
     }
 
     #[test]
-    fn a_member_stays_unless_something_is_wrong_with_it() {
-        let decided = |f: Found| {
+    fn a_sound_member_is_kept_and_any_other_restored() {
+        let decided = |f: Inspection| {
             let d = f.decide();
             (d.action, d.reason)
         };
-        assert_eq!(decided(Found::Nothing), (Action::Restore, "MemberMissing"));
-        assert_eq!(decided(Found::Asked), (Action::Restore, "Asked"));
+        assert_eq!(
+            decided(Inspection::NoMember),
+            (Action::Restore, "MemberMissing")
+        );
+        assert_eq!(
+            decided(Inspection::NotInspected),
+            (Action::Restore, "Asked")
+        );
         let faults = vec![("WalMissing", "no WAL".to_owned()), ("X", "y".to_owned())];
-        let d = Found::Faulty(faults).decide();
+        let d = Inspection::Faulty(faults).decide();
         assert_eq!((d.action, d.reason), (Action::Restore, "WalMissing"));
         assert_eq!(d.message, "no WAL; y");
         assert_eq!(
-            decided(Found::Sound(sound(9, 1, 3))),
+            decided(Inspection::Sound(sound(9, 1, 3))),
             (Action::Keep, "MemberSound")
         );
     }
 
     #[test]
-    fn the_wal_counts_since_the_database_lags_behind_it() {
-        let same = Compared::Same(Revision(90));
-        let reason = |s: &Sound, backup, c| against(s, Revision(backup), c, true).reason;
+    fn the_wal_counts_toward_a_members_end() {
+        let same = Comparison::Same(Revision(90));
+        let reason = |s: &SoundMember, backup, c| decide_by(s, Revision(backup), c, true).reason;
         assert_eq!(reason(&sound(90, 1, 10), 100, same), "MemberSound");
         assert_eq!(reason(&sound(90, 1, 9), 100, same), "BehindBackup");
         assert_eq!(reason(&sound(100, 1, 0), 100, same), "MemberSound");
@@ -494,13 +524,13 @@ mod tests {
     }
 
     #[test]
-    fn one_of_several_that_lags_stays() {
+    fn a_lagging_member_of_several_is_kept() {
         for compared in [
-            Compared::Same(Revision(90)),
-            Compared::SameButLeases(Revision(90)),
-            Compared::Apart,
+            Comparison::Same(Revision(90)),
+            Comparison::SameButLeases(Revision(90)),
+            Comparison::Impossible,
         ] {
-            let d = against(&sound(90, 1, 0), Revision(100), compared, false);
+            let d = decide_by(&sound(90, 1, 0), Revision(100), compared, false);
             assert_eq!((d.action, d.reason), (Action::Keep, "MemberSound"));
             assert!(
                 d.message.contains("before the backup's 100"),
@@ -508,22 +538,22 @@ mod tests {
                 d.message
             );
         }
-        let other = Compared::Different(Revision(90), 1, 2);
-        let d = against(&sound(90, 1, 0), Revision(100), other, false);
+        let other = Comparison::Different(Revision(90), 1, 2);
+        let d = decide_by(&sound(90, 1, 0), Revision(100), other, false);
         assert_eq!(d.reason, "HashMismatch");
     }
 
     #[test]
-    fn a_member_that_disagrees_is_replaced_and_one_that_cannot_be_compared_stays() {
+    fn a_different_member_is_replaced_and_an_incomparable_one_is_kept() {
         let s = sound(90, 50, 0);
-        let d = against(
+        let d = decide_by(
             &s,
             Revision(80),
-            Compared::Different(Revision(80), 1, 2),
+            Comparison::Different(Revision(80), 1, 2),
             true,
         );
         assert_eq!((d.action, d.reason), (Action::Restore, "HashMismatch"));
-        let d = against(&s, Revision(40), Compared::Apart, true);
+        let d = decide_by(&s, Revision(40), Comparison::Impossible, true);
         assert_eq!((d.action, d.reason), (Action::Keep, "MemberSound"));
         assert!(d.message.contains("compacted at 50"), "{}", d.message);
     }

@@ -1,4 +1,7 @@
-//! What a restore takes: one description for the command line, tasks and Jobs.
+//! The options of a restore, described once for the command line, for tasks and for the arguments of
+//! Jobs.
+//!
+//! Called by `cli::restore`, `controller::api::task` and `ops::verify`.
 
 use super::needed::Depth;
 use crate::base::{duration, flag_values};
@@ -15,21 +18,21 @@ use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// The longest time to live that etcd takes, in seconds.
+/// The longest time to live that etcd accepts, in seconds.
 const LONGEST_LEASE: u64 = 9_000_000_000;
-/// The usual time to live of a lease that no snapshot recorded.
-const LEASE_TTL: Duration = Duration::from_secs(3600);
+/// The default time to live of a lease that no snapshot recorded.
+const DEFAULT_LEASE_TTL: Duration = Duration::from_secs(3600);
 
-const NAME: &str = "default";
-const PEER_URL: &str = "http://localhost:2380";
-const CLUSTER: &str = "default=http://localhost:2380";
-const TOKEN: &str = "etcd-cluster";
+const DEFAULT_NAME: &str = "default";
+const DEFAULT_PEER_URL: &str = "http://localhost:2380";
+const DEFAULT_CLUSTER: &str = "default=http://localhost:2380";
+const DEFAULT_TOKEN: &str = "etcd-cluster";
 
-/// What the command line and tasks have in common.
+/// Options that the command line and tasks have in common.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args, Serialize, Deserialize, JsonSchema)]
 #[command(next_help_heading = "Content")]
 #[serde(rename_all = "camelCase")]
-pub struct Wanted {
+pub struct SharedOptions {
     /// Which state.
     #[command(flatten)]
     #[serde(flatten)]
@@ -81,41 +84,44 @@ pub struct Membership {
 }
 
 impl Membership {
-    /// The flags' usual values. A task has none: if it names a member alone, the cluster is that member.
+    /// Adds a flag's default value. A task has no defaults: if it names only a member, that member is
+    /// the whole cluster.
     pub fn with_default(arg: Arg) -> Arg {
         match arg.get_id().as_str() {
-            "name" => arg.default_value(NAME),
-            "initial_cluster" => arg.default_value(CLUSTER),
-            "initial_cluster_token" => arg.default_value(TOKEN),
-            "initial_advertise_peer_urls" => arg.default_value(PEER_URL),
+            "name" => arg.default_value(DEFAULT_NAME),
+            "initial_cluster" => arg.default_value(DEFAULT_CLUSTER),
+            "initial_cluster_token" => arg.default_value(DEFAULT_TOKEN),
+            "initial_advertise_peer_urls" => arg.default_value(DEFAULT_PEER_URL),
             _ => arg,
         }
     }
 
-    /// With the cluster of one member, if a member is named and no cluster.
+    /// Sets the cluster to a single member if a member is named but no cluster.
     pub fn complete(mut self) -> Self {
         let (name, urls) = (&self.name, &self.initial_advertise_peer_urls);
         if self.initial_cluster.is_none() && (name.is_some() || urls.is_some()) {
-            let name = name.as_deref().unwrap_or(NAME);
-            let urls = urls.as_deref().unwrap_or(PEER_URL).split(',');
+            let name = name.as_deref().unwrap_or(DEFAULT_NAME);
+            let urls = urls.as_deref().unwrap_or(DEFAULT_PEER_URL).split(',');
             let members: Vec<String> = urls.map(|url| format!("{name}={url}")).collect();
             self.initial_cluster = Some(members.join(","));
         }
         self
     }
 
-    /// The cluster, with all its IDs.
+    /// Returns the cluster with all its IDs.
     ///
     /// # Errors
-    /// `Usage` if the names and URLs do not fit together.
+    /// Fails with `Usage` if the names and URLs are inconsistent.
     pub fn cluster(&self) -> Result<Cluster> {
         Cluster::new(
-            self.name.as_deref().unwrap_or(NAME),
-            self.initial_cluster.as_deref().unwrap_or(CLUSTER),
-            self.initial_cluster_token.as_deref().unwrap_or(TOKEN),
+            self.name.as_deref().unwrap_or(DEFAULT_NAME),
+            self.initial_cluster.as_deref().unwrap_or(DEFAULT_CLUSTER),
+            self.initial_cluster_token
+                .as_deref()
+                .unwrap_or(DEFAULT_TOKEN),
             self.initial_advertise_peer_urls
                 .as_deref()
-                .unwrap_or(PEER_URL),
+                .unwrap_or(DEFAULT_PEER_URL),
         )
     }
 }
@@ -142,7 +148,7 @@ pub struct Options {
     pub to_snapshot: Option<PathBuf>,
     /// What tasks have, too.
     #[command(flatten)]
-    pub wanted: Wanted,
+    pub shared: SharedOptions,
     /// How much history to keep: latest, all, a number of revisions, or a duration (90s, 1h30m, 7d)
     #[arg(
         long,
@@ -170,7 +176,7 @@ pub struct Options {
     pub dry_run: bool,
 }
 
-/// What becomes of leases.
+/// What a restore does with leases.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum KeepOrDrop {
     /// Keys stay attached
@@ -188,14 +194,16 @@ fn parse_ttl(s: &str) -> Result<Duration, String> {
 }
 
 impl Options {
+    /// Returns which state to restore.
     pub(super) fn request(&self) -> Request {
-        self.wanted.point.of(self.timeline.as_deref())
+        self.shared.point.request(self.timeline.as_deref())
     }
 
+    /// Returns what to do with leases.
     pub(super) fn leases(&self) -> Leases {
         match self.leases {
             KeepOrDrop::Keep => Leases::Keep {
-                time_to_live: self.lease_ttl.unwrap_or(LEASE_TTL),
+                time_to_live: self.lease_ttl.unwrap_or(DEFAULT_LEASE_TTL),
             },
             KeepOrDrop::Drop => Leases::Drop,
         }

@@ -1,4 +1,6 @@
-//! Files that a restore writes: their names come last, their bytes are synced early.
+//! Output files of a restore: they are synced while they grow, and a snapshot file gets its name last.
+//!
+//! Called by `ops::restore`; knows nothing of their content.
 
 use crate::error::{Error, Reason, Result};
 use crate::ops::parallel::side_by_side;
@@ -10,57 +12,63 @@ use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::sync::mpsc::{self, SyncSender};
 
-/// A failure of one candidate, after which another is tried, or one of the target.
-pub(super) enum Failed {
+/// A failure to write: of the candidate, after which another is tried, or of the target.
+pub(super) enum WriteFailure {
     Candidate(Error),
     Target(Error),
 }
 
-/// Where nothing else is said, it is the candidate's.
-impl From<Error> for Failed {
+/// Errors are the candidate's unless converted explicitly.
+impl From<Error> for WriteFailure {
     fn from(e: Error) -> Self {
-        Failed::Candidate(e)
+        WriteFailure::Candidate(e)
     }
 }
 
-/// Bytes after which a file that grows is synced once more.
+/// Bytes after which a growing file is synced again.
 const SYNC_EVERY: u64 = 32 << 20;
 
-/// Writes to a target: counts what is written, and knows whether that failed.
+/// A writer to the target that counts bytes and remembers whether the target failed.
 pub(super) struct Output<'a> {
     inner: BufWriter<&'a File>,
     step: Step,
-    what: &'a str,
-    failed: bool,
-    /// Asks for a sync of what was written; see [`sync_along`].
-    grown: Option<SyncSender<()>>,
+    action: &'a str,
+    has_failed: bool,
+    /// Requests a sync of the bytes so far; see [`sync_along`].
+    sync_requests: Option<SyncSender<()>>,
     unsynced: u64,
 }
 
 impl<'a> Output<'a> {
-    pub(super) fn new(file: &'a File, what: &'a str, grown: Option<SyncSender<()>>) -> Self {
+    /// `action` is what an error message names, such as "write FILE".
+    pub(super) fn new(
+        file: &'a File,
+        action: &'a str,
+        sync_requests: Option<SyncSender<()>>,
+    ) -> Self {
         Output {
             inner: BufWriter::with_capacity(1 << 20, file),
-            step: Step::new(what, None),
-            what,
-            failed: false,
-            grown,
+            step: Step::new(action, None),
+            action,
+            has_failed: false,
+            sync_requests,
             unsynced: 0,
         }
     }
 
-    /// Whether an error is the target's, or that of what was to be written.
-    pub(super) fn whose(&self, e: Error) -> Failed {
-        match self.failed {
-            true => Failed::Target(e),
-            false => Failed::Candidate(e),
+    /// Classifies an error of a write through this output: the target's, or that of the source of the
+    /// bytes.
+    pub(super) fn classify(&self, e: Error) -> WriteFailure {
+        match self.has_failed {
+            true => WriteFailure::Target(e),
+            false => WriteFailure::Candidate(e),
         }
     }
 
-    fn note<T>(&mut self, written: io::Result<T>) -> io::Result<T> {
+    fn check<T>(&mut self, written: io::Result<T>) -> io::Result<T> {
         written.map_err(|e| {
-            self.failed = true;
-            Error::io(self.what, e).into()
+            self.has_failed = true;
+            Error::io(self.action, e).into()
         })
     }
 }
@@ -68,62 +76,63 @@ impl<'a> Output<'a> {
 impl Write for Output<'_> {
     fn write(&mut self, b: &[u8]) -> io::Result<usize> {
         let written = self.inner.write_all(b);
-        self.note(written)?;
+        self.check(written)?;
         self.step.add(b.len() as u64);
         self.unsynced += b.len() as u64;
         if self.unsynced >= SYNC_EVERY
-            && let Some(grown) = &self.grown
+            && let Some(sync_requests) = &self.sync_requests
         {
-            // If the last sync still runs, the next one takes more.
-            let _ = grown.try_send(());
+            // If the previous sync still runs, the next one includes these bytes.
+            let _ = sync_requests.try_send(());
             self.unsynced = 0;
         }
         Ok(b.len())
     }
     fn flush(&mut self) -> io::Result<()> {
         let flushed = self.inner.flush();
-        self.note(flushed)
+        self.check(flushed)
     }
 }
 
-/// Syncs a file while something else reads it.
+/// Syncs a file, while `read` reads it at the same time.
 pub(super) fn sync_beside(
     file: &File,
-    what: &str,
+    action: &str,
     read: impl FnOnce() -> Result<()>,
 ) -> Result<()> {
-    let sync = || file.sync_all().map_err(|e| Error::io(what, e));
+    let sync = || file.sync_all().map_err(|e| Error::io(action, e));
     let (synced, read) = side_by_side(2, sync, read);
     synced.and(read)
 }
 
-/// Syncs a file while it is written, so that little is left to sync in the end. `write` gets what asks for it;
-/// it must sync the file itself when it has written all.
+/// Syncs a file while it is written, so that the final sync is short. `write` gets the channel that
+/// requests a sync, and must sync the file itself at the end.
 pub(super) fn sync_along<T>(
     file: &File,
-    what: &str,
-    write: impl FnOnce(SyncSender<()>) -> Result<T, Failed>,
-) -> Result<T, Failed> {
+    action: &str,
+    write: impl FnOnce(SyncSender<()>) -> Result<T, WriteFailure>,
+) -> Result<T, WriteFailure> {
     std::thread::scope(|s| {
-        let (grown, growths) = mpsc::sync_channel(1);
-        let sync = move || growths.iter().try_for_each(|()| file.sync_data());
-        // If the system has no thread left, nobody listens.
+        let (sync_requests, requests) = mpsc::sync_channel(1);
+        let sync = move || requests.iter().try_for_each(|()| file.sync_data());
+        // If no thread can be started, the requests go nowhere, and the final sync does all.
         let synced = std::thread::Builder::new().spawn_scoped(s, sync);
-        let written = write(grown);
+        let written = write(sync_requests);
         let synced = synced.map_or(Ok(()), |thread| match thread.join() {
-            Ok(synced) => synced.map_err(|e| Error::io(what, e)),
-            Err(_) => Err(Error::internal("syncing panicked")),
+            Ok(synced) => synced.map_err(|e| Error::io(action, e)),
+            Err(_) => Err(Error::internal("the sync of a file panicked")),
         });
         match (written, synced) {
-            (Err(Failed::Target(e)), _) => Err(Failed::Target(e)),
-            // The system tells this once: a later sync may succeed for all that.
-            (_, Err(e)) => Err(Failed::Target(e)),
+            (Err(WriteFailure::Target(e)), _) => Err(WriteFailure::Target(e)),
+            // The system reports a failed sync only once: a later sync may succeed although bytes are
+            // lost.
+            (_, Err(e)) => Err(WriteFailure::Target(e)),
             (written, Ok(())) => written,
         }
     })
 }
 
-/// Creates a file of etcd's: nobody else may read it.
+/// Creates a new file that only its owner can read, as etcd does.
 pub(super) fn create(path: &Path) -> io::Result<File> {
     use std::os::unix::fs::OpenOptionsExt;
     let mut options = File::options();
@@ -131,10 +140,11 @@ pub(super) fn create(path: &Path) -> io::Result<File> {
     options.open(path)
 }
 
-/// A file without a name, in the directory where it shall get one; it vanishes with the process.
+/// A file without a name, in the directory where it will get one; if the process dies, the file is
+/// gone.
 pub(super) struct Unnamed {
     pub(super) file: File,
-    /// If the file system has no files without names.
+    /// The file's temporary path, on a file system without unnamed files.
     hidden: Option<tempfile::TempPath>,
 }
 
@@ -154,27 +164,27 @@ impl Unnamed {
         Ok(Unnamed { file, hidden })
     }
 
-    /// Gives it its name, which must be free.
+    /// Gives the file its name. Fails with `TargetExists` if the name is taken.
     pub(super) fn name(self, path: &Path) -> Result<()> {
         let named = match self.hidden {
             Some(hidden) => hidden.persist_noclobber(path).map_err(|e| e.error),
             None => {
-                let this = format!("/proc/self/fd/{}", self.file.as_raw_fd());
-                rustix::fs::linkat(CWD, this, CWD, path, AtFlags::SYMLINK_FOLLOW)
+                let fd_path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+                rustix::fs::linkat(CWD, fd_path, CWD, path, AtFlags::SYMLINK_FOLLOW)
                     .map_err(io::Error::from)
             }
         };
         named.map_err(|e| match e.kind() {
-            io::ErrorKind::AlreadyExists => exists(path),
-            _ => Error::io(format!("name {}", path.display()), e),
+            io::ErrorKind::AlreadyExists => name_taken(path),
+            _ => Error::io(format!("give {} its name", path.display()), e),
         })
     }
 }
 
-/// The error if a file's name is taken.
-pub(super) fn exists(path: &Path) -> Error {
+/// Returns the error for a name that is taken.
+pub(super) fn name_taken(path: &Path) -> Error {
     Reason::TargetExists.error(format!(
-        "{} is there already and is never overwritten",
+        "{} already exists, and restore never overwrites a file: choose another --to-snapshot",
         path.display()
     ))
 }

@@ -1,6 +1,9 @@
-//! Writes what is rebuilt: a member's database, or a plain snapshot file; then syncs and verifies it.
+//! Writing a restored state: a member's database or a plain snapshot file, which is then synced and
+//! verified.
+//!
+//! Called by `ops::restore`; the fold and the layout are made by `ops::fold`.
 
-use super::output::{Failed, Output, Unnamed, create, sync_along, sync_beside};
+use super::output::{Output, Unnamed, WriteFailure, create, sync_along, sync_beside};
 use crate::backup::frame::{FrameReader, FrameWriter};
 use crate::base::read_all::for_each_piece;
 use crate::base::temp::TempFile;
@@ -15,18 +18,23 @@ use crate::store::Sealed;
 use sha2::{Digest, Sha256};
 use std::fs::File;
 use std::io::{self, Seek, Write};
+use std::iter;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// What a fold came to.
-pub(super) struct Written {
+/// A database that was written and verified.
+pub(super) struct WrittenDatabase {
     pub(super) rebuilt: Rebuilt,
+    /// Events of deltas that were folded.
     pub(super) events: u64,
+    /// The newest revision.
     pub(super) revision: Revision,
+    /// Size of the database.
     pub(super) bytes: u64,
 }
 
-/// Folds a plan's source. Gives the layout and the number of events, too.
+/// Folds the source of `rebuild`. Returns the fold, the new database's layout, and the number of
+/// events.
 fn fold(ctx: &Context, rebuild: &Rebuild<'_>) -> Result<(Fold<'static>, Layout, u64)> {
     let detach = rebuild.leases == Leases::Drop;
     let source = rebuild.source;
@@ -35,40 +43,22 @@ fn fold(ctx: &Context, rebuild: &Rebuild<'_>) -> Result<(Fold<'static>, Layout, 
     Ok((fold, layout, events))
 }
 
-/// Writes a member's database.
+/// Writes a member's database to `path`.
 pub(super) fn database(
     ctx: &Context,
     rebuild: &Rebuild<'_>,
     path: &Path,
-) -> Result<Written, Failed> {
-    let what = format!("write {}", path.display());
-    let failed = |e| Failed::Target(Error::io(&what, e));
+) -> Result<WrittenDatabase, WriteFailure> {
+    let action = format!("write {}", path.display());
+    let failed = |e| WriteFailure::Target(Error::io(&action, e));
     let file = create(path).map_err(failed)?;
-    sync_along(&file, &what, |grown| {
-        let mut out = Output::new(&file, &what, Some(grown));
-        let streamed = rebuild.stream(ctx, &mut out);
-        let streamed = streamed.map_err(|e| out.whose(e))?;
-        let head = streamed.as_ref().map(|(_, layout, _)| layout.head());
-        let (rebuilt, layout, events) = match streamed {
-            Some(streamed) => streamed,
-            None => {
-                let (fold, layout, events) = fold(ctx, rebuild)?;
-                let dir = path.parent().unwrap_or(path);
-                free_space::check(dir, layout.bytes(), "the new database")
-                    .map_err(Failed::Target)?;
-                let rebuilt = rebuild.write(ctx, fold, &layout, &mut out);
-                (rebuilt.map_err(|e| out.whose(e))?, layout, events)
-            }
-        };
-        out.flush().map_err(failed)?;
-        drop(out);
-        if let Some(head) = head {
-            file.write_all_at(&head, 0).map_err(failed)?;
-        }
-        let again = File::open(path).and_then(TempFile::plain).map_err(failed)?;
-        let verify = || rebuild.verify(ctx.spool(again), &rebuilt.hash, &layout);
-        sync_beside(&file, &what, verify).map_err(of_whom)?;
-        Ok(Written {
+    sync_along(&file, &action, |sync_requests| {
+        let out = Output::new(&file, &action, Some(sync_requests));
+        let (rebuilt, layout, events) = fill_database(ctx, rebuild, path, &file, out, &action)?;
+        let reopened = File::open(path).and_then(TempFile::plain).map_err(failed)?;
+        let verify = || rebuild.verify(ctx.spool(reopened), &rebuilt.hash, &layout);
+        sync_beside(&file, &action, verify).map_err(classify_verification)?;
+        Ok(WrittenDatabase {
             rebuilt,
             events,
             revision: rebuild.revision(),
@@ -77,32 +67,60 @@ pub(super) fn database(
     })
 }
 
-/// Writes a plain snapshot: the database, and its SHA-256.
+/// Writes the database: streamed if the rebuild allows it, otherwise after a fold in memory.
+fn fill_database(
+    ctx: &Context,
+    rebuild: &Rebuild<'_>,
+    path: &Path,
+    file: &File,
+    mut out: Output<'_>,
+    action: &str,
+) -> Result<(Rebuilt, Layout, u64), WriteFailure> {
+    let failed = |e| WriteFailure::Target(Error::io(action, e));
+    let streamed = rebuild.stream(ctx, &mut out);
+    let streamed = streamed.map_err(|e| out.classify(e))?;
+    if let Some((rebuilt, layout, events)) = streamed {
+        out.flush().map_err(failed)?;
+        drop(out);
+        // The meta pages are known only when all else is written.
+        file.write_all_at(&layout.head(), 0).map_err(failed)?;
+        return Ok((rebuilt, layout, events));
+    }
+    let (fold, layout, events) = fold(ctx, rebuild)?;
+    let dir = path.parent().unwrap_or(path);
+    free_space::check(dir, layout.bytes(), "the new database").map_err(WriteFailure::Target)?;
+    let rebuilt = rebuild.write(ctx, fold, &layout, &mut out);
+    let rebuilt = rebuilt.map_err(|e| out.classify(e))?;
+    out.flush().map_err(failed)?;
+    Ok((rebuilt, layout, events))
+}
+
+/// Writes a plain snapshot: the database, and its SHA-256 after it.
 ///
-/// One that is encrypted is in the temporary directory, too, in a sealed file, to be verified: nobody but the
-/// recipients can read the other.
+/// An encrypted snapshot can be read by its recipients only. To be verified, its content is also
+/// written to a sealed file in the temporary directory.
 pub(super) fn snapshot(
     ctx: &Context,
     rebuild: &Rebuild<'_>,
     unnamed: &Unnamed,
     dir: &Path,
-) -> Result<Written, Failed> {
+) -> Result<WrittenDatabase, WriteFailure> {
     let (fold, layout, events) = fold(ctx, rebuild)?;
     let encrypts = ctx.keys.encrypts();
-    for dir in [Some(dir), encrypts.then_some(&*ctx.temp_dir)] {
-        let room = dir.map(|dir| free_space::check(dir, layout.bytes(), "the new snapshot"));
-        room.transpose().map_err(Failed::Target)?;
+    let temp_dir = encrypts.then_some(&*ctx.temp_dir);
+    for dir in iter::once(dir).chain(temp_dir) {
+        free_space::check(dir, layout.bytes(), "the new snapshot").map_err(WriteFailure::Target)?;
     }
-    let what = format!("write a snapshot to {}", dir.display());
-    let failed = |e| Failed::Target(Error::io(&what, e));
+    let action = format!("write a snapshot to {}", dir.display());
+    let failed = |e| WriteFailure::Target(Error::io(&action, e));
     let out = Summed {
-        inner: Output::new(&unnamed.file, &what, None),
+        inner: Output::new(&unnamed.file, &action, None),
         sum: encrypts.then(Sha256::new),
     };
     let plain = encrypts.then(|| ctx.temp_file()).transpose();
     let mut both = Both::new(
-        plain.map_err(Failed::Target)?,
-        FrameWriter::new(ctx.keys.encrypt(out).map_err(Failed::Target)?),
+        plain.map_err(WriteFailure::Target)?,
+        FrameWriter::new(ctx.keys.encrypt(out).map_err(WriteFailure::Target)?),
         None,
     );
     let written = rebuild.write(ctx, fold, &layout, &mut both);
@@ -112,32 +130,25 @@ pub(super) fn snapshot(
         inner: mut out,
         sum,
     } = out;
-    let rebuilt = written.map_err(|e| out.whose(e))?;
+    let rebuilt = written.map_err(|e| out.classify(e))?;
     out.flush().map_err(failed)?;
     drop(out);
     let verify = || {
-        let mut again = unnamed.file.try_clone().map_err(|e| Error::io(&what, e))?;
-        again.rewind().map_err(read_back)?;
+        let mut file = unnamed
+            .file
+            .try_clone()
+            .map_err(|e| Error::io(&action, e))?;
+        file.rewind().map_err(read_back_error)?;
         match (plain, sum) {
             (Some(plain), Some(sum)) => {
                 rebuild.verify(ctx.spool(plain), &rebuilt.hash, &layout)?;
-                check_sum(again, sum, ctx.store.cancel())
+                check_sum(file, sum, ctx.store.cancel())
             }
-            _ => {
-                let bytes = layout.bytes();
-                let head = Head {
-                    file: &again,
-                    bytes,
-                };
-                rebuild.verify(head, &rebuilt.hash, &layout)?;
-                // The hash behind the database is checked at the end.
-                let frame = FrameReader::new(again);
-                for_each_piece(frame, ctx.store.cancel(), read_back, |_| Ok(()))
-            }
+            _ => verify_plain(ctx, rebuild, file, &rebuilt, &layout),
         }
     };
-    sync_beside(&unnamed.file, &what, verify).map_err(of_whom)?;
-    Ok(Written {
+    sync_beside(&unnamed.file, &action, verify).map_err(classify_verification)?;
+    Ok(WrittenDatabase {
         rebuilt,
         events,
         revision: rebuild.revision(),
@@ -145,14 +156,32 @@ pub(super) fn snapshot(
     })
 }
 
-fn read_back(e: io::Error) -> Error {
+/// Verifies a plain snapshot file: its database, and the SHA-256 after it.
+fn verify_plain(
+    ctx: &Context,
+    rebuild: &Rebuild<'_>,
+    file: File,
+    rebuilt: &Rebuilt,
+    layout: &Layout,
+) -> Result<()> {
+    let database = Prefix {
+        file: &file,
+        bytes: layout.bytes(),
+    };
+    rebuild.verify(database, &rebuilt.hash, layout)?;
+    // The frame checks the SHA-256 when it reaches the end.
+    let frame = FrameReader::new(file);
+    for_each_piece(frame, ctx.store.cancel(), read_back_error, |_| Ok(()))
+}
+
+fn read_back_error(e: io::Error) -> Error {
     Error::io("read the snapshot back", e)
 }
 
-/// Reads a file and compares its sum with that of what was written.
+/// Fails with `Io` unless a file has the SHA-256 of the bytes that were written to it.
 fn check_sum(file: File, written: Sha256, cancel: &Cancel) -> Result<()> {
     let mut sum = Sha256::new();
-    for_each_piece(file, cancel, read_back, |piece| {
+    for_each_piece(file, cancel, read_back_error, |piece| {
         sum.update(piece);
         Ok(())
     })?;
@@ -163,21 +192,22 @@ fn check_sum(file: File, written: Sha256, cancel: &Cancel) -> Result<()> {
     }
 }
 
-/// If what was written does not add up: a full that contradicts itself is the candidate's fault.
-fn of_whom(e: Error) -> Failed {
+/// Classifies a failed verification: bad data is the candidate's fault, since its base contradicts
+/// itself.
+fn classify_verification(e: Error) -> WriteFailure {
     match e.reason().is_bad_data() {
-        true => Failed::Candidate(e),
-        false => Failed::Target(e),
+        true => WriteFailure::Candidate(e),
+        false => WriteFailure::Target(e),
     }
 }
 
-/// The beginning of a file.
-struct Head<'f> {
+/// The first bytes of a file: the database of a snapshot, without its SHA-256.
+struct Prefix<'f> {
     file: &'f File,
     bytes: u64,
 }
 
-impl ReadAt for Head<'_> {
+impl ReadAt for Prefix<'_> {
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
         ReadAt::read_exact_at(self.file, buf, offset)
     }

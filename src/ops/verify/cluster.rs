@@ -175,7 +175,7 @@ impl Run<'_> {
             self.clock.warn(format!(
                 "{} is the backup of cluster {}, and --endpoints is cluster {}: check --endpoints and --store",
                 self.ctx.store.url(),
-                recorded.cluster(),
+                recorded.describe_cluster(),
                 cluster.hex_id()
             ));
         }

@@ -180,13 +180,13 @@ impl Drill<'_> {
             &restore::Options {
                 timeline: Some(self.timeline.to_owned()),
                 data_dir: Some(data_dir.clone()),
-                wanted: restore::Wanted {
+                shared: restore::SharedOptions {
                     point: Point {
                         revision: Some(self.expected.revision.0),
                         time: None,
                     },
                     membership,
-                    ..restore::Wanted::default()
+                    ..restore::SharedOptions::default()
                 },
                 ..restore::Options::default()
             },

@@ -1,0 +1,205 @@
+//! The results of a copy: counts them, and turns them into an outcome, metrics and one error.
+//!
+//! Called by `ops::copy::copier` after each round.
+
+use super::copier::Copier;
+use super::plan::{CopyReason, Decision, Plan, Planned};
+use super::round::CopyResult;
+use super::{CopyStatus, MOST_LISTED, ObjectOutcome, Outcome, Status};
+use crate::backup::{Catalog, Kind};
+use crate::error::{Error, Reason};
+use crate::ops::report::{Failed, Report};
+use crate::telemetry::metrics::SnapshotKind;
+use std::collections::BTreeMap;
+
+impl Copier<'_> {
+    /// Counts the snapshots that a round copied, or in a dry run would copy.
+    pub(super) fn count_copied(
+        &mut self,
+        source: &Catalog,
+        plan: &Plan,
+        results: &BTreeMap<usize, CopyResult>,
+    ) {
+        for (i, p) in plan.objects.iter().enumerate() {
+            match results.get(&i) {
+                Some(CopyResult::Copied { bytes, is_checked }) => {
+                    self.outcome.copied += 1;
+                    self.outcome.bytes_written += bytes;
+                    self.outcome.unchecked += u64::from(!is_checked);
+                    if let Some(metrics) = &self.metrics {
+                        metrics.copied(match source.snapshots[p.source].name.kind {
+                            Kind::Full => SnapshotKind::Full,
+                            Kind::Incr => SnapshotKind::Delta,
+                        });
+                    }
+                }
+                None if p.decision == Decision::Copy => self.outcome.copied += 1,
+                _ => {}
+            }
+        }
+    }
+
+    /// Records the result of every snapshot of the source, and which ones are damaged. Returns the
+    /// failures.
+    pub(super) fn record_results(
+        &mut self,
+        source: &Catalog,
+        plan: &Plan,
+        mut results: BTreeMap<usize, CopyResult>,
+    ) -> Vec<Error> {
+        let mut failures = Vec::new();
+        let mut objects = Vec::with_capacity(plan.objects.len());
+        for (i, p) in plan.objects.iter().enumerate() {
+            let s = &source.snapshots[p.source];
+            let (decision, reason, message) =
+                self.describe_result(p, results.remove(&i), &mut failures);
+            if let Some(e) = failures.last().filter(|_| decision == CopyStatus::Failed)
+                && e.reason().is_bad_data()
+            {
+                let damage = (s.bytes, e.again());
+                self.damaged.insert(s.path.clone(), damage);
+            }
+            objects.push(ObjectOutcome {
+                path: s.path.clone(),
+                target_path: p.path.clone(),
+                bytes: s.bytes,
+                decision,
+                reason,
+                message,
+            });
+        }
+        if let Some(metrics) = &self.metrics {
+            for e in &failures {
+                metrics.failed("copy", e.reason());
+            }
+        }
+        self.set_objects(objects);
+        failures
+    }
+
+    /// Returns a snapshot's result, the reason and a message. Adds an error to `failures`.
+    fn describe_result(
+        &self,
+        p: &Planned,
+        result: Option<CopyResult>,
+        failures: &mut Vec<Error>,
+    ) -> (CopyStatus, &'static str, String) {
+        let as_planned = |status| (status, p.reason.as_str(), p.reason.describe().to_owned());
+        let e = match (p.decision, result) {
+            (Decision::Keep, _) => return as_planned(CopyStatus::Kept),
+            (Decision::Skip, _) => return as_planned(CopyStatus::Skipped),
+            (Decision::Conflict, _) => conflict(&self.to.store.name(&p.path)),
+            (Decision::Copy, None | Some(CopyResult::Copied { .. })) => {
+                return as_planned(CopyStatus::Copied);
+            }
+            (Decision::Copy, Some(CopyResult::AlreadyThere)) => {
+                let message = "another process has copied it during the run".to_owned();
+                return (CopyStatus::Kept, CopyReason::AlreadyThere.as_str(), message);
+            }
+            (Decision::Copy, Some(CopyResult::NoBase)) => {
+                let message = "the snapshot that it follows could not be copied".to_owned();
+                return (CopyStatus::Skipped, "BaseNotCopied", message);
+            }
+            (Decision::Copy, Some(CopyResult::NotTried)) => {
+                let message = "the run ended before it was copied".to_owned();
+                return (CopyStatus::Failed, "NotTried", message);
+            }
+            (Decision::Copy, Some(CopyResult::Failed(e))) => e,
+        };
+        let described = (CopyStatus::Failed, e.reason().as_str(), e.to_string());
+        failures.push(e);
+        described
+    }
+
+    /// Sets the outcome's objects and their counts after a round.
+    fn set_objects(&mut self, mut objects: Vec<ObjectOutcome>) {
+        let is_follower = self.metrics.is_some();
+        if !is_follower {
+            // This round found in the target what an earlier one copied, or the source has lost it.
+            for o in &mut objects {
+                if let Some(copied) = self.copied.remove(&o.path) {
+                    *o = copied;
+                }
+            }
+            objects.extend(std::mem::take(&mut self.copied).into_values());
+            objects.sort_by_key(|o| o.decision != CopyStatus::Copied);
+            let copied = objects.iter().filter(|o| o.decision == CopyStatus::Copied);
+            self.copied = copied.map(|o| (o.path.clone(), o.clone())).collect();
+        }
+        let count = |status| objects.iter().filter(|o| o.decision == status).count() as u64;
+        self.outcome.kept = count(CopyStatus::Kept);
+        self.outcome.skipped = count(CopyStatus::Skipped);
+        self.outcome.failed = count(CopyStatus::Failed);
+        if is_follower {
+            objects.retain(|o| o.decision == CopyStatus::Failed);
+            objects.truncate(MOST_LISTED);
+        }
+        self.outcome.objects = objects;
+    }
+
+    /// Adds the bytes since the last call to the metrics.
+    pub(super) fn update_metrics(&mut self) {
+        let (read, written) = (self.from.store.bytes_read(), self.outcome.bytes_written);
+        if let Some(metrics) = &self.metrics {
+            metrics.store_read(read - self.counted_bytes.0);
+            metrics.store_written(written - self.counted_bytes.1);
+            metrics.to_copy(self.outcome.failed);
+        }
+        self.counted_bytes = (read, written);
+    }
+
+    /// Returns the report of a copy that ended with this failure, if any.
+    pub(super) fn report(mut self, failure: Option<Error>) -> Report<Outcome> {
+        let o = &mut self.outcome;
+        if o.copied > 0 {
+            o.status = Status::Succeeded;
+        }
+        if failure.is_some() {
+            o.status = Status::Failed;
+        }
+        o.error = Failed::from(&failure);
+        if o.unchecked > 0 {
+            self.clock.warnings.push(format!(
+                "{} encrypted snapshots were copied without a check of their content: give the identity that decrypts them with --age-identity",
+                o.unchecked
+            ));
+        }
+        o.bytes_read = self.from.store.bytes_read();
+        self.clock.ended(self.outcome, failure)
+    }
+}
+
+/// Returns the error for a name that another object has in the target.
+pub(super) fn conflict(name: &str) -> Error {
+    Reason::TargetExists.error(format!(
+        "{name} differs from the source's object of that name: find out which of the two is wrong, and delete it"
+    ))
+}
+
+/// Returns whether a follower continues after a failure.
+pub(super) fn is_recoverable(e: &Error) -> bool {
+    let concerns_one_snapshot = e.reason().is_bad_data() || e.reason() == Reason::TargetExists;
+    e.reason().is_retryable() || concerns_one_snapshot || e.reason() == Reason::NoSnapshots
+}
+
+/// Returns one error for all failures: the one that most needs a person's attention. `is_partly_done`:
+/// some snapshots are in the target.
+pub(super) fn summarize(failures: Vec<Error>, is_partly_done: bool) -> Option<Error> {
+    let count = failures.len();
+    let urgency = |e: &Error| match e.reason() {
+        r if r.is_bad_data() => 0,
+        Reason::TargetExists => 1,
+        r if !r.is_retryable() => 2,
+        _ => 3,
+    };
+    let first = failures.into_iter().min_by_key(urgency)?;
+    let reason = match first.reason() {
+        r if r.is_retryable() && is_partly_done => Reason::PartlyDone,
+        r => r,
+    };
+    let message = match count {
+        1 => first.to_string(),
+        n => format!("{first}; {} more snapshots could not be copied", n - 1),
+    };
+    Some(reason.error(message))
+}
