@@ -449,7 +449,7 @@ mod tests {
             assert_is(output, revision, bytes(revision));
         }
         pushing.join().unwrap();
-        assert_eq!(queue.state().bytes, 0);
+        assert_eq!(queue.state().memory, 0);
         queue.state().closed = true;
         assert!(!queue.push(WatchOutput::Ended(Ended::Forked)));
     }
