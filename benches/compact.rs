@@ -1,9 +1,10 @@
 //! Compares `compact` and `restore` with the minimal work, and their memory with its bound.
 //!
-//! The minimal work ("floor") decompresses and hashes the inputs, and hashes and compresses the output, or for a restore
-//! writes and syncs it, with the same libraries and number of threads. Program and floor are measured in the same run.
-//! `cargo bench` prints the tables of the README; arguments select some: `lease`, `churn`, `insert`, `restore`,
-//! `memory`, `restore-memory`, `s3`, and `large`, which runs only when it is named, because it needs 45 GB of disk.
+//! The minimal work ("floor") decompresses and hashes the inputs, and hashes and compresses the output, or
+//! for a restore writes and syncs it, with the same libraries and number of threads. Program and floor are
+//! measured in the same run. `cargo bench` prints the tables of the README; arguments select some: `lease`,
+//! `churn`, `insert`, `restore`, `memory`, `restore-memory`, `s3`, and `large`, which runs only when it is
+//! named, because it needs 45 GB of disk.
 
 // Other benches use the shapes that this one does not.
 #[allow(dead_code)]
@@ -160,7 +161,8 @@ fn decompress(path: &Path, mut each: impl FnMut(&[u8]) -> io::Result<()>) -> Res
     }
 }
 
-/// Does the minimal work of a compaction: reads the inputs, hashes and compresses the output. Returns the seconds.
+/// Does the minimal work of a compaction: reads the inputs, hashes and compresses the output. Returns the
+/// seconds.
 fn floor(inputs: &[PathBuf], output: &Path, threads: usize) -> Result<f64> {
     let started = Instant::now();
     read_all(inputs, threads)?;
@@ -256,8 +258,8 @@ fn restore(
     Ok(run)
 }
 
-/// Prints the rows of `restore` for one shape. The floor reads the inputs, and writes and syncs a file of the database's
-/// size.
+/// Prints the rows of `restore` for one shape. The floor reads the inputs, and writes and syncs a file of the
+/// database's size.
 fn compare_restore(data: &Path, shape: &Shape, history: &str) -> Result<()> {
     let backup = data.join(shape.name);
     generate::backup(&backup, shape)?;
@@ -384,7 +386,8 @@ fn compare_s3(data: &Path, shape: &Shape) -> Result<()> {
     Ok(())
 }
 
-/// Downloads the inputs of a compaction and uploads its result again. Removes the result. Returns the seconds.
+/// Downloads the inputs of a compaction and uploads its result again. Removes the result. Returns the
+/// seconds.
 async fn transfer_alone(
     store: &AmazonS3,
     inputs: &[object_store::path::Path],

@@ -1,8 +1,9 @@
 //! Compares `copy` and `verify --level checksums` with the minimal work, and bounds the memory of `copy`.
 //!
-//! The minimal work ("floor") reads, decompresses and hashes each snapshot (its SHA-256 covers the decompressed payload),
-//! and for `copy` writes and syncs its bytes, with as many threads. Program and floor are measured in the same run.
-//! `cargo bench --bench copy_verify` prints the tables; `copy`, `verify` and `copy-memory` select one.
+//! The minimal work ("floor") reads, decompresses and hashes each snapshot (its SHA-256 covers the
+//! decompressed payload), and for `copy` writes and syncs its bytes, with as many threads. Program and floor
+//! are measured in the same run. `cargo bench --bench copy_verify` prints the tables; `copy`, `verify` and
+//! `copy-memory` select one.
 
 // Other benches use the shapes that this one does not.
 #[allow(dead_code)]

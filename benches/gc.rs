@@ -1,7 +1,7 @@
 //! Compares `gc` with a plain listing of the same objects, and shows its memory.
 //!
-//! A listing is the minimal work of `gc`. Both are measured in the same run, with the same client.
-//! `cargo bench --bench gc` prints the table of ARCHITECTURE.md; `local` or `s3` selects rows, and a number sets the
+//! A listing is the minimal work of `gc`. Both are measured in the same run, with the same client. `cargo
+//! bench --bench gc` prints the table of ARCHITECTURE.md; `local` or `s3` selects rows, and a number sets the
 //! number of objects.
 
 mod process_memory;
@@ -39,7 +39,8 @@ fn names(count: usize) -> Vec<String> {
     (0..count).map(name).collect()
 }
 
-/// Returns the content of the fulls. `gc` reads only the newest full, which must hold the revision of its name.
+/// Returns the content of the fulls. `gc` reads only the newest full, which must hold the revision of its
+/// name.
 fn full(count: usize) -> Vec<u8> {
     let last = 10 * count as i64;
     object(&database(4096, last..=last, 1), Compression::None)

@@ -2,8 +2,8 @@
 
 use std::fs;
 
-/// Returns the anonymous memory of a process in bytes: without mapped files and their page cache. Returns 0 if the
-/// process has ended.
+/// Returns the anonymous memory of a process in bytes: without mapped files and their page cache. Returns 0
+/// if the process has ended.
 pub fn anonymous(pid: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status"));
     field(&status.unwrap_or_default(), "RssAnon:")

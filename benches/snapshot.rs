@@ -1,8 +1,9 @@
-//! Compares `snapshot full` with the minimal work, and shows whether `snapshot follow` and `delta` keep up with etcd.
+//! Compares `snapshot full` with the minimal work, and shows whether `snapshot follow` and `delta` keep up
+//! with etcd.
 //!
-//! The minimal work of a full is etcd's own stream to a synced file, and compressing the same bytes with the same library
-//! and number of threads. Everything is measured in the same run, on a real etcd. `cargo bench --bench snapshot` prints
-//! the tables of the README; `full`, `follow` or `delta` selects one.
+//! The minimal work of a full is etcd's own stream to a synced file, and compressing the same bytes with the
+//! same library and number of threads. Everything is measured in the same run, on a real etcd. `cargo bench
+//! --bench snapshot` prints the tables of the README; `full`, `follow` or `delta` selects one.
 
 #[allow(dead_code)]
 mod generate;
@@ -119,7 +120,8 @@ impl Setup {
     }
 }
 
-/// Runs a command. Returns the seconds, its outcome, and the peak of its anonymous memory if `watch_memory` is set.
+/// Runs a command. Returns the seconds, its outcome, and the peak of its anonymous memory if `watch_memory`
+/// is set.
 fn run(command: &mut std::process::Command, watch_memory: bool) -> Result<(f64, Value, u64)> {
     let started = Instant::now();
     let mut child = command
@@ -227,7 +229,8 @@ fn full(runtime: &Runtime) -> Result<()> {
     Ok(())
 }
 
-/// Takes a full and removes it. Returns the seconds, and the peak of anonymous memory if `watch_memory` is set.
+/// Takes a full and removes it. Returns the seconds, and the peak of anonymous memory if `watch_memory` is
+/// set.
 fn take_full(
     setup: &Setup,
     method: &str,

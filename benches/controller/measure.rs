@@ -41,8 +41,8 @@ pub fn usage(pid: u32) -> Result<Usage> {
     })
 }
 
-/// Whether a request belongs to the controller's work. Renewals of the leader's Lease and new watches do not: they
-/// happen at fixed times.
+/// Whether a request belongs to the controller's work. Renewals of the leader's Lease and new watches do not:
+/// they happen at fixed times.
 pub fn is_work(call: &Call) -> bool {
     let is_leadership = call.resource == "leases" && call.name.contains("controller");
     call.verb != "watch" && !is_leadership
@@ -137,8 +137,8 @@ pub fn goal(text: &str, holds: bool) -> String {
     format!("{text}: {}", if holds { "yes" } else { "**no**" })
 }
 
-/// The times from a renewal that crosses a threshold to the response for its Job, in seconds. A missing Job counts as
-/// infinity.
+/// The times from a renewal that crosses a threshold to the response for its Job, in seconds. A missing Job
+/// counts as infinity.
 #[derive(Default)]
 pub struct Latencies {
     /// The latency of each Job, sorted.

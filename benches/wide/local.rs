@@ -1,4 +1,5 @@
-//! Measures commands on local folders: the wide backup, two snapshotters, a year of small snapshots, and a plain file.
+//! Measures commands on local folders: the wide backup, two snapshotters, a year of small snapshots, and a
+//! plain file.
 
 use crate::measure::{Goal, MIB, Run, local_row, row};
 use crate::support::etcd::EtcdVersion;
@@ -70,8 +71,8 @@ impl Bench {
         })
     }
 
-    /// Prints the rows of two snapshotters. Four times as many deltas may take 4.8 times as long: linear, with a
-    /// tolerance of a fifth.
+    /// Prints the rows of two snapshotters. Four times as many deltas may take 4.8 times as long: linear,
+    /// with a tolerance of a fifth.
     pub fn overlap(&self) -> Result<()> {
         let mut fewer_deltas: Option<Run> = None;
         for deltas in [1_000, 4_000] {

@@ -1,9 +1,10 @@
-//! Measures commands on backups of many snapshots and on a slow store: seconds, requests by kind, memory, next to goals.
+//! Measures commands on backups of many snapshots and on a slow store: seconds, requests by kind, memory,
+//! next to goals.
 //!
-//! `cargo bench --bench wide` prints the tables of ARCHITECTURE.md; arguments select parts. `--scale 10` makes everything
-//! a tenth as large for a quick look, with unchanged goals. The S3 server is MinIO on this machine, behind a line that
-//! counts requests and delays responses; "plain" is the same line without the delay, in the same run. Times are medians
-//! of `--runs`; a run that takes longer than 20 s is not repeated.
+//! `cargo bench --bench wide` prints the tables of ARCHITECTURE.md; arguments select parts. `--scale 10`
+//! makes everything a tenth as large for a quick look, with unchanged goals. The S3 server is MinIO on this
+//! machine, behind a line that counts requests and delays responses; "plain" is the same line without the
+//! delay, in the same run. Times are medians of `--runs`; a run that takes longer than 20 s is not repeated.
 
 mod followers;
 #[allow(dead_code)]
@@ -154,7 +155,8 @@ impl Bench {
         }
     }
 
-    /// Generates the backup of a shape, unless it exists. Also returns the memory bound of ARCHITECTURE.md in bytes.
+    /// Generates the backup of a shape, unless it exists. Also returns the memory bound of ARCHITECTURE.md in
+    /// bytes.
     fn backup(&self, shape: &Shape) -> Result<(PathBuf, u64)> {
         let folder = self.data.join(format!("{}-{}", shape.name, shape.changes));
         let (keys, key_bytes) = generate::backup(&folder, shape)?;
@@ -212,7 +214,8 @@ impl Bench {
         Ok(())
     }
 
-    /// Prints the row that compares an older program with this one. They take turns, and the best run of each counts.
+    /// Prints the row that compares an older program with this one. They take turns, and the best run of each
+    /// counts.
     fn compare_programs(&self, before: &Path, shape: &Shape, folder: &Path) -> Result<()> {
         const ROUNDS: usize = 7;
         let store = folder.to_str().ok_or("the path is not UTF-8")?;
@@ -239,7 +242,8 @@ impl Bench {
         Ok(())
     }
 
-    /// Prints the table of docs/sizing.md: compact and restore by number of deltas, size of the database and delay.
+    /// Prints the table of docs/sizing.md: compact and restore by number of deltas, size of the database and
+    /// delay.
     fn sizes(&self) -> Result<()> {
         const DELAYS: [u64; 3] = [0, 30, 100];
         let head = DELAYS.map(|d| format!("{d} ms"));

@@ -44,7 +44,8 @@ pub enum Goal {
     Requests(usize),
     /// At most this many requests of the kinds that begin with the text.
     RequestsOf(&'static str, usize),
-    /// At most this many times the longer of: the plain run, and the delays of all requests if 32 are in flight.
+    /// At most this many times the longer of: the plain run, and the delays of all requests if 32 are in
+    /// flight.
     InFlight(f64),
     /// At most this many times the plain run, plus this many delays.
     Plain(f64, u32),
@@ -142,7 +143,8 @@ impl Run {
         Ok(run)
     }
 
-    /// Returns the median of several runs by time, with the highest memory of all. A slow run is not repeated.
+    /// Returns the median of several runs by time, with the highest memory of all. A slow run is not
+    /// repeated.
     pub fn median(count: usize, mut run: impl FnMut(usize) -> Result<Run>) -> Result<Run> {
         let mut runs: Vec<Run> = Vec::new();
         while runs.len() < count && runs.last().is_none_or(|r| r.seconds < SLOW) {

@@ -1,4 +1,5 @@
-//! Measures commands on an S3 server behind a slow line: the wide backup, a copy, deletions, and one large object.
+//! Measures commands on an S3 server behind a slow line: the wide backup, a copy, deletions, and one large
+//! object.
 
 use crate::measure::{Goal, MB, MIB, Run, row};
 use crate::support::history::Compression;
@@ -161,8 +162,8 @@ impl Bench {
         Ok(())
     }
 
-    /// Measures a command on S3 with a delay, and removes the snapshot that it has published. `args` returns the
-    /// arguments of a run by its number.
+    /// Measures a command on S3 with a delay, and removes the snapshot that it has published. `args` returns
+    /// the arguments of a run by its number.
     pub fn measure_bucket(
         &self,
         server: &Server,
@@ -203,8 +204,8 @@ impl Bench {
         })
     }
 
-    /// Prints the rows of `gc --apply` on a backup whose last full supersedes everything else. Only the fulls have real
-    /// contents, because `gc` does not read the deltas.
+    /// Prints the rows of `gc --apply` on a backup whose last full supersedes everything else. Only the fulls
+    /// have real contents, because `gc` does not read the deltas.
     pub fn deletions(&self, server: &Server, shape: &Shape) -> Result<()> {
         let deltas = shape.changes / 20;
         let full = |revision, at| format!("v2/Full-00000000-{revision:08}-{at}");

@@ -1,7 +1,8 @@
 //! Cron schedules in a time zone, with the same meaning as in a Kubernetes CronJob.
 //!
-//! The crate `cron` computes the calendar; this module corrects the differences: days of the week, changes of the clock,
-//! and two restricted day fields. It reads no clock. Called by `snapshot follow` and by the controller.
+//! The crate `cron` computes the calendar; this module corrects the differences: days of the week, changes of
+//! the clock, and two restricted day fields. It reads no clock. Called by `snapshot follow` and by the
+//! controller.
 
 use crate::error::{Reason, Result};
 use chrono::{DateTime, Duration, LocalResult, NaiveDateTime, TimeZone, Utc};
@@ -28,22 +29,22 @@ const DAYS: [&str; 7] = ["sun", "mon", "tue", "wed", "thu", "fri", "sat"];
 
 /// A cron schedule in a time zone.
 ///
-/// When clocks are set forward, a run in the skipped hour takes place as soon as that hour is over. When they are set
-/// back, a run in the repeated hour takes place once. A schedule for every hour (`*` or the like in the field of the
-/// hour) is not affected: its runs keep their distance.
+/// When clocks are set forward, a run in the skipped hour takes place as soon as that hour is over. When they
+/// are set back, a run in the repeated hour takes place once. A schedule for every hour (`*` or the like in
+/// the field of the hour) is not affected: its runs keep their distance.
 #[derive(Debug, Clone)]
 pub struct Schedule {
-    /// A run takes place when any of these says so. There are two if both day fields are restricted: then cron runs on
-    /// a day that either field allows.
+    /// A run takes place when any of these says so. There are two if both day fields are restricted: then
+    /// cron runs on a day that either field allows.
     alternatives: Vec<cron::Schedule>,
     zone: Tz,
     every_hour: bool,
 }
 
 impl Schedule {
-    /// Parses a schedule: five fields (minute, hour, day of month, month, day of week), six with seconds in front,
-    /// seven with years at the end, or `@hourly`, `@daily`, `@weekly`, `@monthly`, `@yearly`. Sunday is 0 or 7.
-    /// `zone` is a name of the IANA database, such as `Europe/Berlin`.
+    /// Parses a schedule: five fields (minute, hour, day of month, month, day of week), six with seconds in
+    /// front, seven with years at the end, or `@hourly`, `@daily`, `@weekly`, `@monthly`, `@yearly`. Sunday
+    /// is 0 or 7. `zone` is a name of the IANA database, such as `Europe/Berlin`.
     ///
     /// # Errors
     /// Fails with `Usage` if the schedule or the zone is invalid.
@@ -72,8 +73,8 @@ impl Schedule {
         Ok(schedule)
     }
 
-    /// Returns the first run after `t`. Returns `None` if there is none; before 2100 that happens only if the schedule
-    /// names years.
+    /// Returns the first run after `t`. Returns `None` if there is none; before 2100 that happens only if the
+    /// schedule names years.
     pub fn next_after(&self, t: DateTime<Utc>) -> Option<DateTime<Utc>> {
         let mut local = t.with_timezone(&self.zone).naive_local();
         if self.every_hour {
@@ -110,7 +111,8 @@ impl Schedule {
         runs.filter_map(|s| self.last_of(s, local, t)).max()
     }
 
-    /// Returns the last run of one alternative at or before `t`, searching backward from the local time `from`.
+    /// Returns the last run of one alternative at or before `t`, searching backward from the local time
+    /// `from`.
     fn last_of(
         &self,
         schedule: &cron::Schedule,
@@ -130,15 +132,15 @@ impl Schedule {
         last
     }
 
-    /// Returns the last run that was due after `last_run` and until `now`: one run makes up for all that were missed.
-    /// Also returns `None` if the clock was set back to before `last_run`; the next run is then
+    /// Returns the last run that was due after `last_run` and until `now`: one run makes up for all that were
+    /// missed. Also returns `None` if the clock was set back to before `last_run`; the next run is then
     /// [`next_after`](Self::next_after) `now`.
     pub fn missed(&self, last_run: DateTime<Utc>, now: DateTime<Utc>) -> Option<DateTime<Utc>> {
         self.last_until(now).filter(|&at| at > last_run)
     }
 
-    /// Returns when a local time occurs. It occurs once, or twice if the clock is set back. If the clock skips it, that
-    /// is the first moment after the skipped time.
+    /// Returns when a local time occurs. It occurs once, or twice if the clock is set back. If the clock
+    /// skips it, that is the first moment after the skipped time.
     fn instants(&self, local: NaiveDateTime) -> (Option<DateTime<Utc>>, Option<DateTime<Utc>>) {
         let utc = |t: DateTime<Tz>| t.with_timezone(&Utc);
         match self.zone.from_local_datetime(&local) {

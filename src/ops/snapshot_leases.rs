@@ -24,8 +24,8 @@ pub struct News {
     pub timeline: bool,
 }
 
-/// Lists the store, and updates the Leases with the state of its newest timeline. Returns failures as warnings,
-/// because the snapshots are saved nevertheless.
+/// Lists the store, and updates the Leases with the state of its newest timeline. Returns failures as
+/// warnings, because the snapshots are saved nevertheless.
 pub fn renew(ctx: &Context, leases: &SnapshotLeases, news: News) -> Vec<String> {
     match newest_state(ctx, news) {
         // A state from a fresh listing is never behind the Leases.
@@ -70,8 +70,8 @@ fn snap_state(snapshot: &Snapshot, revision: Revision) -> SnapState {
     }
 }
 
-/// Returns the state of a timeline, by names: the newest full, the newest delta after it, and the sum of the deltas
-/// after the full.
+/// Returns the state of a timeline, by names: the newest full, the newest delta after it, and the sum of the
+/// deltas after the full.
 pub fn state(catalog: &Catalog, timeline: &Timeline, news: News) -> LeaseState {
     let snapshot = |i: usize| &catalog.snapshots[i];
     let full = chain::bases(catalog, timeline).into_iter().next();

@@ -1,7 +1,7 @@
 //! The NOSPACE alarm: whether it can be disarmed, and disarming it.
 //!
-//! etcd raises the alarm when a database reaches its quota, and then refuses writes until the alarm is disarmed. Called
-//! by [`super::run`].
+//! etcd raises the alarm when a database reaches its quota, and then refuses writes until the alarm is
+//! disarmed. Called by [`super::run`].
 
 use super::Maintenance;
 use crate::error::Result;
@@ -20,8 +20,8 @@ pub(super) fn has_no_space_alarm(cluster: &Cluster, member: &Member) -> bool {
 
 /// Returns why the NOSPACE alarm must stay raised; `None` if all members have space again.
 ///
-/// `quota` overrides the quotas that the members report, in bytes. `shrunk` are the IDs of the members whose databases
-/// became smaller: if a member's quota is unknown, that is taken as space enough.
+/// `quota` overrides the quotas that the members report, in bytes. `shrunk` are the IDs of the members whose
+/// databases became smaller: if a member's quota is unknown, that is taken as space enough.
 pub fn no_space_remains(cluster: &Cluster, quota: Option<u64>, shrunk: &[u64]) -> Option<String> {
     for member in &cluster.members {
         let Some(status) = &member.status else {

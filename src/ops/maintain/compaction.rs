@@ -1,7 +1,7 @@
 //! The compaction of a cluster's history: up to which revision, and its execution.
 //!
-//! [`plan_compaction`] decides and is pure. With a store, history that is not saved is never compacted. Called by
-//! [`super::run`].
+//! [`plan_compaction`] decides and is pure. With a store, history that is not saved is never compacted.
+//! Called by [`super::run`].
 
 use super::{Maintenance, pause};
 use crate::base::duration;
@@ -87,7 +87,8 @@ pub struct History {
     pub compacted: Option<i64>,
     /// What the store holds.
     pub saved: SavedHistory,
-    /// The newest revision that is older than [`Keep::Age`], by the times of the saved events; `None` if there is none.
+    /// The newest revision that is older than [`Keep::Age`], by the times of the saved events; `None` if
+    /// there is none.
     pub too_old: Option<i64>,
 }
 
@@ -112,8 +113,8 @@ pub fn plan_compaction(keep: Keep, history: &History) -> (Option<i64>, String) {
             let reason = format!("history that is not saved must not be compacted: {why}");
             return (None, reason);
         }
-        // The last saved revision must stay in etcd: the next delta compares its events to find out whether it
-        // continues the same history. A compaction at that revision may remove its deletions.
+        // The last saved revision must stay in etcd: the next delta compares its events to find out whether
+        // it continues the same history. A compaction at that revision may remove its deletions.
         SavedHistory::UpTo(last) if requested >= *last => (
             last - 1,
             format!(
@@ -176,8 +177,9 @@ impl Maintenance<'_> {
         };
         self.lock.check()?;
         let step = Step::new(format!("compact at {revision}"), None);
-        // Compact in two steps. A member counts freed pages as free only after its next commit; if no client writes,
-        // only the second compaction causes that commit. The pause separates the two: members commit every 100 ms.
+        // Compact in two steps. A member counts freed pages as free only after its next commit; if no client
+        // writes, only the second compaction causes that commit. The pause separates the two: members commit
+        // every 100 ms.
         if revision - 1 > history.compacted.unwrap_or(0) {
             cluster.compact(self.connector, revision - 1)?;
             cluster.await_compaction(self.connector, revision - 1)?;

@@ -1,7 +1,7 @@
 //! The defragmentation of members whose databases waste space: which ones, in which order, one at a time.
 //!
-//! [`plan_defragmentation`] decides and is pure. A member serves no requests while it is defragmented, so all others must
-//! be healthy. Called by [`super::run`].
+//! [`plan_defragmentation`] decides and is pure. A member serves no requests while it is defragmented, so all
+//! others must be healthy. Called by [`super::run`].
 
 use super::alarms::has_no_space_alarm;
 use super::{Maintenance, pause};
@@ -14,7 +14,8 @@ use serde::Serialize;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
-/// A database that uses more of its quota is nearly full. It is defragmented even if it wastes less than the limit.
+/// A database that uses more of its quota is nearly full. It is defragmented even if it wastes less than the
+/// limit.
 const FULL_QUOTA_PERCENT: u64 = 80;
 /// A nearly full database is not worth defragmenting if it wastes less.
 const MIN_WASTE_PERCENT: u64 = 1;
@@ -113,8 +114,8 @@ pub struct DefragPlan {
     pub reason: String,
 }
 
-/// Decides for each member whether it is defragmented. Returns the members in the order of defragmentation, the leader
-/// last. `quota` overrides the quotas that the members report, in bytes.
+/// Decides for each member whether it is defragmented. Returns the members in the order of defragmentation,
+/// the leader last. `quota` overrides the quotas that the members report, in bytes.
 pub fn plan_defragmentation(
     cluster: &Cluster,
     defrag: Option<Defrag>,
@@ -305,7 +306,8 @@ impl Maintenance<'_> {
         self.outcome.members.iter_mut().find(|m| m.id == hex_id)
     }
 
-    /// Waits until every member is healthy and has caught up. `defragmented` is the member that was defragmented last.
+    /// Waits until every member is healthy and has caught up. `defragmented` is the member that was
+    /// defragmented last.
     fn wait_until_healthy(&self, defragmented: Option<&Member>) -> Result<Cluster> {
         let deadline = Instant::now() + HEALTH_TIMEOUT;
         loop {

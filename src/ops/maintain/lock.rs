@@ -29,10 +29,12 @@ pub(super) enum MaintenanceLock {
 }
 
 impl MaintenanceLock {
-    /// Takes the lock of a cluster: the Lease if one is named, else an object in the store, or without a store a file.
+    /// Takes the lock of a cluster: the Lease if one is named, else an object in the store, or without a
+    /// store a file.
     ///
     /// # Errors
-    /// Fails with `LockHeld` if another process holds the lock; with the errors of Kubernetes, of the store, and `Io`.
+    /// Fails with `LockHeld` if another process holds the lock; with the errors of Kubernetes, of the store,
+    /// and `Io`.
     pub(super) fn acquire(
         connector: &Connector,
         store: Option<&Context>,

@@ -1,8 +1,8 @@
 //! `maintain`: compacts a cluster's history, defragments its members, and disarms the NOSPACE alarm.
 //!
-//! The steps: observe the cluster; compact, but only saved history if a store is given; defragment one member at a time,
-//! the leader last, while all members are healthy; disarm the alarm if there is space. Two runs on one cluster never
-//! overlap. Called by `cli::maintain`; the controller uses [`Upkeep`] in its resources.
+//! The steps: observe the cluster; compact, but only saved history if a store is given; defragment one member
+//! at a time, the leader last, while all members are healthy; disarm the alarm if there is space. Two runs on
+//! one cluster never overlap. Called by `cli::maintain`; the controller uses [`Upkeep`] in its resources.
 
 mod alarms;
 mod compaction;
@@ -110,8 +110,8 @@ pub struct Outcome {
     pub members: Vec<MemberOutcome>,
     /// The names of the members whose NOSPACE alarm was disarmed.
     pub alarms_cleared: Vec<String>,
-    /// The newest revision of this cluster in the store. null without a store, without --compact-keep, or if the
-    /// store holds none.
+    /// The newest revision of this cluster in the store. null without a store, without --compact-keep, or if
+    /// the store holds none.
     pub last_saved_revision: Option<i64>,
 }
 
@@ -132,9 +132,9 @@ impl Outcome {
 /// Maintains a cluster. With a store, compacts only history that the store holds.
 ///
 /// # Errors
-/// If nothing was done, fails with `Usage` if there is nothing to do or if a duration is given without a store; with
-/// `LockHeld` if another run is at work; with the errors of etcd connections and of the store. A later failure is in
-/// the report.
+/// If nothing was done, fails with `Usage` if there is nothing to do or if a duration is given without a
+/// store; with `LockHeld` if another run is at work; with the errors of etcd connections and of the store. A
+/// later failure is in the report.
 pub fn run(
     connector: &Connector,
     store: Option<&Context>,

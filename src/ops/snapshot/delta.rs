@@ -43,8 +43,8 @@ pub struct DeltaOptions {
 /// Saves the changes since the last snapshot, or takes a full if deltas cannot continue.
 ///
 /// # Errors
-/// Fails with the errors of etcd connections and of the store; with `OtherCluster`, `MembersDiffer`; with `Io`,
-/// `NoSpace`, `Terminated`. Snapshots that were saved before the failure stay.
+/// Fails with the errors of etcd connections and of the store; with `OtherCluster`, `MembersDiffer`; with
+/// `Io`, `NoSpace`, `Terminated`. Snapshots that were saved before the failure stay.
 pub fn delta(
     ctx: &Context,
     settings: &SnapshotSettings,
@@ -79,8 +79,8 @@ pub fn delta(
     Ok(saver.into_report(clock))
 }
 
-/// Returns the last saved revision if the cluster holds the same changes there as the store, or else why not. Saves
-/// nothing.
+/// Returns the last saved revision if the cluster holds the same changes there as the store, or else why not.
+/// Saves nothing.
 ///
 /// # Errors
 /// Fails with the errors of etcd connections and of the store.
@@ -116,8 +116,8 @@ pub fn same_history(
     })
 }
 
-/// Returns a cause if the cluster has another history than the store: the cluster is behind the store, or holds other
-/// changes at the last saved revision. Returns `None` with a warning if that is unknown.
+/// Returns a cause if the cluster has another history than the store: the cluster is behind the store, or
+/// holds other changes at the last saved revision. Returns `None` with a warning if that is unknown.
 ///
 /// # Errors
 /// Fails with the errors of etcd connections and of the store.
@@ -151,8 +151,8 @@ pub(super) fn history_mismatch(
     Ok(None)
 }
 
-/// Saves deltas up to the cluster's revision, and a full if the newest one is too old. Returns a cause if deltas cannot
-/// continue, so that a full has to be taken instead.
+/// Saves deltas up to the cluster's revision, and a full if the newest one is too old. Returns a cause if
+/// deltas cannot continue, so that a full has to be taken instead.
 fn catch_up(
     ctx: &Context,
     settings: &SnapshotSettings,
@@ -202,8 +202,8 @@ struct DeltaCollector<'a> {
 }
 
 impl DeltaCollector<'_> {
-    /// Saves all transactions up to the revision `goal`. After an error, saves those that arrived before it. Returns
-    /// why the watch ended early.
+    /// Saves all transactions up to the revision `goal`. After an error, saves those that arrived before it.
+    /// Returns why the watch ended early.
     fn save_up_to(&mut self, saver: &mut Saver<'_>, goal: i64) -> Result<Option<Ended>> {
         let collected = self.collect(saver, goal);
         match &collected {

@@ -1,7 +1,7 @@
 //! Builds a delta: collects transactions in a temporary file, then compresses, uploads and names it.
 //!
-//! The file stays until the store has the delta, so a failing store loses no event. This module does not read from
-//! etcd. Called by `snapshot delta` and `snapshot follow`.
+//! The file stays until the store has the delta, so a failing store loses no event. This module does not read
+//! from etcd. Called by `snapshot delta` and `snapshot follow`.
 
 use super::NewSnapshot;
 use super::next::{NewestSnapshot, name_time};
@@ -206,8 +206,8 @@ pub(super) struct SealedDelta {
     pub(super) first: Revision,
     pub(super) last: Revision,
     pub(super) events: u64,
-    /// The time in the name, fixed by the first attempt to save. A retry uses the same name and so finds an object that
-    /// a seemingly failed attempt has written.
+    /// The time in the name, fixed by the first attempt to save. A retry uses the same name and so finds an
+    /// object that a seemingly failed attempt has written.
     created: OnceCell<i64>,
 }
 

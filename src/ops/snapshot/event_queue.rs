@@ -1,8 +1,9 @@
 //! The queue between the watch and the follower: a bounded buffer in memory, then in the temporary directory.
 //!
-//! While the store is away, the queue takes as much as its limits allow; then the watch pauses and etcd keeps the
-//! events. A large buffer pays off: a watch that is far behind receives only some thousand revisions a second, and none
-//! that etcd has compacted meanwhile. This module does not save anything. Called by [`super::follow`].
+//! While the store is away, the queue takes as much as its limits allow; then the watch pauses and etcd keeps
+//! the events. A large buffer pays off: a watch that is far behind receives only some thousand revisions a
+//! second, and none that etcd has compacted meanwhile. This module does not save anything. Called by
+//! [`super::follow`].
 
 use super::delta_builder::EncodedTransaction;
 use crate::base::Cancel;
@@ -48,7 +49,8 @@ impl QueuedOutput {
         }
     }
 
-    /// Returns the memory that counts toward the limit, in bytes. For a text in memory, the small rest is not counted.
+    /// Returns the memory that counts toward the limit, in bytes. For a text in memory, the small rest is not
+    /// counted.
     fn memory(&self) -> u64 {
         match (&self.output, self.spooled_at) {
             (WatchOutput::Transaction(t), None) => t.bytes(),
@@ -168,8 +170,8 @@ impl Queue {
         lock(&self.state)
     }
 
-    /// Appends an output, after waiting until the limits allow it. An empty queue takes a transaction of any size.
-    /// Returns false if the queue is closed.
+    /// Appends an output, after waiting until the limits allow it. An empty queue takes a transaction of any
+    /// size. Returns false if the queue is closed.
     fn push(&self, output: WatchOutput) -> bool {
         let mut queued = QueuedOutput::in_memory(output);
         let mut state = self.state();
@@ -196,8 +198,9 @@ impl Queue {
         true
     }
 
-    /// Moves a transaction's text into the temporary directory if there is room. Returns whether the transaction may
-    /// be queued. If the directory cannot be written, disables it: then all of the memory is for texts.
+    /// Moves a transaction's text into the temporary directory if there is room. Returns whether the
+    /// transaction may be queued. If the directory cannot be written, disables it: then all of the memory is
+    /// for texts.
     fn spool(&self, state: &mut QueueState, queued: &mut QueuedOutput) -> bool {
         let WatchOutput::Transaction(transaction) = &mut queued.output else {
             return false;
@@ -348,8 +351,8 @@ impl Drop for WatchThread {
     }
 }
 
-/// The body of the watch's thread: moves what the feed delivers into the queue, until the feed ends or the queue is
-/// closed.
+/// The body of the watch's thread: moves what the feed delivers into the queue, until the feed ends or the
+/// queue is closed.
 fn fill_queue(mut feed: Feed, queue: &Queue, bandwidth: Option<&(Bandwidth, Cancel)>) {
     let mut back_off = BACK_OFF.0;
     // The recorded times never decrease, even if the clock is set back.

@@ -1,8 +1,8 @@
 //! Takes a full snapshot from a member that holds the same data as the majority.
 //!
-//! The member's snapshot stream is verified, compressed and uploaded while it arrives. The snapshot gets its name at
-//! the end, because only then its revision is known. This module does not decide when a full is taken. Called by
-//! [`super::saver`].
+//! The member's snapshot stream is verified, compressed and uploaded while it arrives. The snapshot gets its
+//! name at the end, because only then its revision is known. This module does not decide when a full is
+//! taken. Called by [`super::saver`].
 
 use super::last_saved;
 use super::next::{NewestSnapshot, name_time};
@@ -30,7 +30,8 @@ use chrono::Utc;
 use std::io::{self, Read, Write};
 use std::time::Instant;
 
-/// How often the members are asked for their hashes, if compactions between the answers make them incomparable.
+/// How often the members are asked for their hashes, if compactions between the answers make them
+/// incomparable.
 const HASH_ATTEMPTS: u32 = 3;
 
 /// A full snapshot that is verified and uploaded, but not published: its object has no name yet.
@@ -43,8 +44,8 @@ pub(super) struct UnpublishedFull {
     pub(super) revision: Revision,
     base: Base,
     hash: HashKv,
-    /// The position from which a watch continues after this full; `None` if the changes of the full's last revision
-    /// cannot be read.
+    /// The position from which a watch continues after this full; `None` if the changes of the full's last
+    /// revision cannot be read.
     pub(super) position: Option<Position>,
     /// The endpoint of the member that the snapshot was taken from.
     pub(super) endpoint: String,
@@ -63,8 +64,8 @@ impl UnpublishedFull {
         self.base.first_revision()
     }
 
-    /// Whether the full holds all changes of its last revision. A compaction at that revision may have removed
-    /// deletions.
+    /// Whether the full holds all changes of its last revision. A compaction at that revision may have
+    /// removed deletions.
     pub(super) fn holds_last_changes(&self) -> bool {
         self.base.compact_revision < self.revision
     }
@@ -118,8 +119,8 @@ impl UnpublishedFull {
     }
 }
 
-/// Records in the store that a full begins a timeline. The contents alone may not show it: compacted snapshots of the
-/// old history cannot contradict the new full.
+/// Records in the store that a full begins a timeline. The contents alone may not show it: compacted
+/// snapshots of the old history cannot contradict the new full.
 fn note_timeline(ctx: &Context, name: &SnapshotName) -> Result<()> {
     let text = "this full snapshot begins another history than the snapshots before it\n";
     ctx.store
@@ -130,9 +131,9 @@ fn note_timeline(ctx: &Context, name: &SnapshotName) -> Result<()> {
 /// Takes a full snapshot from the best member, or from the next one if that fails.
 ///
 /// # Errors
-/// Fails with `OtherCluster` if the prefix is another cluster's backup; with `MembersDiffer` if the members hold
-/// different data and no majority agrees; with `EtcdUnreachable`, `NoQuorum`, and for wrong settings or credentials;
-/// with the store's errors; with `Io`, `NoSpace`, `Terminated`.
+/// Fails with `OtherCluster` if the prefix is another cluster's backup; with `MembersDiffer` if the members
+/// hold different data and no majority agrees; with `EtcdUnreachable`, `NoQuorum`, and for wrong settings or
+/// credentials; with the store's errors; with `Io`, `NoSpace`, `Terminated`.
 pub(super) fn take(
     ctx: &Context,
     settings: &SnapshotSettings,

@@ -1,8 +1,8 @@
 //! A cache of the names in the store. Listing the store for each delta would cost more than the delta itself.
 //!
-//! The cache misses what others do (a compaction, `gc`) until the next listing. No snapshot depends on it: publishing
-//! fails if a name is taken, and the owner of the prefix is read before each snapshot. Only metrics and Leases are
-//! computed from the cached names. Called by [`super::saver`].
+//! The cache misses what others do (a compaction, `gc`) until the next listing. No snapshot depends on it:
+//! publishing fails if a name is taken, and the owner of the prefix is read before each snapshot. Only
+//! metrics and Leases are computed from the cached names. Called by [`super::saver`].
 
 use super::NewSnapshot;
 use crate::backup::catalog::{V1, V2};

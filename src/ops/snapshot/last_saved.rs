@@ -1,7 +1,7 @@
 //! Reads from the store which changes the last saved revision made.
 //!
-//! A watch begins at that revision and compares its changes with these, so that two histories are never spliced. This
-//! module does not talk to etcd. Called by [`super::saver`] and [`super::full`].
+//! A watch begins at that revision and compares its changes with these, so that two histories are never
+//! spliced. This module does not talk to etcd. Called by [`super::saver`] and [`super::full`].
 
 use super::next::{BackupState, FullCause, FullReason};
 use crate::backup::{Kind, Snapshot};
@@ -15,8 +15,8 @@ use crate::mvcc::revision::encode_revision;
 use crate::mvcc::{Base, Change, KeyValue, RecordKey, Revision};
 use crate::ops::Context;
 
-/// Returns the position after the last saved revision, or why a full is needed if the snapshots no longer hold what
-/// that revision changed.
+/// Returns the position after the last saved revision, or why a full is needed if the snapshots no longer
+/// hold what that revision changed.
 ///
 /// # Errors
 /// Fails with the store's errors, `Io` and `NoSpace`.
@@ -107,8 +107,8 @@ pub(super) fn changes_in_full<R: ReadAt>(
     Ok(changes)
 }
 
-/// Returns the bytes of a change that count toward the limit of a transaction. A deletion counts less, because a
-/// request of a few bytes can delete any number of keys.
+/// Returns the bytes of a change that count toward the limit of a transaction. A deletion counts less,
+/// because a request of a few bytes can delete any number of keys.
 fn counted_bytes(change: &KeyChange) -> u64 {
     match change.delete {
         true => change.key.len() as u64 / 4 + 1,

@@ -25,8 +25,8 @@ impl MetricsReporter {
         MetricsReporter { metrics }
     }
 
-    /// Publishes how far a follower is. `last_saved` is the last revision in the store; `oldest_unsaved` is when the
-    /// oldest unsaved event arrived.
+    /// Publishes how far a follower is. `last_saved` is the last revision in the store; `oldest_unsaved` is
+    /// when the oldest unsaved event arrived.
     pub(super) fn set_watch_status(
         &self,
         status: &WatchStatus,

@@ -1,7 +1,7 @@
 //! Snapshots of a live etcd: one full, the deltas since the last snapshot, or both continuously.
 //!
-//! This module does the I/O. [`next`] decides from a scan of the store which snapshot comes next. Nothing is written
-//! to etcd, and nothing is deleted from the store. Called by `cli::snapshot`.
+//! This module does the I/O. [`next`] decides from a scan of the store which snapshot comes next. Nothing is
+//! written to etcd, and nothing is deleted from the store. Called by `cli::snapshot`.
 
 mod delta;
 mod delta_builder;
@@ -189,7 +189,8 @@ pub struct Hole {
     pub last_revision: Revision,
 }
 
-/// The result of `snapshot full` and `snapshot delta`. The fields are a contract: `docs/snapshot-result.schema.json`.
+/// The result of `snapshot full` and `snapshot delta`. The fields are a contract:
+/// `docs/snapshot-result.schema.json`.
 #[derive(Debug, Clone, JsonSchema, Serialize)]
 pub struct Outcome {
     /// Whether anything was saved.
@@ -198,22 +199,22 @@ pub struct Outcome {
     pub snapshots: Vec<SnapshotOutcome>,
     /// The last saved revision.
     pub revision: Revision,
-    /// Why a full was taken; null if none was. `Requested`: the user asked for it. `EmptyBucket`: the store held
-    /// no snapshot. `NoFull`: it held deltas only. `FullTooOld`: the newest full was older than --max-full-age.
-    /// `HistoryMismatch`: at the last saved revision the cluster holds other changes than the store.
-    /// `Compacted`: etcd had compacted the revisions that the next delta needs. `ClusterBehind`: the cluster's
-    /// newest revision is below the last saved one. `RevisionGap`, `CorruptSnapshot`, `InterleavedTimelines`,
-    /// `Unverifiable`: more deltas after the stored snapshots would be useless, or it is unknown what the store
-    /// holds at its last revision. `TooLarge`: the same; a higher --max-database-bytes or --max-value-bytes
-    /// helps. `Untrusted`: the newest snapshots are not encrypted, though keys are given. `Scheduled`: only
-    /// with `follow`.
+    /// Why a full was taken; null if none was. `Requested`: the user asked for it. `EmptyBucket`: the store
+    /// held no snapshot. `NoFull`: it held deltas only. `FullTooOld`: the newest full was older than
+    /// --max-full-age. `HistoryMismatch`: at the last saved revision the cluster holds other changes than the
+    /// store. `Compacted`: etcd had compacted the revisions that the next delta needs. `ClusterBehind`: the
+    /// cluster's newest revision is below the last saved one. `RevisionGap`, `CorruptSnapshot`,
+    /// `InterleavedTimelines`, `Unverifiable`: more deltas after the stored snapshots would be useless, or it
+    /// is unknown what the store holds at its last revision. `TooLarge`: the same; a higher
+    /// --max-database-bytes or --max-value-bytes helps. `Untrusted`: the newest snapshots are not encrypted,
+    /// though keys are given. `Scheduled`: only with `follow`.
     pub full_reason: Option<FullReason>,
     /// `full_reason` in words; the text may change.
     pub message: Option<String>,
     /// Whether a new timeline begins, because the cluster has another history than the store.
     pub timeline_began: bool,
-    /// The revisions between the last saved one and the new full, if etcd had compacted them: they can never be
-    /// restored. null if there are none.
+    /// The revisions between the last saved one and the new full, if etcd had compacted them: they can never
+    /// be restored. null if there are none.
     pub hole: Option<Hole>,
     /// The endpoint of the member that the full was taken from; null if no full was taken.
     pub endpoint: Option<String>,
@@ -230,8 +231,9 @@ pub struct Outcome {
 /// Takes a full snapshot. `is_final` marks it as the last one of a cluster that is given up.
 ///
 /// # Errors
-/// `OtherCluster` if the prefix is another cluster's backup; `MembersDiffer` if the members hold different data and
-/// no majority agrees; the errors of etcd connections and of the store; `Io`, `NoSpace`, `Terminated`.
+/// `OtherCluster` if the prefix is another cluster's backup; `MembersDiffer` if the members hold different
+/// data and no majority agrees; the errors of etcd connections and of the store; `Io`, `NoSpace`,
+/// `Terminated`.
 pub fn full(
     ctx: &Context,
     settings: &SnapshotSettings,

@@ -1,7 +1,7 @@
 //! Decides from a scan of the store which snapshot comes next: a delta, or a full and why.
 //!
-//! Pure functions without I/O: a scan, the cluster's revision and the current time are arguments. Called by the other
-//! files of `ops::snapshot`.
+//! Pure functions without I/O: a scan, the cluster's revision and the current time are arguments. Called by
+//! the other files of `ops::snapshot`.
 
 use crate::backup::chain::{self, Choice};
 use crate::backup::timeline::Timeline;
@@ -104,7 +104,8 @@ pub struct BackupState {
 /// The newest snapshot, as far as the name of the next one depends on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NewestSnapshot {
-    /// The latest time in a name, in seconds since 1970. The next name is not older, even if the clock was set back.
+    /// The latest time in a name, in seconds since 1970. The next name is not older, even if the clock was
+    /// set back.
     pub created: i64,
     /// Whether a full has that time.
     pub is_full: bool,
@@ -186,8 +187,8 @@ impl BackupState {
 
 /// Returns a cause for a full if untrusted snapshots are newer than the trusted ones.
 ///
-/// A new full supersedes every untrusted snapshot except those with a name of the future. Takes at most one full an
-/// hour, or anybody who can write into the store could trigger any number of them.
+/// A new full supersedes every untrusted snapshot except those with a name of the future. Takes at most one
+/// full an hour, or anybody who can write into the store could trigger any number of them.
 fn untrusted_cause(scan: &Scan, now: DateTime<Utc>) -> Option<FullCause> {
     let catalog = &scan.catalog;
     let newest_full = catalog
@@ -260,8 +261,8 @@ pub(super) fn cluster_behind(last: Revision, current: i64) -> FullCause {
     FullCause::new(FullReason::ClusterBehind, message)
 }
 
-/// Returns a cause if the newest full is at least `max_age` old and the cluster has changed since. A `max_age` of zero
-/// means that no full is too old.
+/// Returns a cause if the newest full is at least `max_age` old and the cluster has changed since. A
+/// `max_age` of zero means that no full is too old.
 pub fn full_too_old(
     full: Option<&SnapshotName>,
     current: Revision,
@@ -279,10 +280,11 @@ pub fn full_too_old(
     Some(FullCause::new(FullReason::FullTooOld, message))
 }
 
-/// Returns the time for a new snapshot's name, in seconds since 1970: now, but never before the newest snapshot.
+/// Returns the time for a new snapshot's name, in seconds since 1970: now, but never before the newest
+/// snapshot.
 ///
-/// Within one second deltas sort before fulls, so anything after a full needs a later second. A full may begin a new
-/// timeline and must sort after all other snapshots, so it always needs a later second.
+/// Within one second deltas sort before fulls, so anything after a full needs a later second. A full may
+/// begin a new timeline and must sort after all other snapshots, so it always needs a later second.
 pub fn name_time(kind: Kind, newest: Option<NewestSnapshot>, now: DateTime<Utc>) -> i64 {
     let earliest = newest.map_or(0, |n| {
         n.created + i64::from(n.is_full || kind == Kind::Full)

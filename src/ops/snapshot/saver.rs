@@ -1,6 +1,7 @@
 //! Adds snapshots to the newest timeline of a store, and keeps track of what is saved.
 //!
-//! The saver does not decide when a snapshot is due. Called by `snapshot full`, `snapshot delta` and `snapshot follow`.
+//! The saver does not decide when a snapshot is due. Called by `snapshot full`, `snapshot delta` and
+//! `snapshot follow`.
 
 use super::delta_builder::SealedDelta;
 use super::full::{self, UnpublishedFull};
@@ -69,8 +70,8 @@ impl<'a> Saver<'a> {
     /// Scans the store in order to save into it.
     ///
     /// # Errors
-    /// Fails as [`look`](Self::look), and with `Configuration` if the newest snapshot is encrypted and new ones would
-    /// not be.
+    /// Fails as [`look`](Self::look), and with `Configuration` if the newest snapshot is encrypted and new
+    /// ones would not be.
     pub(super) fn open(ctx: &'a Context, settings: &'a SnapshotSettings) -> Result<Self> {
         let (saver, newest) = Self::scan(ctx, settings)?;
         refuse_plain(ctx, newest.as_ref())?;
@@ -80,8 +81,8 @@ impl<'a> Saver<'a> {
     /// Scans the store without the intention to save.
     ///
     /// # Errors
-    /// Fails with the store's errors, and with `NoSnapshots` if the store holds snapshots directly instead of in v2/:
-    /// then its URL is wrong.
+    /// Fails with the store's errors, and with `NoSnapshots` if the store holds snapshots directly instead of
+    /// in v2/: then its URL is wrong.
     pub(super) fn look(ctx: &'a Context, settings: &'a SnapshotSettings) -> Result<Self> {
         Ok(Self::scan(ctx, settings)?.0)
     }
@@ -134,8 +135,8 @@ impl<'a> Saver<'a> {
         Ok((saver, newest))
     }
 
-    /// Returns what the store held when it was scanned: `None` if it was empty, `Err` if a full is needed whatever the
-    /// cluster holds.
+    /// Returns what the store held when it was scanned: `None` if it was empty, `Err` if a full is needed
+    /// whatever the cluster holds.
     pub(super) fn backup(&self) -> Option<&Result<BackupState, FullCause>> {
         self.backup.as_ref()
     }
@@ -160,8 +161,8 @@ impl<'a> Saver<'a> {
         std::mem::take(&mut self.summary)
     }
 
-    /// Updates the metrics and the Leases. `deltas_are_current` says that the deltas reach the cluster's newest
-    /// revision.
+    /// Updates the metrics and the Leases. `deltas_are_current` says that the deltas reach the cluster's
+    /// newest revision.
     pub(super) fn report_progress(&mut self, reporter: &MetricsReporter, deltas_are_current: bool) {
         let full_reason = self.summary.full_cause.as_ref().map(|c| c.reason);
         reporter.count_saved(&self.summary.snapshots, full_reason);
@@ -244,8 +245,8 @@ impl<'a> Saver<'a> {
         }
     }
 
-    /// Returns a watch of the cluster from a position on. It uses the best members first, or the given endpoints if no
-    /// member is known.
+    /// Returns a watch of the cluster from a position on. It uses the best members first, or the given
+    /// endpoints if no member is known.
     pub(super) fn feed(&self, cluster: &Cluster, position: Position) -> Feed {
         let connector = &self.settings.connector;
         let members = cluster.choose(&[]).into_iter();
@@ -293,8 +294,8 @@ impl<'a> Saver<'a> {
         Ok(())
     }
 
-    /// Checks that no other cluster has taken over the prefix since [`claim`](Self::claim). A snapshot takes long
-    /// enough for that, and a follower even more so.
+    /// Checks that no other cluster has taken over the prefix since [`claim`](Self::claim). A snapshot takes
+    /// long enough for that, and a follower even more so.
     fn check_still_ours(&self) -> Result<()> {
         match &self.cluster {
             Some(facts) => identity::check(&self.ctx.store, facts),
@@ -319,8 +320,8 @@ impl<'a> Saver<'a> {
     /// Publishes a full. Returns the position after it, if the changes of its last revision can be read.
     ///
     /// # Errors
-    /// Fails with the store's errors, with `TargetExists`, and with `OtherCluster` if another cluster has taken over
-    /// the prefix.
+    /// Fails with the store's errors, with `TargetExists`, and with `OtherCluster` if another cluster has
+    /// taken over the prefix.
     pub(super) fn publish_full(
         &mut self,
         new_full: UnpublishedFull,
@@ -387,8 +388,8 @@ impl<'a> Saver<'a> {
     /// Saves a delta. Can be retried after an error.
     ///
     /// # Errors
-    /// Fails with the store's errors, with `OtherCluster` if another cluster has taken over the prefix, and with `Io`,
-    /// `Terminated`.
+    /// Fails with the store's errors, with `OtherCluster` if another cluster has taken over the prefix, and
+    /// with `Io`, `Terminated`.
     pub(super) fn save(&mut self, sealed: &SealedDelta) -> Result<()> {
         self.check_still_ours()?;
         let saved = sealed.save(self.ctx, self.encoding(), self.newest);

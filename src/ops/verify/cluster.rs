@@ -1,8 +1,8 @@
 //! Compares a backup with a live cluster: the HashKV of the folded backup with that of every member.
 //!
-//! The steps: observe the cluster; choose a revision that both hold; ask every member for its HashKV; fold the backup,
-//! compacted like the member; compare. No database is written, and nothing in etcd or in the store is changed. Called by
-//! `cli::verify`.
+//! The steps: observe the cluster; choose a revision that both hold; ask every member for its HashKV; fold
+//! the backup, compacted like the member; compare. No database is written, and nothing in etcd or in the
+//! store is changed. Called by `cli::verify`.
 
 use crate::backup::chain;
 use crate::error::{Error, Reason, Result};
@@ -94,8 +94,8 @@ pub enum ComparisonResult {
     Unknown,
 }
 
-/// Decides from the comparisons of all members; `None` is a member that could not be compared. If a majority of all
-/// members differs, the backup is wrong.
+/// Decides from the comparisons of all members; `None` is a member that could not be compared. If a majority
+/// of all members differs, the backup is wrong.
 pub fn judge(equal: &[Option<bool>]) -> ComparisonResult {
     let count = |result| equal.iter().filter(|e| **e == Some(result)).count();
     match (count(true), count(false)) {
@@ -107,8 +107,8 @@ pub fn judge(equal: &[Option<bool>]) -> ComparisonResult {
     }
 }
 
-/// Returns the revision of the comparison and a warning, if there is one. Without a requested revision, that is the
-/// backup's newest, or the cluster's if the cluster is behind.
+/// Returns the revision of the comparison and a warning, if there is one. Without a requested revision, that
+/// is the backup's newest, or the cluster's if the cluster is behind.
 ///
 /// # Errors
 /// Fails with `NoCommonRevision` if the cluster has not reached the requested revision.
@@ -135,9 +135,9 @@ pub fn choose_revision(
 /// Compares the backup in the context's store with a live cluster.
 ///
 /// # Errors
-/// Fails with `BackupDiffers` or `MembersDiffer` and the hashes; with `NoCommonRevision` if no revision and history
-/// exists on both sides; with the errors of etcd connections, of choosing and folding a chain, and of the store; with
-/// `Terminated`.
+/// Fails with `BackupDiffers` or `MembersDiffer` and the hashes; with `NoCommonRevision` if no revision and
+/// history exists on both sides; with the errors of etcd connections, of choosing and folding a chain, and of
+/// the store; with `Terminated`.
 pub fn run(ctx: &Context, connector: &Connector, options: &Options) -> Result<Report<Outcome>> {
     let clock = Clock::start();
     without_excluded(|| {
@@ -349,8 +349,8 @@ fn difference(
     ))
 }
 
-/// Returns the error for a fold without a usable full: none leads to the revision and also holds the history that the
-/// members' hashes include.
+/// Returns the error for a fold without a usable full: none leads to the revision and also holds the history
+/// that the members' hashes include.
 fn no_history(
     scan: &Scan,
     timeline: &str,

@@ -1,8 +1,8 @@
 //! A restore drill: restores a state into a temporary directory and starts a real etcd on it.
 //!
-//! The steps: restore; start etcd; wait for its health; compare its HashKV with the fold's; write a key; stop etcd.
-//! Neither the etcd nor the directory outlives the drill, even if a signal ends the process. The drill does not choose
-//! the state. Called by `ops::verify::store`.
+//! The steps: restore; start etcd; wait for its health; compare its HashKV with the fold's; write a key; stop
+//! etcd. Neither the etcd nor the directory outlives the drill, even if a signal ends the process. The drill
+//! does not choose the state. Called by `ops::verify::store`.
 
 use crate::base::random::random_word;
 use crate::error::{Error, Reason, Result};
@@ -105,11 +105,12 @@ pub fn check_program(etcd: &Path) -> Result<()> {
     }
 }
 
-/// Drills the newest state of a timeline. A failed drill is not an error of this function, but part of the report.
+/// Drills the newest state of a timeline. A failed drill is not an error of this function, but part of the
+/// report.
 ///
 /// # Errors
-/// Fails with the errors of a restore; with `Unauthenticated` if the backup has authentication enabled and no user was
-/// given; with `Configuration` if the program cannot be started; with `Io`, `NoSpace`, `Terminated`.
+/// Fails with the errors of a restore; with `Unauthenticated` if the backup has authentication enabled and no
+/// user was given; with `Configuration` if the program cannot be started; with `Io`, `NoSpace`, `Terminated`.
 pub fn run(
     ctx: &Context,
     options: &Options,
@@ -216,7 +217,8 @@ impl Drill<'_> {
         Ok(())
     }
 
-    /// Starts etcd on the restored data directory, on free ports of 127.0.0.1. `bytes` is the size of the database.
+    /// Starts etcd on the restored data directory, on free ports of 127.0.0.1. `bytes` is the size of the
+    /// database.
     fn start(&self, data_dir: &Path, bytes: u64, token: &str) -> Result<RunningEtcd> {
         let (clients, peers) =
             two_free_ports().map_err(|e| Error::io("find a free port on 127.0.0.1", e))?;
@@ -433,8 +435,8 @@ fn kill_with_parent(command: &mut Command) {
             false => Err(std::io::Error::other("the drill was ended")),
         }
     };
-    // SAFETY: between fork and exec the closure makes only system calls. If they succeed, it takes no lock and
-    // allocates no memory.
+    // SAFETY: between fork and exec the closure makes only system calls. If they succeed, it takes no lock
+    // and allocates no memory.
     unsafe {
         command.pre_exec(set_death_signal);
     }
@@ -496,8 +498,8 @@ fn has_ended(child: &Child) -> rustix::io::Result<bool> {
     Ok(ended.is_some())
 }
 
-/// Sends a signal to a child process and to its children. The process must not be reaped yet, or its group's ID could
-/// be another's.
+/// Sends a signal to a child process and to its children. The process must not be reaped yet, or its group's
+/// ID could be another's.
 fn signal(child: &Child, signal: Signal) {
     // The process may have ended already.
     let _ = rustix::process::kill_process_group(Pid::from_child(child), signal);
@@ -540,8 +542,8 @@ impl DrillFolder {
             .permissions(Permissions::from_mode(0o700))
             .tempdir_in(temp_dir)
             .map_err(failed)?;
-        // The lock gets its name only after it is held: otherwise another drill could take the new directory for one of
-        // a killed drill, and remove it.
+        // The lock gets its name only after it is held: otherwise another drill could take the new directory
+        // for one of a killed drill, and remove it.
         let new_lock = folder.path().join("lock.new");
         let lock = File::create(&new_lock).map_err(failed)?;
         rustix::fs::flock(&lock, FlockOperation::LockExclusive).map_err(|e| failed(e.into()))?;
@@ -558,8 +560,8 @@ fn remove_leftovers(temp_dir: &Path) {
         if !name.to_str().is_some_and(|n| n.starts_with(FOLDER_PREFIX)) {
             continue;
         }
-        // A directory without a lock is being created by another drill. NONBLOCK: another user may have put a named
-        // pipe there, which would block.
+        // A directory without a lock is being created by another drill. NONBLOCK: another user may have put a
+        // named pipe there, which would block.
         let lock = OpenOptions::new()
             .read(true)
             .custom_flags(OFlags::NONBLOCK.bits() as i32)

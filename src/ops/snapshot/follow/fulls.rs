@@ -23,13 +23,15 @@ pub(super) enum MissedFull {
     Skip,
 }
 
-/// Returns the error for a new full whose last changes cannot be read, so that no watch can continue after it.
+/// Returns the error for a new full whose last changes cannot be read, so that no watch can continue after
+/// it.
 fn no_position_after_full() -> Error {
     Error::internal("the changes of a new full's last revision cannot be read")
 }
 
 impl Session<'_, '_> {
-    /// Takes a full that no delta leads to, with retries until it is saved. Returns the position after the full.
+    /// Takes a full that no delta leads to, with retries until it is saved. Returns the position after the
+    /// full.
     pub(super) fn take_full_until_saved(&mut self, cause: FullCause) -> Result<Position> {
         loop {
             let started = Instant::now();
@@ -137,8 +139,8 @@ impl Session<'_, '_> {
 
     /// Saves the deltas that lead up to a full, then publishes it.
     ///
-    /// Returns `None` if the watch has passed through the full's last revision, so that it can continue. Otherwise
-    /// returns the position after the full; the outputs that the watch still has must not be used.
+    /// Returns `None` if the watch has passed through the full's last revision, so that it can continue.
+    /// Otherwise returns the position after the full; the outputs that the watch still has must not be used.
     pub(super) fn publish_after_deltas(
         &mut self,
         new_full: UnpublishedFull,

@@ -1,8 +1,8 @@
 //! `snapshot follow`: saves deltas and fulls continuously, until it is stopped.
 //!
-//! A thread watches etcd and fills a queue ([`super::event_queue`]); this thread empties the queue and saves. Failures of
-//! members, of the store and of the lock are retried. Events that were not saved are read from etcd again; if etcd has
-//! compacted them, a full is taken. Called by `cli::snapshot`.
+//! A thread watches etcd and fills a queue ([`super::event_queue`]); this thread empties the queue and saves.
+//! Failures of members, of the store and of the lock are retried. Events that were not saved are read from
+//! etcd again; if etcd has compacted them, a full is taken. Called by `cli::snapshot`.
 //!
 //! [`session`] runs while the lock is held; [`fulls`] adds the fulls of a session.
 
@@ -113,7 +113,8 @@ pub struct Outcome {
     pub last_delta: Option<String>,
     /// Whether a new timeline began, because the cluster had another history than the store.
     pub timeline_began: bool,
-    /// The ranges of revisions that can never be restored, because etcd had compacted them; at most the last 100.
+    /// The ranges of revisions that can never be restored, because etcd had compacted them; at most the last
+    /// 100.
     pub holes: Vec<Hole>,
     /// Number of failures that were retried.
     pub failures: u64,
@@ -121,7 +122,8 @@ pub struct Outcome {
 
 /// The largest number of warnings, and of holes, in an outcome. The newest ones are kept.
 const MAX_LISTED: usize = 100;
-/// The first and the longest back-off after a failure. The longest one bounds the delay after an outage of the store.
+/// The first and the longest back-off after a failure. The longest one bounds the delay after an outage of
+/// the store.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
 /// How often the loops check for signals and due snapshots, at least.
 const TICK: Duration = Duration::from_millis(250);
@@ -133,8 +135,8 @@ const FOLLOW: &str = "follow";
 /// Follows a cluster until `stop` is set, then saves the events that arrived until then.
 ///
 /// # Errors
-/// Fails only if no retry can help: with `OtherCluster`; for wrong settings, credentials and permissions; with
-/// `Terminated` if the context is cancelled.
+/// Fails only if no retry can help: with `OtherCluster`; for wrong settings, credentials and permissions;
+/// with `Terminated` if the context is cancelled.
 pub fn follow(
     ctx: &Context,
     settings: &SnapshotSettings,
@@ -184,8 +186,8 @@ fn new_back_offs() -> Pauses {
     backoff(BACK_OFF.0, BACK_OFF.1, usize::MAX).build()
 }
 
-/// Whether a failed full is worth a retry. That includes a damaged or outdated answer of a member: it may be right the
-/// next time, and the deltas must not end because of it.
+/// Whether a failed full is worth a retry. That includes a damaged or outdated answer of a member: it may be
+/// right the next time, and the deltas must not end because of it.
 fn may_retry_full(e: &Error) -> bool {
     may_retry(e) || e.reason().is_bad_data()
 }
@@ -213,8 +215,8 @@ impl Follower<'_> {
         self.stop.is_cancelled()
     }
 
-    /// Fails at once if the prefix is another cluster's backup, before the lock is written or waited for. All other
-    /// failures of etcd and of the store are ignored here: the session meets and retries them.
+    /// Fails at once if the prefix is another cluster's backup, before the lock is written or waited for. All
+    /// other failures of etcd and of the store are ignored here: the session meets and retries them.
     fn refuse_other_cluster(&self) -> Result<()> {
         if self.settings.take_over {
             return Ok(());

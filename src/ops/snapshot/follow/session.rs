@@ -1,7 +1,7 @@
 //! One session of a follower: watches from the last saved revision and saves deltas, while the lock is held.
 //!
-//! The session ends when the follower is stopped, the lock is lost, or on a failure; the follower then decides about a
-//! retry. Called by [`super::Follower`].
+//! The session ends when the follower is stopped, the lock is lost, or on a failure; the follower then
+//! decides about a retry. Called by [`super::Follower`].
 
 use super::{BACK_OFF, Follower, MAX_LISTED, TICK, fulls, may_retry, new_back_offs};
 use crate::error::{Error, Reason, Result};
@@ -67,7 +67,8 @@ impl<'s, 'a> Session<'s, 'a> {
     /// Runs the session until it ends.
     pub(super) fn run(&mut self) -> Result<()> {
         self.begin()?;
-        // While the lock cannot be renewed, nothing is saved and events wait: no other follower can have it yet.
+        // While the lock cannot be renewed, nothing is saved and events wait: no other follower can have it
+        // yet.
         while !self.lock.is_lost() {
             if self.follower.is_stopped() {
                 return self.finish();
@@ -82,14 +83,15 @@ impl<'s, 'a> Session<'s, 'a> {
                 Some(WatchOutput::Transaction(t)) => self.push(&t)?,
                 Some(WatchOutput::Ended(ended)) => self.restart_with_full(ended)?,
                 Some(WatchOutput::Failed(e)) => {
-                    // The endpoints lead to another cluster now. Save the events of the old one: it may be gone.
+                    // The endpoints lead to another cluster now. Save the events of the old one: it may be
+                    // gone.
                     if e.reason() == Reason::OtherCluster {
                         self.save_delta()?;
                     }
                     return Err(e);
                 }
-                // Save a due delta only when the queue is empty. After an outage every waiting event is overdue, and
-                // each revision would become a delta of its own.
+                // Save a due delta only when the queue is empty. After an outage every waiting event is
+                // overdue, and each revision would become a delta of its own.
                 None if self.is_delta_due() => self.save_delta()?,
                 None => {}
             }
@@ -167,8 +169,8 @@ impl<'s, 'a> Session<'s, 'a> {
         Ok(())
     }
 
-    /// Takes transactions from the watch until the revision `goal`, for at most [`CATCH_UP`]. Deltas up to a full keep
-    /// every revision restorable. Returns why the watch ended before the goal, if it did.
+    /// Takes transactions from the watch until the revision `goal`, for at most [`CATCH_UP`]. Deltas up to a
+    /// full keep every revision restorable. Returns why the watch ended before the goal, if it did.
     pub(super) fn catch_up(&mut self, goal: i64) -> Result<Option<Ended>> {
         let deadline = Instant::now() + CATCH_UP;
         while self.last_collected() < goal && Instant::now() < deadline {

@@ -26,15 +26,16 @@ pub struct ChainOutcome {
     pub last_revision: Revision,
     /// etcd's HashKV at `last_revision`, with all the history that the chain has. null if it was not folded.
     pub hash_kv: Option<u32>,
-    /// The compacted revision that `hash_kv` depends on; -1 if nothing was compacted. null if the chain was not
-    /// folded.
+    /// The compacted revision that `hash_kv` depends on; -1 if nothing was compacted. null if the chain was
+    /// not folded.
     pub compact_revision: Option<Revision>,
     /// Number of live keys at `last_revision`; null if the chain was not folded.
     pub live_keys: Option<u64>,
     /// Number of events of the deltas; null if the chain was not folded.
     pub events: Option<u64>,
-    /// Whether the next full of the timeline holds the result of this chain's fold. null if that was not compared:
-    /// without --all-chains, below the level fold, or if the deltas do not lead up to the next full.
+    /// Whether the next full of the timeline holds the result of this chain's fold. null if that was not
+    /// compared: without --all-chains, below the level fold, or if the deltas do not lead up to the next
+    /// full.
     pub equals_next: Option<bool>,
 }
 
@@ -239,8 +240,8 @@ impl Verification<'_> {
             .collect()
     }
 
-    /// Returns the HashKV of a chain at its end, and the number of events. The hash counts as compacted at `compact`;
-    /// with `None`, it includes all the history of the chain.
+    /// Returns the HashKV of a chain at its end, and the number of events. The hash counts as compacted at
+    /// `compact`; with `None`, it includes all the history of the chain.
     fn hash_chain(
         &self,
         timeline: &Timeline,
@@ -257,7 +258,8 @@ impl Verification<'_> {
         source.hash(ctx, compact, false)
     }
 
-    /// Compares the fold of a chain with the next full, at the newest revision and with the history that both hold.
+    /// Compares the fold of a chain with the next full, at the newest revision and with the history that both
+    /// hold.
     fn compare_with_next(
         &mut self,
         timeline: &Timeline,

@@ -1,4 +1,5 @@
-//! Reads whole snapshots and checks everything that one snapshot alone can show: checksums, compression, pages, JSON.
+//! Reads whole snapshots and checks everything that one snapshot alone can show: checksums, compression,
+//! pages, JSON.
 //!
 //! Chains are not checked here. Called by [`super::chains`].
 

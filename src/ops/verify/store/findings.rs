@@ -41,15 +41,16 @@ const NOTES: [&str; 13] = [
 pub struct Finding {
     /// `error` makes the verification fail, `note` is worth knowing.
     pub severity: Severity,
-    /// A stable name. An error has one of exit-codes.md. A note has one of: `DrillSkipped` (the timeline cannot be
-    /// folded to its end), `Excluded` (the snapshot has an exclusion marker), `ForeignObject` (the object is not named
-    /// like a snapshot), `ForkedHistory` (there is more than one timeline), `GapIsCovered` (deltas are missing, but the
-    /// next full holds their history), `IdentityUnreadable` (`deltafold-identity.json` does not name the cluster of
-    /// the backup), `MissingBase` (by names, no full precedes these deltas), `OverlappingDeltas` (two streams of
-    /// deltas), `RevisionPastName` (a full holds more than its name says; harmless), `RevisionsNotCovered` (no deltas
-    /// lead up to a full), `TagsNotRead` (the tags of more than 64 snapshots: use --all-tags), `TagsUnreadable` (the
-    /// store does not say which snapshots are excluded by a tag), `TimelinesUnverified` (only the contents show
-    /// whether the history forked).
+    /// A stable name. An error has one of exit-codes.md. A note has one of: `DrillSkipped` (the timeline
+    /// cannot be folded to its end), `Excluded` (the snapshot has an exclusion marker), `ForeignObject` (the
+    /// object is not named like a snapshot), `ForkedHistory` (there is more than one timeline),
+    /// `GapIsCovered` (deltas are missing, but the next full holds their history), `IdentityUnreadable`
+    /// (`deltafold-identity.json` does not name the cluster of the backup), `MissingBase` (by names, no full
+    /// precedes these deltas), `OverlappingDeltas` (two streams of deltas), `RevisionPastName` (a full holds
+    /// more than its name says; harmless), `RevisionsNotCovered` (no deltas lead up to a full), `TagsNotRead`
+    /// (the tags of more than 64 snapshots: use --all-tags), `TagsUnreadable` (the store does not say which
+    /// snapshots are excluded by a tag), `TimelinesUnverified` (only the contents show whether the history
+    /// forked).
     #[schemars(extend("enum" = reasons_and(&NOTES)))]
     pub reason: &'static str,
     /// The ID of the timeline; null if the finding is about none, or about several.
@@ -109,7 +110,8 @@ impl Findings {
         });
     }
 
-    /// Returns all findings, errors first, and the failure of the verification: the error with the lowest exit code.
+    /// Returns all findings, errors first, and the failure of the verification: the error with the lowest
+    /// exit code.
     pub(super) fn into_result(self) -> (Vec<Finding>, Option<Error>) {
         let mut all = self.0;
         all.sort_by_key(|f| f.severity == Severity::Note);

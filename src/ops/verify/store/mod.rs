@@ -1,7 +1,7 @@
 //! Verifies a backup by itself: names, checksums, the fold of its chains, and a restore drill.
 //!
-//! The steps: scan the store; choose the chains; read what the level asks for; fold; drill. All problems are reported,
-//! not only the first. Nothing is written to the store or repaired. Called by `cli::verify`.
+//! The steps: scan the store; choose the chains; read what the level asks for; fold; drill. All problems are
+//! reported, not only the first. Nothing is written to the store or repaired. Called by `cli::verify`.
 
 mod chains;
 mod contents;
@@ -77,8 +77,8 @@ pub struct Thoroughness {
 pub struct Options {
     /// How thoroughly the backup is verified.
     pub level: Level,
-    /// Verify every chain of every timeline, and the snapshots outside of chains; otherwise only the chain that a
-    /// restore of the newest state would use.
+    /// Verify every chain of every timeline, and the snapshots outside of chains; otherwise only the chain
+    /// that a restore of the newest state would use.
     pub all_chains: bool,
     /// Read the tags of all snapshots, however many there are.
     pub all_tags: bool,
@@ -107,14 +107,15 @@ pub struct NewestState {
     pub first_revision: Revision,
     /// The newest revision that can be restored.
     pub last_revision: Revision,
-    /// The time of the newest revision: that of the last event that was read, or else that of a snapshot's name.
+    /// The time of the newest revision: that of the last event that was read, or else that of a snapshot's
+    /// name.
     pub last_time: DateTime<Utc>,
     /// The path of the newest snapshot of the timeline.
     pub snapshot: String,
     /// When the newest snapshot was taken, by its name.
     pub snapshot_created: DateTime<Utc>,
-    /// The age of the newest snapshot in seconds, for an alert on a backup that has stopped. Negative if clocks
-    /// differ.
+    /// The age of the newest snapshot in seconds, for an alert on a backup that has stopped. Negative if
+    /// clocks differ.
     pub snapshot_age_seconds: f64,
 }
 
@@ -131,8 +132,8 @@ pub struct Outcome {
     pub message: Option<String>,
     /// How thoroughly the backup was verified.
     pub level: Level,
-    /// Whether every chain of every timeline was verified; otherwise only the one that a restore of the newest state
-    /// would use.
+    /// Whether every chain of every timeline was verified; otherwise only the one that a restore of the
+    /// newest state would use.
     pub all_chains: bool,
     /// The cluster of the backup; null if it is not recorded, or if the object is unreadable.
     pub identity: Option<Recorded>,
@@ -156,11 +157,12 @@ pub struct Outcome {
     pub bytes_read: u64,
 }
 
-/// Verifies the backup in the context's store. Damage is not an error of this function, but part of the report.
+/// Verifies the backup in the context's store. Damage is not an error of this function, but part of the
+/// report.
 ///
 /// # Errors
-/// Fails with `NoSnapshots` if the store holds none; with `NoSuchTimeline`, `CannotDecrypt`, `SnapshotVanished`; with
-/// the store's errors; with `Io`, `NoSpace`, `Terminated`.
+/// Fails with `NoSnapshots` if the store holds none; with `NoSuchTimeline`, `CannotDecrypt`,
+/// `SnapshotVanished`; with the store's errors; with `Io`, `NoSpace`, `Terminated`.
 pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
     let clock = Clock::start();
     without_excluded(|| verify(ctx, options, clock.clone()))
