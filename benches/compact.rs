@@ -16,7 +16,7 @@ mod support;
 use deltafold::backup::{Compression, codec, frame};
 use generate::Shape;
 use object_store::aws::AmazonS3;
-use object_store::{ObjectStore, ObjectStoreExt, WriteMultipart};
+use object_store::{ObjectStoreExt, WriteMultipart};
 use sha2::{Digest, Sha256};
 use std::fs::{self, File};
 use std::io::{self, BufReader, Read, Write};
