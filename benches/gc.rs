@@ -1,8 +1,10 @@
-//! What collecting garbage costs beside the listing that cannot be avoided, and its memory: measured in one run.
+//! Compares `gc` with a plain listing of the same objects, and shows its memory.
 //!
-//! The floor is a plain listing of the same objects by the same client. `cargo bench --bench gc` prints the table
-//! of ARCHITECTURE.md; `local` or `s3` names a part of it, and a number the objects.
+//! A listing is the minimal work of `gc`. Both are measured in the same run, with the same client. `cargo
+//! bench --bench gc` prints the table of ARCHITECTURE.md; `local` or `s3` selects rows, and a number sets the
+//! number of objects.
 
+mod process_memory;
 #[path = "../tests/support/mod.rs"]
 mod support;
 
@@ -24,7 +26,7 @@ use tokio::runtime::Runtime;
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
-/// A full an hour, eleven deltas between. Of these gc reads the names alone.
+/// Returns the names of a backup with an hourly full and eleven deltas in between.
 fn names(count: usize) -> Vec<String> {
     let now = chrono::Utc::now().timestamp();
     let name = |n: usize| {
@@ -37,7 +39,8 @@ fn names(count: usize) -> Vec<String> {
     (0..count).map(name).collect()
 }
 
-/// A full that holds the revisions of all names.
+/// Returns the content of the fulls. `gc` reads only the newest full, which must hold the revision of its
+/// name.
 fn full(count: usize) -> Vec<u8> {
     let last = 10 * count as i64;
     object(&database(4096, last..=last, 1), Compression::None)
@@ -50,13 +53,14 @@ fn content<'a>(name: &str, full: &'a [u8]) -> &'a [u8] {
     }
 }
 
-struct Run {
+/// One run of `gc`.
+struct Measurement {
     seconds: f64,
-    anonymous: u64,
+    peak_memory: u64,
     deleted: u64,
 }
 
-fn gc(store: &str, env: &[(String, String)], args: &[&str]) -> Result<Run> {
+fn gc(store: &str, env: &[(String, String)], args: &[&str]) -> Result<Measurement> {
     let started = Instant::now();
     let mut child = Command::new(env!("CARGO_BIN_EXE_deltafold"))
         .args(["gc", "--policy", "exponential", "--restorable-window", "3d"])
@@ -67,60 +71,53 @@ fn gc(store: &str, env: &[(String, String)], args: &[&str]) -> Result<Run> {
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
         .spawn()?;
-    let status = format!("/proc/{}/status", child.id());
-    let mut out = child.stdout.take().ok_or("no output")?;
+    let mut stdout = child.stdout.take().ok_or("no output")?;
+    // The report is larger than a pipe's buffer: read it while the program runs.
     let reader = std::thread::spawn(move || {
-        let mut said = String::new();
-        out.read_to_string(&mut said).map(|_| said)
+        let mut report = String::new();
+        stdout.read_to_string(&mut report).map(|_| report)
     });
-    let mut anonymous = 0;
+    let mut peak_memory = 0;
     while child.try_wait()?.is_none() {
-        anonymous = anonymous.max(rss_anon(&status).unwrap_or(0));
+        peak_memory = peak_memory.max(process_memory::anonymous(child.id()));
         std::thread::sleep(Duration::from_millis(2));
     }
     let seconds = started.elapsed().as_secs_f64();
-    let said = reader.join().map_err(|_| "the reader panicked")??;
-    let outcome: serde_json::Value = serde_json::from_str(&said)?;
+    let report = reader.join().map_err(|_| "the reader panicked")??;
+    let outcome: serde_json::Value = serde_json::from_str(&report)?;
     if outcome["status"] == "Failed" {
         return Err(format!("gc failed: {}", outcome["message"]).into());
     }
-    Ok(Run {
+    Ok(Measurement {
         seconds,
-        anonymous,
+        peak_memory,
         deleted: outcome["totals"]["deleted"]["objects"]
             .as_u64()
             .unwrap_or(0),
     })
 }
 
-fn rss_anon(status: &str) -> Option<u64> {
-    let text = fs::read_to_string(status).ok()?;
-    let line = text.lines().find_map(|l| l.strip_prefix("RssAnon:"))?;
-    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    Some(kib * 1024)
-}
-
-fn row(place: &str, count: usize, what: &str, listing: f64, run: &Run) {
+fn print_row(store: &str, count: usize, mode: &str, listing: f64, run: &Measurement) {
     println!(
-        "| {place} | {count} | {what} | {listing:.2} s | {:.2} s | {:.2} | {} | {} MiB |",
+        "| {store} | {count} | {mode} | {listing:.2} s | {:.2} s | {:.2} | {} | {} MiB |",
         run.seconds,
         run.seconds / listing,
         run.deleted,
-        run.anonymous >> 20
+        run.peak_memory >> 20
     );
 }
 
+/// Prints the rows of a local folder.
 fn local(count: usize) -> Result<()> {
     let folder = TempDir::new_in(env!("CARGO_TARGET_TMPDIR"))?;
     fs::create_dir(folder.path().join("v2"))?;
     let full = full(count);
-    let mut bytes = 0;
+    let mut written = 0;
     for name in names(count) {
         let content = content(&name, &full);
-        bytes += content.len() as u64;
+        written += content.len() as u64;
         fs::write(folder.path().join("v2").join(name), content)?;
     }
-    let written = bytes;
     let listing = || -> Result<f64> {
         let started = Instant::now();
         let mut bytes = 0;
@@ -130,19 +127,18 @@ fn local(count: usize) -> Result<()> {
         assert_eq!(bytes, written);
         Ok(started.elapsed().as_secs_f64())
     };
-    let floor = listing()?.min(listing()?);
-    let url = folder.path().to_str().ok_or("a plain path")?;
-    row("local folder", count, "dry run", floor, &gc(url, &[], &[])?);
-    row(
-        "local folder",
-        count,
-        "--apply",
-        floor,
-        &gc(url, &[], &["--apply"])?,
-    );
+    let listing = listing()?.min(listing()?);
+    let url = folder.path().to_str().ok_or("the path is not UTF-8")?;
+    for (mode, args) in MODES {
+        print_row("local folder", count, mode, listing, &gc(url, &[], args)?);
+    }
     Ok(())
 }
 
+/// The modes of `gc` that are measured, and their arguments.
+const MODES: [(&str, &[&str]); 2] = [("dry run", &[]), ("--apply", &["--apply"])];
+
+/// Prints the rows of an S3 server.
 fn s3(rt: &Runtime, count: usize) -> Result<()> {
     let minio = Minio::start();
     let server: S3 = minio.s3();
@@ -168,43 +164,32 @@ fn s3(rt: &Runtime, count: usize) -> Result<()> {
         assert_eq!(all.len(), count);
         Ok(started.elapsed().as_secs_f64())
     };
-    let floor = listing()?.min(listing()?);
+    let listing = listing()?.min(listing()?);
     let env = server.env();
-    row(
-        "MinIO",
-        count,
-        "dry run",
-        floor,
-        &gc("s3://many", &env, &[])?,
-    );
-    row(
-        "MinIO",
-        count,
-        "--apply",
-        floor,
-        &gc("s3://many", &env, &["--apply"])?,
-    );
+    for (mode, args) in MODES {
+        print_row("MinIO", count, mode, listing, &gc("s3://many", &env, args)?);
+    }
     Ok(())
 }
 
 fn main() -> Result<()> {
-    let wanted: Vec<String> = std::env::args()
+    let args: Vec<String> = std::env::args()
         .skip(1)
         .filter(|a| !a.starts_with('-'))
         .collect();
-    let is_wanted = |name: &str| {
-        let named = wanted.iter().any(|w| w.parse::<usize>().is_err());
-        !named || wanted.iter().any(|w| w == name)
+    let is_selected = |name: &str| {
+        let selects_any = args.iter().any(|a| a.parse::<usize>().is_err());
+        !selects_any || args.iter().any(|a| a == name)
     };
-    let count = wanted.iter().find_map(|w| w.parse().ok());
+    let count = args.iter().find_map(|a| a.parse().ok());
     println!(
         "| place | objects | run | listing alone | gc | ratio | deleted | peak anonymous memory |"
     );
     println!("|---|---|---|---|---|---|---|---|");
-    if is_wanted("local") {
+    if is_selected("local") {
         local(count.unwrap_or(100_000))?;
     }
-    if is_wanted("s3") {
+    if is_selected("s3") {
         let rt = Runtime::new()?;
         s3(&rt, count.unwrap_or(100_000))?;
     }

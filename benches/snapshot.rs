@@ -1,17 +1,18 @@
-//! How far `snapshot` is from what cannot be avoided, and whether it keeps up with one etcd: measured in one
-//! run on a real etcd.
+//! Compares `snapshot full` with the minimal work, and shows whether `snapshot follow` and `delta` keep up
+//! with etcd.
 //!
-//! The floor of a full is etcd's own stream to a synced file, and compressing the same bytes with the same
-//! library and number of threads. `cargo bench --bench snapshot` prints the tables of the README; a part of
-//! it can be named: `full`, `follow` or `delta`.
+//! The minimal work of a full is etcd's own stream to a synced file, and compressing the same bytes with the
+//! same library and number of threads. Everything is measured in the same run, on a real etcd. `cargo bench
+//! --bench snapshot` prints the tables of the README; `full`, `follow` or `delta` selects one.
 
 #[allow(dead_code)]
 mod generate;
+mod process_memory;
 #[path = "../tests/support/mod.rs"]
 mod support;
 
 use deltafold::backup::{Compression, codec};
-use etcd_client::{Txn, TxnOp};
+use etcd_client::{KvClient, Txn, TxnOp};
 use serde_json::Value;
 use std::fs::{self, File};
 use std::io::{self, BufReader, Read, Write};
@@ -28,36 +29,36 @@ use tokio::runtime::Runtime;
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
-/// Every figure is the best of so many rounds; floor and program take turns.
+/// Every figure is the best of this many rounds. Floor and program take turns.
 const ROUNDS: usize = 3;
 const THREADS: [usize; 2] = [1, 2];
 const MIB: u64 = 1 << 20;
 const VERSION: EtcdVersion = EtcdVersion::V3_6;
-/// How long the source is written to.
-const LOAD: Duration = Duration::from_secs(30);
-/// Writers at once: more do not make this etcd any faster.
+/// How long the load writes to etcd.
+const LOAD_DURATION: Duration = Duration::from_secs(30);
+/// Concurrent writers. More of them do not make this etcd faster.
 const WRITERS: usize = 16;
 
-/// What is written.
-struct Shape {
+/// A kind of load on etcd.
+struct Load {
     name: &'static str,
-    /// Puts of one transaction.
+    /// Puts in one transaction.
     puts: usize,
     value_bytes: usize,
 }
 
-const SHAPES: [Shape; 3] = [
-    Shape {
+const LOADS: [Load; 3] = [
+    Load {
         name: "puts of 200 B",
         puts: 1,
         value_bytes: 200,
     },
-    Shape {
+    Load {
         name: "puts of 4 KiB",
         puts: 1,
         value_bytes: 4096,
     },
-    Shape {
+    Load {
         name: "transactions of 50 puts of 200 B",
         puts: 50,
         value_bytes: 200,
@@ -66,47 +67,48 @@ const SHAPES: [Shape; 3] = [
 
 fn main() -> Result<()> {
     let runtime = Runtime::new()?;
-    let _within = runtime.enter();
-    let wanted: Vec<String> = std::env::args()
+    let _entered = runtime.enter();
+    let tables: Vec<String> = std::env::args()
         .skip(1)
         .filter(|a| !a.starts_with('-'))
         .collect();
-    let is_wanted = |name: &str| wanted.is_empty() || wanted.iter().any(|w| w == name);
-    if is_wanted("full") {
+    let is_selected = |name: &str| tables.is_empty() || tables.iter().any(|t| t == name);
+    if is_selected("full") {
         full(&runtime)?;
     }
-    if is_wanted("follow") {
+    if is_selected("follow") {
         println!(
             "\n| load | etcd alone | etcd, followed | not saved at its end | saved after | peak anonymous memory |"
         );
         println!("|---|---|---|---|---|---|");
-        for shape in &SHAPES {
-            follow(&runtime, shape)?;
+        for load in &LOADS {
+            follow(&runtime, load)?;
         }
     }
-    if is_wanted("delta") {
+    if is_selected("delta") {
         println!("\n| load | threads | events | etcd wrote | delta | peak anonymous memory |");
         println!("|---|---|---|---|---|---|");
-        for shape in &SHAPES {
-            delta(&runtime, shape)?;
+        for load in &LOADS {
+            delta(&runtime, load)?;
         }
     }
     Ok(())
 }
 
-struct Here {
+/// An etcd, and a folder for its data and for stores.
+struct Setup {
     etcd: Etcd,
     folder: TempDir,
 }
 
-impl Here {
+impl Setup {
     fn new() -> Result<Self> {
-        // Where the disk is that the buckets of the other bench lie on, too.
+        // The disk that the other benches use, too.
         let folder = tempfile::Builder::new()
             .prefix("snapshot-")
             .tempdir_in(env!("CARGO_TARGET_TMPDIR"))?;
         let etcd = Etcd::start(VERSION, &folder.path().join("data"));
-        Ok(Here { etcd, folder })
+        Ok(Setup { etcd, folder })
     }
 
     fn prefix(&self, name: &str) -> Prefix {
@@ -118,40 +120,33 @@ impl Here {
     }
 }
 
-/// Runs a command and gives its outcome, and the most anonymous memory that it had where that is wanted.
-fn run(command: &mut std::process::Command, look: bool) -> Result<(f64, Value, u64)> {
+/// Runs a command. Returns the seconds, its outcome, and the peak of its anonymous memory if `watch_memory`
+/// is set.
+fn run(command: &mut std::process::Command, watch_memory: bool) -> Result<(f64, Value, u64)> {
     let started = Instant::now();
     let mut child = command
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
         .spawn()?;
-    let status = format!("/proc/{}/status", child.id());
-    let mut anonymous = 0;
-    while look && child.try_wait()?.is_none() {
-        anonymous = anonymous.max(rss_anon(&status));
+    let mut peak = 0;
+    while watch_memory && child.try_wait()?.is_none() {
+        peak = peak.max(process_memory::anonymous(child.id()));
         std::thread::sleep(Duration::from_millis(2));
     }
     child.wait()?;
     let seconds = started.elapsed().as_secs_f64();
-    let mut said = String::new();
+    let mut output = String::new();
     if let Some(mut out) = child.stdout.take() {
-        out.read_to_string(&mut said)?;
+        out.read_to_string(&mut output)?;
     }
-    let outcome: Value = serde_json::from_str(&said)?;
+    let outcome: Value = serde_json::from_str(&output)?;
     if outcome["status"] != "Succeeded" {
-        return Err(format!("it failed: {said}").into());
+        return Err(format!("the program failed: {output}").into());
     }
-    Ok((seconds, outcome, anonymous))
+    Ok((seconds, outcome, peak))
 }
 
-fn rss_anon(status: &str) -> u64 {
-    let text = fs::read_to_string(status).unwrap_or_default();
-    let line = text.lines().find_map(|l| l.strip_prefix("RssAnon:"));
-    let kib = line.and_then(|l| l.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
-    kib.unwrap_or(0) * 1024
-}
-
-/// etcd's own stream, to a file that is synced.
+/// Writes etcd's own snapshot stream to a file and syncs it. Returns the seconds.
 fn stream(runtime: &Runtime, etcd: &Etcd, to: &Path) -> Result<f64> {
     let started = Instant::now();
     let mut file = File::create(to)?;
@@ -166,6 +161,7 @@ fn stream(runtime: &Runtime, etcd: &Etcd, to: &Path) -> Result<f64> {
     Ok(started.elapsed().as_secs_f64())
 }
 
+/// Compresses a file. Returns the seconds.
 fn compress(plain: &Path, compression: Compression, threads: usize) -> Result<f64> {
     let started = Instant::now();
     let mut packed = codec::encoder(compression.into(), threads, io::sink())?;
@@ -175,28 +171,29 @@ fn compress(plain: &Path, compression: Compression, threads: usize) -> Result<f6
     Ok(started.elapsed().as_secs_f64())
 }
 
-fn full(runtime: &Runtime) -> Result<()> {
-    let here = Here::new()?;
-    eprintln!("filling an etcd …");
-    runtime.block_on(async {
-        let mut kv = here.etcd.kv().await;
-        let mut rng = fastrand::Rng::with_seed(20_261_121);
-        let mut value = Vec::new();
-        for txn in 0..1500 {
-            let puts = (0..100).map(|n| {
-                let length = rng.usize(1024..=4096);
-                generate::value(&mut rng, length, &mut value);
-                TxnOp::put(
-                    format!("/registry/pods/{txn:04}/{n:02}"),
-                    value.clone(),
-                    None,
-                )
-            });
-            let puts: Vec<TxnOp> = puts.collect();
-            kv.txn(Txn::new().and_then(puts)).await?;
+/// Fills an etcd with 150,000 keys.
+async fn fill(etcd: &Etcd) -> std::result::Result<(), etcd_client::Error> {
+    let mut kv = etcd.kv().await;
+    let mut rng = fastrand::Rng::with_seed(20_261_121);
+    let mut value = Vec::new();
+    for txn in 0..1500 {
+        let mut puts = Vec::new();
+        for n in 0..100 {
+            let length = rng.usize(1024..=4096);
+            generate::value(&mut rng, length, &mut value);
+            let key = format!("/registry/pods/{txn:04}/{n:02}");
+            puts.push(TxnOp::put(key, value.clone(), None));
         }
-        Ok::<_, etcd_client::Error>(())
-    })?;
+        kv.txn(Txn::new().and_then(puts)).await?;
+    }
+    Ok(())
+}
+
+/// Prints the table of fulls.
+fn full(runtime: &Runtime) -> Result<()> {
+    let setup = Setup::new()?;
+    eprintln!("filling an etcd …");
+    runtime.block_on(fill(&setup.etcd))?;
     println!(
         "\n| method | threads | stream | compress | full | ratio | goal | peak anonymous memory |"
     );
@@ -206,25 +203,25 @@ fn full(runtime: &Runtime) -> Result<()> {
         ("gzip", Compression::Gzip),
         ("zstd", Compression::Zstd),
     ];
-    let plain = here.folder.path().join("plain");
+    let plain = setup.folder.path().join("plain");
     for (name, method) in methods {
         for threads in THREADS {
-            let (mut alone, mut packing, mut best) = (f64::MAX, f64::MAX, f64::MAX);
+            let (mut streaming, mut compressing, mut best) = (f64::MAX, f64::MAX, f64::MAX);
             for _ in 0..ROUNDS {
-                alone = alone.min(stream(runtime, &here.etcd, &plain)?);
+                streaming = streaming.min(stream(runtime, &setup.etcd, &plain)?);
                 if method != Compression::None {
-                    packing = packing.min(compress(&plain, method, threads)?);
+                    compressing = compressing.min(compress(&plain, method, threads)?);
                 }
-                best = best.min(take_full(&here, name, threads, false)?.0);
+                best = best.min(take_full(&setup, name, threads, false)?.0);
             }
             if method == Compression::None {
-                packing = 0.0;
+                compressing = 0.0;
             }
-            let anonymous = take_full(&here, name, threads, true)?.1;
+            let peak_memory = take_full(&setup, name, threads, true)?.1;
             println!(
-                "| {name} | {threads} | {alone:.2} s | {packing:.2} s | {best:.2} s | {:.2} | 1.3 | {} MiB |",
-                best / (alone + packing),
-                anonymous / MIB
+                "| {name} | {threads} | {streaming:.2} s | {compressing:.2} s | {best:.2} s | {:.2} | 1.3 | {} MiB |",
+                best / (streaming + compressing),
+                peak_memory / MIB
             );
         }
     }
@@ -232,57 +229,45 @@ fn full(runtime: &Runtime) -> Result<()> {
     Ok(())
 }
 
-fn take_full(here: &Here, method: &str, threads: usize, look: bool) -> Result<(f64, u64)> {
-    let prefix = here.prefix("store");
-    let mut command = snapshot_command("full", &prefix, &here.endpoints());
+/// Takes a full and removes it. Returns the seconds, and the peak of anonymous memory if `watch_memory` is
+/// set.
+fn take_full(
+    setup: &Setup,
+    method: &str,
+    threads: usize,
+    watch_memory: bool,
+) -> Result<(f64, u64)> {
+    let prefix = setup.prefix("store");
+    let mut command = snapshot_command("full", &prefix, &setup.endpoints());
     command
         .args(["--compression", method, "--threads", &threads.to_string()])
         .arg("--temp-dir")
-        .arg(here.folder.path());
-    let (seconds, _, anonymous) = run(&mut command, look)?;
+        .arg(setup.folder.path());
+    let (seconds, _, peak_memory) = run(&mut command, watch_memory)?;
     fs::remove_dir_all(&prefix.url)?;
-    Ok((seconds, anonymous))
+    Ok((seconds, peak_memory))
 }
 
-/// Writers that put as fast as they can.
-struct Writing {
+/// Writers that put values as fast as they can.
+struct Writers {
     stop: Arc<AtomicBool>,
     events: Arc<AtomicU64>,
     tasks: Vec<tokio::task::JoinHandle<std::result::Result<(), etcd_client::Error>>>,
     started: Instant,
 }
 
-impl Writing {
-    fn start(runtime: &Runtime, etcd: &Etcd, shape: &Shape) -> Self {
-        let (stop, events) = (
-            Arc::new(AtomicBool::new(false)),
-            Arc::new(AtomicU64::new(0)),
-        );
-        let tasks = (0..WRITERS)
-            .map(|writer| {
-                let mut kv = runtime.block_on(etcd.kv());
-                let (stop, events) = (Arc::clone(&stop), Arc::clone(&events));
-                let (puts, length) = (shape.puts, shape.value_bytes);
-                runtime.spawn(async move {
-                    let mut rng = fastrand::Rng::with_seed(writer as u64);
-                    let mut value = Vec::new();
-                    let mut next = 0;
-                    while !stop.load(Ordering::Relaxed) {
-                        let mut ops = Vec::new();
-                        for _ in 0..puts {
-                            next = (next + 1) % 5000;
-                            generate::value(&mut rng, length, &mut value);
-                            let key = format!("/registry/{writer}/object-{next:04}");
-                            ops.push(TxnOp::put(key, value.clone(), None));
-                        }
-                        kv.txn(Txn::new().and_then(ops)).await?;
-                        events.fetch_add(puts as u64, Ordering::Relaxed);
-                    }
-                    Ok(())
-                })
-            })
-            .collect();
-        Writing {
+impl Writers {
+    fn start(runtime: &Runtime, etcd: &Etcd, load: &Load) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let events = Arc::new(AtomicU64::new(0));
+        let mut tasks = Vec::new();
+        for writer in 0..WRITERS {
+            let kv = runtime.block_on(etcd.kv());
+            let (stop, events) = (Arc::clone(&stop), Arc::clone(&events));
+            let (puts, value_bytes) = (load.puts, load.value_bytes);
+            tasks.push(runtime.spawn(write(writer, kv, puts, value_bytes, stop, events)));
+        }
+        Writers {
             stop,
             events,
             tasks,
@@ -290,7 +275,7 @@ impl Writing {
         }
     }
 
-    /// Events in all, and in a second.
+    /// Ends the writers. Returns the number of events, and the events per second.
     fn stop(self, runtime: &Runtime) -> Result<(u64, f64)> {
         self.stop.store(true, Ordering::Relaxed);
         for task in self.tasks {
@@ -301,81 +286,106 @@ impl Writing {
     }
 }
 
-/// The source is written to as fast as it can be, alone and while it is followed.
-fn follow(runtime: &Runtime, shape: &Shape) -> Result<()> {
-    let here = Here::new()?;
-    let writing = Writing::start(runtime, &here.etcd, shape);
-    std::thread::sleep(LOAD / 3);
-    let (_, alone) = writing.stop(runtime)?;
+/// Puts random values into 5000 keys of one writer, until `stop` is set.
+async fn write(
+    writer: usize,
+    mut kv: KvClient,
+    puts: usize,
+    value_bytes: usize,
+    stop: Arc<AtomicBool>,
+    events: Arc<AtomicU64>,
+) -> std::result::Result<(), etcd_client::Error> {
+    let mut rng = fastrand::Rng::with_seed(writer as u64);
+    let mut value = Vec::new();
+    let mut next = 0;
+    while !stop.load(Ordering::Relaxed) {
+        let mut ops = Vec::new();
+        for _ in 0..puts {
+            next = (next + 1) % 5000;
+            generate::value(&mut rng, value_bytes, &mut value);
+            let key = format!("/registry/{writer}/object-{next:04}");
+            ops.push(TxnOp::put(key, value.clone(), None));
+        }
+        kv.txn(Txn::new().and_then(ops)).await?;
+        events.fetch_add(puts as u64, Ordering::Relaxed);
+    }
+    Ok(())
+}
 
-    let prefix = here.prefix("store");
-    let mut command = snapshot_command("follow", &prefix, &here.endpoints());
+/// Prints a row of `follow`: writes to etcd as fast as possible, first alone and then with a follower.
+fn follow(runtime: &Runtime, load: &Load) -> Result<()> {
+    let setup = Setup::new()?;
+    let writers = Writers::start(runtime, &setup.etcd, load);
+    std::thread::sleep(LOAD_DURATION / 3);
+    let (_, rate_alone) = writers.stop(runtime)?;
+
+    let prefix = setup.prefix("store");
+    let mut command = snapshot_command("follow", &prefix, &setup.endpoints());
     command.args(["--delta-period", "5s"]);
-    command.arg("--temp-dir").arg(here.folder.path());
+    command.arg("--temp-dir").arg(setup.folder.path());
     let mut follower = Follower::spawn(&mut command);
     follower.wait_until("the first full", || !prefix.fulls().is_empty());
-    let writing = Writing::start(runtime, &here.etcd, shape);
-    let status = format!("/proc/{}/status", follower.id());
-    let mut anonymous = 0;
-    while writing.started.elapsed() < LOAD {
-        anonymous = anonymous.max(rss_anon(&status));
+    let writers = Writers::start(runtime, &setup.etcd, load);
+    let mut peak_memory = 0;
+    while writers.started.elapsed() < LOAD_DURATION {
+        peak_memory = peak_memory.max(process_memory::anonymous(follower.id()));
         std::thread::sleep(Duration::from_millis(5));
     }
-    let (_, followed) = writing.stop(runtime)?;
-    let revision = runtime.block_on(here.etcd.revision());
-    let lag = (revision - prefix.last_saved()) * shape.puts as i64;
+    let (_, rate_followed) = writers.stop(runtime)?;
+    let revision = runtime.block_on(setup.etcd.revision());
+    let unsaved = (revision - prefix.last_saved()) * load.puts as i64;
     let stopped = Instant::now();
     follower.wait_saved(&prefix, revision);
     let caught_up = stopped.elapsed().as_secs_f64();
     let fulls = prefix.fulls().len();
     if fulls != 1 {
-        return Err(format!("{fulls} fulls: it did not keep up").into());
+        return Err(format!("{fulls} fulls: the follower did not keep up").into());
     }
     follower.terminate();
     println!(
-        "| {} | {alone:.0} events/s | {followed:.0} events/s | {lag} events | {caught_up:.1} s | {} MiB |",
-        shape.name,
-        anonymous / MIB
+        "| {} | {rate_alone:.0} events/s | {rate_followed:.0} events/s | {unsaved} events | {caught_up:.1} s | {} MiB |",
+        load.name,
+        peak_memory / MIB
     );
     Ok(())
 }
 
-/// What was written for a while is saved at once.
-fn delta(runtime: &Runtime, shape: &Shape) -> Result<()> {
-    let here = Here::new()?;
-    let base = here.prefix("base");
-    run(
-        &mut snapshot_command("delta", &base, &here.endpoints()),
-        false,
-    )?;
-    let writing = Writing::start(runtime, &here.etcd, shape);
-    std::thread::sleep(LOAD);
-    let (events, rate) = writing.stop(runtime)?;
+/// Prints the rows of `delta` for one load: saves all events of the load at once.
+fn delta(runtime: &Runtime, load: &Load) -> Result<()> {
+    let setup = Setup::new()?;
+    let base = setup.prefix("base");
+    let mut first = snapshot_command("delta", &base, &setup.endpoints());
+    run(&mut first, false)?;
+    let writers = Writers::start(runtime, &setup.etcd, load);
+    std::thread::sleep(LOAD_DURATION);
+    let (events, rate) = writers.stop(runtime)?;
     for threads in THREADS {
-        let (mut best, mut anonymous) = (f64::MAX, 0);
+        let (mut best, mut peak_memory) = (f64::MAX, 0);
         for _ in 0..ROUNDS {
-            let prefix = here.prefix("again");
+            // Each round saves the same events into a copy of the store.
+            let prefix = setup.prefix("copy");
             let v2 = Path::new(&prefix.url).join("v2");
             fs::create_dir_all(&v2)?;
             for entry in fs::read_dir(Path::new(&base.url).join("v2"))? {
                 let from = entry?.path();
-                fs::copy(&from, v2.join(from.file_name().ok_or("no name")?))?;
+                let name = from.file_name().ok_or("the path has no file name")?;
+                fs::copy(&from, v2.join(name))?;
             }
-            let mut command = snapshot_command("delta", &prefix, &here.endpoints());
+            let mut command = snapshot_command("delta", &prefix, &setup.endpoints());
             command.args(["--threads", &threads.to_string(), "--temp-dir"]);
-            command.arg(here.folder.path());
+            command.arg(setup.folder.path());
             let (seconds, outcome, memory) = run(&mut command, true)?;
             if outcome["events"] != events {
                 return Err(format!("{events} events were written: {outcome}").into());
             }
-            (best, anonymous) = (best.min(seconds), anonymous.max(memory));
+            (best, peak_memory) = (best.min(seconds), peak_memory.max(memory));
             fs::remove_dir_all(&prefix.url)?;
         }
         println!(
             "| {} | {threads} | {events} | {rate:.0} events/s | {:.0} events/s | {} MiB |",
-            shape.name,
+            load.name,
             events as f64 / best,
-            anonymous / MIB
+            peak_memory / MIB
         );
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! What a follower of an etcd costs its store.
+//! Measures what `snapshot follow` costs its store: one delta, and the time to catch up after an outage.
 
 use crate::measure::{Goal, MIB, Run, resident, row};
 use crate::support::etcd::{Etcd, EtcdVersion};
@@ -9,13 +9,14 @@ use crate::{Bench, Result, Server};
 use chrono::DateTime;
 use deltafold::backup::events::{EventRef, encode_event};
 use deltafold::mvcc::{Change, KeyValue, Revision};
+use etcd_client::KvClient;
 use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 
 const VERSION: EtcdVersion = EtcdVersion::V3_6;
 
 impl Bench {
-    /// A follower of an etcd, into a bucket over a line.
+    /// Starts a follower that saves into a bucket behind the line, and waits for its first full.
     fn follow(&self, etcd: &Etcd, server: &Server, period: &str) -> Result<(Follower, Prefix)> {
         self.runtime.block_on(server.minio.create_bucket("follow"));
         let prefix = Prefix::minio(&server.minio, "follow", "etcd");
@@ -30,12 +31,13 @@ impl Bench {
         Ok((follower, prefix))
     }
 
+    /// Prints the row of one delta: requests and seconds.
     pub fn delta(&self) -> Result<()> {
         let delay = Duration::from_millis(50);
         let folder = self.scratch()?;
         let etcd = Etcd::start(VERSION, &folder.path().join("data"));
         let server = Server::start();
-        let writing = Writing::start(&self.runtime, &etcd, 20);
+        let writers = Writers::start(&self.runtime, &etcd, 20);
         let (mut follower, prefix) = self.follow(&etcd, &server, "2s")?;
         server.line.delay(delay);
         let deltas = |n| move || prefix.deltas().len() >= n;
@@ -44,15 +46,15 @@ impl Bench {
         follower.wait_until("ten deltas", deltas(12));
         let traffic = server.line.take();
         let resident = resident(follower.id());
-        drop(writing);
+        drop(writers);
         follower.terminate();
-        let mut saved = bursts(&traffic);
-        // What began or ended outside has no whole delta.
-        saved.retain(|b| b.iter().any(|r| r.kind() == "PUT" || r.kind() == "COPY"));
-        saved.sort_by(|a, b| span(a).total_cmp(&span(b)));
-        let median = saved.get(saved.len() / 2).ok_or("no delta was saved")?;
+        let mut deltas = bursts(&traffic);
+        // A burst that was cut off by the measurement may lack the upload.
+        deltas.retain(|b| b.iter().any(|r| r.kind() == "PUT" || r.kind() == "COPY"));
+        deltas.sort_by(|a, b| burst_seconds(a).total_cmp(&burst_seconds(b)));
+        let median = deltas.get(deltas.len() / 2).ok_or("no delta was saved")?;
         let run = Run {
-            seconds: span(median),
+            seconds: burst_seconds(median),
             resident,
             traffic: Traffic {
                 requests: median.clone(),
@@ -65,16 +67,17 @@ impl Bench {
         Ok(())
     }
 
+    /// Prints the row of an outage: how long the follower takes to save everything after it.
     pub fn outage(&self) -> Result<()> {
-        /// Changes a second, and bytes of each.
-        const CHANGES: u64 = 500;
+        const CHANGES_PER_SECOND: u64 = 500;
+        /// The default of --delta-bytes.
         const DELTA_BYTES: u64 = 10 * MIB;
         let delay = Duration::from_millis(50);
         let folder = self.scratch()?;
         let etcd = Etcd::start(VERSION, &folder.path().join("data"));
         let server = Server::start();
         server.line.delay(delay);
-        let writing = Writing::start(&self.runtime, &etcd, CHANGES);
+        let writers = Writers::start(&self.runtime, &etcd, CHANGES_PER_SECOND);
         let (mut follower, prefix) = self.follow(&etcd, &server, "5s")?;
         let saved = prefix.last_saved();
         follower.wait_until("the first delta", || prefix.last_saved() > saved);
@@ -86,25 +89,25 @@ impl Bench {
         server.line.take();
         server.line.mend();
         let began = Instant::now();
-        let give_up = Duration::from_secs(self.args.give_up);
-        // Its own patience may be shorter than what is measured.
-        while prefix.last_saved() < revision && began.elapsed() < give_up {
+        let timeout = Duration::from_secs(self.args.give_up);
+        // Not `wait_saved`: its time-out may be shorter.
+        while prefix.last_saved() < revision && began.elapsed() < timeout {
             follower.assert_runs();
             std::thread::sleep(Duration::from_millis(200));
         }
         let run = Run {
             seconds: began.elapsed().as_secs_f64(),
             resident: resident(follower.id()),
-            is_given_up: prefix.last_saved() < revision,
+            timed_out: prefix.last_saved() < revision,
             traffic: server.line.take(),
             ..Run::default()
         };
         let deltas = prefix.deltas().len() - before;
-        drop(writing);
+        drop(writers);
         let missing = (revision - saved) as u64;
-        let most = missing * event_bytes() / DELTA_BYTES + run.seconds as u64 / 5 + 5;
+        let max_deltas = missing * event_bytes() / DELTA_BYTES + run.seconds as u64 / 5 + 5;
         let work = format!(
-            "follow: {missing} changes after {} s without a store, {deltas} deltas of at most {most}",
+            "follow: {missing} changes after {} s without a store, {deltas} deltas of at most {max_deltas}",
             self.args.outage
         );
         row(
@@ -115,14 +118,14 @@ impl Bench {
             delay,
             &[Goal::Seconds(60.0)],
         );
-        if deltas as u64 > most {
+        if deltas as u64 > max_deltas {
             println!("| too many deltas | | | | | | no |");
         }
         Ok(())
     }
 }
 
-/// Requests with pauses between them: each burst is what one delta took.
+/// Groups requests by the pauses between them. Each burst belongs to one delta.
 fn bursts(traffic: &Traffic) -> Vec<Vec<Request>> {
     const PAUSE: Duration = Duration::from_millis(400);
     let mut bursts: Vec<Vec<Request>> = Vec::new();
@@ -140,18 +143,18 @@ fn bursts(traffic: &Traffic) -> Vec<Vec<Request>> {
     bursts
 }
 
-/// Seconds from the first request to the last answer.
-fn span(burst: &[Request]) -> f64 {
+/// Returns the seconds from the first request to the last response.
+fn burst_seconds(burst: &[Request]) -> f64 {
     let began = burst.iter().map(|r| r.began).min();
     let ended = burst.iter().filter_map(|r| r.ended).max();
-    let span = began.zip(ended).map(|(from, to)| to - from);
-    span.unwrap_or_default().as_secs_f64()
+    let duration = began.zip(ended).map(|(began, ended)| ended - began);
+    duration.unwrap_or_default().as_secs_f64()
 }
 
-/// What `Writing` puts.
+/// The value that [`Writers`] put.
 const VALUE: [u8; 400] = [b'v'; 400];
 
-/// Bytes of one of its events in a delta.
+/// Returns the size of one event of the writers in a delta, in bytes.
 fn event_bytes() -> u64 {
     let revision = Revision(1_000_000);
     let event = EventRef {
@@ -170,35 +173,37 @@ fn event_bytes() -> u64 {
     out.len() as u64
 }
 
-/// Puts so many values a second until it is dropped.
-struct Writing {
+/// Puts values at a steady rate until it is dropped.
+struct Writers {
     tasks: Vec<tokio::task::JoinHandle<()>>,
 }
 
-impl Writing {
-    fn start(runtime: &Runtime, etcd: &Etcd, a_second: u64) -> Self {
-        /// One waits for its disk while the others go on.
+impl Writers {
+    fn start(runtime: &Runtime, etcd: &Etcd, puts_per_second: u64) -> Self {
+        /// Several, because each put waits for etcd's disk.
         const WRITERS: u64 = 10;
-        let tasks = (0..WRITERS).map(|writer| {
-            let mut kv = runtime.block_on(etcd.kv());
-            let every = Duration::from_secs_f64(WRITERS as f64 / a_second as f64);
-            runtime.spawn(async move {
-                let mut clock = tokio::time::interval(every);
-                for n in 0.. {
-                    clock.tick().await;
-                    let key = format!("/registry/{writer:02}/object-{:04}", n % 1000);
-                    // One that fails is missing, and shows in the number of changes.
-                    let _ = kv.put(key, VALUE, None).await;
-                }
-            })
-        });
-        Writing {
-            tasks: tasks.collect(),
+        let interval = Duration::from_secs_f64(WRITERS as f64 / puts_per_second as f64);
+        let mut tasks = Vec::new();
+        for writer in 0..WRITERS {
+            let kv = runtime.block_on(etcd.kv());
+            tasks.push(runtime.spawn(put_forever(writer, kv, interval)));
         }
+        Writers { tasks }
     }
 }
 
-impl Drop for Writing {
+/// Puts a value into one of 1000 keys in each interval.
+async fn put_forever(writer: u64, mut kv: KvClient, interval: Duration) {
+    let mut clock = tokio::time::interval(interval);
+    for n in 0.. {
+        clock.tick().await;
+        let key = format!("/registry/{writer:02}/object-{:04}", n % 1000);
+        // A failed put lowers the number of changes in the table.
+        let _ = kv.put(key, VALUE, None).await;
+    }
+}
+
+impl Drop for Writers {
     fn drop(&mut self) {
         for task in &self.tasks {
             task.abort();

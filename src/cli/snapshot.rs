@@ -14,7 +14,9 @@ use crate::ops::Context;
 use crate::ops::report::Report;
 use crate::ops::schedule::Schedule;
 use crate::ops::snapshot::follow::{self, FollowOptions, follow};
-use crate::ops::snapshot::{DeltaOptions, Hole, Outcome, Status, Taking, Tell, delta, full};
+use crate::ops::snapshot::{
+    DeltaOptions, Hole, MetricsReporter, Outcome, SnapshotSettings, Status, delta, full,
+};
 use crate::store;
 use crate::telemetry::metrics::Metrics;
 use clap::{Args, Subcommand};
@@ -72,22 +74,22 @@ struct CommonArgs {
 
 impl CommonArgs {
     /// What is needed to take snapshots; nothing is sent to etcd yet.
-    fn open(&self, cancel: &Cancel) -> Result<(Context, Taking)> {
-        let way = self.live.connector(cancel)?;
+    fn open(&self, cancel: &Cancel) -> Result<(Context, SnapshotSettings)> {
+        let connector = self.live.connector(cancel)?;
         store::open::refuse_layout(&self.store, "--store")?;
         store::open::make_folder(&self.store, &self.means.options(1)?)?;
         let mut ctx = self.means.context(&self.store, cancel)?;
         ctx.store = self.bandwidth.limited(ctx.store);
         // With recipients encryption begins by a full; without, what is written is as plain as what is there.
         ctx.trust.unless_all_plain = !ctx.keys.encrypts();
-        let taking = Taking {
-            way,
+        let settings = SnapshotSettings {
+            connector,
             compression: self.compression,
             bandwidth: self.bandwidth.limit(),
             leases: self.leases.snapshot_leases(),
             take_over: self.take_over,
         };
-        Ok((ctx, taking))
+        Ok((ctx, settings))
     }
 }
 
@@ -177,7 +179,7 @@ impl FollowArgs {
             full_schedule: Some(Schedule::parse(&self.full_schedule, &self.time_zone)?),
             ..self.options.clone()
         };
-        let (ctx, taking) = self.common.open(cancel)?;
+        let (ctx, settings) = self.common.open(cancel)?;
         let namespace = self.common.leases.namespace();
         let mut lock = self
             .lock
@@ -189,8 +191,8 @@ impl FollowArgs {
         if let Some(server) = &server {
             server.set_ready(true);
         }
-        let tell = Tell::new(metrics);
-        follow(&ctx, &taking, &options, &mut lock, &tell, stop)
+        let reporter = MetricsReporter::new(metrics);
+        follow(&ctx, &settings, &options, &mut lock, &reporter, stop)
     }
 
     /// The first signal stops it; the second, or the end of its time, ends it.
@@ -232,9 +234,9 @@ impl SnapshotArgs {
                 args.common
                     .metrics
                     .around("snapshot-full", cancel, |metrics| {
-                        let (ctx, taking) = args.common.open(cancel)?;
-                        let tell = Tell::new(metrics.clone());
-                        let report = full(&ctx, &taking, args.is_final, &tell)?;
+                        let (ctx, settings) = args.common.open(cancel)?;
+                        let reporter = MetricsReporter::new(metrics.clone());
+                        let report = full(&ctx, &settings, args.is_final, &reporter)?;
                         print_report(output, report, in_words)
                     })
             }
@@ -242,9 +244,9 @@ impl SnapshotArgs {
                 args.common
                     .metrics
                     .around("snapshot-delta", cancel, |metrics| {
-                        let (ctx, taking) = args.common.open(cancel)?;
-                        let tell = Tell::new(metrics.clone());
-                        let report = delta(&ctx, &taking, args.options, &tell)?;
+                        let (ctx, settings) = args.common.open(cancel)?;
+                        let reporter = MetricsReporter::new(metrics.clone());
+                        let report = delta(&ctx, &settings, args.options, &reporter)?;
                         print_report(output, report, in_words)
                     })
             }

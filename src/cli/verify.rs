@@ -136,8 +136,8 @@ impl VerifyArgs {
                     // Relative to here, and not to where it is started.
                     etcd: std::path::absolute(etcd)
                         .map_err(|e| Error::io("find the current folder", e))?,
-                    patience: self.drill_timeout,
-                    asked: self.live.options()?,
+                    health_timeout: self.drill_timeout,
+                    client: self.live.options()?,
                 })
             }
         };

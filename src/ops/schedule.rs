@@ -1,20 +1,21 @@
-//! When a job is to run: a cron schedule in a time zone.
+//! Cron schedules in a time zone, with the same meaning as in a Kubernetes CronJob.
 //!
-//! It computes from what it is given, and looks at no clock. `0 */6 * * *` means here what it means in a
-//! Kubernetes CronJob; the crate `cron` does the calendar, and what it sees otherwise is put right here.
+//! The crate `cron` computes the calendar; this module corrects the differences: days of the week, changes of
+//! the clock, and two restricted day fields. It reads no clock. Called by `snapshot follow` and by the
+//! controller.
 
-use crate::error::{Error, Reason, Result};
+use crate::error::{Reason, Result};
 use chrono::{DateTime, Duration, LocalResult, NaiveDateTime, TimeZone, Utc};
 use chrono_tz::Tz;
 use cron::TimeUnitSpec;
 use std::collections::BTreeSet;
 use std::str::FromStr;
 
-/// No clock that is set back says the same hours again for longer.
-const LONGEST_OVERLAP: Duration = Duration::hours(4);
+/// An upper bound for the local time that is repeated when a clock is set back.
+const MAX_OVERLAP: Duration = Duration::hours(4);
 
-/// The short forms, in five fields.
-const SHORT: [(&str, &str); 7] = [
+/// The short forms and their meanings in five fields.
+const SHORT_FORMS: [(&str, &str); 7] = [
     ("@yearly", "0 0 1 1 *"),
     ("@annually", "0 0 1 1 *"),
     ("@monthly", "0 0 1 * *"),
@@ -28,207 +29,234 @@ const DAYS: [&str; 7] = ["sun", "mon", "tue", "wed", "thu", "fri", "sat"];
 
 /// A cron schedule in a time zone.
 ///
-/// Where clocks are set forward, a run in the hour that is left out takes place as soon as that is over; where
-/// they are set back, one in the hour that comes twice takes place once. Of a schedule for every hour (`*` or
-/// the like in its place) runs simply stay as far apart as they are.
+/// When clocks are set forward, a run in the skipped hour takes place as soon as that hour is over. When they
+/// are set back, a run in the repeated hour takes place once. A schedule for every hour (`*` or the like in
+/// the field of the hour) is not affected: its runs keep their distance.
 #[derive(Debug, Clone)]
 pub struct Schedule {
-    /// One, or two of which either counts: cron takes a day that either of its two fields allows.
-    either: Vec<cron::Schedule>,
+    /// A run takes place when any of these says so. There are two if both day fields are restricted: then
+    /// cron runs on a day that either field allows.
+    alternatives: Vec<cron::Schedule>,
     zone: Tz,
     every_hour: bool,
 }
 
 impl Schedule {
-    /// Reads a schedule: five fields (minute, hour, day of month, month, day of week), six with seconds
-    /// before them, seven with years behind them, or `@hourly`, `@daily`, `@weekly`, `@monthly`, `@yearly`.
-    /// Sunday is 0 or 7 in all of them. `zone` is a name of the IANA database, such as `Europe/Berlin`.
+    /// Parses a schedule: five fields (minute, hour, day of month, month, day of week), six with seconds in
+    /// front, seven with years at the end, or `@hourly`, `@daily`, `@weekly`, `@monthly`, `@yearly`. Sunday
+    /// is 0 or 7. `zone` is a name of the IANA database, such as `Europe/Berlin`.
     ///
     /// # Errors
-    /// `Usage`.
+    /// Fails with `Usage` if the schedule or the zone is invalid.
     pub fn parse(schedule: &str, zone: &str) -> Result<Self> {
         let zone = Tz::from_str(zone.trim()).map_err(|_| {
             Reason::Usage.error(format!(
-                "\"{zone}\" is no time zone: give a name of the IANA database, such as UTC or Europe/Berlin"
+                "unknown time zone \"{zone}\": give a name of the IANA database, such as UTC or Europe/Berlin"
             ))
         })?;
-        let bad = |what: String| {
+        let invalid = |problem: String| {
             Reason::Usage.error(format!(
-                "the schedule \"{schedule}\" cannot be understood: {what}; give five fields (minute, hour, \
+                "invalid schedule \"{schedule}\": {problem}; give five fields (minute, hour, \
                  day of month, month, day of week), such as \"0 */6 * * *\", or @hourly, @daily, @weekly, @monthly, @yearly"
             ))
         };
-        let mut text = schedule.trim();
-        if text.starts_with("CRON_TZ=") || text.starts_with("TZ=") {
-            return Err(bad("a time zone is given apart from it".to_owned()));
-        }
-        if text.starts_with('@') {
-            let known = SHORT.iter().find(|(name, _)| *name == text);
-            text = match known {
-                Some((_, fields)) => fields,
-                None => return Err(bad(format!("\"{text}\" is no short form"))),
-            };
-        }
-        let fields: Vec<&str> = text.split_whitespace().collect();
-        let (second, fields, year) = match fields.as_slice() {
-            five @ [_, _, _, _, _] => ("0", five, "*"),
-            [second, five @ ..] if five.len() == 5 => (*second, five, "*"),
-            [second, five @ .., year] if five.len() == 5 => (*second, five, *year),
-            other => return Err(bad(format!("it has {} fields", other.len()))),
-        };
-        let &[minute, hour, day, month, weekday] = fields else {
-            return Err(Error::internal("five fields that are not five"));
-        };
-        let weekdays = weekdays(weekday).map_err(bad)?;
-        let parse = |day: &str, weekdays: &str| {
-            let fields = [second, minute, hour, day, month, weekdays, year].join(" ");
-            fields.parse::<cron::Schedule>().map_err(|e| {
-                // The crate's message is of several lines, of which the last one says what it is.
-                let said = e.to_string();
-                let said = said.lines().rfind(|l| !l.trim().is_empty());
-                bad(said.unwrap_or("no field is of a known form").to_owned())
-            })
-        };
-        let either = match is_any(day) || is_any(weekday) {
-            true => vec![parse(day, &weekdays)?],
-            false => vec![parse(day, "*")?, parse("*", &weekdays)?],
-        };
-        let every_hour = either[0].hours().count() == 24;
+        let alternatives = parse_fields(schedule.trim()).map_err(invalid)?;
+        let every_hour = alternatives[0].hours().count() == 24;
         let schedule = Schedule {
-            either,
+            alternatives,
             zone,
             every_hour,
         };
         if schedule.next_after(DateTime::UNIX_EPOCH).is_none() {
-            return Err(bad("such a day never comes".to_owned()));
+            return Err(invalid("such a day never comes".to_owned()));
         }
         Ok(schedule)
     }
 
-    /// The first time for a run that is later than `t`. `None` where there is none to come: before 2100
-    /// that is only where the years are named.
+    /// Returns the first run after `t`. Returns `None` if there is none; before 2100 that happens only if the
+    /// schedule names years.
     pub fn next_after(&self, t: DateTime<Utc>) -> Option<DateTime<Utc>> {
         let mut local = t.with_timezone(&self.zone).naive_local();
         if self.every_hour {
-            // What comes twice may be before it on the clock's face, and after it all the same.
-            local -= LONGEST_OVERLAP;
+            // A repeated hour has local times before `t`'s that are nevertheless later than `t`.
+            local -= MAX_OVERLAP;
         }
-        let of_one = |schedule: &cron::Schedule| {
-            let mut second_time = None;
-            for face in schedule.after(&local.and_utc()) {
-                let (first, again) = self.instants(face.naive_utc());
-                second_time = second_time.or(again.filter(|&at| at > t));
-                // What comes later on the clock's face comes no earlier.
-                if let Some(first) = first.filter(|&at| at > t) {
-                    return Some(second_time.map_or(first, |again| first.min(again)));
-                }
-            }
-            second_time
-        };
-        self.either.iter().filter_map(of_one).min()
+        let runs = self.alternatives.iter();
+        runs.filter_map(|s| self.next_of(s, local, t)).min()
     }
 
-    /// The newest time for a run that is not later than `t`.
-    fn newest_until(&self, t: DateTime<Utc>) -> Option<DateTime<Utc>> {
-        let local = t.with_timezone(&self.zone).naive_local() + LONGEST_OVERLAP;
-        let of_one = |schedule: &cron::Schedule| {
-            let mut newest = None;
-            for face in schedule.after(&local.and_utc()).rev() {
-                let (first, again) = self.instants(face.naive_utc());
-                newest = newest.max(first.filter(|&at| at <= t));
-                newest = newest.max(again.filter(|&at| at <= t));
-                let all_past = first.is_some_and(|at| at <= t) && again.is_none_or(|at| at <= t);
-                if all_past {
-                    break;
-                }
+    /// Returns the first run of one alternative after `t`, searching from the local time `from`.
+    fn next_of(
+        &self,
+        schedule: &cron::Schedule,
+        from: NaiveDateTime,
+        t: DateTime<Utc>,
+    ) -> Option<DateTime<Utc>> {
+        let mut in_repeated_hour = None;
+        for local in schedule.after(&from.and_utc()) {
+            let (first, second) = self.instants(local.naive_utc());
+            in_repeated_hour = in_repeated_hour.or(second.filter(|&at| at > t));
+            // First occurrences come in the order of local times, so this is the earliest of them.
+            if let Some(first) = first.filter(|&at| at > t) {
+                return Some(in_repeated_hour.map_or(first, |second| first.min(second)));
             }
-            newest
-        };
-        self.either.iter().filter_map(of_one).max()
+        }
+        in_repeated_hour
     }
 
-    /// The newest time at which it should have run after `last_run` and until `now`: one run makes up for
-    /// all that were missed. `None` also where the clock was set back to before the last run: what comes next
-    /// then is [`next_after`](Self::next_after) now.
+    /// Returns the last run at or before `t`.
+    fn last_until(&self, t: DateTime<Utc>) -> Option<DateTime<Utc>> {
+        let local = t.with_timezone(&self.zone).naive_local() + MAX_OVERLAP;
+        let runs = self.alternatives.iter();
+        runs.filter_map(|s| self.last_of(s, local, t)).max()
+    }
+
+    /// Returns the last run of one alternative at or before `t`, searching backward from the local time
+    /// `from`.
+    fn last_of(
+        &self,
+        schedule: &cron::Schedule,
+        from: NaiveDateTime,
+        t: DateTime<Utc>,
+    ) -> Option<DateTime<Utc>> {
+        let mut last = None;
+        for local in schedule.after(&from.and_utc()).rev() {
+            let (first, second) = self.instants(local.naive_utc());
+            last = last.max(first.filter(|&at| at <= t));
+            last = last.max(second.filter(|&at| at <= t));
+            let are_all_past = first.is_some_and(|at| at <= t) && second.is_none_or(|at| at <= t);
+            if are_all_past {
+                break;
+            }
+        }
+        last
+    }
+
+    /// Returns the last run that was due after `last_run` and until `now`: one run makes up for all that were
+    /// missed. Also returns `None` if the clock was set back to before `last_run`; the next run is then
+    /// [`next_after`](Self::next_after) `now`.
     pub fn missed(&self, last_run: DateTime<Utc>, now: DateTime<Utc>) -> Option<DateTime<Utc>> {
-        self.newest_until(now).filter(|&at| at > last_run)
+        self.last_until(now).filter(|&at| at > last_run)
     }
 
-    /// When a clock's face shows that: once, twice, or, where it is left out, as soon as that is over.
-    fn instants(&self, face: NaiveDateTime) -> (Option<DateTime<Utc>>, Option<DateTime<Utc>>) {
+    /// Returns when a local time occurs. It occurs once, or twice if the clock is set back. If the clock
+    /// skips it, that is the first moment after the skipped time.
+    fn instants(&self, local: NaiveDateTime) -> (Option<DateTime<Utc>>, Option<DateTime<Utc>>) {
         let utc = |t: DateTime<Tz>| t.with_timezone(&Utc);
-        match self.zone.from_local_datetime(&face) {
+        match self.zone.from_local_datetime(&local) {
             LocalResult::Single(t) => (Some(utc(t)), None),
             LocalResult::Ambiguous(a, b) => {
-                let (first, again) = (utc(a.min(b)), utc(a.max(b)));
-                (Some(first), self.every_hour.then_some(again))
+                let (first, second) = (utc(a.min(b)), utc(a.max(b)));
+                (Some(first), self.every_hour.then_some(second))
             }
             LocalResult::None if self.every_hour => (None, None),
-            LocalResult::None => (self.end_of_gap(face), None),
+            LocalResult::None => (self.end_of_gap(local), None),
         }
     }
 
-    /// The first moment after those that a clock leaves out, one of which is given.
-    fn end_of_gap(&self, face: NaiveDateTime) -> Option<DateTime<Utc>> {
-        let exists = |face: NaiveDateTime| self.zone.from_local_datetime(&face).earliest();
-        // The longest that was ever left out is a day.
-        let (mut gap, mut behind) = (0i64, 26 * 3600);
-        let at = |seconds: i64| face + Duration::seconds(seconds);
-        exists(at(behind))?;
-        while behind - gap > 1 {
-            let middle = (gap + behind) / 2;
-            match exists(at(middle)) {
-                Some(_) => behind = middle,
-                None => gap = middle,
+    /// Returns the first moment after a gap of the clock, given a local time in the gap.
+    fn end_of_gap(&self, skipped: NaiveDateTime) -> Option<DateTime<Utc>> {
+        let instant = |local: NaiveDateTime| self.zone.from_local_datetime(&local).earliest();
+        let local = |seconds: i64| skipped + Duration::seconds(seconds);
+        // A binary search. The longest gap ever was a day, in Pacific/Apia.
+        let (mut in_gap, mut after_gap) = (0i64, 26 * 3600);
+        instant(local(after_gap))?;
+        while after_gap - in_gap > 1 {
+            let middle = (in_gap + after_gap) / 2;
+            match instant(local(middle)) {
+                Some(_) => after_gap = middle,
+                None => in_gap = middle,
             }
         }
-        exists(at(behind)).map(|t| t.with_timezone(&Utc))
+        instant(local(after_gap)).map(|t| t.with_timezone(&Utc))
     }
 }
 
-/// Whether a field of days allows all, so that the other one alone decides.
-fn is_any(field: &str) -> bool {
+/// Parses a schedule into its alternatives. The error says what is wrong.
+fn parse_fields(schedule: &str) -> Result<Vec<cron::Schedule>, String> {
+    if schedule.starts_with("CRON_TZ=") || schedule.starts_with("TZ=") {
+        return Err("the time zone is given apart from it".to_owned());
+    }
+    let mut text = schedule;
+    if schedule.starts_with('@') {
+        let short_form = SHORT_FORMS.iter().find(|(name, _)| *name == schedule);
+        text = match short_form {
+            Some((_, fields)) => fields,
+            None => return Err(format!("unknown short form \"{schedule}\"")),
+        };
+    }
+    let fields: Vec<&str> = text.split_whitespace().collect();
+    let (second, fields, year) = match fields.as_slice() {
+        five @ [_, _, _, _, _] => ("0", five, "*"),
+        [second, five @ ..] if five.len() == 5 => (*second, five, "*"),
+        [second, five @ .., year] if five.len() == 5 => (*second, five, *year),
+        other => return Err(format!("it has {} fields", other.len())),
+    };
+    let &[minute, hour, day, month, weekday] = fields else {
+        return Err(format!("it has {} fields", fields.len()));
+    };
+    let weekdays = weekdays(weekday)?;
+    let parse = |day: &str, weekdays: &str| {
+        let fields = [second, minute, hour, day, month, weekdays, year].join(" ");
+        fields
+            .parse::<cron::Schedule>()
+            .map_err(|e| last_line(&e.to_string()))
+    };
+    if allows_all(day) || allows_all(weekday) {
+        return Ok(vec![parse(day, &weekdays)?]);
+    }
+    Ok(vec![parse(day, "*")?, parse("*", &weekdays)?])
+}
+
+/// Returns the last line of the crate's message, which says what is wrong; the lines before show where.
+fn last_line(message: &str) -> String {
+    let last = message.lines().rfind(|l| !l.trim().is_empty());
+    last.unwrap_or("no field has a known form").to_owned()
+}
+
+/// Whether a day field allows all days, so that the other day field alone decides.
+fn allows_all(field: &str) -> bool {
     field
         .split(',')
-        .any(|item| matches!(item, "*" | "?" | "*/1" | "?/1"))
+        .any(|part| matches!(part, "*" | "?" | "*/1" | "?/1"))
 }
 
-/// Days of the week as the crate counts them, from 1 for Sunday.
+/// Converts a day-of-week field into the crate's numbers, which begin with 1 for Sunday.
 fn weekdays(field: &str) -> Result<String, String> {
     let mut days = BTreeSet::new();
-    for item in field.split(',') {
-        let (range, step) = match item.split_once('/') {
+    for part in field.split(',') {
+        let (range, step) = match part.split_once('/') {
             Some((range, step)) => {
                 let n = step.parse().ok().filter(|&n: &usize| n > 0);
-                let wrong = || format!("\"{step}\" in \"{item}\" is no number of days");
-                (range, Some(n.ok_or_else(wrong)?))
+                let invalid = || format!("\"{step}\" in \"{part}\" is no number of days");
+                (range, Some(n.ok_or_else(invalid)?))
             }
-            None => (item, None),
+            None => (part, None),
         };
-        let (from, to) = match range.split_once('-') {
-            Some((from, to)) => (weekday(from)?, weekday(to)?),
+        let (first, last) = match range.split_once('-') {
+            Some((first, last)) => (weekday(first)?, weekday(last)?),
             None if matches!(range, "*" | "?") => (0, 6),
             None => {
                 let day = weekday(range)?;
                 (day, if step.is_some() { 6.max(day) } else { day })
             }
         };
-        if from > to {
+        if first > last {
             return Err(format!(
                 "in \"{range}\" the week ends before it begins: Sunday is 0 or 7"
             ));
         }
-        days.extend((from..=to).step_by(step.unwrap_or(1)).map(|d| d % 7 + 1));
+        days.extend((first..=last).step_by(step.unwrap_or(1)).map(|d| d % 7 + 1));
     }
     let days: Vec<String> = days.iter().map(usize::to_string).collect();
     Ok(days.join(","))
 }
 
-/// A day of the week: 0 to 7, or its name.
+/// Parses a day of the week: 0 to 7, or its name.
 fn weekday(s: &str) -> Result<usize, String> {
+    let is_long_name = s.len() > 3 && s.is_ascii() && s.to_ascii_lowercase().ends_with("day");
     let named = DAYS.iter().position(|name| {
-        let long = s.len() > 3 && s.is_ascii() && s.to_ascii_lowercase().ends_with("day");
-        s.eq_ignore_ascii_case(name) || (long && s[..3].eq_ignore_ascii_case(name))
+        s.eq_ignore_ascii_case(name) || (is_long_name && s[..3].eq_ignore_ascii_case(name))
     });
     named
         .or_else(|| s.parse().ok().filter(|&n| n <= 7))
@@ -245,7 +273,7 @@ mod tests {
         t.parse().unwrap()
     }
 
-    /// The next runs, in the zone's own time.
+    /// Returns the next `n` runs after a time, in the zone's local time.
     fn runs(schedule: &str, zone: &str, after: &str, n: usize) -> Vec<String> {
         let schedule = Schedule::parse(schedule, zone).unwrap();
         let mut t = at(after);
@@ -259,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_mean_what_they_mean_to_cron() {
+    fn fields_have_the_same_meaning_as_in_cron() {
         // 2026-11-20 is a Friday.
         let from = "2026-11-20T12:00:00Z";
         for (schedule, next) in [
@@ -284,7 +312,7 @@ mod tests {
             ("0 0 * * 3/2", "Wed 2026-11-25 00:00:00 +0000"),
             ("0 0 * dec mon-tue", "Tue 2026-12-01 00:00:00 +0000"),
             ("0 0 ? * ?", "Sat 2026-11-21 00:00:00 +0000"),
-            // Either of the two fields of days, unless one of them allows all.
+            // A day that either day field allows, unless one of them allows all days.
             ("0 0 30 * 2", "Tue 2026-11-24 00:00:00 +0000"),
             ("0 0 22 * 2", "Sun 2026-11-22 00:00:00 +0000"),
             ("0 0 */29 * *", "Mon 2026-11-30 00:00:00 +0000"),
@@ -304,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_is_later_than_what_is_asked_from() {
+    fn the_next_run_is_strictly_later() {
         let run = "Fri 2026-11-20 12:00:00 +0000";
         let next = |after: &str| runs("0 12 * * *", "UTC", after, 1);
         assert_eq!(next("2026-11-20T11:59:59.999999999Z"), [run]);
@@ -312,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_in_the_hour_that_is_left_out_comes_after_it() {
+    fn a_run_in_a_skipped_hour_takes_place_after_it() {
         // Berlin, 2026-03-29: 02:00 is 03:00.
         let from = "2026-03-28T12:00:00Z";
         assert_eq!(
@@ -322,7 +350,7 @@ mod tests {
                 "Mon 2026-03-30 02:30:00 +0200"
             ]
         );
-        // Several are one.
+        // Several runs in the skipped hour become one.
         assert_eq!(
             runs("*/20 2 * * *", "Europe/Berlin", from, 2),
             [
@@ -337,7 +365,7 @@ mod tests {
                 "Sun 2026-03-29 03:30:00 +0200"
             ]
         );
-        // Half an hour, and a whole day.
+        // Zones that skip half an hour, and a whole day.
         assert_eq!(
             runs(
                 "15 2 * * *",
@@ -357,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_in_the_hour_that_comes_twice_takes_place_once() {
+    fn a_run_in_a_repeated_hour_takes_place_once() {
         // Berlin, 2026-10-25: 03:00 is 02:00.
         let from = "2026-10-24T12:00:00Z";
         assert_eq!(
@@ -367,7 +395,7 @@ mod tests {
                 "Mon 2026-10-26 02:30:00 +0100"
             ]
         );
-        // Asked within the second time.
+        // From within the repetition.
         assert_eq!(
             runs("30 2 * * *", "Europe/Berlin", "2026-10-25T01:10:00Z", 1),
             ["Mon 2026-10-26 02:30:00 +0100"]
@@ -418,7 +446,7 @@ mod tests {
         ] {
             assert_eq!(s.missed(last, at(now)), missed.map(at), "{now}");
         }
-        // A run at the very time was that run.
+        // A run at exactly the due time is not missed.
         assert_eq!(
             s.missed(at("2026-11-20T12:00:00Z"), at("2026-11-20T12:00:01Z")),
             None
@@ -426,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn forwards_and_backwards_are_the_same_times() {
+    fn the_next_run_and_the_missed_run_are_the_same() {
         let seed = crate::seed();
         let mut rng = fastrand::Rng::with_seed(seed);
         let schedules = [
@@ -479,8 +507,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said() {
-        for (schedule, zone, says) in [
+    fn errors_name_the_problem() {
+        for (schedule, zone, expected) in [
             ("", "UTC", "0 fields"),
             ("* * * *", "UTC", "4 fields"),
             ("0 0 0 * * * 2030 2", "UTC", "8 fields"),
@@ -500,9 +528,9 @@ mod tests {
         ] {
             let e = Schedule::parse(schedule, zone).unwrap_err();
             assert_eq!(e.reason(), Reason::Usage);
-            let told = e.to_string();
-            assert!(told.contains(says), "{schedule}: {told}");
-            assert!(!told.contains('\n'), "{told}");
+            let message = e.to_string();
+            assert!(message.contains(expected), "{schedule}: {message}");
+            assert!(!message.contains('\n'), "{message}");
         }
     }
 }

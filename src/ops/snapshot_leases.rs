@@ -1,6 +1,7 @@
-//! What the snapshot Leases shall say, told from what the store holds.
+//! Computes from the store what the snapshot Leases publish, and updates them.
 //!
-//! `compact` and `snapshot` call it when they have written; how Leases are written, `kubernetes` knows.
+//! The format of the Leases and the requests to Kubernetes are in `kubernetes::snapshot_leases`. Called by
+//! `ops::compact` and `ops::snapshot` after they have saved a snapshot.
 
 use crate::backup::chain::{self, KnownBases};
 use crate::backup::timeline::Timeline;
@@ -12,55 +13,55 @@ use crate::ops::Context;
 use crate::ops::scan::{Depth, scan};
 use chrono::Utc;
 
-/// What a run has done, beyond what the store shows.
+/// What an operation has done, as far as the store does not show it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct News {
-    /// It made a full.
+    /// The operation saved a full.
     pub full: bool,
-    /// It brought the deltas up to the cluster's newest revision, whether or not there was one to take.
+    /// The deltas reach the cluster's newest revision, even if there was nothing to save.
     pub deltas: bool,
-    /// It began a new timeline.
+    /// The operation began a new timeline.
     pub timeline: bool,
 }
 
-/// Lists the store again, and has the Leases say how far its newest timeline is. What fails is told as
-/// warnings: the snapshots are there all the same.
+/// Lists the store, and updates the Leases with the state of its newest timeline. Returns failures as
+/// warnings, because the snapshots are saved nevertheless.
 pub fn renew(ctx: &Context, leases: &SnapshotLeases, news: News) -> Vec<String> {
-    match newest(ctx, news) {
-        // A state that is new is never behind.
-        Ok(state) => bring(ctx, leases, &state).unwrap_or_default(),
-        Err(e) => told(vec![format!("the snapshot Leases were not renewed: {e}")]),
+    match newest_state(ctx, news) {
+        // A state from a fresh listing is never behind the Leases.
+        Ok(state) => update(ctx, leases, &state).unwrap_or_default(),
+        Err(e) => logged(vec![format!("the snapshot Leases were not renewed: {e}")]),
     }
 }
 
-/// Has the Leases say this, without a look at the store. What fails is told as warnings.
+/// Updates the Leases with a given state, without reading the store. Returns failures as warnings.
 ///
 /// # Errors
-/// Those of [`SnapshotLeases::renew`].
-pub fn bring(
+/// Fails as [`SnapshotLeases::renew`].
+pub fn update(
     ctx: &Context,
     leases: &SnapshotLeases,
     state: &LeaseState,
 ) -> Result<Vec<String>, Behind> {
     let store = &ctx.store;
     let renewed = leases.renew(state, Utc::now(), store.handle(), store.cancel());
-    renewed.map(told)
+    renewed.map(logged)
 }
 
-fn told(warnings: Vec<String>) -> Vec<String> {
+fn logged(warnings: Vec<String>) -> Vec<String> {
     for warning in &warnings {
         tracing::warn!("{warning}");
     }
     warnings
 }
 
-fn newest(ctx: &Context, news: News) -> Result<LeaseState> {
+fn newest_state(ctx: &Context, news: News) -> Result<LeaseState> {
     let scan = scan(ctx, Depth::Doubtful)?;
     let timeline = scan.timelines.newest(&scan.catalog)?;
     Ok(state(&scan.catalog, timeline, news))
 }
 
-fn saved(snapshot: &Snapshot, revision: Revision) -> SnapState {
+fn snap_state(snapshot: &Snapshot, revision: Revision) -> SnapState {
     SnapState {
         name: snapshot.name.to_string(),
         revision: revision.0,
@@ -69,13 +70,14 @@ fn saved(snapshot: &Snapshot, revision: Revision) -> SnapState {
     }
 }
 
-/// How far a timeline is, by names.
+/// Returns the state of a timeline, by names: the newest full, the newest delta after it, and the sum of the
+/// deltas after the full.
 pub fn state(catalog: &Catalog, timeline: &Timeline, news: News) -> LeaseState {
     let snapshot = |i: usize| &catalog.snapshots[i];
     let full = chain::bases(catalog, timeline).into_iter().next();
-    let full = full.map(|i| saved(snapshot(i), snapshot(i).name.last));
-    let from = full.as_ref().map_or(0, |f| f.revision);
-    // By names, as the metrics have it.
+    let full = full.map(|i| snap_state(snapshot(i), snapshot(i).name.last));
+    let full_revision = full.as_ref().map_or(0, |f| f.revision);
+    // The metrics show the same range.
     let restorable = chain::restorable(catalog, timeline, &KnownBases::new());
     let mut state = LeaseState {
         full,
@@ -88,13 +90,13 @@ pub fn state(catalog: &Catalog, timeline: &Timeline, news: News) -> LeaseState {
     for member in &timeline.members {
         let delta = snapshot(member.snapshot);
         let revision = delta.name.last.min(member.until).0;
-        if delta.name.is_full() || revision <= from {
+        if delta.name.is_full() || revision <= full_revision {
             continue;
         }
         state.accumulated_bytes = state.accumulated_bytes.saturating_add(delta.bytes);
         if state.delta.as_ref().is_none_or(|d| d.revision <= revision) {
-            state.accumulated_events = (revision - from).unsigned_abs();
-            state.delta = Some(saved(delta, Revision(revision)));
+            state.accumulated_events = (revision - full_revision).unsigned_abs();
+            state.delta = Some(snap_state(delta, Revision(revision)));
         }
     }
     state
@@ -107,7 +109,7 @@ mod tests {
     use crate::backup::timeline::{NamesOnly, Timelines};
     use chrono::DateTime;
 
-    fn of(names: &[(&str, u64)]) -> LeaseState {
+    fn state_of(names: &[(&str, u64)]) -> LeaseState {
         let listing = names.iter().map(|(name, bytes)| Listed {
             path: format!("v2/{name}"),
             bytes: *bytes,
@@ -118,7 +120,7 @@ mod tests {
         state(&catalog, timeline, News::default())
     }
 
-    fn at(name: &str, revision: i64, bytes: u64, created: i64) -> Option<SnapState> {
+    fn snap(name: &str, revision: i64, bytes: u64, created: i64) -> Option<SnapState> {
         Some(SnapState {
             name: name.to_owned(),
             revision,
@@ -128,39 +130,39 @@ mod tests {
     }
 
     #[test]
-    fn what_has_accumulated_is_what_lies_after_the_newest_full() {
+    fn deltas_after_the_newest_full_accumulate() {
         let mut names = vec![
             ("Full-00000000-00000010-100", 1000),
             ("Incr-00000011-00000020-110", 7),
             ("Incr-00000021-00000050-120.gz", 5),
         ];
-        let s = of(&names);
-        assert_eq!(s.full, at("Full-00000000-00000010-100", 10, 1000, 100));
-        assert_eq!(s.delta, at("Incr-00000021-00000050-120.gz", 50, 5, 120));
+        let s = state_of(&names);
+        assert_eq!(s.full, snap("Full-00000000-00000010-100", 10, 1000, 100));
+        assert_eq!(s.delta, snap("Incr-00000021-00000050-120.gz", 50, 5, 120));
         assert_eq!((s.accumulated_bytes, s.accumulated_events), (12, 40));
         assert_eq!(s.restorable, Some((10, 50)));
         // Compacted up to the first delta, then up to the end.
         names.push(("Full-00000000-00000020-111", 1000));
-        let s = of(&names);
-        assert_eq!(s.full, at("Full-00000000-00000020-111", 20, 1000, 111));
+        let s = state_of(&names);
+        assert_eq!(s.full, snap("Full-00000000-00000020-111", 20, 1000, 111));
         assert_eq!((s.accumulated_bytes, s.accumulated_events), (5, 30));
         names.push(("Full-00000000-00000050-121", 1000));
-        let s = of(&names);
-        assert_eq!(s.full, at("Full-00000000-00000050-121", 50, 1000, 121));
+        let s = state_of(&names);
+        assert_eq!(s.full, snap("Full-00000000-00000050-121", 50, 1000, 121));
         assert_eq!(s.delta, None);
         assert_eq!((s.accumulated_bytes, s.accumulated_events), (0, 0));
         // Deltas alone.
-        let s = of(&[("Incr-00000011-00000020-110", 7)]);
+        let s = state_of(&[("Incr-00000011-00000020-110", 7)]);
         assert_eq!((s.full, s.accumulated_events), (None, 20));
         assert_eq!(s.restorable, None);
-        // Behind a gap, and past it again.
+        // A gap before the newest delta, then a full after the gap.
         let mut names = vec![
             ("Full-00000000-00000010-100", 1000),
             ("Incr-00000011-00000020-110", 7),
             ("Incr-00000031-00000040-120", 7),
         ];
-        assert_eq!(of(&names).restorable, Some((10, 20)));
+        assert_eq!(state_of(&names).restorable, Some((10, 20)));
         names.push(("Full-00000000-00000035-121", 1000));
-        assert_eq!(of(&names).restorable, Some((35, 40)));
+        assert_eq!(state_of(&names).restorable, Some((35, 40)));
     }
 }

@@ -16,7 +16,9 @@ use deltafold::ops::identity::IDENTITY;
 use deltafold::ops::list;
 use deltafold::ops::report::Report;
 use deltafold::ops::scan::{Depth, scan};
-use deltafold::ops::snapshot::{DeltaOptions, Outcome, Taking, Tell, delta, full};
+use deltafold::ops::snapshot::{
+    DeltaOptions, MetricsReporter, Outcome, SnapshotSettings, delta, full,
+};
 use deltafold::store::Store;
 use deltafold::store::exclude::ExcludeTags;
 use deltafold::{Error, Reason};
@@ -93,8 +95,8 @@ impl Bench {
             keepalive_time: Duration::from_secs(10),
             keepalive_timeout: Duration::from_secs(6),
         };
-        let taking = Taking {
-            way: Connector::new(endpoints, self.runtime.handle().clone(), cancel)?,
+        let settings = SnapshotSettings {
+            connector: Connector::new(endpoints, self.runtime.handle().clone(), cancel)?,
             compression: CompressionChoice::Same,
             bandwidth: None,
             leases: None,
@@ -105,8 +107,8 @@ impl Bench {
             max_full_age: Duration::ZERO,
         };
         match kind {
-            Kind::Full => full(&ctx, &taking, false, &Tell::default()),
-            Kind::Delta => delta(&ctx, &taking, options, &Tell::default()),
+            Kind::Full => full(&ctx, &settings, false, &MetricsReporter::default()),
+            Kind::Delta => delta(&ctx, &settings, options, &MetricsReporter::default()),
         }
     }
 

@@ -272,7 +272,7 @@ async fn an_alarm_for_want_of_space_goes_when_there_is_room() {
         let json = succeeds(at, dir.path(), &["--defrag", "1"]);
         assert_eq!(json["alarms_cleared"][0], "default", "{version}: {json:#}");
         let reason = json["members"][0]["reason"].as_str().unwrap();
-        assert!(reason.contains("want of space"), "{reason}");
+        assert!(reason.contains("NOSPACE"), "{reason}");
         etcd.kv().await.put("/again", "room", None).await.unwrap();
     }
 }

@@ -118,7 +118,7 @@ fn a_full_of_more_than_is_allowed_is_replaced_and_the_flag_is_named() {
             assert_eq!(why(&done.json), wanted, "{}", done.json);
             let warnings = done.json["warnings"].to_string();
             assert!(
-                warnings.contains("each run of snapshot delta"),
+                warnings.contains("each `snapshot delta` takes another full"),
                 "{warnings}"
             );
             assert!(warnings.contains("--max-database-bytes"), "{warnings}");

@@ -1,9 +1,12 @@
-//! The batch Job of deltas: from the last saved revision to the cluster's newest, then it ends.
+//! `snapshot delta`: saves the changes from the last saved revision to the cluster's newest one, then ends.
+//!
+//! A full is taken instead if deltas cannot continue. Called by `cli::snapshot`; `ops::maintain` calls
+//! [`same_history`].
 
-use super::delta_builder::{Encoded, Pending};
-use super::next::{Why, behind};
+use super::delta_builder::{EncodedTransaction, PendingDelta};
+use super::next::{FullCause, cluster_behind};
 use super::saver::{Saver, nothing_saved};
-use super::{Outcome, Taking, Tell};
+use super::{MetricsReporter, Outcome, SnapshotSettings};
 use crate::backup::codec::CompressionChoice;
 use crate::base::{byte_size, duration};
 use crate::error::{Reason, Result};
@@ -18,10 +21,10 @@ use crate::telemetry::metrics::SnapshotKind;
 use chrono::Utc;
 use std::time::{Duration, Instant};
 
-/// A watch that is silent for so long is asked again.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// The longest wait for the next transaction of the watch.
+const WATCH_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How deltas are taken.
+/// The options of `snapshot delta`.
 #[derive(Debug, Clone, Copy, clap::Args)]
 pub struct DeltaOptions {
     /// The most bytes of events in one delta; a transaction is never split
@@ -37,179 +40,188 @@ pub struct DeltaOptions {
     pub max_full_age: Duration,
 }
 
-/// Saves what has changed since the last snapshot; or takes a full where that is not possible.
+/// Saves the changes since the last snapshot, or takes a full if deltas cannot continue.
 ///
 /// # Errors
-/// Those of a way to etcd and to the store; `OtherCluster`, `MembersDiffer`; `Io`, `NoSpace`, `Terminated`. What
-/// was saved until then stays.
+/// Fails with the errors of etcd connections and of the store; with `OtherCluster`, `MembersDiffer`; with
+/// `Io`, `NoSpace`, `Terminated`. Snapshots that were saved before the failure stay.
 pub fn delta(
     ctx: &Context,
-    taking: &Taking,
+    settings: &SnapshotSettings,
     options: DeltaOptions,
-    tell: &Tell,
+    reporter: &MetricsReporter,
 ) -> Result<Report<Outcome>> {
     let clock = Clock::start();
     ctx.store.clean_staging(Utc::now());
-    let mut saver = Saver::open(ctx, taking)?;
-    let cluster = Cluster::look(&taking.way)?;
+    let mut saver = Saver::open(ctx, settings)?;
+    let cluster = Cluster::look(&settings.connector)?;
     saver.claim(&cluster)?;
-    let begun = Instant::now();
-    let needed = match saver.full_needed(cluster.revision) {
-        Some(why) => Ok(Some(why)),
+    let started = Instant::now();
+    let full_cause = match saver.full_needed(cluster.revision) {
+        Some(cause) => Ok(Some(cause)),
         None => {
-            let needed = catch_up(ctx, taking, &mut saver, &cluster, options);
-            tell.metrics
-                .snapshot_took(SnapshotKind::Delta, begun.elapsed(), needed.is_ok());
-            needed
+            let full_cause = catch_up(ctx, settings, &mut saver, &cluster, options);
+            reporter.metrics.snapshot_took(
+                SnapshotKind::Delta,
+                started.elapsed(),
+                full_cause.is_ok(),
+            );
+            full_cause
         }
     };
-    let ended = needed.and_then(|needed| match needed {
-        Some(why) => saver.full_now(why, false, tell),
+    let result = full_cause.and_then(|cause| match cause {
+        Some(cause) => saver.full_now(cause, false, reporter),
         None => Ok(()),
     });
-    // What was saved before a failure is told, too.
-    saver.tell(tell, ended.is_ok());
-    ended?;
-    Ok(saver.told(clock))
+    // Snapshots that were saved before a failure are reported, too.
+    saver.report_progress(reporter, result.is_ok());
+    result?;
+    Ok(saver.into_report(clock))
 }
 
-/// The last saved revision, where the cluster holds there what the store holds; or why it does not. Nothing
-/// is saved.
+/// Returns the last saved revision if the cluster holds the same changes there as the store, or else why not.
+/// Saves nothing.
 ///
 /// # Errors
-/// Those of a way to etcd and to the store.
+/// Fails with the errors of etcd connections and of the store.
 pub fn same_history(
     ctx: &Context,
-    way: &Connector,
+    connector: &Connector,
     cluster: &Cluster,
 ) -> Result<Result<Revision, String>> {
-    let taking = Taking {
-        way: way.clone(),
+    let settings = SnapshotSettings {
+        connector: connector.clone(),
         compression: CompressionChoice::Same,
         bandwidth: None,
         leases: None,
         take_over: false,
     };
-    let saver = Saver::look(ctx, &taking)?;
-    let saved = match saver.saved() {
-        None => return Ok(Err(nothing_saved().1)),
-        Some(Err((_, why))) => return Ok(Err(why.clone())),
-        Some(Ok(saved)) => saved,
+    let saver = Saver::look(ctx, &settings)?;
+    let backup = match saver.backup() {
+        None => return Ok(Err(nothing_saved().message)),
+        Some(Err(cause)) => return Ok(Err(cause.message.clone())),
+        Some(Ok(backup)) => backup,
     };
-    // What is missing before it may be in etcd alone.
-    if let Some((_, why)) = &saved.broken {
-        return Ok(Err(why.clone()));
+    // The revisions that the store lacks may exist in etcd alone.
+    if let Some(cause) = &backup.broken {
+        return Ok(Err(cause.message.clone()));
     }
     let position = match saver.position()? {
         Ok(position) => position,
-        Err((_, why)) => return Ok(Err(why)),
+        Err(cause) => return Ok(Err(cause.message)),
     };
     Ok(match saver.feed(cluster, position).verify()? {
-        None => Ok(saved.last),
-        Some(ended) => Err(saver.because(ended).1),
+        None => Ok(backup.last),
+        Some(ended) => Err(saver.cause_of(ended).message),
     })
 }
 
-/// Why a full of this cluster begins another history than the store's newest, if it does: it is behind, or
-/// holds other changes at the last saved revision. Where that cannot be told it is taken for the same.
+/// Returns a cause if the cluster has another history than the store: the cluster is behind the store, or
+/// holds other changes at the last saved revision. Returns `None` with a warning if that is unknown.
 ///
 /// # Errors
-/// Those of a way to etcd and to the store.
-pub(super) fn another_history(taking: &Taking, saver: &mut Saver<'_>) -> Result<Option<Why>> {
-    let Some(Ok(saved)) = saver.saved() else {
+/// Fails with the errors of etcd connections and of the store.
+pub(super) fn history_mismatch(
+    settings: &SnapshotSettings,
+    saver: &mut Saver<'_>,
+) -> Result<Option<FullCause>> {
+    let Some(Ok(backup)) = saver.backup() else {
         return Ok(None);
     };
-    let last = saved.last;
-    let cluster = Cluster::look(&taking.way)?;
+    let last = backup.last;
+    let cluster = Cluster::look(&settings.connector)?;
     if cluster.revision < last.0 {
-        return Ok(Some(behind(last, cluster.revision)));
+        return Ok(Some(cluster_behind(last, cluster.revision)));
     }
     let unknown = match saver.position() {
         Ok(Ok(position)) => {
             return Ok(match saver.feed(&cluster, position).verify()? {
-                // What was compacted away tells nothing.
+                // A compacted revision cannot be compared.
                 None | Some(Ended::Compacted { .. }) => None,
-                Some(ended) => Some(saver.because(ended)),
+                Some(ended) => Some(saver.cause_of(ended)),
             });
         }
-        Ok(Err((_, why))) => why,
+        Ok(Err(cause)) => cause.message,
         Err(e) if e.reason() == Reason::CannotDecrypt => e.to_string(),
         Err(e) => return Err(e),
     };
     saver.warn(format!(
-        "whether the cluster has the store's history cannot be told: {unknown}"
+        "cannot check whether the cluster has the store's history: {unknown}"
     ));
     Ok(None)
 }
 
-/// Saves deltas up to the cluster's revision. Gives why a full has to be taken after all.
+/// Saves deltas up to the cluster's revision, and a full if the newest one is too old. Returns a cause if
+/// deltas cannot continue, so that a full has to be taken instead.
 fn catch_up(
     ctx: &Context,
-    taking: &Taking,
+    settings: &SnapshotSettings,
     saver: &mut Saver<'_>,
     cluster: &Cluster,
     options: DeltaOptions,
-) -> Result<Option<Why>> {
+) -> Result<Option<FullCause>> {
     let position = match saver.position()? {
         Ok(position) => position,
-        Err(why) => return Ok(Some(why)),
+        Err(cause) => return Ok(Some(cause)),
     };
-    let mut gather = Gather {
+    let mut collector = DeltaCollector {
         ctx,
         feed: saver.feed(cluster, position),
-        pending: Pending::new(ctx)?,
-        bandwidth: taking.bandwidth.clone(),
+        pending: PendingDelta::new(ctx)?,
+        bandwidth: settings.bandwidth.clone(),
         max_bytes: options.max_bytes,
     };
-    let ended = match gather.feed.verify()? {
-        None => gather.up_to(saver, cluster.revision)?,
+    let ended = match collector.feed.verify()? {
+        None => collector.save_up_to(saver, cluster.revision)?,
         ended => ended,
     };
     if let Some(ended) = ended {
-        return Ok(Some(saver.because(ended)));
+        return Ok(Some(saver.cause_of(ended)));
     }
-    let now = gather.feed.position().revision;
-    let Some(why) = saver.full_too_old(Revision(now), options.max_full_age) else {
+    let reached = collector.feed.position().revision;
+    let Some(full_cause) = saver.full_too_old(Revision(reached), options.max_full_age) else {
         return Ok(None);
     };
-    let taken = saver.take_full()?;
-    // Up to the full every revision stays restorable, and the next delta begins behind it.
-    if let Some(ended) = gather.up_to(saver, taken.revision.0)? {
-        let (_, why) = saver.because(ended);
+    let new_full = saver.take_full()?;
+    // Deltas up to the full keep every revision restorable. The next delta begins after the full.
+    if let Some(ended) = collector.save_up_to(saver, new_full.revision.0)? {
+        let why = saver.cause_of(ended).message;
         saver.warn(format!("the deltas do not reach the new full: {why}"));
     }
-    saver.publish_full(taken, why, false)?;
+    saver.publish_full(new_full, full_cause, false)?;
     Ok(None)
 }
 
-struct Gather<'a> {
+/// Collects the transactions of a watch into deltas and saves them.
+struct DeltaCollector<'a> {
     ctx: &'a Context,
     feed: Feed,
-    pending: Pending,
+    pending: PendingDelta,
     bandwidth: Option<Bandwidth>,
     max_bytes: u64,
 }
 
-impl Gather<'_> {
-    /// Saves all up to `goal`, and what came by the time an error did.
-    fn up_to(&mut self, saver: &mut Saver<'_>, goal: i64) -> Result<Option<Ended>> {
-        let gathered = self.gather(saver, goal);
-        match &gathered {
-            // What is not saved is in etcd still.
+impl DeltaCollector<'_> {
+    /// Saves all transactions up to the revision `goal`. After an error, saves those that arrived before it.
+    /// Returns why the watch ended early.
+    fn save_up_to(&mut self, saver: &mut Saver<'_>, goal: i64) -> Result<Option<Ended>> {
+        let collected = self.collect(saver, goal);
+        match &collected {
+            // No time is left. The next delta reads the rest from etcd again.
             Err(e) if e.reason() == Reason::Terminated => {}
             _ => self.save(saver)?,
         }
-        gathered
+        collected
     }
 
-    fn gather(&mut self, saver: &mut Saver<'_>, goal: i64) -> Result<Option<Ended>> {
+    fn collect(&mut self, saver: &mut Saver<'_>, goal: i64) -> Result<Option<Ended>> {
         while self.feed.position().revision < goal {
-            let transaction = match self.feed.next(PATIENCE)? {
+            let transaction = match self.feed.next(WATCH_TIMEOUT)? {
                 Next::Transaction(t) => t,
                 Next::Idle | Next::Verified => continue,
                 Next::Ended(ended) => return Ok(Some(ended)),
             };
-            let encoded = Encoded::new(&transaction, self.feed.position(), Utc::now());
+            let encoded = EncodedTransaction::new(&transaction, self.feed.position(), Utc::now());
             if let Some(limit) = &self.bandwidth {
                 limit.take(encoded.bytes(), self.ctx.store.cancel())?;
             }

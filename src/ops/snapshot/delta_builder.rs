@@ -1,8 +1,10 @@
-//! A delta in the making: transactions as they come, in a file of the temporary directory, until they are
-//! packed, uploaded and named. It stays until the store has it, so that a store that fails loses nothing.
+//! Builds a delta: collects transactions in a temporary file, then compresses, uploads and names it.
+//!
+//! The file stays until the store has the delta, so a failing store loses no event. This module does not read
+//! from etcd. Called by `snapshot delta` and `snapshot follow`.
 
-use super::Written;
-use super::next::{Newest, name_time};
+use super::NewSnapshot;
+use super::next::{NewestSnapshot, name_time};
 use crate::backup::codec::Encoding;
 use crate::backup::events::{EventRef, EventsWriter, encode_event};
 use crate::backup::frame::FrameWriter;
@@ -18,32 +20,34 @@ use std::cell::OnceCell;
 use std::io::Write;
 use std::time::Instant;
 
-/// A transaction as a delta has it.
-pub(super) struct Encoded {
+/// A transaction in the format of a delta.
+pub(super) struct EncodedTransaction {
+    /// The position of a watch after this transaction.
     position: Position,
-    /// When it came.
-    since: Instant,
-    json: Vec<u8>,
-    /// Where each event ends in `json`.
-    ends: Vec<usize>,
+    /// When the transaction arrived from etcd.
+    arrived: Instant,
+    /// The events. Empty while the text waits in the temporary directory.
+    text: Vec<u8>,
+    /// The offset in `text` at which each event ends.
+    event_ends: Vec<usize>,
 }
 
-impl Encoded {
-    /// `position` is the one behind the transaction.
-    pub(super) fn new(transaction: &Transaction, position: Position, seen: DateTime<Utc>) -> Self {
-        let mut encoded = Encoded {
+impl EncodedTransaction {
+    /// Encodes a transaction. `position` is the one after it; `time` is recorded as the time of its events.
+    pub(super) fn new(transaction: &Transaction, position: Position, time: DateTime<Utc>) -> Self {
+        let mut encoded = EncodedTransaction {
             position,
-            since: Instant::now(),
-            json: Vec::with_capacity(transaction.bytes() * 4 / 3 + 128),
-            ends: Vec::with_capacity(transaction.changes.len()),
+            arrived: Instant::now(),
+            text: Vec::with_capacity(transaction.bytes() * 4 / 3 + 128),
+            event_ends: Vec::with_capacity(transaction.changes.len()),
         };
-        for c in &transaction.changes {
+        for change in &transaction.changes {
             let event = EventRef {
                 main: encoded.revision(),
-                change: change(c),
+                change: to_change(change),
             };
-            encode_event(&mut encoded.json, &event, seen);
-            encoded.ends.push(encoded.json.len());
+            encode_event(&mut encoded.text, &event, time);
+            encoded.event_ends.push(encoded.text.len());
         }
         encoded
     }
@@ -52,76 +56,77 @@ impl Encoded {
         Revision(self.position.revision)
     }
 
-    /// Behind it.
+    /// Returns the position of a watch after this transaction.
     pub(super) fn position(&self) -> Position {
         self.position
     }
 
-    /// Bytes in a delta, with what separates events.
+    /// Returns the size in a delta in bytes, including the separators between events.
     pub(super) fn bytes(&self) -> u64 {
-        (self.text_len() + self.ends.len()) as u64
+        (self.text_len() + self.event_ends.len()) as u64
     }
 
-    /// Its events.
+    /// Returns the encoded events.
     pub(super) fn text(&self) -> &[u8] {
-        &self.json
+        &self.text
     }
 
-    /// Bytes of its events, whether they are here or not.
+    /// Returns the size of the encoded events in bytes, even after [`drop_text`](Self::drop_text).
     pub(super) fn text_len(&self) -> usize {
-        self.ends.last().copied().unwrap_or_default()
+        self.event_ends.last().copied().unwrap_or_default()
     }
 
-    /// Bytes of memory beside the text and this.
+    /// Returns the heap memory besides the text, in bytes.
     pub(super) fn overhead(&self) -> usize {
-        self.ends.len() * size_of::<usize>()
+        self.event_ends.len() * size_of::<usize>()
     }
 
-    /// Its text waits elsewhere.
-    pub(super) fn forget_text(&mut self) {
-        self.json = Vec::new();
-        self.ends.shrink_to_fit();
+    /// Frees the text, after the caller has written it elsewhere.
+    pub(super) fn drop_text(&mut self) {
+        self.text = Vec::new();
+        self.event_ends.shrink_to_fit();
     }
 
-    /// The text that was forgotten.
-    pub(super) fn put_text(&mut self, text: Vec<u8>) {
-        self.json = text;
+    /// Puts back the text that [`drop_text`](Self::drop_text) has freed.
+    pub(super) fn restore_text(&mut self, text: Vec<u8>) {
+        self.text = text;
     }
 }
 
-fn change(c: &KeyChange) -> Change<'_> {
-    match c.delete {
-        true => Change::Delete { key: &c.key },
+fn to_change(change: &KeyChange) -> Change<'_> {
+    match change.delete {
+        true => Change::Delete { key: &change.key },
         false => Change::Put(KeyValue {
-            key: &c.key,
-            create_revision: Revision(c.create_revision),
-            mod_revision: Revision(c.mod_revision),
-            version: c.version,
-            value: &c.value,
-            lease: c.lease,
+            key: &change.key,
+            create_revision: Revision(change.create_revision),
+            mod_revision: Revision(change.mod_revision),
+            version: change.version,
+            value: &change.value,
+            lease: change.lease,
         }),
     }
 }
 
-/// Events that are not saved yet.
-pub(super) struct Pending {
+/// The delta under construction: events that are not saved yet.
+pub(super) struct PendingDelta {
     events: EventsWriter<TempFile>,
-    /// Bytes of its payload.
+    /// Size of the payload, in bytes.
     bytes: u64,
+    /// The first and the last revision; `None` if the delta is empty.
     revisions: Option<(Revision, Revision)>,
-    /// When its first event came.
-    since: Option<Instant>,
+    /// When the first event arrived.
+    first_arrived: Option<Instant>,
 }
 
-impl Pending {
+impl PendingDelta {
     /// # Errors
     /// `Io`, `NoSpace`.
     pub(super) fn new(ctx: &Context) -> Result<Self> {
-        Ok(Pending {
+        Ok(PendingDelta {
             events: EventsWriter::new(ctx.temp_file()?),
             bytes: 0,
             revisions: None,
-            since: None,
+            first_arrived: None,
         })
     }
 
@@ -129,7 +134,7 @@ impl Pending {
         self.revisions.is_none()
     }
 
-    /// The last revision in it.
+    /// Returns the last revision; `None` if the delta is empty.
     pub(super) fn last(&self) -> Option<Revision> {
         self.revisions.map(|r| r.1)
     }
@@ -138,45 +143,51 @@ impl Pending {
         self.events.events()
     }
 
-    /// Bytes of its payload.
+    /// Returns the size of the payload in bytes.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// When its first event came.
-    pub(super) fn since(&self) -> Option<Instant> {
-        self.since
+    /// Returns when the first event arrived; `None` if the delta is empty.
+    pub(super) fn first_arrived(&self) -> Option<Instant> {
+        self.first_arrived
     }
 
-    /// # Errors
-    /// `Io`, `NoSpace`.
-    pub(super) fn push(&mut self, t: &Encoded) -> Result<()> {
-        let mut from = 0;
-        for &end in &t.ends {
-            self.events
-                .push_encoded(&t.json[from..end])
-                .map_err(|e| Error::io(WRITING, e))?;
-            from = end;
-        }
-        self.bytes += t.bytes();
-        let first = self.revisions.map_or(t.revision(), |r| r.0);
-        self.revisions = Some((first, t.revision()));
-        self.since.get_or_insert(t.since);
-        Ok(())
-    }
-
-    /// Ends it, and begins the next one; `None` where it is empty.
+    /// Adds a transaction.
     ///
     /// # Errors
     /// `Io`, `NoSpace`.
-    pub(super) fn seal(&mut self, ctx: &Context) -> Result<Option<Sealed>> {
+    pub(super) fn push(&mut self, transaction: &EncodedTransaction) -> Result<()> {
+        let mut start = 0;
+        for &end in &transaction.event_ends {
+            self.events
+                .push_encoded(&transaction.text[start..end])
+                .map_err(|e| Error::io(WRITE_EVENTS, e))?;
+            start = end;
+        }
+        self.bytes += transaction.bytes();
+        let revision = transaction.revision();
+        let first = self.revisions.map_or(revision, |r| r.0);
+        self.revisions = Some((first, revision));
+        self.first_arrived.get_or_insert(transaction.arrived);
+        Ok(())
+    }
+
+    /// Ends this delta and begins an empty one. Returns `None` if this delta is empty.
+    ///
+    /// # Errors
+    /// `Io`, `NoSpace`.
+    pub(super) fn seal(&mut self, ctx: &Context) -> Result<Option<SealedDelta>> {
         let Some((first, last)) = self.revisions else {
             return Ok(None);
         };
-        let done = std::mem::replace(self, Pending::new(ctx)?);
+        let done = std::mem::replace(self, PendingDelta::new(ctx)?);
         let events = done.events.events();
-        let file = done.events.finish().map_err(|e| Error::io(WRITING, e))?;
-        Ok(Some(Sealed {
+        let file = done
+            .events
+            .finish()
+            .map_err(|e| Error::io(WRITE_EVENTS, e))?;
+        Ok(Some(SealedDelta {
             file,
             first,
             last,
@@ -186,36 +197,38 @@ impl Pending {
     }
 }
 
-const WRITING: &str = "write events to the temporary directory (choose another with --temp-dir)";
+const WRITE_EVENTS: &str =
+    "write events to the temporary directory (choose another with --temp-dir)";
 
-/// A delta that has all its events.
-pub(super) struct Sealed {
+/// A complete delta that is not saved yet.
+pub(super) struct SealedDelta {
     file: TempFile,
     pub(super) first: Revision,
     pub(super) last: Revision,
     pub(super) events: u64,
-    /// The time in its name, since it was tried first: what a failed try wrote after all is found again.
+    /// The time in the name, fixed by the first attempt to save. A retry uses the same name and so finds an
+    /// object that a seemingly failed attempt has written.
     created: OnceCell<i64>,
 }
 
 /// A delta that is saved.
-pub(super) struct Saved {
-    pub(super) written: Written,
-    /// Nobody else had its name.
-    pub(super) was_free: bool,
+pub(super) struct SavedDelta {
+    pub(super) snapshot: NewSnapshot,
+    /// Whether the intended name was free. If not, someone else has written to the store.
+    pub(super) was_name_free: bool,
 }
 
-impl Sealed {
-    /// Packs, uploads, verifies and names it. It can be tried again after an error.
+impl SealedDelta {
+    /// Compresses, uploads, verifies and names the delta. Can be retried after an error.
     ///
     /// # Errors
-    /// The store's; `Io`, `Terminated`.
+    /// Fails with the store's errors, `Io` and `Terminated`.
     pub(super) fn save(
         &self,
         ctx: &Context,
         encoding: Encoding,
-        newest: Option<Newest>,
-    ) -> Result<Saved> {
+        newest: Option<NewestSnapshot>,
+    ) -> Result<SavedDelta> {
         let created = self
             .created
             .get_or_init(|| name_time(Kind::Incr, newest, Utc::now()));
@@ -228,23 +241,23 @@ impl Sealed {
             is_final: false,
             is_encrypted: ctx.keys.encrypts(),
         };
-        let failed = |e| Error::io("write the new delta", e);
+        let write_error = |e| Error::io("write the new delta", e);
         let mut frame = FrameWriter::new(Packer::new(ctx, "Incr", encoding)?);
         let mut buf = vec![0; 256 << 10];
-        let mut at = 0;
+        let mut offset = 0;
         loop {
             ctx.store.cancel().check()?;
             let n = self
                 .file
-                .read_at(&mut buf, at)
+                .read_at(&mut buf, offset)
                 .map_err(|e| Error::io("read events from the temporary directory", e))?;
             if n == 0 {
                 break;
             }
-            frame.write_all(&buf[..n]).map_err(failed)?;
-            at += n as u64;
+            frame.write_all(&buf[..n]).map_err(write_error)?;
+            offset += n as u64;
         }
-        let packed = frame.finish().map_err(failed)?.finish()?;
+        let packed = frame.finish().map_err(write_error)?.finish()?;
         give_name(ctx, &packed, &mut name)?;
         tracing::info!(
             snapshot = %name,
@@ -252,11 +265,11 @@ impl Sealed {
             bytes = packed.bytes(),
             "saved a delta"
         );
-        Ok(Saved {
-            was_free: name.created == *created,
-            written: Written {
+        Ok(SavedDelta {
+            was_name_free: name.created == *created,
+            snapshot: NewSnapshot {
                 bytes: packed.bytes(),
-                uncompressed_bytes: at,
+                uncompressed_bytes: offset,
                 events: self.events,
                 hash_kv: None,
                 compact_revision: None,

@@ -1,10 +1,12 @@
-//! Takes a full snapshot: from a member that holds what most hold, by its own snapshot stream, which is
-//! verified, compressed and uploaded as it comes. Its name waits until the end: only then it is known which
-//! revision it holds.
+//! Takes a full snapshot from a member that holds the same data as the majority.
+//!
+//! The member's snapshot stream is verified, compressed and uploaded while it arrives. The snapshot gets its
+//! name at the end, because only then its revision is known. This module does not decide when a full is
+//! taken. Called by [`super::saver`].
 
 use super::last_saved;
-use super::next::{Newest, name_time};
-use super::{Compared, Taking, Written};
+use super::next::{NewestSnapshot, name_time};
+use super::{MemberComparison, NewSnapshot, SnapshotSettings};
 use crate::backup::catalog::TIMELINES;
 use crate::backup::codec::Encoding;
 use crate::backup::frame::FrameReader;
@@ -28,54 +30,57 @@ use chrono::Utc;
 use std::io::{self, Read, Write};
 use std::time::Instant;
 
-/// Looks at the members' hashes again where compactions came in between.
-const HASH_TRIES: u32 = 3;
+/// How often the members are asked for their hashes, if compactions between the answers make them
+/// incomparable.
+const HASH_ATTEMPTS: u32 = 3;
 
-/// A full snapshot that is verified and uploaded, and waits for its name.
-pub(super) struct Taken {
+/// A full snapshot that is verified and uploaded, but not published: its object has no name yet.
+pub(super) struct UnpublishedFull {
     packed: Packed,
     encoding: Encoding,
-    /// When it was begun.
+    /// When the snapshot was begun.
     pub(super) started: Instant,
-    /// The revision it holds.
+    /// The revision that the snapshot holds.
     pub(super) revision: Revision,
     base: Base,
     hash: HashKv,
-    /// What comes behind it.
+    /// The position from which a watch continues after this full; `None` if the changes of the full's last
+    /// revision cannot be read.
     pub(super) position: Option<Position>,
-    /// Where it was taken from.
+    /// The endpoint of the member that the snapshot was taken from.
     pub(super) endpoint: String,
-    /// The cluster that it is of.
+    /// The cluster that the snapshot was taken from.
     pub(super) cluster: ClusterFacts,
-    /// What the members said of themselves.
-    pub(super) members: Vec<Compared>,
-    /// Bytes of the database.
+    /// The comparison of the members.
+    pub(super) members: Vec<MemberComparison>,
+    /// Size of the database, in bytes.
     pub(super) payload_bytes: u64,
     pub(super) warnings: Vec<String>,
 }
 
-impl Taken {
-    /// The oldest revision that it tells.
+impl UnpublishedFull {
+    /// Returns the oldest revision that can be read from this full.
     pub(super) fn first_revision(&self) -> Revision {
         self.base.first_revision()
     }
 
-    /// Whether it tells all that its last revision changed: a compaction at it may have removed deletions.
-    pub(super) fn tells_its_end(&self) -> bool {
+    /// Whether the full holds all changes of its last revision. A compaction at that revision may have
+    /// removed deletions.
+    pub(super) fn holds_last_changes(&self) -> bool {
         self.base.compact_revision < self.revision
     }
 
-    /// Gives it its name.
+    /// Publishes the uploaded snapshot under its name.
     ///
     /// # Errors
-    /// The store's; `TargetExists`.
+    /// Fails with the store's errors, and with `TargetExists` if another object has the name.
     pub(super) fn publish(
         self,
         ctx: &Context,
-        newest: Option<Newest>,
+        newest: Option<NewestSnapshot>,
         is_final: bool,
         begins_timeline: bool,
-    ) -> Result<Written> {
+    ) -> Result<NewSnapshot> {
         let mut name = SnapshotName {
             kind: Kind::Full,
             start: Revision(0),
@@ -85,13 +90,13 @@ impl Taken {
             is_final,
             is_encrypted: ctx.keys.encrypts(),
         };
-        // Noted first: nobody shall see the full without it.
+        // The note comes first, so that no reader sees the full without it.
         if begins_timeline {
             note_timeline(ctx, &name)?;
         }
-        let noted = name.created;
+        let noted_time = name.created;
         give_name(ctx, &self.packed, &mut name)?;
-        if begins_timeline && name.created != noted {
+        if begins_timeline && name.created != noted_time {
             note_timeline(ctx, &name)?;
         }
         tracing::info!(
@@ -102,7 +107,7 @@ impl Taken {
             endpoint = self.endpoint,
             "saved a full snapshot"
         );
-        Ok(Written {
+        Ok(NewSnapshot {
             bytes: self.packed.bytes(),
             uncompressed_bytes: self.payload_bytes,
             events: 0,
@@ -114,8 +119,8 @@ impl Taken {
     }
 }
 
-/// Notes in the store that a full begins a timeline. Its content need not show it: what the others have
-/// compacted cannot disagree.
+/// Records in the store that a full begins a timeline. The contents alone may not show it: compacted
+/// snapshots of the old history cannot contradict the new full.
 fn note_timeline(ctx: &Context, name: &SnapshotName) -> Result<()> {
     let text = "this full snapshot begins another history than the snapshots before it\n";
     ctx.store
@@ -123,45 +128,57 @@ fn note_timeline(ctx: &Context, name: &SnapshotName) -> Result<()> {
     Ok(())
 }
 
-/// Takes a full snapshot from the best member there is, and from the next one where that fails.
+/// Takes a full snapshot from the best member, or from the next one if that fails.
 ///
 /// # Errors
-/// `OtherCluster` where the prefix is another cluster's; `MembersDiffer` where members differ and no majority
-/// tells which is right; `EtcdUnreachable`,
-/// `NoQuorum`; those of wrong settings and credentials; the store's; `Io`, `NoSpace`, `Terminated`.
-pub(super) fn take(ctx: &Context, taking: &Taking, newest: Option<Newest>) -> Result<Taken> {
+/// Fails with `OtherCluster` if the prefix is another cluster's backup; with `MembersDiffer` if the members
+/// hold different data and no majority agrees; with `EtcdUnreachable`, `NoQuorum`, and for wrong settings or
+/// credentials; with the store's errors; with `Io`, `NoSpace`, `Terminated`.
+pub(super) fn take(
+    ctx: &Context,
+    settings: &SnapshotSettings,
+    newest: Option<NewestSnapshot>,
+) -> Result<UnpublishedFull> {
     let started = Instant::now();
-    let cluster = Cluster::look(&taking.way)?;
+    let cluster = Cluster::look(&settings.connector)?;
     let facts = ClusterFacts::from(&cluster);
-    identity::claim(ctx, &facts, taking.take_over)?;
-    let (compared, hashes) = compare_members(&cluster, taking)?;
-    let differ = compared.iter().filter(|c| c.agrees == Some(false));
-    let differ: Vec<u64> = differ.map(|c| c.member_id).collect();
-    let warnings = compared.iter().filter_map(|c| warning(c, cluster.revision));
-    let warnings: Vec<String> = warnings.collect();
-    for warning in &warnings {
-        tracing::warn!("{warning}");
+    identity::claim(ctx, &facts, settings.take_over)?;
+    let (comparisons, hashes) = compare_members(&cluster, settings)?;
+    let mut differing = Vec::new();
+    let mut warnings = Vec::new();
+    for comparison in &comparisons {
+        if comparison.agrees == Some(false) {
+            differing.push(comparison.member_id);
+        }
+        if let Some(warning) = member_warning(comparison, cluster.revision) {
+            tracing::warn!("{warning}");
+            warnings.push(warning);
+        }
     }
     let newest = newest.map_or(super::DEFAULT_COMPRESSION, |n| n.compression);
-    let encoding = taking.compression.resolve(newest);
+    let encoding = settings.compression.resolve(newest);
     let mut failures: Vec<Error> = Vec::new();
-    for member in cluster.choose(&differ) {
+    for member in cluster.choose(&differing) {
         let Some(endpoint) = &member.endpoint else {
             continue;
         };
-        let agreed = hashes.iter().find(|h| h.member == member.id);
-        let taken = take_from(ctx, taking, endpoint, encoding, cluster.revision)
-            .and_then(|(taken, db)| check_hash(&taken, &db, agreed).map(|()| taken));
-        match taken {
-            Ok(mut taken) => {
-                taken.started = started;
-                taken.cluster = facts;
-                taken.members = compared;
-                taken.warnings.extend(warnings);
-                return Ok(taken);
+        let member_hash = hashes.iter().find(|h| h.member == member.id);
+        match take_and_check(
+            ctx,
+            settings,
+            endpoint,
+            encoding,
+            cluster.revision,
+            member_hash,
+        ) {
+            Ok(mut new_full) => {
+                new_full.started = started;
+                new_full.cluster = facts;
+                new_full.members = comparisons;
+                new_full.warnings.extend(warnings);
+                return Ok(new_full);
             }
-            // Another member mends what is wrong with this one.
-            Err(e) if is_the_members(&e) => {
+            Err(e) if another_member_may_succeed(&e) => {
                 tracing::warn!(endpoint, "no snapshot from this member: {e}");
                 failures.push(e);
             }
@@ -169,21 +186,21 @@ pub(super) fn take(ctx: &Context, taking: &Taking, newest: Option<Newest>) -> Re
         }
     }
     let reason = failures.first().map(Error::reason);
-    let said: Vec<String> = failures.iter().map(Error::to_string).collect();
+    let messages: Vec<String> = failures.iter().map(Error::to_string).collect();
     Err(reason
         .unwrap_or(Reason::EtcdUnreachable)
-        .error(match said.is_empty() {
+        .error(match messages.is_empty() {
             true => "no healthy member to take a snapshot from".to_owned(),
-            false => format!("no member gave a whole snapshot: {}", said.join("; ")),
+            false => format!("no member gave a whole snapshot: {}", messages.join("; ")),
         }))
 }
 
-/// What an operator should know of a member.
-fn warning(c: &Compared, revision: i64) -> Option<String> {
+/// Returns a warning about a member that differs or could not be compared.
+fn member_warning(c: &MemberComparison, revision: i64) -> Option<String> {
     let label = c.label();
     match (c.agrees, &c.error) {
         (Some(false), _) => Some(format!(
-            "{label} holds other data than most members at revision {revision}: nothing is taken from it; remove it from the cluster and add it again empty"
+            "{label} holds other data than most members at revision {revision}: no snapshot is taken from it; remove it from the cluster and add it again empty"
         )),
         (None, Some(why)) => Some(format!(
             "{label} could not be compared with the others: {why}"
@@ -192,26 +209,45 @@ fn warning(c: &Compared, revision: i64) -> Option<String> {
     }
 }
 
-/// What came over the wire is what the member answers for.
-fn check_hash(taken: &Taken, db: &Database<Spool>, agreed: Option<&MemberHash>) -> Result<()> {
-    let Some((revision, hash)) = agreed.and_then(|h| Some((h.revision, h.hash?))) else {
+/// Takes a snapshot from one member, and compares it with the HashKV that the member returned.
+fn take_and_check(
+    ctx: &Context,
+    settings: &SnapshotSettings,
+    endpoint: &str,
+    encoding: Encoding,
+    min_revision: i64,
+    member_hash: Option<&MemberHash>,
+) -> Result<UnpublishedFull> {
+    let (new_full, db) = take_from(ctx, settings, endpoint, encoding, min_revision)?;
+    check_hash(&new_full, &db, member_hash)?;
+    Ok(new_full)
+}
+
+/// Checks that the received database has the HashKV that the member returned before.
+fn check_hash(
+    new_full: &UnpublishedFull,
+    db: &Database<Spool>,
+    member_hash: Option<&MemberHash>,
+) -> Result<()> {
+    let Some((revision, hash)) = member_hash.and_then(|h| Some((h.revision, h.hash?))) else {
         return Ok(());
     };
-    let ours = match taken.revision.0 == revision {
-        true => taken.hash,
+    let ours = match new_full.revision.0 == revision {
+        true => new_full.hash,
         false => hash_kv(db, Some(Revision(revision)))?,
     };
+    // Hashes of different compacted revisions are not comparable.
     if ours.compact_revision.0 != hash.compact_revision || ours.is(hash.hash) {
         return Ok(());
     }
     Err(Reason::MembersDiffer.error(format!(
         "the snapshot of {} has HashKV {} at revision {revision}, the members have {}",
-        taken.endpoint, ours.hash, hash.hash
+        new_full.endpoint, ours.hash, hash.hash
     )))
 }
 
-/// Whether another member may do better.
-fn is_the_members(e: &Error) -> bool {
+/// Whether the failure is about one member, so that a snapshot of another member may succeed.
+fn another_member_may_succeed(e: &Error) -> bool {
     matches!(
         e.reason(),
         Reason::EtcdUnreachable
@@ -224,25 +260,33 @@ fn is_the_members(e: &Error) -> bool {
     )
 }
 
-/// Has all members tell their HashKV at one revision.
-fn compare_members(cluster: &Cluster, taking: &Taking) -> Result<(Vec<Compared>, Vec<MemberHash>)> {
-    let mut tries = 1;
+/// Whether a member has compacted the revision of the comparison.
+fn was_compacted(hash: &MemberHash) -> bool {
+    let reason = hash.error.as_ref().map(|e| e.0);
+    reason == Some(Reason::Conflict)
+}
+
+/// Compares the HashKVs of all members at the cluster's revision.
+///
+/// # Errors
+/// Fails with `MembersDiffer` if the members hold different data and no majority agrees.
+fn compare_members(
+    cluster: &Cluster,
+    settings: &SnapshotSettings,
+) -> Result<(Vec<MemberComparison>, Vec<MemberHash>)> {
+    let mut attempt = 1;
     let (hashes, agreement) = loop {
-        let hashes = cluster.hash_kv_all(&taking.way, cluster.revision)?;
+        let hashes = cluster.hash_kv_all(&settings.connector, cluster.revision)?;
         let agreement = compare(&hashes);
-        let was_compacted = |h: &MemberHash| {
-            let reason = h.error.as_ref().map(|e| e.0);
-            reason == Some(Reason::Conflict)
-        };
-        let is_told = agreement.unknown.is_empty() && !hashes.iter().any(was_compacted);
-        if is_told || tries >= HASH_TRIES {
+        let is_conclusive = agreement.unknown.is_empty() && !hashes.iter().any(was_compacted);
+        if is_conclusive || attempt >= HASH_ATTEMPTS {
             break (hashes, agreement);
         }
-        tries += 1;
+        attempt += 1;
     };
-    let compared: Vec<Compared> = hashes
+    let comparisons: Vec<MemberComparison> = hashes
         .iter()
-        .map(|h| Compared {
+        .map(|h| MemberComparison {
             name: h.name.clone(),
             id: format!("{:x}", h.member),
             endpoint: h.endpoint.clone(),
@@ -258,23 +302,23 @@ fn compare_members(cluster: &Cluster, taking: &Taking) -> Result<(Vec<Compared>,
         })
         .collect();
     if agreement.agree.is_empty() && !agreement.differ.is_empty() {
-        let shown: Vec<String> = compared
-            .iter()
-            .map(|c| match c.hash_kv {
+        let mut shown = Vec::new();
+        for c in &comparisons {
+            shown.push(match c.hash_kv {
                 Some(hash) => format!("{} has {hash}", c.label()),
-                None => format!("{} did not tell", c.label()),
-            })
-            .collect();
+                None => format!("{} returned none", c.label()),
+            });
+        }
         return Err(Reason::MembersDiffer.error(format!(
-            "members hold different data at revision {} (HashKV: {}), and no majority tells which is right: find out, and remove the others from the cluster",
+            "members hold different data at revision {} (HashKV: {}), and no majority agrees: find out which members are right, and remove the others from the cluster",
             cluster.revision,
             shown.join(", ")
         )));
     }
-    Ok((compared, hashes))
+    Ok((comparisons, hashes))
 }
 
-/// Passes on what is read, and has it packed on the way.
+/// A reader that also passes everything to the packer, which compresses and uploads it.
 struct Tee {
     inner: Box<dyn Read>,
     packer: Packer,
@@ -288,30 +332,45 @@ impl Read for Tee {
     }
 }
 
-/// A full is saved however large it is; who reads it must know.
+/// Returns a warning if the database is larger than the limits for reading. The full is saved nevertheless.
 fn too_large_to_read<R: ReadAt>(db: &Database<R>, limits: &Limits) -> Option<String> {
     let e = limits.check_database(db.meta().bytes()).err()?;
     let warning = format!(
-        "this full cannot be restored, and each run of snapshot delta takes a full, until more is allowed: {e}"
+        "this full cannot be restored, and each `snapshot delta` takes another full, until the limit is raised: {e}"
     );
     tracing::warn!("{warning}");
     Some(warning)
 }
 
-/// Takes a snapshot from one member; it must reach `least`.
+const WRITE_DATABASE: &str =
+    "write the database to the temporary directory (choose another with --temp-dir)";
+
+/// Returns the error for a snapshot stream that cannot be read.
+fn read_error(endpoint: &str, e: io::Error) -> Error {
+    let e = Error::io(format!("take a snapshot at {endpoint}"), e);
+    match e.reason() {
+        Reason::CorruptSnapshot => e.at(format!("the snapshot of {endpoint}")),
+        _ => e,
+    }
+}
+
+/// Takes a snapshot from one member.
+///
+/// # Errors
+/// Fails with `NameMismatch` if the snapshot ends below `min_revision`: the member lags.
 fn take_from(
     ctx: &Context,
-    taking: &Taking,
+    settings: &SnapshotSettings,
     endpoint: &str,
     encoding: Encoding,
-    least: i64,
-) -> Result<(Taken, Database<Spool>)> {
-    let stream = SnapshotReader::open(&taking.way, endpoint).map_err(|f| f.into_error())?;
-    let stream: Box<dyn Read> = match &taking.bandwidth {
+    min_revision: i64,
+) -> Result<(UnpublishedFull, Database<Spool>)> {
+    let stream = SnapshotReader::open(&settings.connector, endpoint).map_err(|f| f.into_error())?;
+    let stream: Box<dyn Read> = match &settings.bandwidth {
         Some(limit) => Box::new(limit.limit(stream, ctx.store.cancel())),
         None => Box::new(stream),
     };
-    // What etcd sends is what a full is: the database, and its SHA-256 behind it.
+    // etcd's stream has the format of a full's payload: the database, followed by its SHA-256.
     let mut payload = FrameReader::new(Tee {
         inner: stream,
         packer: Packer::new(ctx, "Full", encoding)?,
@@ -320,21 +379,14 @@ fn take_from(
     let mut file = ctx.temp_file()?;
     let mut buf = vec![0; 256 << 10];
     loop {
-        let n = payload.read(&mut buf).map_err(|e| {
-            let e = Error::io(format!("take a snapshot at {endpoint}"), e);
-            match e.reason() {
-                Reason::CorruptSnapshot => e.at(format!("the snapshot of {endpoint}")),
-                _ => e,
-            }
-        })?;
+        let n = payload
+            .read(&mut buf)
+            .map_err(|e| read_error(endpoint, e))?;
         if n == 0 {
             break;
         }
-        file.write_all(&buf[..n]).map_err(|e| {
-            let what =
-                "write the database to the temporary directory (choose another with --temp-dir)";
-            Error::io(what, e)
-        })?;
+        file.write_all(&buf[..n])
+            .map_err(|e| Error::io(WRITE_DATABASE, e))?;
         step.add(n as u64);
     }
     let payload_bytes = payload.payload_bytes();
@@ -345,20 +397,20 @@ fn take_from(
         let hash = read_every_page(&db)?;
         Ok((db, base, hash))
     };
-    // Both wait more than they work.
+    // Two threads even if only one is allowed: both mostly wait for I/O.
     let (verified, packed) = side_by_side(ctx.threads.max(2), verify, || packer.finish());
     drop(step);
     let (db, base, hash) = verified.map_err(|e| e.at(format!("the snapshot of {endpoint}")))?;
     let packed = packed?;
-    if base.revision.0 < least {
+    if base.revision.0 < min_revision {
         return Err(Reason::NameMismatch.error(format!(
-            "the snapshot of {endpoint} ends at revision {}, the cluster is at {least}: the member lags",
+            "the snapshot of {endpoint} ends at revision {}, the cluster is at {min_revision}: the member lags",
             base.revision
         )));
     }
-    let last = last_saved::of_full(&db, &base, base.revision).ok();
-    let position = last.map(|changes| last_saved::behind(base.revision, changes));
-    let taken = Taken {
+    let last_changes = last_saved::changes_in_full(&db, &base, base.revision).ok();
+    let position = last_changes.map(|changes| last_saved::position_after(base.revision, changes));
+    let new_full = UnpublishedFull {
         packed,
         encoding,
         started: Instant::now(),
@@ -372,5 +424,5 @@ fn take_from(
         payload_bytes,
         warnings: too_large_to_read(&db, &ctx.limits).into_iter().collect(),
     };
-    Ok((taken, db))
+    Ok((new_full, db))
 }

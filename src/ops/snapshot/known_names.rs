@@ -1,53 +1,55 @@
-//! The names in a store, kept from one delta to the next: a listing for each would cost more than the delta.
+//! A cache of the names in the store. Listing the store for each delta would cost more than the delta itself.
 //!
-//! What others do meanwhile (a compaction, `gc`) is seen by the next listing. Nothing that is saved depends on
-//! it: a name is given on condition that it is free, whose backup it is is read before each snapshot, and
-//! metrics and Leases are all that is told from these names.
+//! The cache misses what others do (a compaction, `gc`) until the next listing. No snapshot depends on it:
+//! publishing fails if a name is taken, and the owner of the prefix is read before each snapshot. Only
+//! metrics and Leases are computed from the cached names. Called by [`super::saver`].
 
-use super::Written;
+use super::NewSnapshot;
 use crate::backup::catalog::{V1, V2};
 use crate::backup::{Catalog, Listed};
 use crate::error::Result;
 use crate::ops::scan;
 use crate::store::Store;
 
-/// Names in one answer of a listing.
-const PAGE: usize = 1000;
-/// Snapshots to save for each request of a listing before the next one: a tenth of a request each.
-const SAVED_A_REQUEST: usize = 10;
+/// Names in one response of a listing.
+const NAMES_PER_REQUEST: usize = 1000;
+/// The cost of listings: one list request for this many saved snapshots.
+const SNAPSHOTS_PER_LIST_REQUEST: usize = 10;
 
-/// See the module.
+/// The cached names.
 #[derive(Default)]
-pub(super) struct Names {
-    /// As listed last, with what was saved since; `None` if a listing is due.
+pub(super) struct KnownNames {
+    /// The last listing and the snapshots saved since; `None` if a listing is due.
     listing: Option<Vec<Listed>>,
+    /// Number of snapshots saved since the last listing.
     saved: usize,
 }
 
-impl Names {
-    /// They are listed again: something was not as expected.
+impl KnownNames {
+    /// Drops the cache, so that the next call lists the store. For use after a sign that others write there.
     pub(super) fn forget(&mut self) {
         self.listing = None;
     }
 
-    pub(super) fn add(&mut self, written: &Written) {
+    /// Adds a snapshot that was saved just now.
+    pub(super) fn add(&mut self, snapshot: &NewSnapshot) {
         let Some(listing) = &mut self.listing else {
             return;
         };
         self.saved += 1;
         listing.push(Listed {
-            path: format!("{V2}/{}", written.name),
-            bytes: written.bytes,
+            path: format!("{V2}/{}", snapshot.name),
+            bytes: snapshot.bytes,
         });
         if is_due(self.saved, listing.len()) {
             self.listing = None;
         }
     }
 
-    /// All of them, and whether they were listed just now.
+    /// Returns the catalog of all names, and whether the store was listed just now.
     ///
     /// # Errors
-    /// The store's.
+    /// Fails with the store's errors.
     pub(super) fn catalog(&mut self, store: &Store) -> Result<(Catalog, bool)> {
         if let Some(listing) = &self.listing {
             return Ok((Catalog::from_listing(listing.clone()), false));
@@ -61,11 +63,11 @@ impl Names {
     }
 }
 
-/// Whether a store of so many objects is listed again.
+/// Whether a store with this many objects is due for a listing, after `saved` new snapshots.
 fn is_due(saved: usize, objects: usize) -> bool {
-    // Two folders are listed.
-    let requests = objects / PAGE + 2;
-    saved >= requests * SAVED_A_REQUEST
+    // Two folders are listed, each with at least one request.
+    let requests = objects / NAMES_PER_REQUEST + 2;
+    saved >= requests * SNAPSHOTS_PER_LIST_REQUEST
 }
 
 #[cfg(test)]
@@ -73,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_listing_costs_a_tenth_of_a_request_a_delta() {
+    fn a_listing_costs_a_tenth_of_a_request_per_delta() {
         for (objects, saved) in [(0, 20), (999, 20), (1000, 30), (26_000, 280)] {
             assert!(!is_due(saved - 1, objects), "{objects}");
             assert!(is_due(saved, objects), "{objects}");

@@ -1,6 +1,9 @@
-//! What a store holds at its last saved revision, so that a watch can be compared with it.
+//! Reads from the store which changes the last saved revision made.
+//!
+//! A watch begins at that revision and compares its changes with these, so that two histories are never
+//! spliced. This module does not talk to etcd. Called by [`super::saver`] and [`super::full`].
 
-use super::next::{FullReason, Saved, Why};
+use super::next::{BackupState, FullCause, FullReason};
 use crate::backup::{Kind, Snapshot};
 use crate::base::ReadAt;
 use crate::base::limits::Limits;
@@ -12,68 +15,74 @@ use crate::mvcc::revision::encode_revision;
 use crate::mvcc::{Base, Change, KeyValue, RecordKey, Revision};
 use crate::ops::Context;
 
-/// The position behind the last saved revision; or why a full is needed, if the snapshots do not tell it any more.
+/// Returns the position after the last saved revision, or why a full is needed if the snapshots no longer
+/// hold what that revision changed.
 ///
 /// # Errors
-/// The store's; `Io`, `NoSpace`.
-pub(super) fn position(ctx: &Context, saved: &Saved) -> Result<Result<Position, Why>> {
-    match changes(ctx, saved) {
-        Ok(changes) => Ok(Ok(behind(saved.last, changes))),
+/// Fails with the store's errors, `Io` and `NoSpace`.
+pub(super) fn position(ctx: &Context, backup: &BackupState) -> Result<Result<Position, FullCause>> {
+    match changes(ctx, backup) {
+        Ok(changes) => Ok(Ok(position_after(backup.last, changes))),
         Err(e) if e.reason() == Reason::OutOfRange => {
-            Ok(Err((FullReason::Unverifiable, e.to_string())))
+            Ok(Err(FullCause::new(FullReason::Unverifiable, e.to_string())))
         }
-        Err(e) if e.reason().is_bad_data() => Ok(Err(FullReason::of_bad_data(&e))),
+        Err(e) if e.reason().is_bad_data() => Ok(Err(FullCause::from_bad_data(&e))),
         Err(e) => Err(e),
     }
 }
 
-/// The position behind a revision that changed this.
-pub(super) fn behind(revision: Revision, changes: Vec<KeyChange>) -> Position {
+/// Returns the position after a revision that made these changes.
+pub(super) fn position_after(revision: Revision, changes: Vec<KeyChange>) -> Position {
     Position::after(&Transaction {
         revision: revision.0,
         changes,
     })
 }
 
-fn changes(ctx: &Context, saved: &Saved) -> Result<Vec<KeyChange>> {
-    match saved.holder.name.kind {
-        Kind::Incr => of_delta(ctx, &saved.holder, saved.last),
+fn changes(ctx: &Context, backup: &BackupState) -> Result<Vec<KeyChange>> {
+    let holder = &backup.holder;
+    match holder.name.kind {
+        Kind::Incr => changes_in_delta(ctx, holder, backup.last),
         Kind::Full => {
-            let (db, base) = ctx.full(&saved.holder)?;
-            of_full(&db, &base, saved.last).map_err(ctx.at(&saved.holder))
+            let (db, base) = ctx.full(holder)?;
+            changes_in_full(&db, &base, backup.last).map_err(ctx.at(holder))
         }
     }
 }
 
-fn of_delta(ctx: &Context, snapshot: &Snapshot, revision: Revision) -> Result<Vec<KeyChange>> {
+fn changes_in_delta(
+    ctx: &Context,
+    snapshot: &Snapshot,
+    revision: Revision,
+) -> Result<Vec<KeyChange>> {
     let at = ctx.at(snapshot);
     let mut delta = ctx.delta(snapshot)?;
     let mut changes = Vec::new();
     let mut bytes = 0;
-    // To the end: only there its hash is checked.
+    // Reads to the end, because the delta's hash is checked there.
     while let Some(e) = delta.next().map_err(&at)? {
         if e.main == revision {
-            let change = change(&e.change).map_err(&at)?;
-            bytes += bytes_of(&change);
-            check(&ctx.limits, bytes).map_err(&at)?;
+            let change = to_key_change(&e.change).map_err(&at)?;
+            bytes += counted_bytes(&change);
+            check_transaction(&ctx.limits, bytes).map_err(&at)?;
             changes.push(change);
         }
     }
     Ok(changes)
 }
 
-/// What a full holds at a revision.
+/// Returns the changes that a revision made, as a full holds them.
 ///
 /// # Errors
-/// `OutOfRange` where it was compacted beyond; `CorruptSnapshot`, `Io`.
-pub(super) fn of_full<R: ReadAt>(
+/// Fails with `OutOfRange` if the full was compacted after that revision; with `CorruptSnapshot`, `Io`.
+pub(super) fn changes_in_full<R: ReadAt>(
     db: &Database<R>,
     base: &Base,
     revision: Revision,
 ) -> Result<Vec<KeyChange>> {
     if base.compact_revision > revision {
         return Err(Reason::OutOfRange.error(format!(
-            "it was compacted at revision {}: what revision {revision} changed is not known any more",
+            "it was compacted at revision {}, so it no longer holds what revision {revision} changed",
             base.compact_revision
         )));
     }
@@ -87,34 +96,35 @@ pub(super) fn of_full<R: ReadAt>(
             break;
         }
         let kv = KeyValue::decode(e.value)?;
-        let change = change(&match rk.tombstone {
+        let change = to_key_change(&match rk.tombstone {
             true => Change::Delete { key: kv.key },
             false => Change::Put(kv),
         })?;
-        bytes += bytes_of(&change);
-        check(db.limits(), bytes)?;
+        bytes += counted_bytes(&change);
+        check_transaction(db.limits(), bytes)?;
         changes.push(change);
     }
     Ok(changes)
 }
 
-/// What a change takes of a transaction. A request of a few bytes deletes any number of keys: these count less.
-fn bytes_of(change: &KeyChange) -> u64 {
+/// Returns the bytes of a change that count toward the limit of a transaction. A deletion counts less,
+/// because a request of a few bytes can delete any number of keys.
+fn counted_bytes(change: &KeyChange) -> u64 {
     match change.delete {
         true => change.key.len() as u64 / 4 + 1,
         false => (change.key.len() + change.value.len()) as u64,
     }
 }
 
-/// A transaction was one request of etcd's, as a value is: the same limit holds.
-fn check(limits: &Limits, bytes: u64) -> Result<()> {
+/// Applies the limit of a value to a transaction: both arrive in one request to etcd.
+fn check_transaction(limits: &Limits, bytes: u64) -> Result<()> {
     match bytes > limits.element_bytes() {
         true => Err(limits.value_too_large(format!("one transaction has {bytes} bytes"))),
         false => Ok(()),
     }
 }
 
-fn change(change: &Change<'_>) -> Result<KeyChange> {
+fn to_key_change(change: &Change<'_>) -> Result<KeyChange> {
     let (Change::Put(kv) | Change::PutBase64(kv)) = change else {
         return Ok(KeyChange {
             delete: true,

@@ -1,7 +1,9 @@
-//! What is told of snapshots as they are saved, in metrics.
+//! Publishes the progress of snapshots as metrics.
+//!
+//! It reads neither the store nor etcd. Called by [`super::saver`] and [`super::follow`].
 
-use super::Written;
-use super::event_queue::Pulse;
+use super::NewSnapshot;
+use super::event_queue::WatchStatus;
 use super::next::FullReason;
 use crate::backup::chain::{self, KnownBases};
 use crate::backup::timeline::Timeline;
@@ -11,57 +13,57 @@ use crate::telemetry::metrics::{Metrics, SavedSnapshot, Window};
 use chrono::{DateTime, TimeDelta, Utc};
 use std::time::{Duration, Instant};
 
-/// Who is told.
+/// Updates the metrics of snapshots.
 #[derive(Clone, Default)]
-pub struct Tell {
+pub struct MetricsReporter {
     pub(super) metrics: Metrics,
 }
 
-impl Tell {
-    /// Tells these metrics.
+impl MetricsReporter {
+    /// Returns a reporter that updates `metrics`.
     pub fn new(metrics: Metrics) -> Self {
-        Tell { metrics }
+        MetricsReporter { metrics }
     }
 
-    /// How far a follower is: `saved` is the last revision in the store, `since` when the oldest event that
-    /// is not came.
-    pub(super) fn pulse(&self, pulse: &Pulse, saved: i64, since: Option<Instant>) {
-        let ago = |d: Duration| {
-            let ago = TimeDelta::from_std(d).unwrap_or(TimeDelta::MAX);
-            Utc::now().checked_sub_signed(ago)
-        };
-        // Where nothing can be watched, what is missed began then, whatever it is.
-        let down: Option<DateTime<Utc>> = pulse.down_for.and_then(ago);
-        let oldest = since.map(|s| s.elapsed()).and_then(ago);
-        let oldest = [oldest, down].into_iter().flatten().min();
-        let unsaved = u64::try_from(pulse.current - saved).unwrap_or(0);
+    /// Publishes how far a follower is. `last_saved` is the last revision in the store; `oldest_unsaved` is
+    /// when the oldest unsaved event arrived.
+    pub(super) fn set_watch_status(
+        &self,
+        status: &WatchStatus,
+        last_saved: i64,
+        oldest_unsaved: Option<Instant>,
+    ) {
+        let unsaved_since = oldest_unsaved.and_then(|at| time_before_now(at.elapsed()));
+        // While the watch is down, unseen events may be as old as the outage.
+        let down_since = status.down_for.and_then(time_before_now);
+        let oldest = [unsaved_since, down_since].into_iter().flatten().min();
+        let unsaved = u64::try_from(status.current - last_saved).unwrap_or(0);
         self.metrics.unsaved(unsaved, oldest);
         self.metrics
-            .buffered(pulse.buffered_bytes, pulse.spooled_bytes);
+            .buffered(status.buffered_bytes, status.spooled_bytes);
     }
 
-    /// Snapshots that are in the store now.
-    pub(super) fn saved(&self, written: &[Written], full: Option<FullReason>) {
-        for w in written {
-            let kind = w.kind();
+    /// Counts snapshots that were saved.
+    pub(super) fn count_saved(&self, snapshots: &[NewSnapshot], full: Option<FullReason>) {
+        for snapshot in snapshots {
             self.metrics.snapshot_saved(&SavedSnapshot {
-                kind,
+                kind: snapshot.kind(),
                 at: Utc::now(),
-                revision: w.name.last.0,
-                stored_bytes: w.bytes,
-                uncompressed_bytes: Some(w.uncompressed_bytes),
+                revision: snapshot.name.last.0,
+                stored_bytes: snapshot.bytes,
+                uncompressed_bytes: Some(snapshot.uncompressed_bytes),
             });
-            self.metrics.events_saved(w.events);
-            self.metrics.etcd_read(w.uncompressed_bytes);
-            self.metrics.store_written(w.bytes);
+            self.metrics.events_saved(snapshot.events);
+            self.metrics.etcd_read(snapshot.uncompressed_bytes);
+            self.metrics.store_written(snapshot.bytes);
         }
         if let Some(reason) = full {
             self.metrics.full_saved(&format!("{reason:?}"));
         }
     }
 
-    /// What can be restored, by names, of the history that ends with `last`.
-    pub(super) fn restorable(&self, catalog: &Catalog, timeline: &Timeline, last: Revision) {
+    /// Publishes the restorable range, by names, that contains the revision `last`.
+    pub(super) fn set_restorable(&self, catalog: &Catalog, timeline: &Timeline, last: Revision) {
         let ranges = chain::restorable(catalog, timeline, &KnownBases::new());
         let Some(&(first, last)) = ranges.iter().find(|r| r.0 <= last && last <= r.1) else {
             return;
@@ -78,4 +80,10 @@ impl Tell {
             last_time: Some(Utc::now()),
         });
     }
+}
+
+/// Returns the time that was this long ago; `None` if it is out of range.
+fn time_before_now(ago: Duration) -> Option<DateTime<Utc>> {
+    let ago = TimeDelta::from_std(ago).unwrap_or(TimeDelta::MAX);
+    Utc::now().checked_sub_signed(ago)
 }

@@ -1,6 +1,7 @@
-//! Snapshots of a live etcd: fulls, deltas, and both for as long as it lives.
+//! Snapshots of a live etcd: one full, the deltas since the last snapshot, or both continuously.
 //!
-//! Here stands the I/O; [`saved`] decides. `cli` calls it.
+//! This module does the I/O. [`next`] decides from a scan of the store which snapshot comes next. Nothing is
+//! written to etcd, and nothing is deleted from the store. Called by `cli::snapshot`.
 
 mod delta;
 mod delta_builder;
@@ -14,7 +15,7 @@ pub mod next;
 mod saver;
 
 pub use delta::{DeltaOptions, delta, same_history};
-pub use metrics::Tell;
+pub use metrics::MetricsReporter;
 pub use next::FullReason;
 
 use crate::backup::codec::CompressionChoice;
@@ -29,29 +30,30 @@ use crate::ops::report::{Clock, Report};
 use crate::store::Bandwidth;
 use crate::telemetry::metrics::SnapshotKind;
 use clap::Args;
+use next::FullCause;
 use saver::{Saver, nothing_saved};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Where no snapshot shows what is wanted.
+/// The compression of the first snapshot in an empty store, unless the user chooses one.
 const DEFAULT_COMPRESSION: Compression = Compression::Gzip;
 
-/// Where snapshots are taken, and how.
+/// The taking that all kinds of snapshots share.
 #[derive(Clone)]
-pub struct Taking {
-    /// The way to the members.
-    pub way: Connector,
-    /// How new snapshots are compressed; the same as the newest, or gzip.
+pub struct SnapshotSettings {
+    /// Connects to the members of the cluster.
+    pub connector: Connector,
+    /// The compression of new snapshots. `Same` means that of the newest snapshot, or gzip if there is none.
     pub compression: CompressionChoice,
-    /// The most bytes a second that are read from etcd.
+    /// The limit in bytes per second for reading from etcd.
     pub bandwidth: Option<Bandwidth>,
-    /// Leases in Kubernetes that tell how far the backup is.
+    /// The Leases in Kubernetes that publish how far the backup is.
     pub leases: Option<SnapshotLeases>,
-    /// The prefix may have been another cluster's: this one has taken over.
+    /// Record this cluster as the owner of the prefix, even if another cluster is recorded there.
     pub take_over: bool,
 }
 
-/// What a task says of the snapshot that it takes.
+/// The options of the snapshot that a task takes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Marks {
@@ -66,28 +68,29 @@ pub struct Marks {
     pub take_over: bool,
 }
 
-/// What a member said of itself.
+/// One member's side of the comparison that precedes a full.
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize)]
-pub struct Compared {
-    /// Its name.
+#[schemars(rename = "Compared")]
+pub struct MemberComparison {
+    /// The member's name.
     pub name: String,
-    /// Its ID, hexadecimal.
+    /// The member's ID, hexadecimal.
     pub id: String,
-    /// Where it was asked; null if nothing is known.
+    /// The endpoint that was asked; null if none is known.
     pub endpoint: Option<String>,
-    /// Its HashKV at the revision at which all were compared; null if it did not tell.
+    /// The member's HashKV at the revision of the comparison; null if the member returned none.
     pub hash_kv: Option<u32>,
-    /// The revision that it had compacted at, -1 if it never was; null if it did not tell.
+    /// The revision up to which the member had compacted; -1 if it never had, null if it returned no HashKV.
     pub compact_revision: Option<i64>,
-    /// Whether it holds what most members hold. null if that cannot be told.
+    /// Whether the member holds the same data as the majority; null if that is unknown.
     pub agrees: Option<bool>,
-    /// Why it did not tell.
+    /// Why the member returned no HashKV; null if it returned one.
     pub error: Option<String>,
     #[serde(skip)]
     member_id: u64,
 }
 
-impl Compared {
+impl MemberComparison {
     fn label(&self) -> String {
         match self.name.as_str() {
             "" => format!("member {}", self.id),
@@ -96,26 +99,26 @@ impl Compared {
     }
 }
 
-/// A snapshot that was saved.
+/// A snapshot that this operation has saved.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Written {
-    /// Its name.
+pub struct NewSnapshot {
+    /// The snapshot's name.
     pub name: SnapshotName,
-    /// Size in the store.
+    /// Size in the store, in bytes.
     pub bytes: u64,
-    /// Size of its payload.
+    /// Size of the uncompressed payload, in bytes.
     pub uncompressed_bytes: u64,
-    /// Events of a delta.
+    /// Number of events; 0 for a full.
     pub events: u64,
-    /// HashKV of a full.
+    /// HashKV of a full; `None` for a delta.
     pub hash_kv: Option<u32>,
-    /// The compacted revision of a full; −1 where it holds all history.
+    /// The compacted revision of a full, −1 if the full holds all history; `None` for a delta.
     pub compact_revision: Option<Revision>,
-    /// Keys alive in a full.
+    /// Number of live keys in a full; `None` for a delta.
     pub live_keys: Option<u64>,
 }
 
-impl Written {
+impl NewSnapshot {
     fn kind(&self) -> SnapshotKind {
         match self.name.kind {
             Kind::Full => SnapshotKind::Full,
@@ -124,98 +127,100 @@ impl Written {
     }
 }
 
-/// How it ended.
+/// Whether anything was saved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
 pub enum Status {
-    /// Something was saved.
+    /// At least one snapshot was saved.
     Succeeded,
     /// Nothing has changed since the last snapshot.
     NothingToDo,
 }
 
-/// A snapshot in an outcome.
+/// A saved snapshot in the report.
 #[derive(Debug, Clone, JsonSchema, Serialize)]
-pub struct Listed {
+#[schemars(rename = "Listed")]
+pub struct SnapshotOutcome {
     /// The object's name without its folder.
     pub name: String,
     /// `Full`: a whole database. `Incr`: the events of a range of revisions.
     pub kind: Kind,
     /// The first revision of a delta; 0 for a full.
     pub start_revision: Revision,
-    /// The last revision; of a full exactly the one that it holds.
+    /// The last revision of a delta; the only revision of a full.
     pub last_revision: Revision,
     /// Size in the store, in bytes.
     pub bytes: u64,
-    /// Size of what is compressed, in bytes: the database, or the events.
+    /// Size of the uncompressed database or events, in bytes.
     pub uncompressed_bytes: u64,
-    /// Events of a delta; null for a full.
+    /// Number of events in a delta; null for a full.
     pub events: Option<u64>,
     /// etcd's HashKV of a full at its last revision; null for a delta.
     pub hash_kv: Option<u32>,
     /// The compacted revision of a full, -1 if it holds all history; null for a delta.
     pub compact_revision: Option<Revision>,
-    /// Keys alive in a full; null for a delta.
+    /// Number of live keys in a full; null for a delta.
     pub live_keys: Option<u64>,
 }
 
-impl From<&Written> for Listed {
-    fn from(w: &Written) -> Self {
-        let is_full = w.name.kind == Kind::Full;
-        Listed {
-            name: w.name.to_string(),
-            kind: w.name.kind,
-            start_revision: w.name.start,
-            last_revision: w.name.last,
-            bytes: w.bytes,
-            uncompressed_bytes: w.uncompressed_bytes,
-            events: (!is_full).then_some(w.events),
-            hash_kv: w.hash_kv,
-            compact_revision: w.compact_revision,
-            live_keys: w.live_keys,
+impl From<&NewSnapshot> for SnapshotOutcome {
+    fn from(snapshot: &NewSnapshot) -> Self {
+        let is_full = snapshot.name.kind == Kind::Full;
+        SnapshotOutcome {
+            name: snapshot.name.to_string(),
+            kind: snapshot.name.kind,
+            start_revision: snapshot.name.start,
+            last_revision: snapshot.name.last,
+            bytes: snapshot.bytes,
+            uncompressed_bytes: snapshot.uncompressed_bytes,
+            events: (!is_full).then_some(snapshot.events),
+            hash_kv: snapshot.hash_kv,
+            compact_revision: snapshot.compact_revision,
+            live_keys: snapshot.live_keys,
         }
     }
 }
 
-/// Revisions that cannot be restored.
+/// A range of revisions that cannot be restored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct Hole {
-    /// The first one.
+    /// The first revision of the range.
     pub first_revision: Revision,
-    /// The last one.
+    /// The last revision of the range.
     pub last_revision: Revision,
 }
 
-/// What was done. The fields are a contract: `docs/snapshot-result.schema.json`.
+/// The result of `snapshot full` and `snapshot delta`. The fields are a contract:
+/// `docs/snapshot-result.schema.json`.
 #[derive(Debug, Clone, JsonSchema, Serialize)]
 pub struct Outcome {
-    /// How it ended.
+    /// Whether anything was saved.
     pub status: Status,
-    /// What was saved, in order.
-    pub snapshots: Vec<Listed>,
-    /// The last revision that is saved now.
+    /// The snapshots that were saved, in order.
+    pub snapshots: Vec<SnapshotOutcome>,
+    /// The last saved revision.
     pub revision: Revision,
-    /// Why a full was taken; null if none was. `Requested`: it was asked for. `EmptyBucket`: the store held
-    /// no snapshot. `NoFull`: it held deltas only. `FullTooOld`: the newest was older than --max-full-age.
-    /// `HistoryMismatch`: at the last saved revision the cluster holds other changes than the store.
-    /// `Compacted`: the cluster has compacted what would come next. `ClusterBehind`: the cluster's newest
-    /// revision is below the last saved one. `RevisionGap`, `CorruptSnapshot`, `InterleavedTimelines`,
-    /// `Unverifiable`: deltas behind what the store holds would be of no use, or it cannot be told what it
-    /// holds at its last revision. `TooLarge`: the same, and a higher --max-database-bytes or
-    /// --max-value-bytes mends it. `Untrusted`: the newest snapshots are not encrypted, though keys are
-    /// given. `Scheduled`: only `follow`.
+    /// Why a full was taken; null if none was. `Requested`: the user asked for it. `EmptyBucket`: the store
+    /// held no snapshot. `NoFull`: it held deltas only. `FullTooOld`: the newest full was older than
+    /// --max-full-age. `HistoryMismatch`: at the last saved revision the cluster holds other changes than the
+    /// store. `Compacted`: etcd had compacted the revisions that the next delta needs. `ClusterBehind`: the
+    /// cluster's newest revision is below the last saved one. `RevisionGap`, `CorruptSnapshot`,
+    /// `InterleavedTimelines`, `Unverifiable`: more deltas after the stored snapshots would be useless, or it
+    /// is unknown what the store holds at its last revision. `TooLarge`: the same; a higher
+    /// --max-database-bytes or --max-value-bytes helps. `Untrusted`: the newest snapshots are not encrypted,
+    /// though keys are given. `Scheduled`: only with `follow`.
     pub full_reason: Option<FullReason>,
-    /// The same in words; it may change.
+    /// `full_reason` in words; the text may change.
     pub message: Option<String>,
-    /// Whether the cluster has another history than the store, so that a new timeline begins.
+    /// Whether a new timeline begins, because the cluster has another history than the store.
     pub timeline_began: bool,
-    /// Revisions between the last saved one and the new full that can never be restored, since etcd had
-    /// compacted them. null if there are none.
+    /// The revisions between the last saved one and the new full, if etcd had compacted them: they can never
+    /// be restored. null if there are none.
     pub hole: Option<Hole>,
-    /// The member that a full was taken from; null if none was.
+    /// The endpoint of the member that the full was taken from; null if no full was taken.
     pub endpoint: Option<String>,
-    /// The members' comparison before a full; empty if none was taken.
-    pub members: Vec<Compared>,
-    /// Events saved in deltas.
+    /// The comparison of the members before the full; empty if no full was taken.
+    pub members: Vec<MemberComparison>,
+    /// Number of events saved in deltas.
     pub events: u64,
     /// Bytes of databases and events that were saved, uncompressed.
     pub bytes_read: u64,
@@ -226,50 +231,51 @@ pub struct Outcome {
 /// Takes a full snapshot. `is_final` marks it as the last one of a cluster that is given up.
 ///
 /// # Errors
-/// `OtherCluster`, `MembersDiffer`; those of a way to etcd and to the store; `Io`, `NoSpace`, `Terminated`.
+/// `OtherCluster` if the prefix is another cluster's backup; `MembersDiffer` if the members hold different
+/// data and no majority agrees; the errors of etcd connections and of the store; `Io`, `NoSpace`,
+/// `Terminated`.
 pub fn full(
     ctx: &Context,
-    taking: &Taking,
+    settings: &SnapshotSettings,
     is_final: bool,
-    tell: &Tell,
+    reporter: &MetricsReporter,
 ) -> Result<Report<Outcome>> {
     let clock = Clock::start();
     ctx.store.clean_staging(chrono::Utc::now());
-    let mut saver = Saver::open(ctx, taking)?;
-    let why = match saver.saved() {
+    let mut saver = Saver::open(ctx, settings)?;
+    let cause = match saver.backup() {
         None => Some(nothing_saved()),
-        Some(_) => delta::another_history(taking, &mut saver)?,
+        Some(_) => delta::history_mismatch(settings, &mut saver)?,
     };
-    let asked = || {
-        let message = "a full snapshot was asked for".to_owned();
-        (FullReason::Requested, message)
-    };
-    saver.full_now(why.unwrap_or_else(asked), is_final, tell)?;
-    saver.tell(tell, false);
-    Ok(saver.told(clock))
+    let cause = cause
+        .unwrap_or_else(|| FullCause::new(FullReason::Requested, "a full snapshot was asked for"));
+    saver.full_now(cause, is_final, reporter)?;
+    saver.report_progress(reporter, false);
+    Ok(saver.into_report(clock))
 }
 
 impl Saver<'_> {
-    fn told(&self, mut clock: Clock) -> Report<Outcome> {
-        let report = self.report();
-        clock.warnings.clone_from(&report.warnings);
-        let written = &report.written;
+    fn into_report(self, mut clock: Clock) -> Report<Outcome> {
+        let summary = self.summary();
+        clock.warnings.clone_from(&summary.warnings);
+        let saved = &summary.snapshots;
+        let cause = summary.full_cause.as_ref();
         clock.report(Outcome {
-            status: match written.is_empty() {
+            status: match saved.is_empty() {
                 true => Status::NothingToDo,
                 false => Status::Succeeded,
             },
-            snapshots: written.iter().map(Listed::from).collect(),
+            snapshots: saved.iter().map(SnapshotOutcome::from).collect(),
             revision: self.last().unwrap_or_default(),
-            full_reason: report.full.as_ref().map(|f| f.0),
-            message: report.full.as_ref().map(|f| f.1.clone()),
-            timeline_began: report.timeline_began,
-            hole: report.hole,
-            endpoint: report.endpoint.clone(),
-            members: report.members.clone(),
-            events: written.iter().map(|w| w.events).sum(),
-            bytes_read: written.iter().map(|w| w.uncompressed_bytes).sum(),
-            bytes_written: written.iter().map(|w| w.bytes).sum(),
+            full_reason: cause.map(|c| c.reason),
+            message: cause.map(|c| c.message.clone()),
+            timeline_began: summary.timeline_began,
+            hole: summary.hole,
+            endpoint: summary.endpoint.clone(),
+            members: summary.members.clone(),
+            events: saved.iter().map(|s| s.events).sum(),
+            bytes_read: saved.iter().map(|s| s.uncompressed_bytes).sum(),
+            bytes_written: saved.iter().map(|s| s.bytes).sum(),
         })
     }
 }

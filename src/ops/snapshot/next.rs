@@ -1,6 +1,10 @@
-//! What a bucket has saved, and what that means for the next snapshot. Pure functions of a scan.
+//! Decides from a scan of the store which snapshot comes next: a delta, or a full and why.
+//!
+//! Pure functions without I/O: a scan, the cluster's revision and the current time are arguments. Called by
+//! the other files of `ops::snapshot`.
 
 use crate::backup::chain::{self, Choice};
+use crate::backup::timeline::Timeline;
 use crate::backup::{Compression, Kind, Snapshot, SnapshotName};
 use crate::base::duration;
 use crate::error::{Error, Reason};
@@ -14,9 +18,9 @@ use std::time::Duration;
 /// Why a full snapshot is taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
 pub enum FullReason {
-    /// It was asked for.
+    /// The user asked for a full.
     Requested,
-    /// It is due by the schedule.
+    /// A full is due by the schedule.
     Scheduled,
     /// The store holds no snapshot.
     EmptyBucket,
@@ -26,73 +30,97 @@ pub enum FullReason {
     FullTooOld,
     /// The cluster holds other changes than the store at the last saved revision: another history.
     HistoryMismatch,
-    /// The cluster has compacted revisions that are not saved, or the last saved one.
+    /// The cluster has compacted the last saved revision, or revisions after it.
     Compacted,
     /// The cluster's newest revision is below the last saved one: another history.
     ClusterBehind,
-    /// Revisions are missing before the last saved one, so that deltas behind it would be of no use.
+    /// Revisions before the last saved one are missing, so further deltas would be useless.
     RevisionGap,
-    /// What would tell which history is the newest cannot be read.
+    /// A snapshot that is needed to find the newest timeline cannot be read.
     CorruptSnapshot,
-    /// It is larger than may be read.
+    /// A snapshot is larger than the limits for reading allow.
     TooLarge,
     /// Two histories were written at the same time.
     InterleavedTimelines,
-    /// What the store holds at the last saved revision cannot be told.
+    /// It is unknown what the store holds at the last saved revision.
     Unverifiable,
-    /// The newest snapshots are not encrypted, though keys are given: anybody may have made them.
+    /// The newest snapshots are not encrypted, though keys are given: anybody may have written them.
     Untrusted,
 }
 
-/// Why a full is taken, and the same in words.
-pub type Why = (FullReason, String);
+/// Why a full is taken, as a reason and in words.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FullCause {
+    /// The stable reason.
+    pub reason: FullReason,
+    /// The reason in words; the text may change.
+    pub message: String,
+}
 
-impl FullReason {
-    /// Of an error that a snapshot of the store gives.
-    pub(super) fn of_bad_data(e: &Error) -> Why {
+impl FullCause {
+    pub(super) fn new(reason: FullReason, message: impl Into<String>) -> Self {
+        FullCause {
+            reason,
+            message: message.into(),
+        }
+    }
+
+    /// Returns the cause for a snapshot of the store that cannot be read.
+    pub(super) fn from_bad_data(e: &Error) -> Self {
         let reason = match e.reason() {
             Reason::TooLarge => FullReason::TooLarge,
             _ => FullReason::CorruptSnapshot,
         };
-        (reason, e.to_string())
+        FullCause::new(reason, e.to_string())
+    }
+
+    /// Returns the cause for timelines or chains that no delta can continue.
+    fn from_broken_history(e: Error) -> Self {
+        let reason = match e.reason() {
+            Reason::NoSnapshots => FullReason::NoFull,
+            Reason::RevisionGap | Reason::OutOfRange => FullReason::RevisionGap,
+            Reason::InterleavedTimelines => FullReason::InterleavedTimelines,
+            _ => FullReason::Unverifiable,
+        };
+        FullCause::new(reason, e.to_string())
     }
 }
 
-/// What a store has of the newest history.
+/// The end of the newest timeline in the store: the point at which deltas continue.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Saved {
+pub struct BackupState {
     /// The timeline's ID.
     pub timeline: String,
-    /// The newest revision that is saved.
+    /// The last saved revision.
     pub last: Revision,
-    /// The newest snapshot that holds it.
+    /// The newest snapshot that holds the last saved revision.
     pub holder: Snapshot,
     /// The newest full of the timeline.
     pub full: Option<SnapshotName>,
-    /// Why deltas behind `last` would be of no use.
-    pub broken: Option<Why>,
+    /// Why deltas after `last` would be useless; `None` if they can be restored.
+    pub broken: Option<FullCause>,
 }
 
-/// What any new snapshot has to mind.
+/// The newest snapshot, as far as the name of the next one depends on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Newest {
-    /// The latest time in a name, in seconds since 1970; a clock that was set back must not hide what is
-    /// newer.
+pub struct NewestSnapshot {
+    /// The latest time in a name, in seconds since 1970. The next name is not older, even if the clock was
+    /// set back.
     pub created: i64,
     /// Whether a full has that time.
     pub is_full: bool,
-    /// How the newest snapshot is compressed.
+    /// The compression of the newest snapshot.
     pub compression: Compression,
 }
 
-/// Seconds between a full and another one that is taken for snapshots which are not trusted.
-const SECONDS_BETWEEN: i64 = 3600;
-/// Seconds that a clock may have been ahead. A name with a later time is nobody's, or forged.
-const MOST_AHEAD: i64 = 366 * 86_400;
+/// The shortest time between two fulls that are taken because of untrusted snapshots.
+const SECONDS_BETWEEN_UNTRUSTED_FULLS: i64 = 3600;
+/// The largest plausible clock error. A name with a time farther in the future is ignored as forged.
+const MAX_SECONDS_AHEAD: i64 = 366 * 86_400;
 
-impl From<&SnapshotName> for Newest {
+impl From<&SnapshotName> for NewestSnapshot {
     fn from(name: &SnapshotName) -> Self {
-        Newest {
+        NewestSnapshot {
             created: name.created,
             is_full: name.kind == Kind::Full,
             compression: name.compression,
@@ -100,143 +128,168 @@ impl From<&SnapshotName> for Newest {
     }
 }
 
-impl Newest {
-    /// Of a scan, those that are excluded too.
+impl NewestSnapshot {
+    /// Returns the newest snapshot of a scan, including excluded ones. Ignores names with a forged time.
     pub fn read(scan: &Scan, now: DateTime<Utc>) -> Option<Self> {
-        // Of one second fulls come last in the catalog. A forged name may be of any time.
-        let is_known = |s: &&Snapshot| {
-            let most_ahead = if s.untrusted { 0 } else { MOST_AHEAD };
-            s.name.created - now.timestamp() <= most_ahead
+        let is_plausible = |s: &&Snapshot| {
+            let max_ahead = if s.untrusted { 0 } else { MAX_SECONDS_AHEAD };
+            s.name.created - now.timestamp() <= max_ahead
         };
-        let newest = scan.catalog.snapshots.iter().rev().find(is_known)?;
-        Some(Newest::from(&newest.name))
+        // The catalog sorts by time; within one second fulls come last.
+        let newest = scan.catalog.snapshots.iter().rev().find(is_plausible)?;
+        Some(NewestSnapshot::from(&newest.name))
     }
 }
 
-impl Saved {
-    /// Reads a scan. `Err` says why a full is needed without looking any further.
-    pub fn read(scan: &Scan, now: DateTime<Utc>) -> Result<Self, Why> {
+impl BackupState {
+    /// Finds the end of the newest timeline.
+    ///
+    /// # Errors
+    /// Why a full is needed, whatever the cluster holds.
+    pub fn read(scan: &Scan, now: DateTime<Utc>) -> Result<Self, FullCause> {
         let catalog = &scan.catalog;
-        // A full is newer than all but those whose names are of the future. One an hour, however many are put there.
-        let is_behind_a_full = |&&i: &&usize| catalog.snapshots[i].name.created <= now.timestamp();
-        let fulls = catalog.usable().map(|i| &catalog.snapshots[i].name);
-        let newest = fulls
-            .filter(|n| n.kind == Kind::Full)
-            .map(|n| n.created)
-            .max();
-        let is_recent = newest.is_some_and(|created| now.timestamp() - created < SECONDS_BETWEEN);
-        if !is_recent && let Some(&late) = scan.untrusted.refused.iter().find(is_behind_a_full) {
-            return Err((
-                FullReason::Untrusted,
-                format!(
-                    "{} is not encrypted, and keys are given: anybody may have made it",
-                    catalog.snapshots[late].path
-                ),
-            ));
+        if let Some(cause) = untrusted_cause(scan, now) {
+            return Err(cause);
         }
         if let Some((_, e)) = scan.contents.unreadable.iter().next() {
-            return Err(FullReason::of_bad_data(e));
+            return Err(FullCause::from_bad_data(e));
         }
-        let because = |e: Error| {
-            let reason = match e.reason() {
-                Reason::NoSnapshots => FullReason::NoFull,
-                Reason::RevisionGap | Reason::OutOfRange => FullReason::RevisionGap,
-                Reason::InterleavedTimelines => FullReason::InterleavedTimelines,
-                _ => FullReason::Unverifiable,
-            };
-            (reason, e.to_string())
-        };
-        let timeline = scan.timelines.newest(catalog).map_err(because)?;
-        let nothing = || {
-            (
-                FullReason::EmptyBucket,
-                "no snapshot can be used".to_owned(),
-            )
-        };
-        let last = timeline.last(catalog, &scan.contents).ok_or_else(nothing)?;
-        let members = timeline.members.iter();
-        let members = members.map(|m| (m, &catalog.snapshots[m.snapshot]));
-        let full = members
-            .clone()
-            .filter(|(m, s)| s.name.kind == Kind::Full && m.until >= s.name.last)
-            .map(|(_, s)| &s.name)
-            .max_by_key(|n| (n.created, n.last));
-        let reaches = |i: usize, s: &Snapshot| {
-            let surveyed = scan.contents.surveys.get(&i).map(|s| s.last);
-            s.name.last.max(surveyed.unwrap_or_default()) >= last
-        };
-        let holder = members
-            .filter(|(m, s)| m.until >= last && s.name.start <= last && reaches(m.snapshot, s))
-            .map(|(_, s)| s)
-            // Where a history forked at that very revision, the newest tells how it goes on.
-            .max_by_key(|s| (s.name.created, s.name.kind == Kind::Full))
-            .ok_or_else(nothing)?;
+        let timeline = scan
+            .timelines
+            .newest(catalog)
+            .map_err(FullCause::from_broken_history)?;
+        let nothing_usable = || FullCause::new(FullReason::EmptyBucket, "no snapshot can be used");
+        let last = timeline
+            .last(catalog, &scan.contents)
+            .ok_or_else(nothing_usable)?;
+        let holder = newest_holder(scan, timeline, last).ok_or_else(nothing_usable)?;
         let known = scan.contents.known_bases();
         let broken = match chain::choose(catalog, timeline, None, &known) {
             Ok(Choice::Found(_)) => None,
-            Ok(Choice::Look(i)) => Some((
+            Ok(Choice::Look(i)) => Some(FullCause::new(
                 FullReason::RevisionGap,
                 format!(
                     "by names, revisions are missing after {}",
                     catalog.snapshots[i].path
                 ),
             )),
-            Err(e) => Some(because(e)),
+            Err(e) => Some(FullCause::from_broken_history(e)),
         };
-        Ok(Saved {
+        Ok(BackupState {
             timeline: timeline.id.clone(),
             last,
             holder: holder.clone(),
-            full: full.cloned(),
+            full: newest_full(scan, timeline).cloned(),
             broken,
         })
     }
 }
 
-/// What the cluster's newest revision and the store say about what to take; the watch may still tell
-/// otherwise.
-pub fn full_needed(saved: &Saved, current: i64) -> Option<Why> {
-    if let Some(broken) = &saved.broken {
+/// Returns a cause for a full if untrusted snapshots are newer than the trusted ones.
+///
+/// A new full supersedes every untrusted snapshot except those with a name of the future. Takes at most one
+/// full an hour, or anybody who can write into the store could trigger any number of them.
+fn untrusted_cause(scan: &Scan, now: DateTime<Utc>) -> Option<FullCause> {
+    let catalog = &scan.catalog;
+    let newest_full = catalog
+        .usable()
+        .map(|i| &catalog.snapshots[i].name)
+        .filter(|name| name.kind == Kind::Full)
+        .map(|name| name.created)
+        .max();
+    let is_recent = |created| now.timestamp() - created < SECONDS_BETWEEN_UNTRUSTED_FULLS;
+    if newest_full.is_some_and(is_recent) {
+        return None;
+    }
+    for &i in &scan.untrusted.refused {
+        let snapshot = &catalog.snapshots[i];
+        if snapshot.name.created <= now.timestamp() {
+            let message = format!(
+                "{} is not encrypted, and keys are given: anybody may have made it",
+                snapshot.path
+            );
+            return Some(FullCause::new(FullReason::Untrusted, message));
+        }
+    }
+    None
+}
+
+/// Returns the newest full of a timeline.
+fn newest_full<'a>(scan: &'a Scan, timeline: &Timeline) -> Option<&'a SnapshotName> {
+    let mut fulls = Vec::new();
+    for member in &timeline.members {
+        let name = &scan.catalog.snapshots[member.snapshot].name;
+        if name.kind == Kind::Full && member.until >= name.last {
+            fulls.push(name);
+        }
+    }
+    fulls.into_iter().max_by_key(|n| (n.created, n.last))
+}
+
+/// Returns the newest snapshot of a timeline that holds the revision `last`.
+fn newest_holder<'a>(scan: &'a Scan, timeline: &Timeline, last: Revision) -> Option<&'a Snapshot> {
+    let mut holders = Vec::new();
+    for member in &timeline.members {
+        let snapshot = &scan.catalog.snapshots[member.snapshot];
+        let surveyed = scan.contents.surveys.get(&member.snapshot).map(|s| s.last);
+        let end = snapshot.name.last.max(surveyed.unwrap_or_default());
+        if member.until >= last && snapshot.name.start <= last && end >= last {
+            holders.push(snapshot);
+        }
+    }
+    // If the history forked at that very revision, the newest snapshot tells how it continues.
+    holders
+        .into_iter()
+        .max_by_key(|s| (s.name.created, s.name.kind == Kind::Full))
+}
+
+/// Returns why a full has to be taken before any delta, for a cluster at revision `current`.
+///
+/// `None` does not guarantee that deltas continue: the watch may still find another history or a compaction.
+pub fn full_needed(backup: &BackupState, current: i64) -> Option<FullCause> {
+    if let Some(broken) = &backup.broken {
         return Some(broken.clone());
     }
-    (current < saved.last.0).then(|| behind(saved.last, current))
+    (current < backup.last.0).then(|| cluster_behind(backup.last, current))
 }
 
-/// The cluster is behind the store.
-pub(super) fn behind(last: Revision, current: i64) -> Why {
-    (
-        FullReason::ClusterBehind,
-        format!(
-            "the cluster is at revision {current}, the store at {last}: it has another history"
-        ),
-    )
+/// Returns the cause for a cluster at revision `current` that is behind the last saved revision.
+pub(super) fn cluster_behind(last: Revision, current: i64) -> FullCause {
+    let message = format!(
+        "the cluster is at revision {current}, the store at {last}: it has another history"
+    );
+    FullCause::new(FullReason::ClusterBehind, message)
 }
 
-/// Whether the newest full is too old. Zero means never. Nothing is too old where nothing changed since.
-pub fn is_full_too_old(
+/// Returns a cause if the newest full is at least `max_age` old and the cluster has changed since. A
+/// `max_age` of zero means that no full is too old.
+pub fn full_too_old(
     full: Option<&SnapshotName>,
     current: Revision,
     now: DateTime<Utc>,
     max_age: Duration,
-) -> Option<Why> {
+) -> Option<FullCause> {
     let full = full.filter(|f| f.last < current)?;
     let age = now - full.created_at();
     let max = TimeDelta::from_std(max_age).unwrap_or(TimeDelta::MAX);
-    (!max_age.is_zero() && age >= max).then(|| {
-        let age = duration::show(age.to_std().unwrap_or_default());
-        let message = format!("the newest full, {full}, is {age} old");
-        (FullReason::FullTooOld, message)
-    })
+    if max_age.is_zero() || age < max {
+        return None;
+    }
+    let age = duration::show(age.to_std().unwrap_or_default());
+    let message = format!("the newest full, {full}, is {age} old");
+    Some(FullCause::new(FullReason::FullTooOld, message))
 }
 
-/// The time in a new snapshot's name, in seconds since 1970: now, but never before what is newest. Of one
-/// second deltas sort before fulls, so behind a full anything needs a later one; and a full, which may
-/// begin a new timeline, has to be seen to come after all others.
-pub fn name_time(kind: Kind, newest: Option<Newest>, now: DateTime<Utc>) -> i64 {
-    let least = newest.map_or(0, |n| {
+/// Returns the time for a new snapshot's name, in seconds since 1970: now, but never before the newest
+/// snapshot.
+///
+/// Within one second deltas sort before fulls, so anything after a full needs a later second. A full may
+/// begin a new timeline and must sort after all other snapshots, so it always needs a later second.
+pub fn name_time(kind: Kind, newest: Option<NewestSnapshot>, now: DateTime<Utc>) -> i64 {
+    let earliest = newest.map_or(0, |n| {
         n.created + i64::from(n.is_full || kind == Kind::Full)
     });
-    now.timestamp().max(least)
+    now.timestamp().max(earliest)
 }
 
 #[cfg(test)]
@@ -254,9 +307,9 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_never_older_than_what_is_newest() {
+    fn a_new_name_is_never_older_than_the_newest_snapshot() {
         let newest = |created, is_full| {
-            Some(Newest {
+            Some(NewestSnapshot {
                 created,
                 is_full,
                 compression: Compression::None,
@@ -265,7 +318,7 @@ mod tests {
         let delta = |newest, now| name_time(Kind::Incr, newest, at(now));
         assert_eq!(delta(None, 100), 100);
         assert_eq!(delta(newest(90, true), 100), 100);
-        // Of one second: a delta may follow a delta, nothing may follow a full.
+        // Within one second a delta may follow a delta, but nothing may follow a full.
         assert_eq!(delta(newest(100, false), 100), 100);
         assert_eq!(delta(newest(100, true), 100), 101);
         assert_eq!(name_time(Kind::Full, newest(100, false), at(100)), 101);
@@ -288,27 +341,28 @@ mod tests {
     }
 
     #[test]
-    fn a_full_is_taken_for_what_is_not_trusted_and_not_for_each_of_it() {
+    fn untrusted_snapshots_cause_one_full_an_hour() {
         let names = [
             "Full-00000000-00000010-1000.age",
             "Incr-00000011-00000020-2000",
         ];
-        let why = |now| Saved::read(&scan_of(&names), at(now)).err().map(|e| e.0);
-        let hour = SECONDS_BETWEEN;
-        assert_eq!(why(2000), None);
-        assert_eq!(why(1000 + hour - 1), None);
-        assert_eq!(why(1000 + hour), Some(FullReason::Untrusted));
-        // Of the future: a full would not be newer.
-        assert_eq!(why(1999), None);
+        let cause = |now| BackupState::read(&scan_of(&names), at(now)).err();
+        let reason = |now| cause(now).map(|c| c.reason);
+        let hour = SECONDS_BETWEEN_UNTRUSTED_FULLS;
+        assert_eq!(reason(2000), None);
+        assert_eq!(reason(1000 + hour - 1), None);
+        assert_eq!(reason(1000 + hour), Some(FullReason::Untrusted));
+        // A name of the future: a full would not be newer.
+        assert_eq!(reason(1999), None);
         let plain = ["Full-00000000-00000010-1000"];
-        let why = Saved::read(&scan_of(&plain), at(1001)).err().unwrap();
-        assert_eq!(why.0, FullReason::Untrusted);
+        let cause = BackupState::read(&scan_of(&plain), at(1001)).err().unwrap();
+        assert_eq!(cause.reason, FullReason::Untrusted);
     }
 
     #[test]
-    fn forged_names_do_not_move_the_time_of_what_comes() {
+    fn forged_names_do_not_move_the_time_of_new_names() {
         let newest =
-            |names: &[&str], now| Newest::read(&scan_of(names), at(now)).map(|n| n.created);
+            |names: &[&str], now| NewestSnapshot::read(&scan_of(names), at(now)).map(|n| n.created);
         let names = [
             "Full-00000000-00000010-1000.age",
             "Full-00000000-00000011-8210266876799.age",
@@ -316,21 +370,26 @@ mod tests {
         ];
         assert_eq!(newest(&names, 4000), Some(1000));
         assert_eq!(newest(&names, 5000), Some(5000));
-        // A clock that was ahead for some days, and is right now.
+        // The clock was ahead for some days and has been corrected.
         assert_eq!(newest(&names[..1], 500), Some(1000));
     }
 
     #[test]
-    fn a_full_is_too_old_by_its_name_and_only_where_something_changed() {
+    fn a_full_is_too_old_by_its_name_and_only_if_something_changed() {
         let f = full("Full-00000000-00000010-1000");
         let day = Duration::from_secs(86_400);
-        let old = |current, now, max| is_full_too_old(Some(&f), Revision(current), at(now), max);
+        let old = |current, now, max| full_too_old(Some(&f), Revision(current), at(now), max);
         assert!(old(11, 1000 + 86_399, day).is_none());
-        assert!(old(11, 1000 + 86_400, day).unwrap().1.contains("1d old"));
+        assert!(
+            old(11, 1000 + 86_400, day)
+                .unwrap()
+                .message
+                .contains("1d old")
+        );
         assert!(old(10, 1000 + 86_400, day).is_none());
         assert!(old(11, 1_000_000, Duration::ZERO).is_none());
-        // The clock was behind when it was named, or is now.
+        // The clock is behind the time in the name.
         assert!(old(11, 0, day).is_none());
-        assert!(is_full_too_old(None, Revision(11), at(0), day).is_none());
+        assert!(full_too_old(None, Revision(11), at(0), day).is_none());
     }
 }

@@ -1,11 +1,16 @@
-//! One line of snapshots in a store: what is saved, and how the next one is added to it.
+//! Adds snapshots to the newest timeline of a store, and keeps track of what is saved.
+//!
+//! The saver does not decide when a snapshot is due. Called by `snapshot full`, `snapshot delta` and
+//! `snapshot follow`.
 
-use super::delta_builder::Sealed;
-use super::full::{self, Taken};
-use super::known_names::Names;
+use super::delta_builder::SealedDelta;
+use super::full::{self, UnpublishedFull};
+use super::known_names::KnownNames;
 use super::last_saved;
-use super::next::{self, FullReason, Newest, Saved, Why};
-use super::{Compared, DEFAULT_COMPRESSION, Hole, Taking, Tell, Written};
+use super::next::{self, BackupState, FullCause, FullReason, NewestSnapshot};
+use super::{
+    DEFAULT_COMPRESSION, Hole, MemberComparison, MetricsReporter, NewSnapshot, SnapshotSettings,
+};
 use crate::backup::SnapshotName;
 use crate::backup::codec::Encoding;
 use crate::backup::timeline::{NamesOnly, Timelines};
@@ -24,76 +29,80 @@ use crate::telemetry::metrics::SnapshotKind;
 use chrono::Utc;
 use std::time::{Duration, Instant};
 
-/// The reason of a first full.
-pub(super) fn nothing_saved() -> Why {
-    (
-        FullReason::EmptyBucket,
-        "the store holds no snapshot".to_owned(),
-    )
+/// Returns the cause of the first full in an empty store.
+pub(super) fn nothing_saved() -> FullCause {
+    FullCause::new(FullReason::EmptyBucket, "the store holds no snapshot")
 }
 
-/// What has been done so far.
+/// What a saver has done since it was opened, or since [`Saver::take_summary`].
 #[derive(Default)]
-pub(super) struct Report {
-    pub(super) written: Vec<Written>,
-    pub(super) full: Option<Why>,
+pub(super) struct SaverSummary {
+    pub(super) snapshots: Vec<NewSnapshot>,
+    pub(super) full_cause: Option<FullCause>,
     pub(super) timeline_began: bool,
     pub(super) hole: Option<Hole>,
     pub(super) endpoint: Option<String>,
-    pub(super) members: Vec<Compared>,
+    pub(super) members: Vec<MemberComparison>,
     pub(super) warnings: Vec<String>,
 }
 
-/// See the module.
+/// Saves snapshots into one store.
 pub(super) struct Saver<'a> {
     ctx: &'a Context,
-    taking: &'a Taking,
-    /// As the store was found; `None` where it was empty.
-    found: Option<Result<Saved, Why>>,
-    newest: Option<Newest>,
+    settings: &'a SnapshotSettings,
+    /// What the store held when the saver was opened; `None` if it was empty.
+    backup: Option<Result<BackupState, FullCause>>,
+    /// The newest snapshot, from which the next name follows.
+    newest: Option<NewestSnapshot>,
+    /// The last saved revision.
     last: Option<Revision>,
+    /// The newest full of the timeline.
     full: Option<SnapshotName>,
-    /// When the line began, where other histories are before it; in seconds since 1970.
-    line_from: Option<i64>,
-    names: Names,
-    /// Whose snapshots they are, since it was looked at.
+    /// When the timeline began, in seconds since 1970; `None` if no other timeline precedes it.
+    timeline_start: Option<i64>,
+    names: KnownNames,
+    /// The cluster whose snapshots are saved; `None` until it is known.
     cluster: Option<ClusterFacts>,
-    report: Report,
+    summary: SaverSummary,
 }
 
 impl<'a> Saver<'a> {
-    /// Looks at the store, in order to add to it.
+    /// Scans the store in order to save into it.
     ///
     /// # Errors
-    /// As [`look`](Self::look); `Configuration` where the newest snapshot is encrypted, and new ones would
-    /// not be.
-    pub(super) fn open(ctx: &'a Context, taking: &'a Taking) -> Result<Self> {
-        let (saver, newest) = Self::find(ctx, taking)?;
+    /// Fails as [`look`](Self::look), and with `Configuration` if the newest snapshot is encrypted and new
+    /// ones would not be.
+    pub(super) fn open(ctx: &'a Context, settings: &'a SnapshotSettings) -> Result<Self> {
+        let (saver, newest) = Self::scan(ctx, settings)?;
         refuse_plain(ctx, newest.as_ref())?;
         Ok(saver)
     }
 
-    /// Looks at the store.
+    /// Scans the store without the intention to save.
     ///
     /// # Errors
-    /// The store's; `NoSnapshots` where it holds snapshots directly, so that the URL is wrong.
-    pub(super) fn look(ctx: &'a Context, taking: &'a Taking) -> Result<Self> {
-        Ok(Self::find(ctx, taking)?.0)
+    /// Fails with the store's errors, and with `NoSnapshots` if the store holds snapshots directly instead of
+    /// in v2/: then its URL is wrong.
+    pub(super) fn look(ctx: &'a Context, settings: &'a SnapshotSettings) -> Result<Self> {
+        Ok(Self::scan(ctx, settings)?.0)
     }
 
-    /// Gives the name of the newest snapshot that is not excluded, too.
-    fn find(ctx: &'a Context, taking: &'a Taking) -> Result<(Self, Option<SnapshotName>)> {
+    /// Also returns the name of the newest snapshot that is not excluded.
+    fn scan(
+        ctx: &'a Context,
+        settings: &'a SnapshotSettings,
+    ) -> Result<(Self, Option<SnapshotName>)> {
         let mut saver = Saver {
             ctx,
-            taking,
-            found: None,
+            settings,
+            backup: None,
             newest: None,
             last: None,
             full: None,
-            line_from: None,
-            names: Names::default(),
+            timeline_start: None,
+            names: KnownNames::default(),
             cluster: None,
-            report: Report::default(),
+            summary: SaverSummary::default(),
         };
         let scan = match scan_asking(ctx, Depth::Doubtful, Ask::Chain) {
             Ok(scan) => scan,
@@ -105,228 +114,243 @@ impl<'a> Saver<'a> {
             Err(e) => return Err(e),
         };
         let now = Utc::now();
-        saver.newest = Newest::read(&scan, now);
-        let found = Saved::read(&scan, now);
+        saver.newest = NewestSnapshot::read(&scan, now);
         if let Some(warning) = scan.untrusted_warning() {
             saver.warn(warning);
         }
-        match &found {
-            Ok(saved) => {
-                saver.last = Some(saved.last);
-                saver.full.clone_from(&saved.full);
+        let backup = BackupState::read(&scan, now);
+        match &backup {
+            Ok(backup) => {
+                saver.last = Some(backup.last);
+                saver.full.clone_from(&backup.full);
                 let timeline = scan.timelines.newest(&scan.catalog);
-                saver.line_from = timeline.ok().and_then(|t| t.began(&scan.catalog));
+                saver.timeline_start = timeline.ok().and_then(|t| t.began(&scan.catalog));
             }
-            // Something is there, though it is of no use.
+            // The store has snapshots, but no delta can continue them.
             Err(_) => saver.last = scan.catalog.latest_revision(),
         }
-        saver.found = Some(found);
+        saver.backup = Some(backup);
         let newest = scan.catalog.usable().last();
         let newest = newest.map(|i| scan.catalog.snapshots[i].name.clone());
         Ok((saver, newest))
     }
 
-    /// What the store held; `None` where it was empty.
-    pub(super) fn saved(&self) -> Option<&Result<Saved, Why>> {
-        self.found.as_ref()
+    /// Returns what the store held when it was scanned: `None` if it was empty, `Err` if a full is needed
+    /// whatever the cluster holds.
+    pub(super) fn backup(&self) -> Option<&Result<BackupState, FullCause>> {
+        self.backup.as_ref()
     }
 
-    /// The last revision that is saved.
+    /// Returns the last saved revision.
     pub(super) fn last(&self) -> Option<Revision> {
         self.last
     }
 
-    /// The newest full.
+    /// Returns the newest full.
     pub(super) fn newest_full(&self) -> Option<&SnapshotName> {
         self.full.as_ref()
     }
 
-    pub(super) fn report(&self) -> &Report {
-        &self.report
+    /// Returns what was done so far.
+    pub(super) fn summary(&self) -> &SaverSummary {
+        &self.summary
     }
 
-    /// Forgets what was reported: a follower reports each snapshot as it is saved.
-    pub(super) fn take_report(&mut self) -> Report {
-        std::mem::take(&mut self.report)
+    /// Returns what was done so far and begins a new summary. A follower reports after each snapshot.
+    pub(super) fn take_summary(&mut self) -> SaverSummary {
+        std::mem::take(&mut self.summary)
     }
 
-    /// Tells of what was saved; `deltas`: up to the cluster's newest revision.
-    pub(super) fn tell(&mut self, tell: &Tell, deltas: bool) {
-        let full = self.report.full.as_ref().map(|f| f.0);
-        tell.saved(&self.report.written, full);
-        if self.report.written.is_empty() && self.taking.leases.is_none() {
+    /// Updates the metrics and the Leases. `deltas_are_current` says that the deltas reach the cluster's
+    /// newest revision.
+    pub(super) fn report_progress(&mut self, reporter: &MetricsReporter, deltas_are_current: bool) {
+        let full_reason = self.summary.full_cause.as_ref().map(|c| c.reason);
+        reporter.count_saved(&self.summary.snapshots, full_reason);
+        if self.summary.snapshots.is_empty() && self.settings.leases.is_none() {
             return;
         }
-        if let Err(e) = self.tell_by_names(tell, deltas) {
-            self.warn(format!("how far the backup is cannot be told: {e}"));
+        if let Err(e) = self.report_known_names(reporter, deltas_are_current) {
+            self.warn(format!("cannot report how far the backup is: {e}"));
         }
     }
 
-    /// What the names in the store tell.
-    fn tell_by_names(&mut self, tell: &Tell, deltas: bool) -> Result<()> {
-        if self.tell_by(tell, deltas)? == Err(Behind) {
-            // Somebody else has saved something since the store was listed, such as a compaction.
+    /// Updates the metrics and the Leases from the cached names. Lists the store if the cache is too old.
+    fn report_known_names(
+        &mut self,
+        reporter: &MetricsReporter,
+        deltas_are_current: bool,
+    ) -> Result<()> {
+        if self.try_report(reporter, deltas_are_current)? == Err(Behind) {
+            // Another writer, such as a compaction, has saved a snapshot since the last listing.
             self.names.forget();
-            let _ = self.tell_by(tell, deltas)?;
+            let _ = self.try_report(reporter, deltas_are_current)?;
         }
         Ok(())
     }
 
-    fn tell_by(&mut self, tell: &Tell, deltas: bool) -> Result<Result<(), Behind>> {
-        let (mut catalog, is_new) = self.names.catalog(&self.ctx.store)?;
+    fn try_report(
+        &mut self,
+        reporter: &MetricsReporter,
+        deltas_are_current: bool,
+    ) -> Result<Result<(), Behind>> {
+        let (mut catalog, is_fresh) = self.names.catalog(&self.ctx.store)?;
         self.ctx.trust.mark(&mut catalog);
-        // Names alone do not tell histories apart.
-        let from = self.line_from.unwrap_or(i64::MIN);
-        catalog.snapshots.retain(|s| s.name.created >= from);
+        // Names alone cannot tell timelines apart: leave out everything before this one.
+        let start = self.timeline_start.unwrap_or(i64::MIN);
+        catalog.snapshots.retain(|s| s.name.created >= start);
         let timelines = Timelines::build(&catalog, &NamesOnly)?;
         let timeline = timelines.newest(&catalog)?;
         if let Some(last) = self.last {
-            tell.restorable(&catalog, timeline, last);
+            reporter.set_restorable(&catalog, timeline, last);
         }
-        let Some(leases) = &self.taking.leases else {
+        let Some(leases) = &self.settings.leases else {
             return Ok(Ok(()));
         };
         let news = News {
-            full: self.report.full.is_some(),
-            deltas,
-            timeline: self.report.timeline_began,
+            full: self.summary.full_cause.is_some(),
+            deltas: deltas_are_current,
+            timeline: self.summary.timeline_began,
         };
         let state = LeaseState {
-            may_be_old: !is_new,
+            may_be_old: !is_fresh,
             ..snapshot_leases::state(&catalog, timeline, news)
         };
-        let told = snapshot_leases::bring(self.ctx, leases, &state);
-        Ok(told.map(|warnings| self.report.warnings.extend(warnings)))
+        let updated = snapshot_leases::update(self.ctx, leases, &state);
+        Ok(updated.map(|warnings| self.summary.warnings.extend(warnings)))
     }
 
+    /// Logs a warning and adds it to the summary.
     pub(super) fn warn(&mut self, message: String) {
         tracing::warn!("{message}");
-        self.report.warnings.push(message);
+        self.summary.warnings.push(message);
     }
 
-    /// Why a full has to be taken before any delta, where the cluster is at revision `current`.
-    pub(super) fn full_needed(&self, current: i64) -> Option<Why> {
-        match &self.found {
+    /// Returns why a full has to be taken before any delta, for a cluster at revision `current`.
+    pub(super) fn full_needed(&self, current: i64) -> Option<FullCause> {
+        match &self.backup {
             None => Some(nothing_saved()),
-            Some(Err(why)) => Some(why.clone()),
-            Some(Ok(saved)) => next::full_needed(saved, current),
+            Some(Err(cause)) => Some(cause.clone()),
+            Some(Ok(backup)) => next::full_needed(backup, current),
         }
     }
 
-    /// Where deltas go on, or why a full is needed.
+    /// Returns the position from which deltas continue, or why a full is needed.
     ///
     /// # Errors
-    /// Those of [`last_saved::position`].
-    pub(super) fn position(&self) -> Result<Result<Position, Why>> {
-        match &self.found {
-            Some(Ok(saved)) => last_saved::position(self.ctx, saved),
-            _ => Err(Error::internal("deltas without anything before them")),
+    /// Fails as [`last_saved::position`].
+    pub(super) fn position(&self) -> Result<Result<Position, FullCause>> {
+        match &self.backup {
+            Some(Ok(backup)) => last_saved::position(self.ctx, backup),
+            _ => Err(Error::internal("a delta needs a snapshot before it")),
         }
     }
 
-    /// A watch of the cluster from a position on: at the members in the order in which they are to be taken; else where
-    /// it was said.
+    /// Returns a watch of the cluster from a position on. It uses the best members first, or the given
+    /// endpoints if no member is known.
     pub(super) fn feed(&self, cluster: &Cluster, position: Position) -> Feed {
-        let way = &self.taking.way;
-        let chosen = cluster.choose(&[]).into_iter();
-        let mut endpoints: Vec<String> = chosen.filter_map(|m| m.endpoint.clone()).collect();
+        let connector = &self.settings.connector;
+        let members = cluster.choose(&[]).into_iter();
+        let mut endpoints: Vec<String> = members.filter_map(|m| m.endpoint.clone()).collect();
         if endpoints.is_empty() {
-            endpoints.clone_from(&way.options().endpoints);
+            endpoints.clone_from(&connector.options().endpoints);
         }
-        Feed::new(way.clone(), endpoints, position).of_cluster(cluster.cluster_id)
+        Feed::new(connector.clone(), endpoints, position).of_cluster(cluster.cluster_id)
     }
 
-    /// Why there is no going on from the last saved revision.
-    pub(super) fn because(&self, ended: Ended) -> Why {
+    /// Returns the cause for a full after a watch that ended at the last saved revision.
+    pub(super) fn cause_of(&self, ended: Ended) -> FullCause {
         let last = self.last.unwrap_or_default();
         match ended {
-            Ended::Compacted { compact_revision } => {
-                let why = format!(
+            Ended::Compacted { compact_revision } => FullCause::new(
+                FullReason::Compacted,
+                format!(
                     "the cluster has compacted up to revision {compact_revision}, the store ends at {last}"
-                );
-                (FullReason::Compacted, why)
-            }
-            Ended::Forked => {
-                let why = format!(
+                ),
+            ),
+            Ended::Forked => FullCause::new(
+                FullReason::HistoryMismatch,
+                format!(
                     "at revision {last} the cluster holds other changes than the store: it has another history"
-                );
-                (FullReason::HistoryMismatch, why)
-            }
-            Ended::Behind { revision } => next::behind(last, revision),
+                ),
+            ),
+            Ended::Behind { revision } => next::cluster_behind(last, revision),
         }
     }
 
-    /// How a delta is compressed.
+    /// Returns the encoding of the next delta.
     pub(super) fn encoding(&self) -> Encoding {
         let newest = self.newest.map_or(DEFAULT_COMPRESSION, |n| n.compression);
-        self.taking.compression.resolve(newest)
+        self.settings.compression.resolve(newest)
     }
 
-    /// Sees to it that the prefix is this cluster's.
+    /// Records the cluster as the owner of the prefix, or checks that it is.
     ///
     /// # Errors
-    /// Those of [`identity::claim`].
+    /// Fails as [`identity::claim`].
     pub(super) fn claim(&mut self, cluster: &Cluster) -> Result<()> {
         let facts = ClusterFacts::from(cluster);
-        identity::claim(self.ctx, &facts, self.taking.take_over)?;
+        identity::claim(self.ctx, &facts, self.settings.take_over)?;
         self.cluster = Some(facts);
         Ok(())
     }
 
-    /// Whether another cluster has taken the prefix over since: a snapshot takes its time, a follower lives long.
+    /// Checks that no other cluster has taken over the prefix since [`claim`](Self::claim). A snapshot takes
+    /// long enough for that, and a follower even more so.
     fn check_still_ours(&self) -> Result<()> {
         match &self.cluster {
             Some(facts) => identity::check(&self.ctx.store, facts),
-            None => Err(Error::internal(
-                "a snapshot of a cluster that was not looked at",
-            )),
+            None => Err(Error::internal("a snapshot of an unknown cluster")),
         }
     }
 
-    /// Takes a full, which then waits for its name.
+    /// Takes a full without publishing it.
     ///
     /// # Errors
-    /// Those of [`full::take`].
-    pub(super) fn take_full(&mut self) -> Result<Taken> {
-        let taken = full::take(self.ctx, self.taking, self.newest)?;
-        self.cluster = Some(taken.cluster.clone());
-        self.report.endpoint = Some(taken.endpoint.clone());
-        self.report.members.clone_from(&taken.members);
-        self.report.warnings.extend(taken.warnings.iter().cloned());
-        Ok(taken)
+    /// Fails as [`full::take`].
+    pub(super) fn take_full(&mut self) -> Result<UnpublishedFull> {
+        let new_full = full::take(self.ctx, self.settings, self.newest)?;
+        self.cluster = Some(new_full.cluster.clone());
+        self.summary.endpoint = Some(new_full.endpoint.clone());
+        self.summary.members.clone_from(&new_full.members);
+        let warnings = new_full.warnings.iter().cloned();
+        self.summary.warnings.extend(warnings);
+        Ok(new_full)
     }
 
-    /// Gives a full its name. Gives the position behind it, where that is known.
+    /// Publishes a full. Returns the position after it, if the changes of its last revision can be read.
     ///
     /// # Errors
-    /// The store's; `TargetExists`; `OtherCluster` where another one has taken over since.
+    /// Fails with the store's errors, with `TargetExists`, and with `OtherCluster` if another cluster has
+    /// taken over the prefix.
     pub(super) fn publish_full(
         &mut self,
-        taken: Taken,
-        why: Why,
+        new_full: UnpublishedFull,
+        cause: FullCause,
         is_final: bool,
     ) -> Result<Option<Position>> {
-        let (revision, first, position) = (taken.revision, taken.first_revision(), taken.position);
+        let revision = new_full.revision;
+        let first = new_full.first_revision();
+        let position = new_full.position;
         let forked = matches!(
-            why.0,
+            cause.reason,
             FullReason::HistoryMismatch | FullReason::ClusterBehind
         );
-        tracing::info!(reason = ?why.0, "a full snapshot: {}", why.1);
-        if why.0 == FullReason::TooLarge {
-            self.warn(why.1.clone());
+        tracing::info!(reason = ?cause.reason, "a full snapshot: {}", cause.message);
+        if cause.reason == FullReason::TooLarge {
+            self.warn(cause.message.clone());
         }
         self.check_still_ours()?;
-        let written = taken.publish(self.ctx, self.newest, is_final, forked)?;
-        self.report.timeline_began |= forked;
+        let snapshot = new_full.publish(self.ctx, self.newest, is_final, forked)?;
+        self.summary.timeline_began |= forked;
         if forked {
-            self.line_from = Some(written.name.created);
+            self.timeline_start = Some(snapshot.name.created);
             self.warn(format!(
                 "{}; a new timeline begins with {}: if nobody has set the cluster back, check --endpoints and --store",
-                why.1, written.name
+                cause.message, snapshot.name
             ));
         } else if let Some(last) = self.last.filter(|last| first > last.next()) {
             let (lost, until) = (last.next(), first.previous());
-            self.report.hole = Some(Hole {
+            self.summary.hole = Some(Hole {
                 first_revision: lost,
                 last_revision: until,
             });
@@ -334,52 +358,59 @@ impl<'a> Saver<'a> {
                 "revisions {lost} to {until} are lost: etcd had compacted them before they were saved"
             ));
         }
-        self.report.full = Some(why);
+        self.summary.full_cause = Some(cause);
         self.last = Some(revision);
-        self.full = Some(written.name.clone());
+        self.full = Some(snapshot.name.clone());
         self.names.forget();
-        self.wrote(written);
+        self.record(snapshot);
         Ok(position)
     }
 
-    /// Takes a full and gives it its name.
+    /// Takes a full and publishes it.
     ///
     /// # Errors
-    /// Those of [`take_full`](Self::take_full) and [`publish_full`](Self::publish_full).
-    pub(super) fn full_now(&mut self, why: Why, is_final: bool, tell: &Tell) -> Result<()> {
+    /// Fails as [`take_full`](Self::take_full) and [`publish_full`](Self::publish_full).
+    pub(super) fn full_now(
+        &mut self,
+        cause: FullCause,
+        is_final: bool,
+        reporter: &MetricsReporter,
+    ) -> Result<()> {
         let started = Instant::now();
-        let taken = self.take_full();
-        let ended = taken.and_then(|taken| self.publish_full(taken, why, is_final));
-        tell.metrics
-            .snapshot_took(SnapshotKind::Full, started.elapsed(), ended.is_ok());
-        ended.map(drop)
+        let new_full = self.take_full();
+        let result = new_full.and_then(|new_full| self.publish_full(new_full, cause, is_final));
+        reporter
+            .metrics
+            .snapshot_took(SnapshotKind::Full, started.elapsed(), result.is_ok());
+        result.map(drop)
     }
 
-    /// Saves a delta; it can be tried again after an error.
+    /// Saves a delta. Can be retried after an error.
     ///
     /// # Errors
-    /// The store's; `OtherCluster` where another one has taken over since; `Io`, `Terminated`.
-    pub(super) fn save(&mut self, sealed: &Sealed) -> Result<()> {
+    /// Fails with the store's errors, with `OtherCluster` if another cluster has taken over the prefix, and
+    /// with `Io`, `Terminated`.
+    pub(super) fn save(&mut self, sealed: &SealedDelta) -> Result<()> {
         self.check_still_ours()?;
         let saved = sealed.save(self.ctx, self.encoding(), self.newest);
-        if !saved.as_ref().is_ok_and(|s| s.was_free) {
-            // Somebody else may be at work here.
+        if !saved.as_ref().is_ok_and(|s| s.was_name_free) {
+            // Another writer may be at work in this store.
             self.names.forget();
         }
-        let written = saved?.written;
+        let snapshot = saved?.snapshot;
         self.last = Some(sealed.last);
-        self.wrote(written);
+        self.record(snapshot);
         Ok(())
     }
 
-    fn wrote(&mut self, written: Written) {
-        self.newest = Some(Newest::from(&written.name));
-        self.names.add(&written);
-        self.report.written.push(written);
+    fn record(&mut self, snapshot: NewSnapshot) {
+        self.newest = Some(NewestSnapshot::from(&snapshot.name));
+        self.names.add(&snapshot);
+        self.summary.snapshots.push(snapshot);
     }
 
-    /// Why a full is taken although deltas would do: the newest one is too old.
-    pub(super) fn full_too_old(&self, current: Revision, max_age: Duration) -> Option<Why> {
-        next::is_full_too_old(self.full.as_ref(), current, Utc::now(), max_age)
+    /// Returns a cause for a full if the newest one is too old.
+    pub(super) fn full_too_old(&self, current: Revision, max_age: Duration) -> Option<FullCause> {
+        next::full_too_old(self.full.as_ref(), current, Utc::now(), max_age)
     }
 }

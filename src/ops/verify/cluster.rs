@@ -1,7 +1,8 @@
-//! Whether a backup is what a live cluster holds: its HashKV, folded, against that of every member.
+//! Compares a backup with a live cluster: the HashKV of the folded backup with that of every member.
 //!
-//! look at the cluster → a revision that both hold → ask every member → fold the backup as compacted as
-//! the member is → compare. No database is written.
+//! The steps: observe the cluster; choose a revision that both hold; ask every member for its HashKV; fold
+//! the backup, compacted like the member; compare. No database is written, and nothing in etcd or in the
+//! store is changed. Called by `cli::verify`.
 
 use crate::backup::chain;
 use crate::error::{Error, Reason, Result};
@@ -18,28 +19,28 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// What to compare.
+/// The options of a comparison.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
-    /// The timeline's ID; the newest where `None`.
+    /// The timeline's ID; `None` for the newest.
     pub timeline: Option<String>,
-    /// At this revision; at the newest one that the backup holds where `None`.
+    /// The revision of the comparison; `None` for the newest one in the backup.
     pub revision: Option<Revision>,
 }
 
-/// How it ended.
+/// Always success: a difference is an error of the operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
 pub enum Status {
-    /// Every member that could be compared holds what the backup holds.
+    /// Every member that could be compared equals the backup.
     Equal,
 }
 
-/// What was found. The fields are a contract: `docs/verify-result.schema.json`.
+/// The result of a comparison. The fields are a contract: `docs/verify-result.schema.json`.
 #[derive(Debug, Clone, JsonSchema, Serialize)]
 pub struct Outcome {
-    /// How it ended.
+    /// Always `Equal`.
     pub status: Status,
-    /// The revision that was compared.
+    /// The revision of the comparison.
     pub revision: Revision,
     /// The compacted revision that `hash_kv` depends on: that of the first member that was compared; -1 if it
     /// never compacted.
@@ -52,79 +53,79 @@ pub struct Outcome {
     pub base: String,
     /// The names, without their folders, of the delta snapshots that were folded, in order.
     pub deltas: Vec<String>,
-    /// How many events of the deltas were folded.
+    /// Number of events of the deltas.
     pub events: u64,
-    /// How many keys are alive at `revision`.
+    /// Number of live keys at `revision`.
     pub live_keys: u64,
     /// The members with a vote, by name.
     pub members: Vec<MemberOutcome>,
 }
 
-/// One member.
+/// A member in the report.
 #[derive(Debug, Clone, JsonSchema, Serialize)]
 pub struct MemberOutcome {
-    /// Its name; empty if it was never started.
+    /// The member's name; empty if the member was never started.
     pub name: String,
-    /// Its ID, hexadecimal, as etcdctl shows it.
+    /// The member's ID, hexadecimal, as etcdctl shows it.
     pub id: String,
-    /// Where it was asked; null if it answers nowhere.
+    /// The endpoint that was asked; null if the member answers at none.
     pub endpoint: Option<String>,
-    /// Its HashKV at `revision`; null if it gave none.
+    /// The member's HashKV at `revision`; null if the member returned none.
     pub hash_kv: Option<u32>,
-    /// The compacted revision that its HashKV depends on; -1 if nothing was compacted, null if it gave no
-    /// HashKV.
+    /// The compacted revision that the member's HashKV depends on; -1 if nothing was compacted, null if the
+    /// member returned no HashKV.
     pub compact_revision: Option<i64>,
-    /// Whether it holds what the backup holds; null if it could not be compared.
+    /// Whether the member equals the backup; null if it could not be compared.
     pub equal: Option<bool>,
-    /// Why it could not be compared. For people: it may change. null if it was.
+    /// Why the member could not be compared; null if it was compared. Human-readable: the text may change.
     pub error: Option<String>,
 }
 
-/// What the comparison of all members came to.
+/// The comparison of all members, in one word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
-    /// None differs, and one at least is equal.
+pub enum ComparisonResult {
+    /// At least one member equals the backup, and none differs.
     Equal,
-    /// The backup holds something else than the cluster.
+    /// The backup holds other data than the cluster.
     BackupDiffers,
-    /// Some members are equal and some are not, and it is not the backup that stands alone.
+    /// Some members equal the backup and some differ, without a majority against the backup.
     MembersDiffer,
     /// No member could be compared.
     Unknown,
 }
 
-/// Judges by which of all members are equal (`None`: could not be compared). A majority that differs is
-/// the cluster's word against the backup.
-pub fn judge(equal: &[Option<bool>]) -> Verdict {
-    let count = |what| equal.iter().filter(|e| **e == Some(what)).count();
+/// Decides from the comparisons of all members; `None` is a member that could not be compared. If a majority
+/// of all members differs, the backup is wrong.
+pub fn judge(equal: &[Option<bool>]) -> ComparisonResult {
+    let count = |result| equal.iter().filter(|e| **e == Some(result)).count();
     match (count(true), count(false)) {
-        (0, 0) => Verdict::Unknown,
-        (_, 0) => Verdict::Equal,
-        (0, _) => Verdict::BackupDiffers,
-        (_, differ) if differ * 2 > equal.len() => Verdict::BackupDiffers,
-        _ => Verdict::MembersDiffer,
+        (0, 0) => ComparisonResult::Unknown,
+        (_, 0) => ComparisonResult::Equal,
+        (0, _) => ComparisonResult::BackupDiffers,
+        (_, differ) if differ * 2 > equal.len() => ComparisonResult::BackupDiffers,
+        _ => ComparisonResult::MembersDiffer,
     }
 }
 
-/// The revision to compare at: the backup's newest one, no newer than the cluster's. Gives what an
-/// operator should know, too.
+/// Returns the revision of the comparison and a warning, if there is one. Without a requested revision, that
+/// is the backup's newest, or the cluster's if the cluster is behind.
 ///
 /// # Errors
-/// `NoCommonRevision` for a revision asked for that the cluster does not have yet.
+/// Fails with `NoCommonRevision` if the cluster has not reached the requested revision.
 pub fn choose_revision(
-    wanted: Option<Revision>,
+    requested: Option<Revision>,
     saved: Revision,
     live: Revision,
 ) -> Result<(Revision, Option<String>)> {
-    match wanted {
+    match requested {
         Some(r) if r > live => Err(Reason::NoCommonRevision.error(format!(
-            "--revision {r} is not there yet: the cluster is at revision {live}"
+            "the cluster has not reached --revision {r}: it is at revision {live}"
         ))),
         Some(r) => Ok((r, None)),
         None if saved > live => Ok((
             live,
             Some(format!(
-                "the cluster is at revision {live}, behind the backup's {saved}: it was compared there; the cluster may be a restored one"
+                "the cluster is at revision {live}, behind the backup's {saved}, and was compared there; it may have been restored"
             )),
         )),
         None => Ok((saved, None)),
@@ -134,46 +135,47 @@ pub fn choose_revision(
 /// Compares the backup in the context's store with a live cluster.
 ///
 /// # Errors
-/// `BackupDiffers` and `MembersDiffer` with the hashes; `NoCommonRevision` where one side no longer
-/// holds, or does not yet hold, what the other does; those of a live cluster that does not answer, of
-/// choosing and folding a backup, and of the store; `Terminated`.
-pub fn run(ctx: &Context, way: &Connector, options: &Options) -> Result<Report<Outcome>> {
+/// Fails with `BackupDiffers` or `MembersDiffer` and the hashes; with `NoCommonRevision` if no revision and
+/// history exists on both sides; with the errors of etcd connections, of choosing and folding a chain, and of
+/// the store; with `Terminated`.
+pub fn run(ctx: &Context, connector: &Connector, options: &Options) -> Result<Report<Outcome>> {
     let clock = Clock::start();
     without_excluded(|| {
-        let run = Run {
+        let comparison = Comparison {
             ctx,
-            way,
+            connector,
             options,
             clock: clock.clone(),
         };
-        run.run()
+        comparison.run()
     })
 }
 
-struct Run<'a> {
+/// A comparison in progress.
+struct Comparison<'a> {
     ctx: &'a Context,
-    way: &'a Connector,
+    connector: &'a Connector,
     options: &'a Options,
     clock: Clock,
 }
 
 /// The backup's side of a comparison.
-struct Folded {
+struct FoldedBackup {
     hash: HashKv,
     base: String,
     deltas: Vec<String>,
     events: u64,
 }
 
-impl Run<'_> {
+impl Comparison<'_> {
     fn run(mut self) -> Result<Report<Outcome>> {
-        // First what fails fast.
-        let cluster = Cluster::look(self.way)?;
+        // The cluster comes first, because it fails faster than the store.
+        let cluster = Cluster::look(self.connector)?;
         if let Some(recorded) = identity::read(&self.ctx.store)?
             && !recorded.is_of(cluster.cluster_id)
         {
             self.clock.warn(format!(
-                "{} is the backup of cluster {}, and --endpoints is cluster {}: check --endpoints and --store",
+                "{} is the backup of cluster {}, but --endpoints is cluster {}: check --endpoints and --store",
                 self.ctx.store.url(),
                 recorded.describe_cluster(),
                 cluster.hex_id()
@@ -197,13 +199,14 @@ impl Run<'_> {
             "comparing the backup with the cluster"
         );
         let step = Step::new(format!("ask for HashKV at {revision}"), None);
-        let answers = cluster.hash_kv_all(self.way, revision.0)?;
+        let hashes = cluster.hash_kv_all(self.connector, revision.0)?;
         drop(step);
-        if answers.iter().all(|a| a.hash.is_none()) {
-            return Err(nobody_answers(&answers, revision, saved));
+        if hashes.iter().all(|h| h.hash.is_none()) {
+            return Err(no_hashes(&hashes, revision, saved));
         }
-        let folded = self.fold_for(&scan, &timeline.id, revision, &answers)?;
-        let members: Vec<MemberOutcome> = answers.iter().map(|a| compared(a, &folded)).collect();
+        let mut folded = self.fold_for_all(&scan, &timeline.id, revision, &hashes)?;
+        let members: Vec<MemberOutcome> =
+            hashes.iter().map(|h| compare_member(h, &folded)).collect();
         for m in members.iter().filter(|m| m.equal.is_none()) {
             let why = m.error.as_deref().unwrap_or("it did not answer");
             self.clock
@@ -211,26 +214,24 @@ impl Run<'_> {
         }
         let equal: Vec<Option<bool>> = members.iter().map(|m| m.equal).collect();
         match judge(&equal) {
-            Verdict::Equal => {}
-            Verdict::Unknown => {
-                let first = folded.into_values().find_map(Result::err);
-                return Err(first.unwrap_or_else(|| nobody_answers(&answers, revision, saved)));
+            ComparisonResult::Equal => {}
+            ComparisonResult::Unknown => {
+                let fold_error = folded.into_values().find_map(Result::err);
+                return Err(fold_error.unwrap_or_else(|| no_hashes(&hashes, revision, saved)));
             }
-            verdict => {
-                let all = members.iter().map(|m| show(m, &answers, &folded));
-                let all: Vec<String> = all.collect();
-                return Err(differs(verdict, revision, &timeline.id, &all.join("; ")));
+            result => {
+                let described = members.iter().map(|m| describe(m, &hashes, &folded));
+                let described = described.collect::<Vec<String>>().join("; ");
+                return Err(difference(result, revision, &timeline.id, &described));
             }
         }
-        // The first that was compared: one there is, or the verdict would be another.
-        let first = answers
-            .iter()
-            .zip(&members)
-            .find(|(_, m)| m.equal.is_some());
-        let compact = first.and_then(|(a, _)| Some(a.hash?.compact_revision));
-        let compact = compact.ok_or_else(|| Error::internal("equal to nobody"))?;
-        let Some(Ok(first)) = folded.into_iter().find(|(c, _)| *c == compact).map(|f| f.1) else {
-            return Err(Error::internal("equal to what was not folded"));
+        // At least one member was compared, or the result would be `Unknown`.
+        let compared = members.iter().find(|m| m.equal.is_some());
+        let compact = compared
+            .and_then(|m| m.compact_revision)
+            .ok_or_else(|| Error::internal("no member was compared"))?;
+        let Some(Ok(first)) = folded.remove(&compact) else {
+            return Err(Error::internal("a member was compared without a fold"));
         };
         Ok(self.clock.report(Outcome {
             status: Status::Equal,
@@ -246,37 +247,37 @@ impl Run<'_> {
         }))
     }
 
-    /// Folds the backup for every compacted revision that members have: mostly that is one.
-    fn fold_for(
+    /// Folds the backup once for each compacted revision of the members; usually they have the same.
+    fn fold_for_all(
         &mut self,
         scan: &Scan,
         timeline: &str,
         revision: Revision,
-        answers: &[MemberHash],
-    ) -> Result<BTreeMap<i64, Result<Folded>>> {
+        hashes: &[MemberHash],
+    ) -> Result<BTreeMap<i64, Result<FoldedBackup>>> {
         let mut folded = BTreeMap::new();
-        for hash in answers.iter().filter_map(|a| a.hash) {
+        for hash in hashes.iter().filter_map(|h| h.hash) {
             let compact = Revision(hash.compact_revision);
             if folded.contains_key(&compact.0) {
                 continue;
             }
-            let made = match self.fold(scan, timeline, revision, compact) {
+            let result = match self.fold(scan, timeline, revision, compact) {
                 Err(e) if e.reason() == Reason::NoCommonRevision => Err(e),
                 other => Ok(other?),
             };
-            folded.insert(compact.0, made);
+            folded.insert(compact.0, result);
         }
         Ok(folded)
     }
 
-    /// HashKV of the backup at a revision, as if compacted at `compact`.
+    /// Folds the backup up to a revision, and hashes the result as if compacted at `compact`.
     fn fold(
         &mut self,
         scan: &Scan,
         timeline: &str,
         revision: Revision,
         compact: Revision,
-    ) -> Result<Folded> {
+    ) -> Result<FoldedBackup> {
         let request = Request {
             target: Target::Revision(revision),
             timeline: Some(timeline.to_owned()),
@@ -293,7 +294,7 @@ impl Run<'_> {
             }
         }
         let (hash, events) = source.hash(self.ctx, compact, false)?;
-        Ok(Folded {
+        Ok(FoldedBackup {
             hash,
             base: source.base_name(),
             deltas: source.deltas().map(|d| d.name.to_string()).collect(),
@@ -302,45 +303,54 @@ impl Run<'_> {
     }
 }
 
-/// A member's answer beside what the backup folds to, as compacted as the member is.
-fn compared(a: &MemberHash, folded: &BTreeMap<i64, Result<Folded>>) -> MemberOutcome {
-    let backup = a.hash.and_then(|h| folded.get(&h.compact_revision));
-    let ours = backup.and_then(|b| b.as_ref().ok());
+/// Compares a member's hash with that of the backup, compacted at the same revision.
+fn compare_member(
+    member: &MemberHash,
+    folded: &BTreeMap<i64, Result<FoldedBackup>>,
+) -> MemberOutcome {
+    let backup = member.hash.and_then(|h| folded.get(&h.compact_revision));
+    let backup_hash = backup.and_then(|b| b.as_ref().ok()).map(|b| b.hash);
     MemberOutcome {
-        name: a.name.clone(),
-        id: format!("{:x}", a.member),
-        endpoint: a.endpoint.clone(),
-        hash_kv: a.hash.map(|h| h.hash),
-        compact_revision: a.hash.map(|h| h.compact_revision),
-        equal: a.hash.and_then(|h| Some(ours?.hash.is(h.hash))),
-        error: match (&a.error, backup) {
-            (Some((_, said)), _) => Some(said.clone()),
+        name: member.name.clone(),
+        id: format!("{:x}", member.member),
+        endpoint: member.endpoint.clone(),
+        hash_kv: member.hash.map(|h| h.hash),
+        compact_revision: member.hash.map(|h| h.compact_revision),
+        equal: member.hash.and_then(|h| Some(backup_hash?.is(h.hash))),
+        error: match (&member.error, backup) {
+            (Some((_, why)), _) => Some(why.clone()),
             (None, Some(Err(e))) => Some(e.to_string()),
             _ => None,
         },
     }
 }
 
-/// What it comes to that members do not hold what the backup does.
-fn differs(verdict: Verdict, revision: Revision, timeline: &str, members: &str) -> Error {
-    let (reason, what, advice) = match verdict {
-        Verdict::BackupDiffers => (
+/// Returns the error for members that differ from the backup. `members` describes them.
+fn difference(
+    result: ComparisonResult,
+    revision: Revision,
+    timeline: &str,
+    members: &str,
+) -> Error {
+    let (reason, problem, advice) = match result {
+        ComparisonResult::BackupDiffers => (
             Reason::BackupDiffers,
-            format!("the backup (timeline {timeline}) is not what the cluster holds"),
-            "take a full snapshot; if the cluster was restored meanwhile, that begins a new timeline",
+            format!("the backup (timeline {timeline}) differs from the cluster"),
+            "take a full snapshot; if the cluster was restored in the meantime, that begins a new timeline",
         ),
         _ => (
             Reason::MembersDiffer,
-            "members hold different data, and some of them what the backup holds".to_owned(),
-            "look after the members that differ: etcd can be damaged",
+            "members hold different data, and some of them equal the backup".to_owned(),
+            "check the members that differ: their databases may be damaged",
         ),
     };
     reason.error(format!(
-        "at revision {revision} {what}: {members}: {advice}"
+        "at revision {revision} {problem}: {members}: {advice}"
     ))
 }
 
-/// No full leads to the revision and holds the history that the members still count.
+/// Returns the error for a fold without a usable full: none leads to the revision and also holds the history
+/// that the members' hashes include.
 fn no_history(
     scan: &Scan,
     timeline: &str,
@@ -355,20 +365,20 @@ fn no_history(
             .any(|&(first, last)| first <= revision && revision <= last)
     });
     let message = match (covered, compact) {
-        (false, _) => format!("the cluster is at revision {revision}, and the backup: {e}"),
+        (false, _) => format!("the cluster is at revision {revision}; the backup: {e}"),
         (true, Revision::NONE) => format!(
-            "etcd was never compacted, and no full snapshot that leads to revision {revision} holds all history, so their HashKVs cannot be compared: keep history with `deltafold compact --keep-history all`, or take a full snapshot; if that does not help, look whether --endpoints are this backup's cluster"
+            "etcd was never compacted, but no full snapshot at or before revision {revision} holds all history, so the HashKVs cannot be compared: keep history with `deltafold compact --keep-history all`, or take a full snapshot; if that does not help, check that --endpoints are this backup's cluster"
         ),
         (true, _) => format!(
-            "etcd holds history from revision {compact} on, and every full snapshot that leads to revision {revision} was compacted later: run again when etcd was compacted next, or take a full snapshot"
+            "etcd holds history from revision {compact} on, but every full snapshot at or before revision {revision} was compacted later: run again after etcd's next compaction, or take a full snapshot"
         ),
     };
     Reason::NoCommonRevision.error(message)
 }
 
-/// No member gave its hash at that revision.
-fn nobody_answers(answers: &[MemberHash], revision: Revision, saved: Revision) -> Error {
-    let errors: Vec<&(Reason, String)> = answers.iter().filter_map(|a| a.error.as_ref()).collect();
+/// Returns the error if no member has returned its hash at the revision.
+fn no_hashes(hashes: &[MemberHash], revision: Revision, saved: Revision) -> Error {
+    let errors: Vec<&(Reason, String)> = hashes.iter().filter_map(|h| h.error.as_ref()).collect();
     if errors.iter().any(|(reason, _)| *reason == Reason::Conflict) {
         let advice = match revision == saved {
             true => {
@@ -377,29 +387,31 @@ fn nobody_answers(answers: &[MemberHash], revision: Revision, saved: Revision) -
             false => "choose a newer --revision",
         };
         return Reason::NoCommonRevision.error(format!(
-            "etcd has compacted revision {revision} away: {advice}"
+            "etcd has already compacted revision {revision}: {advice}"
         ));
     }
-    let said: Vec<String> = answers
-        .iter()
-        .filter_map(|a| Some(format!("{}: {}", a.name, a.error.as_ref()?.1)))
-        .collect();
+    let mut failures = Vec::new();
+    for h in hashes {
+        if let Some((_, why)) = &h.error {
+            failures.push(format!("{}: {why}", h.name));
+        }
+    }
     let reason = errors.first().map_or(Reason::EtcdUnreachable, |e| e.0);
     reason.error(format!(
-        "no member gives its HashKV at revision {revision}: {}",
-        said.join("; ")
+        "no member returns its HashKV at revision {revision}: {}",
+        failures.join("; ")
     ))
 }
 
-/// A member's side and the backup's, for people.
-fn show(
+/// Describes the comparison of a member in words.
+fn describe(
     member: &MemberOutcome,
-    answers: &[MemberHash],
-    folded: &BTreeMap<i64, Result<Folded>>,
+    hashes: &[MemberHash],
+    folded: &BTreeMap<i64, Result<FoldedBackup>>,
 ) -> String {
-    let mut answers = answers.iter();
-    let answer = answers.find(|a| format!("{:x}", a.member) == member.id);
-    let hash = answer.and_then(|a| a.hash);
+    let mut hashes = hashes.iter();
+    let member_hash = hashes.find(|h| format!("{:x}", h.member) == member.id);
+    let hash = member_hash.and_then(|h| h.hash);
     let backup = hash.and_then(|h| folded.get(&h.compact_revision)?.as_ref().ok());
     match (member.equal, hash, backup) {
         (Some(true), Some(h), _) => format!("{} is equal (HashKV {})", member.name, h.hash),
@@ -416,20 +428,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_majority_that_differs_is_against_the_backup() {
+    fn the_backup_is_wrong_if_a_majority_differs() {
         let (yes, no, unknown) = (Some(true), Some(false), None);
-        assert_eq!(judge(&[yes, yes, unknown]), Verdict::Equal);
-        assert_eq!(judge(&[no]), Verdict::BackupDiffers);
-        assert_eq!(judge(&[no, unknown, unknown]), Verdict::BackupDiffers);
-        assert_eq!(judge(&[no, yes, no]), Verdict::BackupDiffers);
-        assert_eq!(judge(&[yes, yes, no]), Verdict::MembersDiffer);
-        assert_eq!(judge(&[yes, no]), Verdict::MembersDiffer);
-        assert_eq!(judge(&[unknown, unknown]), Verdict::Unknown);
-        assert_eq!(judge(&[]), Verdict::Unknown);
+        assert_eq!(judge(&[yes, yes, unknown]), ComparisonResult::Equal);
+        assert_eq!(judge(&[no]), ComparisonResult::BackupDiffers);
+        assert_eq!(
+            judge(&[no, unknown, unknown]),
+            ComparisonResult::BackupDiffers
+        );
+        assert_eq!(judge(&[no, yes, no]), ComparisonResult::BackupDiffers);
+        assert_eq!(judge(&[yes, yes, no]), ComparisonResult::MembersDiffer);
+        assert_eq!(judge(&[yes, no]), ComparisonResult::MembersDiffer);
+        assert_eq!(judge(&[unknown, unknown]), ComparisonResult::Unknown);
+        assert_eq!(judge(&[]), ComparisonResult::Unknown);
     }
 
     #[test]
-    fn what_the_cluster_does_not_have_yet_is_not_compared() {
+    fn a_revision_that_the_cluster_has_not_reached_is_refused() {
         let at = |wanted: Option<i64>, saved, live| {
             let wanted = wanted.map(Revision);
             choose_revision(wanted, Revision(saved), Revision(live))

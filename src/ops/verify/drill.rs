@@ -1,8 +1,8 @@
-//! A restore drill: a state of a backup is restored into a temporary directory, and a real etcd is started on it.
+//! A restore drill: restores a state into a temporary directory and starts a real etcd on it.
 //!
-//! restore → start → wait for health → HashKV against the fold's → a write → stop. Nothing of it stays: neither the
-//! etcd nor the directory, also where we are ended by a signal. What is restored it does not choose. `verify_store`
-//! calls it.
+//! The steps: restore; start etcd; wait for its health; compare its HashKV with the fold's; write a key; stop
+//! etcd. Neither the etcd nor the directory outlives the drill, even if a signal ends the process. The drill
+//! does not choose the state. Called by `ops::verify::store`.
 
 use crate::base::random::random_word;
 use crate::error::{Error, Reason, Result};
@@ -27,70 +27,70 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// What the directories of drills are called; those of dead ones are removed by the next.
-const FOLDER: &str = "deltafold-drill-";
-/// Held as long as the drill lives.
+/// The beginning of the names of drills' directories. A drill removes the directories of killed drills.
+const FOLDER_PREFIX: &str = "deltafold-drill-";
+/// The file in a drill's directory that is locked while the drill runs.
 const LOCK: &str = "lock";
 /// The member's name.
 const NAME: &str = "drill";
-/// Nobody listens there: a member by itself has no peers.
+/// The member's peer URL. Nobody listens there, because a single member has no peers.
 const PEER_URL: &str = "http://127.0.0.1:2380";
-/// How long etcd may take to end by itself.
-const GRACE: Duration = Duration::from_secs(10);
-/// Between two looks.
+/// How long etcd may take to shut down before it is killed.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
+/// The time between two checks of etcd.
 const TICK: Duration = Duration::from_millis(50);
-/// Starts in which somebody else had taken the port.
-const TRIES: u32 = 5;
-/// Of its log, at the end.
+/// How often etcd is started if another program takes its port.
+const MAX_STARTS: u32 = 5;
+/// The largest part of etcd's log in an error message, taken from the end.
 const LOG_LINES: usize = 12;
 const LOG_BYTES: usize = 4 << 10;
 
-/// How a drill is done.
+/// The options of a drill.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// The etcd to start.
+    /// The etcd program to start.
     pub etcd: PathBuf,
-    /// How long it may take until it is healthy.
-    pub patience: Duration,
-    /// How it is asked: time-outs, and the user where the backup has authentication enabled. Endpoints and
-    /// certificates are not looked at.
-    pub asked: Endpoints,
+    /// How long etcd may take to become healthy.
+    pub health_timeout: Duration,
+    /// The time-outs of requests, and the user if the backup has authentication enabled. The endpoints and
+    /// certificates in it are ignored.
+    pub client: Endpoints,
 }
 
-/// What it has to hold.
+/// The state that etcd must hold: the result of the fold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Expected {
+pub struct ExpectedState {
     /// The newest revision.
     pub revision: Revision,
-    /// What was folded up to there.
+    /// HashKV at that revision.
     pub hash_kv: u32,
     /// The compacted revision that the hash depends on.
     pub compact_revision: Revision,
 }
 
-/// What was found. A part of `docs/verify-result.schema.json`.
+/// The result of a drill. A part of `docs/verify-result.schema.json`.
 #[derive(Debug, JsonSchema, Serialize)]
 pub struct Outcome {
     /// The timeline's ID.
     pub timeline: String,
     /// The revision that was restored.
     pub revision: Revision,
-    /// Whether etcd held what was folded, and took a write.
+    /// Whether etcd held the expected state and accepted a write.
     pub succeeded: bool,
-    /// The version that etcd says it is; null if it did not come so far.
+    /// The version that etcd reported; null if it never did.
     pub etcd_version: Option<String>,
-    /// What etcd said that its HashKV is; null if it did not come so far.
+    /// The HashKV that etcd returned; null if it never did.
     pub hash_kv: Option<u32>,
-    /// How long the restore took, in seconds.
+    /// Duration of the restore, in seconds.
     pub restore_seconds: f64,
-    /// How long etcd took until it was healthy, in seconds; null if it did not come so far.
+    /// Time until etcd was healthy, in seconds; null if it never was.
     pub start_seconds: Option<f64>,
 }
 
-/// Whether that file could be an etcd: it is a program.
+/// Checks that a file is an executable program.
 ///
 /// # Errors
-/// `Usage`.
+/// Fails with `Usage` if it is not.
 pub fn check_program(etcd: &Path) -> Result<()> {
     use std::os::unix::fs::PermissionsExt;
     let wrong = |why: &str| {
@@ -99,26 +99,27 @@ pub fn check_program(etcd: &Path) -> Result<()> {
     };
     match std::fs::metadata(etcd) {
         Err(e) => wrong(&e.to_string()),
-        Ok(m) if !m.is_file() => wrong("it is no file"),
+        Ok(m) if !m.is_file() => wrong("it is not a file"),
         Ok(m) if m.permissions().mode() & 0o111 == 0 => wrong("it is not executable"),
         Ok(_) => Ok(()),
     }
 }
 
-/// Drills the newest state of a timeline.
+/// Drills the newest state of a timeline. A failed drill is not an error of this function, but part of the
+/// report.
 ///
 /// # Errors
-/// Those of a restore; `Unauthenticated` where the backup has authentication enabled and no user was given;
-/// `Configuration` where the program cannot be started; `Io`, `NoSpace`, `Terminated`.
+/// Fails with the errors of a restore; with `Unauthenticated` if the backup has authentication enabled and no
+/// user was given; with `Configuration` if the program cannot be started; with `Io`, `NoSpace`, `Terminated`.
 pub fn run(
     ctx: &Context,
     options: &Options,
     timeline: &str,
-    expected: Expected,
+    expected: ExpectedState,
 ) -> Result<Report<Outcome>> {
     let mut clock = Clock::start();
     remove_leftovers(&ctx.temp_dir);
-    let folder = Folder::new(&ctx.temp_dir)?;
+    let folder = DrillFolder::new(&ctx.temp_dir)?;
     let mut outcome = Outcome {
         timeline: timeline.to_owned(),
         revision: expected.revision,
@@ -143,11 +144,11 @@ pub fn run(
                 revision = expected.revision.0,
                 version = report.etcd_version,
                 seconds = report.seconds,
-                "an etcd that was started on the backup holds what was folded"
+                "the restore drill succeeded: etcd holds the folded state"
             );
             Ok(report)
         }
-        // What the restore itself finds to be damaged is as telling.
+        // The restore may find damage itself.
         Err(e) if e.reason() == Reason::DrillFailed || e.reason().is_bad_data() => {
             Ok(clock.ended(outcome, Some(e)))
         }
@@ -159,14 +160,14 @@ struct Drill<'a> {
     ctx: &'a Context,
     options: &'a Options,
     timeline: &'a str,
-    expected: Expected,
+    expected: ExpectedState,
     folder: &'a Path,
 }
 
 impl Drill<'_> {
     fn run(&self, outcome: &mut Outcome, clock: &mut Clock) -> Result<()> {
         let data_dir = self.folder.join("data");
-        let begun = Instant::now();
+        let restore_started = Instant::now();
         let token = format!("deltafold-drill-{}-{:x}", std::process::id(), random_word());
         let membership = Membership {
             name: Some(NAME.to_owned()),
@@ -193,21 +194,22 @@ impl Drill<'_> {
             self.ctx.store.cancel(),
         )?;
         clock.warnings.extend(restored.warnings.iter().cloned());
-        outcome.restore_seconds = begun.elapsed().as_secs_f64();
-        for tried in 1.. {
-            let begun = Instant::now();
+        outcome.restore_seconds = restore_started.elapsed().as_secs_f64();
+        for attempt in 1.. {
+            let etcd_started = Instant::now();
             let mut etcd = self.start(&data_dir, restored.database_bytes, &token)?;
-            match self.wait(&mut etcd) {
-                Ok((way, cluster)) => {
-                    outcome.start_seconds = Some(begun.elapsed().as_secs_f64());
-                    let ended = self.judge(&way, &cluster, &cluster_id.to_string(), outcome);
-                    // It may have died meanwhile: its own words tell more than ours.
-                    return ended.map_err(|e| etcd.explain(e));
+            match self.wait_until_healthy(&mut etcd) {
+                Ok((connector, cluster)) => {
+                    outcome.start_seconds = Some(etcd_started.elapsed().as_secs_f64());
+                    let checked =
+                        self.check(&connector, &cluster, &cluster_id.to_string(), outcome);
+                    // If etcd has died meanwhile, its log explains the failure.
+                    return checked.map_err(|e| etcd.explain(e));
                 }
-                // Another program took the port in the moment in which it was free.
+                // Another program took the port between the search for a free one and etcd's start.
                 Err(e)
                     if e.reason() == Reason::DrillFailed
-                        && tried < TRIES
+                        && attempt < MAX_STARTS
                         && etcd.log().contains("address already in use") => {}
                 Err(e) => return Err(etcd.explain(e)),
             }
@@ -215,20 +217,19 @@ impl Drill<'_> {
         Ok(())
     }
 
-    fn start(&self, data_dir: &Path, bytes: u64, token: &str) -> Result<Running> {
-        // Two at once, so that they differ.
-        let free = || TcpListener::bind("127.0.0.1:0").and_then(|l| Ok((l.local_addr()?, l)));
-        let failed = |e| Error::io("find a free port on 127.0.0.1", e);
-        let ((clients, a), (peers, b)) = (free().map_err(failed)?, free().map_err(failed)?);
-        drop((a, b));
+    /// Starts etcd on the restored data directory, on free ports of 127.0.0.1. `bytes` is the size of the
+    /// database.
+    fn start(&self, data_dir: &Path, bytes: u64, token: &str) -> Result<RunningEtcd> {
+        let (clients, peers) =
+            two_free_ports().map_err(|e| Error::io("find a free port on 127.0.0.1", e))?;
         let log = self.folder.join("etcd.log");
         let out =
             File::create(&log).map_err(|e| Error::io(format!("create {}", log.display()), e))?;
         let err = out
             .try_clone()
             .map_err(|e| Error::io(format!("open {}", log.display()), e))?;
-        let url = |at: SocketAddr| format!("http://{at}");
-        // A quota that the database has reached already would refuse the write.
+        let url = |address: SocketAddr| format!("http://{address}");
+        // If the database has reached the quota already, etcd refuses the write.
         let quota = (8u64 << 30).max(bytes.saturating_mul(2));
         let mut command = Command::new(&self.options.etcd);
         command
@@ -246,14 +247,14 @@ impl Drill<'_> {
             .stdin(Stdio::null())
             .stdout(out)
             .stderr(err)
-            // A wrapper's children end with it.
+            // --etcd-binary may be a wrapper script: a signal to the group ends its children, too.
             .process_group(0);
         for (name, _) in std::env::vars_os() {
-            if is_etcds(&name) {
+            if is_etcd_variable(&name) {
                 command.env_remove(name);
             }
         }
-        die_with_us(&mut command);
+        kill_with_parent(&mut command);
         let child = command.spawn().map_err(|e| {
             Reason::Configuration.error(format!(
                 "--etcd-binary {} cannot be started: {e}",
@@ -261,35 +262,35 @@ impl Drill<'_> {
             ))
         })?;
         tracing::info!(pid = child.id(), clients = %clients, "started an etcd for the drill");
-        Ok(Running {
+        Ok(RunningEtcd {
             child: Some(child),
             log,
             clients,
         })
     }
 
-    /// Waits until it is healthy.
-    fn wait(&self, etcd: &mut Running) -> Result<(Connector, cluster::Cluster)> {
-        let asked = Endpoints {
+    /// Waits until etcd is healthy.
+    fn wait_until_healthy(&self, etcd: &mut RunningEtcd) -> Result<(Connector, cluster::Cluster)> {
+        let endpoints = Endpoints {
             endpoints: vec![format!("http://{}", etcd.clients)],
             cacert: None,
             cert: None,
             key: None,
             tls_secret: None,
-            ..self.options.asked.clone()
+            ..self.options.client.clone()
         };
         let store = &self.ctx.store;
-        let way = Connector::new(asked, store.handle().clone(), store.cancel().clone())?;
-        let deadline = Instant::now() + self.options.patience;
-        let mut last = "it does not listen".to_owned();
+        let connector = Connector::new(endpoints, store.handle().clone(), store.cancel().clone())?;
+        let deadline = Instant::now() + self.options.health_timeout;
+        let mut last_problem = "it does not listen".to_owned();
         loop {
             store.cancel().check()?;
             if etcd.has_ended()? {
                 return Err(failed("etcd ended before it was healthy"));
             }
             if TcpStream::connect_timeout(&etcd.clients, TICK).is_ok() {
-                match cluster::Cluster::look(&way) {
-                    Ok(cluster) => return Ok((way, cluster)),
+                match cluster::Cluster::look(&connector) {
+                    Ok(cluster) => return Ok((connector, cluster)),
                     Err(e) if e.reason() == Reason::Terminated => return Err(e),
                     Err(e)
                         if matches!(
@@ -298,105 +299,117 @@ impl Drill<'_> {
                         ) =>
                     {
                         return Err(e.reason().error(format!(
-                            "the backup has authentication enabled, so the drill's etcd wants --user and --password of a user with the role root: {e}"
+                            "the backup has authentication enabled: give --user and --password of a user with the role root, for the drill's etcd: {e}"
                         )));
                     }
-                    Err(e) => last = e.to_string(),
+                    Err(e) => last_problem = e.to_string(),
                 }
             }
             if Instant::now() >= deadline {
                 return Err(failed(format!(
-                    "etcd was not healthy within {} s: {last}",
-                    self.options.patience.as_secs_f64()
+                    "etcd was not healthy within {} s: {last_problem}",
+                    self.options.health_timeout.as_secs_f64()
                 )));
             }
             std::thread::sleep(TICK);
         }
     }
 
-    /// Whether it holds what was folded, and takes a write.
-    fn judge(
+    /// Checks that etcd holds the expected state and accepts a write.
+    fn check(
         &self,
-        way: &Connector,
+        connector: &Connector,
         cluster: &cluster::Cluster,
-        restored: &str,
+        restored_id: &str,
         outcome: &mut Outcome,
     ) -> Result<()> {
         let status = cluster.members.iter().find_map(|m| m.status.as_ref());
         outcome.etcd_version = status.map(|s| s.version.clone());
-        if cluster.hex_id() != restored {
+        if cluster.hex_id() != restored_id {
             return Err(failed(format!(
-                "etcd serves cluster {}, and the restored one is {restored}: it was started on other data",
+                "etcd serves cluster {}, but cluster {restored_id} was restored: etcd was started on other data",
                 cluster.hex_id()
             )));
         }
-        let wanted = self.expected;
-        if cluster.revision < wanted.revision.0 {
+        let expected = self.expected;
+        if cluster.revision < expected.revision.0 {
             return Err(failed(format!(
-                "etcd is at revision {}, and revision {} was restored",
-                cluster.revision, wanted.revision
+                "etcd is at revision {}, but revision {} was restored",
+                cluster.revision, expected.revision
             )));
         }
-        let answers = cluster.hash_kv_all(way, wanted.revision.0)?;
-        let answer = answers.first();
-        let answer = answer.ok_or_else(|| failed("etcd has no member with a vote"))?;
-        let hash = match (answer.hash, &answer.error) {
+        let hashes = cluster.hash_kv_all(connector, expected.revision.0)?;
+        let member = hashes.first();
+        let member = member.ok_or_else(|| failed("etcd has no member with a vote"))?;
+        let hash = match (member.hash, &member.error) {
             (Some(hash), _) => hash,
             (None, Some((reason, why))) if *reason == Reason::Unauthenticated => {
                 return Err(reason.error(why.as_str()));
             }
-            (None, why) => {
-                let why = why.as_ref().map_or("it did not answer", |w| w.1.as_str());
+            (None, error) => {
+                let why = error.as_ref().map_or("it did not answer", |e| e.1.as_str());
                 return Err(failed(format!(
-                    "etcd does not tell its HashKV at revision {}: {why}",
-                    wanted.revision
+                    "etcd does not return its HashKV at revision {}: {why}",
+                    expected.revision
                 )));
             }
         };
         outcome.hash_kv = Some(hash.hash);
-        if (hash.hash, hash.compact_revision) != (wanted.hash_kv, wanted.compact_revision.0) {
+        if (hash.hash, hash.compact_revision) != (expected.hash_kv, expected.compact_revision.0) {
             return Err(failed(format!(
-                "at revision {} etcd has HashKV {} (compacted at {}), and the backup folds to {} (compacted at {})",
-                wanted.revision,
+                "at revision {} etcd has HashKV {} (compacted at {}), but the backup folds to {} (compacted at {})",
+                expected.revision,
                 hash.hash,
                 hash.compact_revision,
-                wanted.hash_kv,
-                wanted.compact_revision
+                expected.hash_kv,
+                expected.compact_revision
             )));
         }
-        self.write(way, cluster.revision)
+        self.check_write(connector, cluster.revision)
     }
 
-    /// A write, and what was written read back.
-    fn write(&self, way: &Connector, before: i64) -> Result<()> {
-        let refused = |f: Failed| match f.into_error() {
-            e if matches!(
-                e.reason(),
-                Reason::Terminated | Reason::Unauthenticated | Reason::PermissionDenied
-            ) =>
-            {
-                e
-            }
-            e => failed(format!("etcd takes no write: {e}")),
-        };
-        let endpoint = &way.options().endpoints[0];
-        let client = way.dial(endpoint, Streams::Plain).map_err(refused)?;
+    /// Writes a key and reads it back. `before` is the revision before the write.
+    fn check_write(&self, connector: &Connector, before: i64) -> Result<()> {
+        let endpoint = &connector.options().endpoints[0];
+        let client = connector
+            .dial(endpoint, Streams::Plain)
+            .map_err(write_failure)?;
         let mut kv = client.kv_client();
         let (key, value) = ("deltafold-drill", format!("{:x}", random_word()));
-        let put = way
+        let put = connector
             .ask("write", endpoint, kv.put(key, value.as_str(), None))
-            .map_err(refused)?;
+            .map_err(write_failure)?;
         let revision = put.header().map_or(0, |h| h.revision());
-        let got = way
+        let response = connector
             .ask("read", endpoint, kv.get(key, None))
-            .map_err(refused)?;
-        let read = got.kvs().first().map(|kv| (kv.value(), kv.mod_revision()));
+            .map_err(write_failure)?;
+        let read = response.kvs().first();
+        let read = read.map(|kv| (kv.value(), kv.mod_revision()));
         if revision <= before || read != Some((value.as_bytes(), revision)) {
             return Err(failed(format!(
-                "etcd took a write at revision {revision}, after {before}, and does not give it back"
+                "etcd accepted a write at revision {revision}, after {before}, but does not return the value"
             )));
         }
         Ok(())
+    }
+}
+
+/// Finds two different free ports on 127.0.0.1.
+fn two_free_ports() -> std::io::Result<(SocketAddr, SocketAddr)> {
+    // Both listeners are open at the same time, so the ports differ.
+    let (a, b) = (
+        TcpListener::bind("127.0.0.1:0")?,
+        TcpListener::bind("127.0.0.1:0")?,
+    );
+    Ok((a.local_addr()?, b.local_addr()?))
+}
+
+/// Returns the error for a failed write or read.
+fn write_failure(failure: Failed) -> Error {
+    let e = failure.into_error();
+    match e.reason() {
+        Reason::Terminated | Reason::Unauthenticated | Reason::PermissionDenied => e,
+        _ => failed(format!("etcd refuses a write: {e}")),
     }
 }
 
@@ -405,57 +418,58 @@ fn failed(message: impl Into<String>) -> Error {
     Reason::DrillFailed.error(format!("the restore drill failed: {message}"))
 }
 
-/// What etcd reads its flags from.
-fn is_etcds(name: &OsStr) -> bool {
+/// Whether an environment variable sets a flag of etcd.
+fn is_etcd_variable(name: &OsStr) -> bool {
     name.to_str().is_some_and(|n| n.starts_with("ETCD_"))
 }
 
-/// Has the system end the process when we are ended in a way that leaves us no time to do it.
+/// Makes the system kill the child if this process dies without ending it.
 #[cfg(target_os = "linux")]
-fn die_with_us(command: &mut Command) {
-    let us = rustix::process::getpid();
-    let ask = move || {
+fn kill_with_parent(command: &mut Command) {
+    let parent = rustix::process::getpid();
+    let set_death_signal = move || {
         rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
-        // We may have died before the system was asked.
-        match rustix::process::getppid() == Some(us) {
+        // The parent may have died before the signal was set.
+        match rustix::process::getppid() == Some(parent) {
             true => Ok(()),
             false => Err(std::io::Error::other("the drill was ended")),
         }
     };
-    // SAFETY: between fork and exec it makes system calls only, and takes no lock and no memory where they succeed.
+    // SAFETY: between fork and exec the closure makes only system calls. If they succeed, it takes no lock
+    // and allocates no memory.
     unsafe {
-        command.pre_exec(ask);
+        command.pre_exec(set_death_signal);
     }
 }
 
-/// Elsewhere there is no such thing.
+/// Other systems have no such signal.
 #[cfg(not(target_os = "linux"))]
-fn die_with_us(_: &mut Command) {}
+fn kill_with_parent(_: &mut Command) {}
 
-/// An etcd that runs. It is ended when this is dropped.
-struct Running {
+/// A running etcd. It is ended when this is dropped.
+struct RunningEtcd {
     child: Option<Child>,
     log: PathBuf,
     clients: SocketAddr,
 }
 
-impl Running {
-    /// Whether it has ended. Until it is waited for, its number is nobody else's.
+impl RunningEtcd {
+    /// Whether the process has ended. It is not reaped, so no other process gets its ID.
     fn has_ended(&self) -> Result<bool> {
         let ended = self.child.as_ref().map_or(Ok(true), has_ended);
-        ended.map_err(|e| Error::io("look after the drill's etcd", e.into()))
+        ended.map_err(|e| Error::io("check the drill's etcd", e.into()))
     }
 
-    /// The end of what it said.
+    /// Returns the end of etcd's log.
     fn log(&self) -> String {
-        let said = std::fs::read(&self.log).unwrap_or_default();
-        let said = &said[said.len().saturating_sub(LOG_BYTES)..];
-        let said = String::from_utf8_lossy(said);
-        let lines: Vec<&str> = said.lines().collect();
+        let bytes = std::fs::read(&self.log).unwrap_or_default();
+        let end = &bytes[bytes.len().saturating_sub(LOG_BYTES)..];
+        let text = String::from_utf8_lossy(end);
+        let lines: Vec<&str> = text.lines().collect();
         lines[lines.len().saturating_sub(LOG_LINES)..].join("\n")
     }
 
-    /// Adds its last words, and how it ended, to what it has failed with.
+    /// Adds etcd's exit status and the end of its log to a failure.
     fn explain(&mut self, e: Error) -> Error {
         if e.reason() != Reason::DrillFailed {
             return e;
@@ -468,52 +482,53 @@ impl Running {
             signal(&child, Signal::KILL);
             child.wait().ok()
         });
-        let ended = status.map_or_else(String::new, |status| format!(" ({status})"));
+        let status = status.map_or_else(String::new, |status| format!(" ({status})"));
         let log = match self.log() {
             log if log.trim().is_empty() => "; it logged nothing".to_owned(),
             log => format!("; the end of its log:\n{log}"),
         };
-        e.reason().error(format!("{e}{ended}{log}"))
+        e.reason().error(format!("{e}{status}{log}"))
     }
 }
 
-/// Whether a process has ended that was not waited for.
+/// Whether a child process has ended, without reaping it.
 fn has_ended(child: &Child) -> rustix::io::Result<bool> {
     let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
     let ended = rustix::process::waitid(WaitId::Pid(Pid::from_child(child)), options)?;
     Ok(ended.is_some())
 }
 
-/// To it and its children: the group has its number, which is nobody else's as long as it was not waited for.
+/// Sends a signal to a child process and to its children. The process must not be reaped yet, or its group's
+/// ID could be another's.
 fn signal(child: &Child, signal: Signal) {
-    // It may have ended.
+    // The process may have ended already.
     let _ = rustix::process::kill_process_group(Pid::from_child(child), signal);
 }
 
-impl Drop for Running {
+impl Drop for RunningEtcd {
     fn drop(&mut self) {
         let Some(mut child) = self.child.take() else {
             return;
         };
         signal(&child, Signal::TERM);
-        let deadline = Instant::now() + GRACE;
+        let deadline = Instant::now() + SHUTDOWN_TIMEOUT;
         while has_ended(&child) == Ok(false) && Instant::now() < deadline {
             std::thread::sleep(TICK);
         }
         signal(&child, Signal::KILL);
-        // It was killed: this ends.
+        // Returns soon, because the process was killed.
         let _ = child.wait();
     }
 }
 
-/// A directory for a drill, and the lock that says that it is in use.
-struct Folder(
+/// A drill's directory, and its lock, which is held while the drill runs.
+struct DrillFolder(
     TempDir,
     #[expect(dead_code, reason = "held until it is dropped")] File,
 );
 
-impl Folder {
-    fn new(temp_dir: &Path) -> Result<Folder> {
+impl DrillFolder {
+    fn new(temp_dir: &Path) -> Result<DrillFolder> {
         let failed = |e| {
             let what = format!(
                 "create a folder in the temporary directory {} (choose another with --temp-dir)",
@@ -522,32 +537,31 @@ impl Folder {
             Error::io(what, e)
         };
         let folder = tempfile::Builder::new()
-            .prefix(FOLDER)
-            // What it holds is a whole database.
+            .prefix(FOLDER_PREFIX)
+            // The directory holds a whole database: no other user may read it.
             .permissions(Permissions::from_mode(0o700))
             .tempdir_in(temp_dir)
             .map_err(failed)?;
-        // Whoever removes leftovers sees it when it is held.
-        let (made, named) = (folder.path().join("lock.new"), folder.path().join(LOCK));
-        let lock = File::create(&made).map_err(failed)?;
+        // The lock gets its name only after it is held: otherwise another drill could take the new directory
+        // for one of a killed drill, and remove it.
+        let new_lock = folder.path().join("lock.new");
+        let lock = File::create(&new_lock).map_err(failed)?;
         rustix::fs::flock(&lock, FlockOperation::LockExclusive).map_err(|e| failed(e.into()))?;
-        std::fs::rename(made, named).map_err(failed)?;
-        Ok(Folder(folder, lock))
+        std::fs::rename(new_lock, folder.path().join(LOCK)).map_err(failed)?;
+        Ok(DrillFolder(folder, lock))
     }
 }
 
-/// Removes what drills have left that were killed.
+/// Removes the directories of killed drills.
 fn remove_leftovers(temp_dir: &Path) {
     let entries = std::fs::read_dir(temp_dir).into_iter().flatten().flatten();
     for entry in entries {
-        let is_drills = entry
-            .file_name()
-            .to_str()
-            .is_some_and(|n| n.starts_with(FOLDER));
-        if !is_drills {
+        let name = entry.file_name();
+        if !name.to_str().is_some_and(|n| n.starts_with(FOLDER_PREFIX)) {
             continue;
         }
-        // One that is just being made has no lock yet. What is no file of ours must not make us wait.
+        // A directory without a lock is being created by another drill. NONBLOCK: another user may have put a
+        // named pipe there, which would block.
         let lock = OpenOptions::new()
             .read(true)
             .custom_flags(OFlags::NONBLOCK.bits() as i32)
@@ -559,10 +573,10 @@ fn remove_leftovers(temp_dir: &Path) {
             let path = entry.path();
             match std::fs::remove_dir_all(&path) {
                 Ok(()) => {
-                    tracing::info!(path = %path.display(), "removed what a killed drill has left")
+                    tracing::info!(path = %path.display(), "removed the directory of a killed drill")
                 }
                 Err(e) => {
-                    tracing::warn!(path = %path.display(), "what a killed drill has left cannot be removed: {e}")
+                    tracing::warn!(path = %path.display(), "cannot remove the directory of a killed drill: {e}")
                 }
             }
         }

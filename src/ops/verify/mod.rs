@@ -1,5 +1,8 @@
-//! Verification: whether a backup by itself is good (`store`), and whether it holds what a live cluster holds
-//! (`cluster`). Both may start a real etcd on what they fold (`drill`). They change nothing in the store. `cli::verify` calls them.
+//! `verify`: whether a backup is good by itself ([`store`]), and whether it equals a live cluster
+//! ([`cluster`]).
+//!
+//! [`drill`] starts a real etcd on a restored state. Nothing here writes to the store. Called by
+//! `cli::verify`.
 
 pub mod cluster;
 pub mod drill;

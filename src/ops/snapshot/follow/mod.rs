@@ -1,0 +1,303 @@
+//! `snapshot follow`: saves deltas and fulls continuously, until it is stopped.
+//!
+//! A thread watches etcd and fills a queue ([`super::event_queue`]); this thread empties the queue and saves.
+//! Failures of members, of the store and of the lock are retried. Events that were not saved are read from
+//! etcd again; if etcd has compacted them, a full is taken. Called by `cli::snapshot`.
+//!
+//! [`session`] runs while the lock is held; [`fulls`] adds the fulls of a session.
+
+mod fulls;
+mod session;
+
+use super::metrics::MetricsReporter;
+use super::{Hole, SnapshotSettings};
+use crate::base::flag_values::yes_or_no;
+use crate::base::retry::{BackoffBuilder, Pauses, backoff};
+use crate::base::{Cancel, Size, Span, TextValue, byte_size, duration};
+use crate::error::{Error, Reason, Result};
+use crate::etcd::cluster::Cluster;
+use crate::mvcc::Revision;
+use crate::ops::Context;
+use crate::ops::identity::{self, ClusterFacts};
+use crate::ops::report::{Clock, Report};
+use crate::ops::schedule::Schedule;
+use crate::store::lock::{Attempt, Lock, LockGuard};
+use clap::Args;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use session::Session;
+use std::time::{Duration, Instant};
+
+/// When a delta is saved.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Args, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Pace {
+    /// Save a delta when its first event is so old
+    #[arg(long, value_name = "DURATION", default_value = "5m")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub delta_period: Option<TextValue<Span>>,
+    /// Or has so many bytes of events; a transaction is never split
+    #[arg(long, value_name = "SIZE", default_value = "10MiB")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub delta_bytes: Option<TextValue<Size>>,
+}
+
+impl Pace {
+    /// Returns the age of a delta's first event at which the delta is saved.
+    pub fn period(&self) -> Duration {
+        const DEFAULT: Duration = Duration::from_secs(5 * 60);
+        let given = self.delta_period.as_ref().and_then(TextValue::value);
+        given.map_or(DEFAULT, |span| span.0)
+    }
+
+    /// Returns the largest size of a delta in bytes, unless a single transaction is larger.
+    fn bytes(&self) -> u64 {
+        const DEFAULT: u64 = 10 << 20;
+        let given = self.delta_bytes.as_ref().and_then(TextValue::value);
+        given.map_or(DEFAULT, |size| size.0)
+    }
+}
+
+/// The options of `snapshot follow`.
+#[derive(Debug, Clone, Args)]
+pub struct FollowOptions {
+    /// When a delta is saved.
+    #[command(flatten)]
+    pub pace: Pace,
+    /// Or so many events
+    #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1..))]
+    pub delta_events: u64,
+    /// When fulls are taken.
+    #[arg(skip)]
+    pub full_schedule: Option<Schedule>,
+    /// Take a full, too, where the newest is older than this; 0s: never
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration::parse)]
+    pub max_full_age: Duration,
+    /// Bytes of events that wait in memory if the store is away
+    #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = byte_size::parse)]
+    pub buffer_bytes: u64,
+    /// Bytes of events that then wait in the temporary directory, before etcd has to keep them
+    #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = byte_size::parse)]
+    pub spool_bytes: u64,
+    /// When it is stopped, save a full, too, marked as the last of a cluster that is given up
+    #[arg(long = "final", value_parser = yes_or_no)]
+    pub is_final: bool,
+}
+
+/// Always success: failures are retried until the follower is stopped.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, JsonSchema, Serialize)]
+pub enum Status {
+    /// The follower was stopped and has saved all events.
+    #[default]
+    Succeeded,
+}
+
+/// The result of `snapshot follow`. The fields are a contract: `docs/follow-result.schema.json`.
+#[derive(Debug, Clone, Default, JsonSchema, Serialize)]
+pub struct Outcome {
+    /// Always `Succeeded`.
+    pub status: Status,
+    /// Number of fulls saved.
+    pub fulls: u64,
+    /// Number of deltas saved.
+    pub deltas: u64,
+    /// Number of events saved in deltas.
+    pub events: u64,
+    /// Bytes written to the store.
+    pub bytes_written: u64,
+    /// The last saved revision; null if the store holds none.
+    pub revision: Option<Revision>,
+    /// The name of the last full that was saved; null if none was.
+    pub last_full: Option<String>,
+    /// The name of the last delta that was saved; null if none was.
+    pub last_delta: Option<String>,
+    /// Whether a new timeline began, because the cluster had another history than the store.
+    pub timeline_began: bool,
+    /// The ranges of revisions that can never be restored, because etcd had compacted them; at most the last
+    /// 100.
+    pub holes: Vec<Hole>,
+    /// Number of failures that were retried.
+    pub failures: u64,
+}
+
+/// The largest number of warnings, and of holes, in an outcome. The newest ones are kept.
+const MAX_LISTED: usize = 100;
+/// The first and the longest back-off after a failure. The longest one bounds the delay after an outage of
+/// the store.
+const BACK_OFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
+/// How often the loops check for signals and due snapshots, at least.
+const TICK: Duration = Duration::from_millis(250);
+/// The name of a failed full in metrics and logs.
+const FULL: &str = "full";
+/// The name of a failed session in metrics and logs.
+const FOLLOW: &str = "follow";
+
+/// Follows a cluster until `stop` is set, then saves the events that arrived until then.
+///
+/// # Errors
+/// Fails only if no retry can help: with `OtherCluster`; for wrong settings, credentials and permissions;
+/// with `Terminated` if the context is cancelled.
+pub fn follow(
+    ctx: &Context,
+    settings: &SnapshotSettings,
+    options: &FollowOptions,
+    lock: &mut Lock,
+    reporter: &MetricsReporter,
+    stop: &Cancel,
+) -> Result<Report<Outcome>> {
+    let clock = Clock::start();
+    let mut follower = Follower {
+        ctx,
+        settings,
+        options,
+        reporter,
+        stop,
+        clock,
+        outcome: Outcome::default(),
+        back_offs: new_back_offs(),
+    };
+    follower.refuse_other_cluster()?;
+    while !follower.is_stopped() {
+        let result = match follower.acquire(lock) {
+            Ok(None) => break,
+            Ok(Some(guard)) => {
+                let result = follower.run_session(&guard);
+                reporter.metrics.lock_held(false);
+                result
+            }
+            Err(e) => Err(e),
+        };
+        if let Err(e) = result {
+            let last = e.reason().error(e.to_string());
+            follower.wait_after(FOLLOW, e)?;
+            // The holder of the lock saves the remaining events, but takes no final full.
+            let others_save = last.reason() == Reason::LockHeld && !options.is_final;
+            // The follower is stopped, events are unsaved, and there is no retry.
+            if follower.is_stopped() && !others_save {
+                return Err(last);
+            }
+        }
+    }
+    Ok(follower.clock.report(follower.outcome))
+}
+
+/// Returns the back-offs for failures in a row.
+fn new_back_offs() -> Pauses {
+    backoff(BACK_OFF.0, BACK_OFF.1, usize::MAX).build()
+}
+
+/// Whether a failed full is worth a retry. That includes a damaged or outdated answer of a member: it may be
+/// right the next time, and the deltas must not end because of it.
+fn may_retry_full(e: &Error) -> bool {
+    may_retry(e) || e.reason().is_bad_data()
+}
+
+/// Whether a failure is worth a retry.
+fn may_retry(e: &Error) -> bool {
+    e.reason().is_retryable() || e.reason() == Reason::MembersDiffer
+}
+
+/// State and options that outlive a session.
+struct Follower<'a> {
+    ctx: &'a Context,
+    settings: &'a SnapshotSettings,
+    options: &'a FollowOptions,
+    reporter: &'a MetricsReporter,
+    stop: &'a Cancel,
+    clock: Clock,
+    outcome: Outcome,
+    /// The back-offs of the coming failures; restarted after each success.
+    back_offs: Pauses,
+}
+
+impl Follower<'_> {
+    fn is_stopped(&self) -> bool {
+        self.stop.is_cancelled()
+    }
+
+    /// Fails at once if the prefix is another cluster's backup, before the lock is written or waited for. All
+    /// other failures of etcd and of the store are ignored here: the session meets and retries them.
+    fn refuse_other_cluster(&self) -> Result<()> {
+        if self.settings.take_over {
+            return Ok(());
+        }
+        let checked = Cluster::look(&self.settings.connector)
+            .and_then(|cluster| identity::check(&self.ctx.store, &ClusterFacts::from(&cluster)));
+        match checked {
+            Err(e) if e.reason() == Reason::OtherCluster => Err(e),
+            _ => Ok(()),
+        }
+    }
+
+    /// Records a failure and waits before the retry. Returns the failure if no retry can help.
+    fn wait_after(&mut self, operation: &'static str, e: Error) -> Result<()> {
+        let may_retry = match operation {
+            FULL => may_retry_full(&e),
+            // The next session looks at the new cluster and takes the prefix over.
+            FOLLOW if e.reason() == Reason::OtherCluster => self.settings.take_over,
+            _ => may_retry(&e),
+        };
+        if !may_retry {
+            self.reporter.metrics.failed(operation, e.reason());
+            return Err(e);
+        }
+        let pause = self.record_failure(operation, &e);
+        self.sleep(pause)
+    }
+
+    /// Records a failure, and returns the time until the retry.
+    fn record_failure(&mut self, operation: &'static str, e: &Error) -> Duration {
+        self.reporter.metrics.failed(operation, e.reason());
+        self.outcome.failures += 1;
+        let pause = self.back_offs.next().unwrap_or(BACK_OFF.1);
+        tracing::warn!(
+            operation,
+            reason = e.reason().as_str(),
+            again_in_seconds = pause.as_secs_f64(),
+            "{e}"
+        );
+        pause
+    }
+
+    /// Waits for `pause`, or until the follower is stopped.
+    fn sleep(&self, pause: Duration) -> Result<()> {
+        let until = Instant::now() + pause;
+        while Instant::now() < until && !self.is_stopped() {
+            self.ctx.store.cancel().check()?;
+            std::thread::sleep(TICK.min(until.saturating_duration_since(Instant::now())));
+        }
+        Ok(())
+    }
+
+    /// Waits for the lock. Returns `None` if the follower is stopped first.
+    fn acquire(&mut self, lock: &mut Lock) -> Result<Option<LockGuard>> {
+        let mut is_logged = false;
+        while !self.is_stopped() {
+            match lock.try_acquire()? {
+                Attempt::Acquired(guard) => return Ok(Some(guard)),
+                Attempt::HeldBy(holder) => {
+                    if !is_logged {
+                        tracing::info!(
+                            holder = holder.identity,
+                            lock = lock.name(),
+                            "another follower holds the lock: waiting"
+                        );
+                        is_logged = true;
+                    }
+                    self.reporter.metrics.lock_held(false);
+                    self.sleep(Duration::from_secs(1))?;
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// Follows the cluster while the lock is held, starting at the last saved revision.
+    fn run_session(&mut self, lock: &LockGuard) -> Result<()> {
+        self.ctx.store.clean_staging(chrono::Utc::now());
+        let mut session = Session::new(self, lock)?;
+        let result = session.run();
+        session.report_saved();
+        result
+    }
+}

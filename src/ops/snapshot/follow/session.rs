@@ -1,0 +1,376 @@
+//! One session of a follower: watches from the last saved revision and saves deltas, while the lock is held.
+//!
+//! The session ends when the follower is stopped, the lock is lost, or on a failure; the follower then
+//! decides about a retry. Called by [`super::Follower`].
+
+use super::{BACK_OFF, Follower, MAX_LISTED, TICK, fulls, may_retry, new_back_offs};
+use crate::error::{Error, Reason, Result};
+use crate::etcd::cluster::Cluster;
+use crate::etcd::feed::{Ended, Position, quorum_revision};
+use crate::ops::snapshot::delta_builder::{EncodedTransaction, PendingDelta};
+use crate::ops::snapshot::event_queue::{QueueLimits, WatchOutput, WatchStatus, WatchThread};
+use crate::ops::snapshot::next::{FullCause, FullReason};
+use crate::ops::snapshot::saver::{Saver, SaverSummary};
+use crate::store::lock::LockGuard;
+use crate::telemetry::metrics::SnapshotKind;
+use chrono::{DateTime, Utc};
+use std::time::{Duration, Instant};
+
+/// How long the end of a session takes outputs that the watch has delivered already.
+const FINAL_DRAIN: Duration = Duration::from_secs(2);
+/// How long the watch may take to reach the revision of a full, or of the end.
+pub(super) const CATCH_UP: Duration = Duration::from_secs(20);
+/// The name of a failed delta in metrics and logs.
+const DELTA: &str = "delta";
+
+/// The state of a session.
+pub(super) struct Session<'s, 'a> {
+    pub(super) saver: Saver<'a>,
+    pending: PendingDelta,
+    pub(super) watch: Option<WatchThread>,
+    /// The position after the last transaction from the watch, or the position at which the watch began.
+    pub(super) reached: Option<Position>,
+    /// When the first event arrived of the delta that is being saved.
+    saving_since: Option<Instant>,
+    /// When the next scheduled full is due.
+    pub(super) next_full: Option<DateTime<Utc>>,
+    /// The earliest time for the retry of a failed full.
+    pub(super) full_retry_at: Option<Instant>,
+    /// Reconnects of the running watch that are counted in the metrics.
+    reconnects: u64,
+    /// Failures of the running watch that are counted in the metrics.
+    watch_failures: u64,
+    pub(super) lock: &'s LockGuard,
+    pub(super) follower: &'s mut Follower<'a>,
+}
+
+impl<'s, 'a> Session<'s, 'a> {
+    /// Scans the store and prepares a session. Nothing is sent to etcd yet.
+    pub(super) fn new(follower: &'s mut Follower<'a>, lock: &'s LockGuard) -> Result<Self> {
+        let mut session = Session {
+            saver: Saver::open(follower.ctx, follower.settings)?,
+            pending: PendingDelta::new(follower.ctx)?,
+            watch: None,
+            reached: None,
+            saving_since: None,
+            next_full: follower.options.full_schedule.as_ref().map(|_| Utc::now()),
+            full_retry_at: None,
+            reconnects: 0,
+            watch_failures: 0,
+            lock,
+            follower,
+        };
+        session.schedule_next_full(fulls::MissedFull::CatchUp);
+        Ok(session)
+    }
+
+    /// Runs the session until it ends.
+    pub(super) fn run(&mut self) -> Result<()> {
+        self.begin()?;
+        // While the lock cannot be renewed, nothing is saved and events wait: no other follower can have it
+        // yet.
+        while !self.lock.is_lost() {
+            if self.follower.is_stopped() {
+                return self.finish();
+            }
+            self.follower.ctx.store.cancel().check()?;
+            self.take_due_full()?;
+            let output = match &self.watch {
+                Some(watch) => watch.pop(self.poll_timeout()),
+                None => None,
+            };
+            match output {
+                Some(WatchOutput::Transaction(t)) => self.push(&t)?,
+                Some(WatchOutput::Ended(ended)) => self.restart_with_full(ended)?,
+                Some(WatchOutput::Failed(e)) => {
+                    // The endpoints lead to another cluster now. Save the events of the old one: it may be
+                    // gone.
+                    if e.reason() == Reason::OtherCluster {
+                        self.save_delta()?;
+                    }
+                    return Err(e);
+                }
+                // Save a due delta only when the queue is empty. After an outage every waiting event is
+                // overdue, and each revision would become a delta of its own.
+                None if self.is_delta_due() => self.save_delta()?,
+                None => {}
+            }
+            self.update_metrics();
+        }
+        // The new holder of the lock reads unsaved events from etcd itself.
+        self.lock.check()
+    }
+
+    /// Starts the watch at the last saved revision, or after a new full if deltas cannot continue.
+    fn begin(&mut self) -> Result<()> {
+        let cluster = Cluster::look(&self.follower.settings.connector)?;
+        self.saver.claim(&cluster)?;
+        let position = match self.saver.full_needed(cluster.revision) {
+            Some(cause) => Err(cause),
+            None => self.saver.position()?,
+        };
+        self.follower.reporter.metrics.lock_held(true);
+        self.update_metrics();
+        let position = match position {
+            Ok(position) => position,
+            Err(cause) => self.take_full_until_saved(cause)?,
+        };
+        self.start_watch(&cluster, position)
+    }
+
+    /// Starts a watch from `position`, in place of the running one.
+    pub(super) fn start_watch(&mut self, cluster: &Cluster, position: Position) -> Result<()> {
+        self.reached = Some(position);
+        // The cluster may be another one than at the last claim.
+        self.saver.claim(cluster)?;
+        let feed = self.saver.feed(cluster, position);
+        let follower = &self.follower;
+        let limits = QueueLimits {
+            memory: follower.options.buffer_bytes,
+            spool: follower.options.spool_bytes,
+            dir: follower.ctx.temp(),
+        };
+        let cancel = follower.ctx.store.cancel();
+        let bandwidth = follower.settings.bandwidth.clone();
+        let bandwidth = bandwidth.map(|b| (b, cancel.clone()));
+        let watch = WatchThread::start(feed, limits, bandwidth)
+            .map_err(|e| Error::io("start a thread", e))?;
+        self.watch = Some(watch);
+        self.reconnects = 0;
+        self.watch_failures = 0;
+        Ok(())
+    }
+
+    /// Saves what the ended watch has delivered, takes a full, and starts a watch after it.
+    fn restart_with_full(&mut self, ended: Ended) -> Result<()> {
+        self.watch = None;
+        self.save_delta()?;
+        let cause = self.saver.cause_of(ended);
+        let position = self.take_full_until_saved(cause)?;
+        let cluster = Cluster::look(&self.follower.settings.connector)?;
+        self.start_watch(&cluster, position)
+    }
+
+    /// Takes the transactions that the watch has delivered already, for at most `limit`.
+    pub(super) fn drain(&mut self, limit: Duration) -> Result<()> {
+        let deadline = Instant::now() + limit;
+        while Instant::now() < deadline
+            && let Some(watch) = &self.watch
+            && let Some(output) = watch.pop(TICK)
+        {
+            match output {
+                WatchOutput::Transaction(t) => self.push(&t)?,
+                other => {
+                    watch.put_back(other);
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes transactions from the watch until the revision `goal`, for at most [`CATCH_UP`]. Deltas up to a
+    /// full keep every revision restorable. Returns why the watch ended before the goal, if it did.
+    pub(super) fn catch_up(&mut self, goal: i64) -> Result<Option<Ended>> {
+        let deadline = Instant::now() + CATCH_UP;
+        while self.last_collected() < goal && Instant::now() < deadline {
+            let Some(watch) = &self.watch else {
+                return Ok(None);
+            };
+            match watch.pop(TICK) {
+                Some(WatchOutput::Transaction(t)) => self.push(&t)?,
+                // The main loop handles the end or the failure of the watch.
+                Some(other) => {
+                    let ended = match other {
+                        WatchOutput::Ended(ended) => Some(ended),
+                        _ => None,
+                    };
+                    watch.put_back(other);
+                    return Ok(ended);
+                }
+                None => self.follower.ctx.store.cancel().check()?,
+            }
+        }
+        Ok(None)
+    }
+
+    /// Returns the last revision that is saved or in the pending delta.
+    fn last_collected(&self) -> i64 {
+        let saved = self.saver.last().unwrap_or_default();
+        self.pending.last().unwrap_or(saved).max(saved).0
+    }
+
+    /// Adds a transaction to the pending delta. Saves the delta first if it would become too large.
+    fn push(&mut self, transaction: &EncodedTransaction) -> Result<()> {
+        self.reached = Some(transaction.position());
+        // A full holds this revision already.
+        if self
+            .saver
+            .last()
+            .is_some_and(|last| transaction.revision() <= last)
+        {
+            return Ok(());
+        }
+        let options = self.follower.options;
+        let bytes = self.pending.bytes() + transaction.bytes();
+        if !self.pending.is_empty() && bytes > options.pace.bytes() {
+            self.save_delta()?;
+        }
+        self.pending.push(transaction)?;
+        if self.pending.events() >= options.delta_events {
+            self.save_delta()?;
+        }
+        Ok(())
+    }
+
+    fn is_delta_due(&self) -> bool {
+        let period = self.follower.options.pace.period();
+        let arrived = self.pending.first_arrived();
+        arrived.is_some_and(|at| at.elapsed() >= period)
+    }
+
+    /// Returns how long the main loop may wait for the watch before a delta is due.
+    fn poll_timeout(&self) -> Duration {
+        let period = self.follower.options.pace.period();
+        let arrived = self.pending.first_arrived();
+        arrived.map_or(TICK, |at| period.saturating_sub(at.elapsed()).min(TICK))
+    }
+
+    /// Saves the pending delta, with retries until the store takes it. Meanwhile the watch fills its queue.
+    pub(super) fn save_delta(&mut self) -> Result<()> {
+        self.saving_since = self.pending.first_arrived();
+        let Some(sealed) = self.pending.seal(self.follower.ctx)? else {
+            return Ok(());
+        };
+        loop {
+            self.wait_for_lock()?;
+            let started = Instant::now();
+            match self.saver.save(&sealed) {
+                Ok(()) => {
+                    self.saving_since = None;
+                    self.follower.back_offs = new_back_offs();
+                    let metrics = &self.follower.reporter.metrics;
+                    metrics.snapshot_took(SnapshotKind::Delta, started.elapsed(), true);
+                    self.report_saved();
+                    return Ok(());
+                }
+                Err(e) if self.follower.is_stopped() => {
+                    // The grace period of a terminating Pod is short: retry without long back-offs.
+                    if !may_retry(&e) {
+                        return Err(e);
+                    }
+                    self.follower.reporter.metrics.failed(DELTA, e.reason());
+                    self.follower.ctx.store.cancel().check()?;
+                    std::thread::sleep(BACK_OFF.0);
+                }
+                Err(e) => self.follower.wait_after(DELTA, e)?,
+            }
+            self.update_metrics();
+        }
+    }
+
+    /// Waits while the lock cannot be renewed.
+    ///
+    /// # Errors
+    /// Fails if the lock is lost.
+    pub(super) fn wait_for_lock(&self) -> Result<()> {
+        while !self.lock.is_held() {
+            if self.lock.is_lost() {
+                return self.lock.check();
+            }
+            self.follower.reporter.metrics.lock_held(false);
+            self.follower.ctx.store.cancel().check()?;
+            std::thread::sleep(TICK);
+        }
+        self.follower.reporter.metrics.lock_held(true);
+        Ok(())
+    }
+
+    /// Saves the last delta, and the final full if the options ask for it.
+    fn finish(&mut self) -> Result<()> {
+        // Save the delivered events first: members that do not answer may use up the time that is left.
+        self.drain(FINAL_DRAIN)?;
+        self.save_delta()?;
+        let connector = &self.follower.settings.connector;
+        match quorum_revision(connector, &connector.options().endpoints) {
+            Ok(goal) => drop(self.catch_up(goal)?),
+            Err(e) => self.saver.warn(format!(
+                "the last events may be missing: the cluster does not return its revision: {e}"
+            )),
+        }
+        self.save_delta()?;
+        if self.follower.options.is_final {
+            let new_full = self.saver.take_full()?;
+            let message = "the last snapshot of this cluster was asked for";
+            let cause = FullCause::new(FullReason::Requested, message);
+            self.publish_after_deltas(new_full, cause, true)?;
+        }
+        Ok(())
+    }
+
+    /// Returns the state of the running watch.
+    pub(super) fn watch_status(&self) -> WatchStatus {
+        self.watch
+            .as_ref()
+            .map(WatchThread::status)
+            .unwrap_or_default()
+    }
+
+    /// Publishes the state of the watch as metrics.
+    fn update_metrics(&mut self) {
+        let status = self.watch_status();
+        while self.reconnects < status.reconnects {
+            self.reconnects += 1;
+            self.follower.reporter.metrics.reconnected();
+        }
+        if let Some(reason) = status.failure
+            && status.failures > self.watch_failures
+        {
+            self.follower.reporter.metrics.failed("watch", reason);
+            self.follower.outcome.failures += status.failures - self.watch_failures;
+            self.watch_failures = status.failures;
+        }
+        let last_saved = self.saver.last().unwrap_or_default().0;
+        let oldest_unsaved = self.saving_since.or(self.pending.first_arrived());
+        self.follower
+            .reporter
+            .set_watch_status(&status, last_saved, oldest_unsaved);
+    }
+
+    /// Adds what was saved to the metrics, the Leases and the outcome.
+    pub(super) fn report_saved(&mut self) {
+        if !self.saver.summary().snapshots.is_empty() {
+            self.saver.report_progress(self.follower.reporter, true);
+        }
+        let SaverSummary {
+            snapshots,
+            timeline_began,
+            hole,
+            warnings,
+            ..
+        } = self.saver.take_summary();
+        let all_warnings = &mut self.follower.clock.warnings;
+        all_warnings.extend(warnings);
+        keep_newest(all_warnings);
+        let outcome = &mut self.follower.outcome;
+        outcome.revision = self.saver.last();
+        outcome.timeline_began |= timeline_began;
+        outcome.holes.extend(hole);
+        keep_newest(&mut outcome.holes);
+        for snapshot in &snapshots {
+            outcome.bytes_written += snapshot.bytes;
+            outcome.events += snapshot.events;
+            let (count, last) = match snapshot.kind() {
+                SnapshotKind::Full => (&mut outcome.fulls, &mut outcome.last_full),
+                SnapshotKind::Delta => (&mut outcome.deltas, &mut outcome.last_delta),
+            };
+            *count += 1;
+            *last = Some(snapshot.name.to_string());
+        }
+    }
+}
+
+/// Removes the oldest entries beyond [`MAX_LISTED`].
+fn keep_newest<T>(entries: &mut Vec<T>) {
+    entries.drain(..entries.len().saturating_sub(MAX_LISTED));
+}

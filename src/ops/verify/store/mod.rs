@@ -1,0 +1,514 @@
+//! Verifies a backup by itself: names, checksums, the fold of its chains, and a restore drill.
+//!
+//! The steps: scan the store; choose the chains; read what the level asks for; fold; drill. All problems are
+//! reported, not only the first. Nothing is written to the store or repaired. Called by `cli::verify`.
+
+mod chains;
+mod contents;
+mod findings;
+
+pub use chains::ChainOutcome;
+pub use findings::{Finding, Severity};
+
+use super::drill;
+use crate::backup::catalog::Snapshot;
+use crate::backup::chain::{self, KnownBases};
+use crate::backup::timeline::Timeline;
+use crate::error::{Error, Reason, Result};
+use crate::mvcc::Revision;
+use crate::ops::Context;
+use crate::ops::fold::rebuild::read_every_page;
+use crate::ops::list::{self, Problem, Recorded};
+use crate::ops::report::{Clock, Report};
+use crate::ops::restorable::Restorable;
+use crate::ops::scan::{Depth, Scan, scan_with};
+use crate::ops::tags::{Ask, without_excluded};
+use crate::telemetry::metrics::Verified;
+use chrono::{DateTime, Utc};
+use clap::{Args, ValueEnum};
+use contents::SnapshotContents;
+use findings::Findings;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+/// The flag that messages recommend if names alone cannot decide.
+const CHECKSUMS: &str = "--level checksums";
+
+/// How much is looked at. A higher level does what the lower ones do.
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    Default,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    ValueEnum,
+    Serialize,
+    Deserialize,
+    JsonSchema,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum Level {
+    /// Names alone: gaps, forks, what is foreign
+    Names,
+    /// Every byte: SHA-256, compression, pages, JSON, and content against name
+    #[default]
+    Checksums,
+    /// What it folds to, with HashKV
+    Fold,
+}
+
+/// How thoroughly a backup is verified.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Args, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Thoroughness {
+    /// How much to look at [default: checksums, or what the policy says; fold with --etcd-binary]
+    #[arg(long, value_name = "LEVEL")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub level: Option<Level>,
+}
+
+/// The options of a verification.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// How thoroughly the backup is verified.
+    pub level: Level,
+    /// Verify every chain of every timeline, and the snapshots outside of chains; otherwise only the chain
+    /// that a restore of the newest state would use.
+    pub all_chains: bool,
+    /// Read the tags of all snapshots, however many there are.
+    pub all_tags: bool,
+    /// The timeline's ID; `None` for the newest.
+    pub timeline: Option<String>,
+    /// Start an etcd on the restored state; only with [`Level::Fold`].
+    pub drill: Option<drill::Options>,
+}
+
+/// Whether the backup is good.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
+pub enum Status {
+    /// No error was found.
+    Verified,
+    /// At least one error was found.
+    Failed,
+}
+
+/// The newest state that can be restored.
+#[derive(Debug, Clone, PartialEq, JsonSchema, Serialize)]
+#[schemars(rename = "Newest")]
+pub struct NewestState {
+    /// The timeline's ID.
+    pub timeline: String,
+    /// The first revision of the range that can be restored.
+    pub first_revision: Revision,
+    /// The newest revision that can be restored.
+    pub last_revision: Revision,
+    /// The time of the newest revision: that of the last event that was read, or else that of a snapshot's
+    /// name.
+    pub last_time: DateTime<Utc>,
+    /// The path of the newest snapshot of the timeline.
+    pub snapshot: String,
+    /// When the newest snapshot was taken, by its name.
+    pub snapshot_created: DateTime<Utc>,
+    /// The age of the newest snapshot in seconds, for an alert on a backup that has stopped. Negative if
+    /// clocks differ.
+    pub snapshot_age_seconds: f64,
+}
+
+/// The result of a verification. The fields are a contract: `docs/verify-result.schema.json`.
+#[derive(Debug, JsonSchema, Serialize)]
+pub struct Outcome {
+    /// Whether the backup is good.
+    pub status: Status,
+    /// The process's exit code: that of the worst error, see exit-codes.md.
+    pub code: u8,
+    /// The reason of the worst error; null if there is none.
+    pub reason: Option<Reason>,
+    /// The worst error. Human-readable: the text may change. null if there is none.
+    pub message: Option<String>,
+    /// How thoroughly the backup was verified.
+    pub level: Level,
+    /// Whether every chain of every timeline was verified; otherwise only the one that a restore of the
+    /// newest state would use.
+    pub all_chains: bool,
+    /// The cluster of the backup; null if it is not recorded, or if the object is unreadable.
+    pub identity: Option<Recorded>,
+    /// Number of snapshots below the prefix.
+    pub snapshots: usize,
+    /// Number of excluded snapshots among them.
+    pub excluded: usize,
+    /// Number of snapshots that were read.
+    pub snapshots_read: usize,
+    /// All findings, errors first.
+    pub findings: Vec<Finding>,
+    /// The chains that were verified.
+    pub chains: Vec<ChainOutcome>,
+    /// The ranges that can be restored, by timeline, without damaged snapshots.
+    pub restorable: Vec<Restorable>,
+    /// The newest state that can be restored; null if there is none, or if no timeline is the newest.
+    pub newest: Option<NewestState>,
+    /// The restore drills.
+    pub drills: Vec<Report<drill::Outcome>>,
+    /// Bytes read from the store.
+    pub bytes_read: u64,
+}
+
+/// Verifies the backup in the context's store. Damage is not an error of this function, but part of the
+/// report.
+///
+/// # Errors
+/// Fails with `NoSnapshots` if the store holds none; with `NoSuchTimeline`, `CannotDecrypt`,
+/// `SnapshotVanished`; with the store's errors; with `Io`, `NoSpace`, `Terminated`.
+pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
+    let clock = Clock::start();
+    without_excluded(|| verify(ctx, options, clock.clone()))
+}
+
+fn verify(ctx: &Context, options: &Options, clock: Clock) -> Result<Report<Outcome>> {
+    let mut findings = Findings::default();
+    let (identity, problem) = list::recorded(ctx)?;
+    if let Some(problem) = problem {
+        findings.note(None, problem);
+    }
+    let depth = match options.level {
+        Level::Names => Depth::Names,
+        _ => Depth::Doubtful,
+    };
+    let ask = Ask::newest_or(options.all_tags);
+    let scan = scan_with(ctx, depth, ask, |db| read_every_page(db).map(drop))?;
+    let mut verification = Verification {
+        ctx,
+        options,
+        known_bases: scan.contents.known_bases(),
+        contents: BTreeMap::new(),
+        unusable: scan.contents.unreadable.keys().copied().collect(),
+        scan: &scan,
+        findings,
+        chains: Vec::new(),
+        drills: Vec::new(),
+    };
+    verification.report_scan();
+    let newest = verification.newest_timeline()?;
+    let mut timelines = Vec::new();
+    if options.all_chains {
+        if options.level >= Level::Checksums {
+            verification.check_contents(scan.catalog.usable().collect())?;
+        }
+        for timeline in &scan.timelines.all {
+            verification.verify_all_chains(timeline)?;
+            timelines.push(timeline);
+        }
+    } else if let Some(timeline) = newest {
+        verification.verify_newest_chain(timeline)?;
+        timelines.push(timeline);
+    }
+    if let Some(drill) = &options.drill {
+        for timeline in timelines {
+            verification.drill(timeline, drill)?;
+        }
+    }
+    let restorable = verification.restorable();
+    let newest = newest.and_then(|t| verification.newest_state(t, &restorable));
+    let (findings, failure) = verification.findings.into_result();
+    let outcome = Outcome {
+        status: match failure {
+            None => Status::Verified,
+            Some(_) => Status::Failed,
+        },
+        code: failure.as_ref().map_or(0, |e| e.reason().exit_code()),
+        reason: failure.as_ref().map(Error::reason),
+        message: failure.as_ref().map(Error::to_string),
+        level: options.level,
+        all_chains: options.all_chains,
+        identity,
+        snapshots: scan.catalog.snapshots.len(),
+        excluded: scan.catalog.snapshots.iter().filter(|s| s.excluded).count(),
+        snapshots_read: verification.contents.len()
+            + scan.contents.surveys.len()
+            + scan.contents.unreadable.len(),
+        findings,
+        chains: verification.chains,
+        restorable,
+        newest,
+        drills: verification.drills,
+        bytes_read: ctx.store.bytes_read(),
+    };
+    Ok(clock.ended(outcome, failure))
+}
+
+/// A verification in progress. Snapshots are indexes in the scan's catalog.
+struct Verification<'a> {
+    ctx: &'a Context,
+    options: &'a Options,
+    scan: &'a Scan,
+    /// What fulls hold, as far as they were read.
+    known_bases: KnownBases,
+    /// What was read in addition to the scan.
+    contents: BTreeMap<usize, SnapshotContents>,
+    /// Snapshots that are damaged or do not fit their chain.
+    unusable: BTreeSet<usize>,
+    findings: Findings,
+    chains: Vec<ChainOutcome>,
+    drills: Vec<Report<drill::Outcome>>,
+}
+
+impl<'a> Verification<'a> {
+    fn snapshot(&self, i: usize) -> &'a Snapshot {
+        &self.scan.catalog.snapshots[i]
+    }
+
+    fn path(&self, i: usize) -> String {
+        self.snapshot(i).path.clone()
+    }
+
+    fn paths(&self, snapshots: &[usize]) -> Vec<String> {
+        snapshots.iter().map(|&i| self.path(i)).collect()
+    }
+
+    /// Adds a note about these snapshots.
+    fn note(
+        &mut self,
+        timeline: Option<&Timeline>,
+        snapshots: &[usize],
+        reason: &'static str,
+        message: impl Into<String>,
+    ) {
+        let problem = Problem::new(reason, message, self.paths(snapshots));
+        self.findings.note(timeline, problem);
+    }
+
+    /// Adds an error about these snapshots.
+    fn error(&mut self, e: &Error, timeline: Option<&Timeline>, snapshots: &[usize]) {
+        let paths = self.paths(snapshots);
+        self.findings.error(e, timeline, paths);
+    }
+
+    /// Returns the timeline without its unusable snapshots.
+    fn usable_part(&self, timeline: &Timeline) -> Timeline {
+        let mut usable = timeline.clone();
+        usable
+            .members
+            .retain(|m| !self.unusable.contains(&m.snapshot));
+        usable
+    }
+
+    /// Reports what the names show, and the problems that the scan has met.
+    fn report_scan(&mut self) {
+        let scan = self.scan;
+        let advice = (self.options.level == Level::Names).then_some(CHECKSUMS);
+        for problem in list::of_names(self.ctx, scan, advice) {
+            self.findings.note(None, problem);
+        }
+        let snapshots = &scan.catalog.snapshots;
+        let excluded: Vec<usize> = (0..snapshots.len())
+            .filter(|&i| snapshots[i].excluded)
+            .collect();
+        if !excluded.is_empty() {
+            let message = "excluded by a marker: not verified";
+            self.note(None, &excluded, "Excluded", message);
+        }
+        let untrusted = &scan.untrusted;
+        if !untrusted.left_out.is_empty() {
+            let message = "not encrypted, though keys are given: not used";
+            self.note(None, &untrusted.left_out, "Untrusted", message);
+        }
+        if let Err(e) = scan.refuse_untrusted(self.ctx) {
+            self.error(&e, None, &untrusted.refused);
+        }
+        for (&i, e) in &scan.contents.unreadable {
+            self.error(e, None, &[i]);
+        }
+        self.report_forks();
+        for timeline in &scan.timelines.all {
+            let overlapping = self.overlapping_deltas(timeline);
+            if !overlapping.is_empty() {
+                let message = "these deltas repeat revisions of other deltas: two streams write here, or have written here";
+                self.note(Some(timeline), &overlapping, "OverlappingDeltas", message);
+            }
+        }
+        for i in scan.contents.surveys.keys() {
+            self.note_past_name(*i);
+        }
+    }
+
+    /// Notes the timelines that forked off.
+    fn report_forks(&mut self) {
+        let timelines = &self.scan.timelines.all;
+        if timelines.len() < 2 {
+            return;
+        }
+        let mut forks = Vec::new();
+        for fork in &timelines[1..] {
+            let revision = fork.forked_at().unwrap_or_default();
+            forks.push(format!("{} at revision {revision}", fork.id));
+        }
+        let message = format!(
+            "the snapshots hold {} timelines; forked off: {}",
+            timelines.len(),
+            forks.join(", ")
+        );
+        self.note(None, &[], "ForkedHistory", message);
+    }
+
+    /// Returns the deltas that repeat revisions of others.
+    fn overlapping_deltas(&self, timeline: &Timeline) -> Vec<usize> {
+        let mut deltas = Vec::new();
+        for member in &timeline.members {
+            let name = &self.snapshot(member.snapshot).name;
+            if !name.is_full() && name.last <= member.until {
+                deltas.push((name.start, name.last, member.snapshot));
+            }
+        }
+        deltas.sort_unstable();
+        let mut reached = Revision(0);
+        let mut overlapping = Vec::new();
+        for (start, last, i) in deltas {
+            if start <= reached {
+                overlapping.push(i);
+            }
+            reached = reached.max(last);
+        }
+        overlapping
+    }
+
+    /// Notes a full that holds more than its name says.
+    fn note_past_name(&mut self, i: usize) {
+        let holds = self.known_bases.get(&i).map(|base| base.revision);
+        if let Some(problem) = list::past_name(self.snapshot(i), holds) {
+            self.findings.note(None, problem);
+        }
+    }
+
+    /// Returns the timeline of the options, or the newest; `None` if no timeline is the newest.
+    fn newest_timeline(&mut self) -> Result<Option<&'a Timeline>> {
+        if let Some(id) = &self.options.timeline {
+            return self.scan.timelines.by_id(id).map(Some);
+        }
+        match self.scan.timelines.newest(&self.scan.catalog) {
+            Ok(timeline) => Ok(Some(timeline)),
+            Err(e) => {
+                self.error(&e, None, &[]);
+                Ok(None)
+            }
+        }
+    }
+
+    /// Returns the ranges that can be restored without the unusable snapshots.
+    fn restorable(&self) -> Vec<Restorable> {
+        let mut restorable = Vec::new();
+        for timeline in &self.scan.timelines.all {
+            let usable = self.usable_part(timeline);
+            let ranges = chain::restorable(&self.scan.catalog, &usable, &self.known_bases);
+            restorable.extend(Restorable::of(timeline, ranges));
+        }
+        restorable
+    }
+
+    /// Returns the newest state of a timeline.
+    fn newest_state(&self, timeline: &Timeline, restorable: &[Restorable]) -> Option<NewestState> {
+        let ranges = restorable.iter().filter(|r| r.timeline == timeline.id);
+        let range = ranges.max_by_key(|r| r.last_revision)?;
+        let usable = self.usable_part(timeline);
+        let snapshots: Vec<usize> = usable.members.iter().map(|m| m.snapshot).collect();
+        let newest = *snapshots
+            .iter()
+            .max_by_key(|&&i| (self.snapshot(i).name.created, i))?;
+        let created = self.snapshot(newest).name.created_at();
+        let age = Utc::now().signed_duration_since(created);
+        let last_time = snapshots
+            .iter()
+            .filter(|&&i| self.holds(i, range.last_revision))
+            .map(|&i| self.last_time(i))
+            .min();
+        Some(NewestState {
+            timeline: timeline.id.clone(),
+            first_revision: range.first_revision,
+            last_revision: range.last_revision,
+            last_time: last_time.unwrap_or(created),
+            snapshot: self.path(newest),
+            snapshot_created: created,
+            snapshot_age_seconds: age.num_milliseconds() as f64 / 1000.0,
+        })
+    }
+
+    /// Whether a snapshot holds a revision.
+    fn holds(&self, i: usize, revision: Revision) -> bool {
+        let name = &self.snapshot(i).name;
+        let base = self.known_bases.get(&i);
+        let last = base.map_or(name.last, |b| b.revision.max(name.last));
+        name.start <= revision && last >= revision
+    }
+
+    /// Returns the time of a snapshot's last event, or that of its name.
+    fn last_time(&self, i: usize) -> DateTime<Utc> {
+        let read = self.contents.get(&i).and_then(|c| c.last_time);
+        let survey = self.scan.contents.surveys.get(&i);
+        read.or(survey.and_then(|s| s.last_time))
+            .unwrap_or_else(|| self.snapshot(i).name.created_at())
+    }
+
+    /// Starts an etcd on the newest state of a timeline, if that state was folded.
+    fn drill(&mut self, timeline: &Timeline, options: &drill::Options) -> Result<()> {
+        let Some(expected) = self.expected_state(timeline) else {
+            let message = format!(
+                "no etcd was started on timeline {}: the timeline cannot be folded to its end",
+                timeline.id
+            );
+            self.note(Some(timeline), &[], "DrillSkipped", message);
+            return Ok(());
+        };
+        let mut drill = drill::run(self.ctx, options, &timeline.id, expected)?;
+        let failure = drill.failure.take();
+        self.drills.push(drill);
+        if let Some(e) = failure {
+            self.error(&e, Some(timeline), &[]);
+        }
+        Ok(())
+    }
+
+    /// Returns the state at the end of a timeline's newest chain; `None` if that was not folded.
+    fn expected_state(&self, timeline: &Timeline) -> Option<drill::ExpectedState> {
+        // The first of several chains with the same end counts.
+        let chains = self.chains.iter().rev();
+        let newest = chains
+            .filter(|c| c.timeline == timeline.id)
+            .max_by_key(|c| c.last_revision)?;
+        Some(drill::ExpectedState {
+            revision: newest.last_revision,
+            hash_kv: newest.hash_kv?,
+            compact_revision: newest.compact_revision?,
+        })
+    }
+}
+
+impl Outcome {
+    /// Returns the outcome as metrics.
+    pub fn metrics(&self) -> Verified {
+        let mut errors = 0;
+        let mut counts: BTreeMap<&'static str, u64> = BTreeMap::new();
+        for finding in &self.findings {
+            *counts.entry(finding.reason).or_default() += 1;
+            if finding.severity == Severity::Error {
+                errors += 1;
+            }
+        }
+        let newest = self.newest.as_ref();
+        let drill_seconds: f64 = self.drills.iter().map(|d| d.seconds).sum();
+        let drill = (!self.drills.is_empty()).then(|| {
+            let succeeded = self.drills.iter().all(|d| d.succeeded);
+            (succeeded, Duration::from_secs_f64(drill_seconds.max(0.0)))
+        });
+        Verified {
+            errors,
+            findings: counts.into_iter().collect(),
+            snapshots: self.snapshots_read as u64,
+            read_bytes: self.bytes_read,
+            newest: newest.map(|n| (n.snapshot_created, n.snapshot_age_seconds)),
+            drill,
+        }
+    }
+}
