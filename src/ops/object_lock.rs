@@ -13,7 +13,7 @@ use crate::backup::chain::{self, Choice, KnownBases};
 use crate::backup::timeline::{Member, Timeline};
 use crate::backup::{Catalog, Kind, SnapshotName};
 use crate::error::{Error, Reason, Result};
-use crate::store::{Mode, ObjectLock, Retention, Store};
+use crate::store::{Mode, ObjectLock, ObjectRetention, Store};
 use chrono::{DateTime, Utc};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -104,8 +104,8 @@ pub struct Locked {
     pub until: DateTime<Utc>,
 }
 
-impl From<Retention> for Locked {
-    fn from(r: Retention) -> Self {
+impl From<ObjectRetention> for Locked {
+    fn from(r: ObjectRetention) -> Self {
         Locked {
             mode: r.mode,
             until: r.until,
@@ -127,7 +127,10 @@ pub enum Decision {
 /// # Errors
 /// `Usage` where it is locked from all and only a lock from most is asked for, for longer: S3 has one
 /// lock for a version.
-pub fn decide(has: Option<Retention>, asked: Retention) -> Result<(Option<Retention>, String)> {
+pub fn decide(
+    has: Option<ObjectRetention>,
+    asked: ObjectRetention,
+) -> Result<(Option<ObjectRetention>, String)> {
     let Some(has) = has else {
         return Ok((Some(asked), "it is not locked".to_owned()));
     };
@@ -139,7 +142,7 @@ pub fn decide(has: Option<Retention>, asked: Retention) -> Result<(Option<Retent
             "it is locked in {has}, and only in that mode can it be locked for longer: use --mode compliance, or --until a time that is not after it"
         ))),
         (Mode::Governance, Mode::Compliance) if has.until > asked.until => Ok((
-            Some(Retention {
+            Some(ObjectRetention {
                 until: has.until,
                 ..asked
             }),
@@ -271,7 +274,7 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
         clock.warnings.push(TAGS_UNREADABLE.to_owned());
     }
     clock.warnings.extend(scan.untrusted_warning());
-    let asked = Retention {
+    let asked = ObjectRetention {
         mode: options.mode,
         until: options.until,
     };
@@ -368,7 +371,7 @@ impl Object {
 
 struct Looked {
     version: Option<String>,
-    has: Option<Retention>,
+    has: Option<ObjectRetention>,
 }
 
 fn look(store: &Store, path: &str) -> Result<Looked> {
@@ -427,8 +430,8 @@ mod tests {
     use crate::backup::Listed;
     use crate::backup::timeline::{NamesOnly, Timelines};
 
-    fn retention(mode: Mode, hour: u32) -> Retention {
-        Retention {
+    fn retention(mode: Mode, hour: u32) -> ObjectRetention {
+        ObjectRetention {
             mode,
             until: format!("2027-01-01T{hour:02}:00:00Z").parse().unwrap(),
         }

@@ -5,7 +5,7 @@
 use super::Context;
 use super::report::{Clock, Failed, Report};
 use crate::error::{Error, Reason, Result};
-use crate::store::probe::{Ability, Finding, State};
+use crate::store::probe::{Ability, AbilityState, Finding};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -41,7 +41,7 @@ pub struct Check {
     pub ability: Ability,
     /// `Works`; `Refused`: it says that it does not, or not for these credentials; `Lies`: it says that it
     /// does, and does something else; `Absent`: it has no such thing; `NotTried`, because of something else.
-    pub state: State,
+    pub state: AbilityState,
     /// Whether deltafold cannot work safely with it as it is.
     pub is_problem: bool,
     /// What was seen. For people: it may change.
@@ -85,23 +85,23 @@ pub fn judge(finding: Finding) -> Check {
 }
 
 /// Whether deltafold cannot work safely without an ability, as it is.
-fn is_problem(ability: Ability, state: State) -> bool {
+fn is_problem(ability: Ability, state: AbilityState) -> bool {
     match ability {
         Ability::ObjectLock | Ability::Versioning => false,
-        _ if state == State::NotTried => true,
-        Ability::Put | Ability::ReadBack | Ability::List => state != State::Works,
-        Ability::Delete | Ability::Multipart => state != State::Works,
+        _ if state == AbilityState::NotTried => true,
+        Ability::Put | Ability::ReadBack | Ability::List => state != AbilityState::Works,
+        Ability::Delete | Ability::Multipart => state != AbilityState::Works,
         // What is refused is known; what is a lie is relied on.
         Ability::ConditionalCopy | Ability::ConditionalCreate | Ability::ConditionalUpdate => {
-            state == State::Lies
+            state == AbilityState::Lies
         }
         Ability::Checksum | Ability::LargestCopy | Ability::ExcludeTag => false,
         Ability::TagCount | Ability::Clock => false,
     }
 }
 
-fn meaning(ability: Ability, state: State) -> &'static str {
-    use State::{Absent, Lies, NotTried, Refused, Works};
+fn meaning(ability: Ability, state: AbilityState) -> &'static str {
+    use AbilityState::{Absent, Lies, NotTried, Refused, Works};
     match (ability, state) {
         (Ability::ObjectLock, Works) => {
             "`deltafold lock` keeps a chain from being deleted; locks by default keep staging objects as well, so rather use none"
@@ -190,11 +190,11 @@ fn summed_up(checks: &[Check], url: &str) -> Option<Error> {
     // What was tried and failed tells more than what was not tried for it.
     let first = problems
         .iter()
-        .find(|c| c.state != State::NotTried)
+        .find(|c| c.state != AbilityState::NotTried)
         .or(problems.first())?;
     let locks = checks.iter().find(|c| c.ability == Ability::ObjectLock);
     let why = match (first.state, locks) {
-        (State::NotTried, Some(locks)) => format!(
+        (AbilityState::NotTried, Some(locks)) => format!(
             "nothing was tried, for {}; try a bucket that is set up the same, without that default",
             locks.detail
         ),
@@ -207,7 +207,7 @@ fn summed_up(checks: &[Check], url: &str) -> Option<Error> {
 mod tests {
     use super::*;
 
-    fn all(with: impl Fn(Ability) -> State) -> Vec<Check> {
+    fn all(with: impl Fn(Ability) -> AbilityState) -> Vec<Check> {
         let finding = |ability| Finding {
             ability,
             state: with(ability),
@@ -223,17 +223,17 @@ mod tests {
 
     #[test]
     fn a_store_that_does_all_is_no_problem_and_one_without_extras_neither() {
-        assert!(summed_up(&all(|_| State::Works), "u").is_none());
+        assert!(summed_up(&all(|_| AbilityState::Works), "u").is_none());
         let plain = all(|a| match a {
             Ability::ExcludeTag
             | Ability::TagCount
             | Ability::Versioning
             | Ability::ObjectLock
-            | Ability::Checksum => State::Absent,
+            | Ability::Checksum => AbilityState::Absent,
             Ability::ConditionalCreate | Ability::ConditionalUpdate | Ability::ConditionalCopy => {
-                State::Refused
+                AbilityState::Refused
             }
-            _ => State::Works,
+            _ => AbilityState::Works,
         });
         assert!(summed_up(&plain, "u").is_none(), "{plain:?}");
     }
@@ -242,14 +242,30 @@ mod tests {
     fn each_thing_needed_is_missed_and_each_lie_on_conditions_is_told() {
         use Ability::*;
         for needed in [Put, ReadBack, List, Delete, Multipart] {
-            for state in [State::Refused, State::Lies, State::NotTried] {
-                let checks = all(|a| if a == needed { state } else { State::Works });
+            for state in [
+                AbilityState::Refused,
+                AbilityState::Lies,
+                AbilityState::NotTried,
+            ] {
+                let checks = all(|a| {
+                    if a == needed {
+                        state
+                    } else {
+                        AbilityState::Works
+                    }
+                });
                 let e = summed_up(&checks, "u").unwrap();
                 assert_eq!(e.reason(), Reason::Configuration, "{needed:?} {state:?}");
             }
         }
         for lied in [ConditionalCreate, ConditionalUpdate, ConditionalCopy] {
-            let checks = all(|a| if a == lied { State::Lies } else { State::Works });
+            let checks = all(|a| {
+                if a == lied {
+                    AbilityState::Lies
+                } else {
+                    AbilityState::Works
+                }
+            });
             let e = summed_up(&checks, "u").unwrap().to_string();
             assert!(e.contains(&format!("{lied:?} was seen")), "{e}");
         }
@@ -258,8 +274,8 @@ mod tests {
     #[test]
     fn the_cause_is_told_before_what_was_not_tried_for_it() {
         let checks = all(|a| match a {
-            Ability::Multipart => State::Refused,
-            _ => State::NotTried,
+            Ability::Multipart => AbilityState::Refused,
+            _ => AbilityState::NotTried,
         });
         let e = summed_up(&checks, "u").unwrap().to_string();
         assert!(e.contains("Multipart was seen"), "{e}");
