@@ -224,7 +224,7 @@ fn refusal(uri: &Uri, redirect: &HttpResponse) -> HttpResponse {
             format!("; the bucket is in the region {region}")
         });
     let text = format!(
-        "the server redirects ({}){to}; redirects are not followed, because credentials would go along: give the store's own endpoint and region{region}",
+        "the server redirects ({}){to}, and redirects are not followed, because credentials would go along: give the store's own endpoint and region{region}",
         redirect.status().as_u16()
     );
     let mut response = HttpResponse::new(HttpResponseBody::from(text.into_bytes()));

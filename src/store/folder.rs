@@ -345,23 +345,24 @@ impl Folder {
     /// # Errors
     /// Fails with `Io` or `PermissionDenied`.
     pub(super) fn list(&self, below: &str, depth: usize) -> Result<Vec<ObjectInfo>> {
-        let failed = |e: io::Error| {
-            let is_denied = e.raw_os_error() == Some(Errno::ACCESS.raw_os_error());
-            let e = match is_denied {
-                true => {
-                    let text =
-                        format!("{e}: if another user made the folder, both need --file-mode");
-                    io::Error::new(e.kind(), text)
-                }
-                false => e,
-            };
-            Error::io(format!("list {}", self.shown(below).display()), e)
-        };
+        let failed = |e| self.list_error(below, e);
         let mut objects = Vec::new();
         if let Some(at) = none_if_missing(self.open(below, FOLDER, 0)).map_err(failed)? {
             list_in(at, below, depth.min(DEEPEST), &mut objects).map_err(failed)?;
         }
         Ok(objects)
+    }
+
+    fn list_error(&self, below: &str, e: io::Error) -> Error {
+        let is_denied = e.raw_os_error() == Some(Errno::ACCESS.raw_os_error());
+        let e = match is_denied {
+            true => {
+                let text = format!("{e}: if another user made the folder, both need --file-mode");
+                io::Error::new(e.kind(), text)
+            }
+            false => e,
+        };
+        Error::io(format!("list {}", self.shown(below).display()), e)
     }
 }
 

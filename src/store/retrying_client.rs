@@ -61,28 +61,35 @@ impl RetryingClient {
         sign: impl AsyncFn(&mut HttpRequest) -> object_store::Result<()>,
     ) -> Result<StoreResponse> {
         let begun = Instant::now();
-        let attempt = || async {
-            let mut signed = request.clone();
-            let done = sign(&mut signed).await;
-            done.map_err(|e| (store_error(action, e), Retry::No))?;
-            match self.try_once(signed).await {
-                Ok(response) if !response.is_transient() => Ok(response),
-                Ok(response) => Err((response.refusal(action), Retry::Yes)),
-                Err(why) => {
-                    let message = format!(
-                        "cannot {action}: {why}; check the URL, the endpoint and the network"
-                    );
-                    Err((Reason::StoreUnreachable.error(message), Retry::Yes))
-                }
-            }
-        };
+        let attempt = || self.attempt(action, &request, &sign);
         let response = attempt
             .retry(backoff(FIRST_WAIT, LONGEST_WAIT, self.retries))
             .when(|(_, retry)| *retry == Retry::Yes && begun.elapsed() < self.patience);
         response.await.map_err(|(e, _)| e)
     }
 
-    async fn try_once(&self, request: HttpRequest) -> Result<StoreResponse, String> {
+    /// Signs and sends a request once. Returns the error and whether a retry may help.
+    async fn attempt(
+        &self,
+        action: &str,
+        request: &HttpRequest,
+        sign: &impl AsyncFn(&mut HttpRequest) -> object_store::Result<()>,
+    ) -> Result<StoreResponse, (Error, Retry)> {
+        let mut signed = request.clone();
+        let result = sign(&mut signed).await;
+        result.map_err(|e| (store_error(action, e), Retry::No))?;
+        match self.send_once(signed).await {
+            Ok(response) if !response.is_transient() => Ok(response),
+            Ok(response) => Err((response.refusal(action), Retry::Yes)),
+            Err(why) => {
+                let message =
+                    format!("cannot {action}: {why}; check the URL, the endpoint and the network");
+                Err((Reason::StoreUnreachable.error(message), Retry::Yes))
+            }
+        }
+    }
+
+    async fn send_once(&self, request: HttpRequest) -> Result<StoreResponse, String> {
         let response = self
             .http
             .execute(request)

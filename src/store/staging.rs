@@ -45,16 +45,7 @@ struct Writer {
 }
 
 /// This process. Its `word` is not used.
-static SELF: LazyLock<Writer> = LazyLock::new(|| {
-    let pid = std::process::id();
-    let unknown = Writer {
-        namespace: NO_NAMESPACE,
-        pid,
-        started: 0,
-        word: 0,
-    };
-    this_process(pid).unwrap_or(unknown)
-});
+static SELF: LazyLock<Writer> = LazyLock::new(this_process);
 
 /// The name of a live upload. Until this is dropped, no process that can tell takes its object for debris.
 pub(super) struct StagingName {
@@ -148,8 +139,20 @@ fn parse_stat(stat: &[u8]) -> Option<ProcessStat> {
     })
 }
 
+/// Returns this process as a writer.
+fn this_process() -> Writer {
+    let pid = std::process::id();
+    let unknown = Writer {
+        namespace: NO_NAMESPACE,
+        pid,
+        started: 0,
+        word: 0,
+    };
+    identify(pid).unwrap_or(unknown)
+}
+
 /// Returns this process as a writer, or `None` if processes cannot be told apart here.
-fn this_process(pid: u32) -> Option<Writer> {
+fn identify(pid: u32) -> Option<Writer> {
     let stat = parse_stat(&fs::read("/proc/self/stat").ok()?)?;
     if stat.pid != pid {
         // This `/proc` belongs to another PID namespace.

@@ -35,6 +35,7 @@ use tokio::runtime::Handle;
 const RENEWALS_PER_DURATION: u32 = 3;
 /// The longest time that a lock lasts without a renewal, and so the longest wait for a dead holder.
 pub const LONGEST_DURATION: Duration = Duration::from_secs(3600);
+
 /// The result of one attempt to take a lock.
 pub enum Attempt {
     /// This process holds the lock.

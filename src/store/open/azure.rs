@@ -22,15 +22,7 @@ pub(super) fn open(location: &Location, config: OpenConfig, handle: Handle) -> R
         (Some(source), Some(secret)) if !config.has_option(OWN_CREDENTIALS) => {
             let (location, config) = (location.clone(), config.clone());
             let derived = SecretDerived::new(source.clone(), secret.clone(), move |secret| {
-                let is_given = |name: &str| config.has_option_for_variable::<AzureConfigKey>(name);
-                if !secret.has_credentials(Family::Azure, is_given) {
-                    return Err(secret.lacks_credentials(Family::Azure));
-                }
-                let (builder, _) = configure(&location, &config, Some(secret))?;
-                let store = builder
-                    .build()
-                    .map_err(|e| misconfigured(&location.action, e))?;
-                Ok(store.credentials().clone() as Provider<AzureCredential>)
+                credentials(&location, &config, secret)
             })?;
             builder.with_credentials(Arc::new(derived))
         }
@@ -59,6 +51,23 @@ pub(super) fn open(location: &Location, config: OpenConfig, handle: Handle) -> R
     let requests = config.requests.most();
     let store = location.store(store, tags, handle).with_requests(requests);
     Ok(store.with_ranges())
+}
+
+/// Returns the provider of the credentials in a Secret.
+fn credentials(
+    location: &Location,
+    config: &OpenConfig,
+    secret: &Secret,
+) -> Result<Provider<AzureCredential>> {
+    let is_given = |name: &str| config.has_option_for_variable::<AzureConfigKey>(name);
+    if !secret.has_credentials(Family::Azure, is_given) {
+        return Err(secret.lacks_credentials(Family::Azure));
+    }
+    let (builder, _) = configure(location, config, Some(secret))?;
+    let store = builder
+        .build()
+        .map_err(|e| misconfigured(&location.action, e))?;
+    Ok(store.credentials().clone())
 }
 
 /// Returns a store's builder with all settings, and how it connects.

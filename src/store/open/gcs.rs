@@ -43,11 +43,7 @@ pub(super) fn open(location: &Location, mut config: OpenConfig, handle: Handle) 
             }
             let (location, config) = (location.clone(), config.clone());
             let derived = SecretDerived::new(source.clone(), secret.clone(), move |secret| {
-                let (builder, _) = configure(&location, &config, Some(secret))?;
-                let store = builder
-                    .build()
-                    .map_err(|e| misconfigured(&location.action, e))?;
-                Ok(store.credentials().clone() as Provider<GcpCredential>)
+                credentials(&location, &config, secret)
             })?;
             builder.with_credentials(Arc::new(derived))
         }
@@ -104,6 +100,19 @@ fn key_of_variable(secret: &Secret) -> Option<&str> {
 fn is_key(json: &Value) -> bool {
     let fields = ["private_key", "private_key_id", "client_email"];
     fields.iter().all(|name| json[name].is_string())
+}
+
+/// Returns the provider of the credentials in a Secret.
+fn credentials(
+    location: &Location,
+    config: &OpenConfig,
+    secret: &Secret,
+) -> Result<Provider<GcpCredential>> {
+    let (builder, _) = configure(location, config, Some(secret))?;
+    let store = builder
+        .build()
+        .map_err(|e| misconfigured(&location.action, e))?;
+    Ok(store.credentials().clone())
 }
 
 /// Returns a store's builder with all settings, and how it connects.

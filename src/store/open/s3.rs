@@ -44,14 +44,7 @@ pub(super) fn open(location: &Location, mut config: OpenConfig, handle: Handle) 
     {
         let (location, config) = (location.clone(), config.clone());
         let derived = SecretDerived::new(source.clone(), secret.clone(), move |secret| {
-            if !secret.has_credentials(Family::S3, |_| false) {
-                return Err(secret.lacks_credentials(Family::S3));
-            }
-            let (builder, _) = configure(&location, &config, Some(secret))?;
-            let store = builder
-                .build()
-                .map_err(|e| misconfigured(&location.action, e))?;
-            Ok(store.credentials().clone() as Provider<AwsCredential>)
+            credentials(&location, &config, secret)
         })?;
         builder = builder.with_credentials(Arc::new(derived));
     }
@@ -146,6 +139,22 @@ impl HttpService for DamagingClient {
         *request.body_mut() = vec![b'?'; length].into();
         self.0.execute(request).await
     }
+}
+
+/// Returns the provider of the credentials in a Secret.
+fn credentials(
+    location: &Location,
+    config: &OpenConfig,
+    secret: &Secret,
+) -> Result<Provider<AwsCredential>> {
+    if !secret.has_credentials(Family::S3, |_| false) {
+        return Err(secret.lacks_credentials(Family::S3));
+    }
+    let (builder, _) = configure(location, config, Some(secret))?;
+    let store = builder
+        .build()
+        .map_err(|e| misconfigured(&location.action, e))?;
+    Ok(store.credentials().clone())
 }
 
 /// Returns a store's builder with all settings, and how it connects.

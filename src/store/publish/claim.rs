@@ -124,23 +124,24 @@ impl Store {
         };
         // Declared here, so that they are deleted after the waiting callers know the result.
         let mut probes = Vec::new();
-        let result = capability.find_out(|| {
-            let ignores = self.test_conditions(&mut probes)?;
-            if ignores {
-                tracing::warn!(
-                    store = self.url,
-                    "this store accepts the conditions of writes and ignores them: writers claim names instead; locks in this store do not hold, use --lock-lease"
-                );
-            }
-            Ok(ignores)
-        });
-        match result {
+        match capability.find_out(|| self.test_and_warn(&mut probes)) {
             Err(e) if e.reason() != Reason::Terminated => {
                 tracing::debug!("it is unknown whether the store obeys conditions of writes: {e}");
                 Ok(true)
             }
             result => result,
         }
+    }
+
+    fn test_and_warn(&self, probes: &mut Vec<Claim>) -> Result<bool> {
+        let ignores = self.test_conditions(probes)?;
+        if ignores {
+            tracing::warn!(
+                store = self.url,
+                "this store accepts the conditions of writes and ignores them: writers claim names instead; locks in this store do not hold, use --lock-lease"
+            );
+        }
+        Ok(ignores)
     }
 
     /// Returns whether the store is known to ignore conditions.
