@@ -305,7 +305,7 @@ impl Store {
     ///
     /// # Errors
     /// Fails with `Terminated`.
-    pub fn find_out_whether_tags_are_told(&self) -> Result<()> {
+    pub fn probe_tag_headers(&self) -> Result<()> {
         if !self.asks_tags() || self.tells_tags() {
             return Ok(());
         }

@@ -36,7 +36,7 @@ const LEASE_PAUSE: Duration = Duration::from_millis(50);
 /// The most levels of folders below a listed one. The old layout has one.
 pub(super) const DEEPEST: usize = 4;
 /// Attempts to create a file in a folder that other processes may remove while it is empty.
-pub(super) const FOLDER_TRIES: u32 = 100;
+pub(super) const FOLDER_ATTEMPTS: u32 = 100;
 
 /// The mode of new files. New folders also have an execute bit for each read bit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

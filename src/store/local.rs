@@ -8,7 +8,7 @@
 
 use super::Store;
 use super::errors::LOCAL;
-use super::folder::{DEEPEST, FOLDER_TRIES, Folder, LINK, RenameOutcome, modified, split};
+use super::folder::{DEEPEST, FOLDER_ATTEMPTS, Folder, LINK, RenameOutcome, modified, split};
 use super::staging::STAGING;
 use crate::error::{Error, Result};
 use async_trait::async_trait;
@@ -36,7 +36,7 @@ pub(super) fn write(folder: &Folder, below: &str, content: &[u8]) -> io::Result<
         attempts += 1;
         match folder.create(below) {
             // Another process has removed the empty staging folder meanwhile.
-            Err(e) if e.kind() == ErrorKind::NotFound && attempts < FOLDER_TRIES => {
+            Err(e) if e.kind() == ErrorKind::NotFound && attempts < FOLDER_ATTEMPTS => {
                 folder.make_without_sync(STAGING)?;
             }
             created => break created?,
@@ -126,7 +126,7 @@ impl Folder {
                 Ok(file) => return Ok((file, unfinished)),
                 Err(e) if e.kind() == ErrorKind::AlreadyExists => number += 1,
                 // Another process has removed the empty folder meanwhile.
-                Err(e) if e.kind() == ErrorKind::NotFound && attempts < FOLDER_TRIES => {
+                Err(e) if e.kind() == ErrorKind::NotFound && attempts < FOLDER_ATTEMPTS => {
                     attempts += 1;
                     self.make(split(to).0)?;
                 }

@@ -245,9 +245,9 @@ impl Latency {
     const ENOUGH: usize = 32;
     /// At most one of this many requests is hedged.
     const REQUESTS_PER_HEDGE: u32 = 20;
-    /// A request is slow after this many times the time within which nine of ten responses came,
+    /// A request is slow after this many times the time within which nine of ten responses came.
     const SLOW: u32 = 4;
-    /// but not before this time: a busy machine is late, too.
+    /// No request is slow before this time: a busy machine is late, too.
     const SLOW_AT_LEAST: Duration = Duration::from_millis(250);
 
     fn add(&mut self, took: Duration) {

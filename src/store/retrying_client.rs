@@ -110,6 +110,7 @@ impl RetryingClient {
 }
 
 impl StoreResponse {
+    /// Returns whether the status is one of success.
     pub fn is_success(&self) -> bool {
         (200..300).contains(&self.status)
     }

@@ -2,7 +2,7 @@
 //! objects.
 
 use super::errors::{io_cause, store_error};
-use super::folder::FOLDER_TRIES;
+use super::folder::FOLDER_ATTEMPTS;
 use super::requests::collect;
 use super::staging::StagingName;
 use super::{Published, Store, Upload};
@@ -33,7 +33,7 @@ fn check_deleted(name: &str, result: object_store::Result<()>) -> Result<()> {
 }
 
 /// Requests an object. Returns `None` if it does not exist.
-pub(super) async fn get_if_there(
+pub(super) async fn get_if_exists(
     store: &dyn ObjectStore,
     path: &Path,
 ) -> object_store::Result<Option<GetResult>> {
@@ -68,7 +68,7 @@ impl Store {
     pub fn read_small(&self, below: &str, most: u64) -> Result<Option<Vec<u8>>> {
         let failed = |e| store_error(format!("read {}", self.name(below)), e);
         self.block_on(async {
-            let object = get_if_there(&self.inner, &self.path(below)).await;
+            let object = get_if_exists(&self.inner, &self.path(below)).await;
             let Some(object) = object.map_err(failed)? else {
                 return Ok(None);
             };
@@ -120,7 +120,7 @@ impl Store {
         let hint = below.rsplit('/').next().unwrap_or(below);
         let name = StagingName::new(hint);
         let staging = self.path(&name.path);
-        let mut retries = FOLDER_TRIES;
+        let mut retries = FOLDER_ATTEMPTS;
         let written = loop {
             match self.block_on(self.inner.put(&staging, payload.clone()))? {
                 // Another process has removed the empty staging folder meanwhile.

@@ -7,9 +7,9 @@ use crate::base::none_if_missing;
 use crate::error::{Error, Reason, Result};
 use crate::store::Store;
 use crate::store::errors::store_error;
-use crate::store::folder::{FOLDER_TRIES, Folder};
+use crate::store::folder::{FOLDER_ATTEMPTS, Folder};
 use crate::store::lock::{ConditionalWrite, Lock, LockRecord, LockStore, RecordVersion};
-use crate::store::small_objects::{bytes_of, get_if_there};
+use crate::store::small_objects::{bytes_of, get_if_exists};
 use async_trait::async_trait;
 use object_store::path::Path;
 use object_store::{ObjectStore, PutMode, PutPayload};
@@ -101,7 +101,7 @@ impl LockStore for ObjectRecord {
 
     async fn read(&self) -> Result<Option<(LockRecord, RecordVersion)>> {
         let failed = |e| store_error(format!("read the lock {}", self.full), e);
-        let object = get_if_there(&self.inner, &self.path).await;
+        let object = get_if_exists(&self.inner, &self.path).await;
         let Some(object) = object.map_err(failed)? else {
             return Ok(None);
         };
@@ -170,7 +170,7 @@ impl FileRecord {
     /// Opens the file for `flock`, and creates it if it is missing.
     fn flock_file(&self) -> io::Result<File> {
         let path = self.file("flock");
-        for _ in 0..FOLDER_TRIES {
+        for _ in 0..FOLDER_ATTEMPTS {
             let opened = match self.root.write(&path) {
                 Err(e) if e.kind() == ErrorKind::NotFound => {
                     self.root.make(LOCKS)?;

@@ -52,7 +52,7 @@ struct FakeState {
     record: Option<(LockRecord, u64)>,
     writes: u64,
     rng: fastrand::Rng,
-    /// Requests of 100 that fail.
+    /// The percentage of requests that fail.
     failing_percent: u8,
     ignores_conditions: bool,
     /// Writes that failed for their sender and take effect later.

@@ -108,7 +108,6 @@ impl Secret {
     ///
     /// # Errors
     /// Fails with `Configuration` if the value is neither true nor false.
-
     pub(super) fn flag(&self, name: &str) -> Result<Option<bool>> {
         match self.get(name).map(str::to_ascii_lowercase).as_deref() {
             None => Ok(None),

@@ -15,7 +15,7 @@ mod naming;
 
 use super::errors::{io_cause, is_taken, store_error, write_error};
 use super::fetch::acquire_permit;
-use super::folder::{FOLDER_TRIES, RenameOutcome};
+use super::folder::{FOLDER_ATTEMPTS, RenameOutcome};
 use super::local;
 use super::s3::CopyOutcome;
 use super::staging::StagingName;
@@ -347,7 +347,7 @@ impl Staging {
                     break;
                 }
                 // Another process has removed the empty staging folder meanwhile.
-                Err(e) if io_cause(&e) == Some(ErrorKind::NotFound) && tried < FOLDER_TRIES => {}
+                Err(e) if io_cause(&e) == Some(ErrorKind::NotFound) && tried < FOLDER_ATTEMPTS => {}
                 Err(e) => return Err(self.error(e)),
             }
         }

@@ -50,7 +50,7 @@ impl S3 {
         }
     }
 
-    /// The bucket's name.
+    /// Returns the bucket's name.
     fn bucket(&self) -> String {
         // The crate shows the name only in its Display.
         let shown = self.store.to_string();

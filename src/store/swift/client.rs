@@ -169,7 +169,6 @@ impl Swift {
 }
 
 /// Returns the status and the text of an error's page.
-
 pub(super) fn message(status: StatusCode, body: &[u8]) -> String {
     let body = String::from_utf8_lossy(body);
     let short: String = body.chars().take(LONGEST_SHOWN).collect();

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 /// A token is not used in the last moments before it expires.
 const EXPIRY_MARGIN: Duration = Duration::from_secs(60);
-/// The longest use of a token. An expiry far in the future may be the server's way to say "never known".
+/// The longest use of a token, whatever expiry the server names: that may be nonsense.
 const LONGEST_SESSION: Duration = Duration::from_secs(24 * 60 * 60);
 
 const X_AUTH_KEY: HeaderName = HeaderName::from_static("x-auth-key");
