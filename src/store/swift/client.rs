@@ -90,6 +90,7 @@ pub(super) fn header_value(text: &str) -> Result<HeaderValue> {
     HeaderValue::from_str(text)
         .map_err(|_| failed("a setting has characters that no header can have"))
 }
+
 impl Swift {
     /// Sends a request, and sends it again if the server or the network is at fault.
     pub(super) async fn send_with_retries(&self, request: HttpRequest) -> Result<HttpResponse> {

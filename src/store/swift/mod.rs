@@ -77,8 +77,7 @@ impl Swift {
             session: tokio::sync::Mutex::default(),
         }))
     }
-}
-impl Swift {
+
     /// Writes an object without segments. If `is_new`, fails with `AlreadyExists` if the name is taken.
     async fn put(&self, path: &Path, payload: PutPayload, is_new: bool) -> Result<PutResult> {
         let mut request = Request::new(Method::PUT, Some(path))
