@@ -28,6 +28,7 @@ pub(super) struct Request {
     headers: HeaderMap,
     body: HttpRequestBody,
 }
+
 impl Request {
     pub(super) fn new(method: Method, path: Option<&Path>) -> Self {
         Request {
@@ -199,6 +200,7 @@ fn without_tags(text: &str) -> String {
 pub(super) fn text(headers: &HeaderMap, name: HeaderName) -> Option<String> {
     Some(headers.get(name)?.to_str().ok()?.to_owned())
 }
+
 #[cfg(test)]
 mod tests {
     use super::*;
