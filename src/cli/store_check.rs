@@ -5,7 +5,7 @@ use super::{Ended, Output, StoreArgs, print_report};
 use crate::base::Cancel;
 use crate::ops::report::Report;
 use crate::ops::store_check::{Check, Outcome, Status, run};
-use crate::store::probe::{Ability, State};
+use crate::store::probe::{Ability, AbilityState};
 use clap::{Args, Subcommand};
 
 /// Look at a store itself, whatever it holds
@@ -71,12 +71,12 @@ fn label(ability: Ability) -> &'static str {
 
 fn state(check: &Check) -> &'static str {
     match (check.ability, check.state) {
-        (Ability::Clock, State::Lies) => "is off",
-        (_, State::Works) => "works",
-        (_, State::Refused) => "refused",
-        (_, State::Lies) => "LIES",
-        (_, State::Absent) => "not there",
-        (_, State::NotTried) => "not tried",
+        (Ability::Clock, AbilityState::Lies) => "is off",
+        (_, AbilityState::Works) => "works",
+        (_, AbilityState::Refused) => "refused",
+        (_, AbilityState::Lies) => "LIES",
+        (_, AbilityState::Absent) => "not there",
+        (_, AbilityState::NotTried) => "not tried",
     }
 }
 

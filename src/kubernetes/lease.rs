@@ -5,7 +5,7 @@
 
 use super::{Client, failure, is_conflict};
 use crate::error::{Error, Reason, Result};
-use crate::store::lock::{Lock, LockStore, Record, Version, Written};
+use crate::store::lock::{ConditionalWrite, Lock, LockRecord, LockStore, RecordVersion};
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
@@ -47,14 +47,14 @@ pub(super) fn time(micro_time: &MicroTime) -> DateTime<Utc> {
 /// Our token stands behind the identity, as client-go has it.
 const BEFORE_TOKEN: char = '_';
 
-fn holder(record: &Record) -> String {
+fn holder(record: &LockRecord) -> String {
     match record.token.is_empty() {
         true => record.holder_identity.clone(),
         false => format!("{}{BEFORE_TOKEN}{}", record.holder_identity, record.token),
     }
 }
 
-fn spec(record: &Record) -> LeaseSpec {
+fn spec(record: &LockRecord) -> LeaseSpec {
     let number = |n: u32| i32::try_from(n).unwrap_or(i32::MAX);
     LeaseSpec {
         holder_identity: Some(holder(record)),
@@ -66,7 +66,7 @@ fn spec(record: &Record) -> LeaseSpec {
     }
 }
 
-fn record(lease: &Lease) -> Record {
+fn record(lease: &Lease) -> LockRecord {
     let number = |n: Option<i32>| u32::try_from(n.unwrap_or_default()).unwrap_or_default();
     let spec = lease.spec.clone().unwrap_or_default();
     let holder = spec.holder_identity.unwrap_or_default();
@@ -74,7 +74,7 @@ fn record(lease: &Lease) -> Record {
         .rsplit_once(BEFORE_TOKEN)
         .unwrap_or((holder.as_str(), ""));
     let at = |t: Option<MicroTime>| t.as_ref().map(time).unwrap_or_default();
-    Record {
+    LockRecord {
         holder_identity: identity.to_owned(),
         acquire_time: at(spec.acquire_time),
         renew_time: at(spec.renew_time),
@@ -85,10 +85,10 @@ fn record(lease: &Lease) -> Record {
 }
 
 impl LeaseLock {
-    fn written<T>(&self, done: Result<T, kube::Error>) -> Result<Written> {
+    fn written<T>(&self, done: Result<T, kube::Error>) -> Result<ConditionalWrite> {
         match done {
-            Ok(_) => Ok(Written::Done),
-            Err(e) if is_conflict(&e) => Ok(Written::Refused),
+            Ok(_) => Ok(ConditionalWrite::Done),
+            Err(e) if is_conflict(&e) => Ok(ConditionalWrite::Refused),
             Err(e) => Err(self.failed("write", &e)),
         }
     }
@@ -104,11 +104,11 @@ impl LockStore for LeaseLock {
         self.full.clone()
     }
 
-    async fn read(&self) -> Result<Option<(Record, Version)>> {
+    async fn read(&self) -> Result<Option<(LockRecord, RecordVersion)>> {
         let lease = self.leases.get_opt(&self.name).await;
         let lease = lease.map_err(|e| self.failed("read", &e))?;
         Ok(lease.map(|lease| {
-            let version = Version {
+            let version = RecordVersion {
                 e_tag: None,
                 version: lease.metadata.resource_version.clone(),
             };
@@ -116,7 +116,7 @@ impl LockStore for LeaseLock {
         }))
     }
 
-    async fn create(&self, record: &Record) -> Result<Written> {
+    async fn create(&self, record: &LockRecord) -> Result<ConditionalWrite> {
         let lease = Lease {
             metadata: ObjectMeta {
                 name: Some(self.name.clone()),
@@ -127,7 +127,11 @@ impl LockStore for LeaseLock {
         self.written(self.leases.create(&PostParams::default(), &lease).await)
     }
 
-    async fn update(&self, record: &Record, version: &Version) -> Result<Written> {
+    async fn update(
+        &self,
+        record: &LockRecord,
+        version: &RecordVersion,
+    ) -> Result<ConditionalWrite> {
         // Whatever else is in the Lease stays; the version makes it a conflict if somebody wrote.
         let patch = Patch::Merge(json!({
             "metadata": {"resourceVersion": version.version},
@@ -149,7 +153,7 @@ mod tests {
     #[test]
     fn a_record_comes_back_from_a_lease_as_it_was() {
         let at = |micros| DateTime::from_timestamp_micros(micros).unwrap();
-        let of = |identity: &str, token: &str| Record {
+        let of = |identity: &str, token: &str| LockRecord {
             holder_identity: identity.to_owned(),
             acquire_time: at(1_790_000_000_000_001),
             renew_time: at(1_790_000_007_123_456),

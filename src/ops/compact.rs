@@ -174,7 +174,7 @@ impl Compaction<'_> {
             return Ok(self.clock.report(outcome));
         }
         if source.deltas().len() > FEW {
-            self.ctx.store.find_out_whether_tags_are_told()?;
+            self.ctx.store.probe_tag_headers()?;
         }
         let compact = source.compact_revision(self.ctx, self.options.keep_history())?;
         let (fold, events) = source.fold(self.ctx, compact, KeyRange::All, false)?;

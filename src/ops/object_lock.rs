@@ -15,7 +15,7 @@ use crate::backup::chain::{self, Choice, KnownBases};
 use crate::backup::timeline::{Member, Timeline};
 use crate::backup::{Catalog, Kind, SnapshotName};
 use crate::error::{Error, Reason, Result};
-use crate::store::{Mode, ObjectLock, Retention, Store};
+use crate::store::{Mode, ObjectLock, ObjectRetention, Store};
 use chrono::{DateTime, Utc};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -109,9 +109,9 @@ pub struct ObjectRetention {
     pub until: DateTime<Utc>,
 }
 
-impl From<Retention> for ObjectRetention {
-    fn from(r: Retention) -> Self {
-        ObjectRetention {
+impl From<ObjectRetention> for Locked {
+    fn from(r: ObjectRetention) -> Self {
+        Locked {
             mode: r.mode,
             until: r.until,
         }
@@ -134,11 +134,11 @@ pub enum Decision {
 /// Fails with `Usage` if the object is locked in compliance mode and a longer lock in governance mode
 /// is requested: S3 has only one lock for each version.
 pub fn decide(
-    current: Option<Retention>,
-    requested: Retention,
-) -> Result<(Option<Retention>, String)> {
-    let Some(current) = current else {
-        return Ok((Some(requested), "it is not locked".to_owned()));
+    has: Option<ObjectRetention>,
+    asked: ObjectRetention,
+) -> Result<(Option<ObjectRetention>, String)> {
+    let Some(has) = has else {
+        return Ok((Some(asked), "it is not locked".to_owned()));
     };
     if requested.is_covered_by(&current) {
         return Ok((None, format!("it is already locked, in {current}")));
@@ -147,10 +147,10 @@ pub fn decide(
         (Mode::Compliance, Mode::Governance) => Err(Reason::Usage.error(format!(
             "it is locked in {current}, and can be locked for longer only in compliance mode: give --mode compliance, or an --until that is not later"
         ))),
-        (Mode::Governance, Mode::Compliance) if current.until > requested.until => Ok((
-            Some(Retention {
-                until: current.until,
-                ..requested
+        (Mode::Governance, Mode::Compliance) if has.until > asked.until => Ok((
+            Some(ObjectRetention {
+                until: has.until,
+                ..asked
             }),
             format!("it is locked in {current}: the mode changes, and the later time stays"),
         )),
@@ -284,7 +284,7 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
         clock.warnings.push(TAGS_UNREADABLE.to_owned());
     }
     clock.warnings.extend(scan.untrusted_warning());
-    let requested = Retention {
+    let asked = ObjectRetention {
         mode: options.mode,
         until: options.until,
     };
@@ -401,7 +401,7 @@ impl Object {
 /// An object's current version, and its retention.
 struct CurrentLock {
     version: Option<String>,
-    retention: Option<Retention>,
+    has: Option<ObjectRetention>,
 }
 
 fn read_lock(store: &Store, path: &str) -> Result<CurrentLock> {
@@ -461,8 +461,8 @@ mod tests {
     use crate::backup::Listed;
     use crate::backup::timeline::{NamesOnly, Timelines};
 
-    fn retention(mode: Mode, hour: u32) -> Retention {
-        Retention {
+    fn retention(mode: Mode, hour: u32) -> ObjectRetention {
+        ObjectRetention {
             mode,
             until: format!("2027-01-01T{hour:02}:00:00Z").parse().unwrap(),
         }

@@ -7,7 +7,7 @@
 use super::Context;
 use super::report::{Clock, Failed, Report};
 use crate::error::{Error, Reason, Result};
-use crate::store::probe::{Ability, Finding, State};
+use crate::store::probe::{Ability, AbilityState, Finding};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -44,7 +44,7 @@ pub struct Check {
     /// `Works`. `Refused`: the store says that it cannot, or not with these credentials. `Lies`: the
     /// store says that it can, and does something else. `Absent`: the store has no such ability.
     /// `NotTried`: an earlier finding made the test impossible.
-    pub state: State,
+    pub state: AbilityState,
     /// Whether deltafold cannot work safely because of this finding.
     pub is_problem: bool,
     /// What was observed, as human-readable text; it may change.
@@ -88,15 +88,15 @@ pub fn judge(finding: Finding) -> Check {
 }
 
 /// Returns whether deltafold cannot work safely with an ability in this state.
-fn is_problem(ability: Ability, state: State) -> bool {
+fn is_problem(ability: Ability, state: AbilityState) -> bool {
     match ability {
         Ability::ObjectLock | Ability::Versioning => false,
-        _ if state == State::NotTried => true,
-        Ability::Put | Ability::ReadBack | Ability::List => state != State::Works,
-        Ability::Delete | Ability::Multipart => state != State::Works,
+        _ if state == AbilityState::NotTried => true,
+        Ability::Put | Ability::ReadBack | Ability::List => state != AbilityState::Works,
+        Ability::Delete | Ability::Multipart => state != AbilityState::Works,
         // A refusal is noticed when it matters; a false claim is not.
         Ability::ConditionalCopy | Ability::ConditionalCreate | Ability::ConditionalUpdate => {
-            state == State::Lies
+            state == AbilityState::Lies
         }
         Ability::Checksum | Ability::LargestCopy | Ability::ExcludeTag => false,
         Ability::TagCount | Ability::Clock => false,
@@ -104,8 +104,8 @@ fn is_problem(ability: Ability, state: State) -> bool {
 }
 
 /// Returns what an ability's state means for backups, and what to do.
-fn meaning(ability: Ability, state: State) -> &'static str {
-    use State::{Absent, Lies, NotTried, Refused, Works};
+fn meaning(ability: Ability, state: AbilityState) -> &'static str {
+    use AbilityState::{Absent, Lies, NotTried, Refused, Works};
     match (ability, state) {
         (Ability::ObjectLock, Works) => {
             "`deltafold lock` can protect a chain from deletion; a default retention of the bucket would also protect staging objects, so set none"
@@ -195,12 +195,12 @@ fn summarize(checks: &[Check], url: &str) -> Option<Error> {
     // A failed test explains more than the tests that were skipped because of it.
     let first = problems
         .iter()
-        .find(|c| c.state != State::NotTried)
+        .find(|c| c.state != AbilityState::NotTried)
         .or(problems.first())?;
     let locks = checks.iter().find(|c| c.ability == Ability::ObjectLock);
-    let problem = match (first.state, locks) {
-        (State::NotTried, Some(locks)) => format!(
-            "nothing was tested, because of the bucket's object lock ({}): test a bucket with the same settings but without a default retention",
+    let why = match (first.state, locks) {
+        (AbilityState::NotTried, Some(locks)) => format!(
+            "nothing was tried, for {}; try a bucket that is set up the same, without that default",
             locks.detail
         ),
         _ => format!("{}; {}", first.detail, first.meaning),
@@ -212,7 +212,7 @@ fn summarize(checks: &[Check], url: &str) -> Option<Error> {
 mod tests {
     use super::*;
 
-    fn checks_of(state_of: impl Fn(Ability) -> State) -> Vec<Check> {
+    fn all(with: impl Fn(Ability) -> AbilityState) -> Vec<Check> {
         let finding = |ability| Finding {
             ability,
             state: state_of(ability),
@@ -227,18 +227,18 @@ mod tests {
     }
 
     #[test]
-    fn a_store_with_all_abilities_or_without_optional_ones_passes() {
-        assert!(summarize(&checks_of(|_| State::Works), "u").is_none());
-        let plain = checks_of(|a| match a {
+    fn a_store_that_does_all_is_no_problem_and_one_without_extras_neither() {
+        assert!(summed_up(&all(|_| AbilityState::Works), "u").is_none());
+        let plain = all(|a| match a {
             Ability::ExcludeTag
             | Ability::TagCount
             | Ability::Versioning
             | Ability::ObjectLock
-            | Ability::Checksum => State::Absent,
+            | Ability::Checksum => AbilityState::Absent,
             Ability::ConditionalCreate | Ability::ConditionalUpdate | Ability::ConditionalCopy => {
-                State::Refused
+                AbilityState::Refused
             }
-            _ => State::Works,
+            _ => AbilityState::Works,
         });
         assert!(summarize(&plain, "u").is_none(), "{plain:?}");
     }
@@ -247,24 +247,40 @@ mod tests {
     fn a_missing_required_ability_or_a_false_claim_is_an_error() {
         use Ability::*;
         for needed in [Put, ReadBack, List, Delete, Multipart] {
-            for state in [State::Refused, State::Lies, State::NotTried] {
-                let checks = checks_of(|a| if a == needed { state } else { State::Works });
-                let e = summarize(&checks, "u").unwrap();
+            for state in [
+                AbilityState::Refused,
+                AbilityState::Lies,
+                AbilityState::NotTried,
+            ] {
+                let checks = all(|a| {
+                    if a == needed {
+                        state
+                    } else {
+                        AbilityState::Works
+                    }
+                });
+                let e = summed_up(&checks, "u").unwrap();
                 assert_eq!(e.reason(), Reason::Configuration, "{needed:?} {state:?}");
             }
         }
         for lied in [ConditionalCreate, ConditionalUpdate, ConditionalCopy] {
-            let checks = checks_of(|a| if a == lied { State::Lies } else { State::Works });
-            let e = summarize(&checks, "u").unwrap().to_string();
+            let checks = all(|a| {
+                if a == lied {
+                    AbilityState::Lies
+                } else {
+                    AbilityState::Works
+                }
+            });
+            let e = summed_up(&checks, "u").unwrap().to_string();
             assert!(e.contains(&format!("{lied:?} was seen")), "{e}");
         }
     }
 
     #[test]
-    fn a_failed_test_is_reported_before_those_that_it_prevented() {
-        let checks = checks_of(|a| match a {
-            Ability::Multipart => State::Refused,
-            _ => State::NotTried,
+    fn the_cause_is_told_before_what_was_not_tried_for_it() {
+        let checks = all(|a| match a {
+            Ability::Multipart => AbilityState::Refused,
+            _ => AbilityState::NotTried,
         });
         let e = summarize(&checks, "u").unwrap().to_string();
         assert!(e.contains("Multipart was seen"), "{e}");

@@ -1,8 +1,9 @@
-//! Azure's blob tags, for which the object_store crate has no call.
+//! Requests for Azure's blob tags, for which the object_store crate has no call.
 //!
-//! It knows the address of a blob and how a request is signed; `exclude` knows what is asked.
+//! Knows the URL of a blob and how to sign. What is requested, and what a response means, is `exclude`'s, the
+//! caller.
 
-use super::retrying_client::{Answer, RetryingClient, query_string, request};
+use super::retrying_client::{RetryingClient, StoreResponse, query_string, request};
 use crate::error::{Error, Result};
 use http::Method;
 use object_store::azure::{AzureAuthorizer, MicrosoftAzure};
@@ -11,61 +12,65 @@ use object_store::path::Path;
 use std::sync::Arc;
 use url::Url;
 
-/// Where the emulator listens, unless its variable says otherwise.
+/// The emulator's URL, unless its variable has another.
 const EMULATOR: &str = "http://127.0.0.1:10000";
 const EMULATOR_VARIABLE: &str = "AZURITE_BLOB_STORAGE_URL";
 
-/// Where an account's blobs are, as the settings say.
+/// The server of a storage account, as the settings name it.
 #[derive(Debug, Default)]
-pub struct Place {
-    /// The whole URL of the account, if it is given.
+pub struct AccountServer {
+    /// The account's whole URL, if it is given.
     pub endpoint: Option<String>,
-    /// Microsoft Fabric's host rather than the storage's own.
+    /// Whether the account is on Microsoft Fabric's host.
     pub is_fabric: bool,
-    /// Azurite.
+    /// Whether the server is the emulator Azurite.
     pub is_emulator: bool,
 }
 
-/// The requests of one container.
+/// A client for one container.
 pub struct Azure {
     store: Arc<MicrosoftAzure>,
-    wire: RetryingClient,
+    client: RetryingClient,
     account: String,
-    /// Of the container.
+    /// The container's URL.
     url: Url,
 }
 
 impl Azure {
-    /// `None` where its address cannot be told.
-    pub fn new(store: Arc<MicrosoftAzure>, wire: RetryingClient, place: &Place) -> Option<Self> {
-        // The crate tells them nowhere else.
+    /// Returns a client, or `None` if the container's URL is unknown.
+    pub fn new(
+        store: Arc<MicrosoftAzure>,
+        client: RetryingClient,
+        server: &AccountServer,
+    ) -> Option<Self> {
+        // The crate shows the names only in its Display.
         let (account, container) = account_and_container(&store.to_string())?;
-        let url = container_url(place, &account, &container)?;
+        let url = container_url(server, &account, &container)?;
         Some(Azure {
             store,
-            wire,
+            client,
             account,
             url,
         })
     }
 
-    /// Asks something of a blob.
+    /// Sends a request about a blob. `action` describes it in messages.
     ///
     /// # Errors
-    /// Where nothing was answered. A refusal is an answer.
-    pub(super) async fn ask(
+    /// Fails if there is no response. A refusal is a response.
+    pub(super) async fn send(
         &self,
-        what: &str,
+        action: &str,
         method: Method,
         path: &Path,
         query: &[(&str, &str)],
         body: String,
-    ) -> Result<Answer> {
+    ) -> Result<StoreResponse> {
         let url = blob_url(&self.url, path, query)
-            .ok_or_else(|| Error::internal(format!("cannot {what}: no URL")))?;
+            .ok_or_else(|| Error::internal(format!("cannot {action}: no URL")))?;
         let mut headers = Vec::new();
         if !body.is_empty() {
-            // It is signed along.
+            // The length is a part of the signature.
             headers.push(("content-length", body.len().to_string()));
             headers.push(("content-type", "application/xml; charset=UTF-8".to_owned()));
         }
@@ -74,30 +79,30 @@ impl Azure {
             let credential = self.store.credentials().get_credential().await?;
             AzureAuthorizer::new(&credential, &self.account).try_authorize(request)
         };
-        self.wire.send(what, request, sign).await
+        self.client.send(action, request, sign).await
     }
 }
 
-/// Out of how the crate's store prints itself.
+/// Reads the account and the container in the crate's Display text.
 fn account_and_container(shown: &str) -> Option<(String, String)> {
     let rest = shown.strip_prefix("MicrosoftAzure { account: ")?;
     let (account, container) = rest.strip_suffix(" }")?.split_once(", container: ")?;
     Some((account.to_owned(), container.to_owned()))
 }
 
-fn container_url(place: &Place, account: &str, container: &str) -> Option<Url> {
-    let service = match &place.endpoint {
-        _ if place.is_emulator => {
+fn container_url(server: &AccountServer, account: &str, container: &str) -> Option<Url> {
+    let service = match &server.endpoint {
+        _ if server.is_emulator => {
             std::env::var(EMULATOR_VARIABLE).unwrap_or_else(|_| EMULATOR.to_owned())
         }
         Some(endpoint) => endpoint.clone(),
-        None if place.is_fabric => format!("https://{account}.blob.fabric.microsoft.com"),
+        None if server.is_fabric => format!("https://{account}.blob.fabric.microsoft.com"),
         None => format!("https://{account}.blob.core.windows.net"),
     };
     let mut url = Url::parse(&service).ok()?;
     {
         let mut segments = url.path_segments_mut().ok()?;
-        if place.is_emulator {
+        if server.is_emulator {
             segments.push(account);
         }
         segments.push(container);
@@ -117,56 +122,56 @@ mod tests {
     use super::*;
     use object_store::azure::MicrosoftAzureBuilder;
 
-    fn build(place: &Place, account: &str) -> String {
+    fn build(server: &AccountServer, account: &str) -> String {
         crate::base::tls::ensure_provider();
         let mut builder = MicrosoftAzureBuilder::new()
             .with_account(account)
             .with_container_name("backups")
             .with_access_key("aGVsbG8=")
-            .with_use_emulator(place.is_emulator)
-            .with_use_fabric_endpoint(place.is_fabric);
-        if let Some(endpoint) = &place.endpoint {
+            .with_use_emulator(server.is_emulator)
+            .with_use_fabric_endpoint(server.is_fabric);
+        if let Some(endpoint) = &server.endpoint {
             builder = builder.with_endpoint(endpoint.clone());
         }
         let store = builder.build().unwrap();
         let (account, container) = account_and_container(&store.to_string()).unwrap();
-        let url = container_url(place, &account, &container).unwrap();
+        let url = container_url(server, &account, &container).unwrap();
         let path = Path::from("a b/v2/Full-1");
         blob_url(&url, &path, &[("comp", "tags")]).unwrap().into()
     }
 
     #[test]
-    fn a_blobs_address_is_that_of_the_crate() {
-        let at = |endpoint: Option<&str>, is_fabric| {
-            let place = Place {
+    fn a_blobs_url_is_the_one_that_the_crate_uses() {
+        let url_at = |endpoint: Option<&str>, is_fabric| {
+            let server = AccountServer {
                 endpoint: endpoint.map(str::to_owned),
                 is_fabric,
                 is_emulator: false,
             };
-            build(&place, "acct")
+            build(&server, "acct")
         };
         let blob = "/backups/a%20b/v2/Full-1?comp=tags";
         assert_eq!(
-            at(None, false),
+            url_at(None, false),
             format!("https://acct.blob.core.windows.net{blob}")
         );
         assert_eq!(
-            at(None, true),
+            url_at(None, true),
             format!("https://acct.blob.fabric.microsoft.com{blob}")
         );
         assert_eq!(
-            at(Some("https://a.example/x"), false),
+            url_at(Some("https://a.example/x"), false),
             format!("https://a.example/x{blob}")
         );
     }
 
     #[test]
-    fn the_emulators_address_has_the_account_in_its_path() {
-        let place = Place {
+    fn the_emulators_url_has_the_account_in_its_path() {
+        let server = AccountServer {
             is_emulator: true,
-            ..Place::default()
+            ..AccountServer::default()
         };
-        let url = build(&place, "devstoreaccount1");
+        let url = build(&server, "devstoreaccount1");
         assert!(
             url.ends_with("/devstoreaccount1/backups/a%20b/v2/Full-1?comp=tags"),
             "{url}"

@@ -1,7 +1,7 @@
-//! A limit on bytes a second, shared by all that read or write in one direction.
+//! A limit on bytes per second, which all readers or all writers share.
 //!
-//! A token bucket: what was not used is kept for a quarter of a second, no more, so that a pause is not
-//! followed by a flood. It knows nothing of what the bytes are.
+//! A token bucket: unused bytes are kept for a quarter of a second at most, so that a burst does not follow a
+//! pause. Called by `fetch`, `publish` and everything else that transfers bytes under `--bandwidth`.
 
 use crate::base::Cancel;
 use crate::base::lock;
@@ -15,12 +15,12 @@ use tokio::runtime::Handle;
 /// How long unused bytes are kept.
 const BURST: Duration = Duration::from_millis(250);
 
-/// A clock that never goes back, and a way to wait by it.
+/// A monotonic clock that can wait.
 pub trait Clock: Send + Sync {
-    /// Time since some fixed moment.
+    /// Returns the time since an arbitrary moment.
     fn now(&self) -> Duration;
 
-    /// Waits so long, unless cancelled first.
+    /// Waits. Fails with `Terminated` if cancelled first.
     ///
     /// # Errors
     /// `Terminated`.
@@ -44,21 +44,20 @@ impl Clock for SystemClock {
     }
 }
 
-/// A limit on bytes a second. Clones share it.
+/// A limit on bytes per second. Clones share it.
 #[derive(Clone)]
 pub struct Bandwidth(Arc<Inner>);
 
 struct Inner {
     bytes_per_second: NonZeroU64,
-    /// When all that was let through would have been, at exactly the limit.
+    /// When all bytes so far would have passed at exactly the limit.
     paid_until: Mutex<Duration>,
     clock: Box<dyn Clock>,
 }
 
 impl Bandwidth {
-    /// A limit by the system's clock; `handle` is of the runtime that waits.
-    ///
-    /// Its blocking calls must not be made on an async thread of the runtime.
+    /// Returns a limit by the system's clock. `handle` is the runtime on which [`take`](Self::take) waits: do
+    /// not call it on an async thread of this runtime.
     pub fn new(bytes_per_second: NonZeroU64, handle: Handle) -> Self {
         let clock = SystemClock {
             started: Instant::now(),
@@ -67,7 +66,7 @@ impl Bandwidth {
         Self::with_clock(bytes_per_second, Box::new(clock))
     }
 
-    /// A limit by another clock.
+    /// Returns a limit by another clock.
     pub fn with_clock(bytes_per_second: NonZeroU64, clock: Box<dyn Clock>) -> Self {
         Bandwidth(Arc::new(Inner {
             bytes_per_second,
@@ -76,13 +75,13 @@ impl Bandwidth {
         }))
     }
 
-    /// The most that is let through at once: what comes in a quarter of a second.
+    /// Returns the most bytes that pass at once: those of a quarter of a second.
     fn burst(&self) -> u64 {
         let bytes = u128::from(self.0.bytes_per_second.get()) * BURST.as_millis() / 1000;
         u64::try_from(bytes).unwrap_or(u64::MAX).max(1)
     }
 
-    /// Reserves so many bytes, and tells how long to wait until they may pass.
+    /// Reserves bytes. Returns how long to wait until they may pass.
     fn reserve(&self, bytes: u64) -> Duration {
         let nanos =
             (u128::from(bytes) * 1_000_000_000).div_ceil(self.0.bytes_per_second.get().into());
@@ -94,25 +93,25 @@ impl Bandwidth {
         paid_until.saturating_sub(now)
     }
 
-    /// Waits until so many bytes may pass, unless cancelled first. Many are let through bit by bit, so
-    /// that others who share the limit get their turn.
+    /// Waits until so many bytes may pass. Reserves many bytes in pieces, so that others who share the limit
+    /// get their share.
     ///
     /// # Errors
-    /// `Terminated`.
+    /// Fails with `Terminated` if cancelled first.
     pub fn take(&self, bytes: u64, cancel: &Cancel) -> Result<()> {
         let mut left = bytes;
         while left > 0 {
-            let some = left.min(self.burst());
-            let wait = self.reserve(some);
+            let piece = left.min(self.burst());
+            let wait = self.reserve(piece);
             if !wait.is_zero() {
                 self.0.clock.wait(wait, cancel)?;
             }
-            left -= some;
+            left -= piece;
         }
         Ok(())
     }
 
-    /// Puts a reader behind the limit.
+    /// Returns a reader that obeys the limit.
     pub fn limit<R>(&self, inner: R, cancel: &Cancel) -> Limited<R> {
         Limited {
             inner,
@@ -122,7 +121,7 @@ impl Bandwidth {
     }
 }
 
-/// A reader behind a limit: see [`Bandwidth::limit`].
+/// A reader that obeys a limit: see [`Bandwidth::limit`].
 pub struct Limited<R> {
     inner: R,
     bandwidth: Bandwidth,
@@ -131,7 +130,7 @@ pub struct Limited<R> {
 
 impl<R: Read> Read for Limited<R> {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
-        // Not more than is let through at once: the rest can wait where it is.
+        // Read no more than passes at once. The rest can wait where it is.
         let most = usize::try_from(self.bandwidth.burst()).unwrap_or(usize::MAX);
         let most = most.min(out.len());
         let n = self.inner.read(&mut out[..most])?;
@@ -148,11 +147,11 @@ mod tests {
     use std::io::Write;
     use std::sync::atomic::{AtomicU64, Ordering};
 
-    /// Time passes where somebody waits, and nowhere else.
+    /// A clock that only advances when somebody waits.
     #[derive(Clone, Default)]
-    struct Fake(Arc<AtomicU64>);
+    struct FakeClock(Arc<AtomicU64>);
 
-    impl Fake {
+    impl FakeClock {
         fn pass(&self, duration: Duration) {
             let nanos = u64::try_from(duration.as_nanos()).unwrap();
             self.0.fetch_add(nanos, Ordering::SeqCst);
@@ -164,7 +163,7 @@ mod tests {
         }
     }
 
-    impl Clock for Fake {
+    impl Clock for FakeClock {
         fn now(&self) -> Duration {
             Duration::from_nanos(self.0.load(Ordering::SeqCst))
         }
@@ -178,12 +177,12 @@ mod tests {
 
     #[test]
     fn bytes_take_as_long_as_the_limit_says() {
-        let clock = Fake::default();
+        let clock = FakeClock::default();
         let limit = clock.limit(1000);
         let cancel = Cancel::default();
         limit.take(10_000, &cancel).unwrap();
         assert_eq!(clock.now(), Duration::from_secs(10));
-        // After a pause a quarter of a second's worth is free, however long the pause was.
+        // After a pause of any length, the bytes of a quarter of a second pass at once.
         clock.pass(Duration::from_secs(3600));
         let resumed = clock.now();
         limit.take(250, &cancel).unwrap();
@@ -193,14 +192,14 @@ mod tests {
     }
 
     #[test]
-    fn no_stretch_of_time_sees_more_than_the_limit_and_a_burst() {
+    fn no_more_than_the_limit_and_a_burst_passes_in_any_time() {
         let seed = crate::seed();
         let mut rng = fastrand::Rng::with_seed(seed);
         for rate in [1, 7, 1000, 123_457, 1 << 30, u64::MAX] {
-            let clock = Fake::default();
+            let clock = FakeClock::default();
             let limit = clock.limit(rate);
             let burst = u128::from(limit.burst());
-            // What had passed at which time.
+            // Times, and the bytes that had passed by then.
             let mut passed = vec![(0u128, 0u128)];
             for _ in 0..300 {
                 if rng.u8(..4) == 0 {
@@ -221,8 +220,8 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_gives_what_it_has_as_fast_as_it_may() {
-        let clock = Fake::default();
+    fn a_limited_reader_is_as_fast_as_the_limit() {
+        let clock = FakeClock::default();
         let cancel = Cancel::default();
         let bytes: Vec<u8> = (0..5000u32).map(|n| n as u8).collect();
         let mut reader = clock.limit(1000).limit(bytes.as_slice(), &cancel);
@@ -238,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_waits_by_the_systems_clock_is_ended() {
+    fn a_wait_by_the_systems_clock_can_be_cancelled() {
         let runtime = tokio::runtime::Runtime::new().unwrap();
         let limit = Bandwidth::new(NonZeroU64::MIN, runtime.handle().clone());
         let cancel = Cancel::default();
@@ -251,26 +250,26 @@ mod tests {
     }
 
     #[test]
-    fn a_store_obeys_in_both_directions() {
+    fn a_store_has_a_limit_for_reading_and_one_for_writing() {
         let runtime = tokio::runtime::Runtime::new().unwrap();
         let dir = tempfile::tempdir().unwrap();
         let url = dir.path().to_str().unwrap();
-        let (read, written) = (Fake::default(), Fake::default());
+        let (read, written) = (FakeClock::default(), FakeClock::default());
         let store = open(url, &[], runtime.handle().clone())
             .unwrap()
             .with_bandwidth(read.limit(1 << 20), written.limit(4 << 20));
         let bytes = vec![7; 20 << 20];
         // Each reservation is rounded up to a nanosecond.
-        let passed = |clock: &Fake| clock.now().as_millis();
+        let passed = |clock: &FakeClock| clock.now().as_millis();
         let mut upload = Upload::new(&store, "some", 1);
         upload.write_all(&bytes).unwrap();
-        // Parts are counted as they are filled, not when all is there.
+        // Bytes count when they are buffered, not when the upload is complete.
         assert_eq!(passed(&written), 5_000);
         assert_eq!(passed(&read), 0);
         let staged = upload.finish().unwrap();
         staged.publish("v2/some").unwrap();
         assert_eq!(passed(&written), 5_000);
-        // It was read back.
+        // The object was read back.
         assert_eq!(passed(&read), 20_000);
         let mut again = Vec::new();
         store.read("v2/some").read_to_end(&mut again).unwrap();

@@ -1,4 +1,4 @@
-//! What is tried once by each process, and work on a store that goes on beside other work.
+//! Facts about a store that are found out by one test, and tasks on a store in the background.
 
 use super::Store;
 use crate::base::lock;
@@ -6,7 +6,7 @@ use crate::error::Result;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::{Builder, JoinHandle};
 
-/// A fact about a store that is found out by trying. Who asks while it is tried waits for the answer.
+/// A fact about a store that each process tests once. Callers that ask during the test wait for its result.
 #[derive(Clone, Default)]
 pub(super) struct Capability(Arc<Inner>);
 
@@ -17,16 +17,16 @@ struct Inner {
 }
 
 impl Capability {
-    /// The answer, if it is known.
+    /// Returns the fact, if it is known.
     pub(super) fn known(&self) -> Option<bool> {
         self.0.known.get().copied()
     }
 
-    /// The answer. If trying fails, the next one who asks tries again.
+    /// Returns the fact, and tests it if it is unknown. If the test fails, the next caller tests again.
     ///
     /// # Errors
-    /// Those of `attempt`.
-    pub(super) fn find_out(&self, attempt: impl FnOnce() -> Result<bool>) -> Result<bool> {
+    /// Fails with the errors of `test`.
+    pub(super) fn find_out(&self, test: impl FnOnce() -> Result<bool>) -> Result<bool> {
         if let Some(known) = self.known() {
             return Ok(known);
         }
@@ -34,42 +34,43 @@ impl Capability {
         if let Some(known) = self.known() {
             return Ok(known);
         }
-        let found = attempt()?;
-        Ok(*self.0.known.get_or_init(|| found))
+        let result = test()?;
+        Ok(*self.0.known.get_or_init(|| result))
     }
 }
 
-/// Work beside other work. Dropping this waits for its end.
+/// A task that runs beside other work. Dropping this waits for its end.
 #[must_use]
 pub struct BackgroundTask(Option<JoinHandle<()>>);
 
 impl Drop for BackgroundTask {
     fn drop(&mut self) {
-        if let Some(work) = self.0.take() {
-            // Nothing depends on it.
-            let _ = work.join();
+        if let Some(thread) = self.0.take() {
+            // The task is only an optimization, so ignore its panic.
+            let _ = thread.join();
         }
     }
 }
 
 impl Store {
-    /// Does `work` on a thread of its own, since it mostly waits for the store; at once in a local folder, where nothing
-    /// waits. It may be left undone, if the system has no thread left: nothing may depend on it.
+    /// Runs `work` on a thread of its own, since it mostly waits for the store. In a local folder nothing
+    /// waits, so it runs at once. If the system has no thread left, `work` does not run: nothing may depend
+    /// on it.
     pub fn in_background(&self, work: impl FnOnce(&Store) + Send + 'static) -> BackgroundTask {
         if self.local_root.is_some() {
             work(self);
             return BackgroundTask(None);
         }
         let store = self.clone();
-        let begun = Builder::new().spawn(move || work(&store));
-        BackgroundTask(begun.ok())
+        let thread = Builder::new().spawn(move || work(&store));
+        BackgroundTask(thread.ok())
     }
 
-    /// Finds out what naming a new object will depend on, beside other work: the naming need not wait for it then.
+    /// Tests in the background what giving a name depends on, so that the naming need not wait for the tests.
     pub fn prepare_naming(&self) -> [BackgroundTask; 2] {
         [
             self.in_background(|store| {
-                // It fails again where it matters.
+                // An error is reported when the result is needed.
                 let _ = store.ignores_conditions();
             }),
             self.in_background(|store| {
@@ -86,24 +87,21 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     #[test]
-    fn a_fact_is_tried_once_by_all_who_ask_at_the_same_time() {
-        let (tried, tries) = (Capability::default(), AtomicUsize::new(0));
-        assert!(
-            tried
-                .find_out(|| Err(Error::internal("no answer")))
-                .is_err()
-        );
+    fn a_fact_is_tested_once_by_concurrent_callers() {
+        let (capability, tests) = (Capability::default(), AtomicUsize::new(0));
+        let failed = capability.find_out(|| Err(Error::internal("no answer")));
+        assert!(failed.is_err());
         std::thread::scope(|s| {
             for _ in 0..8 {
                 s.spawn(|| {
-                    let found = tried.find_out(|| {
-                        tries.fetch_add(1, Ordering::Relaxed);
+                    let result = capability.find_out(|| {
+                        tests.fetch_add(1, Ordering::Relaxed);
                         Ok(true)
                     });
-                    assert!(found.unwrap());
+                    assert!(result.unwrap());
                 });
             }
         });
-        assert_eq!(tries.into_inner(), 1);
+        assert_eq!(tests.into_inner(), 1);
     }
 }

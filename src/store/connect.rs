@@ -1,7 +1,9 @@
-//! The HTTP connections of stores: made of object_store's settings, as the crate makes its own, but for redirects.
+//! The HTTP connections of stores, made from object_store's settings like the crate's own, except that
+//! redirects are not followed.
 //!
-//! A redirect is not followed. A server, or somebody on the way to it, could send the request on to another host, with
-//! all headers that reqwest does not know to be secret: `X-Auth-Token`, `x-amz-security-token`, the keys of SSE-C.
+//! A hostile server, or somebody in the network, could redirect a request to another host, and with it all
+//! headers that reqwest does not know to be secret: `X-Auth-Token`, `x-amz-security-token`, the keys of
+//! SSE-C. Also warns once for each host that gets credentials without TLS. Called by `requests`.
 
 use crate::base::lock;
 use crate::base::random::random_word;
@@ -21,7 +23,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 use url::{Host, Url};
 
-/// Headers that let whoever reads them act for us, or read what is stored.
+/// Headers with which their reader could act as us, or decrypt what is stored.
 const SECRET_HEADERS: [HeaderName; 6] = [
     AUTHORIZATION,
     HeaderName::from_static("x-auth-token"),
@@ -31,19 +33,19 @@ const SECRET_HEADERS: [HeaderName; 6] = [
     HeaderName::from_static("x-amz-copy-source-server-side-encryption-customer-key"),
 ];
 
-/// Connects as `options` say, with these certificates beside the system's.
+/// Returns a client with these settings, and with these certificates beside the system's.
 ///
 /// # Errors
-/// The crate's, if a setting makes no sense.
+/// Fails with the crate's errors if a setting is invalid.
 pub(super) fn connect(
     options: &ClientOptions,
     certificates: &[Certificate],
 ) -> object_store::Result<HttpClient> {
-    let client = builder(options, certificates)?.build().map_err(wrong)?;
-    Ok(HttpClient::new(Direct(HttpClient::new(client))))
+    let client = builder(options, certificates)?.build().map_err(invalid)?;
+    Ok(HttpClient::new(WithoutRedirects(HttpClient::new(client))))
 }
 
-fn wrong(e: impl std::error::Error + Send + Sync + 'static) -> object_store::Error {
+fn invalid(e: impl std::error::Error + Send + Sync + 'static) -> object_store::Error {
     object_store::Error::Generic {
         store: "HTTP client",
         source: Box::new(e),
@@ -61,16 +63,16 @@ fn builder(
     let mut builder = ClientBuilder::new()
         .redirect(Policy::none())
         .user_agent(agent)
-        // What is stored is what was written, whatever features the crate is built with.
+        // Objects must be read as they were written, whatever features reqwest is built with.
         .no_gzip()
         .no_brotli()
         .no_zstd()
         .no_deflate()
         .https_only(!settings.flag(Key::AllowHttp)?);
     if let Some(url) = settings.text(Key::ProxyUrl) {
-        let mut proxy = Proxy::all(url).map_err(wrong)?;
+        let mut proxy = Proxy::all(url).map_err(invalid)?;
         if let Some(pem) = settings.text(Key::ProxyCaCertificate) {
-            let certificate = Certificate::from_pem(pem.as_bytes()).map_err(wrong)?;
+            let certificate = Certificate::from_pem(pem.as_bytes()).map_err(invalid)?;
             builder = builder.tls_certs_merge([certificate]);
         }
         if let Some(hosts) = settings.text(Key::ProxyExcludes) {
@@ -120,12 +122,12 @@ fn builder(
         builder = builder.tls_danger_accept_invalid_certs(true);
     }
     if settings.flag(Key::RandomizeAddresses)? {
-        builder = builder.dns_resolver(AnyOrder);
+        builder = builder.dns_resolver(RandomFirstAddress);
     }
     Ok(builder)
 }
 
-/// The crate's settings, which it tells as texts.
+/// The crate's settings, which it returns as texts.
 struct Settings<'a>(&'a ClientOptions);
 
 impl Settings<'_> {
@@ -141,11 +143,11 @@ impl Settings<'_> {
         let Some(text) = self.text(key) else {
             return Ok(None);
         };
-        let found = parse(&text);
-        let what = format!("{} cannot be {text:?}", key.as_ref());
-        found
-            .map(Some)
-            .ok_or_else(|| wrong(std::io::Error::other(what)))
+        let Some(value) = parse(&text) else {
+            let error = format!("{} cannot be {text:?}", key.as_ref());
+            return Err(invalid(std::io::Error::other(error)));
+        };
+        Ok(Some(value))
     }
 
     fn flag(&self, key: Key) -> object_store::Result<bool> {
@@ -166,16 +168,16 @@ impl Settings<'_> {
     }
 }
 
-/// Resolves a name to its addresses, beginning with any of them, so that runs do not all go to the first.
-struct AnyOrder;
+/// Resolves a name to its addresses, from a random one on, so that not all processes connect to the first.
+struct RandomFirstAddress;
 
-impl Resolve for AnyOrder {
+impl Resolve for RandomFirstAddress {
     fn resolve(&self, name: Name) -> Resolving {
         Box::pin(async move {
-            let found = tokio::task::spawn_blocking(move || {
+            let lookup = tokio::task::spawn_blocking(move || {
                 (name.as_str(), 0).to_socket_addrs().map(Vec::from_iter)
             });
-            let mut addresses: Vec<SocketAddr> = found.await??;
+            let mut addresses: Vec<SocketAddr> = lookup.await??;
             if !addresses.is_empty() {
                 let first = random_word() as usize % addresses.len();
                 addresses.rotate_left(first);
@@ -185,30 +187,31 @@ impl Resolve for AnyOrder {
     }
 }
 
-/// Sends requests to the host that they are for, and to no other.
+/// Turns redirects into refusals.
 #[derive(Debug)]
-struct Direct(HttpClient);
+struct WithoutRedirects(HttpClient);
 
 #[async_trait]
-impl HttpService for Direct {
+impl HttpService for WithoutRedirects {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
         let uri = request.uri().clone();
         if let Some(origin) = shows_secrets(request.method(), &uri, request.headers()) {
             warn_once(&origin);
         }
-        let answer = self.0.execute(request).await?;
-        Ok(match redirects(answer.status()) {
-            true => refusal(&uri, &answer),
-            false => answer,
+        let response = self.0.execute(request).await?;
+        Ok(match is_redirect(response.status()) {
+            true => refusal(&uri, &response),
+            false => response,
         })
     }
 }
 
-fn redirects(status: StatusCode) -> bool {
+fn is_redirect(status: StatusCode) -> bool {
     status.is_redirection() && status != StatusCode::NOT_MODIFIED
 }
 
-/// What a redirect becomes: an answer that no client follows or tries again, with the reason in its body.
+/// Returns the response that replaces a redirect. No client follows or retries it, and its body has the
+/// reason.
 fn refusal(uri: &Uri, redirect: &HttpResponse) -> HttpResponse {
     let header = |name: &str| redirect.headers().get(name)?.to_str().ok();
     let to = header(LOCATION.as_str())
@@ -221,20 +224,21 @@ fn refusal(uri: &Uri, redirect: &HttpResponse) -> HttpResponse {
             format!("; the bucket is in the region {region}")
         });
     let text = format!(
-        "the server redirects ({}){to}, and no redirect is followed, because credentials would go along: give the store's own endpoint and region{region}",
+        "the server redirects ({}){to}, and redirects are not followed, because credentials would go along: give the store's own endpoint and region{region}",
         redirect.status().as_u16()
     );
-    let mut answer = HttpResponse::new(HttpResponseBody::from(text.into_bytes()));
-    *answer.status_mut() = StatusCode::MISDIRECTED_REQUEST;
-    answer
+    let mut response = HttpResponse::new(HttpResponseBody::from(text.into_bytes()));
+    *response.status_mut() = StatusCode::MISDIRECTED_REQUEST;
+    response
 }
 
-/// Where a URL leads to, without its path and query, which may hold secrets.
+/// Returns the origin of a URL. Its path and query may have secrets.
 fn origin_of(url: &Url) -> String {
     url.origin().ascii_serialization()
 }
 
-/// The origin of a request that shows secrets to the network: credentials without TLS, to another machine.
+/// Returns the origin of a request that shows secrets to the network: it has credentials, no TLS, and another
+/// machine's host.
 fn shows_secrets(method: &Method, uri: &Uri, headers: &HeaderMap) -> Option<String> {
     if uri.scheme_str() != Some("http") {
         return None;
@@ -249,13 +253,13 @@ fn shows_secrets(method: &Method, uri: &Uri, headers: &HeaderMap) -> Option<Stri
     let url = Url::parse(&uri.to_string()).ok()?;
     (is_login || is_signed || has_header)
         .then_some(url)
-        .filter(|url| !stays_here(url))
+        .filter(|url| !is_local(url))
         .map(|url| origin_of(&url))
 }
 
-/// Whether requests do not leave the machine. The metadata services of clouds have link-local addresses, and those of
-/// AWS by IPv6 `fd00:ec2::/32`.
-fn stays_here(url: &Url) -> bool {
+/// Returns whether requests to a URL do not leave the machine. The metadata services of clouds have
+/// link-local addresses, and those of AWS in IPv6 are in `fd00:ec2::/32`.
+fn is_local(url: &Url) -> bool {
     let address = match url.host() {
         Some(Host::Domain(name)) => return name == "localhost" || name.ends_with(".localhost"),
         Some(Host::Ipv4(address)) => IpAddr::V4(address),
@@ -278,7 +282,7 @@ fn warn_once(origin: &str) {
     if warned.insert(origin.to_owned()) {
         tracing::warn!(
             endpoint = origin,
-            "credentials and snapshots go to this endpoint without TLS: whoever sees the network's traffic can read them; use https://"
+            "credentials and snapshots go to this endpoint without TLS: everybody who sees the network's traffic can read them; use https://"
         );
     }
 }
@@ -289,17 +293,17 @@ mod tests {
     use http::HeaderValue;
 
     fn redirect(status: u16, headers: &[(&'static str, &'static str)]) -> HttpResponse {
-        let mut answer = HttpResponse::new(HttpResponseBody::from(Vec::new()));
-        *answer.status_mut() = StatusCode::from_u16(status).unwrap();
+        let mut response = HttpResponse::new(HttpResponseBody::from(Vec::new()));
+        *response.status_mut() = StatusCode::from_u16(status).unwrap();
         for &(name, value) in headers {
             let value = HeaderValue::from_static(value);
-            answer.headers_mut().insert(name, value);
+            response.headers_mut().insert(name, value);
         }
-        answer
+        response
     }
 
-    async fn said(redirected: HttpResponse) -> String {
-        assert!(redirects(redirected.status()));
+    async fn text_of(redirected: HttpResponse) -> String {
+        assert!(is_redirect(redirected.status()));
         let uri = Uri::from_static("http://a.example:1/b?sig=SECRET");
         let refusal = refusal(&uri, &redirected);
         assert_eq!(refusal.status().as_u16(), 421);
@@ -307,25 +311,26 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_redirect_becomes_a_refusal_that_shows_the_host_alone() {
+    async fn a_redirect_becomes_a_refusal_that_only_shows_the_host() {
         let to = "https://u:SECRET@b.example:2/c?sig=SECRET";
-        let text = said(redirect(307, &[("location", to)])).await;
+        let text = text_of(redirect(307, &[("location", to)])).await;
         assert!(text.contains("(307) to https://b.example:2,"), "{text}");
         assert!(!text.contains("SECRET"), "{text}");
-        let text = said(redirect(302, &[("location", "/else?sig=SECRET")])).await;
+        let text = text_of(redirect(302, &[("location", "/else?sig=SECRET")])).await;
         assert!(text.contains("to http://a.example:1,"), "{text}");
         assert!(!text.contains("SECRET"), "{text}");
         let region = ("x-amz-bucket-region", "eu-west-1");
-        let text = said(redirect(301, &[region])).await;
+        let text = text_of(redirect(301, &[region])).await;
         assert!(text.ends_with("is in the region eu-west-1"), "{text}");
         let hostile = ("x-amz-bucket-region", "x; rm -rf");
-        assert!(!said(redirect(301, &[hostile])).await.contains("rm"));
-        assert!(!redirects(StatusCode::NOT_MODIFIED));
-        assert!(!redirects(StatusCode::OK));
+        let text = text_of(redirect(301, &[hostile])).await;
+        assert!(!text.contains("rm"), "{text}");
+        assert!(!is_redirect(StatusCode::NOT_MODIFIED));
+        assert!(!is_redirect(StatusCode::OK));
     }
 
     #[test]
-    fn secrets_without_tls_are_noticed_unless_they_stay_here() {
+    fn secrets_without_tls_are_noticed_unless_they_stay_on_the_machine() {
         let shows = |method, uri: &'static str, header: Option<&'static str>| {
             let mut headers = HeaderMap::new();
             if let Some(name) = header {
@@ -348,7 +353,7 @@ mod tests {
         assert!(shows(Method::POST, "http://k.example/v3/auth/tokens", None).is_some());
         assert_eq!(get("http://s.example/b", None), None);
         assert_eq!(get("https://s.example/b", Some("authorization")), None);
-        for here in [
+        for local in [
             "http://127.0.0.1:9000/b",
             "http://[::1]/b",
             "http://localhost/b",
@@ -357,7 +362,7 @@ mod tests {
             "http://[fd00:ec2::254]/latest/meta-data",
             "http://[fd00:ec2::23]/v1/credentials",
         ] {
-            assert_eq!(get(here, Some("authorization")), None, "{here}");
+            assert_eq!(get(local, Some("authorization")), None, "{local}");
         }
         for elsewhere in ["http://localhost.example/b", "http://[fd00:ec3::23]/b"] {
             assert!(get(elsewhere, Some("authorization")).is_some());

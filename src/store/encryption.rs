@@ -1,7 +1,7 @@
 //! Client-side encryption: age files for X25519 recipients (<https://age-encryption.org/v1>).
 //!
-//! What is encrypted is the object as it would be stored otherwise: compressed, with its checksum
-//! inside. `ops` calls it.
+//! Encrypts an object as it would otherwise be stored: compressed, with its checksum inside. Does not read
+//! keys from files or flags: `cli` does. Called by `ops`.
 
 use crate::error::{Error, Reason, Result};
 use age::stream::{StreamReader, StreamWriter};
@@ -12,32 +12,32 @@ use std::io::{self, BufRead, BufReader, Chain, Cursor, Read, Write};
 use std::sync::Arc;
 
 const BUFFER: usize = 256 << 10;
-/// What every age file begins with.
+/// The first bytes of every age file.
 pub const MAGIC: &[u8] = b"age-encryption.org/v1\n";
-/// What an age file begins with that was made text for mails.
+/// The first bytes of an age file in its text form (armored).
 pub const ARMORED: &[u8] = b"-----BEGIN AGE ENCRYPTED FILE-----";
-/// Bytes of a header; what is longer is damaged. Each recipient takes about a hundred.
+/// The most bytes of a header; a longer one is damaged. A recipient takes about a hundred.
 const MAX_HEADER: u64 = 128 << 10;
-/// Whom new snapshots can be encrypted for at once, so that headers stay as short.
+/// The most recipients of a new snapshot. Their header is shorter than [`MAX_HEADER`].
 pub const MAX_RECIPIENTS: usize = 1000;
 
-/// The identities that open snapshots, and the recipients that new ones are encrypted for.
+/// The identities that decrypt snapshots, and the recipients for whom new ones are encrypted.
 #[derive(Clone, Default)]
 pub struct Keys {
     identities: Arc<Vec<Identity>>,
     recipients: Arc<Vec<Recipient>>,
 }
 
-/// Identities are secrets.
+/// Shows numbers, since identities are secret.
 impl fmt::Debug for Keys {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (opens, seals) = (self.identities.len(), self.recipients.len());
-        write!(f, "Keys({opens} identities, {seals} recipients)")
+        let (identities, recipients) = (self.identities.len(), self.recipients.len());
+        write!(f, "Keys({identities} identities, {recipients} recipients)")
     }
 }
 
 impl Keys {
-    /// Those keys.
+    /// Returns keys. Both lists may be empty.
     pub fn new(identities: Vec<Identity>, recipients: Vec<Recipient>) -> Self {
         Keys {
             identities: Arc::new(identities),
@@ -45,22 +45,23 @@ impl Keys {
         }
     }
 
-    /// Whether new snapshots are encrypted.
+    /// Returns whether new snapshots are encrypted: there is a recipient.
     pub fn encrypts(&self) -> bool {
         !self.recipients.is_empty()
     }
 
-    /// Whether there is an identity to open snapshots with.
+    /// Returns whether encrypted snapshots can be read: there is an identity.
     pub fn decrypts(&self) -> bool {
         !self.identities.is_empty()
     }
 
-    /// Opens an encrypted stream; reads its header.
+    /// Decrypts a stream. Reads its header at once.
     ///
     /// # Errors
-    /// `CannotDecrypt` where no identity fits; `CorruptSnapshot`, also behind `std::io::Error` while
-    /// reading; those of `inner`.
-    pub fn decrypt<R: Read>(&self, inner: R) -> Result<Opened<R>> {
+    /// Fails with `CannotDecrypt` if no identity fits, with `CorruptSnapshot` if the header is damaged, and
+    /// with the errors of `inner`. Damage behind the header shows while the stream is read: a
+    /// `CorruptSnapshot` in an `io::Error`.
+    pub fn decrypt<R: Read>(&self, inner: R) -> Result<DecryptingReader<R>> {
         if !self.decrypts() {
             return Err(Reason::CannotDecrypt.error(
                 "it is encrypted: give the age identity that opens it with --age-identity",
@@ -68,7 +69,7 @@ impl Keys {
         }
         let failed = |e: DecryptError| {
             match e {
-            DecryptError::Io(e) if is_of_source(&e) => Error::io(READING, e),
+            DecryptError::Io(e) if is_source_error(&e) => Error::io(READING, e),
             DecryptError::NoMatchingKeys | DecryptError::KeyDecryptionFailed => Reason::CannotDecrypt.error("none of the identities given with --age-identity opens it: it is encrypted for others, or its header is damaged"),
             e => Error::corrupt(format!("its age header is damaged: {e}")),
         }
@@ -83,35 +84,37 @@ impl Keys {
             ));
         }
         let identities = self.identities.iter().map(|i| i as &dyn age::Identity);
-        Ok(Opened(decryptor.decrypt(identities).map_err(failed)?))
+        Ok(DecryptingReader(
+            decryptor.decrypt(identities).map_err(failed)?,
+        ))
     }
 
-    /// Encrypts what is written, if there is anybody to encrypt it for.
+    /// Encrypts a stream, or passes it on if there is no recipient.
     ///
     /// # Errors
-    /// Those of writing the header to `inner`.
-    pub fn encrypt<W: Write>(&self, inner: W) -> Result<Sealed<W>> {
+    /// Fails with the errors of writing the header to `inner`.
+    pub fn encrypt<W: Write>(&self, inner: W) -> Result<EncryptingWriter<W>> {
         if !self.encrypts() {
-            return Ok(Sealed::Plain(inner));
+            return Ok(EncryptingWriter::Plain(inner));
         }
         let recipients = self.recipients.iter().map(|r| r as &dyn age::Recipient);
         let encryptor = Encryptor::with_recipients(recipients)
-            .map_err(|e| Error::internal(format!("recipients that do not go together: {e}")))?;
+            .map_err(|e| Error::internal(format!("the recipients cannot be used together: {e}")))?;
         let stream = encryptor
             .wrap_output(inner)
             .map_err(|e| Error::io("write an encrypted snapshot", e))?;
-        Ok(Sealed::Encrypted(stream))
+        Ok(EncryptingWriter::Encrypted(stream))
     }
 }
 
 const READING: &str = "read an encrypted snapshot";
 
-/// Whether an error while reading is that of what is read, and no damage in it.
-fn is_of_source(e: &io::Error) -> bool {
+/// Returns whether an error while reading comes from the source, and is not damage.
+fn is_source_error(e: &io::Error) -> bool {
     e.raw_os_error().is_some() || e.get_ref().is_some_and(|inner| inner.is::<Error>())
 }
 
-/// Reads up to the end of the last line of a header: the one of its MAC.
+/// Reads a header, up to the end of its last line, which has the MAC.
 fn header(inner: &mut impl BufRead) -> Result<Vec<u8>> {
     let mut header = Vec::new();
     loop {
@@ -125,9 +128,9 @@ fn header(inner: &mut impl BufRead) -> Result<Vec<u8>> {
         if from == 0 && line != MAGIC {
             return match line.starts_with(ARMORED) {
                 true => Err(Error::corrupt(
-                    "it is an age file in its form for mails (armored): take the armor off first",
+                    "it is an age file in its text form (armored): remove the armor first",
                 )),
-                false => damaged("it is no age file"),
+                false => damaged("it is not an age file"),
             };
         }
         match line.last() {
@@ -139,13 +142,13 @@ fn header(inner: &mut impl BufRead) -> Result<Vec<u8>> {
     }
 }
 
-/// Checks what can be checked of an age file of so many bytes without an identity: that its header is one for X25519
-/// recipients, and that there is room for a snapshot behind it. It reads no more than the header.
+/// Checks an age file of `bytes` bytes as far as that needs no identity: the header is valid and for X25519
+/// recipients, and the rest is long enough for a snapshot. Reads no more than the header.
 ///
 /// # Errors
-/// `CorruptSnapshot`; those of `inner`.
+/// Fails with `CorruptSnapshot`, and with the errors of `inner`.
 pub fn check_header(inner: impl Read, bytes: u64) -> Result<()> {
-    /// The nonce, a tag, and fewer bytes than any snapshot has.
+    /// The nonce, an authentication tag, and fewer bytes than any snapshot has.
     const LEAST: u64 = 16 + 16 + 64;
     let mut inner = BufReader::with_capacity(BUFFER.min(MAX_HEADER as usize), inner);
     let header = header(&mut inner)?;
@@ -160,56 +163,56 @@ pub fn check_header(inner: impl Read, bytes: u64) -> Result<()> {
             "it is encrypted with a passphrase: snapshots are for X25519 recipients",
         )),
         Ok(_) => Ok(()),
-        Err(DecryptError::Io(e)) if is_of_source(&e) => Err(Error::io(READING, e)),
+        Err(DecryptError::Io(e)) if is_source_error(&e) => Err(Error::io(READING, e)),
         Err(e) => Err(Error::corrupt(format!("its age header is damaged: {e}"))),
     }
 }
 
-/// A stream that is decrypted as it is read; every 64 KiB are authenticated before they are given.
-pub struct Opened<R>(StreamReader<Chain<Cursor<Vec<u8>>, BufReader<R>>>);
+/// Decrypts a stream while it is read. Each 64 KiB are authenticated before they are returned.
+pub struct DecryptingReader<R>(StreamReader<Chain<Cursor<Vec<u8>>, BufReader<R>>>);
 
-impl<R: Read> Read for Opened<R> {
+impl<R: Read> Read for DecryptingReader<R> {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
-        self.0.read(out).map_err(|e| match is_of_source(&e) {
+        self.0.read(out).map_err(|e| match is_source_error(&e) {
             true => e,
             false => Error::corrupt(format!("its encryption is damaged: {e}")).into(),
         })
     }
 }
 
-/// A stream that is encrypted as it is written, or passes as it is.
-pub enum Sealed<W: Write> {
-    /// As it is.
+/// Encrypts a stream while it is written, or passes it on.
+pub enum EncryptingWriter<W: Write> {
+    /// Passes the bytes on.
     Plain(W),
-    /// Encrypted.
+    /// Encrypts the bytes.
     Encrypted(StreamWriter<W>),
 }
 
-impl<W: Write> Sealed<W> {
-    /// Writes the end, and gives the writer below. Without it what was written cannot be read.
+impl<W: Write> EncryptingWriter<W> {
+    /// Writes the end of the encryption and returns the inner writer. A file without the end cannot be read.
     ///
     /// # Errors
-    /// Those of `inner`.
+    /// Fails with the errors of the inner writer.
     pub fn finish(self) -> io::Result<W> {
         match self {
-            Sealed::Plain(inner) => Ok(inner),
-            Sealed::Encrypted(stream) => stream.finish(),
+            EncryptingWriter::Plain(inner) => Ok(inner),
+            EncryptingWriter::Encrypted(stream) => stream.finish(),
         }
     }
 }
 
-impl<W: Write> Write for Sealed<W> {
+impl<W: Write> Write for EncryptingWriter<W> {
     fn write(&mut self, b: &[u8]) -> io::Result<usize> {
         match self {
-            Sealed::Plain(inner) => inner.write(b),
-            Sealed::Encrypted(stream) => stream.write(b),
+            EncryptingWriter::Plain(inner) => inner.write(b),
+            EncryptingWriter::Encrypted(stream) => stream.write(b),
         }
     }
 
     fn flush(&mut self) -> io::Result<()> {
         match self {
-            Sealed::Plain(inner) => inner.flush(),
-            Sealed::Encrypted(stream) => stream.flush(),
+            EncryptingWriter::Plain(inner) => inner.flush(),
+            EncryptingWriter::Encrypted(stream) => stream.flush(),
         }
     }
 }
@@ -226,11 +229,11 @@ mod tests {
 
     fn refused(keys: &Keys, source: impl Read) -> Error {
         let opened = keys.decrypt(source);
-        opened.map(drop).expect_err("it is no age file")
+        opened.map(drop).expect_err("it is not an age file")
     }
 
     #[test]
-    fn a_header_without_an_end_is_damage_and_takes_no_memory() {
+    fn an_endless_header_is_damage_and_takes_little_memory() {
         let keys = keys();
         let lines = "-> X25519 some\nbody\n".repeat(100_000);
         for source in [
@@ -242,7 +245,7 @@ mod tests {
             let mut source = source.take(1 << 40);
             let e = refused(&keys, &mut source);
             assert_eq!(e.reason(), Reason::CorruptSnapshot, "{e}");
-            // No more than was buffered.
+            // No more is read than was buffered.
             assert!((1 << 40) - source.limit() < 1 << 20, "{e}");
         }
         let e = refused(&keys, ARMORED);
@@ -250,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fails_below_keeps_its_reason() {
+    fn an_error_of_the_source_keeps_its_reason() {
         struct Failing;
         impl Read for Failing {
             fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {

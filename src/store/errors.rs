@@ -1,13 +1,16 @@
-//! What a store's complaint means for the user: a reason, and the cause that helps.
+//! Errors of stores: turns the object_store crate's error, or a refusal, into one of ours, with a reason and
+//! advice.
+//!
+//! Removes secrets in URLs from the text. Called by everything in `store` that sends a request.
 
 use crate::base::causes;
 use crate::error::{Error, Reason, Result};
 
-/// What object_store's errors have for the name of a local folder.
+/// The name of a local folder in the crate's errors.
 pub(super) const LOCAL: &str = "LocalFileSystem";
 
-/// Turns a store's error into ours; `what` says what was tried, on what.
-pub fn store_error(what: impl std::fmt::Display, e: object_store::Error) -> Error {
+/// Turns the crate's error into ours. `action` says what was tried on what, such as `read s3://b/p/x`.
+pub fn store_error(action: impl std::fmt::Display, e: object_store::Error) -> Error {
     use object_store::Error as E;
     let text = tidy(&redact(&innermost(&e)));
     let reason = match &e {
@@ -18,11 +21,11 @@ pub fn store_error(what: impl std::fmt::Display, e: object_store::Error) -> Erro
         E::NotSupported { .. } | E::NotImplemented { .. } | E::UnknownConfigurationKey { .. } => {
             Reason::Configuration
         }
-        // An object's name that the client library cannot take fails the whole listing.
+        // The crate cannot name an object, and fails the whole listing.
         E::InvalidPath { .. } => Reason::Configuration,
         _ => match io_cause(&e) {
             Some(io) => Error::io("", std::io::Error::from(io)).reason(),
-            // Listings do not come with a kind, only with the answer's status in words.
+            // The error of a listing has no kind. Its text has the status.
             None => status_in(&text).map_or(Reason::StoreUnreachable, reason_of),
         },
     };
@@ -33,10 +36,10 @@ pub fn store_error(what: impl std::fmt::Display, e: object_store::Error) -> Erro
         _ if io_cause(&e).is_some() => "",
         _ => advice_for(reason),
     };
-    reason.error(format!("cannot {what}: {text}{advice}"))
+    reason.error(format!("cannot {action}: {text}{advice}"))
 }
 
-/// A write that failed. What it needs was there a moment ago: if it is missing, it was deleted.
+/// Turns the error of a write into ours. If something is missing, it was deleted meanwhile.
 pub(super) fn write_error(name: &str, e: object_store::Error) -> Error {
     match e {
         object_store::Error::NotFound { .. } => Reason::SnapshotVanished.error(format!(
@@ -47,24 +50,25 @@ pub(super) fn write_error(name: &str, e: object_store::Error) -> Error {
     }
 }
 
-/// Whether the name of a conditional write is taken.
+/// Returns whether a conditional write failed because of its condition: the name is taken, or the object has
+/// changed.
 pub(super) fn is_taken(e: &object_store::Error) -> bool {
     use object_store::Error as E;
     matches!(e, E::AlreadyExists { .. } | E::Precondition { .. })
 }
 
-/// What an error tells of the store: a refusal.
+/// Returns our error for a refusal of the store, to find out what it can do.
 ///
 /// # Errors
-/// The error itself, if a later run may not see it.
-pub(super) fn refusal(what: &str, e: object_store::Error) -> Result<Error> {
+/// Fails with the error if it is no refusal: a later attempt may succeed.
+pub(super) fn refusal(action: &str, e: object_store::Error) -> Result<Error> {
     use object_store::Error as E;
-    let is_answer = matches!(e, E::NotImplemented { .. } | E::NotSupported { .. });
-    let e = store_error(what, e);
+    let is_refusal = matches!(e, E::NotImplemented { .. } | E::NotSupported { .. });
+    let e = store_error(action, e);
     match e.reason() {
-        // A server may call 501 an error of its own.
+        // The crate takes a server's 501 for an outage.
         Reason::StoreUnreachable
-            if !is_answer && !e.to_string().contains("501 Not Implemented") =>
+            if !is_refusal && !e.to_string().contains("501 Not Implemented") =>
         {
             Err(e)
         }
@@ -73,9 +77,9 @@ pub(super) fn refusal(what: &str, e: object_store::Error) -> Result<Error> {
     }
 }
 
-/// An answer's refusal; `text` is its status and its body.
-pub(super) fn status_error(what: &str, status: u16, text: &str) -> Error {
-    /// Of a body that is no XML, bytes that are shown.
+/// Returns the error for a refusal. `text` has its status and its body.
+pub(super) fn status_error(action: &str, status: u16, text: &str) -> Error {
+    /// The most characters of a body that are shown.
     const SHOWN: usize = 300;
     let reason = match status {
         501 | 505 => Reason::Configuration,
@@ -86,7 +90,7 @@ pub(super) fn status_error(what: &str, status: u16, text: &str) -> Error {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text,
     };
-    reason.error(format!("cannot {what}: {shown}{}", advice_for(reason)))
+    reason.error(format!("cannot {action}: {shown}{}", advice_for(reason)))
 }
 
 fn reason_of(status: u16) -> Reason {
@@ -95,7 +99,7 @@ fn reason_of(status: u16) -> Reason {
         403 => Reason::PermissionDenied,
         404 => Reason::NoSnapshots,
         408 | 429 => Reason::StoreUnreachable,
-        // A retry cannot mend what is wrong with the request.
+        // The request is wrong, so a retry cannot help.
         300..=499 => Reason::Configuration,
         _ => Reason::StoreUnreachable,
     }
@@ -111,13 +115,13 @@ fn advice_for(reason: Reason) -> &'static str {
     }
 }
 
-/// The HTTP status that object_store writes into its messages.
+/// Returns the HTTP status in a message of the crate.
 fn status_in(text: &str) -> Option<u16> {
     let at = text.find("status code: ")? + "status code: ".len();
     text.get(at..at + 3)?.parse().ok()
 }
 
-/// One line; of a server's XML only its code and message.
+/// Returns the text in one line. Of a server's XML, keeps only the code and the message.
 fn tidy(text: &str) -> String {
     let within = |tag: &str| {
         let from = text.find(&format!("<{tag}>"))? + tag.len() + 2;
@@ -125,20 +129,20 @@ fn tidy(text: &str) -> String {
         Some(&text[from..to])
     };
     let begin = text.find("<?xml").or_else(|| text.find("<Error"));
-    let said = match (begin, within("Code"), within("Message")) {
+    let short = match (begin, within("Code"), within("Message")) {
         (Some(xml), Some(code), Some(message)) => {
             format!("{}{code}: {message}", &text[..xml])
         }
         _ => text.to_owned(),
     };
-    said.split_whitespace().collect::<Vec<_>>().join(" ")
+    short.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// The error and those below it that say something new, outermost first.
+/// Returns the texts of the error and its sources, outermost first, without those that repeat another's.
 fn innermost(e: &object_store::Error) -> String {
     let mut parts: Vec<String> = Vec::new();
     for text in causes::chain(e).map(ToString::to_string) {
-        // Most errors repeat their source's text.
+        // Most errors contain their source's text.
         parts.retain(|p| !p.contains(&text) || *p == text);
         if !parts.iter().any(|p| p.contains(&text)) {
             parts.push(text);
@@ -147,7 +151,7 @@ fn innermost(e: &object_store::Error) -> String {
     parts.join(": ")
 }
 
-/// The local file system's error at the bottom, if that is what failed.
+/// Returns the kind of the I/O error that is the cause, if a local folder failed.
 pub(super) fn io_cause(e: &object_store::Error) -> Option<std::io::ErrorKind> {
     let object_store::Error::Generic { store, .. } = e else {
         return None;
@@ -160,7 +164,7 @@ pub(super) fn io_cause(e: &object_store::Error) -> Option<std::io::ErrorKind> {
     io.next().map(std::io::Error::kind)
 }
 
-/// Cuts the query off every URL: signatures and tokens stand there.
+/// Removes the query of every URL, which may hold signatures and tokens.
 pub(super) fn redact(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for (i, word) in text.split(' ').enumerate() {
@@ -183,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_servers_answer_becomes_one_line_and_a_status() {
+    fn a_refusal_becomes_one_line_with_its_status() {
         let text = tidy(
             "status code: 403 Forbidden: <?xml version=\"1.0\"?>\n<Error><Code>No</Code><Message>Not\nyou.</Message><Id>7</Id></Error>",
         );
@@ -193,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_in_urls_never_show() {
+    fn tokens_in_urls_are_removed() {
         let shown = redact("GET https://a.example/b/c?sig=SECRET&x=1 failed (http://b/?t=SECRET)");
         assert!(!shown.contains("SECRET"), "{shown}");
         assert!(shown.contains("https://a.example/b/c?…"), "{shown}");

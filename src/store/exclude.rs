@@ -1,17 +1,17 @@
-//! Whether a snapshot is tagged `x-etcd-snapshot-exclude=true`, and tagging it so.
+//! Exclusion markers: reads and sets the tag `x-etcd-snapshot-exclude=true` of a snapshot.
 //!
-//! On S3 and Azure it is a tag, on Google Cloud Storage custom metadata. The object_store crate writes tags
-//! with an object and does not read or change them, so they are asked for by signed requests. Stores
-//! without tags, or that refuse them, use a `<name>.exclude` object instead; `backup::catalog` sees to
-//! those.
+//! It is a tag on S3 and Azure, and custom metadata on Google Cloud Storage. The object_store crate cannot
+//! read or change tags, so they have requests of their own. A store without tags has an object `NAME.exclude`
+//! instead: this module writes and deletes it, `backup::catalog` reads it. Called by `ops::list`, `ops::gc`
+//! and everything that opens a catalog.
 
 use super::azure::Azure;
 use super::gcs::Gcs;
-use super::retrying_client::Answer;
+use super::retrying_client::StoreResponse;
 use super::s3::S3;
 use super::small_objects::bytes_of;
 use super::staging::StagingName;
-use super::tag_counts::Tagged;
+use super::tag_counts::TagKnowledge;
 use super::xml::{Document, Tag, TagSet, Tagging};
 use super::{Store, store_error};
 use crate::error::{Error, Reason, Result};
@@ -24,63 +24,64 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use super::tag_counts::EXCLUDE_TAG;
 
-/// What the name of a snapshot and this is that of an object that does the same.
+/// The suffix of the object that excludes a snapshot, after the snapshot's name.
 const EXCLUDE_SUFFIX: &str = ".exclude";
 
-/// How a store tells.
+/// The exclude tags of one store: how they are read, and what is known about them.
 #[derive(Clone)]
 pub struct ExcludeTags {
-    kind: Kind,
-    /// After one refusal no further requests are made.
+    kind: TagKind,
+    /// The store has refused a request for tags. No further ones are made.
     refused: Arc<AtomicBool>,
-    /// It was for lack of a right: there may be tags.
+    /// It refused for lack of a permission, so there may be tags.
     denied: Arc<AtomicBool>,
-    /// What the answers to reads have told.
-    tagged: Arc<Tagged>,
+    /// What the responses to reads have shown.
+    tagged: Arc<TagKnowledge>,
 }
 
-/// What tells.
+/// Where a store keeps the exclude tag.
 #[derive(Clone)]
-pub(super) enum Kind {
+pub(super) enum TagKind {
+    /// Nowhere.
     None,
-    /// Custom metadata, which only Google Cloud Storage can change.
+    /// In custom metadata. It can only be changed on Google Cloud Storage.
     Metadata(Option<Arc<Gcs>>),
-    /// Tags of objects.
+    /// In an object's tags.
     S3(Arc<S3>),
-    /// Tags of blobs.
+    /// In a blob's tags.
     Azure(Arc<Azure>),
 }
 
-/// Why a store did not tell, or did not change, what it was asked for.
-pub(super) enum Untold {
-    /// The object is not there.
+/// Why tags could not be read or changed.
+pub(super) enum TagFailure {
+    /// The object does not exist.
     Gone,
-    /// The store has no tags, or none for us.
+    /// The store has no tags, or no permission for them.
     Refused(Error),
-    /// It took a change, and did not keep it.
+    /// The store accepted a change, and the tag is unchanged.
     Lied(Error),
-    /// It gave no answer, or one that means nothing.
+    /// No response, or one that cannot be understood.
     Failed(Error),
 }
 
-impl From<Error> for Untold {
+impl From<Error> for TagFailure {
     fn from(e: Error) -> Self {
-        Untold::Failed(e)
+        TagFailure::Failed(e)
     }
 }
 
 impl ExcludeTags {
-    /// The store has no tags.
+    /// For a store without tags.
     pub fn none() -> Self {
-        Self::of(Kind::None)
+        Self::of(TagKind::None)
     }
 
-    /// Custom metadata that a HEAD request shows, and that nothing here can change.
+    /// For a store whose custom metadata can be read and not changed.
     pub fn metadata() -> Self {
-        Self::of(Kind::Metadata(None))
+        Self::of(TagKind::Metadata(None))
     }
 
-    pub(super) fn of(kind: Kind) -> Self {
+    pub(super) fn of(kind: TagKind) -> Self {
         ExcludeTags {
             kind,
             refused: Arc::default(),
@@ -89,33 +90,33 @@ impl ExcludeTags {
         }
     }
 
-    /// The same, with what the store's connector takes in.
-    pub(super) fn with_tagged(mut self, tagged: Arc<Tagged>) -> Self {
+    /// Shares the knowledge that the store's connector collects.
+    pub(super) fn with_tagged(mut self, tagged: Arc<TagKnowledge>) -> Self {
         self.tagged = tagged;
         self
     }
 
-    /// Remembers a refusal.
-    fn noted<T>(&self, told: Result<T, Untold>) -> Result<T, Untold> {
-        if let Err(Untold::Refused(why)) = &told {
+    /// Remembers a refusal, and passes the result on.
+    fn remember_refusal<T>(&self, result: Result<T, TagFailure>) -> Result<T, TagFailure> {
+        if let Err(TagFailure::Refused(why)) = &result {
             self.refused.store(true, Ordering::Relaxed);
             if why.reason() == Reason::PermissionDenied {
                 self.denied.store(true, Ordering::Relaxed);
             }
         }
-        told
+        result
     }
 
     pub(super) fn can_tell(&self) -> bool {
-        !matches!(self.kind, Kind::None)
+        !matches!(self.kind, TagKind::None)
     }
 
-    /// Whether the store would not tell: then nothing counts as excluded by a tag.
+    /// Returns whether the store has refused to read tags: then no snapshot counts as excluded by a tag.
     pub(super) fn was_refused(&self) -> bool {
         self.refused.load(Ordering::Relaxed)
     }
 
-    /// Whether it would not for lack of a right.
+    /// Returns whether it refused for lack of a permission.
     pub(super) fn was_denied(&self) -> bool {
         self.denied.load(Ordering::Relaxed)
     }
@@ -129,84 +130,94 @@ impl ExcludeTags {
             return Ok(false);
         }
         match &self.kind {
-            Kind::None => Ok(false),
-            Kind::Metadata(_) => is_marked(store, path).await,
-            Kind::S3(_) | Kind::Azure(_) => match self.noted(self.read(path).await) {
-                Ok(tags) => Ok(is_set(&tags)),
-                // Many backup roles may not read tags, some servers have none.
-                Err(Untold::Gone | Untold::Refused(_) | Untold::Lied(_)) => Ok(false),
-                Err(Untold::Failed(e)) => Err(e),
-            },
+            TagKind::None => Ok(false),
+            TagKind::Metadata(_) => has_exclude_metadata(store, path).await,
+            TagKind::S3(_) | TagKind::Azure(_) => {
+                match self.remember_refusal(self.read(path).await) {
+                    Ok(tags) => Ok(has_exclude_tag(&tags)),
+                    // Many roles for backups may not read tags, and some servers have none.
+                    Err(TagFailure::Gone | TagFailure::Refused(_) | TagFailure::Lied(_)) => {
+                        Ok(false)
+                    }
+                    Err(TagFailure::Failed(e)) => Err(e),
+                }
+            }
         }
     }
 
-    async fn read(&self, path: &Path) -> Result<Vec<Tag>, Untold> {
-        let what = format!("read the tags of {path}");
-        let answer = self.ask(&what, Method::GET, path, String::new()).await?;
-        if answer.is_object_missing() {
-            return Err(Untold::Gone);
+    async fn read(&self, path: &Path) -> Result<Vec<Tag>, TagFailure> {
+        let action = format!("read the tags of {path}");
+        let response = self.send(&action, Method::GET, path, String::new()).await?;
+        if response.is_object_missing() {
+            return Err(TagFailure::Gone);
         }
-        match answer.status {
-            200..=299 => Ok(tags_of(&answer).ok_or_else(|| {
+        match response.status {
+            200..=299 => Ok(tags_of(&response).ok_or_else(|| {
                 let why = format!("the tags of {path} cannot be understood");
                 Reason::StoreUnreachable.error(why)
             })?),
-            // Some servers have a word for "none".
-            404 if answer.code().starts_with("NoSuchTagSet") => Ok(Vec::new()),
-            404 if answer.code().is_empty() => Err(Untold::Gone),
-            // Azure's accounts with a hierarchical namespace have none.
-            400 | 409 if answer.code().starts_with("Feature") => Ok(Vec::new()),
-            _ => Err(Untold::Refused(answer.refusal(&what))),
+            // The error code that some servers have for an object without tags.
+            404 if response.code().starts_with("NoSuchTagSet") => Ok(Vec::new()),
+            404 if response.code().is_empty() => Err(TagFailure::Gone),
+            // Accounts of Azure with a hierarchical namespace have no tags.
+            400 | 409 if response.code().starts_with("Feature") => Ok(Vec::new()),
+            _ => Err(TagFailure::Refused(response.refusal(&action))),
         }
     }
 
-    async fn write(&self, path: &Path, tags: Vec<Tag>) -> Result<(), Untold> {
-        let what = format!("change the tags of {path}");
+    async fn write(&self, path: &Path, tags: Vec<Tag>) -> Result<(), TagFailure> {
+        let action = format!("change the tags of {path}");
         let body = match &self.kind {
-            Kind::Azure(_) => xml_of("Tags", tags),
+            TagKind::Azure(_) => xml_of("Tags", tags),
             _ => xml_of("Tagging", tags),
         };
-        let answer = self.ask(&what, Method::PUT, path, body?).await?;
-        match answer.status {
+        let response = self.send(&action, Method::PUT, path, body?).await?;
+        match response.status {
             200..=299 => Ok(()),
-            _ if answer.is_object_missing() => Err(Untold::Gone),
-            _ => Err(Untold::Refused(answer.refusal(&what))),
+            _ if response.is_object_missing() => Err(TagFailure::Gone),
+            _ => Err(TagFailure::Refused(response.refusal(&action))),
         }
     }
 
-    async fn ask(&self, what: &str, method: Method, path: &Path, body: String) -> Result<Answer> {
+    async fn send(
+        &self,
+        action: &str,
+        method: Method,
+        path: &Path,
+        body: String,
+    ) -> Result<StoreResponse> {
         match &self.kind {
-            Kind::S3(s3) => {
+            TagKind::S3(s3) => {
                 let query = [("tagging", "")];
-                s3.ask(what, method, path, &query, &[], body).await
+                s3.send(action, method, path, &query, &[], body).await
             }
-            Kind::Azure(azure) => {
+            TagKind::Azure(azure) => {
                 let query = [("comp", "tags")];
-                azure.ask(what, method, path, &query, body).await
+                azure.send(action, method, path, &query, body).await
             }
-            Kind::None | Kind::Metadata(_) => {
-                Err(Error::internal(format!("cannot {what}: it has none")))
-            }
+            TagKind::None | TagKind::Metadata(_) => Err(Error::internal(format!(
+                "cannot {action}: the store has none"
+            ))),
         }
     }
 
-    /// Sets or removes the mark, and looks whether it is as it should be.
+    /// Sets or removes the tag, and reads it back.
     pub(super) async fn set(
         &self,
         store: &Arc<dyn ObjectStore>,
         path: &Path,
         excluded: bool,
-    ) -> Result<(), Untold> {
-        let kept = if let Kind::Metadata(gcs) = &self.kind {
-            if is_marked(store, path).await? == excluded {
+    ) -> Result<(), TagFailure> {
+        let kept = if let TagKind::Metadata(gcs) = &self.kind {
+            if has_exclude_metadata(store, path).await? == excluded {
                 return Ok(());
             }
             set_metadata(gcs.as_deref(), path, excluded).await?;
-            is_marked(store, path).await?
+            has_exclude_metadata(store, path).await?
         } else {
-            // Written unread, the tags of others would be lost.
-            let mut tags = self.noted(self.read(path).await)?;
-            if is_set(&tags) == excluded {
+            // A write replaces all tags, so read those of others first.
+            let mut tags = self.remember_refusal(self.read(path).await)?;
+            if has_exclude_tag(&tags) == excluded {
                 return Ok(());
             }
             tags.retain(|tag| tag.key != EXCLUDE_TAG);
@@ -217,48 +228,47 @@ impl ExcludeTags {
                 });
             }
             self.write(path, tags).await?;
-            is_set(&self.read(path).await?)
+            has_exclude_tag(&self.read(path).await?)
         };
         match kept == excluded {
             true => Ok(()),
-            false => Err(Untold::Lied(Reason::Configuration.error(format!(
+            false => Err(TagFailure::Lied(Reason::Configuration.error(format!(
                 "the store took a change of the tags of {path}, and did not keep it"
             )))),
         }
     }
 }
 
-async fn set_metadata(gcs: Option<&Gcs>, path: &Path, excluded: bool) -> Result<(), Untold> {
-    let what = format!("change the metadata of {path}");
+async fn set_metadata(gcs: Option<&Gcs>, path: &Path, excluded: bool) -> Result<(), TagFailure> {
+    let action = format!("change the metadata of {path}");
     let Some(gcs) = gcs else {
-        let why = format!("cannot {what}: this store has no request for it");
-        return Err(Untold::Refused(Reason::Configuration.error(why)));
+        let why = format!("cannot {action}: this store has no request for it");
+        return Err(TagFailure::Refused(Reason::Configuration.error(why)));
     };
     let value = excluded.then_some("true");
-    let answer = gcs.set_metadata(&what, path, EXCLUDE_TAG, value).await?;
-    match answer.status {
+    let response = gcs.set_metadata(&action, path, EXCLUDE_TAG, value).await?;
+    match response.status {
         200..=299 => Ok(()),
-        404 => Err(Untold::Gone),
-        _ => Err(Untold::Refused(answer.refusal(&what))),
+        404 => Err(TagFailure::Gone),
+        _ => Err(TagFailure::Refused(response.refusal(&action))),
     }
 }
 
 impl Store {
-    /// For each path whether the object is tagged as excluded; asks many at once. A store that
-    /// does not tell counts as "no".
+    /// Returns for each path whether the object is tagged as excluded. Sends several requests at once. If the
+    /// store has no tags or refuses to read them, no object counts as excluded.
     ///
     /// # Errors
-    /// `StoreUnreachable`, `Terminated`.
+    /// Fails with `StoreUnreachable` or `Terminated`.
     pub fn excluded_by_tag(&self, paths: &[String]) -> Result<Vec<bool>> {
-        /// Requests under way at once.
-        const AT_ONCE: usize = 32;
+        const PARALLEL_REQUESTS: usize = 32;
         if !self.asks_tags() {
             return Ok(vec![false; paths.len()]);
         }
         let excluded: Vec<bool> = self.block_on(async {
             futures::stream::iter(paths)
                 .map(|p| async move { self.tags.is_excluded(&self.inner, &self.path(p)).await })
-                .buffered(AT_ONCE)
+                .buffered(PARALLEL_REQUESTS)
                 .try_collect()
                 .await
         })??;
@@ -268,32 +278,34 @@ impl Store {
         Ok(excluded)
     }
 
-    /// Whether it is worth asking this store for tags.
+    /// Returns whether requests for tags make sense: the store may have tags, and has not refused to read
+    /// them.
     pub fn asks_tags(&self) -> bool {
         self.tags.can_tell() && !self.tags.was_refused()
     }
 
-    /// Whether the answer to a read says that an object has tags, so that one without a word has none.
+    /// Returns whether responses to reads say that an object has tags. Then an object of which they do not
+    /// say so has none.
     pub fn tells_tags(&self) -> bool {
         self.tags.tagged.tells()
     }
 
-    /// Whether an object is known to have, or to have had, tags: a read of it said so, or its tags were asked for.
+    /// Returns whether an object is known to have or to have had tags.
     pub fn has_tags(&self, below: &str) -> bool {
         self.tags.tagged.has_tags(below)
     }
 
-    /// Whether an object with tags was met at all.
+    /// Returns whether any object is known to have tags.
     pub fn knows_tags(&self) -> bool {
         self.tags.tagged.knows_any()
     }
 
-    /// Finds out whether the store says with an object that it has tags: by a small object with a tag in the
-    /// staging folder, which is read and deleted. If that fails, nobody knows.
+    /// Finds out whether [responses to reads tell of tags](Self::tells_tags): writes, reads and deletes a
+    /// small object with a tag in the staging folder. If that fails, it stays unknown.
     ///
     /// # Errors
-    /// `Terminated`.
-    pub fn find_out_whether_tags_are_told(&self) -> Result<()> {
+    /// Fails with `Terminated`.
+    pub fn probe_tag_headers(&self) -> Result<()> {
         if !self.asks_tags() || self.tells_tags() {
             return Ok(());
         }
@@ -314,42 +326,42 @@ impl Store {
         tracing::debug!(
             tells = self.tells_tags(),
             error,
-            "tried whether tags are told"
+            "tested whether responses to reads tell of tags"
         );
         Ok(())
     }
 
-    /// Marks a snapshot as excluded, or takes the mark away: by tag or metadata where the store has
-    /// them, by an object `<below>.exclude` where it has none or refuses them. Tags of others stay.
-    /// Doing it twice does it once.
+    /// Excludes a snapshot, or includes it again: by tag or metadata if the store has them, else by an object
+    /// `<below>.exclude`. Other tags stay. A second call changes nothing.
     ///
     /// # Errors
-    /// The store's; `SnapshotVanished` where the snapshot is not there; where a mark that is there
-    /// cannot be taken away.
+    /// Fails with the store's errors, with `SnapshotVanished` if the snapshot does not exist, and if a tag
+    /// that is set cannot be removed.
     pub fn set_excluded(&self, below: &str, excluded: bool) -> Result<()> {
-        let told = match self.asks_tags() {
+        let changed = match self.asks_tags() {
             true => self.block_on(self.tags.set(&self.inner, &self.path(below), excluded))?,
-            false if self.exists(below)? => Err(Untold::Refused(Error::internal("no tags"))),
-            false => Err(Untold::Gone),
+            false if self.exists(below)? => Err(TagFailure::Refused(Error::internal("no tags"))),
+            false => Err(TagFailure::Gone),
         };
         let object = format!("{below}{EXCLUDE_SUFFIX}");
-        match told {
+        match changed {
             Ok(()) if excluded => Ok(()),
             Ok(()) => self.delete(&object),
-            Err(Untold::Failed(e)) => Err(e),
-            Err(Untold::Gone) => Err(Reason::SnapshotVanished.error(format!(
-                "{} was to be marked and is gone; run again",
+            Err(TagFailure::Failed(e)) => Err(e),
+            Err(TagFailure::Gone) => Err(Reason::SnapshotVanished.error(format!(
+                "cannot set or remove the exclusion marker of {}: it is gone; run again",
                 self.name(below)
             ))),
-            Err(Untold::Refused(why) | Untold::Lied(why)) if excluded => {
+            Err(TagFailure::Refused(why) | TagFailure::Lied(why)) if excluded => {
                 if self.tags.can_tell() {
-                    tracing::debug!("marked by an object instead: {why}");
+                    tracing::debug!("excluded by an object instead of a tag: {why}");
                 }
                 self.replace_small(&object, b"")
             }
-            Err(Untold::Refused(why) | Untold::Lied(why)) => {
+            Err(TagFailure::Refused(why) | TagFailure::Lied(why)) => {
                 self.delete(&object)?;
-                // What the store does not tell may be marked and cannot be unmarked by us.
+                // If tags cannot be read, the snapshot may have one that stays. That is not an error: no one
+                // reads it.
                 match self.asks_tags() {
                     true => Err(why),
                     false => Ok(()),
@@ -359,7 +371,7 @@ impl Store {
     }
 }
 
-async fn is_marked(store: &Arc<dyn ObjectStore>, path: &Path) -> Result<bool> {
+async fn has_exclude_metadata(store: &Arc<dyn ObjectStore>, path: &Path) -> Result<bool> {
     let options = GetOptions {
         head: true,
         ..GetOptions::default()
@@ -374,38 +386,38 @@ async fn is_marked(store: &Arc<dyn ObjectStore>, path: &Path) -> Result<bool> {
     }
 }
 
-fn is_set(tags: &[Tag]) -> bool {
+fn has_exclude_tag(tags: &[Tag]) -> bool {
     tags.iter()
         .any(|tag| tag.key == EXCLUDE_TAG && tag.value == "true")
 }
 
-fn tags_of(answer: &Answer) -> Option<Vec<Tag>> {
-    match answer.document()? {
+fn tags_of(response: &StoreResponse) -> Option<Vec<Tag>> {
+    match response.document()? {
         Document::Tagging(tagging) => Some(tagging.tag_set.tags),
         _ => None,
     }
 }
 
-/// S3 wants the root `Tagging`, Azure `Tags`; what is in them is the same.
+/// Returns tags as XML. S3's root element is `Tagging`, Azure's is `Tags`; the content is the same.
 fn xml_of(root: &str, tags: Vec<Tag>) -> Result<String> {
     let tag_set = TagSet { tags };
     quick_xml::se::to_string_with_root(root, &Tagging { tag_set })
-        .map_err(|e| Error::internal(format!("tags without XML: {e}")))
+        .map_err(|e| Error::internal(format!("cannot write tags as XML: {e}")))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn answer(body: &str) -> Answer {
-        Answer {
+    fn response(body: &str) -> StoreResponse {
+        StoreResponse {
             status: 200,
             body: body.to_owned().into(),
         }
     }
 
     #[test]
-    fn what_is_written_is_what_is_read() {
+    fn tags_are_read_as_they_were_written() {
         let tag = |(key, value): (&str, &str)| Tag {
             key: key.to_owned(),
             value: value.to_owned(),
@@ -422,7 +434,7 @@ mod tests {
             for tags in [tags.clone(), Vec::new()] {
                 let xml = xml_of(root, tags.clone()).unwrap();
                 assert!(xml.starts_with(&format!("<{root}>")), "{xml}");
-                assert_eq!(tags_of(&answer(&xml)), Some(tags));
+                assert_eq!(tags_of(&response(&xml)), Some(tags));
             }
         }
     }
@@ -433,7 +445,7 @@ mod tests {
             let text = format!(
                 r#"<?xml version="1.0" encoding="UTF-8"?><Tagging xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><TagSet>{tags}</TagSet></Tagging>"#
             );
-            tags_of(&answer(&text)).map(|tags| is_set(&tags))
+            tags_of(&response(&text)).map(|tags| has_exclude_tag(&tags))
         };
         let tag = |k: &str, v: &str| format!("<Tag><Key>{k}</Key><Value>{v}</Value></Tag>");
         assert_eq!(xml(""), Some(false));
@@ -443,6 +455,6 @@ mod tests {
             Some(true)
         );
         assert_eq!(xml(&tag(EXCLUDE_TAG, "false")), Some(false));
-        assert!(tags_of(&answer("<html>")).is_none());
+        assert!(tags_of(&response("<html>")).is_none());
     }
 }

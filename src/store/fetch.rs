@@ -1,6 +1,7 @@
-//! Streams an object: an async transfer behind a blocking `Read`.
+//! Reads an object as a stream: an async transfer behind a blocking `Read`.
 //!
-//! A large object comes by several ranges at once, in order; a local file is opened and read in place.
+//! Reads a large object by several ranges at once, and hands the bytes over in order. A local file is opened
+//! and read on the caller's thread. Called by everything that reads snapshots, and by `publish` to read back.
 
 use super::{Bandwidth, Store, store_error};
 use crate::base::Cancel;
@@ -21,30 +22,30 @@ use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::JoinHandle;
 
-/// Chunks that wait to be read; the transfer stops until there is room.
+/// Chunks that may wait for the reader. Then the transfer pauses.
 const CHUNKS_AHEAD: usize = 3;
-/// Bytes that make a chunk; the last one has fewer.
+/// Size of a chunk in bytes; the last may be smaller.
 const CHUNK: usize = 256 << 10;
 
-/// Bytes of a range. Small ones pay: so many bytes in memory are more streams then.
+/// Size of a range in bytes. With small ranges, the same memory allows more transfers at once.
 const RANGE: u64 = 2 << 20;
-/// An object of fewer bytes comes by one request.
+/// The smallest object that is read by ranges, in bytes.
 const LARGE: u64 = 16 << 20;
-/// Whether an object of so many bytes comes by several ranges at once, if the store has them.
+/// Returns whether an object of this size is read by several ranges at once, if the store has them.
 pub fn is_large(bytes: u64) -> bool {
     bytes >= LARGE
 }
 
-/// Ranges under way or unread, beside one of each object that is being read: of all objects of a store together.
+/// Ranges under way or unread, of all objects of a store together. Beside these, each object may have one.
 pub(super) const RANGES_AHEAD: usize = 15;
 
-/// The bytes of an object. The transfer starts at once and goes on by itself; dropping this ends
-/// it.
+/// The bytes of an object. The transfer begins at once, runs in the background, and ends when this is
+/// dropped.
 pub struct ObjectReader {
-    source: Source,
+    source: ByteSource,
     current: VecDeque<Bytes>,
-    /// What `current` takes of the ranges.
-    range: Option<OwnedSemaphorePermit>,
+    /// The permit of the range that `current` is from.
+    permit: Option<OwnedSemaphorePermit>,
     name: String,
     bytes_read: Arc<AtomicU64>,
     cancel: Cancel,
@@ -53,25 +54,27 @@ pub struct ObjectReader {
 }
 
 /// Where the bytes come from.
-enum Source {
+enum ByteSource {
+    /// A transfer in the background.
     Transfer {
         chunks: mpsc::Receiver<Result<Chunk>>,
         task: JoinHandle<()>,
     },
-    /// Of a local folder: opened where it is read.
+    /// A file in a local folder. It is opened at the first read.
     Unopened(Arc<dyn ObjectStore>, Path),
-    /// With the bytes still to come.
+    /// A file, and the number of bytes that are still to come.
     File(File, u64),
 }
 
 struct Chunk {
     bytes: Vec<Bytes>,
-    range: Option<OwnedSemaphorePermit>,
+    permit: Option<OwnedSemaphorePermit>,
 }
 
-pub(super) fn cut_short(name: &str, got: u64, size: u64) -> Error {
+/// Returns the error for an object that ends too early.
+pub(super) fn cut_short(name: &str, read: u64, size: u64) -> Error {
     Reason::StoreUnreachable.error(format!(
-        "{name} ended after {got} of {size} bytes: run again; if it stays so, check the store"
+        "{name} ended after {read} of {size} bytes: run again; if it stays so, check the store"
     ))
 }
 
@@ -86,49 +89,48 @@ fn failed(name: &str, e: object_store::Error) -> Error {
 }
 
 fn changed(name: &str) -> Error {
-    Reason::SnapshotVanished.error(format!(
-        "{name} was written anew while it was read: run again"
-    ))
+    Reason::SnapshotVanished.error(format!("{name} was replaced while it was read: run again"))
 }
 
 impl Store {
-    /// Starts to fetch an object.
+    /// Starts to read an object by one request.
     pub fn read(&self, below: &str) -> ObjectReader {
         self.fetch(below, 0)
     }
 
-    /// Starts to fetch an object of about so many bytes; a large one by several ranges at once.
+    /// Starts to read an object of about `bytes` bytes; a large one by several ranges at once.
     pub fn fetch(&self, below: &str, bytes: u64) -> ObjectReader {
-        if let Some(begun) = self.take_begun(below) {
-            return begun;
+        if let Some(prefetched) = self.take_prefetched(below) {
+            return prefetched;
         }
         let (store, path) = (Arc::clone(&self.inner), self.path(below));
         let name = self.name(below);
         let source = match self.local_root {
-            Some(_) => Source::Unopened(store, path),
+            Some(_) => ByteSource::Unopened(store, path),
             None => {
                 let ranges = self.ranges.clone().filter(|_| is_large(bytes));
                 let shown = name.clone();
-                // Who sends ranges never waits: each of them has its room.
+                // A transfer by ranges never waits for the channel: each range has a place.
                 let ahead = match &ranges {
                     None => CHUNKS_AHEAD,
                     Some(_) => 1 + RANGES_AHEAD,
                 };
-                Source::transfer(&self.handle, ahead, async move |send| match ranges {
+                ByteSource::transfer(&self.handle, ahead, async move |chunks| match ranges {
                     None => match store.get(&path).await {
                         Ok(object) => {
-                            pump(object.meta.size, object.into_stream(), &shown, &send).await
+                            send_stream(object.meta.size, object.into_stream(), &shown, &chunks)
+                                .await
                         }
                         Err(e) => Err(failed(&shown, e)),
                     },
-                    Some(ranges) => by_ranges(&*store, &path, &shown, &ranges, &send).await,
+                    Some(ranges) => send_ranges(&*store, &path, &shown, &ranges, &chunks).await,
                 })
             }
         };
         ObjectReader {
             source,
             current: VecDeque::new(),
-            range: None,
+            permit: None,
             name,
             bytes_read: Arc::clone(&self.bytes_read),
             cancel: self.cancel.clone(),
@@ -138,82 +140,86 @@ impl Store {
     }
 }
 
-type Chunks = mpsc::Sender<Result<Chunk>>;
+type ChunkSender = mpsc::Sender<Result<Chunk>>;
 
-/// Whoever no longer listens does not miss what is sent.
-const NOBODY_LISTENS: Result<()> = Ok(());
+/// The result of a transfer whose reader is gone: nobody misses the rest.
+const READER_GONE: Result<()> = Ok(());
 
-/// Hands a stream over in chunks.
-async fn pump(
+/// Sends the bytes of one response in chunks.
+async fn send_stream(
     size: u64,
     mut stream: BoxStream<'static, object_store::Result<Bytes>>,
     name: &str,
-    send: &Chunks,
+    chunks: &ChunkSender,
 ) -> Result<()> {
-    let mut got = 0;
+    let mut sent = 0;
     loop {
-        let (mut bytes, mut held) = (Vec::new(), 0);
-        let mut ended = None;
-        while held < CHUNK && ended.is_none() {
+        let (mut bytes, mut length) = (Vec::new(), 0);
+        let mut end = None;
+        while length < CHUNK && end.is_none() {
             match stream.next().await {
-                // Of a local file that is cut short meanwhile object_store reads nothing, for ever.
-                None => ended = Some(Ok(())),
-                Some(Ok(more)) if more.is_empty() => ended = Some(Ok(())),
-                Some(Ok(more)) => {
-                    held += more.len();
-                    bytes.push(more);
+                None => end = Some(Ok(())),
+                // If a local file is truncated meanwhile, the crate returns empty pieces forever.
+                Some(Ok(piece)) if piece.is_empty() => end = Some(Ok(())),
+                Some(Ok(piece)) => {
+                    length += piece.len();
+                    bytes.push(piece);
                 }
-                Some(Err(e)) => ended = Some(Err(failed(name, e))),
+                Some(Err(e)) => end = Some(Err(failed(name, e))),
             }
         }
-        got += held as u64;
-        if got > size {
-            return Err(cut_short(name, got, size));
+        sent += length as u64;
+        if sent > size {
+            return Err(cut_short(name, sent, size));
         }
-        let chunk = Chunk { bytes, range: None };
-        if held > 0 && send.send(Ok(chunk)).await.is_err() {
-            return NOBODY_LISTENS;
+        let chunk = Chunk {
+            bytes,
+            permit: None,
+        };
+        if length > 0 && chunks.send(Ok(chunk)).await.is_err() {
+            return READER_GONE;
         }
-        match ended {
+        match end {
             None => {}
-            Some(Ok(())) if got != size => return Err(cut_short(name, got, size)),
+            Some(Ok(())) if sent != size => return Err(cut_short(name, sent, size)),
             Some(end) => return end,
         }
     }
 }
 
-/// Hands an object over by ranges, of which several come at once. All are of the same version of it.
-async fn by_ranges(
+/// Sends an object by ranges, of which several are under way. All must be of the same version of the object.
+async fn send_ranges(
     store: &dyn ObjectStore,
     path: &Path,
     name: &str,
     shared: &Arc<Semaphore>,
-    send: &Chunks,
+    chunks: &ChunkSender,
 ) -> Result<()> {
-    // Room for one: otherwise readers that wait for each other could take all.
+    // One permit of its own: otherwise readers that wait for each other could take all shared ones.
     let own = Arc::new(Semaphore::new(1));
-    let room = wait_for_room(&own, shared, 1).await?;
-    let first = Part::begin(store, path, name, 0..RANGE, None).await?;
-    let meta = first.got.meta.clone();
+    let permit = acquire_permit(&own, shared, 1).await?;
+    let first = RangeResponse::request(store, path, name, 0..RANGE, None).await?;
+    let meta = first.response.meta.clone();
     let mut under_way = FuturesOrdered::new();
-    // The others need not wait for its bytes.
-    under_way.push_back(first.chunk(name, room).boxed());
+    // Begin the other ranges before the bytes of the first have come.
+    under_way.push_back(first.chunk(name, permit).boxed());
     let mut next = RANGE;
     loop {
         tokio::select! {
-            room = wait_for_room(&own, shared, 1), if next < meta.size => {
-                let (room, meta) = (room?, &meta);
-                let wanted = next..meta.size.min(next + RANGE);
-                next = wanted.end;
+            permit = acquire_permit(&own, shared, 1), if next < meta.size => {
+                let (permit, meta) = (permit?, &meta);
+                let range = next..meta.size.min(next + RANGE);
+                next = range.end;
                 let fetched = async move {
-                    let part = Part::begin(store, path, name, wanted, Some(meta)).await?;
-                    part.chunk(name, room).await
+                    let response =
+                        RangeResponse::request(store, path, name, range, Some(meta)).await?;
+                    response.chunk(name, permit).await
                 };
                 under_way.push_back(fetched.boxed());
             }
             Some(chunk) = under_way.next() => {
-                if send.send(Ok(chunk?)).await.is_err() {
-                    return NOBODY_LISTENS;
+                if chunks.send(Ok(chunk?)).await.is_err() {
+                    return READER_GONE;
                 }
             }
             else => return Ok(()),
@@ -221,88 +227,88 @@ async fn by_ranges(
     }
 }
 
-/// Waits for room, one's own or what all share.
-pub(super) async fn wait_for_room(
+/// Waits for a permit: the one of `own`, or `count` of those that all share.
+pub(super) async fn acquire_permit(
     own: &Arc<Semaphore>,
     shared: &Arc<Semaphore>,
-    of_shared: u32,
+    count: u32,
 ) -> Result<OwnedSemaphorePermit> {
     let (own, shared) = (Arc::clone(own), Arc::clone(shared));
-    let room = tokio::select! {
+    let permit = tokio::select! {
         biased;
-        room = own.acquire_owned() => room,
-        room = shared.acquire_many_owned(of_shared) => room,
+        permit = own.acquire_owned() => permit,
+        permit = shared.acquire_many_owned(count) => permit,
     };
-    room.map_err(|e| Error::internal(format!("room for a transfer: {e}")))
+    permit.map_err(|e| Error::internal(format!("cannot get a permit for a transfer: {e}")))
 }
 
-/// A range of an object, whose bytes are still to come.
-struct Part {
-    wanted: Range<u64>,
-    got: GetResult,
+/// The response to a request for a range, before its bytes are read.
+struct RangeResponse {
+    range: Range<u64>,
+    response: GetResult,
 }
 
-impl Part {
-    /// Asks for it. `first` is what another range was of.
-    async fn begin(
+impl RangeResponse {
+    /// Requests a range. `first` is the metadata of another range: both must be of the same version.
+    async fn request(
         store: &dyn ObjectStore,
         path: &Path,
         name: &str,
-        wanted: Range<u64>,
+        range: Range<u64>,
         first: Option<&ObjectMeta>,
     ) -> Result<Self> {
         let options = GetOptions {
-            range: Some(GetRange::Bounded(wanted.clone())),
+            range: Some(GetRange::Bounded(range.clone())),
             if_match: first.and_then(|f| f.e_tag.clone()),
             ..GetOptions::default()
         };
-        let got = store.get_opts(path, options).await;
-        let got = got.map_err(|e| failed(name, e))?;
-        // A store may heed no condition.
+        let response = store.get_opts(path, options).await;
+        let response = response.map_err(|e| failed(name, e))?;
+        // The store may ignore the condition.
         let version = |m: &ObjectMeta| (m.size, m.e_tag.clone(), m.last_modified);
-        if first.is_some_and(|f| version(f) != version(&got.meta)) {
+        if first.is_some_and(|f| version(f) != version(&response.meta)) {
             return Err(changed(name));
         }
-        Ok(Part { wanted, got })
+        Ok(RangeResponse { range, response })
     }
 
-    /// Its bytes, less what is behind the object's end.
-    async fn chunk(self, name: &str, room: OwnedSemaphorePermit) -> Result<Chunk> {
-        let size = self.got.meta.size;
-        let (begin, end) = (self.wanted.start, self.wanted.end.min(size));
-        let mut stream = self.got.into_stream().map_err(|e| failed(name, e));
-        let (mut bytes, mut len): (Vec<Bytes>, u64) = (Vec::new(), 0);
-        // A server may send more than it was asked for.
-        while begin + len <= end
-            && let Some(more) = stream.try_next().await?
+    /// Reads the bytes. The range may reach beyond the object's end.
+    async fn chunk(self, name: &str, permit: OwnedSemaphorePermit) -> Result<Chunk> {
+        let size = self.response.meta.size;
+        let (begin, end) = (self.range.start, self.range.end.min(size));
+        let mut stream = self.response.into_stream().map_err(|e| failed(name, e));
+        let (mut bytes, mut length): (Vec<Bytes>, u64) = (Vec::new(), 0);
+        // Stop if the server sends more than was requested.
+        while begin + length <= end
+            && let Some(piece) = stream.try_next().await?
         {
-            len += more.len() as u64;
-            bytes.push(more);
+            length += piece.len() as u64;
+            bytes.push(piece);
         }
-        let range = Some(room);
-        match begin + len == end {
-            true => Ok(Chunk { bytes, range }),
-            false => Err(cut_short(name, begin + len, size)),
+        let permit = Some(permit);
+        match begin + length == end {
+            true => Ok(Chunk { bytes, permit }),
+            false => Err(cut_short(name, begin + length, size)),
         }
     }
 }
 
-impl Source {
-    /// A transfer that goes on by itself, with so many chunks ahead of the reader.
+impl ByteSource {
+    /// Starts a transfer in the background. At most `ahead` chunks wait for the reader.
     fn transfer<F: Future<Output = Result<()>> + Send + 'static>(
         handle: &Handle,
         ahead: usize,
-        work: impl FnOnce(Chunks) -> F,
-    ) -> Source {
-        let (send, chunks) = mpsc::channel(ahead);
-        let end = send.clone();
-        let work = work(send);
+        work: impl FnOnce(ChunkSender) -> F,
+    ) -> ByteSource {
+        let (sender, chunks) = mpsc::channel(ahead);
+        let error_sender = sender.clone();
+        let work = work(sender);
         let task = handle.spawn(async move {
             if let Err(e) = work.await {
-                let _ = end.send(Err(e)).await;
+                let _ = error_sender.send(Err(e)).await;
             }
         });
-        Source::Transfer { chunks, task }
+        ByteSource::Transfer { chunks, task }
     }
 }
 
@@ -327,48 +333,52 @@ impl ObjectReader {
                 }
                 return Ok(n);
             }
-            self.range = None;
+            self.permit = None;
             match &mut self.source {
-                Source::File(file, left) => {
+                ByteSource::File(file, left) => {
                     self.cancel.check()?;
                     let n = read_file(file, left, &self.name, out)?;
                     self.bytes_read.fetch_add(n as u64, Ordering::Relaxed);
                     return Ok(n);
                 }
-                Source::Unopened(store, path) => {
-                    let got = futures::executor::block_on(self.cancel.or(store.get(path)))?;
-                    let object = got.map_err(|e| failed(&self.name, e))?;
-                    let size = object.meta.size;
-                    self.source = match object.payload {
-                        GetResultPayload::File(file, _) => Source::File(file, size),
-                        GetResultPayload::Stream(stream) => {
-                            let name = self.name.clone();
-                            Source::transfer(&self.handle, CHUNKS_AHEAD, async move |send| {
-                                pump(size, stream, &name, &send).await
-                            })
-                        }
-                    };
+                ByteSource::Unopened(store, path) => {
+                    let object = futures::executor::block_on(self.cancel.or(store.get(path)))?;
+                    let object = object.map_err(|e| failed(&self.name, e))?;
+                    self.source = self.opened(object);
                 }
-                Source::Transfer { chunks, .. } => {
+                ByteSource::Transfer { chunks, .. } => {
                     match self.handle.block_on(self.cancel.or(chunks.recv()))? {
-                        Some(Ok(chunk)) => {
-                            let n: usize = chunk.bytes.iter().map(Bytes::len).sum();
-                            self.bytes_read.fetch_add(n as u64, Ordering::Relaxed);
-                            // An empty piece would look like the end.
-                            let bytes = chunk.bytes.into_iter().filter(|b| !b.is_empty());
-                            self.current = bytes.collect();
-                            self.range = chunk.range;
-                        }
-                        Some(Err(e)) => return Err(e.into()),
+                        Some(chunk) => self.set_current(chunk?),
                         None => return Ok(0),
                     }
                 }
             }
         }
     }
+
+    fn opened(&self, object: GetResult) -> ByteSource {
+        let size = object.meta.size;
+        match object.payload {
+            GetResultPayload::File(file, _) => ByteSource::File(file, size),
+            GetResultPayload::Stream(stream) => {
+                let name = self.name.clone();
+                ByteSource::transfer(&self.handle, CHUNKS_AHEAD, async move |chunks| {
+                    send_stream(size, stream, &name, &chunks).await
+                })
+            }
+        }
+    }
+
+    fn set_current(&mut self, chunk: Chunk) {
+        let n: usize = chunk.bytes.iter().map(Bytes::len).sum();
+        self.bytes_read.fetch_add(n as u64, Ordering::Relaxed);
+        // An empty piece would look like the end of the object.
+        self.current = chunk.bytes.into_iter().filter(|b| !b.is_empty()).collect();
+        self.permit = chunk.permit;
+    }
 }
 
-/// Reads a local file; `left` are the bytes that it must still have.
+/// Reads a local file. `left` is the number of bytes that are still to come.
 fn read_file(file: &mut File, left: &mut u64, name: &str, out: &mut [u8]) -> io::Result<usize> {
     let failed = |e| Error::io(format!("read {name}"), e);
     let n = file.read(out).map_err(failed)?;
@@ -382,7 +392,7 @@ fn read_file(file: &mut File, left: &mut u64, name: &str, out: &mut [u8]) -> io:
 
 impl Drop for ObjectReader {
     fn drop(&mut self) {
-        if let Source::Transfer { task, .. } = &self.source {
+        if let ByteSource::Transfer { task, .. } = &self.source {
             task.abort();
         }
     }
@@ -393,14 +403,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn more_than_all_share_has_room_of_its_own() {
+    fn a_request_for_more_than_all_shared_permits_takes_the_own_one() {
         let (own, shared) = (Arc::new(Semaphore::new(1)), Arc::new(Semaphore::new(4)));
-        let room = |bytes| wait_for_room(&own, &shared, bytes).now_or_never();
-        let first = room(5).unwrap().unwrap();
-        assert!(room(5).is_none());
-        let _second = room(4).unwrap().unwrap();
-        assert!(room(1).is_none());
+        let permit = |bytes| acquire_permit(&own, &shared, bytes).now_or_never();
+        let first = permit(5).unwrap().unwrap();
+        assert!(permit(5).is_none());
+        let _second = permit(4).unwrap().unwrap();
+        assert!(permit(1).is_none());
         drop(first);
-        assert!(room(5).is_some());
+        assert!(permit(5).is_some());
     }
 }

@@ -1,9 +1,10 @@
-//! A local folder and what is below it: no symbolic link is followed, and what is made has the mode that was asked for.
+//! Files below a local folder, without following symbolic links, and with the mode that the user gives.
 //!
-//! Others may write to the folder, and may put a link there between two calls. So no path is looked at first and opened
-//! later: the kernel resolves each path below the root's descriptor and refuses links (`openat2`), and names are given and
-//! removed relative to the descriptor of their folder, where the last step of a path is never followed. The root itself
-//! and the folders above it may be links, and what is mounted below it is followed. `local` stores objects in it.
+//! Other users may write to the folder, and may put a link there between two calls. So no path is checked
+//! first and opened later: the kernel resolves each path below the root's descriptor and refuses links
+//! (`openat2`). Names are given and removed relative to the descriptor of their folder, where the last part
+//! of a path is never followed. The root itself and the folders above it may be links, and what is mounted
+//! below the root is followed. Called by `local`, which makes the folder an object store.
 
 use super::{ObjectInfo, listing};
 use crate::base::none_if_missing;
@@ -23,27 +24,29 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What a listing adds to the name of a symbolic link, which makes it the name of nothing that is ours.
+/// Appended to the path of a symbolic link in a listing. So no link has the name of a snapshot.
 pub(super) const LINK: &str = " (a symbolic link)";
-/// The same of a folder below a listed one that may not be read: it fails nothing, and nothing in it counts.
+/// Appended to the path of an unreadable folder below a listed one. It does not fail the listing, and nothing
+/// in it counts.
 const UNREADABLE: &str = " (a folder that cannot be read)";
-/// How long another process may keep a lease of a file that is to be opened: the kernel's own `lease-break-time`.
+/// How long another process may keep a lease of a file that is to be opened: the kernel's own
+/// `lease-break-time`.
 const LEASE_BREAKS: Duration = Duration::from_secs(45);
 const LEASE_PAUSE: Duration = Duration::from_millis(50);
-/// Folders below a listed one; the old layout has one level.
+/// The most levels of folders below a listed one. The old layout has one.
 pub(super) const DEEPEST: usize = 4;
-/// Runs that remove a folder in the same moment as others make it, one after the other.
-pub(super) const FOLDER_TRIES: u32 = 100;
+/// Attempts to create a file in a folder that other processes may remove while it is empty.
+pub(super) const FOLDER_ATTEMPTS: u32 = 100;
 
-/// The mode of new files; new folders have the execute bits that go with its read bits.
+/// The mode of new files. New folders also have an execute bit for each read bit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileMode {
     bits: u32,
-    /// If not, a file system that has no such modes is good enough.
+    /// Whether the user gave the mode. The default mode may fail on a file system without modes.
     is_asked: bool,
 }
 
-/// Nobody else reads what a database holds.
+/// Only the owner may read what a database holds.
 impl Default for FileMode {
     fn default() -> Self {
         FileMode {
@@ -85,17 +88,17 @@ impl fmt::Display for FileMode {
 }
 
 impl FileMode {
-    fn of_folders(self) -> u32 {
+    fn folder_bits(self) -> u32 {
         self.bits | (self.bits & 0o444) >> 2
     }
 
-    /// Gives a new file or folder its mode, if the umask took some of it away.
-    fn settle(self, new: BorrowedFd<'_>, wanted: u32) -> io::Result<()> {
+    /// Sets the mode of a new file or folder, if the umask took some bits away.
+    fn apply(self, new: BorrowedFd<'_>, wanted: u32) -> io::Result<()> {
         let mode = fstat(new)?.st_mode;
         if mode & 0o777 == wanted {
             return Ok(());
         }
-        // A folder inherits setgid.
+        // A folder inherits setgid: keep it.
         let kept = mode & 0o2000;
         match fchmod(new, Mode::from_raw_mode(wanted | kept)) {
             Err(Errno::PERM | Errno::NOTSUP | Errno::NOSYS) if !self.is_asked => Ok(()),
@@ -103,23 +106,23 @@ impl FileMode {
         }
     }
 
-    /// Makes one folder, unless something has its name.
+    /// Creates one folder. Returns false if something has its name.
     fn make(self, at: BorrowedFd<'_>, name: impl rustix::path::Arg + Copy) -> io::Result<bool> {
-        let wanted = self.of_folders();
+        let wanted = self.folder_bits();
         match mkdirat(at, name, Mode::from_raw_mode(wanted)) {
             Ok(()) => {}
             Err(Errno::EXIST) => return Ok(false),
             Err(e) => return Err(e.into()),
         }
         match openat(at, name, FOLDER | OFlags::NOFOLLOW, Mode::empty()) {
-            Ok(made) => self.settle(made.as_fd(), wanted).map(|()| true),
-            // Another run has removed it.
+            Ok(made) => self.apply(made.as_fd(), wanted).map(|()| true),
+            // Another process has removed the folder.
             Err(Errno::NOENT) => Ok(true),
             Err(e) => Err(e.into()),
         }
     }
 
-    /// Makes the folder of a store.
+    /// Creates the folder of a store.
     pub(super) fn make_root(self, path: &Path) -> io::Result<()> {
         match self.make(CWD, path)? {
             true => Ok(()),
@@ -131,47 +134,48 @@ impl FileMode {
 const FOLDER: OFlags = OFlags::RDONLY
     .union(OFlags::DIRECTORY)
     .union(OFlags::CLOEXEC);
-/// A folder that nothing is read from.
-const WAY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
-/// Opening a pipe must not wait for who writes to it.
+/// A folder that is only a step of a path.
+const FOLDER_PATH: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+/// Opening must not block if the file is a pipe.
 const READ: OFlags = OFlags::RDONLY
     .union(OFlags::NONBLOCK)
     .union(OFlags::NOCTTY)
     .union(OFlags::CLOEXEC);
 
-/// A folder, and how files are made below it. Paths below it have `/` between their parts.
+/// A local folder, and the mode of new files in it. Paths below it have `/` between their parts.
 #[derive(Debug, Clone)]
 pub struct Folder {
     root: Arc<Path>,
     mode: FileMode,
 }
 
-/// With files that nobody else reads.
+/// With the default mode.
 impl From<PathBuf> for Folder {
     fn from(root: PathBuf) -> Self {
         Folder::new(root, FileMode::default())
     }
 }
 
-/// What became of a name.
-pub(super) enum Renamed {
+/// The result of renaming a file to a free name.
+pub(super) enum RenameOutcome {
     Done,
-    /// Something has the name.
+    /// Another file has the name.
     Taken,
-    /// The file system has no such call, or the folder is not there yet.
-    NotSo,
+    /// The file system has no such call, or the target's folder does not exist.
+    NotPossible,
 }
 
-/// What a folder holds.
-struct Entry {
+/// A file, folder or link in a folder.
+struct FolderEntry {
     name: String,
     stat: Stat,
 }
 
+/// Returns the error for a symbolic link in a path.
 fn refused() -> io::Error {
     io::Error::new(
         ErrorKind::PermissionDenied,
-        "a symbolic link is in the way, and none below the folder of a store is followed: put in its place what it names, or mount that there",
+        "a symbolic link is in the way, and links below the folder of a store are not followed: replace the link by its target, or mount the target there",
     )
 }
 
@@ -182,7 +186,7 @@ fn io_error(e: Errno) -> io::Error {
     }
 }
 
-/// The folder of a path, and its name there.
+/// Splits a path into its folder and its name there.
 pub(super) fn split(below: &str) -> (&str, &str) {
     below.rsplit_once('/').unwrap_or(("", below))
 }
@@ -192,7 +196,7 @@ pub(super) fn modified(stat: &Stat) -> DateTime<Utc> {
 }
 
 impl Folder {
-    /// A folder that is there.
+    /// Returns an existing folder.
     pub fn new(root: PathBuf, mode: FileMode) -> Self {
         Folder {
             root: root.into(),
@@ -200,14 +204,14 @@ impl Folder {
         }
     }
 
-    /// A path for messages.
+    /// Returns a path for messages.
     pub(super) fn shown(&self, below: &str) -> PathBuf {
         self.root.join(below)
     }
 
-    /// Opened anew each time: it may be mounted anew while a process goes on.
+    /// Opens the root, each time anew: it may be mounted again while the process runs.
     fn root(&self) -> io::Result<OwnedFd> {
-        Ok(open(&*self.root, WAY, Mode::empty())?)
+        Ok(open(&*self.root, FOLDER_PATH, Mode::empty())?)
     }
 
     fn open(&self, below: &str, flags: OFlags, mode: u32) -> io::Result<OwnedFd> {
@@ -219,16 +223,16 @@ impl Folder {
         past_leases(|| open_below(root.as_fd(), below, flags, mode))
     }
 
-    /// The folder that holds a path, and the name there.
-    fn way<'p>(&self, below: &'p str) -> io::Result<(OwnedFd, &'p str)> {
+    /// Opens the folder of a path. Returns it and the name there.
+    fn open_parent<'p>(&self, below: &'p str) -> io::Result<(OwnedFd, &'p str)> {
         let (folder, name) = split(below);
         if matches!(name, "" | "." | "..") {
             return Err(ErrorKind::InvalidInput.into());
         }
-        Ok((self.open(folder, WAY, 0)?, name))
+        Ok((self.open(folder, FOLDER_PATH, 0)?, name))
     }
 
-    /// Opens a file to be read; one that is no plain file is refused.
+    /// Opens a file for reading. Refuses everything that is not a regular file.
     pub(super) fn read(&self, below: &str) -> io::Result<(File, Stat)> {
         let file = self.open(below, READ, 0)?;
         let stat = fstat(&file)?;
@@ -237,31 +241,31 @@ impl Folder {
             FileType::Directory => Err(ErrorKind::NotFound.into()),
             _ => Err(io::Error::new(
                 ErrorKind::PermissionDenied,
-                "it is no plain file",
+                "it is not a regular file",
             )),
         }
     }
 
-    /// Opens a file that is there to be locked.
+    /// Opens an existing file for locking.
     pub(super) fn write(&self, below: &str) -> io::Result<File> {
         let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         Ok(self.open(below, flags, 0)?.into())
     }
 
-    /// Makes a new file.
+    /// Creates a file.
     pub(super) fn create(&self, below: &str) -> io::Result<File> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let wanted = self.mode.bits;
         let file = self.open(below, flags, wanted)?;
-        let settled = self.mode.settle(file.as_fd(), wanted);
-        settled.inspect_err(|_| {
-            // It failed with a file that is empty.
+        let applied = self.mode.apply(file.as_fd(), wanted);
+        applied.inspect_err(|_| {
+            // Remove the empty file. The first error is the one to report.
             let _ = self.remove(below);
         })?;
         Ok(file.into())
     }
 
-    /// Makes the folders of a path that are not there yet, and lets their names last.
+    /// Creates the missing folders of a path, and syncs their names.
     pub(super) fn make(&self, below: &str) -> io::Result<()> {
         let mut at = open(&*self.root, FOLDER, Mode::empty())?;
         for part in below.split('/').filter(|part| !part.is_empty()) {
@@ -273,42 +277,45 @@ impl Folder {
         Ok(())
     }
 
-    /// Makes a folder at the root whose name need not last.
-    pub(super) fn make_passing(&self, name: &str) -> io::Result<()> {
+    /// Creates a folder at the root, without syncing its name.
+    pub(super) fn make_without_sync(&self, name: &str) -> io::Result<()> {
         self.mode.make(self.root()?.as_fd(), name).map(|_| ())
     }
 
-    /// Gives a file another name, over what has it.
+    /// Renames a file, and replaces the one that has the name.
     pub(super) fn rename(&self, from: &str, to: &str) -> io::Result<()> {
-        let ((from, old), (to, new)) = (self.way(from)?, self.way(to)?);
+        let ((from, old), (to, new)) = (self.open_parent(from)?, self.open_parent(to)?);
         Ok(renameat(&from, old, &to, new)?)
     }
 
-    /// Gives a file another name, if that is free.
-    pub(super) fn rename_if_free(&self, from: &str, to: &str) -> io::Result<Renamed> {
-        let (from, old) = self.way(from)?;
-        let (to, new) = match self.way(to) {
-            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Renamed::NotSo),
-            way => way?,
+    /// Renames a file if the new name is free.
+    pub(super) fn rename_if_free(&self, from: &str, to: &str) -> io::Result<RenameOutcome> {
+        let (from, old) = self.open_parent(from)?;
+        let (to, new) = match self.open_parent(to) {
+            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(RenameOutcome::NotPossible),
+            parent => parent?,
         };
         match renameat_with(&from, old, &to, new, RenameFlags::NOREPLACE) {
-            Ok(()) => Ok(Renamed::Done),
-            Err(Errno::EXIST) => Ok(Renamed::Taken),
-            Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP | Errno::NOENT) => Ok(Renamed::NotSo),
+            Ok(()) => Ok(RenameOutcome::Done),
+            Err(Errno::EXIST) => Ok(RenameOutcome::Taken),
+            Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP | Errno::NOENT) => {
+                Ok(RenameOutcome::NotPossible)
+            }
             Err(e) => Err(e.into()),
         }
     }
 
-    /// Gives a file one more name, which must be free.
+    /// Gives a file a second name, which must be free.
     pub(super) fn link(&self, from: &str, to: &str) -> io::Result<()> {
-        let ((from, old), (to, new)) = (self.way(from)?, self.way(to)?);
+        let ((from, old), (to, new)) = (self.open_parent(from)?, self.open_parent(to)?);
         Ok(linkat(&from, old, &to, new, AtFlags::empty())?)
     }
 
-    /// Deletes a file as it is listed, if it is there: object_store cannot name one whose name has a `#`.
+    /// Deletes a file by its listed name; the object_store crate cannot delete a name with a `#`. Succeeds if
+    /// the file does not exist.
     ///
     /// # Errors
-    /// The file system's.
+    /// Fails with the file system's errors.
     pub(super) fn delete(&self, below: &str) -> Result<()> {
         let failed = |e| Error::io(format!("delete {}", self.shown(below).display()), e);
         none_if_missing(self.remove(below)).map_err(failed)?;
@@ -317,46 +324,50 @@ impl Folder {
 
     /// Removes a file, or a link itself.
     pub(super) fn remove(&self, below: &str) -> io::Result<()> {
-        let (at, name) = self.way(below)?;
+        let (at, name) = self.open_parent(below)?;
         Ok(unlinkat(&at, name, AtFlags::empty())?)
     }
 
-    /// Removes a folder that is empty.
+    /// Removes an empty folder.
     pub(super) fn remove_empty(&self, below: &str) -> io::Result<()> {
-        let (at, name) = self.way(below)?;
+        let (at, name) = self.open_parent(below)?;
         Ok(unlinkat(&at, name, AtFlags::REMOVEDIR)?)
     }
 
-    /// Makes the names in a folder last.
+    /// Syncs a folder: the names in it survive a power loss.
     pub(super) fn sync(&self, below: &str) -> io::Result<()> {
         Ok(fsync(self.open(below, FOLDER, 0)?)?)
     }
 
-    /// The files in a folder and in those below it, and links by another name; of a folder that is not there, none.
+    /// Lists the files in a folder and in the folders below it, and links under another name. Returns nothing
+    /// if the folder does not exist.
     ///
     /// # Errors
-    /// `Io`, `PermissionDenied`.
+    /// Fails with `Io` or `PermissionDenied`.
     pub(super) fn list(&self, below: &str, depth: usize) -> Result<Vec<ObjectInfo>> {
-        let failed = |e: io::Error| {
-            let e = match e.raw_os_error() == Some(Errno::ACCESS.raw_os_error()) {
-                true => io::Error::new(
-                    e.kind(),
-                    format!("{e}: if another user's run made the folder, both need --file-mode"),
-                ),
-                false => e,
-            };
-            Error::io(format!("list {}", self.shown(below).display()), e)
-        };
+        let failed = |e| self.list_error(below, e);
         let mut objects = Vec::new();
         if let Some(at) = none_if_missing(self.open(below, FOLDER, 0)).map_err(failed)? {
             list_in(at, below, depth.min(DEEPEST), &mut objects).map_err(failed)?;
         }
         Ok(objects)
     }
+
+    fn list_error(&self, below: &str, e: io::Error) -> Error {
+        let is_denied = e.raw_os_error() == Some(Errno::ACCESS.raw_os_error());
+        let e = match is_denied {
+            true => {
+                let text = format!("{e}: if another user made the folder, both need --file-mode");
+                io::Error::new(e.kind(), text)
+            }
+            false => e,
+        };
+        Error::io(format!("list {}", self.shown(below).display()), e)
+    }
 }
 
-/// Opens a file that another process (Samba, an NFS server) may have a lease of. The kernel asks that process to give
-/// it up, and an opening that does not wait fails meanwhile.
+/// Opens a file of which another process (Samba, an NFS server) may have a lease. The kernel asks that
+/// process to give the lease up, and a non-blocking open fails meanwhile.
 fn past_leases<T>(open: impl Fn() -> io::Result<T>) -> io::Result<T> {
     let begun = Instant::now();
     loop {
@@ -369,41 +380,41 @@ fn past_leases<T>(open: impl Fn() -> io::Result<T>) -> io::Result<T> {
     }
 }
 
-/// Opens a path below a folder; no step of it may be a link.
+/// Opens a path below a folder. No part of it may be a link.
 fn open_below(at: BorrowedFd<'_>, below: &str, flags: OFlags, mode: Mode) -> io::Result<OwnedFd> {
     if below.split('/').any(|part| matches!(part, "" | "." | "..")) {
         return Err(ErrorKind::InvalidInput.into());
     }
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
     match openat2(at, below, flags, mode, resolve) {
-        // Before Linux 5.6, and if a sandbox or a kernel does not know the call or its flags.
+        // Linux before 5.6, and sandboxes, do not know the call or its flags.
         Err(Errno::NOSYS | Errno::PERM | Errno::INVAL | Errno::TOOBIG) => {
-            open_by_steps(at, below, flags, mode)
+            open_part_by_part(at, below, flags, mode)
         }
         opened => opened.map_err(io_error),
     }
 }
 
-/// The same, one step after the other.
-fn open_by_steps(
+/// Does the same with one call for each part of the path.
+fn open_part_by_part(
     at: BorrowedFd<'_>,
     below: &str,
     flags: OFlags,
     mode: Mode,
 ) -> io::Result<OwnedFd> {
-    let mut held: Option<OwnedFd> = None;
+    let mut current: Option<OwnedFd> = None;
     let (folder, name) = split(below);
     let folders = folder.split('/').filter(|f| !f.is_empty());
-    for (part, flags) in folders.map(|f| (f, WAY)).chain([(name, flags)]) {
-        let from = held.as_ref().map_or(at, AsFd::as_fd);
+    for (part, flags) in folders.map(|f| (f, FOLDER_PATH)).chain([(name, flags)]) {
+        let from = current.as_ref().map_or(at, AsFd::as_fd);
         let opened = openat(from, part, flags | OFlags::NOFOLLOW, mode);
-        held = Some(match opened {
-            // A link where a folder must be.
+        current = Some(match opened {
+            // The part is a link, and must be a folder.
             Err(Errno::NOTDIR) if is_link(from, part) => return Err(refused()),
             opened => opened.map_err(io_error)?,
         });
     }
-    held.ok_or_else(|| ErrorKind::InvalidInput.into())
+    current.ok_or_else(|| ErrorKind::InvalidInput.into())
 }
 
 fn is_link(at: BorrowedFd<'_>, name: &str) -> bool {
@@ -411,8 +422,8 @@ fn is_link(at: BorrowedFd<'_>, name: &str) -> bool {
     stat.is_ok_and(|s| FileType::from_raw_mode(s.st_mode) == FileType::Symlink)
 }
 
-/// What a folder holds, but for what vanishes meanwhile.
-fn entries(at: &OwnedFd) -> io::Result<Vec<Entry>> {
+/// Returns the entries of a folder, without those that vanish meanwhile.
+fn entries(at: &OwnedFd) -> io::Result<Vec<FolderEntry>> {
     let mut all = Vec::new();
     for entry in Dir::read_from(at)? {
         let entry = entry?;
@@ -423,9 +434,9 @@ fn entries(at: &OwnedFd) -> io::Result<Vec<Entry>> {
         match statat(at, name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => {
                 let name = name.to_string_lossy().into_owned();
-                all.push(Entry { name, stat });
+                all.push(FolderEntry { name, stat });
             }
-            // The folder has no execute bit for us: it is not empty.
+            // The folder may not be searched. That must not look like an empty folder.
             Err(Errno::ACCESS) => return Err(Errno::ACCESS.into()),
             Err(_) => {}
         }
@@ -439,37 +450,37 @@ fn list_in(
     depth: usize,
     objects: &mut Vec<ObjectInfo>,
 ) -> io::Result<()> {
-    for Entry { name, stat } in entries(&at)? {
+    for FolderEntry { name, stat } in entries(&at)? {
         let mut path = match below {
             "" => name.clone(),
             below => format!("{below}/{name}"),
         };
         let kind = FileType::from_raw_mode(stat.st_mode);
-        let mut note = (kind == FileType::Symlink).then_some(LINK);
+        let mut suffix = (kind == FileType::Symlink).then_some(LINK);
         if kind == FileType::Directory && depth > 0 {
-            // Whatever its name is, one that is none of ours harms nothing.
+            // List folders of every name: a foreign one does no harm.
             match openat(&at, &*name, FOLDER | OFlags::NOFOLLOW, Mode::empty()) {
                 Ok(folder) => match list_in(folder, &path, depth - 1, objects) {
-                    Err(e) if e.kind() == ErrorKind::PermissionDenied => note = Some(UNREADABLE),
+                    Err(e) if e.kind() == ErrorKind::PermissionDenied => suffix = Some(UNREADABLE),
                     listed => listed?,
                 },
-                Err(Errno::ACCESS) => note = Some(UNREADABLE),
-                Err(Errno::LOOP | Errno::NOTDIR) => note = Some(LINK),
+                Err(Errno::ACCESS) => suffix = Some(UNREADABLE),
+                Err(Errno::LOOP | Errno::NOTDIR) => suffix = Some(LINK),
                 Err(Errno::NOENT) => {}
                 Err(e) => return Err(e.into()),
             }
         }
-        match note {
-            Some(note) => path.push_str(note),
+        match suffix {
+            Some(suffix) => path.push_str(suffix),
             None if kind != FileType::RegularFile => continue,
             None => {}
         }
         objects.push(ObjectInfo {
-            is_odd: note.is_some() || listing::is_odd(&path),
+            is_odd: suffix.is_some() || listing::is_odd(&path),
             path,
             bytes: stat.st_size as u64,
             modified: modified(&stat),
-            // Whoever may write can set the time of writing back, but not that of the change.
+            // A user who may write can set the time of the last write, but not that of the last change.
             etag: Some(format!(
                 "{:x}-{:x}.{:x}",
                 stat.st_ino, stat.st_ctime, stat.st_ctime_nsec
@@ -487,15 +498,15 @@ mod tests {
     use std::os::unix::fs::{PermissionsExt, symlink};
 
     #[test]
-    fn a_mode_is_for_the_owner_and_for_nobody_to_execute() {
-        for (text, of_folders) in [
+    fn a_mode_gives_the_owner_all_and_nobody_execution() {
+        for (text, folder_bits) in [
             ("0600", 0o700),
             ("640", 0o750),
             ("0660", 0o770),
             ("0644", 0o755),
         ] {
             let mode: FileMode = text.parse().unwrap();
-            assert_eq!(mode.of_folders(), of_folders, "{text}");
+            assert_eq!(mode.folder_bits(), folder_bits, "{text}");
         }
         for text in [
             "",
@@ -519,8 +530,8 @@ mod tests {
         }
     }
 
-    /// A folder with a secret beside it and links to that.
-    fn attacked() -> (tempfile::TempDir, Folder) {
+    /// A folder with links to a secret beside it.
+    fn folder_with_links() -> (tempfile::TempDir, Folder) {
         let dir = tempfile::tempdir().unwrap();
         let at = |path: &str| dir.path().join(path);
         fs::create_dir_all(at("root/v2")).unwrap();
@@ -535,11 +546,11 @@ mod tests {
 
     #[test]
     fn no_link_is_followed_by_either_way_of_opening() {
-        let (_dir, folder) = attacked();
+        let (_dir, folder) = folder_with_links();
         let root = folder.root().unwrap();
         for path in ["v2/file", "linked/file", "within/x", "linked"] {
-            for open in [open_below, open_by_steps] {
-                for flags in [READ, FOLDER, WAY, READ | OFlags::CREATE] {
+            for open in [open_below, open_part_by_part] {
+                for flags in [READ, FOLDER, FOLDER_PATH, READ | OFlags::CREATE] {
                     let mode = Mode::from_raw_mode(match flags.contains(OFlags::CREATE) {
                         true => 0o600,
                         false => 0,
@@ -565,11 +576,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_renamed_and_removed_stays_below_the_root() {
-        let (dir, folder) = attacked();
+    fn writes_renames_and_removals_stay_below_the_root() {
+        let (dir, folder) = folder_with_links();
         let secret = dir.path().join("secret");
         fs::write(folder.shown("v2/new"), "new").unwrap();
-        for done in [
+        for result in [
             folder.create("linked/x").map(|_| ()),
             folder.make("linked/x"),
             folder.rename("v2/new", "linked/file"),
@@ -583,9 +594,9 @@ mod tests {
                 .map(|_| ())
                 .map_err(io::Error::other),
         ] {
-            done.unwrap_err();
+            result.unwrap_err();
         }
-        // A link itself is nothing that matters.
+        // A link itself may be replaced and removed.
         folder.rename("v2/new", "v2/file").unwrap();
         folder.remove("linked").unwrap();
         let names: Vec<_> = fs::read_dir(&secret).unwrap().collect();
@@ -596,7 +607,7 @@ mod tests {
 
     #[test]
     fn links_and_pipes_are_no_objects() {
-        let (_dir, folder) = attacked();
+        let (_dir, folder) = folder_with_links();
         let pipe = folder.shown("v2/pipe");
         rustix::fs::mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
         let mut listed: Vec<_> = folder.list("", DEEPEST).unwrap();
@@ -613,21 +624,21 @@ mod tests {
 
     #[test]
     fn a_lease_of_another_process_is_waited_for() {
-        let tried = std::cell::Cell::new(0);
+        let attempts = std::cell::Cell::new(0);
         let opened = past_leases(|| {
-            tried.set(tried.get() + 1);
-            match tried.get() {
+            attempts.set(attempts.get() + 1);
+            match attempts.get() {
                 4 => Ok(()),
                 _ => Err(io::Error::from(Errno::AGAIN)),
             }
         });
         opened.unwrap();
-        assert_eq!(tried.get(), 4);
+        assert_eq!(attempts.get(), 4);
         past_leases::<()>(|| Err(Errno::NOENT.into())).unwrap_err();
     }
 
     #[test]
-    fn what_is_made_has_its_mode_and_what_exists_keeps_its_own() {
+    fn new_files_have_the_given_mode_and_old_ones_keep_theirs() {
         let dir = tempfile::tempdir().unwrap();
         let set = |path: &str, mode| {
             fs::set_permissions(dir.path().join(path), fs::Permissions::from_mode(mode)).unwrap();
@@ -643,13 +654,13 @@ mod tests {
             meta.permissions().mode() & 0o7777
         };
         assert_eq!(mode("old"), 0o2755);
-        // setgid is inherited, by which a shared folder keeps its group.
+        // setgid is inherited: a shared folder keeps its group.
         assert_eq!(mode("old/new"), 0o2770);
         assert_eq!(mode("old/new/file"), 0o660);
         assert!(shared.create("old/new/file").is_err());
         let own = Folder::from(dir.path().to_owned());
         own.create("file").unwrap();
-        own.make_passing("folder").unwrap();
+        own.make_without_sync("folder").unwrap();
         assert_eq!((mode("file"), mode("folder")), (0o600, 0o700));
     }
 }

@@ -1,9 +1,9 @@
-//! Google Cloud Storage's custom metadata of an object that is there.
+//! Changes the custom metadata of an existing object on Google Cloud Storage.
 //!
-//! The object_store crate sets it only when an object is written. The JSON API changes one entry of it and
-//! leaves the rest, the content and its time alone. `exclude` calls it.
+//! The object_store crate sets metadata only when it writes an object. The JSON API changes one entry, and
+//! leaves the other entries, the content and the time of writing alone. Called by `exclude`.
 
-use super::retrying_client::{Answer, RetryingClient, request};
+use super::retrying_client::{RetryingClient, StoreResponse, request};
 use crate::base::percent::encoded;
 use crate::error::{Error, Result};
 use http::header::AUTHORIZATION;
@@ -17,47 +17,47 @@ use url::Url;
 
 const DEFAULT_URL: &str = "https://storage.googleapis.com";
 
-/// The requests of one bucket.
+/// A client for one bucket.
 pub struct Gcs {
     store: Arc<GoogleCloudStorage>,
-    wire: RetryingClient,
+    client: RetryingClient,
     bucket: String,
     base: String,
 }
 
 impl Gcs {
-    /// `base` where the settings have another than Google's own.
+    /// Returns a client. `base` is the server's URL if it is not Google's own.
     pub fn new(
         store: Arc<GoogleCloudStorage>,
-        wire: RetryingClient,
+        client: RetryingClient,
         bucket: &str,
         base: Option<String>,
     ) -> Self {
         Gcs {
             store,
-            wire,
+            client,
             bucket: bucket.to_owned(),
             base: base.unwrap_or_else(|| DEFAULT_URL.to_owned()),
         }
     }
 
-    /// Sets one entry of an object's metadata, or takes it away.
+    /// Sets one entry of an object's metadata, or removes it. `action` describes the request in messages.
     ///
     /// # Errors
-    /// Where nothing was answered. A refusal is an answer.
+    /// Fails if there is no response. A refusal is a response.
     pub(super) async fn set_metadata(
         &self,
-        what: &str,
+        action: &str,
         path: &Path,
         name: &str,
         value: Option<&str>,
-    ) -> Result<Answer> {
+    ) -> Result<StoreResponse> {
         let url = object_url(&self.base, &self.bucket, path)
-            .ok_or_else(|| Error::internal(format!("cannot {what}: no URL")))?;
+            .ok_or_else(|| Error::internal(format!("cannot {action}: no URL")))?;
         let body = json!({"metadata": {name: value}}).to_string();
         let headers = [("content-type", "application/json".to_owned())];
         let request = request(Method::PATCH, &url, &headers, body)?;
-        let odd = |e| object_store::Error::Generic {
+        let invalid_token = |e| object_store::Error::Generic {
             store: "GCS",
             source: Box::new(e),
         };
@@ -67,16 +67,16 @@ impl Gcs {
                 let bearer = HeaderValue::from_str(&format!("Bearer {}", credential.bearer));
                 request
                     .headers_mut()
-                    .insert(AUTHORIZATION, bearer.map_err(odd)?);
+                    .insert(AUTHORIZATION, bearer.map_err(invalid_token)?);
             }
             Ok(())
         };
-        self.wire.send(what, request, sign).await
+        self.client.send(action, request, sign).await
     }
 }
 
 fn object_url(base: &str, bucket: &str, path: &Path) -> Option<Url> {
-    // An object's name is one part of the address.
+    // In this API, an object's name is one segment of the path.
     let name = encoded(path.as_ref());
     let base = base.trim_end_matches('/');
     Url::parse(&format!("{base}/storage/v1/b/{bucket}/o/{name}")).ok()
@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_objects_name_is_one_part_of_its_address() {
+    fn an_objects_name_is_one_segment_of_its_url() {
         let url = |base| object_url(base, "b", &Path::from("p/v2/Full-1.gz")).unwrap();
         let rest = "/storage/v1/b/b/o/p%2Fv2%2FFull-1.gz";
         assert_eq!(url(DEFAULT_URL).as_str(), format!("{DEFAULT_URL}{rest}"));

@@ -1,13 +1,14 @@
-//! Objects in a local folder. A small one is written, synced, and renamed to where it belongs, by as few calls as that
-//! takes.
+//! A local folder as an object store, and staging files in it.
 //!
-//! What lasts is the content, by the file's own sync, and the name, by that of its folder. That the staging folder is
-//! not synced loses nothing: what a crash leaves there, or takes from there, had no name yet. One sync of a folder
-//! makes all names last that were given in it before. `folder` opens all files; `publish` calls this.
+//! A small object is written, synced, and renamed to its name, with as few calls as that takes. The sync of a
+//! file makes its content survive a power loss; the sync of its folder makes its name survive, and all names
+//! that were given there before. The staging folder is not synced: an object that is lost there had no name
+//! yet. `folder` opens all files. Called by `publish`, and through the object_store trait by everything in
+//! `store`.
 
 use super::Store;
 use super::errors::LOCAL;
-use super::folder::{DEEPEST, FOLDER_TRIES, Folder, LINK, Renamed, modified, split};
+use super::folder::{DEEPEST, FOLDER_ATTEMPTS, Folder, LINK, RenameOutcome, modified, split};
 use super::staging::STAGING;
 use crate::error::{Error, Result};
 use async_trait::async_trait;
@@ -30,13 +31,13 @@ use std::sync::Arc;
 
 /// Writes a new staging file.
 pub(super) fn write(folder: &Folder, below: &str, content: &[u8]) -> io::Result<()> {
-    let mut tried = 0;
+    let mut attempts = 0;
     let mut file = loop {
-        tried += 1;
+        attempts += 1;
         match folder.create(below) {
-            // Another run removes the empty folder while this one makes it.
-            Err(e) if e.kind() == ErrorKind::NotFound && tried < FOLDER_TRIES => {
-                folder.make_passing(STAGING)?;
+            // Another process has removed the empty staging folder meanwhile.
+            Err(e) if e.kind() == ErrorKind::NotFound && attempts < FOLDER_ATTEMPTS => {
+                folder.make_without_sync(STAGING)?;
             }
             created => break created?,
         }
@@ -46,10 +47,11 @@ pub(super) fn write(folder: &Folder, below: &str, content: &[u8]) -> io::Result<
 }
 
 impl Store {
-    /// Makes names last that [`Staged::name`](super::Staged::name) gave: one sync for each folder. Only a local folder needs it.
+    /// Makes names that [`Staged::name`](super::Staged::name) gave survive a power loss, by one sync for each
+    /// folder. Only a local folder needs it.
     ///
     /// # Errors
-    /// `Io`.
+    /// Fails with `Io`.
     pub fn sync_names<'p>(&self, paths: impl IntoIterator<Item = &'p str>) -> Result<()> {
         let Some(root) = &self.local_root else {
             return Ok(());
@@ -78,7 +80,7 @@ fn store_error(path: &str, e: io::Error) -> E {
     }
 }
 
-/// An error that keeps its kind (`errors::io_cause`).
+/// Returns an error that keeps its kind; `errors::io_cause` reads it.
 pub(super) fn unnamed_error(e: io::Error) -> E {
     E::Generic {
         store: LOCAL,
@@ -86,7 +88,7 @@ pub(super) fn unnamed_error(e: io::Error) -> E {
     }
 }
 
-/// object_store tells a file's versions apart by this.
+/// Returns the ETag of a file, by which the object_store crate tells versions apart.
 fn e_tag(stat: &Stat) -> String {
     let (inode, size, at) = (stat.st_ino, stat.st_size, modified(stat));
     format!("\"{inode:x}-{:x}-{size:x}\"", at.timestamp_micros())
@@ -107,24 +109,25 @@ fn not_implemented<T>(operation: &str) -> object_store::Result<T> {
     })
 }
 
-/// Whether a name is that of an unfinished write: `<name>#<number>`.
+/// Returns whether a name is that of an unfinished write: `<name>#<number>`.
 fn is_unfinished(name: &str) -> bool {
     let number = name.rsplit_once('#').map(|(_, number)| number);
     number.is_some_and(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()))
 }
 
 impl Folder {
-    /// A new file beside its later name, whose folder is made if it is not there.
-    fn begin(&self, to: &str) -> io::Result<(File, String)> {
-        let (mut number, mut tries) = (1u64, 0);
+    /// Creates an unfinished file beside its later name, and its folder if that is missing. Returns it and
+    /// its name.
+    fn create_unfinished(&self, to: &str) -> io::Result<(File, String)> {
+        let (mut number, mut attempts) = (1u64, 0);
         loop {
             let unfinished = format!("{to}#{number}");
             match self.create(&unfinished) {
                 Ok(file) => return Ok((file, unfinished)),
                 Err(e) if e.kind() == ErrorKind::AlreadyExists => number += 1,
-                // Another run removes the empty folder while this one makes it.
-                Err(e) if e.kind() == ErrorKind::NotFound && tries < FOLDER_TRIES => {
-                    tries += 1;
+                // Another process has removed the empty folder meanwhile.
+                Err(e) if e.kind() == ErrorKind::NotFound && attempts < FOLDER_ATTEMPTS => {
+                    attempts += 1;
                     self.make(split(to).0)?;
                 }
                 Err(e) => return Err(e),
@@ -132,14 +135,14 @@ impl Folder {
         }
     }
 
-    /// Gives a whole file its name, and makes that last.
-    fn end(&self, from: &str, to: &str, if_free: bool) -> io::Result<()> {
+    /// Renames a complete file to its name, and syncs the name.
+    fn finish(&self, from: &str, to: &str, if_free: bool) -> io::Result<()> {
         match if_free {
             false => self.rename(from, to)?,
             true => match self.rename_if_free(from, to)? {
-                Renamed::Done => {}
-                Renamed::Taken => return Err(ErrorKind::AlreadyExists.into()),
-                Renamed::NotSo => {
+                RenameOutcome::Done => {}
+                RenameOutcome::Taken => return Err(ErrorKind::AlreadyExists.into()),
+                RenameOutcome::NotPossible => {
                     self.link(from, to)?;
                     self.remove(from)?;
                 }
@@ -148,9 +151,11 @@ impl Folder {
         self.sync(split(to).0)
     }
 
+    /// Copies a file: gives it a second name. The content of a file never changes, so both names may share
+    /// it.
     fn copy(&self, from: &str, to: &str, if_free: bool) -> io::Result<()> {
         let link = |to: &str| match self.link(from, to) {
-            // Without the file itself the folder is of no use.
+            // Create the folder, but only if the file exists.
             Err(e) if e.kind() == ErrorKind::NotFound && self.read(from).is_ok() => {
                 self.make(split(to).0)?;
                 self.link(from, to)
@@ -165,32 +170,39 @@ impl Folder {
         loop {
             let beside = format!("{to}#{number}");
             match link(&beside) {
-                Ok(()) => return self.end(&beside, to, false),
+                Ok(()) => return self.finish(&beside, to, false),
                 Err(e) if e.kind() == ErrorKind::AlreadyExists => number += 1,
                 Err(e) => return Err(e),
             }
         }
     }
 
-    fn metas(&self, prefix: Option<&Path>, depth: usize) -> object_store::Result<Vec<ObjectMeta>> {
+    fn list_objects(
+        &self,
+        prefix: Option<&Path>,
+        depth: usize,
+    ) -> object_store::Result<Vec<ObjectMeta>> {
         let below = prefix.map_or("", Path::as_ref);
         let listed = self.list(below, depth).map_err(|e| E::Generic {
             store: LOCAL,
             source: Box::new(io::Error::from(e)),
         })?;
-        let objects = listed.into_iter();
-        let objects = objects.filter(|o| !is_unfinished(&o.path) && !o.path.ends_with(LINK));
-        Ok(objects
-            .filter_map(|o| {
-                Some(ObjectMeta {
-                    location: Path::parse(&o.path).ok()?,
-                    last_modified: o.modified,
-                    size: o.bytes,
+        let mut objects = Vec::new();
+        for object in listed {
+            if is_unfinished(&object.path) || object.path.ends_with(LINK) {
+                continue;
+            }
+            if let Ok(location) = Path::parse(&object.path) {
+                objects.push(ObjectMeta {
+                    location,
+                    last_modified: object.modified,
+                    size: object.bytes,
                     e_tag: None,
                     version: None,
-                })
-            })
-            .collect())
+                });
+            }
+        }
+        Ok(objects)
     }
 }
 
@@ -218,15 +230,15 @@ impl ObjectStore for Folder {
         }
         let to = location.as_ref();
         let failed = |e| store_error(to, e);
-        let (mut file, unfinished) = self.begin(to).map_err(failed)?;
+        let (mut file, unfinished) = self.create_unfinished(to).map_err(failed)?;
         let mut write = || {
             payload.iter().try_for_each(|b| file.write_all(b))?;
             file.sync_all()?;
             let put = put_result(&file)?;
-            self.end(&unfinished, to, if_free).map(|()| put)
+            self.finish(&unfinished, to, if_free).map(|()| put)
         };
         write().map_err(|e| {
-            // That it failed is what is told.
+            // The first error is the one to report.
             let _ = self.remove(&unfinished);
             failed(e)
         })
@@ -241,8 +253,8 @@ impl ObjectStore for Folder {
             return not_implemented("attributes");
         }
         let to = location.to_string();
-        let begun = self.begin(&to);
-        let (file, unfinished) = begun.map_err(|e| store_error(&to, e))?;
+        let created = self.create_unfinished(&to);
+        let (file, unfinished) = created.map_err(|e| store_error(&to, e))?;
         Ok(Box::new(LocalUpload {
             folder: self.clone(),
             unfinished: Some(unfinished),
@@ -298,18 +310,18 @@ impl ObjectStore for Folder {
     }
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, object_store::Result<ObjectMeta>> {
-        let listed = match self.metas(prefix, DEEPEST) {
-            Ok(metas) => metas.into_iter().map(Ok).collect(),
+        let listed = match self.list_objects(prefix, DEEPEST) {
+            Ok(objects) => objects.into_iter().map(Ok).collect(),
             Err(e) => vec![Err(e)],
         };
         futures::stream::iter(listed).boxed()
     }
 
-    /// Tells of no folders: nobody asks for them.
+    /// Returns the files and no folders: no caller needs them.
     async fn list_with_delimiter(&self, prefix: Option<&Path>) -> object_store::Result<ListResult> {
         Ok(ListResult {
             common_prefixes: Vec::new(),
-            objects: self.metas(prefix, 0)?,
+            objects: self.list_objects(prefix, 0)?,
             extensions: Extensions::default(),
         })
     }
@@ -332,7 +344,7 @@ impl ObjectStore for Folder {
         options: RenameOptions,
     ) -> object_store::Result<()> {
         let if_free = matches!(options.target_mode, RenameTargetMode::Create);
-        let rename = || self.end(from.as_ref(), to.as_ref(), if_free);
+        let rename = || self.finish(from.as_ref(), to.as_ref(), if_free);
         let renamed = match rename() {
             Err(e) if e.kind() == ErrorKind::NotFound && self.read(from.as_ref()).is_ok() => {
                 self.make(split(to.as_ref()).0).and_then(|()| rename())
@@ -343,7 +355,7 @@ impl ObjectStore for Folder {
     }
 }
 
-/// A file that is written part by part, and gets its name when it is whole.
+/// A file that is written part by part, and renamed to its name when it is complete.
 #[derive(Debug)]
 struct LocalUpload {
     folder: Folder,
@@ -383,10 +395,12 @@ impl MultipartUpload for LocalUpload {
         let write = || {
             self.file.sync_all()?;
             let put = put_result(&self.file)?;
-            self.folder.end(&unfinished, &self.to, false).map(|()| put)
+            self.folder
+                .finish(&unfinished, &self.to, false)
+                .map(|()| put)
         };
         write().map_err(|e| {
-            // That it failed is what is told.
+            // The first error is the one to report.
             let _ = self.folder.remove(&unfinished);
             store_error(&self.to, e)
         })
@@ -403,7 +417,7 @@ impl MultipartUpload for LocalUpload {
 impl Drop for LocalUpload {
     fn drop(&mut self) {
         if let Some(unfinished) = &self.unfinished {
-            // It is debris, which the next run removes.
+            // If this fails, the next run removes the file as debris.
             let _ = self.folder.remove(unfinished);
         }
     }
@@ -415,24 +429,24 @@ mod tests {
     use std::fs;
 
     #[test]
-    fn a_name_is_given_once_and_what_has_it_stays() {
+    fn a_name_is_given_once_and_its_object_stays() {
         let dir = tempfile::tempdir().unwrap();
         let (root, a, b) = (dir.path(), "deltafold-staging/a", "deltafold-staging/b");
         let folder = Folder::from(root.to_owned());
         let read = |below: &str| fs::read(root.join(below)).unwrap();
-        // The staging folder is made when it is needed.
+        // `write` creates the staging folder.
         write(&folder, a, b"one").unwrap();
         write(&folder, b, b"two").unwrap();
         let again = write(&folder, a, b"three").unwrap_err();
         assert_eq!(again.kind(), ErrorKind::AlreadyExists);
         assert_eq!(read(a), b"one");
 
-        // The folder is not there yet.
+        // The target's folder does not exist yet.
         let rename = |from| folder.rename_if_free(from, "v2/full").unwrap();
-        assert!(matches!(rename(a), Renamed::NotSo));
+        assert!(matches!(rename(a), RenameOutcome::NotPossible));
         fs::create_dir(root.join("v2")).unwrap();
-        assert!(matches!(rename(a), Renamed::Done));
-        assert!(matches!(rename(b), Renamed::Taken));
+        assert!(matches!(rename(a), RenameOutcome::Done));
+        assert!(matches!(rename(b), RenameOutcome::Taken));
         assert_eq!((read("v2/full"), read(b)), (b"one".into(), b"two".into()));
         assert!(!root.join(a).exists());
     }

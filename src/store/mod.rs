@@ -1,6 +1,15 @@
-//! Object stores: opening one by URL, listing a prefix, streaming objects in and out.
+//! Object stores: opens one by its URL, lists a prefix, and reads, publishes and deletes objects.
 //!
-//! It knows paths and bytes, nothing of snapshots. `ops` calls it.
+//! Knows paths and bytes. Does not know what a snapshot is: `backup` does. Called by `ops`.
+//!
+//! - `open`: from a URL to a [`Store`]; one file a provider
+//! - `fetch`, `read_ahead`, `listing`: reading
+//! - `publish`, `staging`: writing an object so that it appears whole or not at all, and never over another
+//! - `small_objects`: markers, notes and pins; deletions
+//! - `lock`: mutual exclusion; `object_lock`: S3's; `exclude`, `tag_counts`: tags
+//! - `requests`, `connect`, `bandwidth`: how many requests, over which connections, how fast
+//! - `s3`, `azure`, `gcs`, `swift`, `folder`, `local`: what only one kind of store has
+//! - `probe`: tests what a store really does
 
 pub mod azure;
 pub mod bandwidth;
@@ -33,15 +42,15 @@ mod xml;
 
 pub use bandwidth::Bandwidth;
 pub use capability::BackgroundTask;
-pub use encryption::{Keys, Sealed};
+pub use encryption::{EncryptingWriter, Keys};
 pub use errors::store_error;
 pub use fetch::{ObjectReader, is_large};
 pub use folder::{FileMode, Folder};
 pub use lock::LOCKS;
-pub use object_lock::{Mode, ObjectLock, Retention};
+pub use object_lock::{Mode, ObjectLock, ObjectRetention};
 pub use open::open;
 pub use publish::{Staged, Upload};
-pub use read_ahead::{Begun, ReadAhead};
+pub use read_ahead::{PrefetchGuard, ReadAhead};
 pub use requests::{DEFAULT_REQUESTS, MOST_REQUESTS};
 pub use s3::{ObjectVersion, UnfinishedUpload, Versioning};
 
@@ -54,7 +63,7 @@ use futures::{StreamExt, TryStreamExt};
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
 use publish::direct::Direct;
-use read_ahead::BegunTransfers;
+use read_ahead::PrefetchedTransfers;
 use s3::S3;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -62,77 +71,77 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::{OnceCell, Semaphore};
 
-/// An object as a listing tells it.
+/// An object in a listing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObjectInfo {
-    /// Below the store's prefix, with `/` between folders.
+    /// The path below the store's prefix, with `/` between folders.
     pub path: String,
-    /// Size in the store.
+    /// Size in the store, in bytes.
     pub bytes: u64,
     /// When it was written, by the store's clock.
     pub modified: DateTime<Utc>,
-    /// No request of ours can name it: its path must be shown, and never asked for or deleted.
+    /// No request of ours can name the object. Its path may be shown, but not read or deleted.
     pub is_odd: bool,
-    /// Its ETag, if the listing tells it; of a file its inode and the time of its last change.
+    /// The ETag, if the listing has it. For a file, its inode and the time of its last change.
     pub etag: Option<String>,
 }
 
-/// What became of a name.
+/// The result of publishing an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Published {
-    /// The object was not there before, and is there now.
+    /// The name was free, and the object has it now.
     Created,
-    /// The very same bytes were there already.
+    /// An object with the same bytes had the name already.
     Identical,
-    /// Something else has the name.
+    /// Another object has the name. Nothing was published.
     Taken,
 }
 
-/// How long a request that cleans up may take.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Time limit for a request that cleans up.
+const CLEAN_UP_PATIENCE: Duration = Duration::from_secs(5);
 
-/// One prefix of one object store.
+/// One prefix of one object store. Clones share their limits and what they have learnt about the store.
 ///
-/// Its blocking calls must not be made on an async thread of the runtime.
+/// Most calls block: do not make them on an async thread of the runtime.
 #[derive(Clone)]
 pub struct Store {
     inner: Arc<dyn ObjectStore>,
     prefix: Path,
     url: String,
     tags: ExcludeTags,
-    /// Where it is S3: for what the object_store crate has no call.
+    /// The client for S3's own requests, if the store is S3.
     s3: Option<Arc<S3>>,
-    /// What was learnt of the bucket's object lock.
+    /// The bucket's object lock, once it has been requested.
     object_lock: Arc<OnceCell<ObjectLock>>,
-    /// Of a local folder: what is asked of it there and then, without a runtime.
+    /// The folder, if the store is a local one. Its calls run on the calling thread.
     local_root: Option<Folder>,
-    /// The most bytes that it copies.
+    /// The most bytes that the store can copy. Larger objects cannot be published.
     largest_copy: Option<u64>,
-    /// The most bytes that it copies at once; more are copied by ranges.
+    /// The most bytes that one request copies. Larger objects are copied by ranges.
     largest_range: Option<u64>,
-    /// Of a server that may take conditions and ignore them: whether it does.
+    /// Whether the server ignores the conditions of writes; `None` if it certainly does not.
     ignores_conditions: Option<Capability>,
-    /// Requests under way at once.
+    /// The most requests under way at once.
     requests: usize,
-    /// Room for ranges of large objects, if they come by ranges.
+    /// A permit for each range of a large object under way; `None` if large objects are read by one request.
     ranges: Option<Arc<Semaphore>>,
-    /// Transfers that were begun before they were asked for.
-    begun: BegunTransfers,
-    /// Room for bytes that are uploaded.
+    /// Transfers that began before their objects are read.
+    prefetched: PrefetchedTransfers,
+    /// A permit for each byte of an upload under way.
     uploads: Arc<Semaphore>,
-    /// Where small objects may be put at once.
+    /// Publishes small objects with one request.
     direct: Option<Direct>,
-    /// How many keep the staging folder of a local folder, though it is empty.
+    /// The number of guards that keep the staging folder of a local folder.
     staging_kept: Arc<AtomicUsize>,
     handle: Handle,
     cancel: Cancel,
     bytes_read: Arc<AtomicU64>,
-    /// Of what is read, and of what is written.
+    /// The limits for reading and for writing.
     bandwidth: Option<(Bandwidth, Bandwidth)>,
 }
 
 impl Store {
-    /// A prefix of an open store; `url` is for messages only and must hold no secret.
+    /// Returns a prefix of an open store. `url` is for messages only and must have no secret in it.
     pub fn new(
         inner: Arc<dyn ObjectStore>,
         prefix: Path,
@@ -153,7 +162,7 @@ impl Store {
             ignores_conditions: None,
             requests: DEFAULT_REQUESTS,
             ranges: None,
-            begun: BegunTransfers::default(),
+            prefetched: PrefetchedTransfers::default(),
             uploads: Arc::new(Semaphore::new(publish::UPLOAD_BYTES)),
             direct: None,
             staging_kept: Arc::default(),
@@ -164,91 +173,89 @@ impl Store {
         }
     }
 
-    /// The same store, which is kept in a local folder.
+    /// Makes this the store of a local folder.
     pub fn with_local_root(mut self, root: impl Into<Folder>) -> Self {
         self.local_root = Some(root.into());
         self
     }
 
-    /// The same store, with S3's requests for versions, retention and uploads.
+    /// Adds S3's own requests: versions, object retention, uploads, copies by ranges.
     pub fn with_s3(mut self, s3: Arc<S3>) -> Self {
         self.s3 = Some(s3);
         self
     }
 
-    /// The same store, with a switch that others share.
+    /// Sets the cancellation that ends transfers and waits.
     pub fn with_cancel(mut self, cancel: Cancel) -> Self {
         self.cancel = cancel;
         self
     }
 
-    /// The same store, asked for so many things at once, 1 or more.
+    /// Sets the most requests under way at once, at least 1.
     pub fn with_requests(mut self, most: usize) -> Self {
         self.requests = most.max(1);
         self
     }
 
-    /// The same store, that tells versions of objects apart when it is asked for ranges: large objects come by several at
-    /// once.
+    /// Reads large objects by several ranges at once. The store must tell versions of an object apart.
     pub fn with_ranges(mut self) -> Self {
         self.ranges = Some(Arc::new(Semaphore::new(fetch::RANGES_AHEAD)));
         self
     }
 
-    /// The same store, that copies no more than so many bytes.
+    /// Limits the size of objects to what the store can copy.
     pub fn with_largest_copy(mut self, bytes: u64) -> Self {
         self.largest_copy = Some(bytes);
         self
     }
 
-    /// The same store, of a server that may take the conditions of writes and ignore them: before the
-    /// first object gets its name this is tried, and where it is so, writers look out for each other.
+    /// Doubts that the server obeys the conditions of writes. That is tested before the first object is
+    /// named. If the server ignores them, writers claim names (`publish::claim`).
     pub fn with_doubted_conditions(mut self) -> Self {
         self.ignores_conditions = Some(Capability::default());
         self
     }
 
-    /// The same store, in which small objects are put at once if it proves to be safe.
+    /// Publishes small objects with one request if a test shows that it is safe.
     pub fn with_direct(mut self, direct: Direct) -> Self {
         self.direct = Some(direct);
         self
     }
 
-    /// The same store, S3, that copies more than so many bytes by ranges.
+    /// Copies objects of more than `bytes` by ranges. S3 only.
     pub fn with_largest_range(mut self, bytes: u64) -> Self {
         self.largest_range = Some(bytes);
         self
     }
 
-    /// The same store, with objects read and written no faster than that.
-    ///
-    /// An upload is counted as its parts are filled; a part that is full leaves at once.
+    /// Limits how fast objects are read and written. The bytes of an upload count when they are buffered; a
+    /// full part is sent at once.
     pub fn with_bandwidth(mut self, read: Bandwidth, write: Bandwidth) -> Self {
         self.bandwidth = Some((read, write));
         self
     }
 
-    /// Its URL, without secrets.
+    /// Returns the URL, without secrets.
     pub fn url(&self) -> &str {
         &self.url
     }
 
-    /// The switch that ends its transfers.
+    /// Returns the cancellation that ends transfers and waits.
     pub fn cancel(&self) -> &Cancel {
         &self.cancel
     }
 
-    /// Where its requests run.
+    /// Returns the runtime on which requests run.
     pub fn handle(&self) -> &Handle {
         &self.handle
     }
 
-    /// Bytes read from the store so far.
+    /// Returns the number of bytes read from the store so far.
     pub fn bytes_read(&self) -> u64 {
         self.bytes_read.load(Ordering::Relaxed)
     }
 
-    /// The full path of an object below the prefix.
+    /// Returns the full path of an object.
     fn path(&self, below: &str) -> Path {
         self.prefix
             .parts()
@@ -257,52 +264,51 @@ impl Store {
             .collect()
     }
 
-    /// Waits for a request, unless cancelled first.
+    /// Waits for a request. Fails with `Terminated` if cancelled first.
     fn block_on<F: Future>(&self, f: F) -> Result<F::Output> {
         match self.local_root {
-            // Without the runtime it is done on this very thread.
+            // Files are read and written on this thread, without the runtime.
             Some(_) => futures::executor::block_on(self.cancel.or(f)),
             None => self.handle.block_on(self.cancel.or(f)),
         }
     }
 
-    /// The most requests that may be under way at once; of a local folder there are none.
+    /// Returns the most requests that may be under way at once, or `None` for a local folder, which has no
+    /// requests.
     pub fn requests(&self) -> Option<usize> {
         self.local_root.is_none().then_some(self.requests)
     }
 
-    /// Waits for a request that cleans up, cancelled or not, for a few seconds.
+    /// Waits a few seconds for a request that cleans up, even if the operation is cancelled.
     fn clean_up<T>(&self, f: impl Future<Output = object_store::Result<T>>) -> Result<(), String> {
-        let done = self
-            .handle
-            .block_on(async { tokio::time::timeout(PATIENCE, f).await });
-        match done {
+        let limited = async { tokio::time::timeout(CLEAN_UP_PATIENCE, f).await };
+        match self.handle.block_on(limited) {
             Ok(Ok(_) | Err(object_store::Error::NotFound { .. })) => Ok(()),
             Ok(Err(e)) => Err(store_error("clean up", e).to_string()),
             Err(_) => Err("the store did not answer in time".to_owned()),
         }
     }
 
-    /// All objects in some folders below the prefix: path below the prefix, and size.
+    /// Returns the path and the size of all objects in some folders below the prefix.
     ///
     /// # Errors
-    /// As [`objects`](Self::objects).
+    /// Fails with the errors of [`objects`](Self::objects).
     pub fn list(&self, folders: &[&str]) -> Result<Vec<(String, u64)>> {
         let objects = self.objects(folders)?.into_iter();
         Ok(objects.map(|o| (o.path, o.bytes)).collect())
     }
 
-    /// All objects in some folders below the prefix, which are listed side by side, in the order of their paths. A path
-    /// that a server lists twice counts once.
+    /// Returns all objects in some folders below the prefix, in the order of their paths. Lists the folders
+    /// at the same time. A path that the server lists twice is returned once.
     ///
     /// # Errors
-    /// `StoreUnreachable`, `PermissionDenied`, `Unauthenticated`, `Configuration`, `NoSnapshots`
-    /// where the bucket does not exist.
+    /// Fails with `StoreUnreachable`, `PermissionDenied`, `Unauthenticated`, `Configuration`, or
+    /// `NoSnapshots` if the bucket does not exist.
     pub fn objects(&self, folders: &[&str]) -> Result<Vec<ObjectInfo>> {
-        self.listed(folders).map(once_each)
+        self.list_folders(folders).map(once_each)
     }
 
-    fn listed(&self, folders: &[&str]) -> Result<Vec<ObjectInfo>> {
+    fn list_folders(&self, folders: &[&str]) -> Result<Vec<ObjectInfo>> {
         if let Some(root) = &self.local_root {
             let mut objects = Vec::new();
             for folder in folders {
@@ -350,7 +356,7 @@ impl Store {
         Ok(objects)
     }
 
-    /// Below the prefix, the key of an object that no path names, if it is in a folder there.
+    /// Returns the path below the prefix for an odd key, if it is in `folder`.
     fn odd_below(&self, key: &str, folder: &str) -> Option<String> {
         let below = match self.prefix.as_ref() {
             "" => key,
@@ -360,10 +366,10 @@ impl Store {
         rest.starts_with('/').then(|| below.to_owned())
     }
 
-    /// The names of the objects directly at the prefix, a few at most: for hints.
+    /// Returns the names of the objects directly at the prefix, 1000 at most: for hints in messages.
     ///
     /// # Errors
-    /// As [`list`](Self::list).
+    /// Fails with the errors of [`objects`](Self::objects).
     pub fn list_directly(&self) -> Result<Vec<String>> {
         self.block_on(async {
             let listing = self
@@ -379,20 +385,20 @@ impl Store {
         })?
     }
 
-    /// Whether the store refused to tell tags, so that snapshots excluded by one are not known.
+    /// Returns whether the store has refused to show tags, so that snapshots excluded by a tag are unknown.
     pub fn hides_tags(&self) -> bool {
         self.tags.was_refused()
     }
 
-    /// Whether it refused for lack of a right: there may be tags that nobody here sees.
+    /// Returns whether it refused for lack of a permission, so that there may be hidden tags.
     pub fn denies_tags(&self) -> bool {
         self.tags.was_denied()
     }
 
-    /// Whether an object is there.
+    /// Returns whether an object exists.
     ///
     /// # Errors
-    /// As [`list`](Self::list).
+    /// Fails with the store's errors.
     pub fn exists(&self, below: &str) -> Result<bool> {
         self.block_on(self.is_there(below))?
     }
@@ -401,17 +407,20 @@ impl Store {
         match self.inner.head(&self.path(below)).await {
             Ok(_) => Ok(true),
             Err(object_store::Error::NotFound { .. }) => Ok(false),
-            Err(e) => Err(store_error(format!("look at {}", self.name(below)), e)),
+            Err(e) => Err(store_error(
+                format!("read the headers of {}", self.name(below)),
+                e,
+            )),
         }
     }
 
-    /// An object's full name for messages.
+    /// Returns an object's full name, for messages.
     pub fn name(&self, below: &str) -> String {
         format!("{}/{below}", self.url.trim_end_matches('/'))
     }
 }
 
-/// In the order of their paths; of several with one path the first that was listed.
+/// Sorts objects by path. Of several with one path, keeps the first that was listed.
 fn once_each(mut objects: Vec<ObjectInfo>) -> Vec<ObjectInfo> {
     objects.sort_by(|a, b| a.path.cmp(&b.path));
     objects.dedup_by(|later, first| later.path == first.path);
@@ -423,7 +432,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_lists_a_path_twice_has_one_object() {
+    fn a_path_that_is_listed_twice_is_one_object() {
         let object = |path: &str, bytes| ObjectInfo {
             path: path.to_owned(),
             bytes,

@@ -1,13 +1,13 @@
-//! Object lock: whether a bucket has one, and until when its objects cannot be deleted.
+//! S3's object lock: whether a bucket has it, and until when its objects cannot be deleted.
 //!
-//! A server may take a retention and keep none, and one even writes the request over the object. So nothing
-//! is asked or set before the bucket says that its lock is enabled, and what was set is read back. Which
-//! objects are locked, and for how long, `ops` decides.
+//! Some servers accept a retention and do not keep it; one even writes the request's body over the object. So
+//! nothing is requested or set before the bucket says that its lock is enabled, and a retention that was set
+//! is read back. `ops::object_lock`, the caller, decides which objects are locked and for how long.
 
 use crate::error::{Error, Reason, Result};
 use crate::store::Store;
-use crate::store::retrying_client::Answer;
-use crate::store::xml::{DefaultRetention, Document, Retention as Said};
+use crate::store::retrying_client::StoreResponse;
+use crate::store::xml::{DefaultRetention, Document, RetentionDocument};
 use chrono::{DateTime, DurationRound, SecondsFormat, TimeDelta, Utc};
 use http::Method;
 use object_store::path::Path;
@@ -16,21 +16,21 @@ use serde::Serialize;
 use std::fmt;
 use strum::{EnumString, IntoStaticStr};
 
-/// What a bucket says of its lock.
+/// Whether a bucket has an object lock.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ObjectLock {
-    /// It has one; and what new objects get without being asked, in its own words.
+    /// Yes.
     Enabled {
-        /// Such as `COMPLIANCE, 30 days`.
+        /// The retention that new objects get by default, in the bucket's words: `COMPLIANCE, 30 days`.
         default: Option<String>,
     },
-    /// It has none; S3 lets it be enabled when a bucket is made, or later where it has versions.
+    /// No. S3 can enable it when a bucket is created, or later if the bucket keeps versions.
     Disabled,
-    /// This store knows no such thing; why that is believed.
+    /// The store has no such feature, for this reason.
     Unsupported(String),
 }
 
-/// Who may still delete what is locked. S3 writes it in capitals.
+/// Who may still delete a locked version. S3 writes it in capitals.
 #[derive(
     Debug,
     Clone,
@@ -61,23 +61,23 @@ impl fmt::Display for Mode {
     }
 }
 
-/// Until when a version of an object cannot be deleted.
+/// S3's object retention: until when a version of an object cannot be deleted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Retention {
+pub struct ObjectRetention {
     /// Who may delete it sooner.
     pub mode: Mode,
-    /// By the store's clock.
+    /// When the retention ends, by the store's clock.
     pub until: DateTime<Utc>,
 }
 
-impl Retention {
-    /// Whether what it protects is protected by `other` as well: as long, and from as many.
-    pub fn is_covered_by(&self, other: &Retention) -> bool {
+impl ObjectRetention {
+    /// Returns whether `other` protects at least as long and as strictly.
+    pub fn is_covered_by(&self, other: &ObjectRetention) -> bool {
         other.until >= self.until && other.mode >= self.mode
     }
 }
 
-impl fmt::Display for Retention {
+impl fmt::Display for ObjectRetention {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} until {}", self.mode, seconds(self.until))
     }
@@ -87,7 +87,7 @@ fn seconds(t: DateTime<Utc>) -> String {
     t.to_rfc3339_opts(SecondsFormat::Secs, true)
 }
 
-/// Not earlier, and without a fraction: servers keep fractions differently.
+/// Rounds up to whole seconds: servers keep fractions differently.
 fn whole_seconds(t: DateTime<Utc>) -> DateTime<Utc> {
     match t.duration_trunc(TimeDelta::seconds(1)) {
         Ok(cut) if cut < t => cut + TimeDelta::seconds(1),
@@ -97,85 +97,87 @@ fn whole_seconds(t: DateTime<Utc>) -> DateTime<Utc> {
 }
 
 impl Store {
-    /// Whether objects can be locked here. The answer is asked for once.
+    /// Returns whether objects can be locked here. Only the first call sends a request.
     ///
     /// # Errors
-    /// `StoreUnreachable`, `PermissionDenied`, `Unauthenticated`, `NoSnapshots` where the bucket is
-    /// not there.
+    /// Fails with `StoreUnreachable`, `PermissionDenied`, `Unauthenticated`, or `NoSnapshots` if the bucket
+    /// does not exist.
     pub fn object_lock(&self) -> Result<ObjectLock> {
         let Some(s3) = &self.s3 else {
             return Ok(ObjectLock::Unsupported(
-                "only S3 locks objects this way".to_owned(),
+                "only S3 has an object lock".to_owned(),
             ));
         };
-        let what = format!("ask whether {} has an object lock", self.url());
-        let asked = self.object_lock.get_or_try_init(async || {
+        let action = format!("ask whether {} has an object lock", self.url());
+        let lock = self.object_lock.get_or_try_init(async || {
             let bucket = Path::default();
-            let answer = s3.get(&what, &bucket, &[("object-lock", "")]).await?;
-            read_lock(&what, &answer)
+            let response = s3.get(&action, &bucket, &[("object-lock", "")]).await?;
+            read_lock(&action, &response)
         });
-        self.block_on(asked)?.cloned()
+        self.block_on(lock)?.cloned()
     }
 
-    /// Until when an object cannot be deleted, or that version of it; `None` where it is not locked.
+    /// Returns the retention of an object, or of a version of it; `None` if it has none.
     ///
     /// # Errors
-    /// The store's; `SnapshotVanished` where the object or the version is not there.
-    pub fn retention(&self, below: &str, version: Option<&str>) -> Result<Option<Retention>> {
-        let read = |said| match said {
-            Document::Retention(said) => retention_of(&said),
+    /// Fails with the store's errors, and with `SnapshotVanished` if the object or the version does not
+    /// exist.
+    pub fn retention(&self, below: &str, version: Option<&str>) -> Result<Option<ObjectRetention>> {
+        let read = |document| match document {
+            Document::Retention(retention) => retention_of(&retention),
             _ => None,
         };
-        let said = self.ask_of_lock("retention", below, version, "retention", read);
-        said.map(Option::flatten)
+        let retention = self.read_lock_of("retention", below, version, "retention", read);
+        retention.map(Option::flatten)
     }
 
-    /// Whether a legal hold keeps an object, or that version of it, from being deleted.
+    /// Returns whether a legal hold protects an object, or a version of it, from deletion.
     ///
     /// # Errors
-    /// Those of [`retention`](Self::retention).
+    /// Fails with the errors of [`retention`](Self::retention).
     pub fn legal_hold(&self, below: &str, version: Option<&str>) -> Result<bool> {
-        let read = |said| match said {
-            Document::LegalHold(said) => Some(said.status == "ON"),
+        let read = |document| match document {
+            Document::LegalHold(hold) => Some(hold.status == "ON"),
             _ => None,
         };
-        let said = self.ask_of_lock("legal hold", below, version, "legal-hold", read);
-        said.map(|said| said == Some(true))
+        let hold = self.read_lock_of("legal hold", below, version, "legal-hold", read);
+        hold.map(|is_on| is_on == Some(true))
     }
 
-    /// `None` if there is no lock that could be set.
-    fn ask_of_lock<T>(
+    /// Reads a lock of an object: the subresource `retention` or `legal-hold`. Returns `None` if the object
+    /// has no such lock or the bucket cannot have any.
+    fn read_lock_of<T>(
         &self,
-        of_what: &str,
+        kind: &str,
         below: &str,
         version: Option<&str>,
-        question: &str,
+        subresource: &str,
         read: impl Fn(Document) -> Option<T>,
     ) -> Result<Option<T>> {
-        let what = &format!("read the {of_what} of {}", self.name(below));
+        let action = &format!("read the {kind} of {}", self.name(below));
         let Some(s3) = &self.s3 else {
             return Ok(None);
         };
         match self.object_lock() {
             Ok(ObjectLock::Enabled { .. }) => {}
             Ok(_) => return Ok(None),
-            // Who may not ask of the bucket may still ask of an object.
+            // The permission may be missing for the bucket and not for its objects.
             Err(e) if e.reason() == Reason::PermissionDenied => {}
             Err(e) => return Err(e),
         }
-        let mut query = vec![(question, "")];
+        let mut query = vec![(subresource, "")];
         query.extend(version.map(|v| ("versionId", v)));
         let path = self.path(below);
-        let answer = self.block_on(s3.get(what, &path, &query))??;
-        if answer.is_object_missing() {
-            return Err(gone(what));
+        let response = self.block_on(s3.get(action, &path, &query))??;
+        if response.is_object_missing() {
+            return Err(gone(action));
         }
-        match (answer.status, &*answer.code()) {
-            (200..=299, _) => match answer.document().and_then(read) {
-                Some(said) => Ok(Some(said)),
-                None => Err(answer.not_understood(what)),
+        match (response.status, &*response.code()) {
+            (200..=299, _) => match response.document().and_then(read) {
+                Some(lock) => Ok(Some(lock)),
+                None => Err(response.not_understood(action)),
             },
-            // It has none; a deletion's mark cannot have any; the bucket has no lock.
+            // The object has no such lock, it is a delete marker, or the bucket has no object lock.
             (404 | 405 | 501, _)
             | (
                 400,
@@ -183,55 +185,61 @@ impl Store {
                 | "NoSuchObjectLockConfiguration"
                 | "ObjectLockConfigurationNotFoundError",
             ) => Ok(None),
-            _ => Err(answer.refusal(what)),
+            _ => Err(response.refusal(action)),
         }
     }
 
-    /// Locks an object, or a version of it, and reads back that it is. Which retention it had is the
-    /// caller's to know: this one is set whatever that was, so far as the store lets it.
+    /// Sets the retention of an object, or of a version of it, and reads it back. Does not look at the
+    /// retention that the object has: the caller decides whether this one is longer.
     ///
     /// # Errors
-    /// The store's; `Configuration` where the bucket has no lock enabled, or where the store took the
-    /// retention and does not keep it; `PermissionDenied` also where it would shorten what must not be
-    /// shortened; `SnapshotVanished`.
-    pub fn retain(&self, below: &str, version: Option<&str>, retention: &Retention) -> Result<()> {
-        let what = format!("lock {}", self.name(below));
+    /// Fails with the store's errors; with `Configuration` if the bucket has no object lock, or if the store
+    /// accepts the retention and does not keep it; with `PermissionDenied` also if the store refuses to
+    /// shorten a retention; and with `SnapshotVanished` if the object does not exist.
+    pub fn retain(
+        &self,
+        below: &str,
+        version: Option<&str>,
+        retention: &ObjectRetention,
+    ) -> Result<()> {
+        let action = format!("lock {}", self.name(below));
         let (Some(s3), ObjectLock::Enabled { .. }) = (&self.s3, self.object_lock()?) else {
             return Err(Reason::Configuration.error(format!(
-                "cannot {what}: the bucket has no object lock enabled"
+                "cannot {action}: the bucket has no object lock enabled"
             )));
         };
-        let asked = Retention {
+        let requested = ObjectRetention {
             until: whole_seconds(retention.until),
             ..*retention
         };
         let body = format!(
             r#"<Retention xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Mode>{}</Mode><RetainUntilDate>{}</RetainUntilDate></Retention>"#,
-            <&str>::from(asked.mode),
-            seconds(asked.until)
+            <&str>::from(requested.mode),
+            seconds(requested.until)
         );
         let mut query = vec![("retention", "")];
         query.extend(version.map(|v| ("versionId", v)));
         let path = self.path(below);
-        let put = |headers| s3.ask(&what, Method::PUT, &path, &query, headers, body.clone());
-        let mut answer = self.block_on(put(&[]))??;
-        if answer.is_object_missing() {
-            return Err(gone(&what));
+        let put = |headers| s3.send(&action, Method::PUT, &path, &query, headers, body.clone());
+        let mut response = self.block_on(put(&[]))??;
+        if response.is_object_missing() {
+            return Err(gone(&action));
         }
-        // Some servers want the right to pass over a lock even to make it stricter; nothing of it is lost.
-        if matches!(answer.status, 400 | 403)
-            && let Some(has) = self.retention(below, version)?
-            && has.mode < asked.mode
-            && has.is_covered_by(&asked)
+        // Some servers require the permission to bypass a lock even to make it stricter. Nothing is lost by
+        // that.
+        if matches!(response.status, 400 | 403)
+            && let Some(current) = self.retention(below, version)?
+            && current.mode < requested.mode
+            && current.is_covered_by(&requested)
         {
             let bypass = [("x-amz-bypass-governance-retention", "true".to_owned())];
-            answer = self.block_on(put(&bypass))??;
+            response = self.block_on(put(&bypass))??;
         }
-        answer.accepted(&what)?;
+        response.accepted(&action)?;
         match self.retention(below, version)? {
-            Some(kept) if asked.is_covered_by(&kept) => Ok(()),
+            Some(kept) if requested.is_covered_by(&kept) => Ok(()),
             kept => Err(Reason::Configuration.error(format!(
-                    "{} was to be locked ({asked}) and the store said that it is, but reads back {}: do not rely on this store's locks",
+                    "cannot lock {} ({requested}): the store accepted it, but reads back {}: do not rely on this store's locks",
                     self.name(below),
                     kept.map_or("unlocked".to_owned(), |k| k.to_string())
                 ),
@@ -240,36 +248,36 @@ impl Store {
     }
 }
 
-fn gone(what: &str) -> Error {
-    let why = format!("cannot {what}: it is gone; run again");
-    Reason::SnapshotVanished.error(why)
+fn gone(action: &str) -> Error {
+    let error = format!("cannot {action}: the object is gone; run again");
+    Reason::SnapshotVanished.error(error)
 }
 
-fn read_lock(what: &str, answer: &Answer) -> Result<ObjectLock> {
-    let code = answer.code();
-    match answer.status {
-        200..=299 => Ok(match answer.document() {
-            Some(Document::ObjectLockConfiguration(said)) => {
-                match said.object_lock_enabled == "Enabled" {
+fn read_lock(action: &str, response: &StoreResponse) -> Result<ObjectLock> {
+    let code = response.code();
+    match response.status {
+        200..=299 => Ok(match response.document() {
+            Some(Document::ObjectLockConfiguration(lock)) => {
+                match lock.object_lock_enabled == "Enabled" {
                     true => ObjectLock::Enabled {
-                        default: said.rule.default_retention.map(default_rule),
+                        default: lock.rule.default_retention.map(default_rule),
                     },
                     false => ObjectLock::Disabled,
                 }
             }
             _ => ObjectLock::Unsupported(
-                "the store answers something else when it is asked for the bucket's lock"
+                "the store's response to a request for the bucket's lock is something else"
                     .to_owned(),
             ),
         }),
         404 if code != "NoSuchBucket" => Ok(ObjectLock::Disabled),
         400 | 405 | 501 => {
             let code = if code.is_empty() { "no reason" } else { &code };
-            let status = answer.status;
+            let status = response.status;
             let why = format!("the store answers {status} ({code})");
             Ok(ObjectLock::Unsupported(why))
         }
-        _ => Err(answer.refusal(what)),
+        _ => Err(response.refusal(action)),
     }
 }
 
@@ -286,11 +294,12 @@ fn default_rule(rule: DefaultRetention) -> String {
     }
 }
 
-/// `Some(None)` if it says that there is none.
-fn retention_of(said: &Said) -> Option<Option<Retention>> {
-    match (&*said.mode, &*said.retain_until_date) {
+/// Returns the retention in a document, `Some(None)` if it says that there is none, or `None` if it is
+/// unreadable.
+fn retention_of(document: &RetentionDocument) -> Option<Option<ObjectRetention>> {
+    match (&*document.mode, &*document.retain_until_date) {
         ("", "") => Some(None),
-        (mode, until) => Some(Some(Retention {
+        (mode, until) => Some(Some(ObjectRetention {
             mode: mode.parse().ok()?,
             until: DateTime::parse_from_rfc3339(until).ok()?.to_utc(),
         })),
@@ -300,11 +309,11 @@ fn retention_of(said: &Said) -> Option<Option<Retention>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::retrying_client::answer;
+    use crate::store::retrying_client::response;
 
     #[test]
-    fn only_a_bucket_that_says_so_has_a_lock() {
-        let lock = |status, body: &str| read_lock("ask", &answer(status, body));
+    fn a_bucket_has_a_lock_only_if_it_says_so() {
+        let lock = |status, body: &str| read_lock("ask", &response(status, body));
         let enabled = |more: &str| {
             format!(
                 "<ObjectLockConfiguration><ObjectLockEnabled>Enabled</ObjectLockEnabled>{more}</ObjectLockConfiguration>"
@@ -327,7 +336,7 @@ mod tests {
         );
         let none = "<Error><Code>ObjectLockConfigurationNotFoundError</Code></Error>";
         assert_eq!(lock(404, none).unwrap(), ObjectLock::Disabled);
-        // A server that ignores the question, and lists the bucket.
+        // Servers that ignore the subresource, and list the bucket.
         for (status, body) in [
             (200, "<ListBucketResult/>"),
             (200, ""),
@@ -348,20 +357,23 @@ mod tests {
     }
 
     #[test]
-    fn a_retention_is_read_whole_or_not_at_all() {
+    fn a_retention_with_an_unreadable_field_is_unreadable() {
         let read = |inner: &str| {
             let xml = format!("<Retention>{inner}</Retention>");
             match Document::read(xml.as_bytes()) {
-                Some(Document::Retention(said)) => retention_of(&said),
+                Some(Document::Retention(retention)) => retention_of(&retention),
                 other => panic!("{other:?}"),
             }
         };
         let until = "<RetainUntilDate>2027-01-01T00:00:00.5Z</RetainUntilDate>";
-        let got = read(&format!("<Mode>COMPLIANCE</Mode>{until}"))
+        let retention = read(&format!("<Mode>COMPLIANCE</Mode>{until}"))
             .unwrap()
             .unwrap();
-        assert_eq!(got.mode, Mode::Compliance);
-        assert_eq!(got.until.to_rfc3339(), "2027-01-01T00:00:00.500+00:00");
+        assert_eq!(retention.mode, Mode::Compliance);
+        assert_eq!(
+            retention.until.to_rfc3339(),
+            "2027-01-01T00:00:00.500+00:00"
+        );
         assert_eq!(read(""), Some(None));
         assert_eq!(read(until), None);
         assert_eq!(read(&format!("<Mode>FOREVER</Mode>{until}")), None);
@@ -372,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn a_time_is_never_cut_short() {
+    fn a_time_is_rounded_up() {
         let t = |s: &str| s.parse::<DateTime<Utc>>().unwrap();
         assert_eq!(
             whole_seconds(t("2027-01-01T00:00:00.000000001Z")),
@@ -385,8 +397,8 @@ mod tests {
     }
 
     #[test]
-    fn covered_is_as_long_and_as_strict() {
-        let r = |mode, hour: u32| Retention {
+    fn a_retention_covers_one_that_is_shorter_and_not_stricter() {
+        let r = |mode, hour: u32| ObjectRetention {
             mode,
             until: format!("2027-01-01T{hour:02}:00:00Z").parse().unwrap(),
         };

@@ -1,35 +1,37 @@
-//! Objects that are read one after the other: their transfers begin ahead of the reader, so that the latency of
-//! a store passes once for many of them.
+//! Begins to read objects before the reader needs them, so that the store's latency passes once for many
+//! objects.
+//!
+//! Called by `ops::fold`: [`ReadAhead`] while deltas are read one after the other, [`Store::prefetch`] before
+//! a fold begins.
 
 use super::{ObjectReader, Store};
 use crate::base::lock;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-/// Bytes of objects that are fetched before they are read, at most. One object may have more: it is fetched when
-/// its turn comes.
+/// The most bytes of objects that are read ahead. A larger object is read when it is needed.
 const AHEAD_BYTES: u64 = 16 << 20;
 
-/// Reads objects in about the order in which they are given; several threads may take from it.
+/// Reads objects ahead, in about the order in which they are given. Several threads may take objects.
 pub struct ReadAhead {
     store: Store,
-    /// Paths below the store's prefix, and sizes as a listing tells them.
+    /// Paths below the store's prefix, and sizes in a listing.
     objects: Vec<(String, u64)>,
-    state: Mutex<State>,
+    state: Mutex<ReadAheadState>,
 }
 
 #[derive(Default)]
-struct State {
+struct ReadAheadState {
     taken: usize,
     /// The first object whose transfer has not begun.
     next: usize,
     waiting: HashMap<usize, ObjectReader>,
-    /// Of those that wait.
+    /// The bytes of the waiting objects.
     bytes: u64,
 }
 
 impl ReadAhead {
-    /// Begins no transfer yet.
+    /// Returns a reader of `objects`. Begins no transfer yet.
     pub fn new(store: &Store, objects: impl IntoIterator<Item = (String, u64)>) -> Self {
         ReadAhead {
             store: store.clone(),
@@ -38,74 +40,74 @@ impl ReadAhead {
         }
     }
 
-    /// The object at that place in the order, and a beginning of those after it.
-    pub fn take(&self, nth: usize) -> ObjectReader {
-        let start = |nth: usize| {
-            let (path, bytes) = &self.objects[nth];
+    /// Returns the object with this index, and begins the transfers of objects after it.
+    pub fn take(&self, index: usize) -> ObjectReader {
+        let start = |index: usize| {
+            let (path, bytes) = &self.objects[index];
             self.store.fetch(path, *bytes)
         };
-        let mut begun = lock(&self.state);
-        let taken = match begun.waiting.remove(&nth) {
+        let mut state = lock(&self.state);
+        let taken = match state.waiting.remove(&index) {
             Some(waiting) => {
-                begun.bytes -= self.objects[nth].1;
+                state.bytes -= self.objects[index].1;
                 waiting
             }
-            None => start(nth),
+            None => start(index),
         };
-        begun.next = begun.next.max(nth + 1);
-        // Nothing is fetched ahead from a local folder, and little for who reads few.
-        begun.taken += 1;
-        let most = self.store.requests().unwrap_or(0).min(2 * begun.taken);
-        while begun.waiting.len() < most
-            && let Some((_, bytes)) = self.objects.get(begun.next)
-            && begun.bytes + bytes <= AHEAD_BYTES
+        state.next = state.next.max(index + 1);
+        state.taken += 1;
+        // A caller that takes few objects gets few ahead. From a local folder nothing is read ahead.
+        let most = self.store.requests().unwrap_or(0).min(2 * state.taken);
+        while state.waiting.len() < most
+            && let Some((_, bytes)) = self.objects.get(state.next)
+            && state.bytes + bytes <= AHEAD_BYTES
         {
-            let next = begun.next;
-            begun.bytes += bytes;
-            begun.waiting.insert(next, start(next));
-            begun.next += 1;
+            let next = state.next;
+            state.bytes += bytes;
+            state.waiting.insert(next, start(next));
+            state.next += 1;
         }
         taken
     }
 }
 
-/// Transfers that wait for who fetches these objects, by path.
-pub(super) type BegunTransfers = Arc<Mutex<HashMap<String, ObjectReader>>>;
+/// Transfers that wait for their readers, by path.
+pub(super) type PrefetchedTransfers = Arc<Mutex<HashMap<String, ObjectReader>>>;
 
-/// Ends those transfers that nobody has asked for, when dropped.
+/// Ends the prefetched transfers that nobody has taken, when dropped.
 #[must_use]
-pub struct Begun {
-    transfers: BegunTransfers,
+pub struct PrefetchGuard {
+    transfers: PrefetchedTransfers,
     paths: Vec<String>,
 }
 
 impl Store {
-    /// Begins to fetch objects that are about to be read in this order, as far as they may be fetched ahead: the first,
-    /// and those that are small together. Nothing is begun in a local folder.
-    pub fn begin<'p>(&self, objects: impl IntoIterator<Item = (&'p str, u64)>) -> Begun {
-        let mut begun = Begun {
-            transfers: Arc::clone(&self.begun),
+    /// Begins to read objects that are about to be read in this order: the first, and as many more as are
+    /// small together. Does nothing in a local folder.
+    pub fn prefetch<'p>(&self, objects: impl IntoIterator<Item = (&'p str, u64)>) -> PrefetchGuard {
+        let mut guard = PrefetchGuard {
+            transfers: Arc::clone(&self.prefetched),
             paths: Vec::new(),
         };
-        let mut all = 0;
+        let mut total = 0;
         for (path, bytes) in objects.into_iter().take(self.requests().unwrap_or(0)) {
-            all += bytes;
-            if all > AHEAD_BYTES && !begun.paths.is_empty() {
+            total += bytes;
+            if total > AHEAD_BYTES && !guard.paths.is_empty() {
                 break;
             }
             let reader = self.fetch(path, bytes);
-            lock(&self.begun).insert(path.to_owned(), reader);
-            begun.paths.push(path.to_owned());
+            lock(&self.prefetched).insert(path.to_owned(), reader);
+            guard.paths.push(path.to_owned());
         }
-        begun
+        guard
     }
 
-    pub(super) fn take_begun(&self, below: &str) -> Option<ObjectReader> {
-        lock(&self.begun).remove(below)
+    pub(super) fn take_prefetched(&self, below: &str) -> Option<ObjectReader> {
+        lock(&self.prefetched).remove(below)
     }
 }
 
-impl Drop for Begun {
+impl Drop for PrefetchGuard {
     fn drop(&mut self) {
         let mut transfers = lock(&self.transfers);
         for path in &self.paths {
@@ -136,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn each_object_is_given_whatever_the_order_and_little_is_held() {
+    fn objects_may_be_taken_in_any_order_and_few_wait() {
         let runtime = Runtime::new().unwrap();
         let store = store(&runtime).with_requests(4);
         let content = |n: usize| vec![n as u8; 1000 * n];
@@ -146,22 +148,22 @@ mod tests {
             store.replace_small(&path, &content(n)).unwrap();
             objects.push((path, 1000 * n as u64));
         }
-        // One that is too large for the window stops it until its turn.
+        // An object that is larger than the limit is not read ahead, and none after it until it is taken.
         objects[9].1 = AHEAD_BYTES + 1;
         let ahead = ReadAhead::new(&store, objects);
         for n in [1, 0, 2, 3, 5, 4, 7, 6, 8, 9, 10, 12, 11, 19, 18, 17, 13] {
-            let mut got = Vec::new();
-            ahead.take(n).read_to_end(&mut got).unwrap();
-            assert!(got == content(n), "{n}");
-            let begun = ahead.state.lock().unwrap();
-            assert!(begun.waiting.len() <= 4);
-            assert!(!begun.waiting.contains_key(&9));
-            let bytes = begun.waiting.keys().map(|&n| 1000 * n as u64).sum::<u64>();
-            assert_eq!(begun.bytes, bytes);
+            let mut bytes = Vec::new();
+            ahead.take(n).read_to_end(&mut bytes).unwrap();
+            assert!(bytes == content(n), "{n}");
+            let state = ahead.state.lock().unwrap();
+            assert!(state.waiting.len() <= 4);
+            assert!(!state.waiting.contains_key(&9));
+            let bytes = state.waiting.keys().map(|&n| 1000 * n as u64).sum::<u64>();
+            assert_eq!(state.bytes, bytes);
             assert!(
-                !(4..=8).contains(&n) || begun.next == 9,
+                !(4..=8).contains(&n) || state.next == 9,
                 "{n}: {}",
-                begun.next
+                state.next
             );
         }
     }

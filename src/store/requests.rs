@@ -1,10 +1,14 @@
-//! The requests under way to one store: how many at once, a common pause if the store asks for less, and a
-//! second try beside a slow one.
+//! Limits the requests under way to one store, and repeats slow reads.
 //!
-//! All requests of a store go through here, those of the object_store crate and ours. What is decided is in
-//! [`Pace`] and [`Latency`], of which time is an argument.
+//! - At most a number of requests at once ([`ConcurrencyLimit`]). If the store answers "too many requests",
+//!   all pause together, and fewer are sent at once.
+//! - A read that is much slower than others is sent a second time ([`Latency`]): a hedged request.
+//! - Responses that are not objects are read into memory, up to a limit.
+//!
+//! All requests of a store go through here, those of the object_store crate and our own. Both deciding types
+//! take the time as an argument.
 
-use super::tag_counts::{self, Tagged};
+use super::tag_counts::{self, TagKnowledge};
 use super::{connect, listing};
 use crate::base::lock;
 use async_trait::async_trait;
@@ -26,37 +30,37 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// Requests under way at once, unless the user says otherwise.
+/// The most requests under way at once, unless the user gives another number.
 pub const DEFAULT_REQUESTS: usize = 32;
-/// The most that can be asked for.
+/// The largest number that the user may give.
 pub const MOST_REQUESTS: usize = 1024;
 
-/// The longest answer that is read into memory: a page of a listing has a few megabytes. A server may send any number of
-/// bytes, or say that it will.
-pub(super) const LONGEST_ANSWER: usize = 32 << 20;
+/// The longest response that is read into memory, in bytes. A page of a listing has a few MiB; a hostile
+/// server may send any number of bytes.
+pub(super) const LONGEST_RESPONSE: usize = 32 << 20;
 
-/// The pause after a first refusal; each further one in a row doubles it.
+/// The pause after the first refusal. Each further refusal in a row doubles it.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
-/// No pause is longer, whatever the store asks for: its answers are not trusted.
+/// The longest pause, whatever the store asks for: its responses are not trusted.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
-/// The means of one store, shared by all that ask it.
+/// The limits of one store, which all its clients share.
 #[derive(Debug)]
 pub struct Requests {
-    pace: Mutex<Pace>,
+    limit: Mutex<ConcurrencyLimit>,
     latency: Mutex<Latency>,
     changed: Notify,
-    /// Empty pages of listings in a row.
+    /// The number of empty pages of listings in a row.
     empty_pages: AtomicUsize,
-    /// What the answers to reads tell of tags.
-    pub(super) tagged: Arc<Tagged>,
+    /// What the responses to reads show of tags.
+    pub(super) tagged: Arc<TagKnowledge>,
 }
 
 impl Requests {
-    /// At most `most` requests are under way at once, 1 or more.
+    /// Returns limits with at most `most` requests under way at once, at least 1.
     pub fn new(most: usize) -> Arc<Self> {
         Arc::new(Requests {
-            pace: Mutex::new(Pace::new(most.max(1))),
+            limit: Mutex::new(ConcurrencyLimit::new(most.max(1))),
             latency: Mutex::default(),
             changed: Notify::new(),
             empty_pages: AtomicUsize::new(0),
@@ -64,115 +68,115 @@ impl Requests {
         })
     }
 
-    /// The most requests under way at once.
+    /// Returns the most requests under way at once.
     pub fn most(&self) -> usize {
-        self.pace().most
+        self.limit().most
     }
 
-    fn pace(&self) -> MutexGuard<'_, Pace> {
-        lock(&self.pace)
+    fn limit(&self) -> MutexGuard<'_, ConcurrencyLimit> {
+        lock(&self.limit)
     }
 
     fn latency(&self) -> MutexGuard<'_, Latency> {
         lock(&self.latency)
     }
 
-    /// Waits until one more request may be under way.
-    async fn begin(self: &Arc<Self>) -> UnderWay {
+    /// Waits until one more request may begin.
+    async fn begin(self: &Arc<Self>) -> RequestSlot {
         loop {
             let changed = self.changed.notified();
-            let begun = self.pace().begin(Instant::now());
-            match begun {
-                Begin::Now => {
-                    return UnderWay {
+            let admission = self.limit().begin(Instant::now());
+            match admission {
+                Admission::Now => {
+                    return RequestSlot {
                         requests: Arc::clone(self),
                         begun: Instant::now(),
-                        ended: Ended::Otherwise,
+                        end: RequestEnd::Unanswered,
                     };
                 }
-                Begin::Later => changed.await,
-                Begin::At(time) => tokio::time::sleep_until(time).await,
+                Admission::WhenOneEnds => changed.await,
+                Admission::At(time) => tokio::time::sleep_until(time).await,
             }
         }
     }
 }
 
-/// A request under way, from its beginning to the head of its answer. The body is not counted: one that waits
-/// for its reader must not hold up the request that the reader waits for.
-struct UnderWay {
+/// The slot of a request under way, from its beginning to the headers of the response. The body does not
+/// count: a body that waits for its reader must not hold up a request that the reader waits for.
+struct RequestSlot {
     requests: Arc<Requests>,
     begun: Instant,
-    ended: Ended,
+    end: RequestEnd,
 }
 
-impl Drop for UnderWay {
+impl Drop for RequestSlot {
     fn drop(&mut self) {
         let now = Instant::now();
-        let mut pace = self.requests.pace();
-        if let Some(pause) = pace.end(self.begun, now, self.ended) {
+        let mut limit = self.requests.limit();
+        if let Some(pause) = limit.end(self.begun, now, self.end) {
             tracing::debug!(
-                requests = pace.limit,
+                requests = limit.limit,
                 pause_ms = pause.as_millis() as u64,
                 "the store asks for fewer requests"
             );
         }
-        drop(pace);
+        drop(limit);
         self.requests.changed.notify_waiters();
     }
 }
 
 /// How a request ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Ended {
-    /// With an answer that is no complaint about the rate.
+enum RequestEnd {
+    /// With a response that does not complain about too many requests.
     Answered,
-    /// Refused for the rate; the time that the store asks to wait.
+    /// Refused because of too many requests, with the pause that the store asks for.
     Throttled(Option<Duration>),
-    /// Without an answer, or given up.
-    Otherwise,
+    /// Without a response, or cancelled.
+    Unanswered,
 }
 
-impl Ended {
-    fn of(answer: &HttpResponse) -> Self {
-        match answer.status() {
+impl RequestEnd {
+    fn of(response: &HttpResponse) -> Self {
+        match response.status() {
             StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS => {
-                let after = answer.headers().get(RETRY_AFTER);
-                // A date is as good as nothing: whose clock is right?
+                let after = response.headers().get(RETRY_AFTER);
+                // Ignore a date: the clocks may differ.
                 let seconds = after.and_then(|v| v.to_str().ok()?.parse().ok());
-                Ended::Throttled(seconds.map(Duration::from_secs))
+                RequestEnd::Throttled(seconds.map(Duration::from_secs))
             }
-            _ => Ended::Answered,
+            _ => RequestEnd::Answered,
         }
     }
 }
 
-/// Whether a request may begin.
+/// When a request may begin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Begin {
+enum Admission {
     Now,
     At(Instant),
-    /// If another one has ended.
-    Later,
+    WhenOneEnds,
 }
 
-/// How many requests may be under way: halved if the store refuses some for their rate, and grown again by
-/// answers.
+/// The number of requests that may be under way: halved when the store refuses some because there are too
+/// many, and raised again by responses.
 #[derive(Debug)]
-struct Pace {
+struct ConcurrencyLimit {
     most: usize,
     limit: usize,
     under_way: usize,
-    /// Answers since the limit was changed.
+    /// Responses since the limit was changed.
     answered: usize,
-    /// Refusals in a row that changed the limit.
+    /// Refusals in a row that lowered the limit.
     refused: u32,
-    /// No request begins before, since the limit was lowered. A refusal of one that was begun earlier says nothing new.
+    /// No request begins before this moment, since the limit was lowered. A refusal of a request that began
+    /// earlier does not lower the limit again.
     not_before: Option<Instant>,
 }
 
-impl Pace {
+impl ConcurrencyLimit {
     fn new(most: usize) -> Self {
-        Pace {
+        ConcurrencyLimit {
             most,
             limit: most,
             under_way: 0,
@@ -182,23 +186,23 @@ impl Pace {
         }
     }
 
-    fn begin(&mut self, now: Instant) -> Begin {
+    fn begin(&mut self, now: Instant) -> Admission {
         match self.not_before {
-            Some(time) if now < time => Begin::At(time),
-            _ if self.under_way >= self.limit => Begin::Later,
+            Some(time) if now < time => Admission::At(time),
+            _ if self.under_way >= self.limit => Admission::WhenOneEnds,
             _ => {
                 self.under_way += 1;
-                Begin::Now
+                Admission::Now
             }
         }
     }
 
-    /// Gives the pause that this refusal brings, if it brings one.
-    fn end(&mut self, begun: Instant, now: Instant, ended: Ended) -> Option<Duration> {
+    /// Counts the end of a request. Returns the pause that a refusal starts.
+    fn end(&mut self, begun: Instant, now: Instant, end: RequestEnd) -> Option<Duration> {
         self.under_way = self.under_way.saturating_sub(1);
-        match ended {
-            Ended::Otherwise => None,
-            Ended::Answered => {
+        match end {
+            RequestEnd::Unanswered => None,
+            RequestEnd::Answered => {
                 self.answered += 1;
                 if self.answered >= self.limit {
                     self.answered = 0;
@@ -207,10 +211,10 @@ impl Pace {
                 }
                 None
             }
-            Ended::Throttled(_) if self.not_before.is_some_and(|t| begun < t) => None,
-            Ended::Throttled(asked) => {
+            RequestEnd::Throttled(_) if self.not_before.is_some_and(|t| begun < t) => None,
+            RequestEnd::Throttled(requested) => {
                 let own = FIRST_PAUSE * 2u32.saturating_pow(self.refused.min(16));
-                let pause = asked.map_or(own, |a| a.max(own)).min(LONGEST_PAUSE);
+                let pause = requested.map_or(own, |r| r.max(own)).min(LONGEST_PAUSE);
                 self.limit = (self.limit / 2).max(1);
                 self.answered = 0;
                 self.refused += 1;
@@ -220,30 +224,30 @@ impl Pace {
         }
     }
 
-    /// Whether the store has refused requests a short while ago.
+    /// Returns whether the store has refused requests a short while ago.
     fn is_lowered(&self) -> bool {
         self.limit < self.most
     }
 }
 
-/// How long answers take, to tell a slow one from those around it.
+/// How long responses take, to find requests that are slow compared with others.
 #[derive(Debug, Default)]
 struct Latency {
     recent: VecDeque<Duration>,
-    /// Requests that were counted, less those that pay for second tries.
-    saved: u32,
+    /// Requests that were counted, less those that hedged requests have used up.
+    budget: u32,
 }
 
 impl Latency {
-    /// Answers that are remembered.
+    /// The number of responses that are remembered.
     const REMEMBERED: usize = 64;
-    /// With fewer nothing is called slow.
+    /// The number of responses without which no request is called slow.
     const ENOUGH: usize = 32;
-    /// A second try for no more than one in so many requests.
-    const REQUESTS_A_TRY: u32 = 20;
-    /// As many times as long as nine of ten answers took is slow.
+    /// At most one of this many requests is hedged.
+    const REQUESTS_PER_HEDGE: u32 = 20;
+    /// A request is slow after this many times the time within which nine of ten responses came.
     const SLOW: u32 = 4;
-    /// And no less than this: a busy machine is late, too.
+    /// No request is slow before this time: a busy machine is late, too.
     const SLOW_AT_LEAST: Duration = Duration::from_millis(250);
 
     fn add(&mut self, took: Duration) {
@@ -251,41 +255,41 @@ impl Latency {
         if self.recent.len() > Self::REMEMBERED {
             self.recent.pop_front();
         }
-        self.saved = (self.saved + 1).min(10 * Self::REQUESTS_A_TRY);
+        self.budget = (self.budget + 1).min(10 * Self::REQUESTS_PER_HEDGE);
     }
 
-    /// After how long a request is slow.
+    /// Returns the time after which a request is slow, if enough is known.
     fn slow(&self) -> Option<Duration> {
         if self.recent.len() < Self::ENOUGH {
             return None;
         }
         let mut sorted: Vec<Duration> = self.recent.iter().copied().collect();
-        let nth = sorted.len() * 9 / 10;
-        let (_, at, _) = sorted.select_nth_unstable(nth);
-        Some((*at * Self::SLOW).max(Self::SLOW_AT_LEAST))
+        let index = sorted.len() * 9 / 10;
+        let (_, ninth, _) = sorted.select_nth_unstable(index);
+        Some((*ninth * Self::SLOW).max(Self::SLOW_AT_LEAST))
     }
 
-    /// Whether a second try may be made; it is counted.
-    fn may_try(&mut self) -> bool {
-        let may = self.saved >= Self::REQUESTS_A_TRY;
+    /// Returns whether a request may be hedged, and takes it from the budget.
+    fn take_hedge(&mut self) -> bool {
+        let may = self.budget >= Self::REQUESTS_PER_HEDGE;
         if may {
-            self.saved -= Self::REQUESTS_A_TRY;
+            self.budget -= Self::REQUESTS_PER_HEDGE;
         }
         may
     }
 }
 
-/// Connects a store; all requests are counted by `Requests`.
+/// Makes the connections of a store. Their requests share the store's limits.
 #[derive(Debug, Clone)]
 pub(super) struct Connector {
     pub(super) requests: Arc<Requests>,
-    /// Servers are trusted by these, beside the system's.
+    /// Trusted beside the system's.
     pub(super) certificates: Vec<Certificate>,
 }
 
 impl HttpConnector for Connector {
     fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
-        Ok(HttpClient::new(Client {
+        Ok(HttpClient::new(LimitedClient {
             inner: connect::connect(options, &self.certificates)?,
             requests: Arc::clone(&self.requests),
         }))
@@ -293,50 +297,50 @@ impl HttpConnector for Connector {
 }
 
 #[derive(Debug)]
-struct Client {
+struct LimitedClient {
     inner: HttpClient,
     requests: Arc<Requests>,
 }
 
-impl Client {
+impl LimitedClient {
     async fn send(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
-        let mut under_way = self.requests.begin().await;
-        let is_read = request.method() == Method::GET && !is_question(&request);
-        let answer = self.inner.execute(request).await?;
-        under_way.ended = Ended::of(&answer);
-        let is_refusal = answer.status().is_client_error() || answer.status().is_server_error();
-        drop(under_way);
+        let mut slot = self.requests.begin().await;
+        let is_read = request.method() == Method::GET && !is_query(&request);
+        let response = self.inner.execute(request).await?;
+        slot.end = RequestEnd::of(&response);
+        let is_refusal = response.status().is_client_error() || response.status().is_server_error();
+        drop(slot);
         // Only the content of an object may have any length.
         match is_read && !is_refusal {
-            true => Ok(answer),
-            false => bounded(answer).await,
+            true => Ok(response),
+            false => read_whole(response).await,
         }
     }
 
-    /// Only reads are asked for twice: they change nothing.
+    /// Sends a read, and hedges it if it is slow. Only reads are hedged: they change nothing.
     async fn read(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
         let begun = Instant::now();
         let slow = self.requests.latency().slow();
-        let again = request.clone();
+        let copy = request.clone();
         let first = self.send(request);
         tokio::pin!(first);
         let in_time = match slow {
             Some(slow) => tokio::time::timeout(slow, &mut first).await.ok(),
             None => Some((&mut first).await),
         };
-        let answer = match in_time {
-            Some(answer) => answer,
-            None if self.may_ask_again() => {
-                tracing::debug!("a slow request is asked again");
-                let second = self.send(again);
+        let response = match in_time {
+            Some(response) => response,
+            None if self.may_hedge() => {
+                tracing::debug!("sending a slow request a second time");
+                let second = self.send(copy);
                 tokio::pin!(second);
                 tokio::select! {
-                    answer = &mut first => match answer {
-                        Ok(answer) => Ok(answer),
+                    response = &mut first => match response {
+                        Ok(response) => Ok(response),
                         Err(_) => second.await,
                     },
-                    answer = &mut second => match answer {
-                        Ok(answer) => Ok(answer),
+                    response = &mut second => match response {
+                        Ok(response) => Ok(response),
                         Err(_) => first.await,
                     },
                 }
@@ -344,17 +348,18 @@ impl Client {
             None => first.await,
         };
         self.requests.latency().add(begun.elapsed());
-        answer
+        response
     }
 
-    fn may_ask_again(&self) -> bool {
-        !self.requests.pace().is_lowered() && self.requests.latency().may_try()
+    fn may_hedge(&self) -> bool {
+        !self.requests.limit().is_lowered() && self.requests.latency().take_hedge()
     }
 }
 
-/// Whether a request logs in, asks for a listing, or for something about an object or a bucket, and not for an object.
-fn is_question(request: &HttpRequest) -> bool {
-    const ASKS: [&str; 14] = [
+/// Returns whether a GET request is for something else than an object: a login, a listing, or facts about an
+/// object or bucket.
+fn is_query(request: &HttpRequest) -> bool {
+    const PARAMETERS: [&str; 14] = [
         "comp",
         "delimiter",
         "format",
@@ -370,26 +375,30 @@ fn is_question(request: &HttpRequest) -> bool {
         "versioning",
         "versions",
     ];
-    /// Headers of logins to Swift, and of the metadata services of clouds.
-    const LOGS_IN: [&str; 4] = [
+    /// Headers of logins to Swift and to the metadata services of clouds.
+    const LOGIN_HEADERS: [&str; 4] = [
         "metadata",
         "metadata-flavor",
         "x-auth-key",
         "x-aws-ec2-metadata-token",
     ];
     let query = request.uri().query().unwrap_or_default();
-    let asks = query.split('&').any(|part| {
+    let has_parameter = query.split('&').any(|part| {
         let name = part.split_once('=').map_or(part, |(name, _)| name);
-        ASKS.contains(&name)
+        PARAMETERS.contains(&name)
     });
-    asks || LOGS_IN.iter().any(|h| request.headers().contains_key(*h))
+    let headers = request.headers();
+    has_parameter || LOGIN_HEADERS.iter().any(|h| headers.contains_key(*h))
 }
 
-/// An answer that was read whole.
-async fn bounded(answer: HttpResponse) -> Result<HttpResponse, HttpError> {
-    let (parts, body) = answer.into_parts();
-    let Some(whole) = collect(body.bytes_stream(), LONGEST_ANSWER).await? else {
-        let e = format!("an answer of more than {LONGEST_ANSWER} bytes");
+/// Reads a response into memory.
+///
+/// # Errors
+/// Fails if the response is too long.
+async fn read_whole(response: HttpResponse) -> Result<HttpResponse, HttpError> {
+    let (parts, body) = response.into_parts();
+    let Some(whole) = collect(body.bytes_stream(), LONGEST_RESPONSE).await? else {
+        let e = format!("the response has more than {LONGEST_RESPONSE} bytes");
         return Err(HttpError::new(
             HttpErrorKind::Decode,
             std::io::Error::other(e),
@@ -401,7 +410,7 @@ async fn bounded(answer: HttpResponse) -> Result<HttpResponse, HttpError> {
     ))
 }
 
-/// All of a stream; `None` if that is more than `most` bytes.
+/// Collects a stream. Returns `None` if it has more than `most` bytes.
 pub(super) async fn collect<E>(
     stream: impl Stream<Item = Result<Bytes, E>>,
     most: usize,
@@ -418,7 +427,7 @@ pub(super) async fn collect<E>(
 }
 
 #[async_trait]
-impl HttpService for Client {
+impl HttpService for LimitedClient {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
         let asks_for_page = listing::asks_for_page(request.method(), request.uri());
         let token = asks_for_page
@@ -426,20 +435,20 @@ impl HttpService for Client {
             .flatten();
         let object = tag_counts::reads_object(request.method(), request.uri());
         let object = object.then(|| request.uri().clone());
-        let answer = match *request.method() == Method::GET && request.body().content_length() == 0
-        {
+        let is_read = *request.method() == Method::GET && request.body().content_length() == 0;
+        let response = match is_read {
             true => self.read(request).await?,
             false => self.send(request).await?,
         };
         if let Some(uri) = object {
-            self.requests.tagged.take_in(&uri, &answer);
+            self.requests.tagged.learn_from(&uri, &response);
         }
-        match asks_for_page && answer.status().is_success() {
+        match asks_for_page && response.status().is_success() {
             true => {
                 let empty = &self.requests.empty_pages;
-                listing::with_stand_ins(answer, token.as_deref(), empty).await
+                listing::with_stand_ins(response, token.as_deref(), empty).await
             }
-            false => Ok(answer),
+            false => Ok(response),
         }
     }
 }
@@ -453,73 +462,73 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
 
     #[test]
-    fn no_more_than_the_limit_are_under_way() {
-        let (now, mut pace) = (Instant::now(), Pace::new(3));
+    fn no_more_requests_than_the_limit_are_under_way() {
+        let (now, mut limit) = (Instant::now(), ConcurrencyLimit::new(3));
         for _ in 0..3 {
-            assert_eq!(pace.begin(now), Begin::Now);
+            assert_eq!(limit.begin(now), Admission::Now);
         }
-        assert_eq!(pace.begin(now), Begin::Later);
-        pace.end(now, now, Ended::Otherwise);
-        assert_eq!(pace.begin(now), Begin::Now);
-        assert_eq!(pace.begin(now), Begin::Later);
+        assert_eq!(limit.begin(now), Admission::WhenOneEnds);
+        limit.end(now, now, RequestEnd::Unanswered);
+        assert_eq!(limit.begin(now), Admission::Now);
+        assert_eq!(limit.begin(now), Admission::WhenOneEnds);
     }
 
     #[test]
-    fn refusals_slow_all_and_answers_speed_up_again() {
+    fn refusals_lower_the_limit_and_responses_raise_it_again() {
         let start = Instant::now();
-        let mut pace = Pace::new(32);
+        let mut limit = ConcurrencyLimit::new(32);
         for _ in 0..32 {
-            assert_eq!(pace.begin(start), Begin::Now);
+            assert_eq!(limit.begin(start), Admission::Now);
         }
         // A burst of refusals counts once.
         let now = start + 10 * MS;
         assert_eq!(
-            pace.end(start, now, Ended::Throttled(None)),
+            limit.end(start, now, RequestEnd::Throttled(None)),
             Some(FIRST_PAUSE)
         );
         for _ in 1..32 {
-            assert_eq!(pace.end(start, now, Ended::Throttled(None)), None);
+            assert_eq!(limit.end(start, now, RequestEnd::Throttled(None)), None);
         }
-        assert_eq!(pace.limit, 16);
-        assert!(pace.is_lowered());
-        assert_eq!(pace.begin(now), Begin::At(now + FIRST_PAUSE));
-        // The next one lowers it further, with a longer pause.
+        assert_eq!(limit.limit, 16);
+        assert!(limit.is_lowered());
+        assert_eq!(limit.begin(now), Admission::At(now + FIRST_PAUSE));
+        // A further refusal lowers the limit again, with a longer pause.
         let now = now + FIRST_PAUSE;
-        assert_eq!(pace.begin(now), Begin::Now);
+        assert_eq!(limit.begin(now), Admission::Now);
         assert_eq!(
-            pace.end(now, now, Ended::Throttled(None)),
+            limit.end(now, now, RequestEnd::Throttled(None)),
             Some(2 * FIRST_PAUSE)
         );
-        assert_eq!(pace.limit, 8);
+        assert_eq!(limit.limit, 8);
         let now = now + 2 * FIRST_PAUSE;
         let mut answers = 0;
-        while pace.is_lowered() {
-            assert_eq!(pace.begin(now), Begin::Now);
-            pace.end(now, now, Ended::Answered);
+        while limit.is_lowered() {
+            assert_eq!(limit.begin(now), Admission::Now);
+            limit.end(now, now, RequestEnd::Answered);
             answers += 1;
         }
         assert!((8..200).contains(&answers), "{answers}");
-        assert_eq!(pace.limit, 32);
+        assert_eq!(limit.limit, 32);
     }
 
     #[test]
-    fn no_store_makes_us_wait_for_ever() {
+    fn the_store_cannot_ask_for_an_endless_pause() {
         let now = Instant::now();
-        let mut pace = Pace::new(2);
+        let mut limit = ConcurrencyLimit::new(2);
         for _ in 0..100 {
-            let at = pace.not_before.unwrap_or(now);
-            assert_eq!(pace.begin(at), Begin::Now);
+            let at = limit.not_before.unwrap_or(now);
+            assert_eq!(limit.begin(at), Admission::Now);
             let asked = Some(Duration::from_secs(u64::MAX));
             assert_eq!(
-                pace.end(at, at, Ended::Throttled(asked)),
+                limit.end(at, at, RequestEnd::Throttled(asked)),
                 Some(LONGEST_PAUSE)
             );
-            assert_eq!(pace.limit, 1);
+            assert_eq!(limit.limit, 1);
         }
     }
 
     #[test]
-    fn a_slow_answer_is_told_from_those_around_it() {
+    fn a_request_is_slow_compared_with_others() {
         let mut latency = Latency::default();
         for _ in 1..Latency::ENOUGH {
             latency.add(100 * MS);
@@ -531,11 +540,11 @@ mod tests {
             latency.add(MS);
         }
         assert_eq!(latency.slow(), Some(Latency::SLOW_AT_LEAST));
-        let tries = (0..).take_while(|_| latency.may_try()).count();
-        assert_eq!(tries, (Latency::ENOUGH + Latency::REMEMBERED) / 20);
+        let hedges = (0..).take_while(|_| latency.take_hedge()).count();
+        assert_eq!(hedges, (Latency::ENOUGH + Latency::REMEMBERED) / 20);
     }
 
-    /// Answers each request but one: that one hangs.
+    /// Answers each request except one, which hangs.
     #[derive(Debug)]
     struct Hanging {
         asked: Arc<AtomicUsize>,
@@ -552,13 +561,13 @@ mod tests {
         }
     }
 
-    fn client(hangs: usize) -> (Client, Arc<AtomicUsize>) {
+    fn client(hangs: usize) -> (LimitedClient, Arc<AtomicUsize>) {
         let asked = Arc::new(AtomicUsize::new(0));
         let hanging = Hanging {
             asked: Arc::clone(&asked),
             hangs,
         };
-        let client = Client {
+        let client = LimitedClient {
             inner: HttpClient::new(hanging),
             requests: Requests::new(4),
         };
@@ -571,30 +580,30 @@ mod tests {
         request
     }
 
-    /// Answers with so many bytes.
+    /// Answers with a status and a number of bytes.
     #[derive(Debug)]
     struct Long(StatusCode, usize);
 
     #[async_trait]
     impl HttpService for Long {
         async fn call(&self, _: HttpRequest) -> Result<HttpResponse, HttpError> {
-            let mut answer = http::Response::new(HttpResponseBody::from(vec![b' '; self.1]));
-            *answer.status_mut() = self.0;
-            Ok(answer)
+            let mut response = http::Response::new(HttpResponseBody::from(vec![b' '; self.1]));
+            *response.status_mut() = self.0;
+            Ok(response)
         }
     }
 
     #[tokio::test]
-    async fn an_answer_that_is_no_object_is_not_read_without_end() {
+    async fn a_response_that_is_no_object_has_a_limit() {
         let objects = [
             "/b/v2/Full?versionId=3",
             "/b/v2/Full",
             "/b/x?sv=2026&sig=prefix",
         ];
-        let questions = ["/b?list-type=2&prefix=v2", "/b/x?tagging", "/b?comp=list"];
+        let queries = ["/b?list-type=2&prefix=v2", "/b/x?tagging", "/b?comp=list"];
         let (ok, bad) = (StatusCode::OK, StatusCode::SERVICE_UNAVAILABLE);
         let all = objects.map(|uri| (uri, true)).into_iter();
-        for (uri, is_object) in all.chain(questions.map(|uri| (uri, false))) {
+        for (uri, is_object) in all.chain(queries.map(|uri| (uri, false))) {
             for (method, status, more, fits) in [
                 (Method::GET, ok, 0, true),
                 (Method::GET, ok, 1, is_object),
@@ -606,27 +615,27 @@ mod tests {
                 (Method::DELETE, ok, 1, false),
                 (Method::HEAD, ok, 1, false),
             ] {
-                let client = Client {
-                    inner: HttpClient::new(Long(status, LONGEST_ANSWER + more)),
+                let client = LimitedClient {
+                    inner: HttpClient::new(Long(status, LONGEST_RESPONSE + more)),
                     requests: Requests::new(4),
                 };
                 let mut request = request(method.clone());
                 *request.uri_mut() = uri.parse().unwrap();
-                let answer = client.call(request).await;
-                assert_eq!(answer.is_ok(), fits, "{method} {uri} {status} {more}");
-                if let Ok(answer) = answer {
-                    let body = answer.into_body().bytes().await.unwrap();
-                    assert_eq!(body.len(), LONGEST_ANSWER + more);
+                let response = client.call(request).await;
+                assert_eq!(response.is_ok(), fits, "{method} {uri} {status} {more}");
+                if let Ok(response) = response {
+                    let body = response.into_body().bytes().await.unwrap();
+                    assert_eq!(body.len(), LONGEST_RESPONSE + more);
                 }
             }
         }
     }
 
     #[tokio::test]
-    async fn the_answer_to_a_login_is_not_read_without_end() {
+    async fn the_response_to_a_login_has_a_limit() {
         for header in ["x-auth-key", "metadata", "x-aws-ec2-metadata-token"] {
-            let client = Client {
-                inner: HttpClient::new(Long(StatusCode::OK, LONGEST_ANSWER + 1)),
+            let client = LimitedClient {
+                inner: HttpClient::new(Long(StatusCode::OK, LONGEST_RESPONSE + 1)),
                 requests: Requests::new(4),
             };
             let mut login = request(Method::GET);
@@ -637,17 +646,17 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_read_that_hangs_is_asked_again() {
+    async fn a_read_that_hangs_is_sent_again() {
         let (client, asked) = client(50);
         for _ in 0..51 {
             client.call(request(Method::GET)).await.unwrap();
         }
         assert_eq!(asked.load(Ordering::Relaxed), 52);
-        assert_eq!(client.requests.pace().under_way, 0);
+        assert_eq!(client.requests.limit().under_way, 0);
     }
 
     #[tokio::test]
-    async fn what_writes_is_never_asked_twice() {
+    async fn a_write_is_never_sent_twice() {
         let (client, asked) = client(50);
         for _ in 0..50 {
             client.call(request(Method::GET)).await.unwrap();
@@ -656,7 +665,7 @@ mod tests {
         let waited = tokio::time::timeout(4 * Latency::SLOW_AT_LEAST, put).await;
         assert!(waited.is_err());
         assert_eq!(asked.load(Ordering::Relaxed), 51);
-        // Given up, it is under way no more.
-        assert_eq!(client.requests.pace().under_way, 0);
+        // A request that was cancelled is no longer under way.
+        assert_eq!(client.requests.limit().under_way, 0);
     }
 }

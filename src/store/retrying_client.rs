@@ -1,9 +1,10 @@
-//! The way of requests that the object_store crate has no call for: tries, answers, refusals.
+//! A client for requests that the object_store crate has no call for: retries, responses, and refusals as
+//! errors.
 //!
-//! `s3`, `azure` and `gcs` sign them; what is asked and what an answer means is theirs and `exclude`'s to know.
+//! Does not sign, and does not know what a request is for: `s3`, `azure` and `gcs`, the callers, do.
 
 use super::errors::{redact, status_error, store_error};
-use super::requests::{LONGEST_ANSWER, collect};
+use super::requests::{LONGEST_RESPONSE, collect};
 use super::xml::Document;
 use crate::base::causes::causes;
 use crate::base::percent::encoded;
@@ -16,11 +17,11 @@ use object_store::client::{HttpClient, HttpRequest, HttpRequestBody};
 use std::time::{Duration, Instant};
 use url::Url;
 
-/// How long the first wait between two tries is; each next one is twice as long.
+/// The first pause between two attempts. Each further pause is twice as long.
 const FIRST_WAIT: Duration = Duration::from_millis(100);
 const LONGEST_WAIT: Duration = Duration::from_secs(5);
 
-/// What sends requests, the way all others go, and tries them again.
+/// Sends requests through the same connections as all others, and retries them.
 #[derive(Clone)]
 pub struct RetryingClient {
     http: HttpClient,
@@ -28,21 +29,21 @@ pub struct RetryingClient {
     patience: Duration,
 }
 
-/// What a server answered, whatever that was.
-pub(super) struct Answer {
+/// A server's response with any status.
+pub(super) struct StoreResponse {
     pub status: u16,
     pub body: Bytes,
 }
 
-/// Whether a failed request is worth another try.
+/// Whether a failed attempt is worth a retry.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Try {
-    Again,
-    Once,
+enum Retry {
+    Yes,
+    No,
 }
 
 impl RetryingClient {
-    /// `retry` as the store's other requests have it.
+    /// Returns a client that retries like the store's other requests.
     pub fn new(http: HttpClient, retry: &RetryConfig) -> Self {
         RetryingClient {
             http,
@@ -51,72 +52,80 @@ impl RetryingClient {
         }
     }
 
-    /// Sends a request, signed anew for each try since a signature has its time; it tries again if the server is at
-    /// fault. `what` says what is done, for messages.
+    /// Sends a request, and retries it if the server or the network is at fault. Signs each attempt anew,
+    /// since a signature expires. `action` describes the request in messages.
     pub(super) async fn send(
         &self,
-        what: &str,
+        action: &str,
         request: HttpRequest,
         sign: impl AsyncFn(&mut HttpRequest) -> object_store::Result<()>,
-    ) -> Result<Answer> {
+    ) -> Result<StoreResponse> {
         let begun = Instant::now();
-        let attempt = || async {
-            let mut signed = request.clone();
-            let done = sign(&mut signed).await;
-            done.map_err(|e| (store_error(what, e), Try::Once))?;
-            match self.try_once(signed).await {
-                Ok(answer) if !answer.is_passing() => Ok(answer),
-                Ok(answer) => Err((answer.refusal(what), Try::Again)),
-                Err(why) => {
-                    let message = format!(
-                        "cannot {what}: {why}; check the URL, the endpoint and the network"
-                    );
-                    Err((Reason::StoreUnreachable.error(message), Try::Again))
-                }
-            }
-        };
-        let answer = attempt
+        let attempt = || self.attempt(action, &request, &sign);
+        let response = attempt
             .retry(backoff(FIRST_WAIT, LONGEST_WAIT, self.retries))
-            .when(|(_, again)| *again == Try::Again && begun.elapsed() < self.patience);
-        answer.await.map_err(|(e, _)| e)
+            .when(|(_, retry)| *retry == Retry::Yes && begun.elapsed() < self.patience);
+        response.await.map_err(|(e, _)| e)
     }
 
-    async fn try_once(&self, request: HttpRequest) -> Result<Answer, String> {
-        let answer = self
+    /// Signs and sends a request once. Returns the error and whether a retry may help.
+    async fn attempt(
+        &self,
+        action: &str,
+        request: &HttpRequest,
+        sign: &impl AsyncFn(&mut HttpRequest) -> object_store::Result<()>,
+    ) -> Result<StoreResponse, (Error, Retry)> {
+        let mut signed = request.clone();
+        let result = sign(&mut signed).await;
+        result.map_err(|e| (store_error(action, e), Retry::No))?;
+        match self.send_once(signed).await {
+            Ok(response) if !response.is_transient() => Ok(response),
+            Ok(response) => Err((response.refusal(action), Retry::Yes)),
+            Err(why) => {
+                let message =
+                    format!("cannot {action}: {why}; check the URL, the endpoint and the network");
+                Err((Reason::StoreUnreachable.error(message), Retry::Yes))
+            }
+        }
+    }
+
+    async fn send_once(&self, request: HttpRequest) -> Result<StoreResponse, String> {
+        let response = self
             .http
             .execute(request)
             .await
             .map_err(|e| redact(&causes(&e)))?;
-        let status = answer.status().as_u16();
-        let body = collect(answer.into_body().bytes_stream(), LONGEST_ANSWER).await;
+        let status = response.status().as_u16();
+        let body = collect(response.into_body().bytes_stream(), LONGEST_RESPONSE).await;
         let Some(body) = body.map_err(|e| redact(&causes(&e)))? else {
             return Err(format!(
-                "it answers with more than {LONGEST_ANSWER} bytes, so not with what was asked for"
+                "the response has more than {LONGEST_RESPONSE} bytes, so it is not what was requested"
             ));
         };
-        Ok(Answer {
+        Ok(StoreResponse {
             status,
             body: body.into(),
         })
     }
 }
 
-impl Answer {
+impl StoreResponse {
+    /// Returns whether the status is one of success.
     pub fn is_success(&self) -> bool {
         (200..300).contains(&self.status)
     }
 
-    /// Whether the same request may succeed in a moment.
-    fn is_passing(&self) -> bool {
+    /// Returns whether the same request may succeed in a moment.
+    fn is_transient(&self) -> bool {
         self.status == 429 || (self.status >= 500 && self.status != 501 && self.status != 505)
     }
 
-    /// Its XML, if that is a document that we know: a server may answer with something else altogether.
+    /// Returns the XML document in the body, or `None` if the body is something else.
     pub fn document(&self) -> Option<Document> {
         Document::read(&self.body)
     }
 
-    /// The code of a refusal, such as `NoSuchKey`.
+    /// Returns the code of a refusal, such as `NoSuchKey`, or an empty text.
     pub fn code(&self) -> String {
         match self.document() {
             Some(Document::Error(refusal)) => refusal.code.trim().to_owned(),
@@ -124,7 +133,7 @@ impl Answer {
         }
     }
 
-    /// Whether the object, or this version of it, is not there.
+    /// Returns whether the response says that the object, or this version of it, does not exist.
     pub fn is_object_missing(&self) -> bool {
         self.status == 404
             && matches!(
@@ -133,38 +142,42 @@ impl Answer {
             )
     }
 
-    /// Itself, if it is no refusal.
+    /// Returns the response if it is a success.
     ///
     /// # Errors
-    /// The refusal.
-    pub fn accepted(self, what: &str) -> Result<Self> {
+    /// Fails with the refusal.
+    pub fn accepted(self, action: &str) -> Result<Self> {
         match self.is_success() {
             true => Ok(self),
-            false => Err(self.refusal(what)),
+            false => Err(self.refusal(action)),
         }
     }
 
-    /// As [`accepted`](Self::accepted), of the removal of something that may be gone.
-    pub fn removed(self, what: &str) -> Result<()> {
+    /// Checks the response to a removal: it succeeded, or there was nothing to remove.
+    pub fn removed(self, action: &str) -> Result<()> {
         match self.status {
             404 => Ok(()),
-            _ => self.accepted(what).map(|_| ()),
+            _ => self.accepted(action).map(|_| ()),
         }
     }
 
-    /// As an error.
-    pub fn refusal(&self, what: &str) -> Error {
+    /// Returns the refusal as an error.
+    pub fn refusal(&self, action: &str) -> Error {
         let status = http::StatusCode::from_u16(self.status)
             .map(|s| s.to_string())
             .unwrap_or_default();
         let body = String::from_utf8_lossy(&self.body);
-        status_error(what, self.status, &format!("status code: {status}: {body}"))
+        status_error(
+            action,
+            self.status,
+            &format!("status code: {status}: {body}"),
+        )
     }
 
-    /// An answer that means nothing.
-    pub fn not_understood(&self, what: &str) -> Error {
+    /// Returns the error for a success whose body is not what was requested.
+    pub fn not_understood(&self, action: &str) -> Error {
         Reason::Configuration.error(format!(
-                "cannot {what}: the store answers {} with something else than was asked for; it may not have this function: see `deltafold store check`",
+                "cannot {action}: the store answers {} with something else than was requested; it may not have this function: see `deltafold store check`",
                 self.status
             ),
         )
@@ -179,19 +192,19 @@ pub(super) fn query_string(pairs: &[(&str, &str)]) -> String {
     pairs.join("&")
 }
 
-/// A request that is not signed yet.
+/// Returns a request that is not signed yet.
 pub(super) fn request(
     method: Method,
     url: &Url,
     headers: &[(&'static str, String)],
     body: String,
 ) -> Result<HttpRequest> {
-    let odd = |e: &dyn std::fmt::Display| Error::internal(format!("a request that is none: {e}"));
+    let invalid = |e: &dyn std::fmt::Display| Error::internal(format!("invalid request: {e}"));
     let mut request = HttpRequest::new(HttpRequestBody::from(body));
     *request.method_mut() = method;
-    *request.uri_mut() = url.as_str().parse::<Uri>().map_err(|e| odd(&e))?;
+    *request.uri_mut() = url.as_str().parse::<Uri>().map_err(|e| invalid(&e))?;
     for (name, value) in headers {
-        let value = HeaderValue::from_str(value).map_err(|e| odd(&e))?;
+        let value = HeaderValue::from_str(value).map_err(|e| invalid(&e))?;
         request
             .headers_mut()
             .insert(HeaderName::from_static(name), value);
@@ -199,10 +212,10 @@ pub(super) fn request(
     Ok(request)
 }
 
-/// What a server might answer.
+/// Returns a response for a test.
 #[cfg(test)]
-pub(super) fn answer(status: u16, body: &str) -> Answer {
-    Answer {
+pub(super) fn response(status: u16, body: &str) -> StoreResponse {
+    StoreResponse {
         status,
         body: body.to_owned().into(),
     }
@@ -217,7 +230,7 @@ mod tests {
         let pairs = [("versions", ""), ("prefix", "a b/ü+&=~")];
         let query = query_string(&pairs);
         assert_eq!(query, "versions=&prefix=a%20b%2F%C3%BC%2B%26%3D~");
-        // As the server takes it apart.
+        // Decode it as a server does.
         let url = Url::parse(&format!("http://h/?{query}")).unwrap();
         let back: Vec<(String, String)> = url.query_pairs().into_owned().collect();
         assert_eq!(back[1].1, "a b/ü+&=~");
@@ -235,14 +248,14 @@ mod tests {
             (503, "SlowDown", Reason::StoreUnreachable),
             (429, "x", Reason::StoreUnreachable),
         ] {
-            let answer = answer(status, &xml(code));
-            assert_eq!(answer.code(), code);
-            let e = answer.refusal("do it");
+            let response = response(status, &xml(code));
+            assert_eq!(response.code(), code);
+            let e = response.refusal("do it");
             assert_eq!(e.reason(), reason, "{e}");
             assert!(e.to_string().starts_with("cannot do it: "), "{e}");
             assert!(e.to_string().contains(&format!("{code}: No.")), "{e}");
         }
-        assert!(answer(404, &xml("NoSuchKey")).is_object_missing());
-        assert!(!answer(404, &xml("NoSuchTagSet")).is_object_missing());
+        assert!(response(404, &xml("NoSuchKey")).is_object_missing());
+        assert!(!response(404, &xml("NoSuchTagSet")).is_object_missing());
     }
 }

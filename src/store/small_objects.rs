@@ -1,7 +1,8 @@
-//! Small objects beside the snapshots, and the deletion of objects.
+//! Reads and writes small objects beside the snapshots (exclusion markers, removal notes, pins), and deletes
+//! objects.
 
 use super::errors::{io_cause, store_error};
-use super::folder::FOLDER_TRIES;
+use super::folder::FOLDER_ATTEMPTS;
 use super::requests::collect;
 use super::staging::StagingName;
 use super::{Published, Store, Upload};
@@ -14,39 +15,40 @@ use std::collections::HashSet;
 use std::future::ready;
 use std::io::{ErrorKind, Write};
 
-/// Deletions asked for at once, and held in memory.
+/// Paths of a batch of deletions, which is held in memory.
 const BATCH: usize = 1000;
-/// Single requests under way at once.
-const AT_ONCE: usize = 16;
+/// Single deletions under way at once.
+const PARALLEL_DELETIONS: usize = 16;
 
 fn is_missing(e: &object_store::Error) -> bool {
     matches!(e, object_store::Error::NotFound { .. }) || io_cause(e) == Some(ErrorKind::NotFound)
 }
 
-/// How a deletion went: what is not there is deleted.
-fn gone(name: &str, deleted: object_store::Result<()>) -> Result<()> {
-    match deleted {
+/// Checks the result of a deletion. An object that does not exist counts as deleted.
+fn check_deleted(name: &str, result: object_store::Result<()>) -> Result<()> {
+    match result {
         Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
         Err(e) => Err(store_error(format!("delete {name}"), e)),
     }
 }
 
-/// The object, if it is there.
-pub(super) async fn get_if_there(
+/// Requests an object. Returns `None` if it does not exist.
+pub(super) async fn get_if_exists(
     store: &dyn ObjectStore,
     path: &Path,
 ) -> object_store::Result<Option<GetResult>> {
     match store.get(path).await {
         Err(object_store::Error::NotFound { .. }) => Ok(None),
-        got => got.map(Some),
+        response => response.map(Some),
     }
 }
 
-/// The bytes of an object, if they are no more than `most`. A server may send more than it said.
-pub(super) async fn bytes_of(got: GetResult, most: u64) -> object_store::Result<Bytes> {
-    // Of a local file that is cut short meanwhile object_store reads nothing, for ever.
-    let pieces = got.into_stream();
-    let pieces = pieces.try_take_while(|piece| ready(Ok(!piece.is_empty())));
+/// Reads the bytes of an object. Fails if the server sends more than `most`, whatever size it announced.
+pub(super) async fn bytes_of(object: GetResult, most: u64) -> object_store::Result<Bytes> {
+    // If a local file is truncated meanwhile, the crate returns empty pieces forever.
+    let pieces = object
+        .into_stream()
+        .try_take_while(|piece| ready(Ok(!piece.is_empty())));
     let most = usize::try_from(most).unwrap_or(usize::MAX);
     match collect(pieces, most).await? {
         Some(whole) => Ok(whole.into()),
@@ -58,26 +60,26 @@ pub(super) async fn bytes_of(got: GetResult, most: u64) -> object_store::Result<
 }
 
 impl Store {
-    /// Reads a small object; `None` where it is not there.
+    /// Reads a small object. Returns `None` if it does not exist.
     ///
     /// # Errors
-    /// The store's; `Configuration` where it has more than `most` bytes: it is none of ours.
+    /// Fails with the store's errors, and with `Configuration` if the object has more than `most` bytes: then
+    /// deltafold did not write it.
     pub fn read_small(&self, below: &str, most: u64) -> Result<Option<Vec<u8>>> {
         let failed = |e| store_error(format!("read {}", self.name(below)), e);
         self.block_on(async {
-            let got = get_if_there(&self.inner, &self.path(below)).await;
-            let Some(got) = got.map_err(failed)? else {
+            let object = get_if_exists(&self.inner, &self.path(below)).await;
+            let Some(object) = object.map_err(failed)? else {
                 return Ok(None);
             };
-            if got.meta.size > most {
+            let size = object.meta.size;
+            if size > most {
                 return Err(Reason::Configuration.error(format!(
-                    "{} has {} bytes, more than {most}: deltafold did not write it; look at it and delete it",
+                    "{} has {size} bytes, and deltafold writes at most {most} there: look at the object and delete it",
                     self.name(below),
-                    got.meta.size
                 )));
             }
-            let size = got.meta.size;
-            let bytes = bytes_of(got, most).await.map_err(failed)?;
+            let bytes = bytes_of(object, most).await.map_err(failed)?;
             if bytes.len() as u64 != size {
                 return Err(super::fetch::cut_short(
                     &self.name(below),
@@ -89,11 +91,10 @@ impl Store {
         })?
     }
 
-    /// Writes a small object as a snapshot is written: read back, and named only where the name is
-    /// free.
+    /// Publishes a small object like a snapshot: reads it back, and gives the name only if it is free.
     ///
     /// # Errors
-    /// Those of [`Upload::finish`] and [`Staged::publish`](super::Staged::publish).
+    /// Fails with the errors of [`Upload::finish`] and [`Staged::publish`](super::Staged::publish).
     pub fn create_small(&self, below: &str, content: &[u8]) -> Result<Published> {
         let hint = below.rsplit('/').next().unwrap_or(below);
         let mut upload = Upload::new(self, hint, 1);
@@ -103,10 +104,10 @@ impl Store {
         upload.finish()?.publish(below)
     }
 
-    /// Writes a small object over what has its name.
+    /// Writes a small object, and replaces the one with its name.
     ///
     /// # Errors
-    /// The store's.
+    /// Fails with the store's errors.
     pub fn replace_small(&self, below: &str, content: &[u8]) -> Result<()> {
         let failed = |e| store_error(format!("write {}", self.name(below)), e);
         let payload = PutPayload::from(content.to_vec());
@@ -114,48 +115,50 @@ impl Store {
             let put = self.block_on(self.inner.put(&self.path(below), payload))?;
             return put.map(|_| ()).map_err(failed);
         }
-        // Written in place it would leave a file `<name>#<number>` beside it where it is killed.
+        // In a local folder, write to staging and rename: a killed process must leave no `<name>#<number>`
+        // beside it.
         let hint = below.rsplit('/').next().unwrap_or(below);
         let name = StagingName::new(hint);
-        let at = self.path(&name.path);
-        let mut tries = FOLDER_TRIES;
+        let staging = self.path(&name.path);
+        let mut retries = FOLDER_ATTEMPTS;
         let written = loop {
-            match self.block_on(self.inner.put(&at, payload.clone()))? {
-                // Another run removes the empty folder while this one makes it.
-                Err(e) if is_missing(&e) && tries > 0 => tries -= 1,
+            match self.block_on(self.inner.put(&staging, payload.clone()))? {
+                // Another process has removed the empty staging folder meanwhile.
+                Err(e) if is_missing(&e) && retries > 0 => retries -= 1,
                 written => break written,
             }
         };
-        let named = match written {
-            Ok(_) => self.block_on(self.inner.rename(&at, &self.path(below)))?,
+        let renamed = match written {
+            Ok(_) => self.block_on(self.inner.rename(&staging, &self.path(below)))?,
             Err(e) => Err(e),
         };
-        if named.is_err()
-            && let Err(e) = self.clean_up(self.inner.delete(&at))
+        if renamed.is_err()
+            && let Err(e) = self.clean_up(self.inner.delete(&staging))
         {
             tracing::warn!(staging = %name.path, "a staging object is left behind: {e}");
         }
-        // The folder stays: others write to it at this moment.
-        named.map_err(failed)
+        // Leave the staging folder: other processes may be about to write to it.
+        renamed.map_err(failed)
     }
 
-    /// Deletes an object; one that is not there is deleted.
+    /// Deletes an object. Succeeds if it does not exist.
     ///
     /// # Errors
-    /// The store's.
+    /// Fails with the store's errors.
     pub fn delete(&self, below: &str) -> Result<()> {
         if let Some(root) = &self.local_root {
             self.cancel.check()?;
             return root.delete(below);
         }
         let deleted = self.block_on(self.inner.delete(&self.path(below)))?;
-        gone(&self.name(below), deleted)
+        check_deleted(&self.name(below), deleted)
     }
 
-    /// Deletes objects, many at once, and tells of each how it went, in the order given.
+    /// Deletes objects, many with one request, and calls `each` with each path and result, in the order of
+    /// `paths`.
     ///
     /// # Errors
-    /// `Terminated`.
+    /// Fails with `Terminated`.
     pub fn delete_all(
         &self,
         paths: &[String],
@@ -176,18 +179,11 @@ impl Store {
                     .filter_map(async |d| d.ok())
                     .collect(),
             )?;
-            // One failure may stand for a whole request: what it was about is asked for one by one.
+            // One failure may be that of a whole request. So delete all that is not deleted one by one.
             let results: Vec<_> = self.block_on(
                 futures::stream::iter(batch)
-                    .map(async |path| {
-                        let location = self.path(path);
-                        let again = match deleted.contains(&location) {
-                            true => Ok(()),
-                            false => self.inner.delete(&location).await,
-                        };
-                        (path, gone(&self.name(path), again))
-                    })
-                    .buffered(AT_ONCE)
+                    .map(|path| self.delete_unless_in(&deleted, path))
+                    .buffered(PARALLEL_DELETIONS)
                     .collect(),
             )?;
             for (path, result) in results {
@@ -195,5 +191,18 @@ impl Store {
             }
         }
         Ok(())
+    }
+
+    async fn delete_unless_in<'p>(
+        &self,
+        deleted: &HashSet<Path>,
+        path: &'p str,
+    ) -> (&'p str, Result<()>) {
+        let location = self.path(path);
+        let result = match deleted.contains(&location) {
+            true => Ok(()),
+            false => self.inner.delete(&location).await,
+        };
+        (path, check_deleted(&self.name(path), result))
     }
 }

@@ -1,7 +1,9 @@
-//! Staging objects: their names, and which of them are debris of runs that were killed.
+//! Staging objects: their names, and the removal of those that killed processes left behind.
 //!
-//! A name tells who writes it: `<hint>.<holder>.<pid>.<start>.<word>`. The holder stands for
-//! everything that must be the same before one process can tell whether another is alive.
+//! The name of a staging object names its writer: `<hint>.<namespace>.<pid>.<start>.<word>`. Processes with
+//! the same namespace can tell whether another one is alive; for all others only the age of the object
+//! counts. Called by `publish` and everything else that writes to the staging folder, and by `ops` to clean
+//! up.
 
 use super::Store;
 use super::folder::{self, Folder};
@@ -19,52 +21,45 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::Ordering;
 use std::sync::{LazyLock, Mutex, MutexGuard};
 
-/// Where unfinished objects wait, below the store's prefix and beside what is listed.
+/// The folder of unfinished objects, below the store's prefix and beside the folders that are listed for
+/// snapshots.
 pub const STAGING: &str = "deltafold-staging";
-/// Beyond this age a staging object is debris, whoever wrote it. An upload takes hours at most.
+/// The age at which a staging object is debris, whoever wrote it. An upload takes hours at most.
 pub const STALE_AFTER: TimeDelta = TimeDelta::hours(24);
-/// In names made where processes cannot be told apart: only age counts for these.
-const NO_HOLDER: u64 = 0;
+/// The namespace in names of processes that cannot be told apart. Only age counts for these.
+const NO_NAMESPACE: u64 = 0;
 
-/// The uploads of this process that are under way, by word.
+/// The words of this process's uploads under way.
 static UNDER_WAY: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
 
-/// Who wrote a staging object.
+/// The writer of a staging object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Owner {
-    holder: u64,
+struct Writer {
+    /// A hash of everything that must be the same before one process can tell whether another is alive.
+    namespace: u64,
     pid: u32,
-    /// When the process began, in clock ticks since the machine did: tells a reused pid apart.
+    /// When the process started, in clock ticks since boot: tells a reused PID apart.
     started: u64,
-    /// Tells the uploads of one process apart.
+    /// A random number that tells the uploads of one process apart.
     word: u64,
 }
 
-/// This process; its `word` is of no use.
-static SELF: LazyLock<Owner> = LazyLock::new(|| {
-    let pid = std::process::id();
-    let unknown = Owner {
-        holder: NO_HOLDER,
-        pid,
-        started: 0,
-        word: 0,
-    };
-    this_process(pid).unwrap_or(unknown)
-});
+/// This process. Its `word` is not used.
+static SELF: LazyLock<Writer> = LazyLock::new(this_process);
 
-/// A name that counts as one of a live upload until this is dropped.
+/// The name of a live upload. Until this is dropped, no process that can tell takes its object for debris.
 pub(super) struct StagingName {
-    /// Below the store's prefix.
+    /// The path below the store's prefix.
     pub(super) path: String,
     word: u64,
 }
 
 impl StagingName {
-    /// A name that nobody else has.
+    /// Returns a name that no other upload has.
     pub(super) fn new(hint: &str) -> Self {
         let word = random_word();
         under_way().insert(word);
-        let name = Owner { word, ..*SELF }.name(hint);
+        let name = Writer { word, ..*SELF }.name(hint);
         StagingName {
             path: format!("{STAGING}/{name}"),
             word,
@@ -82,32 +77,32 @@ fn under_way() -> MutexGuard<'static, BTreeSet<u64>> {
     lock(&UNDER_WAY)
 }
 
-impl Owner {
+impl Writer {
     fn name(&self, hint: &str) -> String {
         format!(
             "{hint}.{:016x}.{}.{}.{:016x}",
-            self.holder, self.pid, self.started, self.word
+            self.namespace, self.pid, self.started, self.word
         )
     }
 
-    fn parse(name: &str) -> Option<Owner> {
-        // On a local disk an unfinished write is a file `<name>#<number>`.
+    fn parse(name: &str) -> Option<Writer> {
+        // In a local folder an unfinished write is a file `<name>#<number>`.
         let name = name.split_once('#').map_or(name, |(name, _)| name);
         let mut parts = name.rsplitn(5, '.');
         let word = u64::from_str_radix(parts.next()?, 16).ok()?;
         let started = parts.next()?.parse().ok()?;
         let pid = parts.next()?.parse().ok()?;
-        let holder = u64::from_str_radix(parts.next()?, 16).ok()?;
+        let namespace = u64::from_str_radix(parts.next()?, 16).ok()?;
         parts.next()?;
-        Some(Owner {
-            holder,
+        Some(Writer {
+            namespace,
             pid,
             started,
             word,
         })
     }
 
-    /// Whether the upload may still go on; where that cannot be told, it does.
+    /// Returns whether the upload may still go on, also if that is unknown.
     fn is_alive(&self) -> bool {
         if (self.pid, self.started) == (SELF.pid, SELF.started) {
             return under_way().contains(&self.word);
@@ -122,32 +117,45 @@ impl Owner {
     }
 }
 
-struct Stat {
+/// The part of `/proc/<pid>/stat` that is used.
+struct ProcessStat {
     pid: u32,
     started: u64,
-    /// It ended, and its parent has not asked how.
+    /// The process is a zombie: its parent has not waited for it yet.
     has_ended: bool,
 }
 
-/// `/proc/<pid>/stat`; the program's name in it may hold anything.
-fn parse_stat(stat: &[u8]) -> Option<Stat> {
+/// Parses `/proc/<pid>/stat`. The program's name in it may have any characters.
+fn parse_stat(stat: &[u8]) -> Option<ProcessStat> {
     let stat = String::from_utf8_lossy(stat);
     let (before, after) = stat.rsplit_once(')')?;
-    // The state is the third field of proc(5), the start the 22nd.
+    // The state is field 3 of proc(5), the start is field 22.
     let mut fields = after.split_whitespace();
     let state = fields.next()?;
-    Some(Stat {
+    Some(ProcessStat {
         pid: before.split_whitespace().next()?.parse().ok()?,
         started: fields.nth(18)?.parse().ok()?,
         has_ended: matches!(state, "Z" | "X"),
     })
 }
 
-/// `None` where processes cannot be told apart.
-fn this_process(pid: u32) -> Option<Owner> {
+/// Returns this process as a writer.
+fn this_process() -> Writer {
+    let pid = std::process::id();
+    let unknown = Writer {
+        namespace: NO_NAMESPACE,
+        pid,
+        started: 0,
+        word: 0,
+    };
+    identify(pid).unwrap_or(unknown)
+}
+
+/// Returns this process as a writer, or `None` if processes cannot be told apart here.
+fn identify(pid: u32) -> Option<Writer> {
     let stat = parse_stat(&fs::read("/proc/self/stat").ok()?)?;
     if stat.pid != pid {
-        // `/proc` is that of another process namespace.
+        // This `/proc` belongs to another PID namespace.
         return None;
     }
     let mut hash = Sha256::new();
@@ -156,57 +164,59 @@ fn this_process(pid: u32) -> Option<Owner> {
     }
     let link = |name: &str| fs::read_link(format!("/proc/self/ns/{name}"));
     hash.update(link("pid").ok()?.as_os_str().as_encoded_bytes());
-    // Starts are counted in the time namespace, where the kernel has these.
+    // Starts are counted in the time namespace, if the kernel has such namespaces.
     if let Ok(time) = link("time") {
         hash.update(time.as_os_str().as_encoded_bytes());
     }
     // `/proc` may hide the processes of other users.
     hash.update(fs::metadata("/proc/self").ok()?.uid().to_le_bytes());
     let hash: [u8; 32] = hash.finalize().into();
-    let (holder, _) = hash.split_first_chunk()?;
-    Some(Owner {
-        holder: u64::from_be_bytes(*holder),
+    let (namespace, _) = hash.split_first_chunk()?;
+    Some(Writer {
+        namespace: u64::from_be_bytes(*namespace),
         pid,
         started: stat.started,
         word: 0,
     })
 }
 
-/// Whether a staging object can be deleted: its process is seen to be gone, or it is old.
+/// Returns whether a staging object can be deleted: its process is certainly gone, or the object is old.
 fn is_debris(
     name: &str,
     modified: DateTime<Utc>,
     now: DateTime<Utc>,
-    holder: u64,
-    is_alive: impl Fn(&Owner) -> bool,
+    namespace: u64,
+    is_alive: impl Fn(&Writer) -> bool,
 ) -> bool {
-    match Owner::parse(name) {
-        Some(owner) if owner.holder == holder && holder != NO_HOLDER => !is_alive(&owner),
+    match Writer::parse(name) {
+        Some(writer) if writer.namespace == namespace && namespace != NO_NAMESPACE => {
+            !is_alive(&writer)
+        }
         _ => now - modified > STALE_AFTER,
     }
 }
 
-/// Whether the run that wrote a staging object has ended, as far as can be told from here.
+/// Returns whether a staging object can be deleted, as far as this process can tell.
 pub(super) fn is_left_behind(name: &str, modified: DateTime<Utc>, now: DateTime<Utc>) -> bool {
-    is_debris(name, modified, now, SELF.holder, Owner::is_alive)
+    is_debris(name, modified, now, SELF.namespace, Writer::is_alive)
 }
 
-/// Whether a staging object of this name was abandoned: its process is seen to be gone, or it is older than
-/// `age` and not seen to be at work. `None` where the name is none of ours.
+/// Returns whether a staging object was abandoned: its process is certainly gone, or, if that is unknown, the
+/// object is older than `age`. Returns `None` if the name is not one of a staging object.
 pub fn is_abandoned(
     name: &str,
     modified: DateTime<Utc>,
     now: DateTime<Utc>,
     age: TimeDelta,
 ) -> Option<bool> {
-    let owner = Owner::parse(name)?;
-    if owner.holder == SELF.holder && owner.holder != NO_HOLDER {
-        return Some(!owner.is_alive());
+    let writer = Writer::parse(name)?;
+    if writer.namespace == SELF.namespace && writer.namespace != NO_NAMESPACE {
+        return Some(!writer.is_alive());
     }
     Some(now - modified > age)
 }
 
-/// The local staging folder stays until this is dropped.
+/// Keeps the local staging folder until this is dropped.
 pub struct KeptFolder<'s>(&'s Store);
 
 impl Drop for KeptFolder<'_> {
@@ -217,15 +227,16 @@ impl Drop for KeptFolder<'_> {
 }
 
 impl Store {
-    /// How far the store's clock is ahead of this one's, seen by an object that is written and deleted.
-    /// Zero where they differ by no more than a request takes, or a second.
+    /// Returns how far the store's clock is ahead of this machine's; negative if it is behind. Writes and
+    /// deletes an object to find out. Returns zero if the difference may be that of the request, or of whole
+    /// seconds.
     ///
     /// # Errors
-    /// The store's.
+    /// Fails with the store's errors.
     pub fn clock_ahead(&self) -> Result<TimeDelta> {
         let name = StagingName::new("clock");
         let path = self.path(&name.path);
-        let failed = |e| super::store_error(format!("ask {} for its time", self.url), e);
+        let failed = |e| super::store_error(format!("read the clock of {}", self.url), e);
         let before = Utc::now();
         let written = self.block_on(async {
             self.inner.put(&path, PutPayload::from_static(b"?")).await?;
@@ -233,37 +244,45 @@ impl Store {
         });
         let after = Utc::now();
         if let Err(e) = self.clean_up(self.inner.delete(&path)) {
-            tracing::warn!("{} stays: {e}", self.name(&name.path));
+            tracing::warn!(
+                "a staging object is left behind: {}: {e}",
+                self.name(&name.path)
+            );
         }
         self.remove_staging_folder();
-        let at = written?.map_err(failed)?.last_modified;
-        // Some stores tell whole seconds.
-        Ok(match () {
-            () if at + TimeDelta::seconds(1) < before => at - before,
-            () if at > after => at - after,
-            () => TimeDelta::zero(),
+        let modified = written?.map_err(failed)?.last_modified;
+        // Some stores have whole seconds.
+        Ok(if modified + TimeDelta::seconds(1) < before {
+            modified - before
+        } else if modified > after {
+            modified - after
+        } else {
+            TimeDelta::zero()
         })
     }
 
-    /// Deletes the staging objects of runs that were killed, and says which. What cannot be
-    /// deleted is only warned of.
+    /// Deletes the staging objects that killed processes left behind. Returns their names. A failure is only
+    /// logged.
     pub fn clean_staging(&self, now: DateTime<Utc>) -> Vec<String> {
-        let debris = |name: &str, modified| is_left_behind(name, modified, now);
+        let is_debris = |name: &str, modified| is_left_behind(name, modified, now);
         let mut removed = Vec::new();
         let cleaned = match &self.local_root {
-            Some(root) => clean_folder(root, debris, &mut removed).map_err(|e| e.to_string()),
+            Some(root) => clean_folder(root, is_debris, &mut removed).map_err(|e| e.to_string()),
             None => self
-                .clean_objects(debris, &mut removed)
+                .clean_objects(is_debris, &mut removed)
                 .map_err(|e| e.to_string()),
         };
         self.remove_staging_folder();
         if let Err(e) = cleaned {
-            tracing::warn!("what killed runs left in {} stays: {e}", self.name(STAGING));
+            tracing::warn!(
+                "cannot clean up {} after killed runs: {e}",
+                self.name(STAGING)
+            );
         }
         if !removed.is_empty() {
             tracing::info!(
                 removed = removed.join(", "),
-                "removed what killed runs left"
+                "removed the staging objects of killed runs"
             );
         }
         removed
@@ -271,7 +290,7 @@ impl Store {
 
     fn clean_objects(
         &self,
-        debris: impl Fn(&str, DateTime<Utc>) -> bool,
+        is_debris: impl Fn(&str, DateTime<Utc>) -> bool,
         removed: &mut Vec<String>,
     ) -> Result<()> {
         self.block_on(async {
@@ -279,11 +298,11 @@ impl Store {
             let mut listing = self.inner.list(Some(&self.path(STAGING)));
             while let Some(object) = listing.try_next().await.map_err(failed)? {
                 let name = object.location.filename().unwrap_or_default();
-                if !debris(name, object.last_modified) {
+                if !is_debris(name, object.last_modified) {
                     continue;
                 }
                 match self.inner.delete(&object.location).await {
-                    // Another run cleans, too.
+                    // Another process may clean up, too.
                     Ok(()) | Err(object_store::Error::NotFound { .. }) => {
                         removed.push(name.to_owned());
                     }
@@ -294,32 +313,33 @@ impl Store {
         })?
     }
 
-    /// Keeps the local staging folder for many objects: each would make it anew.
+    /// Keeps the local staging folder while many objects are written. Otherwise each would create it anew.
     pub fn keep_staging_folder(&self) -> KeptFolder<'_> {
         self.staging_kept.fetch_add(1, Ordering::Relaxed);
         KeptFolder(self)
     }
 
-    /// Removes the local staging folder, unless another run uses it.
+    /// Removes the local staging folder, unless this process keeps it or another one uses it.
     pub(super) fn remove_staging_folder(&self) {
         if let Some(root) = &self.local_root
             && self.staging_kept.load(Ordering::Relaxed) == 0
         {
-            // It is not empty, or not there: both are fine.
+            // It may be missing or not empty. Both are fine.
             let _ = root.remove_empty(STAGING);
         }
     }
 }
 
-/// object_store hides unfinished writes, so a local folder is listed without it.
+/// Cleans the staging folder of a local folder. Lists it directly: the object_store crate hides unfinished
+/// writes.
 fn clean_folder(
     root: &Folder,
-    debris: impl Fn(&str, DateTime<Utc>) -> bool,
+    is_debris: impl Fn(&str, DateTime<Utc>) -> bool,
     removed: &mut Vec<String>,
 ) -> Result<()> {
     for object in root.list(STAGING, 0)? {
         let (_, name) = folder::split(&object.path);
-        if object.path.ends_with(folder::LINK) || !debris(name, object.modified) {
+        if object.path.ends_with(folder::LINK) || !is_debris(name, object.modified) {
             continue;
         }
         root.delete(&object.path)?;
@@ -335,101 +355,112 @@ mod tests {
     const HINT: &str = "Full-00000000-00000009-100.gz";
 
     #[test]
-    fn a_name_tells_its_owner() {
-        let owner = Owner {
-            holder: 0xabc,
+    fn a_name_is_parsed_into_its_writer() {
+        let writer = Writer {
+            namespace: 0xabc,
             pid: 17,
             started: 99,
             word: 3,
         };
-        let name = owner.name(HINT);
-        assert_eq!(Owner::parse(&name), Some(owner));
-        assert_eq!(Owner::parse(&format!("{name}#12")), Some(owner));
+        let name = writer.name(HINT);
+        assert_eq!(Writer::parse(&name), Some(writer));
+        assert_eq!(Writer::parse(&format!("{name}#12")), Some(writer));
         for other in [
             "",
             HINT,
             "Full-00000000-00000009-100.gz.00000000000000ff",
             "x.1.2.3",
         ] {
-            assert_eq!(Owner::parse(other), None, "{other}");
+            assert_eq!(Writer::parse(other), None, "{other}");
         }
     }
 
     #[test]
-    fn what_goes_and_what_stays() {
+    fn a_dead_writer_decides_and_else_the_age() {
         let now = DateTime::UNIX_EPOCH + TimeDelta::days(9);
         let ours = 7;
-        let name = |holder| {
-            let owner = Owner {
-                holder,
+        let name = |namespace| {
+            let writer = Writer {
+                namespace,
                 pid: 17,
                 started: 99,
                 word: 3,
             };
-            owner.name(HINT)
+            writer.name(HINT)
         };
-        let goes = |name: &str, age: TimeDelta, alive: bool| {
+        let is_removed = |name: &str, age: TimeDelta, alive: bool| {
             is_debris(name, now - age, now, ours, |_| alive)
         };
         let (fresh, old) = (TimeDelta::zero(), STALE_AFTER + TimeDelta::seconds(1));
-        // Of this machine: the process decides, age does not.
+        // With our namespace, the process decides and the age does not.
         for age in [fresh, old] {
-            assert!(goes(&name(ours), age, false));
-            assert!(!goes(&name(ours), age, true));
-            assert!(goes(&format!("{}#1", name(ours)), age, false));
+            assert!(is_removed(&name(ours), age, false));
+            assert!(!is_removed(&name(ours), age, true));
+            assert!(is_removed(&format!("{}#1", name(ours)), age, false));
         }
-        // Of another, or of nobody known: age decides, whatever runs here under that number.
-        for other in [name(8), name(NO_HOLDER), HINT.to_owned(), "x#1".to_owned()] {
+        // With another namespace or none, the age decides, whatever process has the PID here.
+        for other in [
+            name(8),
+            name(NO_NAMESPACE),
+            HINT.to_owned(),
+            "x#1".to_owned(),
+        ] {
             for alive in [true, false] {
-                assert!(!goes(&other, fresh, alive), "{other}");
-                assert!(!goes(&other, STALE_AFTER, alive), "{other}");
-                assert!(goes(&other, old, alive), "{other}");
-                // A clock that is behind the store's.
-                assert!(!goes(&other, -old, alive), "{other}");
+                assert!(!is_removed(&other, fresh, alive), "{other}");
+                assert!(!is_removed(&other, STALE_AFTER, alive), "{other}");
+                assert!(is_removed(&other, old, alive), "{other}");
+                // This machine's clock is behind the store's.
+                assert!(!is_removed(&other, -old, alive), "{other}");
             }
         }
-        // Where processes cannot be told apart, equal holders say nothing.
-        assert!(!is_debris(&name(NO_HOLDER), now, now, NO_HOLDER, |_| false));
+        // If processes cannot be told apart, equal namespaces mean nothing.
+        assert!(!is_debris(
+            &name(NO_NAMESPACE),
+            now,
+            now,
+            NO_NAMESPACE,
+            |_| false
+        ));
     }
 
     #[test]
-    fn processes_are_told_apart() {
+    fn live_dead_and_reused_processes_are_told_apart() {
         let me = *SELF;
-        assert_ne!(me.holder, NO_HOLDER, "/proc does not tell");
+        assert_ne!(me.namespace, NO_NAMESPACE, "/proc is not usable");
         let upload = StagingName::new(HINT);
-        let owner = Owner::parse(upload.path.rsplit('/').next().unwrap()).unwrap();
-        assert_eq!((owner.holder, owner.pid), (me.holder, me.pid));
-        assert!(owner.is_alive());
+        let writer = Writer::parse(upload.path.rsplit('/').next().unwrap()).unwrap();
+        assert_eq!((writer.namespace, writer.pid), (me.namespace, me.pid));
+        assert!(writer.is_alive());
         drop(upload);
-        assert!(!owner.is_alive(), "its upload is over");
+        assert!(!writer.is_alive(), "its upload is over");
 
         let mut child = std::process::Command::new("sleep")
             .arg("60")
             .spawn()
             .unwrap();
         let stat = fs::read(format!("/proc/{}/stat", child.id())).unwrap();
-        let child_owner = Owner {
+        let child_writer = Writer {
             pid: child.id(),
             started: parse_stat(&stat).unwrap().started,
             ..me
         };
-        let reused = Owner {
-            started: child_owner.started + 1,
-            ..child_owner
+        let reused = Writer {
+            started: child_writer.started + 1,
+            ..child_writer
         };
-        assert!(child_owner.is_alive());
+        assert!(child_writer.is_alive());
         assert!(!reused.is_alive());
         child.kill().unwrap();
-        // Dead, but not waited for: /proc still shows it.
-        while child_owner.is_alive() {
+        // The child is dead, and nobody has waited for it: /proc still shows it.
+        while child_writer.is_alive() {
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
         child.wait().unwrap();
-        assert!(!child_owner.is_alive());
+        assert!(!child_writer.is_alive());
     }
 
     #[test]
-    fn a_programs_name_may_hold_anything() {
+    fn a_programs_name_may_have_any_characters() {
         let fields: Vec<String> = (4..=52).map(|n| n.to_string()).collect();
         let stat = format!("12 (a) Z 1 2 (b)) S {}\n", fields.join(" "));
         let stat = parse_stat(stat.as_bytes()).unwrap();

@@ -1,8 +1,9 @@
-//! What the answers to reads tell of tags: whether the server tells at all, and which objects have some.
+//! Learns from the responses to reads which objects have tags, so that few tags have to be requested.
 //!
-//! S3 and Azure say with an object how many tags it has, if it has any; Google Cloud Storage shows the metadata
-//! itself. So an object that is read anyway need not be asked for its tags. Not every server does it: until one
-//! answer has shown that this server does, silence means nothing.
+//! On S3 and Azure, the response to a read has a header with the number of tags if the object has any; on
+//! Google Cloud Storage it has the metadata itself. Not every server sends the header. So a response without
+//! it means "no tags" only after another response of this server had it. Called by `requests` for each
+//! response, and by `exclude`.
 
 use crate::base::lock;
 use http::{HeaderMap, Method, StatusCode, Uri};
@@ -13,32 +14,32 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The tag that keeps a snapshot out of every chain; its value is `true`.
 pub const EXCLUDE_TAG: &str = "x-etcd-snapshot-exclude";
-/// Names that are remembered. With more, each object may have tags.
+/// The most names that are remembered. If there are more, every object may have tags.
 const MOST_NAMES: usize = 100_000;
-/// The headers that tell how many tags an object has.
-const COUNTS: [&str; 2] = ["x-amz-tagging-count", "x-ms-tag-count"];
-/// What Google Cloud Storage puts before the name of metadata.
-const METADATA: &str = "x-goog-meta-";
+/// The headers with the number of an object's tags.
+const COUNT_HEADERS: [&str; 2] = ["x-amz-tagging-count", "x-ms-tag-count"];
+/// The prefix of a header with metadata on Google Cloud Storage.
+const METADATA_PREFIX: &str = "x-goog-meta-";
 
-/// What one store has told.
+/// What is known about the tags in one store.
 #[derive(Debug, Default)]
-pub struct Tagged {
-    /// An answer had the header, or the store is known to send it.
+pub struct TagKnowledge {
+    /// The store sends the header for objects with tags.
     tells: AtomicBool,
-    /// Objects that have tags, by the last part of their path: a snapshot's name is enough, since one too many is
-    /// only asked for in vain.
+    /// The last parts of the paths of objects that may have tags. That is enough: a name too many costs one
+    /// request.
     names: Mutex<HashSet<String>>,
-    /// More than can be remembered.
+    /// There are more names than are remembered.
     overflowed: AtomicBool,
 }
 
-impl Tagged {
-    /// The store is known to tell.
+impl TagKnowledge {
+    /// Notes that the store sends the header for objects with tags.
     pub fn set_tells(&self) {
         self.tells.store(true, Ordering::Relaxed);
     }
 
-    /// Whether an object that was read without a word of tags has none.
+    /// Returns whether the store sends the header. Then an object that was read without it has no tags.
     pub fn tells(&self) -> bool {
         self.tells.load(Ordering::Relaxed)
     }
@@ -54,40 +55,40 @@ impl Tagged {
         }
     }
 
-    /// Whether an object is known to have, or to have had, tags.
+    /// Returns whether an object has or may have tags.
     pub fn has_tags(&self, path: &str) -> bool {
         let names = lock(&self.names);
         self.overflowed.load(Ordering::Relaxed) || names.contains(last_part(path))
     }
 
-    /// Whether an object with tags was met at all.
+    /// Returns whether any object may have tags.
     pub fn knows_any(&self) -> bool {
         let names = lock(&self.names);
         self.overflowed.load(Ordering::Relaxed) || !names.is_empty()
     }
 
-    /// Takes in the answer to a request for `uri`, if it is an object.
-    pub(super) fn take_in(&self, uri: &Uri, answer: &HttpResponse) {
+    /// Learns from the response to a read of the object at `uri`.
+    pub(super) fn learn_from(&self, uri: &Uri, response: &HttpResponse) {
         let is_read = matches!(
-            answer.status(),
+            response.status(),
             StatusCode::OK | StatusCode::PARTIAL_CONTENT
         );
         if is_read {
-            self.note(uri, answer.headers());
+            self.learn_from_headers(uri, response.headers());
         }
     }
 
-    fn note(&self, uri: &Uri, headers: &HeaderMap) {
-        let is_some = |name: &&str| {
-            let count = headers.get(*name).and_then(|v| v.to_str().ok());
-            count.is_some_and(|count| count.trim() != "0")
-        };
-        let tells = COUNTS.iter().any(|name| headers.contains_key(*name));
-        let marked = headers.contains_key(format!("{METADATA}{EXCLUDE_TAG}"));
-        if tells {
+    fn learn_from_headers(&self, uri: &Uri, headers: &HeaderMap) {
+        let mut has_tags = headers.contains_key(format!("{METADATA_PREFIX}{EXCLUDE_TAG}"));
+        for name in COUNT_HEADERS {
+            let Some(count) = headers.get(name) else {
+                continue;
+            };
             self.set_tells();
+            // Take a count that is not a number for "some".
+            has_tags |= count.to_str().is_ok_and(|count| count.trim() != "0");
         }
-        if marked || COUNTS.iter().any(is_some) {
+        if has_tags {
             self.remember(uri.path());
         }
     }
@@ -97,7 +98,7 @@ fn last_part(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or(path)
 }
 
-/// Whether a request reads an object: those for lists, tags and versions have a query.
+/// Returns whether a request reads an object. Requests for listings, tags and versions have a query.
 pub(super) fn reads_object(method: &Method, uri: &Uri) -> bool {
     *method == Method::GET && uri.query().is_none_or(str::is_empty)
 }
@@ -107,37 +108,31 @@ mod tests {
     use super::*;
     use http::HeaderValue;
 
-    fn headers(of: &[(&'static str, &'static str)]) -> HeaderMap {
-        let of = of.iter().map(|&(name, value)| {
-            let name = http::HeaderName::from_static(name);
-            (name, HeaderValue::from_static(value))
-        });
-        of.collect()
-    }
-
-    fn noted(path: &'static str, of: &[(&'static str, &'static str)]) -> Tagged {
-        let tagged = Tagged::default();
-        tagged.note(&Uri::from_static(path), &headers(of));
-        tagged
+    /// Returns what is known after a read of `path` with one header in the response.
+    fn knowledge(path: &'static str, name: &'static str, value: &'static str) -> TagKnowledge {
+        let mut headers = HeaderMap::new();
+        headers.insert(name, HeaderValue::from_static(value));
+        let knowledge = TagKnowledge::default();
+        knowledge.learn_from_headers(&Uri::from_static(path), &headers);
+        knowledge
     }
 
     #[test]
-    fn an_object_with_tags_is_told_from_silence() {
+    fn a_count_header_shows_that_an_object_has_tags() {
         let path = "http://h/b/p/v2/Incr-00000001-00000002-3";
-        let silent = noted(path, &[("etag", "x")]);
+        let silent = knowledge(path, "etag", "x");
         assert!(!silent.tells() && !silent.knows_any());
         assert!(!silent.has_tags("v2/Incr-00000001-00000002-3"));
-        for name in COUNTS {
-            let t = noted(path, &[(name, "1")]);
-            assert!(t.tells() && t.knows_any() && t.has_tags("v2/Incr-00000001-00000002-3"));
-            assert!(!t.has_tags("v2/Incr-00000001-00000002-4"));
-            let none = noted(path, &[(name, "0")]);
+        for name in COUNT_HEADERS {
+            let one = knowledge(path, name, "1");
+            assert!(one.tells() && one.knows_any() && one.has_tags("v2/Incr-00000001-00000002-3"));
+            assert!(!one.has_tags("v2/Incr-00000001-00000002-4"));
+            let none = knowledge(path, name, "0");
             assert!(none.tells() && !none.knows_any());
-            // What is no number is looked at.
-            assert!(noted(path, &[(name, "many")]).knows_any());
+            assert!(knowledge(path, name, "many").knows_any());
         }
-        let marked = noted(path, &[("x-goog-meta-x-etcd-snapshot-exclude", "true")]);
-        assert!(marked.has_tags("v2/Incr-00000001-00000002-3"));
+        let excluded = knowledge(path, "x-goog-meta-x-etcd-snapshot-exclude", "true");
+        assert!(excluded.has_tags("v2/Incr-00000001-00000002-3"));
     }
 
     #[test]
@@ -153,12 +148,12 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_remembered_may_have_tags() {
-        let tagged = Tagged::default();
+    fn with_too_many_names_every_object_may_have_tags() {
+        let knowledge = TagKnowledge::default();
         for i in 0..=MOST_NAMES {
-            assert!(!tagged.has_tags("v2/another"));
-            tagged.remember(&format!("v2/{i}"));
+            assert!(!knowledge.has_tags("v2/another"));
+            knowledge.remember(&format!("v2/{i}"));
         }
-        assert!(tagged.has_tags("v2/another"));
+        assert!(knowledge.has_tags("v2/another"));
     }
 }

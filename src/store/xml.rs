@@ -1,31 +1,32 @@
-//! The XML documents of S3 and Azure: answers, and the tags that are sent.
+//! The XML documents of S3 and Azure: responses, and the tags that are sent.
 //!
-//! Answers are hostile. A document is no longer than `requests` lets it be, unknown elements are skipped without
-//! recursion, and no entity is known but XML's own five.
+//! Responses may be hostile. `requests` limits their length; unknown elements are skipped without recursion;
+//! no entities are expanded except XML's own five. Called by `retrying_client`, `exclude`, `object_lock` and
+//! `s3`.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// A document, by the name of its root.
+/// A document, by the name of its root element.
 #[derive(Debug, Deserialize)]
 pub(super) enum Document {
     Error(Refusal),
     #[serde(alias = "Tags")]
     Tagging(Tagging),
-    // versitygw says `ObjectLockRetention`.
+    // versitygw's root element is `ObjectLockRetention`.
     #[serde(alias = "ObjectLockRetention")]
-    Retention(Retention),
-    LegalHold(Status),
+    Retention(RetentionDocument),
+    LegalHold(StatusDocument),
     ObjectLockConfiguration(LockConfiguration),
-    VersioningConfiguration(Status),
+    VersioningConfiguration(StatusDocument),
     #[serde(alias = "ListMultipartUploadsResult")]
-    ListVersionsResult(Page),
-    /// The part's ETag, and the checksums that putting the parts together must repeat.
+    ListVersionsResult(ListingPage),
+    /// The part's ETag and checksums. The request that completes the upload must repeat the checksums.
     CopyPartResult(BTreeMap<String, String>),
 }
 
 impl Document {
-    /// `None` if this is no such document.
+    /// Returns the document, or `None` if the text is not one of these documents.
     pub(super) fn read(xml: &[u8]) -> Option<Self> {
         quick_xml::de::from_str(std::str::from_utf8(xml).ok()?).ok()
     }
@@ -34,7 +35,7 @@ impl Document {
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 pub(super) struct Refusal {
-    /// Such as `NoSuchKey`.
+    /// The error code, such as `NoSuchKey`.
     #[serde(default)]
     pub(super) code: String,
 }
@@ -63,14 +64,14 @@ pub(super) struct Tag {
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 #[derive(Default)]
-pub(super) struct Retention {
+pub(super) struct RetentionDocument {
     pub(super) mode: String,
     pub(super) retain_until_date: String,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "PascalCase")]
-pub(super) struct Status {
+pub(super) struct StatusDocument {
     #[serde(default)]
     pub(super) status: String,
 }
@@ -98,29 +99,29 @@ pub(super) struct DefaultRetention {
 
 /// A page of a listing of versions or of uploads.
 #[derive(Debug, Default, Deserialize)]
-#[serde(from = "Items")]
-pub(super) struct Page {
-    /// In the order of the page.
-    pub(super) entries: Vec<Entry>,
+#[serde(from = "PageElements")]
+pub(super) struct ListingPage {
+    /// The entries, in the order of the page.
+    pub(super) entries: Vec<PageEntry>,
     pub(super) is_truncated: bool,
-    /// Whether names are percent-encoded.
+    /// Whether the names are percent-encoded.
     pub(super) is_encoded: bool,
-    /// Where the next page begins.
+    /// The markers with which the next page begins.
     pub(super) next_key: String,
     pub(super) next_id: String,
 }
 
 #[derive(Debug)]
-pub(super) enum Entry {
-    Version(Box<Fields>),
-    DeleteMarker(Box<Fields>),
-    Upload(Box<Fields>),
+pub(super) enum PageEntry {
+    Version(Box<EntryFields>),
+    DeleteMarker(Box<EntryFields>),
+    Upload(Box<EntryFields>),
 }
 
-/// What an entry has, whatever it is.
+/// The fields of an entry of any kind.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "PascalCase")]
-pub(super) struct Fields {
+pub(super) struct EntryFields {
     pub(super) key: Option<String>,
     pub(super) version_id: Option<String>,
     pub(super) is_latest: Option<String>,
@@ -130,18 +131,18 @@ pub(super) struct Fields {
     pub(super) initiated: Option<String>,
 }
 
-/// All elements of a page: servers mix versions, marks and settings in any order.
+/// All elements of a page. Servers mix versions, delete markers and settings in any order.
 #[derive(Deserialize)]
-struct Items {
+struct PageElements {
     #[serde(default, rename = "$value")]
-    items: Vec<Item>,
+    elements: Vec<PageElement>,
 }
 
 #[derive(Deserialize)]
-enum Item {
-    Version(Box<Fields>),
-    DeleteMarker(Box<Fields>),
-    Upload(Box<Fields>),
+enum PageElement {
+    Version(Box<EntryFields>),
+    DeleteMarker(Box<EntryFields>),
+    Upload(Box<EntryFields>),
     IsTruncated(String),
     EncodingType(String),
     NextKeyMarker(String),
@@ -151,19 +152,21 @@ enum Item {
     Other,
 }
 
-impl From<Items> for Page {
-    fn from(all: Items) -> Self {
-        let mut page = Page::default();
-        for item in all.items {
-            match item {
-                Item::Version(fields) => page.entries.push(Entry::Version(fields)),
-                Item::DeleteMarker(fields) => page.entries.push(Entry::DeleteMarker(fields)),
-                Item::Upload(fields) => page.entries.push(Entry::Upload(fields)),
-                Item::IsTruncated(text) => page.is_truncated = text == "true",
-                Item::EncodingType(text) => page.is_encoded = text == "url",
-                Item::NextKeyMarker(text) => page.next_key = text,
-                Item::NextVersionIdMarker(text) => page.next_id = text,
-                Item::Other => {}
+impl From<PageElements> for ListingPage {
+    fn from(all: PageElements) -> Self {
+        let mut page = ListingPage::default();
+        for element in all.elements {
+            match element {
+                PageElement::Version(fields) => page.entries.push(PageEntry::Version(fields)),
+                PageElement::DeleteMarker(fields) => {
+                    page.entries.push(PageEntry::DeleteMarker(fields));
+                }
+                PageElement::Upload(fields) => page.entries.push(PageEntry::Upload(fields)),
+                PageElement::IsTruncated(text) => page.is_truncated = text == "true",
+                PageElement::EncodingType(text) => page.is_encoded = text == "url",
+                PageElement::NextKeyMarker(text) => page.next_key = text,
+                PageElement::NextVersionIdMarker(text) => page.next_id = text,
+                PageElement::Other => {}
             }
         }
         page
@@ -188,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_document_is_read_whatever_stands_around_it() {
+    fn declarations_comments_and_unknown_elements_are_skipped() {
         let xml = "\u{feff}<?xml version=\"1.0\"?>\n<s:Tagging xmlns:s=\"urn:x\" x=\"1\">\n <!-- no --><Own><Tag/></Own>\n<TagSet>\n <Tag><Key> one &amp;&#x20;<![CDATA[two<]]> </Key>\n<Value/><More>x</More></Tag> </TagSet>\n</s:Tagging>\n";
         let one = (" one & two< ".to_owned(), String::new());
         assert_eq!(tags(xml), Some(vec![one]));
@@ -197,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_whole_document_is_none() {
+    fn an_incomplete_or_unknown_document_is_refused() {
         for bad in [
             "",
             "text",
@@ -231,20 +234,20 @@ mod tests {
     }
 
     #[test]
-    fn depth_does_not_end_the_stack() {
+    fn deep_nesting_does_not_overflow_the_stack() {
         for tag in ["x", "Tag", "TagSet", "Version", "Rule"] {
             let deep = format!("<{tag}>").repeat(100_000);
             let closed = deep.clone() + &format!("</{tag}>").repeat(100_000);
             for root in ["Tagging", "ListVersionsResult", "Error", "CopyPartResult"] {
                 assert!(Document::read(format!("<{root}>{deep}").as_bytes()).is_none());
-                // It is skipped or refused.
+                // It may be skipped or refused.
                 let _ = Document::read(format!("<{root}>{closed}</{root}>").as_bytes());
             }
         }
     }
 
     #[test]
-    fn no_answer_panics() {
+    fn no_document_panics() {
         let parts = [
             "<Tagging>",
             "</Tagging>",
@@ -307,22 +310,22 @@ mod tests {
     }
 
     #[test]
-    fn a_page_may_have_any_order() {
+    fn the_elements_of_a_page_may_have_any_order() {
         let xml = "<ListVersionsResult><Name>b</Name><Version><Key>a</Key><Owner><ID>o</ID></Owner></Version><DeleteMarker><Key>b</Key></DeleteMarker><CommonPrefixes/><IsTruncated>true</IsTruncated><Version><Key>c</Key><Size>7</Size></Version><NextKeyMarker>c</NextKeyMarker><NextVersionIdMarker>v</NextVersionIdMarker><EncodingType>url</EncodingType></ListVersionsResult>";
         let Some(Document::ListVersionsResult(page)) = Document::read(xml.as_bytes()) else {
             panic!("no page");
         };
         let kinds = page.entries.iter().map(|e| match e {
-            Entry::Version(f) => ("version", f.key.as_deref()),
-            Entry::DeleteMarker(f) => ("mark", f.key.as_deref()),
-            Entry::Upload(f) => ("upload", f.key.as_deref()),
+            PageEntry::Version(f) => ("version", f.key.as_deref()),
+            PageEntry::DeleteMarker(f) => ("marker", f.key.as_deref()),
+            PageEntry::Upload(f) => ("upload", f.key.as_deref()),
         });
         let kinds: Vec<_> = kinds.collect();
         assert_eq!(
             kinds,
             [
                 ("version", Some("a")),
-                ("mark", Some("b")),
+                ("marker", Some("b")),
                 ("version", Some("c"))
             ]
         );

@@ -12,7 +12,7 @@ use crate::support::mounted_secret::Mounted;
 use crate::support::{deltafold, run_json};
 use chrono::{DateTime, Utc};
 use deltafold::Reason;
-use deltafold::store::probe::{Ability, State};
+use deltafold::store::probe::{Ability, AbilityState};
 use serde_json::{Value, json};
 use std::env;
 use std::fs;
@@ -30,10 +30,10 @@ fn address(name: &str) -> String {
 }
 
 /// Returns the abilities that none of these servers has, and `more`.
-fn absent(more: &[Ability]) -> Vec<(Ability, State)> {
+fn absent(more: &[Ability]) -> Vec<(Ability, AbilityState)> {
     let beside = [Ability::Versioning, Ability::ObjectLock];
     let all = [&[Ability::Checksum], more, &beside].concat();
-    all.into_iter().map(|a| (a, State::Absent)).collect()
+    all.into_iter().map(|a| (a, AbilityState::Absent)).collect()
 }
 
 // --- Swift ---
@@ -90,8 +90,8 @@ fn swift_does_all_of_it() {
     // Of several writers that race for a name, more than one may win.
     lacks.retain(|(ability, _)| *ability != Ability::ConditionalCreate);
     let refused = [
-        (Ability::ConditionalUpdate, State::Refused),
-        (Ability::ConditionalCopy, State::Refused),
+        (Ability::ConditionalUpdate, AbilityState::Refused),
+        (Ability::ConditionalCopy, AbilityState::Refused),
     ];
     let tags = [Ability::ExcludeTag, Ability::TagCount];
     assert_eq!(lacks, [&refused[..], &absent(&tags)].concat());

@@ -7,7 +7,7 @@ use crate::support::minio::Minio;
 use crate::support::s3::Kind;
 use crate::support::{deltafold, run_json};
 use chrono::{TimeDelta, Utc};
-use deltafold::store::{Mode, Retention};
+use deltafold::store::{Mode, ObjectRetention};
 use object_store::ObjectStoreExt;
 use object_store::path::Path as ObjectPath;
 use object_store::signer::Method;
@@ -178,7 +178,7 @@ fn what_is_locked_is_reported_and_left() {
     let store = server.minio.s3().open("s3://locked/p", server.rt.handle());
     let until = Utc::now() + TimeDelta::days(2);
     let locked = p.full(1499, 7);
-    let retention = Retention {
+    let retention = ObjectRetention {
         mode: Mode::Governance,
         until,
     };
@@ -248,7 +248,7 @@ fn what_is_locked_is_left_where_versions_cannot_be_looked_at() {
     let server = Server::start();
     let p = &server.past;
     let locked = p.full(1499, 7);
-    let retention = Retention {
+    let retention = ObjectRetention {
         mode: Mode::Compliance,
         until: Utc::now() + TimeDelta::days(2),
     };
@@ -308,7 +308,7 @@ fn what_is_locked_is_not_excluded() {
     server.fill("locked", Kind::Locked);
     let store = server.minio.s3().open("s3://locked/p", server.rt.handle());
     let locked = p.full(1499, 7);
-    let retention = Retention {
+    let retention = ObjectRetention {
         mode: Mode::Governance,
         until: Utc::now() + TimeDelta::days(2),
     };

@@ -3,11 +3,11 @@
 use crate::support::conformance::{Server, conforms, runtime, the_program_works_on};
 use crate::support::minio::Minio;
 use crate::support::s3::Kind;
-use deltafold::store::probe::{Ability, State};
+use deltafold::store::probe::{Ability, AbilityState};
 
-const ABSENT: [(Ability, State); 2] = [
-    (Ability::Versioning, State::Absent),
-    (Ability::ObjectLock, State::Absent),
+const ABSENT: [(Ability, AbilityState); 2] = [
+    (Ability::Versioning, AbilityState::Absent),
+    (Ability::ObjectLock, AbilityState::Absent),
 ];
 
 #[test]

@@ -3,7 +3,7 @@
 use crate::support::conformance::{conforms, runtime};
 use crate::support::s3::Kind;
 use crate::support::versitygw::Versitygw;
-use deltafold::store::probe::{Ability, State};
+use deltafold::store::probe::{Ability, AbilityState};
 
 #[test]
 fn versitygw_does() {
@@ -21,7 +21,7 @@ fn versitygw_does() {
         let store = s3.open(&format!("s3://{bucket}/deep/p q"), runtime.handle());
         // So that large objects are copied by ranges.
         let lacks = conforms(&store.with_largest_range(5 << 20));
-        let absent: Vec<_> = absent.iter().map(|a| (*a, State::Absent)).collect();
+        let absent: Vec<_> = absent.iter().map(|a| (*a, AbilityState::Absent)).collect();
         assert_eq!(lacks, absent, "{bucket}");
     }
 }

@@ -472,6 +472,9 @@ fn ranges_of_two_versions_are_never_mixed() {
     let (world, _, got) = large(Way::WrittenAnew);
     let e = got.unwrap_err();
     assert_eq!(e.reason(), Reason::SnapshotVanished, "{e}");
-    assert!(e.to_string().contains("was written anew"), "{e}");
+    assert!(
+        e.to_string().contains("was replaced while it was read"),
+        "{e}"
+    );
     assert!(world.wait_until_open(|open| open == 0));
 }

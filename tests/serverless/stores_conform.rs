@@ -3,19 +3,19 @@
 use crate::support::conformance::{conforms, runtime};
 use crate::support::scratch;
 use deltafold::store::exclude::ExcludeTags;
-use deltafold::store::probe::{Ability, State};
+use deltafold::store::probe::{Ability, AbilityState};
 use deltafold::store::{Store, Versioning};
 use object_store::memory::InMemory;
 use object_store::path::Path;
 use std::sync::Arc;
 
 /// Abilities that neither has.
-const ABSENT: [(Ability, State); 5] = [
-    (Ability::Checksum, State::Absent),
-    (Ability::ExcludeTag, State::Absent),
-    (Ability::TagCount, State::Absent),
-    (Ability::Versioning, State::Absent),
-    (Ability::ObjectLock, State::Absent),
+const ABSENT: [(Ability, AbilityState); 5] = [
+    (Ability::Checksum, AbilityState::Absent),
+    (Ability::ExcludeTag, AbilityState::Absent),
+    (Ability::TagCount, AbilityState::Absent),
+    (Ability::Versioning, AbilityState::Absent),
+    (Ability::ObjectLock, AbilityState::Absent),
 ];
 
 fn hides_nothing(store: &Store) {

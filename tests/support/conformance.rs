@@ -5,8 +5,8 @@ use super::{copy_fixture, deltafold, expected, fixture_names, run_json, scratch}
 use chrono::{TimeDelta, Utc};
 use deltafold::error::{Error, Reason};
 use deltafold::store::lock::{Lock, Wait};
-use deltafold::store::probe::{Ability, State};
-use deltafold::store::{Mode, Published, Retention, Store, Upload};
+use deltafold::store::probe::{Ability, AbilityState};
+use deltafold::store::{Mode, ObjectRetention, Published, Store, Upload};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::fs;
@@ -25,11 +25,13 @@ pub fn runtime() -> Runtime {
 }
 
 /// Asserts what every store must do, on an empty prefix. Returns the abilities that this store says it lacks.
-pub fn conforms(store: &Store) -> Vec<(Ability, State)> {
+pub fn conforms(store: &Store) -> Vec<(Ability, AbilityState)> {
     let findings = store.probe().unwrap();
     assert_eq!(findings.left_behind, [""; 0]);
     let all = findings.all.iter().map(|f| (f.ability, f.state));
-    let lacks: Vec<_> = all.filter(|(_, state)| *state != State::Works).collect();
+    let lacks: Vec<_> = all
+        .filter(|(_, state)| *state != AbilityState::Works)
+        .collect();
     let has = |ability| !lacks.iter().any(|(lacked, _)| *lacked == ability);
     what_is_not_there_is_told(store);
     what_is_written_is_read_and_listed(store);
@@ -269,7 +271,7 @@ fn objects_are_locked_or_that_is_refused(store: &Store, has_lock: bool) {
     store.create_small(path, b"locked").unwrap();
     let version = store.current_version(path).unwrap();
     let version = version.as_deref();
-    let hour = Retention {
+    let hour = ObjectRetention {
         mode: Mode::Governance,
         until: Utc::now() + TimeDelta::hours(1),
     };

@@ -153,7 +153,7 @@ pub fn the_living_are_not_waited_for(handle: &Handle, place: &Place) {
     let e = second.acquire(Wait::UntilSeenDead).map(drop);
     let e = e.expect_err("the first is alive");
     assert_eq!(e.reason(), Reason::LockHeld, "{e}");
-    assert!(e.to_string().starts_with("first has the lock"), "{e}");
+    assert!(e.to_string().starts_with("first has held the lock"), "{e}");
     assert!(has_it.is_held());
     // A run that a signal ends releases its lock, too.
     cancel.cancel();

@@ -14,7 +14,7 @@ use crate::base::limits::Limits;
 use crate::bolt::{METAS_END, newest_meta};
 use crate::error::{Error, Reason, Result};
 use crate::ops::Context;
-use crate::store::{Sealed, Staged, Upload};
+use crate::store::{EncryptingWriter, Staged, Upload};
 use crate::telemetry::progress::Step;
 use std::io::{self, Read, Write};
 use std::sync::mpsc;
@@ -83,10 +83,10 @@ fn copy_error(e: io::Error) -> Error {
 }
 
 /// Encrypts the upload, if the form asks for it.
-fn seal(to: &Context, form: &Form, upload: Upload) -> Result<Sealed<Upload>> {
+fn seal(to: &Context, form: &Form, upload: Upload) -> Result<EncryptingWriter<Upload>> {
     match form.encryption {
         Encryption::Encrypt => to.keys.encrypt(upload),
-        Encryption::Keep | Encryption::Decrypt => Ok(Sealed::Plain(upload)),
+        Encryption::Keep | Encryption::Decrypt => Ok(EncryptingWriter::Plain(upload)),
     }
 }
 
@@ -117,7 +117,7 @@ fn recompress(
         frame.write_all(&piece[..n]).map_err(copy_error)?;
     }
     let packed = frame.finish().and_then(|packed| packed.finish());
-    let uploaded = packed.and_then(Sealed::finish).map_err(copy_error)?;
+    let uploaded = packed.and_then(EncryptingWriter::finish).map_err(failed)?;
     uploaded.finish()
 }
 

@@ -10,7 +10,7 @@ use crate::base::read_all::for_each_piece;
 use crate::base::temp::TempFile;
 use crate::error::{Error, Reason, Result};
 use crate::ops::Context;
-use crate::store::{Published, Sealed, Staged, Upload};
+use crate::store::{EncryptingWriter, Published, Staged, Upload};
 use crate::telemetry::progress::Step;
 use sha2::{Digest, Sha256};
 use std::io::{self, BufWriter, IntoInnerError, Write};
@@ -79,7 +79,7 @@ pub(crate) fn refuse_plain(ctx: &Context, existing: Option<&SnapshotName>) -> Re
 
 /// The way into the store: compressed, then encrypted where there is somebody to encrypt it for, then
 /// uploaded. What is encrypted is summed up before: of the same content no two encrypted objects are the same.
-pub(crate) struct Packer(Encoder<Summed<Sealed<Upload>>>);
+pub(crate) struct Packer(Encoder<Summed<EncryptingWriter<Upload>>>);
 
 /// Sums up what is written, if it is asked to.
 pub(crate) struct Summed<W> {

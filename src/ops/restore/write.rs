@@ -14,7 +14,7 @@ use crate::mvcc::{Fold, KeyRange, Revision};
 use crate::ops::fold::publish::{Both, Summed};
 use crate::ops::fold::rebuild::{Leases, Rebuild, Rebuilt};
 use crate::ops::{Context, free_space};
-use crate::store::Sealed;
+use crate::store::EncryptingWriter;
 use sha2::{Digest, Sha256};
 use std::fs::File;
 use std::io::{self, Seek, Write};
@@ -125,7 +125,10 @@ pub(super) fn snapshot(
     );
     let written = rebuild.write(ctx, fold, &layout, &mut both);
     let (plain, framed) = both.into_parts().map_err(failed)?;
-    let out = framed.finish().and_then(Sealed::finish).map_err(failed)?;
+    let out = framed
+        .finish()
+        .and_then(EncryptingWriter::finish)
+        .map_err(failed)?;
     let Summed {
         inner: mut out,
         sum,

@@ -1,15 +1,15 @@
-//! Where a lock's record is kept in a store: an object, or a file in a local folder.
+//! The record of a lock in a store: an object, or a file in a local folder.
 //!
-//! Objects are written on condition of their ETag or generation. A local folder knows no such
-//! condition: there a flock on a file beside it makes reading, comparing and renaming one step.
+//! An object is written on condition of its ETag or generation. A local folder has no such condition: there a
+//! `flock` on a file beside the record makes reading, comparing and renaming one step.
 
 use crate::base::none_if_missing;
 use crate::error::{Error, Reason, Result};
 use crate::store::Store;
 use crate::store::errors::store_error;
-use crate::store::folder::{FOLDER_TRIES, Folder};
-use crate::store::lock::{Lock, LockStore, Record, Version, Written};
-use crate::store::small_objects::{bytes_of, get_if_there};
+use crate::store::folder::{FOLDER_ATTEMPTS, Folder};
+use crate::store::lock::{ConditionalWrite, Lock, LockRecord, LockStore, RecordVersion};
+use crate::store::small_objects::{bytes_of, get_if_exists};
 use async_trait::async_trait;
 use object_store::path::Path;
 use object_store::{ObjectStore, PutMode, PutPayload};
@@ -19,67 +19,73 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Where the locks of a store are, below its prefix and beside what is listed.
+/// The folder of the locks, below the store's prefix and beside the folders that are listed for snapshots.
 pub const LOCKS: &str = "deltafold-locks";
-/// A lock's record is short.
+/// The most bytes of a record. A longer object is not one of ours.
 const LONGEST_RECORD: u64 = 64 << 10;
 
 impl Lock {
-    /// The lock `name` of a store: an object in `deltafold-locks/`. `duration` as [`on`](Self::on) takes it.
+    /// Returns the lock `name` of a store: the object `deltafold-locks/<name>.json`. See [`on`](Self::on) for
+    /// `duration`.
     ///
     /// # Errors
-    /// `Internal` where the name is none for a file.
+    /// Fails with `Internal` if the name has other characters than letters, digits, `-` and `_`.
     pub fn new(store: &Store, name: &str, identity: &str, duration: Duration) -> Result<Self> {
         let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
         if name.is_empty() || !name.chars().all(is_plain) {
-            return Err(Error::internal(format!("a lock with the name \"{name}\"")));
+            return Err(Error::internal(format!(
+                "invalid name of a lock: \"{name}\""
+            )));
         }
         let below = format!("{LOCKS}/{name}.json");
         let full = store.name(&below);
-        let kept: Arc<dyn LockStore> = match &store.local_root {
-            Some(root) => Arc::new(FileLock {
+        let record_store: Arc<dyn LockStore> = match &store.local_root {
+            Some(root) => Arc::new(FileRecord {
                 root: root.clone(),
                 name: name.to_owned(),
                 full,
             }),
-            None => Arc::new(ObjectLock {
+            None => Arc::new(ObjectRecord {
                 inner: store.inner.clone(),
                 path: store.path(&below),
                 full,
             }),
         };
         let (handle, cancel) = (store.handle.clone(), store.cancel.clone());
-        Ok(Self::on(kept, identity, duration, handle, cancel))
+        Ok(Self::on(record_store, identity, duration, handle, cancel))
     }
 }
 
-fn parse(text: &[u8]) -> Record {
-    serde_json::from_slice(text).unwrap_or_else(|_| Record::unknown(&String::from_utf8_lossy(text)))
+fn parse(text: &[u8]) -> LockRecord {
+    serde_json::from_slice(text)
+        .unwrap_or_else(|_| LockRecord::unknown(&String::from_utf8_lossy(text)))
 }
 
-fn to_text(record: &Record) -> Result<Vec<u8>> {
+fn to_text(record: &LockRecord) -> Result<Vec<u8>> {
     serde_json::to_vec(record)
-        .map_err(|e| Error::internal(format!("a lock's record that is no JSON: {e}")))
+        .map_err(|e| Error::internal(format!("cannot write a lock's record as JSON: {e}")))
 }
 
-struct ObjectLock {
+/// A record that is an object.
+struct ObjectRecord {
     inner: Arc<dyn ObjectStore>,
     path: Path,
+    /// The object's full name, for messages.
     full: String,
 }
 
-impl ObjectLock {
-    async fn put(&self, record: &Record, mode: PutMode) -> Result<Written> {
+impl ObjectRecord {
+    async fn put(&self, record: &LockRecord, mode: PutMode) -> Result<ConditionalWrite> {
         use object_store::Error as E;
         let is_create = matches!(mode, PutMode::Create);
         let payload = PutPayload::from(to_text(record)?);
         match self.inner.put_opts(&self.path, payload, mode.into()).await {
-            Ok(_) => Ok(Written::Done),
-            Err(E::AlreadyExists { .. } | E::Precondition { .. }) => Ok(Written::Refused),
-            // Somebody deleted it.
-            Err(E::NotFound { .. }) if !is_create => Ok(Written::Refused),
+            Ok(_) => Ok(ConditionalWrite::Done),
+            Err(E::AlreadyExists { .. } | E::Precondition { .. }) => Ok(ConditionalWrite::Refused),
+            // The record was deleted meanwhile.
+            Err(E::NotFound { .. }) if !is_create => Ok(ConditionalWrite::Refused),
             Err(e @ (E::NotImplemented { .. } | E::NotSupported { .. })) => Err(Reason::Configuration.error(format!(
-                "this store cannot keep the lock {}, it does not write on a condition: {e}; use --lock-lease in Kubernetes",
+                "cannot keep the lock {}: the store has no conditional writes ({e}); use --lock-lease in Kubernetes",
                 self.full
             ))),
             Err(e) => Err(store_error(format!("write the lock {}", self.full), e)),
@@ -88,34 +94,38 @@ impl ObjectLock {
 }
 
 #[async_trait]
-impl LockStore for ObjectLock {
+impl LockStore for ObjectRecord {
     fn name(&self) -> String {
         self.full.clone()
     }
 
-    async fn read(&self) -> Result<Option<(Record, Version)>> {
+    async fn read(&self) -> Result<Option<(LockRecord, RecordVersion)>> {
         let failed = |e| store_error(format!("read the lock {}", self.full), e);
-        let got = get_if_there(&self.inner, &self.path).await;
-        let Some(got) = got.map_err(failed)? else {
+        let object = get_if_exists(&self.inner, &self.path).await;
+        let Some(object) = object.map_err(failed)? else {
             return Ok(None);
         };
-        let version = Version {
-            e_tag: got.meta.e_tag.clone(),
-            version: got.meta.version.clone(),
+        let version = RecordVersion {
+            e_tag: object.meta.e_tag.clone(),
+            version: object.meta.version.clone(),
         };
-        if got.meta.size > LONGEST_RECORD {
-            let text = format!("{} bytes, {version:?}", got.meta.size);
-            return Ok(Some((Record::unknown(&text), version)));
+        if object.meta.size > LONGEST_RECORD {
+            let text = format!("{} bytes, {version:?}", object.meta.size);
+            return Ok(Some((LockRecord::unknown(&text), version)));
         }
-        let text = bytes_of(got, LONGEST_RECORD).await.map_err(failed)?;
+        let text = bytes_of(object, LONGEST_RECORD).await.map_err(failed)?;
         Ok(Some((parse(&text), version)))
     }
 
-    async fn create(&self, record: &Record) -> Result<Written> {
+    async fn create(&self, record: &LockRecord) -> Result<ConditionalWrite> {
         self.put(record, PutMode::Create).await
     }
 
-    async fn update(&self, record: &Record, version: &Version) -> Result<Written> {
+    async fn update(
+        &self,
+        record: &LockRecord,
+        version: &RecordVersion,
+    ) -> Result<ConditionalWrite> {
         self.put(record, PutMode::Update(version.clone())).await
     }
 
@@ -124,20 +134,23 @@ impl LockStore for ObjectLock {
     }
 }
 
-struct FileLock {
+/// A record that is a file in a local folder.
+struct FileRecord {
     root: Folder,
     name: String,
+    /// The file's full name, for messages.
     full: String,
 }
 
-impl FileLock {
+impl FileRecord {
     fn file(&self, suffix: &str) -> String {
         format!("{LOCKS}/{}.{suffix}", self.name)
     }
 
-    fn failed(&self, what: &str) -> impl Fn(io::Error) -> Error {
-        let what = format!("{what} the lock {}", self.full);
-        move |e| Error::io(&what, e)
+    /// Returns a function that turns an I/O error into ours; `action` is a verb.
+    fn failed(&self, action: &str) -> impl Fn(io::Error) -> Error {
+        let context = format!("{action} the lock {}", self.full);
+        move |e| Error::io(&context, e)
     }
 
     fn read_text(&self) -> Result<Option<Vec<u8>>> {
@@ -146,7 +159,7 @@ impl FileLock {
         let Some((file, _)) = none_if_missing(file).map_err(&failed)? else {
             return Ok(None);
         };
-        // What is longer is none of ours, and what it begins with tells it apart.
+        // A longer file is not one of ours. Its beginning is enough to tell versions of it apart.
         let mut text = Vec::new();
         file.take(LONGEST_RECORD)
             .read_to_end(&mut text)
@@ -154,10 +167,10 @@ impl FileLock {
         Ok(Some(text))
     }
 
-    /// The file that is locked; whoever comes first makes it.
+    /// Opens the file for `flock`, and creates it if it is missing.
     fn flock_file(&self) -> io::Result<File> {
         let path = self.file("flock");
-        for _ in 0..FOLDER_TRIES {
+        for _ in 0..FOLDER_ATTEMPTS {
             let opened = match self.root.write(&path) {
                 Err(e) if e.kind() == ErrorKind::NotFound => {
                     self.root.make(LOCKS)?;
@@ -173,9 +186,9 @@ impl FileLock {
         self.root.write(&path)
     }
 
-    /// Waits until no other process reads and writes. What it gives is let go by being dropped, and by
-    /// the system where a process ends.
-    async fn alone(&self) -> Result<File> {
+    /// Waits until this process holds the `flock`. Dropping the file gives it back, as does the end of the
+    /// process.
+    async fn lock_exclusively(&self) -> Result<File> {
         const PAUSE: Duration = Duration::from_millis(5);
         let file = self.flock_file().map_err(self.failed("open"))?;
         loop {
@@ -189,48 +202,59 @@ impl FileLock {
         }
     }
 
-    /// Writes the record if what is there is as expected.
-    async fn replace(&self, record: &Record, expected: Option<&[u8]>) -> Result<Written> {
-        let _alone = self.alone().await?;
+    /// Writes the record if the current one is as expected.
+    async fn replace(
+        &self,
+        record: &LockRecord,
+        expected: Option<&[u8]>,
+    ) -> Result<ConditionalWrite> {
+        let _exclusive = self.lock_exclusively().await?;
         if self.read_text()?.as_deref() != expected {
-            return Ok(Written::Refused);
+            return Ok(ConditionalWrite::Refused);
         }
+        self.write(record).map_err(self.failed("write"))?;
+        Ok(ConditionalWrite::Done)
+    }
+
+    /// Replaces the file, under the `flock`.
+    fn write(&self, record: &LockRecord) -> io::Result<()> {
         let new = self.file("json.new");
-        let write = || {
-            // Nobody else writes it now; one that is left behind may be of another user.
-            none_if_missing(self.root.remove(&new))?;
-            let mut file = self.root.create(&new)?;
-            file.write_all(&to_text(record)?)?;
-            file.sync_all()?;
-            self.root.rename(&new, &self.file("json"))?;
-            self.root.sync(LOCKS)
-        };
-        write().map_err(self.failed("write"))?;
-        Ok(Written::Done)
+        // Remove the file that a killed process left behind: another user may own it.
+        none_if_missing(self.root.remove(&new))?;
+        let mut file = self.root.create(&new)?;
+        file.write_all(&to_text(record)?)?;
+        file.sync_all()?;
+        self.root.rename(&new, &self.file("json"))?;
+        self.root.sync(LOCKS)
     }
 }
 
 #[async_trait]
-impl LockStore for FileLock {
+impl LockStore for FileRecord {
     fn name(&self) -> String {
         self.full.clone()
     }
 
-    async fn read(&self) -> Result<Option<(Record, Version)>> {
-        Ok(self.read_text()?.map(|text| {
-            let version = Version {
-                e_tag: Some(String::from_utf8_lossy(&text).into_owned()),
-                version: None,
-            };
-            (parse(&text), version)
-        }))
+    async fn read(&self) -> Result<Option<(LockRecord, RecordVersion)>> {
+        let Some(text) = self.read_text()? else {
+            return Ok(None);
+        };
+        let version = RecordVersion {
+            e_tag: Some(String::from_utf8_lossy(&text).into_owned()),
+            version: None,
+        };
+        Ok(Some((parse(&text), version)))
     }
 
-    async fn create(&self, record: &Record) -> Result<Written> {
+    async fn create(&self, record: &LockRecord) -> Result<ConditionalWrite> {
         self.replace(record, None).await
     }
 
-    async fn update(&self, record: &Record, version: &Version) -> Result<Written> {
+    async fn update(
+        &self,
+        record: &LockRecord,
+        version: &RecordVersion,
+    ) -> Result<ConditionalWrite> {
         let expected = version.e_tag.as_deref().unwrap_or_default().as_bytes();
         self.replace(record, Some(expected)).await
     }

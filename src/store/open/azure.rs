@@ -1,89 +1,105 @@
 //! Opens Azure Blob Storage.
 
-use super::secret::{Provider, Renewed, Secret};
-use super::{Family, Means, Place, config_key, misconfigured};
+use super::secret::{Provider, Secret, SecretDerived};
+use super::{Family, Location, OpenConfig, config_key, misconfigured};
 use crate::error::Result;
 use crate::store::Store;
 use crate::store::azure::{self, Azure};
-use crate::store::exclude::{ExcludeTags, Kind};
+use crate::store::exclude::{ExcludeTags, TagKind};
 use object_store::ClientOptions;
 use object_store::azure::{AzureConfigKey, AzureCredential, MicrosoftAzureBuilder};
 use std::sync::Arc;
 use tokio::runtime::Handle;
 
-/// What names of settings have in them that are credentials: with one of these, the Secret's are not asked for.
+/// Parts of the names of options with credentials. If one of them is given, the Secret's credentials are not
+/// used.
 const OWN_CREDENTIALS: &[&str] = &["account_key", "sas_"];
 
-pub(super) fn open(place: &Place, means: Means, handle: Handle) -> Result<Store> {
-    let secret = means.read_secret()?;
-    let (builder, client) = configure(place, &means, secret.as_ref())?;
-    let builder = match (&means.secret, &secret) {
-        (Some(source), Some(secret)) if !means.gives(OWN_CREDENTIALS) => {
-            let (place, means) = (place.clone(), means.clone());
-            let renewed = Renewed::new(source.clone(), secret.clone(), move |secret| {
-                if !secret.has_credentials(Family::Azure, |name| {
-                    means.gives_variable::<AzureConfigKey>(name)
-                }) {
-                    return Err(secret.lacks_credentials(Family::Azure));
-                }
-                let (builder, _) = configure(&place, &means, Some(secret))?;
-                let store = builder.build().map_err(|e| misconfigured(&place.what, e))?;
-                Ok(store.credentials().clone() as Provider<AzureCredential>)
+pub(super) fn open(location: &Location, config: OpenConfig, handle: Handle) -> Result<Store> {
+    let secret = config.read_secret()?;
+    let (builder, client) = configure(location, &config, secret.as_ref())?;
+    let builder = match (&config.secret, &secret) {
+        (Some(source), Some(secret)) if !config.has_option(OWN_CREDENTIALS) => {
+            let (location, config) = (location.clone(), config.clone());
+            let derived = SecretDerived::new(source.clone(), secret.clone(), move |secret| {
+                credentials(&location, &config, secret)
             })?;
-            builder.with_credentials(Arc::new(renewed))
+            builder.with_credentials(Arc::new(derived))
         }
         _ => builder,
     };
-    let wire = means.wire(&client, &place.what)?;
+    let client = config.retrying_client(&client, &location.action)?;
     let setting = |key| builder.get_config_value(&key);
     let is_set = |key| setting(key).as_deref() == Some("true");
-    let server = azure::Place {
+    let server = azure::AccountServer {
         endpoint: setting(AzureConfigKey::Endpoint),
         is_fabric: is_set(AzureConfigKey::UseFabricEndpoint),
         is_emulator: is_set(AzureConfigKey::UseEmulator),
     };
     let unsigned = is_set(AzureConfigKey::SkipSignature);
-    let tagged = means.requests.tagged.clone();
-    let store = builder.build().map_err(|e| misconfigured(&place.what, e))?;
+    let tagged = config.requests.tagged.clone();
+    let store = builder
+        .build()
+        .map_err(|e| misconfigured(&location.action, e))?;
     let store = Arc::new(store);
-    let tags = match Azure::new(store.clone(), wire, &server) {
-        Some(own) if !unsigned => ExcludeTags::of(Kind::Azure(Arc::new(own))).with_tagged(tagged),
+    let tags = match Azure::new(store.clone(), client, &server) {
+        Some(own) if !unsigned => {
+            ExcludeTags::of(TagKind::Azure(Arc::new(own))).with_tagged(tagged)
+        }
         _ => ExcludeTags::none(),
     };
-    let requests = means.requests.most();
-    let store = place.store(store, tags, handle).with_requests(requests);
+    let requests = config.requests.most();
+    let store = location.store(store, tags, handle).with_requests(requests);
     Ok(store.with_ranges())
 }
 
+/// Returns the provider of the credentials in a Secret.
+fn credentials(
+    location: &Location,
+    config: &OpenConfig,
+    secret: &Secret,
+) -> Result<Provider<AzureCredential>> {
+    let is_given = |name: &str| config.has_option_for_variable::<AzureConfigKey>(name);
+    if !secret.has_credentials(Family::Azure, is_given) {
+        return Err(secret.lacks_credentials(Family::Azure));
+    }
+    let (builder, _) = configure(location, config, Some(secret))?;
+    let store = builder
+        .build()
+        .map_err(|e| misconfigured(&location.action, e))?;
+    Ok(store.credentials().clone())
+}
+
+/// Returns a store's builder with all settings, and how it connects.
 fn configure(
-    place: &Place,
-    means: &Means,
+    location: &Location,
+    config: &OpenConfig,
     secret: Option<&Secret>,
 ) -> Result<(MicrosoftAzureBuilder, ClientOptions)> {
-    let mut builder = from_variables(means, secret)
-        .with_url(&place.url)
-        .with_retry(means.retry.clone())
-        .with_http_connector(means.connector());
-    let mut settings = means.timeouts();
+    let mut builder = from_variables(config, secret)
+        .with_url(&location.url)
+        .with_retry(config.retry.clone())
+        .with_http_connector(config.connector());
+    let mut settings = config.timeouts();
     if let Some(secret) = secret {
         settings.extend(from_secret(secret)?);
     }
-    settings.extend(means.options.iter().cloned());
+    settings.extend(config.options.iter().cloned());
     for (key, value) in settings {
         builder = builder.with_config(config_key::<AzureConfigKey>(&key)?, value);
     }
-    let client = means.client(|key| builder.get_config_value(&AzureConfigKey::Client(key)));
+    let client = config.client(|key| builder.get_config_value(&AzureConfigKey::Client(key)));
     Ok((builder.with_client_options(client.clone()), client))
 }
 
-/// A builder with the settings of the providers' variables.
-fn from_variables(means: &Means, secret: Option<&Secret>) -> MicrosoftAzureBuilder {
-    // Without a Secret, the crate reads variables of other names, too.
-    let builder = match means.decides(secret, OWN_CREDENTIALS) {
+/// Returns a builder with the settings in the providers' variables.
+fn from_variables(config: &OpenConfig, secret: Option<&Secret>) -> MicrosoftAzureBuilder {
+    // Without a Secret, the crate may also read variables with other names.
+    let builder = match config.deciding_secret(secret, OWN_CREDENTIALS) {
         Some(_) => MicrosoftAzureBuilder::new(),
         None => MicrosoftAzureBuilder::from_env(),
     };
-    means
+    config
         .variables(Family::Azure, secret, OWN_CREDENTIALS, is_credential)
         .into_iter()
         .fold(builder, |builder, (key, value)| {
@@ -91,7 +107,7 @@ fn from_variables(means: &Means, secret: Option<&Secret>) -> MicrosoftAzureBuild
         })
 }
 
-/// Whether a setting decides who asks.
+/// Returns whether a setting is a part of the credentials.
 fn is_credential(key: &AzureConfigKey) -> bool {
     use AzureConfigKey as K;
     matches!(
@@ -115,6 +131,7 @@ fn is_credential(key: &AzureConfigKey) -> bool {
     )
 }
 
+/// Returns a Secret's settings under the builder's names.
 fn from_secret(secret: &Secret) -> Result<Vec<(String, String)>> {
     let names = [
         ("account_name", "storageAccount"),
@@ -126,7 +143,7 @@ fn from_secret(secret: &Secret) -> Result<Vec<(String, String)>> {
     let account = secret.get("storageAccount").unwrap_or_default();
     let emulator = secret.flag("emulatorEnabled")? == Some(true);
     match secret.get("domain") {
-        // An emulator has no host for each account: there it is a part of the path.
+        // An emulator has one host for all accounts. The account is a part of the path.
         Some(domain) if emulator => {
             let base = domain.trim_end_matches('/');
             let base = match base.contains("://") {

@@ -1,11 +1,11 @@
-//! The protocols of stores: which URLs are whose, and which keys of a Secret are enough to log in.
+//! The families of stores: which URLs belong to them, and which keys of a Secret are complete credentials.
 //!
-//! It reads nothing. Who opens a store calls it, and the controller, which looks at URLs alone.
+//! Reads nothing. Called to open a store, and by the controller, which only looks at URLs.
 
-/// The protocol of a store.
+/// The family of a store: all stores that speak the same protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Family {
-    /// Files of a folder
+    /// A local folder
     Local,
     /// S3, and servers that speak its protocol
     S3,
@@ -19,8 +19,8 @@ pub enum Family {
     Oss,
 }
 
-/// Keys of a Secret that are enough together.
-pub(super) type Set = &'static [&'static str];
+/// Keys of a Secret that together are complete credentials.
+pub(super) type KeySet = &'static [&'static str];
 
 impl Family {
     /// Returns the family of a store's URL, or of an absolute path; `None` if no store has such a URL.
@@ -44,18 +44,19 @@ impl Family {
         }
     }
 
-    /// Whether its stores are files of a folder.
+    /// Returns whether the stores are local folders.
     pub fn is_local(self) -> bool {
         self == Family::Local
     }
 
-    /// Whether its stores can keep a lock: Swift and OSS write on no condition.
+    /// Returns whether the stores can keep a lock. Swift and OSS cannot: they have no conditional writes over
+    /// an object.
     pub fn keeps_locks(self) -> bool {
         !matches!(self, Family::Swift | Family::Oss)
     }
 
-    /// Returns the sets of keys of which one is enough: etcd-druid's, then the providers' variables.
-    pub(super) fn credentials(self) -> &'static [Set] {
+    /// Returns the sets of keys of which one is enough: first etcd-druid's, then the providers' variables.
+    pub(super) fn credentials(self) -> &'static [KeySet] {
         match self {
             Family::Local => &[],
             Family::S3 => &[
@@ -99,7 +100,7 @@ impl Family {
         }
     }
 
-    /// Returns what the providers' variables begin with.
+    /// Returns the prefixes of the providers' environment variables.
     pub(super) fn variables(self) -> &'static [&'static str] {
         match self {
             Family::Local => &[],

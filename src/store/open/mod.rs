@@ -1,7 +1,8 @@
-//! Opens a store by URL: which provider, with which settings and credentials.
+//! Opens a store by its URL: chooses the provider, and collects its settings and credentials.
 //!
-//! Settings come from the providers' usual environment variables, then from a mounted Secret, then
-//! from `--store-option`. Each provider has a file of its own.
+//! Settings come from the providers' usual environment variables, from a mounted Secret and from
+//! `--store-option`; the later ones win. Each provider has a file. Opening sends no request. Called by `cli`
+//! for each command that uses a store.
 
 mod azure;
 mod family;
@@ -24,7 +25,7 @@ use object_store::client::{HttpClient, HttpConnector};
 use object_store::path::Path;
 use object_store::{BackoffConfig, ClientConfigKey, ClientOptions, ObjectStore, RetryConfig};
 use reqwest::Certificate;
-use secret::{Secret, Source};
+use secret::{Secret, SecretSource};
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,12 +34,12 @@ use url::Url;
 
 pub use family::Family;
 
-/// Connecting takes no longer than this.
+/// Time limit for connecting.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// No byte for this long is a failure; a whole transfer may take as long as it needs.
+/// The longest time without a byte. A whole transfer may take as long as it needs.
 const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The settings of a connection that decide whether it comes about.
+/// The settings of a connection that are read from the environment, too.
 const CLIENT_KEYS: [ClientConfigKey; 13] = [
     ClientConfigKey::AllowHttp,
     ClientConfigKey::AllowInvalidCertificates,
@@ -55,48 +56,49 @@ const CLIENT_KEYS: [ClientConfigKey; 13] = [
     ClientConfigKey::ProxyExcludes,
 ];
 
-/// A setting of ours: how often a request is tried again.
+// Settings of our own, beside those of the object_store crate.
+
+/// How often a request is retried.
 const OPTION_MAX_RETRIES: &str = "max_retries";
-/// A setting of ours: for how many seconds a request is tried again.
+/// For how many seconds after its start a request is retried.
 const OPTION_RETRY_TIMEOUT: &str = "retry_timeout";
-/// A setting of ours: how many requests are under way at once.
+/// How many requests are under way at once.
 pub const OPTION_REQUESTS: &str = "requests";
-/// A setting of ours: a folder with settings and credentials, as a Secret is mounted.
+/// A folder with settings and credentials: a mounted Secret.
 pub const OPTION_SECRET_DIR: &str = "secret_dir";
-/// A setting of ours: a file of PEM certificates that servers are trusted by, beside the system's.
+/// A file of PEM certificates that are trusted beside the system's.
 const OPTION_CA_CERTIFICATE: &str = "ca_certificate";
-/// A setting of ours: the mode of files in a local folder.
+/// The mode of files in a local folder.
 pub const OPTION_FILE_MODE: &str = "file_mode";
 
-/// What a URL names.
+/// The parts of a store's URL.
 #[derive(Clone)]
-struct Place {
+struct Location {
     url: String,
     bucket: String,
     prefix: Path,
-    /// For messages.
-    what: String,
+    /// `open URL`, for error messages.
+    action: String,
 }
 
-/// What is known beside the URL.
+/// The settings of a store that do not come from its URL.
 #[derive(Clone)]
-struct Means {
+struct OpenConfig {
     retry: RetryConfig,
     requests: Arc<Requests>,
-    /// Beside the system's.
+    /// Trusted beside the system's.
     certificates: Vec<Certificate>,
-    secret: Option<Source>,
-    /// The user's settings that are none of ours.
+    secret: Option<SecretSource>,
+    /// The user's `--store-option`s that are not our own: for the provider and the connection.
     options: Vec<(String, String)>,
 }
 
-/// Opens `url`: `s3://bucket/prefix`, `gs://…`, `az://…`, `swift://container/prefix`, `oss://…`,
+/// Opens the store at `url`: `s3://bucket/prefix`, `gs://…`, `az://…`, `swift://container/prefix`, `oss://…`,
 /// `file:///dir/prefix` or a plain path.
 ///
 /// # Errors
-/// `Usage` for a URL that cannot be understood, `Configuration` for a setting or a Secret,
-/// `NoSnapshots` for a local folder that is not there. On Swift, whose credentials are exchanged for a
-/// token when they are first used, nothing is asked for yet.
+/// Fails with `Usage` if the URL is invalid, with `Configuration` if a setting or the Secret is invalid, and
+/// with `NoSnapshots` if a local folder does not exist. Wrong credentials show only with the first request.
 pub fn open(url: &str, options: &[(String, String)], handle: Handle) -> Result<Store> {
     crate::base::tls::ensure_provider();
     let parsed = match Url::parse(url) {
@@ -109,7 +111,7 @@ pub fn open(url: &str, options: &[(String, String)], handle: Handle) -> Result<S
         }
         _ => return open_local(url, url, options, handle),
     };
-    // abfss://container@account.… is Azure's own form.
+    // Azure's own form of a URL has an @: abfss://container@account.…
     let is_azure = parsed.scheme().starts_with("abfs");
     if (!parsed.username().is_empty() && !is_azure)
         || parsed.password().is_some()
@@ -126,14 +128,14 @@ pub fn open(url: &str, options: &[(String, String)], handle: Handle) -> Result<S
             parsed.scheme()
         )));
     }
-    let place = Place {
+    let location = Location {
         url: url.to_owned(),
         bucket,
         prefix,
-        what: format!("open {url}"),
+        action: format!("open {url}"),
     };
-    // The folder that etcd-backup-restore would look into.
-    let means = |variable: &str| Means::new(options, variable);
+    // The variable is the one with which etcd-backup-restore finds its Secret.
+    let config = |variable: &str| OpenConfig::new(options, variable);
     match Family::of_scheme(parsed.scheme()) {
         Some(Family::Local) => {
             let dir = parsed.to_file_path().map_err(|()| {
@@ -141,14 +143,16 @@ pub fn open(url: &str, options: &[(String, String)], handle: Handle) -> Result<S
             })?;
             open_local(&dir.to_string_lossy(), url, options, handle)
         }
-        Some(Family::S3) => s3::open(&place, means("AWS_APPLICATION_CREDENTIALS")?, handle),
-        Some(Family::Gcs) => gcs::open(&place, means("GOOGLE_APPLICATION_CREDENTIALS")?, handle),
+        Some(Family::S3) => s3::open(&location, config("AWS_APPLICATION_CREDENTIALS")?, handle),
+        Some(Family::Gcs) => gcs::open(&location, config("GOOGLE_APPLICATION_CREDENTIALS")?, handle),
         Some(Family::Azure) => {
-            azure::open(&place, means("AZURE_APPLICATION_CREDENTIALS")?, handle)
+            azure::open(&location, config("AZURE_APPLICATION_CREDENTIALS")?, handle)
         }
-        Some(Family::Swift) => swift::open(&place, means("OPENSTACK_APPLICATION_CREDENTIALS")?, handle),
+        Some(Family::Swift) => {
+            swift::open(&location, config("OPENSTACK_APPLICATION_CREDENTIALS")?, handle)
+        }
         #[cfg(feature = "oss")]
-        Some(Family::Oss) => oss::open(&place, means("ALICLOUD_APPLICATION_CREDENTIALS")?, handle),
+        Some(Family::Oss) => oss::open(&location, config("ALICLOUD_APPLICATION_CREDENTIALS")?, handle),
         #[cfg(not(feature = "oss"))]
         Some(Family::Oss) => Err(Reason::Usage.error(format!(
             "--store {url}: this build has no support for OSS: build with `--features oss`, or use the image, which has it"
@@ -160,16 +164,16 @@ pub fn open(url: &str, options: &[(String, String)], handle: Handle) -> Result<S
     }
 }
 
-impl Place {
+impl Location {
     fn store(&self, inner: Arc<dyn ObjectStore>, tags: ExcludeTags, handle: Handle) -> Store {
         Store::new(inner, self.prefix.clone(), self.url.clone(), tags, handle)
     }
 }
 
-impl Means {
-    /// Takes our own settings out of the user's; `variable` may name a Secret where they do not.
-    fn new(options: &[(String, String)], variable: &str) -> Result<Means> {
-        let mut means = Means {
+impl OpenConfig {
+    /// Takes our own settings out of the user's. `variable` names the Secret if the user's settings do not.
+    fn new(options: &[(String, String)], variable: &str) -> Result<OpenConfig> {
+        let mut config = OpenConfig {
             retry: RetryConfig {
                 backoff: BackoffConfig::default(),
                 max_retries: 5,
@@ -177,102 +181,109 @@ impl Means {
             },
             requests: Requests::new(DEFAULT_REQUESTS),
             certificates: Vec::new(),
-            secret: Source::from_env(variable),
+            secret: SecretSource::from_env(variable),
             options: Vec::new(),
         };
         for (key, value) in options {
-            let number = || {
-                value.parse::<u64>().map_err(|_| {
-                    Reason::Configuration.error(format!(
-                        "--store-option {key}={value}: it takes a whole number"
-                    ))
-                })
-            };
             match key.as_str() {
-                OPTION_MAX_RETRIES => means.retry.max_retries = number()? as usize,
-                OPTION_RETRY_TIMEOUT => means.retry.retry_timeout = Duration::from_secs(number()?),
+                OPTION_MAX_RETRIES => config.retry.max_retries = whole_number(key, value)? as usize,
+                OPTION_RETRY_TIMEOUT => {
+                    config.retry.retry_timeout = Duration::from_secs(whole_number(key, value)?);
+                }
                 OPTION_REQUESTS => {
-                    let most = number()?;
+                    let most = whole_number(key, value)?;
                     if !(1..=MOST_REQUESTS as u64).contains(&most) {
                         return Err(Reason::Configuration.error(format!(
                             "--store-option {key}={value}: give a number from 1 to {MOST_REQUESTS}"
                         )));
                     }
-                    means.requests = Requests::new(most as usize);
+                    config.requests = Requests::new(most as usize);
                 }
-                // It is for local folders.
+                // Only for local folders.
                 OPTION_FILE_MODE => {}
-                OPTION_SECRET_DIR => means.secret = Some(Source::Folder(value.into())),
+                OPTION_SECRET_DIR => config.secret = Some(SecretSource::Folder(value.into())),
                 OPTION_CA_CERTIFICATE => {
                     let text = std::fs::read(value).map_err(|e| {
                         Reason::Configuration
                             .error(format!("--store-option {key}={value} cannot be read: {e}"))
                     })?;
-                    let what = format!("--store-option {key}={value}");
-                    means.certificates.extend(certificates(&text, &what)?);
+                    let source = format!("--store-option {key}={value}");
+                    config.certificates.extend(certificates(&text, &source)?);
                 }
-                _ => means.options.push((key.clone(), value.clone())),
+                _ => config.options.push((key.clone(), value.clone())),
             }
         }
-        Ok(means)
+        Ok(config)
     }
 
-    /// Whether the user gives a setting whose name has one of these in it.
-    fn gives(&self, names: &[&str]) -> bool {
-        let has = |key: &str| names.iter().any(|name| key.contains(name));
-        self.options.iter().any(|(key, _)| has(key))
+    /// Returns whether the user has_option an option whose name contains one of `names`.
+    fn has_option(&self, names: &[&str]) -> bool {
+        let matches = |key: &str| names.iter().any(|name| key.contains(name));
+        self.options.iter().any(|(key, _)| matches(key))
     }
 
-    /// Whether the user gives the setting that a variable stands for.
-    fn gives_variable<K: FromStr + PartialEq>(&self, name: &str) -> bool {
-        let of = |name: &str| name.parse::<K>().ok();
-        let meant = of(&name.to_ascii_lowercase());
-        meant.is_some() && self.options.iter().any(|(key, _)| of(key) == meant)
+    /// Returns whether the user has_option the option for the same setting as the environment variable
+    /// `name`.
+    fn has_option_for_variable<K: FromStr + PartialEq>(&self, name: &str) -> bool {
+        let setting = |name: &str| name.parse::<K>().ok();
+        let wanted = setting(&name.to_ascii_lowercase());
+        wanted.is_some() && self.options.iter().any(|(key, _)| setting(key) == wanted)
     }
 
-    /// The Secret, if its credentials count: not beside a user's `own`.
-    fn decides<'s>(&self, secret: Option<&'s Secret>, own: &[&str]) -> Option<&'s Secret> {
-        secret.filter(|_| !self.gives(own))
+    /// Returns the Secret if its credentials are used: not if the user has_option one of the options
+    /// `own_credentials`.
+    fn deciding_secret<'s>(
+        &self,
+        secret: Option<&'s Secret>,
+        own_credentials: &[&str],
+    ) -> Option<&'s Secret> {
+        secret.filter(|_| !self.has_option(own_credentials))
     }
 
-    /// The settings of the providers' variables: those of the environment, and over them the Secret's. If the Secret
-    /// decides who asks, the environment does not: a Secret that lacks a key must not be made up for in silence.
+    /// Returns the settings in the providers' variables, first those of the environment, then those of the
+    /// Secret.
+    ///
+    /// If the Secret's credentials are used, the environment's are not: they must not silently replace a key
+    /// that the Secret lacks.
     fn variables<K: FromStr>(
         &self,
         family: Family,
         secret: Option<&Secret>,
-        own: &[&str],
+        own_credentials: &[&str],
         is_credential: impl Fn(&K) -> bool,
     ) -> Vec<(K, String)> {
-        let of = |name: &str| name.to_ascii_lowercase().parse::<K>().ok();
+        let setting = |name: &str| name.to_ascii_lowercase().parse::<K>().ok();
         let prefixes = family.variables();
-        let of_env = |name: &str| {
-            prefixes
-                .iter()
-                .any(|p| name.starts_with(p))
-                .then(|| of(name))?
-        };
-        let replaced = self.decides(secret, own).is_some();
+        let ignores_credentials = self.deciding_secret(secret, own_credentials).is_some();
         let mut settings = Vec::new();
         for (name, value) in std::env::vars_os() {
-            if let (Some(key), Ok(value)) = (name.to_str().and_then(of_env), value.into_string())
-                && !(replaced && is_credential(&key))
+            let (Some(name), Ok(value)) = (name.to_str(), value.into_string()) else {
+                continue;
+            };
+            if !prefixes.iter().any(|p| name.starts_with(p)) {
+                continue;
+            }
+            if let Some(key) = setting(name)
+                && !(ignores_credentials && is_credential(&key))
             {
                 settings.push((key, value));
             }
         }
-        let in_secret = secret.into_iter().flat_map(|s| s.variables(family));
-        settings.extend(in_secret.filter_map(|(name, value)| Some((of(name)?, value.to_owned()))));
+        for (name, value) in secret.into_iter().flat_map(|s| s.variables(family)) {
+            if let Some(key) = setting(name) {
+                settings.push((key, value.to_owned()));
+            }
+        }
         settings
     }
 
-    /// The Secret as it is now.
+    /// Reads the Secret, if one is named.
     fn read_secret(&self) -> Result<Option<Secret>> {
-        self.secret.as_ref().map(Source::read).transpose()
+        self.secret.as_ref().map(SecretSource::read).transpose()
     }
 
-    /// The certificates in a Secret.
-    fn certificates_of(&self, secret: &Secret, name: &str) -> Result<Vec<Certificate>> {
+    /// Returns the certificates under a key of the Secret.
+    fn certificates_in(&self, secret: &Secret, name: &str) -> Result<Vec<Certificate>> {
         match secret.get(name) {
             Some(pem) => certificates(pem.as_bytes(), &format!("{name} in the Secret")),
             None => Ok(Vec::new()),
@@ -281,12 +292,11 @@ impl Means {
 
     fn flag(&self, key: &str, value: &str) -> Result<bool> {
         value.parse().map_err(|_| {
-            let what = format!("--store-option {key}={value}: it takes true or false");
-            Reason::Configuration.error(what)
+            Reason::Configuration.error(format!("--store-option {key}={value}: give true or false"))
         })
     }
 
-    /// Our time-outs: the crate's own would cut off every transfer of more than 30 s.
+    /// Returns our time-outs. With the crate's own, a transfer of more than 30 s would fail.
     fn timeouts(&self) -> Vec<(String, String)> {
         let seconds = |d: Duration| format!("{} s", d.as_secs());
         vec![
@@ -296,7 +306,7 @@ impl Means {
         ]
     }
 
-    /// How a builder's store connects.
+    /// Returns how to connect, from the settings of a builder.
     fn client(&self, setting: impl Fn(ClientConfigKey) -> Option<String>) -> ClientOptions {
         let mut client = ClientOptions::new();
         for key in CLIENT_KEYS {
@@ -307,12 +317,13 @@ impl Means {
         client
     }
 
-    /// What sends requests of ours: they go the same way as all others.
-    fn wire(&self, client: &ClientOptions, what: &str) -> Result<RetryingClient> {
-        Ok(RetryingClient::new(self.http(client, what)?, &self.retry))
+    /// Returns the client for requests that the object_store crate has no call for. They go through the same
+    /// connections.
+    fn retrying_client(&self, client: &ClientOptions, action: &str) -> Result<RetryingClient> {
+        Ok(RetryingClient::new(self.http(client, action)?, &self.retry))
     }
 
-    /// What sends all requests of this store.
+    /// Returns what makes the connections for all requests of this store.
     fn connector(&self) -> Connector {
         Connector {
             requests: Arc::clone(&self.requests),
@@ -320,44 +331,50 @@ impl Means {
         }
     }
 
-    fn http(&self, client: &ClientOptions, what: &str) -> Result<HttpClient> {
+    fn http(&self, client: &ClientOptions, action: &str) -> Result<HttpClient> {
         let http = self.connector().connect(client);
-        http.map_err(|e| misconfigured(what, e))
+        http.map_err(|e| misconfigured(action, e))
     }
 
-    /// How a client connects that has no builder, and the settings that are left.
+    /// Splits the user's options, for a provider without a builder: how to connect, and the other options.
     fn plain_client(&self) -> Result<(ClientOptions, Vec<(String, String)>)> {
-        let (mut of_client, mut rest) = (self.timeouts(), Vec::new());
+        let (mut of_client, mut others) = (self.timeouts(), Vec::new());
         for (key, value) in &self.options {
             match key.parse::<ClientConfigKey>() {
                 Ok(_) => of_client.push((key.clone(), value.clone())),
-                Err(_) => rest.push((key.clone(), value.clone())),
+                Err(_) => others.push((key.clone(), value.clone())),
             }
         }
         let mut client = ClientOptions::new();
         for (key, value) in of_client {
             client = client.with_config(config_key::<ClientConfigKey>(&key)?, value);
         }
-        Ok((client, rest))
+        Ok((client, others))
     }
 }
 
-/// The certificates in a PEM file.
-fn certificates(pem: &[u8], what: &str) -> Result<Vec<Certificate>> {
-    let wrong = |why: String| Reason::Configuration.error(format!("{what} {why}"));
-    let found = Certificate::from_pem_bundle(pem)
-        .map_err(|e| wrong(format!("holds what is no certificate: {e}")))?;
-    match found.is_empty() {
-        true => Err(wrong("holds no PEM certificate".to_owned())),
-        false => Ok(found),
+fn whole_number(key: &str, value: &str) -> Result<u64> {
+    value.parse().map_err(|_| {
+        Reason::Configuration.error(format!("--store-option {key}={value}: give a whole number"))
+    })
+}
+
+/// Reads the certificates in a PEM file. `source` names the file in messages.
+fn certificates(pem: &[u8], source: &str) -> Result<Vec<Certificate>> {
+    let wrong = |why: String| Reason::Configuration.error(format!("{source} {why}"));
+    let certificates = Certificate::from_pem_bundle(pem)
+        .map_err(|e| wrong(format!("has an invalid certificate: {e}")))?;
+    match certificates.is_empty() {
+        true => Err(wrong("has no PEM certificate".to_owned())),
+        false => Ok(certificates),
     }
 }
 
-/// Refuses a URL that names the folder of a layout, which is made below the one that is named: the usual mistake
-/// of who comes from a tool whose prefix ends so.
+/// Refuses a URL that ends in `v1` or `v2`. These folders are made below the prefix; in other tools the
+/// prefix ends so, and it is a common mistake to copy it.
 ///
 /// # Errors
-/// `Usage`.
+/// Fails with `Usage`.
 pub fn refuse_layout(url: &str, flag: &str) -> Result<()> {
     match url.trim_end_matches('/').rsplit('/').next() {
         Some(layout @ ("v1" | "v2")) => Err(Reason::Usage.error(format!(
@@ -367,11 +384,11 @@ pub fn refuse_layout(url: &str, flag: &str) -> Result<()> {
     }
 }
 
-/// Makes the folder of a local `url` that is not there yet, if the one above it is: a first snapshot is
-/// saved into an empty store. Whatever else is wrong with the URL, [`open`] tells.
+/// Creates the folder of a local `url` if it is missing and its parent exists, for the first snapshot in a
+/// store. Ignores everything else that is wrong with the URL: [`open`] reports it.
 ///
 /// # Errors
-/// `Io`, `PermissionDenied`, `NoSpace`, `Configuration`.
+/// Fails with `Io`, `PermissionDenied`, `NoSpace` or `Configuration`.
 pub fn make_folder(url: &str, options: &[(String, String)]) -> Result<()> {
     let dir = match Url::parse(url) {
         Ok(u) if url.contains("://") => match u.scheme() {
@@ -401,8 +418,8 @@ fn open_local(dir: &str, url: &str, options: &[(String, String)], handle: Handle
     if dir.is_empty() {
         return Err(Reason::Usage.error("--store is empty: give a URL or a folder"));
     }
-    // What counts for every object store may be set for several stores at once.
-    let of_all = [
+    // Options for all object stores are ignored here, so that a user may set them for several stores at once.
+    let ignored = [
         OPTION_MAX_RETRIES,
         OPTION_RETRY_TIMEOUT,
         OPTION_REQUESTS,
@@ -412,7 +429,7 @@ fn open_local(dir: &str, url: &str, options: &[(String, String)], handle: Handle
     ];
     let mut others = options
         .iter()
-        .filter(|(k, _)| !of_all.contains(&k.as_str()));
+        .filter(|(k, _)| !ignored.contains(&k.as_str()));
     if let Some((key, _)) = others.next() {
         return Err(Reason::Configuration.error(format!(
             "--store-option {key}: a local folder has no settings"
@@ -442,20 +459,19 @@ fn open_local(dir: &str, url: &str, options: &[(String, String)], handle: Handle
     .with_local_root(folder))
 }
 
-/// The mode of what is made in a local folder.
+/// Returns the mode of files and folders in a local folder.
 fn file_mode(options: &[(String, String)]) -> Result<FileMode> {
-    let mode = options.iter().rfind(|(key, _)| key == OPTION_FILE_MODE);
-    mode.map_or(Ok(FileMode::default()), |(key, value)| {
-        value.parse().map_err(|e| {
-            let what = format!("--store-option {key}={value}: {e}");
-            Reason::Configuration.error(what)
-        })
-    })
+    let Some((key, value)) = options.iter().rfind(|(key, _)| key == OPTION_FILE_MODE) else {
+        return Ok(FileMode::default());
+    };
+    value
+        .parse()
+        .map_err(|e| Reason::Configuration.error(format!("--store-option {key}={value}: {e}")))
 }
 
-/// Whatever a builder complains of, a retry does not mend.
-fn misconfigured(what: &str, e: object_store::Error) -> Error {
-    let e = store_error(what, e);
+/// Returns the error for a builder that fails. Its reason is always `Configuration`: a retry cannot help.
+fn misconfigured(action: &str, e: object_store::Error) -> Error {
+    let e = store_error(action, e);
     Reason::Configuration.error(e.to_string())
 }
 

@@ -1,11 +1,13 @@
-//! Which settings of stores are no secrets, for those who write settings where others read them.
+//! Tells settings of stores that are not secret from those that may be.
+//!
+//! Called by the controller and the manifests, which write settings into objects that others may read.
 
 use url::Url;
 
-/// What providers put before the names of their settings.
+/// The prefixes that providers put before the names of settings.
 const PREFIXES: [&str; 4] = ["aws_", "google_", "azure_storage_", "azure_"];
 
-/// Settings that hold no secret, without the providers' prefixes. A setting that is not here may be one.
+/// Names of settings that are not secret, without the providers' prefixes. Every other setting may be secret.
 const PLAIN: [&str; 91] = [
     // S3
     "bucket",
@@ -78,7 +80,7 @@ const PLAIN: [&str; 91] = [
     "oidc_provider_arn",
     "oidc_token_file",
     "server_side_encryption_key_id",
-    // Of every store
+    // Every store
     "allow_http",
     "allow_invalid_certificates",
     "connect_timeout",
@@ -99,7 +101,7 @@ const PLAIN: [&str; 91] = [
     "read_timeout",
     "timeout",
     "user_agent",
-    // Ours
+    // Our own
     super::OPTION_CA_CERTIFICATE,
     super::OPTION_MAX_RETRIES,
     super::OPTION_REQUESTS,
@@ -107,10 +109,11 @@ const PLAIN: [&str; 91] = [
     super::OPTION_SECRET_DIR,
 ];
 
-/// What the names of settings have in them whose values are URLs. A proxy's needs no scheme.
+/// Parts of the names of settings whose values are URLs. The URL of a proxy needs no scheme.
 const URLS: [&str; 4] = ["endpoint", "host", "uri", "url"];
 
-/// Whether a setting is known to hold no secret: neither by its name, nor as the password in a URL.
+/// Returns whether a setting is certainly not secret: its name is known, and its value has no password in a
+/// URL.
 pub fn is_plain(key: &str, value: &str) -> bool {
     let key = key.to_ascii_lowercase();
     let named = PREFIXES.iter().find_map(|prefix| key.strip_prefix(prefix));
@@ -119,7 +122,7 @@ pub fn is_plain(key: &str, value: &str) -> bool {
     is_known && !has_password(value, is_url)
 }
 
-/// Whether a text has a user or a password of a URL in it.
+/// Returns whether a text has the user or the password of a URL in it.
 fn has_password(value: &str, is_url: bool) -> bool {
     let authority = match value.split_once("://") {
         Some((_, rest)) => rest,
@@ -127,7 +130,7 @@ fn has_password(value: &str, is_url: bool) -> bool {
         None => return false,
     };
     let in_text = authority.split(['/', '?', '#']).next();
-    // The parser also takes `http:/user:password@host`.
+    // The URL parser also accepts `http:/user:password@host`.
     let in_url = |url: &str| {
         let url = Url::parse(url);
         url.is_ok_and(|url| !url.username().is_empty() || url.password().is_some())
@@ -141,7 +144,7 @@ fn has_password(value: &str, is_url: bool) -> bool {
 mod tests {
     use super::*;
 
-    /// What docs/stores.md describes, and must stand in a Secret.
+    /// The settings in docs/stores.md that are secret.
     const SECRETS: [&str; 14] = [
         "access_key_id",
         "access_key_secret",
@@ -160,7 +163,7 @@ mod tests {
     ];
 
     #[test]
-    fn each_documented_setting_is_a_secret_or_not() {
+    fn each_documented_setting_is_either_plain_or_secret() {
         let document = include_str!("../../../docs/stores.md");
         let settings = document
             .split("\n## ")
@@ -177,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn secrets_are_not_plain_however_they_are_spelled() {
+    fn secrets_are_not_plain_in_any_spelling() {
         for key in SECRETS {
             for spelled in [
                 key.to_owned(),

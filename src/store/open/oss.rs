@@ -1,7 +1,7 @@
-//! Opens Alibaba Cloud OSS, through opendal. No server that we can run speaks it: this is untested.
+//! Opens Alibaba Cloud OSS, through opendal. Untested: there is no OSS server that the tests could run.
 
-use super::secret::{Renewed, Secret};
-use super::{Family, Means, Place};
+use super::secret::{Secret, SecretDerived};
+use super::{Family, Location, OpenConfig};
 use crate::base::unpoisoned;
 use crate::error::{Reason, Result};
 use crate::store::Store;
@@ -29,7 +29,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use tokio::runtime::Handle;
 
-/// Settings that opendal has, too, under the names that it has for them.
+/// The options that are passed on to opendal. It has the same names.
 const KEYS: [&str; 11] = [
     "endpoint",
     "addressing_style",
@@ -44,7 +44,7 @@ const KEYS: [&str; 11] = [
     "server_side_encryption_key_id",
 ];
 
-/// The providers' variables, and the settings that they stand for.
+/// The settings in the providers' variables.
 const VARIABLES: [(&str, &str); 7] = [
     ("endpoint", "ALIBABA_CLOUD_OSS_ENDPOINT"),
     ("endpoint", "ALICLOUD_ENDPOINT"),
@@ -54,46 +54,52 @@ const VARIABLES: [(&str, &str); 7] = [
     ("access_key_id", "ALICLOUD_ACCESS_KEY_ID"),
     ("access_key_secret", "ALICLOUD_ACCESS_KEY_SECRET"),
 ];
-/// What names of settings have in them that are credentials: with one of these, the Secret's are not asked for.
+/// Parts of the names of options with credentials. If one of them is given, the Secret's credentials are not
+/// used.
 const OWN_CREDENTIALS: &[&str] = &["access_key", "role_arn", "oidc_"];
 
-pub(super) fn open(place: &Place, means: Means, handle: Handle) -> Result<Store> {
-    let requests = means.requests.most();
-    let secret = means.read_secret()?;
-    let current: Current = match (&means.secret, &secret) {
+pub(super) fn open(location: &Location, config: OpenConfig, handle: Handle) -> Result<Store> {
+    let requests = config.requests.most();
+    let secret = config.read_secret()?;
+    let current: CurrentOperator = match (&config.secret, &secret) {
         (Some(source), Some(secret)) => {
-            let (place, means) = (place.clone(), means.clone());
-            let make = move |secret: &Secret| operator(&place, &means, Some(secret));
-            let renewed = Renewed::new(source.clone(), secret.clone(), make)?;
-            Box::new(move || renewed.current())
+            let (location, config) = (location.clone(), config.clone());
+            let operator = move |secret: &Secret| operator(&location, &config, Some(secret));
+            let derived = SecretDerived::new(source.clone(), secret.clone(), operator)?;
+            Box::new(move || derived.current())
         }
         _ => {
-            let operator = operator(place, &means, None)?;
+            let operator = operator(location, &config, None)?;
             Box::new(move || operator.clone())
         }
     };
-    let store = place.store(Arc::new(OssStore(current)), ExcludeTags::none(), handle);
+    let store = location.store(Arc::new(OssStore(current)), ExcludeTags::none(), handle);
     Ok(store.with_requests(requests))
 }
 
-fn operator(place: &Place, means: &Means, secret: Option<&Secret>) -> Result<Operator> {
-    let (client, options) = means.plain_client()?;
-    let decides = secret.filter(|_| !means.gives(OWN_CREDENTIALS));
-    if let Some(secret) = decides
+/// Makes an opendal client from all settings.
+fn operator(location: &Location, config: &OpenConfig, secret: Option<&Secret>) -> Result<Operator> {
+    let (client, options) = config.plain_client()?;
+    let deciding = config.deciding_secret(secret, OWN_CREDENTIALS);
+    if let Some(secret) = deciding
         && !secret.has_credentials(Family::Oss, |_| false)
     {
         return Err(secret.lacks_credentials(Family::Oss));
     }
-    let mut settings: Vec<(String, String)> = VARIABLES
-        .into_iter()
-        // The others opendal reads by itself, if nobody is named.
-        .filter(|(_, variable)| variable.starts_with("ALICLOUD_") || variable.ends_with("ENDPOINT"))
-        .filter(|(key, _)| decides.is_none() || *key == "endpoint")
-        .filter_map(|(key, variable)| Some((key.to_owned(), std::env::var(variable).ok()?)))
-        .collect();
+    let mut settings: Vec<(String, String)> = Vec::new();
+    for (key, variable) in VARIABLES {
+        let is_endpoint = key == "endpoint";
+        // Without a Secret, opendal itself reads the credentials in ALIBABA_CLOUD_ variables.
+        let is_read = match deciding {
+            Some(_) => is_endpoint,
+            None => is_endpoint || variable.starts_with("ALICLOUD_"),
+        };
+        if is_read && let Ok(value) = std::env::var(variable) {
+            settings.push((key.to_owned(), value));
+        }
+    }
     if let Some(secret) = secret {
-        let held = |(key, name): (&str, &str)| Some((key.to_owned(), secret.get(name)?.to_owned()));
-        settings.extend(VARIABLES.into_iter().filter_map(held));
+        settings.extend(secret.settings(VARIABLES));
         settings.extend(secret.settings([
             ("endpoint", "storageEndpoint"),
             ("access_key_id", "accessKeyID"),
@@ -106,7 +112,7 @@ fn operator(place: &Place, means: &Means, secret: Option<&Secret>) -> Result<Ope
         }
         settings.push((key, value));
     }
-    let mut oss = Oss::default().bucket(&place.bucket);
+    let mut oss = Oss::default().bucket(&location.bucket);
     let mut has_endpoint = false;
     for (key, value) in &settings {
         has_endpoint |= key == "endpoint";
@@ -127,29 +133,30 @@ fn operator(place: &Place, means: &Means, secret: Option<&Secret>) -> Result<Ope
     if !has_endpoint {
         return Err(Reason::Configuration.error(format!(
             "--store {}: OSS needs its region's endpoint: --store-option endpoint=https://oss-<region>.aliyuncs.com",
-            place.url
+            location.url
         )));
     }
-    let http = means.http(&client, &place.what)?;
+    let http = config.http(&client, &location.action)?;
     let wrong = |e: opendal::Error| {
-        let what = format!("cannot {}: {}", place.what, redact(&e.to_string()));
-        Reason::Configuration.error(what)
+        let text = redact(&e.to_string());
+        Reason::Configuration.error(format!("cannot {}: {text}", location.action))
     };
     let retry = RetryLayer::new()
-        .with_max_times(means.retry.max_retries)
+        .with_max_times(config.retry.max_retries)
         .with_jitter();
-    let context = OperationContext::new().with_http_transport(HttpTransporter::new(Http(http)));
+    let transport = HttpTransporter::new(SharedTransport(http));
+    let context = OperationContext::new().with_http_transport(transport);
     Ok(Operator::new(oss)
         .map_err(wrong)?
         .with_context(context)
         .layer(retry))
 }
 
-/// opendal's requests, sent as all others are: proxies, certificates and time-outs are the same.
+/// Sends opendal's requests through our own client, so that proxies, certificates and time-outs are the same.
 #[derive(Clone)]
-struct Http(HttpClient);
+struct SharedTransport(HttpClient);
 
-impl HttpTransport for Http {
+impl HttpTransport for SharedTransport {
     async fn fetch(
         &self,
         request: http::Request<Buffer>,
@@ -162,20 +169,20 @@ impl HttpTransport for Http {
         *sent.method_mut() = parts.method;
         *sent.uri_mut() = parts.uri;
         *sent.headers_mut() = parts.headers;
-        let answer = self
+        let response = self
             .0
             .execute(sent)
             .await
             .map_err(|e| failed("send a request", e))?;
-        let (mut parts, body) = answer.into_parts();
+        let (mut parts, body) = response.into_parts();
         let length = parts.headers.get(http::header::CONTENT_LENGTH);
         let length = length.and_then(|l| l.to_str().ok()?.parse().ok());
         parts.extensions.clear();
         let stream = body
             .bytes_stream()
             .map_ok(Buffer::from)
-            .map_err(move |e| failed("read an answer", e));
-        let stream = Shareable(Mutex::new(stream.boxed()));
+            .map_err(move |e| failed("read a response", e));
+        let stream = SyncStream(Mutex::new(stream.boxed()));
         Ok(http::Response::from_parts(
             parts,
             HttpBody::new(stream, length),
@@ -183,10 +190,10 @@ impl HttpTransport for Http {
     }
 }
 
-/// A stream that may be named from several threads, as opendal wants it; one at a time reads it.
-struct Shareable(Mutex<BoxStream<'static, opendal::Result<Buffer>>>);
+/// A stream that is `Sync`, as opendal requires. Only one thread at a time reads it.
+struct SyncStream(Mutex<BoxStream<'static, opendal::Result<Buffer>>>);
 
-impl Stream for Shareable {
+impl Stream for SyncStream {
     type Item = opendal::Result<Buffer>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
@@ -195,11 +202,11 @@ impl Stream for Shareable {
     }
 }
 
-/// Gives the operator with the credentials as they are now.
-type Current = Box<dyn Fn() -> Operator + Send + Sync>;
+/// Returns the client with the credentials as they are now.
+type CurrentOperator = Box<dyn Fn() -> Operator + Send + Sync>;
 
-/// OSS as an object store whose copies can be conditional.
-struct OssStore(Current);
+/// OSS as an object store that also has conditional copies.
+struct OssStore(CurrentOperator);
 
 impl OssStore {
     fn store(&self) -> OpendalStore {
@@ -257,8 +264,8 @@ impl ObjectStore for OssStore {
         self.store().list_with_delimiter(prefix).await
     }
 
-    /// On condition that the name is free, an object is read and written again: opendal has no such
-    /// copy on OSS, but its uploads can be forbidden to overwrite.
+    /// Copies. On condition that the name is free, reads the object and writes it again: opendal's copies on
+    /// OSS have no such condition, but its uploads have.
     async fn copy_opts(
         &self,
         from: &Path,
@@ -268,23 +275,7 @@ impl ObjectStore for OssStore {
         if options.mode != CopyMode::Create {
             return self.store().copy_opts(from, to, options).await;
         }
-        let failed = |e: opendal::Error| {
-            let path = to.to_string();
-            let source = redact(&e.to_string()).into();
-            match e.kind() {
-                ErrorKind::AlreadyExists | ErrorKind::ConditionNotMatch => {
-                    object_store::Error::AlreadyExists { path, source }
-                }
-                ErrorKind::NotFound => object_store::Error::NotFound { path, source },
-                ErrorKind::PermissionDenied => {
-                    object_store::Error::PermissionDenied { path, source }
-                }
-                _ => object_store::Error::Generic {
-                    store: "OSS",
-                    source,
-                },
-            }
-        };
+        let failed = |e: opendal::Error| copy_error(to, e);
         let operator = (self.0)();
         let mut content = self
             .store()
@@ -297,21 +288,38 @@ impl ObjectStore for OssStore {
             .chunk(PART)
             .await
             .map_err(failed)?;
-        let written = async {
+        let copy = async {
             while let Some(bytes) = content.next().await {
                 let bytes: Bytes = bytes?;
                 writer.write(bytes).await.map_err(failed)?;
             }
             writer.close().await.map(|_| ()).map_err(failed)
         };
-        let result = written.await;
+        let result = copy.await;
         if result.is_err() {
-            // What was begun is no object; if it cannot be given up, it stays so.
+            // An unfinished upload is not an object. If the abort fails, it stays until the bucket's rules
+            // remove it.
             let _ = writer.abort().await;
         }
         result
     }
 }
 
-/// Bytes of a part, where one is copied through here.
+fn copy_error(to: &Path, e: opendal::Error) -> object_store::Error {
+    let path = to.to_string();
+    let source = redact(&e.to_string()).into();
+    match e.kind() {
+        ErrorKind::AlreadyExists | ErrorKind::ConditionNotMatch => {
+            object_store::Error::AlreadyExists { path, source }
+        }
+        ErrorKind::NotFound => object_store::Error::NotFound { path, source },
+        ErrorKind::PermissionDenied => object_store::Error::PermissionDenied { path, source },
+        _ => object_store::Error::Generic {
+            store: "OSS",
+            source,
+        },
+    }
+}
+
+/// Size of a part of a conditional copy, in bytes.
 const PART: usize = 16 << 20;

@@ -1,10 +1,12 @@
 //! Opens S3, and servers that speak its protocol.
+//!
+//! Besides the store, connects the clients that test and use single conditional writes (`publish::direct`).
 
-use super::secret::{Provider, Renewed, Secret};
-use super::{Family, Means, Place, config_key, misconfigured};
+use super::secret::{Provider, Secret, SecretDerived};
+use super::{Family, Location, OpenConfig, config_key, misconfigured};
 use crate::error::{Reason, Result};
 use crate::store::Store;
-use crate::store::exclude::{ExcludeTags, Kind};
+use crate::store::exclude::{ExcludeTags, TagKind};
 use crate::store::publish::direct::Direct;
 use crate::store::s3::S3;
 use async_trait::async_trait;
@@ -19,120 +21,119 @@ use std::sync::Arc;
 use tokio::runtime::Handle;
 use url::Url;
 
-/// S3 copies no more than this at once.
+/// The most bytes that one request of S3 copies.
 const LARGEST_COPY: u64 = 5 << 30;
-/// A setting of ours: `false` puts the bucket into the host name, also into that of `endpoint`.
+/// A setting of our own: `false` puts the bucket into the host name, also into that of `endpoint`.
 const OPTION_PATH_STYLE: &str = "path_style";
-/// What names of settings have in them that are credentials: with one of these, the Secret's are not asked for.
+/// Parts of the names of options with credentials. If one of them is given, the Secret's credentials are not
+/// used.
 const OWN_CREDENTIALS: &[&str] = &["access_key_id"];
-/// An SSE-C key has so many bytes.
+/// The size of an SSE-C key.
 const CUSTOMER_KEY_BYTES: usize = 32;
 
-pub(super) fn open(place: &Place, mut means: Means, handle: Handle) -> Result<Store> {
-    let secret = means.read_secret()?;
+pub(super) fn open(location: &Location, mut config: OpenConfig, handle: Handle) -> Result<Store> {
+    let secret = config.read_secret()?;
     if let Some(secret) = &secret {
-        let own = means.certificates_of(secret, "trustedCaCert")?;
-        means.certificates.extend(own);
+        let certificates = config.certificates_in(secret, "trustedCaCert")?;
+        config.certificates.extend(certificates);
     }
-    let has_own = means.gives(OWN_CREDENTIALS);
-    let (mut builder, client) = configure(place, &means, secret.as_ref())?;
-    if let (Some(source), Some(secret)) = (&means.secret, &secret)
-        && !has_own
+    let user_has_credentials = config.has_option(OWN_CREDENTIALS);
+    let (mut builder, client) = configure(location, &config, secret.as_ref())?;
+    if let (Some(source), Some(secret)) = (&config.secret, &secret)
+        && !user_has_credentials
     {
-        let (place, means) = (place.clone(), means.clone());
-        let renewed = Renewed::new(source.clone(), secret.clone(), move |secret| {
-            if !secret.has_credentials(Family::S3, |_| false) {
-                return Err(secret.lacks_credentials(Family::S3));
-            }
-            let (builder, _) = configure(&place, &means, Some(secret))?;
-            let store = builder.build().map_err(|e| misconfigured(&place.what, e))?;
-            Ok(store.credentials().clone() as Provider<AwsCredential>)
+        let (location, config) = (location.clone(), config.clone());
+        let derived = SecretDerived::new(source.clone(), secret.clone(), move |secret| {
+            credentials(&location, &config, secret)
         })?;
-        builder = builder.with_credentials(Arc::new(renewed));
+        builder = builder.with_credentials(Arc::new(derived));
     }
     let setting = |key| builder.get_config_value(&key);
     let is_set = |key| setting(key).as_deref() == Some("true");
     let unsigned = is_set(AmazonS3ConfigKey::SkipSignature);
-    let own_server = setting(AmazonS3ConfigKey::S3Endpoint)
+    let is_other_server = setting(AmazonS3ConfigKey::S3Endpoint)
         .or_else(|| setting(AmazonS3ConfigKey::Endpoint))
         .is_some_and(|e| !e.contains(".amazonaws.com"));
     let request_payer = is_set(AmazonS3ConfigKey::RequestPayer);
     let region = setting(AmazonS3ConfigKey::Region);
-    // The crate tells the key of this setting by its name alone.
+    // The crate's key type for this setting is private. Its name is the only way to it.
     let encryption = config_key::<AmazonS3ConfigKey>("aws_server_side_encryption")?;
-    let own_key = setting(encryption).as_deref() == Some("sse-c");
-    let (store, direct) = ways(place, builder, means.http(&client, &place.what)?)?;
-    let tagged = means.requests.tagged.clone();
+    let has_customer_key = setting(encryption).as_deref() == Some("sse-c");
+    let http = config.http(&client, &location.action)?;
+    let (store, direct) = build_stores(location, builder, http)?;
+    let tagged = config.requests.tagged.clone();
     let store = if unsigned {
-        place.store(store, ExcludeTags::none(), handle)
+        location.store(store, ExcludeTags::none(), handle)
     } else {
-        let wire = means.wire(&client, &place.what)?;
-        let own = Arc::new(S3::new(store.clone(), wire, region, request_payer));
-        // AWS documents that it does, to who may read tags.
-        if !own_server {
+        let client = config.retrying_client(&client, &location.action)?;
+        let own = Arc::new(S3::new(store.clone(), client, region, request_payer));
+        // AWS documents that its responses tell the number of tags to everybody who may read tags.
+        if !is_other_server {
             tagged.set_tells();
         }
-        let tags = ExcludeTags::of(Kind::S3(own.clone())).with_tagged(tagged);
-        place.store(store, tags, handle).with_s3(own)
+        let tags = ExcludeTags::of(TagKind::S3(own.clone())).with_tagged(tagged);
+        location.store(store, tags, handle).with_s3(own)
     };
     let store = store
-        .with_requests(means.requests.most())
+        .with_requests(config.requests.most())
         .with_ranges()
         .with_direct(direct);
-    // By ranges only what we sign, and without a key that each request would have to show.
-    let store = match unsigned || own_key {
+    // Copies by ranges must be signed. With a customer's key, each request would have to show it.
+    let store = match unsigned || has_customer_key {
         true => store.with_largest_copy(LARGEST_COPY),
         false => store.with_largest_range(LARGEST_COPY),
     };
-    Ok(match own_server {
+    Ok(match is_other_server {
         true => store.with_doubted_conditions(),
         false => store,
     })
 }
 
-/// A store, and the ways to put small objects into it at once. All of them have the same credentials and the same
-/// connections.
-fn ways(
-    place: &Place,
+/// Builds the store and the stores for single writes. They share the credentials and the connections.
+fn build_stores(
+    location: &Location,
     builder: AmazonS3Builder,
     http: HttpClient,
 ) -> Result<(Arc<AmazonS3>, Direct)> {
-    let built = |builder: AmazonS3Builder| {
+    let build = |builder: AmazonS3Builder| {
         let store = builder.build();
-        store.map_err(|e| misconfigured(&place.what, e))
+        store.map_err(|e| misconfigured(&location.action, e))
     };
-    // Credentials are asked for with connections of their own.
-    let credentials = built(builder.clone())?.credentials().clone();
+    // The first build asks for credentials through connections of its own.
+    let credentials = build(builder.clone())?.credentials().clone();
     let builder = builder.with_credentials(credentials);
-    let through = |builder: &AmazonS3Builder, http: HttpClient| {
-        built(builder.clone().with_http_connector(Through(http))).map(Arc::new)
+    let build_on = |builder: &AmazonS3Builder, http: HttpClient| {
+        build(builder.clone().with_http_connector(SharedConnection(http))).map(Arc::new)
     };
-    let store = through(&builder, http.clone())?;
-    let checked = match builder.get_config_value(&AmazonS3ConfigKey::Checksum) {
+    let store = build_on(&builder, http.clone())?;
+    let with_checksums = match builder.get_config_value(&AmazonS3ConfigKey::Checksum) {
         Some(_) => builder,
         None => builder.with_checksum_algorithm(Checksum::SHA256),
     };
-    let damaging = HttpClient::new(Damaging(http.clone()));
-    let direct = Direct::new(through(&checked, http)?, through(&checked, damaging)?);
+    let damaging = HttpClient::new(DamagingClient(http.clone()));
+    let direct = Direct::new(
+        build_on(&with_checksums, http)?,
+        build_on(&with_checksums, damaging)?,
+    );
     Ok((store, direct))
 }
 
-/// Connects through what is connected already.
+/// A connector that returns an existing client.
 #[derive(Debug)]
-struct Through(HttpClient);
+struct SharedConnection(HttpClient);
 
-impl HttpConnector for Through {
+impl HttpConnector for SharedConnection {
     fn connect(&self, _: &ClientOptions) -> object_store::Result<HttpClient> {
         Ok(self.0.clone())
     }
 }
 
-/// Sends other bytes than those that were signed and summed up, as a broken network would.
+/// A client that replaces a request's body after it was signed and summed, as a broken network would.
 #[derive(Debug)]
-struct Damaging(HttpClient);
+struct DamagingClient(HttpClient);
 
 #[async_trait]
-impl HttpService for Damaging {
+impl HttpService for DamagingClient {
     async fn call(&self, mut request: HttpRequest) -> Result<HttpResponse, HttpError> {
         let length = request.body().content_length();
         *request.body_mut() = vec![b'?'; length].into();
@@ -140,26 +141,42 @@ impl HttpService for Damaging {
     }
 }
 
-/// A store's builder, and how it connects.
+/// Returns the provider of the credentials in a Secret.
+fn credentials(
+    location: &Location,
+    config: &OpenConfig,
+    secret: &Secret,
+) -> Result<Provider<AwsCredential>> {
+    if !secret.has_credentials(Family::S3, |_| false) {
+        return Err(secret.lacks_credentials(Family::S3));
+    }
+    let (builder, _) = configure(location, config, Some(secret))?;
+    let store = builder
+        .build()
+        .map_err(|e| misconfigured(&location.action, e))?;
+    Ok(store.credentials().clone())
+}
+
+/// Returns a store's builder with all settings, and how it connects.
 fn configure(
-    place: &Place,
-    means: &Means,
+    location: &Location,
+    config: &OpenConfig,
     secret: Option<&Secret>,
 ) -> Result<(AmazonS3Builder, ClientOptions)> {
-    let mut builder = from_variables(means, secret)
-        .with_url(&place.url)
-        .with_retry(means.retry.clone())
-        .with_http_connector(means.connector())
+    let mut builder = from_variables(config, secret)
+        .with_url(&location.url)
+        .with_retry(config.retry.clone())
+        .with_http_connector(config.connector())
         .with_copy_if_not_exists(S3CopyIfNotExists::Multipart);
-    let mut settings = means.timeouts();
+    let mut settings = config.timeouts();
     if let Some(secret) = secret {
         settings.extend(from_secret(secret)?);
     }
-    settings.extend(means.options.iter().cloned());
+    settings.extend(config.options.iter().cloned());
     let mut path_style = None;
     for (key, value) in settings {
         if key == OPTION_PATH_STYLE {
-            path_style = Some(means.flag(&key, &value)?);
+            path_style = Some(config.flag(&key, &value)?);
             continue;
         }
         builder = builder.with_config(config_key::<AmazonS3ConfigKey>(&key)?, value);
@@ -170,9 +187,9 @@ fn configure(
     if let Some(path_style) = path_style {
         builder = builder.with_virtual_hosted_style_request(!path_style);
         if let (false, Some(endpoint)) = (path_style, &endpoint) {
-            let host = with_bucket(endpoint, &place.bucket).ok_or_else(|| {
-                let what = format!("the endpoint {endpoint} is no URL of a server");
-                Reason::Configuration.error(what)
+            let host = with_bucket(endpoint, &location.bucket).ok_or_else(|| {
+                let error = format!("the endpoint {endpoint} is not the URL of a server");
+                Reason::Configuration.error(error)
             })?;
             builder = builder.with_config(AmazonS3ConfigKey::S3Endpoint, host);
         }
@@ -181,11 +198,11 @@ fn configure(
         let key = AmazonS3ConfigKey::Client(ClientConfigKey::AllowHttp);
         builder = builder.with_config(key, "true");
     }
-    let client = means.client(|key| builder.get_config_value(&AmazonS3ConfigKey::Client(key)));
+    let client = config.client(|key| builder.get_config_value(&AmazonS3ConfigKey::Client(key)));
     Ok((builder.with_client_options(client.clone()), client))
 }
 
-/// `http://server:9000` with the bucket in its host name, where it is not there yet.
+/// Returns the endpoint with the bucket in its host name, or `None` if the endpoint is not a URL with a host.
 fn with_bucket(endpoint: &str, bucket: &str) -> Option<String> {
     let mut url = Url::parse(endpoint).ok()?;
     let host = url.host_str()?.to_owned();
@@ -195,23 +212,23 @@ fn with_bucket(endpoint: &str, bucket: &str) -> Option<String> {
     Some(url.as_str().trim_end_matches('/').to_owned())
 }
 
-/// A builder with the settings of the providers' variables. A session token belongs to its own access key: beside a
-/// user's, no server takes it, and it would be shown to that of somebody else.
-fn from_variables(means: &Means, secret: Option<&Secret>) -> AmazonS3Builder {
+/// Returns a builder with the settings in the providers' variables. A session token belongs to one access
+/// key: if the user gives another key, the token is left out, and no other server gets to see it.
+fn from_variables(config: &OpenConfig, secret: Option<&Secret>) -> AmazonS3Builder {
     use AmazonS3ConfigKey::{AccessKeyId, SecretAccessKey, Token};
     let is_credential =
         |key: &AmazonS3ConfigKey| matches!(key, AccessKeyId | SecretAccessKey | Token);
-    let has_own = means.gives(OWN_CREDENTIALS);
-    means
+    let user_has_credentials = config.has_option(OWN_CREDENTIALS);
+    config
         .variables(Family::S3, secret, OWN_CREDENTIALS, is_credential)
         .into_iter()
-        .filter(|(key, _)| !(has_own && *key == Token))
+        .filter(|(key, _)| !(user_has_credentials && *key == Token))
         .fold(AmazonS3Builder::new(), |builder, (key, value)| {
             builder.with_config(key, value)
         })
 }
 
-/// A Secret's settings under the names that the builder has for them.
+/// Returns a Secret's settings under the builder's names.
 fn from_secret(secret: &Secret) -> Result<Vec<(String, String)>> {
     let mut settings = Vec::new();
     let mut add = |key: &str, value: String| settings.push((key.to_owned(), value));
@@ -230,13 +247,13 @@ fn from_secret(secret: &Secret) -> Result<Vec<(String, String)>> {
             );
         }
     }
-    // A role that the token of a workload is good for; the token's file is read again by itself.
+    // A role for the token of a workload. The crate reads the token's file again by itself.
     if let (Some(role), Some(_)) = (secret.get("roleARN"), secret.get("token")) {
         add("role_arn", role.to_owned());
         let file = secret.file("token").display().to_string();
         add("web_identity_token_file", file);
     }
-    // Without it the bucket is part of the path, which AWS understands as well.
+    // Without this setting the bucket is part of the path, which AWS also accepts.
     if secret.flag("s3ForcePathStyle")? == Some(true) {
         add(OPTION_PATH_STYLE, "true".to_owned());
     }
@@ -258,12 +275,12 @@ fn from_secret(secret: &Secret) -> Result<Vec<(String, String)>> {
                 add("server_side_encryption", "sse-c".to_owned());
                 add("sse_customer_key_base64", text);
             } else {
-                return Err(secret.wrong("sseCustomerKey is no key of 32 bytes"));
+                return Err(secret.wrong("sseCustomerKey is not a key of 32 bytes"));
             }
         }
         _ => {
-            let what = "sseCustomerKey needs sseCustomerAlgorithm with the value AES256";
-            return Err(secret.wrong(what));
+            let error = "sseCustomerKey needs sseCustomerAlgorithm with the value AES256";
+            return Err(secret.wrong(error));
         }
     }
     Ok(settings)

@@ -1,10 +1,11 @@
-//! Settings and credentials from a mounted Secret, with the names that etcd-backup-restore and
-//! etcd-druid give them, or the names of the providers' variables.
+//! Settings and credentials from a mounted Secret, under the names that etcd-backup-restore and etcd-druid
+//! use, or under the names of the providers' variables.
 //!
-//! A Secret is read again when it changes: whoever signs a request asks for the credentials anew. What
-//! else it holds (endpoint, region, certificates) counts from the start of a run to its end.
+//! Credentials follow a change of the Secret: a request asks for them before it is signed. Other settings
+//! (endpoint, region, certificates) keep the values that they have when the store is opened. Called by the
+//! providers' files in `open`.
 
-use super::family::{Family, Set};
+use super::family::{Family, KeySet};
 use crate::base::{lock, mounted_secret};
 use crate::error::{Error, Reason, Result};
 use async_trait::async_trait;
@@ -17,91 +18,96 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// A Secret is not looked at more often. Kubernetes itself takes up to two minutes to bring a change.
-const LOOK_AGAIN_AFTER: Duration = Duration::from_secs(1);
+/// The shortest time between two reads of a Secret. Kubernetes takes up to two minutes to deliver a change.
+const REREAD_AFTER: Duration = Duration::from_secs(1);
 
-/// Where a Secret is.
+/// The file or folder of a Secret.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Source {
-    /// A folder with a file for each setting, and perhaps JSON files with several.
+pub(super) enum SecretSource {
+    /// A folder with one file for each setting, and perhaps JSON files with several settings.
     Folder(PathBuf),
     /// One JSON file with all settings.
     File(PathBuf),
 }
 
-/// What a Secret holds: each setting by its name.
+/// The content of a Secret: values by name.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub(super) struct Secret {
-    place: String,
+    /// The path of the source, for messages.
+    path: String,
+    /// The folder of the settings' files; empty if the source is one file.
     folder: PathBuf,
     settings: BTreeMap<String, String>,
 }
 
-/// Its values are not shown.
+/// Shows the names and hides the values.
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names: Vec<&String> = self.settings.keys().collect();
-        write!(f, "Secret({}: {names:?})", self.place)
+        write!(f, "Secret({}: {names:?})", self.path)
     }
 }
 
-impl Source {
-    /// The Secret that the variable `name` names: a folder; or `<name>_JSON`, a file.
-    pub(super) fn from_env(name: &str) -> Option<Source> {
+impl SecretSource {
+    /// Returns the source that the environment variable `<name>_JSON` (a file) or `name` (a file or folder)
+    /// names.
+    pub(super) fn from_env(name: &str) -> Option<SecretSource> {
         let set = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty());
         if let Some(file) = set(&format!("{name}_JSON")) {
-            return Some(Source::File(file.into()));
+            return Some(SecretSource::File(file.into()));
         }
         let folder = PathBuf::from(set(name)?);
         Some(match folder.is_file() {
-            true => Source::File(folder),
-            false => Source::Folder(folder),
+            true => SecretSource::File(folder),
+            false => SecretSource::Folder(folder),
         })
     }
 
-    /// Reads it, all of it at one moment where Kubernetes has mounted it.
+    /// Reads the Secret. A Secret that Kubernetes has mounted is read as of one moment.
     ///
     /// # Errors
-    /// `Configuration` where it cannot be read.
+    /// Fails with `Configuration` if the Secret is unreadable.
     pub(super) fn read(&self) -> Result<Secret> {
         let (path, folder, settings) = match self {
-            Source::Folder(folder) => (folder, folder.clone(), read_folder(folder)),
-            Source::File(file) => (file, PathBuf::new(), read_file(file)),
+            SecretSource::Folder(folder) => (folder, folder.clone(), read_folder(folder)),
+            SecretSource::File(file) => (file, PathBuf::new(), read_file(file)),
         };
-        let place = path.display().to_string();
+        let path = path.display().to_string();
         match settings {
             Ok(settings) => Ok(Secret {
-                place,
+                path,
                 folder,
                 settings,
             }),
             Err(e) => {
-                Err(Reason::Configuration.error(format!("the Secret {place} cannot be read: {e}")))
+                Err(Reason::Configuration.error(format!("cannot read the Secret {path}: {e}")))
             }
         }
     }
 }
 
 impl Secret {
-    /// A setting; an empty one is none.
+    /// Returns a value without the blanks around it, or `None` if it is missing or empty.
     pub(super) fn get(&self, name: &str) -> Option<&str> {
         let value = self.settings.get(name)?.trim();
         (!value.is_empty()).then_some(value)
     }
 
-    /// Settings of a store, with the names that the Secret has for them: those that it holds.
+    /// Returns settings of a store. `names` has each setting's name in the store and in the Secret; missing
+    /// ones are left out.
     pub(super) fn settings<const N: usize>(
         &self,
         names: [(&str, &str); N],
     ) -> impl Iterator<Item = (String, String)> {
-        let held = |(key, name): (&str, &str)| Some((key.to_owned(), self.get(name)?.to_owned()));
-        names.into_iter().filter_map(held)
+        let setting =
+            |(key, name): (&str, &str)| Some((key.to_owned(), self.get(name)?.to_owned()));
+        names.into_iter().filter_map(setting)
     }
 
-    /// A setting that is on or off.
+    /// Returns a boolean setting.
     ///
     /// # Errors
-    /// `Configuration` where it is neither.
+    /// Fails with `Configuration` if the value is neither true nor false.
     pub(super) fn flag(&self, name: &str) -> Result<Option<bool>> {
         match self.get(name).map(str::to_ascii_lowercase).as_deref() {
             None => Ok(None),
@@ -111,18 +117,18 @@ impl Secret {
         }
     }
 
-    /// The whole of the one JSON file that it is.
+    /// Returns the whole text of the JSON file that is the source.
     pub(super) fn json(&self) -> Option<&str> {
-        let name = Path::new(&self.place).file_name()?.to_str()?;
+        let name = Path::new(&self.path).file_name()?.to_str()?;
         self.get(name)
     }
 
-    /// Where a setting's own file is.
+    /// Returns the path of a setting's file.
     pub(super) fn file(&self, name: &str) -> PathBuf {
         self.folder.join(name)
     }
 
-    /// What it holds under the names of the providers' variables: each by its variable, in the order of their names.
+    /// Returns the settings that have the names of the providers' variables, in the order of the names.
     pub(super) fn variables(&self, family: Family) -> impl Iterator<Item = (&str, &str)> {
         let prefixes = family.variables();
         let is_variable = move |name: &str| prefixes.iter().any(|p| name.starts_with(p));
@@ -131,30 +137,29 @@ impl Secret {
         names.filter_map(|name| Some((name, self.get(name)?)))
     }
 
-    /// Whether one set of the family's credentials is complete. An option may give one of its keys, too.
+    /// Returns whether one set of the family's credentials is complete. Options may complete a set of the
+    /// Secret.
     pub(super) fn has_credentials(&self, family: Family, is_given: impl Fn(&str) -> bool) -> bool {
         let has = |key: &&str| self.get(key).is_some() || is_given(key);
-        // Options alone are no credentials of the Secret.
-        let is_own = |set: &Set| set.iter().any(|key| self.get(key).is_some());
+        // Options alone are not credentials of the Secret.
+        let has_own = |set: &KeySet| set.iter().any(|key| self.get(key).is_some());
         let mut sets = family.credentials().iter();
-        sets.any(|set| is_own(set) && set.iter().all(has))
+        sets.any(|set| has_own(set) && set.iter().all(has))
     }
 
-    /// What it lacks, none of the sets being complete. Names of keys are shown, and no value.
+    /// Returns the error for a Secret without a complete set of credentials. The message shows names of keys
+    /// and no values.
     pub(super) fn lacks_credentials(&self, family: Family) -> Error {
         let sets = family.credentials();
-        let (place, has) = (&self.place, |key: &&&str| self.get(key).is_some());
-        let begun = sets
-            .iter()
-            .rev()
-            .max_by_key(|set| set.iter().filter(has).count());
-        let begun = begun.filter(|set| set.iter().any(|key| has(&key)));
-        let what = match begun {
+        let problem = match self.most_complete(sets) {
             Some(set) => {
-                let there: Vec<&str> = set.iter().filter(has).copied().collect();
-                let missing: Vec<&str> = set.iter().filter(|key| !has(key)).copied().collect();
-                let (there, missing) = (there.join(" and "), missing.join(" and "));
-                format!("lacks {missing} (it has {there})")
+                let (has, lacks): (Vec<&str>, Vec<&str>) =
+                    set.iter().copied().partition(|key| self.get(key).is_some());
+                format!(
+                    "lacks {} (it has {})",
+                    lacks.join(" and "),
+                    has.join(" and ")
+                )
             }
             None if self.settings.is_empty() => "is empty".to_owned(),
             None => "lacks credentials".to_owned(),
@@ -166,33 +171,43 @@ impl Secret {
             false => mounted_secret::advice(&self.folder, &sets),
         };
         Reason::Configuration.error(format!(
-            "the Secret {place} {what}: {advice}; see docs/stores.md"
+            "the Secret {} {problem}: {advice}; see docs/stores.md",
+            self.path
         ))
     }
 
-    /// What is wrong with it.
+    /// Returns the set of which the Secret has most keys (of equals the first), or `None` if it has none of
+    /// any.
+    fn most_complete(&self, sets: &'static [KeySet]) -> Option<KeySet> {
+        let count = |set: &&KeySet| set.iter().filter(|key| self.get(key).is_some()).count();
+        // `max_by_key` returns the last of equals.
+        let best = sets.iter().rev().max_by_key(count)?;
+        (count(&best) > 0).then_some(*best)
+    }
+
+    /// Returns the error for a Secret with an invalid content.
     pub(super) fn wrong(&self, what: &str) -> Error {
         Reason::Configuration.error(format!(
             "the Secret {}: {what}; see docs/stores.md",
-            self.place
+            self.path
         ))
     }
 }
 
 fn read_folder(folder: &Path) -> io::Result<BTreeMap<String, String>> {
     let mut settings = BTreeMap::new();
-    let mut of_json = BTreeMap::new();
+    let mut from_json = BTreeMap::new();
     for (name, value) in mounted_secret::read(folder)? {
         let Ok(value) = String::from_utf8(value) else {
             continue;
         };
         if name.ends_with(".json") {
-            of_json.extend(parse_json(&value).unwrap_or_default());
+            from_json.extend(parse_json(&value).unwrap_or_default());
         }
         settings.insert(name, value);
     }
-    // A file of its own says more than a line in another.
-    for (name, value) in of_json {
+    // A setting's own file wins over a JSON file.
+    for (name, value) in from_json {
         settings.entry(name).or_insert(value);
     }
     Ok(settings)
@@ -200,100 +215,102 @@ fn read_folder(folder: &Path) -> io::Result<BTreeMap<String, String>> {
 
 fn read_file(file: &Path) -> io::Result<BTreeMap<String, String>> {
     let text = fs::read_to_string(file)?;
-    let mut settings = parse_json(&text).ok_or_else(|| io::Error::other("it is no JSON object"))?;
+    let mut settings =
+        parse_json(&text).ok_or_else(|| io::Error::other("it is not a JSON object"))?;
     let name = file.file_name().unwrap_or_default().to_string_lossy();
     settings.insert(name.into_owned(), text);
     Ok(settings)
 }
 
-/// The plain values of a JSON object.
+/// Returns the strings, booleans and numbers in a JSON object, or `None` if the text is not an object.
 fn parse_json(text: &str) -> Option<BTreeMap<String, String>> {
     use serde_json::Value;
     let object: BTreeMap<String, Value> = serde_json::from_str(text).ok()?;
-    let plain = object.into_iter().filter_map(|(name, value)| {
-        let value = match value {
+    let mut settings = BTreeMap::new();
+    for (name, value) in object {
+        let text = match value {
             Value::String(s) => s,
             Value::Bool(b) => b.to_string(),
             Value::Number(n) => n.to_string(),
-            _ => return None,
+            _ => continue,
         };
-        Some((name, value))
-    });
-    Some(plain.collect())
+        settings.insert(name, text);
+    }
+    Some(settings)
 }
 
-/// What gives credentials for requests.
+/// An object_store provider of credentials.
 pub(super) type Provider<C> = Arc<dyn CredentialProvider<Credential = C>>;
 
-type Make<T> = dyn Fn(&Secret) -> Result<T> + Send + Sync;
+type Derive<T> = dyn Fn(&Secret) -> Result<T> + Send + Sync;
 
-/// Something that is made of a Secret, and made anew when that changed.
-pub(super) struct Renewed<T> {
-    source: Source,
-    make: Box<Make<T>>,
-    now: Mutex<Now<T>>,
+/// A value that is derived from a Secret, and derived again when the Secret changes.
+pub(super) struct SecretDerived<T> {
+    source: SecretSource,
+    derive: Box<Derive<T>>,
+    loaded: Mutex<Loaded<T>>,
 }
 
-struct Now<T> {
+struct Loaded<T> {
     secret: Secret,
-    made: T,
-    looked: Instant,
+    value: T,
+    read_at: Instant,
 }
 
-impl<T> fmt::Debug for Renewed<T> {
+impl<T> fmt::Debug for SecretDerived<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Renewed({:?})", self.source)
+        write!(f, "SecretDerived({:?})", self.source)
     }
 }
 
-impl<T: Clone> Renewed<T> {
-    /// What `make` makes of `secret`, and of each later state of `source`.
+impl<T: Clone> SecretDerived<T> {
+    /// Derives a value from `secret`, which was read from `source`.
     ///
     /// # Errors
-    /// Those of `make`.
+    /// Fails with the errors of `derive`.
     pub(super) fn new(
-        source: Source,
+        source: SecretSource,
         secret: Secret,
-        make: impl Fn(&Secret) -> Result<T> + Send + Sync + 'static,
+        derive: impl Fn(&Secret) -> Result<T> + Send + Sync + 'static,
     ) -> Result<Self> {
-        let made = make(&secret)?;
-        let now = Now {
+        let value = derive(&secret)?;
+        let loaded = Loaded {
             secret,
-            made,
-            looked: Instant::now(),
+            value,
+            read_at: Instant::now(),
         };
-        Ok(Renewed {
+        Ok(SecretDerived {
             source,
-            make: Box::new(make),
-            now: Mutex::new(now),
+            derive: Box::new(derive),
+            loaded: Mutex::new(loaded),
         })
     }
 
-    /// What is to be used now. A Secret that cannot be read, or makes no sense, changes nothing: it
-    /// may be in the middle of being changed, and what was read before may still do.
+    /// Returns the value for the Secret as it is now. If the Secret is unreadable or invalid, keeps the last
+    /// value: the Secret may be in the middle of a change, and the old credentials may still work.
     pub(super) fn current(&self) -> T {
-        let mut now = lock(&self.now);
-        if now.looked.elapsed() >= LOOK_AGAIN_AFTER {
-            now.looked = Instant::now();
+        let mut loaded = lock(&self.loaded);
+        if loaded.read_at.elapsed() >= REREAD_AFTER {
+            loaded.read_at = Instant::now();
             match self.source.read() {
-                Ok(secret) if secret == now.secret => {}
-                Ok(secret) => match (self.make)(&secret) {
-                    Ok(made) => {
-                        tracing::info!(secret = secret.place, "read changed credentials");
-                        now.made = made;
-                        now.secret = secret;
+                Ok(secret) if secret == loaded.secret => {}
+                Ok(secret) => match (self.derive)(&secret) {
+                    Ok(value) => {
+                        tracing::info!(secret = secret.path, "read changed credentials");
+                        loaded.value = value;
+                        loaded.secret = secret;
                     }
-                    Err(e) => tracing::warn!("a changed Secret is not used: {e}"),
+                    Err(e) => tracing::warn!("ignoring a changed Secret: {e}"),
                 },
                 Err(e) => tracing::warn!("{e}; the credentials read before are used"),
             }
         }
-        now.made.clone()
+        loaded.value.clone()
     }
 }
 
 #[async_trait]
-impl<C: fmt::Debug + Send + Sync + 'static> CredentialProvider for Renewed<Provider<C>> {
+impl<C: fmt::Debug + Send + Sync + 'static> CredentialProvider for SecretDerived<Provider<C>> {
     type Credential = C;
 
     async fn get_credential(&self) -> object_store::Result<Arc<C>> {
@@ -307,17 +324,17 @@ mod tests {
     use std::os::unix::fs::symlink;
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    /// As kubelet's atomic writer mounts a Secret, and changes it.
-    struct Mounted {
+    /// A Secret as kubelet mounts and changes it, by exchanging a symlink.
+    struct MountedSecret {
         root: tempfile::TempDir,
-        states: usize,
+        versions: usize,
     }
 
-    impl Mounted {
+    impl MountedSecret {
         fn new(files: &[(&str, String)]) -> Self {
-            let mut mounted = Mounted {
+            let mut mounted = MountedSecret {
                 root: tempfile::tempdir().unwrap(),
-                states: 0,
+                versions: 0,
             };
             mounted.change(files);
             for (name, _) in files {
@@ -331,8 +348,8 @@ mod tests {
         }
 
         fn change(&mut self, files: &[(&str, String)]) {
-            self.states += 1;
-            let name = format!("..2026_11_20_{}", self.states);
+            self.versions += 1;
+            let name = format!("..2026_11_20_{}", self.versions);
             fs::create_dir(self.path().join(&name)).unwrap();
             for (file, content) in files {
                 fs::write(self.path().join(&name).join(file), content).unwrap();
@@ -355,8 +372,8 @@ mod tests {
 
     #[test]
     fn a_key_is_never_read_with_the_secret_of_another() {
-        let mut mounted = Mounted::new(&pair(0));
-        let source = Source::Folder(mounted.path().to_owned());
+        let mut mounted = MountedSecret::new(&pair(0));
+        let source = SecretSource::Folder(mounted.path().to_owned());
         let done = AtomicBool::new(false);
         std::thread::scope(|s| {
             let reader = s.spawn(|| {
@@ -382,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_json_and_files_say_the_same() {
+    fn a_json_file_and_single_files_mean_the_same() {
         let folder = tempfile::tempdir().unwrap();
         let json =
             r#"{"authURL": "https://a.example/v3", "password": "from JSON", "n": 3, "x": {}}"#;
@@ -390,7 +407,9 @@ mod tests {
         fs::write(folder.path().join("password"), "its own\n").unwrap();
         fs::write(folder.path().join("emulatorEnabled"), "True").unwrap();
         fs::write(folder.path().join("empty"), "\n").unwrap();
-        let secret = Source::Folder(folder.path().to_owned()).read().unwrap();
+        let secret = SecretSource::Folder(folder.path().to_owned())
+            .read()
+            .unwrap();
         assert_eq!(secret.get("authURL"), Some("https://a.example/v3"));
         assert_eq!(secret.get("password"), Some("its own"));
         assert_eq!(secret.get("n"), Some("3"));
@@ -399,21 +418,23 @@ mod tests {
         assert_eq!(secret.flag("none").unwrap(), None);
         assert!(secret.flag("password").is_err());
         assert!(!format!("{secret:?}").contains("its own"));
-        let file = Source::File(folder.path().join("secret.json"));
+        let file = SecretSource::File(folder.path().join("secret.json"));
         assert_eq!(file.read().unwrap().get("password"), Some("from JSON"));
     }
 
     #[test]
-    fn a_folder_that_is_not_there_is_told() {
-        let e = Source::Folder("/no/such/folder".into()).read().unwrap_err();
+    fn a_missing_folder_is_named() {
+        let e = SecretSource::Folder("/no/such/folder".into())
+            .read()
+            .unwrap_err();
         assert_eq!(e.reason(), Reason::Configuration);
         assert!(e.to_string().contains("/no/such/folder"), "{e}");
     }
 
     #[test]
-    fn what_a_secret_lacks_is_told_by_names_of_keys_alone() {
+    fn missing_credentials_are_named_by_key_and_never_by_value() {
         let folder = tempfile::tempdir().unwrap();
-        let source = Source::Folder(folder.path().join("backup-s3"));
+        let source = SecretSource::Folder(folder.path().join("backup-s3"));
         fs::create_dir(folder.path().join("backup-s3")).unwrap();
         let file = |name: &str| folder.path().join("backup-s3").join(name);
         let lacks = |family: Family| {
@@ -435,7 +456,7 @@ mod tests {
         let part = "lacks AWS_SECRET_ACCESS_KEY (it has AWS_ACCESS_KEY_ID): give";
         assert!(said.contains(part) && !said.contains("QUITE"), "{said}");
         assert!(lacks(Family::Azure).contains("lacks credentials: give storageAccount"));
-        // One of each is none.
+        // One key of each set is not enough.
         fs::write(file("secretAccessKey"), "SECRET").unwrap();
         assert!(!lacks(Family::S3).contains("SECRET "));
         fs::write(file("AWS_SECRET_ACCESS_KEY"), "SECRET").unwrap();
@@ -447,7 +468,7 @@ mod tests {
             ("AWS_SECRET_ACCESS_KEY", "SECRET"),
         ];
         assert_eq!(variables, expected);
-        // An option may give a part, and not all.
+        // An option may give some of the keys, but not all.
         fs::write(file("AZURE_STORAGE_ACCOUNT_KEY"), "SECRET").unwrap();
         let secret = source.read().unwrap();
         let is_given = |name: &str| name == "AZURE_STORAGE_ACCOUNT_NAME";
@@ -469,19 +490,18 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn credentials_follow_the_secret_but_for_nonsense() {
-        let mut mounted = Mounted::new(&pair(1));
-        let source = Source::Folder(mounted.path().to_owned());
-        let rotating = Renewed::new(source.clone(), source.read().unwrap(), |secret| {
-            let key = secret
-                .get("accessKeyID")
-                .ok_or_else(|| secret.wrong("no key"))?;
+    async fn credentials_follow_the_secret_unless_it_is_invalid() {
+        let mut mounted = MountedSecret::new(&pair(1));
+        let source = SecretSource::Folder(mounted.path().to_owned());
+        let derive = |secret: &Secret| {
+            let key = secret.get("accessKeyID");
+            let key = key.ok_or_else(|| secret.wrong("no key"))?;
             Ok(Arc::new(Fixed(Arc::new(key.to_owned()))) as Provider<String>)
-        })
-        .unwrap();
+        };
+        let rotating = SecretDerived::new(source.clone(), source.read().unwrap(), derive).unwrap();
         let later = || {
-            let mut now = rotating.now.lock().unwrap();
-            now.looked -= LOOK_AGAIN_AFTER;
+            let mut loaded = rotating.loaded.lock().unwrap();
+            loaded.read_at -= REREAD_AFTER;
         };
         assert_eq!(*rotating.get_credential().await.unwrap(), "key 1");
         mounted.change(&pair(2));

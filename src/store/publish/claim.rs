@@ -1,8 +1,8 @@
-//! Names on servers that take the condition of a write and ignore it: writers look out for each other.
+//! Claims on names, for servers that ignore the condition of a write: writers keep out of each other's way.
 //!
-//! Whoever is about to name an object first writes a claim to the name and lists the claims. Only one
-//! that sees no other's goes on; its claim stays until the name is given. Of two that want one name in
-//! the same moment at least one sees the other's claim, or finds the name taken. `publish` calls it.
+//! Before a writer names an object, it writes a claim to the name and lists all claims. It goes on only if it
+//! sees no other claim, and keeps its own until the name is given. Of two writers that want one name at once,
+//! at least one sees the other's claim or finds the name taken. Called by `publish`.
 
 use crate::base::hash::short_hash;
 use crate::base::random::random_word;
@@ -10,7 +10,7 @@ use crate::error::{Reason, Result};
 use crate::store::Store;
 use crate::store::capability::Capability;
 use crate::store::errors::{is_taken, store_error};
-use crate::store::s3::{Copied, Copying};
+use crate::store::s3::{CopyOutcome, RangeCopier};
 use crate::store::staging::{STAGING, StagingName, is_left_behind};
 use chrono::Utc;
 use futures::TryStreamExt;
@@ -18,26 +18,27 @@ use object_store::path::Path;
 use object_store::{CopyMode, CopyOptions, Error as E, ObjectStore, ObjectStoreExt, PutPayload};
 use std::time::Duration;
 
-/// What a claim holds.
-const PROBE: &[u8] = b"claim";
-/// A name that others claim is tried so often; then it counts as taken.
-const TRIES: u64 = 20;
-/// Pauses between tries are random, up to this.
+/// The content of a claim.
+const CONTENT: &[u8] = b"claim";
+/// Attempts to claim a name. After them, the name counts as taken.
+const ATTEMPTS: u64 = 20;
+/// The longest pause between two attempts, in milliseconds. Pauses are random.
 const LONGEST_PAUSE_MS: u64 = 500;
 
-/// A small object in the staging folder, gone when this is dropped.
+/// A small object in the staging folder, which is deleted when this is dropped.
 pub(super) struct Claim {
     store: Store,
     name: StagingName,
 }
 
 impl Claim {
-    /// Waits until nobody else claims the name `below`. None where others do for too long.
+    /// Claims the name `below`: waits until no other process claims it. Returns `None` if others do for too
+    /// long.
     ///
     /// # Errors
-    /// The store's; `Terminated`.
+    /// Fails with the store's errors, and with `Terminated`.
     pub(super) fn take(store: &Store, below: &str) -> Result<Option<Claim>> {
-        for _ in 0..TRIES {
+        for _ in 0..ATTEMPTS {
             let claim = Claim::write(store, &hint(below))?;
             if !claim.has_rivals(below)? {
                 return Ok(Some(claim));
@@ -52,7 +53,8 @@ impl Claim {
         Ok(None)
     }
 
-    /// A claim that is not written yet: for an object that is deleted when this is dropped.
+    /// Returns a claim that is not written yet. If an object of its name exists, dropping the claim deletes
+    /// it.
     pub(super) fn unwritten(store: &Store, name: StagingName) -> Claim {
         Claim {
             store: store.clone(),
@@ -60,7 +62,7 @@ impl Claim {
         }
     }
 
-    /// Below the store's prefix.
+    /// Returns the claim's path below the store's prefix.
     pub(super) fn path(&self) -> &str {
         &self.name.path
     }
@@ -68,13 +70,14 @@ impl Claim {
     fn write(store: &Store, hint: &str) -> Result<Claim> {
         let claim = Claim::unwritten(store, StagingName::new(hint));
         let path = store.path(&claim.name.path);
-        let put = store.inner.put(&path, PutPayload::from_static(PROBE));
+        let put = store.inner.put(&path, PutPayload::from_static(CONTENT));
         store
             .block_on(put)?
             .map_err(|e| store_error(format!("write {}", store.name(&claim.name.path)), e))?;
         Ok(claim)
     }
 
+    /// Returns whether another live process claims the name.
     fn has_rivals(&self, below: &str) -> Result<bool> {
         let store = &self.store;
         let hint = format!("{}.", hint(below));
@@ -104,86 +107,91 @@ impl Drop for Claim {
     }
 }
 
-/// What all claims to a name begin with.
+/// Returns the beginning of the names of all claims to a name.
 fn hint(below: &str) -> String {
     format!("claim-{}", short_hash(below, 8))
 }
 
 impl Store {
-    /// Whether copies on condition that a name is free overwrite what has the name. It is tried once,
-    /// on two staging objects; where trying fails, it may be so.
+    /// Returns whether the store ignores the condition that a copy's name is free. The first call tests it
+    /// with two staging objects. If the test fails, conditions count as ignored.
     ///
     /// # Errors
-    /// `Terminated`.
+    /// Fails with `Terminated`.
     pub(in crate::store) fn ignores_conditions(&self) -> Result<bool> {
-        let Some(tried) = &self.ignores_conditions else {
+        let Some(capability) = &self.ignores_conditions else {
             return Ok(false);
         };
-        // Removed when those that wait know.
+        // Declared here, so that they are deleted after the waiting callers know the result.
         let mut probes = Vec::new();
-        let found = tried.find_out(|| {
-            let ignores = self.try_conditions(&mut probes)?;
-            if ignores {
-                tracing::warn!(
-                    store = self.url,
-                    "this store takes the condition of a write and ignores it: writers look out for each other; locks in it do not hold, use --lock-lease"
-                );
-            }
-            Ok(ignores)
-        });
-        match found {
+        match capability.find_out(|| self.test_and_warn(&mut probes)) {
             Err(e) if e.reason() != Reason::Terminated => {
-                tracing::debug!("whether conditions of writes are heeded cannot be told: {e}");
+                tracing::debug!("it is unknown whether the store obeys conditions of writes: {e}");
                 Ok(true)
             }
-            found => found,
+            result => result,
         }
     }
 
-    /// Whether it is known that they do.
-    pub(super) fn is_known_to_ignore(&self) -> bool {
-        let tried = self.ignores_conditions.as_ref();
-        tried.and_then(Capability::known) == Some(true)
+    fn test_and_warn(&self, probes: &mut Vec<Claim>) -> Result<bool> {
+        let ignores = self.test_conditions(probes)?;
+        if ignores {
+            tracing::warn!(
+                store = self.url,
+                "this store accepts the conditions of writes and ignores them: writers claim names instead; locks in this store do not hold, use --lock-lease"
+            );
+        }
+        Ok(ignores)
     }
 
-    fn try_conditions(&self, probes: &mut Vec<Claim>) -> Result<bool> {
+    /// Returns whether the store is known to ignore conditions.
+    pub(super) fn is_known_to_ignore(&self) -> bool {
+        let capability = self.ignores_conditions.as_ref();
+        capability.and_then(Capability::known) == Some(true)
+    }
+
+    /// Copies one object to one name twice. The second copy must be refused.
+    fn test_conditions(&self, probes: &mut Vec<Claim>) -> Result<bool> {
         let from = Claim::write(self, "probe")?;
         let to = Claim::unwritten(self, StagingName::new("probe"));
         let (a, b) = (self.path(&from.name.path), self.path(&to.name.path));
         probes.extend([from, to]);
-        if let Some(copying) = self.copying() {
-            return self.block_on(self.try_two_copies(&copying, &a, &b))?;
+        if let Some(copier) = self.copier() {
+            return self.block_on(self.test_two_copies(&copier, &a, &b))?;
         }
         for is_second in [false, true] {
             let options = CopyOptions::new().with_mode(CopyMode::Create);
             match self.block_on(self.inner.copy_opts(&a, &b, options))? {
                 Ok(()) if is_second => return Ok(true),
                 Ok(()) => {}
-                // Refused at once: an answer was lost, and the same tried again.
+                // If the first copy is refused, its response was lost and its retry refused.
                 Err(e) if is_taken(&e) => return Ok(false),
                 Err(E::NotSupported { .. } | E::NotImplemented { .. }) => return Ok(true),
-                Err(e) => return Err(store_error(format!("try {}", self.name(STAGING)), e)),
+                Err(e) => {
+                    let action = format!("test conditional copies in {}", self.name(STAGING));
+                    return Err(store_error(action, e));
+                }
             }
         }
         Ok(false)
     }
 
-    /// As above, by copies of which only the last step is made one after the other.
-    async fn try_two_copies(&self, copying: &Copying<'_>, a: &Path, b: &Path) -> Result<bool> {
-        let prepare = || copying.prepare((a, b), PROBE.len() as u64);
+    /// The same test with copies by ranges: prepares two at the same time, and completes one after the other.
+    async fn test_two_copies(&self, copier: &RangeCopier<'_>, a: &Path, b: &Path) -> Result<bool> {
+        let prepare = || copier.prepare((a, b), CONTENT.len() as u64);
         let (first, second) = futures::join!(prepare(), prepare());
         let first = match first {
-            Ok(first) => copying.complete(b, first, true).await,
+            Ok(first) => copier.complete(b, first, true).await,
             Err(e) => Err(e),
         };
         match (first, second) {
-            (Ok(Copied::Done), Ok(second)) => {
-                let second = copying.complete(b, second, true).await?;
-                Ok(second == Copied::Done)
+            (Ok(CopyOutcome::Done), Ok(second)) => {
+                let second = copier.complete(b, second, true).await?;
+                Ok(second == CopyOutcome::Done)
             }
             (first, Ok(second)) => {
-                copying.give_up(b, second).await;
-                // Refused at once: an answer was lost, and the same tried again.
+                copier.discard(b, second).await;
+                // If the first copy is refused, its response was lost and its retry refused.
                 first.map(|_| false)
             }
             (first, Err(e)) => first.and(Err(e)),

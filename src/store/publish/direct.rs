@@ -1,8 +1,8 @@
-//! Small objects by one request: put under their names at once, and read back there.
+//! Publishes a small object by one request: writes it to its name, and reads it back there.
 //!
-//! An object store shows what one request puts as a whole or not at all. So a small object needs no staging
-//! place if the store refuses a name that is taken, and a body that was damaged on its way. Whether it does
-//! both is tried once by each process. `publish` calls it.
+//! An object store shows an object that one request writes whole or not at all. So a small object needs no
+//! staging object if the store refuses a taken name and refuses a body that was damaged in transit. Each
+//! process tests both once. Called by `publish`.
 
 use super::claim::Claim;
 use crate::base::random::random_word;
@@ -21,30 +21,30 @@ use object_store::{
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The metadata that tells whose request wrote an object.
+/// The metadata of an object that names the upload that wrote it.
 const UPLOAD: &str = "deltafold-upload";
 
-/// Bytes that wait for their names in memory; what comes beyond that waits in staging. `copy` may have many
-/// deltas that wait for their full.
+/// The most bytes of objects that wait for their names in memory; further objects go to staging. `copy` may
+/// have many deltas that wait for their full.
 const MOST_HELD: u64 = 16 << 20;
-/// What else is in memory for each of them.
-const HELD_BESIDE: u64 = 1 << 10;
+/// The estimated overhead of each such object, in bytes.
+const HELD_OVERHEAD: u64 = 1 << 10;
 
-/// Further ways into the same place.
+/// Further clients of the same store, for conditional writes with checksums.
 #[derive(Clone)]
 pub struct Direct {
     /// Sends a checksum with each body.
     checked: Arc<dyn ObjectStore>,
-    /// The same, and each body is damaged on its way.
+    /// Sends a checksum with each body, and damages the body in transit.
     damaging: Arc<dyn ObjectStore>,
-    /// Whether small objects can be put at once.
+    /// Whether conditional writes with checksums are safe here.
     works: Capability,
-    /// Bytes that wait for their names.
+    /// The bytes of objects that wait for their names.
     held: Arc<AtomicU64>,
 }
 
 impl Direct {
-    /// `checked` sends a checksum with each body; `damaging` does so, too, and then damages the body.
+    /// `checked` sends a checksum with each body. `damaging` does so, too, and then damages the body.
     pub fn new(checked: Arc<dyn ObjectStore>, damaging: Arc<dyn ObjectStore>) -> Self {
         Direct {
             checked,
@@ -54,23 +54,23 @@ impl Direct {
         }
     }
 
-    /// Room for so many bytes in memory; `None` if there is none now.
-    pub(super) fn room(&self, bytes: usize) -> Option<Room> {
-        let bytes = (bytes as u64).saturating_add(HELD_BESIDE);
+    /// Reserves memory for an object. Returns `None` if there is not enough now.
+    pub(super) fn reserve(&self, bytes: usize) -> Option<MemoryReservation> {
+        let bytes = (bytes as u64).saturating_add(HELD_OVERHEAD);
         let add = |held: u64| held.checked_add(bytes).filter(|&sum| sum <= MOST_HELD);
         let held = &self.held;
         held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add)
             .ok()?;
-        Some(Room {
+        Some(MemoryReservation {
             held: Arc::clone(held),
             bytes,
         })
     }
 
-    /// Whether a body that does not match its checksum is refused.
+    /// Returns whether the store refuses a body that does not match its checksum.
     ///
     /// # Errors
-    /// The store's, if it gave no answer.
+    /// Fails with the store's errors if there was no response.
     pub(in crate::store) async fn refuses_damage(&self, path: &Path) -> Result<bool> {
         let Err(e) = self.damaging.put(path, "damaged".into()).await else {
             return Ok(false);
@@ -78,7 +78,7 @@ impl Direct {
         refusal("write a damaged object", e).map(|_| true)
     }
 
-    /// Puts an object with its checksum.
+    /// Writes an object with its checksum.
     pub(in crate::store) async fn put(
         &self,
         path: &Path,
@@ -98,53 +98,53 @@ impl Direct {
     }
 }
 
-/// Room in memory, given back when this is dropped.
-pub(super) struct Room {
+/// Memory that is reserved until this is dropped.
+pub(super) struct MemoryReservation {
     held: Arc<AtomicU64>,
     bytes: u64,
 }
 
-impl Drop for Room {
+impl Drop for MemoryReservation {
     fn drop(&mut self) {
         self.held.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
 impl Store {
-    /// The way to put small objects at once, if that is safe here. It is tried once, with an object in the
-    /// staging folder; what fails is tried again the next time.
+    /// Returns the clients for conditional writes, if they are safe here. The first call tests it with an
+    /// object in the staging folder; a test that fails is repeated by the next call.
     ///
     /// # Errors
-    /// `Terminated`.
+    /// Fails with `Terminated`.
     pub(super) fn direct(&self) -> Result<Option<&Direct>> {
-        // Writers that copy rely on claims if conditions are ignored, which a writer that puts does not make.
+        // If conditions are ignored, writers claim names, and a single write makes no claim.
         if self.direct.is_none() || self.ignores_conditions()? {
             return Ok(None);
         }
         self.puts_at_once()
     }
 
-    /// As above, by one's own means: a store on which writers rely on claims may do it, too.
+    /// Does the same without the test whether conditions of copies are ignored.
     pub(in crate::store) fn puts_at_once(&self) -> Result<Option<&Direct>> {
         let Some(direct) = &self.direct else {
             return Ok(None);
         };
-        // Removed when those that wait know.
+        // Declared here, so that it is deleted after the waiting callers know the result.
         let mut probe = None;
         match direct
             .works
-            .find_out(|| self.try_direct(direct, &mut probe))
+            .find_out(|| self.test_direct(direct, &mut probe))
         {
             Ok(works) => Ok(works.then_some(direct)),
             Err(e) if e.reason() == Reason::Terminated => Err(e),
             Err(e) => {
-                tracing::debug!("whether small objects can be put at once is not known: {e}");
+                tracing::debug!("it is unknown whether single conditional writes are safe: {e}");
                 Ok(None)
             }
         }
     }
 
-    fn try_direct(&self, direct: &Direct, probe: &mut Option<Claim>) -> Result<bool> {
+    fn test_direct(&self, direct: &Direct, probe: &mut Option<Claim>) -> Result<bool> {
         let probe = probe.insert(Claim::unwritten(self, StagingName::new("probe")));
         let path = self.path(probe.path());
         if !self.block_on(direct.refuses_damage(&path))?? {
@@ -154,16 +154,16 @@ impl Store {
             match self.block_on(direct.put(&path, "probe".into(), "probe", PutMode::Create))? {
                 Ok(()) if is_second => return Ok(false),
                 Ok(()) => {}
-                // The damaged body was refused and kept, if this is the first.
+                // If the first write is refused, the store has kept the damaged body.
                 Err(e) if is_taken(&e) => return Ok(is_second),
                 Err(e) => {
-                    let what = format!("try {}", self.name(STAGING));
-                    // Credentials may be mended later.
+                    let action = format!("test conditional writes in {}", self.name(STAGING));
+                    // Credentials may be corrected later.
                     return match e {
                         E::PermissionDenied { .. } | E::Unauthenticated { .. } => {
-                            Err(store_error(what, e))
+                            Err(store_error(action, e))
                         }
-                        e => refusal(&what, e).map(|_| false),
+                        e => refusal(&action, e).map(|_| false),
                     };
                 }
             }
@@ -173,66 +173,71 @@ impl Store {
 }
 
 /// A small object that waits for its name in memory.
-pub(super) struct Held {
+pub(super) struct HeldObject {
     store: Store,
     direct: Direct,
     content: Bytes,
-    /// Tells what this wrote from what others wrote.
+    /// An ID that tells objects of this upload from others.
     upload: String,
-    _room: Room,
+    _reservation: MemoryReservation,
 }
 
-/// What has a name.
+/// What a read of the name shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Seen {
-    /// It holds the same bytes.
+struct NamedObject {
+    /// The object has the same bytes.
     is_same: bool,
-    /// This upload wrote it.
+    /// This upload wrote the object.
     is_ours: bool,
 }
 
-/// What became of a request.
+/// The response to a conditional write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Answered {
+enum WriteResponse {
     Done,
     /// The name is taken.
     Taken,
-    /// It failed, or only its answer was lost.
+    /// An error. The write may have taken effect all the same.
     Failed,
 }
 
-/// What a name's object means.
+/// The result of a conditional write, after the name was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Verdict {
+enum WriteResult {
     Published(Published),
-    /// What was written reads back differently.
+    /// Our object reads back differently.
     Damaged,
-    /// The store said that it wrote the object, and another one has the name.
+    /// The store confirmed the write, and another object has the name.
     Overwritten,
-    /// The request failed, and did nothing.
+    /// The write failed and had no effect.
     Failed,
 }
 
-fn judge(answered: Answered, seen: Seen) -> Verdict {
-    match (answered, seen.is_same, seen.is_ours) {
-        // Damaged bytes must not keep the name, whatever was answered.
-        (_, false, true) => Verdict::Damaged,
-        (Answered::Taken, true, false) => Verdict::Published(Published::Identical),
-        (Answered::Taken, false, false) => Verdict::Published(Published::Taken),
-        (_, true, _) => Verdict::Published(Published::Created),
-        (Answered::Done, false, false) => Verdict::Overwritten,
-        (Answered::Failed, false, false) => Verdict::Failed,
+fn judge(response: WriteResponse, named: NamedObject) -> WriteResult {
+    match (response, named.is_same, named.is_ours) {
+        // Damaged bytes must not keep the name, whatever the response was.
+        (_, false, true) => WriteResult::Damaged,
+        (WriteResponse::Taken, true, false) => WriteResult::Published(Published::Identical),
+        (WriteResponse::Taken, false, false) => WriteResult::Published(Published::Taken),
+        (_, true, _) => WriteResult::Published(Published::Created),
+        (WriteResponse::Done, false, false) => WriteResult::Overwritten,
+        (WriteResponse::Failed, false, false) => WriteResult::Failed,
     }
 }
 
-impl Held {
-    pub(super) fn new(store: &Store, direct: &Direct, content: Bytes, room: Room) -> Self {
-        Held {
+impl HeldObject {
+    pub(super) fn new(
+        store: &Store,
+        direct: &Direct,
+        content: Bytes,
+        reservation: MemoryReservation,
+    ) -> Self {
+        HeldObject {
             store: store.clone(),
             direct: direct.clone(),
             content,
             upload: format!("{:016x}", random_word()),
-            _room: room,
+            _reservation: reservation,
         }
     }
 
@@ -240,10 +245,11 @@ impl Held {
         self.content.len() as u64
     }
 
-    /// Puts the object under its name, unless another one has it, and reads back what has the name.
+    /// Writes the object to its name, unless the name is taken, and reads the name back.
     ///
     /// # Errors
-    /// The store's; `Io` if what is read back differs; `SnapshotVanished` if it is gone.
+    /// Fails with the store's errors, with `Io` if the object reads back differently, and with
+    /// `SnapshotVanished` if it is gone.
     pub(super) fn publish(&self, below: &str) -> Result<Published> {
         let (store, path) = (&self.store, self.store.path(below));
         let name = store.name(below);
@@ -252,25 +258,25 @@ impl Held {
             self.direct
                 .put(&path, content, &self.upload, PutMode::Create),
         )?;
-        let answered = match &put {
-            Ok(()) => Answered::Done,
-            Err(e) if is_taken(e) => Answered::Taken,
-            Err(_) => Answered::Failed,
+        let response = match &put {
+            Ok(()) => WriteResponse::Done,
+            Err(e) if is_taken(e) => WriteResponse::Taken,
+            Err(_) => WriteResponse::Failed,
         };
-        let verdict = match store.block_on(self.look(&path, &name))? {
-            Ok(seen) => judge(answered, seen),
-            Err(_) if answered == Answered::Failed => Verdict::Failed,
+        let result = match store.block_on(self.read_named(&path, &name))? {
+            Ok(named) => judge(response, named),
+            Err(_) if response == WriteResponse::Failed => WriteResult::Failed,
             Err(e) => return Err(e),
         };
-        let failed = |what: &str| Err(Reason::Io.error(format!("{name} {what}")));
-        match verdict {
-            Verdict::Published(published) => Ok(published),
-            Verdict::Damaged => {
-                // The object has this upload's word, so it is nobody else's. Nobody can have replaced it since:
-                // a name is given only if it is free.
+        let failed = |problem: &str| Err(Reason::Io.error(format!("{name} {problem}")));
+        match result {
+            WriteResult::Published(published) => Ok(published),
+            WriteResult::Damaged => {
+                // The object names this upload, so it is ours. Nobody can have replaced it since: names are
+                // given only if they are free.
                 let removed = store.clean_up(store.inner.delete(&path));
                 failed(&format!(
-                    "was written and reads back differently: the store is at fault; check it before you rely on its snapshots{}",
+                    "reads back differently from what was written: the store is at fault; check it before you rely on its snapshots{}",
                     match removed {
                         Ok(()) => String::new(),
                         Err(e) =>
@@ -278,18 +284,18 @@ impl Held {
                     }
                 ))
             }
-            Verdict::Overwritten => failed(
-                "was written and reads back differently: the store is at fault, or somebody else wrote it in the same moment; check it before you rely on its snapshots",
+            WriteResult::Overwritten => failed(
+                "reads back differently from what was written: the store is at fault, or another process wrote the object at the same time; check it before you rely on its snapshots",
             ),
-            Verdict::Failed => Err(match put {
+            WriteResult::Failed => Err(match put {
                 Err(e) => write_error(&name, e),
-                Ok(()) => Error::internal("a write that failed without an error"),
+                Ok(()) => Error::internal("a write failed without an error"),
             }),
         }
     }
 
-    /// Reads what has the name.
-    async fn look(&self, path: &Path, name: &str) -> Result<Seen> {
+    /// Reads the object that has the name.
+    async fn read_named(&self, path: &Path, name: &str) -> Result<NamedObject> {
         let store = &self.store;
         let failed = |e: E| match e {
             E::NotFound { .. } => Reason::SnapshotVanished.error(format!(
@@ -297,24 +303,24 @@ impl Held {
             )),
             e => store_error(format!("read {name}"), e),
         };
-        let got = store.inner.get(path).await.map_err(failed)?;
-        let size = got.meta.size;
-        let upload = got.attributes.get(&Attribute::Metadata(UPLOAD.into()));
+        let object = store.inner.get(path).await.map_err(failed)?;
+        let size = object.meta.size;
+        let upload = object.attributes.get(&Attribute::Metadata(UPLOAD.into()));
         let is_ours = upload.is_some_and(|u| **u == *self.upload);
-        // Whatever has another size is not read: it may be large.
+        // Do not read an object of another size: it may be large.
         if size != self.bytes() {
-            return Ok(Seen {
+            return Ok(NamedObject {
                 is_same: false,
                 is_ours,
             });
         }
-        let bytes = bytes_of(got, size).await.map_err(failed)?;
+        let bytes = bytes_of(object, size).await.map_err(failed)?;
         let read = bytes.len() as u64;
         store.bytes_read.fetch_add(read, Ordering::Relaxed);
         if read != size {
             return Err(cut_short(name, read, size));
         }
-        Ok(Seen {
+        Ok(NamedObject {
             is_same: bytes == self.content,
             is_ours,
         })
@@ -329,38 +335,48 @@ mod tests {
     fn memory_is_bounded() {
         let store: Arc<dyn ObjectStore> = Arc::new(object_store::memory::InMemory::new());
         let direct = Direct::new(Arc::clone(&store), store);
-        let half = (MOST_HELD / 2 - HELD_BESIDE) as usize;
-        let first = direct.clone().room(half).unwrap();
-        assert!(direct.room(half + 1).is_none());
-        assert!(direct.room(usize::MAX).is_none());
-        let _second = direct.room(half).unwrap();
-        assert!(direct.room(0).is_none());
+        let half = (MOST_HELD / 2 - HELD_OVERHEAD) as usize;
+        let first = direct.clone().reserve(half).unwrap();
+        assert!(direct.reserve(half + 1).is_none());
+        assert!(direct.reserve(usize::MAX).is_none());
+        let _second = direct.reserve(half).unwrap();
+        assert!(direct.reserve(0).is_none());
         drop(first);
-        assert!(direct.room(half).is_some());
+        assert!(direct.reserve(half).is_some());
     }
 
     #[test]
-    fn what_has_the_name_decides_and_then_the_answer() {
-        use Answered::{Done, Failed, Taken};
-        let created = Verdict::Published(Published::Created);
-        for (answered, is_same, is_ours, expected) in [
+    fn the_named_object_decides_and_then_the_response() {
+        use WriteResponse::{Done, Failed, Taken};
+        let created = WriteResult::Published(Published::Created);
+        for (response, is_same, is_ours, expected) in [
             (Done, true, true, created),
-            // A server that keeps no metadata.
+            // The server keeps no metadata.
             (Done, true, false, created),
-            (Done, false, true, Verdict::Damaged),
-            (Done, false, false, Verdict::Overwritten),
-            // The answer was lost, and the same request tried again.
+            (Done, false, true, WriteResult::Damaged),
+            (Done, false, false, WriteResult::Overwritten),
+            // The first response was lost, and the retry was refused.
             (Taken, true, true, created),
-            (Taken, false, true, Verdict::Damaged),
-            (Taken, true, false, Verdict::Published(Published::Identical)),
-            (Taken, false, false, Verdict::Published(Published::Taken)),
+            (Taken, false, true, WriteResult::Damaged),
+            (
+                Taken,
+                true,
+                false,
+                WriteResult::Published(Published::Identical),
+            ),
+            (
+                Taken,
+                false,
+                false,
+                WriteResult::Published(Published::Taken),
+            ),
             (Failed, true, true, created),
             (Failed, true, false, created),
-            (Failed, false, true, Verdict::Damaged),
-            (Failed, false, false, Verdict::Failed),
+            (Failed, false, true, WriteResult::Damaged),
+            (Failed, false, false, WriteResult::Failed),
         ] {
-            let seen = Seen { is_same, is_ours };
-            assert_eq!(judge(answered, seen), expected, "{answered:?} {seen:?}");
+            let named = NamedObject { is_same, is_ours };
+            assert_eq!(judge(response, named), expected, "{response:?} {named:?}");
         }
     }
 }

@@ -1,29 +1,32 @@
-//! Publishes an object: uploaded to a staging place, read back there and compared, and only then
-//! named. A small one is put under its name at once if that is safe (`direct`); in a local folder it is one file, which
-//! is renamed (`local`).
+//! Publishes objects: an object appears under its name whole or not at all, and never over another object.
 //!
-//! The store itself copies the staging object to its name, on condition that the name is free:
-//! multipart uploads themselves cannot be conditional, and what was read back is what is named. An
-//! existing object is never overwritten.
+//! An object is uploaded to the staging folder, read back there and compared, and then copied to its name by
+//! the store, on condition that the name is free. A multipart upload itself cannot have this condition.
+//! - `direct`: a small object is written to its name by one request, if the store proves that this is safe
+//! - `claim`: for servers that ignore conditions, or have none
+//! - `naming`: prepares the copy while the object is read back
+//! - In a local folder (`local`) the object is one file, which is renamed
+//!
+//! Called by `ops` for snapshots, and by `small_objects`.
 
 mod claim;
 pub mod direct;
 mod naming;
 
 use super::errors::{io_cause, is_taken, store_error, write_error};
-use super::fetch::wait_for_room;
-use super::folder::{FOLDER_TRIES, Renamed};
+use super::fetch::acquire_permit;
+use super::folder::{FOLDER_ATTEMPTS, RenameOutcome};
 use super::local;
-use super::s3::Copied;
+use super::s3::CopyOutcome;
 use super::staging::StagingName;
-use super::{PATIENCE, Published, Store};
+use super::{CLEAN_UP_PATIENCE, Published, Store};
 use crate::base::lock;
 use crate::error::{Error, Reason, Result};
 use bytes::Bytes;
 use claim::Claim;
 use crc_fast::{CrcAlgorithm, Digest};
-use direct::Held;
-use naming::{Ahead, Looked};
+use direct::HeldObject;
+use naming::{NameCheck, NamingPreparation};
 use object_store::{
     CopyMode, CopyOptions, MultipartUpload, ObjectStore, ObjectStoreExt, PutPayload,
 };
@@ -33,79 +36,81 @@ use std::sync::{Arc, Mutex};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::{JoinError, JoinHandle, JoinSet};
 
-/// Bytes of a part; S3 wants at least 5 MiB for all but the last.
+/// Size of the first parts in bytes. S3 requires at least 5 MiB for all parts but the last.
 const PART: usize = 5 << 20;
-/// S3 takes 10,000 parts: they grow by 5 MiB after each so many, so that 275 GB fit.
+/// After this many parts, parts grow by 5 MiB. S3 accepts 10,000 parts, so 275 GB fit.
 const PARTS_OF_ONE_SIZE: u64 = 1_000;
-/// For fewer bytes no room for a part is set aside.
+/// The first write below this size reserves no memory for a whole part: it may be all.
 const LITTLE: usize = 64 << 10;
-/// What has no more bytes is written by one request.
+/// The largest object that is written by one request, in bytes.
 const SMALL: usize = 8 << 20;
 
-/// Parts under way at once to a local folder, whatever the number of threads.
+/// The most parts under way to a local folder, whatever the number of threads.
 const MOST_IN_FLIGHT: usize = 15;
-/// Bytes of parts under way, beside one part of each upload: of all uploads to a store together.
+/// The most bytes of parts under way, of all uploads to a store together. Beside these, each upload may have
+/// one part.
 pub(super) const UPLOAD_BYTES: usize = 45 << 20;
 
-/// An upload under way.
+/// An upload under way. Write the object's bytes to it, then call [`finish`](Self::finish).
 pub struct Upload {
     most_in_flight: usize,
     part: Vec<u8>,
     parts: u64,
-    // Before the staging object: parts under way end before the upload is given up.
+    // Declared before the staging object: the parts' tasks are dropped before the upload is aborted.
     in_flight: JoinSet<object_store::Result<()>>,
-    /// Room for one part: otherwise a part that is larger than what all share would wait for ever.
-    own_room: Arc<Semaphore>,
+    /// A permit for one part. A part that is larger than all shared permits would wait for ever without it.
+    own_permit: Arc<Semaphore>,
     staging: Staging,
-    /// The name that it will get, unless that is taken.
-    likely: Option<String>,
+    /// The name that the object will probably get.
+    likely_name: Option<String>,
     sum: Digest,
     bytes: u64,
 }
 
-/// An upload that is complete and waits for its name.
-pub struct Staged(Waiting);
+/// An object that is complete, was read back, and waits for its name.
+pub struct Staged(StagedAs);
 
-enum Waiting {
-    InStaging(Box<InStaging>),
-    InMemory(Box<Held>),
+enum StagedAs {
+    StagingObject(Box<StagingObject>),
+    HeldInMemory(Box<HeldObject>),
 }
 
-struct InStaging {
-    // Before the staging object, which it copies.
-    ahead: Mutex<Option<Ahead>>,
+/// An object in the staging folder.
+struct StagingObject {
+    // Declared before the staging object, which it copies.
+    preparation: Mutex<Option<NamingPreparation>>,
     staging: Staging,
     sum: u64,
     bytes: u64,
 }
 
-/// A staging object, or what there is of it: dropping it removes that.
+/// A staging object or an upload of it. Dropping this removes what there is.
 struct Staging {
     store: Store,
     name: StagingName,
     multipart: Option<Box<dyn MultipartUpload>>,
-    /// The upload that is being begun.
+    /// The start of the multipart upload, in the background.
     begun: Option<JoinHandle<object_store::Result<Box<dyn MultipartUpload>>>>,
-    /// It may be there.
+    /// The staging object may exist.
     may_exist: AtomicBool,
 }
 
-/// A check against damage, not against forgery: what is uploaded holds its own SHA-256.
+/// Returns a checksum against damage. It need not resist forgery: a snapshot has its own SHA-256.
 fn new_sum() -> Digest {
     Digest::new(CrcAlgorithm::Crc64Nvme)
 }
 
 impl Upload {
-    /// Starts an upload; `hint` becomes a part of the staging object's name. On the way to a local folder are at most
-    /// `threads` parts at once, and two with one thread.
+    /// Starts an upload. `hint` becomes a part of the staging object's name. To a local folder, at most
+    /// `threads` parts are under way at once, and at least one beside the one that is being filled.
     pub fn new(store: &Store, hint: &str, threads: usize) -> Self {
         Upload {
-            // One more is being filled.
+            // One more part is being filled.
             most_in_flight: threads.saturating_sub(1).clamp(1, MOST_IN_FLIGHT),
             part: Vec::new(),
             parts: 0,
             in_flight: JoinSet::new(),
-            own_room: Arc::new(Semaphore::new(1)),
+            own_permit: Arc::new(Semaphore::new(1)),
             staging: Staging {
                 store: store.clone(),
                 name: StagingName::new(hint),
@@ -113,15 +118,15 @@ impl Upload {
                 begun: None,
                 may_exist: AtomicBool::new(false),
             },
-            likely: None,
+            likely_name: None,
             sum: new_sum(),
             bytes: 0,
         }
     }
 
-    /// The same, for an object that will likely be named `below`: the naming is prepared while it is read back.
+    /// Sets the name that the object will probably get. The naming is prepared while the object is read back.
     pub fn likely_named(mut self, below: String) -> Self {
-        self.likely = Some(below);
+        self.likely_name = Some(below);
         self
     }
 
@@ -129,18 +134,19 @@ impl Upload {
         PART * (1 + self.parts / PARTS_OF_ONE_SIZE) as usize
     }
 
-    /// Bytes that are collected before some are sent.
-    fn room(&self) -> usize {
+    /// Returns how many bytes are buffered before some are sent.
+    fn buffer_size(&self) -> usize {
         match (self.parts, &self.staging.begun) {
             (0, None) => SMALL,
-            // What comes until the upload has begun.
+            // Buffer more until the multipart upload has begun.
             (0, Some(_)) => SMALL + PART,
             _ => self.part_size(),
         }
     }
 
-    /// Waits until one more part, of so many bytes, may be under way. Gives its room, if it is counted in bytes.
-    fn may_send(&mut self, bytes: usize) -> Result<Option<OwnedSemaphorePermit>> {
+    /// Waits until one more part of `bytes` bytes may be under way. Returns its permit; a local folder needs
+    /// none.
+    fn wait_to_send(&mut self, bytes: usize) -> Result<Option<OwnedSemaphorePermit>> {
         let store = &self.staging.store;
         if store.local_root.is_some() {
             while self.in_flight.len() >= self.most_in_flight {
@@ -149,29 +155,29 @@ impl Upload {
             return Ok(None);
         }
         let bytes = bytes.try_into().unwrap_or(u32::MAX);
-        let room = store.block_on(wait_for_room(&self.own_room, &store.uploads, bytes))??;
+        let permit = store.block_on(acquire_permit(&self.own_permit, &store.uploads, bytes))??;
         while let Some(sent) = self.in_flight.try_join_next() {
-            self.sent(sent)?;
+            self.check_sent(sent)?;
         }
-        Ok(Some(room))
+        Ok(Some(permit))
     }
 
-    /// Sends a part, without waiting for its end.
+    /// Sends one part, and does not wait for its end.
     fn send_part(&mut self) -> Result<()> {
         self.staging.store.cancel.check()?;
         if self.staging.multipart.is_none() {
             self.staging.begin()?;
         }
-        // All parts but the last have one size: some servers want it so.
+        // Some servers require that all parts but the last have one size.
         let size = self.part.len().min(self.part_size());
-        let room = self.may_send(size)?;
+        let permit = self.wait_to_send(size)?;
         let rest = self.part.split_off(size);
         let part = std::mem::replace(&mut self.part, rest);
         if let Some(multipart) = &mut self.staging.multipart {
             let sent = multipart.put_part(PutPayload::from(part));
             self.parts += 1;
             let sent = async move {
-                let _room = room;
+                let _permit = permit;
                 sent.await
             };
             self.in_flight.spawn_on(sent, &self.staging.store.handle);
@@ -182,34 +188,35 @@ impl Upload {
     fn wait_for_one(&mut self) -> Result<()> {
         match self.staging.store.block_on(self.in_flight.join_next())? {
             None => Ok(()),
-            Some(sent) => self.sent(sent),
+            Some(sent) => self.check_sent(sent),
         }
     }
 
-    /// How a part's task ended.
-    fn sent(&self, sent: Result<object_store::Result<()>, JoinError>) -> Result<()> {
+    /// Returns the error of a part's task, if it failed.
+    fn check_sent(&self, sent: Result<object_store::Result<()>, JoinError>) -> Result<()> {
         match sent {
             Ok(sent) => sent.map_err(|e| self.staging.error(e)),
             Err(e) => Err(Error::internal(format!("an upload's task ended: {e}"))),
         }
     }
 
-    /// Completes the upload and reads it back from its staging place; or keeps it in memory, if it is small
-    /// and can be put under its name at once.
+    /// Completes the upload and reads the staging object back. A small object is kept in memory instead if it
+    /// can be written to its name by one request.
     ///
     /// # Errors
-    /// The store's; `Io` where what is read back differs; `SnapshotVanished` where it is gone.
+    /// Fails with the store's errors, with `Io` if the object reads back differently, and with
+    /// `SnapshotVanished` if the staging object is gone.
     pub fn finish(mut self) -> Result<Staged> {
         let store = &self.staging.store;
         let is_small = self.parts == 0 && self.staging.begun.is_none();
         if is_small
             && let Some(direct) = store.direct()?
-            && let Some(room) = direct.room(self.part.len())
+            && let Some(reservation) = direct.reserve(self.part.len())
         {
-            // A part has room for more.
+            // Copy, since the part's buffer is larger than its content.
             let content = Bytes::copy_from_slice(&self.part);
-            let held = Held::new(store, direct, content, room);
-            return Ok(Staged(Waiting::InMemory(Box::new(held))));
+            let held = HeldObject::new(store, direct, content, reservation);
+            return Ok(Staged(StagedAs::HeldInMemory(Box::new(held))));
         }
         while !self.part.is_empty() && !is_small {
             self.send_part()?;
@@ -220,33 +227,34 @@ impl Upload {
         let Upload {
             part,
             mut staging,
-            likely,
+            likely_name,
             sum,
             bytes,
             ..
         } = self;
         let written = staging.complete(part)?;
-        let ahead = match &written {
-            Ok(()) => likely
-                .and_then(|below| Ahead::begin(&staging.store, &staging.name.path, below, bytes)),
+        let preparation = match &written {
+            Ok(()) => likely_name.and_then(|below| {
+                NamingPreparation::begin(&staging.store, &staging.name.path, below, bytes)
+            }),
             Err(_) => None,
         };
-        let staged = InStaging {
-            ahead: Mutex::new(ahead),
+        let staged = StagingObject {
+            preparation: Mutex::new(preparation),
             staging,
             sum: sum.finalize(),
             bytes,
         };
         let staging = &staged.staging;
-        let same = staged.is_same(&staging.name.path);
-        match (written, same) {
-            // Where it is there after an error, only the answer was lost.
-            (_, Ok(true)) => Ok(Staged(Waiting::InStaging(Box::new(staged)))),
+        let is_same = staged.is_same(&staging.name.path);
+        match (written, is_same) {
+            // If the object is there after an error, only the response was lost.
+            (_, Ok(true)) => Ok(Staged(StagedAs::StagingObject(Box::new(staged)))),
             (_, Err(e)) if e.reason() == Reason::Terminated => Err(e),
             (Err(e), _) => Err(staging.error(e)),
             (Ok(()), Err(e)) => Err(e),
             (Ok(()), Ok(false)) => Err(Reason::Io.error(format!(
-                    "{} was written and reads back differently: the store is at fault; check it before you rely on its snapshots",
+                    "{} reads back differently from what was written: the store is at fault; check it before you rely on its snapshots",
                     staging.full_name()
                 ),
             )),
@@ -256,18 +264,19 @@ impl Upload {
 
 impl Write for Upload {
     fn write(&mut self, b: &[u8]) -> io::Result<usize> {
-        let n = b.len().min(self.room() - self.part.len());
+        let n = b.len().min(self.buffer_size() - self.part.len());
         let store = &self.staging.store;
         if let Some((_, write)) = &store.bandwidth {
             write.take(n as u64, &store.cancel)?;
         }
-        // All at once: growing would copy. What is not used costs no memory. What comes first may be all, and is little.
-        if self.part.capacity() < self.room() && self.part.len() + n > self.part.capacity() {
-            let room = match self.bytes {
+        // Reserve memory once, since growing copies; unused memory costs nothing. The first bytes may be all:
+        // if they are few, reserve only what they need.
+        if self.part.capacity() < self.buffer_size() && self.part.len() + n > self.part.capacity() {
+            let more = match self.bytes {
                 0 if n < LITTLE => n,
-                _ => self.room() - self.part.len(),
+                _ => self.buffer_size() - self.part.len(),
             };
-            self.part.reserve_exact(room);
+            self.part.reserve_exact(more);
         }
         self.part.extend_from_slice(&b[..n]);
         self.sum.update(&b[..n]);
@@ -276,17 +285,17 @@ impl Write for Upload {
             && self.bytes > most
         {
             return Err(Reason::Configuration.error(format!(
-                    "the new snapshot has more than {} GiB, and this store copies no more at once: make it smaller by --compression zstd or less --keep-history, or write it to a local folder",
+                    "the new snapshot has more than {} GiB, and this store cannot copy larger objects: make it smaller with --compression zstd or a smaller --keep-history, or write it to a local folder",
                     most >> 30
                 ),
             )
             .into());
         }
-        if self.parts == 0 && self.part.len() == SMALL && self.staging.begin_beside() {
+        if self.parts == 0 && self.part.len() == SMALL && self.staging.begin_in_background() {
             return Ok(n);
         }
         let begun = self.staging.begun.as_ref();
-        if begun.is_some_and(JoinHandle::is_finished) || self.part.len() == self.room() {
+        if begun.is_some_and(JoinHandle::is_finished) || self.part.len() == self.buffer_size() {
             self.send_part()?;
             while self.part.len() >= self.part_size() {
                 self.send_part()?;
@@ -309,8 +318,8 @@ impl Staging {
         write_error(&self.full_name(), e)
     }
 
-    /// Begins the upload beside what is written meanwhile. False in a local folder, where nothing waits.
-    fn begin_beside(&mut self) -> bool {
+    /// Begins the multipart upload in the background. Returns false in a local folder, where nothing waits.
+    fn begin_in_background(&mut self) -> bool {
         let store = &self.store;
         if store.local_root.is_some() || self.begun.is_some() {
             return false;
@@ -337,25 +346,25 @@ impl Staging {
                     self.multipart = Some(multipart);
                     break;
                 }
-                // Another run removes the empty folder while this one makes it.
-                Err(e) if io_cause(&e) == Some(ErrorKind::NotFound) && tried < FOLDER_TRIES => {}
+                // Another process has removed the empty staging folder meanwhile.
+                Err(e) if io_cause(&e) == Some(ErrorKind::NotFound) && tried < FOLDER_ATTEMPTS => {}
                 Err(e) => return Err(self.error(e)),
             }
         }
         Ok(())
     }
 
-    /// Writes what is in no part yet, all at once, or puts the parts together.
-    fn complete(&mut self, all: Vec<u8>) -> Result<object_store::Result<()>> {
+    /// Completes the multipart upload; without one, writes the whole object by one request.
+    fn complete(&mut self, rest: Vec<u8>) -> Result<object_store::Result<()>> {
         *self.may_exist.get_mut() = true;
         let Some(multipart) = &mut self.multipart else {
             if let Some(root) = &self.store.local_root {
                 self.store.cancel.check()?;
-                let written = local::write(root, &self.name.path, &all);
+                let written = local::write(root, &self.name.path, &rest);
                 return Ok(written.map_err(local::unnamed_error));
             }
             let path = self.store.path(&self.name.path);
-            let put = self.store.inner.put(&path, PutPayload::from(all));
+            let put = self.store.inner.put(&path, PutPayload::from(rest));
             return Ok(self.store.block_on(put)?.map(|_| ()));
         };
         let completed = self.store.block_on(multipart.complete())?;
@@ -367,7 +376,7 @@ impl Staging {
 }
 
 impl Drop for Staging {
-    /// Nothing is left behind, if the store lets it.
+    /// Removes the upload and the staging object, if the store lets us.
     fn drop(&mut self) {
         let store = &self.store;
         if let Some(begun) = self.begun.take() {
@@ -384,7 +393,7 @@ impl Drop for Staging {
         if let Some(mut multipart) = self.multipart.take()
             && let Err(e) = store.clean_up(multipart.abort())
         {
-            tracing::warn!(staging = %self.name.path, "an unfinished upload could not be aborted: {e}");
+            tracing::warn!(staging = %self.name.path, "cannot abort an unfinished upload: {e}");
         }
         if *self.may_exist.get_mut()
             && let Err(e) = store.clean_up(store.inner.delete(&store.path(&self.name.path)))
@@ -396,47 +405,47 @@ impl Drop for Staging {
 }
 
 impl Staged {
-    /// Bytes of the object.
+    /// Returns the object's size in bytes.
     pub fn bytes(&self) -> u64 {
         match &self.0 {
-            Waiting::InStaging(staged) => staged.bytes,
-            Waiting::InMemory(held) => held.bytes(),
+            StagedAs::StagingObject(staged) => staged.bytes,
+            StagedAs::HeldInMemory(held) => held.bytes(),
         }
     }
 
-    /// Gives the object its name, unless something else has it.
+    /// Gives the object its name, unless another object has it.
     ///
-    /// Where two runs give the same object its name in the same moment, both have created it. On a
-    /// store that cannot copy on a condition, or ignores it, writers look out for each other (`claim`).
+    /// If two processes publish the same object at once, both may return `Created`. On a store that has no
+    /// conditional copies or ignores the condition, writers claim names (`claim`).
     ///
     /// # Errors
-    /// The store's; `Io` where the named object has another size, or reads back differently;
-    /// `SnapshotVanished` where the staging object or the named one is gone.
+    /// Fails with the store's errors, with `Io` if the named object has another size or reads back
+    /// differently, and with `SnapshotVanished` if the staging object or the named object is gone.
     pub fn publish(&self, below: &str) -> Result<Published> {
         let published = self.name(below)?;
-        if let Waiting::InStaging(staged) = &self.0 {
+        if let StagedAs::StagingObject(staged) = &self.0 {
             staged.staging.store.sync_names([below])?;
         }
         Ok(published)
     }
 
-    /// As [`publish`](Self::publish), and the name may not outlast a loss of power before
-    /// [`sync_names`](Store::sync_names).
+    /// Gives the object its name like [`publish`](Self::publish), but the name may not survive a power loss
+    /// before [`sync_names`](Store::sync_names) is called.
     ///
     /// # Errors
-    /// As [`publish`](Self::publish).
+    /// Fails with the errors of [`publish`](Self::publish).
     pub fn name(&self, below: &str) -> Result<Published> {
         match &self.0 {
-            Waiting::InStaging(staged) => staged.name(below),
-            Waiting::InMemory(held) => held.publish(below),
+            StagedAs::StagingObject(staged) => staged.name(below),
+            StagedAs::HeldInMemory(held) => held.publish(below),
         }
     }
 }
 
-impl InStaging {
+impl StagingObject {
     fn name(&self, below: &str) -> Result<Published> {
         let store = &self.staging.store;
-        // A name that object_store writes in another way is not taken apart here.
+        // Rename only if the path is the same in the crate's spelling.
         if let Some(root) = &store.local_root
             && store.path(below).as_ref() == below
         {
@@ -444,17 +453,17 @@ impl InStaging {
             let renamed = root.rename_if_free(&self.staging.name.path, below);
             let failed = |e| write_error(&store.name(below), local::unnamed_error(e));
             match renamed.map_err(failed)? {
-                Renamed::Done => {
+                RenameOutcome::Done => {
                     self.staging.may_exist.store(false, Ordering::Relaxed);
                     return Ok(Published::Created);
                 }
-                Renamed::Taken => return self.compare(below, Published::Identical),
-                Renamed::NotSo => {}
+                RenameOutcome::Taken => return self.compare(below, Published::Identical),
+                RenameOutcome::NotPossible => {}
             }
         }
         let ignores_conditions = store.ignores_conditions()?;
-        // Some servers take the condition and ignore it: look first.
-        let Looked { exists, copy } = self.look_ahead(below)?;
+        // The condition alone is not enough: some servers accept it and ignore it.
+        let NameCheck { exists, copy } = self.check_name(below)?;
         if exists {
             return self.compare(below, Published::Identical);
         }
@@ -463,7 +472,7 @@ impl InStaging {
         }
         use object_store::Error as E;
         let copied = match copy {
-            Some(copy) => as_copy(below, copy.complete()?),
+            Some(copy) => as_copy_result(below, copy.complete()?),
             None => self.copy_to(below, CopyMode::Create)?,
         };
         match copied {
@@ -472,31 +481,37 @@ impl InStaging {
                 Ok(Published::Created)
             }
             Err(E::NotSupported { .. } | E::NotImplemented { .. }) => self.publish_claimed(below),
-            // Another run was faster, or this request took effect and its answer was lost.
+            // Another process was faster, or this request took effect and its response was lost.
             Err(e) if is_taken(&e) => self.compare(below, Published::Created),
-            Err(e) => self.answer_lost(below, e),
+            Err(e) => self.check_failed_copy(below, e),
         }
     }
 
-    /// Looks what has the name, unless that was begun when this was read back.
-    fn look_ahead(&self, below: &str) -> Result<Looked> {
+    /// Checks whether the name is free, or takes the result that was prepared during the reading back.
+    fn check_name(&self, below: &str) -> Result<NameCheck> {
         let store = &self.staging.store;
-        let begun = lock(&self.ahead).take();
-        let begun = match begun {
-            Some(ahead) if ahead.below() == below => Some(ahead),
-            // Another name.
-            _ => Ahead::begin(store, &self.staging.name.path, below.to_owned(), self.bytes),
+        let prepared = lock(&self.preparation).take();
+        let preparation = match prepared {
+            Some(preparation) if preparation.below() == below => Some(preparation),
+            // None was prepared, or one for another name.
+            _ => NamingPreparation::begin(
+                store,
+                &self.staging.name.path,
+                below.to_owned(),
+                self.bytes,
+            ),
         };
-        match begun {
-            Some(ahead) => ahead.end(),
-            None => Ok(Looked {
+        match preparation {
+            Some(preparation) => preparation.end(),
+            None => Ok(NameCheck {
                 exists: store.exists(below)?,
                 copy: None,
             }),
         }
     }
 
-    /// What has the name, against this: `if_same`, if it holds the same bytes.
+    /// Compares this object with the one that has the name. Returns `if_same` if they are equal, else
+    /// `Taken`.
     fn compare(&self, below: &str, if_same: Published) -> Result<Published> {
         Ok(match self.is_same(below)? {
             true => if_same,
@@ -504,8 +519,8 @@ impl InStaging {
         })
     }
 
-    /// A copy that was answered with an error may have been made all the same.
-    fn answer_lost(&self, below: &str, e: object_store::Error) -> Result<Published> {
+    /// Decides after a copy failed with `e`: the copy may have been made all the same.
+    fn check_failed_copy(&self, below: &str, e: object_store::Error) -> Result<Published> {
         match self.is_same(below) {
             Ok(true) => Ok(Published::Created),
             Err(e) if e.reason() == Reason::Terminated => Err(e),
@@ -513,8 +528,8 @@ impl InStaging {
         }
     }
 
-    /// Gives the object its name where no condition helps: while nobody else claims it, and only if it
-    /// is free. What has the name then is read and compared.
+    /// Gives the object its name on a store without conditional copies: under a claim, and only if the name
+    /// is free. Then reads the named object and compares it.
     fn publish_claimed(&self, below: &str) -> Result<Published> {
         let store = &self.staging.store;
         let claim = Claim::take(store, below)?;
@@ -530,30 +545,30 @@ impl InStaging {
             copied => copied,
         };
         match copied {
-            // Somebody who makes no claims may have written it in the same moment.
+            // A process that makes no claims may have written the object at the same time.
             Ok(()) => self.compare(below, Published::Created),
-            Err(e) => self.answer_lost(below, e),
+            Err(e) => self.check_failed_copy(below, e),
         }
     }
 
-    /// Has the store copy the staging object.
+    /// Lets the store copy the staging object to the name.
     fn copy_to(&self, below: &str, mode: CopyMode) -> Result<object_store::Result<()>> {
         let store = &self.staging.store;
         let (from, to) = (store.path(&self.staging.name.path), store.path(below));
-        let copying = store.copying().filter(|c| self.bytes > c.most());
-        let Some(copying) = copying else {
+        let copier = store.copier().filter(|c| self.bytes > c.most());
+        let Some(copier) = copier else {
             let options = CopyOptions::new().with_mode(mode);
             return store.block_on(store.inner.copy_opts(&from, &to, options));
         };
         let if_free = matches!(mode, CopyMode::Create);
         let copied = store.block_on(async {
-            let prepared = copying.prepare((&from, &to), self.bytes).await?;
-            copying.complete(&to, prepared, if_free).await
+            let unnamed = copier.prepare((&from, &to), self.bytes).await?;
+            copier.complete(&to, unnamed, if_free).await
         })?;
-        Ok(as_copy(below, copied))
+        Ok(as_copy_result(below, copied))
     }
 
-    /// For a store that cannot copy: reads the staging object, and writes it once more.
+    /// Reads the staging object and writes it to the name, for a store that cannot copy.
     fn write_again(&self, below: &str) -> Result<object_store::Result<()>> {
         let store = &self.staging.store;
         let mut object = store.read(&self.staging.name.path);
@@ -579,45 +594,48 @@ impl InStaging {
         if !matches!(written, Ok(Ok(_)))
             && let Err(e) = store.clean_up(multipart.abort())
         {
-            tracing::warn!("an unfinished upload could not be aborted: {e}");
+            tracing::warn!("cannot abort an unfinished upload: {e}");
         }
         Ok(written?.map(|_| ()))
     }
 
-    /// The store has copied what was read back; that it did so whole is all there is to see.
+    /// Checks the size of the named object. The store has copied the bytes that were read back, so the size
+    /// is enough.
     fn check_size(&self, below: &str) -> Result<()> {
         let store = &self.staging.store;
         let name = store.name(below);
         let (path, staging) = (store.path(below), store.path(&self.staging.name.path));
-        // The staging object is of no more use, and its removal need not wait.
+        // Delete the staging object at the same time: it is not needed any more.
         let removal = async {
-            let removed = tokio::time::timeout(PATIENCE, store.inner.delete(&staging)).await;
+            let delete = store.inner.delete(&staging);
+            let removed = tokio::time::timeout(CLEAN_UP_PATIENCE, delete).await;
             if matches!(removed, Ok(Ok(()))) {
                 self.staging.may_exist.store(false, Ordering::Relaxed);
             }
         };
-        let look = store.inner.head(&path);
-        let seen = match store.local_root {
-            Some(_) => store.block_on(look)?,
-            // Who cancels the run then does not cancel what only tidies up.
+        let head = store.inner.head(&path);
+        let meta = match store.local_root {
+            Some(_) => store.block_on(head)?,
             None => {
-                let both = async { futures::join!(store.cancel.or(look), removal).0 };
+                // A cancellation ends the check, but not the deletion.
+                let both = async { futures::join!(store.cancel.or(head), removal).0 };
                 store.handle.block_on(both)?
             }
         };
-        match seen {
+        match meta {
             Ok(object) if object.size == self.bytes => Ok(()),
             Ok(object) => Err(Reason::Io.error(format!(
-                    "{name} was written with {} bytes and has {}: the store is at fault, or somebody else wrote it in the same moment; check it before you rely on its snapshots",
-                    self.bytes, object.size
+                    "{name} has {} bytes, and {} were written: the store is at fault, or another process wrote the object at the same time; check it before you rely on its snapshots",
+                    object.size, self.bytes
                 ),
             )),
             Err(object_store::Error::NotFound { .. }) => Err(Reason::SnapshotVanished.error(format!("{name} was written and is gone: it was deleted meanwhile; run again"),
             )),
-            Err(e) => Err(store_error(format!("look at {name}"), e)),
+            Err(e) => Err(store_error(format!("read the headers of {name}"), e)),
         }
     }
 
+    /// Reads an object, and returns whether it has the uploaded bytes.
     fn is_same(&self, below: &str) -> Result<bool> {
         let store = &self.staging.store;
         let mut object = store.fetch(below, self.bytes);
@@ -638,13 +656,13 @@ impl InStaging {
     }
 }
 
-/// What became of a copy, as the object_store crate says it.
-fn as_copy(below: &str, copied: Result<Copied>) -> object_store::Result<()> {
+/// Returns the result of a copy by ranges as one of the object_store crate.
+fn as_copy_result(below: &str, copied: Result<CopyOutcome>) -> object_store::Result<()> {
     use object_store::Error as E;
     let path = below.to_owned();
     match copied {
-        Ok(Copied::Done) => Ok(()),
-        Ok(Copied::Taken) => Err(E::AlreadyExists {
+        Ok(CopyOutcome::Done) => Ok(()),
+        Ok(CopyOutcome::Taken) => Err(E::AlreadyExists {
             path,
             source: "the name is taken".into(),
         }),

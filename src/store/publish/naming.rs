@@ -1,112 +1,113 @@
-//! The first steps of giving an upload its name, beside reading it back: whether the name is free, and a copy of
-//! the staging object that nobody sees before it is completed.
+//! Prepares the naming of a staged object while it is read back: checks whether the name is free, and copies
+//! the staging object to an upload that nobody sees before it is completed.
 //!
-//! Nothing is named here. `publish` calls it, and decides.
+//! Gives no name. Called by `publish`, which decides.
 
 use crate::error::{Error, Result};
 use crate::store::Store;
-use crate::store::s3::{Copied, Prepared};
+use crate::store::s3::{CopyOutcome, UnnamedCopy};
 use object_store::path::Path;
 use tokio::sync::oneshot;
 
-/// These steps, under way. Dropping this undoes them.
-pub(super) struct Ahead {
+/// A preparation under way. Dropping this undoes it.
+pub(super) struct NamingPreparation {
     store: Store,
     below: String,
-    work: Option<oneshot::Receiver<Found>>,
+    result: Option<oneshot::Receiver<PreparationResult>>,
 }
 
-struct Found {
+struct PreparationResult {
     exists: Result<bool>,
-    copy: Option<Prepared>,
+    copy: Option<UnnamedCopy>,
 }
 
-/// What was found at a name.
-pub(super) struct Looked {
-    /// Something has the name.
+/// The result of a check of a name.
+pub(super) struct NameCheck {
+    /// An object has the name.
     pub(super) exists: bool,
-    /// A copy for it, if the store copies step by step.
-    pub(super) copy: Option<Waiting>,
+    /// A copy for the name, if the store copies by ranges.
+    pub(super) copy: Option<PreparedCopy>,
 }
 
 /// A copy that waits for its name. Dropping this removes it.
-pub(super) struct Waiting {
+pub(super) struct PreparedCopy {
     store: Store,
     to: Path,
-    copy: Option<Prepared>,
+    copy: Option<UnnamedCopy>,
 }
 
-impl Ahead {
-    /// Begins with the staging object `from`, which has so many bytes. `None` in a local folder, where nothing waits.
+impl NamingPreparation {
+    /// Begins to prepare the name `below` for the staging object `from` of `bytes` bytes. Returns `None` in a
+    /// local folder, where nothing waits, and if the system has no thread left.
     pub(super) fn begin(store: &Store, from: &str, below: String, bytes: u64) -> Option<Self> {
         if store.local_root.is_some() {
             return None;
         }
-        let (from, to) = (store.path(from), store.path(&below));
-        let (of_work, name) = (store.clone(), below.clone());
-        let (tell, work) = oneshot::channel();
+        let (sender, receiver) = oneshot::channel();
+        let (of_thread, from, name) = (store.clone(), from.to_owned(), below.clone());
         let thread = std::thread::Builder::new().spawn(move || {
-            let store = &of_work;
-            let copy = async {
-                // Where writers make claims, a copy begins later.
-                let copying = store.copying().filter(|_| !store.is_known_to_ignore())?;
-                let copy = copying.prepare((&from, &to), bytes).await;
-                // It is tried again, and fails again where it matters.
-                copy.inspect_err(|e| tracing::debug!("{e}")).ok()
-            };
-            let found = async { futures::join!(store.is_there(&name), copy) };
-            let (exists, copy) = store.handle.block_on(found);
-            let _ = tell.send(Found { exists, copy });
+            let _ = sender.send(prepare(&of_thread, &from, &name, bytes));
         });
         thread.ok()?;
-        Some(Ahead {
+        Some(NamingPreparation {
             store: store.clone(),
             below,
-            work: Some(work),
+            result: Some(receiver),
         })
     }
 
-    /// The name.
+    /// Returns the name that is prepared.
     pub(super) fn below(&self) -> &str {
         &self.below
     }
 
-    /// Waits for what was found.
+    /// Waits for the result.
     ///
     /// # Errors
-    /// The store's; `Terminated`.
-    pub(super) fn end(mut self) -> Result<Looked> {
-        let found = match &mut self.work {
-            Some(work) => self.store.block_on(work)?,
-            None => return Err(Error::internal("a naming that was ended twice")),
+    /// Fails with the store's errors, and with `Terminated`.
+    pub(super) fn end(mut self) -> Result<NameCheck> {
+        let result = match &mut self.result {
+            Some(receiver) => self.store.block_on(receiver)?,
+            None => return Err(Error::internal("the preparation of a name ended twice")),
         };
-        self.work = None;
-        let found = found.map_err(|e| Error::internal(format!("a naming's task ended: {e}")))?;
-        let copy = found.copy.map(|copy| Waiting {
+        self.result = None;
+        let result = result
+            .map_err(|e| Error::internal(format!("the preparation of a name panicked: {e}")))?;
+        let copy = result.copy.map(|copy| PreparedCopy {
             store: self.store.clone(),
             to: self.store.path(&self.below),
             copy: Some(copy),
         });
-        let exists = found.exists?;
-        Ok(Looked { exists, copy })
+        let exists = result.exists?;
+        Ok(NameCheck { exists, copy })
     }
 }
 
-impl Drop for Ahead {
+/// Does the work of a preparation, on a thread of its own.
+fn prepare(store: &Store, from: &str, below: &str, bytes: u64) -> PreparationResult {
+    let (from, to) = (store.path(from), store.path(below));
+    let copy = async {
+        // If writers claim names, a copy must begin after the claim.
+        let copier = store.copier().filter(|_| !store.is_known_to_ignore())?;
+        let copy = copier.prepare((&from, &to), bytes).await;
+        // The naming copies again then, and reports the error.
+        copy.inspect_err(|e| tracing::debug!("{e}")).ok()
+    };
+    let both = async { futures::join!(store.is_there(below), copy) };
+    let (exists, copy) = store.handle.block_on(both);
+    PreparationResult { exists, copy }
+}
+
+impl Drop for NamingPreparation {
     fn drop(&mut self) {
-        let Some(work) = self.work.take() else {
+        let Some(receiver) = self.result.take() else {
             return;
         };
         let (store, to) = (&self.store, self.store.path(&self.below));
         let undone = store.clean_up(async {
-            if let (
-                Ok(Found {
-                    copy: Some(copy), ..
-                }),
-                Some(copying),
-            ) = (work.await, store.copying())
-            {
-                copying.give_up(&to, copy).await;
+            let copy = receiver.await.ok().and_then(|result| result.copy);
+            if let (Some(copy), Some(copier)) = (copy, store.copier()) {
+                copier.discard(&to, copy).await;
             }
             Ok(())
         });
@@ -116,29 +117,29 @@ impl Drop for Ahead {
     }
 }
 
-impl Waiting {
-    /// Gives the copy its name, on condition that it is free.
+impl PreparedCopy {
+    /// Gives the copy its name, on condition that the name is free.
     ///
     /// # Errors
-    /// The store's; `Terminated`.
-    pub(super) fn complete(mut self) -> Result<Result<Copied>> {
-        match (self.copy.take(), self.store.copying()) {
-            (Some(copy), Some(copying)) => {
-                self.store.block_on(copying.complete(&self.to, copy, true))
+    /// Fails with the store's errors, and with `Terminated`.
+    pub(super) fn complete(mut self) -> Result<Result<CopyOutcome>> {
+        match (self.copy.take(), self.store.copier()) {
+            (Some(copy), Some(copier)) => {
+                self.store.block_on(copier.complete(&self.to, copy, true))
             }
-            _ => Err(Error::internal("a copy that was completed twice")),
+            _ => Err(Error::internal("a copy was completed twice")),
         }
     }
 }
 
-impl Drop for Waiting {
+impl Drop for PreparedCopy {
     fn drop(&mut self) {
-        if let (Some(copy), Some(copying)) = (self.copy.take(), self.store.copying()) {
-            let given_up = self.store.clean_up(async {
-                copying.give_up(&self.to, copy).await;
+        if let (Some(copy), Some(copier)) = (self.copy.take(), self.store.copier()) {
+            let discarded = self.store.clean_up(async {
+                copier.discard(&self.to, copy).await;
                 Ok(())
             });
-            if let Err(e) = given_up {
+            if let Err(e) = discarded {
                 tracing::warn!("an unfinished upload of {} is left behind: {e}", self.to);
             }
         }

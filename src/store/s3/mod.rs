@@ -1,16 +1,18 @@
-//! What S3 can do and the object_store crate has no call for: versions, unfinished uploads, object lock, copies by ranges.
+//! Requests of S3 that the object_store crate has no call for: versions, unfinished uploads, object lock,
+//! copies by ranges.
 //!
-//! Here is how a request is addressed and signed; it is sent the way all others go (`wire`).
+//! This file addresses and signs a request; `retrying_client` sends it. `copy` and `versions` know what to
+//! request, as does `object_lock`.
 
 mod copy;
 mod versions;
 
-pub(super) use copy::{Copied, Copying, Prepared};
+pub(super) use copy::{CopyOutcome, RangeCopier, UnnamedCopy};
 pub use versions::{ObjectVersion, UnfinishedUpload, Versioning};
 
 use super::Store;
 use super::errors::store_error;
-use super::retrying_client::{Answer, RetryingClient, query_string, request};
+use super::retrying_client::{RetryingClient, StoreResponse, query_string, request};
 use crate::error::{Error, Result};
 use http::Method;
 use md5::{Digest, Md5};
@@ -21,82 +23,90 @@ use object_store::signer::Signer;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A signature that is thrown away, with this time in it.
-const ADDRESS_LASTS: Duration = Duration::from_secs(60);
+/// The lifetime of a signature that is made only to learn an object's URL.
+const UNUSED_SIGNATURE_LIFETIME: Duration = Duration::from_secs(60);
 
-/// The requests of one S3 bucket.
+/// A client for one bucket.
 pub struct S3 {
     store: Arc<AmazonS3>,
-    wire: RetryingClient,
+    client: RetryingClient,
     region: String,
     request_payer: bool,
 }
 
 impl S3 {
-    /// `region` as the store's builder has it; S3's own default where it has none.
+    /// Returns a client. Without a `region`, it signs for S3's default region.
     pub fn new(
         store: Arc<AmazonS3>,
-        wire: RetryingClient,
+        client: RetryingClient,
         region: Option<String>,
         request_payer: bool,
     ) -> Self {
         S3 {
             store,
-            wire,
+            client,
             region: region.unwrap_or_else(|| "us-east-1".to_owned()),
             request_payer,
         }
     }
 
-    /// The bucket's name.
+    /// Returns the bucket's name.
     fn bucket(&self) -> String {
-        // The crate tells it nowhere else.
+        // The crate shows the name only in its Display.
         let shown = self.store.to_string();
         let name = shown.strip_prefix("AmazonS3(");
         let name = name.and_then(|n| n.strip_suffix(')'));
         name.unwrap_or(&shown).to_owned()
     }
 
-    /// Asks for something of an object, or of the bucket if `path` is empty; as [`ask`](Self::ask).
+    /// Requests something about an object, or about the bucket if `path` is empty. See [`send`](Self::send).
     pub(super) async fn get(
         &self,
-        what: &str,
+        action: &str,
         path: &Path,
         query: &[(&str, &str)],
-    ) -> Result<Answer> {
-        self.ask(what, Method::GET, path, query, &[], String::new())
+    ) -> Result<StoreResponse> {
+        self.send(action, Method::GET, path, query, &[], String::new())
             .await
     }
 
-    /// Deletes something that may be gone already.
-    async fn delete(&self, what: &str, path: &Path, query: &[(&str, &str)]) -> Result<Answer> {
-        self.ask(what, Method::DELETE, path, query, &[], String::new())
+    /// Deletes something that may not exist.
+    async fn delete(
+        &self,
+        action: &str,
+        path: &Path,
+        query: &[(&str, &str)],
+    ) -> Result<StoreResponse> {
+        self.send(action, Method::DELETE, path, query, &[], String::new())
             .await
     }
 
-    /// Asks something of an object, or of the bucket if `path` is empty.
+    /// Sends a request about an object, or about the bucket if `path` is empty. `action` describes it in
+    /// messages.
     ///
     /// # Errors
-    /// If nothing was answered. A refusal is an answer.
-    pub(super) async fn ask(
+    /// Fails if there is no response. A refusal is a response.
+    pub(super) async fn send(
         &self,
-        what: &str,
+        action: &str,
         method: Method,
         path: &Path,
         query: &[(&str, &str)],
         headers: &[(&'static str, String)],
         body: String,
-    ) -> Result<Answer> {
+    ) -> Result<StoreResponse> {
         let mut headers = headers.to_vec();
         if !body.is_empty() {
-            // S3 demands it, or a checksum of its own kind, of tags and retentions.
+            // For tags and retentions, S3 requires this header or a checksum.
             let sum = base64_simd::STANDARD.encode_to_string(Md5::digest(&body));
             headers.push(("content-md5", sum));
             headers.push(("content-type", "application/xml".to_owned()));
         }
-        // The crate tells the address only with a signature in the query.
-        let address = self.store.signed_url(Method::GET, path, ADDRESS_LASTS);
-        let mut url = address.await.map_err(|e| store_error(what, e))?;
+        // The crate shows an object's URL only with a signature in the query.
+        let signed = self
+            .store
+            .signed_url(Method::GET, path, UNUSED_SIGNATURE_LIFETIME);
+        let mut url = signed.await.map_err(|e| store_error(action, e))?;
         url.set_query(Some(&query_string(query)));
         let request = request(method, &url, &headers, body)?;
         let sign = async |request: &mut HttpRequest| {
@@ -105,14 +115,14 @@ impl S3 {
                 .with_request_payer(self.request_payer)
                 .try_authorize(request, None)
         };
-        self.wire.send(what, request, sign).await
+        self.client.send(action, request, sign).await
     }
 }
 
 impl Store {
-    /// What S3 can do, for what only S3 has.
-    fn s3(&self, what: &str) -> Result<&S3> {
+    /// Returns the client of S3's own requests.
+    fn s3(&self, action: &str) -> Result<&S3> {
         let s3 = self.s3.as_deref();
-        s3.ok_or_else(|| Error::internal(format!("cannot {what}: this store is not S3")))
+        s3.ok_or_else(|| Error::internal(format!("cannot {action}: this store is not S3")))
     }
 }

@@ -1,107 +1,112 @@
-//! What a plain listing does not show: versions behind others, deletion marks, unfinished uploads.
+//! What a plain listing does not show: old versions, delete markers, unfinished uploads. S3 only.
 //!
-//! S3 only; other stores have none that this could tell. `ops::gc` deletes them, `ops::object_lock` locks them.
+//! Lists and deletes them; does not decide which. Called by `ops::gc`, which deletes them, and
+//! `ops::object_lock`, which locks them.
 
 use crate::error::{Reason, Result};
-use crate::store::listing::{Course, ENDLESS};
-use crate::store::retrying_client::Answer;
-use crate::store::xml::{Document, Entry, Fields};
+use crate::store::listing::{ENDLESS, ListingProgress};
+use crate::store::retrying_client::StoreResponse;
+use crate::store::xml::{Document, EntryFields, PageEntry};
 use crate::store::{Store, store_error};
 use chrono::{DateTime, Utc};
 use object_store::ObjectStoreExt;
 use object_store::path::Path;
 
-/// Entries of a page.
+/// The most entries of a page.
 const PAGE: &str = "1000";
 
-/// Whether a bucket keeps what is overwritten or deleted.
+/// Whether a bucket keeps old versions of objects that are overwritten or deleted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Versioning {
-    /// What is deleted is gone.
+    /// No: a deleted object is gone.
     Off,
-    /// A deletion only hides.
+    /// Yes: a deletion only hides an object.
     Enabled,
-    /// It was enabled once: there may be older versions, new ones are not kept.
+    /// No longer: there may be old versions, and no new ones are kept.
     Suspended,
-    /// The store does not tell, and why.
+    /// The store does not say, for this reason.
     Unknown(String),
 }
 
-/// A version of an object, or the mark of a deletion.
+/// A version of an object, or a delete marker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObjectVersion {
-    /// Below the store's prefix, with `/` between folders.
+    /// The object's path below the store's prefix, with `/` between folders.
     pub path: String,
-    /// `null` for what was written while there were no versions.
+    /// The version's ID; `null` if it was written while the bucket kept no versions.
     pub version: String,
-    /// Whether it is the one that a plain request sees.
+    /// Whether a request without a version sees this one.
     pub is_latest: bool,
-    /// Whether it marks a deletion, and is no object.
+    /// Whether this is a delete marker, not an object.
     pub is_delete_marker: bool,
-    /// Size in the store; 0 for a deletion's mark.
+    /// Size in the store; 0 for a delete marker.
     pub bytes: u64,
     /// When it was written, by the store's clock.
     pub modified: DateTime<Utc>,
 }
 
-/// A multipart upload that was neither completed nor given up.
+/// A multipart upload that was neither completed nor aborted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnfinishedUpload {
-    /// What it would become, below the store's prefix.
+    /// The path of the object that it would become, below the store's prefix.
     pub path: String,
-    /// The store's name for it.
+    /// The store's ID of the upload.
     pub id: String,
-    /// When it began, by the store's clock.
+    /// When the upload began, by the store's clock.
     pub begun: DateTime<Utc>,
 }
 
 impl Store {
-    /// Whether the bucket keeps versions. A store that cannot is `Off`.
+    /// Returns whether the bucket keeps versions: `Off` on stores that are not S3.
     ///
     /// # Errors
-    /// `StoreUnreachable`, `Unauthenticated`, `NoSnapshots` where the bucket is not there.
+    /// Fails with `StoreUnreachable`, `Unauthenticated`, or `NoSnapshots` if the bucket does not exist.
     pub fn versioning(&self) -> Result<Versioning> {
         let Some(s3) = &self.s3 else {
             return Ok(Versioning::Off);
         };
-        let what = format!("ask whether {} keeps versions", self.url());
+        let action = format!("ask whether {} keeps versions", self.url());
         let bucket = Path::default();
-        let asked = s3.get(&what, &bucket, &[("versioning", "")]);
-        read_versioning(&what, &self.block_on(asked)??)
+        let response = s3.get(&action, &bucket, &[("versioning", "")]);
+        read_versioning(&action, &self.block_on(response)??)
     }
 
-    /// The version of an object that a plain request sees; `None` where the store tells none.
+    /// Returns the ID of the version that a plain request sees, or `None` if the store does not say.
     ///
     /// # Errors
-    /// The store's; `SnapshotVanished` where the object is not there.
+    /// Fails with the store's errors, and with `SnapshotVanished` if the object does not exist.
     pub fn current_version(&self, below: &str) -> Result<Option<String>> {
         match self.block_on(self.inner.head(&self.path(below)))? {
             Ok(meta) => Ok(meta.version),
             Err(object_store::Error::NotFound { .. }) => Err(Reason::SnapshotVanished.error(
                 format!("{} was listed and is gone: run again", self.name(below)),
             )),
-            Err(e) => Err(store_error(format!("look at {}", self.name(below)), e)),
+            Err(e) => Err(store_error(
+                format!("read the headers of {}", self.name(below)),
+                e,
+            )),
         }
     }
 
-    /// All versions of the objects in some folders below the prefix, and the marks of deletions.
+    /// Returns all versions and delete markers in some folders below the prefix.
     ///
     /// # Errors
-    /// As [`objects`](Self::objects); `Configuration` where the store has no such listing.
+    /// Fails with the errors of [`objects`](Self::objects), and with `Configuration` if the store has no such
+    /// listing.
     pub fn versions(&self, folders: &[&str]) -> Result<Vec<ObjectVersion>> {
         let mut all = Vec::new();
-        self.each_version(folders, |v| {
-            all.push(v);
+        self.each_version(folders, |version| {
+            all.push(version);
             Ok(())
         })?;
         Ok(all)
     }
 
-    /// The same, one by one, with a page of them in memory. The versions of an object follow each
+    /// Calls `each` for all versions, with one page of them in memory. The versions of one object follow each
     /// other, the newest first.
     ///
     /// # Errors
-    /// As [`versions`](Self::versions), and those of `each`.
+    /// Fails with the errors of [`versions`](Self::versions) and of `each`.
     pub fn each_version(
         &self,
         folders: &[&str],
@@ -114,25 +119,25 @@ impl Store {
         Ok(())
     }
 
-    /// The versions of objects whose names begin so.
+    /// Calls `each` for the versions of all objects whose keys begin with `prefix`.
     pub(in crate::store) async fn versions_behind(
         &self,
         prefix: String,
         mut each: impl FnMut(ObjectVersion) -> Result<()>,
     ) -> Result<()> {
-        let what = format!("list the versions in {}", self.url());
-        self.pages(&what, &VERSIONS, &prefix, |entry, path| match entry {
-            Entry::Version(fields) => Some(each(version_of(&fields, path, false)?)),
-            Entry::DeleteMarker(fields) => Some(each(version_of(&fields, path, true)?)),
-            Entry::Upload(_) => Some(Ok(())),
+        let action = format!("list the versions in {}", self.url());
+        self.pages(&action, &VERSIONS, &prefix, |entry, path| match entry {
+            PageEntry::Version(fields) => Some(each(version_of(&fields, path, false)?)),
+            PageEntry::DeleteMarker(fields) => Some(each(version_of(&fields, path, true)?)),
+            PageEntry::Upload(_) => Some(Ok(())),
         })
         .await
     }
 
-    /// Deletes a version for good, or the mark of a deletion; one that is not there is deleted.
+    /// Deletes a version or a delete marker for good. Succeeds if it does not exist.
     ///
     /// # Errors
-    /// The store's; `PermissionDenied` also where it is locked.
+    /// Fails with the store's errors, and with `PermissionDenied` also if the version is locked.
     pub fn delete_version(&self, below: &str, version: &str) -> Result<()> {
         self.block_on(self.delete_version_of(below, version))?
     }
@@ -142,14 +147,14 @@ impl Store {
         below: &str,
         version: &str,
     ) -> Result<()> {
-        let what = format!("delete the version {version} of {}", self.name(below));
+        let action = format!("delete the version {version} of {}", self.name(below));
         let (path, query) = (self.path(below), [("versionId", version)]);
-        let answer = self.s3(&what)?.delete(&what, &path, &query).await?;
-        let is_wrong = answer.status == 400;
-        match answer.removed(&what) {
-            // versitygw's word for a version that is not there any more.
+        let response = self.s3(&action)?.delete(&action, &path, &query).await?;
+        let is_wrong = response.status == 400;
+        match response.removed(&action) {
+            // versitygw's error for a version that does not exist.
             Err(e) if is_wrong && e.to_string().contains("Invalid version id") => Ok(()),
-            // MinIO's word for "locked" is that of a request that is wrong.
+            // MinIO's error for a locked version has the status of a bad request.
             Err(e) if is_wrong && e.to_string().contains("WORM") => {
                 Err(Reason::PermissionDenied.error(e.to_string()))
             }
@@ -157,11 +162,12 @@ impl Store {
         }
     }
 
-    /// The unfinished multipart uploads below the prefix. Some servers tell of none but those of an
-    /// object that is named; they give them up by themselves.
+    /// Returns the unfinished multipart uploads below the prefix. Some servers list only those of one named
+    /// object, and abort old uploads by themselves.
     ///
     /// # Errors
-    /// As [`objects`](Self::objects); `Configuration` where the store has no such listing.
+    /// Fails with the errors of [`objects`](Self::objects), and with `Configuration` if the store has no such
+    /// listing.
     pub fn uploads(&self) -> Result<Vec<UnfinishedUpload>> {
         let prefix = match self.path("").as_ref() {
             "" => String::new(),
@@ -170,15 +176,15 @@ impl Store {
         self.block_on(self.uploads_of(prefix))?
     }
 
-    /// The unfinished uploads of objects whose names begin so.
+    /// Returns the unfinished uploads of all objects whose keys begin with `prefix`.
     pub(in crate::store) async fn uploads_of(
         &self,
         prefix: String,
     ) -> Result<Vec<UnfinishedUpload>> {
-        let what = format!("list the unfinished uploads in {}", self.url());
+        let action = format!("list the unfinished uploads in {}", self.url());
         let mut uploads = Vec::new();
-        let pages = self.pages(&what, &UPLOADS, &prefix, |entry, path| {
-            if let Entry::Upload(fields) = entry {
+        let pages = self.pages(&action, &UPLOADS, &prefix, |entry, path| {
+            if let PageEntry::Upload(fields) = entry {
                 uploads.push(upload_of(&fields, path)?);
             }
             Some(Ok(()))
@@ -187,59 +193,55 @@ impl Store {
         Ok(uploads)
     }
 
-    /// Gives an unfinished upload up, so that its parts take no room; one that is not there is given
-    /// up.
+    /// Aborts an unfinished upload and frees its parts. Succeeds if it does not exist.
     ///
     /// # Errors
-    /// The store's.
+    /// Fails with the store's errors.
     pub fn abort_upload(&self, upload: &UnfinishedUpload) -> Result<()> {
         self.block_on(self.give_up(upload))?
     }
 
     pub(in crate::store) async fn give_up(&self, upload: &UnfinishedUpload) -> Result<()> {
-        let what = format!(
-            "give up an unfinished upload of {}",
-            self.name(&upload.path)
-        );
+        let action = format!("abort an unfinished upload of {}", self.name(&upload.path));
         let (path, query) = (self.path(&upload.path), [("uploadId", &*upload.id)]);
-        let answer = self.s3(&what)?.delete(&what, &path, &query).await?;
-        answer.removed(&what)
+        let response = self.s3(&action)?.delete(&action, &path, &query).await?;
+        response.removed(&action)
     }
 
-    /// Turns the pages of a listing. `each` gets what our own paths can name, and gives `None` if it lacks something.
+    /// Lists page after page. Calls `each` for entries whose keys our paths can name; `each` returns `None`
+    /// if an entry lacks a field.
     async fn pages(
         &self,
-        what: &str,
+        action: &str,
         listing: &Listing,
         prefix: &str,
-        mut each: impl FnMut(Entry, String) -> Option<Result<()>>,
+        mut each: impl FnMut(PageEntry, String) -> Option<Result<()>>,
     ) -> Result<()> {
         let Some(s3) = &self.s3 else {
             return Ok(());
         };
         let unclear = || {
-            let why = format!("cannot {what}: the store's answer cannot be understood");
-            Reason::StoreUnreachable.error(why)
+            let error = format!("cannot {action}: the store's response cannot be understood");
+            Reason::StoreUnreachable.error(error)
         };
         let bucket = Path::default();
         let mut markers: [String; 2] = Default::default();
-        let mut course = Course::default();
+        let mut progress = ListingProgress::default();
         loop {
             let mut query = vec![
-                (listing.question, ""),
+                (listing.subresource, ""),
                 ("encoding-type", "url"),
                 (listing.size, PAGE),
                 ("prefix", prefix),
             ];
-            let given = listing.markers.iter().zip(&markers);
-            query.extend(
-                given
-                    .filter(|(_, m)| !m.is_empty())
-                    .map(|(n, m)| (*n, &**m)),
-            );
-            let answer = s3.get(what, &bucket, &query).await?.accepted(what)?;
-            let Some(Document::ListVersionsResult(page)) = answer.document() else {
-                return Err(answer.not_understood(what));
+            for (name, marker) in listing.markers.iter().zip(&markers) {
+                if !marker.is_empty() {
+                    query.push((*name, marker));
+                }
+            }
+            let response = s3.get(action, &bucket, &query).await?.accepted(action)?;
+            let Some(Document::ListVersionsResult(page)) = response.document() else {
+                return Err(response.not_understood(action));
             };
             let entries = page.entries.len();
             for entry in page.entries {
@@ -252,16 +254,19 @@ impl Store {
             }
             let key = decoded(page.is_encoded, &page.next_key).filter(|key| !key.is_empty());
             let next = [key.ok_or_else(unclear)?, page.next_id];
-            if !course.may_end(entries, &next) {
-                return Err(Reason::StoreUnreachable.error(format!("cannot {what}: {ENDLESS}")));
+            if !progress.may_end(entries, &next) {
+                return Err(Reason::StoreUnreachable.error(format!("cannot {action}: {ENDLESS}")));
             }
             markers = next;
         }
     }
 
-    /// An entry's path below the prefix; `None` for one that our own paths cannot name: it is none of ours.
-    fn own_path(&self, is_encoded: bool, entry: &Entry) -> Option<String> {
-        let (Entry::Version(fields) | Entry::DeleteMarker(fields) | Entry::Upload(fields)) = entry;
+    /// Returns an entry's path below the prefix, or `None` if our paths cannot name it: then it is a foreign
+    /// object.
+    fn own_path(&self, is_encoded: bool, entry: &PageEntry) -> Option<String> {
+        let (PageEntry::Version(fields)
+        | PageEntry::DeleteMarker(fields)
+        | PageEntry::Upload(fields)) = entry;
         let key = decoded(is_encoded, fields.key.as_deref()?)?;
         let path = Path::parse(&key).ok().filter(|p| p.as_ref() == key)?;
         let below: Vec<_> = path.prefix_match(&self.prefix)?.collect();
@@ -270,27 +275,27 @@ impl Store {
     }
 }
 
-/// What a listing is asked for by.
+/// The parameters of a listing.
 struct Listing {
-    question: &'static str,
+    subresource: &'static str,
     size: &'static str,
-    /// Where a page begins: a name, and what tells several of that name apart.
+    /// The parameters with which a page begins: a key, and the ID of a version or upload of it.
     markers: [&'static str; 2],
 }
 
 const VERSIONS: Listing = Listing {
-    question: "versions",
+    subresource: "versions",
     size: "max-keys",
     markers: ["key-marker", "version-id-marker"],
 };
 
 const UPLOADS: Listing = Listing {
-    question: "uploads",
+    subresource: "uploads",
     size: "max-uploads",
     markers: ["key-marker", "upload-id-marker"],
 };
 
-/// A name on a page, which says itself whether its names are encoded.
+/// Decodes a name on a page. The page says whether its names are encoded.
 fn decoded(is_encoded: bool, text: &str) -> Option<String> {
     if !is_encoded {
         return Some(text.to_owned());
@@ -310,7 +315,7 @@ fn decoded(is_encoded: bool, text: &str) -> Option<String> {
     String::from_utf8(out).ok()
 }
 
-fn version_of(fields: &Fields, path: String, is_delete_marker: bool) -> Option<ObjectVersion> {
+fn version_of(fields: &EntryFields, path: String, is_delete_marker: bool) -> Option<ObjectVersion> {
     Some(ObjectVersion {
         path,
         version: fields.version_id.clone()?,
@@ -324,7 +329,7 @@ fn version_of(fields: &Fields, path: String, is_delete_marker: bool) -> Option<O
     })
 }
 
-fn upload_of(fields: &Fields, path: String) -> Option<UnfinishedUpload> {
+fn upload_of(fields: &EntryFields, path: String) -> Option<UnfinishedUpload> {
     Some(UnfinishedUpload {
         path,
         id: fields.upload_id.clone()?,
@@ -336,20 +341,20 @@ fn time(text: Option<&str>) -> Option<DateTime<Utc>> {
     Some(DateTime::parse_from_rfc3339(text?).ok()?.to_utc())
 }
 
-fn read_versioning(what: &str, answer: &Answer) -> Result<Versioning> {
-    match answer.status {
-        200..=299 => Ok(match answer.document() {
-            Some(Document::VersioningConfiguration(said)) => match &*said.status {
+fn read_versioning(action: &str, response: &StoreResponse) -> Result<Versioning> {
+    match response.status {
+        200..=299 => Ok(match response.document() {
+            Some(Document::VersioningConfiguration(versioning)) => match &*versioning.status {
                 "" => Versioning::Off,
                 "Enabled" => Versioning::Enabled,
                 "Suspended" => Versioning::Suspended,
-                other => Versioning::Unknown(format!("its state is {other}")),
+                other => Versioning::Unknown(format!("the status of its versioning is {other}")),
             },
-            _ => Versioning::Unknown("the store answers something else".to_owned()),
+            _ => Versioning::Unknown("the store's response is not about versioning".to_owned()),
         }),
-        404 if answer.code() == "NoSuchBucket" => Err(answer.refusal(what)),
-        401 => Err(answer.refusal(what)),
-        _ => Ok(Versioning::Unknown(answer.refusal(what).to_string())),
+        404 if response.code() == "NoSuchBucket" => Err(response.refusal(action)),
+        401 => Err(response.refusal(action)),
+        _ => Ok(Versioning::Unknown(response.refusal(action).to_string())),
     }
 }
 
@@ -358,7 +363,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_is_decoded_only_where_the_page_says_so() {
+    fn a_name_is_decoded_only_if_the_page_says_so() {
         assert_eq!(decoded(true, "a%20b+c%2F%C3%BC").unwrap(), "a b c/ü");
         assert_eq!(decoded(true, "a%2"), None);
         assert_eq!(decoded(true, "a%zz"), None);
@@ -366,35 +371,35 @@ mod tests {
     }
 
     #[test]
-    fn versions_are_read_and_what_lacks_something_is_not() {
-        let version = |inner: &str, is_mark| {
+    fn an_entry_without_a_required_field_is_refused() {
+        let version = |inner: &str, is_delete_marker| {
             let xml =
                 format!("<ListVersionsResult><Version>{inner}</Version></ListVersionsResult>");
             let Some(Document::ListVersionsResult(page)) = Document::read(xml.as_bytes()) else {
                 panic!("{xml}");
             };
-            let Entry::Version(fields) = &page.entries[0] else {
+            let PageEntry::Version(fields) = &page.entries[0] else {
                 panic!("{page:?}");
             };
-            version_of(fields, "k".to_owned(), is_mark)
+            version_of(fields, "k".to_owned(), is_delete_marker)
         };
         let whole = "<Key>k</Key><VersionId>v1</VersionId><IsLatest>true</IsLatest><LastModified>2026-11-21T01:02:03.000Z</LastModified><Size>7</Size>";
         let got = version(whole, false).unwrap();
         assert_eq!((&*got.version, got.is_latest, got.bytes), ("v1", true, 7));
         let without_size = whole.replace("<Size>7</Size>", "");
         assert_eq!(version(&without_size, false), None);
-        let mark = version(&without_size, true).unwrap();
-        assert!(mark.is_delete_marker && mark.bytes == 0);
+        let marker = version(&without_size, true).unwrap();
+        assert!(marker.is_delete_marker && marker.bytes == 0);
     }
 
     #[test]
-    fn a_bucket_without_a_word_on_versions_has_none() {
+    fn a_bucket_without_a_versioning_status_has_none() {
         let read = |status, body: &str| {
-            let answer = Answer {
+            let response = StoreResponse {
                 status,
                 body: body.to_owned().into(),
             };
-            read_versioning("ask", &answer)
+            read_versioning("ask", &response)
         };
         let state = |s: &str| format!("<VersioningConfiguration>{s}</VersioningConfiguration>");
         assert_eq!(read(200, &state("")).unwrap(), Versioning::Off);

@@ -14,7 +14,7 @@ use crate::ops::fold::by_time::revision_at;
 use crate::ops::fold::select::{self, Request, Step, Target, choose_timeline};
 use crate::ops::scan::Scan;
 use crate::ops::{Context, free_space, tags, warn};
-use crate::store::{Begun, is_large};
+use crate::store::{PrefetchGuard, is_large};
 use std::path::Path;
 use std::sync::OnceLock;
 
@@ -43,7 +43,7 @@ pub struct Source {
     tags_known: OnceLock<()>,
     proof: Proof,
     /// Transfers of the first deltas.
-    _begun: Option<Begun>,
+    _begun: Option<PrefetchGuard>,
 }
 
 impl Source {
@@ -343,7 +343,7 @@ impl<'a> Opening<'a> {
         &self,
         timeline: &Timeline,
         target: Option<Revision>,
-    ) -> Result<(Chain, Opened, Option<Begun>)> {
+    ) -> Result<(Chain, Opened, Option<PrefetchGuard>)> {
         let scan = self.scan;
         let mut known: KnownBases = scan.contents.known_bases();
         let (mut open, mut begun) = (None, None);
@@ -376,10 +376,10 @@ impl<'a> Opening<'a> {
     }
 
     /// Begins to fetch deltas, unless the full is large: that has all the ranges to itself.
-    fn begin_deltas(&self, chain: &Chain) -> Option<Begun> {
+    fn begin_deltas(&self, chain: &Chain) -> Option<PrefetchGuard> {
         let snapshot = |i: usize| &self.scan.catalog.snapshots[i];
         let deltas = chain.deltas.iter().map(|link| snapshot(link.snapshot));
         let deltas = deltas.map(|s| (s.path.as_str(), s.bytes));
-        (!is_large(snapshot(chain.base).bytes)).then(|| self.ctx.store.begin(deltas))
+        (!is_large(snapshot(chain.base).bytes)).then(|| self.ctx.store.prefetch(deltas))
     }
 }
