@@ -86,9 +86,9 @@ pub struct Object {
     /// could not be read.
     pub version: Option<String>,
     /// The object retention before; null if there was none.
-    pub before: Option<ObjectRetention>,
+    pub before: Option<ReportedRetention>,
     /// The object retention after the run (in a dry run: as it would be); null if there is none.
-    pub after: Option<ObjectRetention>,
+    pub after: Option<ReportedRetention>,
     /// `Lock`: it is locked, or locked for longer. `Keep`: it was already locked as requested. null if
     /// it failed.
     pub decision: Option<Decision>,
@@ -101,7 +101,7 @@ pub struct Object {
 /// An object retention as it is printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
 #[schemars(rename = "Locked")]
-pub struct ObjectRetention {
+pub struct ReportedRetention {
     /// Who may still delete it: users with a special permission (`governance`), or nobody
     /// (`compliance`).
     pub mode: Mode,
@@ -109,9 +109,9 @@ pub struct ObjectRetention {
     pub until: DateTime<Utc>,
 }
 
-impl From<ObjectRetention> for Locked {
+impl From<ObjectRetention> for ReportedRetention {
     fn from(r: ObjectRetention) -> Self {
-        Locked {
+        ReportedRetention {
             mode: r.mode,
             until: r.until,
         }
@@ -134,11 +134,11 @@ pub enum Decision {
 /// Fails with `Usage` if the object is locked in compliance mode and a longer lock in governance mode
 /// is requested: S3 has only one lock for each version.
 pub fn decide(
-    has: Option<ObjectRetention>,
-    asked: ObjectRetention,
+    current: Option<ObjectRetention>,
+    requested: ObjectRetention,
 ) -> Result<(Option<ObjectRetention>, String)> {
-    let Some(has) = has else {
-        return Ok((Some(asked), "it is not locked".to_owned()));
+    let Some(current) = current else {
+        return Ok((Some(requested), "it is not locked".to_owned()));
     };
     if requested.is_covered_by(&current) {
         return Ok((None, format!("it is already locked, in {current}")));
@@ -147,10 +147,10 @@ pub fn decide(
         (Mode::Compliance, Mode::Governance) => Err(Reason::Usage.error(format!(
             "it is locked in {current}, and can be locked for longer only in compliance mode: give --mode compliance, or an --until that is not later"
         ))),
-        (Mode::Governance, Mode::Compliance) if has.until > asked.until => Ok((
+        (Mode::Governance, Mode::Compliance) if current.until > requested.until => Ok((
             Some(ObjectRetention {
-                until: has.until,
-                ..asked
+                until: current.until,
+                ..requested
             }),
             format!("it is locked in {current}: the mode changes, and the later time stays"),
         )),
@@ -284,7 +284,7 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
         clock.warnings.push(TAGS_UNREADABLE.to_owned());
     }
     clock.warnings.extend(scan.untrusted_warning());
-    let asked = ObjectRetention {
+    let requested = ObjectRetention {
         mode: options.mode,
         until: options.until,
     };
@@ -359,7 +359,7 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
 struct LockPlan {
     lock: CurrentLock,
     /// The retention to set; `None` keeps the current one.
-    retention: Option<Retention>,
+    retention: Option<ObjectRetention>,
     reason: String,
 }
 
@@ -370,8 +370,8 @@ impl LockPlan {
         Object {
             path,
             version: lock.version,
-            before: lock.retention.map(ObjectRetention::from),
-            after: retention.or(lock.retention).map(ObjectRetention::from),
+            before: lock.retention.map(ReportedRetention::from),
+            after: retention.or(lock.retention).map(ReportedRetention::from),
             done: retention.is_none() || !dry_run,
             decision: Some(match retention {
                 Some(_) => Decision::Lock,
@@ -385,7 +385,7 @@ impl LockPlan {
 impl Object {
     fn failed(path: String, lock: Option<CurrentLock>, e: &Error) -> Self {
         let retention = lock.as_ref().and_then(|l| l.retention);
-        let before = retention.map(ObjectRetention::from);
+        let before = retention.map(ReportedRetention::from);
         Object {
             path,
             version: lock.and_then(|l| l.version),
@@ -401,7 +401,7 @@ impl Object {
 /// An object's current version, and its retention.
 struct CurrentLock {
     version: Option<String>,
-    has: Option<ObjectRetention>,
+    retention: Option<ObjectRetention>,
 }
 
 fn read_lock(store: &Store, path: &str) -> Result<CurrentLock> {

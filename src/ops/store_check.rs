@@ -198,9 +198,9 @@ fn summarize(checks: &[Check], url: &str) -> Option<Error> {
         .find(|c| c.state != AbilityState::NotTried)
         .or(problems.first())?;
     let locks = checks.iter().find(|c| c.ability == Ability::ObjectLock);
-    let why = match (first.state, locks) {
+    let problem = match (first.state, locks) {
         (AbilityState::NotTried, Some(locks)) => format!(
-            "nothing was tried, for {}; try a bucket that is set up the same, without that default",
+            "nothing was tested, because of the bucket's object lock ({}): test a bucket with the same settings but without a default retention",
             locks.detail
         ),
         _ => format!("{}; {}", first.detail, first.meaning),
@@ -212,7 +212,7 @@ fn summarize(checks: &[Check], url: &str) -> Option<Error> {
 mod tests {
     use super::*;
 
-    fn all(with: impl Fn(Ability) -> AbilityState) -> Vec<Check> {
+    fn checks_of(state_of: impl Fn(Ability) -> AbilityState) -> Vec<Check> {
         let finding = |ability| Finding {
             ability,
             state: state_of(ability),
@@ -227,9 +227,9 @@ mod tests {
     }
 
     #[test]
-    fn a_store_that_does_all_is_no_problem_and_one_without_extras_neither() {
-        assert!(summed_up(&all(|_| AbilityState::Works), "u").is_none());
-        let plain = all(|a| match a {
+    fn a_store_with_all_abilities_or_without_optional_ones_passes() {
+        assert!(summarize(&checks_of(|_| AbilityState::Works), "u").is_none());
+        let plain = checks_of(|a| match a {
             Ability::ExcludeTag
             | Ability::TagCount
             | Ability::Versioning
@@ -252,33 +252,33 @@ mod tests {
                 AbilityState::Lies,
                 AbilityState::NotTried,
             ] {
-                let checks = all(|a| {
+                let checks = checks_of(|a| {
                     if a == needed {
                         state
                     } else {
                         AbilityState::Works
                     }
                 });
-                let e = summed_up(&checks, "u").unwrap();
+                let e = summarize(&checks, "u").unwrap();
                 assert_eq!(e.reason(), Reason::Configuration, "{needed:?} {state:?}");
             }
         }
         for lied in [ConditionalCreate, ConditionalUpdate, ConditionalCopy] {
-            let checks = all(|a| {
+            let checks = checks_of(|a| {
                 if a == lied {
                     AbilityState::Lies
                 } else {
                     AbilityState::Works
                 }
             });
-            let e = summed_up(&checks, "u").unwrap().to_string();
+            let e = summarize(&checks, "u").unwrap().to_string();
             assert!(e.contains(&format!("{lied:?} was seen")), "{e}");
         }
     }
 
     #[test]
-    fn the_cause_is_told_before_what_was_not_tried_for_it() {
-        let checks = all(|a| match a {
+    fn a_failed_test_is_reported_before_those_that_it_prevented() {
+        let checks = checks_of(|a| match a {
             Ability::Multipart => AbilityState::Refused,
             _ => AbilityState::NotTried,
         });

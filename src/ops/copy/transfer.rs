@@ -117,7 +117,9 @@ fn recompress(
         frame.write_all(&piece[..n]).map_err(copy_error)?;
     }
     let packed = frame.finish().and_then(|packed| packed.finish());
-    let uploaded = packed.and_then(EncryptingWriter::finish).map_err(failed)?;
+    let uploaded = packed
+        .and_then(EncryptingWriter::finish)
+        .map_err(copy_error)?;
     uploaded.finish()
 }
 
