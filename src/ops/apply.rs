@@ -9,7 +9,7 @@ use crate::etcd::client::{Client, Committed};
 use crate::etcd::diff::{Action, Batches, Change, Diff, LiveKey, Wanted, Write};
 use crate::mvcc::{KeyRange, Revision};
 use crate::ops::read::json::text_or_base64;
-use crate::ops::report::{Clock, Failed, Report};
+use crate::ops::report::{FailureFields, Report, ReportBuilder};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::VecDeque;
@@ -124,7 +124,7 @@ pub struct Outcome {
     pub status: Status,
     /// Why, if it failed.
     #[serde(flatten)]
-    pub error: Failed,
+    pub error: FailureFields,
     /// Whether nothing was to be written: no `--execute`.
     pub dry_run: bool,
     /// The revision of the backup that was compared.
@@ -182,7 +182,7 @@ pub fn run(
     wanted: impl FnOnce(&mut dyn FnMut(Wanted<'_>) -> Result<()>) -> Result<()>,
     tell: &mut dyn FnMut(&Difference) -> Result<()>,
 ) -> Report<Outcome> {
-    let mut clock = Clock::start();
+    let mut clock = ReportBuilder::start();
     let mut run = Run {
         client: client.clone(),
         cancel,
@@ -207,7 +207,7 @@ pub fn run(
         }
         None => Status::Succeeded,
     };
-    outcome.error = Failed::from(&error);
+    outcome.error = FailureFields::from(&error);
     if outcome.leases_detached > 0 {
         clock.warnings.push(format!(
             "{} keys had a lease in the backup and {} put without one: they do not expire",
@@ -215,7 +215,7 @@ pub fn run(
             if options.execute { "are" } else { "would be" }
         ));
     }
-    clock.ended(outcome, error)
+    clock.report_with(outcome, error)
 }
 
 struct Run<'a> {

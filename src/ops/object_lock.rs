@@ -5,12 +5,12 @@
 
 use super::Context;
 use super::parallel::each;
-use super::report::{Clock, Failed, Report};
-use super::scan::{Depth, Scan, TAGS_UNREADABLE, scan_asking};
-use super::tags::Ask;
+use super::report::{FailureFields, Report, ReportBuilder};
+use super::scan::{Depth, Scan, TAGS_UNREADABLE, scan_with_tags};
+use super::tags::TagScope;
 use crate::backup::catalog::TIMELINES;
 use crate::backup::chain::{self, Choice, KnownBases};
-use crate::backup::timeline::{Member, Timeline};
+use crate::backup::timeline::{Timeline, TimelineMember};
 use crate::backup::{Catalog, Kind, SnapshotName};
 use crate::error::{Error, Reason, Result};
 use crate::store::{Mode, ObjectLock, Retention, Store};
@@ -54,7 +54,7 @@ pub struct Outcome {
     pub status: Status,
     /// Why, if it failed.
     #[serde(flatten)]
-    pub error: Failed,
+    pub error: FailureFields,
     /// The name of the chain's full.
     pub chain: String,
     /// The ID of its timeline.
@@ -167,7 +167,7 @@ pub fn objects_of(
         .filter(|&&i| up_to_next && order(i) > order(base))
         .map(|&i| name(i).last)
         .min();
-    let leads_on = |m: &&Member| {
+    let leads_on = |m: &&TimelineMember| {
         let n = name(m.snapshot);
         !n.is_full()
             && n.last.min(m.until) > name(base).last
@@ -201,8 +201,8 @@ fn choose(scan: &Scan, wanted: Option<&str>) -> Result<Chosen> {
         None => {
             let timeline = timelines.newest(catalog)?;
             let base = match chain::choose(catalog, timeline, None, &known)? {
-                Choice::Found(chain) => chain.base,
-                Choice::Look(base) => {
+                Choice::Chosen(chain) => chain.base,
+                Choice::ReadFirst(base) => {
                     warnings.push(format!(
                         "by names, revisions are missing after {}: `deltafold list --deep` tells whether it holds them",
                         catalog.snapshots[base].path
@@ -255,11 +255,11 @@ fn full_called(catalog: &Catalog, wanted: &str) -> Result<usize> {
 /// the bucket has no lock enabled; those of choosing a chain, as for `compact`; the store's. Then nothing was
 /// locked.
 pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
-    let mut clock = Clock::start();
+    let mut clock = ReportBuilder::start();
     let now = Utc::now();
     check_time(now, options.until)?;
     must_lock(&ctx.store)?;
-    let scan = scan_asking(ctx, Depth::Doubtful, Ask::All)?;
+    let scan = scan_with_tags(ctx, Depth::Doubtful, TagScope::All)?;
     let Chosen {
         base,
         timeline,
@@ -337,7 +337,7 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
             (None, 0) => Status::NothingToDo,
             (None, _) => Status::Succeeded,
         },
-        error: Failed::from(&error),
+        error: FailureFields::from(&error),
         chain: base.to_string(),
         timeline,
         mode: options.mode,
@@ -348,7 +348,7 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
         kept,
         dry_run: options.dry_run,
     };
-    Ok(clock.ended(outcome, error))
+    Ok(clock.report_with(outcome, error))
 }
 
 impl Object {
@@ -424,7 +424,7 @@ fn summed_up(errors: Vec<Error>, all: usize) -> Option<Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backup::Listed;
+    use crate::backup::ListedObject;
     use crate::backup::timeline::{NamesOnly, Timelines};
 
     fn retention(mode: Mode, hour: u32) -> Retention {
@@ -488,7 +488,7 @@ mod tests {
             "deltafold-timelines/Full-00000000-00000010-100.gz",
             "deltafold-pins/Full-00000000-00000010-100.gz",
         ];
-        let listing = paths.iter().map(|p| Listed {
+        let listing = paths.iter().map(|p| ListedObject {
             path: (*p).to_owned(),
             bytes: 1,
         });

@@ -103,12 +103,12 @@ pub fn state(catalog: &Catalog, timeline: &Timeline, news: News) -> LeaseState {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backup::catalog::Listed;
+    use crate::backup::catalog::ListedObject;
     use crate::backup::timeline::{NamesOnly, Timelines};
     use chrono::DateTime;
 
     fn of(names: &[(&str, u64)]) -> LeaseState {
-        let listing = names.iter().map(|(name, bytes)| Listed {
+        let listing = names.iter().map(|(name, bytes)| ListedObject {
             path: format!("v2/{name}"),
             bytes: *bytes,
         });

@@ -3,7 +3,7 @@
 //! `store::probe` tries it; here stands what is needed for what. A pure function of the findings.
 
 use super::Context;
-use super::report::{Clock, Failed, Report};
+use super::report::{FailureFields, Report, ReportBuilder};
 use crate::error::{Error, Reason, Result};
 use crate::store::probe::{Ability, Finding, State};
 use schemars::JsonSchema;
@@ -25,7 +25,7 @@ pub struct Outcome {
     pub status: Status,
     /// Why, if it failed.
     #[serde(flatten)]
-    pub error: Failed,
+    pub error: FailureFields,
     /// The store's URL, without secrets.
     pub store: String,
     /// What was found, each ability once.
@@ -55,7 +55,7 @@ pub struct Check {
 /// # Errors
 /// Those of [`Store::probe`](crate::store::Store::probe).
 pub fn run(ctx: &Context) -> Result<Report<Outcome>> {
-    let clock = Clock::start();
+    let clock = ReportBuilder::start();
     let findings = ctx.store.probe()?;
     let checks: Vec<Check> = findings.all.into_iter().map(judge).collect();
     let error = summed_up(&checks, ctx.store.url());
@@ -64,12 +64,12 @@ pub fn run(ctx: &Context) -> Result<Report<Outcome>> {
             None => Status::Succeeded,
             Some(_) => Status::Failed,
         },
-        error: Failed::from(&error),
+        error: FailureFields::from(&error),
         store: ctx.store.url().to_owned(),
         checks,
         left_behind: findings.left_behind,
     };
-    Ok(clock.ended(outcome, error))
+    Ok(clock.report_with(outcome, error))
 }
 
 /// What a finding means.

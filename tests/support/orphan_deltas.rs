@@ -1,6 +1,6 @@
 //! What a listing shows that nobody could use: deltas without what they follow.
 
-use deltafold::backup::{Catalog, Kind, Listed};
+use deltafold::backup::{Catalog, Kind, ListedObject};
 use std::collections::HashSet;
 
 /// The paths of usable deltas behind which no full leads, by names alone.
@@ -39,7 +39,7 @@ pub fn without_full(catalog: &Catalog) -> Vec<String> {
 
 /// As a store lists it.
 pub fn catalog<'p>(paths: impl IntoIterator<Item = &'p String>) -> Catalog {
-    let listing = paths.into_iter().map(|path| Listed {
+    let listing = paths.into_iter().map(|path| ListedObject {
         path: path.clone(),
         bytes: 1,
     });

@@ -18,7 +18,7 @@ use crate::backup::{Catalog, Kind, Snapshot, SnapshotName};
 use crate::base::shorten;
 use crate::error::{Error, Reason, Result};
 use crate::ops::Context;
-use crate::ops::report::{Clock, Failed, Report};
+use crate::ops::report::{FailureFields, Report, ReportBuilder};
 use crate::ops::scan::{TAGS_UNREADABLE, by_names, untrusted_error, untrusted_warning};
 use crate::telemetry::metrics::{Metrics, SnapshotKind};
 use chrono::Utc;
@@ -81,7 +81,7 @@ pub struct Outcome {
     pub status: Status,
     /// Why, if it failed.
     #[serde(flatten)]
-    pub error: Failed,
+    pub error: FailureFields,
     /// The source's URL.
     pub from: String,
     /// The target's URL.
@@ -187,7 +187,7 @@ struct Copier<'a> {
     to: &'a Context,
     options: &'a Options,
     metrics: Option<Metrics>,
-    clock: Clock,
+    clock: ReportBuilder,
     outcome: Outcome,
     /// What earlier rounds have copied, by path in the source.
     copied: BTreeMap<String, ObjectOutcome>,
@@ -214,7 +214,7 @@ impl<'a> Copier<'a> {
             to,
             options,
             metrics: None,
-            clock: Clock::start(),
+            clock: ReportBuilder::start(),
             outcome: Outcome {
                 from: from.store.url().to_owned(),
                 to: to.store.url().to_owned(),
@@ -662,7 +662,7 @@ impl<'a> Copier<'a> {
         if failure.is_some() {
             o.status = Status::Failed;
         }
-        o.error = Failed::from(&failure);
+        o.error = FailureFields::from(&failure);
         if o.unchecked > 0 {
             self.clock.warnings.push(format!(
                 "{} encrypted snapshots were copied as they are and not checked inside: give the identity that opens them with --age-identity",
@@ -670,7 +670,7 @@ impl<'a> Copier<'a> {
             ));
         }
         o.bytes_read = self.from.store.bytes_read();
-        self.clock.ended(self.outcome, failure)
+        self.clock.report_with(self.outcome, failure)
     }
 }
 

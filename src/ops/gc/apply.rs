@@ -10,7 +10,7 @@ use super::{
     Decision, Fate, Fated, Kind, LONGEST_NOTE, Object, Options, as_json, in_parallel, removal_note,
 };
 use crate::backup::Snapshot;
-use crate::backup::retention::{Why, removal_chains};
+use crate::backup::retention::{RetentionReason, removal_chains};
 use crate::error::{Reason, Result};
 use crate::ops::Context;
 use crate::store::lock::LockGuard;
@@ -318,7 +318,7 @@ impl Remover<'_> {
     /// back.
     fn is_due(&self, t: &Todo, now: DateTime<Utc>) -> Result<bool> {
         let purge_after = self.options.retention.purge_after;
-        let is_purge = self.first.why[t.i] == Why::RemovedLongAgo;
+        let is_purge = self.first.why[t.i] == RetentionReason::RemovedLongAgo;
         let Some(purge_after) = purge_after.filter(|_| is_purge) else {
             return Ok(true);
         };

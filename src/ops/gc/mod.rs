@@ -12,13 +12,13 @@ mod verified_fulls;
 mod versions;
 
 use crate::backup::catalog::REMOVED;
-use crate::backup::retention::{self, Why, restorable};
+use crate::backup::retention::{self, RetentionReason, restorable};
 use crate::backup::{self, SnapshotName};
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::Revision;
 use crate::ops::Context;
 use crate::ops::parallel::each;
-use crate::ops::report::{Clock, Failed, Report};
+use crate::ops::report::{FailureFields, Report, ReportBuilder};
 use crate::ops::restorable::Restorable;
 use crate::ops::scan::TAGS_UNREADABLE;
 use crate::store::Store;
@@ -151,7 +151,7 @@ pub struct Object {
     /// Why it is decided so: the reasons are in README.md.
     #[schemars(extend("enum" = plan::reasons()))]
     pub reason: &'static str,
-    /// Why, in words.
+    /// RetentionReason, in words.
     pub explanation: Cow<'static, str>,
     /// What became of a decision to remove or delete; null if it stays, and in a dry run (but for `Locked`).
     /// `Hidden`: deleted, but the bucket keeps a version. `Waiting`: what comes before it in its chain could
@@ -249,9 +249,9 @@ pub struct DamagedFull {
 pub struct Outcome {
     /// How it ended.
     pub status: Status,
-    /// Why, if it failed.
+    /// RetentionReason, if it failed.
     #[serde(flatten)]
-    pub error: Failed,
+    pub error: FailureFields,
     /// Whether only a plan was made: without `--apply`.
     pub dry_run: bool,
     /// The time that ages were counted from: the earlier of this clock and the store's, so far as that is
@@ -286,7 +286,7 @@ pub struct Outcome {
 /// Where nothing was done: `NoSnapshots` where there is none; the store's; `LockHeld`; `Io`, `NoSpace`. In the
 /// report also `WouldShrink`: the plan would make the newest restorable revision fall, and nothing was removed.
 pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
-    let mut clock = Clock::start();
+    let mut clock = ReportBuilder::start();
     let warnings = &mut clock.warnings;
     let mut eyes = Eyes::new(ctx, options);
     let held = match options.apply {
@@ -356,8 +356,8 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
     if error.is_some() {
         outcome.status = Status::Failed;
     }
-    outcome.error = Failed::from(&error);
-    Ok(clock.ended(outcome, error))
+    outcome.error = FailureFields::from(&error);
+    Ok(clock.report_with(outcome, error))
 }
 
 fn partly_done(o: &Outcome) -> Option<Error> {
@@ -413,7 +413,7 @@ fn told(
             true => Status::NothingToDo,
             false => Status::Succeeded,
         },
-        error: Failed::default(),
+        error: FailureFields::default(),
         dry_run: !options.apply,
         now,
         objects: applied.objects,
@@ -433,7 +433,7 @@ fn told(
 fn would_shrink(look: &Look) -> Option<Error> {
     let counts = |i: usize| !look.is_damaged.contains(&i);
     let stays = |i: usize| look.why[i].keeps();
-    let shrink = retention::shrinks(&look.catalog, &look.timelines, &counts, &stays)?;
+    let shrink = retention::newest_lost(&look.catalog, &look.timelines, &counts, &stays)?;
     let show = |(revision, made): (Revision, DateTime<Utc>)| {
         format!("{revision} ({})", made.format("%Y-%m-%dT%H:%M:%SZ"))
     };
@@ -457,7 +457,7 @@ fn would_purge_the_newest(look: &Look) -> Option<Error> {
     let left = left.filter(|&i| look.why[i].keeps() && !look.is_damaged.contains(&i));
     let newest = left.map(|i| snapshots[i].name.created).max();
     let purged = (0..snapshots.len()).filter(is_full);
-    let mut purged = purged.filter(|&i| look.why[i] == Why::RemovedLongAgo);
+    let mut purged = purged.filter(|&i| look.why[i] == RetentionReason::RemovedLongAgo);
     let newer = purged.find(|&i| newest.is_none_or(|n| snapshots[i].name.created > n))?;
     Some(Reason::WouldShrink.error(format!(
         "{} is marked as removed, and no full that is left is newer: nothing was removed; bring it back by `deltafold undelete` if somebody else has marked it, or give --allow-shrink",

@@ -9,9 +9,9 @@ use crate::backup::retention::chain_of;
 use crate::base::flag_values::yes_or_no;
 use crate::error::{Reason, Result};
 use crate::ops::Context;
-use crate::ops::report::{Clock, Report};
-use crate::ops::scan::{Depth, scan_asking};
-use crate::ops::tags::Ask;
+use crate::ops::report::{Report, ReportBuilder};
+use crate::ops::scan::{Depth, scan_with_tags};
+use crate::ops::tags::TagScope;
 use chrono::{DateTime, SubsecRound, Utc};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -62,7 +62,7 @@ pub struct Outcome {
 /// `NoSnapshots` where there is no such full; `SnapshotVanished` where something of the chain went
 /// meanwhile; the store's; `LockHeld`.
 pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
-    let mut clock = Clock::start();
+    let mut clock = ReportBuilder::start();
     let held = keep_gc_away(ctx, &mut clock.warnings)?;
     let by_names = catalog(ctx)?;
     let all = &by_names.snapshots;
@@ -82,7 +82,7 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
     let was_pinned = full.pinned;
     let chain = |warnings: &mut Vec<String>| -> Result<Vec<String>> {
         // Which deltas are its own, contents tell where names leave doubt.
-        let scan = scan_asking(ctx, Depth::Doubtful, Ask::All)?;
+        let scan = scan_with_tags(ctx, Depth::Doubtful, TagScope::All)?;
         let of = &scan.catalog.snapshots;
         let Some(i) = of.iter().position(|s| s.path == full.path) else {
             return Err(Reason::SnapshotVanished

@@ -6,16 +6,16 @@
 use super::verified_fulls::{Bad, Known, Verified, Version};
 use super::{DamagedFull, Decision, Kind, Options};
 use crate::backup::catalog::{EXCLUDE_SUFFIX, PINS, REMOVED, SNAPSHOTS, TIMELINES, snapshot_name};
-use crate::backup::retention::{Aside, Decided, Facts, Why, decide};
+use crate::backup::retention::{Facts, RetentionDecision, RetentionReason, Uncounted, decide};
 use crate::backup::survey::{Comparison, Continuity};
 use crate::backup::timeline::{self, Evidence, Timelines};
-use crate::backup::{Catalog, Listed, Snapshot, SnapshotName};
+use crate::backup::{Catalog, ListedObject, Snapshot, SnapshotName};
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::Revision;
 use crate::ops::Context;
 use crate::ops::fold::rebuild::read_every_page;
-use crate::ops::scan::{Contents, TAGS_UNREADABLE, nothing_there, read_contents};
-use crate::ops::tags::{Asked, FEW};
+use crate::ops::scan::{Contents, TAGS_UNREADABLE, no_snapshots_error, read_contents};
+use crate::ops::tags::{FEW, ReadTags};
 use crate::store::ObjectInfo;
 use crate::store::staging::{STAGING, is_abandoned};
 use chrono::{DateTime, TimeDelta, Utc};
@@ -73,7 +73,7 @@ pub(super) fn reasons() -> Vec<&'static str> {
         Abandoned,
     ];
     let beside = beside.map(|why| why.told().0);
-    let all = Why::NAMES.iter().copied().chain(beside);
+    let all = RetentionReason::NAMES.iter().copied().chain(beside);
     all.chain([HIDDEN_VERSION]).collect()
 }
 
@@ -92,7 +92,7 @@ pub(super) struct Beside {
 pub(super) struct Look {
     pub(super) catalog: Catalog,
     pub(super) timelines: Timelines,
-    pub(super) why: Vec<Why>,
+    pub(super) why: Vec<RetentionReason>,
     pub(super) beside: Vec<Beside>,
     /// Where histories are in doubt, why.
     pub(super) doubts: Vec<String>,
@@ -133,7 +133,7 @@ impl Look {
     pub(super) fn decision(&self, i: usize, options: &Options) -> Decision {
         match self.why[i] {
             why if why.keeps() => Decision::Keep,
-            Why::RemovedLongAgo => Decision::Delete,
+            RetentionReason::RemovedLongAgo => Decision::Delete,
             _ if options.retention.purge_after.is_some() => Decision::Remove,
             _ => Decision::Delete,
         }
@@ -217,7 +217,11 @@ impl<'a> Eyes<'a> {
             why,
             beside: Vec::new(),
             doubts,
-            not_read: aside.why.values().filter(|a| **a == Aside::NotRead).count(),
+            not_read: aside
+                .why
+                .values()
+                .filter(|a| **a == Uncounted::NotRead)
+                .count(),
             damaged: Vec::new(),
             is_damaged: HashSet::new(),
             tags_unread: match self.ctx.store.asks_tags() {
@@ -266,7 +270,7 @@ impl<'a> Eyes<'a> {
                 _ => None,
             };
             if kind != Some(Kind::Staging) {
-                listing.push(Listed {
+                listing.push(ListedObject {
                     path: o.path.clone(),
                     bytes: o.bytes,
                 });
@@ -278,7 +282,7 @@ impl<'a> Eyes<'a> {
         }
         seen.catalog = Catalog::from_listing(listing);
         if seen.catalog.snapshots.is_empty() {
-            return Err(nothing_there(self.ctx, &seen.catalog));
+            return Err(no_snapshots_error(self.ctx, &seen.catalog));
         }
         if !removed.is_empty() {
             for (i, s) in seen.catalog.snapshots.iter().enumerate() {
@@ -331,10 +335,13 @@ impl<'a> Eyes<'a> {
             doubtful: &doubtful,
             is_unreadable: &|i| evidence.is_unreadable(i),
             noted_since: &seen.noted_since,
-            aside: &seen.aside.why,
+            uncounted: &seen.aside.why,
             now: seen.now,
         };
-        let Decided { why, rests_on } = decide(&facts, &self.options.retention);
+        let RetentionDecision {
+            reasons: why,
+            rests_on,
+        } = decide(&facts, &self.options.retention);
         let newest = timelines.newest(&counted).err();
         let unreadable = doubtful.iter().filter_map(|&i| evidence.why_unreadable(i));
         let doubts = newest.iter().chain(unreadable).map(Error::to_string);
@@ -359,7 +366,7 @@ impl<'a> Eyes<'a> {
     }
 
     /// Whether a snapshot was read since it was in doubt.
-    fn speaks_of(&self, snapshot: &Snapshot) -> bool {
+    fn was_read(&self, snapshot: &Snapshot) -> bool {
         self.read.as_ref().is_some_and(|(contents, paths)| {
             let read = paths.get(&snapshot.path);
             read.is_some_and(|i| contents.surveys.contains_key(i))
@@ -371,7 +378,7 @@ impl<'a> Eyes<'a> {
         /// Each round may find but one bad full. After so many, all that are known to be bad or not known are set
         /// aside at once.
         const ROUNDS: usize = 4;
-        rests_on.retain(|&i| !self.speaks_of(&seen.catalog.snapshots[i]));
+        rests_on.retain(|&i| !self.was_read(&seen.catalog.snapshots[i]));
         if rests_on.is_empty() {
             return Ok(false);
         }
@@ -385,7 +392,7 @@ impl<'a> Eyes<'a> {
         let mut fulls: Vec<usize> = seen.catalog.usable().collect();
         fulls.retain(|&i| {
             let s = &seen.catalog.snapshots[i];
-            s.name.is_full() && !self.speaks_of(s)
+            s.name.is_full() && !self.was_read(s)
         });
         // The newest first: they matter most to later runs.
         fulls.reverse();
@@ -413,7 +420,7 @@ impl<'a> Eyes<'a> {
 
     /// Asks for the tags of those that were not asked for, and says whether one is excluded.
     fn ask_tags(&self, seen: &mut Seen, which: Vec<usize>) -> Result<bool> {
-        seen.asked.ask(&self.ctx.store, &mut seen.catalog, which)
+        seen.asked.read(&self.ctx.store, &mut seen.catalog, which)
     }
 
     /// Reads what is in doubt, unless all of it was read before.
@@ -531,7 +538,7 @@ impl<'a> Eyes<'a> {
 }
 
 /// What is decided, on which timelines, and what is in doubt.
-type Judged = (Timelines, Vec<Why>, Vec<String>);
+type Judged = (Timelines, Vec<RetentionReason>, Vec<String>);
 
 /// What a look has seen so far.
 #[derive(Default)]
@@ -545,7 +552,7 @@ struct Seen {
     /// Since when snapshots are noted as removed.
     noted_since: HashMap<usize, DateTime<Utc>>,
     newest_modified: Option<DateTime<Utc>>,
-    asked: Asked,
+    asked: ReadTags,
     tags_unread: usize,
     aside: SetAside,
     /// How often fulls were looked into.
@@ -557,7 +564,7 @@ struct Seen {
 /// Fulls that count for nothing.
 #[derive(Default)]
 struct SetAside {
-    why: BTreeMap<usize, Aside>,
+    why: BTreeMap<usize, Uncounted>,
     damaged: BTreeMap<usize, Bad>,
 }
 
@@ -604,10 +611,10 @@ impl SetAside {
             }
             let why = match known {
                 Known::Good => continue,
-                Known::NotRead => Aside::NotRead,
+                Known::NotRead => Uncounted::NotRead,
                 Known::Bad(bad) => {
                     self.damaged.insert(i, bad);
-                    Aside::Damaged
+                    Uncounted::Damaged
                 }
             };
             self.why.insert(i, why);
@@ -689,8 +696,8 @@ impl Evidence for Remembered<'_> {
         self.why_unreadable(snapshot).is_some()
     }
 
-    fn speaks_of(&self, snapshot: usize) -> bool {
+    fn was_read(&self, snapshot: usize) -> bool {
         self.of(snapshot)
-            .is_some_and(|(contents, i)| contents.speaks_of(i))
+            .is_some_and(|(contents, i)| contents.was_read(i))
     }
 }

@@ -6,7 +6,7 @@ use super::{Status, release, removal_note, take_lock};
 use crate::backup::{Catalog, Snapshot};
 use crate::error::{Reason, Result};
 use crate::ops::Context;
-use crate::ops::report::{Clock, Failed, Report};
+use crate::ops::report::{FailureFields, Report, ReportBuilder};
 use crate::ops::scan::TAGS_UNREADABLE;
 use crate::store::lock::LockGuard;
 use schemars::JsonSchema;
@@ -38,7 +38,7 @@ pub struct Outcome {
     pub status: Status,
     /// Why, if it failed.
     #[serde(flatten)]
-    pub error: Failed,
+    pub error: FailureFields,
     /// What was to come back, the oldest first.
     pub snapshots: Vec<Restored>,
 }
@@ -53,7 +53,7 @@ pub(super) fn keep_gc_away(ctx: &Context, warnings: &mut Vec<String>) -> Result<
 pub(super) fn catalog(ctx: &Context) -> Result<Catalog> {
     let catalog = crate::ops::scan::by_names(ctx)?;
     match catalog.snapshots.is_empty() {
-        true => Err(crate::ops::scan::nothing_there(ctx, &catalog)),
+        true => Err(crate::ops::scan::no_snapshots_error(ctx, &catalog)),
         false => Ok(catalog),
     }
 }
@@ -86,7 +86,7 @@ fn removed_behind(all: &[Snapshot], full: usize) -> impl Iterator<Item = usize> 
 /// # Errors
 /// Where nothing was done: `NoSnapshots` where a name is nobody's; the store's; `LockHeld`.
 pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
-    let mut clock = Clock::start();
+    let mut clock = ReportBuilder::start();
     let held = keep_gc_away(ctx, &mut clock.warnings)?;
     let mut catalog = catalog(ctx)?;
     let all = &catalog.snapshots;
@@ -161,8 +161,8 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
             (None, true) => Status::NothingToDo,
             (None, false) => Status::Succeeded,
         },
-        error: Failed::from(&error),
+        error: FailureFields::from(&error),
         snapshots,
     };
-    Ok(clock.ended(outcome, error))
+    Ok(clock.report_with(outcome, error))
 }

@@ -7,7 +7,7 @@ use super::as_json;
 use crate::backup::Snapshot;
 use crate::error::{Reason, Result};
 use crate::ops::Context;
-use crate::ops::fold::open::Reading;
+use crate::ops::fold::open::SnapshotReader;
 use crate::ops::fold::rebuild::read_every_page;
 use crate::store::{ObjectInfo, encryption};
 use chrono::{DateTime, Utc};
@@ -160,7 +160,7 @@ impl<'a> Verified<'a> {
     /// The store's; `SnapshotVanished`; `Io`, `Terminated`. What is wrong with a full is no error.
     pub(super) fn read(&mut self, fulls: &[(&Snapshot, &Version)]) -> Result<()> {
         let fulls = &fulls[..fulls.len().min(MOST_READ - self.read)];
-        let reading = Reading::new(self.ctx, fulls.iter().map(|f| f.0));
+        let reading = SnapshotReader::new(self.ctx, fulls.iter().map(|f| f.0));
         for (nth, (snapshot, version)) in fulls.iter().enumerate() {
             if !self.may_read() {
                 break;
@@ -170,7 +170,7 @@ impl<'a> Verified<'a> {
             let mut found = read_whole(self.ctx, &reading, nth);
             if found.as_ref().is_err_and(|e| e.reason().is_bad_data()) {
                 // What a store garbles once must not be remembered as damage of the object.
-                found = read_whole(self.ctx, &Reading::new(self.ctx, [*snapshot]), 0);
+                found = read_whole(self.ctx, &SnapshotReader::new(self.ctx, [*snapshot]), 0);
             }
             self.reading += begun.elapsed();
             let (sha256, bad, of_this_run) = match found {
@@ -241,7 +241,7 @@ impl<'a> Verified<'a> {
 
 /// Reads a full to its end: checksum, every page, and whether it holds the revision of its name. Gives its SHA-256;
 /// `None` for one that is encrypted if there is no identity: only its header can be read.
-fn read_whole(ctx: &Context, reading: &Reading<'_>, nth: usize) -> Result<Option<String>> {
+fn read_whole(ctx: &Context, reading: &SnapshotReader<'_>, nth: usize) -> Result<Option<String>> {
     let snapshot = reading.snapshot(nth);
     let at = ctx.at(snapshot);
     if snapshot.name.is_encrypted && !ctx.keys.decrypts() {

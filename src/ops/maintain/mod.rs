@@ -12,10 +12,10 @@ use crate::etcd::connect::Connector;
 use crate::kubernetes::{self, lease};
 use crate::ops::Context;
 use crate::ops::fold::{by_time::revision_at, select::choose_timeline};
-use crate::ops::report::{Clock, Failed, Report};
-use crate::ops::scan::{Depth, scan_asking};
+use crate::ops::report::{FailureFields, Report, ReportBuilder};
+use crate::ops::scan::{Depth, scan_with_tags};
 use crate::ops::snapshot::same_history;
-use crate::ops::tags::{Ask, without_excluded};
+use crate::ops::tags::{TagScope, without_excluded};
 use crate::store::lock::{self, Lock, LockGuard, Wait};
 use crate::telemetry::progress::Step;
 use chrono::{DateTime, TimeDelta, Utc};
@@ -165,7 +165,7 @@ pub struct Outcome {
     pub status: Status,
     /// Why, if it failed.
     #[serde(flatten)]
-    pub error: Failed,
+    pub error: FailureFields,
     /// Whether only a plan was made.
     pub dry_run: bool,
     /// The compaction; null if none was asked for, or if it failed before it was planned.
@@ -451,7 +451,7 @@ pub fn run(way: &Connector, store: Option<&Context>, options: &Options) -> Resul
             Reason::Usage.error("there is nothing to do: give --compact-keep, --defrag, or both")
         );
     }
-    let clock = Clock::start();
+    let clock = ReportBuilder::start();
     let cluster = Cluster::look(way)?;
     // Who only looks is in nobody's way.
     let guard = match options.dry_run {
@@ -477,8 +477,8 @@ pub fn run(way: &Connector, store: Option<&Context>, options: &Options) -> Resul
     } else if outcome.did_something() {
         outcome.status = Status::Succeeded;
     }
-    outcome.error = Failed::from(&error);
-    Ok(run.clock.ended(outcome, error))
+    outcome.error = FailureFields::from(&error);
+    Ok(run.clock.report_with(outcome, error))
 }
 
 impl Outcome {
@@ -508,7 +508,7 @@ struct Run<'a> {
     guard: Guard,
     /// IDs of members whose databases were made smaller.
     shrunk: Vec<u64>,
-    clock: Clock,
+    clock: ReportBuilder,
     outcome: Outcome,
 }
 
@@ -845,7 +845,7 @@ fn lock_file(path: &Path) -> Result<Guard> {
 
 /// The newest saved revision that is not younger than `time`; `None` if all are.
 fn newest_at(ctx: &Context, time: DateTime<Utc>) -> Result<(Option<i64>, Vec<String>)> {
-    let scan = scan_asking(ctx, Depth::Doubtful, Ask::Chain)?;
+    let scan = scan_with_tags(ctx, Depth::Doubtful, TagScope::Chain)?;
     let (timeline, mut warnings) = choose_timeline(ctx, &scan, None)?;
     match revision_at(ctx, &scan, timeline, time) {
         Ok((revision, more)) => {

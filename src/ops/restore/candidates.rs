@@ -5,7 +5,7 @@
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::{HashKv, Revision};
 use crate::ops::Context;
-use crate::ops::fold::open::Backup;
+use crate::ops::fold::open::BackupLocation;
 use crate::ops::fold::{Request, Source, Target};
 use crate::ops::scan::Scan;
 use schemars::JsonSchema;
@@ -55,7 +55,7 @@ pub struct Told {
 
 /// A backup that was looked at.
 pub(super) struct Candidate<'a> {
-    backup: &'a Backup,
+    backup: &'a BackupLocation,
     pub(super) opened: Result<Opened<'a>>,
 }
 
@@ -67,11 +67,11 @@ pub(super) struct Opened<'a> {
 }
 
 impl<'a> Candidate<'a> {
-    fn open(backup: &'a Backup, request: &Request, proven: bool) -> Self {
+    fn open(backup: &'a BackupLocation, request: &Request, proven: bool) -> Self {
         let open = || {
-            let (source, scan) = backup.open_unproven(request)?;
+            let (source, scan) = backup.open_unchecked(request)?;
             if proven {
-                source.prove()?;
+                source.wait_for_hash()?;
             }
             let ctx = backup.context()?;
             Ok(Opened { ctx, source, scan })
@@ -167,7 +167,11 @@ impl<'a> Candidates<'a> {
     ///
     /// # Errors
     /// Only what is not a candidate's own fault: `Terminated`, `NoSpace`, `Usage`.
-    pub(super) fn open(backups: &'a [Backup], request: &Request, proven: bool) -> Result<Self> {
+    pub(super) fn open(
+        backups: &'a [BackupLocation],
+        request: &Request,
+        proven: bool,
+    ) -> Result<Self> {
         // A damaged one must not keep the others from being tried first.
         let proven = proven || backups.len() > 1;
         let all: Vec<Candidate<'a>> = backups

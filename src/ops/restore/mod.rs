@@ -10,7 +10,7 @@ mod options;
 mod output;
 mod write;
 
-pub use crate::ops::fold::open::Backup;
+pub use crate::ops::fold::open::BackupLocation;
 pub use candidates::{Fate, Told};
 pub use needed::{Action, Decision, Depth};
 pub use options::{KeepOrDrop, Membership, Options, Wanted};
@@ -22,7 +22,7 @@ use crate::mvcc::Revision;
 use crate::ops::Context;
 use crate::ops::fold::Source;
 use crate::ops::fold::rebuild::Rebuild;
-use crate::ops::report::{Clock, Report};
+use crate::ops::report::{Report, ReportBuilder};
 use crate::ops::tags::without_excluded;
 use candidates::{Candidates, Opened, excludes};
 use output::Failed;
@@ -120,7 +120,11 @@ pub struct Outcome {
 ///
 /// # Errors
 /// Any reason but `KeyNotFound`. The target is as it was then, or the next run makes it so.
-pub fn run(backups: &[Backup], options: &Options, cancel: &Cancel) -> Result<Report<Outcome>> {
+pub fn run(
+    backups: &[BackupLocation],
+    options: &Options,
+    cancel: &Cancel,
+) -> Result<Report<Outcome>> {
     if backups.is_empty() {
         return Err(
             Reason::Usage.error("there is nothing to restore from: give --store or --snapshot")
@@ -134,7 +138,7 @@ pub fn run(backups: &[Backup], options: &Options, cancel: &Cancel) -> Result<Rep
 /// # Errors
 /// As [`run`].
 pub(super) fn run_for_drill(
-    backup: Backup,
+    backup: BackupLocation,
     options: &Options,
     cancel: &Cancel,
 ) -> Result<Report<Outcome>> {
@@ -142,7 +146,7 @@ pub(super) fn run_for_drill(
 }
 
 fn restore(
-    backups: &[Backup],
+    backups: &[BackupLocation],
     options: &Options,
     cancel: &Cancel,
     is_drill: bool,
@@ -152,7 +156,7 @@ fn restore(
             backups,
             options,
             cancel: cancel.clone(),
-            clock: Clock::start(),
+            clock: ReportBuilder::start(),
             is_drill,
         };
         match (&options.data_dir, &options.to_snapshot) {
@@ -164,10 +168,10 @@ fn restore(
 }
 
 struct Run<'a> {
-    backups: &'a [Backup],
+    backups: &'a [BackupLocation],
     options: &'a Options,
     cancel: Cancel,
-    clock: Clock,
+    clock: ReportBuilder,
     is_drill: bool,
 }
 
@@ -195,7 +199,7 @@ impl Run<'_> {
             let written = write(self, source, ctx);
             let failed = matches!(written, Err(Failed::Target(_)));
             // What is wrong with a damaged file is its damage.
-            let written = match source.prove() {
+            let written = match source.wait_for_hash() {
                 Err(e) if !failed => Err(Failed::Candidate(e)),
                 _ => written,
             };
@@ -239,8 +243,8 @@ impl Run<'_> {
 
     fn outcome(&self, decision: Decision) -> Outcome {
         let read = self.backups.iter().map(|b| match b {
-            Backup::Store(ctx) | Backup::File(ctx, _) => ctx.store.bytes_read(),
-            Backup::Closed { .. } => 0,
+            BackupLocation::Store(ctx) | BackupLocation::File(ctx, _) => ctx.store.bytes_read(),
+            BackupLocation::Closed { .. } => 0,
         });
         Outcome {
             decision,

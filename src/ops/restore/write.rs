@@ -8,7 +8,7 @@ use crate::base::{Cancel, ReadAt};
 use crate::bolt::Layout;
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::{Fold, KeyRange, Revision};
-use crate::ops::fold::publish::{Both, Summed};
+use crate::ops::fold::publish::{HashingWriter, TeeWriter};
 use crate::ops::fold::rebuild::{Leases, Rebuild, Rebuilt};
 use crate::ops::{Context, free_space};
 use crate::store::Sealed;
@@ -66,7 +66,7 @@ pub(super) fn database(
             file.write_all_at(&head, 0).map_err(failed)?;
         }
         let again = File::open(path).and_then(TempFile::plain).map_err(failed)?;
-        let verify = || rebuild.verify(ctx.spool(again), &rebuilt.hash, &layout);
+        let verify = || rebuild.verify(ctx.database_file(again), &rebuilt.hash, &layout);
         sync_beside(&file, &what, verify).map_err(of_whom)?;
         Ok(Written {
             rebuilt,
@@ -95,12 +95,12 @@ pub(super) fn snapshot(
     }
     let what = format!("write a snapshot to {}", dir.display());
     let failed = |e| Failed::Target(Error::io(&what, e));
-    let out = Summed {
+    let out = HashingWriter {
         inner: Output::new(&unnamed.file, &what, None),
-        sum: encrypts.then(Sha256::new),
+        hash: encrypts.then(Sha256::new),
     };
     let plain = encrypts.then(|| ctx.temp_file()).transpose();
-    let mut both = Both::new(
+    let mut both = TeeWriter::new(
         plain.map_err(Failed::Target)?,
         FrameWriter::new(ctx.keys.encrypt(out).map_err(Failed::Target)?),
         None,
@@ -108,9 +108,9 @@ pub(super) fn snapshot(
     let written = rebuild.write(ctx, fold, &layout, &mut both);
     let (plain, framed) = both.into_parts().map_err(failed)?;
     let out = framed.finish().and_then(Sealed::finish).map_err(failed)?;
-    let Summed {
+    let HashingWriter {
         inner: mut out,
-        sum,
+        hash: sum,
     } = out;
     let rebuilt = written.map_err(|e| out.whose(e))?;
     out.flush().map_err(failed)?;
@@ -120,7 +120,7 @@ pub(super) fn snapshot(
         again.rewind().map_err(read_back)?;
         match (plain, sum) {
             (Some(plain), Some(sum)) => {
-                rebuild.verify(ctx.spool(plain), &rebuilt.hash, &layout)?;
+                rebuild.verify(ctx.database_file(plain), &rebuilt.hash, &layout)?;
                 check_sum(again, sum, ctx.store.cancel())
             }
             _ => {

@@ -20,7 +20,7 @@ use crate::etcd::feed::{Ended, Position, quorum_revision};
 use crate::mvcc::Revision;
 use crate::ops::Context;
 use crate::ops::identity::{self, ClusterFacts};
-use crate::ops::report::{Clock, Report};
+use crate::ops::report::{Report, ReportBuilder};
 use crate::ops::schedule::Schedule;
 use crate::store::lock::{Attempt, Lock, LockGuard};
 use crate::telemetry::metrics::SnapshotKind;
@@ -149,7 +149,7 @@ pub fn follow(
     tell: &Tell,
     stop: &Cancel,
 ) -> Result<Report<Outcome>> {
-    let clock = Clock::start();
+    let clock = ReportBuilder::start();
     let mut follower = Follower {
         ctx,
         taking,
@@ -211,7 +211,7 @@ struct Follower<'a> {
     options: &'a FollowOptions,
     tell: &'a Tell,
     stop: &'a Cancel,
-    clock: Clock,
+    clock: ReportBuilder,
     outcome: Outcome,
     pauses: Pauses,
 }

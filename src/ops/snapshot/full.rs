@@ -18,8 +18,8 @@ use crate::etcd::feed::Position;
 use crate::etcd::snapshot::SnapshotReader;
 use crate::mvcc::{Base, HashKv, Revision, hash_kv};
 use crate::ops::Context;
-use crate::ops::fold::open::Spool;
-use crate::ops::fold::publish::{Packed, Packer, give_name};
+use crate::ops::fold::open::DatabaseFile;
+use crate::ops::fold::publish::{SnapshotUpload, StagedSnapshot, give_name};
 use crate::ops::fold::rebuild::read_every_page;
 use crate::ops::identity::{self, ClusterFacts};
 use crate::ops::parallel::side_by_side;
@@ -33,7 +33,7 @@ const HASH_TRIES: u32 = 3;
 
 /// A full snapshot that is verified and uploaded, and waits for its name.
 pub(super) struct Taken {
-    packed: Packed,
+    packed: StagedSnapshot,
     encoding: Encoding,
     /// When it was begun.
     pub(super) started: Instant,
@@ -193,7 +193,11 @@ fn warning(c: &Compared, revision: i64) -> Option<String> {
 }
 
 /// What came over the wire is what the member answers for.
-fn check_hash(taken: &Taken, db: &Database<Spool>, agreed: Option<&MemberHash>) -> Result<()> {
+fn check_hash(
+    taken: &Taken,
+    db: &Database<DatabaseFile>,
+    agreed: Option<&MemberHash>,
+) -> Result<()> {
     let Some((revision, hash)) = agreed.and_then(|h| Some((h.revision, h.hash?))) else {
         return Ok(());
     };
@@ -277,7 +281,7 @@ fn compare_members(cluster: &Cluster, taking: &Taking) -> Result<(Vec<Compared>,
 /// Passes on what is read, and has it packed on the way.
 struct Tee {
     inner: Box<dyn Read>,
-    packer: Packer,
+    packer: SnapshotUpload,
 }
 
 impl Read for Tee {
@@ -305,7 +309,7 @@ fn take_from(
     endpoint: &str,
     encoding: Encoding,
     least: i64,
-) -> Result<(Taken, Database<Spool>)> {
+) -> Result<(Taken, Database<DatabaseFile>)> {
     let stream = SnapshotReader::open(&taking.way, endpoint).map_err(|f| f.into_error())?;
     let stream: Box<dyn Read> = match &taking.bandwidth {
         Some(limit) => Box::new(limit.limit(stream, ctx.store.cancel())),
@@ -314,7 +318,7 @@ fn take_from(
     // What etcd sends is what a full is: the database, and its SHA-256 behind it.
     let mut payload = FrameReader::new(Tee {
         inner: stream,
-        packer: Packer::new(ctx, "Full", encoding)?,
+        packer: SnapshotUpload::new(ctx, "Full", encoding)?,
     });
     let step = Step::new(format!("save {endpoint}"), None);
     let mut file = ctx.temp_file()?;
@@ -340,7 +344,7 @@ fn take_from(
     let payload_bytes = payload.payload_bytes();
     let packer = payload.into_inner().packer;
     let verify = || {
-        let db = Database::open(ctx.spool(file))?;
+        let db = Database::open(ctx.database_file(file))?;
         let base = Base::read(&db)?;
         let hash = read_every_page(&db)?;
         Ok((db, base, hash))

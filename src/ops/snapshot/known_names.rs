@@ -6,7 +6,7 @@
 
 use super::Written;
 use crate::backup::catalog::{V1, V2};
-use crate::backup::{Catalog, Listed};
+use crate::backup::{Catalog, ListedObject};
 use crate::error::Result;
 use crate::ops::scan;
 use crate::store::Store;
@@ -20,7 +20,7 @@ const SAVED_A_REQUEST: usize = 10;
 #[derive(Default)]
 pub(super) struct Names {
     /// As listed last, with what was saved since; `None` if a listing is due.
-    listing: Option<Vec<Listed>>,
+    listing: Option<Vec<ListedObject>>,
     saved: usize,
 }
 
@@ -35,7 +35,7 @@ impl Names {
             return;
         };
         self.saved += 1;
-        listing.push(Listed {
+        listing.push(ListedObject {
             path: format!("{V2}/{}", written.name),
             bytes: written.bytes,
         });
@@ -52,7 +52,7 @@ impl Names {
         if let Some(listing) = &self.listing {
             return Ok((Catalog::from_listing(listing.clone()), false));
         }
-        let listing = scan::listed(store, &[V2, V1])?;
+        let listing = scan::list_folders(store, &[V2, V1])?;
         self.saved = 0;
         Ok((
             Catalog::from_listing(self.listing.insert(listing).clone()),

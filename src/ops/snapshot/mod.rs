@@ -25,7 +25,7 @@ use crate::etcd::connect::Connector;
 use crate::kubernetes::SnapshotLeases;
 use crate::mvcc::Revision;
 use crate::ops::Context;
-use crate::ops::report::{Clock, Report};
+use crate::ops::report::{Report, ReportBuilder};
 use crate::store::Bandwidth;
 use crate::telemetry::metrics::SnapshotKind;
 use clap::Args;
@@ -233,7 +233,7 @@ pub fn full(
     is_final: bool,
     tell: &Tell,
 ) -> Result<Report<Outcome>> {
-    let clock = Clock::start();
+    let clock = ReportBuilder::start();
     ctx.store.clean_staging(chrono::Utc::now());
     let mut saver = Saver::open(ctx, taking)?;
     let why = match saver.saved() {
@@ -250,7 +250,7 @@ pub fn full(
 }
 
 impl Saver<'_> {
-    fn told(&self, mut clock: Clock) -> Report<Outcome> {
+    fn told(&self, mut clock: ReportBuilder) -> Report<Outcome> {
         let report = self.report();
         clock.warnings.clone_from(&report.warnings);
         let written = &report.written;

@@ -173,8 +173,8 @@ impl Saved {
             .ok_or_else(nothing)?;
         let known = scan.contents.known_bases();
         let broken = match chain::choose(catalog, timeline, None, &known) {
-            Ok(Choice::Found(_)) => None,
-            Ok(Choice::Look(i)) => Some((
+            Ok(Choice::Chosen(_)) => None,
+            Ok(Choice::ReadFirst(i)) => Some((
                 FullReason::RevisionGap,
                 format!(
                     "by names, revisions are missing after {}",

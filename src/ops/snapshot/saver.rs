@@ -15,11 +15,11 @@ use crate::etcd::feed::{Ended, Feed, Position};
 use crate::kubernetes::{Behind, LeaseState};
 use crate::mvcc::Revision;
 use crate::ops::Context;
-use crate::ops::fold::publish::refuse_plain;
+use crate::ops::fold::publish::refuse_plaintext;
 use crate::ops::identity::{self, ClusterFacts};
-use crate::ops::scan::{Depth, scan_asking};
+use crate::ops::scan::{Depth, scan_with_tags};
 use crate::ops::snapshot_leases::{self, News};
-use crate::ops::tags::Ask;
+use crate::ops::tags::TagScope;
 use crate::telemetry::metrics::SnapshotKind;
 use chrono::Utc;
 use std::time::{Duration, Instant};
@@ -69,7 +69,7 @@ impl<'a> Saver<'a> {
     /// not be.
     pub(super) fn open(ctx: &'a Context, taking: &'a Taking) -> Result<Self> {
         let (saver, newest) = Self::find(ctx, taking)?;
-        refuse_plain(ctx, newest.as_ref())?;
+        refuse_plaintext(ctx, newest.as_ref())?;
         Ok(saver)
     }
 
@@ -95,7 +95,7 @@ impl<'a> Saver<'a> {
             cluster: None,
             report: Report::default(),
         };
-        let scan = match scan_asking(ctx, Depth::Doubtful, Ask::Chain) {
+        let scan = match scan_with_tags(ctx, Depth::Doubtful, TagScope::Chain) {
             Ok(scan) => scan,
             Err(e) if e.reason() == Reason::NoSnapshots => {
                 let names = ctx.store.list_directly()?;

@@ -9,7 +9,7 @@ use crate::etcd::cluster::{Cluster, MemberHash};
 use crate::etcd::connect::Connector;
 use crate::mvcc::{HashKv, Revision};
 use crate::ops::fold::{Request, Source, Target, select::choose_timeline};
-use crate::ops::report::{Clock, Report};
+use crate::ops::report::{Report, ReportBuilder};
 use crate::ops::scan::{Depth, Scan, scan};
 use crate::ops::tags::without_excluded;
 use crate::ops::{Context, identity};
@@ -138,7 +138,7 @@ pub fn choose_revision(
 /// holds, or does not yet hold, what the other does; those of a live cluster that does not answer, of
 /// choosing and folding a backup, and of the store; `Terminated`.
 pub fn run(ctx: &Context, way: &Connector, options: &Options) -> Result<Report<Outcome>> {
-    let clock = Clock::start();
+    let clock = ReportBuilder::start();
     without_excluded(|| {
         let run = Run {
             ctx,
@@ -154,7 +154,7 @@ struct Run<'a> {
     ctx: &'a Context,
     way: &'a Connector,
     options: &'a Options,
-    clock: Clock,
+    clock: ReportBuilder,
 }
 
 /// The backup's side of a comparison.

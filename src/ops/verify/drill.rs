@@ -11,8 +11,8 @@ use crate::etcd::connect::{Connector, Endpoints, Failed, Streams};
 use crate::mvcc::Revision;
 use crate::ops::Context;
 use crate::ops::options::Point;
-use crate::ops::report::{Clock, Report};
-use crate::ops::restore::{self, Backup, Membership};
+use crate::ops::report::{Report, ReportBuilder};
+use crate::ops::restore::{self, BackupLocation, Membership};
 use rustix::fs::{FlockOperation, OFlags};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 use schemars::JsonSchema;
@@ -116,7 +116,7 @@ pub fn run(
     timeline: &str,
     expected: Expected,
 ) -> Result<Report<Outcome>> {
-    let mut clock = Clock::start();
+    let mut clock = ReportBuilder::start();
     remove_leftovers(&ctx.temp_dir);
     let folder = Folder::new(&ctx.temp_dir)?;
     let mut outcome = Outcome {
@@ -149,7 +149,7 @@ pub fn run(
         }
         // What the restore itself finds to be damaged is as telling.
         Err(e) if e.reason() == Reason::DrillFailed || e.reason().is_bad_data() => {
-            Ok(clock.ended(outcome, Some(e)))
+            Ok(clock.report_with(outcome, Some(e)))
         }
         Err(e) => Err(e),
     }
@@ -164,7 +164,7 @@ struct Drill<'a> {
 }
 
 impl Drill<'_> {
-    fn run(&self, outcome: &mut Outcome, clock: &mut Clock) -> Result<()> {
+    fn run(&self, outcome: &mut Outcome, clock: &mut ReportBuilder) -> Result<()> {
         let data_dir = self.folder.join("data");
         let begun = Instant::now();
         let token = format!("deltafold-drill-{}-{:x}", std::process::id(), random_word());
@@ -176,7 +176,7 @@ impl Drill<'_> {
         };
         let cluster_id = membership.cluster()?.id();
         let restored = restore::run_for_drill(
-            Backup::Store(self.ctx.clone()),
+            BackupLocation::Store(self.ctx.clone()),
             &restore::Options {
                 timeline: Some(self.timeline.to_owned()),
                 data_dir: Some(data_dir.clone()),

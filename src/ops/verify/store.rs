@@ -6,21 +6,21 @@
 use super::drill;
 use crate::backup::Kind;
 use crate::backup::catalog::Snapshot;
-use crate::backup::chain::{self, Chain, Choice, KnownBases, Span};
+use crate::backup::chain::{self, Chain, ChainSpan, Choice, KnownBases};
 use crate::backup::timeline::Timeline;
 use crate::base::{lock, unpoisoned};
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::{Base, HashKv, KeepHistory, Revision};
 use crate::ops::Context;
 use crate::ops::fold::Source;
-use crate::ops::fold::open::Reading;
+use crate::ops::fold::open::SnapshotReader;
 use crate::ops::fold::rebuild::read_every_page;
-use crate::ops::list::{self, Problem, Recorded};
-use crate::ops::parallel::first;
-use crate::ops::report::{Clock, Report, reasons_and};
+use crate::ops::list::{self, Problem, RecordedIdentity};
+use crate::ops::parallel::find_first;
+use crate::ops::report::{Report, ReportBuilder, reasons_and};
 use crate::ops::restorable::Restorable;
 use crate::ops::scan::{Depth, Scan, scan_with};
-use crate::ops::tags::{self, Ask, without_excluded};
+use crate::ops::tags::{self, TagScope, without_excluded};
 use crate::telemetry::progress::Step;
 use chrono::{DateTime, Utc};
 use clap::{Args, ValueEnum};
@@ -212,7 +212,7 @@ pub struct Outcome {
     /// would use.
     pub all_chains: bool,
     /// Whose backup it is; null if nobody has recorded it, or the object is unreadable.
-    pub identity: Option<Recorded>,
+    pub identity: Option<RecordedIdentity>,
     /// Snapshots in the prefix.
     pub snapshots: usize,
     /// Of these, those that are marked not to be used.
@@ -247,19 +247,19 @@ struct Read {
 /// `NoSnapshots` where there is none at all; `NoSuchTimeline`; `CannotDecrypt`; `SnapshotVanished`; the store's; `Io`,
 /// `NoSpace`, `Terminated`. What is wrong with snapshots is no error here.
 pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
-    let clock = Clock::start();
+    let clock = ReportBuilder::start();
     without_excluded(|| try_run(ctx, options, clock.clone()))
 }
 
-fn try_run(ctx: &Context, options: &Options, clock: Clock) -> Result<Report<Outcome>> {
+fn try_run(ctx: &Context, options: &Options, clock: ReportBuilder) -> Result<Report<Outcome>> {
     let mut findings = Findings::default();
-    let (identity, problem) = list::recorded(ctx)?;
+    let (identity, problem) = list::recorded_identity(ctx)?;
     problem.into_iter().for_each(|p| findings.note(None, p));
     let depth = match options.level {
         Level::Names => Depth::Names,
         _ => Depth::Doubtful,
     };
-    let ask = Ask::newest_or(options.all_tags);
+    let ask = TagScope::newest_or(options.all_tags);
     let scan = scan_with(ctx, depth, ask, |db| read_every_page(db).map(drop))?;
     let mut run = Run {
         ctx,
@@ -322,7 +322,7 @@ fn try_run(ctx: &Context, options: &Options, clock: Clock) -> Result<Report<Outc
         drills: run.drills,
         bytes_read: ctx.store.bytes_read(),
     };
-    Ok(clock.ended(outcome, failure))
+    Ok(clock.report_with(outcome, failure))
 }
 
 /// What was found so far.
@@ -449,7 +449,7 @@ impl<'a> Run<'a> {
     fn look_at_names(&mut self) {
         let scan = self.scan;
         let reading = (self.options.level == Level::Names).then_some(CHECKSUMS);
-        for problem in list::of_names(self.ctx, scan, reading) {
+        for problem in list::listing_problems(self.ctx, scan, reading) {
             self.findings.note(None, problem);
         }
         let snapshots = &scan.catalog.snapshots;
@@ -579,18 +579,18 @@ impl<'a> Run<'a> {
         let chain = loop {
             match chain::choose(&self.scan.catalog, timeline, None, &self.known) {
                 // What the full holds beyond its name may change the choice.
-                Ok(Choice::Look(i)) if reads && !self.bad.contains(&i) => {
+                Ok(Choice::ReadFirst(i)) if reads && !self.bad.contains(&i) => {
                     self.check(vec![i])?;
                     if self.bad.contains(&i) {
                         return Ok(());
                     }
                 }
-                Ok(Choice::Look(i)) => {
+                Ok(Choice::ReadFirst(i)) => {
                     let e = list::gap_after(self.scan, timeline, i, CHECKSUMS);
                     self.error(&e, Some(timeline), &[i]);
                     return Ok(());
                 }
-                Ok(Choice::Found(chain)) => {
+                Ok(Choice::Chosen(chain)) => {
                     if !reads || self.known.contains_key(&chain.base) {
                         break chain;
                     }
@@ -684,7 +684,7 @@ impl<'a> Run<'a> {
     }
 
     /// Tells what is missing behind a chain.
-    fn look_at_gap(&mut self, timeline: &Timeline, span: &Span) {
+    fn look_at_gap(&mut self, timeline: &Timeline, span: &ChainSpan) {
         let next = span.next.map(|(i, _)| i);
         // A full with history closes the gap before it.
         let from_next = next
@@ -775,7 +775,7 @@ impl<'a> Run<'a> {
     fn compare_with_next(
         &mut self,
         timeline: &Timeline,
-        span: &Span,
+        span: &ChainSpan,
         compact: Revision,
         outcome: &mut ChainOutcome,
     ) -> Result<()> {
@@ -909,7 +909,7 @@ impl<'a> Run<'a> {
     }
 }
 
-fn chain_of(span: &Span, target: Revision) -> Chain {
+fn chain_of(span: &ChainSpan, target: Revision) -> Chain {
     Chain {
         base: span.base,
         deltas: span.deltas.clone(),
@@ -922,8 +922,8 @@ fn chain_of(span: &Span, target: Revision) -> Chain {
 fn check_all(ctx: &Context, scan: &Scan, which: &[usize]) -> Result<BTreeMap<usize, Result<Read>>> {
     let fulls = Mutex::new(());
     let results = Mutex::new(BTreeMap::new());
-    let reading = Reading::new(ctx, which.iter().map(|&i| &scan.catalog.snapshots[i]));
-    first(ctx.threads.min(AT_ONCE), which.len(), |nth| {
+    let reading = SnapshotReader::new(ctx, which.iter().map(|&i| &scan.catalog.snapshots[i]));
+    find_first(ctx.threads.min(AT_ONCE), which.len(), |nth| {
         let alone = (reading.snapshot(nth).name.is_full()).then(|| lock(&fulls));
         let result = read_whole(ctx, &reading, nth);
         drop(alone);
@@ -940,7 +940,7 @@ fn check_all(ctx: &Context, scan: &Scan, which: &[usize]) -> Result<BTreeMap<usi
 }
 
 /// Reads a snapshot to its end, and checks all that can be seen in it alone.
-fn read_whole(ctx: &Context, reading: &Reading<'_>, nth: usize) -> Result<Read> {
+fn read_whole(ctx: &Context, reading: &SnapshotReader<'_>, nth: usize) -> Result<Read> {
     let snapshot = reading.snapshot(nth);
     let at = ctx.at(snapshot);
     match snapshot.name.kind {
