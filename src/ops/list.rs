@@ -295,7 +295,7 @@ pub(super) fn recorded_identity(
     }
 }
 
-/// Returns the problems that names and tags show. `deep_command` is the command that would read contents;
+/// Returns the problems that names and tags show. `deep_command` is the command or flag that reads contents;
 /// `None` if they were read.
 pub(super) fn listing_problems(
     ctx: &Context,
@@ -322,7 +322,7 @@ pub(super) fn listing_problems(
     }
     if !scan.doubtful.is_empty() {
         let message = format!(
-            "revisions do not only grow in order of creation, because of two streams, a late compaction, or a forked history: run {deep_command} to find out"
+            "revisions do not only grow in order of creation, because of two streams, a late compaction, or a forked history: use {deep_command} to find out"
         );
         let paths = scan.doubtful.iter().map(|&i| path(scan, i)).collect();
         problems.push(Problem::new("TimelinesUnverified", message, paths));
@@ -343,7 +343,7 @@ pub(super) fn gap_after(
     let last = last.unwrap_or(s.name.last);
     let missing = chain::missing(&scan.catalog, timeline, s.name.last, last);
     Reason::RevisionGap.error(format!(
-        "by names, revisions {} are missing, but {} may hold them beyond its name: run {deep_command} to find out",
+        "by names, revisions {} are missing, but {} may hold them beyond its name: use {deep_command} to find out",
         chain::show_ranges(&missing),
         s.path
     ))

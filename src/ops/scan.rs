@@ -200,7 +200,7 @@ pub(super) fn scan_with(
     tags?;
     catalog.add_notes(&notes?);
     let is_damage = |e: &Error| e.reason().is_bad_data();
-    // Planned anew each time a tag that is read excludes a snapshot.
+    // Start over each time a newly read tag excludes a snapshot.
     let (doubtful, contents, timelines) = loop {
         if ctx.store.knows_tags() {
             let tagged: Vec<usize> = catalog

@@ -77,19 +77,9 @@ pub fn get(
 ) -> Result<()> {
     let slices = source.delta_slices();
     let reader = SnapshotReader::new(ctx, slices.iter().rev().map(|s| &s.snapshot));
-    // Returns the newest record of the key in a delta; empty if the key was deleted.
     let newest_change = |nth: usize| {
         let slice = &slices[slices.len() - 1 - nth];
-        let mut newest: Option<Vec<u8>> = None;
-        for_each_change(ctx, reader.delta_in_turn(nth)?, slice, key, |_, kv| {
-            let record = newest.get_or_insert_default();
-            record.clear();
-            if let Some(kv) = kv {
-                kv.encode(record);
-            }
-            Ok(())
-        })?;
-        Ok(newest)
+        newest_change_in(ctx, reader.delta_in_turn(nth)?, slice, key)
     };
     let changed =
         source.read_some_deltas(ctx, || find_first(ctx.threads, slices.len(), newest_change))?;
@@ -110,6 +100,26 @@ pub fn get(
         )));
     }
     each(&KeyValue::decode(&record)?)
+}
+
+/// Returns the newest record of `key` in a delta, which is empty if the key was deleted; `None` if the delta does
+/// not change the key.
+fn newest_change_in(
+    ctx: &Context,
+    delta: DeltaReader<'_, Payload>,
+    slice: &DeltaSlice,
+    key: &[u8],
+) -> Result<Option<Vec<u8>>> {
+    let mut newest: Option<Vec<u8>> = None;
+    for_each_change(ctx, delta, slice, key, |_, kv| {
+        let record = newest.get_or_insert_default();
+        record.clear();
+        if let Some(kv) = kv {
+            kv.encode(record);
+        }
+        Ok(())
+    })?;
+    Ok(newest)
 }
 
 /// Calls `each` for every change of `key` in a delta, with the record of a put or `None` for a deletion.
