@@ -84,16 +84,16 @@ fn random(rng: &mut fastrand::Rng, surveys: &mut FingerprintFiles) -> (Survey, V
 /// Compares two snapshots by a scan of every revision.
 fn compare_by_scan(a: &(Survey, Vec<Fingerprint>), b: &(Survey, Vec<Fingerprint>)) -> Comparison {
     let mut found = Comparison::default();
-    let of = |s: &(Survey, Vec<Fingerprint>), r: i64, sub: u32| {
+    let change_at = |s: &(Survey, Vec<Fingerprint>), r: i64, sub: u32| {
         let e = s.1.iter().find(|e| (e.main.0, e.sub) == (r, sub));
         e.map(|e| (e.digest, e.tombstone))
     };
-    let all = |s: &Survey, r: i64| (s.complete_from.0..=s.last.0).contains(&r);
+    let is_complete_at = |s: &Survey, r: i64| (s.complete_from.0..=s.last.0).contains(&r);
     for (r, sub) in (0..90).flat_map(|r| [(r, 0), (r, 1)]) {
-        let differ = match (of(a, r, sub), of(b, r, sub)) {
+        let differ = match (change_at(a, r, sub), change_at(b, r, sub)) {
             (Some(x), Some(y)) => x != y,
-            (Some(_), None) => all(&b.0, r),
-            (None, Some(_)) => all(&a.0, r),
+            (Some(_), None) => is_complete_at(&b.0, r),
+            (None, Some(_)) => is_complete_at(&a.0, r),
             (None, None) => continue,
         };
         if differ {
@@ -104,7 +104,7 @@ fn compare_by_scan(a: &(Survey, Vec<Fingerprint>), b: &(Survey, Vec<Fingerprint>
             }
             return found;
         }
-        if of(a, r, sub).is_some() && of(b, r, sub).is_some() {
+        if change_at(a, r, sub).is_some() && change_at(b, r, sub).is_some() {
             found.agreed = Some(Revision(r));
         }
     }

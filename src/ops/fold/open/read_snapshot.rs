@@ -80,7 +80,7 @@ impl<'a> SnapshotReader<'a> {
         let snapshots: Vec<_> = snapshots.into_iter().collect();
         let bytes = snapshots.iter().map(|s| s.bytes);
         let bytes = bytes.fold(0, u64::saturating_add);
-        let what = match snapshots.as_slice() {
+        let description = match snapshots.as_slice() {
             [only] => format!("read {}", only.name),
             all => format!("read {} snapshots", all.len()),
         };
@@ -88,7 +88,7 @@ impl<'a> SnapshotReader<'a> {
         SnapshotReader {
             ctx,
             ahead: ReadAhead::new(&ctx.store, objects),
-            progress: Step::new(what, Some(bytes)),
+            progress: Step::new(description, Some(bytes)),
             long_events: Mutex::new(()),
             snapshots,
         }
