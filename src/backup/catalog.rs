@@ -1,74 +1,78 @@
-//! A listing of a store prefix, sorted into snapshots, marks and foreign objects.
+//! The catalog: the listing of a store prefix, sorted into snapshots, exclusion markers, notes and foreign
+//! objects.
 //!
-//! It decides from names alone. Both layouts are read: `v2/<name>` and `v1/Backup-<unix>/<name>`.
+//! It uses names alone and reads no object. It knows both layouts: `v2/<name>` and `v1/Backup-<unix
+//! seconds>/<name>`. Called by `ops::scan`.
 
 use crate::backup::name::SnapshotName;
 use crate::mvcc::Revision;
 use std::collections::HashSet;
 
-/// The folder of the layout that is written.
+/// The folder of the current layout.
 pub const V2: &str = "v2";
-/// The folder of the old layout, which is only read.
+/// The folder of the old layout, which is read and never written.
 pub const V1: &str = "v1";
-/// The folder of notes on fulls that begin a timeline: `<name of the full>`.
+/// The folder of notes that a full begins a timeline. Each note has the name of its full.
 pub const TIMELINES: &str = "deltafold-timelines";
-/// The folder of pins: `<name of the full>`. A chain whose full has one is kept, whatever the policy.
+/// The folder of pins. Each pin has the name of its full, and `gc` keeps the chain of that full.
 pub const PINS: &str = "deltafold-pins";
-/// The folder of notes on what `gc` excluded, to be purged later: `<name of the snapshot>`.
+/// The folder of removal notes: `gc` has excluded the snapshot of that name, and will delete it later.
 pub const REMOVED: &str = "deltafold-removed";
 /// The folders of snapshots.
 pub const SNAPSHOTS: [&str; 2] = [V2, V1];
-/// The folders of notes on snapshots. They are listed after these: a note on the beginning of a timeline is written
-/// before its full, which must not be seen without it.
+/// The folders of notes on snapshots. They are listed after the folders of snapshots: the note that a full
+/// begins a timeline is written before the full, so a listed full is never without its note.
 pub const NOTES: [&str; 3] = [TIMELINES, PINS, REMOVED];
-/// `<name>.exclude` beside a snapshot excludes it where the store has no tags.
+/// The suffix of an exclusion marker: the object `<name>.exclude` beside a snapshot excludes it.
 pub const EXCLUDE_SUFFIX: &str = ".exclude";
 
 /// One object of a listing.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Listed {
-    /// Below the store's prefix, with `/` between folders.
+pub struct ListedObject {
+    /// The path below the store's prefix, with `/` between folders.
     pub path: String,
-    /// Size in the store.
+    /// Size in the store, in bytes.
     pub bytes: u64,
 }
 
 /// A snapshot in the store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Snapshot {
-    /// What its name says.
+    /// The parts of the name.
     pub name: SnapshotName,
-    /// Below the store's prefix.
+    /// The path below the store's prefix.
     pub path: String,
-    /// Size in the store.
+    /// Size in the store, in bytes.
     pub bytes: u64,
-    /// Tagged `x-etcd-snapshot-exclude=true`, or marked so: not to be used.
+    /// Whether the snapshot must not be used: it has the tag `x-etcd-snapshot-exclude=true` or an exclusion
+    /// marker.
     pub excluded: bool,
-    /// It may be anybody's ([`Trust`](super::trust::Trust)): not to be used.
+    /// Whether the snapshot must not be used because it is not encrypted: see [`Trust`](super::trust::Trust).
     pub untrusted: bool,
-    /// Of a full: noted by who took it as the first of another history than what was saved before.
+    /// For a full: its snapshotter noted that it begins another history than that of the snapshots before it.
     pub begins_timeline: bool,
-    /// Of a full: kept with its chain, whatever the policy.
+    /// For a full: it has a pin, so it is kept with its chain whatever the retention policy is.
     pub pinned: bool,
-    /// Noted as removed by `gc`; it counts only where the snapshot is excluded, too.
+    /// Whether `gc` left a removal note. The note counts only if the snapshot is excluded, too.
     pub removal_noted: bool,
 }
 
-/// All that a prefix holds.
+/// Everything below a prefix.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Catalog {
-    /// In order of creation; of one second deltas come before fulls, lower revisions first.
+    /// The snapshots in order of creation. Within one second deltas come before fulls, and lower revisions
+    /// first.
     pub snapshots: Vec<Snapshot>,
-    /// Objects that are none of ours and left alone.
+    /// The paths of objects that deltafold does not know and leaves alone.
     pub foreign: Vec<String>,
 }
 
 impl Catalog {
-    /// Sorts a listing.
-    pub fn from_listing(listing: Vec<Listed>) -> Self {
+    /// Sorts a listing. Tags are not known here: `excluded` is set by exclusion markers alone.
+    pub fn from_listing(listing: Vec<ListedObject>) -> Self {
         let mut catalog = Catalog::default();
-        let mut marks = HashSet::new();
-        let (notes, objects): (Vec<Listed>, Vec<Listed>) =
+        let mut excluded = HashSet::new();
+        let (notes, objects): (Vec<ListedObject>, Vec<ListedObject>) =
             listing.into_iter().partition(|o| note(&o.path).is_some());
         for object in objects {
             match snapshot_name(&object.path) {
@@ -84,14 +88,14 @@ impl Catalog {
                 }),
                 None => match object.path.strip_suffix(EXCLUDE_SUFFIX) {
                     Some(path) if snapshot_name(path).is_some() => {
-                        marks.insert(path.to_owned());
+                        excluded.insert(path.to_owned());
                     }
                     _ => catalog.foreign.push(object.path),
                 },
             }
         }
         for s in &mut catalog.snapshots {
-            s.excluded = marks.contains(&s.path);
+            s.excluded = excluded.contains(&s.path);
         }
         catalog.add_notes(&notes);
         catalog.foreign.sort();
@@ -105,18 +109,18 @@ impl Catalog {
         catalog
     }
 
-    /// Of these names in [`V2`], a byte each.
+    /// A catalog of snapshots of one byte each in [`V2`].
     #[cfg(test)]
     pub(crate) fn of_names<S: AsRef<str>>(names: &[S]) -> Self {
-        let listing = names.iter().map(|name| Listed {
+        let listing = names.iter().map(|name| ListedObject {
             path: format!("{V2}/{}", name.as_ref()),
             bytes: 1,
         });
         Catalog::from_listing(listing.collect())
     }
 
-    /// Takes in what the folders of notes hold.
-    pub fn add_notes(&mut self, notes: &[Listed]) {
+    /// Applies the notes of a listing to the snapshots.
+    pub fn add_notes(&mut self, notes: &[ListedObject]) {
         let notes: HashSet<(&str, &str)> = notes.iter().filter_map(|o| note(&o.path)).collect();
         if notes.is_empty() {
             return;
@@ -130,25 +134,26 @@ impl Catalog {
         }
     }
 
-    /// The snapshots that may be used, as indexes, in order of creation.
+    /// Returns the indexes of the snapshots that may be used, in order of creation.
     pub fn usable(&self) -> impl Iterator<Item = usize> + '_ {
         let is_usable = |s: &Snapshot| !s.excluded && !s.untrusted;
         (0..self.snapshots.len()).filter(move |&i| is_usable(&self.snapshots[i]))
     }
 
-    /// The newest revision that a usable snapshot's name promises.
+    /// Returns the newest revision in the name of a usable snapshot.
     pub fn latest_revision(&self) -> Option<Revision> {
         self.usable().map(|i| self.snapshots[i].name.last).max()
     }
 }
 
-/// The folder of a note, and the name of the snapshot that it is on.
+/// The folder of a note, and the name of its snapshot; `None` if the path is not that of a note.
 fn note(path: &str) -> Option<(&str, &str)> {
     path.split_once('/')
         .filter(|(folder, _)| NOTES.contains(folder))
 }
 
-/// The name of the snapshot at `path`, in either layout.
+/// Returns the name of the snapshot at `path`, in either layout; `None` if the path is not that of a
+/// snapshot.
 pub fn snapshot_name(path: &str) -> Option<SnapshotName> {
     let mut parts = path.split('/');
     let name = match (parts.next()?, parts.next()?, parts.next()) {
@@ -173,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_listing_is_sorted_into_snapshots_marks_and_strangers() {
+    fn a_listing_is_sorted_into_snapshots_markers_and_foreign_objects() {
         let paths = [
             "v2/Incr-00000011-00000020-200",
             "v2/Full-00000000-00000020-200",
@@ -191,7 +196,7 @@ mod tests {
             "deltafold-removed/Incr-00000011-00000020-200",
         ];
         let listing = paths
-            .map(|p| Listed {
+            .map(|p| ListedObject {
                 path: p.to_owned(),
                 bytes: 1,
             })

@@ -1,31 +1,32 @@
-//! The chain: which full and which deltas after it lead to a revision.
+//! Chains: chooses the full and the deltas after it that lead to a revision.
 //!
-//! A pure function of the catalog, a timeline and what is known of the fulls' true revisions. Any
-//! set of deltas that covers every revision will do: streams of two snapshotters may overlap.
+//! These are pure functions of the catalog, a timeline and the revisions in fulls that were read. Deltas may
+//! overlap, as those of two snapshotters do: any deltas will do that together cover every revision. Called by
+//! `ops::fold::select`, and by commands that report what can be restored.
 
 use crate::backup::catalog::Catalog;
-use crate::backup::timeline::{Member, Timeline};
+use crate::backup::timeline::{Timeline, TimelineMember};
 use crate::base::shorten;
 use crate::error::{Reason, Result};
 use crate::mvcc::{Base, Revision};
 use std::collections::HashMap;
 
-/// What was read from fulls, by index in the catalog.
+/// The revisions of fulls that were read, by index in the catalog.
 pub type KnownBases = HashMap<usize, Base>;
 
 /// A full and the deltas to fold into it, in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Chain {
-    /// Index of the full.
+    /// The index of the full in the catalog.
     pub base: usize,
     /// The deltas.
     pub deltas: Vec<Link>,
-    /// The revision it leads to.
+    /// The revision that the chain leads to.
     pub target: Revision,
 }
 
 impl Chain {
-    /// Its deltas and its full, as indexes.
+    /// Returns the indexes of the deltas and then of the full.
     pub fn snapshots(&self) -> impl Iterator<Item = usize> + '_ {
         let deltas = self.deltas.iter().map(|l| l.snapshot);
         deltas.chain([self.base])
@@ -37,28 +38,29 @@ impl Chain {
 pub struct Link {
     /// Index in the catalog.
     pub snapshot: usize,
-    /// Its events up to here are this timeline's.
+    /// The last revision of the delta that belongs to the timeline.
     pub until: Revision,
 }
 
-/// What choosing a chain came to.
+/// The result of choosing a chain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Choice {
-    /// A chain.
-    Found(Chain),
-    /// It depends on what this full holds beyond its name: read it, then choose again.
-    Look(usize),
+    /// This chain.
+    Chosen(Chain),
+    /// The choice depends on the content of this full, which may go beyond its name: read it and choose
+    /// again.
+    ReadFirst(usize),
 }
 
-/// Revisions from the first to the last, both included.
-pub type Range = (Revision, Revision);
+/// The revisions from the first to the last one, both included.
+pub type RevisionRange = (Revision, Revision);
 
-/// Chooses the chain with the newest base that leads to `target`, or to the newest revision that
-/// any snapshot of the timeline names.
+/// Chooses the chain with the newest base that leads to `target`; without a target, to the newest revision of
+/// the timeline.
 ///
 /// # Errors
-/// `NoSnapshots` without a full; `OutOfRange` where the target is outside of what is covered;
-/// `RevisionGap`, with the missing revisions, where deltas are missing on the way.
+/// `NoSnapshots` if there is no full; `OutOfRange` if no snapshot covers the target; `RevisionGap`, with the
+/// missing revisions, if deltas are missing on the way.
 pub fn choose(
     catalog: &Catalog,
     timeline: &Timeline,
@@ -68,11 +70,11 @@ pub fn choose(
     choose_with_history(catalog, timeline, target, Revision(i64::MAX), known)
 }
 
-/// As [`choose`], with a base that holds all history above `history`: one that was compacted past it
-/// will not do, and the next older one is tried.
+/// Chooses a chain as [`choose`] does, with a base that holds the whole history above `history`. A full that
+/// was compacted past it is skipped.
 ///
 /// # Errors
-/// As [`choose`]; `OutOfRange` too where every full was compacted past `history`.
+/// As [`choose`]; `OutOfRange` also if every full was compacted past `history`.
 pub fn choose_with_history(
     catalog: &Catalog,
     timeline: &Timeline,
@@ -86,7 +88,7 @@ pub fn choose_with_history(
             Reason::NoSnapshots.error("there is no full snapshot to start from: take one first")
         );
     }
-    let end_of = |m: &Member| holds(catalog, known, m.snapshot).min(m.until);
+    let end_of = |m: &TimelineMember| newest_in(catalog, known, m.snapshot).min(m.until);
     let newest = timeline.members.iter().map(end_of).max();
     let newest = newest.unwrap_or_default();
     let goal = target.unwrap_or(newest);
@@ -94,32 +96,32 @@ pub fn choose_with_history(
     let deltas = Deltas::of(catalog, timeline);
     let mut gap = None;
     for &base in bases.iter().filter(|&&b| name(b).last <= goal) {
-        // What it holds beyond its name may have been compacted past the goal.
-        let is_gone = |b: &Base| b.first_revision() > goal || b.compact_revision > history;
-        if known.get(&base).is_some_and(is_gone) {
+        // A full that goes beyond its name may have been compacted past the goal.
+        let lacks_history = |b: &Base| b.first_revision() > goal || b.compact_revision > history;
+        if known.get(&base).is_some_and(lacks_history) {
             continue;
         }
-        let at = holds(catalog, known, base);
+        let at = newest_in(catalog, known, base);
         if deltas.end(at) >= goal {
-            return Ok(Choice::Found(Chain {
+            return Ok(Choice::Chosen(Chain {
                 base,
                 deltas: deltas.walk(at, goal),
                 target: goal,
             }));
         }
-        // What the full holds beyond its name may reach over the gap, or past all names: then only
-        // the newest full can, and the others need not be read.
+        // The content of this full may go beyond its name and close the gap. Only the newest full can go
+        // beyond the newest revision of all names, so for that goal the others need not be read.
         if !known.contains_key(&base) && (goal <= newest || base == bases[0]) {
-            return Ok(Choice::Look(base));
+            return Ok(Choice::ReadFirst(base));
         }
         gap.get_or_insert(at);
     }
-    // A full that ends after the goal may still hold its history.
+    // A full that ends after the goal may still hold the goal in its history.
     for &base in bases.iter().rev().filter(|&&b| name(b).last > goal) {
         match known.get(&base) {
-            None => return Ok(Choice::Look(base)),
+            None => return Ok(Choice::ReadFirst(base)),
             Some(b) if b.first_revision() <= goal && b.compact_revision <= history => {
-                return Ok(Choice::Found(Chain {
+                return Ok(Choice::Chosen(Chain {
                     base,
                     deltas: Vec::new(),
                     target: goal,
@@ -130,25 +132,26 @@ pub fn choose_with_history(
     }
     if let Some(from) = gap.filter(|_| goal <= newest) {
         return Err(Reason::RevisionGap.error(format!(
-            "the snapshots between revision {from} and {goal} have a gap: missing are {}; take a full snapshot, or use --revision up to {}",
+            "the snapshots between revision {from} and {goal} have a gap: missing are {}; take a full snapshot, or choose a --revision up to {}",
             show_ranges(&deltas.missing(from, goal)),
             deltas.end(from)
         )));
     }
     Err(Reason::OutOfRange.error(format!(
-        "revision {goal} is not covered on timeline {}; covered are {}",
+        "no snapshot of timeline {} covers revision {goal}: choose a --revision among those covered ({})",
         timeline.id,
         show_ranges(&restorable(catalog, timeline, known))
     )))
 }
 
-/// The newest revision of a snapshot, by its content if that was read, else by its name.
-fn holds(catalog: &Catalog, known: &KnownBases, i: usize) -> Revision {
+/// The newest revision of a snapshot: by its content if it was read, otherwise by its name.
+fn newest_in(catalog: &Catalog, known: &KnownBases, i: usize) -> Revision {
     let named = catalog.snapshots[i].name.last;
     known.get(&i).map_or(named, |b| b.revision.max(named))
 }
 
-/// The fulls of a timeline that can be a base: those that end before it forks off. Newest first.
+/// Returns the fulls of a timeline that can be a base, newest first. A full that ends above a later fork
+/// cannot.
 pub fn bases(catalog: &Catalog, timeline: &Timeline) -> Vec<usize> {
     let mut bases: Vec<usize> = timeline
         .members
@@ -164,14 +167,14 @@ pub fn bases(catalog: &Catalog, timeline: &Timeline) -> Vec<usize> {
     bases
 }
 
-/// The deltas of a timeline, sorted once.
+/// The deltas of a timeline, sorted for searches.
 struct Deltas {
-    /// Where they start, in order.
+    /// The first revisions in ascending order.
     starts: Vec<Revision>,
-    /// For each of `starts`: of the deltas that start there or before, the one that reaches farthest. Of
-    /// equals it is the one created last.
+    /// For each of `starts`, the delta that reaches farthest among those that start there or before; if
+    /// several reach equally far, the one that was created last.
     farthest: Vec<Link>,
-    /// For each of `farthest`: how far it and the deltas after it lead.
+    /// For each of `farthest`, the last revision to which it and the deltas after it lead.
     ends: Vec<Revision>,
 }
 
@@ -204,20 +207,20 @@ impl Deltas {
         deltas
     }
 
-    /// The delta that leads on from `at`, as its place in `farthest`.
+    /// Returns the delta that leads on from `at`, as its index in `farthest`.
     fn next(&self, at: Revision) -> Option<usize> {
         let started = self.starts.partition_point(|&start| start <= at.next());
         let last = started.checked_sub(1)?;
         (self.farthest[last].until > at).then_some(last)
     }
 
-    /// How far deltas lead from `at`.
+    /// Returns the last revision to which deltas lead from `at`.
     fn end(&self, at: Revision) -> Revision {
         self.next(at).map_or(at, |i| self.ends[i])
     }
 
-    /// The deltas that lead from `at` to `goal`, or as far as they lead: each time the one that reaches
-    /// farthest.
+    /// Returns the deltas that lead from `at` to `goal`, or as far as deltas lead. Each is the one that
+    /// reaches farthest.
     fn walk(&self, at: Revision, goal: Revision) -> Vec<Link> {
         let (mut links, mut reached) = (Vec::new(), at);
         while reached < goal
@@ -229,15 +232,15 @@ impl Deltas {
         links
     }
 
-    /// Where the first delta starts that starts after `at`.
+    /// Returns the first revision of the next delta that starts after `at`.
     fn first_start_after(&self, at: Revision) -> Option<Revision> {
         let started = self.starts.partition_point(|&start| start <= at);
         self.starts.get(started).copied()
     }
 
-    /// The revisions above `from` up to `goal` that no delta holds.
-    fn missing(&self, from: Revision, goal: Revision) -> Vec<Range> {
-        let (mut holes, mut at) = (Vec::new(), from);
+    /// Returns the revisions above `from` up to `goal` that no delta holds.
+    fn missing(&self, from: Revision, goal: Revision) -> Vec<RevisionRange> {
+        let (mut gaps, mut at) = (Vec::new(), from);
         while at < goal {
             let reached = self.end(at);
             if reached >= goal {
@@ -245,50 +248,54 @@ impl Deltas {
             }
             let next = self.first_start_after(reached.next());
             let last = next.map_or(goal, |start| start.previous().min(goal));
-            holes.push((reached.next(), last));
+            gaps.push((reached.next(), last));
             at = last;
         }
-        holes
+        gaps
     }
 }
 
-/// All deltas of a timeline that add a revision, in order, across gaps.
+/// Returns all deltas of a timeline that add a revision, in order, across gaps.
 pub fn all_links(catalog: &Catalog, timeline: &Timeline) -> Vec<Link> {
     let deltas = Deltas::of(catalog, timeline);
     let (mut links, mut reached) = (Vec::new(), Revision::NONE);
     while let Some(start) = deltas.first_start_after(reached) {
         let from = reached.max(start.previous());
         links.extend(deltas.walk(from, Revision(i64::MAX)));
-        // Of a delta whose events here end before it starts nothing counts.
+        // A delta whose part on this timeline is empty must not stop the loop.
         reached = deltas.end(from).max(start);
     }
     links
 }
 
-/// The revisions above `from` up to `goal` that no delta holds.
+/// Returns the revisions above `from` up to `goal` that no delta holds.
 pub fn missing(
     catalog: &Catalog,
     timeline: &Timeline,
     from: Revision,
     goal: Revision,
-) -> Vec<Range> {
+) -> Vec<RevisionRange> {
     Deltas::of(catalog, timeline).missing(from, goal)
 }
 
-/// The revisions of a timeline that can be restored, by what is known of it.
-pub fn restorable(catalog: &Catalog, timeline: &Timeline, known: &KnownBases) -> Vec<Range> {
+/// Returns the revisions of a timeline that can be restored, in ascending order.
+pub fn restorable(
+    catalog: &Catalog,
+    timeline: &Timeline,
+    known: &KnownBases,
+) -> Vec<RevisionRange> {
     let deltas = Deltas::of(catalog, timeline);
-    let mut ranges: Vec<Range> = Vec::new();
+    let mut ranges: Vec<RevisionRange> = Vec::new();
     for base in bases(catalog, timeline).into_iter().rev() {
-        let at = holds(catalog, known, base);
-        // It may have been compacted past its name.
+        let at = newest_in(catalog, known, base);
+        // The full may have been compacted past the revision of its name.
         let mut first = known.get(&base).map_or(at, Base::first_revision);
-        // From within a range deltas lead to where the range ends.
+        // From a revision within the last range, deltas lead to the end of that range.
         let mut last = match ranges.last() {
             Some(r) if at <= r.1 => r.1,
             _ => deltas.end(at),
         };
-        // One that holds much history may close the holes between several.
+        // A full with a long history may close the gaps between several ranges.
         while let Some(r) = ranges.pop_if(|r| first <= r.1.next()) {
             first = first.min(r.0);
             last = last.max(r.1);
@@ -300,27 +307,27 @@ pub fn restorable(catalog: &Catalog, timeline: &Timeline, known: &KnownBases) ->
 
 /// A full of a timeline, and the deltas after it up to the next full.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Span {
-    /// Index of the full.
+pub struct ChainSpan {
+    /// The index of the full in the catalog.
     pub base: usize,
     /// The deltas that lead on from it, in order.
     pub deltas: Vec<Link>,
-    /// How far they lead.
+    /// The last revision to which they lead.
     pub reached: Revision,
-    /// Index of the next full, and the revision that it holds.
+    /// The index of the next full, and its newest revision.
     pub next: Option<(usize, Revision)>,
-    /// The revisions behind `reached` that are missing although deltas after them are there.
-    pub missing: Vec<Range>,
+    /// The revisions above `reached` that are missing although later deltas exist.
+    pub missing: Vec<RevisionRange>,
 }
 
-/// Every chain of a timeline: each full with the deltas after it up to the next full, the oldest first.
-pub fn spans(catalog: &Catalog, timeline: &Timeline, known: &KnownBases) -> Vec<Span> {
+/// Returns each full of a timeline with the deltas after it up to the next full, the oldest first.
+pub fn spans(catalog: &Catalog, timeline: &Timeline, known: &KnownBases) -> Vec<ChainSpan> {
     let created = |i: usize| catalog.snapshots[i].name.created;
     let bases = bases(catalog, timeline).into_iter();
-    let bases = bases.map(|i| (holds(catalog, known, i), created(i), i));
+    let bases = bases.map(|i| (newest_in(catalog, known, i), created(i), i));
     let mut bases: Vec<(Revision, i64, usize)> = bases.collect();
     bases.sort_unstable();
-    let last_of = |m: &Member| catalog.snapshots[m.snapshot].name.last.min(m.until);
+    let last_of = |m: &TimelineMember| catalog.snapshots[m.snapshot].name.last.min(m.until);
     let end = timeline.members.iter().map(last_of).max();
     let all = Deltas::of(catalog, timeline);
     let mut spans = Vec::new();
@@ -329,15 +336,15 @@ pub fn spans(catalog: &Catalog, timeline: &Timeline, known: &KnownBases) -> Vec<
         let goal = next.map_or(Revision(i64::MAX), |n| n.1);
         let deltas = all.walk(at, goal);
         let reached = deltas.last().map_or(at, |link| link.until);
-        // Up to the end of what is there: that nothing follows is no gap.
+        // The end of the timeline is no gap.
         let until = goal.min(end.unwrap_or(reached).max(reached));
         let mut missing = all.missing(reached, until);
-        let has_delta_behind = |hole: &Range| {
-            let next = all.first_start_after(hole.1);
+        let has_later_delta = |gap: &RevisionRange| {
+            let next = all.first_start_after(gap.1);
             next.is_some_and(|start| start <= until)
         };
-        missing.retain(has_delta_behind);
-        spans.push(Span {
+        missing.retain(has_later_delta);
+        spans.push(ChainSpan {
             base,
             deltas,
             reached,
@@ -348,9 +355,9 @@ pub fn spans(catalog: &Catalog, timeline: &Timeline, known: &KnownBases) -> Vec<
     spans
 }
 
-/// The deltas of a timeline that no full leads to: all fulls hold only what comes after them.
+/// Returns the deltas of a timeline to which no full leads, since all fulls are newer.
 pub fn without_base(catalog: &Catalog, timeline: &Timeline, known: &KnownBases) -> Vec<usize> {
-    // A full with history holds what those before it told.
+    // A full with history covers the deltas before it.
     let first_of = |i: usize| {
         let named = catalog.snapshots[i].name.last;
         let first = known.get(&i).map(Base::first_revision);
@@ -358,23 +365,23 @@ pub fn without_base(catalog: &Catalog, timeline: &Timeline, known: &KnownBases) 
     };
     let bases = bases(catalog, timeline).into_iter();
     let first = bases.map(first_of).min();
-    let is_before = |m: &&Member| {
+    let has_no_base = |m: &&TimelineMember| {
         let name = &catalog.snapshots[m.snapshot].name;
         let last = name.last.min(m.until);
-        let lost = |first: Revision| name.start < first && last <= first;
-        !name.is_full() && first.is_none_or(lost)
+        let is_below = |first: Revision| name.start < first && last <= first;
+        !name.is_full() && first.is_none_or(is_below)
     };
     timeline
         .members
         .iter()
-        .filter(is_before)
+        .filter(has_no_base)
         .map(|m| m.snapshot)
         .collect()
 }
 
-/// Ranges as text: `5 to 9, 12`. Of many, only some are shown.
-pub fn show_ranges(ranges: &[Range]) -> String {
-    let show = |&(a, b): &Range| match a == b {
+/// Returns ranges as text: `5 to 9, 12`. If there are many, only some are shown.
+pub fn show_ranges(ranges: &[RevisionRange]) -> String {
+    let show = |&(a, b): &RevisionRange| match a == b {
         true => a.to_string(),
         false => format!("{a} to {b}"),
     };
@@ -387,7 +394,7 @@ mod tests {
     use super::*;
     use crate::backup::timeline::{NamesOnly, Timelines};
 
-    fn bucket(names: &[&str]) -> (Catalog, Timeline) {
+    fn backup(names: &[&str]) -> (Catalog, Timeline) {
         let catalog = Catalog::of_names(names);
         let timeline = Timelines::build(&catalog, &NamesOnly)
             .unwrap()
@@ -398,11 +405,11 @@ mod tests {
 
     fn chosen(b: &(Catalog, Timeline), target: Option<i64>, known: &KnownBases) -> Vec<String> {
         match choose(&b.0, &b.1, target.map(Revision), known).unwrap() {
-            Choice::Found(c) => std::iter::once(c.base)
+            Choice::Chosen(c) => std::iter::once(c.base)
                 .chain(c.deltas.iter().map(|l| l.snapshot))
                 .map(|i| b.0.snapshots[i].name.to_string())
                 .collect(),
-            Choice::Look(i) => vec![format!("look {}", b.0.snapshots[i].name)],
+            Choice::ReadFirst(i) => vec![format!("read {}", b.0.snapshots[i].name)],
         }
     }
 
@@ -416,8 +423,8 @@ mod tests {
     }
 
     #[test]
-    fn a_full_that_was_compacted_too_far_is_passed_over() {
-        let b = bucket(&[
+    fn a_full_that_was_compacted_too_far_is_skipped() {
+        let b = backup(&[
             "Full-00000000-00000010-1790000000",
             "Incr-00000011-00000020-1790000001",
             "Full-00000000-00000020-1790000002",
@@ -427,7 +434,7 @@ mod tests {
             choose_with_history(&b.0, &b.1, Some(Revision(30)), Revision(history), known)
         };
         let base_of = |choice| match choice {
-            Ok(Choice::Found(chain)) => Some(chain.base),
+            Ok(Choice::Chosen(chain)) => Some(chain.base),
             _ => None,
         };
         // Index 2 is the newer full.
@@ -441,8 +448,8 @@ mod tests {
         assert_eq!(base_of(choose(&b.0, &b.1, None, &known)), Some(2));
     }
 
-    /// A bucket of overlapping deltas, with gaps and forks.
-    fn random_bucket(rng: &mut fastrand::Rng) -> (Catalog, Timeline) {
+    /// A random backup of overlapping deltas, with gaps and forks.
+    fn random_backup(rng: &mut fastrand::Rng) -> (Catalog, Timeline) {
         let (mut names, mut at) = (Vec::new(), 0);
         for _ in 0..rng.usize(1..25) {
             at += rng.i64(0..8);
@@ -456,7 +463,7 @@ mod tests {
         names.sort();
         names.dedup();
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
-        let (catalog, mut timeline) = bucket(&names);
+        let (catalog, mut timeline) = backup(&names);
         for member in &mut timeline.members {
             if rng.u8(..6) == 0 {
                 member.until = Revision(rng.i64(1..60));
@@ -465,12 +472,12 @@ mod tests {
         (catalog, timeline)
     }
 
-    /// The delta that leads on from `at`, found by looking at all of them.
+    /// The delta that leads on from `at`, found by a scan of all deltas.
     fn next_of_all(b: &(Catalog, Timeline), at: Revision) -> Option<Link> {
-        let name = |m: &Member| &b.0.snapshots[m.snapshot].name;
+        let name = |m: &TimelineMember| &b.0.snapshots[m.snapshot].name;
         let deltas = b.1.members.iter().filter(|m| !name(m).is_full());
         let leading = deltas.filter(|m| name(m).start <= at.next());
-        let last = |m: &&Member| name(m).last.min(m.until);
+        let last = |m: &&TimelineMember| name(m).last.min(m.until);
         let best = leading.max_by_key(|m| (last(m), name(m).created, m.snapshot));
         best.filter(|m| last(m) > at).map(|m| Link {
             snapshot: m.snapshot,
@@ -479,10 +486,10 @@ mod tests {
     }
 
     #[test]
-    fn one_sweep_finds_what_looking_at_all_deltas_for_each_revision_finds() {
+    fn searches_find_what_a_scan_of_all_deltas_finds() {
         let mut rng = fastrand::Rng::with_seed(crate::seed());
         for _ in 0..crate::rounds(1_000, 50_000) {
-            let b = random_bucket(&mut rng);
+            let b = random_backup(&mut rng);
             let deltas = Deltas::of(&b.0, &b.1);
             let end = 200;
             let (from, goal) = (Revision(rng.i64(0..end)), Revision(rng.i64(0..end)));
@@ -500,7 +507,7 @@ mod tests {
             }
             assert_eq!(deltas.end(from), farthest, "{from} {b:?}");
 
-            // Across gaps, revision by revision.
+            // All links across gaps, found revision by revision.
             let (mut links, mut at) = (Vec::new(), Revision(-1));
             while at < Revision(end) {
                 match next_of_all(&b, at) {
@@ -520,24 +527,24 @@ mod tests {
                 })
             };
             let lacks = |from: i64, goal: i64| (from + 1..=goal).filter(|&r| !holds(r));
-            let all = |ranges: &[Range]| -> Vec<i64> {
+            let all = |ranges: &[RevisionRange]| -> Vec<i64> {
                 ranges.iter().flat_map(|r| r.0.0..=r.1.0).collect()
             };
             let holes = missing(&b.0, &b.1, from, goal);
             let expected: Vec<i64> = lacks(from.0, goal.0).collect();
             assert_eq!(all(&holes), expected, "{from} {goal} {b:?}");
 
-            let ends = |m: &Member| b.0.snapshots[m.snapshot].name.last.min(m.until);
+            let ends = |m: &TimelineMember| b.0.snapshots[m.snapshot].name.last.min(m.until);
             let end = b.1.members.iter().map(ends).max().unwrap();
             for span in spans(&b.0, &b.1, &KnownBases::new()) {
                 let until = end.max(span.reached);
                 let until = span.next.map_or(until, |next| next.1.min(until));
-                let starts = |m: &Member| {
+                let starts = |m: &TimelineMember| {
                     Some(&b.0.snapshots[m.snapshot].name)
                         .filter(|n| !n.is_full() && n.start <= until)
                         .map(|n| n.start.0)
                 };
-                // Revisions are missing up to the last delta that starts before the next full's end.
+                // A gap counts only before the last delta that starts up to the next full.
                 let last = b.1.members.iter().filter_map(starts).max().unwrap_or(0);
                 let expected: Vec<i64> = lacks(span.reached.0, last - 1).collect();
                 assert_eq!(all(&span.missing), expected, "{span:?} {b:?}");
@@ -546,8 +553,8 @@ mod tests {
     }
 
     #[test]
-    fn overlapping_streams_are_crossed() {
-        let b = bucket(&[
+    fn a_chain_may_cross_between_overlapping_streams() {
+        let b = backup(&[
             "Full-00000000-00000010-100",
             "Incr-00000011-00000020-110",
             "Incr-00000015-00000025-111",
@@ -572,7 +579,7 @@ mod tests {
 
     #[test]
     fn an_older_base_leads_around_a_gap() {
-        let b = bucket(&[
+        let b = backup(&[
             "Full-00000000-00000010-100",
             "Incr-00000011-00000025-110",
             "Full-00000000-00000020-115",
@@ -587,7 +594,7 @@ mod tests {
                 "Incr-00000026-00000030-120"
             ]
         );
-        let b = bucket(&[
+        let b = backup(&[
             "Full-00000000-00000010-100",
             "Incr-00000011-00000030-110",
             "Full-00000000-00000005-115",
@@ -596,8 +603,8 @@ mod tests {
     }
 
     #[test]
-    fn a_gap_names_what_is_missing_unless_the_full_reaches_over_it() {
-        let b = bucket(&[
+    fn a_gap_names_the_missing_revisions_unless_the_full_reaches_over_it() {
+        let b = backup(&[
             "Full-00000000-00000010-100",
             "Incr-00000013-00000020-110",
             "Incr-00000025-00000030-120",
@@ -605,7 +612,7 @@ mod tests {
         let none = KnownBases::new();
         assert_eq!(
             chosen(&b, Some(20), &none),
-            ["look Full-00000000-00000010-100"]
+            ["read Full-00000000-00000010-100"]
         );
         assert_eq!(
             chosen(&b, Some(20), &KnownBases::from([(0, base(12, 5))])).len(),
@@ -629,12 +636,12 @@ mod tests {
     }
 
     #[test]
-    fn a_full_serves_its_own_history() {
-        let b = bucket(&["Full-00000000-00000020-100", "Full-00000000-00000030-110"]);
+    fn a_full_covers_its_own_history() {
+        let b = backup(&["Full-00000000-00000020-100", "Full-00000000-00000030-110"]);
         let none = KnownBases::new();
         assert_eq!(
             chosen(&b, Some(15), &none),
-            ["look Full-00000000-00000020-100"]
+            ["read Full-00000000-00000020-100"]
         );
         let known = KnownBases::from([(0, base(20, 12)), (1, base(30, 30))]);
         assert_eq!(chosen(&b, Some(15), &known), ["Full-00000000-00000020-100"]);
@@ -646,7 +653,7 @@ mod tests {
             restorable(&b.0, &b.1, &known),
             [(Revision(12), Revision(20)), (Revision(30), Revision(30))]
         );
-        // Compacted past its name; and with history that closes a hole.
+        // A full that was compacted past its name, and one whose history closes a gap.
         let past = KnownBases::from([(0, base(25, 24)), (1, base(30, 30))]);
         assert_eq!(
             restorable(&b.0, &b.1, &past),
@@ -661,7 +668,7 @@ mod tests {
 
     #[test]
     fn without_a_full_there_is_nothing_to_start_from() {
-        let b = bucket(&["Incr-00000013-00000020-110"]);
+        let b = backup(&["Incr-00000013-00000020-110"]);
         let e = choose(&b.0, &b.1, None, &KnownBases::new()).unwrap_err();
         assert_eq!(e.reason(), Reason::NoSnapshots);
     }

@@ -1,10 +1,12 @@
-//! Compression of snapshots, read as streams and written as streams of fixed blocks.
+//! Compresses and decompresses snapshots as streams.
 //!
-//! What is written depends on the input, the method and the level alone: never on the number of
-//! threads, the sizes of writes or the time of day. gzip is a member for every 1 MiB (RFC 1952 has
-//! members follow one another, and readers take them as one stream), zlib one stream whose blocks
-//! of 1 MiB are compressed apart and end on a byte boundary (a full flush), zstd a frame for every
-//! 4 MiB, so that threads can work side by side; LZW cannot be cut.
+//! The output depends on the input, the method and the level alone, never on the number of threads, the sizes
+//! of writes or the time. So that threads can work in parallel, the input is cut into blocks of fixed size:
+//! gzip writes a member for every 1 MiB (RFC 1952 lets members follow one another, and readers join them),
+//! zlib ends every 1 MiB on a byte boundary (a full flush), zstd writes a frame for every 4 MiB. LZW cannot
+//! be cut.
+//!
+//! Called by `ops::fold` to read and publish snapshots, and by `ops::copy`.
 
 use crate::error::{Error, Reason};
 use flate2::{Compress, FlushCompress, Status};
@@ -14,7 +16,7 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, mpsc};
 
-/// How a snapshot is compressed; told by its name's suffix.
+/// How a snapshot is compressed. The suffix of its name tells.
 #[derive(
     Debug,
     Clone,
@@ -45,7 +47,7 @@ pub enum Compression {
 }
 
 impl Compression {
-    /// Every method.
+    /// All methods.
     pub const ALL: [Compression; 5] = [
         Compression::None,
         Compression::Gzip,
@@ -54,7 +56,7 @@ impl Compression {
         Compression::Zstd,
     ];
 
-    /// The suffix in names, with its dot.
+    /// Returns the suffix in names, with its dot; empty for `None`.
     pub fn suffix(self) -> &'static str {
         match self {
             Compression::None => "",
@@ -65,33 +67,33 @@ impl Compression {
         }
     }
 
-    /// The method of a suffix with its dot.
+    /// Returns the method of a suffix with its dot.
     pub fn from_suffix(s: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|c| c.suffix() == s)
     }
 
-    /// As in options and output.
+    /// Returns the name of the method in options and output.
     pub fn as_str(self) -> &'static str {
         self.into()
     }
 
-    /// Whether etcd-backup-restore reads it.
+    /// Returns whether etcd-backup-restore can read the method.
     pub fn is_read_by_others(self) -> bool {
         self != Compression::Zstd
     }
 }
 
-/// The zstd levels that can be asked for.
+/// The zstd levels that a user can choose.
 pub const ZSTD_LEVELS: std::ops::RangeInclusive<i32> = 1..=22;
 const ZSTD_DEFAULT_LEVEL: i32 = 3;
 
-/// The user's choice for a new snapshot.
+/// The user's choice of a compression for a new snapshot.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum CompressionChoice {
-    /// As the newest snapshot that goes into it.
+    /// The compression of the newest snapshot from which the new one is made.
     #[default]
     Same,
-    /// This one.
+    /// This compression.
     Chosen(Encoding),
 }
 
@@ -100,7 +102,7 @@ pub enum CompressionChoice {
 pub struct Encoding {
     /// The method.
     pub compression: Compression,
-    /// For zstd 1 to 22; the others have one level each.
+    /// The level for zstd, 1 to 22. The other methods have one level each.
     pub level: i32,
 }
 
@@ -114,7 +116,7 @@ impl From<Compression> for Encoding {
 }
 
 impl CompressionChoice {
-    /// The encoding to write, where the newest input has `newest`.
+    /// Returns the encoding to write if the newest input has the compression `newest`.
     pub fn resolve(self, newest: Compression) -> Encoding {
         match self {
             CompressionChoice::Same => newest.into(),
@@ -127,51 +129,55 @@ impl FromStr for CompressionChoice {
     type Err = Error;
 
     fn from_str(s: &str) -> Result<Self, Error> {
-        let bad = |why: &str| {
+        let invalid = |why: &str| {
             Reason::Usage.error(format!(
-                "\"{s}\" is no compression ({why}): use same, none, gzip, zlib, lzw, zstd or zstd:LEVEL (1 to 22)"
+                "invalid compression \"{s}\" ({why}): use same, none, gzip, zlib, lzw, zstd or zstd:LEVEL (1 to 22)"
             ))
         };
         if s == "same" {
             return Ok(CompressionChoice::Same);
         }
         let (method, level) = s.split_once(':').map_or((s, None), |(m, l)| (m, Some(l)));
-        let compression: Compression = method.parse().map_err(|_| bad("unknown method"))?;
+        let compression: Compression = method.parse().map_err(|_| invalid("unknown method"))?;
         let mut encoding = Encoding::from(compression);
         if let Some(level) = level {
             if compression != Compression::Zstd {
-                return Err(bad("only zstd takes a level"));
+                return Err(invalid("only zstd takes a level"));
             }
             let level = level.parse().ok().filter(|l| ZSTD_LEVELS.contains(l));
-            encoding.level = level.ok_or_else(|| bad("the level is out of range"))?;
+            encoding.level = level.ok_or_else(|| invalid("the level is out of range"))?;
         }
         Ok(CompressionChoice::Chosen(encoding))
     }
 }
 
+/// The size of the buffer for compressed bytes, at most and at least.
 const BUFFER: usize = 256 << 10;
 const SMALLEST_BUFFER: u64 = 4 << 10;
-/// A decoder has a window in memory, of a size that the stream names. Of snapshots in a prefix: 2^23 bytes, twice what
-/// [`ZSTD_BLOCK`] needs.
+/// The largest window of a zstd stream that is read from a store: 2^23 bytes, twice what [`ZSTD_BLOCK`]
+/// needs. A decoder holds the window in memory, and the stream chooses its size.
 const ZSTD_WINDOW: u32 = 23;
-/// Of a plain file that somebody packed: 2^27 bytes, as `zstd` itself allows.
-const ZSTD_WINDOW_OF_OTHERS: u32 = 27;
+/// The largest window of a plain snapshot file, which any tool may have packed: 2^27 bytes, as `zstd` itself
+/// allows.
+const ZSTD_WINDOW_OF_FILES: u32 = 27;
 
-/// What zstd says of a window that is too large.
+/// A part of the error of zstd for a window that is too large.
 const ZSTD_NO_MEMORY: &str = "requires too much memory";
 
-/// Decompresses a stream that any tool may have packed. Bytes behind the end of the compressed data are an error.
+/// Decompresses a stream that any tool may have packed. Bytes after the end of the compressed data are an
+/// error.
 ///
 /// # Errors
-/// `CorruptSnapshot`, behind `std::io::Error`, while reading.
+/// Reading fails with `CorruptSnapshot`, wrapped in a `std::io::Error`.
 pub fn decoder<'a, R: Read + Send + 'a>(
     compression: Compression,
     inner: R,
 ) -> io::Result<Box<dyn Read + Send + 'a>> {
-    open_decoder(compression, inner, u64::MAX, ZSTD_WINDOW_OF_OTHERS)
+    open_decoder(compression, inner, u64::MAX, ZSTD_WINDOW_OF_FILES)
 }
 
-/// Decompresses a snapshot of about so many bytes: a small object needs no large buffer.
+/// Decompresses a snapshot of a store. `bytes` is about the size of the object: a small object needs no large
+/// buffer.
 ///
 /// # Errors
 /// As [`decoder`].
@@ -194,9 +200,9 @@ fn open_decoder<'a, R: Read + Send + 'a>(
     let inner: Box<dyn Read + Send + 'a> = match compression {
         Compression::None => return Ok(Box::new(inner)),
         Compression::Gzip => Box::new(flate2::bufread::MultiGzDecoder::new(inner)),
-        Compression::Zlib => Box::new(ToEnd {
+        Compression::Zlib => Box::new(NothingAfter {
             inner: flate2::bufread::ZlibDecoder::new(inner),
-            rest: |z| z.get_mut().fill_buf().map(<[u8]>::is_empty),
+            is_at_end: |z| z.get_mut().fill_buf().map(<[u8]>::is_empty),
         }),
         Compression::Lzw => Box::new(LzwDecoder {
             inner,
@@ -206,13 +212,13 @@ fn open_decoder<'a, R: Read + Send + 'a>(
         Compression::Zstd => {
             let mut frames = zstd::stream::read::Decoder::with_buffer(inner)?;
             frames.window_log_max(window_log)?;
-            Box::new(Windowed { frames, window_log })
+            Box::new(WindowLimit { frames, window_log })
         }
     };
     Ok(Box::new(Decoder { inner, compression }))
 }
 
-/// Makes the decompressors' complaints ours; errors of the source pass as they are.
+/// Turns the errors of a decompressor into `CorruptSnapshot`. Errors of the source stay as they are.
 struct Decoder<'a> {
     inner: Box<dyn Read + Send + 'a>,
     compression: Compression,
@@ -221,9 +227,9 @@ struct Decoder<'a> {
 impl Read for Decoder<'_> {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         self.inner.read(out).map_err(|e| {
-            let of_source =
+            let is_of_source =
                 e.raw_os_error().is_some() || e.get_ref().is_some_and(|i| i.is::<Error>());
-            if of_source {
+            if is_of_source {
                 return e;
             }
             Error::corrupt(format!(
@@ -235,13 +241,13 @@ impl Read for Decoder<'_> {
     }
 }
 
-/// Tells a window that is too large from damage.
-struct Windowed<D> {
+/// Gives a window that is too large its own error.
+struct WindowLimit<D> {
     frames: D,
     window_log: u32,
 }
 
-impl<D: Read> Read for Windowed<D> {
+impl<D: Read> Read for WindowLimit<D> {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         self.frames.read(out).map_err(|e| {
             if !e.to_string().contains(ZSTD_NO_MEMORY) {
@@ -257,17 +263,20 @@ impl<D: Read> Read for Windowed<D> {
     }
 }
 
-/// Checks that nothing follows where a decoder stops by itself.
-struct ToEnd<D> {
+/// Checks that nothing follows the compressed data, after which the decoder stops.
+struct NothingAfter<D> {
     inner: D,
-    rest: fn(&mut D) -> io::Result<bool>,
+    /// Returns whether the input of the decoder is at its end.
+    is_at_end: fn(&mut D) -> io::Result<bool>,
 }
 
-impl<D: Read> Read for ToEnd<D> {
+impl<D: Read> Read for NothingAfter<D> {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         let n = self.inner.read(out)?;
-        if n == 0 && !out.is_empty() && !(self.rest)(&mut self.inner)? {
-            return Err(io::Error::other("bytes follow its end"));
+        if n == 0 && !out.is_empty() && !(self.is_at_end)(&mut self.inner)? {
+            return Err(io::Error::other(
+                "bytes follow the end of the compressed data",
+            ));
         }
         Ok(n)
     }
@@ -290,18 +299,18 @@ impl<R: BufRead> Read for LzwDecoder<R> {
                 return match input.len() {
                     0 => Ok(0),
                     n => Err(io::Error::other(format!(
-                        "{n} bytes or more follow its end"
+                        "{n} bytes or more follow the end of the compressed data"
                     ))),
                 };
             }
-            let at_end = input.is_empty();
+            let is_at_end = input.is_empty();
             let r = self.decoder.decode_bytes(input, out);
             self.inner.consume(r.consumed_in);
             match r.status {
                 Err(e) => return Err(io::Error::other(e.to_string())),
                 Ok(weezl::LzwStatus::Done) => self.ended = true,
-                Ok(_) if at_end && r.consumed_out == 0 => {
-                    return Err(io::Error::other("it ends without an end mark"));
+                Ok(_) if is_at_end && r.consumed_out == 0 => {
+                    return Err(io::Error::other("the compressed data has no end marker"));
                 }
                 Ok(_) => {}
             }
@@ -312,15 +321,15 @@ impl<R: BufRead> Read for LzwDecoder<R> {
     }
 }
 
-/// Bytes of input that are compressed apart.
+/// The number of bytes that are compressed as one block.
 const DEFLATE_BLOCK: usize = 1 << 20;
 const ZSTD_BLOCK: usize = 4 << 20;
-/// zlib's default, as in Go's compress/zlib.
+/// The default level of zlib, as in Go's compress/zlib.
 const ZLIB_LEVEL: u32 = 6;
-/// libdeflate's level whose results are as small as those of zlib's default.
+/// The level of libdeflate whose results are as small as those of zlib's default level.
 const GZIP_LEVEL: i32 = 5;
 
-/// See [`encoder`].
+/// A compressing writer: see [`encoder`].
 pub struct Encoder<W> {
     out: W,
     encoding: Encoding,
@@ -331,10 +340,13 @@ pub struct Encoder<W> {
     bytes: u64,
 }
 
-/// Compresses a stream with `threads` threads (1 or more); the bytes do not depend on them.
+/// Compresses a stream with `threads` threads (1 or more). The output does not depend on their number.
+///
+/// # Errors
+/// Errors of the writer.
 pub fn encoder<W: Write>(encoding: Encoding, threads: usize, mut out: W) -> io::Result<Encoder<W>> {
     if encoding.compression == Compression::Zlib {
-        // 32 KiB window, default level, no dictionary.
+        // The header: 32 KiB window, default level, no dictionary.
         out.write_all(&[0x78, 0x9c])?;
     }
     let lzw = (encoding.compression == Compression::Lzw)
@@ -389,16 +401,16 @@ impl<W: Write> Encoder<W> {
         self.workers.push(block, last, &mut self.out)
     }
 
-    /// Ends the stream and gives the writer back.
+    /// Ends the stream and returns the writer.
     ///
     /// # Errors
-    /// What the writer returns.
+    /// Errors of the writer.
     pub fn finish(mut self) -> io::Result<W> {
         match self.encoding.compression {
             Compression::None => {}
             Compression::Lzw => self.lzw(&[], true)?,
             method => {
-                // An empty stream still needs a block; so does the end of zlib's.
+                // An empty stream needs a block, and a zlib stream needs a last block that ends it.
                 if method == Compression::Zlib || !self.block.is_empty() || self.bytes == 0 {
                     self.send(true)?;
                 }
@@ -439,45 +451,45 @@ impl<W: Write> Write for Encoder<W> {
     }
 }
 
-/// Compresses blocks, each by itself.
-enum Packer {
+/// Compresses blocks independently of each other.
+enum BlockCompressor {
     Gzip(libdeflater::Compressor),
     Zlib,
     Zstd(zstd::bulk::Compressor<'static>),
 }
 
-impl Packer {
+impl BlockCompressor {
     fn new(encoding: Encoding) -> io::Result<Self> {
         Ok(match encoding.compression {
             Compression::Gzip => {
                 let level = libdeflater::CompressionLvl::new(GZIP_LEVEL)
                     .map_err(|e| io::Error::other(format!("{e:?}")))?;
-                Packer::Gzip(libdeflater::Compressor::new(level))
+                BlockCompressor::Gzip(libdeflater::Compressor::new(level))
             }
             Compression::Zstd => {
                 let mut frames = zstd::bulk::Compressor::new(encoding.level)?;
                 frames.include_checksum(true)?;
-                Packer::Zstd(frames)
+                BlockCompressor::Zstd(frames)
             }
-            _ => Packer::Zlib,
+            _ => BlockCompressor::Zlib,
         })
     }
 
-    fn pack(&mut self, block: &[u8], last: bool) -> io::Result<Vec<u8>> {
+    fn compress(&mut self, block: &[u8], last: bool) -> io::Result<Vec<u8>> {
         match self {
-            Packer::Gzip(members) => {
+            BlockCompressor::Gzip(members) => {
                 let mut out = vec![0; members.gzip_compress_bound(block.len())];
                 let packed = members.gzip_compress(block, &mut out);
                 out.truncate(packed.map_err(io::Error::other)?);
                 Ok(out)
             }
-            Packer::Zlib => deflate(block, last),
-            Packer::Zstd(frames) => frames.compress(block),
+            BlockCompressor::Zlib => deflate(block, last),
+            BlockCompressor::Zstd(frames) => frames.compress(block),
         }
     }
 }
 
-/// A piece of a deflate stream that ends on a byte boundary.
+/// Compresses a block as a part of a deflate stream that ends on a byte boundary.
 fn deflate(block: &[u8], last: bool) -> io::Result<Vec<u8>> {
     let mut deflate = Compress::new(flate2::Compression::new(ZLIB_LEVEL), false);
     let flush = match last {
@@ -502,68 +514,70 @@ fn deflate(block: &[u8], last: bool) -> io::Result<Vec<u8>> {
     }
 }
 
-type Job = (Vec<u8>, bool, mpsc::SyncSender<io::Result<Vec<u8>>>);
+/// A block to compress.
+struct Task {
+    block: Vec<u8>,
+    /// Whether it is the last block of the stream.
+    last: bool,
+    reply: mpsc::SyncSender<io::Result<Vec<u8>>>,
+}
 
-/// Threads that compress blocks; results come back in order.
+/// Threads that compress blocks. The results are written in the order of the blocks.
 struct Workers {
-    packer: Packer,
-    jobs: Option<mpsc::Sender<Job>>,
+    compressor: BlockCompressor,
+    /// `None` if the calling thread compresses all blocks itself.
+    tasks: Option<mpsc::Sender<Task>>,
+    /// The results that were not written yet, in order.
     pending: VecDeque<mpsc::Receiver<io::Result<Vec<u8>>>>,
     most_pending: usize,
 }
 
 impl Workers {
     fn new(encoding: Encoding, threads: usize) -> io::Result<Self> {
-        let cuts = !matches!(encoding.compression, Compression::None | Compression::Lzw);
-        let mut jobs = None;
-        if threads > 1 && cuts {
-            let (send, receive) = mpsc::channel::<Job>();
+        let has_blocks = !matches!(encoding.compression, Compression::None | Compression::Lzw);
+        let mut tasks = None;
+        if threads > 1 && has_blocks {
+            let (send, receive) = mpsc::channel::<Task>();
             let receive = Arc::new(Mutex::new(receive));
             let mut running = 0;
             for _ in 0..threads {
                 let receive = Arc::clone(&receive);
-                let mut packer = Packer::new(encoding)?;
-                let work = move || {
-                    loop {
-                        // The lock is held while waiting: whoever has it gets the next block.
-                        let job = receive.lock().ok().and_then(|r| r.recv().ok());
-                        let Some((block, last, reply)) = job else {
-                            return;
-                        };
-                        // A writer that has given up no longer listens.
-                        let _ = reply.send(packer.pack(&block, last));
-                    }
-                };
-                // Where the system has no thread left, fewer do it.
-                running += usize::from(std::thread::Builder::new().spawn(work).is_ok());
+                let compressor = BlockCompressor::new(encoding)?;
+                // If the system has no threads left, fewer of them work.
+                let thread =
+                    std::thread::Builder::new().spawn(move || compress_tasks(&receive, compressor));
+                running += usize::from(thread.is_ok());
             }
             if running > 0 {
-                jobs = Some(send);
+                tasks = Some(send);
             }
         }
         Ok(Workers {
-            packer: Packer::new(encoding)?,
-            jobs,
+            compressor: BlockCompressor::new(encoding)?,
+            tasks,
             pending: VecDeque::new(),
             most_pending: threads + 1,
         })
     }
 
     fn push(&mut self, block: Vec<u8>, last: bool, out: &mut impl Write) -> io::Result<()> {
-        let Some(jobs) = &self.jobs else {
-            return out.write_all(&self.packer.pack(&block, last)?);
+        let Some(tasks) = &self.tasks else {
+            return out.write_all(&self.compressor.compress(&block, last)?);
         };
-        let (send, receive) = mpsc::sync_channel(1);
-        jobs.send((block, last, send))
+        let (reply, receive) = mpsc::sync_channel(1);
+        let task = Task { block, last, reply };
+        tasks
+            .send(task)
             .map_err(|_| io::Error::other("the compression threads have ended"))?;
         self.pending.push_back(receive);
         while self.pending.len() > self.most_pending {
-            self.take(out)?;
+            self.write_next(out)?;
         }
         Ok(())
     }
 
-    fn take(&mut self, out: &mut impl Write) -> io::Result<()> {
+    /// Waits for the oldest pending block and writes it.
+    fn write_next(&mut self, out: &mut impl Write) -> io::Result<()> {
         let Some(next) = self.pending.pop_front() else {
             return Ok(());
         };
@@ -573,9 +587,22 @@ impl Workers {
 
     fn drain(&mut self, out: &mut impl Write) -> io::Result<()> {
         while !self.pending.is_empty() {
-            self.take(out)?;
+            self.write_next(out)?;
         }
         Ok(())
+    }
+}
+
+/// The body of a compression thread.
+fn compress_tasks(tasks: &Mutex<mpsc::Receiver<Task>>, mut compressor: BlockCompressor) {
+    loop {
+        // The lock is held while waiting: the thread that holds it gets the next block.
+        let task = tasks.lock().ok().and_then(|tasks| tasks.recv().ok());
+        let Some(Task { block, last, reply }) = task else {
+            return;
+        };
+        // The send fails if the writer has given up.
+        let _ = reply.send(compressor.compress(&block, last));
     }
 }
 
@@ -624,15 +651,16 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_or_has_a_tail_is_refused() {
+    fn a_cut_stream_and_trailing_bytes_are_refused() {
         for c in Compression::ALL.into_iter().skip(1) {
             let data = sample(5000);
             let packed = compress(c, 1, 5000, &data);
             for cut in 0..packed.len() {
-                // A frame's hash guards what a decoder lets pass; none may invent bytes.
-                if let Ok(got) = decompress(c, &packed[..cut]) {
+                // A decoder may let a cut stream pass, since the hash of the frame is checked later. It must
+                // not invent bytes.
+                if let Ok(out) = decompress(c, &packed[..cut]) {
                     assert!(
-                        data.starts_with(&got) && got.len() < data.len() || cut == 0,
+                        data.starts_with(&out) && out.len() < data.len() || cut == 0,
                         "{c} {cut}"
                     );
                 }
@@ -644,7 +672,7 @@ mod tests {
     }
 
     #[test]
-    fn choices_are_read_as_documented() {
+    fn choices_are_parsed_as_documented() {
         let parse = |s: &str| s.parse::<CompressionChoice>();
         assert_eq!(parse("same").unwrap(), CompressionChoice::Same);
         assert_eq!(

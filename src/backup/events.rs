@@ -1,63 +1,65 @@
-//! Writes the payload of a delta snapshot: a JSON array of watch events, as etcd-backup-restore spells it.
+//! Writes the payload of a delta snapshot: a JSON array of watch events in the format of etcd-backup-restore.
 //!
-//! The bytes are those of Go's encoding/json: `{"etcdEvent":{"type":1?,"kv":{…}},"time":…}`, fields of zero
-//! value left out, a comma and nothing else between events. `delta` reads it; which events make one delta is
-//! for others to say.
+//! The bytes are those of Go's encoding/json: `{"etcdEvent":{"type":1?,"kv":{…}},"time":…}`, without fields
+//! of zero value, and with a comma and nothing else between events. `delta` reads the format. Called by
+//! `ops::snapshot`, which decides which events make one delta.
 
 use crate::mvcc::{Change, Revision};
 use base64_simd::STANDARD;
 use chrono::{DateTime, Datelike, Timelike, Utc};
 use std::io::{self, Write};
 
-/// What is gathered before it is handed on, in bytes.
+/// The number of bytes that are gathered before they are written.
 const CHUNK: usize = 256 << 10;
 
-/// One change, as a watch told it.
+/// One change, as a watch of etcd delivers it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EventRef<'a> {
-    /// The transaction that made the change; of a put it stands for the record's own `mod_revision`.
+    /// The revision of the transaction that made the change. It is written as `mod_revision`, whatever the
+    /// record of a put has there.
     pub main: Revision,
-    /// What changed.
+    /// The change: a put or a deletion.
     pub change: Change<'a>,
 }
 
-/// Appends one event, with neither comma nor bracket: see [`EventsWriter::push_encoded`].
+/// Appends one event without a comma or bracket: see [`EventsWriter::push_encoded`].
 ///
-/// `time` is when the event was seen. Of a leap second its last nanosecond is written: Go reads no 60.
+/// `time` is when the event was received. A time within a leap second is written as the last nanosecond
+/// before it, since Go does not read a second 60.
 pub fn encode_event(out: &mut Vec<u8>, event: &EventRef<'_>, time: DateTime<Utc>) {
-    let text = |out: &mut Vec<u8>, name: &[u8], raw: &[u8]| {
+    let base64_field = |out: &mut Vec<u8>, name: &[u8], raw: &[u8]| {
         out.extend_from_slice(name);
         STANDARD.encode_append(raw, out);
         out.push(b'"');
     };
     match &event.change {
         Change::Put(kv) | Change::PutBase64(kv) => {
-            text(out, b"{\"etcdEvent\":{\"kv\":{\"key\":\"", kv.key);
-            field(out, b",\"create_revision\":", kv.create_revision.0);
-            field(out, b",\"mod_revision\":", event.main.0);
-            field(out, b",\"version\":", kv.version);
+            base64_field(out, b"{\"etcdEvent\":{\"kv\":{\"key\":\"", kv.key);
+            number_field(out, b",\"create_revision\":", kv.create_revision.0);
+            number_field(out, b",\"mod_revision\":", event.main.0);
+            number_field(out, b",\"version\":", kv.version);
             if kv.value.is_empty() {
             } else if let Change::PutBase64(_) = event.change {
                 out.extend_from_slice(b",\"value\":\"");
                 out.extend_from_slice(kv.value);
                 out.push(b'"');
             } else {
-                text(out, b",\"value\":\"", kv.value);
+                base64_field(out, b",\"value\":\"", kv.value);
             }
-            field(out, b",\"lease\":", kv.lease);
+            number_field(out, b",\"lease\":", kv.lease);
         }
         Change::Delete { key } => {
-            text(out, b"{\"etcdEvent\":{\"type\":1,\"kv\":{\"key\":\"", key);
-            field(out, b",\"mod_revision\":", event.main.0);
+            base64_field(out, b"{\"etcdEvent\":{\"type\":1,\"kv\":{\"key\":\"", key);
+            number_field(out, b",\"mod_revision\":", event.main.0);
         }
     }
     out.extend_from_slice(b"}},\"time\":\"");
-    instant(out, time);
+    write_time(out, time);
     out.extend_from_slice(b"\"}");
 }
 
-/// A number with its name, unless it is zero.
-fn field(out: &mut Vec<u8>, name: &[u8], n: i64) {
+/// Appends a number with its name, unless it is zero.
+fn number_field(out: &mut Vec<u8>, name: &[u8], n: i64) {
     if n != 0 {
         out.extend_from_slice(name);
         if n < 0 {
@@ -67,7 +69,7 @@ fn field(out: &mut Vec<u8>, name: &[u8], n: i64) {
     }
 }
 
-/// A number in decimal, with zeros before it up to `width` digits.
+/// Appends a number in decimal, padded with zeros to `width` digits.
 fn digits(out: &mut Vec<u8>, mut n: u64, width: usize) {
     let mut text = [b'0'; 20];
     let mut at = text.len();
@@ -79,10 +81,10 @@ fn digits(out: &mut Vec<u8>, mut n: u64, width: usize) {
     out.extend_from_slice(&text[at.min(text.len() - width)..]);
 }
 
-/// RFC 3339 in UTC, with as many digits behind the point as there are: Go's `time.RFC3339Nano`.
-fn instant(out: &mut Vec<u8>, time: DateTime<Utc>) {
+/// Appends a time in RFC 3339 in UTC without trailing zeros: Go's `time.RFC3339Nano`.
+fn write_time(out: &mut Vec<u8>, time: DateTime<Utc>) {
     let (date, clock) = (time.date_naive(), time.time());
-    // Go writes years 0 to 9999, and no clock has others.
+    // Go writes the years 0 to 9999 only.
     digits(out, date.year().clamp(0, 9999) as u64, 4);
     for (separator, n) in [
         (b'-', date.month()),
@@ -105,8 +107,8 @@ fn instant(out: &mut Vec<u8>, time: DateTime<Utc>) {
     out.push(b'Z');
 }
 
-/// Writes the events of one delta, in the order in which they are given: by revision, and within a
-/// transaction as it made them.
+/// Writes the events of one delta. The caller gives them in order of their revisions, and within a
+/// transaction in the order in which it made them.
 pub struct EventsWriter<W> {
     dst: W,
     buf: Vec<u8>,
@@ -114,7 +116,7 @@ pub struct EventsWriter<W> {
 }
 
 impl<W: Write> EventsWriter<W> {
-    /// Begins a payload.
+    /// Creates a writer. The payload begins with the first event.
     pub fn new(dst: W) -> Self {
         EventsWriter {
             dst,
@@ -123,61 +125,62 @@ impl<W: Write> EventsWriter<W> {
         }
     }
 
-    /// Events written so far.
+    /// Returns the number of events that were written so far.
     pub fn events(&self) -> u64 {
         self.events
     }
 
-    /// Writes an event that was seen at `time`.
+    /// Writes an event that was received at `time`.
     ///
     /// # Errors
-    /// The writer's.
+    /// Errors of the writer.
     pub fn push(&mut self, event: &EventRef<'_>, time: DateTime<Utc>) -> io::Result<()> {
         self.separate();
         encode_event(&mut self.buf, event, time);
-        self.hand_on(CHUNK)
+        self.flush_from(CHUNK)
     }
 
-    /// Writes an event that [`encode_event`] has made.
+    /// Writes an event that [`encode_event`] has encoded.
     ///
     /// # Errors
-    /// The writer's.
+    /// Errors of the writer.
     pub fn push_encoded(&mut self, event: &[u8]) -> io::Result<()> {
         self.separate();
         if event.len() < CHUNK {
             self.buf.extend_from_slice(event);
-            return self.hand_on(CHUNK);
+            return self.flush_from(CHUNK);
         }
-        self.hand_on(0)?;
+        self.flush_from(0)?;
         self.dst.write_all(event)
     }
 
-    /// What stands before the next event.
+    /// Writes the separator before the next event, and counts the event.
     fn separate(&mut self) {
         self.buf.push(if self.events == 0 { b'[' } else { b',' });
         self.events += 1;
     }
 
-    /// Hands on what was gathered, if it is as much as that.
-    fn hand_on(&mut self, least: usize) -> io::Result<()> {
+    /// Writes the gathered bytes if there are at least `least` of them.
+    fn flush_from(&mut self, least: usize) -> io::Result<()> {
         if self.buf.len() < least {
             return Ok(());
         }
         self.dst.write_all(&self.buf)?;
         self.buf.clear();
-        // One long event must not keep its memory.
+        // Release the memory of a long event.
         self.buf.shrink_to(2 * CHUNK);
         Ok(())
     }
 
-    /// Ends the payload. Of no event at all it is `[]`, which no reader takes for a delta.
+    /// Ends the payload and returns the writer. A payload without events is `[]`, which no reader accepts as
+    /// a delta.
     ///
     /// # Errors
-    /// The writer's.
+    /// Errors of the writer.
     pub fn finish(mut self) -> io::Result<W> {
         let end: &[u8] = if self.events == 0 { b"[]" } else { b"]" };
         self.buf.extend_from_slice(end);
-        self.hand_on(0)?;
+        self.flush_from(0)?;
         Ok(self.dst)
     }
 }
@@ -188,7 +191,7 @@ mod tests {
     use crate::mvcc::KeyValue;
 
     #[test]
-    fn zeros_are_left_out_and_times_are_gos() {
+    fn zeros_are_left_out_and_times_are_those_of_go() {
         let empty = KeyValue {
             key: b"a",
             create_revision: Revision(0),
@@ -241,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn brackets_and_commas() {
+    fn events_are_separated_by_commas_in_brackets() {
         assert_eq!(
             EventsWriter::new(Vec::new()).finish().unwrap(),
             b"[]".as_slice()

@@ -1,36 +1,38 @@
-//! A snapshot's frame: the payload, then 32 bytes of SHA-256 over it.
+//! The frame of a snapshot: the payload, then the 32 bytes of its SHA-256.
 //!
-//! It neither compresses nor understands the payload.
+//! The payload is not compressed or parsed here. Called by `ops::fold` to read snapshots, and by commands
+//! that write them.
 
 use crate::base::limits::Limits;
 use crate::error::Error;
 use sha2::{Digest, Sha256};
 use std::io::{self, Read, Write};
 
-/// Bytes of the hash behind the payload.
+/// The size of the hash after the payload, in bytes.
 pub const HASH_SIZE: usize = 32;
-/// Bytes that are read at once, at first and at most: most deltas are small.
+/// The number of bytes that are read at first: most deltas are small.
 const FIRST_CHUNK: usize = 16 << 10;
+/// The number of bytes that are read at once, at most.
 const CHUNK: usize = 256 << 10;
 
-/// Gives out the payload and checks the hash behind it when the end is reached.
+/// Reads the payload, and checks its hash at the end.
 ///
-/// Payload is given out before it is known to be whole: whoever reads must not act on it until
-/// `read` has returned 0.
+/// The payload is returned before it is known to be intact: the caller must not act on it before `read` has
+/// returned 0.
 pub struct FrameReader<R> {
     inner: R,
     hash: Sha256,
-    /// `buf[at..end]` was read and not yet given out; the last 32 bytes of it may be the hash.
+    /// `buf[at..end]` was read and not yet returned. Its last 32 bytes may be the hash.
     buf: Vec<u8>,
     at: usize,
     end: usize,
     payload_bytes: u64,
     limits: Limits,
-    state: State,
+    state: ReadState,
 }
 
 #[derive(PartialEq)]
-enum State {
+enum ReadState {
     Reading,
     Verified,
     Failed,
@@ -47,22 +49,23 @@ impl<R: Read> FrameReader<R> {
             end: 0,
             payload_bytes: 0,
             limits: Limits::NONE,
-            state: State::Reading,
+            state: ReadState::Reading,
         }
     }
 
-    /// Gives no more payload than a database may have: a small object may unpack without end.
+    /// Fails if the payload is larger than a database may be: a small compressed object can unpack to any
+    /// size.
     pub fn within(mut self, limits: Limits) -> Self {
         self.limits = limits;
         self
     }
 
-    /// Bytes of payload given out so far.
+    /// Returns the number of payload bytes that were read so far.
     pub fn payload_bytes(&self) -> u64 {
         self.payload_bytes
     }
 
-    /// Gives back where it reads from.
+    /// Returns the inner reader.
     pub fn into_inner(self) -> R {
         self.inner
     }
@@ -87,11 +90,11 @@ impl<R: Read> FrameReader<R> {
     }
 
     fn verify(&mut self) -> io::Result<()> {
-        self.state = State::Failed;
+        self.state = ReadState::Failed;
         let hash = &self.buf[self.at..self.end];
         if hash.len() < HASH_SIZE {
             return Err(Error::corrupt(format!(
-                "it is cut short: {} bytes are too few for the SHA-256 at its end",
+                "it is cut short: its {} bytes are too few for the SHA-256 at its end",
                 hash.len()
             ))
             .into());
@@ -102,7 +105,7 @@ impl<R: Read> FrameReader<R> {
             )
             .into());
         }
-        self.state = State::Verified;
+        self.state = ReadState::Verified;
         Ok(())
     }
 }
@@ -110,23 +113,23 @@ impl<R: Read> FrameReader<R> {
 impl<R: Read> Read for FrameReader<R> {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         match self.state {
-            State::Verified => return Ok(0),
-            State::Failed => return Err(io::Error::other("read after a failed frame")),
-            State::Reading => {}
+            ReadState::Verified => return Ok(0),
+            ReadState::Failed => return Err(io::Error::other("read after a failed frame")),
+            ReadState::Reading => {}
         }
         if out.is_empty() {
             return Ok(0);
         }
         if self.end - self.at <= HASH_SIZE {
             self.fill()?;
-            if self.state == State::Verified {
+            if self.state == ReadState::Verified {
                 return Ok(0);
             }
         }
         let ready = &self.buf[self.at..self.end - HASH_SIZE];
         let n = ready.len().min(out.len());
         if self.payload_bytes + n as u64 > self.limits.database_bytes {
-            self.state = State::Failed;
+            self.state = ReadState::Failed;
             let most = self.limits.database_bytes;
             let what = format!("the object unpacks to more than {most} bytes");
             return Err(self.limits.database_too_large(what).into());
@@ -139,14 +142,14 @@ impl<R: Read> Read for FrameReader<R> {
     }
 }
 
-/// Writes payload through and puts the hash behind it.
+/// Writes a payload, and appends its hash.
 pub struct FrameWriter<W> {
     inner: W,
     hash: Sha256,
 }
 
 impl<W: Write> FrameWriter<W> {
-    /// Writes a frame to `inner`.
+    /// Creates a writer of a frame to `inner`.
     pub fn new(inner: W) -> Self {
         FrameWriter {
             inner,
@@ -154,10 +157,10 @@ impl<W: Write> FrameWriter<W> {
         }
     }
 
-    /// Ends the frame and gives `inner` back.
+    /// Appends the hash and returns `inner`.
     ///
     /// # Errors
-    /// What `inner` returns.
+    /// Errors of `inner`.
     pub fn finish(mut self) -> io::Result<W> {
         self.inner.write_all(self.hash.finalize().as_slice())?;
         Ok(self.inner)
@@ -179,16 +182,16 @@ impl<W: Write> Write for FrameWriter<W> {
 mod tests {
     use super::*;
 
-    /// Gives one byte at a time, so that every boundary is met.
-    struct Slow<'a>(&'a [u8]);
-    impl Read for Slow<'_> {
+    /// Reads one byte at a time, so that every boundary is tested.
+    struct OneByteReader<'a>(&'a [u8]);
+    impl Read for OneByteReader<'_> {
         fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
             self.0.read(&mut out[..1.min(self.0.len())])
         }
     }
 
     #[test]
-    fn a_frame_without_end_is_not_read_on() {
+    fn an_endless_frame_is_refused() {
         let limits = Limits {
             database_bytes: 1 << 20,
             ..Limits::default()
@@ -202,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn every_cut_and_every_flip_is_found() {
+    fn every_cut_and_every_flipped_bit_is_detected() {
         for len in [0, 1, 31, 32, 33, 100] {
             let payload: Vec<u8> = (0..len as u8).collect();
             let mut w = FrameWriter::new(Vec::new());
@@ -210,7 +213,9 @@ mod tests {
             let framed = w.finish().unwrap();
             let read = |b: &[u8]| {
                 let mut out = Vec::new();
-                FrameReader::new(Slow(b)).read_to_end(&mut out).map(|_| out)
+                FrameReader::new(OneByteReader(b))
+                    .read_to_end(&mut out)
+                    .map(|_| out)
             };
             assert_eq!(read(&framed).unwrap(), payload);
             for cut in 0..framed.len() {

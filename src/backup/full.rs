@@ -1,7 +1,8 @@
-//! A full's database as a stream, held to what its meta pages say.
+//! The database of a full as a stream of the length that its meta pages give.
 //!
-//! The metas come first and tell how long the database is. So whoever stores the stream knows before how much comes,
-//! and a small object cannot unpack to more. It does not look at any other page.
+//! The meta pages come first and give the length of the database. So a caller knows the length before it
+//! stores the stream, and a small object cannot unpack to more. No other page is checked. Called by
+//! `ops::fold::open` and `ops::snapshot`.
 
 use crate::base::limits::Limits;
 use crate::bolt::page::Meta;
@@ -9,38 +10,39 @@ use crate::bolt::{METAS_END, newest_meta};
 use crate::error::Error;
 use std::io::{self, Read};
 
-/// Gives out a database, and fails if it is longer or shorter than its metas say.
+/// Reads a database, and fails if it is longer or shorter than its meta pages say.
 pub struct FullReader<R> {
-    /// The beginning of the stream, which was read already, and the rest.
+    /// The meta pages, which were read already, and the rest of the stream.
     inner: io::Chain<io::Cursor<Vec<u8>>, R>,
     meta: Meta,
     /// Bytes that may follow the pages in use.
     tail: u64,
-    given: u64,
+    bytes_read: u64,
 }
 
 impl<R: Read> FullReader<R> {
-    /// Reads the metas. Behind the pages in use up to `tail` bytes may follow.
+    /// Reads the meta pages. Up to `tail` bytes may follow the pages in use.
     ///
     /// # Errors
-    /// `CorruptSnapshot` if no meta is valid; `TooLarge`; what `inner` returns.
+    /// `CorruptSnapshot` if no meta page is valid; `TooLarge` if the database exceeds `limits`; errors of
+    /// `inner`.
     pub fn open(mut inner: R, limits: &Limits, tail: u64) -> io::Result<Self> {
-        let mut head = Vec::new();
+        let mut metas = Vec::new();
         inner
             .by_ref()
             .take(METAS_END as u64)
-            .read_to_end(&mut head)?;
-        let meta = newest_meta(&head)?;
+            .read_to_end(&mut metas)?;
+        let meta = newest_meta(&metas)?;
         limits.check_database(meta.bytes())?;
         Ok(FullReader {
-            inner: io::Cursor::new(head).chain(inner),
+            inner: io::Cursor::new(metas).chain(inner),
             meta,
             tail,
-            given: 0,
+            bytes_read: 0,
         })
     }
 
-    /// Bytes of the pages in use, by the newest meta.
+    /// Returns the size of the pages in use by the newest meta page, in bytes.
     pub fn promised(&self) -> u64 {
         self.meta.bytes()
     }
@@ -49,16 +51,16 @@ impl<R: Read> FullReader<R> {
 impl<R: Read> Read for FullReader<R> {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         let n = self.inner.read(out)?;
-        self.given += n as u64;
+        self.bytes_read += n as u64;
         let promised = self.promised();
         let longest = promised.saturating_add(self.tail);
-        if self.given > longest || (n == 0 && !out.is_empty() && self.given < promised) {
-            let (what, came) = match n {
-                0 => ("it is cut short", format!("{} came", self.given)),
-                _ => ("it does not end", format!("more than {longest} came")),
+        if self.bytes_read > longest || (n == 0 && !out.is_empty() && self.bytes_read < promised) {
+            let (what, read) = match n {
+                0 => ("it is cut short", format!("{} were read", self.bytes_read)),
+                _ => ("it does not end", format!("more than {longest} were read")),
             };
             return Err(Error::corrupt(format!(
-                "{what}: its meta pages promise {} pages of {} bytes, {promised} bytes in all, and {came}",
+                "{what}: its meta pages promise {} pages of {} bytes, {promised} bytes in total, but {read}; use another copy or another snapshot",
                 self.meta.high_water, self.meta.page_size
             ))
             .into());
@@ -108,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn a_database_is_as_long_as_its_metas_say() {
+    fn a_database_must_be_as_long_as_its_meta_pages_say() {
         let (db, limits) = (database(), Limits::default());
         let bytes = db.len() as u64;
         let (n, done) = read(db.as_slice(), &limits, 0);
@@ -132,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_too_large_is_told_by_its_first_pages() {
+    fn a_database_that_is_too_large_is_refused_by_its_meta_pages() {
         let db = database();
         let limits = Limits {
             database_bytes: db.len() as u64 - 1,

@@ -1,12 +1,13 @@
-//! Intervals of revisions, and which of them hold a revision.
+//! Intervals of revisions, and a search for those that hold a revision.
 //!
-//! The first revisions are given at the start and stay; the last ones are set, changed and taken away.
-//! All costs are logarithmic in the number of intervals, and linear in the number of answers.
+//! The first revisions are fixed; the last ones can be set, changed and cleared. An operation takes
+//! logarithmic time in the number of intervals, and a search also linear time in the number of results.
+//! Called by `timeline` and `survey`.
 
 use crate::mvcc::Revision;
 use std::rc::Rc;
 
-/// The last revision of an interval that is not there.
+/// The last revision of an absent interval.
 const ABSENT: Revision = Revision(i64::MIN);
 
 /// Intervals, numbered from 0. A clone shares the first revisions.
@@ -14,37 +15,38 @@ const ABSENT: Revision = Revision(i64::MIN);
 pub struct Intervals {
     /// First revisions in ascending order, with the intervals' numbers.
     starts: Rc<[(Revision, usize)]>,
-    /// The place of each interval in `starts`.
-    places: Rc<[usize]>,
-    /// A binary tree: node `n` has the children `2n` and `2n + 1` and the highest last revision of both. The
-    /// leaves are the second half, in the order of `starts`.
+    /// The position of each interval in `starts`.
+    positions: Rc<[usize]>,
+    /// A binary tree. Node `n` has the children `2n` and `2n + 1`, and holds the higher last revision of the
+    /// two. The leaves are the second half, in the order of `starts`.
     lasts: Vec<Revision>,
 }
 
 impl Intervals {
-    /// Intervals with these first revisions; none of them is there yet.
+    /// Creates intervals with these first revisions. All of them are absent until [`set`](Self::set) is
+    /// called.
     pub fn new(starts: impl IntoIterator<Item = Revision>) -> Self {
         let mut starts: Vec<(Revision, usize)> = starts.into_iter().zip(0..).collect();
         starts.sort_unstable();
-        let mut places = vec![0; starts.len()];
-        for (place, &(_, i)) in starts.iter().enumerate() {
-            places[i] = place;
+        let mut positions = vec![0; starts.len()];
+        for (position, &(_, i)) in starts.iter().enumerate() {
+            positions[i] = position;
         }
         Intervals {
             lasts: vec![ABSENT; 2 * starts.len().next_power_of_two()],
             starts: starts.into(),
-            places: places.into(),
+            positions: positions.into(),
         }
     }
 
-    /// Takes all of them away.
+    /// Makes all intervals absent.
     pub fn clear(&mut self) {
         self.lasts.fill(ABSENT);
     }
 
-    /// Sets the last revision of interval `i`.
+    /// Sets the last revision of interval `i`, which makes it present.
     pub fn set(&mut self, i: usize, last: Revision) {
-        let mut node = self.lasts.len() / 2 + self.places[i];
+        let mut node = self.lasts.len() / 2 + self.positions[i];
         self.lasts[node] = last;
         while node > 1 {
             node /= 2;
@@ -52,11 +54,11 @@ impl Intervals {
         }
     }
 
-    /// The intervals that hold `revision`, in no particular order.
+    /// Returns the intervals that hold `revision`, in no particular order.
     pub fn holding(&self, revision: Revision) -> impl Iterator<Item = usize> + '_ {
         let leaves = self.lasts.len() / 2;
         let begun = self.starts.partition_point(|s| s.0 <= revision);
-        // Nodes to look at, with the first of their leaves and how many there are.
+        // The nodes to visit, each with its first leaf and the number of its leaves.
         let mut open = vec![(1, 0, leaves)];
         std::iter::from_fn(move || {
             while let Some((node, first, count)) = open.pop() {
@@ -80,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn random_intervals_are_found_as_by_looking_at_all() {
+    fn a_search_finds_what_a_scan_of_all_intervals_finds() {
         let mut rng = fastrand::Rng::with_seed(crate::seed());
         for _ in 0..crate::rounds(300, 3000) {
             let count = rng.usize(..20);

@@ -1,7 +1,8 @@
-//! The snapshots of one store prefix: their names, their bytes, and how they hang together.
+//! The snapshots below one store prefix: their names, their bytes, and how they form chains and timelines.
 //!
-//! `name`, `catalog`, `chain`, `intervals`, `timeline` and `trust` decide from data alone; `codec`, `frame`, `full`, `delta` and
-//! `survey` read contents from any `Read`. None of them speaks to a store; `ops` does.
+//! `name`, `catalog`, `chain`, `intervals`, `retention`, `timeline` and `trust` decide from data alone.
+//! `codec`, `delta`, `events`, `frame`, `full` and `survey` read and write contents through any `Read` and
+//! `Write`. None of them makes a request to a store: `ops` does, and calls them.
 
 pub mod catalog;
 pub mod chain;
@@ -17,6 +18,6 @@ pub mod survey;
 pub mod timeline;
 pub mod trust;
 
-pub use catalog::{Catalog, Listed, Snapshot};
+pub use catalog::{Catalog, ListedObject, Snapshot};
 pub use codec::Compression;
 pub use name::{Kind, SnapshotName};

@@ -1,4 +1,6 @@
-//! Names of snapshots: read, and written as the de-facto backup tool (etcd-backup-restore) does.
+//! Names of snapshots: parses and writes them, in the format of etcd-backup-restore.
+//!
+//! It does not look at contents. Called wherever objects of a store are named.
 
 use crate::backup::codec::Compression;
 use crate::mvcc::Revision;
@@ -8,10 +10,10 @@ use serde::Serialize;
 use std::fmt;
 use std::str::FromStr;
 
-/// The suffix of what is encrypted, the last one of all.
+/// The suffix of encrypted snapshots. It is the last suffix of a name.
 pub const ENCRYPTED: &str = ".age";
 
-/// Whether a snapshot holds a whole store or the events after another.
+/// The kind of a snapshot: full or delta.
 #[derive(
     Debug,
     Clone,
@@ -34,38 +36,38 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// As in names: `Full` or `Incr`.
+    /// The kind as it is spelled in names: `Full` or `Incr`.
     pub fn as_str(self) -> &'static str {
         self.into()
     }
 }
 
-/// `Full|Incr-<start>-<last>-<unix seconds>[.gz|.zlib|.Z|.zst][.final][.age]`.
+/// A snapshot's name: `Full|Incr-<start>-<last>-<unix seconds>[.gz|.zlib|.Z|.zst][.final][.age]`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct SnapshotName {
-    /// Full or delta.
+    /// The kind: full or delta.
     pub kind: Kind,
     /// The first revision of a delta; 0 for a full.
     pub start: Revision,
     /// The last revision.
     pub last: Revision,
-    /// When it was taken, in seconds since 1970.
+    /// When the snapshot was taken, in seconds since 1970 (UTC).
     pub created: i64,
-    /// Told by the suffix.
+    /// The compression, by the suffix.
     pub compression: Compression,
-    /// The last snapshot of a cluster that was given up.
+    /// Whether it is the last snapshot of a cluster that was given up (`.final`).
     pub is_final: bool,
-    /// Encrypted with age: deltafold's own addition; the usual tool cannot read it.
+    /// Whether it is encrypted with age (`.age`). etcd-backup-restore cannot read such a snapshot.
     pub is_encrypted: bool,
 }
 
 impl SnapshotName {
-    /// The time it was taken.
+    /// Returns when the snapshot was taken.
     pub fn created_at(&self) -> DateTime<Utc> {
         DateTime::from_timestamp(self.created, 0).unwrap_or_default()
     }
 
-    /// Whether it is a full's.
+    /// Returns whether it is the name of a full.
     pub fn is_full(&self) -> bool {
         self.kind == Kind::Full
     }
@@ -87,7 +89,7 @@ impl fmt::Display for SnapshotName {
     }
 }
 
-/// The text is not the name of a snapshot.
+/// The error for a text that is not the name of a snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NotASnapshot;
 
@@ -113,13 +115,13 @@ impl FromStr for SnapshotName {
             }
         };
         let (start, last, created) = (Revision(number()?), Revision(number()?), number()?);
-        let ordered = match kind {
+        let is_valid_range = match kind {
             Kind::Full => start.0 == 0,
             Kind::Incr => start.0 > 0 && start <= last,
         };
-        // So that revisions and times can be counted on without an overflow.
-        let sane = last.0 < i64::MAX && DateTime::from_timestamp(created, 0).is_some();
-        if parts.next().is_some() || !ordered || !sane {
+        // Arithmetic with these revisions and times cannot overflow.
+        let in_range = last.0 < i64::MAX && DateTime::from_timestamp(created, 0).is_some();
+        if parts.next().is_some() || !is_valid_range || !in_range {
             return Err(NotASnapshot);
         }
         Ok(SnapshotName {
@@ -139,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_come_back_as_they_were() {
+    fn names_are_parsed_and_written_back_unchanged() {
         for s in [
             "Full-00000000-00000746-1795224681.gz",
             "Incr-00000747-00001499-1795224687",

@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::mvcc::{KeyRange, Revision};
 use crate::ops::fold::{Request, Source, Target};
 use crate::ops::read::diff::Diff;
-use crate::ops::read::json::{Change, Kind};
+use crate::ops::read::json::{ChangeKind, KeyChange};
 use crate::ops::read::kubernetes::Object;
 use crate::ops::tags::without_excluded;
 use clap::Args;
@@ -112,7 +112,7 @@ fn print_json(
     out.begin_list(&head, "changes")?;
     while let Some(changed) = diff.next()? {
         cancel.check()?;
-        if let Some(change) = Change::of(&changed) {
+        if let Some(change) = KeyChange::new(&changed) {
             out.item(&change)?;
         }
     }
@@ -129,7 +129,7 @@ fn print_text(
     let (mut added, mut differ, mut deleted) = (0u64, 0u64, 0u64);
     while let Some(changed) = diff.next()? {
         cancel.check()?;
-        let Some(kind) = Kind::of(&changed) else {
+        let Some(kind) = ChangeKind::new(&changed) else {
             continue;
         };
         let Some(kv) = changed.new.or(changed.old) else {
@@ -137,16 +137,16 @@ fn print_text(
         };
         let revision = |kv: crate::mvcc::KeyValue<'_>| kv.mod_revision.to_string();
         let (mark, count, revisions) = match (kind, changed.old.map(revision)) {
-            (Kind::Added, _) => ('+', &mut added, revision(kv)),
-            (Kind::Changed, was) => (
+            (ChangeKind::Added, _) => ('+', &mut added, revision(kv)),
+            (ChangeKind::Changed, was) => (
                 '~',
                 &mut differ,
                 format!("{} to {}", was.unwrap_or_default(), revision(kv)),
             ),
-            (Kind::Deleted, _) => ('-', &mut deleted, revision(kv)),
+            (ChangeKind::Deleted, _) => ('-', &mut deleted, revision(kv)),
         };
         *count += 1;
-        let object = Object::of(kv.key, Some(kv.value));
+        let object = Object::from_key(kv.key, Some(kv.value));
         let kind = object.and_then(|o| Some(format!("{}, ", o.kind?)));
         let kind = kind.unwrap_or_default();
         let line = format!(

@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::mvcc::KeyRange;
 use crate::ops::options::StateOptions;
 use crate::ops::read::Keys;
-use crate::ops::read::json::Entry;
+use crate::ops::read::json::KeyWithRecord;
 use crate::ops::tags::without_excluded;
 use clap::Args;
 use std::ffi::OsString;
@@ -56,7 +56,7 @@ impl ExportArgs {
         })?;
         while keys.advance()? {
             cancel.check()?;
-            out.line(&Entry::of(&keys.current()?))?;
+            out.line(&KeyWithRecord::new(&keys.current()?))?;
         }
         Ok(())
     }

@@ -9,7 +9,7 @@ use crate::mvcc::{KeyRange, KeyValue, Revision};
 use crate::ops::Context;
 use crate::ops::fold::Source;
 use crate::ops::options::StateOptions;
-use crate::ops::read::json::Entry;
+use crate::ops::read::json::KeyWithRecord;
 use crate::ops::read::{self, Keys};
 use crate::ops::tags::without_excluded;
 use clap::Args;
@@ -112,7 +112,7 @@ impl GetArgs {
                 Output::Text => text(out, kv, true),
                 Output::Json => {
                     out.begin_list(&head, "keys")?;
-                    out.item(&Entry::of(kv))?;
+                    out.item(&KeyWithRecord::new(kv))?;
                     out.end_list()
                 }
             }),
@@ -127,7 +127,7 @@ impl GetArgs {
                     ctx.store.cancel().check()?;
                     let kv = keys.current()?;
                     match output {
-                        Output::Json => out.item(&Entry::of(&kv))?,
+                        Output::Json => out.item(&KeyWithRecord::new(&kv))?,
                         Output::Text => text(out, &kv, count == 0)?,
                     }
                     count += 1;

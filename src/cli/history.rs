@@ -2,12 +2,12 @@
 
 use super::stream::Stream;
 use super::{BackupArgs, Ended, Output, size, text};
-use crate::backup::chain::{Range, show_ranges};
+use crate::backup::chain::{RevisionRange, show_ranges};
 use crate::base::Cancel;
 use crate::error::Result;
 use crate::mvcc::Revision;
 use crate::ops::read::history::{History, Version};
-use crate::ops::read::json::{Name, Recorded};
+use crate::ops::read::json::{KeyJson, VersionJson};
 use clap::Args;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -45,7 +45,7 @@ pub(super) struct HistoryArgs {
 #[derive(JsonSchema, Serialize)]
 pub(super) struct Head<'a> {
     #[serde(flatten)]
-    name: Name<'a>,
+    name: KeyJson<'a>,
     /// The timeline's ID; null of a plain snapshot file.
     timeline: Option<&'a str>,
     /// The newest revision that was looked at.
@@ -66,8 +66,8 @@ struct Missing {
     last_revision: Revision,
 }
 
-impl From<&Range> for Missing {
-    fn from(&(first_revision, last_revision): &Range) -> Self {
+impl From<&RevisionRange> for Missing {
+    fn from(&(first_revision, last_revision): &RevisionRange) -> Self {
         Missing {
             first_revision,
             last_revision,
@@ -90,7 +90,7 @@ impl HistoryArgs {
 
     fn print_json(&self, cancel: &Cancel, history: &mut History, out: &mut Stream) -> Result<()> {
         let head = Head {
-            name: Name::of(self.key.as_bytes(), None),
+            name: KeyJson::new(self.key.as_bytes(), None),
             timeline: history.timeline.as_deref(),
             revision: history.revision,
             missing: history.missing.iter().map(Missing::from).collect(),
@@ -99,7 +99,7 @@ impl HistoryArgs {
         out.begin_list(&head, "versions")?;
         while let Some(version) = history.next()? {
             cancel.check()?;
-            out.item(&Recorded::of(&version))?;
+            out.item(&VersionJson::new(&version))?;
         }
         out.end_list()
     }

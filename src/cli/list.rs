@@ -5,7 +5,7 @@ use super::text::Text;
 use super::{Ended, Output, StoreArgs, print_report, size};
 use crate::base::shorten;
 use crate::ops::Context;
-use crate::ops::list::{Listed, Options, Outcome, Restorable, run};
+use crate::ops::list::{ListedSnapshot, Options, Outcome, Restorable, run};
 use crate::ops::report::Report;
 use clap::Args;
 
@@ -104,11 +104,11 @@ fn in_words(o: &Report<Outcome>) -> String {
 }
 
 /// Each timeline as a line over the revisions: fulls as `●`, deltas as `─`, holes as blanks.
-fn picture(snapshots: &[Listed]) -> String {
+fn picture(snapshots: &[ListedSnapshot]) -> String {
     const WIDTH: i64 = 60;
-    let counts = |s: &&Listed| !s.excluded && !s.untrusted;
-    let used: Vec<&Listed> = snapshots.iter().filter(counts).collect();
-    let first_of = |s: &&Listed| match s.start_revision.0 {
+    let counts = |s: &&ListedSnapshot| !s.excluded && !s.untrusted;
+    let used: Vec<&ListedSnapshot> = snapshots.iter().filter(counts).collect();
+    let first_of = |s: &&ListedSnapshot| match s.start_revision.0 {
         0 => s.last_revision.0,
         start => start,
     };
@@ -122,10 +122,10 @@ fn picture(snapshots: &[Listed]) -> String {
         let of = i128::from(last - first).max(1);
         (i128::from(r - first) * i128::from(WIDTH - 1) / of) as usize
     };
-    let timeline = |s: &Listed| s.timeline.clone().unwrap_or_else(|| "?".to_owned());
+    let timeline = |s: &ListedSnapshot| s.timeline.clone().unwrap_or_else(|| "?".to_owned());
     // In the order in which they come.
     let mut lines: Vec<(String, Vec<char>)> = Vec::new();
-    let (deltas, fulls): (Vec<&Listed>, Vec<&Listed>) =
+    let (deltas, fulls): (Vec<&ListedSnapshot>, Vec<&ListedSnapshot>) =
         used.iter().copied().partition(|s| s.start_revision.0 > 0);
     for s in &used {
         let t = timeline(s);

@@ -42,7 +42,7 @@ use crate::base::{Cancel, byte_size};
 use crate::error::{Error, Reason, Result};
 use crate::ops::Context;
 use crate::ops::report::Report;
-use crate::ops::restore::Backup;
+use crate::ops::restore::BackupLocation;
 use crate::store::{self, Store};
 use crate::telemetry::logs::{self, LogFormat};
 use crate::telemetry::memory;
@@ -181,10 +181,10 @@ struct BackupArgs {
 }
 
 impl BackupArgs {
-    fn backup(&self, cancel: &Cancel) -> Result<Backup> {
+    fn backup(&self, cancel: &Cancel) -> Result<BackupLocation> {
         match (&self.snapshot, &self.store) {
             (Some(file), _) => self.means.backup_file(file, cancel),
-            (None, Some(url)) => self.means.context(url, cancel).map(Backup::Store),
+            (None, Some(url)) => self.means.context(url, cancel).map(BackupLocation::Store),
             (None, None) => Err(Error::internal("neither --store nor --snapshot")),
         }
     }
@@ -308,15 +308,15 @@ impl MeansArgs {
     }
 
     /// The snapshots of the `nth` store that is given. One that cannot be opened may be passed over for another.
-    fn backup_store(&self, nth: usize, url: &str, cancel: &Cancel) -> Result<Backup> {
+    fn backup_store(&self, nth: usize, url: &str, cancel: &Cancel) -> Result<BackupLocation> {
         match self.nth_context(nth, url, cancel) {
             Ok(mut ctx) => {
                 // Recipients are those of a file that is written: the backup may be plain.
                 ctx.trust.only_encrypted = ctx.keys.decrypts();
-                Ok(Backup::Store(ctx))
+                Ok(BackupLocation::Store(ctx))
             }
             Err(e) if e.reason() == Reason::Usage => Err(e),
-            Err(error) => Ok(Backup::Closed {
+            Err(error) => Ok(BackupLocation::Closed {
                 name: url.to_owned(),
                 error,
             }),
@@ -324,10 +324,10 @@ impl MeansArgs {
     }
 
     /// A plain snapshot file. Nothing is read from the store that its context has.
-    fn backup_file(&self, file: &Path, cancel: &Cancel) -> Result<Backup> {
+    fn backup_file(&self, file: &Path, cancel: &Cancel) -> Result<BackupLocation> {
         let nowhere = self.temp_dir()?.display().to_string();
         let ctx = self.context_with(1, cancel, |_, handle| store::open(&nowhere, &[], handle))?;
-        Ok(Backup::File(ctx, file.to_owned()))
+        Ok(BackupLocation::File(ctx, file.to_owned()))
     }
 }
 

@@ -6,7 +6,7 @@ use super::task::{TaskOutcome, TasksOutcome};
 use super::{Failure, diff, get, history, policy};
 use crate::controller::cleanup;
 use crate::error::Reason;
-use crate::ops::read::json::{Change, Entry, Recorded};
+use crate::ops::read::json::{KeyChange, KeyWithRecord, VersionJson};
 use crate::ops::report::Report;
 use crate::ops::{
     apply, compact, copy, gc, list, maintain, object_lock, restore, snapshot, store_check, verify,
@@ -27,13 +27,13 @@ pub fn schemas() -> Vec<(String, Value)> {
         of("cleanup", |g| vec![g.subschema_for::<cleanup::Outcome>()]),
         of("compact", |g| vec![report::<compact::Outcome>(g)]),
         of("copy", |g| vec![report::<copy::Outcome>(g)]),
-        of("diff", |g| list::<diff::Head, Change>(g, "changes")),
-        of("export", |g| vec![g.subschema_for::<Entry>()]),
+        of("diff", |g| list::<diff::Head, KeyChange>(g, "changes")),
+        of("export", |g| vec![g.subschema_for::<KeyWithRecord>()]),
         of("follow", |g| vec![report::<snapshot::follow::Outcome>(g)]),
         of("gc", |g| vec![report::<gc::Outcome>(g)]),
-        of("get", |g| list::<get::Head, Entry>(g, "keys")),
+        of("get", |g| list::<get::Head, KeyWithRecord>(g, "keys")),
         of("history", |g| {
-            list::<history::Head, Recorded>(g, "versions")
+            list::<history::Head, VersionJson>(g, "versions")
         }),
         of("list", |g| vec![report::<list::Outcome>(g)]),
         of("lock", |g| vec![report::<object_lock::Outcome>(g)]),

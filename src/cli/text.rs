@@ -127,7 +127,7 @@ pub(super) fn object(o: &Object<'_>) -> String {
 pub(super) fn entry(kv: &KeyValue<'_>) -> String {
     let mut text = Text::new();
     text.line(format_args!("# {}", key(kv.key)));
-    if let Some(o) = Object::of(kv.key, Some(kv.value)) {
+    if let Some(o) = Object::from_key(kv.key, Some(kv.value)) {
         text.line(format_args!("# {}", object(&o)));
     }
     let lease = match kv.lease {

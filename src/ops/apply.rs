@@ -10,7 +10,7 @@ use crate::etcd::client::{Client, Committed};
 use crate::etcd::diff::{Action, Batches, Change, Diff, LiveKey, Wanted, Write};
 use crate::mvcc::{KeyRange, Revision};
 use crate::ops::read::json::text_or_base64;
-use crate::ops::report::{Clock, Failed, Report};
+use crate::ops::report::{FailureFields, Report, ReportBuilder};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::VecDeque;
@@ -127,7 +127,7 @@ pub struct Outcome {
     pub status: Status,
     /// The error, if it failed.
     #[serde(flatten)]
-    pub error: Failed,
+    pub error: FailureFields,
     /// Whether this was a dry run, without `--execute`.
     pub dry_run: bool,
     /// The revision of the backup that was compared.
@@ -185,7 +185,7 @@ pub fn run(
     backup_keys: impl FnOnce(&mut dyn FnMut(Wanted<'_>) -> Result<()>) -> Result<()>,
     on_difference: &mut dyn FnMut(&Difference) -> Result<()>,
 ) -> Report<Outcome> {
-    let mut clock = Clock::start();
+    let mut clock = ReportBuilder::start();
     let mut applier = Applier {
         client: client.clone(),
         cancel,
@@ -210,7 +210,7 @@ pub fn run(
         }
         None => Status::Succeeded,
     };
-    outcome.error = Failed::from(&error);
+    outcome.error = FailureFields::from(&error);
     if outcome.leases_detached > 0 {
         clock.warnings.push(format!(
             "{} keys had a lease in the backup and {} put without one: they do not expire",
@@ -218,7 +218,7 @@ pub fn run(
             if options.execute { "are" } else { "would be" }
         ));
     }
-    clock.ended(outcome, error)
+    clock.report_with(outcome, error)
 }
 
 /// Compares the keys, and writes the differences.

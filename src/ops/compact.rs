@@ -14,11 +14,13 @@ use crate::error::{Error, Result};
 use crate::kubernetes::SnapshotLeases;
 use crate::mvcc::{Fold, HashKv, KeepHistory, KeyRange, Revision};
 use crate::ops::fold::Source;
-use crate::ops::fold::publish::{Both, Packed, Packer, give_name, refuse_plain};
+use crate::ops::fold::publish::{
+    SnapshotUpload, StagedSnapshot, TeeWriter, give_name, refuse_plaintext,
+};
 use crate::ops::fold::rebuild::{Leases, Rebuild};
 use crate::ops::options::StateOptions;
 use crate::ops::parallel::side_by_side;
-use crate::ops::report::{Clock, Report};
+use crate::ops::report::{Report, ReportBuilder};
 use crate::ops::scan::{Depth, Scan, scan};
 use crate::ops::snapshot_leases::{self, News};
 use crate::ops::tags::{FEW, without_excluded};
@@ -124,7 +126,7 @@ pub struct Outcome {
 /// Fails with any reason except `Usage`. After a failure, the backup is unchanged, except perhaps for a
 /// staging object.
 pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
-    let clock = Clock::start();
+    let clock = ReportBuilder::start();
     without_excluded(|| {
         Compaction {
             ctx,
@@ -139,7 +141,7 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
 struct Compaction<'a> {
     ctx: &'a Context,
     options: &'a Options,
-    clock: Clock,
+    clock: ReportBuilder,
 }
 
 impl Compaction<'_> {
@@ -165,7 +167,7 @@ impl Compaction<'_> {
         }
         let inputs = source.inputs();
         let encrypted = inputs.map(|s| &s.name).find(|n| n.is_encrypted);
-        refuse_plain(self.ctx, encrypted)?;
+        refuse_plaintext(self.ctx, encrypted)?;
         let encoding = self.resolve_compression(&source)?;
         self.warn_about_space(&source);
         if self.options.dry_run {
@@ -311,7 +313,7 @@ impl Compaction<'_> {
         mut fold: Fold<'_>,
         name: &SnapshotName,
         encoding: codec::Encoding,
-    ) -> Result<(Packed, HashKv)> {
+    ) -> Result<(StagedSnapshot, HashKv)> {
         let rebuild = Rebuild {
             source,
             compact,
@@ -323,15 +325,15 @@ impl Compaction<'_> {
         free_space::check(&self.ctx.temp_dir, layout.bytes(), "the new database")?;
 
         let failed = |e| Error::io("write the new snapshot", e);
-        let mut both = Both::new(
+        let mut both = TeeWriter::new(
             Some(self.ctx.temp_file()?),
-            FrameWriter::new(Packer::named(self.ctx, name, encoding)?),
+            FrameWriter::new(SnapshotUpload::named(self.ctx, name, encoding)?),
             Some(Step::new(format!("write {name}"), Some(layout.bytes()))),
         );
         let folded = rebuild.write(self.ctx, fold, &layout, &mut both)?.hash;
         let (file, stream) = both.into_parts().map_err(failed)?;
         let file = file.ok_or_else(|| Error::internal("the new database has no file"))?;
-        let verify = || rebuild.verify(self.ctx.spool(file), &folded, &layout);
+        let verify = || rebuild.verify(self.ctx.database_file(file), &folded, &layout);
         let stage = || stream.finish().map_err(failed)?.finish();
         let (verified, packed) = side_by_side(self.ctx.threads, verify, stage);
         let packed = packed?;

@@ -1,20 +1,22 @@
-//! Whether the temporary directory has room.
+//! Free space in the temporary directory, and how much of it a fold needs.
+//!
+//! Nothing is reserved here. Called by operations before they write to the temporary directory.
 
 use crate::backup::Compression;
 use crate::error::{Reason, Result};
 use std::path::Path;
 
-/// Bytes that are free for this user; `None` where the system does not tell.
+/// Returns the number of bytes that this user can write; `None` if the system does not report it.
 pub(super) fn free_bytes(dir: &Path) -> Option<u64> {
     let stat = rustix::fs::statvfs(dir).ok()?;
-    // A tmpfs without a limit has no blocks at all.
+    // A tmpfs without a limit reports no blocks.
     (stat.f_blocks > 0).then(|| stat.f_bavail.saturating_mul(stat.f_frsize))
 }
 
-/// Fails where `bytes` for `what` will certainly not fit.
+/// Checks that `bytes` bytes for `what` fit into a directory.
 ///
 /// # Errors
-/// `NoSpace`.
+/// `NoSpace` if the free space is known and too small.
 pub(super) fn check(dir: &Path, bytes: u64, what: &str) -> Result<()> {
     match free_bytes(dir) {
         Some(free) if free < bytes => Err(Reason::NoSpace.error(format!(
@@ -25,10 +27,12 @@ pub(super) fn check(dir: &Path, bytes: u64, what: &str) -> Result<()> {
     }
 }
 
-/// Bytes that a fold may need beside the base's database, at most: the new database, as large as the
-/// base and all that the deltas put, and the changes that wait to be laid out.
+/// Returns the most bytes that a fold needs in the temporary directory beside the database of the base. They
+/// are the new database, as large as the base and all values of the deltas, and the changes that are not yet
+/// written to it.
 ///
-/// JSON with base64 in it is compressed to a third or more; a value is three quarters of its base64.
+/// It assumes that compression makes the JSON of a delta no smaller than a third. A value has three quarters
+/// of the size of its base64.
 pub(super) fn estimate<'a>(
     base_bytes: u64,
     deltas: impl Iterator<Item = &'a crate::backup::Snapshot>,
@@ -68,12 +72,12 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_fit_is_refused_before_it_is_tried() {
+    fn too_many_bytes_are_refused() {
         let dir = tempfile::tempdir().unwrap();
         let free = free_bytes(dir.path()).unwrap();
         assert!(free > 0);
         check(dir.path(), 1, "a byte").unwrap();
-        let e = check(dir.path(), u64::MAX, "all there is").unwrap_err();
+        let e = check(dir.path(), u64::MAX, "everything").unwrap_err();
         assert_eq!(e.reason(), Reason::NoSpace);
         assert!(e.to_string().contains("--temp-dir"), "{e}");
     }

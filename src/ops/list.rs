@@ -1,6 +1,9 @@
-//! The list: what a prefix holds, which of it makes a chain, what can be restored, what is wrong.
+//! Lists a prefix: its snapshots, the newest chain, the revisions that can be restored, and problems.
+//!
+//! Problems of snapshots are part of the result and no errors. Nothing is written. Called by `cli`; `verify`
+//! uses the same problems.
 
-use crate::backup::chain::{self, Choice, KnownBases, Range};
+use crate::backup::chain::{self, Choice, KnownBases, RevisionRange};
 use crate::backup::timeline::{NamesOnly, Timeline, Timelines};
 use crate::backup::{Compression, Kind, Snapshot};
 use crate::base::flag_values::yes_or_no;
@@ -8,19 +11,19 @@ use crate::error::{Error, Reason, Result};
 use crate::mvcc::Revision;
 use crate::ops::Context;
 use crate::ops::identity::{self, Identity};
-use crate::ops::report::{Clock, Report, reasons_and};
-use crate::ops::scan::{Depth, Scan, TAGS_UNREADABLE, scan_asking};
-use crate::ops::tags::{self, Ask};
+use crate::ops::report::{Report, ReportBuilder, reasons_and};
+use crate::ops::scan::{Depth, Scan, TAGS_UNREADABLE, scan_with_tags};
+use crate::ops::tags::{self, TagScope};
 use chrono::{DateTime, Utc};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, HashSet};
 
-/// What tells more than names.
+/// The command that reads contents.
 const DEEP: &str = "`deltafold list --deep`";
 
-/// What to list.
+/// The options of `list`.
 #[derive(Debug, Clone, Copy, clap::Args)]
 pub struct Options {
     /// Read the contents too, not only the names
@@ -31,81 +34,83 @@ pub struct Options {
     pub all_tags: bool,
 }
 
-/// What a prefix holds. The fields are a contract: `docs/list-result.schema.json`.
+/// The result of `list`. The fields are a contract: `docs/list-result.schema.json`.
 #[derive(Debug, Clone, JsonSchema, Serialize)]
 pub struct Outcome {
-    /// Whose backup it is, as the object `deltafold-identity.json` tells. null if nobody has recorded it, or
-    /// the object is unreadable.
-    pub identity: Option<Recorded>,
+    /// The cluster whose backup it is, from the object `deltafold-identity.json`. null if there is no such
+    /// object, or if it cannot be read.
+    pub identity: Option<RecordedIdentity>,
     /// All snapshots, in order of creation.
-    pub snapshots: Vec<Listed>,
-    /// The newest revision of the newest timeline; if none is the newest, of all snapshots. null if no
-    /// snapshot can be used.
+    pub snapshots: Vec<ListedSnapshot>,
+    /// The newest revision of the newest timeline; if no timeline is the newest, that of all snapshots. null
+    /// if there is no usable snapshot.
     pub latest_revision: Option<Revision>,
-    /// What can be restored, by timeline.
+    /// The revisions that can be restored, by timeline.
     pub restorable: Vec<Restorable>,
-    /// What is wrong, or worth knowing.
+    /// The problems and remarks.
     pub problems: Vec<Problem>,
 }
 
-/// Whose backup a prefix is.
+/// The cluster whose backup a prefix holds.
 #[derive(Debug, Clone, JsonSchema, Serialize)]
-pub struct Recorded {
-    /// The cluster's ID, hexadecimal, as etcdctl shows it.
+#[schemars(rename = "Recorded")]
+pub struct RecordedIdentity {
+    /// The cluster ID in hexadecimal, as etcdctl shows it.
     pub cluster_id: String,
-    /// Its members' names when it was recorded.
+    /// The names of the members at the time of the record.
     pub member_names: Vec<String>,
-    /// When it was recorded; null if that is unreadable.
+    /// When the identity was recorded; null if the time in the object is invalid.
     pub recorded_at: Option<DateTime<Utc>>,
-    /// The IDs of the clusters that it was taken over from, the oldest first.
+    /// The IDs of the clusters from which the prefix was taken over, the oldest first.
     pub former_cluster_ids: Vec<String>,
 }
 
-impl From<Identity> for Recorded {
+impl From<Identity> for RecordedIdentity {
     fn from(i: Identity) -> Self {
-        let at = DateTime::parse_from_rfc3339(&i.recorded_at).ok();
-        Recorded {
+        let recorded_at = DateTime::parse_from_rfc3339(&i.recorded_at).ok();
+        RecordedIdentity {
             cluster_id: i.cluster_id,
             member_names: i.member_names,
-            recorded_at: at.map(|t| t.with_timezone(&Utc)),
+            recorded_at: recorded_at.map(|t| t.with_timezone(&Utc)),
             former_cluster_ids: i.former_cluster_ids,
         }
     }
 }
 
-/// One snapshot.
+/// A snapshot.
 #[derive(Debug, Clone, JsonSchema, Serialize)]
-pub struct Listed {
-    /// The object's name without its folder.
+#[schemars(rename = "Listed")]
+pub struct ListedSnapshot {
+    /// The name of the object without its folder.
     pub name: String,
-    /// The object's path below the store's prefix.
+    /// The path of the object below the store's prefix.
     pub path: String,
-    /// `Full`: a whole database. `Incr`: the events of a range of revisions.
+    /// `Full`: a whole database. `Incr`: the events of a range of revisions (a delta).
     pub kind: Kind,
-    /// The first revision of a delta by its name; 0 for a full.
+    /// The first revision in the name of a delta; 0 for a full.
     pub start_revision: Revision,
-    /// The last revision by its name. A full may hold more.
+    /// The last revision in the name. A full may hold later ones.
     pub last_revision: Revision,
-    /// When it was taken, by its name.
+    /// When the snapshot was taken, by its name.
     pub created: DateTime<Utc>,
     /// Size in the store, in bytes.
     pub bytes: u64,
-    /// How it is compressed, by its name.
+    /// The compression, by the name.
     pub compression: Compression,
-    /// Whether its name ends with `.final`: the last snapshot of a cluster that was given up.
+    /// Whether the name has the suffix `.final`: it is the last snapshot of a cluster that was given up.
     #[serde(rename = "final")]
     pub is_final: bool,
-    /// Whether it is encrypted, by its name: it ends with `.age`.
+    /// Whether the snapshot is encrypted: its name ends with `.age`.
     pub encrypted: bool,
-    /// Whether it is marked not to be used, by a tag or by an object `<name>.exclude`.
+    /// Whether the snapshot is excluded, by a tag or by an object `<name>.exclude`.
     pub excluded: bool,
-    /// It is not encrypted, though keys are given: anybody who can write into the store may have made it, and
-    /// it is not used.
+    /// Whether the snapshot is ignored because it is not encrypted although keys are given: anybody who can
+    /// write to the store may have made it.
     pub untrusted: bool,
-    /// The ID of the first timeline that it is on. null if only its content would tell (see --deep), or if it
-    /// is excluded or unreadable.
+    /// The ID of the first timeline of the snapshot. null if only its content would tell (see --deep), or if
+    /// the snapshot is excluded or cannot be read.
     pub timeline: Option<String>,
-    /// Whether `deltafold compact` would take it now.
+    /// Whether `deltafold compact` would use the snapshot now.
     pub in_chain: bool,
 }
 
@@ -114,19 +119,19 @@ pub struct Listed {
 pub struct Restorable {
     /// The timeline's ID.
     pub timeline: String,
-    /// The oldest revision. By names, that of the oldest full; with --deep, the oldest one whose state that
-    /// full still holds.
+    /// The oldest revision: that in the name of the oldest full, or with --deep the oldest one whose state
+    /// that full still holds.
     pub first_revision: Revision,
     /// The newest revision.
     pub last_revision: Revision,
-    /// When the oldest full of the range was made, by its name.
+    /// When the oldest full of the range was taken, by its name.
     pub first_time: DateTime<Utc>,
-    /// When the snapshot that ends the range was made, by its name; with --deep, the time of the newest
-    /// event, if a delta ends the range.
+    /// When the last snapshot of the range was taken, by its name. With --deep, the time of the newest event
+    /// if that snapshot is a delta.
     pub last_time: DateTime<Utc>,
 }
 
-/// Problems beside those that `compact` would fail with.
+/// The reasons of problems that are not errors of `compact`.
 const PROBLEMS: [&str; 6] = [
     "ForeignObject",
     "IdentityUnreadable",
@@ -136,20 +141,20 @@ const PROBLEMS: [&str; 6] = [
     "TimelinesUnverified",
 ];
 
-/// Something that is wrong.
+/// A problem or a remark.
 #[derive(Debug, Clone, JsonSchema, Serialize)]
 pub struct Problem {
-    /// A stable name: `ForeignObject` (names that are not those of snapshots), `IdentityUnreadable`
-    /// (`deltafold-identity.json` does not tell whose backup it is), `TimelinesUnverified` (only contents
-    /// tell whether the history forked: use --deep), `RevisionPastName` (a full holds more than its name
-    /// says; harmless), `TagsNotRead` (the tags of more than 64 snapshots: use --all-tags), `TagsUnreadable`
-    /// (the store does not tell which snapshots are excluded by a tag), or the reason that `compact` would
-    /// fail with, see exit-codes.md.
+    /// A stable name: `ForeignObject` (objects whose names are not those of snapshots), `IdentityUnreadable`
+    /// (`deltafold-identity.json` cannot be read), `TimelinesUnverified` (only contents tell whether the
+    /// history forked: use --deep), `RevisionPastName` (a full holds later revisions than its name says;
+    /// harmless), `TagsNotRead` (the tags of more than 64 snapshots were not read: use --all-tags),
+    /// `TagsUnreadable` (the store does not permit to read tags, so excluded snapshots are not recognized),
+    /// or the reason with which `compact` would fail, see exit-codes.md.
     #[schemars(extend("enum" = reasons_and(&PROBLEMS)))]
     pub reason: &'static str,
-    /// In words, for people: it may change.
+    /// Human-readable text. It may change.
     pub message: String,
-    /// The paths, below the store's prefix, of the objects it is about; may be empty.
+    /// The paths of the affected objects below the store's prefix. May be empty.
     pub snapshots: Vec<String>,
 }
 
@@ -166,7 +171,7 @@ impl Problem {
         }
     }
 
-    fn of(e: &Error) -> Self {
+    fn from_error(e: &Error) -> Self {
         Self::new(e.reason().as_str(), e.to_string(), Vec::new())
     }
 }
@@ -174,24 +179,25 @@ impl Problem {
 /// Lists a prefix.
 ///
 /// # Errors
-/// `NoSnapshots` where there is none; the store's. What is wrong with snapshots is no error here.
+/// `NoSnapshots` if the prefix has no snapshot; errors of the store. Problems of snapshots are part of the
+/// result.
 pub fn run(ctx: &Context, options: Options) -> Result<Report<Outcome>> {
-    let clock = Clock::start();
+    let report = ReportBuilder::start();
     let depth = if options.deep {
         Depth::All
     } else {
         Depth::Names
     };
-    let scan = scan_asking(ctx, depth, Ask::newest_or(options.all_tags))?;
+    let scan = scan_with_tags(ctx, depth, TagScope::newest_or(options.all_tags))?;
     let known = scan.contents.known_bases();
     let mut problems = problems(ctx, &scan, options.deep)?;
-    let (identity, problem) = recorded(ctx)?;
+    let (identity, problem) = recorded_identity(ctx)?;
     problems.extend(problem);
-    // Where no timeline is the newest, none is taken.
     let newest = scan.timelines.newest(&scan.catalog);
-    problems.extend(newest.as_ref().err().map(Problem::of));
+    problems.extend(newest.as_ref().err().map(Problem::from_error));
     let newest = newest.ok();
-    // Damage that `compact` would meet is a problem already; without it there is no chain.
+    // `compact` would fail if there is no newest timeline, or because of damage, which is among the problems
+    // already.
     let in_chain = match newest.filter(|_| !is_blocked(&scan)) {
         Some(t) => newest_chain(&scan, t, &known).unwrap_or_else(|problem| {
             problems.push(problem);
@@ -199,7 +205,7 @@ pub fn run(ctx: &Context, options: Options) -> Result<Report<Outcome>> {
         }),
         None => HashSet::new(),
     };
-    // The first timeline counts.
+    // In reverse order, so that the first timeline of a snapshot is kept.
     let mut timeline_of: HashMap<usize, &str> = HashMap::new();
     for t in scan.timelines.all.iter().rev() {
         timeline_of.extend(t.members.iter().map(|m| (m.snapshot, t.id.as_str())));
@@ -213,7 +219,7 @@ pub fn run(ctx: &Context, options: Options) -> Result<Report<Outcome>> {
             let timeline = timeline_of
                 .get(&i)
                 .filter(|_| options.deep || !scan.is_doubtful(i));
-            listed(s, timeline.map(|&id| id.to_owned()), in_chain.contains(&i))
+            listed_snapshot(s, timeline.map(|&id| id.to_owned()), in_chain.contains(&i))
         })
         .collect();
     let mut restorable = Vec::new();
@@ -221,7 +227,7 @@ pub fn run(ctx: &Context, options: Options) -> Result<Report<Outcome>> {
         let ranges = chain::restorable(&scan.catalog, t, &known);
         restorable.extend(with_times(&scan, t, ranges));
     }
-    Ok(clock.report(Outcome {
+    Ok(report.report(Outcome {
         identity,
         snapshots,
         latest_revision: match newest {
@@ -233,7 +239,7 @@ pub fn run(ctx: &Context, options: Options) -> Result<Report<Outcome>> {
     }))
 }
 
-/// The chain that `compact` would take now.
+/// The snapshots of the chain that `compact` would use now.
 fn newest_chain(
     scan: &Scan,
     timeline: &Timeline,
@@ -241,16 +247,16 @@ fn newest_chain(
 ) -> Result<HashSet<usize>, Problem> {
     let catalog = &scan.catalog;
     match chain::choose(catalog, timeline, None, known) {
-        Ok(Choice::Found(c)) => Ok(c.snapshots().collect()),
-        Ok(Choice::Look(i)) => Err(Problem {
+        Ok(Choice::Chosen(c)) => Ok(c.snapshots().collect()),
+        Ok(Choice::ReadFirst(i)) => Err(Problem {
             snapshots: vec![path(scan, i)],
-            ..Problem::of(&gap_after(scan, timeline, i, DEEP))
+            ..Problem::from_error(&gap_after(scan, timeline, i, DEEP))
         }),
-        Err(e) => Err(Problem::of(&e)),
+        Err(e) => Err(Problem::from_error(&e)),
     }
 }
 
-/// Whether a damaged snapshot would stop `compact`: it needs all that are in doubt, and its chain.
+/// Whether `compact` would fail because of a damaged snapshot. It reads its chain and all doubtful snapshots.
 fn is_blocked(scan: &Scan) -> bool {
     let unreadable = &scan.contents.unreadable;
     if unreadable.is_empty() {
@@ -259,14 +265,14 @@ fn is_blocked(scan: &Scan) -> bool {
     if unreadable.keys().any(|&i| scan.is_doubtful(i)) {
         return true;
     }
-    // The chain that it would choose before it reads.
+    // `compact` chooses its chain by names, before it reads it.
     let chosen = Timelines::build(&scan.catalog, &NamesOnly).map(|by_names| {
         let timeline = by_names.newest(&scan.catalog)?;
         chain::choose(&scan.catalog, timeline, None, &scan.contents.known_bases())
     });
     match chosen {
-        Ok(Ok(Choice::Found(c))) => c.snapshots().any(|i| unreadable.contains_key(&i)),
-        Ok(Ok(Choice::Look(i))) => unreadable.contains_key(&i),
+        Ok(Ok(Choice::Chosen(c))) => c.snapshots().any(|i| unreadable.contains_key(&i)),
+        Ok(Ok(Choice::ReadFirst(i))) => unreadable.contains_key(&i),
         _ => false,
     }
 }
@@ -275,10 +281,12 @@ fn path(scan: &Scan, i: usize) -> String {
     scan.catalog.snapshots[i].path.clone()
 }
 
-/// Whose backup a prefix is, or why that cannot be read.
-pub(super) fn recorded(ctx: &Context) -> Result<(Option<Recorded>, Option<Problem>)> {
+/// Returns the recorded identity of the prefix, or a problem if it cannot be read.
+pub(super) fn recorded_identity(
+    ctx: &Context,
+) -> Result<(Option<RecordedIdentity>, Option<Problem>)> {
     match identity::read(&ctx.store) {
-        Ok(identity) => Ok((identity.map(Recorded::from), None)),
+        Ok(identity) => Ok((identity.map(RecordedIdentity::from), None)),
         Err(e) if e.reason() == Reason::Configuration => {
             let problem = Problem::new("IdentityUnreadable", e.to_string(), Vec::new());
             Ok((None, Some(problem)))
@@ -287,29 +295,34 @@ pub(super) fn recorded(ctx: &Context) -> Result<(Option<Recorded>, Option<Proble
     }
 }
 
-/// What a listing tells; `reading` is what would tell more, if contents were not read.
-pub(super) fn of_names(ctx: &Context, scan: &Scan, reading: Option<&str>) -> Vec<Problem> {
+/// Returns the problems that names and tags show. `deep_command` is the command or flag that reads contents;
+/// `None` if they were read.
+pub(super) fn listing_problems(
+    ctx: &Context,
+    scan: &Scan,
+    deep_command: Option<&str>,
+) -> Vec<Problem> {
     let mut problems = Vec::new();
     let foreign = &scan.catalog.foreign;
     if !foreign.is_empty() {
-        let message = "names that are not those of snapshots: left alone";
+        let message = "the names of these objects are not those of snapshots: they are left alone";
         problems.push(Problem::new("ForeignObject", message, foreign.clone()));
     }
     if ctx.store.hides_tags() {
         let problem = Problem::new("TagsUnreadable", TAGS_UNREADABLE, Vec::new());
         problems.push(problem);
     }
-    // Whoever read the contents was told of tags.
-    let Some(reading) = reading else {
+    // The tags of snapshots whose contents were read are known.
+    let Some(deep_command) = deep_command else {
         return problems;
     };
     if scan.tags_unread > 0 {
-        let message = tags::not_read(scan.tags_unread);
+        let message = tags::tags_not_read_message(scan.tags_unread);
         problems.push(Problem::new("TagsNotRead", message, Vec::new()));
     }
     if !scan.doubtful.is_empty() {
         let message = format!(
-            "revisions do not only grow in order of creation: two streams, a late compaction, or a forked history; {reading} tells"
+            "revisions do not only grow in order of creation, because of two streams, a late compaction, or a forked history: use {deep_command} to find out"
         );
         let paths = scan.doubtful.iter().map(|&i| path(scan, i)).collect();
         problems.push(Problem::new("TimelinesUnverified", message, paths));
@@ -317,25 +330,31 @@ pub(super) fn of_names(ctx: &Context, scan: &Scan, reading: Option<&str>) -> Vec
     problems
 }
 
-/// Names leave a gap after a full, which only its content can close; `reading` tells.
-pub(super) fn gap_after(scan: &Scan, timeline: &Timeline, full: usize, reading: &str) -> Error {
+/// Returns the error for a gap after a full that only the content of the full may close. `deep_command` reads
+/// it.
+pub(super) fn gap_after(
+    scan: &Scan,
+    timeline: &Timeline,
+    full: usize,
+    deep_command: &str,
+) -> Error {
     let s = &scan.catalog.snapshots[full];
     let last = timeline.last(&scan.catalog, &scan.contents);
     let last = last.unwrap_or(s.name.last);
     let missing = chain::missing(&scan.catalog, timeline, s.name.last, last);
     Reason::RevisionGap.error(format!(
-        "by names, revisions {} are missing; whether {} holds them, past its name, {reading} tells",
+        "by names, revisions {} are missing, but {} may hold them beyond its name: use {deep_command} to find out",
         chain::show_ranges(&missing),
         s.path
     ))
 }
 
-/// If a full holds more than its name says.
-pub(super) fn past_name(full: &Snapshot, holds: Option<Revision>) -> Option<Problem> {
+/// Returns a problem if a full holds later revisions than its name says.
+pub(super) fn past_name(full: &Snapshot, last: Option<Revision>) -> Option<Problem> {
     let named = full.name.last;
-    let holds = holds.filter(|&r| r > named)?;
+    let last = last.filter(|&r| r > named)?;
     let message = format!(
-        "it holds revisions up to {holds}, its name says {named}: no harm, fulls of a running etcd may"
+        "it holds revisions up to {last}, and its name says {named}: this is harmless, fulls of a running etcd may hold more"
     );
     let paths = vec![full.path.clone()];
     Some(Problem::new("RevisionPastName", message, paths))
@@ -343,18 +362,19 @@ pub(super) fn past_name(full: &Snapshot, holds: Option<Revision>) -> Option<Prob
 
 fn problems(ctx: &Context, scan: &Scan, deep: bool) -> Result<Vec<Problem>> {
     let catalog = &scan.catalog;
-    let reading = (!deep).then_some(DEEP);
-    let mut problems = of_names(ctx, scan, reading);
+    let deep_command = (!deep).then_some(DEEP);
+    let mut problems = listing_problems(ctx, scan, deep_command);
     for (&i, e) in &scan.contents.unreadable {
         problems.push(Problem {
             snapshots: vec![path(scan, i)],
-            ..Problem::of(e)
+            ..Problem::from_error(e)
         });
     }
     for (&i, survey) in &scan.contents.surveys {
         problems.extend(past_name(&catalog.snapshots[i], Some(survey.last)));
     }
-    // Where revisions grow no timeline was looked for; a full can still tell of another history.
+    // Snapshots whose revisions grow are not doubtful and were not compared. A full may still show another
+    // history.
     let mut since_full: Vec<usize> = Vec::new();
     for i in catalog.usable() {
         let is_full = catalog.snapshots[i].name.is_full();
@@ -363,7 +383,7 @@ fn problems(ctx: &Context, scan: &Scan, deep: bool) -> Result<Vec<Problem>> {
                 if let Some(r) = scan.contents.disagreement(before, i)? {
                     let reason = Reason::HistoryMismatch.as_str();
                     let message = format!(
-                        "they disagree from revision {r} on: the history forked there, and the later one is taken"
+                        "they disagree from revision {r} on: the history forked there, and the later one is used"
                     );
                     let paths = vec![path(scan, before), path(scan, i)];
                     problems.push(Problem::new(reason, message, paths));
@@ -376,8 +396,8 @@ fn problems(ctx: &Context, scan: &Scan, deep: bool) -> Result<Vec<Problem>> {
     Ok(problems)
 }
 
-fn listed(s: &Snapshot, timeline: Option<String>, in_chain: bool) -> Listed {
-    Listed {
+fn listed_snapshot(s: &Snapshot, timeline: Option<String>, in_chain: bool) -> ListedSnapshot {
+    ListedSnapshot {
         name: s.name.to_string(),
         path: s.path.clone(),
         kind: s.name.kind,
@@ -395,10 +415,10 @@ fn listed(s: &Snapshot, timeline: Option<String>, in_chain: bool) -> Listed {
     }
 }
 
-/// The ranges of a timeline, which ascend, with their times.
-fn with_times(scan: &Scan, timeline: &Timeline, ranges: Vec<Range>) -> Vec<Restorable> {
+/// Adds times to the ranges of a timeline, which are in ascending order.
+fn with_times(scan: &Scan, timeline: &Timeline, ranges: Vec<RevisionRange>) -> Vec<Restorable> {
     let mut fulls: Vec<(Revision, DateTime<Utc>)> = Vec::new();
-    // The first and the last revision of each member, and the time of the last one.
+    // The first and the last revision of each member, and the time of its last revision.
     let mut members: Vec<(Revision, Revision, DateTime<Utc>)> = Vec::new();
     for m in &timeline.members {
         let name = &scan.catalog.snapshots[m.snapshot].name;
@@ -406,23 +426,22 @@ fn with_times(scan: &Scan, timeline: &Timeline, ranges: Vec<Range>) -> Vec<Resto
         if name.is_full() {
             fulls.push((name.last, name.created_at()));
         }
-        let reaches = survey.map_or(name.last, |s| s.last.max(name.last));
+        let last = survey.map_or(name.last, |s| s.last.max(name.last));
         let time = survey.and_then(|s| s.last_time);
-        members.push((name.start, reaches, time.unwrap_or(name.created_at())));
+        members.push((name.start, last, time.unwrap_or(name.created_at())));
     }
     fulls.sort_unstable();
     members.sort_unstable();
     let mut members = members.into_iter().peekable();
-    // Those that begin in this range or before it, by their times.
+    // The members that begin in this range or before it, by their times.
     let mut begun: BinaryHeap<Reverse<(DateTime<Utc>, Revision)>> = BinaryHeap::new();
     let mut restorable = Vec::with_capacity(ranges.len());
     for (first, last) in ranges {
-        let within = &fulls[fulls.partition_point(|f| f.0 < first)..];
-        let within = &within[..within.partition_point(|f| f.0 <= last)];
-        // When the oldest full of the range was made, and the oldest that ends or passes its end.
-        let first_time = within.iter().map(|f| f.1).min().unwrap_or_default();
-        while let Some((_, reaches, time)) = members.next_if(|m| m.0 <= last) {
-            begun.push(Reverse((time, reaches)));
+        let in_range = &fulls[fulls.partition_point(|f| f.0 < first)..];
+        let in_range = &in_range[..in_range.partition_point(|f| f.0 <= last)];
+        let first_time = in_range.iter().map(|f| f.1).min().unwrap_or_default();
+        while let Some((_, last_of_member, time)) = members.next_if(|m| m.0 <= last) {
+            begun.push(Reverse((time, last_of_member)));
         }
         while begun.peek().is_some_and(|b| b.0.1 < last) {
             begun.pop();
@@ -444,8 +463,8 @@ mod tests {
     use super::*;
     use crate::backup::{self, Catalog};
 
-    /// A random bucket with gaps, without contents.
-    fn random(rng: &mut fastrand::Rng) -> Scan {
+    /// A scan by names of a random backup with gaps.
+    fn random_scan(rng: &mut fastrand::Rng) -> Scan {
         let mut listing = Vec::new();
         for at in 0..rng.usize(1..30) {
             let last = rng.i64(1..60);
@@ -454,7 +473,7 @@ mod tests {
                 _ => format!("Incr-{:08}-{last:08}", (last - rng.i64(0..6)).max(1)),
             };
             let path = format!("v2/{name}-{}", 100 + at as i64 * rng.i64(1..5));
-            listing.push(backup::Listed { path, bytes: 1 });
+            listing.push(backup::ListedObject { path, bytes: 1 });
         }
         Scan::of_names(Catalog::from_listing(listing)).unwrap()
     }
@@ -464,7 +483,7 @@ mod tests {
         let mut rng = fastrand::Rng::with_seed(crate::seed());
         let mut several = 0;
         for round in 0..crate::rounds(300, 3000) {
-            let scan = random(&mut rng);
+            let scan = random_scan(&mut rng);
             let timeline = &scan.timelines.all[0];
             let ranges = chain::restorable(&scan.catalog, timeline, &chain::KnownBases::new());
             several += usize::from(ranges.len() > 1);

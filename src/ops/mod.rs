@@ -1,10 +1,12 @@
-//! One file for each thing a Job does: options → run → report.
+//! The operations, one file or folder each: options → run → report.
 //!
-//! Here stands the I/O around the decisions of `backup` and `mvcc`. `cli` calls it; a program that
-//! uses deltafold as a library can as well. Everything blocks: call it outside of async code.
+//! An operation does the input and output around the decisions of `backup` and `mvcc`. It does not parse
+//! arguments or print. Called by `cli`, and by programs that use deltafold as a library. All functions block:
+//! call them outside of async code.
 
 pub mod apply;
 pub mod compact;
+mod contents;
 pub mod copy;
 mod external_sort;
 pub mod fold;
@@ -36,31 +38,31 @@ use crate::error::{Error, Reason, Result};
 use crate::store::{Keys, Store};
 use std::path::PathBuf;
 
-/// What every Job needs.
+/// What every operation needs.
 #[derive(Clone)]
 pub struct Context {
-    /// Where the snapshots are.
+    /// The store of the snapshots.
     pub store: Store,
-    /// For what does not fit into memory; files there have no names and vanish with the process. Where `keys`
-    /// are given they are sealed.
+    /// The directory for data that does not fit into memory. Files there have no names and vanish with the
+    /// process. If `keys` are given, the files are encrypted.
     pub temp_dir: PathBuf,
-    /// Threads that read, compress and upload; 1 or more. Results do not depend on it.
+    /// The number of threads that read, compress and upload, 1 or more. Results do not depend on it.
     pub threads: usize,
-    /// What opens encrypted snapshots, and for whom new ones are encrypted.
+    /// The keys that decrypt snapshots, and the recipients for whom new ones are encrypted.
     pub keys: Keys,
-    /// Which snapshots may be inputs.
+    /// The rules for which snapshots may be inputs.
     pub trust: Trust,
-    /// The largest snapshot that is read.
+    /// The sizes above which a snapshot is not read.
     pub limits: Limits,
 }
 
 impl Context {
-    /// The temporary directory, and whether its files are sealed.
+    /// Returns the temporary directory. Its files are encrypted if keys are given.
     pub fn temp(&self) -> temp::Dir {
         temp::Dir::new(&self.temp_dir, self.keys.encrypts() || self.keys.decrypts())
     }
 
-    /// An unnamed file in the temporary directory.
+    /// Creates an unnamed file in the temporary directory.
     ///
     /// # Errors
     /// `Io`, `NoSpace`, `PermissionDenied`.
@@ -68,10 +70,10 @@ impl Context {
         self.temp().file()
     }
 
-    /// Puts the snapshot's full name before an error's message.
+    /// Returns a function that puts the full name of a snapshot before the message of an error.
     pub fn at<'a>(&'a self, snapshot: &'a Snapshot) -> impl Fn(Error) -> Error + 'a {
         |e| match e.reason() {
-            // These name the place themselves, or have none.
+            // The messages of these errors name the object themselves, or no object is at fault.
             Reason::Terminated
             | Reason::SnapshotVanished
             | Reason::StoreUnreachable
@@ -82,7 +84,7 @@ impl Context {
             | Reason::Io => e,
             _ => {
                 let name = self.store.name(&snapshot.path);
-                // What opens it and what reads on may both say so.
+                // The error may have got the name already when the snapshot was opened.
                 match e.to_string().starts_with(&format!("{name}: ")) {
                     true => e,
                     false => e.at(name),
@@ -92,7 +94,7 @@ impl Context {
     }
 }
 
-/// Logs what an operator should know, and adds it to the warnings of a result.
+/// Logs a warning, and adds it to the warnings of a report.
 fn warn(warnings: &mut Vec<String>, message: impl Into<String>) {
     let message = message.into();
     tracing::warn!("{message}");

@@ -7,12 +7,12 @@
 
 use super::Context;
 use super::parallel::each;
-use super::report::{Clock, Failed, Report};
-use super::scan::{Depth, Scan, TAGS_UNREADABLE, scan_asking};
-use super::tags::Ask;
+use super::report::{FailureFields, Report, ReportBuilder};
+use super::scan::{Depth, Scan, TAGS_UNREADABLE, scan_with_tags};
+use super::tags::TagScope;
 use crate::backup::catalog::TIMELINES;
 use crate::backup::chain::{self, Choice, KnownBases};
-use crate::backup::timeline::{Member, Timeline};
+use crate::backup::timeline::{Timeline, TimelineMember};
 use crate::backup::{Catalog, Kind, SnapshotName};
 use crate::error::{Error, Reason, Result};
 use crate::store::{Mode, ObjectLock, ObjectRetention, Store};
@@ -56,7 +56,7 @@ pub struct Outcome {
     pub status: Status,
     /// The error, if it failed.
     #[serde(flatten)]
-    pub error: Failed,
+    pub error: FailureFields,
     /// The name of the chain's full.
     pub chain: String,
     /// The ID of the chain's timeline.
@@ -177,7 +177,7 @@ pub fn objects_of(
         .filter(|&&i| up_to_next && order(i) > order(base))
         .map(|&i| name(i).last)
         .min();
-    let is_in_chain = |m: &&Member| {
+    let is_in_chain = |m: &&TimelineMember| {
         let n = name(m.snapshot);
         !n.is_full()
             && n.last.min(m.until) > name(base).last
@@ -213,8 +213,8 @@ fn choose_chain(scan: &Scan, full: Option<&str>) -> Result<ChosenChain> {
         None => {
             let timeline = timelines.newest(catalog)?;
             let base = match chain::choose(catalog, timeline, None, &known)? {
-                Choice::Found(chain) => chain.base,
-                Choice::Look(base) => {
+                Choice::Chosen(chain) => chain.base,
+                Choice::ReadFirst(base) => {
                     warnings.push(format!(
                         "by names, revisions are missing after {}: `deltafold list --deep` shows whether it holds them",
                         catalog.snapshots[base].path
@@ -268,11 +268,11 @@ fn find_full(catalog: &Catalog, full: &str) -> Result<usize> {
 /// the chain does not exist; `Configuration` if the bucket has no object lock; the errors of choosing a
 /// chain, as in `compact`; or an error of the store. Later failures are in the report.
 pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
-    let mut clock = Clock::start();
+    let mut clock = ReportBuilder::start();
     let now = Utc::now();
     check_time(now, options.until)?;
     require_object_lock(&ctx.store)?;
-    let scan = scan_asking(ctx, Depth::Doubtful, Ask::All)?;
+    let scan = scan_with_tags(ctx, Depth::Doubtful, TagScope::All)?;
     let ChosenChain {
         base,
         timeline,
@@ -341,7 +341,7 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
             (None, 0) => Status::NothingToDo,
             (None, _) => Status::Succeeded,
         },
-        error: Failed::from(&error),
+        error: FailureFields::from(&error),
         chain: base.to_string(),
         timeline,
         mode: options.mode,
@@ -352,7 +352,7 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
         kept,
         dry_run: options.dry_run,
     };
-    Ok(clock.ended(outcome, error))
+    Ok(clock.report_with(outcome, error))
 }
 
 /// What is done with an object, decided before anything is locked.
@@ -458,7 +458,7 @@ fn summarize(errors: Vec<Error>, all: usize) -> Option<Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backup::Listed;
+    use crate::backup::ListedObject;
     use crate::backup::timeline::{NamesOnly, Timelines};
 
     fn retention(mode: Mode, hour: u32) -> ObjectRetention {
@@ -522,7 +522,7 @@ mod tests {
             "deltafold-timelines/Full-00000000-00000010-100.gz",
             "deltafold-pins/Full-00000000-00000010-100.gz",
         ];
-        let listing = paths.iter().map(|p| Listed {
+        let listing = paths.iter().map(|p| ListedObject {
             path: (*p).to_owned(),
             bytes: 1,
         });

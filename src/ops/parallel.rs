@@ -1,4 +1,6 @@
-//! Work on several threads with the result of one: items that are looked at, and two things side by side.
+//! Work on several threads whose results do not depend on the number of threads.
+//!
+//! If the system has no threads left, fewer of them work. Called by operations.
 
 use crate::base::{lock, unpoisoned};
 use crate::error::{Error, Result};
@@ -6,57 +8,56 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// What `look` finds in the first of `items` in which it finds something, or its failure if that comes first.
-/// Items after that one may not be looked at.
+/// Calls `search` for the items from 0 to `items` and returns its first result, in the order of the items.
+/// Items after that one may be skipped.
 ///
 /// # Errors
-/// What `look` returns.
-pub(super) fn first<T: Send>(
+/// Fails with the error of `search` if it comes before the first result.
+pub(super) fn find_first<T: Send>(
     threads: usize,
     items: usize,
-    look: impl Fn(usize) -> Result<Option<T>> + Sync,
+    search: impl Fn(usize) -> Result<Option<T>> + Sync,
 ) -> Result<Option<T>> {
     let next = AtomicUsize::new(0);
-    // All items before one that was taken were taken, too, and are looked at to the end.
+    // Items are taken in order, so all items before a taken one are taken, too, and searched to the end.
     let end = AtomicUsize::new(items);
-    let ended: Mutex<Option<(usize, Result<Option<T>>)>> = Mutex::new(None);
+    let earliest: Mutex<Option<(usize, Result<Option<T>>)>> = Mutex::new(None);
     let work = || {
         loop {
             let nth = next.fetch_add(1, Ordering::Relaxed);
             if nth >= end.load(Ordering::Relaxed) {
                 return;
             }
-            let result = look(nth);
+            let result = search(nth);
             if matches!(result, Ok(None)) {
                 continue;
             }
             end.fetch_min(nth, Ordering::Relaxed);
-            let mut ended = lock(&ended);
-            if ended.as_ref().is_none_or(|(first, _)| nth < *first) {
-                *ended = Some((nth, result));
+            let mut earliest = lock(&earliest);
+            if earliest.as_ref().is_none_or(|(first, _)| nth < *first) {
+                *earliest = Some((nth, result));
             }
         }
     };
     std::thread::scope(|s| {
         for _ in 1..threads.min(items) {
-            // If the system has no thread left, fewer look.
             let _ = std::thread::Builder::new().spawn_scoped(s, work);
         }
         work();
     });
-    let ended = unpoisoned(ended.into_inner());
-    ended.map_or(Ok(None), |(_, result)| result)
+    let earliest = unpoisoned(earliest.into_inner());
+    earliest.map_or(Ok(None), |(_, result)| result)
 }
 
-/// Does something with each item, several at once; the results in order.
+/// Calls `work` for each item, on several threads. Returns the results in the order of the items.
 pub(super) fn each<T: Sync, R: Send>(
     threads: usize,
     items: &[T],
     work: impl Fn(&T) -> R + Sync,
 ) -> Vec<R> {
     let results = Mutex::new(BTreeMap::new());
-    // It finds nothing, so it looks at all.
-    let _ = first(threads, items.len(), |nth| {
+    // This search never has a result, so it goes through all items.
+    let _ = find_first(threads, items.len(), |nth| {
         let result = work(&items[nth]);
         let mut results = lock(&results);
         results.insert(nth, result);
@@ -66,8 +67,8 @@ pub(super) fn each<T: Sync, R: Send>(
     results.into_values().collect()
 }
 
-/// Does two things at once, such as to verify a file while the upload is completed and read back; one after the
-/// other with one thread.
+/// Calls two functions at the same time, such as the verification of a file and the end of its upload. With
+/// one thread they are called one after the other.
 pub(super) fn side_by_side<A: Send, B>(
     threads: usize,
     a: impl FnOnce() -> Result<A> + Send,
@@ -79,7 +80,7 @@ pub(super) fn side_by_side<A: Send, B>(
     let a = Mutex::new(Some(a));
     let a = || match lock(&a).take() {
         Some(a) => a(),
-        None => Err(Error::internal("a thing was done twice")),
+        None => Err(Error::internal("a function was called twice")),
     };
     std::thread::scope(|s| match std::thread::Builder::new().spawn_scoped(s, a) {
         Ok(thread) => {
@@ -87,7 +88,6 @@ pub(super) fn side_by_side<A: Send, B>(
             let panicked = |_| Err(Error::internal("a thread panicked"));
             (thread.join().unwrap_or_else(panicked), b)
         }
-        // The system has no thread left.
         Err(_) => (a(), b()),
     })
 }
@@ -97,14 +97,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_item_tells_whatever_the_number_of_threads() {
+    fn the_first_result_does_not_depend_on_the_number_of_threads() {
         let mut rng = fastrand::Rng::with_seed(crate::seed());
         for _ in 0..crate::rounds(200, 5_000) {
             let items = rng.usize(0..40);
             let found: Vec<u8> = (0..items).map(|_| rng.u8(..20)).collect();
-            let looked_at = AtomicUsize::new(0);
-            let look = |nth: usize| {
-                looked_at.fetch_add(1, Ordering::Relaxed);
+            let searched = AtomicUsize::new(0);
+            let search = |nth: usize| {
+                searched.fetch_add(1, Ordering::Relaxed);
                 match found[nth] {
                     0 => Err(Error::corrupt(format!("{nth}"))),
                     1 => Ok(Some(nth)),
@@ -113,18 +113,18 @@ mod tests {
             };
             let expected = found.iter().position(|&f| f < 2);
             let threads = rng.usize(1..6);
-            let nth = match first(threads, items, look) {
+            let nth = match find_first(threads, items, search) {
                 Ok(found) => found,
                 Err(e) => Some(e.to_string().parse().unwrap()),
             };
             assert_eq!(nth, expected, "{found:?}");
             let most = expected.map_or(items, |nth| (nth + threads).min(items));
-            assert!(threads > 1 || looked_at.into_inner() <= most);
+            assert!(threads > 1 || searched.into_inner() <= most);
         }
     }
 
     #[test]
-    fn many_are_done_in_their_order() {
+    fn results_are_in_the_order_of_the_items() {
         let all: Vec<usize> = (0..100).collect();
         let doubled = each(8, &all, |i| i * 2);
         assert_eq!(doubled, (0..100).map(|i| i * 2).collect::<Vec<_>>());

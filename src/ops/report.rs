@@ -1,6 +1,7 @@
-//! The report: what an operation came to, and what all operations tell alike.
+//! Reports of operations: the outcome, and the fields that all reports have in common.
 //!
-//! Operations start a [`Clock`] and end it with their outcome; `cli` prints the report. Nothing is decided here.
+//! An operation starts a [`ReportBuilder`], adds warnings to it, and ends it with its outcome. Nothing is
+//! printed here: `cli` prints the report.
 
 use crate::error::{Error, Reason};
 use crate::telemetry::memory::peak_memory_bytes;
@@ -9,19 +10,19 @@ use serde::Serialize;
 use std::ops::{Deref, DerefMut};
 use std::time::Instant;
 
-/// What an operation came to. As JSON one object: the outcome's fields beside these.
+/// The report of an operation. As JSON it is one object: the fields of the outcome beside these.
 #[derive(Debug, JsonSchema, Serialize)]
 pub struct Report<T> {
-    /// The operation's own part.
+    /// The outcome of the operation.
     #[serde(flatten)]
     pub outcome: T,
-    /// Wall-clock time of the run, in seconds.
+    /// The duration of the operation, in seconds.
     pub seconds: f64,
-    /// The most memory that was resident at once, in bytes. null if the system does not tell.
+    /// The peak resident memory in bytes. null if the system does not report it.
     pub peak_memory_bytes: Option<u64>,
-    /// What an operator should know: sentences for people.
+    /// Warnings, as human-readable text.
     pub warnings: Vec<String>,
-    /// The failure that the outcome tells of.
+    /// The failure that the outcome describes, if there is one.
     #[serde(skip)]
     pub failure: Option<Error>,
 }
@@ -40,21 +41,22 @@ impl<T> DerefMut for Report<T> {
     }
 }
 
-/// The failure in the outcome of an operation that can fail midway; all `None` if it did not.
+/// The failure in the outcome of an operation that can fail midway. All fields are `None` if it did not fail.
 #[derive(Debug, Clone, Default, PartialEq, Eq, JsonSchema, Serialize)]
-pub struct Failed {
-    /// The exit code, if it failed; else null.
+#[schemars(rename = "Failed")]
+pub struct FailureFields {
+    /// The exit code of the failure; null if the operation did not fail.
     pub code: Option<u8>,
-    /// Why it failed, see exit-codes.md; else null. Where several snapshots failed for different reasons:
-    /// what needs a hand first, damage before conflicts before the rest.
+    /// The reason of the failure, see exit-codes.md; null if the operation did not fail. If several snapshots
+    /// failed for different reasons: first those that need a person, damage before conflicts before the rest.
     pub reason: Option<Reason>,
-    /// Why it failed, in words; else null.
+    /// The message of the failure; null if the operation did not fail.
     pub message: Option<String>,
 }
 
-impl From<&Option<Error>> for Failed {
+impl From<&Option<Error>> for FailureFields {
     fn from(failure: &Option<Error>) -> Self {
-        Failed {
+        FailureFields {
             code: failure.as_ref().map(|e| e.reason().exit_code()),
             reason: failure.as_ref().map(Error::reason),
             message: failure.as_ref().map(Error::to_string),
@@ -62,43 +64,43 @@ impl From<&Option<Error>> for Failed {
     }
 }
 
-/// For a schema: the reasons of failures, and some of an operation's own.
+/// Returns the values of a schema's field: an operation's own reasons, and those of all failures.
 pub(super) fn reasons_and(own: &[&'static str]) -> Vec<&'static str> {
     let all = Reason::ALL.iter().map(|r| r.as_str());
     own.iter().copied().chain(all).collect()
 }
 
-/// Times an operation and collects its warnings.
+/// Measures the duration of an operation, collects its warnings, and builds its report.
 #[derive(Debug, Clone)]
-pub struct Clock {
+pub struct ReportBuilder {
     started: Instant,
-    /// What the report will tell; [`warn`](Self::warn) logs it, too.
+    /// The warnings of the report. [`warn`](Self::warn) adds one and logs it, too.
     pub warnings: Vec<String>,
 }
 
-impl Clock {
-    /// Starts now.
+impl ReportBuilder {
+    /// Starts to measure the duration.
     pub fn start() -> Self {
-        Clock {
+        ReportBuilder {
             started: Instant::now(),
             warnings: Vec::new(),
         }
     }
 
-    /// Logs a warning and keeps it for the report.
+    /// Logs a warning, and adds it to the report.
     pub fn warn(&mut self, message: impl Into<String>) {
         let message = message.into();
         tracing::warn!("{message}");
         self.warnings.push(message);
     }
 
-    /// The report of an operation that did not fail.
+    /// Builds the report of an operation that did not fail.
     pub fn report<T>(self, outcome: T) -> Report<T> {
-        self.ended(outcome, None)
+        self.report_with(outcome, None)
     }
 
-    /// The report of an operation that may have failed midway.
-    pub fn ended<T>(self, outcome: T, failure: Option<Error>) -> Report<T> {
+    /// Builds the report of an operation that may have failed midway.
+    pub fn report_with<T>(self, outcome: T, failure: Option<Error>) -> Report<T> {
         Report {
             outcome,
             seconds: self.started.elapsed().as_secs_f64(),

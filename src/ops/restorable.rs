@@ -1,12 +1,14 @@
-//! What can be restored, as `gc` and `verify` tell it.
+//! The revisions that can be restored, as a field of reports.
+//!
+//! Nothing is computed here. Called by `gc` and `verify`.
 
-use crate::backup::chain::Range;
+use crate::backup::chain::RevisionRange;
 use crate::backup::timeline::Timeline;
 use crate::mvcc::Revision;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-/// Revisions that can be restored.
+/// A range of revisions that can be restored.
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct Restorable {
     /// The timeline's ID.
@@ -18,8 +20,11 @@ pub struct Restorable {
 }
 
 impl Restorable {
-    /// Of a timeline's ranges.
-    pub(super) fn of(timeline: &Timeline, ranges: Vec<Range>) -> impl Iterator<Item = Self> {
+    /// Returns the ranges of a timeline as fields of a report.
+    pub(super) fn of(
+        timeline: &Timeline,
+        ranges: Vec<RevisionRange>,
+    ) -> impl Iterator<Item = Self> {
         ranges.into_iter().map(|(first, last)| Restorable {
             timeline: timeline.id.clone(),
             first_revision: first,

@@ -1,59 +1,58 @@
-//! Looks at a prefix: lists it, finds out what is excluded, reads contents where names leave
-//! doubt (or all of them), and sorts the snapshots into timelines.
+//! Scans a prefix: lists it, reads tags, reads contents if names leave doubt, and sorts the snapshots into
+//! timelines.
+//!
+//! It decides nothing about chains or retention, and writes nothing to the store. Called by every operation
+//! that needs the snapshots of a store.
 
 use crate::backup::catalog::{NOTES, SNAPSHOTS, V1, V2};
-use crate::backup::chain::{Chain, KnownBases};
-use crate::backup::survey::{Comparison, Continuity, Survey, Surveyor, Surveys};
+use crate::backup::chain::Chain;
 use crate::backup::timeline::{self, Evidence, NamesOnly, Timelines};
 use crate::backup::trust::{self, Untrusted};
-use crate::backup::{Catalog, Kind, Listed, SnapshotName};
-use crate::base::lock;
+use crate::backup::{Catalog, ListedObject, SnapshotName};
 use crate::base::shorten;
 use crate::bolt::Database;
 use crate::error::{Error, Reason, Result};
-use crate::mvcc::Revision;
 use crate::ops::Context;
-use crate::ops::fold::open::Reading;
-use crate::ops::fold::open::Spool;
-use crate::ops::parallel::{first, side_by_side};
-use crate::ops::tags::{self, Ask, Asked, FEW};
+pub use crate::ops::contents::Contents;
+pub(super) use crate::ops::contents::read_contents;
+use crate::ops::fold::open::DatabaseFile;
+use crate::ops::parallel::side_by_side;
+use crate::ops::tags::{self, FEW, ReadTags, TagScope};
 use crate::store::Store;
-use std::collections::{BTreeMap, HashMap};
-use std::sync::Mutex;
 
-/// What is said where the store does not tell tags.
-pub const TAGS_UNREADABLE: &str = "the store does not tell object tags: snapshots that are excluded by a tag are not known as such (allow s3:GetObjectTagging; on Azure reading tags)";
+/// The message if the store does not let this user read tags.
+pub const TAGS_UNREADABLE: &str = "the store does not permit to read object tags, so snapshots that a tag excludes look usable: allow s3:GetObjectTagging (on Azure, reading tags)";
 
-/// How much of the contents to read.
+/// Which contents a scan reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Depth {
-    /// None: names are believed.
+    /// No contents: names are believed.
     Names,
-    /// Of snapshots whose names leave doubt about their timeline.
+    /// The contents of snapshots whose names do not tell their timeline.
     Doubtful,
-    /// Of all.
+    /// The contents of all snapshots.
     All,
 }
 
-/// What a prefix holds.
+/// The result of a scan.
 pub struct Scan {
     /// The snapshots.
     pub catalog: Catalog,
     /// Their timelines.
     pub timelines: Timelines,
-    /// Those whose names leave doubt about their timeline, by index, in ascending order.
+    /// The snapshots whose names do not tell their timeline, as indexes in ascending order.
     pub doubtful: Vec<usize>,
-    /// What was found out by reading, by index.
+    /// The results of reading snapshots.
     pub contents: Contents,
-    /// Snapshots whose tags were not asked for: they may be excluded.
+    /// The number of snapshots whose tags were not read. A tag may exclude them.
     pub tags_unread: usize,
-    /// Snapshots that may be anybody's.
+    /// The snapshots that are not trusted because they are not encrypted.
     pub untrusted: Untrusted,
-    asked: Asked,
+    read_tags: ReadTags,
 }
 
 impl Scan {
-    /// What names alone tell.
+    /// A scan by names alone.
     #[cfg(test)]
     pub(super) fn of_names(catalog: Catalog) -> Result<Scan> {
         Ok(Scan {
@@ -63,16 +62,16 @@ impl Scan {
             contents: Contents::default(),
             tags_unread: 0,
             untrusted: Untrusted::default(),
-            asked: Asked::default(),
+            read_tags: ReadTags::default(),
         })
     }
 
-    /// Whether a snapshot's name leaves doubt about its timeline.
+    /// Returns whether the name of a snapshot does not tell its timeline.
     pub fn is_doubtful(&self, snapshot: usize) -> bool {
         self.doubtful.binary_search(&snapshot).is_ok()
     }
 
-    /// Fails if the newest state seems to stand on what is not trusted.
+    /// Fails if the newest state seems to depend on untrusted snapshots.
     ///
     /// # Errors
     /// `Untrusted`.
@@ -84,9 +83,9 @@ impl Scan {
         }
     }
 
-    /// Explains a failure that may come of what was left out, for it is not trusted.
+    /// Adds the untrusted snapshots to a failure that may have come of ignoring them.
     pub(super) fn explain_untrusted(&self, ctx: &Context, e: Error) -> Error {
-        let may_be = matches!(
+        let may_be_the_cause = matches!(
             e.reason(),
             Reason::NoSnapshots
                 | Reason::OutOfRange
@@ -94,192 +93,125 @@ impl Scan {
                 | Reason::NoSuchTimeline
                 | Reason::KeyNotFound
         );
-        if !may_be || self.untrusted.is_empty() || ctx.trust.ignore_untrusted {
+        if !may_be_the_cause || self.untrusted.is_empty() || ctx.trust.ignore_untrusted {
             return e;
         }
         let all: Vec<usize> = self.untrusted.all().collect();
         untrusted_error(&ctx.store, &self.catalog, &self.untrusted, &all).at(e.to_string())
     }
 
-    /// What is to be said of what was left out.
+    /// Returns a warning about ignored snapshots, if there are any.
     pub(super) fn untrusted_warning(&self) -> Option<String> {
         untrusted_warning(&self.catalog, &self.untrusted)
     }
 
-    /// The deltas of a chain whose tags were not asked for.
-    pub(super) fn unread_of(&self, chain: &Chain) -> Vec<String> {
-        self.unread(chain.deltas.iter().map(|l| l.snapshot))
+    /// Returns the paths of the deltas of a chain whose tags were not read.
+    pub(super) fn deltas_with_unread_tags(&self, chain: &Chain) -> Vec<String> {
+        self.with_unread_tags(chain.deltas.iter().map(|l| l.snapshot))
     }
 
-    fn unread(&self, which: impl IntoIterator<Item = usize>) -> Vec<String> {
+    /// Returns the paths of those snapshots in `which` whose tags were not read.
+    fn with_unread_tags(&self, which: impl IntoIterator<Item = usize>) -> Vec<String> {
         if self.tags_unread == 0 {
             return Vec::new();
         }
-        let unread = which.into_iter().filter(|&i| !self.asked.has(i));
+        let unread = which.into_iter().filter(|&i| !self.read_tags.has(i));
         let path = |i: usize| self.catalog.snapshots[i].path.clone();
         unread.map(path).collect()
     }
 
-    /// Fails if one of these is excluded by a tag that was not asked for.
+    /// Fails if a tag that was not read yet excludes one of these snapshots.
     ///
     /// # Errors
-    /// One that [`Error::plans_again`]; the store's.
+    /// An error for which [`Error::plans_again`] is true; errors of the store.
     pub(super) fn refuse_excluded(
         &self,
         ctx: &Context,
         which: impl IntoIterator<Item = usize>,
     ) -> Result<()> {
-        tags::refuse_excluded(ctx, &self.unread(which))
+        tags::refuse_excluded(ctx, &self.with_unread_tags(which))
     }
 }
 
-/// What was read of snapshots.
-#[derive(Default)]
-pub struct Contents {
-    file: Option<Surveys>,
-    /// By index in the catalog.
-    pub surveys: BTreeMap<usize, Survey>,
-    /// Why a snapshot could not be read.
-    pub unreadable: BTreeMap<usize, Error>,
-    /// What each of the doubtful has to do with those before it.
-    compared: HashMap<usize, Vec<(usize, Comparison)>>,
-}
-
-impl Contents {
-    /// The fulls that were read.
-    pub fn known_bases(&self) -> KnownBases {
-        let bases = self.surveys.iter();
-        bases.filter_map(|(&i, s)| Some((i, s.base?))).collect()
-    }
-
-    /// Where the contents of two snapshots that were read first disagree, in doubt or not.
-    ///
-    /// # Errors
-    /// `Io`.
-    pub fn disagreement(&self, a: usize, b: usize) -> Result<Option<Revision>> {
-        let Some((file, a, b)) = self.pair(a, b) else {
-            return Ok(None);
-        };
-        Ok(file.compare(a, b)?.conflict)
-    }
-
-    fn pair(&self, a: usize, b: usize) -> Option<(&Surveys, &Survey, &Survey)> {
-        let (a, b) = (self.surveys.get(&a)?, self.surveys.get(&b)?);
-        Some((self.file.as_ref()?, a, b))
-    }
-}
-
-impl Evidence for Contents {
-    fn compared(&self, snapshot: usize) -> Vec<(usize, Comparison)> {
-        self.compared.get(&snapshot).cloned().unwrap_or_default()
-    }
-
-    fn continuity(&self, before: usize, until: Revision, after: usize) -> Result<Continuity> {
-        match self.pair(before, after) {
-            Some((file, before, after)) => file.continuity(before, until, after),
-            None => Ok(Continuity::Unknown),
-        }
-    }
-
-    fn fingerprint(&self, snapshot: usize, revision: Revision) -> Result<String> {
-        match (&self.file, self.surveys.get(&snapshot)) {
-            (Some(file), Some(s)) => file.fingerprint(s, revision),
-            _ => Err(Error::internal("a fork at a snapshot that was not read")),
-        }
-    }
-
-    fn last(&self, snapshot: usize) -> Option<Revision> {
-        self.surveys.get(&snapshot).map(|s| s.last)
-    }
-
-    fn is_unreadable(&self, snapshot: usize) -> bool {
-        self.unreadable.contains_key(&snapshot)
-    }
-
-    fn speaks_of(&self, snapshot: usize) -> bool {
-        self.surveys.contains_key(&snapshot)
-    }
-}
-
-/// Scans the context's prefix.
+/// Scans the prefix of the context.
 ///
 /// # Errors
-/// `NoSnapshots` where there is none; the store's; `Io`, `NoSpace`. A damaged snapshot is no error
-/// here: it is told in [`Contents::unreadable`].
+/// `NoSnapshots` if the prefix has no snapshot; errors of the store; `Io`, `NoSpace`. A damaged snapshot is
+/// not an error here: [`Contents::unreadable`] holds it.
 pub fn scan(ctx: &Context, depth: Depth) -> Result<Scan> {
-    scan_with(ctx, depth, Ask::Newest, |_| Ok(()))
+    scan_with(ctx, depth, TagScope::Newest, |_| Ok(()))
 }
 
-/// As [`scan`], by somebody who relies on more than the newest chain, or does not read it.
+/// Scans as [`scan`] does, for an operation that relies on more than the newest chain, or does not read it.
 ///
 /// # Errors
 /// As [`scan`].
-pub fn scan_asking(ctx: &Context, depth: Depth, ask: Ask) -> Result<Scan> {
-    scan_with(ctx, depth, ask, |_| Ok(()))
+pub fn scan_with_tags(ctx: &Context, depth: Depth, scope: TagScope) -> Result<Scan> {
+    scan_with(ctx, depth, scope, |_| Ok(()))
 }
 
-/// What the prefix holds, by names.
+/// Lists the prefix and sorts the names into a catalog. Reads no tags and no contents.
 ///
 /// # Errors
-/// The store's.
+/// Errors of the store.
 pub(super) fn by_names(ctx: &Context) -> Result<Catalog> {
-    let mut catalog = Catalog::from_listing(listed(&ctx.store, &SNAPSHOTS)?);
-    catalog.add_notes(&listed(&ctx.store, &NOTES)?);
+    let mut catalog = Catalog::from_listing(list_folders(&ctx.store, &SNAPSHOTS)?);
+    catalog.add_notes(&list_folders(&ctx.store, &NOTES)?);
     Ok(catalog)
 }
 
-/// The objects in some folders.
+/// Lists the objects in these folders.
 ///
 /// # Errors
-/// The store's.
-pub(super) fn listed(store: &Store, folders: &[&str]) -> Result<Vec<Listed>> {
+/// Errors of the store.
+pub(super) fn list_folders(store: &Store, folders: &[&str]) -> Result<Vec<ListedObject>> {
     let listing = store.list(folders)?.into_iter();
-    let listed = listing.map(|(path, bytes)| Listed { path, bytes });
+    let listed = listing.map(|(path, bytes)| ListedObject { path, bytes });
     Ok(listed.collect())
 }
 
-/// As [`scan`]; `each` is called for every full that is read, as long as it is open.
+/// Scans as [`scan`] does, and calls `check_full` for every full that is read.
 ///
 /// # Errors
-/// As [`scan`]. What `each` finds to be bad data makes that full unreadable.
+/// As [`scan`]. A full for which `check_full` fails with bad data counts as unreadable.
 pub(super) fn scan_with(
     ctx: &Context,
     depth: Depth,
-    ask: Ask,
-    each: impl Fn(&Database<Spool>) -> Result<()> + Sync,
+    scope: TagScope,
+    check_full: impl Fn(&Database<DatabaseFile>) -> Result<()> + Sync,
 ) -> Result<Scan> {
-    let mut catalog = Catalog::from_listing(listed(&ctx.store, &SNAPSHOTS)?);
+    let mut catalog = Catalog::from_listing(list_folders(&ctx.store, &SNAPSHOTS)?);
     if catalog.snapshots.is_empty() {
-        return Err(nothing_there(ctx, &catalog));
+        return Err(no_snapshots_error(ctx, &catalog));
     }
     ctx.trust.mark(&mut catalog);
-    let mut asked = Asked::default();
+    let mut read_tags = ReadTags::default();
     let all = 0..catalog.snapshots.len();
-    let asks_all = ask == Ask::All || all.len() <= FEW;
-    // Whose tags are asked for does not depend on the notes.
+    let reads_all_tags = scope == TagScope::All || all.len() <= FEW;
+    // Which tags are read does not depend on the notes, so both go on at the same time.
     let (notes, tags) = side_by_side(
         ctx.store.requests().map_or(1, |_| 2),
-        || listed(&ctx.store, &NOTES),
-        || match asks_all {
-            true => asked.ask(&ctx.store, &mut catalog, all),
+        || list_folders(&ctx.store, &NOTES),
+        || match reads_all_tags {
+            true => read_tags.read(&ctx.store, &mut catalog, all),
             false => Ok(false),
         },
     );
     tags?;
     catalog.add_notes(&notes?);
-    let is_told = |e: &Error| e.reason().is_bad_data();
+    let is_damage = |e: &Error| e.reason().is_bad_data();
+    // Start over each time a newly read tag excludes a snapshot.
     let (doubtful, contents, timelines) = loop {
-        // Those that are known to have tags.
         if ctx.store.knows_tags() {
             let tagged: Vec<usize> = catalog
                 .usable()
                 .filter(|&i| ctx.store.has_tags(&catalog.snapshots[i].path))
                 .collect();
-            asked.ask(&ctx.store, &mut catalog, tagged)?;
+            read_tags.read(&ctx.store, &mut catalog, tagged)?;
         }
         let doubtful = timeline::doubtful(&catalog);
-        let breaks = tags::breaks(&catalog, &doubtful);
-        if asked.ask(&ctx.store, &mut catalog, breaks)? {
+        let breaks = tags::order_breaks(&catalog, &doubtful);
+        if read_tags.read(&ctx.store, &mut catalog, breaks)? {
             continue;
         }
         let to_read: Vec<usize> = match depth {
@@ -287,10 +219,17 @@ pub(super) fn scan_with(
             Depth::Doubtful => doubtful.clone(),
             Depth::All => catalog.usable().collect(),
         };
-        let paths = to_read.iter().filter(|&&i| !asked.has(i));
+        let paths = to_read.iter().filter(|&&i| !read_tags.has(i));
         let paths = paths.map(|&i| catalog.snapshots[i].path.as_str());
         let contents = tags::unless_excluded(ctx, paths, || {
-            read_contents(ctx, &catalog, to_read.clone(), &doubtful, is_told, &each)
+            read_contents(
+                ctx,
+                &catalog,
+                to_read.clone(),
+                &doubtful,
+                is_damage,
+                &check_full,
+            )
         });
         let contents = match contents {
             Err(e) if e.plans_again() => continue,
@@ -301,98 +240,26 @@ pub(super) fn scan_with(
             _ => &contents,
         };
         let timelines = Timelines::build(&catalog, evidence)?;
-        let deciding = match asked.unasked(&ctx.store, &catalog) {
+        let deciding = match read_tags.unread_count(&ctx.store, &catalog) {
             0 => Vec::new(),
-            _ => tags::deciding(&catalog, &timelines, &contents.known_bases(), ask),
+            _ => tags::deciding_snapshots(&catalog, &timelines, &contents.known_bases(), scope),
         };
-        if !asked.ask(&ctx.store, &mut catalog, deciding)? {
+        if !read_tags.read(&ctx.store, &mut catalog, deciding)? {
             break (doubtful, contents, timelines);
         }
     };
     Ok(Scan {
-        tags_unread: asked.unasked(&ctx.store, &catalog),
+        tags_unread: read_tags.unread_count(&ctx.store, &catalog),
         untrusted: trust::untrusted(&catalog, &ctx.trust),
         catalog,
         timelines,
         doubtful,
         contents,
-        asked,
+        read_tags,
     })
 }
 
-/// Reads some snapshots, and compares those in doubt with each other. A failure of a kind that `is_told` is
-/// told in [`Contents::unreadable`]; `each` is called for every full, as long as it is open.
-///
-/// # Errors
-/// Other failures: the store's; `Io`, `NoSpace`.
-pub(super) fn read_contents(
-    ctx: &Context,
-    catalog: &Catalog,
-    to_read: Vec<usize>,
-    doubtful: &[usize],
-    is_told: impl Fn(&Error) -> bool + Sync,
-    each: impl Fn(&Database<Spool>) -> Result<()> + Sync,
-) -> Result<Contents> {
-    let mut contents = Contents::default();
-    if to_read.is_empty() {
-        return Ok(contents);
-    }
-    let threads = ctx.threads.clamp(1, to_read.len());
-    let files: Result<_> = (0..threads).map(|_| ctx.temp_file()).collect();
-    let mut file = Surveys::new(files?);
-    {
-        let free: Mutex<Vec<Surveyor<'_>>> = Mutex::new(file.surveyors().collect());
-        let (read, one_full) = (Mutex::new(&mut contents), Mutex::new(()));
-        let reading = Reading::new(ctx, to_read.iter().map(|&i| &catalog.snapshots[i]));
-        first(threads, to_read.len(), |nth| {
-            let Some(mut surveyor) = lock(&free).pop() else {
-                return Err(Error::internal("more threads survey than there are files"));
-            };
-            let survey = survey(ctx, &reading, nth, &mut surveyor, &one_full, &each);
-            lock(&free).push(surveyor);
-            let i = to_read[nth];
-            match survey {
-                Ok(s) => drop(lock(&read).surveys.insert(i, s)),
-                Err(e) if is_told(&e) => drop(lock(&read).unreadable.insert(i, e)),
-                Err(e) => return Err(e),
-            }
-            Ok(None::<()>)
-        })?;
-    }
-    // Only pairs in doubt make timelines, so that these do not depend on the depth.
-    let read = |&i: &usize| Some((i, contents.surveys.get(&i)?));
-    let (indexes, surveys): (Vec<usize>, Vec<&Survey>) = doubtful.iter().filter_map(read).unzip();
-    for (&i, with) in indexes.iter().zip(file.compare_all(&surveys)?) {
-        let with = with.into_iter().map(|(other, c)| (indexes[other], c));
-        contents.compared.insert(i, with.collect());
-    }
-    contents.file = Some(file);
-    Ok(contents)
-}
-
-fn survey(
-    ctx: &Context,
-    reading: &Reading<'_>,
-    nth: usize,
-    surveyor: &mut Surveyor<'_>,
-    one_full: &Mutex<()>,
-    each: impl Fn(&Database<Spool>) -> Result<()>,
-) -> Result<Survey> {
-    let snapshot = reading.snapshot(nth);
-    let at = ctx.at(snapshot);
-    match snapshot.name.kind {
-        Kind::Full => {
-            // The temporary directory has room for one.
-            let _one = lock(one_full);
-            let db = reading.full(nth)?.0;
-            each(&db).map_err(&at)?;
-            surveyor.full(&db).map_err(at)
-        }
-        Kind::Incr => surveyor.delta(reading.delta_in_turn(nth)?).map_err(at),
-    }
-}
-
-/// The failure that some snapshots may be anybody's.
+/// Returns the error for snapshots that are not encrypted although keys are given.
 pub(super) fn untrusted_error(
     store: &Store,
     catalog: &Catalog,
@@ -401,26 +268,26 @@ pub(super) fn untrusted_error(
 ) -> Error {
     let flag = untrusted.allowed_below.map(|below| {
         format!(
-            "; or, if they are from before the prefix was encrypted, trust them by --allow-plaintext-below {below}"
+            "; or, if they are from before the prefix was encrypted, trust them with --allow-plaintext-below {below}"
         )
     });
     Reason::Untrusted.error(format!(
-        "keys are given, and these snapshots of {} are not encrypted, so anybody who can write there may have made them: {}; remove or exclude what is not yours; go on without them by --ignore-untrusted{}",
+        "keys are given, and these snapshots of {} are not encrypted, so anybody who can write there may have made them: {}; remove or exclude those that are not yours, or ignore all of them with --ignore-untrusted{}",
         store.url(),
         paths(catalog, which.iter().copied()),
         flag.unwrap_or_default()
     ))
 }
 
-/// What is to be said of snapshots that are left out, for they may be anybody's.
+/// Returns a warning about untrusted snapshots that are ignored, if there are any.
 pub(super) fn untrusted_warning(catalog: &Catalog, untrusted: &Untrusted) -> Option<String> {
-    let say = || {
-        format!(
-            "left out, for they are not encrypted and keys are given: {}",
-            paths(catalog, untrusted.all())
-        )
-    };
-    (!untrusted.is_empty()).then(say)
+    if untrusted.is_empty() {
+        return None;
+    }
+    Some(format!(
+        "ignored, since keys are given and these are not encrypted: {}",
+        paths(catalog, untrusted.all())
+    ))
 }
 
 fn paths(catalog: &Catalog, which: impl Iterator<Item = usize>) -> String {
@@ -428,13 +295,13 @@ fn paths(catalog: &Catalog, which: impl Iterator<Item = usize>) -> String {
     shorten::line(&paths, ", ", shorten::IN_LIST)
 }
 
-/// The error for a prefix without snapshots, with a hint at what is there instead.
-pub(super) fn nothing_there(ctx: &Context, catalog: &Catalog) -> Error {
+/// Returns the error for a prefix without snapshots, with a hint at the likely mistake.
+pub(super) fn no_snapshots_error(ctx: &Context, catalog: &Catalog) -> Error {
     let url = ctx.store.url();
     let is_snapshot = |n: &String| n.parse::<SnapshotName>().is_ok();
     let message = if !catalog.foreign.is_empty() {
         format!(
-            "{url} holds {} objects in {V1}/ and {V2}/ and none is a snapshot",
+            "{url} holds {} objects in {V1}/ and {V2}/, and none is a snapshot: check --store",
             catalog.foreign.len()
         )
     } else if ctx
@@ -442,9 +309,7 @@ pub(super) fn nothing_there(ctx: &Context, catalog: &Catalog) -> Error {
         .list_directly()
         .is_ok_and(|names| names.iter().any(is_snapshot))
     {
-        format!(
-            "{url} holds snapshots directly: name the folder above it, the one that holds {V2}/"
-        )
+        format!("{url} holds snapshots directly: give the folder above it, which holds {V2}/")
     } else {
         format!("{url} holds no snapshots (looked for {V2}/ and {V1}/ below it): check --store")
     };

@@ -105,7 +105,7 @@ pub fn state(catalog: &Catalog, timeline: &Timeline, news: News) -> LeaseState {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backup::catalog::Listed;
+    use crate::backup::catalog::ListedObject;
     use crate::backup::timeline::{NamesOnly, Timelines};
     use chrono::DateTime;
 

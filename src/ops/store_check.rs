@@ -5,7 +5,7 @@
 //! pure function. Called by `cli::store_check`.
 
 use super::Context;
-use super::report::{Clock, Failed, Report};
+use super::report::{FailureFields, Report, ReportBuilder};
 use crate::error::{Error, Reason, Result};
 use crate::store::probe::{Ability, AbilityState, Finding};
 use schemars::JsonSchema;
@@ -27,7 +27,7 @@ pub struct Outcome {
     pub status: Status,
     /// The error, if it failed.
     #[serde(flatten)]
-    pub error: Failed,
+    pub error: FailureFields,
     /// The store's URL, without secrets.
     pub store: String,
     /// The findings, one for each ability.
@@ -58,7 +58,7 @@ pub struct Check {
 /// # Errors
 /// Fails with the errors of [`Store::probe`](crate::store::Store::probe).
 pub fn run(ctx: &Context) -> Result<Report<Outcome>> {
-    let clock = Clock::start();
+    let clock = ReportBuilder::start();
     let findings = ctx.store.probe()?;
     let checks: Vec<Check> = findings.all.into_iter().map(judge).collect();
     let error = summarize(&checks, ctx.store.url());
@@ -67,12 +67,12 @@ pub fn run(ctx: &Context) -> Result<Report<Outcome>> {
             None => Status::Succeeded,
             Some(_) => Status::Failed,
         },
-        error: Failed::from(&error),
+        error: FailureFields::from(&error),
         store: ctx.store.url().to_owned(),
         checks,
         left_behind: findings.left_behind,
     };
-    Ok(clock.ended(outcome, error))
+    Ok(clock.report_with(outcome, error))
 }
 
 /// Judges a finding.

@@ -1,9 +1,13 @@
-//! Which tags a run asks for: those of snapshots that a decision rests on. Each tag costs a request.
+//! Decides which tags an operation reads. A tag may exclude a snapshot, and reading the tags of one object is
+//! a request.
 //!
-//! In a small prefix all are asked for. In a wide one a plan is made as if nothing was excluded by a tag; then the
-//! tags of the snapshots that decide it are asked for. Of those that are read, the answer says whether there are
-//! tags, if the server tells; if it does not, they are asked for before. If one turns out to be excluded, nothing
-//! that came of it is used, and the run plans again without it.
+//! In a prefix of few snapshots all tags are read. In a larger one, an operation plans as if no tag excluded
+//! anything, and then reads the tags of the snapshots on which the plan rests. If the server reports with an
+//! object whether it has tags, tags of other snapshots are read only if they have some; otherwise they are
+//! read before the snapshot. If a snapshot turns out to be excluded, the results from it are discarded and
+//! the operation plans again without it.
+//!
+//! Requests are made by `store`. Called by `ops::scan` and by operations that read snapshots.
 
 use crate::backup::chain::{self, Chain, Choice, KnownBases};
 use crate::backup::timeline::Timelines;
@@ -13,43 +17,45 @@ use crate::ops::Context;
 use crate::store::Store;
 use std::collections::HashSet;
 
-/// In a prefix of so many snapshots all tags are asked for.
+/// In a prefix of up to this many snapshots all tags are read.
 pub const FEW: usize = 64;
-/// Of a chain so many of its newest deltas are asked for: what was saved last is what gets excluded first.
+/// The number of newest deltas of a chain whose tags are read: users exclude the newest snapshots first.
 const NEWEST_DELTAS: usize = 8;
-/// And so many of the newest fulls.
+/// The number of newest fulls whose tags are read.
 const NEWEST_FULLS: usize = 8;
-/// A run plans again at most so often.
-const TRIES: u32 = 32;
+/// The number of times that an operation plans, at most.
+const ATTEMPTS: u32 = 32;
 
-/// Whose tags are asked for in a wide prefix, beside those that are known to have some.
+/// The snapshots of a large prefix whose tags are read, beside those that are known to have tags.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ask {
-    /// The base and the newest deltas of the newest chain: what is read besides is asked for as it is read.
+pub enum TagScope {
+    /// The base and the newest deltas of the newest chain. The tags of other snapshots are read when these
+    /// are read.
     Newest,
-    /// All of the newest chain, by somebody who does not read it.
+    /// All snapshots of the newest chain, for an operation that does not read them.
     Chain,
-    /// All.
+    /// All snapshots.
     All,
 }
 
-impl Ask {
-    /// What is asked for by a command that has `--all-tags`.
-    pub(super) fn newest_or(all: bool) -> Ask {
+impl TagScope {
+    /// The scope of a command with the flag `--all-tags`.
+    pub(super) fn newest_or(all: bool) -> TagScope {
         match all {
-            true => Ask::All,
-            false => Ask::Newest,
+            true => TagScope::All,
+            false => TagScope::Newest,
         }
     }
 }
 
-/// The snapshots of a scan whose tags were asked for, as indexes.
+/// The snapshots of a scan whose tags were read, as indexes.
 #[derive(Debug, Default)]
-pub(super) struct Asked(HashSet<usize>);
+pub(super) struct ReadTags(HashSet<usize>);
 
-impl Asked {
-    /// Asks for those that were not asked for, and marks what is excluded. True if something is.
-    pub(super) fn ask(
+impl ReadTags {
+    /// Reads the tags of the snapshots in `which` that were not read yet, and marks excluded snapshots.
+    /// Returns whether there are any.
+    pub(super) fn read(
         &mut self,
         store: &Store,
         catalog: &mut Catalog,
@@ -64,16 +70,16 @@ impl Asked {
             .iter()
             .map(|&i| catalog.snapshots[i].path.clone())
             .collect();
-        let mut any = false;
+        let mut any_excluded = false;
         for (i, excluded) in which.into_iter().zip(store.excluded_by_tag(&paths)?) {
             catalog.snapshots[i].excluded |= excluded;
-            any |= excluded;
+            any_excluded |= excluded;
         }
-        Ok(any)
+        Ok(any_excluded)
     }
 
-    /// Those that are not excluded as far as is known, and were not asked for.
-    pub(super) fn unasked(&self, store: &Store, catalog: &Catalog) -> usize {
+    /// Returns the number of usable snapshots whose tags were not read.
+    pub(super) fn unread_count(&self, store: &Store, catalog: &Catalog) -> usize {
         if !store.asks_tags() {
             return 0;
         }
@@ -89,32 +95,32 @@ impl Asked {
     }
 }
 
-/// The snapshots that decide which chain is the newest, or all of that chain.
-pub(super) fn deciding(
+/// Returns the snapshots that decide which chain is the newest, and those of that chain in `scope`.
+pub(super) fn deciding_snapshots(
     catalog: &Catalog,
     timelines: &Timelines,
     known: &KnownBases,
-    ask: Ask,
+    scope: TagScope,
 ) -> Vec<usize> {
-    // Each timeline's newest snapshot may make it the newest.
+    // The newest snapshot of all decides which timeline is the newest.
     let mut which: Vec<usize> = catalog.usable().last().into_iter().collect();
     let is_full = |i: &usize| catalog.snapshots[*i].name.kind == Kind::Full;
     let fulls: Vec<usize> = catalog.usable().filter(is_full).collect();
     which.extend(fulls.iter().rev().take(NEWEST_FULLS));
     if let Ok(newest) = timelines.newest(catalog) {
         match chain::choose(catalog, newest, None, known) {
-            Ok(Choice::Found(chain)) => which.extend(deciding_of(&chain, ask)),
-            Ok(Choice::Look(i)) => which.push(i),
+            Ok(Choice::Chosen(chain)) => which.extend(deciding_in_chain(&chain, scope)),
+            Ok(Choice::ReadFirst(i)) => which.push(i),
             Err(_) => {}
         }
     }
     which
 }
 
-/// Snapshots at which revisions do not grow in order of creation, each with the one before it: one of the two may
-/// be excluded, and then there is no doubt.
-pub(super) fn breaks(catalog: &Catalog, doubtful: &[usize]) -> Vec<usize> {
-    /// Where there are more, two streams were written.
+/// Returns the snapshots at which revisions do not grow in order of creation, each with the one before it
+/// that has the highest revision. If one of the two is excluded, no doubt may be left.
+pub(super) fn order_breaks(catalog: &Catalog, doubtful: &[usize]) -> Vec<usize> {
+    /// If there are more breaks, two streams were written, and excluded snapshots are not the cause.
     const MOST: usize = 16;
     let mut breaks = Vec::new();
     let mut highest: Option<usize> = None;
@@ -138,35 +144,39 @@ pub(super) fn breaks(catalog: &Catalog, doubtful: &[usize]) -> Vec<usize> {
     breaks
 }
 
-/// The snapshots of a chain that a plan rests on.
-pub(super) fn deciding_of(chain: &Chain, ask: Ask) -> impl Iterator<Item = usize> + '_ {
-    let most = match ask {
-        Ask::Newest => NEWEST_DELTAS,
-        Ask::Chain | Ask::All => usize::MAX,
+/// Returns the snapshots of a chain whose tags a plan needs.
+pub(super) fn deciding_in_chain(
+    chain: &Chain,
+    scope: TagScope,
+) -> impl Iterator<Item = usize> + '_ {
+    let most = match scope {
+        TagScope::Newest => NEWEST_DELTAS,
+        TagScope::Chain | TagScope::All => usize::MAX,
     };
     let deltas = chain.deltas.iter().rev().take(most).map(|l| l.snapshot);
     deltas.chain([chain.base])
 }
 
-/// Fails if one of these is excluded: whoever relied on it plans again.
+/// Fails if a tag excludes one of these snapshots, so that the operation plans again.
 ///
 /// # Errors
-/// One that [`Error::plans_again`]; the store's.
+/// An error for which [`Error::plans_again`] is true; errors of the store.
 pub(super) fn refuse_excluded(ctx: &Context, paths: &[String]) -> Result<()> {
     let excluded = ctx.store.excluded_by_tag(paths)?;
     match paths.iter().zip(excluded).find(|e| e.1) {
         None => Ok(()),
         Some((path, _)) => Err(Error::plan_again(format!(
-            "{} is excluded by its tag, which a plan did not look at: run again",
+            "{} is excluded by a tag that the plan had not read: run the command again",
             ctx.store.name(path)
         ))),
     }
 }
 
-/// Reads some snapshots, and fails if one of them turns out to be excluded, whatever came of reading it.
+/// Calls `read`, which reads some snapshots, and fails if a tag excludes one of them, whatever the result of
+/// `read` is.
 ///
 /// # Errors
-/// One that [`Error::plans_again`]; the store's; those of `read`.
+/// An error for which [`Error::plans_again`] is true; errors of the store and of `read`.
 pub(super) fn unless_excluded<'p, T>(
     ctx: &Context,
     paths: impl Iterator<Item = &'p str> + Clone,
@@ -180,53 +190,59 @@ pub(super) fn unless_excluded<'p, T>(
         refuse_excluded(ctx, &paths)?;
         return read();
     }
-    unless_noted(ctx, paths, read())
+    unless_excluded_by_known_tags(ctx, paths, read())
 }
 
-/// What came of reading some of these snapshots, unless one that was met with tags is excluded.
+/// Returns `result`, which came of reading some of these snapshots, unless a tag excludes one of those that
+/// the store knows to have tags.
 ///
 /// # Errors
-/// One that [`Error::plans_again`]; the store's; that of `done`.
-pub(super) fn unless_noted<'p, T>(
+/// An error for which [`Error::plans_again`] is true; errors of the store; the error of `result`.
+pub(super) fn unless_excluded_by_known_tags<'p, T>(
     ctx: &Context,
     paths: impl Iterator<Item = &'p str>,
-    done: Result<T>,
+    result: Result<T>,
 ) -> Result<T> {
-    // What failed may have failed for the very damage that it is excluded for.
-    match (refuse_noted(ctx, paths), done) {
-        (Err(e), done) if done.is_ok() || e.plans_again() => Err(e),
-        (_, done) => done,
+    // Reading may have failed because of the damage for which a snapshot is excluded, so exclusion comes
+    // first.
+    match (refuse_excluded_by_known_tags(ctx, paths), result) {
+        (Err(e), result) if result.is_ok() || e.plans_again() => Err(e),
+        (_, result) => result,
     }
 }
 
-/// Fails if one of these is excluded, of those that are known to have tags.
-fn refuse_noted<'p>(ctx: &Context, paths: impl Iterator<Item = &'p str>) -> Result<()> {
+/// Fails if a tag excludes one of these snapshots. Only snapshots that the store knows to have tags are
+/// checked.
+fn refuse_excluded_by_known_tags<'p>(
+    ctx: &Context,
+    paths: impl Iterator<Item = &'p str>,
+) -> Result<()> {
     if !ctx.store.knows_tags() {
         return Ok(());
     }
-    let noted = paths.filter(|path| ctx.store.has_tags(path));
-    let noted: Vec<String> = noted.map(str::to_owned).collect();
-    refuse_excluded(ctx, &noted)
+    let tagged = paths.filter(|path| ctx.store.has_tags(path));
+    let tagged: Vec<String> = tagged.map(str::to_owned).collect();
+    refuse_excluded(ctx, &tagged)
 }
 
-/// Does `work` anew as long as what it relies on turns out to be excluded: each scan asks for the tags of what
-/// was met with some.
+/// Calls `work` again as long as it fails because a snapshot turned out to be excluded. Each new scan reads
+/// the tags of the snapshots that are known to have some by then.
 ///
 /// # Errors
-/// Those of `work`.
+/// The errors of `work`.
 pub fn without_excluded<T>(mut work: impl FnMut() -> Result<T>) -> Result<T> {
-    for _ in 1..TRIES {
+    for _ in 1..ATTEMPTS {
         match work() {
             Err(e) if e.plans_again() => tracing::info!("planning again: {e}"),
-            done => return done,
+            result => return result,
         }
     }
     work()
 }
 
-/// What is said of snapshots whose tags were not asked for.
-pub(super) fn not_read(count: usize) -> String {
+/// The message about snapshots whose tags were not read.
+pub(super) fn tags_not_read_message(count: usize) -> String {
     format!(
-        "the tags of {count} snapshots were not read, since each is a request: one that is excluded by its tag is shown as if it was not; whatever reads a snapshot looks at its tags. --all-tags reads all"
+        "the tags of {count} snapshots were not read, since each takes a request: a snapshot that a tag excludes may be shown as usable here (operations that read a snapshot read its tags); use --all-tags to read all tags"
     )
 }

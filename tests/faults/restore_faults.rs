@@ -16,7 +16,7 @@ use crate::support::{copy_fixture, deltafold, expected, restore, run_json, scrat
 use deltafold::ops::Context;
 use deltafold::ops::identity::IDENTITY;
 use deltafold::ops::report::Report;
-use deltafold::ops::restore::{Backup, Options, Outcome, run};
+use deltafold::ops::restore::{BackupLocation, Options, Outcome, run};
 use deltafold::store::Store;
 use deltafold::store::exclude::ExcludeTags;
 use deltafold::{Error, Reason};
@@ -73,7 +73,7 @@ impl InMemoryBucket {
             trust: Default::default(),
             limits: Default::default(),
         };
-        run(&[Backup::Store(ctx)], options, &cancel)
+        run(&[BackupLocation::Store(ctx)], options, &cancel)
     }
 }
 
@@ -662,7 +662,7 @@ fn what_the_bucket_does_not_cover() {
     for revision in ["1", "9999"] {
         let message = bench.refuses(&["--revision", revision], 66, "OutOfRange");
         // From the revision at which the base was compacted.
-        let ranges = format!("covered are 346 to {LAST}");
+        let ranges = format!("among those covered (346 to {LAST})");
         assert!(message.contains(&ranges), "{revision}: {message}");
     }
     let message = bench.refuses(&["--time", "1999-01-01T00:00:00Z"], 66, "OutOfRange");

@@ -7,7 +7,7 @@ use crate::support::tiny_backup::{SMALL_BASE, small_database, small_events};
 use deltafold::Reason;
 use deltafold::mvcc::Revision;
 use deltafold::ops::Context;
-use deltafold::ops::fold::open::Plain;
+use deltafold::ops::fold::open::PlainSnapshot;
 use deltafold::store::Store;
 use deltafold::store::exclude::ExcludeTags;
 use object_store::memory::InMemory;
@@ -56,7 +56,7 @@ impl Here {
         path
     }
 
-    fn open(&self, name: &str, bytes: &[u8]) -> deltafold::Result<Plain> {
+    fn open(&self, name: &str, bytes: &[u8]) -> deltafold::Result<PlainSnapshot> {
         self.ctx.plain(&self.put(name, bytes))
     }
 

@@ -4,7 +4,7 @@
 use crate::support::orphan_deltas::baseless;
 use crate::support::{rounds, seed};
 use deltafold::backup::catalog::EXCLUDE_SUFFIX;
-use deltafold::backup::{Catalog, Compression, Kind, Listed, SnapshotName};
+use deltafold::backup::{Catalog, Compression, Kind, ListedObject, SnapshotName};
 use deltafold::ops::copy::plan::{
     CopyReason, Decision, Encryption, Form, Need, Plan, Selection, plan as make_plan,
 };
@@ -18,7 +18,7 @@ const DAY: i64 = 86_400;
 type Listing = BTreeMap<String, u64>;
 
 fn catalog(listing: &Listing) -> Catalog {
-    let listing = listing.iter().map(|(path, bytes)| Listed {
+    let listing = listing.iter().map(|(path, bytes)| ListedObject {
         path: path.clone(),
         bytes: *bytes,
     });

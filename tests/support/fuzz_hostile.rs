@@ -3,8 +3,8 @@
 
 use async_trait::async_trait;
 use chrono::{DateTime, TimeDelta, Utc};
-use deltafold::backup::{Catalog, Listed, retention};
-use deltafold::ops::copy::plan::Selection;
+use deltafold::backup::{Catalog, ListedObject, retention};
+use deltafold::ops::copy::plan::Wanted;
 use deltafold::ops::{self, Context, identity};
 use deltafold::store::exclude::ExcludeTags;
 use deltafold::store::lock::Lock;
@@ -388,7 +388,9 @@ fn names_stay_in_their_folders(objects: &[ListedObject], rest: &[u8]) {
         .iter()
         .map(|o| (o.meta.location.to_string(), o.meta.size));
     let raw = raw.into_iter().map(|path| (path, 0));
-    let listing = told.chain(raw).map(|(path, bytes)| Listed { path, bytes });
+    let listing = told
+        .chain(raw)
+        .map(|(path, bytes)| ListedObject { path, bytes });
     let catalog = Catalog::from_listing(listing.collect());
     for s in &catalog.snapshots {
         let parts: Vec<&str> = s.path.split('/').collect();

@@ -10,7 +10,7 @@ use deltafold::backup::delta::DeltaReader;
 use deltafold::backup::frame::{FrameReader, FrameWriter};
 use deltafold::backup::survey::{Comparison, Continuity};
 use deltafold::backup::timeline::{self, Evidence, NamesOnly, Timeline, Timelines};
-use deltafold::backup::{Catalog, Compression, Kind, Listed, SnapshotName, codec};
+use deltafold::backup::{Catalog, Compression, Kind, ListedObject, SnapshotName, codec};
 use deltafold::base::ReadAt;
 use deltafold::bolt::page::{Meta, PAGE_HEADER_SIZE};
 use deltafold::bolt::{
@@ -395,7 +395,9 @@ pub fn chain_builder(data: &[u8]) {
         }
         listing.push(text.to_owned());
     }
-    let objects = listing.into_iter().map(|path| Listed { path, bytes: 1 });
+    let objects = listing
+        .into_iter()
+        .map(|path| ListedObject { path, bytes: 1 });
     let catalog = Catalog::from_listing(objects.collect());
 
     let mut bases = KnownBases::new();
@@ -470,7 +472,7 @@ fn timelines(catalog: &Catalog, evidence: &dyn Evidence, bases: &KnownBases) {
             for r in [first, last] {
                 let choice = chain::choose(catalog, t, Some(r), bases);
                 assert!(
-                    matches!(choice, Ok(Choice::Found(_))),
+                    matches!(choice, Ok(Choice::Chosen(_))),
                     "{r} of {t:?}: {choice:?}"
                 );
             }
@@ -484,13 +486,13 @@ fn choose(catalog: &Catalog, t: &Timeline, target: Option<Revision>, bases: &Kno
     let mut known = KnownBases::new();
     let choice = loop {
         match chain::choose(catalog, t, target, &known) {
-            Ok(Choice::Look(i)) => {
+            Ok(Choice::ReadFirst(i)) => {
                 assert!(
                     known.insert(i, bases[&i]).is_none(),
                     "looks at {i} without end"
                 );
             }
-            Ok(Choice::Found(chain)) => {
+            Ok(Choice::Chosen(chain)) => {
                 if known.insert(chain.base, bases[&chain.base]).is_some() {
                     break Ok(chain);
                 }
@@ -507,7 +509,7 @@ fn choose(catalog: &Catalog, t: &Timeline, target: Option<Revision>, bases: &Kno
                 let all = chain::bases(catalog, t);
                 let reached = all.iter().any(|b| reaches(catalog, t, &bases[b], goal));
                 // Beyond all names, only the newest full is read.
-                let named = |m: &timeline::Member| name(m.snapshot).last.min(m.until);
+                let named = |m: &timeline::TimelineMember| name(m.snapshot).last.min(m.until);
                 let by_name = t.members.iter().any(|m| goal <= named(m));
                 assert!(
                     !reached || !by_name,
@@ -545,7 +547,7 @@ fn choose(catalog: &Catalog, t: &Timeline, target: Option<Revision>, bases: &Kno
 fn reaches(catalog: &Catalog, t: &Timeline, base: &Base, goal: Revision) -> bool {
     let mut at = base.revision;
     while at < goal {
-        let holds = |m: &&timeline::Member| {
+        let holds = |m: &&timeline::TimelineMember| {
             let n = &catalog.snapshots[m.snapshot].name;
             n.kind == Kind::Incr && n.start <= at.next() && at < n.last.min(m.until)
         };

@@ -1,6 +1,6 @@
 //! Finds orphan deltas in a listing: deltas that no full leads to.
 
-use deltafold::backup::{Catalog, Kind, Listed};
+use deltafold::backup::{Catalog, Kind, ListedObject};
 use std::collections::HashSet;
 
 /// Returns the paths of usable deltas that no chain reaches, judged by names.
@@ -39,7 +39,7 @@ pub fn without_full(catalog: &Catalog) -> Vec<String> {
 
 /// Builds a catalog from paths.
 pub fn catalog<'p>(paths: impl IntoIterator<Item = &'p String>) -> Catalog {
-    let listing = paths.into_iter().map(|path| Listed {
+    let listing = paths.into_iter().map(|path| ListedObject {
         path: path.clone(),
         bytes: 1,
     });

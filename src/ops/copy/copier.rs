@@ -11,7 +11,7 @@ use crate::backup::{Catalog, Snapshot, trust};
 use crate::base::shorten;
 use crate::error::{Error, Reason, Result};
 use crate::ops::Context;
-use crate::ops::report::Clock;
+use crate::ops::report::ReportBuilder;
 use crate::ops::scan::{TAGS_UNREADABLE, by_names, untrusted_error, untrusted_warning};
 use crate::telemetry::metrics::Metrics;
 use chrono::Utc;
@@ -33,7 +33,7 @@ pub(super) struct Copier<'a> {
     options: &'a Options,
     /// Given to a follower only.
     pub(super) metrics: Option<Metrics>,
-    pub(super) clock: Clock,
+    pub(super) clock: ReportBuilder,
     pub(super) outcome: Outcome,
     /// What earlier rounds copied, by path in the source.
     pub(super) copied: BTreeMap<String, ObjectOutcome>,
@@ -62,7 +62,7 @@ impl<'a> Copier<'a> {
             to,
             options,
             metrics: None,
-            clock: Clock::start(),
+            clock: ReportBuilder::start(),
             outcome: Outcome {
                 from: from.store.url().to_owned(),
                 to: to.store.url().to_owned(),

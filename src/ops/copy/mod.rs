@@ -18,7 +18,7 @@ use self::copier::Copier;
 use self::plan::Selection;
 use crate::error::{Reason, Result};
 use crate::ops::Context;
-use crate::ops::report::{Failed, Report};
+use crate::ops::report::{FailureFields, Report};
 use crate::telemetry::metrics::Metrics;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -72,7 +72,7 @@ pub struct Outcome {
     pub status: Status,
     /// The error, if it failed.
     #[serde(flatten)]
-    pub error: Failed,
+    pub error: FailureFields,
     /// The source's URL.
     pub from: String,
     /// The target's URL.

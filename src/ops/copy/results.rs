@@ -8,7 +8,7 @@ use super::round::CopyResult;
 use super::{CopyStatus, MOST_LISTED, ObjectOutcome, Outcome, Status};
 use crate::backup::{Catalog, Kind};
 use crate::error::{Error, Reason};
-use crate::ops::report::{Failed, Report};
+use crate::ops::report::{FailureFields, Report};
 use crate::telemetry::metrics::SnapshotKind;
 use std::collections::BTreeMap;
 
@@ -157,7 +157,7 @@ impl Copier<'_> {
         if failure.is_some() {
             o.status = Status::Failed;
         }
-        o.error = Failed::from(&failure);
+        o.error = FailureFields::from(&failure);
         if o.unchecked > 0 {
             self.clock.warnings.push(format!(
                 "{} encrypted snapshots were copied without a check of their content: give the identity that decrypts them with --age-identity",
@@ -165,7 +165,7 @@ impl Copier<'_> {
             ));
         }
         o.bytes_read = self.from.store.bytes_read();
-        self.clock.ended(self.outcome, failure)
+        self.clock.report_with(self.outcome, failure)
     }
 }
 

@@ -1,11 +1,11 @@
-//! Revisions by time: the last one that is not after a time, and the newest one that is older than an age.
+//! Finds revisions by time: the last one at or before a time, and the newest one that is older than an age.
 //!
-//! `moment` decides; here deltas are opened and read for it. `select` needs it for `--time`, `replay` for
-//! `--keep-history` with a duration.
+//! `moment` decides which deltas are needed; they are opened and read here. Called by `open` for `--time`,
+//! and by `replay` for `--keep-history` with a duration.
 
-use super::moment::{self, Each, Moment};
-use super::open::read_snapshot::Reading;
-use super::select::{Step, all_steps};
+use super::moment::{self, EventVisitor, Moment};
+use super::open::read_snapshot::SnapshotReader;
+use super::select::{DeltaSlice, all_delta_slices};
 use crate::backup::chain;
 use crate::backup::timeline::Timeline;
 use crate::error::{Reason, Result};
@@ -15,43 +15,43 @@ use crate::ops::{Context, tags, warn};
 use chrono::{DateTime, TimeDelta, Utc};
 use std::time::Duration;
 
-/// Deltas whose tags are asked for at once, before they are read one by one.
+/// The number of deltas whose tags are read at once, before the deltas are read one by one.
 const TAGS_AHEAD: usize = 16;
 
-/// Reads steps, in about their order.
-struct StepReader<'a> {
+/// Reads the events of delta slices. Slices that are read in order are fetched ahead.
+struct SliceReader<'a> {
     ctx: &'a Context,
-    steps: &'a [Step],
-    /// And the step after the one that was read last.
-    reading: Option<(Reading<'a>, usize)>,
+    slices: &'a [DeltaSlice],
+    /// The reader that fetches ahead, and the slice after the one that was read last.
+    reader: Option<(SnapshotReader<'a>, usize)>,
 }
 
-impl<'a> StepReader<'a> {
-    fn new(ctx: &'a Context, steps: &'a [Step]) -> Self {
-        StepReader {
+impl<'a> SliceReader<'a> {
+    fn new(ctx: &'a Context, slices: &'a [DeltaSlice]) -> Self {
+        SliceReader {
             ctx,
-            steps,
-            reading: None,
+            slices,
+            reader: None,
         }
     }
 
-    /// Hands the events of a step to `each`, until it says false.
-    fn events(&mut self, nth: usize, each: &mut Each<'_>) -> Result<()> {
-        let step = &self.steps[nth];
-        let at = self.ctx.at(&step.snapshot);
-        // What was begun ahead is of no use for who goes back.
-        let reading = match self.reading.take() {
-            Some((reading, next)) if nth >= next => reading,
-            _ => Reading::new(self.ctx, self.steps.iter().map(|s| &s.snapshot)),
+    /// Calls `visit` for the events of a slice, until it returns false.
+    fn visit_events(&mut self, nth: usize, visit: &mut EventVisitor<'_>) -> Result<()> {
+        let slice = &self.slices[nth];
+        let at = self.ctx.at(&slice.snapshot);
+        // A reader only goes forward. To go back, start a new one.
+        let reader = match self.reader.take() {
+            Some((reader, next)) if nth >= next => reader,
+            _ => SnapshotReader::new(self.ctx, self.slices.iter().map(|s| &s.snapshot)),
         };
-        let delta = reading.delta(nth);
-        self.reading = Some((reading, nth + 1));
+        let delta = reader.delta(nth);
+        self.reader = Some((reader, nth + 1));
         let mut delta = delta?;
         while let Some(e) = delta.next().map_err(&at)? {
-            if e.main <= step.after || e.main > step.until {
+            if !slice.contains(e.main) {
                 continue;
             }
-            match each(&e) {
+            match visit(&e) {
                 Ok(true) => {}
                 Ok(false) => break,
                 Err(e) => return Err(at(delta.explain(e))),
@@ -61,14 +61,14 @@ impl<'a> StepReader<'a> {
     }
 }
 
-/// The revision of the last event of a timeline whose time is not after `time`. Gives what an operator
-/// should know, too.
+/// Returns the revision of the last event of a timeline at or before `time`, and warnings.
 ///
-/// Events tell, across gaps. If no event is left, a full tells by when it was made.
+/// Events are searched across gaps. If there is no such event, the newest full from before `time` gives the
+/// revision.
 ///
 /// # Errors
-/// `OutOfRange` where the timeline begins after it; `RevisionGap`, `NoSnapshots`; those of a damaged
-/// delta; the store's; `Terminated`.
+/// `OutOfRange` if the timeline begins after `time`; `RevisionGap` if missing revisions may hide a later
+/// event; `NoSnapshots`; errors of a damaged delta; errors of the store; `Terminated`.
 pub(crate) fn revision_at(
     ctx: &Context,
     scan: &Scan,
@@ -76,12 +76,12 @@ pub(crate) fn revision_at(
     time: DateTime<Utc>,
 ) -> Result<(Revision, Vec<String>)> {
     let catalog = &scan.catalog;
-    let found = look_for(ctx, scan, timeline, time)
-        .and_then(|moment| settle(scan, timeline, time, &moment));
-    // What was read and has tags may be excluded, whatever came of reading it.
+    let found = find_moment(ctx, scan, timeline, time)
+        .and_then(|moment| revision_of(scan, timeline, time, &moment));
+    // A tag may exclude a delta that was read, whatever the result is.
     let paths = timeline.members.iter().map(|m| m.snapshot);
     let paths = paths.map(|i| catalog.snapshots[i].path.as_str());
-    let found = tags::unless_noted(ctx, paths, found);
+    let found = tags::unless_excluded_by_known_tags(ctx, paths, found);
     let (revision, warning) = found.map_err(|e| scan.explain_untrusted(ctx, e))?;
     let mut warnings = Vec::new();
     if let Some(warning) = warning {
@@ -91,31 +91,31 @@ pub(crate) fn revision_at(
 }
 
 /// Reads deltas up to the first event after `time`.
-fn look_for(
+fn find_moment(
     ctx: &Context,
     scan: &Scan,
     timeline: &Timeline,
     time: DateTime<Utc>,
 ) -> Result<Moment> {
     let links = chain::all_links(&scan.catalog, timeline);
-    let steps = all_steps(&scan.catalog, timeline);
-    let mut reader = StepReader::new(ctx, &steps);
-    let mut asked = None;
-    Moment::look_for(&steps, time, |nth, each| {
-        // If a read does not tell of tags, they are asked for before it, many at once.
+    let slices = all_delta_slices(&scan.catalog, timeline);
+    let mut reader = SliceReader::new(ctx, &slices);
+    let mut tags_read_for = None;
+    Moment::find(&slices, time, |nth, visit| {
+        // If the server does not report tags with an object, the tags of several deltas are read before them.
         let batch = nth / TAGS_AHEAD;
-        if asked != Some(batch) && !ctx.store.tells_tags() {
-            asked = Some(batch);
+        if tags_read_for != Some(batch) && !ctx.store.tells_tags() {
+            tags_read_for = Some(batch);
             let ahead = links[nth..].iter().take(TAGS_AHEAD - nth % TAGS_AHEAD);
             scan.refuse_excluded(ctx, ahead.map(|l| l.snapshot))?;
         }
-        reader.events(nth, each)
+        reader.visit_events(nth, visit)
     })
 }
 
-/// The revision that was found, unless what no snapshot holds may hide a later one. Gives what an operator should
-/// know, too.
-fn settle(
+/// Returns the revision of a moment, and a warning. Fails if missing revisions may hide a later event at or
+/// before `time`.
+fn revision_of(
     scan: &Scan,
     timeline: &Timeline,
     time: DateTime<Utc>,
@@ -135,7 +135,7 @@ fn settle(
                 Reason::NoSnapshots.error("there is no full snapshot to start from: take one first")
             }
             Some(oldest) => Reason::OutOfRange.error(format!(
-                "{} is before the oldest state on timeline {}: that is {oldest}, of {}",
+                "{} is before the oldest state of timeline {}, which is {oldest} of {}: choose a later --time",
                 time.to_rfc3339(),
                 timeline.id,
                 oldest.created_at().to_rfc3339()
@@ -144,18 +144,18 @@ fn settle(
     };
     let known_to = moment.first_after.map(Revision::previous);
     let known_to = known_to.or(timeline.last(catalog, &scan.contents));
-    let holes = chain::missing(catalog, timeline, revision, known_to.unwrap_or(revision));
-    if !holes.is_empty() {
+    let gaps = chain::missing(catalog, timeline, revision, known_to.unwrap_or(revision));
+    if !gaps.is_empty() {
         return Err(Reason::RevisionGap.error(format!(
-            "whether the last event up to {} is at revision {revision} cannot be told: missing are {}",
+            "the revision at {} is unknown: it is {revision} or one of the missing revisions {}; choose a --revision, or another --time",
             time.to_rfc3339(),
-            chain::show_ranges(&holes)
+            chain::show_ranges(&gaps)
         )));
     }
     let is_last = moment.first_after.is_none() && moment.found == Some(revision);
     let warning = is_last.then(|| {
         format!(
-            "the last event is of {}: what happened from then to {} is in no snapshot",
+            "the last event is of {}: no snapshot holds changes from then to {}",
             moment.now.to_rfc3339(),
             time.to_rfc3339()
         )
@@ -163,25 +163,25 @@ fn settle(
     Ok((revision, warning))
 }
 
-/// The newest revision whose events are at least `age` older than the last event of `steps`. `base`: when the full
-/// below them was made, and its revision.
+/// Returns the newest revision whose events are at least `age` older than the last event of `slices`. `base`
+/// is the time and the revision of the full before them.
 ///
 /// # Errors
-/// Those of a damaged delta; the store's; `Terminated`.
-pub(super) fn too_old(
+/// Errors of a damaged delta; errors of the store; `Terminated`.
+pub(super) fn newest_older_than(
     ctx: &Context,
-    steps: &[Step],
+    slices: &[DeltaSlice],
     base: Option<(DateTime<Utc>, Revision)>,
     age: Duration,
 ) -> Result<Option<Revision>> {
-    let mut reader = StepReader::new(ctx, steps);
-    let mut read = |nth: usize, each: &mut Each<'_>| reader.events(nth, each);
+    let mut reader = SliceReader::new(ctx, slices);
+    let mut read = |nth: usize, visit: &mut EventVisitor<'_>| reader.visit_events(nth, visit);
     let age = TimeDelta::from_std(age).unwrap_or(TimeDelta::MAX);
-    let now = moment::latest(steps, &mut read)?;
+    let now = moment::latest_event(slices, &mut read)?;
     let Some(time) = now.and_then(|now| now.checked_sub_signed(age)) else {
         return Ok(None);
     };
-    let found = Moment::look_for(steps, time, read)?.found;
-    let by_base = base.filter(|&(made, _)| made <= time);
+    let found = Moment::find(slices, time, read)?.found;
+    let by_base = base.filter(|&(created, _)| created <= time);
     Ok(found.or(by_base.map(|(_, revision)| revision)))
 }

@@ -1,6 +1,7 @@
-//! From snapshots to a new one: select → open → replay → rebuild → publish, a file or folder for each step.
+//! Folds snapshots: select → open → replay → rebuild → publish, a file or folder for each step.
 //!
-//! `compact` takes all of them, `restore` all but the last, and what reads or verifies a backup the first three.
+//! `compact` goes through all steps, `restore` through all but the last, and operations that read or verify a
+//! backup through the first three. `by_time` and `moment` find the revision of a point in time for `select`.
 
 pub(crate) mod by_time;
 mod moment;

@@ -1,7 +1,7 @@
-//! Publish: a new snapshot goes compressed and encrypted into the store, and into a file to be verified; then it gets
-//! its name.
+//! Publish: writes a new snapshot compressed and encrypted to the store, and gives it its name.
 //!
-//! What is written it does not know. `compact` and `snapshot` call it.
+//! The snapshot is also written to a file, so that it can be verified before it gets its name. The content is
+//! plain bytes here. Called by `compact` and `snapshot`; `restore` uses the writer to a file and a target.
 
 use crate::backup::SnapshotName;
 use crate::backup::catalog::V2;
@@ -15,30 +15,35 @@ use crate::telemetry::progress::Step;
 use sha2::{Digest, Sha256};
 use std::io::{self, BufWriter, IntoInnerError, Write};
 
-/// Names that are tried when a name is taken: as many seconds after the first.
+/// The number of names that are tried: if a name is taken, that of one second later is next.
 const NAMES_TRIED: i64 = 3600;
 
-/// Where a new database goes: into a file to be verified, and on its way into the store or to its target.
-pub(crate) struct Both<W> {
+/// Writes a new database to two places: a file to verify it, and a stream to the store or to the target of a
+/// restore.
+pub(crate) struct TeeWriter<W> {
     file: Option<BufWriter<TempFile>>,
     stream: W,
-    step: Option<Step>,
+    progress: Option<Step>,
 }
 
-impl<W> Both<W> {
-    pub(crate) fn new(file: Option<TempFile>, stream: W, step: Option<Step>) -> Self {
+impl<W> TeeWriter<W> {
+    pub(crate) fn new(file: Option<TempFile>, stream: W, progress: Option<Step>) -> Self {
         let file = file.map(|file| BufWriter::with_capacity(256 << 10, file));
-        Both { file, stream, step }
+        TeeWriter {
+            file,
+            stream,
+            progress,
+        }
     }
 
-    /// The file, written to its end, and the stream.
+    /// Flushes the file, and returns the file and the stream.
     pub(crate) fn into_parts(self) -> io::Result<(Option<TempFile>, W)> {
         let file = self.file.map(BufWriter::into_inner).transpose();
         Ok((file.map_err(IntoInnerError::into_error)?, self.stream))
     }
 }
 
-impl<W: Write> Write for Both<W> {
+impl<W: Write> Write for TeeWriter<W> {
     fn write(&mut self, b: &[u8]) -> io::Result<usize> {
         if let Some(file) = &mut self.file {
             file.write_all(b).map_err(|e| {
@@ -49,8 +54,8 @@ impl<W: Write> Write for Both<W> {
             })?;
         }
         self.stream.write_all(b)?;
-        if let Some(step) = &self.step {
-            step.add(b.len() as u64);
+        if let Some(progress) = &self.progress {
+            progress.add(b.len() as u64);
         }
         Ok(b.len())
     }
@@ -60,38 +65,39 @@ impl<W: Write> Write for Both<W> {
     }
 }
 
-/// The SHA-256 of what an encrypted object holds.
-type Sum = [u8; 32];
+/// The SHA-256 of the content of an encrypted object.
+type ContentHash = [u8; 32];
 
-/// Refuses to write plain text beside what is encrypted already: somebody who encrypts a backup wants all
-/// of it to be so.
+/// Refuses to write a plain snapshot if the existing one is encrypted: a backup that is encrypted should be
+/// so as a whole.
 ///
 /// # Errors
-/// `Configuration` where `existing` is encrypted and there is nobody to encrypt a new snapshot for.
-pub(crate) fn refuse_plain(ctx: &Context, existing: Option<&SnapshotName>) -> Result<()> {
+/// `Configuration` if `existing` is encrypted and no recipient is given.
+pub(crate) fn refuse_plaintext(ctx: &Context, existing: Option<&SnapshotName>) -> Result<()> {
     match existing {
         Some(name) if name.is_encrypted && !ctx.keys.encrypts() => Err(Reason::Configuration.error(format!(
-            "{name} is encrypted, and the new snapshot would not be: say with --age-recipient or --age-recipients-file for whom to encrypt it"
+            "{name} is encrypted, and the new snapshot would not be: give a recipient with --age-recipient or --age-recipients-file"
         ))),
         _ => Ok(()),
     }
 }
 
-/// The way into the store: compressed, then encrypted where there is somebody to encrypt it for, then
-/// uploaded. What is encrypted is summed up before: of the same content no two encrypted objects are the same.
-pub(crate) struct Packer(Encoder<Summed<EncryptingWriter<Upload>>>);
+/// Uploads a snapshot: compresses it, encrypts it if recipients are given, and writes it to a staging object.
+/// An encrypted snapshot is hashed before its encryption, since two encrypted objects of the same content
+/// differ.
+pub(crate) struct SnapshotUpload(Encoder<HashingWriter<EncryptingWriter<Upload>>>);
 
-/// Sums up what is written, if it is asked to.
-pub(crate) struct Summed<W> {
+/// A writer that hashes its bytes if `hash` is set.
+pub(crate) struct HashingWriter<W> {
     pub(crate) inner: W,
-    pub(crate) sum: Option<Sha256>,
+    pub(crate) hash: Option<Sha256>,
 }
 
-impl<W: Write> Write for Summed<W> {
+impl<W: Write> Write for HashingWriter<W> {
     fn write(&mut self, b: &[u8]) -> io::Result<usize> {
         let n = self.inner.write(b)?;
-        if let Some(sum) = &mut self.sum {
-            sum.update(&b[..n]);
+        if let Some(hash) = &mut self.hash {
+            hash.update(&b[..n]);
         }
         Ok(n)
     }
@@ -101,46 +107,46 @@ impl<W: Write> Write for Summed<W> {
     }
 }
 
-impl Packer {
-    /// Begins an upload; `hint` becomes a part of the staging object's name.
+impl SnapshotUpload {
+    /// Begins an upload. `hint` becomes a part of the name of the staging object.
     ///
     /// # Errors
-    /// The store's.
+    /// Errors of the store.
     pub(crate) fn new(ctx: &Context, hint: &str, encoding: Encoding) -> Result<Self> {
         Self::of(ctx, Upload::new(&ctx.store, hint, ctx.threads), encoding)
     }
 
-    /// Begins the upload of what will get that name, unless it is taken.
+    /// Begins the upload of a snapshot that will get this name, unless the name is taken.
     ///
     /// # Errors
-    /// The store's.
+    /// Errors of the store.
     pub(crate) fn named(ctx: &Context, name: &SnapshotName, encoding: Encoding) -> Result<Self> {
         let upload = Upload::new(&ctx.store, &name.to_string(), ctx.threads);
         Self::of(ctx, upload.likely_named(format!("{V2}/{name}")), encoding)
     }
 
     fn of(ctx: &Context, upload: Upload, encoding: Encoding) -> Result<Self> {
-        let summed = Summed {
+        let hashing = HashingWriter {
             inner: ctx.keys.encrypt(upload)?,
-            sum: ctx.keys.encrypts().then(Sha256::new),
+            hash: ctx.keys.encrypts().then(Sha256::new),
         };
-        let packed = codec::encoder(encoding, ctx.threads, summed);
-        Ok(Packer(packed.map_err(unwritten)?))
+        let encoder = codec::encoder(encoding, ctx.threads, hashing);
+        Ok(SnapshotUpload(encoder.map_err(write_error)?))
     }
 
-    /// Completes the upload, and reads it back.
+    /// Completes the upload, and reads the staging object back.
     ///
     /// # Errors
-    /// The store's.
-    pub(crate) fn finish(self) -> Result<Packed> {
-        let Summed { inner, sum } = self.0.finish().map_err(unwritten)?;
-        let staged = inner.finish().map_err(unwritten)?.finish()?;
-        let content = sum.map(|sum| sum.finalize().into());
-        Ok(Packed { staged, content })
+    /// Errors of the store.
+    pub(crate) fn finish(self) -> Result<StagedSnapshot> {
+        let HashingWriter { inner, hash } = self.0.finish().map_err(write_error)?;
+        let staged = inner.finish().map_err(write_error)?.finish()?;
+        let content = hash.map(|hash| hash.finalize().into());
+        Ok(StagedSnapshot { staged, content })
     }
 }
 
-impl Write for Packer {
+impl Write for SnapshotUpload {
     fn write(&mut self, b: &[u8]) -> io::Result<usize> {
         self.0.write(b)
     }
@@ -150,68 +156,72 @@ impl Write for Packer {
     }
 }
 
-fn unwritten(e: io::Error) -> Error {
+fn write_error(e: io::Error) -> Error {
     Error::io("write the new snapshot", e)
 }
 
-/// What is uploaded and waits for its name.
-pub(crate) struct Packed {
+/// An uploaded snapshot that does not have its name yet.
+pub(crate) struct StagedSnapshot {
     staged: Staged,
-    /// Of what is encrypted.
-    content: Option<Sum>,
+    /// The hash of the content if the snapshot is encrypted.
+    content: Option<ContentHash>,
 }
 
-impl Packed {
-    /// Size in the store.
+impl StagedSnapshot {
+    /// Returns the size in the store, in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.staged.bytes()
     }
 
-    /// Whether the object of that name holds the same, encrypted at another time. What cannot be opened or is
-    /// damaged does not.
-    fn is_in(&self, ctx: &Context, below: &str) -> Result<bool> {
+    /// Returns whether the object `below` the prefix has the same content, encrypted separately. An object
+    /// that cannot be decrypted or is damaged does not.
+    fn has_content_of(&self, ctx: &Context, below: &str) -> Result<bool> {
         let Some(content) = self.content.filter(|_| ctx.keys.decrypts()) else {
             return Ok(false);
         };
-        match sum_of(ctx, below) {
-            Ok(sum) => Ok(sum == content),
+        match content_hash(ctx, below) {
+            Ok(hash) => Ok(hash == content),
             Err(e) if e.reason().is_bad_data() || e.reason() == Reason::CannotDecrypt => Ok(false),
             Err(e) => Err(e),
         }
     }
 }
 
-/// The sum of what an encrypted object holds.
-fn sum_of(ctx: &Context, below: &str) -> Result<Sum> {
+/// Returns the hash of the content of an encrypted object.
+fn content_hash(ctx: &Context, below: &str) -> Result<ContentHash> {
     let opened = ctx.keys.decrypt(ctx.store.read(below))?;
-    let unread = |e| Error::io(format!("read {}", ctx.store.name(below)), e);
-    let mut sum = Sha256::new();
-    for_each_piece(opened, ctx.store.cancel(), unread, |piece| {
-        sum.update(piece);
+    let read_error = |e| Error::io(format!("read {}", ctx.store.name(below)), e);
+    let mut hash = Sha256::new();
+    for_each_piece(opened, ctx.store.cancel(), read_error, |piece| {
+        hash.update(piece);
         Ok(())
     })?;
-    Ok(sum.finalize().into())
+    Ok(hash.finalize().into())
 }
 
-/// Gives an object the first free name from `name` on. Returns its size, or 0 where it was there already:
-/// the same bytes, or the same content encrypted.
+/// Gives a staged snapshot the first free name from `name` on, and updates `name`. Returns the size in bytes,
+/// or 0 if an object with the same bytes or the same encrypted content exists already.
 ///
 /// # Errors
-/// `TargetExists` where all names that are tried are taken; the store's.
-pub(crate) fn give_name(ctx: &Context, packed: &Packed, name: &mut SnapshotName) -> Result<u64> {
+/// `TargetExists` if all names that are tried are taken; errors of the store.
+pub(crate) fn give_name(
+    ctx: &Context,
+    staged: &StagedSnapshot,
+    name: &mut SnapshotName,
+) -> Result<u64> {
     let first = name.created;
     while name.created < first + NAMES_TRIED {
         let below = format!("{V2}/{name}");
-        match packed.staged.publish(&below)? {
-            Published::Created => return Ok(packed.bytes()),
+        match staged.staged.publish(&below)? {
+            Published::Created => return Ok(staged.bytes()),
             Published::Identical => return Ok(0),
-            Published::Taken if packed.is_in(ctx, &below)? => return Ok(0),
+            Published::Taken if staged.has_content_of(ctx, &below)? => return Ok(0),
             Published::Taken => name.created += 1,
         }
     }
     name.created = first;
     Err(Reason::TargetExists.error(format!(
-        "{} and the {NAMES_TRIED} names after it are taken by other snapshots",
+        "{} and the {NAMES_TRIED} names after it are taken by other snapshots: check whether several clusters write to this prefix",
         ctx.store.name(&format!("{V2}/{name}"))
     )))
 }

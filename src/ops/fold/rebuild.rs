@@ -1,7 +1,7 @@
-//! Lays a new database out: the folded records, and the other buckets of the full they came from,
-//! with what has to change in them; and reads a new file as a stranger would.
+//! Rebuild: writes a new database of the folded records and the other buckets of the base, and verifies the
+//! new file.
 //!
-//! It does not know where the bytes go. `compact` and `restore` call it.
+//! Where the bytes go is up to the caller. Called by `compact` and `restore`.
 
 use super::open::source::Source;
 use crate::base::ReadAt;
@@ -20,63 +20,63 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::io::Write;
 use std::time::Duration;
 
-/// Entries of a bucket, in ascending order of their keys.
+/// The entries of a bucket, in ascending order of their keys.
 pub(crate) type Entries = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// What becomes of leases.
+/// How leases are treated in the new database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Leases {
-    /// Keys keep their lease IDs, and the records of leases are the full's.
+    /// Keys keep their lease IDs, and the records of leases are those of the base.
     AsRecorded,
-    /// Keys keep their lease IDs; a lease that the full has no record of gets one with this time to
-    /// live, so that its keys still expire.
+    /// Keys keep their lease IDs. A lease without a record in the base gets one with this time to live, so
+    /// that its keys still expire.
     Keep {
-        /// Counted from when etcd starts; whole seconds.
+        /// The time to live from the start of etcd, in whole seconds.
         time_to_live: Duration,
     },
-    /// No key is attached to a lease, and no lease is left.
+    /// Keys are detached from their leases, and all leases are removed.
     Drop,
 }
 
-/// What the new database shall be.
+/// The description of a new database.
 pub(crate) struct Rebuild<'a> {
     pub(crate) source: &'a Source,
-    /// The compacted revision; above the source's target it is the newest revision, too.
+    /// The compacted revision. If it is above the target of the source, it is the newest revision, too.
     pub(crate) compact: Revision,
     pub(crate) leases: Leases,
-    /// Buckets that hold these entries and none of the full's.
+    /// Buckets that hold these entries instead of those of the base.
     pub(crate) replaced: BTreeMap<Vec<u8>, Entries>,
-    /// Entries of `meta` that are set, or removed where `None`.
+    /// Entries of the bucket `meta` that are set, or removed for `None`.
     pub(crate) meta: BTreeMap<Vec<u8>, Option<Vec<u8>>>,
 }
 
-/// What was written.
+/// The result of writing a new database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Rebuilt {
     pub(crate) hash: HashKv,
-    /// Leases that got a record.
+    /// The number of leases that got a record.
     pub(crate) leases_added: u64,
 }
 
 impl Rebuild<'_> {
-    /// The newest revision of the new database.
+    /// Returns the newest revision of the new database.
     pub(crate) fn revision(&self) -> Revision {
         self.source.target.max(self.compact)
     }
 
-    /// Finds out where everything will be, by lengths alone.
+    /// Computes the layout of the new database, from lengths alone.
     ///
     /// # Errors
     /// As [`Fold::finish`]; `Terminated`.
     pub(crate) fn measure(&self, ctx: &Context, fold: &mut Fold<'_>) -> Result<Layout> {
-        let step = Step::new("measure the new snapshot", None);
+        let progress = Step::new("measure the new snapshot", None);
         let db = &self.source.db;
         let mut w = Writer::measuring(db.page_size())?;
         let (root, _) = self.build(ctx, &mut w, |w, tree, leases| {
             fold.measure(db, |r| {
-                step.add((r.key.len() + r.len) as u64);
+                progress.add((r.key.len() + r.len) as u64);
                 ctx.store.cancel().check()?;
-                leases.note(r);
+                leases.note_record(r);
                 tree.push_len(w, r.key, r.len)
             })
             .map_err(|e| self.at_base(ctx, e))
@@ -86,10 +86,10 @@ impl Rebuild<'_> {
         Ok(layout)
     }
 
-    /// Writes what was measured.
+    /// Writes a database of which [`measure`](Self::measure) computed the layout.
     ///
     /// # Errors
-    /// As [`measure`](Self::measure); what `out` returns; `Internal`.
+    /// As [`measure`](Self::measure); errors of `out`; `Internal`.
     pub(crate) fn write(
         &self,
         ctx: &Context,
@@ -102,12 +102,14 @@ impl Rebuild<'_> {
         let mut folded = None;
         let mut w = Writer::writing(layout, out)?;
         let (root, leases_added) = self.build(ctx, &mut w, |w, tree, leases| {
-            let fold = fold
-                .take()
-                .ok_or_else(|| Error::corrupt("the snapshot has two buckets \"key\""))?;
+            let fold = fold.take().ok_or_else(|| {
+                Error::corrupt(
+                    "the snapshot has two buckets \"key\": use another copy or another snapshot",
+                )
+            })?;
             let finished = fold.finish(db, |r| {
                 ctx.store.cancel().check()?;
-                leases.note(r);
+                leases.note_record(r);
                 tree.push(w, r.key, r.record)
             });
             folded = Some(finished.map_err(|e| self.at_base(ctx, e))?);
@@ -118,9 +120,9 @@ impl Rebuild<'_> {
         Ok(Rebuilt { hash, leases_added })
     }
 
-    /// Folds the source and writes what comes of it at once, where nothing that the deltas hold drops out
-    /// again; `None` where it may. The head of the layout is still to be written at the beginning.
-    /// Gives the number of events, too.
+    /// Folds the source and writes the new database in one pass. Returns `None` if that is not possible,
+    /// since a compaction above the base may drop records of deltas again. Otherwise it returns the layout,
+    /// whose head the caller must still write at the beginning, and the number of events.
     ///
     /// # Errors
     /// As [`Source::fold`] and [`write`](Self::write).
@@ -133,18 +135,18 @@ impl Rebuild<'_> {
         if self.compact > source.base.revision {
             return Ok(None);
         }
-        let is_alone = source.deltas().next().is_none();
+        let has_no_deltas = source.deltas().next().is_none();
         let db = &source.db;
         let detach = self.leases == Leases::Drop;
         let mut folded = None;
         let mut w = Writer::streaming(db.page_size(), out)?;
         let (root, leases_added) = self.build(ctx, &mut w, |w, tree, leases| {
-            if is_alone {
-                // Nothing follows: what is each key's newest record is known, and one pass does for all.
+            if has_no_deltas {
+                // The newest record of each key is known, so a plain fold needs one pass.
                 let (fold, events) = source.fold(ctx, self.compact, KeyRange::All, detach)?;
                 let hash = fold.finish(db, |r| {
                     ctx.store.cancel().check()?;
-                    leases.note(r);
+                    leases.note_record(r);
                     tree.push(w, r.key, r.record)
                 });
                 folded = Some((hash.map_err(|e| self.at_base(ctx, e))?, events));
@@ -168,8 +170,8 @@ impl Rebuild<'_> {
         Ok(Some((Rebuilt { hash, leases_added }, layout, events)))
     }
 
-    /// Puts the full's name before what is wrong with it. What is wrong with the new file, or with where
-    /// it goes, is not the full's fault; and a contradiction between histories is the deltas'.
+    /// Puts the name of the base before an error about its data. Errors of the new file or its target are not
+    /// about the base, and a contradiction between histories is about the deltas.
     fn at_base(&self, ctx: &Context, e: Error) -> Error {
         match e.reason() {
             Reason::HistoryMismatch => e,
@@ -178,42 +180,38 @@ impl Rebuild<'_> {
         }
     }
 
-    /// Builds the new database out of the full's buckets; `records` fills the one of records. Gives the
-    /// number of leases that got a record, too.
+    /// Builds the new database from the buckets of the base; `records` fills the bucket of records. Returns
+    /// the number of leases that got a record, too.
     fn build(
         &self,
         ctx: &Context,
         w: &mut Writer<'_>,
-        mut records: impl FnMut(&mut Writer<'_>, &mut TreeBuilder, &mut Attached) -> Result<()>,
+        mut records: impl FnMut(&mut Writer<'_>, &mut TreeBuilder, &mut AttachedLeases) -> Result<()>,
     ) -> Result<(TreeBuilder, u64)> {
         let at_base = |e| self.at_base(ctx, e);
         let db = &self.source.db;
         let mut root = TreeBuilder::new(db.meta().sequence);
         let budget = db.page_budget();
-        let mut attached = Attached::new(self.leases);
+        let mut leases = AttachedLeases::new(self.leases);
         let mut leases_added = 0;
-        // Buckets that the full does not have stand between its own.
-        let add = |w: &mut Writer<'_>, root: &mut TreeBuilder, (name, entries): (&Vec<u8>, _)| {
-            let value = write_bucket(w, 0, entries)?;
-            root.push_bucket(w, name, &value)
-        };
-        let mut missing = self.replaced.iter().peekable();
+        // Replaced buckets that the base does not have go between its own, in the order of names.
+        let mut replaced_buckets = self.replaced.iter().peekable();
         let mut buckets = db.cursor_within(&db.root(), &budget);
         while let Some(e) = buckets.next().map_err(at_base)? {
-            while let Some(bucket) = missing.next_if(|(name, _)| name.as_slice() < e.key) {
-                add(w, &mut root, bucket)?;
+            while let Some(bucket) = replaced_buckets.next_if(|(name, _)| name.as_slice() < e.key) {
+                add_bucket(w, &mut root, bucket)?;
             }
             if !e.is_bucket() {
                 root.push(w, e.key, e.value)?;
                 continue;
             }
             let bucket = Bucket::decode(e.value).map_err(at_base)?;
-            let replaced = missing.next_if(|(name, _)| name.as_slice() == e.key);
+            let replaced = replaced_buckets.next_if(|(name, _)| name.as_slice() == e.key);
             let value = match (e.key, replaced) {
                 (_, Some((_, entries))) => write_bucket(w, bucket.sequence, entries)?,
                 (KEY_BUCKET, _) => {
                     let mut tree = TreeBuilder::new(bucket.sequence);
-                    records(w, &mut tree, &mut attached)?;
+                    records(w, &mut tree, &mut leases)?;
                     tree.finish(w)?
                 }
                 (META_BUCKET, _) => {
@@ -223,20 +221,20 @@ impl Rebuild<'_> {
                 }
                 (lease::BUCKET, _) => {
                     let value;
-                    (value, leases_added) = attached.write(w, db, &bucket).map_err(at_base)?;
+                    (value, leases_added) = leases.write(w, db, &bucket).map_err(at_base)?;
                     value
                 }
                 _ => copy_bucket(db, &bucket, &budget, w, 0).map_err(at_base)?,
             };
             root.push_bucket(w, e.key, &value)?;
         }
-        for bucket in missing {
-            add(w, &mut root, bucket)?;
+        for bucket in replaced_buckets {
+            add_bucket(w, &mut root, bucket)?;
         }
         Ok((root, leases_added))
     }
 
-    /// The full's `meta` with what has to change in it.
+    /// Applies the changes to the entries of the bucket `meta`.
     fn change_meta(&self, entries: &mut Entries) {
         if self.compact != Revision::NONE {
             for key in [SCHEDULED_COMPACT, FINISHED_COMPACT] {
@@ -251,12 +249,13 @@ impl Rebuild<'_> {
         }
     }
 
-    /// Reads the new file as a stranger would: every page, its revisions, and HashKV.
+    /// Verifies the new file: reads every page, and compares the revisions and the HashKV with those of the
+    /// fold.
     ///
     /// # Errors
-    /// `Internal` where it is not what was written; `CorruptSnapshot`; `Io`.
-    pub(crate) fn verify(&self, src: impl ReadAt, written: &HashKv, layout: &Layout) -> Result<()> {
-        let _step = Step::new("verify the new snapshot", None);
+    /// `Internal` if the file differs from what was written; `CorruptSnapshot`; `Io`.
+    pub(crate) fn verify(&self, src: impl ReadAt, folded: &HashKv, layout: &Layout) -> Result<()> {
+        let _progress = Step::new("verify the new snapshot", None);
         let db = Database::open(src)?;
         let base = Base::read(&db)?;
         let hash = read_every_page(&db)?;
@@ -264,12 +263,12 @@ impl Rebuild<'_> {
         let bytes = bytes.map_err(|e| Error::io("read the new database", e))?;
         if base.revision != self.revision()
             || !base.compaction_finished
-            || hash != *written
+            || hash != *folded
             || bytes != layout.bytes()
         {
             check_compacted(&self.source.db)?;
             return Err(Error::internal(format!(
-                "the new file is not what was folded: it ends at revision {} with {hash:?}, folded were {} and {written:?}",
+                "the new file differs from the fold: the file ends at revision {} with {hash:?}, the fold at {} with {folded:?}",
                 base.revision,
                 self.revision()
             )));
@@ -278,34 +277,35 @@ impl Rebuild<'_> {
     }
 }
 
-/// The leases that keys are attached to, as the records go by.
-struct Attached {
-    wanted: Leases,
-    /// By ID, in the order of the bucket's keys.
+/// The leases to which live keys are attached. They are collected while records are written.
+struct AttachedLeases {
+    treatment: Leases,
+    /// The IDs in the order of the keys of the bucket.
     ids: BTreeSet<[u8; lease::KEY_SIZE]>,
 }
 
-impl Attached {
-    fn new(wanted: Leases) -> Self {
-        Attached {
-            wanted,
+impl AttachedLeases {
+    fn new(treatment: Leases) -> Self {
+        AttachedLeases {
+            treatment,
             ids: BTreeSet::new(),
         }
     }
 
-    fn note(&mut self, r: &Kept<'_>) {
+    /// Notes the lease of a record, if the record is the newest of a live key.
+    fn note_record(&mut self, r: &Kept<'_>) {
         if r.lease != 0 && r.is_newest && !r.rk.tombstone {
             self.add(r.lease);
         }
     }
 
     fn add(&mut self, lease: i64) {
-        if matches!(self.wanted, Leases::Keep { .. }) {
+        if matches!(self.treatment, Leases::Keep { .. }) {
             self.ids.insert(lease::key(lease));
         }
     }
 
-    /// Writes the bucket of leases. Gives the number of those that were added, too.
+    /// Writes the bucket of leases. Returns the number of added records, too.
     fn write<R: ReadAt>(
         &mut self,
         w: &mut Writer<'_>,
@@ -313,34 +313,34 @@ impl Attached {
         bucket: &Bucket,
     ) -> Result<(BucketValue, u64)> {
         let mut tree = TreeBuilder::new(bucket.sequence);
-        let time_to_live = match self.wanted {
+        let time_to_live = match self.treatment {
             Leases::Drop => return Ok((tree.finish(w)?, 0)),
-            // No ID was noted.
+            // No IDs were noted, so none is added.
             Leases::AsRecorded => Duration::ZERO,
             Leases::Keep { time_to_live } => time_to_live,
         };
         let mut added = 0;
-        let mut unknown = std::mem::take(&mut self.ids).into_iter().peekable();
+        let mut missing = std::mem::take(&mut self.ids).into_iter().peekable();
         let mut add = |w: &mut Writer<'_>, tree: &mut TreeBuilder, id: [u8; lease::KEY_SIZE]| {
             added += 1;
             tree.push(w, &id, &lease::record(id, time_to_live))
         };
         let mut c = db.cursor(bucket);
         while let Some(e) = c.next()? {
-            while let Some(id) = unknown.next_if(|id| id.as_slice() < e.key) {
+            while let Some(id) = missing.next_if(|id| id.as_slice() < e.key) {
                 add(w, &mut tree, id)?;
             }
-            unknown.next_if(|id| id.as_slice() == e.key);
+            missing.next_if(|id| id.as_slice() == e.key);
             tree.push(w, e.key, e.value)?;
         }
-        for id in unknown {
+        for id in missing {
             add(w, &mut tree, id)?;
         }
         Ok((tree.finish(w)?, added))
     }
 }
 
-/// A database that is larger could not be read again.
+/// Fails if the new database is larger than deltafold reads.
 fn check_size(ctx: &Context, bytes: u64) -> Result<()> {
     match bytes > ctx.limits.database_bytes {
         true => {
@@ -351,6 +351,16 @@ fn check_size(ctx: &Context, bytes: u64) -> Result<()> {
     }
 }
 
+/// Adds a bucket that the base does not have.
+fn add_bucket(
+    w: &mut Writer<'_>,
+    root: &mut TreeBuilder,
+    (name, entries): (&Vec<u8>, &Entries),
+) -> Result<()> {
+    let value = write_bucket(w, 0, entries)?;
+    root.push_bucket(w, name, &value)
+}
+
 fn write_bucket(w: &mut Writer<'_>, sequence: u64, entries: &Entries) -> Result<BucketValue> {
     let mut tree = TreeBuilder::new(sequence);
     for (key, value) in entries {
@@ -359,10 +369,10 @@ fn write_bucket(w: &mut Writer<'_>, sequence: u64, entries: &Entries) -> Result<
     tree.finish(w)
 }
 
-/// Bytes that a small bucket may have. etcd's `meta` has some hundred.
+/// The most bytes of a bucket that is read into memory. The bucket `meta` of etcd has a few hundred.
 const SMALL_BUCKET: usize = 1 << 20;
 
-/// All entries of a small bucket.
+/// Reads all entries of a small bucket.
 fn read_bucket<R: ReadAt>(db: &Database<R>, bucket: &Bucket) -> Result<Entries> {
     let mut entries = Entries::new();
     let mut bytes = 0;
@@ -371,7 +381,7 @@ fn read_bucket<R: ReadAt>(db: &Database<R>, bucket: &Bucket) -> Result<Entries> 
         bytes += e.key.len() + e.value.len();
         if bytes > SMALL_BUCKET {
             return Err(Error::corrupt(format!(
-                "its bucket \"meta\" has more than {SMALL_BUCKET} bytes, which etcd's never has"
+                "its bucket \"meta\" has more than {SMALL_BUCKET} bytes, which etcd never writes"
             )));
         }
         entries.insert(e.key.to_vec(), e.value.to_vec());
@@ -379,13 +389,11 @@ fn read_bucket<R: ReadAt>(db: &Database<R>, bucket: &Bucket) -> Result<Entries> 
     Ok(entries)
 }
 
-/// Bytes of keys that are held to find one that is there twice.
+/// The bytes of keys that are held in memory to find a duplicate.
 const MOST_KEYS: usize = 64 << 20;
 
-/// A base that says it is compacted holds one record a key up to there. The fold relies on that;
-/// whether it is so is only looked at when something does not add up.
-///
-/// It holds no more than the first [`MOST_KEYS`] bytes of keys.
+/// Checks that the base holds one record for each key up to its compacted revision, as far as memory for
+/// [`MOST_KEYS`] bytes of keys goes. The fold relies on it; this is checked only after a verification failed.
 fn check_compacted<R: ReadAt>(db: &Database<R>) -> Result<()> {
     let base = Base::read(db)?;
     let mut keys = HashSet::new();
@@ -400,7 +408,7 @@ fn check_compacted<R: ReadAt>(db: &Database<R>) -> Result<()> {
         key_bytes += key.len();
         if !keys.insert(key.to_vec()) {
             return Err(Error::corrupt(format!(
-                "the base says that it was compacted at revision {}, and holds a key twice below",
+                "the base claims to be compacted at revision {}, but holds two records of one key below it: use another base or exclude it",
                 base.compact_revision
             )));
         }
@@ -408,7 +416,7 @@ fn check_compacted<R: ReadAt>(db: &Database<R>) -> Result<()> {
     Ok(())
 }
 
-/// Nesting of buckets beyond which a file is damaged; etcd nests none.
+/// The depth of nested buckets above which a file counts as damaged. etcd nests none.
 const MAX_NESTING: usize = 16;
 
 fn copy_bucket<R: ReadAt>(
@@ -432,36 +440,38 @@ fn copy_bucket<R: ReadAt>(
     tree.finish(writer)
 }
 
-/// Reads every page of a database; gives its HashKV.
+/// Reads every page of a database, and returns its HashKV.
 ///
 /// # Errors
 /// `CorruptSnapshot`, `Io`.
 pub(crate) fn read_every_page<R: ReadAt>(db: &Database<R>) -> Result<HashKv> {
     let hash = hash_kv(db, None)?;
-    // HashKV has read all of the `key` bucket.
+    // HashKV has read the whole bucket `key`.
     read_all(db, &db.root(), 0, |name| name != KEY_BUCKET)?;
     Ok(hash)
 }
 
-/// Fails if buckets are nested deeper than etcd nests them, which is not at all.
+/// Fails if buckets are nested too deep.
 fn check_depth(depth: usize) -> Result<()> {
     match depth > MAX_NESTING {
-        true => Err(Error::corrupt("buckets are nested without end")),
+        true => Err(Error::corrupt(
+            "buckets are nested more than 16 deep, which etcd never does",
+        )),
         false => Ok(()),
     }
 }
 
-/// Reads every page of a bucket, and of those in it that `wanted` names.
+/// Reads every page of a bucket, and of the nested buckets for whose names `is_wanted` is true.
 fn read_all<R: ReadAt>(
     db: &Database<R>,
     bucket: &Bucket,
     depth: usize,
-    wanted: fn(&[u8]) -> bool,
+    is_wanted: fn(&[u8]) -> bool,
 ) -> Result<()> {
     check_depth(depth)?;
     let mut c = db.cursor(bucket);
     while let Some(e) = c.next()? {
-        if e.is_bucket() && wanted(e.key) {
+        if e.is_bucket() && is_wanted(e.key) {
             read_all(db, &Bucket::decode(e.value)?, depth + 1, |_| true)?;
         }
     }

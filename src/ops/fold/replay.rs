@@ -1,14 +1,13 @@
-//! Replay: the deltas of a [`Source`] go into a fold, one after the other with one thread, several at once
-//! with more.
+//! Replay: applies the deltas of a [`Source`] to a fold, on one or several threads.
 //!
-//! The first delta that is under way holds the fold; those after it fold into parts of their own,
-//! and hand these over when their turn comes. Their results, and the error if there is one, are
-//! those of one thread.
+//! The earliest delta in progress holds the fold. Later deltas collect their events in parts, and add these
+//! to the fold when their turn comes. So the result, or the error, does not depend on the number of threads.
+//! Called by `compact`, `restore`, `verify` and operations that read a backup.
 
 use super::by_time;
-use super::open::read_snapshot::Reading;
+use super::open::read_snapshot::SnapshotReader;
 use super::open::source::Source;
-use super::select::Step;
+use super::select::DeltaSlice;
 use crate::base::{lock, unpoisoned};
 use crate::error::{Error, Result};
 use crate::mvcc::{
@@ -19,18 +18,20 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex};
 use std::time::Duration;
 
-/// Changes that a fold holds in memory before they go to the temporary directory.
+/// The bytes of changes that a fold holds in memory before it writes them to the temporary directory.
 const CHANGE_BUFFER_BYTES: usize = 16 << 20;
-/// Changes that a part holds in memory: what an upload's part takes later.
+/// The bytes of changes that a part holds in memory. An upload uses the same memory later.
 const PART_BUFFER_BYTES: usize = 4 << 20;
-/// Keys that all parts together hold in memory; one that has more waits for its turn.
+/// The bytes of keys that all parts together hold in memory. A part that exceeds its share waits for its
+/// turn.
 const PARTS_KEY_BYTES: usize = 12 << 20;
 
 impl Source {
-    /// Folds the records of some keys. Gives the number of events that were taken, too.
+    /// Folds the records of some keys. Returns the fold and the number of events that were applied.
     ///
     /// # Errors
-    /// Those of a damaged or foreign delta; the store's; `Io`, `NoSpace`, `Terminated`.
+    /// Errors of a damaged delta or of one from another history; errors of the store; `Io`, `NoSpace`,
+    /// `Terminated`.
     pub fn fold(
         &self,
         ctx: &Context,
@@ -41,10 +42,11 @@ impl Source {
         self.fold_to(ctx, compact, keys, detach_leases, Ok)
     }
 
-    /// As [`fold`](Self::fold); `to` says where the changes go before they come.
+    /// Folds as [`fold`](Self::fold) does. `to` prepares the fold before the first event, for example to
+    /// stream its result.
     ///
     /// # Errors
-    /// As [`fold`](Self::fold); what `to` returns.
+    /// As [`fold`](Self::fold); errors of `to`.
     pub(super) fn fold_to<'f>(
         &self,
         ctx: &Context,
@@ -55,7 +57,7 @@ impl Source {
     ) -> Result<(Fold<'f>, u64)> {
         let options = self.fold_options(ctx, compact, keys, detach_leases);
         let fold = to(self.fold_of_base(ctx, options.clone())?)?;
-        self.read_deltas(ctx, || replay(ctx, self.steps(), &options, fold))
+        self.read_deltas(ctx, || replay(ctx, self.delta_slices(), &options, fold))
     }
 
     fn fold_options(
@@ -81,24 +83,25 @@ impl Source {
         Fold::new(options, &self.db).map_err(self.at_base(ctx))
     }
 
-    /// The compacted revision of a result that keeps so much history.
+    /// Returns the compacted revision of a new snapshot that keeps this much history.
     ///
     /// # Errors
-    /// As [`fold`](Self::fold): for a duration the deltas are read.
+    /// As [`fold`](Self::fold), since for a duration deltas are read.
     pub fn compact_revision(&self, ctx: &Context, keep: KeepHistory) -> Result<Revision> {
-        let made = self.base_snapshot().map(|s| s.name.created_at());
-        // The base's events have no times, but they are older than the base.
-        let base = made.map(|made| (made, self.base.revision));
+        let created = self.base_snapshot().map(|s| s.name.created_at());
+        // The events in the base have no times, but they are older than the base.
+        let base = created.map(|created| (created, self.base.revision));
         let cutoff = match keep {
-            KeepHistory::Age(age) => {
-                self.read_some_deltas(ctx, || by_time::too_old(ctx, self.steps(), base, age))?
-            }
+            KeepHistory::Age(age) => self.read_some_deltas(ctx, || {
+                by_time::newest_older_than(ctx, self.delta_slices(), base, age)
+            })?,
             _ => None,
         };
         Ok(keep.compact_revision(&self.base, self.target, cutoff))
     }
 
-    /// HashKV of the state as if compacted at a revision. Gives the number of events that were taken, too.
+    /// Computes the HashKV of the state as if it was compacted at a revision. Returns the number of applied
+    /// events, too.
     ///
     /// # Errors
     /// As [`fold`](Self::fold).
@@ -113,7 +116,7 @@ impl Source {
         Ok((hash.map_err(self.at_base(ctx))?, events))
     }
 
-    /// HashKV of the full itself.
+    /// Computes the HashKV of the full itself.
     ///
     /// # Errors
     /// `CorruptSnapshot`, `Io`.
@@ -121,10 +124,10 @@ impl Source {
         hash_kv(&self.db, None).map_err(self.at_base(ctx))
     }
 
-    /// Hands every one of `keys` that is alive to `each`, in the order of their newest revisions.
+    /// Calls `each` for every live key of a range, in the order of the newest revisions of the keys.
     ///
     /// # Errors
-    /// As [`fold`](Self::fold); what `each` returns.
+    /// As [`fold`](Self::fold); errors of `each`.
     pub fn for_each_live(
         &self,
         ctx: &Context,
@@ -132,10 +135,10 @@ impl Source {
         each: impl FnMut(&KeyValue<'_>) -> Result<()>,
     ) -> Result<()> {
         let (fold, _) = self.fold(ctx, self.target, keys, false)?;
-        self.hand_on(ctx, fold, each)
+        self.visit_live(ctx, fold, each)
     }
 
-    /// As [`for_each_live`](Self::for_each_live), as if no delta changed one of `keys`.
+    /// As [`for_each_live`](Self::for_each_live), for keys that no delta changes.
     pub(crate) fn for_each_live_in_base(
         &self,
         ctx: &Context,
@@ -143,10 +146,11 @@ impl Source {
         each: impl FnMut(&KeyValue<'_>) -> Result<()>,
     ) -> Result<()> {
         let options = self.fold_options(ctx, self.target, keys, false);
-        self.hand_on(ctx, self.fold_of_base(ctx, options)?, each)
+        self.visit_live(ctx, self.fold_of_base(ctx, options)?, each)
     }
 
-    fn hand_on(
+    /// Calls `each` for the live keys of a fold.
+    fn visit_live(
         &self,
         ctx: &Context,
         fold: Fold<'_>,
@@ -158,7 +162,7 @@ impl Source {
                 return Ok(());
             }
             match KeyValue::decode(r.record)? {
-                // etcdutl's mark of a bumped revision is no key.
+                // etcdutl marks a bumped revision with an empty key.
                 kv if kv.key.is_empty() => Ok(()),
                 kv => each(&kv),
             }
@@ -167,234 +171,242 @@ impl Source {
     }
 }
 
-/// Applies the deltas in order. Gives the fold back, and the number of events it took.
+/// Applies the deltas in order. Returns the fold and the number of events that were applied.
 ///
 /// # Errors
-/// Those of the first delta that has one: `CorruptSnapshot`, `NameMismatch`, `HistoryMismatch`; the
-/// store's; `Io`, `NoSpace`, `Terminated`.
+/// The error of the first delta that fails: `CorruptSnapshot`, `NameMismatch`, `HistoryMismatch`; errors of
+/// the store; `Io`, `NoSpace`, `Terminated`.
 fn replay<'f>(
     ctx: &Context,
-    steps: &[Step],
+    slices: &[DeltaSlice],
     options: &FoldOptions,
     fold: Fold<'f>,
 ) -> Result<(Fold<'f>, u64)> {
-    let threads = ctx.threads.clamp(1, steps.len().max(1));
-    let run = Run {
+    let threads = ctx.threads.clamp(1, slices.len().max(1));
+    let replay = ParallelReplay {
         ctx,
-        steps,
+        slices,
         options,
         threads,
-        taken: AtomicUsize::new(0),
+        begun: AtomicUsize::new(0),
         events: AtomicU64::new(0),
-        reading: Reading::new(ctx, steps.iter().map(|s| &s.snapshot)),
-        turn: Mutex::new(Turn {
+        reader: SnapshotReader::new(ctx, slices.iter().map(|s| &s.snapshot)),
+        turn: Mutex::new(FoldTurn {
             next: 0,
             fold: Some(fold),
             failed: None,
         }),
-        passed: Condvar::new(),
-        stop_at: AtomicUsize::new(usize::MAX),
+        turn_changed: Condvar::new(),
+        failed_at: AtomicUsize::new(usize::MAX),
     };
     std::thread::scope(|s| {
         for _ in 1..threads {
-            // If the system has no thread left, fewer do it.
-            let _ = std::thread::Builder::new().spawn_scoped(s, || run.work());
+            // If the system has no threads left, fewer of them work.
+            let _ = std::thread::Builder::new().spawn_scoped(s, || replay.work());
         }
-        run.work();
+        replay.work();
     });
-    let turn = unpoisoned(run.turn.into_inner());
+    let turn = unpoisoned(replay.turn.into_inner());
     match (turn.failed, turn.fold) {
         (Some((_, e)), _) => Err(e),
-        (None, Some(fold)) => Ok((fold, run.events.into_inner())),
+        (None, Some(fold)) => Ok((fold, replay.events.into_inner())),
         (None, None) => Err(Error::internal("the fold was lost")),
     }
 }
 
-struct Run<'a, 'f> {
+/// A replay on several threads.
+struct ParallelReplay<'a, 'f> {
     ctx: &'a Context,
-    steps: &'a [Step],
+    slices: &'a [DeltaSlice],
     options: &'a FoldOptions,
     threads: usize,
-    /// Steps that a thread has taken.
-    taken: AtomicUsize,
+    /// The number of slices that threads have begun.
+    begun: AtomicUsize,
+    /// The number of events that were applied.
     events: AtomicU64,
-    reading: Reading<'a>,
-    turn: Mutex<Turn<'f>>,
-    passed: Condvar,
-    /// Steps from this one on are not worth going on with.
-    stop_at: AtomicUsize,
+    reader: SnapshotReader<'a>,
+    turn: Mutex<FoldTurn<'f>>,
+    /// Notified when `turn` changes.
+    turn_changed: Condvar,
+    /// The first slice that failed; later slices need not be finished.
+    failed_at: AtomicUsize,
 }
 
-struct Turn<'f> {
-    /// The step that may have the fold.
+/// Which slice may have the fold.
+struct FoldTurn<'f> {
+    /// The index of the slice that may take the fold.
     next: usize,
+    /// The fold; `None` while a slice has taken it.
     fold: Option<Fold<'f>>,
-    /// The first step that failed.
+    /// The first slice that failed, and its error.
     failed: Option<(usize, Error)>,
 }
 
-/// Where a step's events go.
-enum Taker<'f> {
+/// Where the events of a slice go.
+enum EventSink<'f> {
     Whole(Box<Fold<'f>>),
     Part(Box<Part>),
 }
 
-impl<'f> Taker<'f> {
+impl<'f> EventSink<'f> {
     fn apply(&mut self, main: Revision, sub: u32, change: &Change<'_>) -> Result<bool> {
         match self {
-            Taker::Whole(fold) => fold.apply(main, sub, change),
-            Taker::Part(part) => part.apply(main, sub, change),
+            EventSink::Whole(fold) => fold.apply(main, sub, change),
+            EventSink::Part(part) => part.apply(main, sub, change),
         }
     }
 
-    /// Hands what a part took over to the fold whose turn it is.
+    /// Adds the events of a part to the fold. A fold that was taken already stays as it is.
     fn join(self, mut fold: Fold<'f>) -> Result<Fold<'f>> {
-        if let Taker::Part(part) = self {
+        if let EventSink::Part(part) = self {
             fold.absorb(*part)?;
         }
         Ok(fold)
     }
 }
 
-impl<'f> Run<'_, 'f> {
+impl<'f> ParallelReplay<'_, 'f> {
+    /// The body of a thread: replays slices until none is left or one has failed.
     fn work(&self) {
         loop {
-            let i = self.taken.fetch_add(1, Ordering::Relaxed);
-            if i >= self.steps.len() || i > self.stop_at.load(Ordering::Relaxed) {
+            let i = self.begun.fetch_add(1, Ordering::Relaxed);
+            if i >= self.slices.len() || i > self.failed_at.load(Ordering::Relaxed) {
                 return;
             }
-            // The waiting threads are told of the panic, and then it goes on.
-            let guard = Panicked(self, i);
-            if let Err(e) = self.step(i) {
+            // If the replay panics, the guard ends the waiting of the other threads.
+            let guard = FailOnPanic(self, i);
+            if let Err(e) = self.replay_slice(i) {
                 self.fail(i, e);
             }
             std::mem::forget(guard);
         }
     }
 
+    /// Records that a slice failed, and wakes the waiting threads.
     fn fail(&self, i: usize, e: Error) {
         let mut turn = lock(&self.turn);
         if turn.failed.as_ref().is_none_or(|(first, _)| i < *first) {
             turn.failed = Some((i, e));
-            self.stop_at.fetch_min(i, Ordering::Relaxed);
+            self.failed_at.fetch_min(i, Ordering::Relaxed);
         }
-        self.passed.notify_all();
+        self.turn_changed.notify_all();
     }
 
-    /// Whether a step before this one has failed.
-    fn is_in_vain(&self, i: usize) -> bool {
-        self.stop_at.load(Ordering::Relaxed) < i
+    /// Returns whether a slice before this one has failed.
+    fn has_earlier_failure(&self, i: usize) -> bool {
+        self.failed_at.load(Ordering::Relaxed) < i
     }
 
-    /// The fold, if it is this step's turn.
-    fn take(&self, i: usize) -> Option<Fold<'f>> {
+    /// Takes the fold, if it is the turn of this slice.
+    fn take_fold(&self, i: usize) -> Option<Fold<'f>> {
         let mut turn = lock(&self.turn);
         (turn.next == i).then(|| turn.fold.take())?
     }
 
-    /// Waits for the fold; `None` if a step before this one has failed.
-    fn wait(&self, i: usize) -> Result<Option<Fold<'f>>> {
+    /// Waits for the fold and takes it; `None` if a slice before this one has failed.
+    fn wait_for_fold(&self, i: usize) -> Result<Option<Fold<'f>>> {
         self.wait_for_turn(i)?;
-        Ok(self.take(i))
+        Ok(self.take_fold(i))
     }
 
-    /// Waits until this step may have the fold, or a step before it has failed.
+    /// Waits until this slice may take the fold, or a slice before it has failed.
     fn wait_for_turn(&self, i: usize) -> Result<()> {
-        /// How long a signal may go unnoticed.
-        const LOOK: Duration = Duration::from_millis(50);
+        /// The interval at which cancellation is checked.
+        const CHECK_INTERVAL: Duration = Duration::from_millis(50);
         let mut turn = lock(&self.turn);
-        while turn.next != i && !self.is_in_vain(i) {
+        while turn.next != i && !self.has_earlier_failure(i) {
             self.ctx.store.cancel().check()?;
-            turn = unpoisoned(self.passed.wait_timeout(turn, LOOK)).0;
+            turn = unpoisoned(self.turn_changed.wait_timeout(turn, CHECK_INTERVAL)).0;
         }
         Ok(())
     }
 
-    fn pass(&self, i: usize, fold: Fold<'f>) {
+    /// Passes the fold on to the next slice.
+    fn pass_on(&self, i: usize, fold: Fold<'f>) {
         let mut turn = lock(&self.turn);
         turn.next = i + 1;
         turn.fold = Some(fold);
-        self.passed.notify_all();
+        self.turn_changed.notify_all();
     }
 
-    fn step(&self, i: usize) -> Result<()> {
-        let step = &self.steps[i];
-        let at = self.ctx.at(&step.snapshot);
-        let delta = self.reading.delta(i)?;
-        // Only the earliest delta under way may hold a long event.
-        let mut delta = delta.with_leave(|| self.wait_for_turn(i));
-        let mut taker = match self.take(i) {
-            Some(fold) => Taker::Whole(Box::new(fold)),
+    fn replay_slice(&self, i: usize) -> Result<()> {
+        let slice = &self.slices[i];
+        let at = self.ctx.at(&slice.snapshot);
+        let delta = self.reader.delta(i)?;
+        // Only the earliest delta in progress may hold a long event in memory.
+        let mut delta = delta.before_long_event(|| self.wait_for_turn(i));
+        let mut sink = match self.take_fold(i) {
+            Some(fold) => EventSink::Whole(Box::new(fold)),
             None => {
                 let part = Part::new(self.options.clone(), PART_BUFFER_BYTES);
-                Taker::Part(Box::new(part))
+                EventSink::Part(Box::new(part))
             }
         };
         let (mut events, mut key_bytes) = (0, 0);
-        let mut n = 0u32;
+        let mut events_read = 0u32;
         loop {
             let applied = match delta.next() {
                 Ok(None) => break,
-                Ok(Some(e)) if e.main <= step.after || e.main > step.until => Ok(false),
-                Ok(Some(e)) => taker.apply(e.main, e.sub, &e.change),
+                Ok(Some(e)) if !slice.contains(e.main) => Ok(false),
+                Ok(Some(e)) => sink.apply(e.main, e.sub, &e.change),
                 Err(e) => Err(e),
             };
             match applied {
-                Ok(taken) => events += u64::from(taken),
+                Ok(was_applied) => events += u64::from(was_applied),
                 Err(e) => {
                     let e = delta.explain(e);
-                    return Err(at(self.first_error(i, taker, e, delta.is_damaged())?));
+                    return Err(at(self.first_error(i, sink, e, delta.is_damaged())?));
                 }
             }
-            n = n.wrapping_add(1);
-            if !n.is_multiple_of(256) && !delta.is_long() {
+            events_read = events_read.wrapping_add(1);
+            if !events_read.is_multiple_of(256) && !delta.holds_long_event() {
                 continue;
             }
-            if self.is_in_vain(i) {
+            if self.has_earlier_failure(i) {
                 return Ok(());
             }
-            if let Taker::Part(part) = &taker {
+            if let EventSink::Part(part) = &sink {
                 key_bytes = part.key_memory().max(key_bytes);
-                let whole = match key_bytes > PARTS_KEY_BYTES / self.threads {
-                    true => self.wait(i)?,
-                    false => self.take(i),
+                let fold = match key_bytes > PARTS_KEY_BYTES / self.threads {
+                    true => self.wait_for_fold(i)?,
+                    false => self.take_fold(i),
                 };
-                if let Some(fold) = whole {
-                    let joined = taker.join(fold).map_err(|e| at(delta.explain(e)))?;
-                    taker = Taker::Whole(Box::new(joined));
+                if let Some(fold) = fold {
+                    let joined = sink.join(fold).map_err(|e| at(delta.explain(e)))?;
+                    sink = EventSink::Whole(Box::new(joined));
                 }
             }
         }
-        let fold = match taker {
-            Taker::Whole(fold) => *fold,
-            part => match self.wait(i)? {
+        let fold = match sink {
+            EventSink::Whole(fold) => *fold,
+            part => match self.wait_for_fold(i)? {
                 Some(fold) => part.join(fold).map_err(&at)?,
                 None => return Ok(()),
             },
         };
         self.events.fetch_add(events, Ordering::Relaxed);
-        self.pass(i, fold);
+        self.pass_on(i, fold);
         Ok(())
     }
 
-    /// What one thread would have said where a part failed with `e`: what came before `e` may
-    /// contradict the fold. Damaged bytes explain both.
-    fn first_error(&self, i: usize, taker: Taker<'f>, e: Error, damaged: bool) -> Result<Error> {
-        if damaged || !e.reason().is_bad_data() || matches!(taker, Taker::Whole(_)) {
+    /// Returns the error that a replay on one thread would have returned if a part failed with `e`: events
+    /// before `e` may contradict the fold. Damaged bytes explain both.
+    fn first_error(&self, i: usize, sink: EventSink<'f>, e: Error, damaged: bool) -> Result<Error> {
+        if damaged || !e.reason().is_bad_data() || matches!(sink, EventSink::Whole(_)) {
             return Ok(e);
         }
-        match self.wait(i)? {
-            Some(fold) => Ok(taker.join(fold).err().unwrap_or(e)),
-            // It is told already what failed first.
+        match self.wait_for_fold(i)? {
+            Some(fold) => Ok(sink.join(fold).err().unwrap_or(e)),
+            // The error of the earlier slice is returned in the end.
             None => Ok(e),
         }
     }
 }
 
-/// Ends the waiting of other threads when one panics.
-struct Panicked<'r, 'a, 'f>(&'r Run<'a, 'f>, usize);
+/// Fails a slice if its thread panics, so that other threads do not wait for it.
+struct FailOnPanic<'r, 'a, 'f>(&'r ParallelReplay<'a, 'f>, usize);
 
-impl Drop for Panicked<'_, '_, '_> {
+impl Drop for FailOnPanic<'_, '_, '_> {
     fn drop(&mut self) {
         self.0.fail(self.1, Error::internal("a thread panicked"));
     }

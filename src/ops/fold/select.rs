@@ -1,7 +1,7 @@
-//! Select: the timeline, the full and the deltas that lead to the state that is asked for.
+//! Select: chooses the timeline, the full and the deltas that lead to the requested state.
 //!
-//! Decides by a scan and by what is known of fulls. `open` opens what is selected, and asks again if a full holds more
-//! than its name says.
+//! The choice uses a scan and the fulls that were read; nothing is read here. Called by `open`, which calls
+//! it again if the content of a full goes beyond its name.
 
 use crate::backup::chain::{self, Chain, Choice, KnownBases};
 use crate::backup::timeline::Timeline;
@@ -10,46 +10,53 @@ use crate::base::shorten;
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::{Base, Revision};
 use crate::ops::scan::{Scan, TAGS_UNREADABLE};
-use crate::ops::tags::{Ask, deciding_of};
+use crate::ops::tags::{TagScope, deciding_in_chain};
 use crate::ops::{Context, warn};
 use chrono::{DateTime, Utc};
 
-/// A point of a history.
+/// A point in a history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Target {
-    /// The newest revision there is.
+    /// The newest revision.
     #[default]
     Newest,
-    /// A revision.
+    /// This revision.
     Revision(Revision),
-    /// The last event whose time is not after this.
+    /// The last event at or before this time.
     Time(DateTime<Utc>),
 }
 
-/// Which state is wanted.
+/// The request for a state of a backup.
 #[derive(Debug, Clone, Default)]
 pub struct Request {
-    /// As of when.
+    /// The point in the history.
     pub target: Target,
-    /// The timeline's ID; the newest where `None`.
+    /// The ID of the timeline; `None` for the newest one.
     pub timeline: Option<String>,
 }
 
-/// A delta and the revisions that are taken of it.
+/// A delta, and the part of its revisions that is used.
 #[derive(Debug, Clone)]
-pub(crate) struct Step {
+pub(crate) struct DeltaSlice {
     pub(crate) snapshot: Snapshot,
-    /// Later than this one.
+    /// Revisions above this one are used.
     pub(crate) after: Revision,
-    /// And not later than this one.
+    /// Revisions up to this one are used.
     pub(crate) until: Revision,
 }
 
-/// Selects the timeline of that ID, or the newest if `None`. Gives what an operator should know, too.
+impl DeltaSlice {
+    /// Returns whether events of this revision are used.
+    pub(crate) fn contains(&self, revision: Revision) -> bool {
+        self.after < revision && revision <= self.until
+    }
+}
+
+/// Chooses the timeline of the ID `wanted`, or the newest one for `None`. Returns it with warnings.
 ///
 /// # Errors
-/// `NoSuchTimeline`, `InterleavedTimelines`; that of a damaged snapshot without which the histories
-/// cannot be told apart.
+/// `NoSuchTimeline`; `InterleavedTimelines`; `Untrusted`; the error of a damaged snapshot if the newest
+/// timeline is not known without it.
 pub(crate) fn choose_timeline<'a>(
     ctx: &Context,
     scan: &'a Scan,
@@ -58,12 +65,12 @@ pub(crate) fn choose_timeline<'a>(
     scan.refuse_untrusted(ctx)?;
     let mut warnings = Vec::new();
     warn_about_scan(ctx, scan, &mut warnings);
-    // If names leave doubt, a damaged snapshot may be the very one that tells the histories apart, or the newest.
+    // Doubtful snapshots were read. A damaged one may be the one that shows a fork, or the newest.
     if let Some(e) = scan.contents.unreadable.values().next()
         && wanted.is_none()
     {
         return Err(e.reason().error(format!(
-            "{e}; the histories cannot be told apart without it: exclude it, or choose with --timeline after `deltafold list --deep`"
+            "{e}; without this snapshot the newest timeline is unknown: exclude the snapshot, or choose a --timeline that `deltafold list --deep` shows"
         )));
     }
     let timeline = match wanted {
@@ -73,7 +80,7 @@ pub(crate) fn choose_timeline<'a>(
     let timeline = timeline.map_err(|e| scan.explain_untrusted(ctx, e))?;
     if scan.timelines.all.len() > 1 && wanted.is_none() {
         let message = format!(
-            "the snapshots tell {} histories that fork; the newest, timeline {}, was taken (it has its own history from revision {} on)",
+            "the snapshots belong to {} timelines that fork; the newest one, {}, is used (it differs from revision {} on)",
             scan.timelines.all.len(),
             timeline.id,
             timeline.forked_at().unwrap_or(Revision(1))
@@ -90,22 +97,23 @@ fn warn_about_scan(ctx: &Context, scan: &Scan, warnings: &mut Vec<String>) {
     let catalog = &scan.catalog;
     if !catalog.foreign.is_empty() {
         let foreign = shorten::line(&catalog.foreign, ", ", shorten::IN_LIST);
-        let message = format!("left alone, for their names are not those of snapshots: {foreign}");
+        let message = format!("ignored, since their names are not those of snapshots: {foreign}");
         warn(warnings, message);
     }
     if let Some(message) = scan.untrusted_warning() {
         warn(warnings, message);
     }
     for (&i, e) in &scan.contents.unreadable {
-        let message = format!("{} is not used: {e}", catalog.snapshots[i].path);
+        let message = format!("{} is ignored: {e}", catalog.snapshots[i].path);
         warn(warnings, message);
     }
 }
 
-/// The chain that leads to `target`, or the full whose content decides: as [`chain::choose_with_history`].
+/// Chooses the chain that leads to `target`: see [`chain::choose_with_history`].
 ///
 /// # Errors
-/// Those of [`chain::choose_with_history`]. A gap may be there because a snapshot could not be read: the error says so.
+/// As [`chain::choose_with_history`]. If a gap may be due to snapshots that could not be read, the error
+/// names these.
 pub(super) fn choose_chain(
     scan: &Scan,
     timeline: &Timeline,
@@ -119,63 +127,65 @@ pub(super) fn choose_chain(
         if e.reason() != Reason::RevisionGap || unreadable.is_empty() {
             return e;
         }
-        let not_used = shorten::line(&unreadable, "; ", "");
-        e.reason().error(format!("{e}; not used were: {not_used}"))
+        let unread = shorten::line(&unreadable, "; ", "");
+        e.reason()
+            .error(format!("{e}; these snapshots could not be read: {unread}"))
     })
 }
 
-/// The full that a choice needs open.
+/// The full that must be opened for a choice.
 pub(super) fn full_of(choice: &Choice) -> usize {
     match choice {
-        Choice::Look(full) => *full,
-        Choice::Found(chain) => chain.base,
+        Choice::ReadFirst(full) => *full,
+        Choice::Chosen(chain) => chain.base,
     }
 }
 
-/// The snapshots whose tags must be known before a choice is carried out.
-pub(super) fn rests_on(choice: &Choice) -> Vec<usize> {
+/// The snapshots whose tags must be known before the snapshots of a choice are read.
+pub(super) fn deciding_snapshots(choice: &Choice) -> Vec<usize> {
     match choice {
-        Choice::Look(full) => vec![*full],
-        Choice::Found(chain) => deciding_of(chain, Ask::Newest).collect(),
+        Choice::ReadFirst(full) => vec![*full],
+        Choice::Chosen(chain) => deciding_in_chain(chain, TagScope::Newest).collect(),
     }
 }
 
-/// What is to be said of excluded snapshots that are newer than all that is selected.
-pub(super) fn left_out(catalog: &Catalog, chain: &Chain) -> Option<String> {
+/// Returns a warning about excluded snapshots that are newer than a chain.
+pub(super) fn newer_excluded_warning(catalog: &Catalog, chain: &Chain) -> Option<String> {
     let newer = |s: &&Snapshot| s.excluded && s.name.last > chain.target;
     let newer = catalog.snapshots.iter().filter(newer);
     let newer: Vec<&str> = newer.map(|s| s.path.as_str()).collect();
     (!newer.is_empty()).then(|| {
         format!(
-            "excluded, though newer than revision {}: {}",
+            "excluded, although newer than revision {}: {}",
             chain.target,
             shorten::line(&newer, ", ", shorten::IN_LIST)
         )
     })
 }
 
-/// The deltas of a chain on a full, each with the revisions that no snapshot before it holds.
-pub(super) fn steps(catalog: &Catalog, chain: &Chain, base: &Base) -> Vec<Step> {
-    let mut done = base.revision;
-    let step = |link: &chain::Link| {
-        let after = done;
-        done = done.max(link.until);
-        Step {
+/// Returns the deltas of a chain, each with the revisions that no snapshot before it holds. `base` is what
+/// the full of the chain holds.
+pub(super) fn delta_slices(catalog: &Catalog, chain: &Chain, base: &Base) -> Vec<DeltaSlice> {
+    let mut after = base.revision;
+    let mut slices = Vec::with_capacity(chain.deltas.len());
+    for link in &chain.deltas {
+        slices.push(DeltaSlice {
             snapshot: catalog.snapshots[link.snapshot].clone(),
             after,
             until: link.until.min(chain.target),
-        }
-    };
-    chain.deltas.iter().map(step).collect()
+        });
+        after = after.max(link.until);
+    }
+    slices
 }
 
-/// All deltas of a timeline that add a revision, in order, across gaps.
-pub(crate) fn all_steps(catalog: &Catalog, timeline: &Timeline) -> Vec<Step> {
+/// Returns all deltas of a timeline that add a revision, in order, across gaps.
+pub(crate) fn all_delta_slices(catalog: &Catalog, timeline: &Timeline) -> Vec<DeltaSlice> {
     let links = chain::all_links(catalog, timeline);
-    let steps = links.iter().map(|link| Step {
+    let slices = links.iter().map(|link| DeltaSlice {
         snapshot: catalog.snapshots[link.snapshot].clone(),
         after: Revision::NONE,
         until: link.until,
     });
-    steps.collect()
+    slices.collect()
 }

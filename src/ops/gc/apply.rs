@@ -13,7 +13,7 @@ use super::{
     in_parallel, removal_note,
 };
 use crate::backup::Snapshot;
-use crate::backup::retention::{Why, removal_chains};
+use crate::backup::retention::{RetentionReason, removal_chains};
 use crate::error::{Reason, Result};
 use crate::ops::Context;
 use crate::store::lock::LockGuard;
@@ -353,7 +353,7 @@ impl Remover<'_> {
     /// Returns whether a snapshot may be deleted: if it is to be purged, its removal note must still
     /// exist and be old enough by its own date. The snapshot may just have been brought back.
     fn is_due(&self, removal: &Removal, now: DateTime<Utc>) -> Result<bool> {
-        let is_purge = self.first.why[removal.i] == Why::RemovedLongAgo;
+        let is_purge = self.first.why[removal.i] == RetentionReason::RemovedLongAgo;
         let Some(purge_after) = self.options.retention.purge_after else {
             return Ok(true);
         };

@@ -95,8 +95,8 @@ impl Evidence for EarlierEvidence<'_> {
         self.why_unreadable(snapshot).is_some()
     }
 
-    fn speaks_of(&self, snapshot: usize) -> bool {
+    fn was_read(&self, snapshot: usize) -> bool {
         self.find(snapshot)
-            .is_some_and(|(contents, i)| contents.speaks_of(i))
+            .is_some_and(|(contents, i)| contents.was_read(i))
     }
 }

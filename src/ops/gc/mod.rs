@@ -15,13 +15,13 @@ mod verified_fulls;
 mod versions;
 
 use crate::backup::catalog::REMOVED;
-use crate::backup::retention::{self, Why, restorable};
+use crate::backup::retention::{self, RetentionReason, restorable};
 use crate::backup::{self, SnapshotName};
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::Revision;
 use crate::ops::Context;
 use crate::ops::parallel::each;
-use crate::ops::report::{Clock, Failed, Report};
+use crate::ops::report::{FailureFields, Report, ReportBuilder};
 use crate::ops::restorable::Restorable;
 use crate::ops::scan::TAGS_UNREADABLE;
 use crate::store::Store;
@@ -256,7 +256,7 @@ pub struct Outcome {
     pub status: Status,
     /// The error, if it failed.
     #[serde(flatten)]
-    pub error: Failed,
+    pub error: FailureFields,
     /// Whether this was a dry run, without `--apply`.
     pub dry_run: bool,
     /// The time from which ages are counted: this machine's clock or the store's, whichever is earlier,
@@ -294,7 +294,7 @@ pub struct Outcome {
 /// `NoSpace`, or an error of the store. Later failures are in the report; there, `WouldShrink` means
 /// that the newest restorable revision would become older, and nothing was removed.
 pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
-    let mut clock = Clock::start();
+    let mut clock = ReportBuilder::start();
     let warnings = &mut clock.warnings;
     let mut planner = Planner::new(ctx, options);
     let lock = match options.apply {
@@ -343,8 +343,8 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
     if error.is_some() {
         outcome.status = Status::Failed;
     }
-    outcome.error = Failed::from(&error);
-    Ok(clock.ended(outcome, error))
+    outcome.error = FailureFields::from(&error);
+    Ok(clock.report_with(outcome, error))
 }
 
 /// Adds warnings about clocks, doubts and tags.
@@ -449,7 +449,7 @@ fn outcome(
             true => Status::NothingToDo,
             false => Status::Succeeded,
         },
-        error: Failed::default(),
+        error: FailureFields::default(),
         dry_run: !options.apply,
         now,
         objects: applied.objects,
@@ -469,7 +469,7 @@ fn outcome(
 fn would_shrink(plan: &Plan) -> Option<Error> {
     let counts = |i: usize| !plan.is_damaged.contains(&i);
     let stays = |i: usize| plan.why[i].keeps();
-    let shrink = retention::shrinks(&plan.catalog, &plan.timelines, &counts, &stays)?;
+    let shrink = retention::newest_lost(&plan.catalog, &plan.timelines, &counts, &stays)?;
     let describe = |(revision, created): (Revision, DateTime<Utc>)| {
         format!("{revision} ({})", created.format("%Y-%m-%dT%H:%M:%SZ"))
     };
@@ -497,7 +497,7 @@ fn would_purge_the_newest(plan: &Plan) -> Option<Error> {
         .filter(is_left)
         .map(|i| snapshots[i].name.created)
         .max();
-    let is_purged = |&i: &usize| plan.why[i] == Why::RemovedLongAgo;
+    let is_purged = |&i: &usize| plan.why[i] == RetentionReason::RemovedLongAgo;
     let newer = (0..snapshots.len())
         .filter(is_full)
         .filter(is_purged)

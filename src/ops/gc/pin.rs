@@ -11,9 +11,9 @@ use crate::backup::retention::chain_of;
 use crate::base::flag_values::yes_or_no;
 use crate::error::{Reason, Result};
 use crate::ops::Context;
-use crate::ops::report::{Clock, Report};
-use crate::ops::scan::{Depth, scan_asking};
-use crate::ops::tags::Ask;
+use crate::ops::report::{Report, ReportBuilder};
+use crate::ops::scan::{Depth, scan_with_tags};
+use crate::ops::tags::TagScope;
 use chrono::{DateTime, SubsecRound, Utc};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -24,7 +24,7 @@ pub struct Options {
     /// The name or the path of a full
     #[arg(value_name = "NAME")]
     pub name: String,
-    /// Why, for whoever looks at it later
+    /// RetentionReason, for whoever looks at it later
     #[arg(long, value_name = "TEXT", conflicts_with = "unpin")]
     pub reason: Option<String>,
     /// Let it go
@@ -64,7 +64,7 @@ pub struct Outcome {
 /// Fails with `NoSnapshots` if there is no such full, `SnapshotVanished` if a snapshot of the chain was
 /// deleted during the run, `LockHeld`, or an error of the store.
 pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
-    let mut clock = Clock::start();
+    let mut clock = ReportBuilder::start();
     let lock = keep_gc_away(ctx, &mut clock.warnings)?;
     let catalog = catalog(ctx)?;
     let full = catalog
@@ -125,7 +125,7 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
 /// Returns the paths of a full's chain. Snapshot contents decide which deltas are its own if names
 /// leave a doubt.
 fn chain_paths(ctx: &Context, full: &Snapshot, warnings: &mut Vec<String>) -> Result<Vec<String>> {
-    let scan = scan_asking(ctx, Depth::Doubtful, Ask::All)?;
+    let scan = scan_with_tags(ctx, Depth::Doubtful, TagScope::All)?;
     let snapshots = &scan.catalog.snapshots;
     let Some(i) = snapshots.iter().position(|s| s.path == full.path) else {
         return Err(Reason::SnapshotVanished.error(format!(

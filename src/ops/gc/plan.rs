@@ -8,14 +8,14 @@ use super::evidence::{EarlierContents, EarlierEvidence};
 use super::verified_fulls::{Damage, FullState, FullVersion, VerifiedFulls};
 use super::{DamagedFull, Decision, Kind, Options};
 use crate::backup::catalog::{EXCLUDE_SUFFIX, PINS, REMOVED, SNAPSHOTS, TIMELINES, snapshot_name};
-use crate::backup::retention::{Aside, Decided, Facts, Why, decide};
+use crate::backup::retention::{Facts, RetentionDecision, RetentionReason, Uncounted, decide};
 use crate::backup::timeline::{self, Evidence, Timelines};
-use crate::backup::{Catalog, Listed, Snapshot, SnapshotName};
+use crate::backup::{Catalog, ListedObject, Snapshot, SnapshotName};
 use crate::error::{Error, Reason, Result};
 use crate::ops::Context;
 use crate::ops::fold::rebuild::read_every_page;
-use crate::ops::scan::{Contents, TAGS_UNREADABLE, nothing_there, read_contents};
-use crate::ops::tags::{Asked, FEW};
+use crate::ops::scan::{Contents, TAGS_UNREADABLE, no_snapshots_error, read_contents};
+use crate::ops::tags::{FEW, ReadTags};
 use crate::store::ObjectInfo;
 use crate::store::staging::{STAGING, is_abandoned};
 use chrono::{DateTime, TimeDelta, Utc};
@@ -81,7 +81,7 @@ pub(super) fn reasons() -> Vec<&'static str> {
         Orphaned,
         Abandoned,
     ];
-    let mut reasons = Why::NAMES.to_vec();
+    let mut reasons = RetentionReason::NAMES.to_vec();
     reasons.extend(side_reasons.map(|reason| reason.describe().0));
     reasons.push(HIDDEN_VERSION);
     reasons
@@ -103,7 +103,7 @@ pub(super) struct Plan {
     pub(super) catalog: Catalog,
     pub(super) timelines: Timelines,
     /// The reason for each snapshot's decision, in the catalog's order.
-    pub(super) why: Vec<Why>,
+    pub(super) why: Vec<RetentionReason>,
     pub(super) side_objects: Vec<SideObject>,
     /// Messages about histories that are in doubt.
     pub(super) doubts: Vec<String>,
@@ -148,7 +148,7 @@ impl Plan {
     pub(super) fn decision(&self, i: usize, options: &Options) -> Decision {
         match self.why[i] {
             why if why.keeps() => Decision::Keep,
-            Why::RemovedLongAgo => Decision::Delete,
+            RetentionReason::RemovedLongAgo => Decision::Delete,
             _ if options.retention.purge_after.is_some() => Decision::Remove,
             _ => Decision::Delete,
         }
@@ -241,7 +241,7 @@ impl<'a> Planner<'a> {
             why,
             side_objects: Vec::new(),
             doubts,
-            not_read: not_read.filter(|a| **a == Aside::NotRead).count(),
+            not_read: not_read.filter(|a| **a == Uncounted::NotRead).count(),
             damaged: Vec::new(),
             is_damaged: HashSet::new(),
             tags_unread: match self.ctx.store.asks_tags() {
@@ -291,7 +291,7 @@ impl<'a> Planner<'a> {
                 _ => None,
             };
             if kind != Some(Kind::Staging) {
-                listing.push(Listed {
+                listing.push(ListedObject {
                     path: o.path.clone(),
                     bytes: o.bytes,
                 });
@@ -303,7 +303,7 @@ impl<'a> Planner<'a> {
         }
         input.catalog = Catalog::from_listing(listing);
         if input.catalog.snapshots.is_empty() {
-            return Err(nothing_there(self.ctx, &input.catalog));
+            return Err(no_snapshots_error(self.ctx, &input.catalog));
         }
         if !removed.is_empty() {
             for (i, s) in input.catalog.snapshots.iter().enumerate() {
@@ -363,10 +363,13 @@ impl<'a> Planner<'a> {
             doubtful: &doubtful,
             is_unreadable: &|i| evidence.is_unreadable(i),
             noted_since: &input.noted_since,
-            aside: &input.ignored.reasons,
+            uncounted: &input.ignored.reasons,
             now: input.now,
         };
-        let Decided { why, rests_on } = decide(&facts, &self.options.retention);
+        let RetentionDecision {
+            reasons: why,
+            rests_on,
+        } = decide(&facts, &self.options.retention);
         if let Err(e) = timelines.newest(&counted) {
             doubts.insert(0, e.to_string());
         }
@@ -461,7 +464,7 @@ impl<'a> Planner<'a> {
     /// excluded.
     fn ask_tags(&self, input: &mut PlanInput, snapshots: Vec<usize>) -> Result<bool> {
         let store = &self.ctx.store;
-        input.asked.ask(store, &mut input.catalog, snapshots)
+        input.asked.read(store, &mut input.catalog, snapshots)
     }
 
     /// Reads the snapshots whose names are in doubt, unless all of them were read before.
@@ -590,7 +593,7 @@ impl<'a> Planner<'a> {
 struct Decisions {
     timelines: Timelines,
     /// In the catalog's order.
-    why: Vec<Why>,
+    why: Vec<RetentionReason>,
     /// Messages about histories that are in doubt.
     doubts: Vec<String>,
 }
@@ -606,7 +609,7 @@ struct PlanInput {
     /// When the snapshots of these indexes were noted as removed.
     noted_since: HashMap<usize, DateTime<Utc>>,
     newest_modified: Option<DateTime<Utc>>,
-    asked: Asked,
+    asked: ReadTags,
     tags_unread: usize,
     ignored: IgnoredFulls,
     /// How often fulls were checked.
@@ -625,7 +628,7 @@ impl PlanInput {
 /// Fulls that are kept, but ignored in all decisions.
 #[derive(Default)]
 struct IgnoredFulls {
-    reasons: BTreeMap<usize, Aside>,
+    reasons: BTreeMap<usize, Uncounted>,
     damaged: BTreeMap<usize, Damage>,
 }
 
@@ -669,10 +672,10 @@ impl IgnoredFulls {
             }
             let reason = match state {
                 FullState::Good => continue,
-                FullState::NotRead => Aside::NotRead,
+                FullState::NotRead => Uncounted::NotRead,
                 FullState::Damaged(damage) => {
                     self.damaged.insert(i, damage);
-                    Aside::Damaged
+                    Uncounted::Damaged
                 }
             };
             self.reasons.insert(i, reason);

@@ -7,7 +7,7 @@ use super::{Status, release, removal_note, take_lock};
 use crate::backup::{Catalog, Snapshot};
 use crate::error::{Error, Reason, Result};
 use crate::ops::Context;
-use crate::ops::report::{Clock, Failed, Report};
+use crate::ops::report::{FailureFields, Report, ReportBuilder};
 use crate::ops::scan::TAGS_UNREADABLE;
 use crate::store::lock::LockGuard;
 use schemars::JsonSchema;
@@ -39,7 +39,7 @@ pub struct Outcome {
     pub status: Status,
     /// The error, if it failed.
     #[serde(flatten)]
-    pub error: Failed,
+    pub error: FailureFields,
     /// The snapshots to bring back, the oldest first.
     pub snapshots: Vec<Restored>,
 }
@@ -54,7 +54,7 @@ pub(super) fn keep_gc_away(ctx: &Context, warnings: &mut Vec<String>) -> Result<
 pub(super) fn catalog(ctx: &Context) -> Result<Catalog> {
     let catalog = crate::ops::scan::by_names(ctx)?;
     match catalog.snapshots.is_empty() {
-        true => Err(crate::ops::scan::nothing_there(ctx, &catalog)),
+        true => Err(crate::ops::scan::no_snapshots_error(ctx, &catalog)),
         false => Ok(catalog),
     }
 }
@@ -91,7 +91,7 @@ fn removed_deltas(snapshots: &[Snapshot], full: usize) -> impl Iterator<Item = u
 /// Fails without having changed anything: with `NoSnapshots` if there is no snapshot of a given name,
 /// `LockHeld`, or an error of the store. Later failures are in the report.
 pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
-    let mut clock = Clock::start();
+    let mut clock = ReportBuilder::start();
     let lock = keep_gc_away(ctx, &mut clock.warnings)?;
     let mut catalog = catalog(ctx)?;
     let mut chosen = choose(ctx, &catalog, &options.names)?;
@@ -135,10 +135,10 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
             (None, true) => Status::NothingToDo,
             (None, false) => Status::Succeeded,
         },
-        error: Failed::from(&error),
+        error: FailureFields::from(&error),
         snapshots,
     };
-    Ok(clock.ended(outcome, error))
+    Ok(clock.report_with(outcome, error))
 }
 
 /// Returns the indexes of the snapshots to bring back, in order of creation.

@@ -9,7 +9,7 @@ use super::as_json;
 use crate::backup::Snapshot;
 use crate::error::{Reason, Result};
 use crate::ops::Context;
-use crate::ops::fold::open::Reading;
+use crate::ops::fold::open::SnapshotReader;
 use crate::ops::fold::rebuild::read_every_page;
 use crate::store::{ObjectInfo, encryption};
 use chrono::{DateTime, Utc};
@@ -171,7 +171,7 @@ impl<'a> VerifiedFulls<'a> {
     /// result, not an error.
     pub(super) fn read(&mut self, fulls: &[(&Snapshot, &FullVersion)]) -> Result<()> {
         let fulls = &fulls[..fulls.len().min(MOST_READ - self.read)];
-        let reading = Reading::new(self.ctx, fulls.iter().map(|f| f.0));
+        let reading = SnapshotReader::new(self.ctx, fulls.iter().map(|f| f.0));
         for (nth, (snapshot, version)) in fulls.iter().enumerate() {
             if !self.may_read() {
                 break;
@@ -186,7 +186,7 @@ impl<'a> VerifiedFulls<'a> {
     /// Reads one full. Returns `None` if there is no space for it.
     fn read_one(
         &mut self,
-        reading: &Reading<'_>,
+        reading: &SnapshotReader<'_>,
         nth: usize,
         version: &FullVersion,
     ) -> Result<Option<FullRecord>> {
@@ -196,7 +196,7 @@ impl<'a> VerifiedFulls<'a> {
         let mut result = read_whole(self.ctx, reading, nth);
         if result.as_ref().is_err_and(|e| e.reason().is_bad_data()) {
             // A transient fault of the store must not be remembered as damage of the object.
-            result = read_whole(self.ctx, &Reading::new(self.ctx, [snapshot]), 0);
+            result = read_whole(self.ctx, &SnapshotReader::new(self.ctx, [snapshot]), 0);
         }
         self.reading += begun.elapsed();
         let (sha256, damage, depends_on_flags) = match result {
@@ -269,7 +269,7 @@ impl<'a> VerifiedFulls<'a> {
 /// Reads a full to its end and checks its SHA-256, every page, and whether it holds the revision of its
 /// name. Returns the object's SHA-256; `None` for an encrypted full if there is no identity, since only
 /// its header can be checked.
-fn read_whole(ctx: &Context, reading: &Reading<'_>, nth: usize) -> Result<Option<String>> {
+fn read_whole(ctx: &Context, reading: &SnapshotReader<'_>, nth: usize) -> Result<Option<String>> {
     let snapshot = reading.snapshot(nth);
     let at = ctx.at(snapshot);
     if snapshot.name.is_encrypted && !ctx.keys.decrypts() {

@@ -10,9 +10,9 @@ use crate::error::{Reason, Result};
 use crate::etcd::cluster::{Cluster, Compacted};
 use crate::ops::Context;
 use crate::ops::fold::{by_time::revision_at, select::choose_timeline};
-use crate::ops::scan::{Depth, scan_asking};
+use crate::ops::scan::{Depth, scan_with_tags};
 use crate::ops::snapshot::same_history;
-use crate::ops::tags::{Ask, without_excluded};
+use crate::ops::tags::{TagScope, without_excluded};
 use crate::telemetry::progress::Step;
 use chrono::{DateTime, TimeDelta, Utc};
 use schemars::JsonSchema;
@@ -262,7 +262,7 @@ fn sizes_in_use(cluster: &Cluster) -> BTreeMap<u64, u64> {
 
 /// Returns the newest saved revision at or before `time`, `None` if all are newer, and warnings.
 fn newest_revision_at(ctx: &Context, time: DateTime<Utc>) -> Result<(Option<i64>, Vec<String>)> {
-    let scan = scan_asking(ctx, Depth::Doubtful, Ask::Chain)?;
+    let scan = scan_with_tags(ctx, Depth::Doubtful, TagScope::Chain)?;
     let (timeline, mut warnings) = choose_timeline(ctx, &scan, None)?;
     match revision_at(ctx, &scan, timeline, time) {
         Ok((revision, more)) => {

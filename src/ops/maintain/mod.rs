@@ -22,7 +22,7 @@ use crate::error::{Reason, Result};
 use crate::etcd::cluster::Cluster;
 use crate::etcd::connect::{Connector, Failed as RequestFailed};
 use crate::ops::Context;
-use crate::ops::report::{Clock, Failed, Report};
+use crate::ops::report::{FailureFields, Report, ReportBuilder};
 use clap::Args;
 use lock::MaintenanceLock;
 use schemars::JsonSchema;
@@ -100,7 +100,7 @@ pub struct Outcome {
     pub status: Status,
     /// The failure, if there was one.
     #[serde(flatten)]
-    pub error: Failed,
+    pub error: FailureFields,
     /// Whether this was a dry run.
     pub dry_run: bool,
     /// The compaction; null if none was requested, or if the operation failed before it was planned.
@@ -148,7 +148,7 @@ pub fn run(
             Reason::Usage.error("there is nothing to do: give --compact-keep, --defrag, or both")
         );
     }
-    let clock = Clock::start();
+    let clock = ReportBuilder::start();
     let cluster = Cluster::look(connector)?;
     let lock = match options.dry_run {
         true => MaintenanceLock::NotNeeded,
@@ -173,8 +173,8 @@ pub fn run(
     } else if outcome.did_something() {
         outcome.status = Status::Succeeded;
     }
-    outcome.error = Failed::from(&error);
-    Ok(maintenance.clock.ended(outcome, error))
+    outcome.error = FailureFields::from(&error);
+    Ok(maintenance.clock.report_with(outcome, error))
 }
 
 /// One run of `maintain`.
@@ -185,7 +185,7 @@ struct Maintenance<'a> {
     lock: MaintenanceLock,
     /// The IDs of the members whose databases became smaller.
     shrunk: Vec<u64>,
-    clock: Clock,
+    clock: ReportBuilder,
     outcome: Outcome,
 }
 

@@ -1,6 +1,7 @@
-//! What changed between two states, key by key.
+//! Compares two states key by key.
 //!
-//! Both are sorted first and then walked side by side. `cli` calls it.
+//! Both states are sorted by key and then read in parallel, so neither has to fit into memory. Values are not
+//! interpreted. Called by `cli`.
 
 use super::Keys;
 use crate::error::Result;
@@ -9,13 +10,14 @@ use crate::ops::Context;
 use crate::ops::fold::Source;
 use std::cmp::Ordering;
 
-/// Two states, side by side.
+/// A comparison of two states.
 #[derive(Debug)]
 pub struct Diff {
     old: Side,
     new: Side,
-    /// Where the walk stands: which side has the lower key. `None` before the first.
-    at: Option<Ordering>,
+    /// How the current keys of both sides compare: `Less` if the old one is lower. `None` before the first
+    /// key.
+    order: Option<Ordering>,
 }
 
 #[derive(Debug)]
@@ -31,17 +33,17 @@ impl Side {
     }
 }
 
-/// A key that is not the same in both states; on one side it may not be there.
+/// A key that differs between the states. At least one of the records is present.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Changed<'a> {
-    /// In the first state.
+pub struct KeyDifference<'a> {
+    /// The record in the first state, if the key exists there.
     pub old: Option<KeyValue<'a>>,
-    /// In the second.
+    /// The record in the second state, if the key exists there.
     pub new: Option<KeyValue<'a>>,
 }
 
 impl Diff {
-    /// Reads both states.
+    /// Reads and sorts a range of keys of both states.
     ///
     /// # Errors
     /// As [`Source::for_each_live`].
@@ -55,23 +57,23 @@ impl Diff {
         Ok(Diff {
             old: side(old)?,
             new: side(new)?,
-            at: None,
+            order: None,
         })
     }
 
-    /// The next key that differs, in the order of the keys' bytes; `None` at the end. A key that was
-    /// put again counts as changed, with the same value too.
+    /// Returns the next key that differs, in the order of the bytes of keys; `None` at the end. A key that
+    /// was put again differs even if its value is the same.
     ///
     /// # Errors
     /// `Io`, `CorruptSnapshot`.
-    #[allow(clippy::should_implement_trait)] // it lends: an Iterator cannot
-    pub fn next(&mut self) -> Result<Option<Changed<'_>>> {
+    #[allow(clippy::should_implement_trait)] // the keys borrow from the comparison, which an Iterator cannot express
+    pub fn next(&mut self) -> Result<Option<KeyDifference<'_>>> {
         loop {
-            let at = self.at;
-            if at.is_none_or(Ordering::is_le) {
+            let previous = self.order;
+            if previous.is_none_or(Ordering::is_le) {
                 self.old.advance()?;
             }
-            if at.is_none_or(Ordering::is_ge) {
+            if previous.is_none_or(Ordering::is_ge) {
                 self.new.advance()?;
             }
             let order = match (self.old.ended, self.new.ended) {
@@ -80,22 +82,23 @@ impl Diff {
                 (false, true) => Ordering::Less,
                 (false, false) => self.old.keys.key().cmp(self.new.keys.key()),
             };
-            self.at = Some(order);
-            // Records of one history are the same where their revisions are; of two they may differ.
+            self.order = Some(order);
+            // Compare whole records: in two histories, records of the same revision may differ.
             if order.is_ne() || self.old.keys.0.current() != self.new.keys.0.current() {
                 break;
             }
         }
-        let order = self.at.unwrap_or(Ordering::Equal);
-        Ok(Some(Changed {
+        let order = self.order.unwrap_or(Ordering::Equal);
+        Ok(Some(KeyDifference {
             old: current(&self.old, order.is_le())?,
             new: current(&self.new, order.is_ge())?,
         }))
     }
 }
 
-fn current(side: &Side, there: bool) -> Result<Option<KeyValue<'_>>> {
-    match there {
+/// The current record of a side, if it has the key.
+fn current(side: &Side, has_key: bool) -> Result<Option<KeyValue<'_>>> {
+    match has_key {
         true => side.keys.current().map(Some),
         false => Ok(None),
     }

@@ -1,9 +1,9 @@
-//! Keys and records as JSON.
+//! Keys, records and changes as JSON.
 //!
-//! What is text stands as text, all else in base64. `cli` prints it; the fields are a contract, in
-//! `docs/get-result.schema.json` and its like.
+//! UTF-8 is printed as text, all other bytes in base64. The fields are a contract: the schemas of `get`,
+//! `export`, `diff` and `history` in `docs/`. Called by `cli`, which prints the values.
 
-use super::diff::Changed;
+use super::diff::KeyDifference;
 use super::history::Version;
 use super::kubernetes::Object;
 use crate::mvcc::{KeyValue, Revision};
@@ -11,45 +11,47 @@ use base64_simd::STANDARD;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-/// A key. One of `key` and `key_base64` is there.
+/// A key. One of `key` and `key_base64` is present.
 #[derive(Debug, JsonSchema, Serialize)]
 #[schemars(extend("oneOf" = [
     {"properties": {"key": {"type": "string"}, "key_base64": {"type": "null"}}},
     {"properties": {"key": {"type": "null"}, "key_base64": {"type": "string"}}},
 ]))]
-pub struct Name<'a> {
+#[schemars(rename = "Name")]
+pub struct KeyJson<'a> {
     /// The key, if it is UTF-8; else null.
     pub key: Option<&'a str>,
     /// The key in base64 (standard alphabet, padded), if it is not UTF-8; else null.
     pub key_base64: Option<String>,
-    /// What the key is to Kubernetes; null if it is no key of an API server.
+    /// The Kubernetes object of the key; null if the key is not one of an API server.
     pub kubernetes: Option<Object<'a>>,
 }
 
-impl<'a> Name<'a> {
-    /// Of a key and, to tell the kind, a value.
-    pub fn of(key: &'a [u8], value: Option<&'a [u8]>) -> Self {
+impl<'a> KeyJson<'a> {
+    /// Converts a key. The value, if there is one, tells the kind of the Kubernetes object.
+    pub fn new(key: &'a [u8], value: Option<&'a [u8]>) -> Self {
         let (text, base64) = text_or_base64(key);
-        Name {
+        KeyJson {
             key: text,
             key_base64: base64,
-            kubernetes: Object::of(key, value),
+            kubernetes: Object::from_key(key, value),
         }
     }
 }
 
-/// A version of a key. One of `value` and `value_base64` is there.
+/// A version of a key. One of `value` and `value_base64` is present.
 #[derive(Debug, JsonSchema, Serialize)]
 #[schemars(extend("oneOf" = [
     {"properties": {"value": {"type": "string"}, "value_base64": {"type": "null"}}},
     {"properties": {"value": {"type": "null"}, "value_base64": {"type": "string"}}},
 ]))]
-pub struct Record<'a> {
-    /// The revision in which the key came into being.
+#[schemars(rename = "Record")]
+pub struct RecordJson<'a> {
+    /// The revision in which the key was created.
     pub create_revision: Revision,
     /// The revision of this version.
     pub mod_revision: Revision,
-    /// 1 at creation, one more with each change.
+    /// The number of changes since the creation of the key, 1 at creation.
     pub version: i64,
     /// The ID of the lease that the key is attached to; 0 if there is none.
     pub lease: i64,
@@ -59,11 +61,11 @@ pub struct Record<'a> {
     pub value_base64: Option<String>,
 }
 
-impl<'a> Record<'a> {
-    /// Of a record as etcd has it.
-    pub fn of(kv: &KeyValue<'a>) -> Self {
+impl<'a> RecordJson<'a> {
+    /// Converts a record of etcd.
+    pub fn new(kv: &KeyValue<'a>) -> Self {
         let (value, value_base64) = text_or_base64(kv.value);
-        Record {
+        RecordJson {
             create_revision: kv.create_revision,
             mod_revision: kv.mod_revision,
             version: kv.version,
@@ -74,103 +76,107 @@ impl<'a> Record<'a> {
     }
 }
 
-/// A key with its newest version: an element of `keys`, a line of `export`.
+/// A key with its newest version: an element of `keys`, or a line of `export`.
 #[derive(Debug, JsonSchema, Serialize)]
-pub struct Entry<'a> {
+#[schemars(rename = "Entry")]
+pub struct KeyWithRecord<'a> {
     #[serde(flatten)]
-    name: Name<'a>,
+    key: KeyJson<'a>,
     #[serde(flatten)]
-    record: Record<'a>,
+    record: RecordJson<'a>,
 }
 
-impl<'a> Entry<'a> {
-    /// Of a record as etcd has it.
-    pub fn of(kv: &KeyValue<'a>) -> Self {
-        Entry {
-            name: Name::of(kv.key, Some(kv.value)),
-            record: Record::of(kv),
+impl<'a> KeyWithRecord<'a> {
+    /// Converts a record of etcd.
+    pub fn new(kv: &KeyValue<'a>) -> Self {
+        KeyWithRecord {
+            key: KeyJson::new(kv.key, Some(kv.value)),
+            record: RecordJson::new(kv),
         }
     }
 }
 
-/// What became of a key.
+/// How a key changed between two states.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Kind {
-    /// It is only in the second state.
+#[schemars(rename = "Kind")]
+pub enum ChangeKind {
+    /// The key exists only in the second state.
     Added,
-    /// It was put in between, perhaps with the same value.
+    /// The key was put in between, possibly with the same value.
     Changed,
-    /// It is only in the first state.
+    /// The key exists only in the first state.
     Deleted,
 }
 
-impl Kind {
-    /// Of a key that differs; `None` where it is on neither side.
-    pub fn of(changed: &Changed<'_>) -> Option<Self> {
+impl ChangeKind {
+    /// Returns the kind of a difference; `None` if it has no record at all.
+    pub fn new(changed: &KeyDifference<'_>) -> Option<Self> {
         match (changed.old, changed.new) {
-            (None, Some(_)) => Some(Kind::Added),
-            (Some(_), Some(_)) => Some(Kind::Changed),
-            (Some(_), None) => Some(Kind::Deleted),
+            (None, Some(_)) => Some(ChangeKind::Added),
+            (Some(_), Some(_)) => Some(ChangeKind::Changed),
+            (Some(_), None) => Some(ChangeKind::Deleted),
             (None, None) => None,
         }
     }
 }
 
-/// An element of `changes`.
+/// A change of a key: an element of `changes`.
 #[derive(Debug, JsonSchema, Serialize)]
-pub struct Change<'a> {
-    /// `added`: only at the second point. `changed`: put in between, perhaps with the same value. `deleted`:
-    /// only at the first point.
-    pub change: Kind,
+#[schemars(rename = "Change")]
+pub struct KeyChange<'a> {
+    /// `added`: the key exists only at the second point. `changed`: it was put in between, possibly with the
+    /// same value. `deleted`: it exists only at the first point.
+    pub change: ChangeKind,
     #[serde(flatten)]
-    name: Name<'a>,
-    /// At the first point; null if the key was not there.
-    old: Option<Record<'a>>,
-    /// At the second point; null if the key was not there.
-    new: Option<Record<'a>>,
+    key: KeyJson<'a>,
+    /// The version at the first point; null if the key did not exist.
+    old: Option<RecordJson<'a>>,
+    /// The version at the second point; null if the key did not exist.
+    new: Option<RecordJson<'a>>,
 }
 
-impl<'a> Change<'a> {
-    /// Of a key that differs; `None` where it is on neither side.
-    pub fn of(changed: &Changed<'a>) -> Option<Self> {
-        let change = Kind::of(changed)?;
+impl<'a> KeyChange<'a> {
+    /// Returns the kind of a difference; `None` if it has no record at all.
+    pub fn new(changed: &KeyDifference<'a>) -> Option<Self> {
+        let change = ChangeKind::new(changed)?;
         let kv = changed.new.or(changed.old)?;
-        Some(Change {
+        Some(KeyChange {
             change,
-            name: Name::of(kv.key, Some(kv.value)),
-            old: changed.old.as_ref().map(Record::of),
-            new: changed.new.as_ref().map(Record::of),
+            key: KeyJson::new(kv.key, Some(kv.value)),
+            old: changed.old.as_ref().map(RecordJson::new),
+            new: changed.new.as_ref().map(RecordJson::new),
         })
     }
 }
 
-/// An element of `versions`.
+/// A version of a key or its deletion: an element of `versions`.
 #[derive(Debug, JsonSchema, Serialize)]
-pub struct Recorded<'a> {
+#[schemars(rename = "Recorded")]
+pub struct VersionJson<'a> {
     /// The revision of the change.
     revision: Revision,
-    /// When the snapshotter saw the change (RFC 3339); null if only a full snapshot holds it.
+    /// When the snapshotter received the change (RFC 3339); null if only a full snapshot holds the version.
     time: Option<&'a str>,
-    /// Whether the change deleted the key: then `record` is null.
+    /// Whether the change deleted the key. If so, `record` is null.
     deleted: bool,
-    /// The version; null of a deletion.
-    record: Option<Record<'a>>,
+    /// The version; null for a deletion.
+    record: Option<RecordJson<'a>>,
 }
 
-impl<'a> Recorded<'a> {
-    /// Of a version that was found.
-    pub fn of(version: &Version<'a>) -> Self {
-        Recorded {
+impl<'a> VersionJson<'a> {
+    /// Converts a version.
+    pub fn new(version: &Version<'a>) -> Self {
+        VersionJson {
             revision: version.revision,
             time: version.time,
             deleted: version.kv.is_none(),
-            record: version.kv.as_ref().map(Record::of),
+            record: version.kv.as_ref().map(RecordJson::new),
         }
     }
 }
 
-/// Text where the bytes are UTF-8, else base64.
+/// Returns the bytes as text if they are UTF-8, otherwise in base64.
 pub(in crate::ops) fn text_or_base64(bytes: &[u8]) -> (Option<&str>, Option<String>) {
     match std::str::from_utf8(bytes) {
         Ok(text) => (Some(text), None),

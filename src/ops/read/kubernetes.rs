@@ -1,7 +1,7 @@
-//! What a key and its value are to Kubernetes: kind, namespace and name.
+//! Recognizes Kubernetes objects by their key and value: kind, namespace and name.
 //!
-//! From the key's path and the first bytes of the object alone; the objects themselves it cannot
-//! read. `entry` calls it.
+//! Only the key and the first bytes of the value are used; the objects themselves are not decoded. Called by
+//! `json`.
 //!
 //! Sources: apiserver's `pkg/registry` (paths) and apimachinery's `runtime.Unknown` (envelope).
 
@@ -10,21 +10,21 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 
-/// Where API servers keep objects: the default, and OpenShift's two.
+/// The key prefixes of API servers: the default, and the two of OpenShift.
 const PREFIXES: [&str; 3] = ["/registry/", "/kubernetes.io/", "/openshift.io/"];
-/// What an object in protobuf begins with.
+/// The first bytes of an object in protobuf.
 const PROTOBUF: &[u8] = b"k8s\0";
 
 /// An object of an API server. The fields are a contract: `docs/get-result.schema.json`.
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct Object<'a> {
-    /// Such as `apps/v1`; null if the value does not tell (deleted, encrypted).
+    /// The API version, such as `apps/v1`; null if the value does not tell (deleted, encrypted).
     pub api_version: Option<Cow<'a, str>>,
-    /// Such as `Deployment`; null if the value does not tell.
+    /// The kind, such as `Deployment`; null if the value does not tell.
     pub kind: Option<Cow<'a, str>>,
-    /// Such as `apps`, empty for the core group; null if neither key nor value tells.
+    /// The API group, such as `apps`, empty for the core group; null if neither key nor value tells.
     pub group: Option<Cow<'a, str>>,
-    /// As in the key, such as `deployments`.
+    /// The resource, such as `deployments`.
     pub resource: &'a str,
     /// The namespace; null if the object has none.
     pub namespace: Option<&'a str>,
@@ -33,22 +33,23 @@ pub struct Object<'a> {
 }
 
 impl<'a> Object<'a> {
-    /// Tells what it is, if it is one. `value` is `None` for a deletion.
-    pub fn of(key: &'a [u8], value: Option<&'a [u8]>) -> Option<Self> {
+    /// Recognizes the object of a key; `None` if the key is not one of an API server. `value` is `None` for a
+    /// deletion.
+    pub fn from_key(key: &'a [u8], value: Option<&'a [u8]>) -> Option<Self> {
         let key = std::str::from_utf8(key).ok()?;
         let (api_version, kind) = value.and_then(type_of).unzip();
         let path = PREFIXES.iter().find_map(|p| key.strip_prefix(p));
-        // With another --etcd-prefix the value tells that it is one.
+        // With another --etcd-prefix, the value shows that it is an object.
         let path = path.or_else(|| {
-            let ours = value.is_some_and(|v| v.starts_with(PROTOBUF)) && kind.is_some();
-            Some(key.strip_prefix('/')?.split_once('/')?.1).filter(|_| ours)
+            let is_object = value.is_some_and(|v| v.starts_with(PROTOBUF)) && kind.is_some();
+            Some(key.strip_prefix('/')?.split_once('/')?.1).filter(|_| is_object)
         })?;
         let mut parts: Vec<&str> = path.split('/').collect();
         if parts.iter().any(|p| p.is_empty()) {
             return None;
         }
-        // Groups of custom resources are domains; resources have no dots.
-        let in_key = parts[0].contains('.').then(|| parts.remove(0));
+        // The group of a custom resource is a domain and has a dot. Resources have no dots.
+        let group_in_key = parts[0].contains('.').then(|| parts.remove(0));
         if parts.len() > 2 && parts[0] == "services" && ["specs", "endpoints"].contains(&parts[1]) {
             let endpoints = parts.remove(1) == "endpoints";
             if endpoints {
@@ -61,7 +62,7 @@ impl<'a> Object<'a> {
             [namespace, name] => (Some(namespace), name),
             _ => return None,
         };
-        let group = match (in_key, &api_version) {
+        let group = match (group_in_key, &api_version) {
             (Some(group), _) => Some(Cow::Borrowed(group)),
             (None, Some(v)) => Some(match v {
                 Cow::Borrowed(v) => Cow::Borrowed(v.split_once('/').map_or("", |(g, _)| g)),
@@ -84,7 +85,7 @@ impl<'a> Object<'a> {
     }
 }
 
-/// An object's apiVersion and kind.
+/// Returns the API version and the kind of an object.
 fn type_of(value: &[u8]) -> Option<(Cow<'_, str>, Cow<'_, str>)> {
     #[derive(Deserialize)]
     struct TypeMeta<'a> {
@@ -106,7 +107,7 @@ fn type_of(value: &[u8]) -> Option<(Cow<'_, str>, Cow<'_, str>)> {
     Some((text(1)?.into(), text(2)?.into()))
 }
 
-/// The first field of that number, where it is bytes.
+/// Returns the first field of this number that holds bytes.
 fn field(mut message: &[u8], number: u64) -> Option<&[u8]> {
     while !message.is_empty() {
         match take_field(&mut message)? {
@@ -122,8 +123,8 @@ fn field(mut message: &[u8], number: u64) -> Option<&[u8]> {
 mod tests {
     use super::*;
 
-    fn told(key: &str, value: &[u8]) -> Option<String> {
-        let o = Object::of(key.as_bytes(), Some(value))?;
+    fn describe(key: &str, value: &[u8]) -> Option<String> {
+        let o = Object::from_key(key.as_bytes(), Some(value))?;
         Some(format!(
             "{} {} {:?} {} {} {}",
             o.api_version.as_deref().unwrap_or("-"),
@@ -136,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn objects_are_told_by_path_and_envelope() {
+    fn objects_are_recognized_by_path_and_envelope() {
         let pod = b"k8s\0\x0a\x09\x0a\x02v1\x12\x03Pod\x12\x02ab";
         let widget = br#"{"spec":{"kind":"no"},"kind":"Widget","apiVersion":"example.com/v1"}"#;
         for (key, value, expected) in [
@@ -187,7 +188,7 @@ mod tests {
                 r#"apps/v1 Dep Some("apps") deployments a b"#,
             ),
         ] {
-            assert_eq!(told(key, value).as_deref(), Some(expected), "{key}");
+            assert_eq!(describe(key, value).as_deref(), Some(expected), "{key}");
         }
         for (key, value) in [
             ("/registry/health", &pod[..]),
@@ -198,11 +199,11 @@ mod tests {
             ("pods", pod),
             ("", pod),
         ] {
-            assert_eq!(told(key, value), None, "{key}");
+            assert_eq!(describe(key, value), None, "{key}");
         }
-        // Cut anywhere it is no object with a kind, and no panic.
+        // A value that is cut anywhere gives an object without a kind, and no panic.
         for cut in 0..15 {
-            let o = told("/registry/pods/a/b", &pod[..cut]).unwrap();
+            let o = describe("/registry/pods/a/b", &pod[..cut]).unwrap();
             assert!(o.starts_with("- -"), "{cut}: {o}");
         }
     }

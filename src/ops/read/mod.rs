@@ -1,7 +1,7 @@
-//! Reads a backup: its keys as of a revision, what changed between two, and one key's history.
+//! Reads a backup: the keys at a revision, the changes between two revisions, and the history of a key.
 //!
-//! It restores nothing and writes nothing but what does not fit into memory. `cli` calls it, and
-//! prints what it gives, record by record: nothing here is as large as a state.
+//! Nothing is restored, and only temporary files are written. Results are given record by record, so that no
+//! state has to fit into memory. Called by `cli`, which prints the records.
 
 pub mod diff;
 pub mod history;
@@ -15,19 +15,19 @@ use crate::ops::Context;
 use crate::ops::external_sort::{Sorted, Sorter};
 use crate::ops::fold::Source;
 use crate::ops::fold::open::Payload;
-use crate::ops::fold::open::Reading;
-use crate::ops::fold::select::Step;
-use crate::ops::parallel::first;
+use crate::ops::fold::open::SnapshotReader;
+use crate::ops::fold::select::DeltaSlice;
+use crate::ops::parallel::find_first;
 
-/// Bytes of records that are held in memory until they are in order.
+/// The bytes of records that are held in memory while they are sorted.
 const SORT_BUFFER_BYTES: usize = 16 << 20;
 
-/// The live keys of a state, in the order of their bytes.
+/// The live keys of a state, sorted by their bytes.
 #[derive(Debug)]
 pub struct Keys(Sorted);
 
 impl Keys {
-    /// Reads and sorts all keys of a range.
+    /// Reads and sorts the keys of a range.
     ///
     /// # Errors
     /// As [`Source::for_each_live`].
@@ -42,7 +42,7 @@ impl Keys {
         Ok(Keys(sorter.finish()?))
     }
 
-    /// Goes on to the next key; false at the end.
+    /// Moves to the next key. Returns false at the end.
     ///
     /// # Errors
     /// `Io`.
@@ -50,7 +50,7 @@ impl Keys {
         self.0.advance()
     }
 
-    /// The key that [`advance`](Self::advance) went on to.
+    /// Returns the record of the key to which [`advance`](Self::advance) moved.
     ///
     /// # Errors
     /// `CorruptSnapshot`.
@@ -58,13 +58,14 @@ impl Keys {
         KeyValue::decode(self.0.current().1)
     }
 
-    /// The key alone.
+    /// Returns the key alone.
     fn key(&self) -> &[u8] {
         self.0.current().0
     }
 }
 
-/// Hands one key's newest record to `each`. Deltas are read from the newest on, until one changes the key.
+/// Calls `each` with the newest record of a key. Deltas are read from the newest one back, until one changes
+/// the key.
 ///
 /// # Errors
 /// `KeyNotFound`; as [`Source::for_each_live`].
@@ -74,59 +75,69 @@ pub fn get(
     key: &[u8],
     mut each: impl FnMut(&KeyValue<'_>) -> Result<()>,
 ) -> Result<()> {
-    let steps = source.steps();
-    // An empty record is that of a key that was deleted.
-    let reading = Reading::new(ctx, steps.iter().rev().map(|s| &s.snapshot));
+    let slices = source.delta_slices();
+    let reader = SnapshotReader::new(ctx, slices.iter().rev().map(|s| &s.snapshot));
     let newest_change = |nth: usize| {
-        let step = &steps[steps.len() - 1 - nth];
-        let mut newest: Option<Vec<u8>> = None;
-        versions(ctx, reading.delta_in_turn(nth)?, step, key, |_, kv| {
-            let record = newest.get_or_insert_default();
-            record.clear();
-            if let Some(kv) = kv {
-                kv.encode(record);
-            }
-            Ok(())
-        })?;
-        Ok(newest)
+        let slice = &slices[slices.len() - 1 - nth];
+        newest_change_in(ctx, reader.delta_in_turn(nth)?, slice, key)
     };
     let changed =
-        source.read_some_deltas(ctx, || first(ctx.threads, steps.len(), newest_change))?;
-    let unchanged = changed.is_none();
-    let mut found = changed.unwrap_or_default();
-    if unchanged {
-        // What comes after it may still fail: it is handed on when all was read.
+        source.read_some_deltas(ctx, || find_first(ctx.threads, slices.len(), newest_change))?;
+    let is_in_base = changed.is_none();
+    let mut record = changed.unwrap_or_default();
+    if is_in_base {
+        // Reading on may still fail, so `each` is called after everything was read.
         source.for_each_live_in_base(ctx, KeyRange::Key(key.to_vec()), |kv| {
-            kv.encode(&mut found);
+            kv.encode(&mut record);
             Ok(())
         })?;
     }
-    if found.is_empty() {
+    if record.is_empty() {
         return Err(Reason::KeyNotFound.error(format!(
-            "there is no key \"{}\" at revision {}: `deltafold history` tells when it was there, `deltafold get --prefix` which keys are",
+            "there is no key \"{}\" at revision {}: see `deltafold history` for when it existed, or `deltafold get --prefix` for the keys that exist",
             key.escape_ascii(),
             source.target
         )));
     }
-    each(&KeyValue::decode(&found)?)
+    each(&KeyValue::decode(&record)?)
 }
 
-/// Hands every change of `key` in a delta to `push`, with the record of a put.
-fn versions(
+/// Returns the newest record of `key` in a delta, which is empty if the key was deleted; `None` if the delta does
+/// not change the key.
+fn newest_change_in(
+    ctx: &Context,
+    delta: DeltaReader<'_, Payload>,
+    slice: &DeltaSlice,
+    key: &[u8],
+) -> Result<Option<Vec<u8>>> {
+    let mut newest: Option<Vec<u8>> = None;
+    for_each_change(ctx, delta, slice, key, |_, kv| {
+        let record = newest.get_or_insert_default();
+        record.clear();
+        if let Some(kv) = kv {
+            kv.encode(record);
+        }
+        Ok(())
+    })?;
+    Ok(newest)
+}
+
+/// Calls `each` for every change of `key` in a delta, with the record of a put or `None` for a deletion.
+fn for_each_change(
     ctx: &Context,
     mut delta: DeltaReader<'_, Payload>,
-    step: &Step,
+    slice: &DeltaSlice,
     key: &[u8],
-    mut push: impl FnMut(&Event<'_>, Option<&KeyValue<'_>>) -> Result<()>,
+    mut each: impl FnMut(&Event<'_>, Option<&KeyValue<'_>>) -> Result<()>,
 ) -> Result<()> {
-    let at = ctx.at(&step.snapshot);
+    let at = ctx.at(&slice.snapshot);
     let mut value = Vec::new();
     while let Some(e) = delta.next().map_err(&at)? {
-        if e.main <= step.after || e.main > step.until || e.change.key() != key {
+        if !slice.contains(e.main) || e.change.key() != key {
             continue;
         }
         value.clear();
-        let mut take = || {
+        let mut decode_change = || {
             e.change.append_value(e.main, &mut value)?;
             let kv = match e.change {
                 Change::Put(kv) | Change::PutBase64(kv) => Some(KeyValue {
@@ -135,9 +146,9 @@ fn versions(
                 }),
                 Change::Delete { .. } => None,
             };
-            push(&e, kv.as_ref())
+            each(&e, kv.as_ref())
         };
-        if let Err(e) = take() {
+        if let Err(e) = decode_change() {
             return Err(at(delta.explain(e)));
         }
     }

@@ -6,7 +6,7 @@
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::{HashKv, Revision};
 use crate::ops::Context;
-use crate::ops::fold::open::Backup;
+use crate::ops::fold::open::BackupLocation;
 use crate::ops::fold::{Request, Source, Target};
 use crate::ops::scan::Scan;
 use schemars::JsonSchema;
@@ -57,7 +57,7 @@ pub struct CandidateOutcome {
 
 /// A backup that may be restored, and the result of opening it.
 pub(super) struct Candidate<'a> {
-    backup: &'a Backup,
+    backup: &'a BackupLocation,
     pub(super) opened: Result<OpenedBackup<'a>>,
 }
 
@@ -69,10 +69,10 @@ pub(super) struct OpenedBackup<'a> {
 }
 
 impl<'a> OpenedBackup<'a> {
-    fn new(backup: &'a Backup, request: &Request, proven: bool) -> Result<Self> {
-        let (source, scan) = backup.open_unproven(request)?;
+    fn new(backup: &'a BackupLocation, request: &Request, proven: bool) -> Result<Self> {
+        let (source, scan) = backup.open_unchecked(request)?;
         if proven {
-            source.prove()?;
+            source.wait_for_hash()?;
         }
         let ctx = backup.context()?;
         Ok(OpenedBackup { ctx, source, scan })
@@ -80,7 +80,7 @@ impl<'a> OpenedBackup<'a> {
 }
 
 impl<'a> Candidate<'a> {
-    fn open(backup: &'a Backup, request: &Request, proven: bool) -> Self {
+    fn open(backup: &'a BackupLocation, request: &Request, proven: bool) -> Self {
         Candidate {
             backup,
             opened: OpenedBackup::new(backup, request, proven),
@@ -186,7 +186,11 @@ impl<'a> Candidates<'a> {
     /// # Errors
     /// Fails only with errors that are not a candidate's own, such as `Terminated`, `NoSpace` and
     /// `Usage`.
-    pub(super) fn open(backups: &'a [Backup], request: &Request, proven: bool) -> Result<Self> {
+    pub(super) fn open(
+        backups: &'a [BackupLocation],
+        request: &Request,
+        proven: bool,
+    ) -> Result<Self> {
         // With several candidates, find damage now: the others are tried first then.
         let proven = proven || backups.len() > 1;
         let all: Vec<Candidate<'a>> = backups

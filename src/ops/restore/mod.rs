@@ -13,7 +13,7 @@ mod options;
 mod output;
 mod write;
 
-pub use crate::ops::fold::open::Backup;
+pub use crate::ops::fold::open::BackupLocation;
 pub use candidates::{CandidateOutcome, CandidateStatus};
 pub use needed::{Action, Decision, Depth};
 pub use options::{KeepOrDrop, Membership, Options, SharedOptions};
@@ -25,7 +25,7 @@ use crate::mvcc::Revision;
 use crate::ops::Context;
 use crate::ops::fold::Source;
 use crate::ops::fold::rebuild::Rebuild;
-use crate::ops::report::{Clock, Report};
+use crate::ops::report::{Report, ReportBuilder};
 use crate::ops::tags::without_excluded;
 use candidates::{Candidates, OpenedBackup, is_candidate_failure};
 use output::WriteFailure;
@@ -124,7 +124,11 @@ pub struct Outcome {
 /// # Errors
 /// Fails with any reason except `KeyNotFound`. After a failure the target is unchanged, or the next run
 /// undoes or completes the change.
-pub fn run(backups: &[Backup], options: &Options, cancel: &Cancel) -> Result<Report<Outcome>> {
+pub fn run(
+    backups: &[BackupLocation],
+    options: &Options,
+    cancel: &Cancel,
+) -> Result<Report<Outcome>> {
     if backups.is_empty() {
         return Err(
             Reason::Usage.error("there is no backup to restore from: give --store or --snapshot")
@@ -138,7 +142,7 @@ pub fn run(backups: &[Backup], options: &Options, cancel: &Cancel) -> Result<Rep
 /// # Errors
 /// As [`run`].
 pub(super) fn run_for_drill(
-    backup: Backup,
+    backup: BackupLocation,
     options: &Options,
     cancel: &Cancel,
 ) -> Result<Report<Outcome>> {
@@ -146,7 +150,7 @@ pub(super) fn run_for_drill(
 }
 
 fn restore(
-    backups: &[Backup],
+    backups: &[BackupLocation],
     options: &Options,
     cancel: &Cancel,
     is_drill: bool,
@@ -156,7 +160,7 @@ fn restore(
             backups,
             options,
             cancel: cancel.clone(),
-            clock: Clock::start(),
+            clock: ReportBuilder::start(),
             is_drill,
         };
         restoration.run()
@@ -165,10 +169,10 @@ fn restore(
 
 /// A restore under way.
 struct Restoration<'a> {
-    backups: &'a [Backup],
+    backups: &'a [BackupLocation],
     options: &'a Options,
     cancel: Cancel,
-    clock: Clock,
+    clock: ReportBuilder,
     is_drill: bool,
 }
 
@@ -263,8 +267,8 @@ impl Restoration<'_> {
     /// Returns an outcome without a restored state: the decision, and what was read.
     fn outcome(&self, decision: Decision) -> Outcome {
         let bytes_read = self.backups.iter().map(|b| match b {
-            Backup::Store(ctx) | Backup::File(ctx, _) => ctx.store.bytes_read(),
-            Backup::Closed { .. } => 0,
+            BackupLocation::Store(ctx) | BackupLocation::File(ctx, _) => ctx.store.bytes_read(),
+            BackupLocation::Closed { .. } => 0,
         });
         Outcome {
             decision,
@@ -326,7 +330,7 @@ fn path_text(path: &Path) -> String {
 /// Checks the hash of the source after a write, since damage of the source is the better explanation
 /// of a failed write. A failure of the target says nothing about the source.
 fn prove<T>(source: &Source, written: Result<T, WriteFailure>) -> Result<T, WriteFailure> {
-    match (written, source.prove()) {
+    match (written, source.wait_for_hash()) {
         (Err(WriteFailure::Target(e)), _) => Err(WriteFailure::Target(e)),
         (_, Err(e)) => Err(WriteFailure::Candidate(e)),
         (written, Ok(())) => written,

@@ -13,7 +13,7 @@ use crate::datadir::{snap, wal};
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::history::META_BUCKET;
 use crate::mvcc::{Base, Fold, FoldOptions, KeyRange, Revision};
-use crate::ops::fold::open::Spool;
+use crate::ops::fold::open::DatabaseFile;
 use crate::ops::fold::rebuild::read_every_page;
 use clap::ValueEnum;
 use schemars::JsonSchema;
@@ -359,10 +359,10 @@ fn inspect_database(
 }
 
 /// Opens a database file; `None` if there is none.
-fn open(path: &PathBuf, cancel: &Cancel) -> Result<Option<Spool>> {
+fn open(path: &PathBuf, cancel: &Cancel) -> Result<Option<DatabaseFile>> {
     use io::ErrorKind::{NotADirectory, NotFound};
     match File::open(path).and_then(TempFile::plain) {
-        Ok(file) => Ok(Some(Spool::new(file, cancel.clone()))),
+        Ok(file) => Ok(Some(DatabaseFile::new(file, cancel.clone()))),
         // The file is missing, or its folder is not a folder.
         Err(e) if matches!(e.kind(), NotFound | NotADirectory) => Ok(None),
         Err(e) => Err(Error::io(format!("open {}", path.display()), e)),
@@ -370,7 +370,7 @@ fn open(path: &PathBuf, cancel: &Cancel) -> Result<Option<Spool>> {
 }
 
 /// Returns what a database says of itself, and its consistent index.
-fn read_database(file: &Spool, depth: Depth) -> Result<(Base, u64)> {
+fn read_database(file: &DatabaseFile, depth: Depth) -> Result<(Base, u64)> {
     let db = Database::open(file)?;
     let base = Base::read(&db)?;
     let index = consistent_index(&db)?;

@@ -11,7 +11,7 @@ use crate::base::{Cancel, ReadAt};
 use crate::bolt::Layout;
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::{Fold, KeyRange, Revision};
-use crate::ops::fold::publish::{Both, Summed};
+use crate::ops::fold::publish::{HashingWriter, TeeWriter};
 use crate::ops::fold::rebuild::{Leases, Rebuild, Rebuilt};
 use crate::ops::{Context, free_space};
 use crate::store::EncryptingWriter;
@@ -56,7 +56,7 @@ pub(super) fn database(
         let out = Output::new(&file, &action, Some(sync_requests));
         let (rebuilt, layout, events) = fill_database(ctx, rebuild, path, &file, out, &action)?;
         let reopened = File::open(path).and_then(TempFile::plain).map_err(failed)?;
-        let verify = || rebuild.verify(ctx.spool(reopened), &rebuilt.hash, &layout);
+        let verify = || rebuild.verify(ctx.database_file(reopened), &rebuilt.hash, &layout);
         sync_beside(&file, &action, verify).map_err(classify_verification)?;
         Ok(WrittenDatabase {
             rebuilt,
@@ -113,12 +113,12 @@ pub(super) fn snapshot(
     }
     let action = format!("write a snapshot to {}", dir.display());
     let failed = |e| WriteFailure::Target(Error::io(&action, e));
-    let out = Summed {
+    let out = HashingWriter {
         inner: Output::new(&unnamed.file, &action, None),
-        sum: encrypts.then(Sha256::new),
+        hash: encrypts.then(Sha256::new),
     };
     let plain = encrypts.then(|| ctx.temp_file()).transpose();
-    let mut both = Both::new(
+    let mut both = TeeWriter::new(
         plain.map_err(WriteFailure::Target)?,
         FrameWriter::new(ctx.keys.encrypt(out).map_err(WriteFailure::Target)?),
         None,
@@ -129,9 +129,9 @@ pub(super) fn snapshot(
         .finish()
         .and_then(EncryptingWriter::finish)
         .map_err(failed)?;
-    let Summed {
+    let HashingWriter {
         inner: mut out,
-        sum,
+        hash: sum,
     } = out;
     let rebuilt = written.map_err(|e| out.classify(e))?;
     out.flush().map_err(failed)?;
@@ -144,7 +144,7 @@ pub(super) fn snapshot(
         file.rewind().map_err(read_back_error)?;
         match (plain, sum) {
             (Some(plain), Some(sum)) => {
-                rebuild.verify(ctx.spool(plain), &rebuilt.hash, &layout)?;
+                rebuild.verify(ctx.database_file(plain), &rebuilt.hash, &layout)?;
                 check_sum(file, sum, ctx.store.cancel())
             }
             _ => verify_plain(ctx, rebuild, file, &rebuilt, &layout),

@@ -15,7 +15,7 @@ use crate::etcd::connect::Connector;
 use crate::etcd::feed::{Ended, Feed, Next};
 use crate::mvcc::Revision;
 use crate::ops::Context;
-use crate::ops::report::{Clock, Report};
+use crate::ops::report::{Report, ReportBuilder};
 use crate::store::Bandwidth;
 use crate::telemetry::metrics::SnapshotKind;
 use chrono::Utc;
@@ -51,7 +51,7 @@ pub fn delta(
     options: DeltaOptions,
     reporter: &MetricsReporter,
 ) -> Result<Report<Outcome>> {
-    let clock = Clock::start();
+    let clock = ReportBuilder::start();
     ctx.store.clean_staging(Utc::now());
     let mut saver = Saver::open(ctx, settings)?;
     let cluster = Cluster::look(&settings.connector)?;

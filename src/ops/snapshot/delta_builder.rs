@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::etcd::feed::{KeyChange, Position, Transaction};
 use crate::mvcc::{Change, KeyValue, Revision};
 use crate::ops::Context;
-use crate::ops::fold::publish::{Packer, give_name};
+use crate::ops::fold::publish::{SnapshotUpload, give_name};
 use chrono::{DateTime, Utc};
 use std::cell::OnceCell;
 use std::io::Write;
@@ -242,7 +242,7 @@ impl SealedDelta {
             is_encrypted: ctx.keys.encrypts(),
         };
         let write_error = |e| Error::io("write the new delta", e);
-        let mut frame = FrameWriter::new(Packer::new(ctx, "Incr", encoding)?);
+        let mut frame = FrameWriter::new(SnapshotUpload::new(ctx, "Incr", encoding)?);
         let mut buf = vec![0; 256 << 10];
         let mut offset = 0;
         loop {

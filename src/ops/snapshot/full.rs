@@ -20,8 +20,8 @@ use crate::etcd::feed::Position;
 use crate::etcd::snapshot::SnapshotReader;
 use crate::mvcc::{Base, HashKv, Revision, hash_kv};
 use crate::ops::Context;
-use crate::ops::fold::open::Spool;
-use crate::ops::fold::publish::{Packed, Packer, give_name};
+use crate::ops::fold::open::DatabaseFile;
+use crate::ops::fold::publish::{SnapshotUpload, StagedSnapshot, give_name};
 use crate::ops::fold::rebuild::read_every_page;
 use crate::ops::identity::{self, ClusterFacts};
 use crate::ops::parallel::side_by_side;
@@ -36,7 +36,7 @@ const HASH_ATTEMPTS: u32 = 3;
 
 /// A full snapshot that is verified and uploaded, but not published: its object has no name yet.
 pub(super) struct UnpublishedFull {
-    packed: Packed,
+    packed: StagedSnapshot,
     encoding: Encoding,
     /// When the snapshot was begun.
     pub(super) started: Instant,
@@ -226,7 +226,7 @@ fn take_and_check(
 /// Checks that the received database has the HashKV that the member returned before.
 fn check_hash(
     new_full: &UnpublishedFull,
-    db: &Database<Spool>,
+    db: &Database<DatabaseFile>,
     member_hash: Option<&MemberHash>,
 ) -> Result<()> {
     let Some((revision, hash)) = member_hash.and_then(|h| Some((h.revision, h.hash?))) else {
@@ -321,7 +321,7 @@ fn compare_members(
 /// A reader that also passes everything to the packer, which compresses and uploads it.
 struct Tee {
     inner: Box<dyn Read>,
-    packer: Packer,
+    packer: SnapshotUpload,
 }
 
 impl Read for Tee {
@@ -364,7 +364,7 @@ fn take_from(
     endpoint: &str,
     encoding: Encoding,
     min_revision: i64,
-) -> Result<(UnpublishedFull, Database<Spool>)> {
+) -> Result<(UnpublishedFull, Database<DatabaseFile>)> {
     let stream = SnapshotReader::open(&settings.connector, endpoint).map_err(|f| f.into_error())?;
     let stream: Box<dyn Read> = match &settings.bandwidth {
         Some(limit) => Box::new(limit.limit(stream, ctx.store.cancel())),
@@ -373,7 +373,7 @@ fn take_from(
     // etcd's stream has the format of a full's payload: the database, followed by its SHA-256.
     let mut payload = FrameReader::new(Tee {
         inner: stream,
-        packer: Packer::new(ctx, "Full", encoding)?,
+        packer: SnapshotUpload::new(ctx, "Full", encoding)?,
     });
     let step = Step::new(format!("save {endpoint}"), None);
     let mut file = ctx.temp_file()?;
@@ -392,7 +392,7 @@ fn take_from(
     let payload_bytes = payload.payload_bytes();
     let packer = payload.into_inner().packer;
     let verify = || {
-        let db = Database::open(ctx.spool(file))?;
+        let db = Database::open(ctx.database_file(file))?;
         let base = Base::read(&db)?;
         let hash = read_every_page(&db)?;
         Ok((db, base, hash))

@@ -6,7 +6,7 @@
 
 use super::NewSnapshot;
 use crate::backup::catalog::{V1, V2};
-use crate::backup::{Catalog, Listed};
+use crate::backup::{Catalog, ListedObject};
 use crate::error::Result;
 use crate::ops::scan;
 use crate::store::Store;
@@ -20,7 +20,7 @@ const SNAPSHOTS_PER_LIST_REQUEST: usize = 10;
 #[derive(Default)]
 pub(super) struct KnownNames {
     /// The last listing and the snapshots saved since; `None` if a listing is due.
-    listing: Option<Vec<Listed>>,
+    listing: Option<Vec<ListedObject>>,
     /// Number of snapshots saved since the last listing.
     saved: usize,
 }
@@ -37,7 +37,7 @@ impl KnownNames {
             return;
         };
         self.saved += 1;
-        listing.push(Listed {
+        listing.push(ListedObject {
             path: format!("{V2}/{}", snapshot.name),
             bytes: snapshot.bytes,
         });
@@ -54,7 +54,7 @@ impl KnownNames {
         if let Some(listing) = &self.listing {
             return Ok((Catalog::from_listing(listing.clone()), false));
         }
-        let listing = scan::listed(store, &[V2, V1])?;
+        let listing = scan::list_folders(store, &[V2, V1])?;
         self.saved = 0;
         Ok((
             Catalog::from_listing(self.listing.insert(listing).clone()),

@@ -26,7 +26,7 @@ use crate::etcd::connect::Connector;
 use crate::kubernetes::SnapshotLeases;
 use crate::mvcc::Revision;
 use crate::ops::Context;
-use crate::ops::report::{Clock, Report};
+use crate::ops::report::{Report, ReportBuilder};
 use crate::store::Bandwidth;
 use crate::telemetry::metrics::SnapshotKind;
 use clap::Args;
@@ -240,7 +240,7 @@ pub fn full(
     is_final: bool,
     reporter: &MetricsReporter,
 ) -> Result<Report<Outcome>> {
-    let clock = Clock::start();
+    let clock = ReportBuilder::start();
     ctx.store.clean_staging(chrono::Utc::now());
     let mut saver = Saver::open(ctx, settings)?;
     let cause = match saver.backup() {
@@ -255,7 +255,7 @@ pub fn full(
 }
 
 impl Saver<'_> {
-    fn into_report(self, mut clock: Clock) -> Report<Outcome> {
+    fn into_report(self, mut clock: ReportBuilder) -> Report<Outcome> {
         let summary = self.summary();
         clock.warnings.clone_from(&summary.warnings);
         let saved = &summary.snapshots;

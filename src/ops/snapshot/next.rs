@@ -165,8 +165,8 @@ impl BackupState {
         let holder = newest_holder(scan, timeline, last).ok_or_else(nothing_usable)?;
         let known = scan.contents.known_bases();
         let broken = match chain::choose(catalog, timeline, None, &known) {
-            Ok(Choice::Found(_)) => None,
-            Ok(Choice::Look(i)) => Some(FullCause::new(
+            Ok(Choice::Chosen(_)) => None,
+            Ok(Choice::ReadFirst(i)) => Some(FullCause::new(
                 FullReason::RevisionGap,
                 format!(
                     "by names, revisions are missing after {}",

@@ -20,11 +20,11 @@ use crate::etcd::feed::{Ended, Feed, Position};
 use crate::kubernetes::{Behind, LeaseState};
 use crate::mvcc::Revision;
 use crate::ops::Context;
-use crate::ops::fold::publish::refuse_plain;
+use crate::ops::fold::publish::refuse_plaintext;
 use crate::ops::identity::{self, ClusterFacts};
-use crate::ops::scan::{Depth, scan_asking};
+use crate::ops::scan::{Depth, scan_with_tags};
 use crate::ops::snapshot_leases::{self, News};
-use crate::ops::tags::Ask;
+use crate::ops::tags::TagScope;
 use crate::telemetry::metrics::SnapshotKind;
 use chrono::Utc;
 use std::time::{Duration, Instant};
@@ -74,7 +74,7 @@ impl<'a> Saver<'a> {
     /// ones would not be.
     pub(super) fn open(ctx: &'a Context, settings: &'a SnapshotSettings) -> Result<Self> {
         let (saver, newest) = Self::scan(ctx, settings)?;
-        refuse_plain(ctx, newest.as_ref())?;
+        refuse_plaintext(ctx, newest.as_ref())?;
         Ok(saver)
     }
 
@@ -104,7 +104,7 @@ impl<'a> Saver<'a> {
             cluster: None,
             summary: SaverSummary::default(),
         };
-        let scan = match scan_asking(ctx, Depth::Doubtful, Ask::Chain) {
+        let scan = match scan_with_tags(ctx, Depth::Doubtful, TagScope::Chain) {
             Ok(scan) => scan,
             Err(e) if e.reason() == Reason::NoSnapshots => {
                 let names = ctx.store.list_directly()?;

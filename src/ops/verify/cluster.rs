@@ -10,7 +10,7 @@ use crate::etcd::cluster::{Cluster, MemberHash};
 use crate::etcd::connect::Connector;
 use crate::mvcc::{HashKv, Revision};
 use crate::ops::fold::{Request, Source, Target, select::choose_timeline};
-use crate::ops::report::{Clock, Report};
+use crate::ops::report::{Report, ReportBuilder};
 use crate::ops::scan::{Depth, Scan, scan};
 use crate::ops::tags::without_excluded;
 use crate::ops::{Context, identity};
@@ -139,7 +139,7 @@ pub fn choose_revision(
 /// history exists on both sides; with the errors of etcd connections, of choosing and folding a chain, and of
 /// the store; with `Terminated`.
 pub fn run(ctx: &Context, connector: &Connector, options: &Options) -> Result<Report<Outcome>> {
-    let clock = Clock::start();
+    let clock = ReportBuilder::start();
     without_excluded(|| {
         let comparison = Comparison {
             ctx,
@@ -156,7 +156,7 @@ struct Comparison<'a> {
     ctx: &'a Context,
     connector: &'a Connector,
     options: &'a Options,
-    clock: Clock,
+    clock: ReportBuilder,
 }
 
 /// The backup's side of a comparison.

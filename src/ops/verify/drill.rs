@@ -11,8 +11,8 @@ use crate::etcd::connect::{Connector, Endpoints, Failed, Streams};
 use crate::mvcc::Revision;
 use crate::ops::Context;
 use crate::ops::options::Point;
-use crate::ops::report::{Clock, Report};
-use crate::ops::restore::{self, Backup, Membership};
+use crate::ops::report::{Report, ReportBuilder};
+use crate::ops::restore::{self, BackupLocation, Membership};
 use rustix::fs::{FlockOperation, OFlags};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 use schemars::JsonSchema;
@@ -117,7 +117,7 @@ pub fn run(
     timeline: &str,
     expected: ExpectedState,
 ) -> Result<Report<Outcome>> {
-    let mut clock = Clock::start();
+    let mut clock = ReportBuilder::start();
     remove_leftovers(&ctx.temp_dir);
     let folder = DrillFolder::new(&ctx.temp_dir)?;
     let mut outcome = Outcome {
@@ -150,7 +150,7 @@ pub fn run(
         }
         // The restore may find damage itself.
         Err(e) if e.reason() == Reason::DrillFailed || e.reason().is_bad_data() => {
-            Ok(clock.ended(outcome, Some(e)))
+            Ok(clock.report_with(outcome, Some(e)))
         }
         Err(e) => Err(e),
     }
@@ -165,7 +165,7 @@ struct Drill<'a> {
 }
 
 impl Drill<'_> {
-    fn run(&self, outcome: &mut Outcome, clock: &mut Clock) -> Result<()> {
+    fn run(&self, outcome: &mut Outcome, clock: &mut ReportBuilder) -> Result<()> {
         let data_dir = self.folder.join("data");
         let restore_started = Instant::now();
         let token = format!("deltafold-drill-{}-{:x}", std::process::id(), random_word());
@@ -177,7 +177,7 @@ impl Drill<'_> {
         };
         let cluster_id = membership.cluster()?.id();
         let restored = restore::run_for_drill(
-            Backup::Store(self.ctx.clone()),
+            BackupLocation::Store(self.ctx.clone()),
             &restore::Options {
                 timeline: Some(self.timeline.to_owned()),
                 data_dir: Some(data_dir.clone()),

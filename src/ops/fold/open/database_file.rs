@@ -1,6 +1,9 @@
-//! A full's database as a file: in the temporary directory, or a plain snapshot file as it lies.
+//! The database of a full as a file: in the temporary directory, or a plain snapshot file in place.
+//!
+//! The content is checked by `bolt`, not here. Called by `read_snapshot`, `plain_snapshot` and
+//! `ops::restore`.
 
-use super::in_place::InPlace;
+use super::in_place::InPlaceFile;
 use crate::backup::full::FullReader;
 use crate::base::read_all::for_each_piece;
 use crate::base::temp::TempFile;
@@ -10,59 +13,60 @@ use crate::ops::{Context, free_space};
 use std::io::{self, Read, Write};
 use std::sync::Arc;
 
-/// A database file: one in the temporary directory, or a plain snapshot where it lies. Reading it ends if the Job is
-/// cancelled.
+/// A database file: one in the temporary directory, or a plain snapshot file in place. Reading it fails with
+/// `Terminated` after the operation was cancelled.
 #[derive(Debug)]
-pub struct Spool {
-    file: SpoolFile,
+pub struct DatabaseFile {
+    file: Inner,
     cancel: Cancel,
 }
 
 #[derive(Debug)]
-enum SpoolFile {
+enum Inner {
     Temp(TempFile),
-    InPlace(Arc<InPlace>),
+    InPlace(Arc<InPlaceFile>),
 }
 
-impl Spool {
+impl DatabaseFile {
     pub(crate) fn new(file: TempFile, cancel: Cancel) -> Self {
-        let file = SpoolFile::Temp(file);
-        Spool { file, cancel }
+        let file = Inner::Temp(file);
+        DatabaseFile { file, cancel }
     }
 
-    pub(super) fn in_place(file: Arc<InPlace>, cancel: Cancel) -> Self {
-        let file = SpoolFile::InPlace(file);
-        Spool { file, cancel }
+    pub(super) fn in_place(file: Arc<InPlaceFile>, cancel: Cancel) -> Self {
+        let file = Inner::InPlace(file);
+        DatabaseFile { file, cancel }
     }
 }
 
-impl ReadAt for Spool {
+impl ReadAt for DatabaseFile {
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
         self.cancel.check()?;
         match &self.file {
-            SpoolFile::Temp(file) => ReadAt::read_exact_at(file, buf, offset),
-            SpoolFile::InPlace(file) => file.read_exact_at(buf, offset),
+            Inner::Temp(file) => ReadAt::read_exact_at(file, buf, offset),
+            Inner::InPlace(file) => file.read_exact_at(buf, offset),
         }
     }
     fn size(&self) -> io::Result<u64> {
         match &self.file {
-            SpoolFile::Temp(file) => file.size(),
-            SpoolFile::InPlace(file) => file.size(),
+            Inner::Temp(file) => file.size(),
+            Inner::InPlace(file) => file.size(),
         }
     }
 }
 
 impl Context {
-    /// Puts a database file behind the Job's switch.
-    pub(crate) fn spool(&self, file: TempFile) -> Spool {
-        Spool::new(file, self.store.cancel().clone())
+    /// Makes a temporary file a database file that this operation can cancel.
+    pub(crate) fn database_file(&self, file: TempFile) -> DatabaseFile {
+        DatabaseFile::new(file, self.store.cancel().clone())
     }
 
-    /// Copies a database's pages in use into an unnamed temporary file; up to `tail` bytes may follow them. `each`
-    /// gets all that is read. `what` names the database.
+    /// Copies the pages in use of a database to an unnamed temporary file. Up to `tail` bytes may follow
+    /// them. `each` gets all bytes that are read. `what` names the database in messages.
     ///
     /// # Errors
-    /// `CorruptSnapshot`, `TooLarge`, `NoSpace`; what `read_error` makes of a failure to read; `Io`, `Terminated`.
+    /// `CorruptSnapshot`, `TooLarge`, `NoSpace`; read errors, as `read_error` converts them; `Io`,
+    /// `Terminated`.
     pub(super) fn copy_database(
         &self,
         from: impl Read,
@@ -73,17 +77,18 @@ impl Context {
     ) -> Result<TempFile> {
         let cancel = self.store.cancel();
         let mut database = FullReader::open(from, &self.limits, tail).map_err(&read_error)?;
-        let mut left = database.promised();
-        if let Err(no_space) = free_space::check(&self.temp_dir, left, what) {
-            // A few bytes can promise any size: damage is final, and NoSpace is tried again.
+        let mut remaining = database.promised();
+        if let Err(no_space) = free_space::check(&self.temp_dir, remaining, what) {
+            // A damaged database can promise any size. Damage is final and NoSpace is retried, so look for
+            // damage first.
             for_each_piece(&mut database, cancel, read_error, |_| Ok(()))?;
             return Err(no_space);
         }
         let mut file = self.temp_file()?;
         for_each_piece(&mut database, cancel, read_error, |piece| {
             each(piece);
-            let in_use = left.min(piece.len() as u64);
-            left -= in_use;
+            let in_use = remaining.min(piece.len() as u64);
+            remaining -= in_use;
             file.write_all(&piece[..in_use as usize])
                 .map_err(|e| self.write_error(e))
         })?;

@@ -1,8 +1,8 @@
-//! A plain snapshot file that is read where it lies, without a copy.
+//! A plain snapshot file that is read in place, without a copy.
 //!
-//! Others may write to it meanwhile. So each block has a sum: the first reader notes it, and each later reader must
-//! find the same. Once the hash of the whole file is right, all that was ever read of it is what was hashed. `plain`
-//! opens it; nothing else knows where a database lies.
+//! Other processes may change the file meanwhile. So each block has a checksum: the first read notes it, and
+//! every later read must find the same. Once the hash of the whole file is confirmed, everything that was
+//! read of it is what was hashed. The format is not known here. Called by `plain_snapshot`.
 
 use crate::backup::frame::HASH_SIZE;
 use crate::base::{Cancel, ReadAt, lock};
@@ -18,91 +18,95 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
 
-/// Blocks of a file are no smaller, and there are no more of them: then they are larger.
+/// The size of a block in bytes, unless the file has too many of them.
 const MIN_BLOCK: u64 = 4 << 10;
+/// The most blocks of a file. A larger file has larger blocks.
 const MAX_BLOCKS: u64 = 1 << 19;
-/// Bytes that are hashed at once: as many as a block, or a multiple.
+/// The number of bytes that are hashed at once. It is a multiple of the block size, or less than a block.
 const CHUNK: u64 = 256 << 10;
 
-/// The file.
+/// A file that is read in place.
 #[derive(Debug)]
-pub(super) struct InPlace {
+pub(super) struct InPlaceFile {
     file: File,
     bytes: u64,
-    /// Bytes of a block: a power of two.
+    /// The size of a block in bytes, a power of two.
     block: u64,
-    /// The sum of each block that was read.
-    sums: Vec<AtomicU64>,
+    /// The checksum of each block that was read; 0 for the others.
+    checksums: Vec<AtomicU64>,
 }
 
-/// Marks a sum that was noted.
+/// The bit that marks a noted checksum.
 const NOTED: u64 = 1 << 32;
 
-impl InPlace {
-    /// `bytes` is the size of the file.
+impl InPlaceFile {
+    /// Creates a reader of `file`, which has `bytes` bytes.
     pub(super) fn new(file: File, bytes: u64) -> Self {
         let block = bytes
             .div_ceil(MAX_BLOCKS)
             .next_power_of_two()
             .max(MIN_BLOCK);
         let blocks = bytes.div_ceil(block);
-        InPlace {
+        InPlaceFile {
             file,
             bytes,
             block,
-            sums: (0..blocks).map(|_| AtomicU64::new(0)).collect(),
+            checksums: (0..blocks).map(|_| AtomicU64::new(0)).collect(),
         }
     }
 
-    /// Reads whole blocks; only the last one of the file may be shorter.
+    /// Reads whole blocks, and checks them against their checksums. Only the last block of the file may be
+    /// shorter.
     fn read_blocks(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
         let read = FileExt::read_exact_at(&self.file, buf, offset);
         read.map_err(|e| match e.kind() {
-            io::ErrorKind::UnexpectedEof => changed().into(),
+            io::ErrorKind::UnexpectedEof => changed_error().into(),
             _ => e,
         })?;
-        let sums = &self.sums[(offset / self.block) as usize..];
-        for (block, sum) in buf.chunks(self.block as usize).zip(sums) {
+        let checksums = &self.checksums[(offset / self.block) as usize..];
+        for (block, checksum) in buf.chunks(self.block as usize).zip(checksums) {
             let mut digest = Digest::new(CrcAlgorithm::Crc32Iscsi);
             digest.update(block);
             let found = NOTED | digest.finalize();
-            let noted = sum.compare_exchange(0, found, Ordering::Relaxed, Ordering::Relaxed);
+            let noted = checksum.compare_exchange(0, found, Ordering::Relaxed, Ordering::Relaxed);
             if noted.is_err_and(|noted| noted != found) {
-                return Err(changed().into());
+                return Err(changed_error().into());
             }
         }
         Ok(())
     }
 
-    /// Hashes the file, and compares with what stands at its end. Ends early when nobody reads it any more.
-    fn prove(this: &Weak<Self>, cancel: &Cancel, step: &Step) -> Result<()> {
+    /// Hashes the file, and compares the hash with the one at its end. Stops early if the file was dropped.
+    fn check_whole(weak: &Weak<Self>, cancel: &Cancel, progress: &Step) -> Result<()> {
         let mut hash = Sha256::new();
         let mut buf = Vec::new();
         let mut at = 0;
         let mut expected = Vec::new();
-        while let Some(this) = this.upgrade() {
-            let n = (this.bytes - at).min(CHUNK.max(this.block));
+        while let Some(file) = weak.upgrade() {
+            let n = (file.bytes - at).min(CHUNK.max(file.block));
             if n == 0 {
                 return check_hash(hash, &expected);
             }
             cancel.check()?;
             buf.resize(n as usize, 0);
-            this.read_blocks(&mut buf, at)
+            file.read_blocks(&mut buf, at)
                 .map_err(|e| Error::io("read the snapshot", e))?;
-            // The hash itself may lie across two chunks.
-            let end = this.bytes.saturating_sub(HASH_SIZE as u64);
+            // The hash at the end may be in two chunks.
+            let end = file.bytes.saturating_sub(HASH_SIZE as u64);
             let (hashed, last) = buf.split_at(end.saturating_sub(at).min(n) as usize);
             hash.update(hashed);
             expected.extend_from_slice(last);
             at += n;
-            step.add(n);
+            progress.add(n);
         }
-        Err(Error::internal("a file was hashed that nobody reads"))
+        Err(Error::internal(
+            "a plain snapshot file was dropped while it was hashed",
+        ))
     }
 }
 
-/// Puts the file's name before what is wrong with it, once.
-pub(super) fn at(path: &Path, e: Error) -> Error {
+/// Puts the path of the file before an error about its content, once.
+pub(super) fn with_path(path: &Path, e: Error) -> Error {
     let name = path.display().to_string();
     match e.reason() {
         Reason::CorruptSnapshot | Reason::TooLarge | Reason::CannotDecrypt
@@ -114,7 +118,7 @@ pub(super) fn at(path: &Path, e: Error) -> Error {
     }
 }
 
-/// Compares the hash of a database with what stands behind it.
+/// Compares the hash of a database with the one that follows it.
 pub(super) fn check_hash(hash: Sha256, expected: &[u8]) -> Result<()> {
     match hash.finalize().as_slice() == expected {
         true => Ok(()),
@@ -124,13 +128,13 @@ pub(super) fn check_hash(hash: Sha256, expected: &[u8]) -> Result<()> {
     }
 }
 
-fn changed() -> Error {
+fn changed_error() -> Error {
     Error::corrupt(
         "it was changed while it was read: wait until nothing writes to it, or give a copy",
     )
 }
 
-impl ReadAt for InPlace {
+impl ReadAt for InPlaceFile {
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
         let end = offset
             .checked_add(buf.len() as u64)
@@ -152,52 +156,58 @@ impl ReadAt for InPlace {
     }
 }
 
-/// Whether the hash at the end of a file is right; found out on a thread of its own.
+/// The check of the hash at the end of a file, which runs on a separate thread.
 #[derive(Debug)]
-pub(super) struct Proof(Mutex<State>);
+pub(super) struct HashCheck(Mutex<CheckState>);
 
 #[derive(Debug)]
-enum State {
+enum CheckState {
     Running(JoinHandle<Result<()>>),
-    Known(Result<()>),
+    Done(Result<()>),
 }
 
-impl Proof {
+impl HashCheck {
     /// Starts to hash the file.
-    pub(super) fn start(file: &Arc<InPlace>, path: &Path, cancel: Cancel, step: Step) -> Self {
+    pub(super) fn start(
+        file: &Arc<InPlaceFile>,
+        path: &Path,
+        cancel: Cancel,
+        progress: Step,
+    ) -> Self {
         let (file, path) = (Arc::downgrade(file), path.to_owned());
-        let hash =
-            Arc::new(move || InPlace::prove(&file, &cancel, &step).map_err(|e| at(&path, e)));
-        let on_thread = hash.clone();
+        let check = Arc::new(move || {
+            InPlaceFile::check_whole(&file, &cancel, &progress).map_err(|e| with_path(&path, e))
+        });
+        let on_thread = check.clone();
         let thread = std::thread::Builder::new().spawn(move || on_thread());
-        Proof(Mutex::new(match thread {
-            Ok(thread) => State::Running(thread),
-            // The system has no thread left.
-            Err(_) => State::Known(hash()),
+        HashCheck(Mutex::new(match thread {
+            Ok(thread) => CheckState::Running(thread),
+            // The system has no threads left.
+            Err(_) => CheckState::Done(check()),
         }))
     }
 
-    /// Nothing is to be hashed.
-    pub(super) fn known() -> Self {
-        Proof(Mutex::new(State::Known(Ok(()))))
+    /// The check of a file without a hash, which always succeeds.
+    pub(super) fn not_needed() -> Self {
+        HashCheck(Mutex::new(CheckState::Done(Ok(()))))
     }
 
-    /// Waits for it.
+    /// Waits for the result.
     ///
     /// # Errors
-    /// `CorruptSnapshot` if the hash is wrong, or the file was changed; `Io`, `Terminated`.
+    /// `CorruptSnapshot` if the hash does not match, or if the file was changed; `Io`, `Terminated`.
     pub(super) fn wait(&self) -> Result<()> {
         let mut state = lock(&self.0);
-        let now = std::mem::replace(&mut *state, State::Known(Ok(())));
-        let known = match now {
-            State::Known(known) => known,
-            State::Running(thread) => thread
+        let current = std::mem::replace(&mut *state, CheckState::Done(Ok(())));
+        let result = match current {
+            CheckState::Done(result) => result,
+            CheckState::Running(thread) => thread
                 .join()
                 .unwrap_or_else(|_| Err(Error::internal("hashing panicked"))),
         };
-        let told = known.as_ref().map_err(Error::again).copied();
-        *state = State::Known(known);
-        told
+        let copy = result.as_ref().map_err(Error::again).copied();
+        *state = CheckState::Done(result);
+        copy
     }
 }
 
@@ -206,7 +216,7 @@ mod tests {
     use super::*;
     use std::io::Write;
 
-    /// A file of random bytes with their hash behind them.
+    /// A file of random bytes, followed by their hash.
     fn file(bytes: usize) -> (File, Vec<u8>) {
         let mut rng = fastrand::Rng::with_seed(crate::seed());
         let mut all = vec![0; bytes];
@@ -218,78 +228,93 @@ mod tests {
         (file, all)
     }
 
-    fn proof(of: &Arc<InPlace>) -> Result<()> {
-        let proof = Proof::start(
-            of,
+    fn check(file: &Arc<InPlaceFile>) -> Result<()> {
+        let check = HashCheck::start(
+            file,
             Path::new("x"),
             Cancel::default(),
             Step::new("hash", None),
         );
-        let first = proof.wait();
-        let again = proof.wait();
+        let first = check.wait();
+        let again = check.wait();
         assert_eq!(first.is_ok(), again.is_ok());
         first
     }
 
     #[test]
-    fn any_part_is_read_as_it_lies_and_the_hash_is_compared() {
+    fn any_part_can_be_read_and_the_hash_is_checked() {
         let mut rng = fastrand::Rng::with_seed(crate::seed());
         let chunk = CHUNK as usize;
         for bytes in [0, 4096, chunk - 16, chunk, chunk + 5, 3 * chunk] {
             let (file, all) = file(bytes);
-            let open =
-                |file: &File| Arc::new(InPlace::new(file.try_clone().unwrap(), all.len() as u64));
-            let of = open(&file);
+            let open = |file: &File| {
+                Arc::new(InPlaceFile::new(
+                    file.try_clone().unwrap(),
+                    all.len() as u64,
+                ))
+            };
+            let in_place = open(&file);
             for _ in 0..50 {
                 let from = rng.usize(..=all.len());
                 let mut out = vec![0; rng.usize(..=all.len() - from)];
-                ReadAt::read_exact_at(&*of, &mut out, from as u64).unwrap();
+                ReadAt::read_exact_at(&*in_place, &mut out, from as u64).unwrap();
                 assert!(out == all[from..from + out.len()]);
             }
             let mut out = [0; 2];
             for past in [all.len() as u64 - 1, all.len() as u64, u64::MAX] {
-                ReadAt::read_exact_at(&*of, &mut out, past).unwrap_err();
+                ReadAt::read_exact_at(&*in_place, &mut out, past).unwrap_err();
             }
-            proof(&of).unwrap();
+            check(&in_place).unwrap();
             let at = rng.usize(..all.len());
             file.write_all_at(&[!all[at]], at as u64).unwrap();
-            let e = proof(&open(&file)).unwrap_err();
+            let e = check(&open(&file)).unwrap_err();
             assert!(e.to_string().contains("SHA-256"), "{e}");
         }
     }
 
     #[test]
-    fn a_change_between_two_readings_is_found_whoever_comes_second() {
+    fn a_change_between_two_reads_is_detected() {
         let (file, all) = file(100_000);
         let mut page = [0; 4096];
         for reader_first in [true, false] {
-            let of = Arc::new(InPlace::new(file.try_clone().unwrap(), all.len() as u64));
+            let in_place = Arc::new(InPlaceFile::new(
+                file.try_clone().unwrap(),
+                all.len() as u64,
+            ));
             file.write_all_at(&all, 0).unwrap();
             let mut read = || {
-                let read = ReadAt::read_exact_at(&*of, &mut page, 8192);
+                let read = ReadAt::read_exact_at(&*in_place, &mut page, 8192);
                 read.map_err(|e| Error::io("read", e))
             };
             match reader_first {
                 true => read().unwrap(),
-                false => proof(&of).unwrap(),
+                false => check(&in_place).unwrap(),
             }
             file.write_all_at(&[!all[9000]], 9000).unwrap();
             let e = match reader_first {
-                true => proof(&of).unwrap_err(),
+                true => check(&in_place).unwrap_err(),
                 false => read().unwrap_err(),
             };
             assert_eq!(e.reason(), Reason::CorruptSnapshot, "{e}");
             assert!(e.to_string().contains("changed"), "{e}");
         }
-        let of = Arc::new(InPlace::new(file.try_clone().unwrap(), all.len() as u64));
+        let in_place = Arc::new(InPlaceFile::new(
+            file.try_clone().unwrap(),
+            all.len() as u64,
+        ));
         file.set_len(50_000).unwrap();
-        assert!(proof(&of).unwrap_err().to_string().contains("changed"));
+        assert!(
+            check(&in_place)
+                .unwrap_err()
+                .to_string()
+                .contains("changed")
+        );
     }
 
     #[test]
-    fn a_large_file_has_few_sums() {
-        let of = InPlace::new(tempfile::tempfile().unwrap(), 100 << 30);
-        assert!(of.sums.len() as u64 <= MAX_BLOCKS);
-        assert_eq!(of.block, 256 << 10);
+    fn a_large_file_has_few_checksums() {
+        let in_place = InPlaceFile::new(tempfile::tempfile().unwrap(), 100 << 30);
+        assert!(in_place.checksums.len() as u64 <= MAX_BLOCKS);
+        assert_eq!(in_place.block, 256 << 10);
     }
 }

@@ -1,4 +1,6 @@
-//! Where a backup is: a prefix of a store, or a plain snapshot file.
+//! The location of a backup: a prefix of a store, or a plain snapshot file.
+//!
+//! It opens the location with `source`. Called by `cli` and `ops::restore`, which may have several locations.
 
 use super::source::Source;
 use crate::error::{Error, Result};
@@ -7,57 +9,60 @@ use crate::ops::fold::select::Request;
 use crate::ops::scan::{Depth, Scan, scan};
 use std::path::PathBuf;
 
-/// Where a backup is.
-pub enum Backup {
+/// The location of a backup.
+pub enum BackupLocation {
     /// A prefix of a store.
     Store(Context),
     /// A plain snapshot file.
     File(Context, PathBuf),
     /// A store that could not be opened.
     Closed {
-        /// Its URL.
+        /// The URL of the store.
         name: String,
-        /// Why.
+        /// The error of opening the store.
         error: Error,
     },
 }
 
-impl Backup {
-    /// Where it is, for people.
+impl BackupLocation {
+    /// Returns the URL or the path, for messages.
     pub fn name(&self) -> String {
         match self {
-            Backup::Store(ctx) => ctx.store.url().to_owned(),
-            Backup::File(_, path) => path.display().to_string(),
-            Backup::Closed { name, .. } => name.clone(),
+            BackupLocation::Store(ctx) => ctx.store.url().to_owned(),
+            BackupLocation::File(_, path) => path.display().to_string(),
+            BackupLocation::Closed { name, .. } => name.clone(),
         }
     }
 
-    /// What it is read with.
+    /// Returns the context to read the backup with.
     ///
     /// # Errors
-    /// Why it could not be opened.
+    /// The error of opening the store.
     pub fn context(&self) -> Result<&Context> {
         match self {
-            Backup::Store(ctx) | Backup::File(ctx, _) => Ok(ctx),
-            Backup::Closed { error, .. } => Err(error.again()),
+            BackupLocation::Store(ctx) | BackupLocation::File(ctx, _) => Ok(ctx),
+            BackupLocation::Closed { error, .. } => Err(error.again()),
         }
     }
 
-    /// Opens what leads to the state that is asked for.
+    /// Opens the full of the requested state.
     ///
     /// # Errors
     /// As [`Source::open`] and [`Source::open_file`].
     pub fn open(&self, request: &Request) -> Result<(&Context, Source)> {
-        let (source, _) = self.open_unproven(request)?;
-        source.prove()?;
+        let (source, _) = self.open_unchecked(request)?;
+        source.wait_for_hash()?;
         Ok((self.context()?, source))
     }
 
-    /// Opens it with its scan; a plain snapshot file may still be hashed: see [`Source::prove`].
-    pub(crate) fn open_unproven(&self, request: &Request) -> Result<(Source, Option<Scan>)> {
+    /// Opens the full of the requested state and returns the scan, too. The hash of a plain snapshot file may
+    /// not be checked yet: see [`Source::wait_for_hash`].
+    pub(crate) fn open_unchecked(&self, request: &Request) -> Result<(Source, Option<Scan>)> {
         let ctx = self.context()?;
         match self {
-            Backup::File(_, path) => Ok((Source::open_file_unproven(ctx, path, request)?, None)),
+            BackupLocation::File(_, path) => {
+                Ok((Source::open_file_unchecked(ctx, path, request)?, None))
+            }
             _ => {
                 let scan = scan(ctx, Depth::Doubtful)?;
                 Ok((Source::open(ctx, &scan, request)?, Some(scan)))

@@ -1,7 +1,8 @@
-//! Open: the full that was selected, as a database file, and its deltas, as streams.
+//! Open: opens the selected full as a database file, and its deltas as streams.
 //!
-//! Snapshots are decrypted, decompressed and read ahead. A full of a store is copied into a file of the temporary
-//! directory; a plain snapshot file is read as it lies if it is neither packed nor encrypted.
+//! Snapshots are fetched ahead, decrypted and decompressed. A full of a store is copied to the temporary
+//! directory. A plain snapshot file is read in place if it is neither compressed nor encrypted. Nothing is
+//! applied here: `replay` does. Called by every operation that reads contents.
 
 mod ahead;
 mod database_file;
@@ -11,9 +12,9 @@ mod plain_snapshot;
 pub(super) mod read_snapshot;
 pub(super) mod source;
 
-pub use database_file::Spool;
-pub use location::Backup;
-pub use plain_snapshot::Plain;
+pub use database_file::DatabaseFile;
+pub use location::BackupLocation;
+pub use plain_snapshot::PlainSnapshot;
 pub use read_snapshot::Payload;
-pub(crate) use read_snapshot::Reading;
+pub(crate) use read_snapshot::SnapshotReader;
 pub use source::Source;

@@ -1,10 +1,10 @@
-//! A plain snapshot file: one that etcdctl, k3s, kOps or OpenShift left, compressed or not.
+//! Opens a plain snapshot file, as etcdctl, k3s, kOps or OpenShift write it.
 //!
-//! It tells the layout by the bytes, not by the name, and copies the database out if it is packed or
-//! encrypted; it takes no deltas and knows no store. The jobs that take `--snapshot FILE` call it.
+//! The bytes tell how the file is packed, not its name. The database is copied to the temporary directory if
+//! the file is packed or encrypted. Deltas are refused. Called by operations with the flag `--snapshot FILE`.
 
-use super::database_file::Spool;
-use super::in_place::{InPlace, Proof, at, check_hash};
+use super::database_file::DatabaseFile;
+use super::in_place::{HashCheck, InPlaceFile, check_hash, with_path};
 use crate::backup::Compression;
 use crate::backup::codec;
 use crate::backup::frame::HASH_SIZE;
@@ -23,29 +23,29 @@ use std::io::{self, BufRead, BufReader, Cursor, Read, Seek, Write};
 use std::path::Path;
 use std::sync::Arc;
 
-/// A plain snapshot file, opened.
-pub struct Plain {
+/// An open plain snapshot file.
+pub struct PlainSnapshot {
     /// The database.
-    pub db: Database<Spool>,
-    /// What it says of itself.
+    pub db: Database<DatabaseFile>,
+    /// The revisions of the database.
     pub base: Base,
-    /// Whether a SHA-256 stands behind the database. Without one nothing proves the bytes: see
+    /// Whether a SHA-256 follows the database. Without one nothing proves that the bytes are intact: see
     /// [`warning`](Self::warning).
     pub has_checksum: bool,
-    /// Whether it is right.
-    pub(super) proof: Proof,
-    /// How the file was compressed: none, gzip, zlib, lzw, zstd or zip.
+    /// The check of that hash.
+    pub(super) hash_check: HashCheck,
+    /// How the file is compressed: none, gzip, zlib, lzw, zstd or zip.
     pub compression: &'static str,
-    /// The file's size in bytes, as it lies there.
+    /// The size of the file in bytes.
     pub file_bytes: u64,
 }
 
-impl Plain {
-    /// What an operator should know of it; `path` is the file's.
+impl PlainSnapshot {
+    /// Returns a warning if the file has no checksum. `path` is the path of the file.
     pub fn warning(&self, path: &Path) -> Option<String> {
         (!self.has_checksum).then(|| {
             format!(
-                "{} has no SHA-256 behind its database, so nothing proves that its bytes are whole: it is a copy of etcd's member/snap/db and not what `etcdctl snapshot save` writes, and lacks what etcd had only in its WAL when it was copied",
+                "{} has no SHA-256 behind its database, so nothing proves that its bytes are intact: it is a copy of etcd's member/snap/db, not a file of `etcdctl snapshot save`, and lacks what only the WAL held when it was copied",
                 path.display()
             )
         })
@@ -71,16 +71,17 @@ impl Packing {
     }
 }
 
-/// As many bytes of a file's beginning as [`packing`] looks at.
+/// The number of bytes at the beginning of a file that [`packing`] needs.
 const HEAD_BYTES: usize = 64;
 
-/// Tells the packing by a file's first bytes; by its name only where the bytes cannot tell (LZW).
+/// Returns how a file is packed, by its first bytes. Only LZW is recognized by the file name, since its bytes
+/// do not tell.
 fn packing(head: &[u8], file_name: &str) -> Result<Packing> {
-    // bbolt's first page: its number 0, then the flag of a meta page.
+    // The first page of a bbolt file: its number 0, then the flag of a meta page.
     const BOLT: &[u8] = &[0, 0, 0, 0, 0, 0, 0, 0, 4, 0];
-    let unread = |what: &str| {
+    let unsupported = |what: &str| {
         Err(Error::corrupt(format!(
-            "it is packed by {what}, which deltafold does not read: unpack it first"
+            "it is packed with {what}, which deltafold does not read: unpack it first"
         )))
     };
     let is_zlib = matches!(head, [0x78, second, ..] if (0x7800 + u32::from(*second)) % 31 == 0);
@@ -89,9 +90,9 @@ fn packing(head: &[u8], file_name: &str) -> Result<Packing> {
         [0x1f, 0x8b, ..] => Packing::Stream(Compression::Gzip),
         [0x28, 0xb5, 0x2f, 0xfd, ..] => Packing::Stream(Compression::Zstd),
         h if h.starts_with(b"PK\x03\x04") || h.starts_with(b"PK\x05\x06") => Packing::Zip,
-        [0x1f, 0x9d, ..] => return unread("compress(1)"),
-        h if h.starts_with(b"BZh") => return unread("bzip2"),
-        h if h.starts_with(b"\xfd7zXZ\0") => return unread("xz"),
+        [0x1f, 0x9d, ..] => return unsupported("compress(1)"),
+        h if h.starts_with(b"BZh") => return unsupported("bzip2"),
+        h if h.starts_with(b"\xfd7zXZ\0") => return unsupported("xz"),
         _ if is_zlib => Packing::Stream(Compression::Zlib),
         _ if is_named_lzw(file_name) => Packing::Stream(Compression::Lzw),
         _ => Packing::Stream(Compression::None),
@@ -104,104 +105,106 @@ fn is_named_lzw(file_name: &str) -> bool {
     name.ends_with(Compression::Lzw.suffix())
 }
 
-/// Behind its pages in use, a member's file has room to grow: bbolt makes it longer by 16 MiB at a time, and where
-/// it is as long as its memory map, by 1 GiB. That room is not copied.
-const MOST_ROOM: u64 = (1 << 30) + HASH_SIZE as u64;
+/// The most bytes after the pages in use. bbolt extends the file of a member by 16 MiB at a time, or by 1 GiB
+/// if it is as long as its memory map. These bytes are not copied.
+const MOST_UNUSED: u64 = (1 << 30) + HASH_SIZE as u64;
 
-/// What stands in a file behind its pages.
+/// What follows the pages of the database in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Layout {
-    /// The SHA-256 of all before it, as `etcdctl snapshot save` leaves it.
+    /// The SHA-256 of the pages, as `etcdctl snapshot save` writes it.
     Checksum,
-    /// Nothing: a copy of member/snap/db.
+    /// Nothing: the file is a copy of member/snap/db.
     PagesOnly,
 }
 
-/// Tells the layout by the length of the unpacked bytes.
+/// Returns the layout of a file by the number of its unpacked bytes.
 fn layout(bytes: u64, page_size: usize) -> Result<Layout> {
     let rest = bytes % page_size as u64;
     match rest {
         0 => Ok(Layout::PagesOnly),
         r if r == HASH_SIZE as u64 => Ok(Layout::Checksum),
         r => Err(Error::corrupt(format!(
-            "it is cut short, or something follows it: its {bytes} bytes are neither a multiple of its pages of {page_size} bytes nor that and a SHA-256 ({r} bytes are left over)"
+            "it is cut short, or other bytes follow it: its {bytes} bytes are not a multiple of its page size of {page_size} bytes, with or without a SHA-256 ({r} bytes are left over)"
         ))),
     }
 }
 
-/// Hashes everything but the last 32 bytes, and keeps those.
+/// Hashes all bytes of a stream but the last 32, and holds those.
 #[derive(Default)]
-struct Tail {
+struct TrailingHash {
     hash: Sha256,
-    kept: Vec<u8>,
+    /// The last bytes so far, which are not hashed yet.
+    last: Vec<u8>,
 }
 
-impl Tail {
+impl TrailingHash {
     fn update(&mut self, bytes: &[u8]) {
-        // Of what was kept, only as much stays as the new bytes leave room for.
-        let stay = HASH_SIZE.saturating_sub(bytes.len());
-        let go = self.kept.len().saturating_sub(stay);
-        self.hash.update(&self.kept[..go]);
-        self.kept.drain(..go);
-        let (now, keep) = bytes.split_at(bytes.len().saturating_sub(HASH_SIZE));
-        self.hash.update(now);
-        self.kept.extend_from_slice(keep);
+        let still_last = HASH_SIZE.saturating_sub(bytes.len());
+        let to_hash = self.last.len().saturating_sub(still_last);
+        self.hash.update(&self.last[..to_hash]);
+        self.last.drain(..to_hash);
+        let (hashed, last) = bytes.split_at(bytes.len().saturating_sub(HASH_SIZE));
+        self.hash.update(hashed);
+        self.last.extend_from_slice(last);
     }
 
     /// Checks that the last 32 bytes are the hash of those before them.
     fn check(self) -> Result<()> {
-        check_hash(self.hash, &self.kept)
+        check_hash(self.hash, &self.last)
     }
 }
 
-/// An unpacked file.
+/// A database that was unpacked to a temporary file.
 struct Unpacked {
     file: TempFile,
     bytes: u64,
-    tail: Tail,
+    trailing_hash: TrailingHash,
 }
 
 impl Context {
-    /// Opens a plain snapshot file, and checks it. Its bytes tell how it is packed; LZW alone is told by a name
-    /// that ends in `.Z`. One that is packed or encrypted is copied into an unnamed temporary file.
+    /// Opens a plain snapshot file, and checks its hash. The bytes tell how it is packed; only LZW is
+    /// recognized by a name that ends with `.Z`. A packed or encrypted file is copied to an unnamed temporary
+    /// file.
     ///
     /// # Errors
-    /// As [`plain_unproven`](Self::plain_unproven).
-    pub fn plain(&self, path: &Path) -> Result<Plain> {
-        let plain = self.plain_unproven(path)?;
-        plain.proof.wait()?;
+    /// As [`plain_unchecked`](Self::plain_unchecked).
+    pub fn plain(&self, path: &Path) -> Result<PlainSnapshot> {
+        let plain = self.plain_unchecked(path)?;
+        plain.hash_check.wait()?;
         Ok(plain)
     }
 
-    /// As [`plain`](Self::plain). If nothing has to be copied, the file may still be hashed when this returns:
-    /// nothing counts that was read from it before [`Plain::proof`] is there.
+    /// Opens a plain snapshot file as [`plain`](Self::plain) does. If the file is read in place, its hash may
+    /// not be checked yet: nothing that is read from it counts before [`PlainSnapshot::hash_check`] has
+    /// succeeded.
     ///
     /// # Errors
-    /// `NoSnapshots` if there is no such file; `Usage` if it is no file; `CorruptSnapshot`
-    /// if it is damaged, a delta or no snapshot at all; `CannotDecrypt`; `PermissionDenied`, `Io`,
-    /// `NoSpace`, `Terminated`.
-    pub(super) fn plain_unproven(&self, path: &Path) -> Result<Plain> {
+    /// `NoSnapshots` if there is no such file; `Usage` if the path is not that of a file; `CorruptSnapshot`
+    /// if the file is damaged, a delta or no snapshot; `CannotDecrypt`, `PermissionDenied`, `Io`, `NoSpace`,
+    /// `Terminated`.
+    pub(super) fn plain_unchecked(&self, path: &Path) -> Result<PlainSnapshot> {
         let (file, bytes) = open(path)?;
         let opener = Opener {
             ctx: self,
             path,
             bytes,
-            step: Step::new(format!("read {}", path.display()), Some(bytes)),
+            progress: Step::new(format!("read {}", path.display()), Some(bytes)),
         };
-        opener.open(file).map_err(|e| at(path, e))
+        opener.open(file).map_err(|e| with_path(path, e))
     }
 }
 
-/// Opens one file.
+/// Opens one plain snapshot file.
 struct Opener<'a> {
     ctx: &'a Context,
     path: &'a Path,
     bytes: u64,
-    step: Step,
+    progress: Step,
 }
 
 impl Opener<'_> {
-    fn open(&self, mut file: File) -> Result<Plain> {
+    fn open(&self, mut file: File) -> Result<PlainSnapshot> {
         if self.bytes == 0 {
             return Err(Error::corrupt("it is empty: take the snapshot again"));
         }
@@ -211,46 +214,50 @@ impl Opener<'_> {
             head.starts_with(encryption::MAGIC) || head.starts_with(encryption::ARMORED);
         let whole: Box<dyn Read + Send + '_> = match is_encrypted {
             true => {
-                let mut opened = self.ctx.keys.decrypt(self.step.reader(&file))?;
+                let mut opened = self.ctx.keys.decrypt(self.progress.reader(&file))?;
                 head = self.head(&mut opened)?;
                 Box::new(Cursor::new(head.clone()).chain(opened))
             }
-            false => Box::new(self.step.reader(&file)),
+            false => Box::new(self.progress.reader(&file)),
         };
-        let name = self.path.file_name().unwrap_or_default().to_string_lossy();
-        let packing = packing(&head, &name)?;
+        let file_name = self.path.file_name().unwrap_or_default().to_string_lossy();
+        let packing = packing(&head, &file_name)?;
         if packing == PLAIN && !is_encrypted {
             drop(whole);
-            return self.in_place(file, &head);
+            return self.open_in_place(file, &head);
         }
-        // Nothing is smaller unpacked.
-        free_space::check(&self.ctx.temp_dir, self.bytes, &self.what())?;
+        // A file is no smaller when it is unpacked.
+        free_space::check(&self.ctx.temp_dir, self.bytes, &self.name())?;
         let unpacked = match packing {
             Packing::Stream(compression) => {
                 let plain = codec::decoder(compression, whole).map_err(|e| self.read_error(e))?;
                 self.copy_out(plain)
             }
-            // A zip archive is read from its end.
+            // Reading a zip archive begins at its end, so it must be a file.
             Packing::Zip if is_encrypted => self.unzip(self.copy_archive(whole)?),
             Packing::Zip => self.unzip(&file),
         };
-        let Unpacked { file, bytes, tail } = unpacked?;
-        let db = Database::open_within(self.ctx.spool(file), self.ctx.limits)?;
+        let Unpacked {
+            file,
+            bytes,
+            trailing_hash,
+        } = unpacked?;
+        let db = Database::open_within(self.ctx.database_file(file), self.ctx.limits)?;
         let layout = layout(bytes, db.page_size())?;
         if layout == Layout::Checksum {
-            tail.check()?;
+            trailing_hash.check()?;
         }
-        Ok(Plain {
+        Ok(PlainSnapshot {
             base: Base::read(&db)?,
             db,
             has_checksum: layout == Layout::Checksum,
-            proof: Proof::known(),
+            hash_check: HashCheck::not_needed(),
             compression: packing.as_str(),
             file_bytes: self.bytes,
         })
     }
 
-    /// The first bytes.
+    /// Reads the first bytes.
     fn head(&self, from: &mut impl Read) -> Result<Vec<u8>> {
         let mut head = Vec::with_capacity(HEAD_BYTES);
         let read = from.take(HEAD_BYTES as u64).read_to_end(&mut head);
@@ -258,53 +265,56 @@ impl Opener<'_> {
         Ok(head)
     }
 
-    fn what(&self) -> String {
+    /// The name of the file in messages.
+    fn name(&self) -> String {
         self.path.display().to_string()
     }
 
-    /// Opens a file where it lies, which is neither packed nor encrypted.
-    fn in_place(&self, file: File, head: &[u8]) -> Result<Plain> {
+    /// Opens a file in place, which is neither packed nor encrypted.
+    fn open_in_place(&self, file: File, head: &[u8]) -> Result<PlainSnapshot> {
         refuse_delta(head)?;
-        let file = Arc::new(InPlace::new(file, self.bytes));
+        let file = Arc::new(InPlaceFile::new(file, self.bytes));
         let cancel = self.ctx.store.cancel();
-        let spool = Spool::in_place(file.clone(), cancel.clone());
-        let db = Database::open_within(spool, self.ctx.limits)?;
+        let database = DatabaseFile::in_place(file.clone(), cancel.clone());
+        let db = Database::open_within(database, self.ctx.limits)?;
         let layout = layout(self.bytes, db.page_size())?;
-        let proof = match layout {
-            Layout::Checksum => Proof::start(&file, self.path, cancel.clone(), self.step.clone()),
-            Layout::PagesOnly => Proof::known(),
+        let hash_check = match layout {
+            Layout::Checksum => {
+                HashCheck::start(&file, self.path, cancel.clone(), self.progress.clone())
+            }
+            Layout::PagesOnly => HashCheck::not_needed(),
         };
-        // A damaged file gets the error of damage.
-        let base = Base::read(&db).or_else(|e| proof.wait().and(Err(e)))?;
-        Ok(Plain {
+        // If the file is damaged, the hash check gives the better error.
+        let base = Base::read(&db).or_else(|e| hash_check.wait().and(Err(e)))?;
+        Ok(PlainSnapshot {
             db,
             base,
             has_checksum: layout == Layout::Checksum,
-            proof,
+            hash_check,
             compression: PLAIN.as_str(),
             file_bytes: self.bytes,
         })
     }
 
-    /// The one file of a zip archive.
+    /// Unpacks the only file of a zip archive.
     fn unzip(&self, file: impl Read + Seek) -> Result<Unpacked> {
         let mut archive = zip::ZipArchive::new(BufReader::new(file)).map_err(zip_error)?;
-        let mut inside = None;
+        let mut only_file = None;
         for i in 0..archive.len() {
             let entry = archive.by_index_raw(i).map_err(zip_error)?;
-            if !entry.is_dir() && inside.replace(i).is_some() {
+            if !entry.is_dir() && only_file.replace(i).is_some() {
                 return Err(Error::corrupt(
-                    "the zip archive holds several files, a snapshot's one: unpack it and give the snapshot among them",
+                    "the zip archive holds several files, and that of a snapshot holds one: unpack it and give the snapshot file",
                 ));
             }
         }
-        let Some(i) = inside else {
+        let Some(i) = only_file else {
             return Err(Error::corrupt("the zip archive holds no file"));
         };
         self.copy_out(archive.by_index(i).map_err(zip_error)?)
     }
 
-    /// Copies a zip archive that was decrypted, which is no longer than what was encrypted.
+    /// Copies a decrypted zip archive to a temporary file. It is no larger than the encrypted one.
     fn copy_archive(&self, archive: impl Read) -> Result<TempFile> {
         let mut file = self.ctx.temp_file()?;
         let (ctx, failed) = (self.ctx, |e| self.read_error(e));
@@ -314,33 +324,37 @@ impl Opener<'_> {
         Ok(file)
     }
 
-    /// Copies a database into an unnamed temporary file, and hashes it with what follows it.
+    /// Copies a database to an unnamed temporary file, and hashes all bytes but the last 32.
     fn copy_out(&self, plain: impl Read) -> Result<Unpacked> {
-        // LZW's decoder, which is asked for little at a time, misses bytes behind its end.
+        // The LZW decoder misses bytes after its end if it is read in small pieces, so it is buffered.
         let mut plain = BufReader::with_capacity(256 << 10, plain);
         let failed = |e| self.read_error(e);
         refuse_delta(plain.fill_buf().map_err(failed)?)?;
-        let mut tail = Tail::default();
+        let mut trailing_hash = TrailingHash::default();
         let mut bytes = 0;
-        let (ctx, what) = (self.ctx, self.what());
-        let file = ctx.copy_database(plain, MOST_ROOM, &what, failed, |piece| {
-            tail.update(piece);
+        let (ctx, name) = (self.ctx, self.name());
+        let file = ctx.copy_database(plain, MOST_UNUSED, &name, failed, |piece| {
+            trailing_hash.update(piece);
             bytes += piece.len() as u64;
         })?;
-        Ok(Unpacked { file, bytes, tail })
+        Ok(Unpacked {
+            file,
+            bytes,
+            trailing_hash,
+        })
     }
 
-    /// An error while reading: the disk's, or what a decompressor found wrong with the bytes.
+    /// Converts an error of reading: one of the disk, or one of a decompressor about the bytes.
     fn read_error(&self, e: io::Error) -> Error {
-        let of_ours = e.get_ref().is_some_and(|inner| inner.is::<Error>());
-        match of_ours || e.raw_os_error().is_some() {
+        let is_of_ours = e.get_ref().is_some_and(|inner| inner.is::<Error>());
+        match is_of_ours || e.raw_os_error().is_some() {
             true => Error::io(format!("read {}", self.path.display()), e),
             false => Error::corrupt(format!("its compression is damaged: {e}")),
         }
     }
 }
 
-/// Opens a file that must be a plain one, and tells its size.
+/// Opens a file and returns its size in bytes. Fails if the path is not that of a regular file.
 fn open(path: &Path) -> Result<(File, u64)> {
     let failed = |e: std::io::Error| match e.kind() {
         std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory => Reason::NoSnapshots
@@ -350,12 +364,12 @@ fn open(path: &Path) -> Result<(File, u64)> {
             )),
         _ => Error::io(format!("open {}", path.display()), e),
     };
-    // Looked at before it is opened: to open a pipe would wait for its writer.
+    // Check the kind before opening: opening a pipe would wait for its writer.
     let kind = std::fs::metadata(path).map_err(failed)?;
     if !kind.is_file() {
         let what = match kind.is_dir() {
             true => "a folder: give a snapshot file, or a folder of snapshots with --store",
-            false => "no plain file: copy its content into one first",
+            false => "not a regular file: copy its content to one first",
         };
         return Err(Reason::Usage.error(format!("--snapshot {} is {what}", path.display())));
     }
@@ -364,11 +378,11 @@ fn open(path: &Path) -> Result<(File, u64)> {
     Ok((file, bytes))
 }
 
-/// A delta is JSON, and only of use together with a full.
+/// Fails if the file is a delta, which is JSON and of use only with its full.
 fn refuse_delta(head: &[u8]) -> Result<()> {
     match head.iter().find(|b| !b.is_ascii_whitespace()) {
         Some(b'[') => Err(Error::corrupt(
-            "it is a delta snapshot: events, no database; give the full snapshot that it follows, or the folder that holds both with --store",
+            "it is a delta snapshot, which holds events and no database: give the full snapshot that it follows, or the folder of both with --store",
         )),
         _ => Ok(()),
     }
@@ -382,7 +396,7 @@ fn zip_error(e: zip::result::ZipError) -> Error {
             "the zip archive cannot be read ({why}): unpack it first"
         )),
         ZipError::CompressionMethodNotSupported(method) => Error::corrupt(format!(
-            "the zip archive is compressed by method {method}, only stored and deflate are read: unpack it first"
+            "the zip archive is compressed with method {method}, and only stored and deflate are supported: unpack it first"
         )),
         e => Error::corrupt(format!("the zip archive is damaged: {e}")),
     }
@@ -393,31 +407,35 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_packing_is_told_by_bytes_and_only_lzw_by_name() {
-        let of = |head: &[u8], name: &str| packing(head, name).map(Packing::as_str);
+    fn the_packing_is_recognized_by_bytes_and_only_lzw_by_name() {
+        let packing_of = |head: &[u8], name: &str| packing(head, name).map(Packing::as_str);
         let bolt = [0u8, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0];
         for name in ["x", "x.gz", "x.zip", "x.Z"] {
-            assert_eq!(of(&bolt, name).unwrap(), "none", "{name}");
-            assert_eq!(of(&[0x1f, 0x8b, 8], name).unwrap(), "gzip", "{name}");
-            assert_eq!(of(&[0x28, 0xb5, 0x2f, 0xfd], name).unwrap(), "zstd");
-            assert_eq!(of(b"PK\x03\x04", name).unwrap(), "zip", "{name}");
+            assert_eq!(packing_of(&bolt, name).unwrap(), "none", "{name}");
+            assert_eq!(
+                packing_of(&[0x1f, 0x8b, 8], name).unwrap(),
+                "gzip",
+                "{name}"
+            );
+            assert_eq!(packing_of(&[0x28, 0xb5, 0x2f, 0xfd], name).unwrap(), "zstd");
+            assert_eq!(packing_of(b"PK\x03\x04", name).unwrap(), "zip", "{name}");
             for second in [0x01, 0x5e, 0x9c, 0xda] {
-                assert_eq!(of(&[0x78, second], name).unwrap(), "zlib", "{name}");
+                assert_eq!(packing_of(&[0x78, second], name).unwrap(), "zlib", "{name}");
             }
         }
-        assert_eq!(of(&[0x78, 0x9d], "x").unwrap(), "none");
-        assert_eq!(of(&[0, 1, 0], "Full-1.Z").unwrap(), "lzw");
-        assert_eq!(of(&[0, 1, 0], "Full-1.Z.final").unwrap(), "lzw");
-        assert_eq!(of(&[0, 1, 0], "Full-1").unwrap(), "none");
+        assert_eq!(packing_of(&[0x78, 0x9d], "x").unwrap(), "none");
+        assert_eq!(packing_of(&[0, 1, 0], "Full-1.Z").unwrap(), "lzw");
+        assert_eq!(packing_of(&[0, 1, 0], "Full-1.Z.final").unwrap(), "lzw");
+        assert_eq!(packing_of(&[0, 1, 0], "Full-1").unwrap(), "none");
         for foreign in [&b"BZh9"[..], b"\xfd7zXZ\0", b"\x1f\x9d\x90"] {
-            let e = of(foreign, "x.Z").unwrap_err();
+            let e = packing_of(foreign, "x.Z").unwrap_err();
             assert_eq!(e.reason(), Reason::CorruptSnapshot);
             assert!(e.to_string().contains("unpack it first"), "{e}");
         }
     }
 
     #[test]
-    fn the_layout_is_told_by_the_length() {
+    fn the_layout_is_recognized_by_the_length() {
         assert_eq!(layout(8192, 4096).unwrap(), Layout::PagesOnly);
         assert_eq!(layout(8192 + 32, 4096).unwrap(), Layout::Checksum);
         for bytes in [8191, 8193, 8192 + 31, 8192 + 33, 8192 + 64] {
@@ -427,22 +445,22 @@ mod tests {
     }
 
     #[test]
-    fn the_last_32_bytes_are_kept_back_however_they_come() {
+    fn the_last_32_bytes_are_not_hashed_whatever_the_pieces_are() {
         let payload: Vec<u8> = (0..200).collect();
         let mut all = payload.clone();
         all.extend_from_slice(&Sha256::digest(&payload));
         for piece in [1, 7, 31, 32, 33, 64, 200, 500] {
-            let mut tail = Tail::default();
-            all.chunks(piece).for_each(|c| tail.update(c));
-            assert!(tail.check().is_ok(), "{piece}");
-            let mut tail = Tail::default();
-            all[1..].chunks(piece).for_each(|c| tail.update(c));
-            assert!(tail.check().is_err(), "{piece}");
+            let mut trailing_hash = TrailingHash::default();
+            all.chunks(piece).for_each(|c| trailing_hash.update(c));
+            assert!(trailing_hash.check().is_ok(), "{piece}");
+            let mut trailing_hash = TrailingHash::default();
+            all[1..].chunks(piece).for_each(|c| trailing_hash.update(c));
+            assert!(trailing_hash.check().is_err(), "{piece}");
         }
     }
 
     #[test]
-    fn a_delta_is_told_from_a_database() {
+    fn a_delta_is_refused_and_a_database_is_not() {
         assert!(refuse_delta(b" \n[{\"etcdEvent\"").is_err());
         assert!(refuse_delta(&[0; 16]).is_ok());
     }

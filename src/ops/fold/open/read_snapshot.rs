@@ -1,9 +1,10 @@
-//! Snapshots of a store as they are read: fetched ahead, decrypted, decompressed, their frames checked.
+//! Reads snapshots of a store: fetches them ahead, decrypts and decompresses them, and checks their frames.
 //!
-//! Several are read in a known order, by one thread or by more.
+//! Several snapshots are read in a given order, on one or several threads. Their contents are not
+//! interpreted. Called by `source`, `replay`, `ops::scan` and operations that check single snapshots.
 
-use super::ahead::Ahead;
-use super::database_file::Spool;
+use super::ahead::ThreadedReader;
+use super::database_file::DatabaseFile;
 use crate::backup::delta::DeltaReader;
 use crate::backup::frame::FrameReader;
 use crate::backup::{Compression, Snapshot, codec};
@@ -19,16 +20,16 @@ use sha2::{Digest, Sha256};
 use std::io::{self, Read};
 use std::sync::{Arc, Mutex};
 
-/// A snapshot's uncompressed payload.
+/// The uncompressed payload of a snapshot.
 pub type Payload = FrameReader<Box<dyn Read + Send>>;
 
 impl Context {
-    /// Starts to read a snapshot's payload.
+    /// Starts to read the payload of a snapshot.
     ///
     /// # Errors
-    /// `CorruptSnapshot`; the rest comes while reading.
+    /// `CorruptSnapshot`, `CannotDecrypt`. Other errors come while reading.
     pub fn payload(&self, snapshot: &Snapshot) -> Result<Payload> {
-        Reading::new(self, [snapshot]).payload(0)
+        SnapshotReader::new(self, [snapshot]).payload(0)
     }
 
     /// Starts to read a delta.
@@ -36,26 +37,26 @@ impl Context {
     /// # Errors
     /// As [`payload`](Self::payload).
     pub fn delta(&self, snapshot: &Snapshot) -> Result<DeltaReader<'static, Payload>> {
-        Reading::new(self, [snapshot]).delta(0)
+        SnapshotReader::new(self, [snapshot]).delta(0)
     }
 
-    /// Fetches a full into an unnamed temporary file, checks it and opens it.
+    /// Copies a full to an unnamed temporary file, checks its frame and opens it.
     ///
     /// # Errors
-    /// `CorruptSnapshot`; `TooLarge`; `NameMismatch` if it holds less than its name promises; the store's;
-    /// `Io`, `NoSpace`.
-    pub fn full(&self, snapshot: &Snapshot) -> Result<(Database<Spool>, Base)> {
-        Reading::new(self, [snapshot]).full(0)
+    /// `CorruptSnapshot`; `TooLarge`; `NameMismatch` if the full ends below the revision of its name; errors
+    /// of the store; `Io`, `NoSpace`.
+    pub fn full(&self, snapshot: &Snapshot) -> Result<(Database<DatabaseFile>, Base)> {
+        SnapshotReader::new(self, [snapshot]).full(0)
     }
 }
 
-/// An object that is hashed as it is read.
-struct Hashed {
+/// Hashes an object while it is read.
+struct HashingReader {
     object: ObjectReader,
     hash: Arc<Mutex<Sha256>>,
 }
 
-impl Read for Hashed {
+impl Read for HashingReader {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         let n = self.object.read(out)?;
         lock(&self.hash).update(&out[..n]);
@@ -63,37 +64,37 @@ impl Read for Hashed {
     }
 }
 
-/// Snapshots to read; several threads may take from them, each snapshot once.
-pub(crate) struct Reading<'a> {
+/// Reads snapshots in a given order. Several threads may use it, but each snapshot is read once.
+pub(crate) struct SnapshotReader<'a> {
     ctx: &'a Context,
     snapshots: Vec<&'a Snapshot>,
     ahead: ReadAhead,
-    step: Step,
-    /// Held by the one of several threads that reads a delta with a long event.
+    progress: Step,
+    /// Held by the thread that reads a delta with a long event.
     long_events: Mutex<()>,
 }
 
-impl<'a> Reading<'a> {
-    /// Begins no transfer yet.
+impl<'a> SnapshotReader<'a> {
+    /// Creates a reader. No transfer begins yet.
     pub(crate) fn new(ctx: &'a Context, snapshots: impl IntoIterator<Item = &'a Snapshot>) -> Self {
         let snapshots: Vec<_> = snapshots.into_iter().collect();
         let bytes = snapshots.iter().map(|s| s.bytes);
         let bytes = bytes.fold(0, u64::saturating_add);
-        let what = match snapshots.as_slice() {
+        let description = match snapshots.as_slice() {
             [only] => format!("read {}", only.name),
             all => format!("read {} snapshots", all.len()),
         };
         let objects = snapshots.iter().map(|s| (s.path.clone(), s.bytes));
-        Reading {
+        SnapshotReader {
             ctx,
             ahead: ReadAhead::new(&ctx.store, objects),
-            step: Step::new(what, Some(bytes)),
+            progress: Step::new(description, Some(bytes)),
             long_events: Mutex::new(()),
             snapshots,
         }
     }
 
-    /// The snapshot at that place in the order.
+    /// Returns the snapshot at a position of the order.
     pub(crate) fn snapshot(&self, nth: usize) -> &'a Snapshot {
         self.snapshots[nth]
     }
@@ -103,24 +104,24 @@ impl<'a> Reading<'a> {
         self.payload_of(nth, self.ahead.take(nth))
     }
 
-    /// The payload of a snapshot whose transfer has begun.
+    /// Returns the payload of a snapshot whose transfer has begun.
     fn payload_of(&self, nth: usize, object: impl Read + Send + 'static) -> Result<Payload> {
-        /// A thread of its own is not worth while for less.
+        /// The least size in bytes for which a separate thread pays off.
         const WORTH_A_THREAD: u64 = 256 << 10;
         let (ctx, snapshot) = (self.ctx, self.snapshots[nth]);
         let name = &snapshot.name;
-        let object = self.step.reader(object);
+        let object = self.progress.reader(object);
         let opened: Box<dyn Read + Send> = match name.is_encrypted {
             true => Box::new(ctx.keys.decrypt(object).map_err(ctx.at(snapshot))?),
             false => Box::new(object),
         };
         let plain = codec::decoder_of(name.compression, opened, snapshot.bytes)
             .map_err(|e| ctx.at(snapshot)(Error::io("read", e)))?;
-        // What is not compressed comes as fast as it can be hashed.
+        // Reading a plain snapshot takes no time beside its hash.
         let is_plain = name.compression == Compression::None && !name.is_encrypted;
-        let ahead = ctx.threads > 1 && !is_plain && snapshot.bytes >= WORTH_A_THREAD;
-        let plain = match ahead {
-            true => Box::new(Ahead::new(plain)?),
+        let needs_thread = ctx.threads > 1 && !is_plain && snapshot.bytes >= WORTH_A_THREAD;
+        let plain = match needs_thread {
+            true => Box::new(ThreadedReader::new(plain)?),
             false => plain,
         };
         Ok(FrameReader::new(plain).within(ctx.limits))
@@ -133,25 +134,29 @@ impl<'a> Reading<'a> {
         Ok(delta.within(self.ctx.limits))
     }
 
-    /// As [`Context::delta`]. Of several that are read at once, one alone holds long events.
+    /// As [`Context::delta`]. If several deltas are read at once, only one of them holds a long event in
+    /// memory.
     pub(crate) fn delta_in_turn(&self, nth: usize) -> Result<DeltaReader<'_, Payload>> {
-        let mut alone = None;
-        Ok(self.delta(nth)?.with_leave(move || {
-            alone.get_or_insert_with(|| lock(&self.long_events));
+        let mut guard = None;
+        Ok(self.delta(nth)?.before_long_event(move || {
+            guard.get_or_insert_with(|| lock(&self.long_events));
             Ok(())
         }))
     }
 
     /// As [`Context::full`].
-    pub(crate) fn full(&self, nth: usize) -> Result<(Database<Spool>, Base)> {
+    pub(crate) fn full(&self, nth: usize) -> Result<(Database<DatabaseFile>, Base)> {
         self.full_of(nth, |object| object)
     }
 
-    /// As [`full`](Self::full); gives the SHA-256 of the object, too.
-    pub(crate) fn full_with_hash(&self, nth: usize) -> Result<(Database<Spool>, Base, String)> {
+    /// As [`full`](Self::full). Returns the SHA-256 of the object in hexadecimal, too.
+    pub(crate) fn full_with_hash(
+        &self,
+        nth: usize,
+    ) -> Result<(Database<DatabaseFile>, Base, String)> {
         let hash = Arc::new(Mutex::new(Sha256::new()));
-        // What is read to its end was read whole: bytes behind it are an error.
-        let (db, base) = self.full_of(nth, |object| Hashed {
+        // The hash covers the whole object, since bytes after the end of the snapshot are an error.
+        let (db, base) = self.full_of(nth, |object| HashingReader {
             object,
             hash: Arc::clone(&hash),
         })?;
@@ -159,24 +164,24 @@ impl<'a> Reading<'a> {
         Ok((db, base, hex(&hash)))
     }
 
-    /// Copies a full into a file, and opens it.
+    /// Copies a full to a temporary file, and opens it. The object is read `through` a reader.
     fn full_of<R: Read + Send + 'static>(
         &self,
         nth: usize,
         through: impl FnOnce(ObjectReader) -> R,
-    ) -> Result<(Database<Spool>, Base)> {
+    ) -> Result<(Database<DatabaseFile>, Base)> {
         let (ctx, snapshot) = (self.ctx, self.snapshots[nth]);
         let at = ctx.at(snapshot);
-        // Nothing is smaller decompressed.
+        // A snapshot is no smaller when it is decompressed.
         free_space::check(&ctx.temp_dir, snapshot.bytes, &snapshot.path)?;
         let payload = self.payload_of(nth, through(self.ahead.take(nth)))?;
         let read_error = |e| at(Error::io("read", e));
         let file = ctx.copy_database(payload, 0, &snapshot.path, read_error, |_| ())?;
-        let db = Database::open_within(ctx.spool(file), ctx.limits).map_err(&at)?;
+        let db = Database::open_within(ctx.database_file(file), ctx.limits).map_err(&at)?;
         let base = Base::read(&db).map_err(&at)?;
         if base.revision < snapshot.name.last {
             return Err(at(Reason::NameMismatch.error(format!(
-                "its name promises revision {}, it ends at {}",
+                "its name promises revision {}, but it ends at {}",
                 snapshot.name.last, base.revision
             ))));
         }

@@ -1,9 +1,10 @@
-//! A state of a backup: what is selected, opened.
+//! A source of a fold: the selected full, opened, and its deltas.
 //!
-//! What is made of the state it does not know: the jobs that read a backup hand it on to `replay` and `rebuild`.
+//! Nothing is folded here: `replay` and `rebuild` use the source. Called by every operation that reads a
+//! state of a backup.
 
-use super::database_file::Spool;
-use super::in_place::Proof;
+use super::database_file::DatabaseFile;
+use super::in_place::HashCheck;
 use crate::backup::chain::{self, Chain, Choice, KnownBases};
 use crate::backup::timeline::{self, Timeline};
 use crate::backup::{Snapshot, SnapshotName};
@@ -11,52 +12,54 @@ use crate::bolt::Database;
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::{Base, Revision};
 use crate::ops::fold::by_time::revision_at;
-use crate::ops::fold::select::{self, Request, Step, Target, choose_timeline};
+use crate::ops::fold::select::{self, DeltaSlice, Request, Target, choose_timeline};
 use crate::ops::scan::Scan;
 use crate::ops::{Context, free_space, tags, warn};
 use crate::store::{PrefetchGuard, is_large};
 use std::path::Path;
 use std::sync::OnceLock;
 
-/// A full's database, and what it holds.
-type Opened = (Database<Spool>, Base);
+/// The database of a full, and its revisions.
+type OpenFull = (Database<DatabaseFile>, Base);
 
 /// A state that can be folded: an opened full, and the deltas that lead from it to a revision.
 pub struct Source {
     /// The full's database.
-    pub db: Database<Spool>,
-    /// What the full says of itself.
+    pub db: Database<DatabaseFile>,
+    /// The revisions of the full.
     pub base: Base,
-    /// The revision it leads to.
+    /// The revision that the deltas lead to.
     pub target: Revision,
-    /// The timeline's ID.
+    /// The ID of the timeline.
     pub timeline: String,
-    /// What an operator should know.
+    /// Warnings for the report.
     pub warnings: Vec<String>,
-    /// The full's name, or the plain file's path.
+    /// The name of the full, or the path of the plain snapshot file.
     name: String,
+    /// The full; `None` for a plain snapshot file.
     full: Option<Snapshot>,
-    steps: Vec<Step>,
-    /// Deltas whose tags were not asked for.
+    slices: Vec<DeltaSlice>,
+    /// The paths of the deltas whose tags were not read.
     tags_unread: Vec<String>,
-    /// They were read, or asked for, and none is excluded.
-    tags_known: OnceLock<()>,
-    proof: Proof,
-    /// Transfers of the first deltas.
+    /// Set once it is known that no tag excludes these deltas.
+    tags_checked: OnceLock<()>,
+    hash_check: HashCheck,
+    /// Transfers of the first deltas, which go on while the source exists.
     _begun: Option<PrefetchGuard>,
 }
 
 impl Source {
-    /// Selects what leads to the state that is asked for, and opens its full.
+    /// Selects the full and the deltas of the requested state, and opens the full.
     ///
     /// # Errors
-    /// `NoSnapshots`, `NoSuchTimeline`, `OutOfRange`, `RevisionGap`, `InterleavedTimelines`; what a
-    /// damaged full gives; the store's; `Io`, `NoSpace`, `Terminated`.
+    /// `NoSnapshots`, `NoSuchTimeline`, `OutOfRange`, `RevisionGap`, `InterleavedTimelines`; errors of a
+    /// damaged full; errors of the store; `Io`, `NoSpace`, `Terminated`.
     pub fn open(ctx: &Context, scan: &Scan, request: &Request) -> Result<Source> {
         Opening::new(ctx, scan).open(request)
     }
 
-    /// As [`open`](Self::open), by a caller that will read the deltas: their transfers begin beside that of the full.
+    /// Opens as [`open`](Self::open) does, for a caller that will read the deltas: their transfers begin with
+    /// that of the full.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -66,10 +69,10 @@ impl Source {
         opening.open(request)
     }
 
-    /// As [`open`](Self::open), with a full that holds all history above `history`: the newest such.
+    /// Opens as [`open`](Self::open) does, with the newest full that holds the whole history above `history`.
     ///
     /// # Errors
-    /// As [`open`](Self::open); `OutOfRange` too if every full was compacted past `history`.
+    /// As [`open`](Self::open); `OutOfRange` also if every full was compacted past `history`.
     pub fn open_with_history(
         ctx: &Context,
         scan: &Scan,
@@ -81,10 +84,11 @@ impl Source {
         opening.open(request)
     }
 
-    /// Opens a chain that was selected already, with what its full really holds known.
+    /// Opens a chain that was chosen already. The content of its full must be known, since it may change the
+    /// choice.
     ///
     /// # Errors
-    /// What a damaged full gives; the store's; `Io`, `NoSpace`, `Terminated`.
+    /// Errors of a damaged full; errors of the store; `Io`, `NoSpace`, `Terminated`.
     pub(crate) fn of_chain(
         ctx: &Context,
         scan: &Scan,
@@ -93,22 +97,23 @@ impl Source {
     ) -> Result<Source> {
         scan.refuse_excluded(ctx, [chain.base])?;
         let opened = ctx.full(&scan.catalog.snapshots[chain.base])?;
-        Ok(Self::put_together(scan, timeline, chain, opened))
+        Ok(Self::from_parts(scan, timeline, chain, opened))
     }
 
-    fn put_together(scan: &Scan, timeline: &Timeline, chain: &Chain, opened: Opened) -> Source {
+    fn from_parts(scan: &Scan, timeline: &Timeline, chain: &Chain, opened: OpenFull) -> Source {
         let full = &scan.catalog.snapshots[chain.base];
         let timeline = timeline.id.clone();
         let name = full.name.to_string();
         Source {
             full: Some(full.clone()),
-            steps: select::steps(&scan.catalog, chain, &opened.1),
-            tags_unread: scan.unread_of(chain),
+            slices: select::delta_slices(&scan.catalog, chain, &opened.1),
+            tags_unread: scan.deltas_with_unread_tags(chain),
             ..Self::of_full(opened, chain.target, timeline, name)
         }
     }
 
-    fn of_full((db, base): Opened, target: Revision, timeline: String, name: String) -> Source {
+    /// A source without deltas.
+    fn of_full((db, base): OpenFull, target: Revision, timeline: String, name: String) -> Source {
         Source {
             db,
             base,
@@ -117,55 +122,55 @@ impl Source {
             warnings: Vec::new(),
             name,
             full: None,
-            steps: Vec::new(),
+            slices: Vec::new(),
             tags_unread: Vec::new(),
-            tags_known: OnceLock::new(),
-            proof: Proof::known(),
+            tags_checked: OnceLock::new(),
+            hash_check: HashCheck::not_needed(),
             _begun: None,
         }
     }
 
-    /// Opens a plain snapshot file at its newest revision, or at one that it still holds.
+    /// Opens a plain snapshot file at its newest revision, or at another one that it still holds.
     ///
     /// # Errors
-    /// `Usage` for a time, which no plain snapshot knows, or a timeline; `OutOfRange`; those of
-    /// [`Context::plain`].
+    /// `Usage` if the request has a time or a timeline, which a plain snapshot does not record; `OutOfRange`;
+    /// errors of [`Context::plain`].
     pub fn open_file(ctx: &Context, path: &Path, request: &Request) -> Result<Source> {
-        let source = Self::open_file_unproven(ctx, path, request)?;
-        source.prove()?;
+        let source = Self::open_file_unchecked(ctx, path, request)?;
+        source.wait_for_hash()?;
         Ok(source)
     }
 
-    /// As [`open_file`](Self::open_file). The file may still be hashed when this returns: nothing that comes of
-    /// it counts before [`prove`](Self::prove) has returned.
+    /// Opens as [`open_file`](Self::open_file) does. The hash of the file may not be checked yet: no result
+    /// from it counts before [`wait_for_hash`](Self::wait_for_hash) has returned.
     ///
     /// # Errors
     /// As [`open_file`](Self::open_file).
-    pub(super) fn open_file_unproven(
+    pub(super) fn open_file_unchecked(
         ctx: &Context,
         path: &Path,
         request: &Request,
     ) -> Result<Source> {
         let usage = |message| Err(Reason::Usage.error(message));
         if request.timeline.is_some() {
-            return usage("a plain snapshot has no timelines: leave --timeline out");
+            return usage("a plain snapshot file has no timelines: leave out --timeline");
         }
-        let plain = ctx.plain_unproven(path)?;
+        let plain = ctx.plain_unchecked(path)?;
         let base = plain.base;
         let target = match request.target {
             Target::Newest => base.revision,
             Target::Revision(r) if r >= base.first_revision() && r <= base.revision => r,
             Target::Revision(r) => {
-                plain.proof.wait()?;
+                plain.hash_check.wait()?;
                 return Err(Reason::OutOfRange.error(format!(
-                    "revision {r} is not covered by {}: it holds {}",
+                    "{} does not cover revision {r}: choose a --revision from {}",
                     path.display(),
                     chain::show_ranges(&[(base.first_revision(), base.revision)])
                 )));
             }
             Target::Time(_) => {
                 return usage(
-                    "a plain snapshot knows no times: use --revision, or --store with the deltas",
+                    "a plain snapshot file has no times: use --revision, or --store with the deltas",
                 );
             }
         };
@@ -176,56 +181,56 @@ impl Source {
         let (timeline, name) = (timeline::MAIN.to_owned(), path.display().to_string());
         Ok(Source {
             warnings,
-            proof: plain.proof,
+            hash_check: plain.hash_check,
             ..Self::of_full((plain.db, base), target, timeline, name)
         })
     }
 
-    /// Waits until the hash of a plain snapshot file was compared.
+    /// Waits until the hash of a plain snapshot file was checked.
     ///
     /// # Errors
     /// `CorruptSnapshot` if the file is damaged, or was changed since it was opened; `Io`, `Terminated`.
-    pub(crate) fn prove(&self) -> Result<()> {
-        self.proof.wait()
+    pub(crate) fn wait_for_hash(&self) -> Result<()> {
+        self.hash_check.wait()
     }
 
-    /// The full's name, for people.
+    /// Returns the name of the full, for messages.
     pub fn base_name(&self) -> String {
         self.name.clone()
     }
 
-    /// The timeline's ID; `None` if the full is a plain file.
+    /// Returns the ID of the timeline; `None` for a plain snapshot file.
     pub fn timeline_id(&self) -> Option<&str> {
         self.base_snapshot().map(|_| self.timeline.as_str())
     }
 
-    /// The full; `None` if it is a plain file.
+    /// Returns the full; `None` for a plain snapshot file.
     pub fn base_snapshot(&self) -> Option<&Snapshot> {
         self.full.as_ref()
     }
 
-    /// The deltas, in order.
+    /// Returns the deltas in order.
     pub fn deltas(&self) -> impl DoubleEndedIterator<Item = &Snapshot> + ExactSizeIterator {
-        self.steps.iter().map(|s| &s.snapshot)
+        self.slices.iter().map(|s| &s.snapshot)
     }
 
-    /// The deltas with the revisions that count of each, in order.
-    pub(crate) fn steps(&self) -> &[Step] {
-        &self.steps
+    /// Returns the deltas in order, each with the revisions that are used.
+    pub(crate) fn delta_slices(&self) -> &[DeltaSlice] {
+        &self.slices
     }
 
-    /// The deltas, then the full: all snapshots that take part.
+    /// Returns all snapshots of the source: the deltas, then the full.
     pub(crate) fn inputs(&self) -> impl Iterator<Item = &Snapshot> {
         self.deltas().chain(self.base_snapshot())
     }
 
-    /// The newest snapshot that takes part.
+    /// Returns the name of the newest snapshot of the source.
     pub fn newest_name(&self) -> Option<&SnapshotName> {
         let newest = self.deltas().next_back();
         newest.or(self.base_snapshot()).map(|s| &s.name)
     }
 
-    /// Puts the full's name before an error's message.
+    /// Returns a function that puts the name of the full before the message of an error.
     pub fn at_base<'a>(&'a self, ctx: &'a Context) -> impl Fn(Error) -> Error + 'a {
         |e| match &self.full {
             Some(full) => ctx.at(full)(e),
@@ -234,59 +239,64 @@ impl Source {
         }
     }
 
-    /// What is to be said of a plan that nobody carries out, so that nothing looks at the tags of its deltas.
+    /// Returns a warning for a dry run, which does not read the tags of the deltas.
     pub fn tags_warning(&self) -> Option<String> {
         let n = self.tags_unread.len();
         (n > 0).then(|| format!(
-            "the tags of {n} deltas of this plan were not read, since each is a request: a run looks at them as it reads the deltas, and plans again if one is excluded"
+            "the tags of {n} deltas of this plan were not read, since each takes a request: a real run reads them with the deltas, and plans again if one is excluded"
         ))
     }
 
-    /// Reads deltas, and fails if one turns out to be excluded.
+    /// Calls `read`, which reads all deltas, and fails if a tag excludes one of them.
     pub(crate) fn read_deltas<T>(
         &self,
         ctx: &Context,
         read: impl FnOnce() -> Result<T>,
     ) -> Result<T> {
-        if self.tags_known.get().is_some() {
+        if self.tags_checked.get().is_some() {
             return read();
         }
-        let done = tags::unless_excluded(ctx, self.tags_unread.iter().map(String::as_str), read)?;
-        let _ = self.tags_known.set(());
-        Ok(done)
+        let result = tags::unless_excluded(ctx, self.tags_unread.iter().map(String::as_str), read)?;
+        let _ = self.tags_checked.set(());
+        Ok(result)
     }
 
-    /// As [`read_deltas`](Self::read_deltas), of some deltas alone: the others may have tags that nobody asked for.
+    /// As [`read_deltas`](Self::read_deltas), for a `read` that reads some of the deltas: the tags of the
+    /// others stay unread.
     pub(crate) fn read_some_deltas<T>(
         &self,
         ctx: &Context,
         read: impl FnOnce() -> Result<T>,
     ) -> Result<T> {
         match ctx.store.tells_tags() {
-            true => tags::unless_noted(ctx, self.tags_unread.iter().map(String::as_str), read()),
+            true => tags::unless_excluded_by_known_tags(
+                ctx,
+                self.tags_unread.iter().map(String::as_str),
+                read(),
+            ),
             false => self.read_deltas(ctx, read),
         }
     }
 
-    /// Whether the full is the state already.
+    /// Returns whether the full alone is the requested state.
     pub fn is_folded(&self) -> bool {
-        self.steps.is_empty() && self.base.revision == self.target
+        self.slices.is_empty() && self.base.revision == self.target
     }
 
-    /// Bytes that folding it may need in the temporary directory beside the full, at most.
+    /// Returns the most bytes that a fold needs in the temporary directory beside the full.
     pub fn temp_bytes(&self) -> u64 {
         let base = self.db.meta().high_water.0 * self.db.page_size() as u64;
         free_space::estimate(base, self.deltas())
     }
 }
 
-/// How a state of a store is opened.
+/// Opens a source from a store.
 struct Opening<'a> {
     ctx: &'a Context,
     scan: &'a Scan,
-    /// The full holds all history above this.
+    /// The full must hold the whole history above this revision.
     history: Revision,
-    /// The transfers of deltas begin beside that of the full.
+    /// Whether the transfers of deltas begin with that of the full.
     begins_deltas: bool,
 }
 
@@ -327,23 +337,23 @@ impl<'a> Opening<'a> {
             "chose what to fold"
         );
         if target.is_none()
-            && let Some(message) = select::left_out(&scan.catalog, &chain)
+            && let Some(message) = select::newer_excluded_warning(&scan.catalog, &chain)
         {
             warn(&mut warnings, message);
         }
         Ok(Source {
             warnings,
             _begun: begun,
-            ..Source::put_together(scan, timeline, &chain, opened)
+            ..Source::from_parts(scan, timeline, &chain, opened)
         })
     }
 
-    /// Selects the chain, and opens fulls as far as the selection depends on them.
+    /// Chooses the chain, and opens fulls on whose content the choice depends.
     fn open_chain(
         &self,
         timeline: &Timeline,
         target: Option<Revision>,
-    ) -> Result<(Chain, Opened, Option<PrefetchGuard>)> {
+    ) -> Result<(Chain, OpenFull, Option<PrefetchGuard>)> {
         let scan = self.scan;
         let mut known: KnownBases = scan.contents.known_bases();
         let (mut open, mut begun) = (None, None);
@@ -353,8 +363,8 @@ impl<'a> Opening<'a> {
             let opened = match open.take() {
                 Some((i, opened)) if i == full => opened,
                 _ => {
-                    scan.refuse_excluded(self.ctx, select::rests_on(&choice))?;
-                    if let Choice::Found(chain) = &choice
+                    scan.refuse_excluded(self.ctx, select::deciding_snapshots(&choice))?;
+                    if let Choice::Chosen(chain) = &choice
                         && self.begins_deltas
                     {
                         begun = self.begin_deltas(chain);
@@ -363,10 +373,10 @@ impl<'a> Opening<'a> {
                 }
             };
             match choice {
-                Choice::Found(chain) if known.contains_key(&full) => {
+                Choice::Chosen(chain) if known.contains_key(&full) => {
                     return Ok((chain, opened, begun));
                 }
-                // What the full holds beyond its name may change the choice.
+                // The content of the full may go beyond its name and change the choice.
                 _ => {
                     known.insert(full, opened.1);
                     open = Some((full, opened));
@@ -375,7 +385,7 @@ impl<'a> Opening<'a> {
         }
     }
 
-    /// Begins to fetch deltas, unless the full is large: that has all the ranges to itself.
+    /// Begins to fetch deltas, unless the full is large: a large full uses all connections.
     fn begin_deltas(&self, chain: &Chain) -> Option<PrefetchGuard> {
         let snapshot = |i: usize| &self.scan.catalog.snapshots[i];
         let deltas = chain.deltas.iter().map(|link| snapshot(link.snapshot));

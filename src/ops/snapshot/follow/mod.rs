@@ -19,7 +19,7 @@ use crate::etcd::cluster::Cluster;
 use crate::mvcc::Revision;
 use crate::ops::Context;
 use crate::ops::identity::{self, ClusterFacts};
-use crate::ops::report::{Clock, Report};
+use crate::ops::report::{Report, ReportBuilder};
 use crate::ops::schedule::Schedule;
 use crate::store::lock::{Attempt, Lock, LockGuard};
 use clap::Args;
@@ -145,7 +145,7 @@ pub fn follow(
     reporter: &MetricsReporter,
     stop: &Cancel,
 ) -> Result<Report<Outcome>> {
-    let clock = Clock::start();
+    let clock = ReportBuilder::start();
     let mut follower = Follower {
         ctx,
         settings,
@@ -204,7 +204,7 @@ struct Follower<'a> {
     options: &'a FollowOptions,
     reporter: &'a MetricsReporter,
     stop: &'a Cancel,
-    clock: Clock,
+    clock: ReportBuilder,
     outcome: Outcome,
     /// The back-offs of the coming failures; restarted after each success.
     back_offs: Pauses,

@@ -3,7 +3,7 @@
 //! Nothing is restored here. Called by [`super::run`].
 
 use super::{CHECKSUMS, Level, Verification};
-use crate::backup::chain::{self, Chain, Choice, Span};
+use crate::backup::chain::{self, Chain, ChainSpan, Choice};
 use crate::backup::timeline::Timeline;
 use crate::error::{Reason, Result};
 use crate::mvcc::{Base, HashKv, KeepHistory, Revision};
@@ -40,7 +40,7 @@ pub struct ChainOutcome {
 }
 
 /// The chain of a full and its deltas up to `target`.
-fn chain_of(span: &Span, target: Revision) -> Chain {
+fn chain_of(span: &ChainSpan, target: Revision) -> Chain {
     Chain {
         base: span.base,
         deltas: span.deltas.clone(),
@@ -55,18 +55,18 @@ impl Verification<'_> {
         let chain = loop {
             match chain::choose(&self.scan.catalog, timeline, None, &self.known_bases) {
                 // The choice depends on what this full holds beyond its name: read the full and choose again.
-                Ok(Choice::Look(i)) if reads_contents && !self.unusable.contains(&i) => {
+                Ok(Choice::ReadFirst(i)) if reads_contents && !self.unusable.contains(&i) => {
                     self.check_contents(vec![i])?;
                     if self.unusable.contains(&i) {
                         return Ok(());
                     }
                 }
-                Ok(Choice::Look(i)) => {
+                Ok(Choice::ReadFirst(i)) => {
                     let e = list::gap_after(self.scan, timeline, i, CHECKSUMS);
                     self.error(&e, Some(timeline), &[i]);
                     return Ok(());
                 }
-                Ok(Choice::Found(chain)) => {
+                Ok(Choice::Chosen(chain)) => {
                     if !reads_contents || self.known_bases.contains_key(&chain.base) {
                         break chain;
                     }
@@ -165,7 +165,7 @@ impl Verification<'_> {
     }
 
     /// Reports the revisions that are missing between a chain and the next full.
-    fn report_gap(&mut self, timeline: &Timeline, span: &Span) {
+    fn report_gap(&mut self, timeline: &Timeline, span: &ChainSpan) {
         let next = span.next.map(|(i, _)| i);
         // A full that holds history covers revisions before its own.
         let first_in_next = next
@@ -263,7 +263,7 @@ impl Verification<'_> {
     fn compare_with_next(
         &mut self,
         timeline: &Timeline,
-        span: &Span,
+        span: &ChainSpan,
         compact: Revision,
         outcome: &mut ChainOutcome,
     ) -> Result<()> {
@@ -310,7 +310,7 @@ impl Verification<'_> {
     fn hash_both(
         &self,
         timeline: &Timeline,
-        span: &Span,
+        span: &ChainSpan,
         (next, next_base): (usize, Base),
         at: Revision,
         compact: Revision,

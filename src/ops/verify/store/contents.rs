@@ -9,9 +9,9 @@ use crate::base::{lock, unpoisoned};
 use crate::error::Result;
 use crate::mvcc::{Base, HashKv};
 use crate::ops::Context;
-use crate::ops::fold::open::Reading;
+use crate::ops::fold::open::SnapshotReader;
 use crate::ops::fold::rebuild::read_every_page;
-use crate::ops::parallel::first;
+use crate::ops::parallel::find_first;
 use crate::ops::scan::Scan;
 use crate::ops::tags;
 use chrono::{DateTime, Utc};
@@ -76,7 +76,7 @@ fn read_all(
     // Fulls are read one at a time, because each needs a temporary file of its size.
     let one_full = Mutex::new(());
     let results = Mutex::new(BTreeMap::new());
-    let reading = Reading::new(ctx, snapshots.iter().map(|&i| &scan.catalog.snapshots[i]));
+    let reading = SnapshotReader::new(ctx, snapshots.iter().map(|&i| &scan.catalog.snapshots[i]));
     let read = |nth| {
         let guard = (reading.snapshot(nth).name.is_full()).then(|| lock(&one_full));
         let result = read_whole(ctx, &reading, nth);
@@ -89,12 +89,12 @@ fn read_all(
             }
         }
     };
-    first(ctx.threads.min(MAX_PARALLEL), snapshots.len(), read)?;
+    find_first(ctx.threads.min(MAX_PARALLEL), snapshots.len(), read)?;
     Ok(unpoisoned(results.into_inner()))
 }
 
 /// Reads a snapshot to its end.
-fn read_whole(ctx: &Context, reading: &Reading<'_>, nth: usize) -> Result<SnapshotContents> {
+fn read_whole(ctx: &Context, reading: &SnapshotReader<'_>, nth: usize) -> Result<SnapshotContents> {
     let snapshot = reading.snapshot(nth);
     let at = ctx.at(snapshot);
     match snapshot.name.kind {

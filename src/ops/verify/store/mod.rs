@@ -18,11 +18,11 @@ use crate::error::{Error, Reason, Result};
 use crate::mvcc::Revision;
 use crate::ops::Context;
 use crate::ops::fold::rebuild::read_every_page;
-use crate::ops::list::{self, Problem, Recorded};
-use crate::ops::report::{Clock, Report};
+use crate::ops::list::{self, Problem, RecordedIdentity};
+use crate::ops::report::{Report, ReportBuilder};
 use crate::ops::restorable::Restorable;
 use crate::ops::scan::{Depth, Scan, scan_with};
-use crate::ops::tags::{Ask, without_excluded};
+use crate::ops::tags::{TagScope, without_excluded};
 use crate::telemetry::metrics::Verified;
 use chrono::{DateTime, Utc};
 use clap::{Args, ValueEnum};
@@ -136,7 +136,7 @@ pub struct Outcome {
     /// newest state would use.
     pub all_chains: bool,
     /// The cluster of the backup; null if it is not recorded, or if the object is unreadable.
-    pub identity: Option<Recorded>,
+    pub identity: Option<RecordedIdentity>,
     /// Number of snapshots below the prefix.
     pub snapshots: usize,
     /// Number of excluded snapshots among them.
@@ -164,13 +164,13 @@ pub struct Outcome {
 /// Fails with `NoSnapshots` if the store holds none; with `NoSuchTimeline`, `CannotDecrypt`,
 /// `SnapshotVanished`; with the store's errors; with `Io`, `NoSpace`, `Terminated`.
 pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
-    let clock = Clock::start();
+    let clock = ReportBuilder::start();
     without_excluded(|| verify(ctx, options, clock.clone()))
 }
 
-fn verify(ctx: &Context, options: &Options, clock: Clock) -> Result<Report<Outcome>> {
+fn verify(ctx: &Context, options: &Options, clock: ReportBuilder) -> Result<Report<Outcome>> {
     let mut findings = Findings::default();
-    let (identity, problem) = list::recorded(ctx)?;
+    let (identity, problem) = list::recorded_identity(ctx)?;
     if let Some(problem) = problem {
         findings.note(None, problem);
     }
@@ -178,7 +178,7 @@ fn verify(ctx: &Context, options: &Options, clock: Clock) -> Result<Report<Outco
         Level::Names => Depth::Names,
         _ => Depth::Doubtful,
     };
-    let ask = Ask::newest_or(options.all_tags);
+    let ask = TagScope::newest_or(options.all_tags);
     let scan = scan_with(ctx, depth, ask, |db| read_every_page(db).map(drop))?;
     let mut verification = Verification {
         ctx,
@@ -237,7 +237,7 @@ fn verify(ctx: &Context, options: &Options, clock: Clock) -> Result<Report<Outco
         drills: verification.drills,
         bytes_read: ctx.store.bytes_read(),
     };
-    Ok(clock.ended(outcome, failure))
+    Ok(clock.report_with(outcome, failure))
 }
 
 /// A verification in progress. Snapshots are indexes in the scan's catalog.
@@ -300,7 +300,7 @@ impl<'a> Verification<'a> {
     fn report_scan(&mut self) {
         let scan = self.scan;
         let advice = (self.options.level == Level::Names).then_some(CHECKSUMS);
-        for problem in list::of_names(self.ctx, scan, advice) {
+        for problem in list::listing_problems(self.ctx, scan, advice) {
             self.findings.note(None, problem);
         }
         let snapshots = &scan.catalog.snapshots;

@@ -1,0 +1,372 @@
+//! Surveys of snapshots: fingerprints of all records that a snapshot holds, to tell histories apart.
+//!
+//! A survey is made if names do not tell which timeline a snapshot belongs to. Fingerprints are stored in
+//! unnamed files of the temporary directory, one for each thread, so memory does not grow with the snapshots.
+//! Surveys are compared here; `timeline` concludes from the comparison. Called by `ops::scan`.
+
+mod fingerprints;
+
+#[cfg(test)]
+mod tests;
+
+use crate::backup::delta::DeltaReader;
+use crate::backup::intervals::Intervals;
+use crate::base::ReadAt;
+use crate::base::hash::hex;
+use crate::base::temp::TempFile;
+use crate::bolt::Database;
+use crate::error::{Error, Result};
+use crate::mvcc::history::{Base, key_bucket};
+use crate::mvcc::{Change, KeyValue, RecordKey, Revision};
+use chrono::{DateTime, Utc};
+use fingerprints::{BLOCK, Fingerprint, FingerprintReader, StoredFingerprints};
+use hashbrown::HashMap;
+use sha2::{Digest, Sha256};
+use std::io::{BufWriter, Read, Write};
+
+/// A summary of one snapshot's content.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Survey {
+    /// The snapshot holds every change from this revision to `last`; below it, only what a compaction left.
+    pub complete_from: Revision,
+    /// The newest revision. That of a full may be higher than its name says.
+    pub last: Revision,
+    /// The revisions of a full; `None` for a delta.
+    pub base: Option<Base>,
+    /// The time of the newest event of a delta; `None` for a full.
+    pub last_time: Option<DateTime<Utc>>,
+    stored: StoredFingerprints,
+}
+
+impl Survey {
+    /// The first and the last revision of the snapshot.
+    fn span(&self) -> (Revision, Revision) {
+        let first = self.stored.blocks.first().copied();
+        let first = first.map_or(self.complete_from, |f| f.min(self.complete_from));
+        (first, self.last)
+    }
+}
+
+/// The result of comparing two snapshots.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Comparison {
+    /// The first revision at which they disagree.
+    pub conflict: Option<Revision>,
+    /// The newest revision below the conflict at which both hold the same change.
+    pub agreed: Option<Revision>,
+}
+
+/// Whether the events of a delta follow the state at the end of another snapshot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Continuity {
+    /// The version of a key does not follow.
+    Contradicted,
+    /// The snapshots have no key in common.
+    Unknown,
+    /// The versions of all common keys follow.
+    Confirmed,
+}
+
+/// The files that hold the fingerprints of all surveyed snapshots.
+#[derive(Debug)]
+pub struct FingerprintFiles {
+    files: Vec<TempFile>,
+}
+
+/// Surveys one snapshot after the other, and writes their fingerprints to one file.
+pub struct Surveyor<'f> {
+    /// The index of the file.
+    nth: usize,
+    file: &'f mut TempFile,
+}
+
+impl Surveyor<'_> {
+    fn write(
+        &mut self,
+        mut each_fingerprint: impl FnMut(&mut dyn FnMut(Fingerprint) -> Result<()>) -> Result<()>,
+    ) -> Result<StoredFingerprints> {
+        let io = |e| Error::io("write fingerprints to the temporary directory", e);
+        // A survey that failed may have left bytes before this offset.
+        let offset = self.file.len();
+        let mut out = BufWriter::with_capacity(256 << 10, &mut *self.file);
+        let (mut count, mut blocks) = (0, Vec::new());
+        each_fingerprint(&mut |e| {
+            if count % BLOCK == 0 {
+                blocks.push(e.main);
+            }
+            count += 1;
+            out.write_all(&e.encode()).map_err(io)
+        })?;
+        out.flush().map_err(io)?;
+        Ok(StoredFingerprints {
+            file: self.nth,
+            offset,
+            count,
+            blocks,
+        })
+    }
+
+    /// Surveys a full.
+    ///
+    /// # Errors
+    /// `CorruptSnapshot`, `Io`, `NoSpace`.
+    pub fn full<R: ReadAt>(&mut self, db: &Database<R>) -> Result<Survey> {
+        let base = Base::read(db)?;
+        let bucket = key_bucket(db)?;
+        let stored = self.write(|put| {
+            let mut c = db.cursor(&bucket);
+            while let Some(e) = c.next()? {
+                let rk = RecordKey::decode(e.key)?;
+                put(Fingerprint::new(rk, &KeyValue::decode(e.value)?, e.value))?;
+            }
+            Ok(())
+        })?;
+        Ok(Survey {
+            complete_from: base.compact_revision.next().max(Revision(1)),
+            last: base.revision,
+            base: Some(base),
+            last_time: None,
+            stored,
+        })
+    }
+
+    /// Surveys a delta.
+    ///
+    /// # Errors
+    /// `CorruptSnapshot`, `NameMismatch`; errors of the delta's source; `Io`, `NoSpace`.
+    pub fn delta<R: Read>(&mut self, mut delta: DeltaReader<'_, R>) -> Result<Survey> {
+        let (mut first, mut last) = (None, Revision(0));
+        let mut last_time = None;
+        let (mut record, mut value) = (Vec::new(), Vec::new());
+        let stored = self.write(|put| {
+            while let Some(e) = delta.next()? {
+                // An invalid time is no error here: only a restore to a time needs the times.
+                if let Ok(time) = e.instant() {
+                    last_time = last_time.max(Some(time));
+                }
+                first.get_or_insert(e.main);
+                last = e.main;
+                value.clear();
+                e.change.append_value(e.main, &mut value)?;
+                let (kv, tombstone) = match e.change {
+                    Change::Put(kv) | Change::PutBase64(kv) => {
+                        let value = value.as_slice();
+                        (KeyValue { value, ..kv }, false)
+                    }
+                    Change::Delete { key } => (KeyValue::tombstone(key), true),
+                };
+                record.clear();
+                kv.encode(&mut record);
+                let rk = RecordKey {
+                    main: e.main,
+                    sub: e.sub,
+                    tombstone,
+                };
+                put(Fingerprint::new(rk, &kv, &record))?;
+            }
+            Ok(())
+        })?;
+        Ok(Survey {
+            complete_from: first.unwrap_or_default(),
+            last,
+            base: None,
+            last_time,
+            stored,
+        })
+    }
+}
+
+impl FingerprintFiles {
+    /// Stores fingerprints in `files`, which must be empty. There is one file for each thread that surveys.
+    pub fn new(files: Vec<TempFile>) -> Self {
+        FingerprintFiles { files }
+    }
+
+    /// Returns a surveyor for each file.
+    pub fn surveyors(&mut self) -> impl Iterator<Item = Surveyor<'_>> {
+        let files = self.files.iter_mut().enumerate();
+        files.map(|(nth, file)| Surveyor { nth, file })
+    }
+
+    fn fingerprints<'s>(&'s self, survey: &'s Survey) -> FingerprintReader<'s> {
+        FingerprintReader {
+            file: &self.files[survey.stored.file],
+            survey,
+            next: 0,
+            until: Revision(i64::MAX),
+            block: None,
+            buf: Vec::new(),
+        }
+    }
+
+    /// Compares two snapshots revision by revision, up to the first conflict.
+    ///
+    /// A conflict is a change that differs, or that one snapshot lacks although it holds every change of the
+    /// revision.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub fn compare(&self, a: &Survey, b: &Survey) -> Result<Comparison> {
+        compare(&mut self.fingerprints(a), &mut self.fingerprints(b))
+    }
+
+    /// Compares all surveys with each other. Returns for each survey the comparisons with those before it in
+    /// `surveys`; pairs that share no change are left out.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub fn compare_all(&self, surveys: &[&Survey]) -> Result<Vec<Vec<(usize, Comparison)>>> {
+        let mut comparisons = vec![Vec::new(); surveys.len()];
+        let mut add = |a: usize, b: usize, compared: Comparison| {
+            if compared != Comparison::default() {
+                comparisons[a.max(b)].push((a.min(b), compared));
+            }
+        };
+        let is_delta = |&i: &usize| surveys[i].base.is_none();
+        let (mut deltas, fulls): (Vec<usize>, Vec<usize>) = (0..surveys.len()).partition(is_delta);
+        deltas.sort_unstable_by_key(|&i| surveys[i].complete_from);
+        for (a, b) in overlapping(surveys, &deltas) {
+            add(a, b, self.compare(surveys[a], surveys[b])?);
+        }
+        for (n, &full) in fulls.iter().enumerate() {
+            let mut fingerprints = self.fingerprints(surveys[full]);
+            // The deltas are in the order of their revisions, so the full is read only once.
+            for &delta in &deltas {
+                if surveys[delta].complete_from > surveys[full].last {
+                    break;
+                }
+                let compared = compare(&mut fingerprints, &mut self.fingerprints(surveys[delta]))?;
+                add(full, delta, compared);
+            }
+            for &other in &fulls[..n] {
+                add(full, other, self.compare(surveys[full], surveys[other])?);
+            }
+        }
+        Ok(comparisons)
+    }
+
+    /// Returns whether the events of `after` above `until` follow the state of `before` at `until`, by the
+    /// versions of the keys that are in both.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub fn continuity(
+        &self,
+        before: &Survey,
+        until: Revision,
+        after: &Survey,
+    ) -> Result<Continuity> {
+        let mut first_changes: HashMap<u64, Fingerprint> = HashMap::new();
+        let mut fingerprints = self.fingerprints(after);
+        fingerprints.seek(until.next())?;
+        while let Some(e) = fingerprints.next()? {
+            first_changes.entry(e.key).or_insert(e);
+        }
+        let mut continuity = Continuity::Unknown;
+        // The newest fingerprint of a key gives its state. Read backward until the state of every key is
+        // found.
+        let mut blocks = before.stored.blocks.partition_point(|&b| b <= until);
+        let mut fingerprints = self.fingerprints(before);
+        while blocks > 0 && !first_changes.is_empty() {
+            blocks -= 1;
+            fingerprints.read_block(blocks)?;
+            for state in fingerprints.block().rev().filter(|e| e.main <= until) {
+                let Some(first) = first_changes.remove(&state.key) else {
+                    continue;
+                };
+                if !first.follows(&state) {
+                    return Ok(Continuity::Contradicted);
+                }
+                continuity = Continuity::Confirmed;
+            }
+        }
+        // A full that was not compacted past `until` holds every live key, so a key that it lacks must be
+        // created anew. A delta holds only the keys that it changed.
+        if before.base.is_some_and(|b| b.compact_revision <= until) {
+            for first in first_changes.values() {
+                if !first.creates_key() {
+                    return Ok(Continuity::Contradicted);
+                }
+                continuity = Continuity::Confirmed;
+            }
+        }
+        Ok(continuity)
+    }
+
+    /// Returns a short name for what a snapshot holds at `revision`: 8 hexadecimal digits.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub fn fingerprint(&self, s: &Survey, revision: Revision) -> Result<String> {
+        let mut hash = Sha256::new();
+        let mut fingerprints = self.fingerprints(s);
+        fingerprints.seek(revision)?;
+        while let Some(e) = fingerprints.next()?.filter(|e| e.main == revision) {
+            hash.update(e.encode());
+        }
+        Ok(hex(&hash.finalize()[..4]))
+    }
+}
+
+/// Returns the pairs of `deltas` that share a revision. `deltas` are in the order of their first revisions.
+fn overlapping(surveys: &[&Survey], deltas: &[usize]) -> Vec<(usize, usize)> {
+    let mut before = Intervals::new(surveys.iter().map(|s| s.complete_from));
+    let mut pairs = Vec::new();
+    for &delta in deltas {
+        let others = before.holding(surveys[delta].complete_from);
+        pairs.extend(others.map(|other| (other, delta)));
+        before.set(delta, surveys[delta].last);
+    }
+    pairs
+}
+
+fn compare(
+    left: &mut FingerprintReader<'_>,
+    right: &mut FingerprintReader<'_>,
+) -> Result<Comparison> {
+    let mut comparison = Comparison::default();
+    let (a, b) = (left.survey, right.survey);
+    let (from, to) = (a.span().0.max(b.span().0), a.span().1.min(b.span().1));
+    if from > to {
+        return Ok(comparison);
+    }
+    left.until = to;
+    left.seek(from)?;
+    let mut l = left.next()?;
+    if l.is_none() && to < a.complete_from {
+        return Ok(comparison);
+    }
+    right.until = to;
+    right.seek(from)?;
+    let mut r = right.next()?;
+    let holds_all_of = |s: &Survey, e: &Fingerprint| s.complete_from <= e.main && e.main <= s.last;
+    comparison.conflict = loop {
+        match (l, r) {
+            (Some(x), Some(y)) if x.order() == y.order() => {
+                if (x.digest, x.tombstone) != (y.digest, y.tombstone) {
+                    break Some(x.main);
+                }
+                comparison.agreed = Some(x.main);
+                (l, r) = (left.next()?, right.next()?);
+            }
+            (Some(x), y) if y.is_none_or(|y| x.order() < y.order()) => {
+                if holds_all_of(b, &x) {
+                    break Some(x.main);
+                }
+                l = left.next()?;
+            }
+            (_, Some(y)) => {
+                if holds_all_of(a, &y) {
+                    break Some(y.main);
+                }
+                r = right.next()?;
+            }
+            _ => break None,
+        }
+    };
+    // The first changes of a transaction may be the same although the transaction differs.
+    if comparison.agreed == comparison.conflict {
+        comparison.agreed = comparison.agreed.map(Revision::previous);
+    }
+    Ok(comparison)
+}

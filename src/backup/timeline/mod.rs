@@ -1,0 +1,307 @@
+//! Timelines: which snapshots tell one history, and which history is the newest.
+//!
+//! A restore to an older revision forks the history: the prefix then holds two histories with the same
+//! revision numbers. Names do not tell these apart, contents do: two snapshots that both hold a revision
+//! either agree on it or belong to two timelines. Contents are needed only for [`doubtful`] snapshots.
+//!
+//! Everything here is a pure function of the catalog and the [`Evidence`]. Called by `ops::scan`, which reads
+//! the contents.
+
+mod builder;
+
+#[cfg(test)]
+mod tests;
+
+use crate::backup::catalog::Catalog;
+use crate::backup::name::Kind;
+use crate::backup::survey::{Comparison, Continuity};
+use crate::error::{Error, Reason, Result};
+use crate::mvcc::Revision;
+use builder::Builder;
+
+/// The ID of the timeline of the oldest snapshot.
+pub const MAIN: &str = "main";
+
+/// What the contents of snapshots show. Snapshots are given by their index in the catalog. Of a snapshot that
+/// was not read, nothing is known.
+pub trait Evidence {
+    /// Compares a snapshot with those before it in the catalog. Returns an entry for each of these that was
+    /// read and shares a revision with it.
+    fn compared(&self, _snapshot: usize) -> Vec<(usize, Comparison)> {
+        Vec::new()
+    }
+    /// Returns whether the events of `after` follow the state that `before` has at `until`.
+    ///
+    /// # Errors
+    /// `Io`.
+    fn continuity(&self, _before: usize, _until: Revision, _after: usize) -> Result<Continuity> {
+        Ok(Continuity::Unknown)
+    }
+    /// Returns a short name for what a snapshot holds at a revision.
+    ///
+    /// # Errors
+    /// `Io`.
+    fn fingerprint(&self, _snapshot: usize, _revision: Revision) -> Result<String> {
+        Ok(String::new())
+    }
+    /// Returns the newest revision in the content of a snapshot, if it was read.
+    fn last(&self, _snapshot: usize) -> Option<Revision> {
+        None
+    }
+    /// Returns whether reading the snapshot failed. Such a snapshot is placed on no timeline.
+    fn is_unreadable(&self, _snapshot: usize) -> bool {
+        false
+    }
+    /// Returns whether the snapshot was read. A snapshot that was not read agrees with all others and follows
+    /// everything that its name allows.
+    fn was_read(&self, _snapshot: usize) -> bool {
+        true
+    }
+}
+
+/// The evidence if no content was read: names are believed.
+pub struct NamesOnly;
+
+impl Evidence for NamesOnly {
+    fn was_read(&self, _: usize) -> bool {
+        false
+    }
+}
+
+/// A snapshot on a timeline.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TimelineMember {
+    /// Index in the catalog.
+    pub snapshot: usize,
+    /// The last revision of the snapshot that belongs to this timeline; `i64::MAX` if all of it does.
+    pub until: Revision,
+    /// Whether it was the first snapshot to hold its newest revision here. A snapshot that only repeats
+    /// revisions (a compacted full, a second stream) is no sign of a cluster at work.
+    extends: bool,
+    /// Whether it was placed on this timeline; otherwise it is shared from another one.
+    own: bool,
+}
+
+impl TimelineMember {
+    fn own(snapshot: usize, extends: bool) -> Self {
+        TimelineMember {
+            snapshot,
+            until: Revision(i64::MAX),
+            extends,
+            own: true,
+        }
+    }
+}
+
+/// One history.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Timeline {
+    /// [`MAIN`], or `r<first own revision>-<fingerprint of the state there>`. If that name is taken, `-2` and
+    /// so on is appended. The ID stays the same as long as the snapshots that show the fork exist.
+    pub id: String,
+    /// The snapshots of the timeline in the catalog's order, which is that of creation.
+    pub members: Vec<TimelineMember>,
+    /// The forks between the first timeline and this one: the number of the fork, and its first own revision.
+    lineage: Vec<(usize, Revision)>,
+}
+
+impl Timeline {
+    /// Returns the newest revision of all members: by content if it was read, otherwise by name.
+    pub fn last(&self, catalog: &Catalog, evidence: &dyn Evidence) -> Option<Revision> {
+        let last = |m: &TimelineMember| m.until.min(last_of(catalog, evidence, m.snapshot));
+        self.members.iter().map(last).max()
+    }
+
+    /// Returns a snapshot as a member of this timeline, if it is one.
+    pub fn member(&self, snapshot: usize) -> Option<&TimelineMember> {
+        let found = self.members.binary_search_by_key(&snapshot, |m| m.snapshot);
+        found.ok().map(|i| &self.members[i])
+    }
+
+    /// Returns when the first own snapshot was created, in seconds since 1970; `None` for a timeline that did
+    /// not fork off another one.
+    pub fn began(&self, catalog: &Catalog) -> Option<i64> {
+        let own = self.members.iter().filter(|m| m.own);
+        let created = own.map(|m| catalog.snapshots[m.snapshot].name.created);
+        self.lineage.last().and(created.min())
+    }
+
+    /// Returns the first and the last own snapshot.
+    pub fn own_ends(&self) -> Vec<usize> {
+        let mut own = self.members.iter().filter(|m| m.own).map(|m| m.snapshot);
+        let first = own.next();
+        first.into_iter().chain(own.next_back()).collect()
+    }
+
+    /// Returns the first own revision; `None` for a timeline that did not fork off another one.
+    pub fn forked_at(&self) -> Option<Revision> {
+        self.lineage.last().map(|fork| fork.1)
+    }
+}
+
+/// The newest revision of a snapshot, by its name or its content, whichever is newer.
+fn last_of(catalog: &Catalog, evidence: &dyn Evidence, i: usize) -> Revision {
+    let by_name = catalog.snapshots[i].name.last;
+    evidence.last(i).map_or(by_name, |last| last.max(by_name))
+}
+
+/// Returns the snapshots whose contents are needed to tell timelines apart. Only names are used.
+///
+/// The revisions of a single snapshotter only grow in order of creation. A full is a clean cut if all
+/// snapshots before it end at or below it and all later ones begin at or above it. The snapshots between two
+/// cuts are judged by themselves, and are doubtful if their revisions do not grow.
+pub fn doubtful(catalog: &Catalog) -> Vec<usize> {
+    let order: Vec<usize> = catalog.usable().collect();
+    let name = |i: usize| &catalog.snapshots[i].name;
+    // For each position in `order`: the lowest revision that a snapshot from there on allows for a cut before
+    // it.
+    let mut lowest_after = vec![Revision(i64::MAX); order.len() + 1];
+    for (position, &i) in order.iter().enumerate().rev() {
+        let highest_cut = match name(i).kind {
+            // A full may repeat the revision of the cut. The first revision of a delta must be above it.
+            Kind::Full => name(i).last,
+            Kind::Incr => name(i).start.previous(),
+        };
+        lowest_after[position] = lowest_after[position + 1].min(highest_cut);
+    }
+    let mut doubtful = Vec::new();
+    let mut segment = Vec::new();
+    let mut grows = true;
+    let mut highest = Revision(-1);
+    for (position, &i) in order.iter().enumerate() {
+        let n = name(i);
+        grows &= match n.kind {
+            // A full that begins a timeline must be compared with those before it, whatever its revision is.
+            Kind::Full => n.last >= highest && !catalog.snapshots[i].begins_timeline,
+            Kind::Incr => n.start > highest,
+        };
+        highest = highest.max(n.last);
+        segment.push(i);
+        let is_cut = n.is_full() && n.last >= highest && lowest_after[position + 1] >= n.last;
+        if is_cut || position + 1 == order.len() {
+            if !grows {
+                doubtful.append(&mut segment);
+                doubtful.dedup();
+            }
+            segment = if is_cut { vec![i] } else { Vec::new() };
+            grows = true;
+        }
+    }
+    doubtful
+}
+
+/// All timelines of a prefix.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Timelines {
+    /// The timelines, in order of their first own snapshot.
+    pub all: Vec<Timeline>,
+}
+
+impl Timelines {
+    /// Sorts the usable snapshots of a catalog into timelines, in order of creation.
+    ///
+    /// # Errors
+    /// Fails with the errors of `evidence`.
+    pub fn build(catalog: &Catalog, evidence: &dyn Evidence) -> Result<Self> {
+        let mut builder = Builder::new(catalog, evidence);
+        for snapshot in catalog.usable() {
+            if !evidence.is_unreadable(snapshot) {
+                builder.place(snapshot)?;
+            }
+        }
+        let all = builder.finish();
+        Ok(Timelines { all })
+    }
+
+    /// Returns the timeline with this ID.
+    ///
+    /// # Errors
+    /// `NoSuchTimeline`.
+    pub fn by_id(&self, id: &str) -> Result<&Timeline> {
+        self.all.iter().find(|t| t.id == id).ok_or_else(|| {
+            let ids: Vec<&str> = self.all.iter().map(|t| t.id.as_str()).collect();
+            Reason::NoSuchTimeline.error(format!(
+                "there is no timeline \"{id}\"; choose one of: {}",
+                ids.join(", ")
+            ))
+        })
+    }
+
+    /// Returns the newest timeline. Compared with each other timeline, all of its snapshots since their fork
+    /// were created after all of the other's.
+    ///
+    /// # Errors
+    /// `InterleavedTimelines` if no timeline is the newest.
+    pub fn newest(&self, catalog: &Catalog) -> Result<&Timeline> {
+        let mut interleaved = None;
+        for t in &self.all {
+            let rival = self
+                .all
+                .iter()
+                .find(|u| u.id != t.id && !was_written_after(catalog, t, u));
+            match rival {
+                None => return Ok(t),
+                // For the error, prefer two timelines that interleave to two of a circle in which each was
+                // written after the next one.
+                Some(u) if interleaved.is_none() || !was_written_after(catalog, u, t) => {
+                    interleaved = Some((t, u));
+                }
+                Some(_) => {}
+            }
+        }
+        let (t, u) = interleaved.ok_or_else(|| Error::internal("no timeline to choose from"))?;
+        Err(interleaved_error(catalog, t, u))
+    }
+}
+
+fn interleaved_error(catalog: &Catalog, t: &Timeline, u: &Timeline) -> Error {
+    let paths = |a: &Timeline, b: &Timeline| {
+        let own = own_members(catalog, a, b);
+        let paths: Vec<&str> = own.map(|i| catalog.snapshots[i].path.as_str()).collect();
+        paths.join(", ")
+    };
+    Reason::InterleavedTimelines.error(format!(
+        "two clusters write to this prefix: from revision {} on, timeline {} ({}) and timeline {} ({}) differ, and no timeline was written wholly after all others; \
+         stop one of the writers, see `deltafold list --deep`, and choose with --timeline",
+        divergence(t, u).unwrap_or_default(),
+        t.id,
+        paths(t, u),
+        u.id,
+        paths(u, t)
+    ))
+}
+
+/// The first revision at which two timelines differ.
+fn divergence(a: &Timeline, b: &Timeline) -> Option<Revision> {
+    let forks = a.lineage.iter().zip(&b.lineage);
+    let common = forks.take_while(|(x, y)| x == y).count();
+    let next_fork = |t: &Timeline| t.lineage.get(common).map(|fork| fork.1);
+    lower_of(next_fork(a), next_fork(b))
+}
+
+/// The lower one of two revisions, each of which may be absent.
+fn lower_of(a: Option<Revision>, b: Option<Revision>) -> Option<Revision> {
+    [a, b].into_iter().flatten().min()
+}
+
+/// The snapshots that show a cluster at work on `a` and not on `b`.
+fn own_members<'a>(
+    catalog: &'a Catalog,
+    a: &'a Timeline,
+    b: &'a Timeline,
+) -> impl Iterator<Item = usize> + 'a {
+    let fork = divergence(a, b).unwrap_or(Revision(i64::MAX));
+    let is_own = move |m: &&TimelineMember| {
+        m.extends && m.until.0 == i64::MAX && catalog.snapshots[m.snapshot].name.last >= fork
+    };
+    a.members.iter().filter(is_own).map(|m| m.snapshot)
+}
+
+/// Whether all own snapshots of `a` were created after all own snapshots of `b`; true if `b` has none since
+/// the fork.
+fn was_written_after(catalog: &Catalog, a: &Timeline, b: &Timeline) -> bool {
+    let created = |i: usize| catalog.snapshots[i].name.created;
+    let first = own_members(catalog, a, b).map(created).min();
+    let last = own_members(catalog, b, a).map(created).max();
+    last.is_none() || first > last
+}
