@@ -6,7 +6,8 @@
 //! old, and only objects that both plans remove are removed. A failure stops the rest of its chain, and
 //! nothing else. Called by `ops::gc`.
 
-use super::plan::{Plan, Planner, SideObject, SideReason};
+use super::plan::{Plan, Planner};
+use super::side_objects::{SideObject, SideReason};
 use super::versions::{self, LockReader, VersionedBucket};
 use super::{
     Decision, Kind, LONGEST_NOTE, Object, Options, RemovalResult, RemovalStatus, as_json,

@@ -10,6 +10,7 @@ mod evidence;
 mod options;
 pub mod pin;
 mod plan;
+mod side_objects;
 pub mod undelete;
 mod verified_fulls;
 mod versions;

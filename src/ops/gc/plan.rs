@@ -5,6 +5,7 @@
 //! batch that it removes.
 
 use super::evidence::{EarlierContents, EarlierEvidence};
+use super::side_objects::{SideObject, SideReason};
 use super::verified_fulls::{Damage, FullState, FullVersion, VerifiedFulls};
 use super::{DamagedFull, Decision, Kind, Options};
 use crate::backup::catalog::{EXCLUDE_SUFFIX, PINS, REMOVED, SNAPSHOTS, TIMELINES, snapshot_name};
@@ -24,49 +25,6 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::{Duration, Instant, SystemTime};
 
-/// Why a note, marker or staging object is kept or deleted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum SideReason {
-    BelongsToSnapshot,
-    Young,
-    InUse,
-    BelongsToRemoved,
-    Orphaned,
-    Abandoned,
-}
-
-impl SideReason {
-    pub(super) fn keeps(self) -> bool {
-        matches!(
-            self,
-            SideReason::BelongsToSnapshot | SideReason::Young | SideReason::InUse
-        )
-    }
-
-    /// Returns the reason's name, and a text.
-    pub(super) fn describe(self) -> (&'static str, &'static str) {
-        match self {
-            SideReason::BelongsToSnapshot => {
-                ("BelongsToSnapshot", "it belongs to a snapshot that is kept")
-            }
-            SideReason::Young => (
-                "Young",
-                "it belongs to no snapshot, but is not older than --staging-age: the snapshot may still be uploaded",
-            ),
-            SideReason::InUse => ("InUse", "it belongs to an upload that may still be running"),
-            SideReason::BelongsToRemoved => (
-                "BelongsToRemoved",
-                "it belongs to a snapshot that is removed",
-            ),
-            SideReason::Orphaned => ("Orphaned", "it belongs to no snapshot"),
-            SideReason::Abandoned => (
-                "Abandoned",
-                "it belongs to an upload that was not completed",
-            ),
-        }
-    }
-}
-
 /// The reason for deleting a version that only a delete marker hides.
 pub(super) const HIDDEN_VERSION: &str = "HiddenVersion";
 
@@ -85,17 +43,6 @@ pub(super) fn reasons() -> Vec<&'static str> {
     reasons.extend(side_reasons.map(|reason| reason.describe().0));
     reasons.push(HIDDEN_VERSION);
     reasons
-}
-
-/// A side object: a note, an exclusion marker or a staging object.
-#[derive(Debug)]
-pub(super) struct SideObject {
-    pub(super) path: String,
-    pub(super) bytes: u64,
-    pub(super) kind: Kind,
-    pub(super) reason: SideReason,
-    /// The indexes of the snapshots that it is about.
-    pub(super) snapshots: Vec<usize>,
 }
 
 /// The content of the backup, and the decisions.
