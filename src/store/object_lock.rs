@@ -170,7 +170,7 @@ impl Store {
         let path = self.path(below);
         let response = self.block_on(s3.get(action, &path, &query))??;
         if response.is_object_missing() {
-            return Err(gone(action));
+            return Err(vanished(action));
         }
         match (response.status, &*response.code()) {
             (200..=299, _) => match response.document().and_then(read) {
@@ -223,7 +223,7 @@ impl Store {
         let put = |headers| s3.send(&action, Method::PUT, &path, &query, headers, body.clone());
         let mut response = self.block_on(put(&[]))??;
         if response.is_object_missing() {
-            return Err(gone(&action));
+            return Err(vanished(&action));
         }
         // Some servers require the permission to bypass a lock even to make it stricter. Nothing is lost by
         // that.
@@ -248,7 +248,7 @@ impl Store {
     }
 }
 
-fn gone(action: &str) -> Error {
+fn vanished(action: &str) -> Error {
     let error = format!("cannot {action}: the object is gone; run again");
     Reason::SnapshotVanished.error(error)
 }

@@ -444,17 +444,17 @@ mod tests {
             assert_eq!(e.reason(), Reason::Configuration);
             e.to_string()
         };
-        let said = lacks(Family::S3);
-        assert!(said.contains("/backup-s3 is empty: give accessKeyID and secretAccessKey, or roleARN and token, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY;"), "{said}");
+        let text = lacks(Family::S3);
+        assert!(text.contains("/backup-s3 is empty: give accessKeyID and secretAccessKey, or roleARN and token, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY;"), "{text}");
         assert!(
-            said.contains("a Secret backup-s3 with this content must be in the Job's namespace"),
-            "{said}"
+            text.contains("a Secret backup-s3 with this content must be in the Job's namespace"),
+            "{text}"
         );
         fs::write(file("AWS_ACCESS_KEY_ID"), "QUITE").unwrap();
         fs::write(file("AWS_SECRET_ACCESS_KEY"), "\n").unwrap();
-        let said = lacks(Family::S3);
+        let text = lacks(Family::S3);
         let part = "lacks AWS_SECRET_ACCESS_KEY (it has AWS_ACCESS_KEY_ID): give";
-        assert!(said.contains(part) && !said.contains("QUITE"), "{said}");
+        assert!(text.contains(part) && !text.contains("QUITE"), "{text}");
         assert!(lacks(Family::Azure).contains("lacks credentials: give storageAccount"));
         // One key of each set is not enough.
         fs::write(file("secretAccessKey"), "SECRET").unwrap();

@@ -384,8 +384,11 @@ mod tests {
             version_of(fields, "k".to_owned(), is_delete_marker)
         };
         let whole = "<Key>k</Key><VersionId>v1</VersionId><IsLatest>true</IsLatest><LastModified>2026-11-21T01:02:03.000Z</LastModified><Size>7</Size>";
-        let got = version(whole, false).unwrap();
-        assert_eq!((&*got.version, got.is_latest, got.bytes), ("v1", true, 7));
+        let parsed = version(whole, false).unwrap();
+        assert_eq!(
+            (&*parsed.version, parsed.is_latest, parsed.bytes),
+            ("v1", true, 7)
+        );
         let without_size = whole.replace("<Size>7</Size>", "");
         assert_eq!(version(&without_size, false), None);
         let marker = version(&without_size, true).unwrap();
@@ -412,8 +415,11 @@ mod tests {
             Versioning::Suspended
         );
         for (status, body) in [(200, "<ListBucketResult/>"), (403, ""), (501, "")] {
-            let got = read(status, body).unwrap();
-            assert!(matches!(got, Versioning::Unknown(_)), "{status}: {got:?}");
+            let parsed = read(status, body).unwrap();
+            assert!(
+                matches!(parsed, Versioning::Unknown(_)),
+                "{status}: {parsed:?}"
+            );
         }
         let gone = "<Error><Code>NoSuchBucket</Code></Error>";
         assert_eq!(read(404, gone).unwrap_err().reason(), Reason::NoSnapshots);
