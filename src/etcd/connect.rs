@@ -394,8 +394,8 @@ const CHECK_TLS: &str = ": check whether --endpoints are https:// or http://, an
 /// An error with what lies below it. A status by itself tells its code, too.
 fn causes(e: &etcd_client::Error) -> String {
     match e {
-        etcd_client::Error::GRpcStatus(s) => causes::below(s.message().to_owned(), s),
-        etcd_client::Error::TransportError(t) => causes::below(e.to_string(), t),
+        etcd_client::Error::GRpcStatus(s) => causes::append_causes(s.message().to_owned(), s),
+        etcd_client::Error::TransportError(t) => causes::append_causes(e.to_string(), t),
         e => e.to_string(),
     }
 }

@@ -657,7 +657,7 @@ fn databases_that_are_damaged_in_a_right_frame() {
         (
             "a child that is the freelist",
             new().put(branch, element(0) + 8, &word(2)),
-            "no tree page",
+            "neither a leaf nor a branch page",
         ),
         (
             "a key's wild offset",
@@ -682,7 +682,7 @@ fn databases_that_are_damaged_in_a_right_frame() {
         (
             "a value that is longer by one",
             new().put(leaf, element(0) + 12, &[255]),
-            "over the one before it",
+            "overlaps the one before it",
         ),
         (
             "a branch's wild offset",
@@ -722,7 +722,7 @@ fn databases_that_are_damaged_in_a_right_frame() {
         (
             "a leaf that says it is nothing",
             new().put(leaf, 8, &[0]),
-            "no tree page",
+            "neither a leaf nor a branch page",
         ),
         (
             "keys out of order",
@@ -800,7 +800,7 @@ fn databases_that_are_damaged_in_a_right_frame() {
         (
             "both checksums bad",
             new().put(0, 72, &[9]).put(1, 72, &[9]),
-            "checksum is wrong",
+            "wrong checksum",
         ),
         (
             "a part of a page behind it",

@@ -12,7 +12,8 @@ use super::select::Step;
 use crate::base::{lock, unpoisoned};
 use crate::error::{Error, Result};
 use crate::mvcc::{
-    Change, Fold, FoldOptions, HashKv, KeepHistory, KeyRange, KeyValue, Part, Revision, hash_kv,
+    Change, Fold, FoldOptions, HashKv, KeepHistory, KeyRange, KeyValue, PartialFold, Revision,
+    hash_kv,
 };
 use crate::ops::Context;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -236,7 +237,7 @@ struct Turn<'f> {
 /// Where a step's events go.
 enum Taker<'f> {
     Whole(Box<Fold<'f>>),
-    Part(Box<Part>),
+    Part(Box<PartialFold>),
 }
 
 impl<'f> Taker<'f> {
@@ -326,7 +327,7 @@ impl<'f> Run<'_, 'f> {
         let mut taker = match self.take(i) {
             Some(fold) => Taker::Whole(Box::new(fold)),
             None => {
-                let part = Part::new(self.options.clone(), PART_BUFFER_BYTES);
+                let part = PartialFold::new(self.options.clone(), PART_BUFFER_BYTES);
                 Taker::Part(Box::new(part))
             }
         };
