@@ -4,7 +4,7 @@ use super::candidates::{Candidates, excludes};
 use super::needed::{self, Action, Decision, Depth, Found};
 use super::output::Failed;
 use super::{Member, Outcome, Run, Status, shown, write};
-use crate::datadir::install::{Leftover, Occupied, Place};
+use crate::datadir::install::{InstallTarget, Leftover, LockedTarget};
 use crate::datadir::membership::Cluster;
 use crate::datadir::{self, snap, wal};
 use crate::error::{Error, Reason, Result};
@@ -18,7 +18,7 @@ use std::path::Path;
 
 impl Run<'_> {
     pub(super) fn into_data_dir(mut self, dir: &Path) -> Result<Report<Outcome>> {
-        let place = &Place::new(dir, self.options.wal_dir.as_deref())?;
+        let place = &InstallTarget::new(dir, self.options.wal_dir.as_deref())?;
         let cluster = &self.options.wanted.membership.cluster()?;
         let if_needed = self.options.wanted.if_needed;
         refuse_in_use(place)?;
@@ -79,7 +79,7 @@ impl Run<'_> {
     }
 
     /// Takes the directory, if it is to be written, and tells what an interrupted restore had left there.
-    fn occupy(&mut self, place: &Place) -> Result<Option<Occupied>> {
+    fn occupy(&mut self, place: &InstallTarget) -> Result<Option<LockedTarget>> {
         if self.options.dry_run {
             if place.has_leftover() {
                 self.clock.warn(format!(
@@ -89,7 +89,7 @@ impl Run<'_> {
             }
             return Ok(None);
         }
-        let occupied = place.occupy()?;
+        let occupied = place.lock()?;
         match occupied.leftover() {
             Leftover::Completed => {
                 self.clock
@@ -120,7 +120,7 @@ impl Run<'_> {
     /// The outcome where what is there stays.
     fn kept(
         self,
-        place: &Place,
+        place: &InstallTarget,
         decision: Decision,
         candidates: Option<Candidates<'_>>,
     ) -> Report<Outcome> {
@@ -181,8 +181,8 @@ impl Run<'_> {
 
 /// Puts what was staged in the place of what is there.
 fn put_in_place(
-    place: &Place,
-    occupied: Occupied,
+    place: &InstallTarget,
+    occupied: LockedTarget,
     taken: bool,
     outcome: &mut Outcome,
 ) -> Result<()> {
@@ -231,7 +231,7 @@ fn says_other_cluster(store: &Store, cluster: &Cluster) -> Option<String> {
     })
 }
 
-fn refuse_in_use(place: &Place) -> Result<()> {
+fn refuse_in_use(place: &InstallTarget) -> Result<()> {
     let dir = place.dir().display();
     match datadir::in_use(&place.member(), &place.wal())? {
         true => Err(Reason::TargetInUse.error(format!("a running etcd uses {dir}: stop it first"))),
@@ -239,7 +239,7 @@ fn refuse_in_use(place: &Place) -> Result<()> {
     }
 }
 
-fn holds_member(place: &Place) -> Error {
+fn holds_member(place: &InstallTarget) -> Error {
     Reason::TargetExists.error(format!(
         "{} holds a member already, which is never overwritten: choose another --data-dir, or have it looked at and replaced with --if-needed",
         place.dir().display()

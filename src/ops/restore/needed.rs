@@ -8,7 +8,7 @@ use crate::base::limits::Limits;
 use crate::base::temp::TempFile;
 use crate::base::{Cancel, ReadAt};
 use crate::bolt::Database;
-use crate::datadir::install::Place;
+use crate::datadir::install::InstallTarget;
 use crate::datadir::{snap, wal};
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::history::META_BUCKET;
@@ -270,7 +270,12 @@ fn against(sound: &Sound, backup: Revision, compared: Compared, alone: bool) -> 
 ///
 /// # Errors
 /// `PermissionDenied` or `Io` where a file is there and cannot be read; `Terminated`. Damage is no error.
-pub(super) fn look(place: &Place, is_there: bool, depth: Depth, cancel: &Cancel) -> Result<Found> {
+pub(super) fn look(
+    place: &InstallTarget,
+    is_there: bool,
+    depth: Depth,
+    cancel: &Cancel,
+) -> Result<Found> {
     if !is_there {
         return Ok(Found::Nothing);
     }
@@ -382,7 +387,7 @@ struct Log {
 }
 
 /// Reads the WAL and looks for its `.snap` file.
-fn look_at_wal(place: &Place) -> Result<Result<Log, Fault>> {
+fn look_at_wal(place: &InstallTarget) -> Result<Result<Log, Fault>> {
     if wal::segment_paths(&place.wal())?.is_empty() {
         let message = "there is no WAL (if it has a directory of its own, give --wal-dir)";
         return Ok(Err(("WalMissing", message.to_owned())));
@@ -421,13 +426,13 @@ fn look_at_wal(place: &Place) -> Result<Result<Log, Fault>> {
 
 impl Log {
     /// Where the database is that came with the `.snap` file, if a leader has sent it.
-    fn sent_database(&self, place: &Place) -> PathBuf {
+    fn sent_database(&self, place: &InstallTarget) -> PathBuf {
         let name = format!("{:016x}.snap.db", self.snapshot_file);
         place.member().join("snap").join(name)
     }
 
     /// The most revisions that the WAL holds beyond a database that has applied so many entries.
-    fn revisions_beyond(&self, place: &Place, applied: u64) -> Result<u64> {
+    fn revisions_beyond(&self, place: &InstallTarget, applied: u64) -> Result<u64> {
         let end = self.wal.last_index.max(self.wal.snapshot_index());
         if applied > end {
             return Err(Reason::CorruptDataDir.error(format!(
