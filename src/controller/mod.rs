@@ -26,7 +26,7 @@ use crate::base::{Cancel, lock};
 use crate::error::{Error, Reason, Result};
 use crate::kubernetes::{self, lease};
 use crate::store::lock::{Attempt, LockGuard};
-use crate::telemetry::endpoint::Server;
+use crate::telemetry::endpoint::MetricsServer;
 use apply::{Events, Failure, Writer};
 use chrono::Utc;
 use names::Key;
@@ -79,7 +79,7 @@ pub fn run(
     client: &kubernetes::Client,
     options: Options,
     metrics: &ControllerMetrics,
-    server: Option<&Server>,
+    server: Option<&MetricsServer>,
     cancel: &Cancel,
 ) -> Result<()> {
     let held = match &options.leader_lease {
@@ -157,7 +157,7 @@ async fn reconcile_all(
     client: &kubernetes::Client,
     options: Options,
     metrics: &ControllerMetrics,
-    server: Option<&Server>,
+    server: Option<&MetricsServer>,
     held: Option<&LockGuard>,
 ) -> Result<()> {
     let size = |n: u32| usize::try_from(n).unwrap_or(usize::MAX);

@@ -6,7 +6,7 @@
 use crate::base::Cancel;
 use crate::error::{Error, Reason, Result};
 use crate::etcd::client::{Client, Committed};
-use crate::etcd::diff::{Action, Batches, Change, Diff, LiveKey, Wanted, Write};
+use crate::etcd::diff::{Action, BackupKey, Batches, Diff, KeyDifference, LiveKey, Write};
 use crate::mvcc::{KeyRange, Revision};
 use crate::ops::read::json::text_or_base64;
 use crate::ops::report::{Clock, Failed, Report};
@@ -179,7 +179,7 @@ pub fn run(
     client: &Client,
     cancel: &Cancel,
     options: &Options,
-    wanted: impl FnOnce(&mut dyn FnMut(Wanted<'_>) -> Result<()>) -> Result<()>,
+    wanted: impl FnOnce(&mut dyn FnMut(BackupKey<'_>) -> Result<()>) -> Result<()>,
     tell: &mut dyn FnMut(&Difference) -> Result<()>,
 ) -> Report<Outcome> {
     let mut clock = Clock::start();
@@ -230,11 +230,11 @@ struct Run<'a> {
 impl Run<'_> {
     fn compare(
         &mut self,
-        wanted: impl FnOnce(&mut dyn FnMut(Wanted<'_>) -> Result<()>) -> Result<()>,
+        wanted: impl FnOnce(&mut dyn FnMut(BackupKey<'_>) -> Result<()>) -> Result<()>,
     ) -> Result<()> {
         let live = Live::new(self.client.clone(), &self.options.keys);
         let mut diff = Diff::new(live);
-        let compared = wanted(&mut |w| diff.wanted(w, |change| self.change(change)))
+        let compared = wanted(&mut |w| diff.push(w, |change| self.change(change)))
             .and_then(|()| diff.finish(|change| self.change(change)));
         self.outcome.live_revision = diff.live().revision;
         compared?;
@@ -244,22 +244,25 @@ impl Run<'_> {
         }
     }
 
-    fn change(&mut self, change: Change<'_>) -> Result<()> {
+    fn change(&mut self, change: KeyDifference<'_>) -> Result<()> {
         self.cancel.check()?;
         let o = &mut self.outcome;
         let (verb, key, live, value) = match change {
-            Change::Unchanged { .. } => {
+            KeyDifference::Unchanged { .. } => {
                 o.unchanged += 1;
                 return Ok(());
             }
-            Change::Put { wanted, live } => {
+            KeyDifference::Put {
+                backup: wanted,
+                live,
+            } => {
                 let verb = match live {
                     None => Verb::Create,
                     Some(_) => Verb::Update,
                 };
                 (verb, wanted.key, live, Some(wanted))
             }
-            Change::Extra { live } => {
+            KeyDifference::Extra { live } => {
                 let verb = match self.options.delete_extra {
                     true => Verb::Delete,
                     false => Verb::Leave,
@@ -304,7 +307,7 @@ impl Run<'_> {
         let full = self.batches.push(Write {
             key: key.to_vec(),
             action,
-            seen: live.map_or(0, |l| l.mod_revision),
+            mod_revision: live.map_or(0, |l| l.mod_revision),
         });
         match full {
             Some(batch) => self.commit(batch),
@@ -383,7 +386,7 @@ impl Outcome {
         } else if as_wanted {
             self.unchanged += 1;
         } else {
-            let what = match (&now, write.seen) {
+            let what = match (&now, write.mod_revision) {
                 (None, _) => "was deleted",
                 (Some(_), 0) => "came into being",
                 (Some(_), _) => "was changed",
@@ -406,7 +409,7 @@ impl Outcome {
         self.skipped.push(Skipped {
             key: write.key.as_slice().into(),
             cause,
-            seen_mod_revision: write.seen,
+            seen_mod_revision: write.mod_revision,
             mod_revision: now,
             message,
         });

@@ -7,7 +7,7 @@
 use crate::base::text_value::Notation;
 use crate::base::{TextValue, duration};
 use crate::error::{Error, Reason, Result};
-use crate::etcd::cluster::{AlarmKind, Cluster, Compacted, Member};
+use crate::etcd::cluster::{AlarmKind, Cluster, CompactionResult, Member};
 use crate::etcd::connect::Connector;
 use crate::kubernetes::{self, lease};
 use crate::ops::Context;
@@ -403,7 +403,7 @@ fn wants_space(cluster: &Cluster, member: &Member) -> bool {
 /// The members that are not well enough for another to stop serving for a while, and why.
 pub fn unwell(cluster: &Cluster) -> Vec<(String, String)> {
     let ill = cluster.members.iter().filter_map(|m| {
-        let why = cluster.illness(m).or_else(|| {
+        let why = cluster.unhealthy_reason(m).or_else(|| {
             (!cluster.is_close(m))
                 .then(|| format!("it is {} entries of the log behind", cluster.behind(m)))
         })?;
@@ -452,7 +452,7 @@ pub fn run(way: &Connector, store: Option<&Context>, options: &Options) -> Resul
         );
     }
     let clock = Clock::start();
-    let cluster = Cluster::look(way)?;
+    let cluster = Cluster::observe(way)?;
     // Who only looks is in nobody's way.
     let guard = match options.dry_run {
         true => Guard::None,
@@ -498,7 +498,7 @@ impl Outcome {
 fn pause(way: &Connector) -> Result<()> {
     let pause = async { tokio::time::sleep(PAUSE).await };
     way.wait(pause)
-        .map_err(crate::etcd::connect::Failed::into_error)
+        .map_err(crate::etcd::connect::AttemptError::into_error)
 }
 
 struct Run<'a> {
@@ -574,7 +574,7 @@ impl Run<'_> {
         cluster.await_compaction(self.way, revision)?;
         drop(step);
         outcome.done = true;
-        if compacted == Compacted::Already {
+        if compacted == CompactionResult::Already {
             outcome.reason = format!("{}; etcd itself was faster", outcome.reason);
         }
         tracing::info!(revision, "compacted");
@@ -615,7 +615,7 @@ impl Run<'_> {
         let (mut before, mut quiet) = (BTreeMap::new(), 0);
         loop {
             pause(self.way)?;
-            let cluster = Cluster::look(self.way)?;
+            let cluster = Cluster::observe(self.way)?;
             let now: BTreeMap<u64, u64> = cluster.members.iter().filter_map(size).collect();
             // Clients that write may well add to them.
             let falls = |(id, size): (&u64, &u64)| before.get(id).is_none_or(|b| size < b);
@@ -650,7 +650,7 @@ impl Run<'_> {
         let wanted = plans.iter().filter(|p| p.decision == Decision::Defragment);
         let mut wanted: Vec<u64> = wanted.map(|p| p.member).collect();
         let ill = cluster.members.iter();
-        let ill = ill.filter_map(|m| Some(format!("{m}: {}", cluster.illness(m)?)));
+        let ill = ill.filter_map(|m| Some(format!("{m}: {}", cluster.unhealthy_reason(m)?)));
         let ill = ill.collect::<Vec<_>>().join("; ");
         if !ill.is_empty() {
             if wanted.is_empty() {
@@ -719,7 +719,7 @@ impl Run<'_> {
     fn wait_until_well(&self, after: Option<&Member>) -> Result<Cluster> {
         let until = Instant::now() + RETURN_PATIENCE;
         loop {
-            let said = match Cluster::look(self.way) {
+            let said = match Cluster::observe(self.way) {
                 Ok(cluster) => {
                     let unwell = unwell(&cluster);
                     if unwell.is_empty() {
@@ -860,7 +860,7 @@ fn newest_at(ctx: &Context, time: DateTime<Utc>) -> Result<(Option<i64>, Vec<Str
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::etcd::cluster::{Alarm, Status as MemberStatus};
+    use crate::etcd::cluster::{Alarm, MemberStatus};
 
     fn history(saved: Saved) -> History {
         History {

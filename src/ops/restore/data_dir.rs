@@ -108,7 +108,7 @@ impl Run<'_> {
     fn refuse_quorum(&self, cluster: &Cluster, decision: &Decision) -> Result<()> {
         let (all, me) = (cluster.members(), cluster.me().id);
         let others: Vec<_> = all.iter().filter(|m| m.id != me).collect();
-        match peers::look(&others, all.len(), &self.options.peers, &self.cancel)? {
+        match peers::find_quorum(&others, all.len(), &self.options.peers, &self.cancel)? {
             None => Ok(()),
             Some(why) => Err(Reason::ClusterHasQuorum.error(format!(
                 "{}; but {why}: a restored member would not fit to it. Remove this member from the running cluster and add it again as a new one (etcdctl member remove, etcdctl member add), with an empty data directory",

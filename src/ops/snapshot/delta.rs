@@ -51,7 +51,7 @@ pub fn delta(
     let clock = Clock::start();
     ctx.store.clean_staging(Utc::now());
     let mut saver = Saver::open(ctx, taking)?;
-    let cluster = Cluster::look(&taking.way)?;
+    let cluster = Cluster::observe(&taking.way)?;
     saver.claim(&cluster)?;
     let begun = Instant::now();
     let needed = match saver.full_needed(cluster.revision) {
@@ -120,7 +120,7 @@ pub(super) fn another_history(taking: &Taking, saver: &mut Saver<'_>) -> Result<
         return Ok(None);
     };
     let last = saved.last;
-    let cluster = Cluster::look(&taking.way)?;
+    let cluster = Cluster::observe(&taking.way)?;
     if cluster.revision < last.0 {
         return Ok(Some(behind(last, cluster.revision)));
     }

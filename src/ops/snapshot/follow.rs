@@ -227,7 +227,7 @@ impl Follower<'_> {
         if self.taking.take_over {
             return Ok(());
         }
-        let checked = Cluster::look(&self.taking.way)
+        let checked = Cluster::observe(&self.taking.way)
             .and_then(|cluster| identity::check(&self.ctx.store, &ClusterFacts::from(&cluster)));
         match checked {
             Err(e) if e.reason() == Reason::OtherCluster => Err(e),
@@ -374,7 +374,7 @@ impl Session<'_, '_> {
 
     /// Begins to watch behind what the store has, or behind a full.
     fn begin(&mut self) -> Result<()> {
-        let cluster = Cluster::look(&self.follower.taking.way)?;
+        let cluster = Cluster::observe(&self.follower.taking.way)?;
         self.saver.claim(&cluster)?;
         let found = match self.saver.full_needed(cluster.revision) {
             Some(why) => Err(why),
@@ -415,7 +415,7 @@ impl Session<'_, '_> {
         self.flush()?;
         let why = self.saver.because(ended);
         let position = self.full_without_deltas(why)?;
-        let cluster = Cluster::look(&self.follower.taking.way)?;
+        let cluster = Cluster::observe(&self.follower.taking.way)?;
         self.watch(&cluster, position)
     }
 
@@ -509,7 +509,7 @@ impl Session<'_, '_> {
             // What the watch would give next may be of another history than the full.
             Ok(Some(position)) => {
                 self.tail = None;
-                let cluster = Cluster::look(&self.follower.taking.way)?;
+                let cluster = Cluster::observe(&self.follower.taking.way)?;
                 self.watch(&cluster, position)
             }
             // The deltas go on meanwhile.

@@ -131,7 +131,7 @@ fn note_timeline(ctx: &Context, name: &SnapshotName) -> Result<()> {
 /// `NoQuorum`; those of wrong settings and credentials; the store's; `Io`, `NoSpace`, `Terminated`.
 pub(super) fn take(ctx: &Context, taking: &Taking, newest: Option<Newest>) -> Result<Taken> {
     let started = Instant::now();
-    let cluster = Cluster::look(&taking.way)?;
+    let cluster = Cluster::observe(&taking.way)?;
     let facts = ClusterFacts::from(&cluster);
     identity::claim(ctx, &facts, taking.take_over)?;
     let (compared, hashes) = compare_members(&cluster, taking)?;

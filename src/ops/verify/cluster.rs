@@ -168,7 +168,7 @@ struct Folded {
 impl Run<'_> {
     fn run(mut self) -> Result<Report<Outcome>> {
         // First what fails fast.
-        let cluster = Cluster::look(self.way)?;
+        let cluster = Cluster::observe(self.way)?;
         if let Some(recorded) = identity::read(&self.ctx.store)?
             && !recorded.is_of(cluster.cluster_id)
         {

@@ -7,7 +7,7 @@
 use crate::base::random::random_word;
 use crate::error::{Error, Reason, Result};
 use crate::etcd::cluster;
-use crate::etcd::connect::{Connector, Endpoints, Failed, Streams};
+use crate::etcd::connect::{AttemptError, Connector, Endpoints, Streams};
 use crate::mvcc::Revision;
 use crate::ops::Context;
 use crate::ops::options::Point;
@@ -288,7 +288,7 @@ impl Drill<'_> {
                 return Err(failed("etcd ended before it was healthy"));
             }
             if TcpStream::connect_timeout(&etcd.clients, TICK).is_ok() {
-                match cluster::Cluster::look(&way) {
+                match cluster::Cluster::observe(&way) {
                     Ok(cluster) => return Ok((way, cluster)),
                     Err(e) if e.reason() == Reason::Terminated => return Err(e),
                     Err(e)
@@ -369,7 +369,7 @@ impl Drill<'_> {
 
     /// A write, and what was written read back.
     fn write(&self, way: &Connector, before: i64) -> Result<()> {
-        let refused = |f: Failed| match f.into_error() {
+        let refused = |f: AttemptError| match f.into_error() {
             e if matches!(
                 e.reason(),
                 Reason::Terminated | Reason::Unauthenticated | Reason::PermissionDenied

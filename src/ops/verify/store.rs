@@ -974,7 +974,7 @@ fn read_whole(ctx: &Context, reading: &Reading<'_>, nth: usize) -> Result<Read> 
 
 impl Outcome {
     /// What metrics tell of it.
-    pub fn metrics(&self) -> crate::telemetry::metrics::Verified {
+    pub fn metrics(&self) -> crate::telemetry::metrics::VerificationFigures {
         let mut counts: BTreeMap<&'static str, u64> = BTreeMap::new();
         for f in &self.findings {
             *counts.entry(f.reason).or_default() += 1;
@@ -989,7 +989,7 @@ impl Outcome {
             let succeeded = self.drills.iter().all(|d| d.succeeded);
             (succeeded, Duration::from_secs_f64(took.max(0.0)))
         });
-        crate::telemetry::metrics::Verified {
+        crate::telemetry::metrics::VerificationFigures {
             errors: errors.count() as u64,
             findings: counts.into_iter().collect(),
             snapshots: self.snapshots_read as u64,
