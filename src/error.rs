@@ -1,7 +1,7 @@
 //! The error type of the whole program.
 //!
-//! Every error has a [`Reason`]: a stable CamelCase name, an exit code, and whether a retry can help. `cli` decides
-//! how an error is printed.
+//! Every error has a [`Reason`]: a stable CamelCase name, an exit code, and whether a retry can help. `cli`
+//! decides how an error is printed.
 
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -83,7 +83,8 @@ pub enum Reason {
     NoSpace,
     /// The listing of the store changed during the operation. A new attempt sees the new listing.
     SnapshotVanished,
-    /// Another client changed the same keys of the live etcd, or etcd was compacted. A new attempt sees the new state.
+    /// Another client changed the same keys of the live etcd, or etcd was compacted. A new attempt sees the
+    /// new state.
     Conflict,
     /// A part of the operation failed. A new attempt continues with the rest.
     PartlyDone,
@@ -160,8 +161,8 @@ impl Reason {
         Error::new(self, message)
     }
 
-    /// Whether snapshots or a data directory are damaged or contradict themselves. False if their content is fine
-    /// and only differs from something else, such as the live etcd.
+    /// Whether snapshots or a data directory are damaged or contradict themselves. False if their content is
+    /// fine and only differs from something else, such as the live etcd.
     pub fn is_bad_data(self) -> bool {
         let data_is_intact = matches!(
             self,
@@ -203,8 +204,8 @@ impl Error {
         }
     }
 
-    /// Creates a `SnapshotVanished` error for a plan that relied on a snapshot which turned out to be excluded. The
-    /// operation can make another plan without that snapshot.
+    /// Creates a `SnapshotVanished` error for a plan that relied on a snapshot which turned out to be
+    /// excluded. The operation can make another plan without that snapshot.
     pub(crate) fn plan_again(message: impl Into<String>) -> Self {
         Error {
             plans_again: true,
@@ -212,13 +213,14 @@ impl Error {
         }
     }
 
-    /// Whether the operation can make another plan: the error was created by [`plan_again`](Self::plan_again).
+    /// Whether the operation can make another plan: the error was created by
+    /// [`plan_again`](Self::plan_again).
     pub(crate) fn plans_again(&self) -> bool {
         self.plans_again
     }
 
-    /// Returns a copy, for a second report of the same failure. The type is not `Clone`, so that errors are not
-    /// copied by accident.
+    /// Returns a copy, for a second report of the same failure. The type is not `Clone`, so that errors are
+    /// not copied by accident.
     pub(crate) fn again(&self) -> Self {
         Error {
             message: self.message.clone(),
@@ -241,8 +243,8 @@ impl Error {
 
     /// Creates an error for a local file operation. `operation` names the operation and the file.
     ///
-    /// The reason is `NoSpace`, `PermissionDenied` or `Io`. An [`enum@Error`] inside `e`, which one of our own readers
-    /// passed through `std::io`, is returned unchanged.
+    /// The reason is `NoSpace`, `PermissionDenied` or `Io`. An [`enum@Error`] inside `e`, which one of our
+    /// own readers passed through `std::io`, is returned unchanged.
     pub fn io(operation: impl fmt::Display, e: std::io::Error) -> Self {
         use std::io::ErrorKind;
         match e.downcast::<Error>() {

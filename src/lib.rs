@@ -3,7 +3,8 @@
 //! The modules, from the command line down. Each module calls only those below it.
 //!
 //! - [`cli`]: one file for each command: its arguments and its output.
-//! - [`controller`]: the Kubernetes operator: it turns policies, thresholds and tasks into Jobs, and reads no snapshots.
+//! - [`controller`]: the Kubernetes operator: it turns policies, thresholds and tasks into Jobs, and reads no
+//!   snapshots.
 //! - [`ops`]: one file or folder for each operation: options → run → outcome.
 //! - [`backup`]: the snapshots below a prefix: names, catalog, timelines, chains, file formats.
 //! - [`datadir`]: the data directory of an etcd member: membership, WAL, `.snap` file.

@@ -66,8 +66,8 @@ pub fn parse(s: &str) -> Result<u64, String> {
     u64::try_from(scaled / denominator).map_err(|_| too_large())
 }
 
-/// Returns the unit that differs from `text` in upper and lower case only. The longest wins, so that "m", which
-/// Kubernetes reads as a thousandth, suggests "M".
+/// Returns the unit that differs from `text` in upper and lower case only. The longest wins, so that "m",
+/// which Kubernetes reads as a thousandth, suggests "M".
 fn similar_unit(text: &str) -> Option<&'static str> {
     let names = UNITS.iter().flat_map(|(names, _)| names.iter().copied());
     names

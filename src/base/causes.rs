@@ -1,6 +1,7 @@
 //! Texts of errors together with their sources.
 //!
-//! `etcd`, `store` and `controller` use it for errors of foreign crates. Our own [`crate::Error`] has no sources.
+//! `etcd`, `store` and `controller` use it for errors of foreign crates. Our own [`crate::Error`] has no
+//! sources.
 
 use std::error::Error;
 

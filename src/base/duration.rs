@@ -93,7 +93,8 @@ impl FromStr for Span {
     }
 }
 
-/// Formats whole seconds as `90s`, otherwise milliseconds as `1500ms`. Flags of every version accept these two units.
+/// Formats whole seconds as `90s`, otherwise milliseconds as `1500ms`. Flags of every version accept these
+/// two units.
 impl fmt::Display for Span {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0.subsec_millis() {

@@ -1,22 +1,22 @@
 //! Upper limits for the content of snapshots.
 //!
-//! Others may be able to write to the store, and a small compressed object can unpack to any size. Every reader
-//! of snapshots therefore checks these limits; this module itself reads nothing.
+//! Others may be able to write to the store, and a small compressed object can unpack to any size. Every
+//! reader of snapshots therefore checks these limits; this module itself reads nothing.
 
 use crate::error::{Error, Reason, Result};
 use std::fmt;
 
 /// The default of `--max-database-bytes`. etcd's largest recommended quota is 8 GiB.
 pub const DATABASE_BYTES: u64 = 16 << 30;
-/// The default of `--max-value-bytes`. etcd accepts requests of 1.5 MiB by default, and warns if a larger limit
-/// than 10 MiB is configured.
+/// The default of `--max-value-bytes`. etcd accepts requests of 1.5 MiB by default, and warns if a larger
+/// limit than 10 MiB is configured.
 pub const VALUE_BYTES: u64 = 64 << 20;
 
 /// A delta may have one event for each of these bytes of the largest database.
 const DATABASE_BYTES_PER_EVENT: u64 = 4096;
 
-/// An allowance for the fields around a key and its value: revisions and lease in a record, field names and time
-/// in an event.
+/// An allowance for the fields around a key and its value: revisions and lease in a record, field names and
+/// time in an event.
 const ENVELOPE_BYTES: u64 = 64 << 10;
 
 /// The largest database and the largest value that are read from a snapshot.
@@ -88,8 +88,8 @@ impl Limits {
         (self.database_bytes / DATABASE_BYTES_PER_EVENT).max(1 << 22)
     }
 
-    /// Returns the error for a delta with more than [`events`](Self::events) events. The message names the limit
-    /// that would allow more: if `database_bytes` is low, raising it a little changes nothing.
+    /// Returns the error for a delta with more than [`events`](Self::events) events. The message names the
+    /// limit that would allow more: if `database_bytes` is low, raising it a little changes nothing.
     pub(crate) fn too_many_events(&self) -> Error {
         let events = self.events();
         self.database_too_large(format!(

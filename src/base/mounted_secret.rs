@@ -1,7 +1,7 @@
 //! Reads Secrets that Kubernetes mounts as folders, with one file for each key.
 //!
-//! The caller interprets the keys. Messages never contain values. Called by `store`, `etcd` and `cli` for credentials and
-//! encryption keys.
+//! The caller interprets the keys. Messages never contain values. Called by `store`, `etcd` and `cli` for
+//! credentials and encryption keys.
 
 use super::none_if_missing;
 use std::collections::BTreeMap;
@@ -16,8 +16,9 @@ const RETRIES: usize = 100;
 
 /// Reads the files of a folder: a consistent version of the Secret, as file names and contents.
 ///
-/// Kubernetes points the link `..data` to a folder with the files. An update creates another folder, moves the
-/// link and deletes the old folder. If the link is the same before and after reading, the files belong together.
+/// Kubernetes points the link `..data` to a folder with the files. An update creates another folder, moves
+/// the link and deletes the old folder. If the link is the same before and after reading, the files belong
+/// together.
 ///
 /// # Errors
 /// The error of the file system.
@@ -52,14 +53,14 @@ fn read_files(folder: &Path) -> io::Result<BTreeMap<String, Vec<u8>>> {
     Ok(files)
 }
 
-/// Whether a folder looks like a mounted Secret. An empty folder does: Kubernetes may mount a missing optional
-/// Secret so.
+/// Whether a folder looks like a mounted Secret. An empty folder does: Kubernetes may mount a missing
+/// optional Secret so.
 pub fn is_mounted_secret(folder: &Path) -> bool {
     folder.join("..data").exists() || read(folder).is_ok_and(|files| files.is_empty())
 }
 
-/// Returns the advice for a folder that lacks `keys`. It names the Secret by the folder: a missing optional Secret is
-/// mounted as an empty folder.
+/// Returns the advice for a folder that lacks `keys`. It names the Secret by the folder: a missing optional
+/// Secret is mounted as an empty folder.
 pub fn advice(folder: &Path, keys: &str) -> String {
     let name = folder.file_name().map(|name| name.to_string_lossy());
     let name = name.map(|name| format!(" {name}")).unwrap_or_default();

@@ -1,7 +1,7 @@
 //! Locking that ignores poisoning.
 //!
-//! Every statement leaves the protected data consistent, so a thread that panicked while it held the mutex left
-//! nothing half done.
+//! Every statement leaves the protected data consistent, so a thread that panicked while it held the mutex
+//! left nothing half done.
 
 use std::sync::{LockResult, Mutex, MutexGuard, PoisonError};
 

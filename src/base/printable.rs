@@ -1,7 +1,8 @@
 //! Makes untrusted text safe to print: names of objects, keys, messages of servers.
 //!
-//! Control characters and characters that change the writing direction are escaped, so that the text can neither
-//! control the terminal nor forge a line. JSON output escapes by itself, and raw output (`get --raw`) is not escaped.
+//! Control characters and characters that change the writing direction are escaped, so that the text can
+//! neither control the terminal nor forge a line. JSON output escapes by itself, and raw output (`get --raw`)
+//! is not escaped.
 
 use std::borrow::Cow;
 

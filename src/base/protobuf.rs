@@ -1,7 +1,7 @@
 //! Reads and writes fields in protobuf's wire format, as far as etcd's records need it.
 //!
-//! It knows no message types; a caller that decodes a message must refuse field number 0. `mvcc` and `datadir`
-//! call it. Source: <https://protobuf.dev/programming-guides/encoding/>.
+//! It knows no message types; a caller that decodes a message must refuse field number 0. `mvcc` and
+//! `datadir` call it. Source: <https://protobuf.dev/programming-guides/encoding/>.
 
 const WIRE_VARINT: u64 = 0;
 const WIRE_FIXED64: u64 = 1;
@@ -69,8 +69,8 @@ pub fn put_bytes_head(out: &mut Vec<u8>, field: u64, len: usize) {
     write_varint(out, len as u64);
 }
 
-/// Takes the next field off `b` and returns its number and value. Returns `None` if the bytes are not protobuf, or
-/// hold a group (deprecated, and unused by etcd).
+/// Takes the next field off `b` and returns its number and value. Returns `None` if the bytes are not
+/// protobuf, or hold a group (deprecated, and unused by etcd).
 #[inline]
 pub fn take_field<'a>(b: &mut &'a [u8]) -> Option<(u64, Value<'a>)> {
     let tag = take_varint(b)?;

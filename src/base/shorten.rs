@@ -1,4 +1,5 @@
-//! Shortens long lists in text output and messages: the first items, the last one, and the number of the others.
+//! Shortens long lists in text output and messages: the first items, the last one, and the number of the
+//! others.
 //!
 //! JSON results are never shortened.
 
@@ -15,8 +16,8 @@ pub(crate) const IN_JSON: &str = "--output json has all";
 /// The hint that the JSON result of `list` holds the whole list.
 pub(crate) const IN_LIST: &str = "`deltafold list --output json` has all";
 
-/// Formats a list with one item a line; the last line of a shortened list holds the last item and the number of
-/// omitted ones. `all_in` says where the whole list is.
+/// Formats a list with one item a line; the last line of a shortened list holds the last item and the number
+/// of omitted ones. `all_in` says where the whole list is.
 pub(crate) fn lines<T: Display>(items: &[T], all_in: &str) -> Vec<String> {
     match items {
         [first @ .., last] if items.len() > WHOLE => {
@@ -29,8 +30,8 @@ pub(crate) fn lines<T: Display>(items: &[T], all_in: &str) -> Vec<String> {
     }
 }
 
-/// Formats a list on one line, with `separator` between the items. `all_in` says where the whole list is; it may be
-/// empty.
+/// Formats a list on one line, with `separator` between the items. `all_in` says where the whole list is; it
+/// may be empty.
 pub(crate) fn line<T: Display>(items: &[T], separator: &str, all_in: &str) -> String {
     match items {
         [first @ .., last] if items.len() > WHOLE => {

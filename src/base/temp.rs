@@ -1,7 +1,7 @@
 //! Temporary files without names, which vanish with the process.
 //!
-//! If snapshots are encrypted, the files are encrypted ("sealed") as well, so that no plain text reaches the disk.
-//! `ops`, `backup` and `mvcc` spill into such files.
+//! If snapshots are encrypted, the files are encrypted ("sealed") as well, so that no plain text reaches the
+//! disk. `ops`, `backup` and `mvcc` spill into such files.
 
 use crate::base::ReadAt;
 use crate::error::{Error, Result};
@@ -171,16 +171,16 @@ impl Seek for TempFile {
     }
 }
 
-/// The number of bytes that one nonce can encrypt: ChaCha20 counts blocks of 64 bytes in 32 bits, and half of that
-/// is used.
+/// The number of bytes that one nonce can encrypt: ChaCha20 counts blocks of 64 bytes in 32 bits, and half of
+/// that is used.
 const SEGMENT: u64 = 1 << 37;
 /// The maximum number of bytes that one write encrypts.
 const PIECE: usize = 64 << 10;
 
 /// The encryption of one file, with a key that exists in memory only.
 ///
-/// It hides the content but does not detect changes: only the same user or root could make them, and these could
-/// change the process itself.
+/// It hides the content but does not detect changes: only the same user or root could make them, and these
+/// could change the process itself.
 struct Seal {
     key: [u8; 32],
     piece: Vec<u8>,

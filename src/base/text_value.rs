@@ -16,8 +16,8 @@ pub trait Notation: FromStr<Err: Display> + Copy {
 
 /// A text and the value parsed from it.
 ///
-/// A flag with an invalid text is refused. A resource with an invalid text can still be read: the text is kept
-/// without a value, and reported as a problem of the resource.
+/// A flag with an invalid text is refused. A resource with an invalid text can still be read: the text is
+/// kept without a value, and reported as a problem of the resource.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TextValue<T> {
     text: String,
@@ -25,7 +25,8 @@ pub struct TextValue<T> {
 }
 
 impl<T: Notation> TextValue<T> {
-    /// Keeps a text of a resource, valid or not. It is not `From<&str>`, because clap would then accept every flag.
+    /// Keeps a text of a resource, valid or not. It is not `From<&str>`, because clap would then accept every
+    /// flag.
     pub fn of(text: impl Into<String>) -> Self {
         let text = text.into();
         let value = text.parse().ok();

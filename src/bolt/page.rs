@@ -1,7 +1,7 @@
 //! The layout of bbolt's pages: constants, the page header and the meta.
 //!
-//! It reads and writes no files; `reader` and `writer` share it. All integers are little endian: bbolt writes them in
-//! the byte order of the host, and etcd runs on little-endian hosts.
+//! It reads and writes no files; `reader` and `writer` share it. All integers are little endian: bbolt writes
+//! them in the byte order of the host, and etcd runs on little-endian hosts.
 
 /// The number of a page; its offset in the file is `PageId × page size`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -46,8 +46,8 @@ pub const MAGIC: u32 = 0xED0C_DAED;
 pub const VERSION: u32 = 2;
 /// The size of a meta in bytes, including its checksum.
 pub const META_SIZE: usize = 64;
-/// The offset of our note in the first meta page: the first byte after the meta. bbolt never reads the bytes from
-/// here on, and overwrites them with zeros in its next transaction or copy.
+/// The offset of our note in the first meta page: the first byte after the meta. bbolt never reads the bytes
+/// from here on, and overwrites them with zeros in its next transaction or copy.
 pub const NOTE_AT: usize = PAGE_HEADER_SIZE + META_SIZE;
 /// The longest key that bbolt accepts, in bytes.
 pub const MAX_KEY_SIZE: u32 = 32768;
@@ -105,7 +105,8 @@ pub struct Meta {
 }
 
 impl Meta {
-    /// Decodes a meta (the bytes after the page header), and checks magic number, version, checksum and page size.
+    /// Decodes a meta (the bytes after the page header), and checks magic number, version, checksum and page
+    /// size.
     ///
     /// # Errors
     /// A phrase whose subject is the meta page.

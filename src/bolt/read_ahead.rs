@@ -11,8 +11,8 @@ const MAX_READ: usize = 256 << 10;
 /// A buffer with the part of the file after the page that the cursor read last.
 ///
 /// A read that continues the previous one fills the buffer with twice as many bytes as the cursor used of it
-/// before. So the total read is at most about three times the requested bytes, in whatever order the pages lie. A read
-/// elsewhere, such as of a branch page between leaves, leaves the buffer as it is.
+/// before. So the total read is at most about three times the requested bytes, in whatever order the pages
+/// lie. A read elsewhere, such as of a branch page between leaves, leaves the buffer as it is.
 #[derive(Debug, Default)]
 pub(super) struct ReadAhead {
     buf: Vec<u8>,

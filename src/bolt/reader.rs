@@ -1,9 +1,9 @@
-//! Reads a bbolt file in key order. It holds one page for each level of the tree; of a page above 1 MiB, it holds the
-//! keys and one value.
+//! Reads a bbolt file in key order. It holds one page for each level of the tree; of a page above 1 MiB, it
+//! holds the keys and one value.
 //!
-//! Nothing in the file is trusted: every page number, count and offset and the order of all keys is checked. One walk
-//! never loads more pages than the file has, so its time and memory stay within the size of the file. It does not
-//! write, and does not read the freelist. `mvcc` and `ops` call it.
+//! Nothing in the file is trusted: every page number, count and offset and the order of all keys is checked.
+//! One walk never loads more pages than the file has, so its time and memory stay within the size of the
+//! file. It does not write, and does not read the freelist. `mvcc` and `ops` call it.
 
 use super::page::*;
 use super::read_ahead::ReadAhead;
@@ -14,10 +14,11 @@ use crate::error::{Error, Result};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The maximum depth of a tree. Real trees are much lower: every page but the root holds at least two children.
+/// The maximum depth of a tree. Real trees are much lower: every page but the root holds at least two
+/// children.
 const MAX_DEPTH: usize = 64;
-/// The maximum size of all branch pages above a leaf. A branch page of bbolt holds at most four keys of up to 32 KiB,
-/// or fits into one page.
+/// The maximum size of all branch pages above a leaf. A branch page of bbolt holds at most four keys of up to
+/// 32 KiB, or fits into one page.
 const MAX_PATH: usize = 4 << 20;
 /// Of a larger page only the keys are held. bbolt writes such pages for up to four long values.
 const LONG_PAGE: usize = 1 << 20;
@@ -48,7 +49,8 @@ pub fn newest_meta(src: &impl ReadAt) -> Result<Meta> {
     }
 }
 
-/// Reads the meta page at `offset` of a file of `size` bytes. The inner error is a phrase whose subject is the page.
+/// Reads the meta page at `offset` of a file of `size` bytes. The inner error is a phrase whose subject is
+/// the page.
 fn read_meta(src: &impl ReadAt, size: u64, offset: usize) -> Result<Result<Meta, &'static str>> {
     let mut b = [0u8; PAGE_HEADER_SIZE + META_SIZE];
     if (offset + b.len()) as u64 > size {
@@ -59,8 +61,8 @@ fn read_meta(src: &impl ReadAt, size: u64, offset: usize) -> Result<Result<Meta,
     Ok(Meta::decode(&b[PAGE_HEADER_SIZE..]))
 }
 
-/// Looks for the second meta page at every possible page size, because the first meta is damaged. Returns the first
-/// valid one, otherwise the finding at the largest page size.
+/// Looks for the second meta page at every possible page size, because the first meta is damaged. Returns the
+/// first valid one, otherwise the finding at the largest page size.
 fn find_second_meta(src: &impl ReadAt, size: u64) -> Result<Result<Meta, &'static str>> {
     let mut finding = "was not found";
     let mut page_size = *PAGE_SIZES.start();
@@ -115,8 +117,8 @@ impl<R: ReadAt> Database<R> {
     /// Opens a file from an untrusted source, within limits; otherwise like [`open`](Self::open).
     ///
     /// # Errors
-    /// As [`open`](Self::open), and `TooLarge` if the database exceeds `limits`. Later calls fail with `TooLarge` if an
-    /// element exceeds them.
+    /// As [`open`](Self::open), and `TooLarge` if the database exceeds `limits`. Later calls fail with
+    /// `TooLarge` if an element exceeds them.
     pub fn open_within(src: R, limits: Limits) -> Result<Self> {
         let meta = newest_meta(&src)?;
         limits.check_database(meta.bytes())?;
@@ -141,8 +143,8 @@ impl<R: ReadAt> Database<R> {
         &self.meta
     }
 
-    /// Returns the note after the first meta that [`Writer::layout`](super::Writer::layout) describes, or an empty
-    /// text if there is none.
+    /// Returns the note after the first meta that [`Writer::layout`](super::Writer::layout) describes, or an
+    /// empty text if there is none.
     ///
     /// # Errors
     /// `Io`.
@@ -220,8 +222,8 @@ impl<R: ReadAt> Database<R> {
 
     /// Returns a cursor that shares `budget` with other cursors.
     ///
-    /// A pass over nested buckets needs a shared budget: in a malicious file many buckets can point to the same pages,
-    /// so that each walk stays within the file but all of them together take endless time.
+    /// A pass over nested buckets needs a shared budget: in a malicious file many buckets can point to the
+    /// same pages, so that each walk stays within the file but all of them together take endless time.
     pub fn cursor_within(&self, bucket: &Bucket, budget: &PageBudget) -> Cursor<'_, R> {
         Cursor {
             db: self,
@@ -277,8 +279,8 @@ impl<R: ReadAt> Database<R> {
 
     /// Reads the elements and keys of a long page without their values. `buf` is a buffer to reuse.
     ///
-    /// The keys are appended to the elements, and each element is rewritten to point to its key and to have an empty
-    /// value. So the result has the layout of an ordinary page.
+    /// The keys are appended to the elements, and each element is rewritten to point to its key and to have
+    /// an empty value. So the result has the layout of an ordinary page.
     fn load_long(
         &self,
         mut buf: Vec<u8>,
@@ -400,8 +402,8 @@ struct Level {
 impl<R: ReadAt> Cursor<'_, R> {
     /// Pushes child `i` of the lowest page, which is a branch page, onto the stack.
     ///
-    /// Keys ascend within a page, and the keys of a child must lie between the child's key in the branch page and
-    /// the next key there. So keys ascend over the whole tree, and no page can be visited twice.
+    /// Keys ascend within a page, and the keys of a child must lie between the child's key in the branch page
+    /// and the next key there. So keys ascend over the whole tree, and no page can be visited twice.
     fn descend(&mut self, i: usize) -> Result<()> {
         let depth = self.stack.len();
         let Some(Level {
@@ -473,8 +475,8 @@ impl<R: ReadAt> Cursor<'_, R> {
         Ok(())
     }
 
-    /// Moves to the first entry whose key is `key` or higher; [`next`](Self::next) then returns it. Only a fresh cursor
-    /// can seek.
+    /// Moves to the first entry whose key is `key` or higher; [`next`](Self::next) then returns it. Only a
+    /// fresh cursor can seek.
     ///
     /// # Errors
     /// `CorruptSnapshot`, `TooLarge`, `Io`; `Internal` if the cursor was used before.

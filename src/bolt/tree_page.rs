@@ -26,8 +26,8 @@ pub(super) fn element_outside(id: PageId, i: usize) -> Error {
     ))
 }
 
-/// Fails if the key is longer than bbolt allows (`CorruptSnapshot`), or the element larger than `limits` allow
-/// (`TooLarge`).
+/// Fails if the key is longer than bbolt allows (`CorruptSnapshot`), or the element larger than `limits`
+/// allow (`TooLarge`).
 pub(super) fn check_size(
     id: PageId,
     i: usize,
@@ -49,7 +49,8 @@ pub(super) fn check_size(
     }
 }
 
-/// Decodes the element at `at`: the distance from there to its key, the size of the key, and the size of the value.
+/// Decodes the element at `at`: the distance from there to its key, the size of the key, and the size of the
+/// value.
 pub(super) fn element_layout(buf: &[u8], leaf: bool, at: usize) -> Option<(u32, u32, u32)> {
     let field = |n: usize| u32_at(buf, at + n);
     match leaf {

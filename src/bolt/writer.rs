@@ -1,12 +1,13 @@
 //! Writes a new bbolt file: full pages in key order, without free pages.
 //!
-//! A file begins with the meta pages, which contain the number of pages. There are two ways to know that number:
+//! A file begins with the meta pages, which contain the number of pages. There are two ways to know that
+//! number:
 //! - Build the content twice: first by sizes only ([`Writer::measuring`]), then as a stream of bytes
 //!   ([`Writer::writing`]) that can be hashed and compressed on the way.
 //! - Build the content once and write the metas last ([`Writer::streaming`]), if the output can seek.
 //!
-//! Entries must come in ascending order of their keys. One leaf page and the pending part of one branch page for each
-//! level are held in memory. It does not modify existing files. `mvcc` and `ops` call it.
+//! Entries must come in ascending order of their keys. One leaf page and the pending part of one branch page
+//! for each level are held in memory. It does not modify existing files. `mvcc` and `ops` call it.
 
 use super::page::*;
 use crate::error::{Error, Result};
@@ -69,8 +70,8 @@ impl Layout {
     }
 }
 
-/// Writes the content that `build` produces into `file`, and returns the file. `build` is called twice: first to
-/// measure, then to write. For `note` see [`Writer::layout`].
+/// Writes the content that `build` produces into `file`, and returns the file. `build` is called twice: first
+/// to measure, then to write. For `note` see [`Writer::layout`].
 ///
 /// # Errors
 /// The errors of `build`; `Internal` if the two calls differ; `Io`, `NoSpace`.
@@ -110,8 +111,8 @@ impl<'w> Writer<'w> {
         })
     }
 
-    /// Starts to write a file that was not measured into `out`, beginning with blank metas. When all is written, the
-    /// caller writes [`Layout::head`] over the beginning.
+    /// Starts to write a file that was not measured into `out`, beginning with blank metas. When all is
+    /// written, the caller writes [`Layout::head`] over the beginning.
     ///
     /// # Errors
     /// As [`measuring`](Self::measuring) and [`writing`](Self::writing).
@@ -129,8 +130,8 @@ impl<'w> Writer<'w> {
         self.out.is_none()
     }
 
-    /// Ends the measuring or the streaming. `note` is stored in the unused end of the first meta page, from which only
-    /// [`Database::note`] reads it. It must fit there, and must not contain a zero byte.
+    /// Ends the measuring or the streaming. `note` is stored in the unused end of the first meta page, from
+    /// which only [`Database::note`] reads it. It must fit there, and must not contain a zero byte.
     ///
     /// [`Database::note`]: super::Database::note
     ///
@@ -327,8 +328,8 @@ impl TreeBuilder {
     /// Adds an entry. `key` must be higher than all keys before.
     ///
     /// # Errors
-    /// `Internal` if the key is out of order; `CorruptSnapshot` if the value is longer than bbolt allows; `Io`,
-    /// `NoSpace`.
+    /// `Internal` if the key is out of order; `CorruptSnapshot` if the value is longer than bbolt allows;
+    /// `Io`, `NoSpace`.
     pub fn push(&mut self, w: &mut Writer<'_>, key: &[u8], value: &[u8]) -> Result<()> {
         self.push_flagged(w, 0, key, value.len(), Some(value))
     }
@@ -387,8 +388,9 @@ impl TreeBuilder {
         self.push_child(w, 0, key, id)
     }
 
-    /// Adds a child page to a branch level, and writes a branch page when there are two more children than fit. The
-    /// two held back ensure that the last branch page of a level never has a single child: bbolt expects at least two.
+    /// Adds a child page to a branch level, and writes a branch page when there are two more children than
+    /// fit. The two held back ensure that the last branch page of a level never has a single child: bbolt
+    /// expects at least two.
     fn push_child(
         &mut self,
         w: &mut Writer<'_>,

@@ -1,7 +1,8 @@
-//! The members of a restored cluster: parses the flags, computes IDs, and builds the database entries of the members.
+//! The members of a restored cluster: parses the flags, computes IDs, and builds the database entries of the
+//! members.
 //!
-//! It opens no files and makes no DNS requests. Called by `ops::restore`, `wal` and `snap`.
-//! Sources: etcd's `client/pkg/types`, `membership/member.go`, `storage/schema/membership.go`.
+//! It opens no files and makes no DNS requests. Called by `ops::restore`, `wal` and `snap`. Sources: etcd's
+//! `client/pkg/types`, `membership/member.go`, `storage/schema/membership.go`.
 
 use crate::base::protobuf::Value::{Bytes, Varint};
 use crate::base::protobuf::message;
@@ -42,8 +43,8 @@ pub struct Member {
 }
 
 impl Member {
-    /// Returns the JSON for the bucket `members` and the WAL, with the fields `id`, `peerURLs` and `name`. A member has
-    /// no client URLs before its first start.
+    /// Returns the JSON for the bucket `members` and the WAL, with the fields `id`, `peerURLs` and `name`. A
+    /// member has no client URLs before its first start.
     pub fn to_json(&self) -> String {
         format!(
             r#"{{"id":{},"peerURLs":{},"name":{}}}"#,
@@ -71,13 +72,15 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Creates a cluster from the flags of `etcdutl snapshot restore`. `initial_cluster` is `name=URL,name=URL,…`, in
-    /// which a repeated name adds a URL; `advertise_peer_urls` is `URL,URL,…`. Every member computes the same IDs.
+    /// Creates a cluster from the flags of `etcdutl snapshot restore`. `initial_cluster` is
+    /// `name=URL,name=URL,…`, in which a repeated name adds a URL; `advertise_peer_urls` is `URL,URL,…`.
+    /// Every member computes the same IDs.
     ///
     /// It is stricter than etcdutl in two ways:
-    /// - `--initial-advertise-peer-urls` must spell host names like `--initial-cluster`. etcdutl also accepts different
-    ///   names that DNS resolves to the same addresses.
-    /// - URLs with user, query, fragment or escapes are refused. etcdutl accepts them, but no peer can use them.
+    /// - `--initial-advertise-peer-urls` must spell host names like `--initial-cluster`. etcdutl also accepts
+    ///   different names that DNS resolves to the same addresses.
+    /// - URLs with user, query, fragment or escapes are refused. etcdutl accepts them, but no peer can use
+    ///   them.
     ///
     /// # Errors
     /// `Usage`; the message names `--name`, `--initial-cluster` or `--initial-advertise-peer-urls`.
@@ -116,8 +119,8 @@ impl Cluster {
         Self::from_urls(by_name.into_iter().collect(), name, token.to_owned())
     }
 
-    /// Returns a cluster of the same members with another token, and therefore with other IDs. Members of the two
-    /// clusters do not accept each other.
+    /// Returns a cluster of the same members with another token, and therefore with other IDs. Members of the
+    /// two clusters do not accept each other.
     ///
     /// # Errors
     /// `Usage` if two members get the same ID.
@@ -182,12 +185,12 @@ impl Cluster {
         self.members.len() as u64
     }
 
-    /// Returns the entries that replace the content of a bucket, sorted by key, or `None` if the bucket of the snapshot
-    /// is kept. An empty result still means that the bucket must exist.
+    /// Returns the entries that replace the content of a bucket, sorted by key, or `None` if the bucket of
+    /// the snapshot is kept. An empty result still means that the bucket must exist.
     ///
-    /// Like etcdutl 3.5, 3.6 and 3.7, it empties `members` and `members_removed` and adds the new members. The bucket
-    /// `cluster` (`clusterVersion`, `downgrade`) is kept as well: without it, etcd would have to negotiate the version
-    /// of the cluster.
+    /// Like etcdutl 3.5, 3.6 and 3.7, it empties `members` and `members_removed` and adds the new members.
+    /// The bucket `cluster` (`clusterVersion`, `downgrade`) is kept as well: without it, etcd would have to
+    /// negotiate the version of the cluster.
     pub fn bucket(&self, name: &[u8]) -> Option<Vec<(Vec<u8>, Vec<u8>)>> {
         match name {
             b"members" => {
@@ -205,12 +208,12 @@ impl Cluster {
         }
     }
 
-    /// Returns the entries of the bucket `meta` for this cluster, sorted by key. They replace or extend the entries of
-    /// the snapshot; all other entries, such as `storageVersion`, are kept.
+    /// Returns the entries of the bucket `meta` for this cluster, sorted by key. They replace or extend the
+    /// entries of the snapshot; all other entries, such as `storageVersion`, are kept.
     ///
-    /// etcdutl sets `consistent_index` and `term` (8 bytes each, big endian). It leaves `confState` as it is, although
-    /// that names the members of the old cluster: servers up to 3.7 write it before they read it. It is set here to be
-    /// correct in any case.
+    /// etcdutl sets `consistent_index` and `term` (8 bytes each, big endian). It leaves `confState` as it is,
+    /// although that names the members of the old cluster: servers up to 3.7 write it before they read it. It
+    /// is set here to be correct in any case.
     pub fn meta_entries(&self) -> Vec<(&'static [u8], Vec<u8>)> {
         let voters: Vec<String> = self.members.iter().map(|m| m.id.0.to_string()).collect();
         vec![
@@ -223,8 +226,8 @@ impl Cluster {
         ]
     }
 
-    /// Encodes `raftpb.ConfState`: voters (1) and auto_leave (5). Like etcd 3.5 and 3.6, it writes auto_leave although it
-    /// is false.
+    /// Encodes `raftpb.ConfState`: voters (1) and auto_leave (5). Like etcd 3.5 and 3.6, it writes auto_leave
+    /// although it is false.
     pub(super) fn conf_state(&self) -> Vec<u8> {
         let voters = self.members.iter().map(|m| (1, Varint(m.id.0)));
         message(voters.chain([(5, Varint(0))]))
@@ -315,7 +318,8 @@ fn peer_url(flag: &str, url: &str) -> Result<String> {
     Ok(format!("{scheme}:{rest}"))
 }
 
-/// Whether a host is a name, an IPv4 address, or an IPv6 address in brackets, with a zone such as `%25eth0` or without.
+/// Whether a host is a name, an IPv4 address, or an IPv6 address in brackets, with a zone such as `%25eth0`
+/// or without.
 fn is_valid_host(host: &str) -> bool {
     let Some(ip) = host.strip_prefix('[').and_then(|h| h.strip_suffix(']')) else {
         return !host.contains(['[', ']', ':', '%']);

@@ -1,8 +1,8 @@
 //! The data directory of an etcd member, except its database, as `etcdutl snapshot restore` writes it.
 //!
-//! [`membership`], [`wal`] and [`snap`] write the member's files and read those of any member, and check every byte they
-//! read. [`install`] moves a complete member to its final place. None of them writes the database. `ops::restore` calls
-//! them.
+//! [`membership`], [`wal`] and [`snap`] write the member's files and read those of any member, and check
+//! every byte they read. [`install`] moves a complete member to its final place. None of them writes the
+//! database. `ops::restore` calls them.
 
 pub mod install;
 pub mod membership;
@@ -28,12 +28,12 @@ fn corrupt(message: impl Into<String>) -> Error {
     Reason::CorruptDataDir.error(message)
 }
 
-/// Whether a running etcd uses the member in `member_dir` (the folder with `snap/db`) with its WAL in `wal_dir`.
-/// Missing files are not in use.
+/// Whether a running etcd uses the member in `member_dir` (the folder with `snap/db`) with its WAL in
+/// `wal_dir`. Missing files are not in use.
 ///
-/// The function tries to lock the files without waiting, and unlocks them at once. etcd holds open-file-description
-/// locks on its segments (since Linux 3.15; flock on other systems), and bbolt holds an flock on the database. An etcd
-/// that tries to lock a segment in the same microseconds fails to start.
+/// The function tries to lock the files without waiting, and unlocks them at once. etcd holds
+/// open-file-description locks on its segments (since Linux 3.15; flock on other systems), and bbolt holds an
+/// flock on the database. An etcd that tries to lock a segment in the same microseconds fails to start.
 ///
 /// # Errors
 /// `Io` or `PermissionDenied` if a file cannot be opened, or its file system does not support locks.
@@ -54,7 +54,8 @@ pub fn in_use(member_dir: &Path, wal_dir: &Path) -> Result<bool> {
     Ok(false)
 }
 
-/// Tries a shared flock, which conflicts with bbolt's exclusive one. (A bbolt that meets ours waits and retries.)
+/// Tries a shared flock, which conflicts with bbolt's exclusive one. (A bbolt that meets ours waits and
+/// retries.)
 fn is_flocked(path: &Path) -> Result<bool> {
     probe(path, |f| {
         rustix::fs::flock(f, FlockOperation::NonBlockingLockShared)?;
@@ -62,8 +63,8 @@ fn is_flocked(path: &Path) -> Result<bool> {
     })
 }
 
-/// Tries a shared POSIX lock on the whole file, which conflicts with an open-file-description lock of any process.
-/// `F_GETLK` would not take a lock at all, but rustix does not report owners of such locks.
+/// Tries a shared POSIX lock on the whole file, which conflicts with an open-file-description lock of any
+/// process. `F_GETLK` would not take a lock at all, but rustix does not report owners of such locks.
 fn is_record_locked(path: &Path) -> Result<bool> {
     probe(path, |f| {
         rustix::fs::fcntl_lock(f, FlockOperation::NonBlockingLockShared)?;
@@ -91,8 +92,8 @@ fn probe(path: &Path, lock: impl Fn(&File) -> rustix::io::Result<()>) -> Result<
     }
 }
 
-/// Writes a new file of mode 0600, and syncs it and its folder. If `len` is larger than the content, the file is extended
-/// to that size without allocating disk space.
+/// Writes a new file of mode 0600, and syncs it and its folder. If `len` is larger than the content, the file
+/// is extended to that size without allocating disk space.
 fn write_new(dir: &Path, name: &str, bytes: &[u8], len: u64) -> Result<PathBuf> {
     let path = dir.join(name);
     let failed = |e: std::io::Error| match e.kind() {

@@ -1,7 +1,8 @@
-//! Writes and reads the `.snap` file: the raft snapshot with the members, and the index after which the log begins.
+//! Writes and reads the `.snap` file: the raft snapshot with the members, and the index after which the log
+//! begins.
 //!
-//! It holds no keys: they are in the database in the same folder. Called by `ops::restore`.
-//! Sources: etcd's `snap/snapshotter.go`, `snappb/snap.proto`, `v2store`, and raft's `raft.proto`.
+//! It holds no keys: they are in the database in the same folder. Called by `ops::restore`. Sources: etcd's
+//! `snap/snapshotter.go`, `snappb/snap.proto`, `v2store`, and raft's `raft.proto`.
 
 use crate::base::protobuf::Value::{Bytes, Varint};
 use crate::base::protobuf::{Value, message, take_field, take_varint};
@@ -30,8 +31,8 @@ pub struct Metadata {
     pub learners: Vec<MemberId>,
 }
 
-/// Writes `<term>-<index>.snap` (16 hexadecimal digits each) into the existing folder `dir`, and syncs both. Returns
-/// the path of the file.
+/// Writes `<term>-<index>.snap` (16 hexadecimal digits each) into the existing folder `dir`, and syncs both.
+/// Returns the path of the file.
 ///
 /// # Errors
 /// `TargetExists`; `Io`, `NoSpace`, `PermissionDenied`.
@@ -40,8 +41,8 @@ pub fn write(dir: &Path, cluster: &Cluster) -> Result<PathBuf> {
     write_new(dir, &name, &encode(cluster), 0)
 }
 
-/// Encodes the file: a `snappb.Snapshot` with crc (1) and data (2), which is a `raftpb.Snapshot` with data (1) and
-/// metadata (2). The bytes equal those of etcdutl 3.5.
+/// Encodes the file: a `snappb.Snapshot` with crc (1) and data (2), which is a `raftpb.Snapshot` with data
+/// (1) and metadata (2). The bytes equal those of etcdutl 3.5.
 pub fn encode(cluster: &Cluster) -> Vec<u8> {
     let conf_state = cluster.conf_state();
     let index = Varint(cluster.index());
@@ -54,7 +55,8 @@ pub fn encode(cluster: &Cluster) -> Vec<u8> {
 
 /// Returns the store of etcd's old v2 API as JSON, which holds the members. Servers up to 3.7 still load it.
 ///
-/// etcdutl 3.6 writes another value of one statistic (`getsFail` is 1); 3.7 also adds the members in random order.
+/// etcdutl 3.6 writes another value of one statistic (`getsFail` is 1); 3.7 also adds the members in random
+/// order.
 fn v2_store(cluster: &Cluster) -> String {
     const NO_EXPIRY: &str = r#""ExpireTime":"0001-01-01T00:00:00Z""#;
     // The capacity of the ring buffer with the history for v2 watchers; unused slots are written as null.
@@ -224,9 +226,9 @@ pub fn list(dir: &Path) -> Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// Returns the snapshot that etcd would start from: the newest readable one that the WAL records as committed. Like
-/// etcd, it skips damaged ones. If it returns `None`, etcd reads the log from the beginning, which works as long as the
-/// first segment of the WAL still exists.
+/// Returns the snapshot that etcd would start from: the newest readable one that the WAL records as
+/// committed. Like etcd, it skips damaged ones. If it returns `None`, etcd reads the log from the beginning,
+/// which works as long as the first segment of the WAL still exists.
 ///
 /// # Errors
 /// `Io`, `PermissionDenied`.

@@ -1,6 +1,7 @@
 //! A blocking client that reads and writes the keys of a live etcd.
 //!
-//! It tries the endpoints in turn, retries if that is safe, and gives every failure its reason. Called by `ops::apply`.
+//! It tries the endpoints in turn, retries if that is safe, and gives every failure its reason. Called by
+//! `ops::apply`.
 
 use crate::base::Cancel;
 use crate::base::retry::{BackoffBuilder, backoff};
@@ -37,7 +38,8 @@ pub enum Committed {
     Changed {
         /// The current key, if the transaction had a single write and the key exists.
         now: Option<LiveKey>,
-        /// Whether an earlier attempt got no response, so that this transaction itself may have changed the key.
+        /// Whether an earlier attempt got no response, so that this transaction itself may have changed the
+        /// key.
         maybe_ours: bool,
     },
     /// The transaction exceeds a limit of the server, and nothing was written.
@@ -51,12 +53,12 @@ pub enum Committed {
 const ROUNDS: usize = 5;
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-/// The maximum size of a response with several keys. A larger one is refused before it is received, and requested again
-/// with fewer keys.
+/// The maximum size of a response with several keys. A larger one is refused before it is received, and
+/// requested again with fewer keys.
 const PAGE_BYTES: usize = 16 << 20;
 
-/// A client for the keys of an etcd; clones share the connection. Its calls block, so they must not run on the threads
-/// of the runtime.
+/// A client for the keys of an etcd; clones share the connection. Its calls block, so they must not run on
+/// the threads of the runtime.
 #[derive(Clone)]
 pub struct Client {
     connector: Connector,
@@ -95,8 +97,8 @@ impl Client {
         self.connector.options().endpoints.join(",")
     }
 
-    /// Reads at most `limit` keys at `revision` (0: the newest), from `from` to before `end` (`[0]`: to the last key).
-    /// Returns fewer keys if they are large.
+    /// Reads at most `limit` keys at `revision` (0: the newest), from `from` to before `end` (`[0]`: to the
+    /// last key). Returns fewer keys if they are large.
     ///
     /// # Errors
     /// `Conflict` if etcd has compacted that revision; otherwise as [`connect`](Self::connect).
@@ -161,8 +163,8 @@ impl Client {
         })
     }
 
-    /// Makes a request, at one endpoint after the other. Returns the response, and whether an earlier attempt failed,
-    /// which may have been executed nevertheless.
+    /// Makes a request, at one endpoint after the other. Returns the response, and whether an earlier attempt
+    /// failed, which may have been executed nevertheless.
     fn call<T>(
         &mut self,
         operation: &str,

@@ -110,7 +110,8 @@ pub enum Streams {
     NeedLeader,
 }
 
-/// Connects to any member; clones are cheap. Its calls block, so they must not run on the threads of the runtime.
+/// Connects to any member; clones are cheap. Its calls block, so they must not run on the threads of the
+/// runtime.
 #[derive(Clone)]
 pub struct Connector {
     options: Arc<Endpoints>,
@@ -156,8 +157,8 @@ impl Connector {
         &self.cancel
     }
 
-    /// Whether a client URL that a member advertises may be used. If the user requested TLS, a URL without TLS must come
-    /// from the user: otherwise a forged member list could obtain the password in plain text.
+    /// Whether a client URL that a member advertises may be used. If the user requested TLS, a URL without
+    /// TLS must come from the user: otherwise a forged member list could obtain the password in plain text.
     pub(super) fn may_use(&self, url: &str) -> bool {
         may_use(&self.options, url)
     }
@@ -391,7 +392,8 @@ fn failure(
             last(Reason::Configuration, message, "")
         }
         _ if is_certificate_error => last(Reason::Configuration, &text, CHECK_TLS),
-        // The connection was made and broke. That happens if only one end uses TLS, or a certificate is missing.
+        // The connection was made and broke. That happens if only one end uses TLS, or a certificate is
+        // missing.
         _ if status.source().is_some() && !text.contains("tcp connect error") => {
             again(Reason::EtcdUnreachable, &text, CHECK_TLS)
         }
@@ -401,7 +403,8 @@ fn failure(
 
 const CHECK_TLS: &str = ": check whether --endpoints are https:// or http://, and --cacert, --cert and --key or --tls-secret";
 
-/// Returns the text of an error with its causes. Of a gRPC status it takes only the message, without the code.
+/// Returns the text of an error with its causes. Of a gRPC status it takes only the message, without the
+/// code.
 fn causes(e: &etcd_client::Error) -> String {
     match e {
         etcd_client::Error::GRpcStatus(s) => causes::append_causes(s.message().to_owned(), s),
@@ -573,8 +576,8 @@ fn lacks(flag: &str, folder: &Path, key: &str, keys: &str) -> Error {
     Reason::Configuration.error(format!("{flag} {place} lacks {key}: {advice}"))
 }
 
-/// Refuses an expired certificate of our own. The server would refuse it as well, but its alert may be lost when the
-/// connection breaks. A certificate that cannot be parsed is left to the TLS library.
+/// Refuses an expired certificate of our own. The server would refuse it as well, but its alert may be lost
+/// when the connection breaks. A certificate that cannot be parsed is left to the TLS library.
 fn check_validity(pem: &[u8], place: &str) -> Result<()> {
     let Ok(certificate) = CertificateDer::from_pem_slice(pem) else {
         return Ok(());

@@ -62,8 +62,8 @@ pub struct Diff<L> {
 }
 
 impl<L: Iterator<Item = Result<LiveKey>>> Diff<L> {
-    /// Creates a comparison with the keys in `live`, which must ascend. The first of them is read only when the first key
-    /// of the backup, or its end, is known, so that it is recent.
+    /// Creates a comparison with the keys in `live`, which must ascend. The first of them is read only when
+    /// the first key of the backup, or its end, is known, so that it is recent.
     pub fn new(live: L) -> Self {
         Diff {
             live,
@@ -191,7 +191,8 @@ pub struct Batches {
 }
 
 impl Batches {
-    /// Creates an empty group. The limits are the server's `--max-txn-ops` and `--max-request-bytes`, both at least 1.
+    /// Creates an empty group. The limits are the server's `--max-txn-ops` and `--max-request-bytes`, both at
+    /// least 1.
     pub fn new(max_ops: usize, max_bytes: usize) -> Self {
         Batches {
             max_ops,
@@ -201,8 +202,8 @@ impl Batches {
         }
     }
 
-    /// Adds a write. If it does not fit into the current transaction, that is returned and a new one begins. A write
-    /// that exceeds the limits by itself gets its own transaction.
+    /// Adds a write. If it does not fit into the current transaction, that is returned and a new one begins.
+    /// A write that exceeds the limits by itself gets its own transaction.
     pub fn push(&mut self, write: Write) -> Option<Vec<Write>> {
         let bytes = write.request_bytes();
         let is_full = self.writes.len() >= self.max_ops || self.bytes + bytes > self.max_bytes;

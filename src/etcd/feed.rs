@@ -1,8 +1,8 @@
 //! A feed of the changes of a live etcd, transaction by transaction, from a revision on.
 //!
-//! It watches all keys at one member, and switches to another member if that fails. It never joins two histories: every
-//! watch begins at the last known revision, not after it, and the changes there must equal the known ones.
-//! Called by `ops::snapshot`, which saves the changes.
+//! It watches all keys at one member, and switches to another member if that fails. It never joins two
+//! histories: every watch begins at the last known revision, not after it, and the changes there must equal
+//! the known ones. Called by `ops::snapshot`, which saves the changes.
 
 use crate::error::{Error, Reason, Result};
 use crate::etcd::connect::{AttemptError, Connector, Streams};
@@ -195,8 +195,8 @@ impl Feed {
         self
     }
 
-    /// Fails if a response is from another cluster. The fingerprint cannot tell: a cluster that was restored from a backup
-    /// of the other one has the same history.
+    /// Fails if a response is from another cluster. The fingerprint cannot tell: a cluster that was restored
+    /// from a backup of the other one has the same history.
     fn check_cluster(&self, response_id: u64, endpoint: &str) -> Result<(), AttemptError> {
         match self.cluster_id {
             // A proxy may omit the ID.
@@ -224,11 +224,12 @@ impl Feed {
         self.connects.saturating_sub(1)
     }
 
-    /// Waits for the next item, at most `timeout`. It can be called again after an error, and then connects again.
+    /// Waits for the next item, at most `timeout`. It can be called again after an error, and then connects
+    /// again.
     ///
     /// # Errors
-    /// `EtcdUnreachable` and `NoQuorum` if no member can be watched at the moment; the reasons of wrong settings and
-    /// credentials; `OtherCluster`; `Terminated`.
+    /// `EtcdUnreachable` and `NoQuorum` if no member can be watched at the moment; the reasons of wrong
+    /// settings and credentials; `OtherCluster`; `Terminated`.
     pub fn next(&mut self, timeout: Duration) -> Result<Next> {
         let deadline = Instant::now() + timeout;
         loop {
@@ -259,8 +260,8 @@ impl Feed {
         }
     }
 
-    /// Waits until the changes at the position were compared with the known ones. Returns why the feed has ended if they
-    /// differ.
+    /// Waits until the changes at the position were compared with the known ones. Returns why the feed has
+    /// ended if they differ.
     ///
     /// # Errors
     /// As [`next`](Self::next).
@@ -408,7 +409,8 @@ impl Feed {
         Some(Next::Transaction(transaction))
     }
 
-    /// Receives one response, or checks the progress of the cluster if none comes. Returns `Idle` after the deadline.
+    /// Receives one response, or checks the progress of the cluster if none comes. Returns `Idle` after the
+    /// deadline.
     fn receive(&mut self, deadline: Instant) -> Result<Option<Next>, AttemptError> {
         let Some(watch) = self.watch.as_mut() else {
             return Ok(None);
@@ -477,8 +479,8 @@ impl Feed {
         Ok(None)
     }
 
-    /// Checks, if nothing came for a while, whether the cluster has new revisions that this member does not send, or has
-    /// fallen back.
+    /// Checks, if nothing came for a while, whether the cluster has new revisions that this member does not
+    /// send, or has fallen back.
     fn check_progress(&mut self) -> Result<(), AttemptError> {
         let now = Instant::now();
         let revision = self.quorum_revision();

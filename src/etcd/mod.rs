@@ -1,4 +1,5 @@
-//! A live etcd: connections, its members and their quorum, its keys, its events, and the differences from a backup.
+//! A live etcd: connections, its members and their quorum, its keys, its events, and the differences from a
+//! backup.
 //!
 //! It knows nothing of the snapshots of a backup. `ops` calls it.
 

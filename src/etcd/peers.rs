@@ -1,7 +1,7 @@
 //! Finds out whether a cluster has a quorum without one of its members, from requests to the other members.
 //!
-//! It uses their peer URLs and changes nothing. Called by `restore --if-needed`, so that a restored member does not join a
-//! running cluster.
+//! It uses their peer URLs and changes nothing. Called by `restore --if-needed`, so that a restored member
+//! does not join a running cluster.
 
 use crate::base::Cancel;
 use crate::base::causes::causes;
@@ -67,7 +67,8 @@ pub struct QuorumDecision {
     pub reason: String,
 }
 
-/// Decides from the responses of the other members whether they have a quorum. `members_total` includes this member.
+/// Decides from the responses of the other members whether they have a quorum. `members_total` includes this
+/// member.
 pub fn has_quorum(observations: &[PeerObservation], members_total: usize) -> QuorumDecision {
     let decision = |state, reason: String| QuorumDecision { state, reason };
     if observations.is_empty() {
@@ -133,8 +134,8 @@ pub fn has_quorum(observations: &[PeerObservation], members_total: usize) -> Quo
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// The timeout of a request that etcd answers from memory.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// The timeout of a linearizable read. etcd waits up to 5 s and two election timeouts (1 s each by default); an operator
-/// may have configured longer ones.
+/// The timeout of a linearizable read. etcd waits up to 5 s and two election timeouts (1 s each by default);
+/// an operator may have configured longer ones.
 const READ_TIMEOUT: Duration = Duration::from_secs(15);
 /// The maximum number of attempts at a read: during an election a read can fail at once.
 const READ_ATTEMPTS: u32 = 4;
@@ -142,12 +143,13 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 const CHECK_TLS: &str = "check https:// in the peer URLs, and give --peer-trusted-ca-file, --peer-cert-file and --peer-key-file with the values that etcd uses";
 
-/// Finds out whether the other members of a cluster of `members_total` have a quorum without this member. Returns how
-/// that was proved, or `None` if they have no quorum. It blocks: call it in the context of a runtime, but not on one of
-/// its threads.
+/// Finds out whether the other members of a cluster of `members_total` have a quorum without this member.
+/// Returns how that was proved, or `None` if they have no quorum. It blocks: call it in the context of a
+/// runtime, but not on one of its threads.
 ///
 /// # Errors
-/// `Configuration` if the responses do not allow a decision, or a file of `options` is unusable; `Usage`; `Terminated`.
+/// `Configuration` if the responses do not allow a decision, or a file of `options` is unusable; `Usage`;
+/// `Terminated`.
 pub fn find_quorum(
     others: &[&Member],
     members_total: usize,
@@ -276,8 +278,8 @@ async fn read(client: &Client, url: &str, observation: &mut PeerObservation) {
     }
 }
 
-/// Makes a request. Returns the status, the text, and the cluster's ID. An error says whether a server is there, and what
-/// failed.
+/// Makes a request. Returns the status, the text, and the cluster's ID. An error says whether a server is
+/// there, and what failed.
 async fn get(
     client: &Client,
     url: &str,

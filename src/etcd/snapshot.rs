@@ -1,5 +1,5 @@
-//! Streams a snapshot of a member (etcd's Maintenance.Snapshot) as a blocking `Read`: the database file, then 32 bytes of
-//! SHA-256 over it.
+//! Streams a snapshot of a member (etcd's Maintenance.Snapshot) as a blocking `Read`: the database file, then
+//! 32 bytes of SHA-256 over it.
 //!
 //! It checks neither the content nor the hash. Called by `ops::snapshot`.
 

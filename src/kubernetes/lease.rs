@@ -1,7 +1,7 @@
 //! A lock by a Kubernetes Lease: stores the record of [`crate::store::lock`] in a Lease.
 //!
-//! It uses the same fields as client-go's leader election, so that `kubectl get lease` shows the lease holder. The rules
-//! of taking a lock are in `store::lock`. Called by `ops`.
+//! It uses the same fields as client-go's leader election, so that `kubectl get lease` shows the lease
+//! holder. The rules of taking a lock are in `store::lock`. Called by `ops`.
 
 use super::{Client, failure, is_conflict};
 use crate::error::{Error, Reason, Result};
@@ -17,7 +17,8 @@ use serde_json::json;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Returns the lock that this Lease stores. If the holder does not renew it for `duration`, the holder counts as dead.
+/// Returns the lock that this Lease stores. If the holder does not renew it for `duration`, the holder counts
+/// as dead.
 pub fn lock(client: &Client, name: &str, identity: &str, duration: Duration) -> Lock {
     let store = LeaseLock {
         leases: client.leases(),
@@ -132,7 +133,8 @@ impl LockStore for LeaseLock {
     }
 
     async fn update(&self, record: &Record, version: &Version) -> Result<Written> {
-        // Other fields of the Lease stay. The resource version causes a conflict if somebody else has written it.
+        // Other fields of the Lease stay. The resource version causes a conflict if somebody else has written
+        // it.
         let patch = Patch::Merge(json!({
             "metadata": {"resourceVersion": version.version},
             "spec": spec(record),

@@ -24,8 +24,8 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(15);
 /// The timeout of a silent watch. The API server ends silent watches earlier.
 const WATCH_TIMEOUT: Duration = Duration::from_secs(295);
 
-/// A client for one namespace; clones share the connections. Its calls block, so they must not run on the threads of the
-/// runtime.
+/// A client for one namespace; clones share the connections. Its calls block, so they must not run on the
+/// threads of the runtime.
 #[derive(Clone)]
 pub struct Client {
     inner: kube::Client,
@@ -37,8 +37,8 @@ pub struct Client {
 }
 
 impl Client {
-    /// Creates a client from `KUBECONFIG`, `~/.kube/config`, or the service account of the Pod. Nothing is sent. Without
-    /// `namespace`, the client uses the configured one.
+    /// Creates a client from `KUBECONFIG`, `~/.kube/config`, or the service account of the Pod. Nothing is
+    /// sent. Without `namespace`, the client uses the configured one.
     ///
     /// # Errors
     /// `Configuration`.

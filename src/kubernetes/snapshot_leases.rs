@@ -1,8 +1,8 @@
 //! Renews the two Leases that publish the progress of a backup: `NAME-full-snap` and `NAME-delta-snap`.
 //!
-//! As in etcd-backup-restore, and as etcd-druid expects it, `holderIdentity` is a revision, and `renewTime` is when the
-//! backup was last known to be at that revision. The update is a pure function of the Lease, the backup's state and the
-//! time ([`decide`]). Called by `ops::snapshot_leases`.
+//! As in etcd-backup-restore, and as etcd-druid expects it, `holderIdentity` is a revision, and `renewTime`
+//! is when the backup was last known to be at that revision. The update is a pure function of the Lease, the
+//! backup's state and the time ([`decide`]). Called by `ops::snapshot_leases`.
 
 use super::lease::{micro_time, time};
 use super::{Client, RequestError};
@@ -27,8 +27,8 @@ const LAST_NAME: &str = "deltafold.io/last-snapshot-name";
 const LAST_BYTES: &str = "deltafold.io/last-snapshot-bytes";
 /// The annotation with the time in the name of that snapshot.
 const LAST_TIME: &str = "deltafold.io/last-snapshot-time";
-/// The annotations with the range of restorable revisions that ends with the newest snapshot, or is nearest to it,
-/// according to the names of snapshots.
+/// The annotations with the range of restorable revisions that ends with the newest snapshot, or is nearest
+/// to it, according to the names of snapshots.
 const RESTORABLE_FIRST: &str = "deltafold.io/restorable-first-revision";
 const RESTORABLE_LAST: &str = "deltafold.io/restorable-last-revision";
 /// The annotation with the size of all deltas after the newest full, in the store, in bytes.
@@ -64,11 +64,13 @@ pub struct LeaseState {
     pub restorable: Option<(i64, i64)>,
     /// Whether the full was just saved. Its Lease is then renewed even if its revision is the same.
     pub full_is_new: bool,
-    /// Whether the deltas were just brought up to date. Their Lease is then renewed even if no delta was necessary.
+    /// Whether the deltas were just brought up to date. Their Lease is then renewed even if no delta was
+    /// necessary.
     pub deltas_are_current: bool,
     /// Whether a new timeline began, so that revisions may be lower than before.
     pub timeline_began: bool,
-    /// Whether the state may be old, because the store was not listed just now and others may have saved since.
+    /// Whether the state may be old, because the store was not listed just now and others may have saved
+    /// since.
     pub may_be_old: bool,
 }
 
@@ -231,8 +233,8 @@ pub struct SnapshotLeases {
 }
 
 impl SnapshotLeases {
-    /// Updates both Leases to the state. Failures are returned as warnings, because the snapshots are safe in the store.
-    /// It blocks, so it must not run on the threads of the runtime.
+    /// Updates both Leases to the state. Failures are returned as warnings, because the snapshots are safe in
+    /// the store. It blocks, so it must not run on the threads of the runtime.
     ///
     /// # Errors
     /// [`Behind`] if the state may be old, and a Lease is at a higher revision.

@@ -1,5 +1,5 @@
-//! An async client of the Kubernetes API for interactive commands, with a kubeconfig and a context, for objects of any
-//! kind.
+//! An async client of the Kubernetes API for interactive commands, with a kubeconfig and a context, for
+//! objects of any kind.
 //!
 //! Called by the commands `policy` and `task` of `cli`.
 
@@ -20,9 +20,9 @@ pub struct UserClient {
 }
 
 impl UserClient {
-    /// Creates a client from `KUBECONFIG`, `~/.kube/config`, or the service account of the Pod. Nothing is sent. Without
-    /// `context` and `namespace`, it uses the configured ones. A response may be silent for about five minutes, or for
-    /// ever with `silence`.
+    /// Creates a client from `KUBECONFIG`, `~/.kube/config`, or the service account of the Pod. Nothing is
+    /// sent. Without `context` and `namespace`, it uses the configured ones. A response may be silent for
+    /// about five minutes, or for ever with `silence`.
     ///
     /// # Errors
     /// `Configuration`.
@@ -102,8 +102,9 @@ impl UserClient {
         }
     }
 
-    /// Gives an error its reason: `Usage` if the API refuses the object or it does not exist, `TargetExists` if the name
-    /// is taken, `Conflict`, `PermissionDenied`, `Unauthenticated`, `KubernetesUnreachable` or `Configuration`.
+    /// Gives an error its reason: `Usage` if the API refuses the object or it does not exist, `TargetExists`
+    /// if the name is taken, `Conflict`, `PermissionDenied`, `Unauthenticated`, `KubernetesUnreachable` or
+    /// `Configuration`.
     pub fn failure(&self, operation: &str, e: &kube::Error) -> Error {
         let Some(s) = status(e) else {
             return failure(&format!("{operation} at {}", self.server), e);

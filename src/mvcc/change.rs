@@ -56,7 +56,8 @@ impl Change<'_> {
         }
     }
 
-    /// Appends the decoded value, or nothing for a deletion. `main` is the revision of the change, for the message.
+    /// Appends the decoded value, or nothing for a deletion. `main` is the revision of the change, for the
+    /// message.
     ///
     /// # Errors
     /// `CorruptSnapshot` if the value is not valid base64.

@@ -1,8 +1,8 @@
-//! A log of changes in the order of their revisions: in memory up to a limit, then in two temporary files, one of
-//! records of fixed size and one of values.
+//! A log of changes in the order of their revisions: in memory up to a limit, then in two temporary files,
+//! one of records of fixed size and one of values.
 //!
-//! A change that the result no longer needs may be dropped from the log at any time. `fold`, the only caller, decides
-//! which changes survive.
+//! A change that the result no longer needs may be dropped from the log at any time. `fold`, the only caller,
+//! decides which changes survive.
 
 use super::keys::SlotId;
 use crate::base::fixed_record;
@@ -130,8 +130,9 @@ impl ChangeLog {
         }
     }
 
-    /// Adds a change; `write` appends its value. If memory is full, changes that do not survive are dropped first. If
-    /// more than half of the memory is still in use then, all changes in memory are spilled to the files.
+    /// Adds a change; `write` appends its value. If memory is full, changes that do not survive are dropped
+    /// first. If more than half of the memory is still in use then, all changes in memory are spilled to the
+    /// files.
     pub(super) fn append(
         &mut self,
         mut change: LoggedChange,
@@ -208,8 +209,8 @@ impl ChangeLog {
         })
     }
 
-    /// Copies the surviving changes to new files, so that the files never exceed the surviving changes by more than a
-    /// constant factor.
+    /// Copies the surviving changes to new files, so that the files never exceed the surviving changes by
+    /// more than a constant factor.
     fn rewrite(
         &mut self,
         mut old: SpillFiles,
@@ -230,8 +231,8 @@ impl ChangeLog {
         Ok(new)
     }
 
-    /// Calls `each` for every change that survives, in the order in which they were added. The value is empty if
-    /// `with_values` is false.
+    /// Calls `each` for every change that survives, in the order in which they were added. The value is empty
+    /// if `with_values` is false.
     pub(super) fn for_each(
         &mut self,
         with_values: bool,

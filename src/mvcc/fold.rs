@@ -1,13 +1,14 @@
 //! The fold: merges a full snapshot (the base) and the changes after it into the records of a new full.
 //!
-//! Changes are added in the order of their revisions: first the base's own history above its compacted revision, then
-//! the events of the deltas. Each changed key gets a slot in a table (`keys`), and its changes wait in a log
-//! (`change_log`), because later changes may replace them. At the end, [`Fold::finish`] walks the records of the base
-//! and the log in order, and passes every record that etcd's compaction would keep to the caller. A [`PartialFold`]
-//! prepares changes on another thread before the changes that precede them are folded.
+//! Changes are added in the order of their revisions: first the base's own history above its compacted
+//! revision, then the events of the deltas. Each changed key gets a slot in a table (`keys`), and its changes
+//! wait in a log (`change_log`), because later changes may replace them. At the end, [`Fold::finish`] walks
+//! the records of the base and the log in order, and passes every record that etcd's compaction would keep to
+//! the caller. A [`PartialFold`] prepares changes on another thread before the changes that precede them are
+//! folded.
 //!
-//! The fold checks that the changes continue each other and the base. etcd numbers the versions of a key, so the
-//! numbers reveal a delta of another history.
+//! The fold checks that the changes continue each other and the base. etcd numbers the versions of a key, so
+//! the numbers reveal a delta of another history.
 //!
 //! It reads no deltas and writes no files. `ops::fold` calls it.
 
@@ -30,8 +31,8 @@ use crate::mvcc::revision::{RecordKey, Revision, encode_revision};
 pub struct FoldOptions {
     /// The newest revision of the result. Later changes are ignored.
     pub target: Revision,
-    /// The compacted revision of the result: −1, or the base's own or higher. If it is above `target`, it is also the
-    /// newest revision of the result.
+    /// The compacted revision of the result: −1, or the base's own or higher. If it is above `target`, it is
+    /// also the newest revision of the result.
     pub compact: Revision,
     /// The keys of the result; records of other keys are dropped.
     pub keys: KeyRange,
@@ -230,8 +231,8 @@ impl Changes<'_> {
         Ok(id)
     }
 
-    /// Finds the slot of a key whose next change is at `change` (main, sub) and leaves it in `state`, or adds a slot.
-    /// Fails if the change cannot follow the key's newest state.
+    /// Finds the slot of a key whose next change is at `change` (main, sub) and leaves it in `state`, or adds
+    /// a slot. Fails if the change cannot follow the key's newest state.
     fn find_or_add_slot(
         &mut self,
         options: &FoldOptions,
@@ -356,7 +357,8 @@ impl<'s> Fold<'s> {
     /// Starts a fold: reads the base's own history from its database `db`.
     ///
     /// # Errors
-    /// `OutOfRange` if the base was compacted at a revision after the target; `CorruptSnapshot`; `TooLarge`; `Io`.
+    /// `OutOfRange` if the base was compacted at a revision after the target; `CorruptSnapshot`; `TooLarge`;
+    /// `Io`.
     pub fn new<R: ReadAt>(options: FoldOptions, db: &Database<R>) -> Result<Self> {
         let base = &options.base;
         if options.target < base.first_revision() {
@@ -379,8 +381,8 @@ impl<'s> Fold<'s> {
             if !options.keys.contains(kv.key) {
                 continue;
             }
-            // A key that is created and not changed again needs no slot: its only record is its newest, as below
-            // the compacted revision.
+            // A key that is created and not changed again needs no slot: its only record is its newest, as
+            // below the compacted revision.
             let created = !rk.tombstone && kv.version == 1 && kv.create_revision == rk.main;
             if !created || changes.keys.find(kv.key).is_some() {
                 changes.update_slot(&options, rk, kv.key, state_after_record(&rk, kv))?;
@@ -389,12 +391,12 @@ impl<'s> Fold<'s> {
         Ok(Fold { options, changes })
     }
 
-    /// Adds an event of a delta. Returns false if it was ignored: its revision is in the base or after the target, or
-    /// its key is not wanted.
+    /// Adds an event of a delta. Returns false if it was ignored: its revision is in the base or after the
+    /// target, or its key is not wanted.
     ///
     /// # Errors
-    /// `HistoryMismatch` if the event cannot follow the earlier changes of its key; `CorruptSnapshot` if its fields
-    /// contradict each other; `TooLarge`; `Io`, `NoSpace`.
+    /// `HistoryMismatch` if the event cannot follow the earlier changes of its key; `CorruptSnapshot` if its
+    /// fields contradict each other; `TooLarge`; `Io`, `NoSpace`.
     pub fn apply(&mut self, main: Revision, sub: u32, change: &Change<'_>) -> Result<bool> {
         self.changes.apply(&self.options, main, sub, change)
     }
@@ -407,17 +409,19 @@ impl<'s> Fold<'s> {
         self.changes.absorb(&self.options, part.changes)
     }
 
-    /// Whether every change that is added from now on stays in the result, so that [`stream`](Self::stream) is possible.
+    /// Whether every change that is added from now on stays in the result, so that [`stream`](Self::stream)
+    /// is possible.
     pub fn can_stream(&self) -> bool {
         self.options.compact <= self.options.base.revision
     }
 
-    /// Passes the kept records of the base to `callback` now, and every change from now on when it is added: each record
-    /// once, in order, without a log. [`FoldedRecord::is_newest`] is unknown in a stream.
+    /// Passes the kept records of the base to `callback` now, and every change from now on when it is added:
+    /// each record once, in order, without a log. [`FoldedRecord::is_newest`] is unknown in a stream.
     /// [`finish_stream`](Self::finish_stream) ends it.
     ///
     /// # Errors
-    /// `Internal` if [`can_stream`](Self::can_stream) is false; the errors of `callback`; `CorruptSnapshot`, `Io`.
+    /// `Internal` if [`can_stream`](Self::can_stream) is false; the errors of `callback`; `CorruptSnapshot`,
+    /// `Io`.
     pub fn stream<'t, R: ReadAt>(
         mut self,
         db: &Database<R>,
@@ -444,8 +448,8 @@ impl<'s> Fold<'s> {
         })
     }
 
-    /// Ends a stream: checks that the changes continue the base, and returns the HashKV of all records. `on_lease` is
-    /// called with the lease of every live key that is attached to one.
+    /// Ends a stream: checks that the changes continue the base, and returns the HashKV of all records.
+    /// `on_lease` is called with the lease of every live key that is attached to one.
     ///
     /// # Errors
     /// As [`finish`](Self::finish).
@@ -489,7 +493,8 @@ impl<'s> Fold<'s> {
     /// Calls `each` for every record of the result, in order, and returns the HashKV at the newest revision.
     ///
     /// # Errors
-    /// `HistoryMismatch` if the changes do not continue the base; `CorruptSnapshot`; the errors of `each`; `Io`.
+    /// `HistoryMismatch` if the changes do not continue the base; `CorruptSnapshot`; the errors of `each`;
+    /// `Io`.
     pub fn finish<R: ReadAt>(
         mut self,
         db: &Database<R>,
@@ -503,8 +508,8 @@ impl<'s> Fold<'s> {
         Ok(hasher.finish(live_keys))
     }
 
-    /// Calls `each` for every record of the result; in a stream, only for those of the base. Returns the number of
-    /// live keys.
+    /// Calls `each` for every record of the result; in a stream, only for those of the base. Returns the
+    /// number of live keys.
     fn walk<R: ReadAt>(
         &mut self,
         db: &Database<R>,
@@ -585,7 +590,8 @@ impl<'s> Fold<'s> {
     }
 }
 
-/// Calls `each` for every record of the log that stays in the result, without its bytes if `with_records` is false.
+/// Calls `each` for every record of the log that stays in the result, without its bytes if `with_records` is
+/// false.
 fn log_records(
     log: &mut ChangeLog,
     keys: &Keys,
@@ -633,15 +639,15 @@ pub struct FoldedRecord<'a> {
     pub len: usize,
     /// The record, an encoded [`KeyValue`]; undefined while measuring.
     pub record: &'a [u8],
-    /// Whether it is the newest record of its key. A tombstone above the compacted revision counts as the newest if
-    /// the key is deleted in the end.
+    /// Whether it is the newest record of its key. A tombstone above the compacted revision counts as the
+    /// newest if the key is deleted in the end.
     pub is_newest: bool,
     /// The lease that the record attaches its key to, or 0.
     pub lease: i64,
 }
 
-/// Whether a record of the result is its key's newest. At or below the compacted revision a key has only one such
-/// record; above it, the version identifies the record.
+/// Whether a record of the result is its key's newest. At or below the compacted revision a key has only one
+/// such record; above it, the version identifies the record.
 fn is_newest(slot: &Slot, compact: Revision, rk: &RecordKey, state: KeyState) -> bool {
     match rk.main <= compact {
         true => !slot.changed_after_compact,
@@ -649,8 +655,8 @@ fn is_newest(slot: &Slot, compact: Revision, rk: &RecordKey, state: KeyState) ->
     }
 }
 
-/// Returns the first revision of the base's history: below it, each key has one record. Returns `None` if a compaction
-/// of the base was not finished, so that all its records are history.
+/// Returns the first revision of the base's history: below it, each key has one record. Returns `None` if a
+/// compaction of the base was not finished, so that all its records are history.
 fn history_from(options: &FoldOptions) -> Option<Revision> {
     let base = &options.base;
     base.compaction_finished
@@ -665,7 +671,8 @@ pub(crate) fn show_key(key: &[u8]) -> String {
     format!("\"{shown}{more}\"")
 }
 
-/// Returns the error for a change to `state` (at revision `at` or after) that cannot follow the state `before`.
+/// Returns the error for a change to `state` (at revision `at` or after) that cannot follow the state
+/// `before`.
 fn mismatch(key: &[u8], at: Revision, state: KeyState, before: KeyState) -> Error {
     let describe = |state, gone: &str, alive: &str| match state {
         KeyState::Gone => gone.to_owned(),

@@ -1,7 +1,7 @@
 //! Computes etcd's HashKV: over a database file, or during a fold.
 //!
-//! Called by `fold`, and by `ops` to verify databases. ARCHITECTURE.md describes the rules; their source is etcd's
-//! `server/storage/mvcc/hash.go` and `kvstore.go`.
+//! Called by `fold`, and by `ops` to verify databases. ARCHITECTURE.md describes the rules; their source is
+//! etcd's `server/storage/mvcc/hash.go` and `kvstore.go`.
 
 use crate::base::ReadAt;
 use crate::bolt::Database;
@@ -12,8 +12,8 @@ use crate::mvcc::revision::{RecordKey, Revision, encode_revision};
 use crc_fast::{CrcAlgorithm, Digest};
 use hashbrown::HashMap;
 
-/// The memory for a key of the map beside the key's own bytes: up to 113 bytes for the map's entry of 33 bytes while
-/// the map grows, and the overhead of the allocator.
+/// The memory for a key of the map beside the key's own bytes: up to 113 bytes for the map's entry of 33
+/// bytes while the map grows, and the overhead of the allocator.
 const KEY_OVERHEAD: usize = 160;
 
 /// The HashKV of a database at a revision.
@@ -21,8 +21,8 @@ const KEY_OVERHEAD: usize = 160;
 pub struct HashKv {
     /// The CRC-32C over the bucket's name and the hashed records.
     pub hash: u32,
-    /// The hash that an etcd may return if it compacted at exactly this revision and remembers the hash from then. It
-    /// differs from `hash` only if no key is alive.
+    /// The hash that an etcd may return if it compacted at exactly this revision and remembers the hash from
+    /// then. It differs from `hash` only if no key is alive.
     at_compaction: u32,
     /// The compacted revision on which the hash depends; −1 if never compacted.
     pub compact_revision: Revision,
@@ -39,7 +39,8 @@ impl HashKv {
     }
 }
 
-/// Hashes records above the compacted revision before the records below them are known; see [`Hasher::append`].
+/// Hashes records above the compacted revision before the records below them are known; see
+/// [`Hasher::append`].
 #[derive(Debug)]
 pub(crate) struct HistoryHasher {
     digest: Digest,
@@ -70,8 +71,8 @@ pub(crate) struct Hasher {
     compact: Revision,
     /// The hash without the records that a compaction would remove.
     compacted: Digest,
-    /// The hash of all records. It is etcd's result if no key is alive: its set of records to keep is empty then, and
-    /// etcd skips no record.
+    /// The hash of all records. It is etcd's result if no key is alive: its set of records to keep is empty
+    /// then, and etcd skips no record.
     all: Digest,
     records: u64,
 }
@@ -88,12 +89,12 @@ impl Hasher {
         }
     }
 
-    /// Adds the raw key and value of a record. `is_newest` says whether it is its key's newest; it matters only at or
-    /// below the compacted revision.
+    /// Adds the raw key and value of a record. `is_newest` says whether it is its key's newest; it matters
+    /// only at or below the compacted revision.
     pub(crate) fn add(&mut self, rk: &RecordKey, key: &[u8], value: &[u8], is_newest: bool) {
         self.records += 1;
-        // Older versions of etcd remove a tombstone at exactly the compacted revision, and newer ones keep it. It is
-        // never hashed, so that both get the same hash.
+        // Older versions of etcd remove a tombstone at exactly the compacted revision, and newer ones keep
+        // it. It is never hashed, so that both get the same hash.
         if rk.tombstone && rk.main == self.compact {
             return;
         }
@@ -128,20 +129,20 @@ impl Hasher {
     }
 }
 
-/// Whether a key is alive whose newest record this is. A record without a key does not count: `etcdutl snapshot restore
-/// --bump-revision` writes one, and no range request finds it.
+/// Whether a key is alive whose newest record this is. A record without a key does not count: `etcdutl
+/// snapshot restore --bump-revision` writes one, and no range request finds it.
 pub(crate) fn is_alive(rk: &RecordKey, key: &[u8]) -> bool {
     !rk.tombstone && !key.is_empty()
 }
 
 /// Computes the HashKV of a database file at `revision`, or at its newest revision if that is `None`.
 ///
-/// It reads the history above the compacted revision first, then the records below. Only the keys that were changed in
-/// that history need memory. The number of live keys is computed from creations and deletions.
+/// It reads the history above the compacted revision first, then the records below. Only the keys that were
+/// changed in that history need memory. The number of live keys is computed from creations and deletions.
 ///
 /// # Errors
-/// `OutOfRange` if the file does not hold the revision; `TooLarge` if the keys need too much memory; `CorruptSnapshot`;
-/// `Io`.
+/// `OutOfRange` if the file does not hold the revision; `TooLarge` if the keys need too much memory;
+/// `CorruptSnapshot`; `Io`.
 pub fn hash_kv<R: ReadAt>(db: &Database<R>, revision: Option<Revision>) -> Result<HashKv> {
     let base = Base::read(db)?;
     let at = revision.unwrap_or(base.revision);
@@ -155,9 +156,9 @@ pub fn hash_kv<R: ReadAt>(db: &Database<R>, revision: Option<Revision>) -> Resul
     let bucket = key_bucket(db)?;
     let compact = base.compact_revision;
 
-    // The newest record of every key that was changed above the compacted revision, except keys that were created
-    // there: they have no records below. After an unfinished compaction it is the newest record of every key, because
-    // a key may have several records below.
+    // The newest record of every key that was changed above the compacted revision, except keys that were
+    // created there: they have no records below. After an unfinished compaction it is the newest record of
+    // every key, because a key may have several records below.
     let finished = base.compaction_finished;
     let mut newest: HashMap<Box<[u8]>, RecordKey> = HashMap::new();
     let mut key_bytes = 0;

@@ -26,11 +26,11 @@ pub struct Base {
     pub revision: Revision,
     /// The compacted revision, or −1 if etcd never compacted. The state at earlier revisions is unknown.
     pub compact_revision: Revision,
-    /// False if etcd was stopped between scheduling and finishing a compaction. Records at or below the compacted
-    /// revision may then still exist which etcd would remove when it starts.
+    /// False if etcd was stopped between scheduling and finishing a compaction. Records at or below the
+    /// compacted revision may then still exist which etcd would remove when it starts.
     pub compaction_finished: bool,
-    /// The revision that users, roles, members, alarms and leases are from. It equals `revision`, except in a folded
-    /// snapshot, which takes them from its base and records that revision in its note.
+    /// The revision that users, roles, members, alarms and leases are from. It equals `revision`, except in a
+    /// folded snapshot, which takes them from its base and records that revision in its note.
     pub metadata_revision: Revision,
 }
 
@@ -137,9 +137,9 @@ impl Notation for KeepHistory {
 }
 
 impl KeepHistory {
-    /// Returns the revision to compact at in a fold from `base` to `target`: never below the base's own compacted
-    /// revision, since history that the base lost cannot come back. `cutoff` is the newest revision that is too old
-    /// for [`KeepHistory::Age`], if there is one.
+    /// Returns the revision to compact at in a fold from `base` to `target`: never below the base's own
+    /// compacted revision, since history that the base lost cannot come back. `cutoff` is the newest revision
+    /// that is too old for [`KeepHistory::Age`], if there is one.
     pub fn compact_revision(
         self,
         base: &Base,

@@ -1,7 +1,7 @@
 //! The table of keys that a fold has seen changes of, with one slot for each key.
 //!
-//! A key costs 88 bytes for its slot, its own length, and about 11 bytes of index (17 while the index grows). Slots and
-//! keys lie in chunks that never move. `fold` is the only caller.
+//! A key costs 88 bytes for its slot, its own length, and about 11 bytes of index (17 while the index grows).
+//! Slots and keys lie in chunks that never move. `fold` is the only caller.
 
 use crate::mvcc::revision::{RecordKey, Revision};
 use hashbrown::{DefaultHashBuilder, HashTable};
@@ -9,7 +9,8 @@ use std::hash::BuildHasher;
 
 /// The number of slots in a chunk.
 const CHUNK_SLOTS: usize = 1024;
-/// The size of the first chunk of key bytes. Each chunk is twice as long as the one before, up to the longest.
+/// The size of the first chunk of key bytes. Each chunk is twice as long as the one before, up to the
+/// longest.
 const FIRST_CHUNK: usize = 16 << 10;
 const LONGEST_CHUNK: usize = 1 << 20;
 
@@ -21,7 +22,8 @@ pub(super) enum KeyState {
 }
 
 impl KeyState {
-    /// Whether a change to the state `self` can follow the state `before`. A key that never existed is `Gone`.
+    /// Whether a change to the state `self` can follow the state `before`. A key that never existed is
+    /// `Gone`.
     pub(super) fn follows(self, before: KeyState) -> bool {
         match (before, self) {
             (KeyState::Gone, KeyState::Gone) => false,
@@ -58,14 +60,15 @@ pub(super) struct Slot {
     first_main: Revision,
     first_sub: u32,
     has_kept: bool,
-    /// Whether a change above the new compacted revision exists: then the kept record is not the key's newest.
+    /// Whether a change above the new compacted revision exists: then the kept record is not the key's
+    /// newest.
     pub(super) changed_after_compact: bool,
     pub(super) alive_in_base: bool,
 }
 
 impl Slot {
-    /// Returns the newest change at or below the new compacted revision, as (main, sub). Compaction removes the
-    /// older ones.
+    /// Returns the newest change at or below the new compacted revision, as (main, sub). Compaction removes
+    /// the older ones.
     pub(super) fn kept(&self) -> Option<(Revision, u32)> {
         self.has_kept.then_some((self.kept_main, self.kept_sub))
     }
@@ -80,8 +83,9 @@ impl Slot {
         (self.kept_main, self.kept_sub, self.has_kept) = (main, sub, true);
     }
 
-    /// Whether a compaction at `compact` keeps a record. As in etcd, it keeps all records above that revision; at or
-    /// below it, it keeps each key's newest record, and a tombstone only at exactly that revision.
+    /// Whether a compaction at `compact` keeps a record. As in etcd, it keeps all records above that
+    /// revision; at or below it, it keeps each key's newest record, and a tombstone only at exactly that
+    /// revision.
     pub(super) fn survives(slot: Option<&Slot>, compact: Revision, record: &RecordKey) -> bool {
         if record.main > compact {
             return true;
@@ -140,8 +144,8 @@ impl Keys {
         self.key_of(self.at(id))
     }
 
-    /// Adds a new key, whose first change is at `change` (main, sub) and leaves it in the state `first`. Returns `None`
-    /// if the table holds 2³² keys, or the key is longer than 4 GiB.
+    /// Adds a new key, whose first change is at `change` (main, sub) and leaves it in the state `first`.
+    /// Returns `None` if the table holds 2³² keys, or the key is longer than 4 GiB.
     pub(super) fn insert(
         &mut self,
         key: &[u8],

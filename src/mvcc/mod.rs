@@ -1,7 +1,8 @@
-//! etcd's multi-version store inside a bbolt file: revisions, records, compaction, HashKV, and the fold that turns a
-//! full snapshot and the events after it into a new full.
+//! etcd's multi-version store inside a bbolt file: revisions, records, compaction, HashKV, and the fold that
+//! turns a full snapshot and the events after it into a new full.
 //!
-//! It knows nothing of stores, snapshot names or compression. `ops` calls it; it reads databases through `bolt`.
+//! It knows nothing of stores, snapshot names or compression. `ops` calls it; it reads databases through
+//! `bolt`.
 
 pub mod change;
 mod change_log;

@@ -1,7 +1,7 @@
 //! The record of a change of a key: etcd's protobuf `mvccpb.KeyValue`.
 //!
-//! The encoder writes the same bytes as etcd (fields in the order of their numbers, zero fields omitted), because
-//! HashKV covers these bytes. Source: etcd's `api/mvccpb/kv.proto`.
+//! The encoder writes the same bytes as etcd (fields in the order of their numbers, zero fields omitted),
+//! because HashKV covers these bytes. Source: etcd's `api/mvccpb/kv.proto`.
 
 use crate::base::protobuf::{Value, put_bytes, put_bytes_head, put_varint, take_field, varint_len};
 use crate::error::{Error, Result};
@@ -82,7 +82,8 @@ impl<'a> KeyValue<'a> {
         }
     }
 
-    /// Returns the number of bytes that [`encode`](Self::encode) would append if the value had `value_len` bytes.
+    /// Returns the number of bytes that [`encode`](Self::encode) would append if the value had `value_len`
+    /// bytes.
     pub fn encoded_len(&self, value_len: usize) -> usize {
         let bytes = |n: usize| match n {
             0 => 0,

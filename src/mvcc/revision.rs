@@ -63,7 +63,8 @@ pub struct RecordKey {
 }
 
 impl RecordKey {
-    /// Appends the bytes: main (8 bytes, big endian), `_`, sub (8 bytes, big endian), and `t` if it is a tombstone.
+    /// Appends the bytes: main (8 bytes, big endian), `_`, sub (8 bytes, big endian), and `t` if it is a
+    /// tombstone.
     pub fn encode(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(&encode_revision(self.main, self.sub));
         if self.tombstone {

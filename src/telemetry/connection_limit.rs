@@ -1,8 +1,8 @@
 //! Limits the connections of the HTTP endpoint: their number, and the time without a complete request.
 //!
-//! The endpoint has no authentication, so nobody may block it: if there are too many connections, the oldest one is
-//! closed. A Kubernetes probe uses a new connection at once, and is therefore answered even while somebody holds all
-//! other connections. Called by `endpoint`.
+//! The endpoint has no authentication, so nobody may block it: if there are too many connections, the oldest
+//! one is closed. A Kubernetes probe uses a new connection at once, and is therefore answered even while
+//! somebody holds all other connections. Called by `endpoint`.
 
 use crate::base::lock;
 use axum::serve::Listener;
@@ -23,7 +23,8 @@ use tokio::time::{Instant, Sleep};
 pub(super) struct Limits {
     /// The maximum number of connections.
     pub(super) connections: usize,
-    /// The maximum time from the connection, or from the last response, to the end of the next request's headers.
+    /// The maximum time from the connection, or from the last response, to the end of the next request's
+    /// headers.
     pub(super) idle_timeout: Duration,
 }
 

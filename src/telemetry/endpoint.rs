@@ -1,6 +1,7 @@
 //! The HTTP endpoint: `/metrics` for Prometheus, `/healthz` and `/readyz` for Kubernetes.
 //!
-//! It is read-only, without TLS and authentication: it is meant for the network of the cluster. Called by `cli`.
+//! It is read-only, without TLS and authentication: it is meant for the network of the cluster. Called by
+//! `cli`.
 
 use super::connection_limit::{LimitedListener, Limits};
 use super::metrics::Metrics;
@@ -206,7 +207,8 @@ impl MetricsServer {
         self.state.ready.store(ready, Ordering::Relaxed);
     }
 
-    /// Keeps the endpoint open for this time, unless cancelled: otherwise Prometheus could miss a short operation.
+    /// Keeps the endpoint open for this time, unless cancelled: otherwise Prometheus could miss a short
+    /// operation.
     pub fn wait_for_scrape(&self, time: Duration, cancel: &Cancel) {
         let wait = async { cancel.or(tokio::time::sleep(time)).await };
         // The operation is complete, so a signal is not an error.

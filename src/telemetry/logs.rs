@@ -34,8 +34,8 @@ impl LogFormat {
     }
 }
 
-/// Writes a field of a text line. Text of others, such as names and messages, must not forge a line or control the
-/// terminal.
+/// Writes a field of a text line. Text of others, such as names and messages, must not forge a line or
+/// control the terminal.
 fn write_field(out: &mut Writer<'_>, field: &Field, value: &dyn Debug) -> std::fmt::Result {
     let text = format!("{value:?}");
     let text = printable::line(&text);
@@ -47,8 +47,8 @@ fn write_field(out: &mut Writer<'_>, field: &Field, value: &dyn Debug) -> std::f
 
 /// Starts logging. `level` is a level (`info`), or a list of `target=level` separated by commas.
 ///
-/// A single level applies to deltafold only. Other crates log warnings and errors, because their debug lines may
-/// contain requests.
+/// A single level applies to deltafold only. Other crates log warnings and errors, because their debug lines
+/// may contain requests.
 ///
 /// # Errors
 /// A message if `level` is invalid.

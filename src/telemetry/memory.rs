@@ -14,8 +14,8 @@ pub fn peak_memory_bytes() -> Option<u64> {
 
 /// Makes glibc return buffers above 2 MiB to the system as soon as they are freed.
 ///
-/// By default, glibc keeps such buffers after the first one was freed, up to 64 MiB for each thread. With large values
-/// and many threads, that is a multiple of the memory in use.
+/// By default, glibc keeps such buffers after the first one was freed, up to 64 MiB for each thread. With
+/// large values and many threads, that is a multiple of the memory in use.
 pub fn give_back_long_buffers() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {

@@ -1,8 +1,8 @@
 //! The Prometheus metrics of the commands. `docs/metrics.md` lists names, labels and units.
 //!
-//! A metric is exposed only after it was set: a command that saves nothing has no last snapshot. Label values come from
-//! small sets, or are names of members; they are never keys, values, URLs or parts of messages. `endpoint` and `textfile`
-//! publish the metrics; `ops` and `cli` set them.
+//! A metric is exposed only after it was set: a command that saves nothing has no last snapshot. Label values
+//! come from small sets, or are names of members; they are never keys, values, URLs or parts of messages.
+//! `endpoint` and `textfile` publish the metrics; `ops` and `cli` set them.
 
 use crate::base::lock;
 use crate::error::{Error, Reason};
@@ -67,8 +67,8 @@ impl<M: EncodeMetric + TypedMetric> EncodeMetric for OnceKnown<M> {
 #[derive(Debug, Clone, Default)]
 struct Age(Arc<Mutex<Option<Since>>>);
 
-/// The beginning by the wall clock, the time when it was set, and the age at that time. The age grows by the monotonic
-/// clock, which does not jump. `None` if there is nothing that ages.
+/// The beginning by the wall clock, the time when it was set, and the age at that time. The age grows by the
+/// monotonic clock, which does not jump. `None` if there is nothing that ages.
 type Since = Option<(DateTime<Utc>, Instant, Duration)>;
 
 impl Age {
@@ -189,7 +189,8 @@ macro_rules! metrics {
         pub struct Metrics {
             registry: Arc<Registry>,
             names: Arc<[String]>,
-            /// Held by `job_ended` and `encode`, so that an exposition never contains only a part of a job's end.
+            /// Held by `job_ended` and `encode`, so that an exposition never contains only a part of a job's
+            /// end.
             job_end: Arc<Mutex<()>>,
             durations: Durations,
             $($field: $type,)*
@@ -339,8 +340,8 @@ impl Metrics {
         Ok(text)
     }
 
-    /// Returns the exposition as Prometheus text of version 0.0.4, which node exporter reads from files. In that format
-    /// counters and infos have the names of their samples, and there are no units.
+    /// Returns the exposition as Prometheus text of version 0.0.4, which node exporter reads from files. In
+    /// that format counters and infos have the names of their samples, and there are no units.
     ///
     /// # Errors
     /// `Internal`.
@@ -422,8 +423,8 @@ impl Metrics {
         self.store_written.get().inc_by(bytes);
     }
 
-    /// Counts a failure, final or to be retried. `operation` is a word of a small set, such as the command, `watch`,
-    /// `upload` or `lock`.
+    /// Counts a failure, final or to be retried. `operation` is a word of a small set, such as the command,
+    /// `watch`, `upload` or `lock`.
     pub fn failed(&self, operation: &'static str, reason: Reason) {
         let labels = [
             ("operation", operation.to_owned()),
@@ -433,9 +434,9 @@ impl Metrics {
         self.failures.get_or_create(&labels).inc();
     }
 
-    /// Sets the number of revisions that are not in any snapshot, and the time of the oldest of these changes (`None` if
-    /// all changes are saved). If etcd does not respond, that is the time of its last response: later changes may be
-    /// unsaved.
+    /// Sets the number of revisions that are not in any snapshot, and the time of the oldest of these changes
+    /// (`None` if all changes are saved). If etcd does not respond, that is the time of its last response:
+    /// later changes may be unsaved.
     pub fn unsaved(&self, revisions: u64, since: Option<DateTime<Utc>>) {
         self.unsaved_revisions.get().set(int(revisions));
         self.unsaved_for.set(since);

@@ -1,6 +1,8 @@
-//! The termination message: a summary of a command's result in JSON, which Kubernetes stores in the status of the Pod.
+//! The termination message: a summary of a command's result in JSON, which Kubernetes stores in the status of
+//! the Pod.
 //!
-//! `cli` writes it, and `controller` reads it. It never exceeds the limit of Kubernetes: only what fits is added.
+//! `cli` writes it, and `controller` reads it. It never exceeds the limit of Kubernetes: only what fits is
+//! added.
 
 use crate::error::Error;
 use chrono::{DateTime, SubsecRound, Utc};
@@ -10,7 +12,8 @@ use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// The maximum size of the message in bytes. Kubernetes truncates messages above 4096 bytes, which breaks the JSON.
+/// The maximum size of the message in bytes. Kubernetes truncates messages above 4096 bytes, which breaks the
+/// JSON.
 const MAX_BYTES: usize = 4095;
 /// The maximum size of the error message in JSON, in bytes.
 const MAX_MESSAGE: usize = 1024;
@@ -118,8 +121,8 @@ const DETAIL_LEVELS: [DetailLevel; 3] = [
     DetailLevel { text: 512, whole: 16, first: 3 },
 ];
 
-/// Summarizes an outcome in at most `room` bytes of JSON. Every field is first added with little detail, the shortest
-/// field first; then more detail is added as long as it fits.
+/// Summarizes an outcome in at most `room` bytes of JSON. Every field is first added with little detail, the
+/// shortest field first; then more detail is added as long as it fits.
 fn summary(outcome: &Map<String, Value>, room: usize) -> Map<String, Value> {
     let mut summary = Map::new();
     let mut left = room.saturating_sub("{}".len());
@@ -164,7 +167,8 @@ fn cut(value: &Value, level: &DetailLevel) -> Value {
     }
 }
 
-/// Replaces a long list by an object with its length, the numbers of some field values, and its first and last elements.
+/// Replaces a long list by an object with its length, the numbers of some field values, and its first and
+/// last elements.
 fn cut_list(items: &[Value], level: &DetailLevel) -> Value {
     let all = |items: &[Value]| -> Value { items.iter().map(|item| cut(item, level)).collect() };
     if items.len() <= level.whole || items.is_empty() {
@@ -188,7 +192,8 @@ fn cut_list(items: &[Value], level: &DetailLevel) -> Value {
     list
 }
 
-/// Cuts a text to at most `most` bytes in JSON, without its quotes. A text that was cut ends with [`ELLIPSIS`].
+/// Cuts a text to at most `most` bytes in JSON, without its quotes. A text that was cut ends with
+/// [`ELLIPSIS`].
 fn cut_text(text: &str, most: usize) -> String {
     let mut length = 0;
     let mut end = 0;

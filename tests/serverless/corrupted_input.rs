@@ -873,7 +873,7 @@ fn pages_that_overlap_cost_no_more_than_the_file() {
         page(&mut file, n, 1, PAGES - 1 - n, [16, n as u64 + 1]);
     }
     let e = walk(&file).unwrap_err();
-    assert!(e.to_string().contains("one too many"), "{e}");
+    assert!(e.to_string().contains("exceeds the number of pages"), "{e}");
 }
 
 /// The leaf of each bucket names itself n times as a bucket: without one budget for all, a copy
@@ -896,6 +896,6 @@ fn buckets_that_share_pages_are_refused() {
         "shared",
         &with(&path, object(&file, GZIP)),
         "CorruptSnapshot",
-        &[&path, "one too many"],
+        &[&path, "exceeds the number of pages"],
     );
 }

@@ -1,8 +1,8 @@
-//! Installs a restored member: stages its files in the data directory, then moves them to their final place, completely
-//! or not at all, even if the process is killed.
+//! Installs a restored member: stages its files in the data directory, then moves them to their final place,
+//! completely or not at all, even if the process is killed.
 //!
-//! If a restore is interrupted, the next one completes or undoes it, by the journal. This module moves files and does
-//! not read them. Called by `ops::restore`.
+//! If a restore is interrupted, the next one completes or undoes it, by the journal. This module moves files
+//! and does not read them. Called by `ops::restore`.
 //!
 //! ```text
 //! DIR/member                            the member that etcd uses
@@ -37,7 +37,8 @@ pub const MEMBER: &str = "member";
 pub const STAGING: &str = ".deltafold-restore";
 const NEW: &str = "new";
 const JOURNAL: &str = "journal";
-/// The file with the path of the WAL directory, by which the next restore finds the segment that is staged there.
+/// The file with the path of the WAL directory, by which the next restore finds the segment that is staged
+/// there.
 const WAL_DIR: &str = "wal-dir";
 /// A marker in a member that is in its final place, until the restore is complete.
 const MARK: &str = ".deltafold-new";
@@ -86,8 +87,8 @@ impl InstallTarget {
         let is_own_wal =
             |w: &Path| w == member.join("wal") || resolve_links(w) == real_member.join("wal");
         let wal_dir = wal_dir.filter(|w| !is_own_wal(w));
-        // Both the path as given and the path without links matter: a restore moves the first, and the files are
-        // in the second.
+        // Both the path as given and the path without links matter: a restore moves the first, and the files
+        // are in the second.
         let is_moved = |w: &Path| {
             let is_in = |dir: &Path, member: &Path| {
                 w.starts_with(member) || w.starts_with(dir.join(STAGING)) || w == dir
@@ -168,8 +169,9 @@ impl InstallTarget {
     /// Locks the directories for this process, and completes or undoes an interrupted restore.
     ///
     /// # Errors
-    /// `TargetInUse` if another restore holds a lock; `CorruptDataDir` if the journal is damaged; `Configuration` if the
-    /// WAL directory of the interrupted restore is missing; `Io`, `NoSpace`, `PermissionDenied`.
+    /// `TargetInUse` if another restore holds a lock; `CorruptDataDir` if the journal is damaged;
+    /// `Configuration` if the WAL directory of the interrupted restore is missing; `Io`, `NoSpace`,
+    /// `PermissionDenied`.
     pub fn lock(&self) -> Result<LockedTarget> {
         self.lock_with(&mut |_| ())
     }
@@ -197,8 +199,8 @@ impl InstallTarget {
         Ok(locked)
     }
 
-    /// Returns an unused suffix for kept files: `aside`, or that with a number. Another restore may have used `aside` in
-    /// the same second.
+    /// Returns an unused suffix for kept files: `aside`, or that with a number. Another restore may have used
+    /// `aside` in the same second.
     fn free_name(&self, aside: &str) -> String {
         let exists = |path: PathBuf| path.symlink_metadata().is_ok();
         let mut name = aside.to_owned();
@@ -243,7 +245,8 @@ impl LockedTarget {
         self.leftover
     }
 
-    /// Creates the staging directories of a new member: one for the database and the `.snap` file, and one for the WAL.
+    /// Creates the staging directories of a new member: one for the database and the `.snap` file, and one
+    /// for the WAL.
     ///
     /// # Errors
     /// `Io`, `NoSpace`, `PermissionDenied`.
@@ -264,8 +267,8 @@ impl LockedTarget {
 
     /// Moves the staged files to their final place. The caller must have synced them.
     ///
-    /// Previous files are kept under names that end in `aside`, or in `aside` and a number if such names exist. Returns
-    /// these names. `done` is called after every step.
+    /// Previous files are kept under names that end in `aside`, or in `aside` and a number if such names
+    /// exist. Returns these names. `done` is called after every step.
     ///
     /// # Errors
     /// `Io`, `NoSpace`, `PermissionDenied`. The previous files are then in their place again.
@@ -347,7 +350,8 @@ impl LockedTarget {
         Ok(kept)
     }
 
-    /// Completes a restore whose new member is in its final place. Returns the path of the kept previous member.
+    /// Completes a restore whose new member is in its final place. Returns the path of the kept previous
+    /// member.
     fn complete(
         &self,
         journal: &Journal,
@@ -419,8 +423,8 @@ impl LockedTarget {
         }
         if let Some((w, segment)) = &journal.wal {
             let old = w.join(&journal.aside);
-            // If staging does not hold the new segment, the segment of that name in the WAL directory is the new one.
-            // It is moved back to staging, so that the undo can be repeated.
+            // If staging does not hold the new segment, the segment of that name in the WAL directory is the
+            // new one. It is moved back to staging, so that the undo can be repeated.
             let (staged, placed) = (w.join(STAGING).join(segment), w.join(segment));
             match (staged.exists(), placed.exists()) {
                 (true, _) => {}

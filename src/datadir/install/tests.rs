@@ -210,7 +210,8 @@ impl Bench {
         kills
     }
 
-    /// Recovers from the files that a killed restore has left. Returns whether the new member is installed then.
+    /// Recovers from the files that a killed restore has left. Returns whether the new member is installed
+    /// then.
     fn recovers(&self, place: &InstallTarget, left: &Tree, what: &str) -> bool {
         lay_out(self.root.path(), left);
         let locked = place.lock().unwrap_or_else(|e| panic!("{what}: {e}"));

@@ -16,7 +16,8 @@ pub(super) const SEGMENT_SIZE: u64 = 64_000_000;
 
 /// Writes the segment into the existing folder `dir`, and syncs both.
 ///
-/// The file has the size of etcd's segments, 64 MB, but is sparse: etcd allocates the disk space when it opens it.
+/// The file has the size of etcd's segments, 64 MB, but is sparse: etcd allocates the disk space when it
+/// opens it.
 ///
 /// # Errors
 /// `TargetExists`; `Io`, `NoSpace`, `PermissionDenied`.
@@ -24,9 +25,10 @@ pub fn create(dir: &Path, cluster: &Cluster) -> Result<PathBuf> {
     write_new(dir, &segment_name(0, 0), &encode(cluster), SEGMENT_SIZE)
 }
 
-/// Encodes the segment: CRC, metadata, an empty snapshot, a configuration change for each member (sorted by ID, from
-/// index 1), the hard state with a vote for the first member, and the snapshot of the `.snap` file. The bytes equal
-/// those of etcdutl 3.5 and 3.6; 3.7 omits two zero fields (the ID of the change, and `auto_leave`).
+/// Encodes the segment: CRC, metadata, an empty snapshot, a configuration change for each member (sorted by
+/// ID, from index 1), the hard state with a vote for the first member, and the snapshot of the `.snap` file.
+/// The bytes equal those of etcdutl 3.5 and 3.6; 3.7 omits two zero fields (the ID of the change, and
+/// `auto_leave`).
 pub fn encode(cluster: &Cluster) -> Vec<u8> {
     let mut log = Encoder {
         crc: digest(0),

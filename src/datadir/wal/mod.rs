@@ -1,7 +1,9 @@
-//! The write-ahead log: writes the first segment of a restored member ([`create`]), and reads the log of any member.
+//! The write-ahead log: writes the first segment of a restored member ([`create`]), and reads the log of any
+//! member.
 //!
-//! It applies no entries; of requests it only knows whether they can create a revision. Called by `ops::restore`.
-//! Sources: etcd's `storage/wal` (wal.go, decoder.go, encoder.go, repair.go) and raft's `raft.proto`.
+//! It applies no entries; of requests it only knows whether they can create a revision. Called by
+//! `ops::restore`. Sources: etcd's `storage/wal` (wal.go, decoder.go, encoder.go, repair.go) and raft's
+//! `raft.proto`.
 
 mod encode;
 mod record_reader;
@@ -34,8 +36,8 @@ fn sum(digest: &Digest) -> u32 {
     digest.finalize() as u32
 }
 
-/// An incomplete record at the end of the last segment, left by a write that was interrupted. etcd removes it when it
-/// starts.
+/// An incomplete record at the end of the last segment, left by a write that was interrupted. etcd removes it
+/// when it starts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TornRecord {
     /// The segment.
@@ -51,8 +53,8 @@ pub struct HardState {
     pub term: u64,
     /// The ID of the member that it voted for in that term, or 0.
     pub vote: u64,
-    /// The highest index that the member had saved as committed. Later entries may be committed as well: etcd saves
-    /// the index only together with the next write.
+    /// The highest index that the member had saved as committed. Later entries may be committed as well: etcd
+    /// saves the index only together with the next write.
     pub commit: u64,
 }
 
@@ -133,8 +135,8 @@ impl LogEntry<'_> {
     }
 }
 
-/// Whether a request (`etcdserverpb.InternalRaftRequest`) can create a revision. That is true of a put, a delete, a
-/// transaction, the revocation of a lease (which deletes its keys), and of every unknown request.
+/// Whether a request (`etcdserverpb.InternalRaftRequest`) can create a revision. That is true of a put, a
+/// delete, a transaction, the revocation of a lease (which deletes its keys), and of every unknown request.
 pub fn request_may_make_revision(mut data: &[u8]) -> bool {
     while !data.is_empty() {
         match take_field(&mut data) {
@@ -167,18 +169,18 @@ pub fn request_may_make_revision(mut data: &[u8]) -> bool {
 
 /// Reads and checks a whole log. It holds one record at a time.
 ///
-/// It refuses every log that etcd refuses, and also wrong CRCs, lengths and fields that etcd happens to accept. An
-/// incomplete record at the end of the last segment is not an error: see [`Summary::torn`].
+/// It refuses every log that etcd refuses, and also wrong CRCs, lengths and fields that etcd happens to
+/// accept. An incomplete record at the end of the last segment is not an error: see [`Summary::torn`].
 ///
 /// # Errors
-/// `CorruptDataDir` if there is no segment, a segment is missing or damaged, entries are missing, or the log ends
-/// before the committed index; `Io`, `PermissionDenied`.
+/// `CorruptDataDir` if there is no segment, a segment is missing or damaged, entries are missing, or the log
+/// ends before the committed index; `Io`, `PermissionDenied`.
 pub fn read(dir: &Path) -> Result<Summary> {
     Ok(scan(dir)?.0)
 }
 
-/// Calls `each` for every entry above `after_index`, in order, except those that later entries replaced. It reads the
-/// log twice; nobody may write to it meanwhile.
+/// Calls `each` for every entry above `after_index`, in order, except those that later entries replaced. It
+/// reads the log twice; nobody may write to it meanwhile.
 ///
 /// # Errors
 /// As [`read`]; the errors of `each`.
@@ -224,8 +226,9 @@ fn for_each_current_entry(
 pub struct PendingRevisions {
     /// The revisions of entries up to the saved commit index.
     pub committed: u64,
-    /// The revisions of all entries. The only member of a cluster commits all of them when it starts, and clients may
-    /// have received responses for some: etcd applies an entry before it saves that the entry is committed.
+    /// The revisions of all entries. The only member of a cluster commits all of them when it starts, and
+    /// clients may have received responses for some: etcd applies an entry before it saves that the entry is
+    /// committed.
     pub logged: u64,
 }
 
@@ -260,8 +263,8 @@ pub fn pending_revisions(dir: &Path, consistent_index: u64) -> Result<PendingRev
     Ok(pending)
 }
 
-/// Returns [`PendingRevisions::logged`]: the maximum number of revisions that a member has beyond those of its
-/// database, which has applied the entries up to `consistent_index`.
+/// Returns [`PendingRevisions::logged`]: the maximum number of revisions that a member has beyond those of
+/// its database, which has applied the entries up to `consistent_index`.
 ///
 /// # Errors
 /// As [`pending_revisions`].
@@ -269,7 +272,8 @@ pub fn revisions_at_most(dir: &Path, consistent_index: u64) -> Result<u64> {
     Ok(pending_revisions(dir, consistent_index)?.logged)
 }
 
-/// A point at which a new leader replaced the end of the log: earlier entries with this index or a higher one are void.
+/// A point at which a new leader replaced the end of the log: earlier entries with this index or a higher one
+/// are void.
 struct Truncation {
     /// The number of entries before that point, counted over the whole log.
     ordinal: u64,
@@ -424,7 +428,8 @@ fn parse_entry(mut b: &[u8]) -> Option<LogEntry<'_>> {
     Some(entry)
 }
 
-/// Decodes the fields 1, 2 and 3 of a message if they are integers. Missing ones are 0, and others are skipped.
+/// Decodes the fields 1, 2 and 3 of a message if they are integers. Missing ones are 0, and others are
+/// skipped.
 fn parse_integers(mut b: &[u8]) -> Option<[u64; 3]> {
     let mut n = [0; 3];
     while !b.is_empty() {

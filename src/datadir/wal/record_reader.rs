@@ -106,7 +106,8 @@ impl RecordReader {
             };
             if kind == CRC {
                 let previous = sum(&self.crc);
-                // It is 0 before the first record, which may be in any segment: older ones may have been removed.
+                // It is 0 before the first record, which may be in any segment: older ones may have been
+                // removed.
                 if previous != 0 && previous != crc {
                     return Err(self.damaged("the segment does not continue the segment before it"));
                 }
@@ -181,7 +182,8 @@ impl RecordReader {
         }
     }
 
-    /// Whether the record was left by an interrupted write: it is in the last segment, and a sector of it is zero.
+    /// Whether the record was left by an interrupted write: it is in the last segment, and a sector of it is
+    /// zero.
     fn is_torn(&self) -> bool {
         if !self.unread_segments.is_empty() {
             return false;
@@ -207,8 +209,8 @@ impl RecordReader {
         }
     }
 
-    /// Ends the log before an incomplete record. Like etcd, it does so only in the last segment, where etcd's `Repair`
-    /// removes the record; in any other segment etcd refuses to start.
+    /// Ends the log before an incomplete record. Like etcd, it does so only in the last segment, where etcd's
+    /// `Repair` removes the record; in any other segment etcd refuses to start.
     fn stop_at_torn_record<T>(&mut self, finding: impl std::fmt::Display) -> Result<Option<T>> {
         if !self.unread_segments.is_empty() {
             return Err(self.damaged(finding));

@@ -94,8 +94,8 @@ fn a_written_log_can_be_read() {
     assert!(!crate::datadir::in_use(dir.path(), dir.path()).unwrap());
 }
 
-/// Like etcd, the reader takes a length beyond the end of the file for an incomplete record, wherever it is. A flipped
-/// bit in a length therefore truncates the log; that is an error if committed entries are lost.
+/// Like etcd, the reader takes a length beyond the end of the file for an incomplete record, wherever it is.
+/// A flipped bit in a length therefore truncates the log; that is an error if committed entries are lost.
 #[test]
 fn a_flipped_bit_or_a_cut_is_an_error_or_a_torn_tail() {
     let good = encode(&three("a"));

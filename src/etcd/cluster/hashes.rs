@@ -19,8 +19,8 @@ const HASH_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 pub struct Hash {
     /// The hash.
     pub hash: u32,
-    /// The member's compacted revision when the hash was computed; -1 if it never compacted. Only hashes with the same
-    /// compacted revision can be compared.
+    /// The member's compacted revision when the hash was computed; -1 if it never compacted. Only hashes with
+    /// the same compacted revision can be compared.
     pub compact_revision: i64,
 }
 
@@ -44,8 +44,8 @@ pub struct MemberHash {
 /// The members that hold the same data, and those that do not. Learners are not included.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Agreement {
-    /// The IDs of the members that hold the same data as most; empty if members differ and none of the versions has a
-    /// majority.
+    /// The IDs of the members that hold the same data as most; empty if members differ and none of the
+    /// versions has a majority.
     pub agree: Vec<u64>,
     /// The IDs of the members that hold other data.
     pub differ: Vec<u64>,
@@ -53,8 +53,8 @@ pub struct Agreement {
     pub unknown: Vec<u64>,
 }
 
-/// Compares the hashes of all members at one revision. If hashes differ, only a hash with a majority of all members is
-/// right.
+/// Compares the hashes of all members at one revision. If hashes differ, only a hash with a majority of all
+/// members is right.
 pub fn compare(hashes: &[MemberHash]) -> Agreement {
     let mut groups: BTreeMap<(i64, u32), Vec<u64>> = BTreeMap::new();
     let mut agreement = Agreement::default();
@@ -100,9 +100,9 @@ impl Cluster {
         let Some(newest) = newest.max() else {
             return Ok(hashes);
         };
-        // Compacted revisions differ in two cases. A compaction happened between the requests: request again. Or the
-        // compaction was at exactly this revision: then a member returns the hash from before it out of memory, but not
-        // after a restart. In this case the hash at the newest revision (0) helps.
+        // Compacted revisions differ in two cases. A compaction happened between the requests: request again.
+        // Or the compaction was at exactly this revision: then a member returns the hash from before it out
+        // of memory, but not after a restart. In this case the hash at the newest revision (0) helps.
         for retry_revision in [revision, 0] {
             for (member, hash) in voters.iter().zip(&mut hashes) {
                 if hash.hash.is_some_and(|h| h.compact_revision < newest) {
@@ -137,8 +137,8 @@ async fn hash_kv(connector: &Connector, member: &Member, revision: i64) -> Membe
     }
 }
 
-/// Requests the HashKV at an endpoint. Returns it with its revision. If the member does not have that revision yet, the
-/// request is repeated until `--command-timeout`.
+/// Requests the HashKV at an endpoint. Returns it with its revision. If the member does not have that
+/// revision yet, the request is repeated until `--command-timeout`.
 async fn hash_kv_at(connector: &Connector, endpoint: &str, revision: i64) -> Result<(Hash, i64)> {
     let client = connector.connect(endpoint, Streams::Plain).await;
     let mut client = client.map_err(AttemptError::into_error)?;

@@ -10,8 +10,8 @@ use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// The timeout of a physical compaction, which pauses after every thousand revisions, and of a defragmentation, which
-/// writes a whole database: around 10 s for each GiB.
+/// The timeout of a physical compaction, which pauses after every thousand revisions, and of a
+/// defragmentation, which writes a whole database: around 10 s for each GiB.
 const MAINTENANCE_TIMEOUT: Duration = Duration::from_secs(60 * 60);
 
 /// The result of a compaction.
@@ -24,9 +24,9 @@ pub enum CompactionResult {
 }
 
 impl Cluster {
-    /// Finds the compacted revision of the cluster by a binary search for the oldest revision that can be read: only
-    /// HashKV, which reads the whole keyspace, reports it directly. Returns `None` if the cluster never compacted, or
-    /// at revision 1.
+    /// Finds the compacted revision of the cluster by a binary search for the oldest revision that can be
+    /// read: only HashKV, which reads the whole keyspace, reports it directly. Returns `None` if the cluster
+    /// never compacted, or at revision 1.
     ///
     /// # Errors
     /// `PermissionDenied`, `Unauthenticated`, `EtcdUnreachable`, `Terminated`.
@@ -58,12 +58,12 @@ impl Cluster {
         Ok((readable > 1).then_some(readable))
     }
 
-    /// Compacts the history up to a revision, and waits until it is removed from the database of the member that does
-    /// the request.
+    /// Compacts the history up to a revision, and waits until it is removed from the database of the member
+    /// that does the request.
     ///
     /// # Errors
-    /// `Configuration` if the revision does not exist yet; `PermissionDenied`; the error of the last member that was
-    /// tried; `Terminated`.
+    /// `Configuration` if the revision does not exist yet; `PermissionDenied`; the error of the last member
+    /// that was tried; `Terminated`.
     pub fn compact(&self, connector: &Connector, revision: i64) -> Result<CompactionResult> {
         let is_retry = Cell::new(false);
         self.try_members(connector, async |endpoint| {
@@ -103,8 +103,8 @@ impl Cluster {
 
     /// Waits until every reachable member has removed the history up to `revision` from its database.
     ///
-    /// Each member does so by itself, later than the member that did the request. A repeated request for the same
-    /// compaction is refused as already done, but only after that work (etcd's `compactBarrier`).
+    /// Each member does so by itself, later than the member that did the request. A repeated request for the
+    /// same compaction is refused as already done, but only after that work (etcd's `compactBarrier`).
     ///
     /// # Errors
     /// `Terminated`. A member that does not respond is skipped; its reported sizes may then still shrink.
@@ -126,8 +126,8 @@ impl Cluster {
     /// Defragments one member, which serves no requests meanwhile.
     ///
     /// # Errors
-    /// `EtcdUnreachable`, `PermissionDenied`, `Unauthenticated`; `Terminated`, after which the member continues to
-    /// defragment.
+    /// `EtcdUnreachable`, `PermissionDenied`, `Unauthenticated`; `Terminated`, after which the member
+    /// continues to defragment.
     pub fn defragment(&self, connector: &Connector, member: &Member) -> Result<()> {
         let endpoint = member
             .endpoint

@@ -1,7 +1,7 @@
 //! The members of a live etcd: their status, which of them are healthy, their hashes, and their maintenance.
 //!
-//! All members are queried at once. The caller decides what follows from their responses. Called by `ops::snapshot`,
-//! `ops::maintain` and `ops::verify`.
+//! All members are queried at once. The caller decides what follows from their responses. Called by
+//! `ops::snapshot`, `ops::maintain` and `ops::verify`.
 
 mod hashes;
 mod maintenance;
@@ -137,8 +137,8 @@ impl Cluster {
         self.members.iter().find(|m| m.id == id)
     }
 
-    /// Returns why a member is not healthy, or `None` if it is healthy. NOSPACE alarms and alarms of other members do not
-    /// count.
+    /// Returns why a member is not healthy, or `None` if it is healthy. NOSPACE alarms and alarms of other
+    /// members do not count.
     pub fn unhealthy_reason(&self, member: &Member) -> Option<String> {
         if !member.started {
             return Some("it was never started".to_owned());
@@ -177,8 +177,9 @@ impl Cluster {
         self.behind(member) <= CLOSE_ENTRIES
     }
 
-    /// Returns the members that data can be read from, the best one first: healthy voting members whose ID is not in
-    /// `excluded`. Members that are up to date precede those that lag, and followers precede the leader.
+    /// Returns the members that data can be read from, the best one first: healthy voting members whose ID is
+    /// not in `excluded`. Members that are up to date precede those that lag, and followers precede the
+    /// leader.
     pub fn choose(&self, excluded: &[u64]) -> Vec<&Member> {
         let mut chosen = Vec::new();
         for member in &self.members {

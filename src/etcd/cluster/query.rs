@@ -19,12 +19,13 @@ pub(super) struct EndpointObservation {
 }
 
 impl Cluster {
-    /// Observes all members: first at the given endpoints, then the others at the client URLs that they advertise.
+    /// Observes all members: first at the given endpoints, then the others at the client URLs that they
+    /// advertise.
     ///
     /// # Errors
-    /// `NoQuorum` if members respond but none serves a linearizable read. If no endpoint responds, the most helpful
-    /// reason of `CertificateExpired`, `Configuration`, `Unauthenticated`, `PermissionDenied` and `EtcdUnreachable`.
-    /// `Configuration` if the endpoints belong to different clusters; `Terminated`.
+    /// `NoQuorum` if members respond but none serves a linearizable read. If no endpoint responds, the most
+    /// helpful reason of `CertificateExpired`, `Configuration`, `Unauthenticated`, `PermissionDenied` and
+    /// `EtcdUnreachable`. `Configuration` if the endpoints belong to different clusters; `Terminated`.
     pub fn observe(connector: &Connector) -> Result<Cluster> {
         let endpoints = &connector.options().endpoints;
         let queries = join_all(endpoints.iter().map(|e| query_endpoint(connector, e)));
@@ -141,7 +142,8 @@ pub(super) fn assemble(
     })
 }
 
-/// Returns the error for a cluster whose members respond but do not serve linearizable reads. It names the members.
+/// Returns the error for a cluster whose members respond but do not serve linearizable reads. It names the
+/// members.
 fn no_quorum(members: &[Member], observations: &[EndpointObservation]) -> Error {
     let errors: Vec<&Error> = observations
         .iter()
@@ -254,8 +256,8 @@ async fn find_member(connector: &Connector, member: &Member) -> Result<EndpointO
     }
 }
 
-/// Requests the status, the list of members, and a linearizable read from one endpoint: all at once, because without a
-/// quorum the read gets no response.
+/// Requests the status, the list of members, and a linearizable read from one endpoint: all at once, because
+/// without a quorum the read gets no response.
 async fn query_endpoint(connector: &Connector, endpoint: &str) -> Result<EndpointObservation> {
     let client = connector
         .connect(endpoint, Streams::Plain)
@@ -308,8 +310,8 @@ async fn query_endpoint(connector: &Connector, endpoint: &str) -> Result<Endpoin
     })
 }
 
-/// Makes a linearizable read, and repeats it until `--command-timeout`, because an election may be in progress. Returns
-/// the revision, or `None` if the user has no permission to read.
+/// Makes a linearizable read, and repeats it until `--command-timeout`, because an election may be in
+/// progress. Returns the revision, or `None` if the user has no permission to read.
 async fn read(connector: &Connector, endpoint: &str, client: Client) -> Result<Option<i64>> {
     let mut kv = client.kv_client();
     let timeout = connector.options().command_timeout;
