@@ -191,7 +191,7 @@ pub struct Error {
     plans_again: bool,
 }
 
-/// A result whose error is [`enum@Error`] by default.
+/// A result whose error is [`Error`] by default.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
@@ -243,7 +243,7 @@ impl Error {
 
     /// Creates an error for a local file operation. `operation` names the operation and the file.
     ///
-    /// The reason is `NoSpace`, `PermissionDenied` or `Io`. An [`enum@Error`] inside `e`, which one of our
+    /// The reason is `NoSpace`, `PermissionDenied` or `Io`. An [`Error`] inside `e`, which one of our
     /// own readers passed through `std::io`, is returned unchanged.
     pub fn io(operation: impl fmt::Display, e: std::io::Error) -> Self {
         use std::io::ErrorKind;
