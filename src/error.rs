@@ -1,7 +1,7 @@
-//! The one error of the program.
+//! The error type of the whole program.
 //!
-//! Every failure has a [`Reason`]: a stable CamelCase name, an exit code and whether a retry can
-//! help. It does not say how a failure is printed; `cli` does. Everything returns it.
+//! Every error has a [`Reason`]: a stable CamelCase name, an exit code, and whether a retry can help. `cli`
+//! decides how an error is printed.
 
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -23,73 +23,74 @@ use strum::{Display, IntoStaticStr, VariantArray};
     VariantArray,
 )]
 pub enum Reason {
-    /// The command line or an environment variable cannot be understood.
+    /// The command line or an environment variable is invalid.
     Usage,
     /// A snapshot's bytes are damaged: checksum, compression, bbolt page, JSON or record.
     CorruptSnapshot,
     /// A file of a data directory is damaged: WAL or .snap.
     CorruptDataDir,
-    /// Revisions are missing between the base and the target.
+    /// Revisions are missing between the base and the target revision.
     RevisionGap,
-    /// A snapshot's name promises revisions that its content does not have.
+    /// A snapshot does not contain the revisions that its name says.
     NameMismatch,
     /// A delta does not continue the history before it.
     HistoryMismatch,
-    /// Members of the live etcd hold different data at one revision.
+    /// Members of the live etcd hold different data at the same revision.
     MembersDiffer,
-    /// The backup and the live etcd hold different data at one revision.
+    /// The backup and the live etcd hold different data at the same revision.
     BackupDiffers,
-    /// An etcd that was started on what was restored holds other data than what was folded.
+    /// In a drill, the etcd that was started on the restored data holds other data than the fold.
     DrillFailed,
     /// The prefix is the backup of another cluster.
     OtherCluster,
     /// Two timelines were written at the same time: two clusters share one prefix.
     InterleavedTimelines,
-    /// A snapshot is larger than is allowed.
+    /// A snapshot exceeds a limit of [`crate::base::limits`].
     TooLarge,
-    /// A snapshot may be anybody's: it is plain text where snapshots are encrypted.
+    /// A snapshot is not encrypted although keys are given, so anybody may have written it.
     Untrusted,
-    /// A removal would leave less to restore than there is.
+    /// A removal would shorten the range of revisions that can be restored.
     WouldShrink,
-    /// There is no snapshot to start from.
+    /// The backup has no full snapshot to start from.
     NoSnapshots,
-    /// The revision or time asked for is not covered.
+    /// The backup does not cover the requested revision or time.
     OutOfRange,
-    /// No timeline has the ID asked for.
+    /// No timeline has the requested ID.
     NoSuchTimeline,
-    /// The key asked for is not there.
+    /// The requested key does not exist.
     KeyNotFound,
-    /// There is no revision that both the backup and the live etcd still hold.
+    /// The backup and the live etcd have no revision in common that both still hold.
     NoCommonRevision,
-    /// The store does not answer, or answers with server errors.
+    /// The store does not respond, or responds with server errors.
     StoreUnreachable,
-    /// No member of the live etcd answers.
+    /// No member of the live etcd responds.
     EtcdUnreachable,
-    /// Members of the live etcd answer, and have no quorum.
+    /// Members of the live etcd respond, but have no quorum.
     NoQuorum,
-    /// The Kubernetes API does not answer.
+    /// The Kubernetes API does not respond.
     KubernetesUnreachable,
-    /// A bug in deltafold: something it checks of itself did not hold.
+    /// An internal check failed: a bug in deltafold.
     Internal,
-    /// What is to be written exists already, with other content.
+    /// The target of a write exists already, with other content.
     TargetExists,
     /// A running etcd, or another restore, uses the data directory.
     TargetInUse,
-    /// The cluster that a member would be restored into is alive without it.
+    /// The cluster has a quorum without the member whose data directory would be restored.
     ClusterHasQuorum,
     /// Reading or writing a local file failed.
     Io,
-    /// There is not enough room on a local disk.
+    /// A local disk is full.
     NoSpace,
-    /// The listing changed during the run; a new run sees the new state.
+    /// The listing of the store changed during the operation. A new attempt sees the new listing.
     SnapshotVanished,
-    /// The live etcd changed what was to be changed, or was compacted; a new run sees the new state.
+    /// Another client changed the same keys of the live etcd, or etcd was compacted. A new attempt sees the
+    /// new state.
     Conflict,
-    /// Some of what was to be done was done, and some failed; a new run goes on with the rest.
+    /// A part of the operation failed. A new attempt continues with the rest.
     PartlyDone,
-    /// Another run holds the lock.
+    /// Another operation holds the lock.
     LockHeld,
-    /// A member of the live etcd is not healthy, so that nothing is done that needs all others.
+    /// A member of the live etcd is unhealthy, and the operation needs all other members to be healthy.
     MemberUnhealthy,
     /// A certificate has expired, or is not valid yet.
     CertificateExpired,
@@ -97,11 +98,11 @@ pub enum Reason {
     PermissionDenied,
     /// The store or etcd does not accept the credentials.
     Unauthenticated,
-    /// A snapshot is encrypted, and no identity that was given opens it.
+    /// A snapshot is encrypted, and none of the given identities decrypts it.
     CannotDecrypt,
-    /// A setting of the store or of the way to etcd is wrong or missing.
+    /// A setting of the store or of the connection to etcd is wrong or missing.
     Configuration,
-    /// SIGTERM or SIGINT ended the run.
+    /// SIGTERM or SIGINT ended the operation.
     Terminated,
 }
 
@@ -109,12 +110,12 @@ impl Reason {
     /// Every reason, in the order of the exit codes.
     pub const ALL: &[Reason] = Reason::VARIANTS;
 
-    /// The stable CamelCase name.
+    /// Returns the stable CamelCase name.
     pub fn as_str(self) -> &'static str {
         self.into()
     }
 
-    /// The process exit code, after BSD's sysexits.h; 143 is 128 + SIGTERM.
+    /// Returns the exit code of the process. Codes follow BSD's sysexits.h; 143 is 128 + SIGTERM.
     pub fn exit_code(self) -> u8 {
         match self {
             Reason::Usage => 64,
@@ -155,14 +156,15 @@ impl Reason {
         }
     }
 
-    /// A failure for this reason; the message is lower case, without a full stop.
+    /// Creates an error with this reason. The message is lower case and has no full stop.
     pub fn error(self, message: impl Into<String>) -> Error {
         Error::new(self, message)
     }
 
-    /// Whether snapshots or a data directory, not their surroundings, are what is wrong.
+    /// Whether snapshots or a data directory are damaged or contradict themselves. False if their content is
+    /// fine and only differs from something else, such as the live etcd.
     pub fn is_bad_data(self) -> bool {
-        let of_surroundings = matches!(
+        let data_is_intact = matches!(
             self,
             Reason::MembersDiffer
                 | Reason::BackupDiffers
@@ -171,16 +173,16 @@ impl Reason {
                 | Reason::Untrusted
                 | Reason::WouldShrink
         );
-        self.exit_code() == 65 && !of_surroundings
+        self.exit_code() == 65 && !data_is_intact
     }
 
-    /// Whether the same command can succeed later without anything being mended by hand.
+    /// Whether the same command can succeed later without a change by hand.
     pub fn is_retryable(self) -> bool {
         matches!(self.exit_code(), 69 | 74 | 75)
     }
 }
 
-/// A failure: a [`Reason`] and a sentence that says what, where and what to do.
+/// An error: a [`Reason`], and a message that says what failed, where, and what to do next.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct Error {
@@ -189,11 +191,11 @@ pub struct Error {
     plans_again: bool,
 }
 
-/// What everything here returns.
+/// A result whose error is [`Error`] by default.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// A failure with `reason`; the message is lower case, without a full stop.
+    /// Creates an error. The message is lower case and has no full stop.
     pub fn new(reason: Reason, message: impl Into<String>) -> Self {
         Error {
             reason,
@@ -202,7 +204,8 @@ impl Error {
         }
     }
 
-    /// What a plan relied on turned out to be excluded: the same run can plan again without it.
+    /// Creates a `SnapshotVanished` error for a plan that relied on a snapshot which turned out to be
+    /// excluded. The operation can make another plan without that snapshot.
     pub(crate) fn plan_again(message: impl Into<String>) -> Self {
         Error {
             plans_again: true,
@@ -210,12 +213,14 @@ impl Error {
         }
     }
 
-    /// Whether it is of [`plan_again`](Self::plan_again).
+    /// Whether the operation can make another plan: the error was created by
+    /// [`plan_again`](Self::plan_again).
     pub(crate) fn plans_again(&self) -> bool {
         self.plans_again
     }
 
-    /// The same error once more.
+    /// Returns a copy, for a second report of the same failure. The type is not `Clone`, so that errors are
+    /// not copied by accident.
     pub(crate) fn again(&self) -> Self {
         Error {
             message: self.message.clone(),
@@ -223,12 +228,12 @@ impl Error {
         }
     }
 
-    /// Damaged bytes.
+    /// Creates a `CorruptSnapshot` error.
     pub fn corrupt(message: impl Into<String>) -> Self {
         Reason::CorruptSnapshot.error(message)
     }
 
-    /// A bug of ours.
+    /// Creates an `Internal` error, which asks the user to report a bug.
     pub fn internal(message: impl Into<String>) -> Self {
         Reason::Internal.error(format!(
             "{} (this is a bug in deltafold: please report it)",
@@ -236,13 +241,14 @@ impl Error {
         ))
     }
 
-    /// A local file operation that failed; `what` names the operation and the file.
+    /// Creates an error for a local file operation. `operation` names the operation and the file.
     ///
-    /// An error that one of our own readers passed through `std::io` keeps its reason.
-    pub fn io(what: impl fmt::Display, e: std::io::Error) -> Self {
+    /// The reason is `NoSpace`, `PermissionDenied` or `Io`. An [`Error`] inside `e`, which one of our
+    /// own readers passed through `std::io`, is returned unchanged.
+    pub fn io(operation: impl fmt::Display, e: std::io::Error) -> Self {
         use std::io::ErrorKind;
         match e.downcast::<Error>() {
-            Ok(own) => own,
+            Ok(inner) => inner,
             Err(e) => {
                 let reason = match e.kind() {
                     ErrorKind::StorageFull | ErrorKind::QuotaExceeded => Reason::NoSpace,
@@ -251,24 +257,24 @@ impl Error {
                     }
                     _ => Reason::Io,
                 };
-                reason.error(format!("{what}: {e}"))
+                reason.error(format!("{operation}: {e}"))
             }
         }
     }
 
-    /// Puts `where_` before the message, keeping the reason.
-    pub fn at(mut self, where_: impl fmt::Display) -> Self {
-        self.message = format!("{where_}: {}", self.message);
+    /// Puts `place` and a colon before the message.
+    pub fn at(mut self, place: impl fmt::Display) -> Self {
+        self.message = format!("{place}: {}", self.message);
         self
     }
 
-    /// Why it failed.
+    /// Returns the reason.
     pub fn reason(&self) -> Reason {
         self.reason
     }
 }
 
-/// So that our readers can stand behind `std::io::Read` without losing the reason.
+/// Lets our readers implement `std::io::Read` without losing the reason: [`Error::io`] restores it.
 impl From<Error> for std::io::Error {
     fn from(e: Error) -> Self {
         std::io::Error::other(e)
@@ -280,7 +286,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_reason_survives_std_io() {
+    fn the_reason_survives_a_conversion_to_std_io() {
         let e = Error::corrupt("page 7 is torn");
         let back = Error::io("read x", std::io::Error::from(e));
         assert_eq!(back.reason(), Reason::CorruptSnapshot);
@@ -288,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn only_unreachable_io_and_partly_done_are_worth_a_retry() {
+    fn only_exit_codes_69_74_and_75_are_retryable() {
         for &r in Reason::ALL {
             assert_eq!(
                 r.is_retryable(),

@@ -1,20 +1,21 @@
 //! deltafold: backup and snapshot compaction for etcd.
 //!
-//! The map, from the command line down; each room calls only those below it.
+//! The modules, from the command line down. Each module calls only those below it.
 //!
-//! - [`cli`]: one file a command, its arguments and how its result is printed.
-//! - [`controller`]: policies, thresholds and tasks become Jobs; it reads no snapshot.
-//! - [`ops`]: one file or folder an operation: options → run → report.
-//! - [`backup`]: the snapshots of a prefix: names, catalog, timelines, chains; frame, codec, delta.
-//! - [`datadir`]: a member's data directory: membership, WAL, `.snap`.
-//! - [`mvcc`]: etcd's store inside bbolt: revisions, records, the fold, HashKV.
-//! - [`bolt`]: bbolt's pages: a reader and a writer.
+//! - [`cli`]: one file for each command: its arguments and its output.
+//! - [`controller`]: the Kubernetes operator: it turns policies, thresholds and tasks into Jobs, and reads no
+//!   snapshots.
+//! - [`ops`]: one file or folder for each operation: options → run → outcome.
+//! - [`backup`]: the snapshots below a prefix: names, catalog, timelines, chains, file formats.
+//! - [`datadir`]: the data directory of an etcd member: membership, WAL, `.snap` file.
+//! - [`mvcc`]: etcd's multi-version store: revisions, records, the fold, HashKV.
+//! - [`bolt`]: bbolt files: a reader and a writer.
 //! - [`store`]: object stores: opening, listing, fetching, publishing, locks.
-//! - [`etcd`]: a live etcd: a client, what differs from a backup, peers and their quorum.
-//! - [`kubernetes`]: the Kubernetes API: snapshot Leases, a lock by Lease.
+//! - [`etcd`]: a live etcd: the client, its members and their quorum, its events, comparison with a backup.
+//! - [`kubernetes`]: the Kubernetes API: the client, snapshot Leases, a lock by Lease.
 //! - [`telemetry`]: logs, progress, metrics, the termination message.
-//! - [`base`]: the ground floor, used by every room: cancellation, durations, sizes, limits, temporary files.
-//! - [`error`]: the one error type: reasons and exit codes.
+//! - [`base`]: small general-purpose modules: cancellation, durations, sizes, limits, temporary files.
+//! - [`error`]: the error type with its reasons and exit codes.
 
 #![warn(missing_docs)]
 #![cfg_attr(not(test), warn(clippy::unwrap_used, clippy::expect_used))]

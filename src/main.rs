@@ -1,4 +1,4 @@
-//! Parse, run, exit code; nothing else.
+//! The binary: calls [`deltafold::cli::main`].
 
 fn main() -> std::process::ExitCode {
     deltafold::cli::main()

@@ -1,12 +1,12 @@
-//! Sizes in bytes.
+//! Parses sizes in bytes: `500`, `10MiB`, or Kubernetes quantities such as `10Mi` and `2G`.
 //!
-//! They are written as for people (`10MiB`) or as Kubernetes writes quantities (`10Mi`, `2G`). Nothing else
-//! is known here: which sizes make sense is for the option to say.
+//! It checks the notation only; each option checks its own range. The flags of `cli` and the resources of
+//! `controller` use it.
 
 use super::text_value::Notation;
 use std::str::FromStr;
 
-/// Bytes of each unit. Kubernetes' decimal ones are powers of 1000.
+/// The names of each unit, and its size in bytes. As in Kubernetes, units without an `i` are powers of 1000.
 const UNITS: [(&[&str], u64); 9] = [
     (&["", "B"], 1),
     (&["Ki", "KiB"], 1 << 10),
@@ -19,10 +19,10 @@ const UNITS: [(&[&str], u64); 9] = [
     (&["T", "TB"], 1_000_000_000_000),
 ];
 
-/// Reads a size such as `500`, `64Mi`, `1.5GiB` or `2G`: bytes, rounded down.
+/// Parses a size such as `500`, `64Mi`, `1.5GiB` or `2G`. Returns bytes, rounded down.
 ///
 /// # Errors
-/// What is wrong with it, and how it is written.
+/// A message that says what is wrong, followed by the notation.
 pub fn parse(s: &str) -> Result<u64, String> {
     const HOW: &str = "give bytes (500), or a number with KiB, MiB, GiB, TiB (powers of 1024, as Ki, Mi, Gi, Ti), \
          or K, M, G, T (powers of 1000), such as 64MiB";
@@ -34,42 +34,48 @@ pub fn parse(s: &str) -> Result<u64, String> {
     let unit = unit.trim_start();
     if number.is_empty() {
         return Err(match s.starts_with('-') {
-            true => format!("no size is below zero; {HOW}"),
-            false => format!("it does not begin with a number; {HOW}"),
+            true => format!("a size cannot be below zero; {HOW}"),
+            false => format!("a size begins with a number; {HOW}"),
         });
     }
     let Some((_, bytes)) = UNITS.iter().find(|(names, _)| names.contains(&unit)) else {
-        let known = UNITS.iter().flat_map(|(names, _)| names.iter());
-        let meant = known
-            .filter(|name| name.eq_ignore_ascii_case(unit))
-            .max_by_key(|name| name.len());
-        return Err(match meant {
-            // To Kubernetes "m" is a thousandth.
-            Some(name) => format!("\"{unit}\" is no unit, did you mean {name}? {HOW}"),
-            None => format!("\"{unit}\" is no unit; {HOW}"),
+        return Err(match similar_unit(unit) {
+            Some(name) => format!("unknown unit \"{unit}\", did you mean {name}? {HOW}"),
+            None => format!("unknown unit \"{unit}\"; {HOW}"),
         });
     };
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
     if (whole.is_empty() && fraction.is_empty()) || fraction.contains('.') {
-        return Err(format!("\"{number}\" is no number; {HOW}"));
+        return Err(format!("invalid number \"{number}\"; {HOW}"));
     }
-    let too_large = || format!("it is more than can be counted; {HOW}");
-    let (mut n, mut of) = (0u128, 1u128);
-    // What is behind the ninth digit is less than a byte of any size that fits.
+    let too_large = || format!("the size does not fit into 64 bits; {HOW}");
+    let (mut numerator, mut denominator) = (0u128, 1u128);
+    // 18 decimal places are exact enough: further digits add less than a byte, even to the largest unit.
     for digit in whole.bytes().chain(fraction.bytes().take(18)) {
-        n = n
+        numerator = numerator
             .checked_mul(10)
             .and_then(|n| n.checked_add(u128::from(digit - b'0')))
             .ok_or_else(too_large)?;
     }
     for _ in fraction.bytes().take(18) {
-        of *= 10;
+        denominator *= 10;
     }
-    let size = n.checked_mul((*bytes).into()).ok_or_else(too_large)? / of;
-    u64::try_from(size).map_err(|_| too_large())
+    let scaled = numerator
+        .checked_mul((*bytes).into())
+        .ok_or_else(too_large)?;
+    u64::try_from(scaled / denominator).map_err(|_| too_large())
 }
 
-/// A size in a resource, or of an option that resources share.
+/// Returns the unit that differs from `text` in upper and lower case only. The longest wins, so that "m",
+/// which Kubernetes reads as a thousandth, suggests "M".
+fn similar_unit(text: &str) -> Option<&'static str> {
+    let names = UNITS.iter().flat_map(|(names, _)| names.iter().copied());
+    names
+        .filter(|name| name.eq_ignore_ascii_case(text))
+        .max_by_key(|name| name.len())
+}
+
+/// A size in bytes, as an option or a field of a resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Size(pub u64);
 
@@ -81,7 +87,7 @@ impl FromStr for Size {
     }
 }
 
-/// Kubernetes' quantities of bytes.
+/// A resource takes Kubernetes quantities only.
 impl Notation for Size {
     const PATTERN: &'static str = "^[0-9]+(Ki|Mi|Gi|Ti|k|M|G|T)?$";
 }
@@ -91,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_read_as_documented() {
+    fn documented_notations_are_parsed() {
         for (s, bytes) in [
             ("0", 0),
             ("500", 500),
@@ -114,20 +120,20 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said() {
+    fn an_error_names_the_fault_and_the_notation() {
         for (s, says) in [
             ("", "number"),
             ("MiB", "number"),
             ("-1", "below zero"),
-            (".", "no number"),
-            ("1.2.3", "no number"),
+            (".", "invalid number"),
+            ("1.2.3", "invalid number"),
             ("10m", "did you mean M?"),
             ("10mib", "did you mean MiB?"),
-            ("10 parsecs", "\"parsecs\" is no unit"),
-            ("1e3", "is no unit"),
-            ("18446744073709551616", "more than"),
-            ("99999999999T", "more than"),
-            ("9999999999999999999999999999999999999999", "more than"),
+            ("10 parsecs", "unknown unit \"parsecs\""),
+            ("1e3", "unknown unit"),
+            ("18446744073709551616", "64 bits"),
+            ("99999999999T", "64 bits"),
+            ("9999999999999999999999999999999999999999", "64 bits"),
         ] {
             let e = parse(s).unwrap_err();
             assert!(e.contains(says) && e.contains("64MiB"), "{s}: {e}");

@@ -1,9 +1,11 @@
-//! The switch that ends a run early. Everything that loops or waits looks at it; `cli` sets it on a signal.
+//! The cancellation flag of an operation.
+//!
+//! `cli` sets it on SIGTERM or SIGINT. Every loop over data checks it, and every wait ends with it.
 
 use crate::error::{Error, Reason, Result};
 use tokio::sync::watch;
 
-/// Set once to end a run early; every loop over data looks at it, every wait ends with it.
+/// A flag that is set once to end an operation early. Clones share the flag.
 #[derive(Debug, Clone)]
 pub struct Cancel(watch::Sender<bool>);
 
@@ -14,12 +16,12 @@ impl Default for Cancel {
 }
 
 impl Cancel {
-    /// Asks everything that looks or waits to stop.
+    /// Sets the flag: every check fails and every wait ends from now on.
     pub fn cancel(&self) {
         self.0.send_replace(true);
     }
 
-    /// Fails once cancelled.
+    /// Fails if the flag is set.
     ///
     /// # Errors
     /// `Terminated`.
@@ -30,7 +32,7 @@ impl Cancel {
         Ok(())
     }
 
-    /// Whether it was cancelled.
+    /// Whether the flag is set.
     pub fn is_cancelled(&self) -> bool {
         *self.0.borrow()
     }
@@ -39,15 +41,15 @@ impl Cancel {
         Reason::Terminated.error("ended by a signal")
     }
 
-    /// Waits for `f`, unless cancelled first.
+    /// Waits for `f` or for the cancellation, whichever comes first. A set flag wins.
     ///
     /// # Errors
-    /// `Terminated`.
+    /// `Terminated` if cancelled first.
     pub(crate) async fn or<F: Future>(&self, f: F) -> Result<F::Output> {
         let mut cancelled = self.0.subscribe();
         tokio::select! {
             biased;
-            // The sender lives as long as `self`: this ends with a true or not at all.
+            // `self` keeps the sender alive, so this ends only when the flag is set.
             _ = cancelled.wait_for(|&c| c) => Err(Self::terminated()),
             done = f => Ok(done),
         }

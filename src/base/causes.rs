@@ -1,8 +1,11 @@
-//! The text of an error with the errors below it.
+//! Texts of errors together with their sources.
+//!
+//! `etcd`, `store` and `controller` use it for errors of foreign crates. Our own [`crate::Error`] has no
+//! sources.
 
 use std::error::Error;
 
-/// The error and its sources, outermost first.
+/// Iterates over the error and its sources, outermost first.
 pub fn chain<'a>(e: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
     fn source<'a>(e: &&'a (dyn Error + 'static)) -> Option<&'a (dyn Error + 'static)> {
         (*e).source()
@@ -10,17 +13,18 @@ pub fn chain<'a>(e: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn 
     std::iter::successors(Some(e), source)
 }
 
-/// The error's text, and those of its sources that say something new.
+/// Returns the error's text and the texts of its sources, separated by colons. A text that is already part of
+/// the message is not repeated.
 pub fn causes(e: &(dyn Error + 'static)) -> String {
-    below(e.to_string(), e)
+    append_causes(e.to_string(), e)
 }
 
-/// `said`, and the texts of the error's sources that say something new.
-pub fn below(mut said: String, e: &(dyn Error + 'static)) -> String {
+/// Appends the texts of the error's sources to `message`, unless it already contains them.
+pub fn append_causes(mut message: String, e: &(dyn Error + 'static)) -> String {
     for cause in chain(e).skip(1).map(ToString::to_string) {
-        if !said.contains(&cause) {
-            said = format!("{said}: {cause}");
+        if !message.contains(&cause) {
+            message = format!("{message}: {cause}");
         }
     }
-    said
+    message
 }

@@ -1,11 +1,13 @@
-//! Durations as people write them: numbers with units, `90s`, `1h30m`, `7d`.
+//! Parses and formats durations such as `90s`, `1h30m` and `7d`.
+//!
+//! The flags of `cli` and the resources of `controller` use it.
 
 use super::text_value::Notation;
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// Milliseconds of each unit.
+/// The units, longest first, and their length in milliseconds.
 const UNITS: [(&str, u64); 6] = [
     ("w", 604_800_000),
     ("d", 86_400_000),
@@ -15,50 +17,55 @@ const UNITS: [(&str, u64); 6] = [
     ("ms", 1),
 ];
 
-/// A thousand years: no time that is reckoned with a duration overflows.
+/// A thousand years: short enough that adding a duration to a date cannot overflow.
 const LONGEST: Duration = Duration::from_secs(1000 * 365 * 86_400);
 
-/// Reads a duration such as `90s`, `1h30m` or `7d`, of a thousand years at most; the units are w, d, h, m, s and ms.
+/// Parses a duration such as `90s`, `1h30m` or `7d`. The units are w, d, h, m, s and ms; the maximum is a
+/// thousand years.
 ///
 /// # Errors
-/// How a duration is written.
+/// A message with the notation or the maximum.
 pub fn parse(text: &str) -> Result<Duration, String> {
     const HOW: &str = "give a duration such as 90s, 30m, 1h30m or 7d";
-    match read(text) {
-        Some(long) if long > LONGEST => Err("it is longer than 1000 years (365000d)".to_owned()),
+    match sum_of_parts(text) {
+        Some(long) if long > LONGEST => {
+            Err("a duration is at most 1000 years (365000d)".to_owned())
+        }
         Some(duration) => Ok(duration),
         None => Err(HOW.to_owned()),
     }
 }
 
-fn read(text: &str) -> Option<Duration> {
+fn sum_of_parts(text: &str) -> Option<Duration> {
     let (mut rest, mut total) = (text, Duration::ZERO);
     loop {
-        let (number, behind) = rest.split_at(rest.find(|c: char| !c.is_ascii_digit())?);
-        let next = behind.find(|c: char| c.is_ascii_digit());
-        let (unit, behind) = behind.split_at(next.unwrap_or(behind.len()));
+        let (number, after_number) = rest.split_at(rest.find(|c: char| !c.is_ascii_digit())?);
+        let next_digit = after_number.find(|c: char| c.is_ascii_digit());
+        let (unit, after_unit) = after_number.split_at(next_digit.unwrap_or(after_number.len()));
         let (_, millis) = UNITS.iter().find(|(name, _)| *name == unit)?;
         let part = number.parse::<u64>().ok()?.checked_mul(*millis)?;
         total = total.checked_add(Duration::from_millis(part))?;
-        rest = behind;
+        rest = after_unit;
         if rest.is_empty() {
             return Some(total);
         }
     }
 }
 
-/// As [`parse`], but for zero.
+/// Parses a duration that must be longer than zero; otherwise like [`parse`].
 ///
 /// # Errors
-/// How a duration is written.
+/// A message with the notation.
 pub fn parse_above_zero(text: &str) -> Result<Duration, String> {
     match parse(text)? {
-        Duration::ZERO => Err("it must be longer than that, such as 500ms, 5s or 1m".to_owned()),
-        long => Ok(long),
+        Duration::ZERO => {
+            Err("the duration must be longer than zero, such as 500ms, 5s or 1m".to_owned())
+        }
+        duration => Ok(duration),
     }
 }
 
-/// A duration's two largest units: `1d4h`, `90s` as `1m30s`.
+/// Formats a duration by its two largest units: `1d4h`, `1m30s`.
 pub fn show(d: Duration) -> String {
     let mut millis = d.as_secs().saturating_mul(1000);
     let mut parts = Vec::new();
@@ -74,7 +81,7 @@ pub fn show(d: Duration) -> String {
     }
 }
 
-/// A duration in a resource, or of an option that resources share.
+/// A duration as an option or a field of a resource.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Span(pub Duration);
 
@@ -86,7 +93,8 @@ impl FromStr for Span {
     }
 }
 
-/// In seconds, or milliseconds if it has a part of a second: every version's flags take that.
+/// Formats whole seconds as `90s`, otherwise milliseconds as `1500ms`. Flags of every version accept these
+/// two units.
 impl fmt::Display for Span {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0.subsec_millis() {
@@ -105,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_are_read_as_documented() {
+    fn documented_notations_are_parsed() {
         for (text, millis) in [
             ("1h30m", 5_400_000),
             ("7d", 604_800_000),
@@ -137,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn durations_are_shown_as_they_are_read() {
+    fn a_formatted_duration_parses_to_the_same_text() {
         for s in ["0ms", "250ms", "59s", "1m30s", "24m", "1d4h", "400d"] {
             assert_eq!(show(parse(s).unwrap()), s);
         }

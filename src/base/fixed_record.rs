@@ -1,19 +1,21 @@
-//! Records of six 64-bit numbers, little endian: what our files in the temporary directory are made of.
+//! Encodes records of six 64-bit integers, little endian.
+//!
+//! `mvcc::change_log` and `backup::survey` store such records in temporary files.
 
-/// Bytes of a record.
+/// The size of a record in bytes.
 pub const BYTES: usize = 48;
 
-/// The bytes of a record.
+/// Encodes a record.
 pub fn encode(words: [u64; 6]) -> [u8; BYTES] {
-    let mut b = [0; BYTES];
-    let (to, _) = b.as_chunks_mut::<8>();
-    for (to, word) in to.iter_mut().zip(words) {
-        *to = word.to_le_bytes();
+    let mut record = [0; BYTES];
+    let (chunks, _) = record.as_chunks_mut::<8>();
+    for (chunk, word) in chunks.iter_mut().zip(words) {
+        *chunk = word.to_le_bytes();
     }
-    b
+    record
 }
 
-/// Reads a record.
+/// Decodes a record.
 pub fn decode(b: &[u8; BYTES]) -> [u64; 6] {
     let (words, _) = b.as_chunks::<8>();
     std::array::from_fn(|i| u64::from_le_bytes(words[i]))

@@ -1,23 +1,23 @@
-//! Values that flags of many commands have.
+//! Value parsers that the flags of several commands share.
 
 use chrono::{DateTime, Utc};
 
-/// Reads the value of a switch's variable. An empty one is a Kubernetes template's way to say no.
+/// Parses the environment variable of a switch. An empty value means false: Kubernetes templates produce it.
 ///
 /// # Errors
-/// It is neither.
+/// A message if the text is neither true nor false.
 pub fn yes_or_no(s: &str) -> Result<bool, String> {
     match s.to_ascii_lowercase().as_str() {
         "true" | "yes" | "on" | "y" | "t" | "1" => Ok(true),
         "" | "false" | "no" | "off" | "n" | "f" | "0" => Ok(false),
-        _ => Err("it is neither true nor false".to_owned()),
+        _ => Err("give true or false".to_owned()),
     }
 }
 
-/// Reads a point in time.
+/// Parses a time in RFC 3339 notation.
 ///
 /// # Errors
-/// What is wrong with it, and how it is written.
+/// A message that says what is wrong, followed by the notation.
 pub fn time(s: &str) -> Result<DateTime<Utc>, String> {
     DateTime::parse_from_rfc3339(s)
         .map(|t| t.with_timezone(&Utc))

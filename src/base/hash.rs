@@ -1,13 +1,13 @@
-//! Hexadecimal digits, and short hashes that name things.
+//! Hexadecimal digits, and short hashes for names of objects.
 
 use sha2::{Digest, Sha256};
 
-/// Two lower-case digits a byte.
+/// Formats bytes as lower-case hexadecimal digits, two for each byte.
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
-/// The first `bytes` bytes of the SHA-256 of `of`, 32 at most, in hexadecimal digits.
-pub fn short_hash(of: impl AsRef<[u8]>, bytes: usize) -> String {
-    hex(&Sha256::digest(of)[..bytes])
+/// Returns the first `bytes` bytes (at most 32) of the SHA-256 of `data`, in hexadecimal digits.
+pub fn short_hash(data: impl AsRef<[u8]>, bytes: usize) -> String {
+    hex(&Sha256::digest(data)[..bytes])
 }

@@ -1,29 +1,30 @@
-//! How much a snapshot may hold. Its bytes come from a bucket that others may write to, and a small object can
-//! unpack to anything.
+//! Upper limits for the content of snapshots.
 //!
-//! It reads nothing; who reads a snapshot asks it.
+//! Others may be able to write to the store, and a small compressed object can unpack to any size. Every
+//! reader of snapshots therefore checks these limits; this module itself reads nothing.
 
 use crate::error::{Error, Reason, Result};
 use std::fmt;
 
-/// The largest database, unless the user says otherwise. etcd's largest recommended quota is 8 GiB.
+/// The default of `--max-database-bytes`. etcd's largest recommended quota is 8 GiB.
 pub const DATABASE_BYTES: u64 = 16 << 30;
-/// The largest key and value together, unless the user says otherwise. etcd takes requests of 1.5 MiB by default, and
-/// warns if more than 10 MiB are allowed.
+/// The default of `--max-value-bytes`. etcd accepts requests of 1.5 MiB by default, and warns if a larger
+/// limit than 10 MiB is configured.
 pub const VALUE_BYTES: u64 = 64 << 20;
 
-/// An event for so many bytes of a database.
-const DATABASE_PER_EVENT: u64 = 4096;
+/// A delta may have one event for each of these bytes of the largest database.
+const DATABASE_BYTES_PER_EVENT: u64 = 4096;
 
-/// What stands around a key and a value: revisions and lease in a record; fields and time in an event.
-const AROUND: u64 = 64 << 10;
+/// An allowance for the fields around a key and its value: revisions and lease in a record, field names and
+/// time in an event.
+const ENVELOPE_BYTES: u64 = 64 << 10;
 
-/// The largest snapshot that is read.
+/// The largest database and the largest value that are read from a snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes of a database, and of a delta's JSON.
+    /// The maximum size of a database, and of a delta's JSON.
     pub database_bytes: u64,
-    /// Bytes of a key and its value together.
+    /// The maximum size of a key and its value together.
     pub value_bytes: u64,
 }
 
@@ -37,71 +38,73 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// For what does not come from a bucket.
+    /// No limits, for databases that do not come from a store.
     pub const NONE: Limits = Limits {
         database_bytes: u64::MAX,
         value_bytes: u64::MAX,
     };
 
-    /// Fails if a database has more bytes than are allowed.
+    /// Fails if a database of this size is not allowed.
     ///
     /// # Errors
     /// `TooLarge`.
     pub fn check_database(&self, bytes: u64) -> Result<()> {
         match bytes > self.database_bytes {
-            true => Err(self.database_too_large(format!("its database has {bytes} bytes"))),
+            true => Err(self.database_too_large(format!("the database has {bytes} bytes"))),
             false => Ok(()),
         }
     }
 
-    /// `what` goes beyond what a database may have.
-    pub(crate) fn database_too_large(&self, what: impl fmt::Display) -> Error {
+    /// Returns the error for a database that is too large. `finding` says what was measured.
+    pub(crate) fn database_too_large(&self, finding: impl fmt::Display) -> Error {
         Reason::TooLarge.error(format!(
-            "{what}, and no more than {} are allowed: raise --max-database-bytes if the snapshot is yours",
+            "{finding}, but the limit is {}: raise --max-database-bytes if you trust the snapshot",
             Bytes(self.database_bytes)
         ))
     }
 
-    /// An element of so many bytes is longer than is allowed.
-    pub(crate) fn value_too_large(&self, what: impl fmt::Display) -> Error {
+    /// Returns the error for a key and value that are too large. `finding` says what was measured.
+    pub(crate) fn value_too_large(&self, finding: impl fmt::Display) -> Error {
         Reason::TooLarge.error(format!(
-            "{what}, and a key and its value may have no more than {}: raise --max-value-bytes if the snapshot is yours",
+            "{finding}, but the limit for a key and its value is {}: raise --max-value-bytes if you trust the snapshot",
             Bytes(self.value_bytes)
         ))
     }
 
-    /// The longest element of a database: a record has its revisions beside the key and the value.
+    /// The maximum size of a database element, which holds revisions beside the key and the value.
     pub(crate) fn element_bytes(&self) -> u64 {
-        self.value_bytes.saturating_add(AROUND)
+        self.value_bytes.saturating_add(ENVELOPE_BYTES)
     }
 
-    /// The longest event in JSON, in which keys and values are base64.
+    /// The maximum size of an event in JSON, which encodes keys and values in base64.
     pub(crate) fn event_bytes(&self) -> usize {
         let bytes = (self.value_bytes / 3).saturating_mul(4);
-        usize::try_from(bytes.saturating_add(AROUND)).unwrap_or(usize::MAX)
+        usize::try_from(bytes.saturating_add(ENVELOPE_BYTES)).unwrap_or(usize::MAX)
     }
 
-    /// Events of one delta. Small events need few bytes of a database, so a low limit of bytes does not lower this.
+    /// The maximum number of events in a delta: at least 4,194,304, since small events need few bytes of a
+    /// database.
     pub(crate) fn events(&self) -> u64 {
-        (self.database_bytes / DATABASE_PER_EVENT).max(1 << 22)
+        (self.database_bytes / DATABASE_BYTES_PER_EVENT).max(1 << 22)
     }
 
-    /// A delta has more than [`events`](Self::events). A low limit has to grow by more than a little.
+    /// Returns the error for a delta with more than [`events`](Self::events) events. The message names the
+    /// limit that would allow more: if `database_bytes` is low, raising it a little changes nothing.
     pub(crate) fn too_many_events(&self) -> Error {
         let events = self.events();
         self.database_too_large(format!(
-            "the delta has more than {events} events, which more than {} of a database allow",
-            Bytes(events.saturating_mul(DATABASE_PER_EVENT))
+            "the delta has more than {events} events, which takes a limit of more than {}",
+            Bytes(events.saturating_mul(DATABASE_BYTES_PER_EVENT))
         ))
     }
 
-    /// Bytes of memory for the keys that all deltas of a chain touch.
+    /// The maximum memory, in bytes, for the keys that the deltas of a chain change.
     pub(crate) fn key_memory(&self) -> usize {
         usize::try_from(self.database_bytes / 4).unwrap_or(usize::MAX)
     }
 }
 
-/// A size, for people: in the largest unit that divides it.
+/// Formats a size in the largest unit that divides it without remainder.
 struct Bytes(u64);
 
 impl fmt::Display for Bytes {
@@ -120,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_an_event_may_hold_fits_into_an_element() {
+    fn a_value_that_fits_into_an_event_fits_into_an_element() {
         for value_bytes in [0, 1, 1 << 20, VALUE_BYTES, u64::MAX] {
             let limits = Limits {
                 value_bytes,
@@ -133,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_low_limit_allows_as_many_events_as_the_usual_one() {
+    fn a_low_byte_limit_does_not_lower_the_number_of_events() {
         let events = |database_bytes| {
             let limits = Limits {
                 database_bytes,
@@ -148,22 +151,22 @@ mod tests {
             database_bytes: 1 << 30,
             ..Limits::default()
         };
-        let said = low.too_many_events().to_string();
+        let message = low.too_many_events().to_string();
         assert!(
-            said.contains("4194304 events") && said.contains("more than 16 GiB of"),
-            "{said}"
+            message.contains("4194304 events") && message.contains("more than 16 GiB,"),
+            "{message}"
         );
     }
 
     #[test]
-    fn the_message_says_how_much_is_allowed_and_which_flag_raises_it() {
+    fn the_error_names_the_limit_and_the_flag() {
         let limits = Limits::default();
         limits.check_database(16 << 30).unwrap();
         let e = limits.check_database((16 << 30) + 1).unwrap_err();
         assert_eq!(e.reason(), Reason::TooLarge);
-        let said = e.to_string();
-        assert!(said.contains("17179869185 bytes"), "{said}");
-        assert!(said.contains("16 GiB") && said.contains("--max-database-bytes"));
+        let message = e.to_string();
+        assert!(message.contains("17179869185 bytes"), "{message}");
+        assert!(message.contains("16 GiB") && message.contains("--max-database-bytes"));
         assert_eq!(Bytes(3 << 19).to_string(), "1536 KiB");
         assert_eq!(Bytes(1001).to_string(), "1001 bytes");
         Limits::NONE.check_database(u64::MAX).unwrap();

@@ -1,6 +1,6 @@
-//! The ground floor: small things that every room may use.
+//! Small general-purpose modules: parsers, temporary files, limits, retries.
 //!
-//! Nothing here uses anything of ours but [`crate::error`].
+//! Every other module may use them. They themselves use only [`crate::error`].
 
 pub mod byte_size;
 pub mod cancel;

@@ -1,6 +1,7 @@
-//! Folders that Kubernetes mounts a Secret as: a file for each key.
+//! Reads Secrets that Kubernetes mounts as folders, with one file for each key.
 //!
-//! What the keys mean is for the caller to say. Values are never shown.
+//! The caller interprets the keys. Messages never contain values. Called by `store`, `etcd` and `cli` for
+//! credentials and encryption keys.
 
 use super::none_if_missing;
 use std::collections::BTreeMap;
@@ -8,27 +9,29 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-/// Larger files are no keys; a Secret has at most 1 MiB.
+/// Files above 1 MiB, the limit of a Secret, are skipped.
 const LARGEST_FILE: u64 = 1 << 20;
-/// Readings of a folder that changes meanwhile.
-const TRIES: usize = 100;
+/// The maximum number of retries while the folder keeps changing.
+const RETRIES: usize = 100;
 
-/// Reads the files of a folder, all of one state: Kubernetes mounts a Secret as links into the folder that `..data`
-/// names, and changes it by giving that link another folder and deleting the one before. Whoever reads through one
-/// folder, and finds it named still, has seen one whole state.
+/// Reads the files of a folder: a consistent version of the Secret, as file names and contents.
+///
+/// Kubernetes points the link `..data` to a folder with the files. An update creates another folder, moves
+/// the link and deletes the old folder. If the link is the same before and after reading, the files belong
+/// together.
 ///
 /// # Errors
-/// Those of the file system.
+/// The error of the file system.
 pub fn read(folder: &Path) -> io::Result<BTreeMap<String, Vec<u8>>> {
-    let named = || none_if_missing(fs::canonicalize(folder.join("..data")));
-    let mut tried = 0;
+    let linked_folder = || none_if_missing(fs::canonicalize(folder.join("..data")));
+    let mut retries = 0;
     loop {
-        let now = named()?;
-        let read = read_files(now.as_deref().unwrap_or(folder));
-        if tried == TRIES || named()? == now {
-            return read;
+        let before = linked_folder()?;
+        let files = read_files(before.as_deref().unwrap_or(folder));
+        if retries == RETRIES || linked_folder()? == before {
+            return files;
         }
-        tried += 1;
+        retries += 1;
     }
 }
 
@@ -50,13 +53,14 @@ fn read_files(folder: &Path) -> io::Result<BTreeMap<String, Vec<u8>>> {
     Ok(files)
 }
 
-/// Whether a folder looks like a mounted Secret, or like one that is not there.
-pub fn is_one(folder: &Path) -> bool {
+/// Whether a folder looks like a mounted Secret. An empty folder does: Kubernetes may mount a missing
+/// optional Secret so.
+pub fn is_mounted_secret(folder: &Path) -> bool {
     folder.join("..data").exists() || read(folder).is_ok_and(|files| files.is_empty())
 }
 
-/// What to do if a folder lacks `keys`. A Secret that is not there may be mounted as an empty folder, whose name is
-/// the Secret's.
+/// Returns the advice for a folder that lacks `keys`. It names the Secret by the folder: a missing optional
+/// Secret is mounted as an empty folder.
 pub fn advice(folder: &Path, keys: &str) -> String {
     let name = folder.file_name().map(|name| name.to_string_lossy());
     let name = name.map(|name| format!(" {name}")).unwrap_or_default();
@@ -70,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_folder_is_read_without_what_is_no_key() {
+    fn hidden_files_large_files_and_folders_are_skipped() {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
         fs::write(at("key"), b"\xff value\n").unwrap();
@@ -80,19 +84,19 @@ mod tests {
         let files = read(folder.path()).unwrap();
         let expected = BTreeMap::from([("key".to_owned(), b"\xff value\n".to_vec())]);
         assert_eq!(files, expected);
-        assert!(!is_one(folder.path()) && !is_one(&at("nowhere")));
-        assert!(is_one(&at("folder")));
+        assert!(!is_mounted_secret(folder.path()) && !is_mounted_secret(&at("nowhere")));
+        assert!(is_mounted_secret(&at("folder")));
         fs::create_dir(at("..data")).unwrap();
-        assert!(is_one(folder.path()));
+        assert!(is_mounted_secret(folder.path()));
         let e = read(&at("nowhere")).unwrap_err();
         assert_eq!(e.kind(), io::ErrorKind::NotFound);
     }
 
     #[test]
-    fn the_secret_is_named_as_its_folder() {
-        let said = advice(Path::new("/secrets/store/backup.s3/"), "a and b");
-        assert!(said.contains("give a and b;"), "{said}");
-        assert!(said.contains("a Secret backup.s3 with"), "{said}");
+    fn the_advice_names_the_secret_by_its_folder() {
+        let advised = advice(Path::new("/secrets/store/backup.s3/"), "a and b");
+        assert!(advised.contains("give a and b;"), "{advised}");
+        assert!(advised.contains("a Secret backup.s3 with"), "{advised}");
         assert!(advice(Path::new("/"), "a").contains("a Secret with"));
     }
 }

@@ -1,14 +1,16 @@
-//! Mutexes whose poison is ignored: what they hold is whole after each statement, so a thread that panicked left
-//! nothing half done.
+//! Locking that ignores poisoning.
+//!
+//! Every statement leaves the protected data consistent, so a thread that panicked while it held the mutex
+//! left nothing half done.
 
 use std::sync::{LockResult, Mutex, MutexGuard, PoisonError};
 
-/// Locks.
+/// Locks the mutex, poisoned or not.
 pub fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     unpoisoned(mutex.lock())
 }
 
-/// What a lock or a wait gave, poisoned or not.
-pub fn unpoisoned<T>(locked: LockResult<T>) -> T {
-    locked.unwrap_or_else(PoisonError::into_inner)
+/// Returns the guard of a lock or of a wait, poisoned or not.
+pub fn unpoisoned<T>(result: LockResult<T>) -> T {
+    result.unwrap_or_else(PoisonError::into_inner)
 }

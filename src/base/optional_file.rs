@@ -1,14 +1,14 @@
-//! Files that need not be there.
+//! File operations on files that may be missing.
 
 use std::io::{self, ErrorKind};
 
-/// What an operation gave; `None` if the file or the folder is not there.
+/// Turns the error "not found" into `None`.
 ///
 /// # Errors
-/// The operation's other ones.
-pub fn none_if_missing<T>(done: io::Result<T>) -> io::Result<Option<T>> {
-    match done {
+/// Every other error of the operation.
+pub fn none_if_missing<T>(result: io::Result<T>) -> io::Result<Option<T>> {
+    match result {
         Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
-        done => done.map(Some),
+        other => other.map(Some),
     }
 }

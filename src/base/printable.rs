@@ -1,25 +1,26 @@
-//! Text from elsewhere, as people are shown it: names of objects, keys, messages of servers.
+//! Makes untrusted text safe to print: names of objects, keys, messages of servers.
 //!
-//! Nothing of it steers the terminal or forges a line: control characters and those that change the direction of
-//! writing are spelled out. JSON has escapes of its own, and what is asked for raw stays raw.
+//! Control characters and characters that change the writing direction are escaped, so that the text can
+//! neither control the terminal nor forge a line. JSON output escapes by itself, and raw output (`get --raw`)
+//! is not escaped.
 
 use std::borrow::Cow;
 
-/// Characters that change what a terminal does, or in which direction it writes.
-fn steers(c: char) -> bool {
+/// Whether a character controls the terminal or changes the writing direction.
+fn is_unsafe(c: char) -> bool {
     matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
         || c.is_control()
 }
 
-/// Text with its control characters spelled out, but for those that `allowed` lets through.
-pub(crate) fn harmless(text: &str, allowed: fn(char) -> bool) -> Cow<'_, str> {
-    let bad = |c: char| steers(c) && !allowed(c);
-    if !text.chars().any(bad) {
+/// Escapes the unsafe characters of a text, except those for which `allowed` is true.
+pub(crate) fn escape_unsafe(text: &str, allowed: fn(char) -> bool) -> Cow<'_, str> {
+    let escaped = |c: char| is_unsafe(c) && !allowed(c);
+    if !text.chars().any(escaped) {
         return Cow::Borrowed(text);
     }
     let mut out = String::with_capacity(text.len() + 16);
     for c in text.chars() {
-        match bad(c) {
+        match escaped(c) {
             true => out.extend(c.escape_default()),
             false => out.push(c),
         }
@@ -27,14 +28,14 @@ pub(crate) fn harmless(text: &str, allowed: fn(char) -> bool) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
-/// Text that has one line.
+/// Escapes a text for one line: line feeds and tabs, too.
 pub(crate) fn line(text: &str) -> Cow<'_, str> {
-    harmless(text, |_| false)
+    escape_unsafe(text, |_| false)
 }
 
-/// Text that has lines and columns of its own.
+/// Escapes a text of several lines: line feeds and tabs stay.
 pub(crate) fn lines(text: &str) -> Cow<'_, str> {
-    harmless(text, |c| matches!(c, '\n' | '\t'))
+    escape_unsafe(text, |c| matches!(c, '\n' | '\t'))
 }
 
 #[cfg(test)]
@@ -42,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_that_steers_gets_through() {
+    fn unsafe_characters_are_escaped() {
         let hostile = "a\u{1b}[2J\u{9b}31m\r\n\t\u{7f}\0\u{85}\u{202e}\u{2066}\u{200f}ü 語";
         let shown =
             "a\\u{1b}[2J\\u{9b}31m\\r\\n\\t\\u{7f}\\u{0}\\u{85}\\u{202e}\\u{2066}\\u{200f}ü 語";

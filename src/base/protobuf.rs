@@ -1,6 +1,6 @@
-//! Protobuf's wire format, as far as etcd's records need it.
+//! Reads and writes fields in protobuf's wire format, as far as etcd's records need it.
 //!
-//! Only fields: it knows no message, and whoever reads one must refuse field number 0. `mvcc` and
+//! It knows no message types; a caller that decodes a message must refuse field number 0. `mvcc` and
 //! `datadir` call it. Source: <https://protobuf.dev/programming-guides/encoding/>.
 
 const WIRE_VARINT: u64 = 0;
@@ -8,18 +8,18 @@ const WIRE_FIXED64: u64 = 1;
 const WIRE_BYTES: u64 = 2;
 const WIRE_FIXED32: u64 = 5;
 
-/// What a field holds.
+/// The value of a field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Value<'a> {
     /// An integer, an enum or a bool; a negative int64 is its two's complement.
     Varint(u64),
     /// Bytes, a string, a message or packed numbers.
     Bytes(&'a [u8]),
-    /// A fixed64, a fixed32 or their kin, passed over: etcd's records have none.
+    /// A 64-bit or 32-bit number of fixed size. Its content is skipped: etcd's records have none.
     Fixed,
 }
 
-/// Appends `n` in 1 to 10 bytes.
+/// Appends `n` as a varint of 1 to 10 bytes.
 #[inline]
 pub fn write_varint(out: &mut Vec<u8>, mut n: u64) {
     while n >= 0x80 {
@@ -29,27 +29,27 @@ pub fn write_varint(out: &mut Vec<u8>, mut n: u64) {
     out.push(n as u8);
 }
 
-/// Bytes of `n` as a varint: 1 to 10.
+/// Returns the size of `n` as a varint: 1 to 10 bytes.
 #[inline]
 pub fn varint_len(n: u64) -> usize {
     (64 - (n | 1).leading_zeros() as usize).div_ceil(7)
 }
 
-/// Appends a field, zero or not.
+/// Appends an integer field, even if the value is 0.
 #[inline]
 pub fn put_varint(out: &mut Vec<u8>, field: u64, n: u64) {
     write_varint(out, field << 3 | WIRE_VARINT);
     write_varint(out, n);
 }
 
-/// Appends a field, empty or not.
+/// Appends a bytes field, even if it is empty.
 #[inline]
 pub fn put_bytes(out: &mut Vec<u8>, field: u64, b: &[u8]) {
     put_bytes_head(out, field, b.len());
     out.extend_from_slice(b);
 }
 
-/// A message of these fields, in this order, zero or empty or not.
+/// Encodes a message with these fields in this order. Zero and empty values are written; `Fixed` is not.
 pub fn message<'a>(fields: impl IntoIterator<Item = (u64, Value<'a>)>) -> Vec<u8> {
     let mut out = Vec::new();
     for (field, value) in fields {
@@ -62,15 +62,15 @@ pub fn message<'a>(fields: impl IntoIterator<Item = (u64, Value<'a>)>) -> Vec<u8
     out
 }
 
-/// Appends a field but for its `len` bytes, which must follow.
+/// Appends the tag and the length of a bytes field. The caller appends the `len` bytes.
 #[inline]
 pub fn put_bytes_head(out: &mut Vec<u8>, field: u64, len: usize) {
     write_varint(out, field << 3 | WIRE_BYTES);
     write_varint(out, len as u64);
 }
 
-/// Takes the next field off `b`: its number and value. `None` where the bytes are no protobuf, or
-/// hold a group (long deprecated; etcd has none).
+/// Takes the next field off `b` and returns its number and value. Returns `None` if the bytes are not
+/// protobuf, or hold a group (deprecated, and unused by etcd).
 #[inline]
 pub fn take_field<'a>(b: &mut &'a [u8]) -> Option<(u64, Value<'a>)> {
     let tag = take_varint(b)?;
@@ -90,7 +90,7 @@ pub fn take_field<'a>(b: &mut &'a [u8]) -> Option<(u64, Value<'a>)> {
     Some((tag >> 3, value))
 }
 
-/// Takes a varint off `b`; `None` where it does not end within 10 bytes.
+/// Takes a varint off `b`. Returns `None` if it does not end within 10 bytes.
 #[inline]
 pub fn take_varint(b: &mut &[u8]) -> Option<u64> {
     let mut n = 0u64;

@@ -1,8 +1,8 @@
-//! A random number that keeps nothing secret.
+//! Random numbers for names and jitter; not for secrets.
 
 use std::hash::{BuildHasher, RandomState};
 
-/// A word that differs between processes and calls.
+/// Returns a number that differs between processes and calls.
 pub fn random_word() -> u64 {
     RandomState::new().hash_one(())
 }

@@ -1,4 +1,6 @@
-//! Bytes that are read at any offset: files, buffers, files of the temporary directory.
+//! Random access to bytes: a trait for files, buffers and temporary files (`temp::TempFile`).
+//!
+//! `bolt`, `mvcc` and `ops` read databases through it.
 
 use std::fs::File;
 use std::io;
@@ -6,15 +8,15 @@ use std::os::unix::fs::FileExt;
 
 /// Bytes that can be read at any offset.
 pub trait ReadAt {
-    /// Fills `buf` from `offset`.
+    /// Fills `buf` with the bytes from `offset` on.
     ///
     /// # Errors
-    /// The operating system's, or `UnexpectedEof`.
+    /// `UnexpectedEof` if there are fewer bytes; errors of the operating system.
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()>;
-    /// Bytes in all.
+    /// Returns the total size in bytes.
     ///
     /// # Errors
-    /// The operating system's.
+    /// Errors of the operating system.
     fn size(&self) -> io::Result<u64>;
 }
 
@@ -29,11 +31,11 @@ impl ReadAt for File {
 
 impl ReadAt for Vec<u8> {
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
-        let from = usize::try_from(offset).map_err(|_| io::ErrorKind::UnexpectedEof)?;
-        let to = from
+        let start = usize::try_from(offset).map_err(|_| io::ErrorKind::UnexpectedEof)?;
+        let end = start
             .checked_add(buf.len())
             .ok_or(io::ErrorKind::UnexpectedEof)?;
-        buf.copy_from_slice(self.get(from..to).ok_or(io::ErrorKind::UnexpectedEof)?);
+        buf.copy_from_slice(self.get(start..end).ok_or(io::ErrorKind::UnexpectedEof)?);
         Ok(())
     }
     fn size(&self) -> io::Result<u64> {

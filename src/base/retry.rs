@@ -1,13 +1,13 @@
-//! Back-off between tries: the first pause, then each twice as long as the one before.
+//! Exponential back-off: each pause is twice as long as the one before.
 
 use backon::ExponentialBuilder;
 pub use backon::{BackoffBuilder, Retryable};
 use std::time::Duration;
 
-/// The pauses that a back-off gives.
+/// The iterator over the pauses of a back-off.
 pub type Pauses = <ExponentialBuilder as BackoffBuilder>::Backoff;
 
-/// Pauses from `first` up to `longest`, as many as `retries`.
+/// Returns a back-off of `retries` pauses that double from `first` up to `longest`.
 pub fn backoff(first: Duration, longest: Duration, retries: usize) -> ExponentialBuilder {
     ExponentialBuilder::new()
         .with_factor(2.0)

@@ -1,62 +1,58 @@
-//! Long lists, shortened for people.
+//! Shortens long lists in text output and messages: the first items, the last one, and the number of the
+//! others.
 //!
-//! JSON results hold every item; text and messages hold the first, the last and the number of the others.
+//! JSON results are never shortened.
 
 use crate::base::printable;
 use std::fmt::Display;
 
-/// The longest list that is shown whole.
+/// The length of the longest list that is not shortened.
 pub(crate) const WHOLE: usize = 10;
-/// Items of a longer list that are shown before the last one.
+/// How many of the first items a shortened list shows.
 const FIRST: usize = 3;
 
-/// Says that the JSON result holds all items of a list.
+/// The hint that the JSON result of the command holds the whole list.
 pub(crate) const IN_JSON: &str = "--output json has all";
-/// Says that the JSON result of `list` holds all items of a list.
+/// The hint that the JSON result of `list` holds the whole list.
 pub(crate) const IN_LIST: &str = "`deltafold list --output json` has all";
 
-/// A list, one item a line: whole, or its first items and a line with the last one. `all_in` says where all
-/// items are.
+/// Formats a list with one item a line; the last line of a shortened list holds the last item and the number
+/// of omitted ones. `all_in` says where the whole list is.
 pub(crate) fn lines<T: Display>(items: &[T], all_in: &str) -> Vec<String> {
-    let whole = |items: &[T]| items.iter().map(one).collect();
     match items {
         [first @ .., last] if items.len() > WHOLE => {
-            let mut shown: Vec<String> = whole(&first[..FIRST]);
-            shown.push(format!(
-                "… {}, {}",
-                one(last),
-                more(items.len() - FIRST - 1, all_in)
-            ));
+            let mut shown = escaped(&first[..FIRST]);
+            let omitted = more(items.len() - FIRST - 1, all_in);
+            shown.push(format!("… {}, {omitted}", escape(last)));
             shown
         }
-        _ => whole(items),
+        _ => escaped(items),
     }
 }
 
-/// An item on one line, whatever it is called.
-fn one<T: Display>(item: &T) -> String {
+/// Formats a list on one line, with `separator` between the items. `all_in` says where the whole list is; it
+/// may be empty.
+pub(crate) fn line<T: Display>(items: &[T], separator: &str, all_in: &str) -> String {
+    match items {
+        [first @ .., last] if items.len() > WHOLE => {
+            let first = escaped(&first[..FIRST]).join(separator);
+            let omitted = more(items.len() - FIRST - 1, all_in);
+            format!("{first} … {} ({omitted})", escape(last))
+        }
+        _ => escaped(items).join(separator),
+    }
+}
+
+fn escaped<T: Display>(items: &[T]) -> Vec<String> {
+    items.iter().map(escape).collect()
+}
+
+/// An item on one line, without control characters.
+fn escape<T: Display>(item: &T) -> String {
     printable::line(&item.to_string()).into_owned()
 }
 
-/// A list on one line, with `separator` between its items. `all_in` says where all items are; it may be empty.
-pub(crate) fn line<T: Display>(items: &[T], separator: &str, all_in: &str) -> String {
-    let whole = |items: &[T]| {
-        let items: Vec<String> = items.iter().map(one).collect();
-        items.join(separator)
-    };
-    match items {
-        [first @ .., last] if items.len() > WHOLE => {
-            let (first, more) = (
-                whole(&first[..FIRST]),
-                more(items.len() - FIRST - 1, all_in),
-            );
-            format!("{first} … {} ({more})", one(last))
-        }
-        _ => whole(items),
-    }
-}
-
-/// How many others there are: `8,318 more`, and where all are.
+/// Formats the number of omitted items and the hint: `8,318 more: --output json has all`.
 pub(crate) fn more(others: usize, all_in: &str) -> String {
     let others = indicatif::HumanCount(others as u64);
     match all_in {
@@ -70,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_long_list_is_told_by_its_ends_and_its_length() {
+    fn a_list_of_more_than_ten_items_is_shortened() {
         let items: Vec<usize> = (1..=8_322).collect();
         assert_eq!(lines(&items[..1], IN_JSON), ["1"]);
         assert_eq!(lines(&items[..WHOLE], IN_JSON).len(), WHOLE);

@@ -1,7 +1,7 @@
-//! Files of the temporary directory: without names, gone with the process, and where snapshots are encrypted
-//! sealed, so that no plain text reaches the disk.
+//! Temporary files without names, which vanish with the process.
 //!
-//! What a file holds it does not know. `ops`, `backup` and `mvcc` spill into it.
+//! If snapshots are encrypted, the files are encrypted ("sealed") as well, so that no plain text reaches the
+//! disk. `ops`, `backup` and `mvcc` spill into such files.
 
 use crate::base::ReadAt;
 use crate::error::{Error, Result};
@@ -14,14 +14,14 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-/// Where the files are made, and whether they are sealed.
+/// A directory for temporary files.
 #[derive(Debug, Clone)]
 pub struct Dir {
     path: PathBuf,
     sealed: bool,
 }
 
-/// With plain files.
+/// A directory whose files are not sealed.
 impl From<PathBuf> for Dir {
     fn from(path: PathBuf) -> Self {
         Dir::new(path, false)
@@ -29,7 +29,7 @@ impl From<PathBuf> for Dir {
 }
 
 impl Dir {
-    /// Files are made in `path`; sealed ones are not readable by anybody but this process.
+    /// Returns a directory that creates files in `path`. Only this process can read sealed files.
     pub fn new(path: impl Into<PathBuf>, sealed: bool) -> Self {
         Dir {
             path: path.into(),
@@ -37,12 +37,12 @@ impl Dir {
         }
     }
 
-    /// The folder.
+    /// The path of the directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// A new, empty file.
+    /// Creates an empty file.
     ///
     /// # Errors
     /// `Io`, `NoSpace`, `PermissionDenied`.
@@ -59,7 +59,7 @@ impl Dir {
         Ok(TempFile {
             file,
             end: 0,
-            at: 0,
+            position: 0,
             seal: match self.sealed {
                 true => Some(Seal::new()?),
                 false => None,
@@ -68,47 +68,48 @@ impl Dir {
     }
 }
 
-/// A file that is written at its end alone, and read anywhere: the position of [`Read`] and [`Seek`] does not
-/// move by writing.
+/// A temporary file that is written only at its end and read anywhere. Writing does not move the position of
+/// [`Read`] and [`Seek`].
 ///
-/// Nothing is ever written over, so that no two texts lie under the same part of a sealed file's key stream.
+/// No byte is ever overwritten: two texts under the same part of the key stream would break the encryption.
 #[derive(Debug)]
 pub struct TempFile {
     file: File,
     end: u64,
-    at: u64,
+    /// The position of [`Read`] and [`Seek`].
+    position: u64,
     seal: Option<Seal>,
 }
 
 impl TempFile {
-    /// A file of anybody's, which is not sealed.
+    /// Wraps an existing file, which is not sealed.
     ///
     /// # Errors
-    /// The operating system's.
+    /// Errors of the operating system.
     pub fn plain(file: File) -> io::Result<Self> {
         let end = file.metadata()?.len();
         Ok(TempFile {
             file,
             end,
-            at: 0,
+            position: 0,
             seal: None,
         })
     }
 
-    /// Bytes written.
+    /// The size of the file in bytes.
     pub fn len(&self) -> u64 {
         self.end
     }
 
-    /// Whether nothing was written.
+    /// Whether the file is empty.
     pub fn is_empty(&self) -> bool {
         self.end == 0
     }
 
-    /// Reads from `offset` on; 0 bytes at the end.
+    /// Reads from `offset` on, and returns the number of bytes: 0 at the end of the file.
     ///
     /// # Errors
-    /// The operating system's.
+    /// Errors of the operating system.
     pub fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
         let n = self.file.read_at(buf, offset)?;
         if let Some(seal) = &self.seal {
@@ -152,31 +153,34 @@ impl Write for TempFile {
 
 impl Read for TempFile {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
-        let n = self.read_at(out, self.at)?;
-        self.at += n as u64;
+        let n = self.read_at(out, self.position)?;
+        self.position += n as u64;
         Ok(n)
     }
 }
 
 impl Seek for TempFile {
-    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
-        let at = match to {
-            SeekFrom::Start(at) => Some(at),
-            SeekFrom::Current(by) => self.at.checked_add_signed(by),
-            SeekFrom::End(by) => self.end.checked_add_signed(by),
+    fn seek(&mut self, target: SeekFrom) -> io::Result<u64> {
+        let position = match target {
+            SeekFrom::Start(offset) => Some(offset),
+            SeekFrom::Current(offset) => self.position.checked_add_signed(offset),
+            SeekFrom::End(offset) => self.end.checked_add_signed(offset),
         };
-        self.at = at.ok_or(io::ErrorKind::InvalidInput)?;
-        Ok(self.at)
+        self.position = position.ok_or(io::ErrorKind::InvalidInput)?;
+        Ok(self.position)
     }
 }
 
-/// Bytes under one nonce: the cipher counts blocks of 64 bytes by 32 bits.
+/// The number of bytes that one nonce can encrypt: ChaCha20 counts blocks of 64 bytes in 32 bits, and half of
+/// that is used.
 const SEGMENT: u64 = 1 << 37;
-/// What is sealed at once.
+/// The maximum number of bytes that one write encrypts.
 const PIECE: usize = 64 << 10;
 
-/// A key of its own for each file, in memory alone. It keeps what is written from being read; it does not tell
-/// whether somebody changed it, who would have to be the same user or root, and could change the process.
+/// The encryption of one file, with a key that exists in memory only.
+///
+/// It hides the content but does not detect changes: only the same user or root could make them, and these
+/// could change the process itself.
 struct Seal {
     key: [u8; 32],
     piece: Vec<u8>,
@@ -205,26 +209,26 @@ impl Seal {
         })
     }
 
-    /// Seals what stands at `offset`, or opens it.
+    /// Encrypts or decrypts the bytes at `offset`: both are the same operation.
     fn apply(&self, mut offset: u64, mut bytes: &mut [u8]) -> io::Result<()> {
         while !bytes.is_empty() {
             let (segment, within) = (offset / SEGMENT, offset % SEGMENT);
             let n = (SEGMENT - within).min(bytes.len() as u64) as usize;
-            let (now, later) = bytes.split_at_mut(n);
+            let (in_segment, rest) = bytes.split_at_mut(n);
             let mut nonce = [0; 12];
             nonce[..8].copy_from_slice(&segment.to_le_bytes());
             let mut cipher = ChaCha20::new(&self.key.into(), &nonce.into());
             cipher
                 .try_seek(within)
-                .and_then(|()| cipher.try_apply_keystream(now))
+                .and_then(|()| cipher.try_apply_keystream(in_segment))
                 .map_err(io::Error::other)?;
-            bytes = later;
+            bytes = rest;
             offset += n as u64;
         }
         Ok(())
     }
 
-    /// The beginning of `b`, sealed.
+    /// Encrypts the beginning of `b`, at most [`PIECE`] bytes.
     fn seal(&mut self, offset: u64, b: &[u8]) -> io::Result<&[u8]> {
         let mut piece = std::mem::take(&mut self.piece);
         piece.clear();
@@ -239,7 +243,7 @@ impl Seal {
 mod tests {
     use super::*;
 
-    /// What lies on the disk.
+    /// The bytes on disk.
     fn raw(file: &TempFile) -> Vec<u8> {
         let mut raw = vec![0; file.file.metadata().unwrap().len() as usize];
         FileExt::read_exact_at(&file.file, &mut raw, 0).unwrap();
@@ -247,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sealed_file_reads_as_a_plain_one_and_shows_nothing() {
+    fn a_sealed_file_reads_like_a_plain_one_and_is_encrypted_on_disk() {
         let seed = crate::seed();
         let mut rng = fastrand::Rng::with_seed(seed);
         let dir = tempfile::tempdir().unwrap();
@@ -256,7 +260,7 @@ mod tests {
         let mut all = Vec::new();
         for _ in 0..crate::rounds(60, 300) {
             match rng.u8(..4) {
-                // Also more than is sealed at once, and across the borders of blocks.
+                // Some writes are longer than a piece, and most cross the borders of cipher blocks.
                 0 => {
                     let mut b = vec![0; rng.usize(..3 * PIECE / 2)];
                     rng.fill(&mut b);
@@ -300,7 +304,7 @@ mod tests {
         );
         assert_eq!(ReadAt::size(&sealed).unwrap(), all.len() as u64);
         assert!(raw(&plain) == all);
-        // No two bytes in a row of what was written stay in their place, but by chance.
+        // Bytes on disk equal the written ones only by chance (1 of 256).
         let raw = raw(&sealed);
         let same = raw.iter().zip(&all).filter(|(a, b)| a == b).count();
         assert!(same < all.len() / 100, "{same} of {}", all.len());
@@ -323,7 +327,7 @@ mod tests {
             })
             .collect();
         for (i, stream) in streams.iter().enumerate() {
-            // Neither another file's, nor the same again within one.
+            // A key stream repeats neither another file's nor itself.
             assert!(streams[..i].iter().all(|other| other[..64] != stream[..64]));
             let mut blocks: Vec<&[u8]> = stream.chunks_exact(64).collect();
             let all = blocks.len();
@@ -334,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn the_key_stream_goes_on_where_a_nonce_is_used_up() {
+    fn each_segment_has_its_own_key_stream() {
         let seal = Seal::new().unwrap();
         let stream = |offset: u64, n: usize| {
             let mut zeros = vec![0; n];
@@ -349,12 +353,12 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_is_not_there_is_named() {
+    fn the_error_for_a_missing_directory_names_it_and_the_flag() {
         let e = Dir::new("/nowhere/at/all", true).file().unwrap_err();
-        let said = e.to_string();
+        let message = e.to_string();
         assert!(
-            said.contains("/nowhere/at/all") && said.contains("--temp-dir"),
-            "{said}"
+            message.contains("/nowhere/at/all") && message.contains("--temp-dir"),
+            "{message}"
         );
     }
 }

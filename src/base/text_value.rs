@@ -1,4 +1,6 @@
-//! Values of resources and flags, as they were written.
+//! Values that keep the text they were parsed from.
+//!
+//! Flags of `cli` and fields of the resources of `controller` share these types.
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -6,14 +8,16 @@ use std::borrow::Cow;
 use std::fmt::Display;
 use std::str::FromStr;
 
-/// A value that people write as a text.
+/// A value with a text notation, such as a duration.
 pub trait Notation: FromStr<Err: Display> + Copy {
-    /// What the texts look like in a resource.
+    /// The regular expression of the notation in a resource, for its schema.
     const PATTERN: &'static str;
 }
 
-/// A value and its text. If the text of a resource is no value, that is a problem of the resource, which can be
-/// read all the same; a flag with such a text is refused.
+/// A text and the value parsed from it.
+///
+/// A flag with an invalid text is refused. A resource with an invalid text can still be read: the text is
+/// kept without a value, and reported as a problem of the resource.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TextValue<T> {
     text: String,
@@ -21,27 +25,28 @@ pub struct TextValue<T> {
 }
 
 impl<T: Notation> TextValue<T> {
-    /// That of a resource. There is no `From<&str>`: clap would take flags by it, whatever they hold.
+    /// Keeps a text of a resource, valid or not. It is not `From<&str>`, because clap would then accept every
+    /// flag.
     pub fn of(text: impl Into<String>) -> Self {
         let text = text.into();
         let value = text.parse().ok();
         TextValue { text, value }
     }
 
-    /// The text.
+    /// Returns the text as it was written.
     pub fn as_str(&self) -> &str {
         &self.text
     }
 
-    /// The value, if it is one.
+    /// Returns the value, or `None` if the text is invalid.
     pub fn value(&self) -> Option<T> {
         self.value
     }
 
-    /// The value.
+    /// Returns the value.
     ///
     /// # Errors
-    /// Why it is none.
+    /// A message with the text and what is wrong with it.
     pub fn check(&self) -> Result<T, String> {
         let parsed = self.text.parse::<T>();
         parsed.map_err(|e| format!("\"{}\": {e}", self.text))
@@ -99,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bad_text_is_refused_as_a_flag_and_kept_in_a_resource() {
+    fn an_invalid_text_is_refused_as_a_flag_and_kept_in_a_resource() {
         let parser = clap::value_parser!(TextValue<Span>);
         let command = clap::Command::new("x").arg(clap::Arg::new("d").value_parser(parser));
         assert!(command.clone().try_get_matches_from(["x", "soon"]).is_err());

@@ -1,16 +1,16 @@
-//! The one provider of TLS cryptography: ring.
+//! Installs ring as the provider of TLS cryptography, and recognizes expired certificates.
 //!
-//! `store`, `etcd` and `kubernetes` call [`ensure_provider`] before they make a client.
+//! `store`, `etcd` and `kubernetes` call [`ensure_provider`] before they create a client.
 
-/// Makes ring the provider of this process, unless the process has one already.
+/// Makes ring the provider of this process, unless the process already has one.
 pub fn ensure_provider() {
-    // The error says that there is a provider: that of the program that calls this library.
+    // It fails if the program that uses this library has installed a provider; that one stays.
     let _ = rustls::crypto::ring::default_provider().install_default();
 }
 
-/// Whether an error's text says that a certificate has expired, or is not valid yet: in rustls' own words, or by the
-/// alert of a server that refuses ours.
-pub(crate) fn says_expired(said: &str) -> bool {
+/// Whether the text of an error says that a certificate has expired or is not valid yet: the server's, by an
+/// error of rustls, or ours, by the alert of the server that refuses it.
+pub(crate) fn says_expired(error: &str) -> bool {
     const SIGNS: [&str; 3] = ["certificate expired", "CertificateExpired", "not valid yet"];
-    SIGNS.iter().any(|sign| said.contains(sign))
+    SIGNS.iter().any(|sign| error.contains(sign))
 }

@@ -1,12 +1,15 @@
-//! bbolt's file format: a reader that trusts nothing and a writer that lays a file out afresh.
+//! bbolt's file format: a reader that checks every byte it uses, and a writer of new files.
 //!
-//! It knows pages, B+trees and buckets, and nothing of etcd. `mvcc` and `ops` call it. The format
-//! is drawn byte by byte in ARCHITECTURE.md; etcd's `go.etcd.io/bbolt` is its source.
+//! It handles pages, B+trees and buckets, and knows nothing of etcd. `mvcc` and `ops` call it.
+//! ARCHITECTURE.md describes the format byte by byte; its source is etcd's `go.etcd.io/bbolt`.
 
 pub mod page;
+mod read_ahead;
 pub mod reader;
+mod tree_page;
 pub mod writer;
 
 pub use page::PageId;
 pub use reader::{Bucket, Cursor, Database, METAS_END, PageBudget, newest_meta};
+pub use tree_page::BucketEntry;
 pub use writer::{BucketValue, Layout, TreeBuilder, Writer, write_file};

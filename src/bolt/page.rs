@@ -1,14 +1,14 @@
-//! The layout of pages: constants and the few structures every page is made of.
+//! The layout of bbolt's pages: constants, the page header and the meta.
 //!
-//! It neither reads nor writes files. `reader` and `writer` share it. All integers are little
-//! endian, as bbolt writes its structures in the host's order and etcd runs on little-endian hosts.
+//! It reads and writes no files; `reader` and `writer` share it. All integers are little endian: bbolt writes
+//! them in the byte order of the host, and etcd runs on little-endian hosts.
 
 /// The number of a page; its offset in the file is `PageId × page size`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PageId(pub u64);
 
 impl PageId {
-    /// The page behind this one.
+    /// Returns the number of the next page.
     pub fn next(self) -> PageId {
         PageId(self.0 + 1)
     }
@@ -20,13 +20,13 @@ impl std::fmt::Display for PageId {
     }
 }
 
-/// Bytes of a page's header: id 8, flags 2, count 2, overflow 4.
+/// The size of a page header in bytes: id 8, flags 2, count 2, overflow 4.
 pub const PAGE_HEADER_SIZE: usize = 16;
-/// Bytes of one element in a leaf page: flags 4, pos 4, key size 4, value size 4.
+/// The size of an element of a leaf page in bytes: flags 4, pos 4, key size 4, value size 4.
 pub const LEAF_ELEMENT_SIZE: usize = 16;
-/// Bytes of one element in a branch page: pos 4, key size 4, page id 8.
+/// The size of an element of a branch page in bytes: pos 4, key size 4, page id 8.
 pub const BRANCH_ELEMENT_SIZE: usize = 16;
-/// Bytes of a bucket's header: root page id 8, sequence 8.
+/// The size of a bucket header in bytes: root page id 8, sequence 8.
 pub const BUCKET_HEADER_SIZE: usize = 16;
 
 /// `flags` of a branch page.
@@ -44,31 +44,31 @@ pub const BUCKET_LEAF_FLAG: u32 = 0x01;
 pub const MAGIC: u32 = 0xED0C_DAED;
 /// The only version of the format.
 pub const VERSION: u32 = 2;
-/// Bytes of a meta, its checksum included.
+/// The size of a meta in bytes, including its checksum.
 pub const META_SIZE: usize = 64;
-/// Where a note may stand in the first meta page: behind the meta. bbolt leaves these bytes zero,
-/// never reads them, and zeroes them again with its next transaction or copy.
+/// The offset of our note in the first meta page: the first byte after the meta. bbolt never reads the bytes
+/// from here on, and overwrites them with zeros in its next transaction or copy.
 pub const NOTE_AT: usize = PAGE_HEADER_SIZE + META_SIZE;
-/// The longest key that bbolt takes.
+/// The longest key that bbolt accepts, in bytes.
 pub const MAX_KEY_SIZE: u32 = 32768;
-/// Page sizes that bbolt can write: the operating system's, a power of two.
+/// The page sizes that bbolt can write, in bytes: that of the operating system, a power of two.
 pub const PAGE_SIZES: std::ops::RangeInclusive<usize> = 1024..=65536;
 
-/// The head of a page.
+/// The header of a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PageHeader {
     /// The page's own number.
     pub id: PageId,
-    /// What kind of page it is.
+    /// The kind of page, such as [`LEAF_PAGE_FLAG`].
     pub flags: u16,
-    /// Elements in it.
+    /// The number of elements.
     pub count: u16,
-    /// Pages that follow and belong to it.
+    /// The number of following pages that belong to this one.
     pub overflow: u32,
 }
 
 impl PageHeader {
-    /// Reads a header; `None` if `b` is shorter than one.
+    /// Decodes a header. Returns `None` if `b` is too short.
     pub fn decode(b: &[u8]) -> Option<Self> {
         Some(PageHeader {
             id: PageId(u64_at(b, 0)?),
@@ -78,7 +78,7 @@ impl PageHeader {
         })
     }
 
-    /// Writes the header at the start of `b`, which must have room.
+    /// Writes the header to the start of `b`, which must have [`PAGE_HEADER_SIZE`] bytes.
     pub fn encode(&self, b: &mut [u8]) {
         b[0..8].copy_from_slice(&self.id.0.to_le_bytes());
         b[8..10].copy_from_slice(&self.flags.to_le_bytes());
@@ -87,42 +87,42 @@ impl PageHeader {
     }
 }
 
-/// The body of a meta page: where the tree begins.
+/// The body of a meta page, which locates the tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Meta {
-    /// Bytes of a page.
+    /// The size of a page in bytes.
     pub page_size: u32,
     /// The root page of the root bucket.
     pub root: PageId,
     /// The root bucket's sequence.
     pub sequence: u64,
-    /// The page of the freelist, or `u64::MAX` where none is stored.
+    /// The page of the freelist, or `u64::MAX` if none is stored.
     pub freelist: PageId,
-    /// The number of pages in use: all page ids are below it.
+    /// The number of pages in use; all page ids are below it.
     pub high_water: PageId,
-    /// The transaction that wrote it; of two valid metas the higher one counts.
+    /// The transaction that wrote the meta. Of two valid metas, the one with the higher number counts.
     pub txid: u64,
 }
 
 impl Meta {
-    /// Reads a meta (the bytes after the page header) and checks magic, version, checksum and
-    /// page size.
+    /// Decodes a meta (the bytes after the page header), and checks magic number, version, checksum and page
+    /// size.
     ///
     /// # Errors
-    /// A short reason, in words.
+    /// A phrase whose subject is the meta page.
     pub fn decode(b: &[u8]) -> Result<Self, &'static str> {
-        let short = "it is cut short";
+        let short = "is truncated";
         if b.len() < META_SIZE {
             return Err(short);
         }
         if u32_at(b, 0).ok_or(short)? != MAGIC {
-            return Err("it does not begin with bbolt's magic number");
+            return Err("does not begin with bbolt's magic number");
         }
         if u32_at(b, 4).ok_or(short)? != VERSION {
-            return Err("it has an unknown format version");
+            return Err("has an unknown format version");
         }
         if u64_at(b, 56).ok_or(short)? != fnv1a64(&b[..56]) {
-            return Err("its checksum is wrong");
+            return Err("has a wrong checksum");
         }
         let meta = Meta {
             page_size: u32_at(b, 8).ok_or(short)?,
@@ -133,17 +133,17 @@ impl Meta {
             txid: u64_at(b, 48).ok_or(short)?,
         };
         if !meta.page_size.is_power_of_two() || !PAGE_SIZES.contains(&(meta.page_size as usize)) {
-            return Err("its page size is not a power of two from 1 KiB to 64 KiB");
+            return Err("has a page size that is not a power of two from 1 KiB to 64 KiB");
         }
         Ok(meta)
     }
 
-    /// Bytes of all pages in use.
+    /// Returns the size of all pages in use, in bytes.
     pub fn bytes(&self) -> u64 {
         self.high_water.0.saturating_mul(u64::from(self.page_size))
     }
 
-    /// Writes the meta with its checksum at the start of `b`, which must have room.
+    /// Writes the meta with its checksum to the start of `b`, which must have [`META_SIZE`] bytes.
     pub fn encode(&self, b: &mut [u8]) {
         b[0..4].copy_from_slice(&MAGIC.to_le_bytes());
         b[4..8].copy_from_slice(&VERSION.to_le_bytes());
@@ -159,7 +159,7 @@ impl Meta {
     }
 }
 
-/// FNV-1a, 64 bits: bbolt's checksum of a meta.
+/// Returns the checksum of a meta: FNV-1a with 64 bits.
 fn fnv1a64(b: &[u8]) -> u64 {
     b.iter().fold(0xcbf2_9ce4_8422_2325, |h, &x| {
         (h ^ u64::from(x)).wrapping_mul(0x0000_0100_0000_01b3)

@@ -1,20 +1,22 @@
-//! Lays a bbolt file out afresh: full pages, in key order, nothing free in between.
+//! Writes a new bbolt file: full pages in key order, without free pages.
 //!
-//! A file begins with the meta pages, which say where the tree ends: so its content is laid out
-//! twice, first by sizes only ([`Writer::measuring`]), then as a stream of bytes
-//! ([`Writer::writing`]) that can be hashed and compressed while it comes about; or once, where the
-//! metas can be written last ([`Writer::streaming`]). Entries must come
-//! in ascending order of their keys. One leaf page and one branch page per level are held in memory.
-//! It does not modify existing files. `mvcc` and `ops` call it.
+//! A file begins with the meta pages, which contain the number of pages. There are two ways to know that
+//! number:
+//! - Build the content twice: first by sizes only ([`Writer::measuring`]), then as a stream of bytes
+//!   ([`Writer::writing`]) that can be hashed and compressed on the way.
+//! - Build the content once and write the metas last ([`Writer::streaming`]), if the output can seek.
+//!
+//! Entries must come in ascending order of their keys. One leaf page and the pending part of one branch page
+//! for each level are held in memory. It does not modify existing files. `mvcc` and `ops` call it.
 
 use super::page::*;
 use crate::error::{Error, Result};
 use std::fs::File;
 use std::io::{BufWriter, Write};
 
-/// bbolt keeps a bucket inside its parent's page up to this fraction of a page.
+/// A bucket of up to a quarter of a page is stored inline in its parent's page, as bbolt does.
 const INLINE_FRACTION: usize = 4;
-/// Where the freelist is: behind the metas. Nothing is free.
+/// The page of the freelist, after the two meta pages. The list is empty.
 const FREELIST: PageId = PageId(2);
 
 /// A bbolt file that is being measured or written, page after page.
@@ -23,10 +25,11 @@ pub struct Writer<'w> {
     out: Option<&'w mut (dyn Write + Send)>,
     page_size: usize,
     next: PageId,
+    /// A buffer to reuse.
     page: Vec<u8>,
 }
 
-/// Where everything of a file will be.
+/// The meta and the note of a measured or streamed file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layout {
     meta: Meta,
@@ -34,17 +37,17 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Bytes of the file.
+    /// Returns the size of the file in bytes.
     pub fn bytes(&self) -> u64 {
         self.meta.high_water.0 * u64::from(self.meta.page_size)
     }
 
-    /// The file's first pages: the metas and the freelist.
+    /// Returns the first pages of the file: the metas and the freelist.
     pub fn head(&self) -> Vec<u8> {
         let page_size = self.meta.page_size as usize;
         let mut pages = vec![0; FREELIST.next().0 as usize * page_size];
-        let heads = [META_PAGE_FLAG, META_PAGE_FLAG, FREELIST_PAGE_FLAG];
-        for (i, flags) in heads.into_iter().enumerate() {
+        let kinds = [META_PAGE_FLAG, META_PAGE_FLAG, FREELIST_PAGE_FLAG];
+        for (i, flags) in kinds.into_iter().enumerate() {
             let page = &mut pages[i * page_size..];
             PageHeader {
                 id: PageId(i as u64),
@@ -53,7 +56,7 @@ impl Layout {
                 overflow: 0,
             }
             .encode(page);
-            // As bbolt's own copy does: both valid, the second one transaction older.
+            // As in a copy made by bbolt, both metas are valid, and the second is one transaction older.
             if flags == META_PAGE_FLAG {
                 let meta = Meta {
                     txid: self.meta.txid - i as u64,
@@ -67,11 +70,11 @@ impl Layout {
     }
 }
 
-/// Lays `build`'s content out, twice, into `file`; gives the file back. `note` is as in
-/// [`Writer::layout`].
+/// Writes the content that `build` produces into `file`, and returns the file. `build` is called twice: first
+/// to measure, then to write. For `note` see [`Writer::layout`].
 ///
 /// # Errors
-/// What `build` returns; `Internal` where it does not do the same twice; `Io`, `NoSpace`.
+/// The errors of `build`; `Internal` if the two calls differ; `Io`, `NoSpace`.
 pub fn write_file(
     file: File,
     page_size: usize,
@@ -90,14 +93,15 @@ pub fn write_file(
 }
 
 impl<'w> Writer<'w> {
-    /// Starts to measure a file with pages of `page_size` bytes (a power of two from 1 KiB to
-    /// 64 KiB).
+    /// Starts to measure a file with pages of `page_size` bytes (a power of two from 1 KiB to 64 KiB).
     ///
     /// # Errors
-    /// `Internal` for another size.
+    /// `Internal` for another page size.
     pub fn measuring(page_size: usize) -> Result<Self> {
         if !page_size.is_power_of_two() || !PAGE_SIZES.contains(&page_size) {
-            return Err(Error::internal(format!("bbolt page size {page_size}")));
+            return Err(Error::internal(format!(
+                "invalid bbolt page size {page_size}"
+            )));
         }
         Ok(Writer {
             out: None,
@@ -107,8 +111,8 @@ impl<'w> Writer<'w> {
         })
     }
 
-    /// Starts to write a file that was not measured, into `out`, which stands at the file's beginning.
-    /// [`Layout::head`] goes there in the end.
+    /// Starts to write a file that was not measured into `out`, beginning with blank metas. When all is
+    /// written, the caller writes [`Layout::head`] over the beginning.
     ///
     /// # Errors
     /// As [`measuring`](Self::measuring) and [`writing`](Self::writing).
@@ -121,23 +125,21 @@ impl<'w> Writer<'w> {
         Ok(w)
     }
 
-    /// Whether sizes are enough: see [`TreeBuilder::push_len`].
+    /// Whether the writer only measures, so that [`TreeBuilder::push_len`] is enough.
     pub fn is_measuring(&self) -> bool {
         self.out.is_none()
     }
 
-    /// Ends the measuring, or the streaming. `note` goes into the unused end of the first meta page, where only
-    /// [`Database::note`] looks; it must fit there and hold no zero byte.
+    /// Ends the measuring or the streaming. `note` is stored in the unused end of the first meta page, from
+    /// which only [`Database::note`] reads it. It must fit there, and must not contain a zero byte.
     ///
     /// [`Database::note`]: super::Database::note
     ///
     /// # Errors
-    /// `Internal` for a note that does not fit.
+    /// `Internal` if the note is not valid; `Io`, `NoSpace`.
     pub fn layout(mut self, root: TreeBuilder, note: &str) -> Result<Layout> {
         if note.len() >= self.page_size - NOTE_AT || note.contains('\0') {
-            return Err(Error::internal(
-                "a note that does not fit into a bbolt page",
-            ));
+            return Err(Error::internal("the note does not fit into a bbolt page"));
         }
         let (root, sequence) = root.finish_as_pages(&mut self)?;
         Ok(Layout {
@@ -153,10 +155,10 @@ impl<'w> Writer<'w> {
         })
     }
 
-    /// Starts to write a file that was measured, with its metas.
+    /// Starts to write a measured file, beginning with its metas.
     ///
     /// # Errors
-    /// `Io`, `NoSpace`, or what else `out` returns.
+    /// `Io`, `NoSpace`, or another error of `out`.
     pub fn writing(layout: &Layout, out: &'w mut (dyn Write + Send)) -> Result<Self> {
         let mut w = Writer {
             out: Some(out),
@@ -166,22 +168,22 @@ impl<'w> Writer<'w> {
         Ok(w)
     }
 
-    /// Ends the writing.
+    /// Ends the writing of a measured file.
     ///
     /// # Errors
-    /// `Internal` where something else was written than was measured; `Io`, `NoSpace`.
+    /// `Internal` if the written pages differ from the measured ones; `Io`, `NoSpace`.
     pub fn finish(mut self, root: TreeBuilder, layout: &Layout) -> Result<()> {
         let (root, sequence) = root.finish_as_pages(&mut self)?;
         let meta = &layout.meta;
         if (root, sequence, self.next) != (meta.root, meta.sequence, meta.high_water) {
             return Err(Error::internal(
-                "a database came out otherwise than it was measured",
+                "the written database differs from its measured layout",
             ));
         }
         Ok(())
     }
 
-    /// Bytes of all pages up to now.
+    /// Returns the size of all pages so far, in bytes.
     pub fn bytes(&self) -> u64 {
         self.next.0 * self.page_size as u64
     }
@@ -202,30 +204,30 @@ impl<'w> Writer<'w> {
     }
 }
 
-/// The finished value of a bucket's entry in its parent.
+/// The value of a finished bucket, to be stored in its parent: see [`TreeBuilder::push_bucket`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BucketValue(Vec<u8>);
 
-/// Builds one bucket's tree from entries in ascending order.
+/// Builds the tree of one bucket from entries in ascending order.
 #[derive(Debug, Default)]
 pub struct TreeBuilder {
     sequence: u64,
     leaf: PageBuffer,
-    /// Only a bucket without buckets in it may live inside its parent.
+    /// A bucket with nested buckets must not be stored inline.
     has_buckets: bool,
     last_key: Vec<u8>,
-    /// The branch levels above the leaves, lowest first.
+    /// The pending children of each branch level (first key and page), lowest level first.
     levels: Vec<Vec<(Vec<u8>, PageId)>>,
 }
 
-/// The elements of one page and the bytes they point to.
+/// The content of one page: its elements, and the bytes they point to.
 #[derive(Debug, Default)]
 struct PageBuffer {
-    /// flags (leaf) or child (branch), key size, value size.
+    /// For each element: flags (leaf page) or child page (branch page), key size, value size.
     elements: Vec<(u64, u32, u32)>,
     /// Keys and values; empty while measuring.
     data: Vec<u8>,
-    /// Bytes of keys and values.
+    /// The size of all keys and values.
     data_len: usize,
     first_key: Vec<u8>,
 }
@@ -235,7 +237,7 @@ impl PageBuffer {
         PAGE_HEADER_SIZE + self.elements.len() * LEAF_ELEMENT_SIZE + self.data_len
     }
 
-    /// `value` is `None` where only sizes are wanted.
+    /// Adds an element. `value` is `None` while measuring; `len` is its size.
     fn push(&mut self, tag: u64, key: &[u8], len: usize, value: Option<&[u8]>) -> Result<()> {
         let size = |n: usize| {
             u32::try_from(n)
@@ -260,7 +262,7 @@ impl PageBuffer {
         self.data_len = 0;
     }
 
-    /// Puts the page's header and elements into `page`; `data` follows them.
+    /// Replaces the content of `page` by the page header and the elements. `data` has to follow them.
     fn encode_head(&self, id: PageId, flags: u16, overflow: u32, page: &mut Vec<u8>) -> Result<()> {
         page.clear();
         page.resize(PAGE_HEADER_SIZE, 0);
@@ -272,14 +274,14 @@ impl PageBuffer {
             overflow,
         }
         .encode(page);
-        // `pos` counts from the element itself to its key.
+        // `pos` is the distance from the element to its key.
         let mut pos = (self.elements.len() * LEAF_ELEMENT_SIZE) as u64;
         for &(tag, ksize, vsize) in &self.elements {
-            let p = u32::try_from(pos)
-                .map_err(|_| Error::internal("a bbolt page of more than 4 GiB"))?;
+            let pos_field = u32::try_from(pos)
+                .map_err(|_| Error::internal("a bbolt page has more than 4 GiB"))?;
             let fields = match flags {
-                LEAF_PAGE_FLAG => [tag as u32, p, ksize, vsize],
-                _ => [p, ksize, tag as u32, (tag >> 32) as u32],
+                LEAF_PAGE_FLAG => [tag as u32, pos_field, ksize, vsize],
+                _ => [pos_field, ksize, tag as u32, (tag >> 32) as u32],
             };
             page.extend_from_slice(fields.map(u32::to_le_bytes).as_flattened());
             pos = pos + u64::from(ksize) + u64::from(vsize) - LEAF_ELEMENT_SIZE as u64;
@@ -287,7 +289,7 @@ impl PageBuffer {
         Ok(())
     }
 
-    /// Writes the page, with overflow pages where it is larger than one.
+    /// Writes the page, with overflow pages if it is larger than one page.
     fn write(&self, w: &mut Writer<'_>, flags: u16) -> Result<PageId> {
         let pages = self.size().div_ceil(w.page_size).max(1);
         let overflow = u32::try_from(pages - 1)
@@ -299,7 +301,7 @@ impl PageBuffer {
         let mut page = std::mem::take(&mut w.page);
         self.encode_head(id, flags, overflow, &mut page)?;
         let padding = pages * w.page_size - self.size();
-        // A long value is not copied once more.
+        // A long value is written from `data` instead of being copied into the page.
         if pages > 1 {
             w.write(&page)?;
             w.write(&self.data)?;
@@ -315,7 +317,7 @@ impl PageBuffer {
 }
 
 impl TreeBuilder {
-    /// An empty bucket with the given sequence.
+    /// Creates a builder of a bucket with this sequence.
     pub fn new(sequence: u64) -> Self {
         TreeBuilder {
             sequence,
@@ -323,23 +325,24 @@ impl TreeBuilder {
         }
     }
 
-    /// Adds an entry; `key` must be above all before it.
+    /// Adds an entry. `key` must be higher than all keys before.
     ///
     /// # Errors
-    /// `Internal` for a key out of order; `Io`, `NoSpace`.
+    /// `Internal` if the key is out of order; `CorruptSnapshot` if the value is longer than bbolt allows;
+    /// `Io`, `NoSpace`.
     pub fn push(&mut self, w: &mut Writer<'_>, key: &[u8], value: &[u8]) -> Result<()> {
         self.push_flagged(w, 0, key, value.len(), Some(value))
     }
 
-    /// Adds an entry of which only the length of the value is known: enough while measuring.
+    /// Adds an entry while measuring, for which the size of the value is enough.
     ///
     /// # Errors
-    /// `Internal` for a key out of order, or when writing.
+    /// `Internal` if the key is out of order, or if `w` does not measure.
     pub fn push_len(&mut self, w: &mut Writer<'_>, key: &[u8], len: usize) -> Result<()> {
         self.push_flagged(w, 0, key, len, None)
     }
 
-    /// Adds a finished bucket under `name`.
+    /// Adds a finished bucket with this name.
     ///
     /// # Errors
     /// As [`push`](Self::push).
@@ -370,8 +373,8 @@ impl TreeBuilder {
         }
         self.last_key.clear();
         self.last_key.extend_from_slice(key);
-        let with = self.leaf.size() + LEAF_ELEMENT_SIZE + key.len() + len;
-        if !self.leaf.elements.is_empty() && with > w.page_size {
+        let size_with_entry = self.leaf.size() + LEAF_ELEMENT_SIZE + key.len() + len;
+        if !self.leaf.elements.is_empty() && size_with_entry > w.page_size {
             self.flush_leaf(w)?;
         }
         let value = value.filter(|_| !w.is_measuring());
@@ -385,8 +388,9 @@ impl TreeBuilder {
         self.push_child(w, 0, key, id)
     }
 
-    /// Puts a child into a branch level. Two more children than fit are held back, so that the last
-    /// branch page of a level never has a single child (bbolt wants two keys in a page).
+    /// Adds a child page to a branch level, and writes a branch page when there are two more children than
+    /// fit. The two held back ensure that the last branch page of a level never has a single child: bbolt
+    /// expects at least two.
     fn push_child(
         &mut self,
         w: &mut Writer<'_>,
@@ -409,7 +413,7 @@ impl TreeBuilder {
         Ok(())
     }
 
-    /// How many of the first `children` fit into one page; at least two.
+    /// Returns how many of the first `children` fit into one page; at least two.
     fn fitting(children: &[(Vec<u8>, PageId)], page_size: usize) -> usize {
         let mut size = PAGE_HEADER_SIZE;
         let fits = |(key, _): &&(Vec<u8>, PageId)| {
@@ -419,6 +423,7 @@ impl TreeBuilder {
         children.iter().take_while(fits).count().max(2)
     }
 
+    /// Writes a branch page, and returns its first key and its number.
     fn write_branch(
         w: &mut Writer<'_>,
         children: Vec<(Vec<u8>, PageId)>,
@@ -431,7 +436,7 @@ impl TreeBuilder {
         Ok((page.first_key, id))
     }
 
-    /// Ends the bucket: its value for the parent's entry.
+    /// Ends the bucket and returns its value for the parent. A small bucket is stored inline in that value.
     ///
     /// # Errors
     /// `Io`, `NoSpace`.
@@ -445,7 +450,7 @@ impl TreeBuilder {
             self.leaf
                 .encode_head(PageId(0), LEAF_PAGE_FLAG, 0, &mut body)?;
             body.extend_from_slice(&self.leaf.data);
-            // What was not there to be encoded still counts.
+            // While measuring there is no data, but its size counts.
             body.resize(self.leaf.size(), 0);
             PageId(0)
         } else {
@@ -455,7 +460,7 @@ impl TreeBuilder {
         Ok(BucketValue([header.as_flattened(), &body].concat()))
     }
 
-    /// Ends the bucket on pages of its own: its root page and sequence.
+    /// Ends the bucket on its own pages, and returns its root page and sequence.
     fn finish_as_pages(mut self, w: &mut Writer<'_>) -> Result<(PageId, u64)> {
         if self.levels.is_empty() {
             return Ok((self.leaf.write(w, LEAF_PAGE_FLAG)?, self.sequence));
@@ -509,7 +514,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_back_at_every_size() {
+    fn the_reader_returns_all_entries_at_every_page_size_and_count() {
         for page_size in [1024, 4096, 65536] {
             for n in [0usize, 1, 2, 3, 40, 41, 100, 2_000, 20_000] {
                 let entries: Vec<_> = (0..n)

@@ -6,7 +6,7 @@ use super::{BackupArgs, Ended, Output, print, print_report};
 use crate::base::Cancel;
 use crate::base::flag_values::yes_or_no;
 use crate::error::Reason;
-use crate::etcd::diff::Wanted;
+use crate::etcd::diff::BackupKey;
 use crate::mvcc::KeyRange;
 use crate::ops::apply::{
     Difference, DifferenceKind, KeyName, MAX_REQUEST_BYTES, MAX_TXN_OPS, Options, Outcome, Status,
@@ -101,7 +101,7 @@ impl ApplyArgs {
             |each| {
                 while wanted.advance()? {
                     let kv = wanted.current()?;
-                    each(Wanted {
+                    each(BackupKey {
                         key: kv.key,
                         value: kv.value,
                         lease: kv.lease,

@@ -8,7 +8,7 @@ use crate::base::Cancel;
 use crate::error::Result;
 use crate::ops::compact::{Options, Outcome, Status, run};
 use crate::ops::report::Report;
-use crate::telemetry::metrics::{Folded, Metrics, SavedSnapshot, SnapshotKind};
+use crate::telemetry::metrics::{CompactionFigures, Metrics, SavedSnapshot, SnapshotKind};
 use chrono::Utc;
 use clap::Args;
 use std::time::{Duration, Instant};
@@ -71,7 +71,7 @@ fn measure(metrics: &Metrics, ended: &Result<Report<Outcome>>, took: Duration) {
         metrics.snapshot_took(SnapshotKind::Full, took, false);
         return;
     };
-    metrics.compacted(&Folded {
+    metrics.compacted(&CompactionFigures {
         deltas: o.deltas.len() as u64,
         events: o.events.unwrap_or_default(),
         read_bytes: o.bytes_read,

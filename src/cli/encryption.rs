@@ -148,7 +148,9 @@ fn lines(file: &Path, place: &str) -> Result<(Vec<String>, u32)> {
         })
         .map_err(|e| match (e.kind(), file.parent(), file.file_name()) {
             // So it is if a Secret is not there, or lacks the key.
-            (ErrorKind::NotFound, Some(folder), Some(key)) if mounted_secret::is_one(folder) => {
+            (ErrorKind::NotFound, Some(folder), Some(key))
+                if mounted_secret::is_mounted_secret(folder) =>
+            {
                 let advice = mounted_secret::advice(folder, &key.to_string_lossy());
                 wrong(format!("is not there: {advice}"))
             }

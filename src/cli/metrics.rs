@@ -3,7 +3,7 @@
 use super::Ended;
 use crate::base::{Cancel, duration};
 use crate::error::{Error, Result};
-use crate::telemetry::endpoint::{BindAddress, Server, serve};
+use crate::telemetry::endpoint::{BindAddress, MetricsServer, serve};
 use crate::telemetry::metrics::Metrics;
 use crate::telemetry::textfile::{self, Textfile};
 use clap::Args;
@@ -28,7 +28,11 @@ pub(super) struct MetricsArgs {
 
 impl MetricsArgs {
     /// Opens the endpoint, if one is asked for.
-    pub(super) fn serve(&self, metrics: &Metrics, cancel: &Cancel) -> Result<Option<Server>> {
+    pub(super) fn serve(
+        &self,
+        metrics: &Metrics,
+        cancel: &Cancel,
+    ) -> Result<Option<MetricsServer>> {
         let address = self.metrics_bind_address.as_ref();
         address
             .map(|address| serve(address, metrics, &Handle::current(), cancel))

@@ -4,7 +4,7 @@
 //! The commands that read a backup call it.
 
 use super::size;
-use crate::base::printable::{harmless, line, lines};
+use crate::base::printable::{escape_unsafe, line, lines};
 use crate::base::shorten::{self, IN_JSON};
 use crate::mvcc::{KeyValue, Revision};
 use crate::ops::read::kubernetes::Object;
@@ -176,7 +176,7 @@ fn yaml(text: &str) -> Option<String> {
         let end = part.find(|c| !in_word(c)).unwrap_or(part.len());
         yaml.extend(["\"", &part[..end], "\"", &part[end..]]);
     }
-    Some(harmless(&yaml, |c| c == '\n').into_owned())
+    Some(escape_unsafe(&yaml, |c| c == '\n').into_owned())
 }
 
 fn in_word(c: char) -> bool {

@@ -12,7 +12,7 @@ use crate::mvcc::Revision;
 use crate::ops::report::Report;
 use crate::ops::verify::cluster::{Options, Outcome, run};
 use crate::ops::verify::{drill, store};
-use crate::telemetry::metrics::{Metrics, Window};
+use crate::telemetry::metrics::{Metrics, RestorableWindow};
 use clap::Args;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -154,7 +154,7 @@ impl VerifyArgs {
         let report = ended?;
         metrics.verified(&report.metrics());
         if let Some(newest) = &report.newest {
-            metrics.restorable(&Window {
+            metrics.restorable(&RestorableWindow {
                 first_revision: newest.first_revision.0,
                 last_revision: newest.last_revision.0,
                 first_time: None,

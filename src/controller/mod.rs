@@ -29,7 +29,7 @@ use crate::base::{Cancel, lock};
 use crate::error::{Error, Reason, Result};
 use crate::kubernetes::{self, lease};
 use crate::store::lock::{Attempt, LockGuard};
-use crate::telemetry::endpoint::Server;
+use crate::telemetry::endpoint::MetricsServer;
 use apply::{Events, Failure, Writer};
 use chrono::{DateTime, Utc};
 use names::Key;
@@ -86,7 +86,7 @@ pub fn run(
     client: &kubernetes::Client,
     options: Options,
     metrics: &ControllerMetrics,
-    server: Option<&Server>,
+    server: Option<&MetricsServer>,
     cancel: &Cancel,
 ) -> Result<()> {
     let leadership = match &options.leader_lease {
@@ -171,7 +171,7 @@ async fn reconcile_all(
     client: &kubernetes::Client,
     options: Options,
     metrics: &ControllerMetrics,
-    server: Option<&Server>,
+    server: Option<&MetricsServer>,
     leadership: Option<&LockGuard>,
 ) -> Result<()> {
     let limit = |n: u32| usize::try_from(n).unwrap_or(usize::MAX);
@@ -218,7 +218,7 @@ async fn run_workers(
     workers: usize,
     listed: oneshot::Receiver<()>,
     mut background: JoinSet<()>,
-    server: Option<&Server>,
+    server: Option<&MetricsServer>,
 ) -> Error {
     // The sender cannot be dropped before: the caller polls the watches, which own it, beside this function.
     let _ = listed.await;

@@ -1,7 +1,8 @@
-//! The members of a restored cluster: from the flags to IDs, and to what the database says of them.
+//! The members of a restored cluster: parses the flags, computes IDs, and builds the database entries of the
+//! members.
 //!
-//! Pure: it opens no file and asks no DNS. `ops` and the other files of this room call it.
-//! Sources: etcd's `client/pkg/types`, `membership/member.go`, `storage/schema/membership.go`.
+//! It opens no files and makes no DNS requests. Called by `ops::restore`, `wal` and `snap`. Sources: etcd's
+//! `client/pkg/types`, `membership/member.go`, `storage/schema/membership.go`.
 
 use crate::base::protobuf::Value::{Bytes, Varint};
 use crate::base::protobuf::message;
@@ -10,11 +11,11 @@ use sha1::{Digest as _, Sha1};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-/// A member's ID; never 0. It is shown as etcd prints it: hexadecimal, lower case, no leading zeros.
+/// The ID of a member; never 0. It is formatted like in etcd: hexadecimal, lower case, without leading zeros.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MemberId(pub u64);
 
-/// A cluster's ID, shown as etcd prints it.
+/// The ID of a cluster, formatted like in etcd.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClusterId(pub u64);
 
@@ -33,17 +34,17 @@ impl fmt::Display for ClusterId {
 /// A member as `--initial-cluster` names it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Member {
-    /// Made of the URLs and the cluster's token.
+    /// The ID, a hash of the URLs and the cluster's token.
     pub id: MemberId,
-    /// Never empty.
+    /// The name, which is not empty.
     pub name: String,
-    /// At least one, sorted.
+    /// The peer URLs: at least one, sorted.
     pub peer_urls: Vec<String>,
 }
 
 impl Member {
-    /// The JSON of it in the bucket `members` and in the WAL: `id`, `peerURLs`, `name`. A member has
-    /// no client URLs before it has started.
+    /// Returns the JSON for the bucket `members` and the WAL, with the fields `id`, `peerURLs` and `name`. A
+    /// member has no client URLs before its first start.
     pub fn to_json(&self) -> String {
         format!(
             r#"{{"id":{},"peerURLs":{},"name":{}}}"#,
@@ -53,33 +54,36 @@ impl Member {
         )
     }
 
-    /// The JSON list of its peer URLs.
+    /// Returns the JSON array of the peer URLs.
     pub(super) fn peer_urls_json(&self) -> String {
         let urls: Vec<String> = self.peer_urls.iter().map(|u| go_json(u)).collect();
         format!("[{}]", urls.join(","))
     }
 }
 
-/// The cluster that a restored member belongs to, and which of its members it is.
+/// A restored cluster, and which of its members is being restored here.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cluster {
     token: String,
     id: ClusterId,
     members: Vec<Member>,
+    /// The index in `members` of the member that is being restored.
     me: usize,
 }
 
 impl Cluster {
-    /// From the flags, as `etcdutl snapshot restore` takes them: `initial_cluster` is
-    /// `name=URL,name=URL,…`, where a name that comes again adds a URL; `advertise_peer_urls` is
-    /// `URL,URL,…`. The same flags give the same IDs on each member, whichever it is.
+    /// Creates a cluster from the flags of `etcdutl snapshot restore`. `initial_cluster` is
+    /// `name=URL,name=URL,…`, in which a repeated name adds a URL; `advertise_peer_urls` is `URL,URL,…`.
+    /// Every member computes the same IDs.
     ///
-    /// Two things that etcdutl does are left out. It takes host names for equal that DNS resolves to the same
-    /// addresses; here `--initial-advertise-peer-urls` has to spell them as `--initial-cluster` does.
-    /// And it takes URLs with user, query, fragment or escapes, which no peer can be reached by.
+    /// It is stricter than etcdutl in two ways:
+    /// - `--initial-advertise-peer-urls` must spell host names like `--initial-cluster`. etcdutl also accepts
+    ///   different names that DNS resolves to the same addresses.
+    /// - URLs with user, query, fragment or escapes are refused. etcdutl accepts them, but no peer can use
+    ///   them.
     ///
     /// # Errors
-    /// `Usage`, naming `--name`, `--initial-cluster` or `--initial-advertise-peer-urls`.
+    /// `Usage`; the message names `--name`, `--initial-cluster` or `--initial-advertise-peer-urls`.
     pub fn new(
         name: &str,
         initial_cluster: &str,
@@ -92,42 +96,46 @@ impl Cluster {
             .collect::<Result<Vec<String>>>()?;
         advertised.sort();
         let by_name = parse_initial_cluster(initial_cluster)?;
-        let mine = by_name.get(name).ok_or_else(|| {
+        let own_urls = by_name.get(name).ok_or_else(|| {
             usage(format!(
                 "--name \"{name}\" is not among the members of --initial-cluster \
                  \"{initial_cluster}\""
             ))
         })?;
-        if *mine != advertised {
+        if *own_urls != advertised {
             return Err(usage(format!(
                 "--initial-advertise-peer-urls has {} but --initial-cluster has {} for \"{name}\": \
                  they must be the same",
                 advertised.join(","),
-                mine.join(",")
+                own_urls.join(",")
             )));
         }
-        let mut seen = BTreeSet::new();
+        let mut unique = BTreeSet::new();
         for url in by_name.values().flatten() {
-            if !seen.insert(url) {
+            if !unique.insert(url) {
                 return Err(usage(format!("--initial-cluster has {url} twice")));
             }
         }
-        Self::of(by_name.into_iter().collect(), name, token.to_owned())
+        Self::from_urls(by_name.into_iter().collect(), name, token.to_owned())
     }
 
-    /// The same members in a cluster of another token: with other IDs, so that neither takes the other
-    /// for its own.
+    /// Returns a cluster of the same members with another token, and therefore with other IDs. Members of the
+    /// two clusters do not accept each other.
     ///
     /// # Errors
-    /// As [`new`](Self::new), for IDs.
+    /// `Usage` if two members get the same ID.
     pub fn with_token(&self, token: String) -> Result<Cluster> {
         let members = self.members.iter();
-        let by_name = members.map(|m| (m.name.clone(), m.peer_urls.clone()));
-        Self::of(by_name.collect(), &self.me().name, token)
+        let urls_by_name = members.map(|m| (m.name.clone(), m.peer_urls.clone()));
+        Self::from_urls(urls_by_name.collect(), &self.me().name, token)
     }
 
-    fn of(by_name: Vec<(String, Vec<String>)>, name: &str, token: String) -> Result<Cluster> {
-        let mut members: Vec<Member> = by_name
+    fn from_urls(
+        urls_by_name: Vec<(String, Vec<String>)>,
+        name: &str,
+        token: String,
+    ) -> Result<Cluster> {
+        let mut members: Vec<Member> = urls_by_name
             .into_iter()
             .map(|(name, peer_urls)| Member {
                 id: MemberId(hash(format!("{}{token}", peer_urls.concat()).as_bytes())),
@@ -138,7 +146,7 @@ impl Cluster {
         members.sort_by_key(|m| m.id);
         if members.windows(2).any(|w| w[0].id == w[1].id) || members[0].id.0 == 0 {
             return Err(usage(
-                "--initial-cluster makes members of the same ID, or of none: use another \
+                "--initial-cluster gives two members the same ID, or a member the ID 0: use another \
                  --initial-cluster-token",
             ));
         }
@@ -152,37 +160,37 @@ impl Cluster {
         })
     }
 
-    /// What tells it from other clusters of the same URLs.
+    /// Returns the token, which distinguishes clusters with the same URLs.
     pub fn token(&self) -> &str {
         &self.token
     }
 
-    /// The cluster's ID.
+    /// Returns the ID of the cluster.
     pub fn id(&self) -> ClusterId {
         self.id
     }
 
-    /// The member that is being restored.
+    /// Returns the member that is being restored.
     pub fn me(&self) -> &Member {
         &self.members[self.me]
     }
 
-    /// All members, sorted by ID; at least one.
+    /// Returns all members, sorted by ID: at least one.
     pub fn members(&self) -> &[Member] {
         &self.members
     }
 
-    /// The raft index that the restored member begins after: one entry for each member.
+    /// Returns the last raft index of the restored log, which has one entry for each member.
     pub fn index(&self) -> u64 {
         self.members.len() as u64
     }
 
-    /// What takes the place of a bucket's entries, sorted by key; `None` where the source's stay. The
-    /// bucket has to be there even if it is empty and the source has none.
+    /// Returns the entries that replace the content of a bucket, sorted by key, or `None` if the bucket of
+    /// the snapshot is kept. An empty result still means that the bucket must exist.
     ///
-    /// This is what etcdutl of 3.5, 3.6 and 3.7 does: it empties `members` and `members_removed` and
-    /// adds the new members. The bucket `cluster` (`clusterVersion`, `downgrade`) it leaves as it is,
-    /// and so do we: etcd would otherwise take the cluster for one of a version that it has to find out.
+    /// Like etcdutl 3.5, 3.6 and 3.7, it empties `members` and `members_removed` and adds the new members.
+    /// The bucket `cluster` (`clusterVersion`, `downgrade`) is kept as well: without it, etcd would have to
+    /// negotiate the version of the cluster.
     pub fn bucket(&self, name: &[u8]) -> Option<Vec<(Vec<u8>, Vec<u8>)>> {
         match name {
             b"members" => {
@@ -191,7 +199,7 @@ impl Cluster {
                     .iter()
                     .map(|m| (m.id.to_string().into_bytes(), m.to_json().into_bytes()))
                     .collect();
-                // Without leading zeros the order of the keys is not that of the numbers.
+                // IDs have no leading zeros, so their order as keys differs from their order as numbers.
                 entries.sort();
                 Some(entries)
             }
@@ -200,13 +208,12 @@ impl Cluster {
         }
     }
 
-    /// What the bucket `meta` says of this cluster, sorted by key: it replaces the source's entries of
-    /// these keys and is added where the source has none. All others stay, `storageVersion` too; none
-    /// has to go.
+    /// Returns the entries of the bucket `meta` for this cluster, sorted by key. They replace or extend the
+    /// entries of the snapshot; all other entries, such as `storageVersion`, are kept.
     ///
-    /// etcdutl sets `consistent_index` and `term` (8 bytes each, big endian) and leaves the source's
-    /// `confState`, which names members that are not there any more. No server up to 3.7 reads it
-    /// before it writes it anew; so that it is true all the same, it is set here.
+    /// etcdutl sets `consistent_index` and `term` (8 bytes each, big endian). It leaves `confState` as it is,
+    /// although that names the members of the old cluster: servers up to 3.7 write it before they read it. It
+    /// is set here to be correct in any case.
     pub fn meta_entries(&self) -> Vec<(&'static [u8], Vec<u8>)> {
         let voters: Vec<String> = self.members.iter().map(|m| m.id.0.to_string()).collect();
         vec![
@@ -219,20 +226,21 @@ impl Cluster {
         ]
     }
 
-    /// `raftpb.ConfState`: voters (1) and auto_leave (5), false but written, as 3.5 and 3.6 do.
+    /// Encodes `raftpb.ConfState`: voters (1) and auto_leave (5). Like etcd 3.5 and 3.6, it writes auto_leave
+    /// although it is false.
     pub(super) fn conf_state(&self) -> Vec<u8> {
         let voters = self.members.iter().map(|m| (1, Varint(m.id.0)));
         message(voters.chain([(5, Varint(0))]))
     }
 
-    /// `etcdserverpb.Metadata`: NodeID (1) and ClusterID (2).
+    /// Encodes `etcdserverpb.Metadata`: NodeID (1) and ClusterID (2).
     pub(super) fn metadata(&self) -> Vec<u8> {
         message([(1, Varint(self.me().id.0)), (2, Varint(self.id.0))])
     }
 }
 
 impl Member {
-    /// `raftpb.ConfChange` that adds it: ID (1) 0, type (2) 0, node_id (3), context (4).
+    /// Encodes the `raftpb.ConfChange` that adds the member: ID (1) 0, type (2) 0, node_id (3), context (4).
     pub(super) fn conf_change(&self) -> Vec<u8> {
         let json = self.to_json();
         let (id, json) = (Varint(self.id.0), Bytes(json.as_bytes()));
@@ -244,17 +252,17 @@ fn usage(message: impl Into<String>) -> Error {
     Reason::Usage.error(message)
 }
 
-/// The first 8 bytes of the SHA-1, big endian.
+/// Returns the first 8 bytes of the SHA-1, big endian.
 fn hash(b: &[u8]) -> u64 {
     let sum = Sha1::digest(b);
     sum.iter().take(8).fold(0, |n, &x| n << 8 | u64::from(x))
 }
 
-/// URLs by member, sorted.
+/// Parses `--initial-cluster` into the sorted URLs of each member.
 fn parse_initial_cluster(s: &str) -> Result<BTreeMap<String, Vec<String>>> {
     const FLAG: &str = "--initial-cluster";
     let mut members = BTreeMap::<String, Vec<String>>::new();
-    // Empty parts are passed over, as etcd does.
+    // Like etcd, skip empty parts.
     for part in s.split(',').filter(|p| !p.is_empty()) {
         let (name, url) = part.split_once('=').unwrap_or((part, ""));
         if name.is_empty() || url.is_empty() {
@@ -271,10 +279,10 @@ fn parse_initial_cluster(s: &str) -> Result<BTreeMap<String, Vec<String>>> {
     Ok(members)
 }
 
-/// The URL as Go prints it after parsing: the scheme in lower case, all else as it was.
+/// Checks a peer URL, and returns it as Go prints it after parsing: with the scheme in lower case.
 fn peer_url(flag: &str, url: &str) -> Result<String> {
     let url = url.trim();
-    let bad = |what: &str| usage(format!("{flag} has \"{url}\": {what}"));
+    let bad = |problem: &str| usage(format!("{flag} has \"{url}\": {problem}"));
     let (scheme, rest) = url
         .split_once(':')
         .ok_or_else(|| bad("use a URL such as http://HOST:PORT"))?;
@@ -282,16 +290,16 @@ fn peer_url(flag: &str, url: &str) -> Result<String> {
     if !matches!(scheme.as_str(), "http" | "https" | "unix" | "unixs") {
         return Err(bad("the scheme must be http, https, unix or unixs"));
     }
-    let odd = |c: char| !c.is_ascii_graphic() || "\"<>\\^`{|}?#@,".contains(c);
-    if let Some(c) = rest.chars().find(|&c| odd(c)) {
-        return Err(bad(&format!("{c:?} cannot be in a peer URL")));
+    let is_forbidden = |c: char| !c.is_ascii_graphic() || "\"<>\\^`{|}?#@,".contains(c);
+    if let Some(c) = rest.chars().find(|&c| is_forbidden(c)) {
+        return Err(bad(&format!("a peer URL cannot contain {c:?}")));
     }
     if scheme.starts_with("http") {
         let authority = rest
             .strip_prefix("//")
             .ok_or_else(|| bad("use the form http://HOST:PORT"))?;
         if authority.contains('/') {
-            return Err(bad("a peer URL has no path, not even a slash"));
+            return Err(bad("a peer URL cannot have a path, not even a slash"));
         }
         let (host, port) = authority
             .rsplit_once(':')
@@ -299,27 +307,30 @@ fn peer_url(flag: &str, url: &str) -> Result<String> {
         if port.is_empty() || !port.bytes().all(|c| c.is_ascii_digit()) {
             return Err(bad("the port is missing"));
         }
-        let ip6 = host.strip_prefix('[').and_then(|h| h.strip_suffix(']'));
-        let fine = match ip6 {
-            // A zone is written %25eth0.
-            Some(ip) => {
-                let (ip, zone) = ip.split_once("%25").unwrap_or((ip, "-"));
-                let in_ip = |c: u8| c.is_ascii_hexdigit() || b":.".contains(&c);
-                let in_zone = |c: u8| c.is_ascii_alphanumeric() || b"-._~".contains(&c);
-                ip.bytes().all(in_ip) && !zone.is_empty() && zone.bytes().all(in_zone)
-            }
-            None => !host.contains(['[', ']', ':', '%']),
-        };
-        if !fine {
-            return Err(bad("the host is none; an IPv6 address goes in brackets"));
+        if !is_valid_host(host) {
+            return Err(bad(
+                "the host is invalid (an IPv6 address must be in brackets)",
+            ));
         }
     } else if rest.contains('%') {
-        return Err(bad("'%' cannot be in a peer URL"));
+        return Err(bad("a peer URL cannot contain '%'"));
     }
     Ok(format!("{scheme}:{rest}"))
 }
 
-/// A JSON string as Go's encoding/json writes it: `<`, `>`, `&` and two line separators are escaped.
+/// Whether a host is a name, an IPv4 address, or an IPv6 address in brackets, with a zone such as `%25eth0`
+/// or without.
+fn is_valid_host(host: &str) -> bool {
+    let Some(ip) = host.strip_prefix('[').and_then(|h| h.strip_suffix(']')) else {
+        return !host.contains(['[', ']', ':', '%']);
+    };
+    let (ip, zone) = ip.split_once("%25").unwrap_or((ip, "-"));
+    let in_ip = |c: u8| c.is_ascii_hexdigit() || b":.".contains(&c);
+    let in_zone = |c: u8| c.is_ascii_alphanumeric() || b"-._~".contains(&c);
+    ip.bytes().all(in_ip) && !zone.is_empty() && zone.bytes().all(in_zone)
+}
+
+/// Encodes a JSON string like Go's encoding/json, which escapes `<`, `>`, `&` and two line separators.
 pub(super) fn go_json(s: &str) -> String {
     let mut out = String::with_capacity(s.len() + 2);
     for c in serde_json::Value::from(s).to_string().chars() {
@@ -349,8 +360,8 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn ids_are_those_that_etcd_computes() {
-        // What etcdutl 3.5.35 left for these flags.
+    fn ids_equal_those_of_etcd() {
+        // IDs that etcdutl 3.5.35 computed for these flags.
         let url = "http://localhost:2380";
         let one = Cluster::new("default", &format!("default={url}"), "etcd-cluster", url).unwrap();
         assert_eq!(one.me().id.to_string(), "8e9e05c52164694d");
@@ -371,7 +382,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn buckets_hold_the_new_members_alone() {
+    fn buckets_hold_only_the_new_members() {
         let cluster = three("c");
         let keys: Vec<Vec<u8>> = cluster
             .bucket(b"members")
@@ -399,7 +410,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn urls_are_taken_and_refused_as_etcd_does() {
+    fn peer_urls_are_accepted_and_refused() {
         for (given, kept) in [
             ("http://a:1", "http://a:1"),
             (" HTTPS://A.b:2380 ", "https://A.b:2380"),
@@ -466,7 +477,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn strings_are_escaped_as_go_does() {
+    fn strings_are_escaped_like_in_go() {
         assert_eq!(
             go_json("a\"<&>\u{2028}é\n"),
             r#""a\"\u003c\u0026\u003e\u2028é\n""#

@@ -1,7 +1,8 @@
-//! A member's data directory beside its database: written as `etcdutl snapshot restore` leaves it.
+//! The data directory of an etcd member, except its database, as `etcdutl snapshot restore` writes it.
 //!
-//! [`membership`], [`wal`] and [`snap`] write and read their files and trust nothing they read.
-//! They neither write the database nor know chains; [`place`] puts all of it in place. `ops` calls them.
+//! [`membership`], [`wal`] and [`snap`] write the member's files and read those of any member, and check
+//! every byte they read. [`install`] moves a complete member to its final place. None of them writes the
+//! database. `ops::restore` calls them.
 
 pub mod install;
 pub mod membership;
@@ -20,40 +21,41 @@ use std::path::{Path, PathBuf};
 /// The raft term that a restored member starts with.
 const TERM: u64 = 1;
 
-/// The database within `member/`.
+/// The path of the database in `member/`.
 pub const DATABASE: &str = "snap/db";
 
 fn corrupt(message: impl Into<String>) -> Error {
     Reason::CorruptDataDir.error(message)
 }
 
-/// Whether a running etcd holds the member in `member_dir` (the folder with `snap/db`) with its WAL
-/// in `wal_dir`. Files that are not there are held by nobody.
+/// Whether a running etcd uses the member in `member_dir` (the folder with `snap/db`) with its WAL in
+/// `wal_dir`. Missing files are not in use.
 ///
-/// It tries for the locks and lets go of them at once; nothing waits. etcd holds open-file-description
-/// locks on its segments (since Linux 3.15; flock elsewhere) and bbolt an flock on the database. A
-/// server that starts in the very microseconds in which a segment is tried would refuse to.
+/// The function tries to lock the files without waiting, and unlocks them at once. etcd holds
+/// open-file-description locks on its segments (since Linux 3.15; flock on other systems), and bbolt holds an
+/// flock on the database. An etcd that tries to lock a segment in the same microseconds fails to start.
 ///
 /// # Errors
-/// `Io` or `PermissionDenied` where a file cannot be opened, or its file system knows no locks.
+/// `Io` or `PermissionDenied` if a file cannot be opened, or its file system does not support locks.
 pub fn in_use(member_dir: &Path, wal_dir: &Path) -> Result<bool> {
     if is_flocked(&member_dir.join(DATABASE))? {
         return Ok(true);
     }
     for path in wal::segment_paths(wal_dir)? {
-        let held = if cfg!(target_os = "linux") {
+        let is_locked = if cfg!(target_os = "linux") {
             is_record_locked(&path)?
         } else {
             is_flocked(&path)?
         };
-        if held {
+        if is_locked {
             return Ok(true);
         }
     }
     Ok(false)
 }
 
-/// A shared flock: it conflicts with bbolt's exclusive one, which for its part waits and tries again.
+/// Tries a shared flock, which conflicts with bbolt's exclusive one. (A bbolt that meets ours waits and
+/// retries.)
 fn is_flocked(path: &Path) -> Result<bool> {
     probe(path, |f| {
         rustix::fs::flock(f, FlockOperation::NonBlockingLockShared)?;
@@ -61,8 +63,8 @@ fn is_flocked(path: &Path) -> Result<bool> {
     })
 }
 
-/// A shared POSIX lock on the whole file: it conflicts with an OFD lock of any process. Asking without
-/// taking it (`F_GETLK`) would be gentler, but rustix cannot tell the owner of an OFD lock.
+/// Tries a shared POSIX lock on the whole file, which conflicts with an open-file-description lock of any
+/// process. `F_GETLK` would not take a lock at all, but rustix does not report owners of such locks.
 fn is_record_locked(path: &Path) -> Result<bool> {
     probe(path, |f| {
         rustix::fs::fcntl_lock(f, FlockOperation::NonBlockingLockShared)?;
@@ -70,10 +72,11 @@ fn is_record_locked(path: &Path) -> Result<bool> {
     })
 }
 
+/// Whether the file is locked: `lock` takes and releases a lock on it.
 fn probe(path: &Path, lock: impl Fn(&File) -> rustix::io::Result<()>) -> Result<bool> {
     let file = match File::open(path) {
         Ok(file) => file,
-        // Not there, or its folder is none.
+        // The file or its folder is missing.
         Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
             return Ok(false);
         }
@@ -83,19 +86,19 @@ fn probe(path: &Path, lock: impl Fn(&File) -> rustix::io::Result<()>) -> Result<
         Ok(()) => Ok(false),
         Err(rustix::io::Errno::AGAIN | rustix::io::Errno::ACCESS) => Ok(true),
         Err(e) => Err(Error::io(
-            format!("try the lock of {}", path.display()),
+            format!("test whether {} is locked", path.display()),
             e.into(),
         )),
     }
 }
 
-/// Writes a new file of mode 0600, at least `len` bytes long (zeros behind `bytes`, without taking
-/// room for them), and syncs it and its folder.
+/// Writes a new file of mode 0600, and syncs it and its folder. If `len` is larger than the content, the file
+/// is extended to that size without allocating disk space.
 fn write_new(dir: &Path, name: &str, bytes: &[u8], len: u64) -> Result<PathBuf> {
     let path = dir.join(name);
     let failed = |e: std::io::Error| match e.kind() {
         ErrorKind::AlreadyExists => {
-            Reason::TargetExists.error(format!("{} exists already", path.display()))
+            Reason::TargetExists.error(format!("{} already exists", path.display()))
         }
         _ => Error::io(format!("write {}", path.display()), e),
     };

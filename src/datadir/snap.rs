@@ -1,7 +1,8 @@
-//! The `.snap` file: raft's snapshot, which names the members and the index that the log begins after.
+//! Writes and reads the `.snap` file: the raft snapshot with the members, and the index after which the log
+//! begins.
 //!
-//! Keys are not in it; etcd keeps them in the database beside it. `ops` calls it.
-//! Sources: etcd's `snap/snapshotter.go`, `snappb/snap.proto`, `v2store`, and raft's `raft.proto`.
+//! It holds no keys: they are in the database in the same folder. Called by `ops::restore`. Sources: etcd's
+//! `snap/snapshotter.go`, `snappb/snap.proto`, `v2store`, and raft's `raft.proto`.
 
 use crate::base::protobuf::Value::{Bytes, Varint};
 use crate::base::protobuf::{Value, message, take_field, take_varint};
@@ -14,24 +15,24 @@ use std::fs::{self, File};
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
-/// etcd's are some KiB, of thousands of members some MiB.
+/// The maximum size that is read. Files of etcd have some KiB, and some MiB with thousands of members.
 const MAX_SIZE: u64 = 512 << 20;
 
-/// What a `.snap` file says of itself.
+/// The metadata of a raft snapshot.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Metadata {
-    /// The raft index that it is of.
+    /// The raft index of the snapshot.
     pub index: u64,
-    /// The raft term that it is of.
+    /// The raft term of the snapshot.
     pub term: u64,
-    /// The members that vote.
+    /// The voting members.
     pub voters: Vec<MemberId>,
-    /// The members that only listen.
+    /// The learners.
     pub learners: Vec<MemberId>,
 }
 
-/// Writes `<term>-<index>.snap` (16 hexadecimal digits each) into `dir`, which must be there, and syncs
-/// both. Returns its path.
+/// Writes `<term>-<index>.snap` (16 hexadecimal digits each) into the existing folder `dir`, and syncs both.
+/// Returns the path of the file.
 ///
 /// # Errors
 /// `TargetExists`; `Io`, `NoSpace`, `PermissionDenied`.
@@ -40,8 +41,8 @@ pub fn write(dir: &Path, cluster: &Cluster) -> Result<PathBuf> {
     write_new(dir, &name, &encode(cluster), 0)
 }
 
-/// The bytes of the file: `snappb.Snapshot` with crc (1) and data (2), a `raftpb.Snapshot` with data (1)
-/// and metadata (2). They are those of etcdutl 3.5.
+/// Encodes the file: a `snappb.Snapshot` with crc (1) and data (2), which is a `raftpb.Snapshot` with data
+/// (1) and metadata (2). The bytes equal those of etcdutl 3.5.
 pub fn encode(cluster: &Cluster) -> Vec<u8> {
     let conf_state = cluster.conf_state();
     let index = Varint(cluster.index());
@@ -52,20 +53,20 @@ pub fn encode(cluster: &Cluster) -> Vec<u8> {
     message([(1, crc), (2, Bytes(&snapshot))])
 }
 
-/// The store of etcd's old v2 API as JSON, holding the members. Servers up to 3.7 still load it.
+/// Returns the store of etcd's old v2 API as JSON, which holds the members. Servers up to 3.7 still load it.
 ///
-/// etcdutl 3.6 differs in one statistic (`getsFail` is 1), 3.7 also in the order in which it adds the
-/// members, which is a random one.
+/// etcdutl 3.6 writes another value of one statistic (`getsFail` is 1); 3.7 also adds the members in random
+/// order.
 fn v2_store(cluster: &Cluster) -> String {
-    const ALWAYS: &str = r#""ExpireTime":"0001-01-01T00:00:00Z""#;
-    // The history of the v2 watchers: a ring, empty places and all.
+    const NO_EXPIRY: &str = r#""ExpireTime":"0001-01-01T00:00:00Z""#;
+    // The capacity of the ring buffer with the history for v2 watchers; unused slots are written as null.
     const CAPACITY: usize = 1000;
     let node = |path: &str, index: usize, value: &str, children: &str| {
         format!(
-            r#"{{"Path":"{path}","CreatedIndex":{index},"ModifiedIndex":{index},{ALWAYS},"Value":{value},"Children":{children}}}"#
+            r#"{{"Path":"{path}","CreatedIndex":{index},"ModifiedIndex":{index},{NO_EXPIRY},"Value":{value},"Children":{children}}}"#
         )
     };
-    // Sorted as Go sorts a map's keys; the indices follow the IDs.
+    // Go sorts the keys of a map by their text, while the indices follow the numeric order of the IDs.
     let mut children = BTreeMap::new();
     let mut events = Vec::new();
     for (m, index) in cluster.members().iter().zip(1..) {
@@ -106,10 +107,10 @@ fn v2_store(cluster: &Cluster) -> String {
     )
 }
 
-/// Reads a `.snap` file's metadata and checks its CRC-32C. At most 512 MiB are held.
+/// Reads the metadata of a `.snap` file and checks its CRC-32C. It reads at most 512 MiB.
 ///
 /// # Errors
-/// `CorruptDataDir` where it is empty, too long, damaged or no snapshot; `Io`, `PermissionDenied`.
+/// `CorruptDataDir` if the file is empty, too long, damaged or not a snapshot; `Io`, `PermissionDenied`.
 pub fn read(path: &Path) -> Result<Metadata> {
     let failed = |e| Error::io(format!("read {}", path.display()), e);
     let mut bytes = Vec::new();
@@ -126,22 +127,23 @@ pub fn read(path: &Path) -> Result<Metadata> {
     decode(&bytes).map_err(|e| e.at(path.display()))
 }
 
-/// Reads a `.snap` file's bytes.
+/// Decodes the bytes of a `.snap` file.
 ///
 /// # Errors
 /// `CorruptDataDir`.
 pub fn decode(bytes: &[u8]) -> Result<Metadata> {
-    let (crc, data) = parse_outer(bytes).ok_or_else(|| corrupt("this is no snappb.Snapshot"))?;
+    let (crc, data) =
+        parse_outer(bytes).ok_or_else(|| corrupt("the file is not a valid snappb.Snapshot"))?;
     if data.is_empty() || crc == 0 {
         return Err(corrupt("the raft snapshot is empty"));
     }
-    let real = crc32_iscsi(data);
-    if crc != real {
+    let computed = crc32_iscsi(data);
+    if crc != computed {
         return Err(corrupt(format!(
-            "the raft snapshot's CRC-32C is {real:08x}, not {crc:08x} as it says"
+            "the CRC-32C of the raft snapshot is {computed:08x}, but the file says {crc:08x}"
         )));
     }
-    parse_snapshot(data).ok_or_else(|| corrupt("the file holds no raftpb.Snapshot"))
+    parse_snapshot(data).ok_or_else(|| corrupt("the file holds no valid raftpb.Snapshot"))
 }
 
 fn parse_outer(mut b: &[u8]) -> Option<(u32, &[u8])> {
@@ -194,7 +196,7 @@ fn parse_conf_state(mut b: &[u8], m: &mut Metadata) -> Option<()> {
         };
         match value {
             Varint(n) => ids.push(MemberId(n)),
-            // Packed, as a newer protobuf may write them.
+            // Newer protobuf versions may pack the IDs into one field.
             Bytes(mut packed) => {
                 while !packed.is_empty() {
                     ids.push(MemberId(take_varint(&mut packed)?));
@@ -206,7 +208,7 @@ fn parse_conf_state(mut b: &[u8], m: &mut Metadata) -> Option<()> {
     Some(())
 }
 
-/// The `.snap` files of a folder, newest first: by name, as etcd sorts them.
+/// Returns the `.snap` files of a folder, newest first. Like etcd, it sorts them by name.
 ///
 /// # Errors
 /// `Io`, `PermissionDenied`.
@@ -224,9 +226,9 @@ pub fn list(dir: &Path) -> Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// The snapshot that etcd would start from: the newest that can be read and that the WAL knows and has
-/// committed. Damaged ones are passed over, as etcd does; `None` where there is no other. etcd then
-/// reads the log from its beginning, which works as long as the WAL's first segment is still there.
+/// Returns the snapshot that etcd would start from: the newest readable one that the WAL records as
+/// committed. Like etcd, it skips damaged ones. If it returns `None`, etcd reads the log from the beginning,
+/// which works as long as the first segment of the WAL still exists.
 ///
 /// # Errors
 /// `Io`, `PermissionDenied`.
@@ -248,7 +250,7 @@ mod tests {
     use crate::datadir::membership::tests::three;
 
     #[test]
-    fn what_is_written_is_read() {
+    fn a_written_snapshot_can_be_read() {
         let dir = tempfile::tempdir().unwrap();
         let cluster = three("a");
         let path = write(dir.path(), &cluster).unwrap();
@@ -273,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn no_flipped_or_missing_byte_goes_unseen() {
+    fn every_flipped_bit_and_every_truncation_is_an_error() {
         let good = encode(&three("a"));
         for i in 0..good.len() {
             let mut bad = good.clone();

@@ -1,12 +1,12 @@
-//! A blocking client for the keys of a live etcd.
+//! A blocking client that reads and writes the keys of a live etcd.
 //!
-//! It takes the endpoints in turn, tries again where that is safe, and gives every failure its
-//! reason; what is read and written it does not decide. `ops::apply` calls it.
+//! It tries the endpoints in turn, retries if that is safe, and gives every failure its reason. Called by
+//! `ops::apply`.
 
 use crate::base::Cancel;
 use crate::base::retry::{BackoffBuilder, backoff};
 use crate::error::{Error, Reason, Result};
-use crate::etcd::connect::{Connector, Endpoints, Failed, Streams};
+use crate::etcd::connect::{AttemptError, Connector, Endpoints, Streams};
 use crate::etcd::diff::{Action, LiveKey, Write};
 use etcd_client::{
     Compare, CompareOp, GetOptions, KvClient, PutOptions, Txn, TxnOp, TxnOpResponse,
@@ -15,134 +15,145 @@ use std::iter;
 use std::time::Duration;
 use tokio::runtime::Handle;
 
-/// Live keys of a range, in order.
+/// The beginning of a key range.
 #[derive(Debug)]
-pub struct Page {
-    /// The keys.
+pub struct KeyPage {
+    /// The keys, in ascending order.
     pub keys: Vec<LiveKey>,
-    /// Whether more follow.
+    /// Whether the range has more keys.
     pub more: bool,
-    /// etcd's newest revision when it answered.
+    /// The newest revision of etcd at the time of the response.
     pub revision: i64,
 }
 
-/// What became of a guarded transaction.
+/// The result of a guarded transaction.
 #[derive(Debug)]
 pub enum Committed {
-    /// All its writes are done, in this revision.
+    /// All writes were done.
     Done {
-        /// The revision.
+        /// The revision of the transaction.
         revision: i64,
     },
-    /// A key had changed: nothing was written.
+    /// A key had changed, and nothing was written.
     Changed {
-        /// For a single write the key as it is now; `None` where it is missing.
+        /// The current key, if the transaction had a single write and the key exists.
         now: Option<LiveKey>,
-        /// An answer was lost before, so the change may be this very transaction's.
+        /// Whether an earlier attempt got no response, so that this transaction itself may have changed the
+        /// key.
         maybe_ours: bool,
     },
-    /// The server's limits do not allow it: nothing was written.
+    /// The transaction exceeds a limit of the server, and nothing was written.
     TooLarge {
-        /// What the server said.
+        /// The message of the server.
         message: String,
     },
 }
 
-/// Rounds over all endpoints for a request, with longer pauses between them: an election ends.
+/// The maximum number of rounds over all endpoints. The pauses between them are long enough for an election.
 const ROUNDS: usize = 5;
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-/// Bytes of an answer with several keys. A longer one is refused by its length, before it is received,
-/// and asked for again with fewer keys.
+/// The maximum size of a response with several keys. A larger one is refused before it is received, and
+/// requested again with fewer keys.
 const PAGE_BYTES: usize = 16 << 20;
 
-/// A connection to an etcd; clones share it. Its calls block: not for async threads.
+/// A client for the keys of an etcd; clones share the connection. Its calls block, so they must not run on
+/// the threads of the runtime.
 #[derive(Clone)]
 pub struct Client {
-    way: Connector,
-    /// The endpoint in use, and its connection once there is one.
-    at: usize,
+    connector: Connector,
+    /// The index of the endpoint in use.
+    endpoint: usize,
+    /// The connection to that endpoint, once it exists.
     kv: Option<KvClient>,
 }
 
 impl Client {
-    /// Connects, and has one member answer with what its quorum agrees on.
+    /// Connects to one member, and makes a linearizable read, which needs a quorum.
     ///
     /// # Errors
-    /// `Usage` and `Configuration` for what is given, `EtcdUnreachable`, `Unauthenticated`,
+    /// `Usage` and `Configuration` for wrong options; `EtcdUnreachable`, `NoQuorum`, `Unauthenticated`,
     /// `PermissionDenied`, `Terminated`.
     pub fn connect(options: Endpoints, handle: Handle, cancel: Cancel) -> Result<Self> {
         let mut client = Client {
-            way: Connector::new(options, handle, cancel)?,
-            at: 0,
+            connector: Connector::new(options, handle, cancel)?,
+            endpoint: 0,
             kv: None,
         };
-        // The key need not be there, and the user need not be allowed to read it.
+        // The key need not exist, and the user need not have the permission to read it.
         let probe = async |mut kv: KvClient| {
             let options = GetOptions::new().with_count_only();
             kv.get(vec![0], Some(options)).await.map(drop)
         };
         match client.call("connect", 1, probe) {
             Ok(_) => Ok(client),
-            Err(Failed::Final(e)) if e.reason() == Reason::PermissionDenied => Ok(client),
+            Err(AttemptError::Final(e)) if e.reason() == Reason::PermissionDenied => Ok(client),
             Err(f) => Err(f.into_error()),
         }
     }
 
-    /// The endpoints, for messages.
+    /// Returns the endpoints, for messages.
     pub fn name(&self) -> String {
-        self.way.options().endpoints.join(",")
+        self.connector.options().endpoints.join(",")
     }
 
-    /// Keys from `from` to before `end` (`[0]`: to the end), at most `limit`, as of `revision`
-    /// (0: now). Where they are large it gives fewer.
+    /// Reads at most `limit` keys at `revision` (0: the newest), from `from` to before `end` (`[0]`: to the
+    /// last key). Returns fewer keys if they are large.
     ///
     /// # Errors
-    /// `Conflict` where etcd has compacted that revision meanwhile; as [`connect`](Self::connect).
-    pub fn page(&mut self, from: &[u8], end: &[u8], revision: i64, limit: usize) -> Result<Page> {
+    /// `Conflict` if etcd has compacted that revision; otherwise as [`connect`](Self::connect).
+    pub fn page(
+        &mut self,
+        from: &[u8],
+        end: &[u8],
+        revision: i64,
+        limit: usize,
+    ) -> Result<KeyPage> {
         let mut limit = limit;
-        let mut got = loop {
+        let mut response = loop {
             let request = async |kv: KvClient| {
-                let options = GetOptions::new().with_range(end).with_revision(revision);
-                let options = options.with_limit(i64::try_from(limit).unwrap_or(i64::MAX));
-                // One key must come through, however large it is.
-                let longest = if limit > 1 { PAGE_BYTES } else { usize::MAX };
-                let mut kv = kv.max_decoding_message_size(longest);
+                let options = GetOptions::new()
+                    .with_range(end)
+                    .with_revision(revision)
+                    .with_limit(i64::try_from(limit).unwrap_or(i64::MAX));
+                // A single key is always received, however large it is.
+                let largest = if limit > 1 { PAGE_BYTES } else { usize::MAX };
+                let mut kv = kv.max_decoding_message_size(largest);
                 kv.get(from, Some(options)).await
             };
             match self.call("read keys", ROUNDS, request) {
-                Ok((got, _)) => break got,
-                Err(Failed::TooLarge(_)) if limit > 1 => limit = (limit / 8).max(1),
-                Err(f) => return Err(f.into_error()),
+                Ok((response, _)) => break response,
+                Err(AttemptError::TooLarge(_)) if limit > 1 => limit = (limit / 8).max(1),
+                Err(e) => return Err(e.into_error()),
             }
         };
-        let keys = got.take_kvs().into_iter().map(live_key).collect();
-        Ok(Page {
+        let keys = response.take_kvs().into_iter().map(live_key).collect();
+        Ok(KeyPage {
             keys,
-            more: got.more(),
-            revision: got.header().map_or(0, |h| h.revision()),
+            more: response.more(),
+            revision: response.header().map_or(0, |h| h.revision()),
         })
     }
 
-    /// Writes all of `writes` in one transaction, if no key has changed since it was seen.
+    /// Does all writes in one transaction, if none of the keys has changed since it was compared.
     ///
     /// # Errors
-    /// As [`connect`](Self::connect); `NoSpace` where etcd's quota is used up.
+    /// As [`connect`](Self::connect); `NoSpace` if etcd's quota is used up.
     pub fn commit(&mut self, writes: &[Write]) -> Result<Committed> {
         let single = writes.len() == 1;
         let request = async |mut kv: KvClient| kv.txn(txn(writes)).await;
-        let (answer, retried) = match self.call("write keys", ROUNDS, request) {
+        let (response, retried) = match self.call("write keys", ROUNDS, request) {
             Ok(done) => done,
-            Err(Failed::TooLarge(message)) => return Ok(Committed::TooLarge { message }),
-            Err(f) => return Err(f.into_error()),
+            Err(AttemptError::TooLarge(message)) => return Ok(Committed::TooLarge { message }),
+            Err(e) => return Err(e.into_error()),
         };
-        if answer.succeeded() {
-            let revision = answer.header().map_or(0, |h| h.revision());
+        if response.succeeded() {
+            let revision = response.header().map_or(0, |h| h.revision());
             return Ok(Committed::Done { revision });
         }
-        let now = match answer.op_responses().into_iter().next() {
-            Some(TxnOpResponse::Get(mut got)) if single => {
-                got.take_kvs().into_iter().next().map(live_key)
+        let now = match response.op_responses().into_iter().next() {
+            Some(TxnOpResponse::Get(mut current)) if single => {
+                current.take_kvs().into_iter().next().map(live_key)
             }
             _ => None,
         };
@@ -152,49 +163,51 @@ impl Client {
         })
     }
 
-    /// Makes a request, at one endpoint after the other. The flag tells whether an attempt failed
-    /// before, of which it is not known what became.
+    /// Makes a request, at one endpoint after the other. Returns the response, and whether an earlier attempt
+    /// failed, which may have been executed nevertheless.
     fn call<T>(
         &mut self,
-        what: &str,
+        operation: &str,
         rounds: usize,
         request: impl AsyncFn(KvClient) -> Result<T, etcd_client::Error>,
-    ) -> Result<(T, bool), Failed> {
+    ) -> Result<(T, bool), AttemptError> {
         let mut failures: Vec<Error> = Vec::new();
         let pauses = backoff(FIRST_PAUSE, LONGEST_PAUSE, rounds - 1).build();
         for (round, pause) in iter::once(None).chain(pauses.map(Some)).enumerate() {
             if let Some(pause) = pause {
-                self.way.wait(async { tokio::time::sleep(pause).await })?;
+                self.connector
+                    .wait(async { tokio::time::sleep(pause).await })?;
             }
             failures.clear();
-            for _ in 0..self.way.options().endpoints.len() {
-                match self.attempt(what, &request) {
+            for _ in 0..self.connector.options().endpoints.len() {
+                match self.attempt(operation, &request) {
                     Ok(done) => return Ok((done, round > 0 || !failures.is_empty())),
-                    Err(Failed::TryAgain(e)) => failures.push(e),
+                    Err(AttemptError::TryAgain(e)) => failures.push(e),
                     Err(other) => return Err(other),
                 }
                 self.kv = None;
-                self.at = (self.at + 1) % self.way.options().endpoints.len();
+                self.endpoint = (self.endpoint + 1) % self.connector.options().endpoints.len();
             }
         }
         let reason = failures
             .first()
             .map_or(Reason::EtcdUnreachable, Error::reason);
-        let said: Vec<String> = failures.iter().map(Error::to_string).collect();
-        Err(Failed::Final(reason.error(said.join("; "))))
+        let messages: Vec<String> = failures.iter().map(Error::to_string).collect();
+        Err(AttemptError::Final(reason.error(messages.join("; "))))
     }
 
+    /// Makes a request at the endpoint in use, and connects to it if necessary.
     fn attempt<T>(
         &mut self,
-        what: &str,
+        operation: &str,
         request: &impl AsyncFn(KvClient) -> Result<T, etcd_client::Error>,
-    ) -> Result<T, Failed> {
-        let endpoint = self.way.options().endpoints[self.at].clone();
+    ) -> Result<T, AttemptError> {
+        let endpoint = self.connector.options().endpoints[self.endpoint].clone();
         let kv = match &self.kv {
             Some(kv) => kv.clone(),
             None => {
-                let client = self.way.dial(&endpoint, Streams::Plain)?;
-                // HashKV and pages of large values are far above the 4 MiB that gRPC takes by default.
+                let client = self.connector.dial(&endpoint, Streams::Plain)?;
+                // Pages of large values exceed the 4 MiB that gRPC accepts by default.
                 let kv = client
                     .kv_client()
                     .max_decoding_message_size(usize::MAX)
@@ -202,7 +215,7 @@ impl Client {
                 self.kv.insert(kv).clone()
             }
         };
-        self.way.ask(what, &endpoint, request(kv))
+        self.connector.ask(operation, &endpoint, request(kv))
     }
 }
 
@@ -217,11 +230,11 @@ fn live_key(kv: etcd_client::KeyValue) -> LiveKey {
     }
 }
 
-/// The guarded transaction. Only one write alone asks for the key as it is where its guard fails.
+/// Builds the guarded transaction. If it has a single write whose guard fails, it returns the current key.
 fn txn(writes: &[Write]) -> Txn {
     let guards: Vec<Compare> = writes
         .iter()
-        .map(|w| Compare::mod_revision(w.key.as_slice(), CompareOp::Equal, w.seen))
+        .map(|w| Compare::mod_revision(w.key.as_slice(), CompareOp::Equal, w.mod_revision))
         .collect();
     let ops: Vec<TxnOp> = writes
         .iter()

@@ -1,7 +1,6 @@
-//! The way to a member of a live etcd: TLS, credentials, and what a failure means.
+//! Connects to a member of a live etcd: TLS, credentials, timeouts, and the reasons of failures.
 //!
-//! It connects to one endpoint and gives every failure its reason; what is asked there, and which endpoint
-//! is tried, it does not decide. The other files of this room call it.
+//! It uses the endpoint and the request that the caller chooses. Called by the other modules of `etcd`.
 
 use crate::base::{Cancel, causes, duration, mounted_secret};
 use crate::error::{Error, Reason, Result};
@@ -38,7 +37,7 @@ pub struct Endpoints {
     /// In place of --cacert, --cert and --key. Like them, it is read again for each connection.
     #[arg(long, value_name = "DIR", conflicts_with_all = ["cacert", "cert", "key"])]
     pub tls_secret: Option<PathBuf>,
-    /// Who asks, if etcd has authentication enabled.
+    /// The user of --user, if etcd has authentication enabled.
     #[arg(skip)]
     pub user: Option<User>,
     /// A folder with the username and password of a user of etcd, as a Secret is mounted
@@ -64,7 +63,7 @@ fn trimmed(url: &str) -> Result<String, std::convert::Infallible> {
     Ok(url.trim().to_owned())
 }
 
-/// A user of etcd; its password shows nowhere.
+/// A user of etcd. The password is never printed.
 #[derive(Clone)]
 pub struct User {
     /// The name.
@@ -81,37 +80,38 @@ impl fmt::Debug for User {
     }
 }
 
-/// What an attempt came to.
+/// Why one attempt at a request failed.
 #[derive(Debug)]
-pub enum Failed {
-    /// Another attempt, or another member, may do.
+pub enum AttemptError {
+    /// Another attempt, or another member, may succeed.
     TryAgain(Error),
-    /// It will not.
+    /// Every attempt would fail.
     Final(Error),
-    /// The request is too large for the server, or the answer for us.
+    /// The request is too large for the server, or the response for the client.
     TooLarge(String),
 }
 
-impl Failed {
-    /// The failure, whatever may be tried.
+impl AttemptError {
+    /// Returns the error, for a caller that does not retry.
     pub fn into_error(self) -> Error {
         match self {
-            Failed::TryAgain(e) | Failed::Final(e) => e,
-            Failed::TooLarge(message) => Reason::Configuration.error(message),
+            AttemptError::TryAgain(e) | AttemptError::Final(e) => e,
+            AttemptError::TooLarge(message) => Reason::Configuration.error(message),
         }
     }
 }
 
-/// What a connection is for.
+/// The streams that a connection is used for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Streams {
-    /// Requests and answers, and snapshots.
+    /// Single requests, and snapshots.
     Plain,
-    /// Watches: a member that has lost its leader ends them.
+    /// Watches. A member that loses its leader ends them.
     NeedLeader,
 }
 
-/// All that is needed to reach any member; clones are cheap. Its calls block: not for async threads.
+/// Connects to any member; clones are cheap. Its calls block, so they must not run on the threads of the
+/// runtime.
 #[derive(Clone)]
 pub struct Connector {
     options: Arc<Endpoints>,
@@ -120,10 +120,10 @@ pub struct Connector {
 }
 
 impl Connector {
-    /// Looks at the endpoints and reads the certificates; nothing is sent.
+    /// Checks the endpoints and reads the certificates. Nothing is sent.
     ///
     /// # Errors
-    /// `Usage` and `Configuration`.
+    /// `Usage` and `Configuration` for wrong options; `CertificateExpired`.
     pub fn new(options: Endpoints, handle: Handle, cancel: Cancel) -> Result<Self> {
         if options.endpoints.is_empty() {
             return Err(Reason::Usage.error("--endpoints names no endpoint"));
@@ -132,7 +132,7 @@ impl Connector {
             check_endpoint(endpoint, has_tls_files(&options))?;
         }
         crate::base::tls::ensure_provider();
-        // What is wrong with the files is said before anything is sent.
+        // Report problems with the files before anything is sent.
         tls(&options)?;
         user(&options)?;
         Ok(Connector {
@@ -142,110 +142,115 @@ impl Connector {
         })
     }
 
-    /// How to reach it.
+    /// Returns the options.
     pub fn options(&self) -> &Endpoints {
         &self.options
     }
 
-    /// The runtime that its requests run on.
+    /// Returns the runtime of the requests.
     pub fn handle(&self) -> &Handle {
         &self.handle
     }
 
-    /// The switch that ends its waits.
+    /// Returns the cancellation flag, which ends every wait.
     pub fn cancel(&self) -> &Cancel {
         &self.cancel
     }
 
-    /// Whether a URL that a member gives for itself may be asked. If TLS was asked for, a member's word is not enough to
-    /// go without it: the password would be sent in plain text.
-    pub(super) fn may_ask(&self, url: &str) -> bool {
-        may_ask(&self.options, url)
+    /// Whether a client URL that a member advertises may be used. If the user requested TLS, a URL without
+    /// TLS must come from the user: otherwise a forged member list could obtain the password in plain text.
+    pub(super) fn may_use(&self, url: &str) -> bool {
+        may_use(&self.options, url)
     }
 
     /// Waits for `f`, unless cancelled first.
     ///
     /// # Errors
-    /// `Terminated`.
-    pub fn wait<F: Future>(&self, f: F) -> Result<F::Output, Failed> {
+    /// `Terminated` if cancelled.
+    pub fn wait<F: Future>(&self, f: F) -> Result<F::Output, AttemptError> {
         self.handle
             .block_on(self.cancel.or(f))
-            .map_err(Failed::Final)
+            .map_err(AttemptError::Final)
     }
 
-    /// Waits for an answer, for no longer than `--command-timeout`.
+    /// Waits for a response, no longer than `--command-timeout`. `operation` names the request in messages.
     ///
     /// # Errors
-    /// Of any kind, with its reason.
+    /// Any error of etcd, with its reason; `EtcdUnreachable` after the timeout; `Terminated`.
     pub fn ask<T>(
         &self,
-        what: &str,
+        operation: &str,
         endpoint: &str,
-        answer: impl Future<Output = Result<T, etcd_client::Error>>,
-    ) -> Result<T, Failed> {
-        self.ask_for(what, endpoint, self.options.command_timeout, answer)
+        response: impl Future<Output = Result<T, etcd_client::Error>>,
+    ) -> Result<T, AttemptError> {
+        self.ask_for(operation, endpoint, self.options.command_timeout, response)
     }
 
-    /// As [`ask`](Self::ask), for no longer than `patience`.
+    /// Waits for a response, no longer than `timeout`; otherwise like [`ask`](Self::ask).
     ///
     /// # Errors
-    /// Of any kind, with its reason.
+    /// As [`ask`](Self::ask).
     pub fn ask_for<T>(
         &self,
-        what: &str,
+        operation: &str,
         endpoint: &str,
-        patience: Duration,
-        answer: impl Future<Output = Result<T, etcd_client::Error>>,
-    ) -> Result<T, Failed> {
-        self.wait(self.answer(what, endpoint, patience, answer))?
+        timeout: Duration,
+        response: impl Future<Output = Result<T, etcd_client::Error>>,
+    ) -> Result<T, AttemptError> {
+        self.wait(self.answer(operation, endpoint, timeout, response))?
     }
 
-    /// As [`ask_for`](Self::ask_for), for async code: several members are asked at once.
+    /// Like [`ask_for`](Self::ask_for), for async code that queries several members at once.
     pub(super) async fn answer<T>(
         &self,
-        what: &str,
+        operation: &str,
         endpoint: &str,
-        patience: Duration,
-        answer: impl Future<Output = Result<T, etcd_client::Error>>,
-    ) -> Result<T, Failed> {
-        tokio::time::timeout(patience, answer)
+        timeout: Duration,
+        response: impl Future<Output = Result<T, etcd_client::Error>>,
+    ) -> Result<T, AttemptError> {
+        tokio::time::timeout(timeout, response)
             .await
-            .map_err(|_| timed_out(what, endpoint, patience))?
-            .map_err(|e| self.failure(what, endpoint, e))
+            .map_err(|_| timed_out(operation, endpoint, timeout))?
+            .map_err(|e| self.failure(operation, endpoint, e))
     }
 
-    /// Gives a failure at an endpoint its reason.
-    pub fn failure(&self, what: &str, endpoint: &str, e: etcd_client::Error) -> Failed {
-        failure(what, endpoint, &self.options, e)
+    /// Gives an error of a request at an endpoint its reason, and decides whether a retry can help.
+    pub fn failure(&self, operation: &str, endpoint: &str, e: etcd_client::Error) -> AttemptError {
+        failure(operation, endpoint, &self.options, e)
     }
 
     /// Connects to one endpoint.
     ///
     /// # Errors
-    /// Of any kind, with its reason.
-    pub fn dial(&self, endpoint: &str, streams: Streams) -> Result<etcd_client::Client, Failed> {
+    /// As [`ask`](Self::ask); `Configuration` if the endpoint has no TLS although the user requested it.
+    pub fn dial(
+        &self,
+        endpoint: &str,
+        streams: Streams,
+    ) -> Result<etcd_client::Client, AttemptError> {
         self.wait(self.connect(endpoint, streams))?
     }
 
-    /// As [`dial`](Self::dial), for async code.
+    /// Like [`dial`](Self::dial), for async code.
     pub(super) async fn connect(
         &self,
         endpoint: &str,
         streams: Streams,
-    ) -> Result<etcd_client::Client, Failed> {
-        if !self.may_ask(endpoint) {
-            let what = format!("connect at {endpoint}: it is without TLS, and TLS was asked for");
-            return Err(Failed::Final(Reason::Configuration.error(what)));
+    ) -> Result<etcd_client::Client, AttemptError> {
+        if !self.may_use(endpoint) {
+            return Err(AttemptError::Final(Reason::Configuration.error(format!(
+                "connect at {endpoint}: the URL has no TLS, but TLS was requested: use https:// URLs, or add this URL to --endpoints"
+            ))));
         }
-        let patience = self.options.command_timeout + self.options.dial_timeout;
-        // A follower outlives its certificates: they are read again where they were renewed.
+        let timeout = self.options.command_timeout + self.options.dial_timeout;
+        // Files are read for each connection, because a follower runs longer than its certificates are valid.
         let tls = match endpoint.starts_with("http://") {
             true => None,
-            false => tls(&self.options).map_err(Failed::Final)?,
+            false => tls(&self.options).map_err(AttemptError::Final)?,
         };
-        let user = user(&self.options).map_err(Failed::Final)?;
+        let user = user(&self.options).map_err(AttemptError::Final)?;
         let once = self.dial_once(endpoint, streams, tls, user);
-        self.answer("connect", endpoint, patience, once).await
+        self.answer("connect", endpoint, timeout, once).await
     }
 
     async fn dial_once(
@@ -269,7 +274,7 @@ impl Connector {
                 .with_auto_token_refresh(true);
         }
         match etcd_client::Client::connect([endpoint], Some(connect)).await {
-            // As etcdctl: a user is no harm where none is asked for.
+            // As in etcdctl, a user is ignored if authentication is disabled.
             Err(e) if e.to_string().contains("authentication is not enabled") => {
                 etcd_client::Client::connect([endpoint], Some(anonymous)).await
             }
@@ -278,24 +283,30 @@ impl Connector {
     }
 }
 
-fn timed_out(what: &str, endpoint: &str, patience: Duration) -> Failed {
-    Failed::TryAgain(Reason::EtcdUnreachable.error(format!(
-        "{what} at {endpoint}: no answer within {} s: check --endpoints, or give it more time with --command-timeout",
-        patience.as_secs_f64()
+fn timed_out(operation: &str, endpoint: &str, timeout: Duration) -> AttemptError {
+    AttemptError::TryAgain(Reason::EtcdUnreachable.error(format!(
+        "{operation} at {endpoint}: no response within {} s: check --endpoints, or raise --command-timeout",
+        timeout.as_secs_f64()
     )))
 }
 
-/// Gives a failure its reason.
-fn failure(what: &str, endpoint: &str, options: &Endpoints, e: etcd_client::Error) -> Failed {
+/// Gives an error its reason, and adds advice to its message.
+fn failure(
+    operation: &str,
+    endpoint: &str,
+    options: &Endpoints,
+    e: etcd_client::Error,
+) -> AttemptError {
     use etcd_client::Error as E;
-    let error = |reason: Reason, said: &str, advice: &str| {
-        reason.error(format!("{what} at {endpoint}: {said}{advice}"))
+    let error = |reason: Reason, text: &str, advice: &str| {
+        reason.error(format!("{operation} at {endpoint}: {text}{advice}"))
     };
-    let last = |reason, said: &str, advice: &str| Failed::Final(error(reason, said, advice));
-    let again = |reason, said: &str, advice: &str| Failed::TryAgain(error(reason, said, advice));
-    let said = causes(&e);
-    // TLS fails deep below what the libraries tell apart.
-    let certificate = [
+    let last = |reason, text: &str, advice: &str| AttemptError::Final(error(reason, text, advice));
+    let again =
+        |reason, text: &str, advice: &str| AttemptError::TryAgain(error(reason, text, advice));
+    let text = causes(&e);
+    // The libraries have no types for errors of TLS, so the text decides.
+    let is_certificate_error = [
         "certificate",
         "CertificateRequired",
         "BadCertificate",
@@ -303,27 +314,27 @@ fn failure(what: &str, endpoint: &str, options: &Endpoints, e: etcd_client::Erro
         "HandshakeFailure",
     ]
     .iter()
-    .any(|sign| said.contains(sign));
-    if crate::base::tls::says_expired(&said) {
+    .any(|sign| text.contains(sign));
+    if crate::base::tls::says_expired(&text) {
         let advice = ": renew the server's certificate, or the one of --cert or --tls-secret";
-        return last(Reason::CertificateExpired, &said, advice);
+        return last(Reason::CertificateExpired, &text, advice);
     }
-    if said.contains("UnknownIssuer") {
+    if text.contains("UnknownIssuer") {
         let advice =
             ": no authority in --cacert or --tls-secret has signed the server's certificate";
-        return last(Reason::Configuration, &said, advice);
+        return last(Reason::Configuration, &text, advice);
     }
     let E::GRpcStatus(status) = &e else {
         return match &e {
-            _ if certificate => last(Reason::Configuration, &said, CHECK_TLS),
+            _ if is_certificate_error => last(Reason::Configuration, &text, CHECK_TLS),
             E::TransportError(_) | E::InvalidArgs(_) | E::InvalidUri(_) => {
                 let advice = ": check --endpoints, and --cacert, --cert and --key or --tls-secret";
-                last(Reason::Configuration, &said, advice)
+                last(Reason::Configuration, &text, advice)
             }
-            _ => again(Reason::EtcdUnreachable, &said, ""),
+            _ => again(Reason::EtcdUnreachable, &text, ""),
         };
     };
-    // Codes of gRPC; the type itself is not etcd-client's to give.
+    // Status codes of gRPC; etcd-client does not export their type.
     let (code, message) = (status.code() as i32, status.message());
     const INVALID_ARGUMENT: i32 = 3;
     const PERMISSION_DENIED: i32 = 7;
@@ -331,13 +342,13 @@ fn failure(what: &str, endpoint: &str, options: &Endpoints, e: etcd_client::Erro
     const FAILED_PRECONDITION: i32 = 9;
     const OUT_OF_RANGE: i32 = 11;
     const UNAUTHENTICATED: i32 = 16;
-    let who = match (&options.user, &options.auth_secret) {
+    let check_user = match (&options.user, &options.auth_secret) {
         (_, Some(folder)) => format!(
             ": check username and password in --auth-secret {}",
             folder.display()
         ),
         (Some(user), None) => format!(": check --user and --password (user {})", user.name),
-        (None, None) => ": it wants a user, give --user and --password".to_owned(),
+        (None, None) => ": etcd requires a user, give --user and --password".to_owned(),
     };
     let has = |text: &str| message.contains(text);
     match code {
@@ -346,20 +357,20 @@ fn failure(what: &str, endpoint: &str, options: &Endpoints, e: etcd_client::Erro
             || has("larger than max")
             || has("message length too large") =>
         {
-            Failed::TooLarge(message.to_owned())
+            AttemptError::TooLarge(message.to_owned())
         }
-        // Roles were changed meanwhile, or the member was restarted: the next connection logs in anew.
+        // Roles were changed, or the member was restarted. The next connection logs in again.
         _ if has("revision of auth store is old") || has("invalid auth token") => {
             again(Reason::EtcdUnreachable, message, "")
         }
-        UNAUTHENTICATED => last(Reason::Unauthenticated, message, &who),
+        UNAUTHENTICATED => last(Reason::Unauthenticated, message, &check_user),
         INVALID_ARGUMENT | FAILED_PRECONDITION
             if has("authentication failed") || has("user name") =>
         {
-            last(Reason::Unauthenticated, message, &who)
+            last(Reason::Unauthenticated, message, &check_user)
         }
         PERMISSION_DENIED => {
-            let advice = ": grant the user's role what it lacks";
+            let advice = ": grant the user's role the missing permission";
             last(Reason::PermissionDenied, message, advice)
         }
         RESOURCE_EXHAUSTED if has("database space exceeded") => {
@@ -370,7 +381,7 @@ fn failure(what: &str, endpoint: &str, options: &Endpoints, e: etcd_client::Erro
             || has("etcdserver: leader changed")
             || has("etcdserver: request timed out") =>
         {
-            let advice = ": the member answers, and its cluster has no quorum";
+            let advice = ": the member responds, but its cluster has no quorum";
             again(Reason::NoQuorum, message, advice)
         }
         OUT_OF_RANGE if has("compacted") => {
@@ -380,22 +391,24 @@ fn failure(what: &str, endpoint: &str, options: &Endpoints, e: etcd_client::Erro
         INVALID_ARGUMENT | FAILED_PRECONDITION | OUT_OF_RANGE => {
             last(Reason::Configuration, message, "")
         }
-        _ if certificate => last(Reason::Configuration, &said, CHECK_TLS),
-        // The connection came about and broke: so it does where one end wants TLS, or a certificate.
-        _ if status.source().is_some() && !said.contains("tcp connect error") => {
-            again(Reason::EtcdUnreachable, &said, CHECK_TLS)
+        _ if is_certificate_error => last(Reason::Configuration, &text, CHECK_TLS),
+        // The connection was made and broke. That happens if only one end uses TLS, or a certificate is
+        // missing.
+        _ if status.source().is_some() && !text.contains("tcp connect error") => {
+            again(Reason::EtcdUnreachable, &text, CHECK_TLS)
         }
-        _ => again(Reason::EtcdUnreachable, &said, ""),
+        _ => again(Reason::EtcdUnreachable, &text, ""),
     }
 }
 
 const CHECK_TLS: &str = ": check whether --endpoints are https:// or http://, and --cacert, --cert and --key or --tls-secret";
 
-/// An error with what lies below it. A status by itself tells its code, too.
+/// Returns the text of an error with its causes. Of a gRPC status it takes only the message, without the
+/// code.
 fn causes(e: &etcd_client::Error) -> String {
     match e {
-        etcd_client::Error::GRpcStatus(s) => causes::below(s.message().to_owned(), s),
-        etcd_client::Error::TransportError(t) => causes::below(e.to_string(), t),
+        etcd_client::Error::GRpcStatus(s) => causes::append_causes(s.message().to_owned(), s),
+        etcd_client::Error::TransportError(t) => causes::append_causes(e.to_string(), t),
         e => e.to_string(),
     }
 }
@@ -404,14 +417,14 @@ fn has_tls_files(options: &Endpoints) -> bool {
     options.cacert.is_some() || options.cert.is_some() || options.tls_secret.is_some()
 }
 
-/// Whether a connection may be made: with TLS, or because the user named this very URL, or asked for TLS nowhere.
-fn may_ask(options: &Endpoints, url: &str) -> bool {
+/// Whether a URL may be used: it has TLS, or the user named exactly this URL, or did not request TLS at all.
+fn may_use(options: &Endpoints, url: &str) -> bool {
     let is_tls = |url: &str| url.starts_with("https://");
-    let asks_for_tls = has_tls_files(options) || options.endpoints.iter().any(|e| is_tls(e));
-    is_tls(url) || !asks_for_tls || options.endpoints.iter().any(|e| e == url)
+    let requests_tls = has_tls_files(options) || options.endpoints.iter().any(|e| is_tls(e));
+    is_tls(url) || !requests_tls || options.endpoints.iter().any(|e| e == url)
 }
 
-/// Refuses what can be seen to be wrong before anything is sent.
+/// Checks the form of an endpoint.
 fn check_endpoint(endpoint: &str, has_tls_files: bool) -> Result<()> {
     let wrong = |why: &str| {
         Err(Reason::Usage.error(format!(
@@ -423,23 +436,23 @@ fn check_endpoint(endpoint: &str, has_tls_files: bool) -> Result<()> {
         None => (None, endpoint),
     };
     if rest.contains('@') {
-        // It may hold a password: it is not shown.
-        return wrong("an endpoint has a user in it; that is what --user is for");
+        // The endpoint may contain a password, so it is not printed.
+        return wrong("an endpoint contains a user, which belongs into --user");
     }
     match scheme {
         Some("http") if has_tls_files => wrong(&format!(
-            "{endpoint} is without TLS, so --cacert, --cert, --key and --tls-secret are of no use there"
+            "{endpoint} has no TLS, so --cacert, --cert, --key and --tls-secret have no effect there"
         )),
         Some("http" | "https") | None if !rest.trim_matches('/').is_empty() => Ok(()),
-        _ => wrong(&format!("\"{endpoint}\" is no endpoint")),
+        _ => wrong(&format!("invalid endpoint \"{endpoint}\"")),
     }
 }
 
-/// What TLS needs; `None` where no endpoint uses it.
+/// Reads the certificates. Returns `None` if no endpoint uses TLS.
 fn tls(options: &Endpoints) -> Result<Option<TlsOptions>> {
     let read = |flag: &str, path: &Path| {
         std::fs::read(path).map_err(|e| {
-            Reason::Configuration.error(format!("{flag} {} cannot be read: {e}", path.display()))
+            Reason::Configuration.error(format!("cannot read {flag} {}: {e}", path.display()))
         })
     };
     let secure = options.endpoints.iter().any(|e| e.starts_with("https://"));
@@ -447,45 +460,47 @@ fn tls(options: &Endpoints) -> Result<Option<TlsOptions>> {
         return Ok(None);
     }
     let files = match &options.tls_secret {
-        Some(folder) => TlsFiles::of_secret(folder)?,
-        None => TlsFiles::of_flags(options, read)?,
+        Some(folder) => TlsFiles::from_secret(folder)?,
+        None => TlsFiles::from_flags(options, read)?,
     };
     let mut tls = TlsOptions::new();
     tls = match files.authorities {
         Some(pem) => tls.ca_certificate(Certificate::from_pem(pem)),
         None => tls.with_native_roots(),
     };
-    if let Some(ClientFiles { what, cert, key }) = files.client {
-        check_validity(&cert, &what)?;
+    if let Some(ClientFiles { origin, cert, key }) = files.client {
+        check_validity(&cert, &origin)?;
         tls = tls.identity(Identity::from_pem(cert, key));
     }
     Ok(Some(tls))
 }
 
-/// What TLS needs, in PEM.
+/// The certificates in PEM.
 struct TlsFiles {
     authorities: Option<Vec<u8>>,
     client: Option<ClientFiles>,
 }
 
-/// A client's certificate and its key.
+/// The certificate of the client and its key, in PEM.
 struct ClientFiles {
-    /// Where the certificate is, for people
-    what: String,
+    /// The flag and the path of the certificate, for messages.
+    origin: String,
     cert: Vec<u8>,
     key: Vec<u8>,
 }
 
 impl TlsFiles {
-    fn of_flags(
+    fn from_flags(
         options: &Endpoints,
         read: impl Fn(&str, &Path) -> Result<Vec<u8>>,
     ) -> Result<Self> {
-        let authorities = options.cacert.as_ref();
-        let authorities = authorities.map(|path| read("--cacert", path)).transpose()?;
+        let authorities = match &options.cacert {
+            Some(path) => Some(read("--cacert", path)?),
+            None => None,
+        };
         let client = match (&options.cert, &options.key) {
             (Some(cert), Some(key)) => Some(ClientFiles {
-                what: format!("--cert, {}", cert.display()),
+                origin: format!("--cert, {}", cert.display()),
                 cert: read("--cert", cert)?,
                 key: read("--key", key)?,
             }),
@@ -500,7 +515,7 @@ impl TlsFiles {
         })
     }
 
-    fn of_secret(folder: &Path) -> Result<Self> {
+    fn from_secret(folder: &Path) -> Result<Self> {
         const KEYS: &str = "ca.crt, and tls.crt and tls.key or neither";
         let mut files = secret_files("--tls-secret", folder)?;
         let mut take = |key| files.remove(key).ok_or(key);
@@ -511,7 +526,7 @@ impl TlsFiles {
         };
         let client = match (take("tls.crt"), take("tls.key")) {
             (Ok(cert), Ok(key)) => Some(ClientFiles {
-                what: format!("--tls-secret, tls.crt in {}", folder.display()),
+                origin: format!("--tls-secret, tls.crt in {}", folder.display()),
                 cert,
                 key,
             }),
@@ -525,7 +540,7 @@ impl TlsFiles {
     }
 }
 
-/// Who asks, if etcd has authentication enabled.
+/// Returns the user, from `--auth-secret` or from the options.
 fn user(options: &Endpoints) -> Result<Option<User>> {
     const FLAG: &str = "--auth-secret";
     let Some(folder) = &options.auth_secret else {
@@ -533,23 +548,24 @@ fn user(options: &Endpoints) -> Result<Option<User>> {
     };
     let mut files = secret_files(FLAG, folder)?;
     let mut take = |key: &str| {
-        let bytes = files.remove(key);
-        let bytes = bytes.ok_or_else(|| lacks(FLAG, folder, key, "username and password"))?;
+        let bytes = files
+            .remove(key)
+            .ok_or_else(|| lacks(FLAG, folder, key, "username and password"))?;
         let text = String::from_utf8(bytes).map_err(|_| {
-            let what = format!("{FLAG} {}: {key} is no text", folder.display());
-            Reason::Configuration.error(what)
+            let message = format!("{FLAG} {}: {key} is not valid UTF-8", folder.display());
+            Reason::Configuration.error(message)
         })?;
-        // Without the line's end that editors leave.
+        // Remove the line break that editors append.
         Ok::<_, Error>(text.trim_end_matches(['\r', '\n']).to_owned())
     };
     let (name, password) = (take("username")?, take("password")?);
     Ok(Some(User { name, password }))
 }
 
-/// The files of a mounted Secret, without empty ones.
+/// Reads the files of a mounted Secret, without empty ones.
 fn secret_files(flag: &str, folder: &Path) -> Result<BTreeMap<String, Vec<u8>>> {
     let mut files = mounted_secret::read(folder).map_err(|e| {
-        Reason::Configuration.error(format!("{flag} {} cannot be read: {e}", folder.display()))
+        Reason::Configuration.error(format!("cannot read {flag} {}: {e}", folder.display()))
     })?;
     files.retain(|_, bytes| !bytes.trim_ascii().is_empty());
     Ok(files)
@@ -560,8 +576,8 @@ fn lacks(flag: &str, folder: &Path, key: &str, keys: &str) -> Error {
     Reason::Configuration.error(format!("{flag} {place} lacks {key}: {advice}"))
 }
 
-/// Refuses a certificate of our own that the server would refuse: its alert may not come through before the
-/// connection breaks. What cannot be parsed the TLS library judges.
+/// Refuses an expired certificate of our own. The server would refuse it as well, but its alert may be lost
+/// when the connection breaks. A certificate that cannot be parsed is left to the TLS library.
 fn check_validity(pem: &[u8], place: &str) -> Result<()> {
     let Ok(certificate) = CertificateDer::from_pem_slice(pem) else {
         return Ok(());
@@ -569,7 +585,7 @@ fn check_validity(pem: &[u8], place: &str) -> Result<()> {
     let Ok(certificate) = webpki::EndEntityCert::try_from(&certificate) else {
         return Ok(());
     };
-    // The dates are checked before an issuer is looked for, and no issuer is given.
+    // The verification fails in any case, because no issuer is given; but it checks the dates first.
     let verified = certificate.verify_for_usage(
         &[],
         &[],
@@ -579,7 +595,7 @@ fn check_validity(pem: &[u8], place: &str) -> Result<()> {
         None,
         None,
     );
-    let what = match verified {
+    let problem = match verified {
         Err(webpki::Error::CertExpired { not_after, .. }) => {
             format!("expired on {}", date(not_after))
         }
@@ -588,7 +604,8 @@ fn check_validity(pem: &[u8], place: &str) -> Result<()> {
         }
         _ => return Ok(()),
     };
-    Err(Reason::CertificateExpired.error(format!("the certificate of {place}, {what}: renew it")))
+    Err(Reason::CertificateExpired
+        .error(format!("the certificate of {place}, {problem}: renew it")))
 }
 
 fn date(time: UnixTime) -> String {
@@ -599,97 +616,4 @@ fn date(time: UnixTime) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn asking(endpoints: &[&str], cacert: Option<&str>) -> Endpoints {
-        Endpoints {
-            endpoints: endpoints.iter().map(|&e| e.to_owned()).collect(),
-            cacert: cacert.map(PathBuf::from),
-            cert: None,
-            key: None,
-            tls_secret: None,
-            auth_secret: None,
-            user: Some(User {
-                name: "root".to_owned(),
-                password: "secret".to_owned(),
-            }),
-            dial_timeout: Duration::from_secs(2),
-            command_timeout: Duration::from_secs(5),
-            keepalive_time: Duration::from_secs(10),
-            keepalive_timeout: Duration::from_secs(10),
-        }
-    }
-
-    #[test]
-    fn who_forges_the_member_list_is_not_asked_without_tls() {
-        let plain = "http://evil:2379";
-        for endpoints in [
-            &["https://a:2379"][..],
-            &["https://a:2379", "http://b:2379"],
-        ] {
-            let options = asking(endpoints, None);
-            assert!(!may_ask(&options, plain), "{endpoints:?}");
-            assert!(!may_ask(&options, "HTTP://evil:2379"));
-            assert!(!may_ask(&options, "evil:2379"));
-            assert!(may_ask(&options, "https://c:2379"));
-            assert!(endpoints.iter().all(|e| may_ask(&options, e)));
-        }
-        // Without a scheme, the certificates ask for TLS.
-        let options = asking(&["a:2379"], Some("ca.crt"));
-        assert!(!may_ask(&options, plain));
-        assert!(may_ask(&options, "a:2379"));
-        let options = asking(&["http://a:2379"], None);
-        assert!(may_ask(&options, "http://c:2379"));
-    }
-
-    #[test]
-    fn who_listens_without_tls_hears_no_password() {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        listener.set_nonblocking(true).unwrap();
-        let url = format!("http://{}", listener.local_addr().unwrap());
-        let runtime = tokio::runtime::Runtime::new().unwrap();
-        let options = asking(&["https://127.0.0.1:1"], None);
-        let way = Connector::new(options, runtime.handle().clone(), Cancel::default()).unwrap();
-        let Err(Failed::Final(e)) = way.dial(&url, Streams::Plain) else {
-            panic!("it was asked");
-        };
-        assert_eq!(e.reason(), Reason::Configuration);
-        assert!(!e.to_string().contains("secret"), "{e}");
-        let heard = listener.accept().map(|_| ());
-        assert_eq!(heard.unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
-    }
-
-    #[test]
-    fn endpoints_are_looked_at_before_anything_is_sent() {
-        for good in [
-            "http://a:2379",
-            "https://a:2379",
-            "a:2379",
-            "http://[::1]:2379/",
-        ] {
-            check_endpoint(good, false).unwrap();
-        }
-        check_endpoint("https://a:2379", true).unwrap();
-        check_endpoint("a:2379", true).unwrap();
-        for bad in ["", "http://", "ftp://a", "unix:///a", "http://u:secret@a:1"] {
-            let e = check_endpoint(bad, false).unwrap_err();
-            assert_eq!(e.reason(), Reason::Usage, "{bad}");
-            assert!(!e.to_string().contains("secret"), "{e}");
-        }
-        assert!(check_endpoint("http://a:2379", true).is_err());
-    }
-
-    #[test]
-    fn a_password_shows_nowhere() {
-        let user = User {
-            name: "root".to_owned(),
-            password: "secret".to_owned(),
-        };
-        let shown = format!("{user:?}");
-        assert!(
-            shown.contains("root") && !shown.contains("secret"),
-            "{shown}"
-        );
-    }
-}
+mod tests;

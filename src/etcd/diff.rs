@@ -1,42 +1,42 @@
-//! What differs between a backup and a live etcd, and in which transactions it is written.
+//! Compares the keys of a backup with those of a live etcd, and groups writes into transactions.
 //!
-//! Pure functions of two streams in the order of their keys; no I/O. `ops::apply` calls it.
+//! It does no I/O: it merges two streams of keys in ascending order. Called by `ops::apply`.
 
 use crate::error::{Error, Result};
 use std::cmp::Ordering;
 
-/// A key as the backup has it.
+/// A key in the backup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Wanted<'a> {
+pub struct BackupKey<'a> {
     /// The key.
     pub key: &'a [u8],
-    /// Its value.
+    /// The value.
     pub value: &'a [u8],
-    /// The lease it had, or 0.
+    /// The lease that the key was attached to, or 0.
     pub lease: i64,
 }
 
-/// A key as the live etcd has it.
+/// A key in the live etcd.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LiveKey {
     /// The key.
     pub key: Vec<u8>,
-    /// Its value.
+    /// The value.
     pub value: Vec<u8>,
-    /// The revision of its last change, 1 or more.
+    /// The revision of the last change, 1 or more.
     pub mod_revision: i64,
-    /// The lease it is attached to, or 0.
+    /// The lease that the key is attached to, or 0.
     pub lease: i64,
 }
 
-/// What is to be done about one key.
+/// The result of the comparison of one key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Change<'a> {
-    /// The backup has it; live it is missing or has another value.
+pub enum KeyDifference<'a> {
+    /// The live etcd lacks the key, or has another value.
     Put {
-        /// As it is to be.
-        wanted: Wanted<'a>,
-        /// As it is; `None` where it is missing.
+        /// The key in the backup.
+        backup: BackupKey<'a>,
+        /// The key in the live etcd, if it exists there.
         live: Option<&'a LiveKey>,
     },
     /// Both have the same value.
@@ -44,25 +44,26 @@ pub enum Change<'a> {
         /// The key.
         key: &'a [u8],
     },
-    /// It is live, and the backup does not have it.
+    /// The key exists only in the live etcd.
     Extra {
-        /// As it is.
+        /// The key in the live etcd.
         live: &'a LiveKey,
     },
 }
 
-/// Compares the two streams key by key.
+/// A comparison of two streams, key by key.
 pub struct Diff<L> {
     live: L,
     /// The next live key, read ahead.
     next: Option<LiveKey>,
     begun: bool,
+    /// The last key of the backup.
     last: Option<Vec<u8>>,
 }
 
 impl<L: Iterator<Item = Result<LiveKey>>> Diff<L> {
-    /// Begins; `live` ascends by key. It is not asked before the backup's first key is there, or its
-    /// end: what it gives should not be old.
+    /// Creates a comparison with the keys in `live`, which must ascend. The first of them is read only when
+    /// the first key of the backup, or its end, is known, so that it is recent.
     pub fn new(live: L) -> Self {
         Diff {
             live,
@@ -72,7 +73,7 @@ impl<L: Iterator<Item = Result<LiveKey>>> Diff<L> {
         }
     }
 
-    /// The live stream.
+    /// Returns the stream of live keys.
     pub fn live(&self) -> &L {
         &self.live
     }
@@ -82,106 +83,105 @@ impl<L: Iterator<Item = Result<LiveKey>>> Diff<L> {
         Ok(())
     }
 
-    /// Takes the backup's next key; tells `each` what is to be done about it, and before that about
-    /// the live keys below it.
+    /// Adds the next key of the backup. Calls `each` for the live keys below it, then for the key itself.
     ///
     /// # Errors
-    /// `Internal` where keys do not ascend; those of the live stream and of `each`.
-    pub fn wanted(
+    /// `Internal` if the keys do not ascend; the errors of the live stream and of `each`.
+    pub fn push(
         &mut self,
-        wanted: Wanted<'_>,
-        mut each: impl FnMut(Change<'_>) -> Result<()>,
+        backup: BackupKey<'_>,
+        mut each: impl FnMut(KeyDifference<'_>) -> Result<()>,
     ) -> Result<()> {
-        if self.last.as_deref().is_some_and(|last| last >= wanted.key) {
-            return Err(Error::internal("the backup's keys do not ascend"));
+        if self.last.as_deref().is_some_and(|last| last >= backup.key) {
+            return Err(Error::internal("the keys of the backup do not ascend"));
         }
         let last = self.last.get_or_insert_default();
         last.clear();
-        last.extend_from_slice(wanted.key);
+        last.extend_from_slice(backup.key);
         if !std::mem::replace(&mut self.begun, true) {
             self.advance()?;
         }
         loop {
-            let order = self.next.as_ref().map(|l| l.key.as_slice().cmp(wanted.key));
+            let order = self.next.as_ref().map(|l| l.key.as_slice().cmp(backup.key));
             match (order, &self.next) {
                 (Some(Ordering::Less), Some(live)) => {
-                    each(Change::Extra { live })?;
+                    each(KeyDifference::Extra { live })?;
                     self.advance()?;
                 }
                 (Some(Ordering::Equal), Some(live)) => {
-                    match live.value == wanted.value {
-                        true => each(Change::Unchanged { key: wanted.key })?,
-                        false => each(Change::Put {
-                            wanted,
+                    match live.value == backup.value {
+                        true => each(KeyDifference::Unchanged { key: backup.key })?,
+                        false => each(KeyDifference::Put {
+                            backup,
                             live: Some(live),
                         })?,
                     }
                     return self.advance();
                 }
-                _ => return each(Change::Put { wanted, live: None }),
+                _ => return each(KeyDifference::Put { backup, live: None }),
             }
         }
     }
 
-    /// The backup has no more keys: what is still live is extra.
+    /// Ends the backup: calls `each` for all remaining live keys, which are extra.
     ///
     /// # Errors
-    /// Those of the live stream and of `each`.
-    pub fn finish(&mut self, mut each: impl FnMut(Change<'_>) -> Result<()>) -> Result<()> {
+    /// The errors of the live stream and of `each`.
+    pub fn finish(&mut self, mut each: impl FnMut(KeyDifference<'_>) -> Result<()>) -> Result<()> {
         if !self.begun {
             self.advance()?;
         }
         while let Some(live) = &self.next {
-            each(Change::Extra { live })?;
+            each(KeyDifference::Extra { live })?;
             self.advance()?;
         }
         Ok(())
     }
 }
 
-/// One write, and what must still hold for it.
+/// A write of one key, with its guard.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Write {
     /// The key.
     pub key: Vec<u8>,
-    /// What becomes of it.
+    /// The action.
     pub action: Action,
-    /// The key's revision of its last change when the diff was taken; 0 where it was missing.
-    pub seen: i64,
+    /// The guard: the `mod_revision` of the key when it was compared, or 0 if it did not exist.
+    pub mod_revision: i64,
 }
 
-/// What becomes of a key.
+/// A put or a deletion.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
-    /// It gets this value.
+    /// Sets a value.
     Put {
         /// The value.
         value: Vec<u8>,
-        /// Whether the live key's lease stays on it; else it has none.
+        /// Whether the key keeps its current lease; otherwise it is detached.
         keep_lease: bool,
     },
-    /// It goes.
+    /// Deletes the key.
     Delete,
 }
 
-/// Bytes in a request around keys and values: headers, tags, numbers, for one write.
-const BYTES_EACH: usize = 64;
-/// Bytes in a request that belong to no write.
-const BYTES_AROUND: usize = 1024;
+/// The overhead of one write in a request, in bytes: headers, tags, numbers.
+const WRITE_OVERHEAD: usize = 64;
+/// The overhead of a request, in bytes.
+const REQUEST_OVERHEAD: usize = 1024;
 
 impl Write {
-    /// About as many bytes as it takes in a request; never less.
+    /// Returns an upper bound of the size of the write in a request, in bytes.
     pub fn request_bytes(&self) -> usize {
         let value = match &self.action {
             Action::Put { value, .. } => value.len(),
             Action::Delete => 0,
         };
-        // The key stands in the guard, too.
-        2 * self.key.len() + value + BYTES_EACH
+        // The guard contains the key, too.
+        2 * self.key.len() + value + WRITE_OVERHEAD
     }
 }
 
-/// Gathers writes into transactions below the server's limits.
+/// Groups writes into transactions within the limits of the server.
 #[derive(Debug)]
 pub struct Batches {
     max_ops: usize,
@@ -191,33 +191,34 @@ pub struct Batches {
 }
 
 impl Batches {
-    /// With a server's `--max-txn-ops` and `--max-request-bytes`; both 1 or more.
+    /// Creates an empty group. The limits are the server's `--max-txn-ops` and `--max-request-bytes`, both at
+    /// least 1.
     pub fn new(max_ops: usize, max_bytes: usize) -> Self {
         Batches {
             max_ops,
             max_bytes,
             writes: Vec::new(),
-            bytes: BYTES_AROUND,
+            bytes: REQUEST_OVERHEAD,
         }
     }
 
-    /// Adds a write. Gives out what was gathered before, if there is no room for it in that. A write
-    /// that is too large for any request stands alone.
+    /// Adds a write. If it does not fit into the current transaction, that is returned and a new one begins.
+    /// A write that exceeds the limits by itself gets its own transaction.
     pub fn push(&mut self, write: Write) -> Option<Vec<Write>> {
         let bytes = write.request_bytes();
-        let full = self.writes.len() >= self.max_ops || self.bytes + bytes > self.max_bytes;
-        let before = match full {
+        let is_full = self.writes.len() >= self.max_ops || self.bytes + bytes > self.max_bytes;
+        let full_transaction = match is_full {
             true => self.take(),
             false => None,
         };
         self.bytes += bytes;
         self.writes.push(write);
-        before
+        full_transaction
     }
 
-    /// Gives out what is left.
+    /// Returns the current transaction, if it has writes.
     pub fn take(&mut self) -> Option<Vec<Write>> {
-        self.bytes = BYTES_AROUND;
+        self.bytes = REQUEST_OVERHEAD;
         let writes = std::mem::take(&mut self.writes);
         (!writes.is_empty()).then_some(writes)
     }
@@ -236,40 +237,40 @@ mod tests {
         }
     }
 
-    /// The changes, a letter and the key each: `+` missing, `~` different, `=` same, `-` extra.
+    /// Returns the differences as a sign and a key: `+` missing, `~` different, `=` equal, `-` extra.
     fn changes(wanted: &[(&str, &str)], lives: &[(&str, &str)]) -> Result<String> {
         let lives = lives.iter().map(|(k, v)| Ok(live(k, v)));
         let mut diff = Diff::new(lives);
-        let mut said = Vec::new();
-        let mut each = |c: Change<'_>| {
+        let mut differences = Vec::new();
+        let mut each = |c: KeyDifference<'_>| {
             let (letter, key) = match c {
-                Change::Put { wanted, live: None } => ('+', wanted.key),
-                Change::Put { wanted, .. } => ('~', wanted.key),
-                Change::Unchanged { key } => ('=', key),
-                Change::Extra { live } => ('-', live.key.as_slice()),
+                KeyDifference::Put { backup, live: None } => ('+', backup.key),
+                KeyDifference::Put { backup, .. } => ('~', backup.key),
+                KeyDifference::Unchanged { key } => ('=', key),
+                KeyDifference::Extra { live } => ('-', live.key.as_slice()),
             };
-            said.push(format!("{letter}{}", String::from_utf8_lossy(key)));
+            differences.push(format!("{letter}{}", String::from_utf8_lossy(key)));
             Ok(())
         };
         for (key, value) in wanted {
             let (key, value) = (key.as_bytes(), value.as_bytes());
             let lease = 0;
-            diff.wanted(Wanted { key, value, lease }, &mut each)?;
+            diff.push(BackupKey { key, value, lease }, &mut each)?;
         }
         diff.finish(&mut each)?;
-        Ok(said.join(" "))
+        Ok(differences.join(" "))
     }
 
     #[test]
-    fn every_key_of_both_sides_is_told_once_and_in_order() {
-        let said = |w: &[(&str, &str)], l: &[(&str, &str)]| changes(w, l).unwrap();
-        assert_eq!(said(&[], &[]), "");
-        assert_eq!(said(&[("a", "1"), ("b", "")], &[]), "+a +b");
-        assert_eq!(said(&[], &[("a", "1"), ("b", "")]), "-a -b");
-        assert_eq!(said(&[("b", "1")], &[("b", "1")]), "=b");
+    fn every_key_of_both_sides_is_reported_once_and_in_order() {
+        let signs = |w: &[(&str, &str)], l: &[(&str, &str)]| changes(w, l).unwrap();
+        assert_eq!(signs(&[], &[]), "");
+        assert_eq!(signs(&[("a", "1"), ("b", "")], &[]), "+a +b");
+        assert_eq!(signs(&[], &[("a", "1"), ("b", "")]), "-a -b");
+        assert_eq!(signs(&[("b", "1")], &[("b", "1")]), "=b");
         let wanted = [("b", "1"), ("c", "2"), ("e", ""), ("g", "4")];
         let lives = [("a", ""), ("c", "3"), ("d", ""), ("e", ""), ("h", "")];
-        assert_eq!(said(&wanted, &lives), "-a +b ~c -d =e +g -h");
+        assert_eq!(signs(&wanted, &lives), "-a +b ~c -d =e +g -h");
     }
 
     #[test]
@@ -283,12 +284,12 @@ mod tests {
     #[test]
     fn an_error_of_the_live_stream_ends_it() {
         let mut diff = Diff::new([Err(Error::corrupt("x"))].into_iter());
-        let wanted = Wanted {
+        let wanted = BackupKey {
             key: b"a",
             value: b"",
             lease: 0,
         };
-        assert!(diff.wanted(wanted, |_| Ok(())).is_err());
+        assert!(diff.push(wanted, |_| Ok(())).is_err());
     }
 
     #[test]
@@ -299,7 +300,7 @@ mod tests {
                 value: vec![0; n],
                 keep_lease: false,
             },
-            seen: 0,
+            mod_revision: 0,
         };
         let batches = |max_ops, max_bytes, sizes: &[usize]| {
             let mut b = Batches::new(max_ops, max_bytes);
@@ -309,14 +310,14 @@ mod tests {
             for batch in &out {
                 let bytes: usize = batch.iter().map(Write::request_bytes).sum();
                 assert!(batch.len() <= max_ops);
-                assert!(batch.len() == 1 || bytes + BYTES_AROUND <= max_bytes);
+                assert!(batch.len() == 1 || bytes + REQUEST_OVERHEAD <= max_bytes);
             }
             out.iter().map(Vec::len).collect::<Vec<_>>()
         };
         assert!(batches(128, 1 << 20, &[]).is_empty());
         assert_eq!(batches(3, 1 << 20, &[0; 7]), [3, 3, 1]);
         assert_eq!(batches(1, 1 << 20, &[0; 3]), [1, 1, 1]);
-        // A value that is too large for any request stands alone.
+        // A value that exceeds the limit by itself gets its own transaction.
         assert_eq!(batches(9, 4096, &[10, 5000, 10, 10]), [1, 1, 2]);
         assert_eq!(batches(9, 4096, &[1400, 1400, 1400, 1400]), [2, 2]);
         assert_eq!(batches(9, 1, &[10, 10]), [1, 1]);

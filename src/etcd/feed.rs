@@ -1,21 +1,21 @@
-//! The changes of a live etcd, transaction by transaction, from a revision on.
+//! A feed of the changes of a live etcd, transaction by transaction, from a revision on.
 //!
-//! It watches all keys at one member after the other and never splices two histories: every watch begins
-//! at the last revision that is known and not behind it, and what comes there must be what is known of it.
-//! What is done with the changes it does not know. `ops::snapshot` calls it.
+//! It watches all keys at one member, and switches to another member if that fails. It never joins two
+//! histories: every watch begins at the last known revision, not after it, and the changes there must equal
+//! the known ones. Called by `ops::snapshot`, which saves the changes.
 
 use crate::error::{Error, Reason, Result};
-use crate::etcd::connect::{Connector, Failed, Streams};
+use crate::etcd::connect::{AttemptError, Connector, Streams};
 use etcd_client::{GetOptions, WatchOptions, WatchResponse, WatchStream};
 use sha2::{Digest, Sha256};
 use std::time::{Duration, Instant};
 
-/// A silent member is looked after this often: whether the cluster has gone on without it.
-const LOOK_EVERY: Duration = Duration::from_secs(5);
-/// A member that is behind for so long is left for another one.
+/// How often the progress of the cluster is checked while the watched member sends nothing.
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
+/// How long a member may lag behind the cluster before the feed switches to another member.
 const STALLED_AFTER: Duration = Duration::from_secs(15);
 
-/// One change of a key. A delete has nothing but its key and its revision.
+/// A change of a key. A deletion has only a key and a revision.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct KeyChange {
     /// Whether the key was deleted.
@@ -26,16 +26,16 @@ pub struct KeyChange {
     pub create_revision: i64,
     /// The revision of the change.
     pub mod_revision: i64,
-    /// How often the key was written since it was created.
+    /// The number of writes since the key was created.
     pub version: i64,
     /// The value.
     pub value: Vec<u8>,
-    /// The lease it is attached to; 0 for none.
+    /// The lease that the key is attached to, or 0.
     pub lease: i64,
 }
 
 impl KeyChange {
-    /// The bytes that it occupies, about.
+    /// Returns the approximate memory use in bytes.
     pub fn bytes(&self) -> usize {
         self.key.len() + self.value.len() + 64
     }
@@ -46,17 +46,17 @@ impl KeyChange {
 pub struct Transaction {
     /// The revision.
     pub revision: i64,
-    /// In order.
+    /// The changes, in order.
     pub changes: Vec<KeyChange>,
 }
 
 impl Transaction {
-    /// The bytes that it occupies, about.
+    /// Returns the approximate memory use in bytes.
     pub fn bytes(&self) -> usize {
         self.changes.iter().map(KeyChange::bytes).sum()
     }
 
-    /// What tells it apart from another transaction of the same revision.
+    /// Returns a fingerprint that differs from that of any other transaction of the same revision.
     pub fn fingerprint(&self) -> Fingerprint {
         let mut hash = Sha256::new();
         let mut bytes = |b: &[u8]| {
@@ -66,7 +66,7 @@ impl Transaction {
         for c in &self.changes {
             bytes(&[u8::from(c.delete)]);
             bytes(&c.key);
-            // Of a delete nothing else is saved.
+            // Snapshots save nothing else of a deletion.
             if !c.delete {
                 bytes(&c.value);
                 for n in [c.create_revision, c.version, c.lease] {
@@ -81,24 +81,24 @@ impl Transaction {
     }
 }
 
-/// What tells the changes of a revision apart from others.
+/// The number of changes of a revision, and a hash of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fingerprint {
     changes: usize,
     hash: [u8; 32],
 }
 
-/// Where the feed stands: everything up to `revision` is known.
+/// A position in the history: everything up to `revision` is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Position {
-    /// The last revision that is known.
+    /// The last known revision.
     pub revision: i64,
-    /// Its changes.
+    /// The fingerprint of that revision.
     pub fingerprint: Fingerprint,
 }
 
 impl Position {
-    /// Behind a transaction.
+    /// Returns the position after a transaction.
     pub fn after(transaction: &Transaction) -> Self {
         Position {
             revision: transaction.revision,
@@ -107,76 +107,78 @@ impl Position {
     }
 }
 
-/// Why there is no going on from where the feed stands.
+/// Why the feed cannot continue from its position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended {
-    /// The cluster has compacted what comes next, or the position itself.
+    /// The cluster has compacted the next revision, or the position itself.
     Compacted {
-        /// The oldest revision that is left.
+        /// The oldest revision that can be read.
         compact_revision: i64,
     },
-    /// At the position the cluster holds other changes: it has another history.
+    /// The cluster holds other changes at the position: it has another history.
     Forked,
-    /// The cluster's newest revision is below the position: it has another history.
+    /// The newest revision of the cluster is before the position: it has another history.
     Behind {
-        /// The cluster's newest.
+        /// The newest revision of the cluster.
         revision: i64,
     },
 }
 
-/// What comes next.
+/// The next item of the feed.
 #[derive(Debug)]
 pub enum Next {
-    /// A transaction, whole.
+    /// A complete transaction.
     Transaction(Transaction),
-    /// After each connecting: the cluster holds at the position what is known of it.
+    /// The cluster holds the known changes at the position. It follows each connection.
     Verified,
-    /// Nothing in the time given.
+    /// Nothing happened before the timeout.
     Idle,
-    /// No more.
+    /// The feed has ended.
     Ended(Ended),
 }
 
+/// A watch at one member.
 struct Watch {
-    // Dropping the client's half would end the stream.
     stream: WatchStream,
     endpoint: String,
-    /// Whether what is at the position was seen to be the same.
+    /// Whether the changes at the position were compared with the known ones.
     verified: bool,
-    /// The events of the response that is being taken apart, the last one first.
+    /// The remaining events of the current response, the last one first.
     events: Vec<etcd_client::Event>,
-    /// The events end with a whole transaction.
-    whole: bool,
-    /// When something last came.
-    heard: Instant,
-    looked: Instant,
+    /// Whether the last event of the response completes a transaction.
+    ends_transaction: bool,
+    /// The time of the last response.
+    last_response: Instant,
+    /// The time of the last check by [`Feed::check_progress`].
+    last_check: Instant,
 }
 
-/// A feed. Its calls block: not for async threads.
+/// A feed. Its calls block, so they must not run on the threads of the runtime.
 pub struct Feed {
-    way: Connector,
+    connector: Connector,
     endpoints: Vec<String>,
-    at: usize,
+    /// The index of the endpoint in use.
+    endpoint: usize,
     position: Position,
     watch: Option<Watch>,
-    /// The transaction that is not yet whole.
+    /// The incomplete transaction.
     partial: Transaction,
-    /// The newest revision that the cluster was seen to have.
+    /// The newest known revision of the cluster.
     current: i64,
     connects: u64,
-    /// Watches in a row that ended before anything came.
+    /// The number of consecutive watches that ended before they were verified.
     fruitless: usize,
-    /// The cluster whose changes these are, by ID.
+    /// The ID of the only cluster that the feed accepts.
     cluster_id: Option<u64>,
 }
 
 impl Feed {
-    /// A feed of what comes after `position`; the members at `endpoints` are taken in turn.
-    pub fn new(way: Connector, endpoints: Vec<String>, position: Position) -> Self {
+    /// Creates a feed of the changes after `position`. The members at `endpoints` are tried in turn.
+    pub fn new(connector: Connector, endpoints: Vec<String>, position: Position) -> Self {
         Feed {
-            way,
+            connector,
             endpoints,
-            at: 0,
+            endpoint: 0,
             position,
             watch: None,
             partial: Transaction::default(),
@@ -187,49 +189,51 @@ impl Feed {
         }
     }
 
-    /// The same, of no other cluster than that one: its endpoints may suddenly be another's.
+    /// Makes the feed fail if an endpoint suddenly belongs to another cluster than this one.
     pub fn of_cluster(mut self, cluster_id: u64) -> Self {
         self.cluster_id = Some(cluster_id);
         self
     }
 
-    /// Whether an answer is of the cluster that is watched. One restored from it has the same history.
-    fn check_cluster(&self, answered: u64, endpoint: &str) -> Result<(), Failed> {
+    /// Fails if a response is from another cluster. The fingerprint cannot tell: a cluster that was restored
+    /// from a backup of the other one has the same history.
+    fn check_cluster(&self, response_id: u64, endpoint: &str) -> Result<(), AttemptError> {
         match self.cluster_id {
-            // A proxy that leaves the ID out says nothing about it.
-            Some(cluster_id) if answered != cluster_id && answered != 0 => {
-                Err(Failed::Final(Reason::OtherCluster.error(format!(
-                    "{endpoint} was of cluster {cluster_id:x} and is of cluster {answered:x} now: its changes are not added to the other's backup; check --endpoints, or if it has taken the other's place, say so with --take-over"
+            // A proxy may omit the ID.
+            Some(cluster_id) if response_id != cluster_id && response_id != 0 => {
+                Err(AttemptError::Final(Reason::OtherCluster.error(format!(
+                    "{endpoint} belonged to cluster {cluster_id:x}, and now belongs to cluster {response_id:x}, whose changes must not get into the backup of the first: check --endpoints, or if the new cluster replaces the old one, use --take-over"
                 ))))
             }
             _ => Ok(()),
         }
     }
 
-    /// Where it stands.
+    /// Returns the position.
     pub fn position(&self) -> Position {
         self.position
     }
 
-    /// The newest revision that the cluster was seen to have.
+    /// Returns the newest known revision of the cluster.
     pub fn current(&self) -> i64 {
         self.current.max(self.position.revision)
     }
 
-    /// How often it had to connect again.
+    /// Returns the number of connections after the first one.
     pub fn reconnects(&self) -> u64 {
         self.connects.saturating_sub(1)
     }
 
-    /// What comes next, within `patience`. After an error it can be asked again, and tries anew.
+    /// Waits for the next item, at most `timeout`. It can be called again after an error, and then connects
+    /// again.
     ///
     /// # Errors
-    /// `EtcdUnreachable` and `NoQuorum` where no member can be watched at this moment; those of wrong
-    /// settings and credentials; `Terminated`.
-    pub fn next(&mut self, patience: Duration) -> Result<Next> {
-        let deadline = Instant::now() + patience;
+    /// `EtcdUnreachable` and `NoQuorum` if no member can be watched at the moment; the reasons of wrong
+    /// settings and credentials; `OtherCluster`; `Terminated`.
+    pub fn next(&mut self, timeout: Duration) -> Result<Next> {
+        let deadline = Instant::now() + timeout;
         loop {
-            if let Some(next) = self.take() {
+            if let Some(next) = self.take_transaction() {
                 return Ok(next);
             }
             if self.watch.is_none()
@@ -240,83 +244,83 @@ impl Feed {
             match self.receive(deadline) {
                 Ok(Some(next)) => return Ok(next),
                 Ok(None) => {}
-                Err(Failed::Final(e)) => return Err(e),
-                Err(Failed::TryAgain(e)) => {
-                    let in_vain = self.watch.as_ref().is_some_and(|w| !w.verified);
-                    self.fruitless = if in_vain { self.fruitless + 1 } else { 0 };
-                    self.leave(&e.to_string());
-                    // Whoever asks waits before the next round, or gives up.
+                Err(AttemptError::Final(e)) => return Err(e),
+                Err(AttemptError::TryAgain(e)) => {
+                    let is_fruitless = self.watch.as_ref().is_some_and(|w| !w.verified);
+                    self.fruitless = if is_fruitless { self.fruitless + 1 } else { 0 };
+                    self.switch_member(&e.to_string());
+                    // After a round over all members, the caller waits before the next round, or gives up.
                     if self.fruitless > self.endpoints.len() {
                         self.fruitless = 0;
                         return Err(e);
                     }
                 }
-                Err(Failed::TooLarge(e)) => return Err(Reason::Configuration.error(e)),
+                Err(AttemptError::TooLarge(e)) => return Err(Reason::Configuration.error(e)),
             }
         }
     }
 
-    /// Waits until what the cluster holds at the position is seen to be what is known of it; gives why it
-    /// is not.
+    /// Waits until the changes at the position were compared with the known ones. Returns why the feed has
+    /// ended if they differ.
     ///
     /// # Errors
     /// As [`next`](Self::next).
     pub fn verify(&mut self) -> Result<Option<Ended>> {
         if self.position.fingerprint.changes == 0 {
-            // Nothing will come for it; whether something does, the first transaction tells.
+            // No event is expected at the position. If there is one, the first transaction reveals it.
             return match self.watch {
                 Some(_) => Ok(None),
                 None => self.connect(),
             };
         }
         loop {
-            match self.next(LOOK_EVERY)? {
+            match self.next(CHECK_INTERVAL)? {
                 Next::Verified => return Ok(None),
                 Next::Ended(ended) => return Ok(Some(ended)),
                 Next::Idle => {}
                 Next::Transaction(_) => {
-                    return Err(Error::internal("a watch went on before it was verified"));
+                    return Err(Error::internal("a watch continued before it was verified"));
                 }
             }
         }
     }
 
-    /// Gives up the member in use for the next one.
-    fn leave(&mut self, why: &str) {
+    /// Ends the watch, and selects the next member.
+    fn switch_member(&mut self, why: &str) {
         if let Some(watch) = self.watch.take() {
             tracing::warn!(endpoint = watch.endpoint, "the watch ended: {why}");
         }
         self.partial = Transaction::default();
-        self.at = (self.at + 1) % self.endpoints.len().max(1);
+        self.endpoint = (self.endpoint + 1) % self.endpoints.len().max(1);
     }
 
-    /// Watches at the first member that lets it, from the one in turn on.
+    /// Begins a watch at the first possible member, from the selected one on.
     fn connect(&mut self) -> Result<Option<Ended>> {
         let mut failures: Vec<Error> = Vec::new();
         for _ in 0..self.endpoints.len() {
-            let endpoint = self.endpoints[self.at].clone();
+            let endpoint = self.endpoints[self.endpoint].clone();
             match self.connect_to(&endpoint) {
                 Ok(ended) => return Ok(ended),
-                Err(Failed::Final(e)) if e.reason() == Reason::Terminated => return Err(e),
-                // Another endpoint may be set up rightly.
+                Err(AttemptError::Final(e)) if e.reason() == Reason::Terminated => return Err(e),
+                // Even after a final error, another endpoint may be configured correctly.
                 Err(f) => failures.push(f.into_error()),
             }
-            self.at = (self.at + 1) % self.endpoints.len();
+            self.endpoint = (self.endpoint + 1) % self.endpoints.len();
         }
-        Err(most_telling(failures))
+        Err(merge_failures(failures))
     }
 
-    fn connect_to(&mut self, endpoint: &str) -> Result<Option<Ended>, Failed> {
-        let client = self.way.dial(endpoint, Streams::NeedLeader)?;
-        // What a quorum agrees on: a member by itself may only be late.
+    fn connect_to(&mut self, endpoint: &str) -> Result<Option<Ended>, AttemptError> {
+        let client = self.connector.dial(endpoint, Streams::NeedLeader)?;
+        // A linearizable read: the revision of a single member could be older than the position.
         let mut kv = client.kv_client();
         let count = GetOptions::new().with_count_only();
-        let answer = self.way.ask(
-            "ask for the revision",
+        let response = self.connector.ask(
+            "request the revision",
             endpoint,
             kv.get(vec![0], Some(count)),
         )?;
-        let header = answer.header();
+        let header = response.header();
         self.check_cluster(header.map_or(0, |h| h.cluster_id()), endpoint)?;
         let revision = header.map_or(0, |h| h.revision());
         if revision < self.position.revision {
@@ -328,9 +332,9 @@ impl Feed {
             .with_start_revision(self.position.revision)
             .with_fragment();
         let mut watching = client.watch_client().max_decoding_message_size(usize::MAX);
-        let stream = self
-            .way
-            .ask("watch", endpoint, watching.watch(vec![0], Some(options)))?;
+        let stream =
+            self.connector
+                .ask("watch", endpoint, watching.watch(vec![0], Some(options)))?;
         self.connects += 1;
         let now = Instant::now();
         self.watch = Some(Watch {
@@ -338,31 +342,31 @@ impl Feed {
             endpoint: endpoint.to_owned(),
             verified: false,
             events: Vec::new(),
-            whole: true,
-            heard: now,
-            looked: now,
+            ends_transaction: true,
+            last_response: now,
+            last_check: now,
         });
         self.partial = Transaction::default();
         tracing::info!(endpoint, revision = self.position.revision, "watching");
         Ok(None)
     }
 
-    /// Takes the next whole transaction out of what was received.
-    fn take(&mut self) -> Option<Next> {
+    /// Takes the next complete transaction from the received events.
+    fn take_transaction(&mut self) -> Option<Next> {
         loop {
             let watch = self.watch.as_mut()?;
-            let next = watch
+            let next_revision = watch
                 .events
                 .last()
                 .and_then(|e| e.kv())
                 .map(|kv| kv.mod_revision());
             let partial = &mut self.partial;
-            let ends = !partial.changes.is_empty()
-                && match next {
+            let is_complete = !partial.changes.is_empty()
+                && match next_revision {
                     Some(revision) => revision != partial.revision,
-                    None => watch.whole,
+                    None => watch.ends_transaction,
                 };
-            if ends {
+            if is_complete {
                 let transaction = std::mem::take(partial);
                 return self.complete(transaction);
             }
@@ -382,17 +386,17 @@ impl Feed {
         }
     }
 
-    /// Compares the first transaction with what is known; hands on the others.
+    /// Compares the first transaction of a watch with the known one, and returns the later ones.
     fn complete(&mut self, transaction: Transaction) -> Option<Next> {
         let watch = self.watch.as_mut()?;
         if !watch.verified {
             watch.verified = true;
             let at_position = transaction.revision == self.position.revision;
-            let seen = match at_position {
+            let received = match at_position {
                 true => transaction.fingerprint(),
                 false => Transaction::default().fingerprint(),
             };
-            if seen != self.position.fingerprint {
+            if received != self.position.fingerprint {
                 self.watch = None;
                 return Some(Next::Ended(Ended::Forked));
             }
@@ -405,42 +409,46 @@ impl Feed {
         Some(Next::Transaction(transaction))
     }
 
-    /// Receives one response, or finds out that nothing comes.
-    fn receive(&mut self, deadline: Instant) -> Result<Option<Next>, Failed> {
+    /// Receives one response, or checks the progress of the cluster if none comes. Returns `Idle` after the
+    /// deadline.
+    fn receive(&mut self, deadline: Instant) -> Result<Option<Next>, AttemptError> {
         let Some(watch) = self.watch.as_mut() else {
             return Ok(None);
         };
         let now = Instant::now();
-        let look_at = (watch.looked.max(watch.heard) + LOOK_EVERY).max(now);
-        let until = deadline.min(look_at);
-        let patience = until.saturating_duration_since(now);
-        // The timer must be made within the runtime.
-        let received = self
-            .way
-            .wait(async { tokio::time::timeout(patience, watch.stream.message()).await })?;
-        let Ok(received) = received else {
-            if Instant::now() >= look_at {
-                self.look()?;
+        let next_check = (watch.last_check.max(watch.last_response) + CHECK_INTERVAL).max(now);
+        let timeout = deadline.min(next_check).saturating_duration_since(now);
+        // The async block creates the timer inside of the runtime.
+        let message = self
+            .connector
+            .wait(async { tokio::time::timeout(timeout, watch.stream.message()).await })?;
+        let Ok(message) = message else {
+            if Instant::now() >= next_check {
+                self.check_progress()?;
             }
             return Ok((Instant::now() >= deadline).then_some(Next::Idle));
         };
         let endpoint = watch.endpoint.clone();
-        watch.heard = Instant::now();
-        let response = received
-            .map_err(|e| self.way.failure("watch", &endpoint, e))?
+        watch.last_response = Instant::now();
+        let response = message
+            .map_err(|e| self.connector.failure("watch", &endpoint, e))?
             .ok_or_else(|| {
-                Failed::TryAgain(
+                AttemptError::TryAgain(
                     Reason::EtcdUnreachable
                         .error(format!("watch at {endpoint}: the member ended it")),
                 )
             })?;
-        self.respond(response, &endpoint)
+        self.handle_response(response, &endpoint)
     }
 
-    fn respond(&mut self, response: WatchResponse, endpoint: &str) -> Result<Option<Next>, Failed> {
-        // A proxy may have gone on with another one.
-        let answered = response.0.header.as_ref().map_or(0, |h| h.cluster_id);
-        self.check_cluster(answered, endpoint)?;
+    fn handle_response(
+        &mut self,
+        response: WatchResponse,
+        endpoint: &str,
+    ) -> Result<Option<Next>, AttemptError> {
+        // A proxy may have switched to another cluster.
+        let cluster_id = response.0.header.as_ref().map_or(0, |h| h.cluster_id);
+        self.check_cluster(cluster_id, endpoint)?;
         if response.canceled() {
             let compact_revision = response.compact_revision();
             if compact_revision > 0 {
@@ -453,103 +461,106 @@ impl Feed {
                 reason.error(message)
             };
             return Err(match why {
-                w if w.contains("permission denied") => Failed::Final(error(
+                w if w.contains("permission denied") => AttemptError::Final(error(
                     Reason::PermissionDenied,
-                    ": grant the user's role to read all keys",
+                    ": grant the user's role read permission for all keys",
                 )),
                 w if w.contains("no leader") => {
-                    Failed::TryAgain(error(Reason::NoQuorum, ": the member has no leader"))
+                    AttemptError::TryAgain(error(Reason::NoQuorum, ": the member has no leader"))
                 }
-                _ => Failed::TryAgain(error(Reason::EtcdUnreachable, "")),
+                _ => AttemptError::TryAgain(error(Reason::EtcdUnreachable, "")),
             });
         }
         if let (Some(watch), false) = (self.watch.as_mut(), response.created()) {
-            watch.whole = !response.0.fragment;
+            watch.ends_transaction = !response.0.fragment;
             let events = response.0.events.into_iter().map(etcd_client::Event);
             watch.events = events.rev().collect();
         }
         Ok(None)
     }
 
-    /// Nothing came for a while: has the cluster gone on without this member, or back?
-    fn look(&mut self) -> Result<(), Failed> {
+    /// Checks, if nothing came for a while, whether the cluster has new revisions that this member does not
+    /// send, or has fallen back.
+    fn check_progress(&mut self) -> Result<(), AttemptError> {
         let now = Instant::now();
         let revision = self.quorum_revision();
         let Some(watch) = self.watch.as_mut() else {
             return Ok(());
         };
-        watch.looked = now;
-        // Where the cluster has no quorum there is nothing to miss; a broken connection is told apart.
+        watch.last_check = now;
+        // Without a quorum there are no new revisions. A broken connection is detected by the stream.
         let Ok(revision) = revision else {
             return Ok(());
         };
-        let silent = now.duration_since(watch.heard);
+        let silence = now.duration_since(watch.last_response);
         let position = self.position.revision;
-        // What is at the position comes at once where the cluster holds it.
-        let owed =
+        // A member sends the changes at the position at once, so they are missing as well.
+        let is_missing_events =
             revision > position || (!watch.verified && self.position.fingerprint.changes > 0);
         self.current = revision;
         if revision < position {
-            let why = format!("the cluster is at revision {revision} only");
-            return Err(Failed::TryAgain(Reason::EtcdUnreachable.error(why)));
+            let message = format!("the cluster is only at revision {revision}");
+            return Err(AttemptError::TryAgain(
+                Reason::EtcdUnreachable.error(message),
+            ));
         }
-        if owed && silent >= STALLED_AFTER {
-            return Err(Failed::TryAgain(Reason::EtcdUnreachable.error(format!(
-                "the cluster is at revision {revision}, and nothing came after {position} for {} s",
-                silent.as_secs()
+        if is_missing_events && silence >= STALLED_AFTER {
+            return Err(AttemptError::TryAgain(Reason::EtcdUnreachable.error(format!(
+                "the cluster is at revision {revision}, but nothing came after {position} for {} s",
+                silence.as_secs()
             ))));
         }
         Ok(())
     }
 
-    /// The newest revision, as a quorum has it.
+    /// Reads the newest revision by a linearizable read.
     ///
     /// # Errors
     /// As [`next`](Self::next).
     pub fn quorum_revision(&self) -> Result<i64> {
-        quorum_revision(&self.way, &self.endpoints)
+        quorum_revision(&self.connector, &self.endpoints)
     }
 }
 
-/// The type of a delete in etcd's messages.
+/// The type of a deletion in etcd's messages.
 const TYPE_DELETE: i32 = 1;
 
-/// The newest revision as a quorum has it, from the first member that tells.
+/// Reads the newest revision by a linearizable read at the first endpoint that serves it.
 ///
 /// # Errors
-/// `EtcdUnreachable`, `NoQuorum`; those of wrong settings and credentials; `Terminated`.
-pub fn quorum_revision(way: &Connector, endpoints: &[String]) -> Result<i64> {
+/// `EtcdUnreachable`, `NoQuorum`; the reasons of wrong settings and credentials; `Terminated`.
+pub fn quorum_revision(connector: &Connector, endpoints: &[String]) -> Result<i64> {
     let mut failures = Vec::new();
     for endpoint in endpoints {
-        let asked = way.dial(endpoint, Streams::Plain).and_then(|client| {
+        let result = connector.dial(endpoint, Streams::Plain).and_then(|client| {
             let count = GetOptions::new().with_count_only();
             let mut kv = client.kv_client();
-            way.ask(
-                "ask for the revision",
+            connector.ask(
+                "request the revision",
                 endpoint,
                 kv.get(vec![0], Some(count)),
             )
         });
-        match asked {
-            Ok(answer) => return Ok(answer.header().map_or(0, |h| h.revision())),
-            Err(Failed::Final(e)) if e.reason() == Reason::Terminated => return Err(e),
+        match result {
+            Ok(response) => return Ok(response.header().map_or(0, |h| h.revision())),
+            Err(AttemptError::Final(e)) if e.reason() == Reason::Terminated => return Err(e),
             Err(f) => failures.push(f.into_error()),
         }
     }
-    Err(most_telling(failures))
+    Err(merge_failures(failures))
 }
 
-/// Of what went wrong at several members, what helps most; all of it in one message.
-pub(super) fn most_telling(failures: Vec<Error>) -> Error {
+/// Merges the failures of several endpoints into one error: all messages, and the reason that helps most.
+fn merge_failures(failures: Vec<Error>) -> Error {
     let rank = |e: &Error| match e.reason() {
         Reason::EtcdUnreachable => 2,
         Reason::NoQuorum => 1,
         _ => 0,
     };
     let reason = failures.iter().min_by_key(|e| rank(e)).map(Error::reason);
-    let said: Vec<String> = failures.iter().map(Error::to_string).collect();
+    let messages: Vec<String> = failures.iter().map(Error::to_string).collect();
     match reason {
-        Some(reason) => reason.error(said.join("; ")),
+        Some(reason) => reason.error(messages.join("; ")),
         None => Reason::Usage.error("--endpoints names no endpoint"),
     }
 }

@@ -1,6 +1,7 @@
-//! A live etcd: a client for its keys, what differs from a backup, and whether peers have a quorum.
+//! A live etcd: connections, its members and their quorum, its keys, its events, and the differences from a
+//! backup.
 //!
-//! It knows keys, transactions and members, nothing of snapshots. `ops` calls it.
+//! It knows nothing of the snapshots of a backup. `ops` calls it.
 
 pub mod client;
 pub mod cluster;

@@ -1,7 +1,7 @@
-//! Whether a cluster has a quorum without one of its members, as its other members tell it.
+//! Finds out whether a cluster has a quorum without one of its members, from requests to the other members.
 //!
-//! It asks at their peer URLs and changes nothing; what follows from the answer it does not decide.
-//! `restore --if-needed` calls it.
+//! It uses their peer URLs and changes nothing. Called by `restore --if-needed`, so that a restored member
+//! does not join a running cluster.
 
 use crate::base::Cancel;
 use crate::base::causes::causes;
@@ -28,64 +28,64 @@ pub struct PeerOptions {
     pub key_file: Option<PathBuf>,
 }
 
-/// What one member was seen to be.
+/// The responses of one member.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Seen {
-    /// The member's name.
+pub struct PeerObservation {
+    /// The name of the member.
     pub name: String,
-    /// Whether it answered anything at all.
+    /// Whether a server responded, etcd or not.
     pub reachable: bool,
-    /// The server's version.
+    /// The version of etcd.
     pub version: Option<String>,
-    /// Whether it could read what a quorum agrees on; `None` where it could not be asked.
+    /// Whether a linearizable read, which needs a quorum, succeeded; `None` if it was not possible to try.
     pub linearizable: Option<bool>,
-    /// The cluster's ID, hexadecimal, as that member knows it.
+    /// The cluster's ID in the member's responses, hexadecimal.
     pub cluster_id: Option<String>,
-    /// It is there and does not talk to us: TLS, a foreign server.
+    /// Whether a server is there but refuses our requests, because of TLS or because it is not etcd.
     pub refuses: bool,
-    /// What went wrong.
+    /// The last error.
     pub error: Option<String>,
 }
 
-/// Whether there is a quorum.
+/// Whether the other members have a quorum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
-    /// The others serve without this member.
+pub enum QuorumState {
+    /// The other members have a quorum.
     Quorum,
-    /// They do not.
+    /// They have no quorum.
     NoQuorum,
-    /// It could not be told.
+    /// The responses do not allow a decision.
     Unknown,
 }
 
-/// A verdict and why.
+/// A state with its reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Decision {
-    /// Whether there is a quorum.
-    pub verdict: Verdict,
-    /// In words, with the members' names.
+pub struct QuorumDecision {
+    /// Whether the other members have a quorum.
+    pub state: QuorumState,
+    /// The reason, with the names of members.
     pub reason: String,
 }
 
-/// Tells from what the other members were seen to be whether they are a quorum. `members_total`
-/// counts this member too.
-pub fn has_quorum(seen: &[Seen], members_total: usize) -> Decision {
-    let decision = |verdict, reason: String| Decision { verdict, reason };
-    if seen.is_empty() {
+/// Decides from the responses of the other members whether they have a quorum. `members_total` includes this
+/// member.
+pub fn has_quorum(observations: &[PeerObservation], members_total: usize) -> QuorumDecision {
+    let decision = |state, reason: String| QuorumDecision { state, reason };
+    if observations.is_empty() {
         return decision(
-            Verdict::NoQuorum,
+            QuorumState::NoQuorum,
             "the cluster has no other member".to_owned(),
         );
     }
-    let names = |which: &dyn Fn(&Seen) -> bool| {
-        let names: Vec<&str> = seen
+    let names = |which: &dyn Fn(&PeerObservation) -> bool| {
+        let names: Vec<&str> = observations
             .iter()
             .filter(|s| which(s))
             .map(|s| s.name.as_str())
             .collect();
         names.join(", ")
     };
-    let mut ids: Vec<&str> = seen
+    let mut ids: Vec<&str> = observations
         .iter()
         .filter_map(|s| s.cluster_id.as_deref())
         .collect();
@@ -93,36 +93,36 @@ pub fn has_quorum(seen: &[Seen], members_total: usize) -> Decision {
     ids.dedup();
     if ids.len() > 1 {
         return decision(
-            Verdict::Unknown,
+            QuorumState::Unknown,
             format!(
                 "the other members are of different clusters ({}): check the peer URLs",
                 ids.join(", ")
             ),
         );
     }
-    // One is enough: it could not have read without a quorum.
+    // A single successful read proves a quorum.
     let readers = names(&|s| s.linearizable == Some(true));
     if !readers.is_empty() {
         return decision(
-            Verdict::Quorum,
-            format!("{readers} read what a quorum agrees on, without this member"),
+            QuorumState::Quorum,
+            format!("a linearizable read at {readers} succeeded without this member"),
         );
     }
-    let silent = |s: &Seen| s.refuses || (s.reachable && s.linearizable.is_none());
-    if let Some(first) = seen.iter().find(|s| silent(s)) {
-        let why = first.error.as_deref().unwrap_or("it did not say why");
+    let is_unusable = |s: &PeerObservation| s.refuses || (s.reachable && s.linearizable.is_none());
+    if let Some(first) = observations.iter().find(|s| is_unusable(s)) {
+        let error = first.error.as_deref().unwrap_or("unknown error");
         return decision(
-            Verdict::Unknown,
-            format!("{} cannot be asked: {why}", names(&silent)),
+            QuorumState::Unknown,
+            format!("{} cannot be queried: {error}", names(&is_unusable)),
         );
     }
-    let up = seen.iter().filter(|s| s.reachable).count();
+    let up = observations.iter().filter(|s| s.reachable).count();
     decision(
-        Verdict::NoQuorum,
+        QuorumState::NoQuorum,
         match up {
-            0 => format!("no other member of {members_total} answers"),
+            0 => format!("no other member of {members_total} responds"),
             _ => format!(
-                "{} of {members_total} members answer ({}), and cannot read what a quorum agrees on",
+                "{} of {members_total} members respond ({}), but linearizable reads fail there",
                 up,
                 names(&|s| s.reachable)
             ),
@@ -130,91 +130,96 @@ pub fn has_quorum(seen: &[Seen], members_total: usize) -> Decision {
     )
 }
 
-/// To connect to a member.
+/// The timeout of a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-/// For an answer from memory.
+/// The timeout of a request that etcd answers from memory.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// etcd gives a linearizable read up to 5 s and two election timeouts (1 s each by default), and
-/// more where an operator set that longer.
+/// The timeout of a linearizable read. etcd waits up to 5 s and two election timeouts (1 s each by default);
+/// an operator may have configured longer ones.
 const READ_TIMEOUT: Duration = Duration::from_secs(15);
-/// A read that failed at once may have met an election.
-const READS: u32 = 4;
+/// The maximum number of attempts at a read: during an election a read can fail at once.
+const READ_ATTEMPTS: u32 = 4;
 const PAUSE: Duration = Duration::from_secs(1);
 
-const CHECK_TLS: &str = "check https:// in the peer URLs, and give --peer-trusted-ca-file, --peer-cert-file and --peer-key-file as etcd has them";
+const CHECK_TLS: &str = "check https:// in the peer URLs, and give --peer-trusted-ca-file, --peer-cert-file and --peer-key-file with the values that etcd uses";
 
-/// Whether the other members of a cluster of `members_total` have a quorum without this one: why, or
-/// `None` where they have not. Blocks; to be called inside of a runtime, though not on its threads.
+/// Finds out whether the other members of a cluster of `members_total` have a quorum without this member.
+/// Returns how that was proved, or `None` if they have no quorum. It blocks: call it in the context of a
+/// runtime, but not on one of its threads.
 ///
 /// # Errors
-/// `Configuration` where that cannot be told, or a file of `options` cannot be used; `Usage`;
+/// `Configuration` if the responses do not allow a decision, or a file of `options` is unusable; `Usage`;
 /// `Terminated`.
-pub fn look(
+pub fn find_quorum(
     others: &[&Member],
     members_total: usize,
     options: &PeerOptions,
     cancel: &Cancel,
 ) -> Result<Option<String>> {
-    let seen = ask(others, options, cancel)?;
-    for s in &seen {
+    let observations = ask(others, options, cancel)?;
+    for o in &observations {
         tracing::info!(
-            member = s.name,
-            reachable = s.reachable,
-            version = s.version,
-            linearizable = s.linearizable,
-            cluster_id = s.cluster_id,
-            error = s.error,
-            "looked at another member"
+            member = o.name,
+            reachable = o.reachable,
+            version = o.version,
+            linearizable = o.linearizable,
+            cluster_id = o.cluster_id,
+            error = o.error,
+            "queried another member"
         );
     }
-    let Decision { verdict, reason } = has_quorum(&seen, members_total);
-    match verdict {
-        Verdict::Quorum => Ok(Some(reason)),
-        Verdict::NoQuorum => Ok(None),
-        Verdict::Unknown => Err(Reason::Configuration.error(format!(
-            "whether the other members have a quorum cannot be told: {reason}"
+    let QuorumDecision { state, reason } = has_quorum(&observations, members_total);
+    match state {
+        QuorumState::Quorum => Ok(Some(reason)),
+        QuorumState::NoQuorum => Ok(None),
+        QuorumState::Unknown => Err(Reason::Configuration.error(format!(
+            "cannot find out whether the other members have a quorum: {reason}"
         ))),
     }
 }
 
-/// Asks the other members, all at once, at their peer URLs.
+/// Queries all other members at once, at their peer URLs.
 ///
 /// # Errors
-/// `Configuration` where a file of `options` cannot be used; `Usage`; `Terminated`.
-pub fn ask(others: &[&Member], options: &PeerOptions, cancel: &Cancel) -> Result<Vec<Seen>> {
+/// `Configuration` if a file of `options` is unusable; `Usage`; `Terminated`.
+pub fn ask(
+    others: &[&Member],
+    options: &PeerOptions,
+    cancel: &Cancel,
+) -> Result<Vec<PeerObservation>> {
     let client = client(options)?;
-    let asked = others.iter().map(|p| look_at(&client, p));
-    Handle::current().block_on(cancel.or(futures::future::join_all(asked)))
+    let queries = others.iter().map(|peer| query_member(&client, peer));
+    Handle::current().block_on(cancel.or(futures::future::join_all(queries)))
 }
 
-/// Asks at one URL after the other until one answers.
-async fn look_at(client: &Client, peer: &Member) -> Seen {
-    let mut seen = Seen {
+/// Queries one peer URL after the other until an etcd responds.
+async fn query_member(client: &Client, peer: &Member) -> PeerObservation {
+    let mut observation = PeerObservation {
         name: peer.name.clone(),
-        ..Seen::default()
+        ..PeerObservation::default()
     };
     for url in &peer.peer_urls {
         let url = url.trim_end_matches('/');
         match version(client, url).await {
             Ok(version) => {
-                seen.reachable = true;
-                seen.refuses = false;
-                seen.error = None;
-                seen.version = Some(version);
-                read(client, url, &mut seen).await;
-                return seen;
+                observation.reachable = true;
+                observation.refuses = false;
+                observation.error = None;
+                observation.version = Some(version);
+                read(client, url, &mut observation).await;
+                return observation;
             }
-            Err((refuses, why)) => {
-                seen.refuses |= refuses;
-                seen.reachable |= refuses;
-                seen.error = Some(format!("{url}: {why}"));
+            Err((refuses, error)) => {
+                observation.refuses |= refuses;
+                observation.reachable |= refuses;
+                observation.error = Some(format!("{url}: {error}"));
             }
         }
     }
-    seen
+    observation
 }
 
-/// The server's version; or whether somebody is there, and what went wrong.
+/// Requests the version of the server. An error says whether a server is there, and what failed.
 async fn version(client: &Client, url: &str) -> Result<String, (bool, String)> {
     if !url.starts_with("http://") && !url.starts_with("https://") {
         return Err((
@@ -226,94 +231,96 @@ async fn version(client: &Client, url: &str) -> Result<String, (bool, String)> {
     let json: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
     match json["etcdserver"].as_str() {
         Some(version) if status == 200 => Ok(version.to_owned()),
-        // Go's server says so to plain HTTP.
+        // The response of Go's HTTPS server to a plain HTTP request.
         _ if text.contains("HTTP request to an HTTPS server") => {
-            Err((true, format!("it wants TLS: {CHECK_TLS}")))
+            Err((true, format!("the server requires TLS: {CHECK_TLS}")))
         }
         _ => Err((
             true,
-            format!("it is no etcd: it answers /version with status {status}"),
+            format!("the server is not etcd: it answers /version with status {status}"),
         )),
     }
 }
 
-/// etcd answers `/downgrade/enabled` only after a linearizable read (3.5 to 3.7).
-async fn read(client: &Client, url: &str, seen: &mut Seen) {
+/// Makes a linearizable read: etcd 3.5 to 3.7 answers `/downgrade/enabled` only after one.
+async fn read(client: &Client, url: &str, observation: &mut PeerObservation) {
     let url = format!("{url}/downgrade/enabled");
-    for attempt in 1..=READS {
+    for attempt in 1..=READ_ATTEMPTS {
         match get(client, &url, READ_TIMEOUT).await {
             Ok((status @ (200 | 500), text, id)) => {
                 let reads = status == 200;
-                seen.cluster_id = id;
-                seen.refuses = false;
-                seen.linearizable = Some(reads);
-                seen.error = (!reads).then(|| text.trim().to_owned());
-                // It has waited long enough for a leader.
+                observation.cluster_id = id;
+                observation.refuses = false;
+                observation.linearizable = Some(reads);
+                observation.error = (!reads).then(|| text.trim().to_owned());
+                // After a timeout etcd has waited long enough for a leader.
                 if reads || text.contains("timed out") || text.contains("deadline") {
                     return;
                 }
             }
             Ok((status, _, id)) => {
-                seen.cluster_id = id;
-                seen.error = Some(format!(
-                    "it answers /downgrade/enabled with status {status}; etcd 3.5 or newer is needed"
+                observation.cluster_id = id;
+                observation.error = Some(format!(
+                    "the server answers /downgrade/enabled with status {status}; etcd 3.5 or newer is needed"
                 ));
                 return;
             }
-            // It answered before: perhaps it is just ending.
-            Err((refuses, why)) => {
-                seen.refuses = refuses;
-                seen.linearizable = (!refuses).then_some(false);
-                seen.error = Some(why);
+            // It responded to the first request, so it may be shutting down.
+            Err((refuses, error)) => {
+                observation.refuses = refuses;
+                observation.linearizable = (!refuses).then_some(false);
+                observation.error = Some(error);
             }
         }
-        if attempt < READS {
+        if attempt < READ_ATTEMPTS {
             tokio::time::sleep(PAUSE).await;
         }
     }
 }
 
-/// A request: status, text, and the cluster's ID; or whether somebody is there, and what went wrong.
+/// Makes a request. Returns the status, the text, and the cluster's ID. An error says whether a server is
+/// there, and what failed.
 async fn get(
     client: &Client,
     url: &str,
     timeout: Duration,
 ) -> Result<(u16, String, Option<String>), (bool, String)> {
-    let answer = client.get(url).timeout(timeout).send().await;
-    let answer = answer.map_err(|e| failure(&e))?;
-    let status = answer.status().as_u16();
-    let id = answer.headers().get("x-etcd-cluster-id");
-    let id = id.and_then(|v| v.to_str().ok()).map(str::to_owned);
-    let text = answer.text().await.map_err(|e| failure(&e))?;
-    Ok((status, text, id))
+    let request = client.get(url).timeout(timeout);
+    let response = request.send().await.map_err(|e| failure(&e))?;
+    let status = response.status().as_u16();
+    let header = response.headers().get("x-etcd-cluster-id");
+    let cluster_id = header.and_then(|v| v.to_str().ok()).map(str::to_owned);
+    let text = response.text().await.map_err(|e| failure(&e))?;
+    Ok((status, text, cluster_id))
 }
 
-/// Whether somebody is there, and what went wrong.
+/// Decides from an error whether a server is there, and returns the message.
 fn failure(e: &reqwest::Error) -> (bool, String) {
-    let said = match e.source() {
+    let text = match e.source() {
         Some(cause) => causes(cause),
         None => e.to_string(),
     };
-    // Nobody answers with these but one who is there.
-    const TLS: [&str; 4] = ["certificate", "alert", "corrupt message", "handshake"];
-    let away = e.is_connect() || e.is_timeout();
-    // Or it took the connection and hung up: so does one that wants TLS.
-    match TLS.iter().any(|sign| said.contains(sign)) || !away {
-        true => (true, format!("{said}: {CHECK_TLS}")),
-        false => (false, said),
+    // Only an existing server causes these errors.
+    const TLS_ERRORS: [&str; 4] = ["certificate", "alert", "corrupt message", "handshake"];
+    // A server that requires TLS may also accept the connection and then close it.
+    let is_unreachable = e.is_connect() || e.is_timeout();
+    match TLS_ERRORS.iter().any(|sign| text.contains(sign)) || !is_unreachable {
+        true => (true, format!("{text}: {CHECK_TLS}")),
+        false => (false, text),
     }
 }
 
+/// Builds the HTTP client.
 fn client(options: &PeerOptions) -> Result<Client> {
     let wrong = |flag: &str, path: &Path, e: &dyn std::fmt::Display| {
-        Reason::Configuration.error(format!("{flag} {} cannot be used: {e}", path.display()))
+        Reason::Configuration.error(format!("cannot use {flag} {}: {e}", path.display()))
     };
     let read = |flag: &str, path: &Path| std::fs::read(path).map_err(|e| wrong(flag, path, &e));
     crate::base::tls::ensure_provider();
-    // Members are asked where they are, not through a proxy, and do not send elsewhere.
+    // Members are queried directly: no proxies, and no redirects.
     let mut builder = Client::builder()
         .no_proxy()
-        // etcd's peer listeners offer HTTP/2 and do not speak it.
+        // etcd's peer listeners offer HTTP/2, but do not support it.
         .http1_only()
         .redirect(reqwest::redirect::Policy::none())
         .connect_timeout(CONNECT_TIMEOUT);
@@ -322,7 +329,7 @@ fn client(options: &PeerOptions) -> Result<Client> {
         let certs =
             Certificate::from_pem_bundle(&read(flag, path)?).map_err(|e| wrong(flag, path, &e))?;
         if certs.is_empty() {
-            return Err(wrong(flag, path, &"it holds no certificate"));
+            return Err(wrong(flag, path, &"the file contains no certificate"));
         }
         builder = builder.tls_certs_only(certs);
     }
@@ -342,9 +349,9 @@ fn client(options: &PeerOptions) -> Result<Client> {
         }
     }
     builder.build().map_err(|e| {
-        let (_, said) = failure(&e);
+        let (_, text) = failure(&e);
         Reason::Configuration.error(format!(
-            "the way to the other members cannot be set up: {said}"
+            "cannot set up the HTTP client for the other members: {text}"
         ))
     })
 }
@@ -353,27 +360,27 @@ fn client(options: &PeerOptions) -> Result<Client> {
 mod tests {
     use super::*;
 
-    fn up(name: &str, linearizable: Option<bool>) -> Seen {
-        Seen {
+    fn up(name: &str, linearizable: Option<bool>) -> PeerObservation {
+        PeerObservation {
             name: name.to_owned(),
             reachable: true,
             version: Some("3.6.16".to_owned()),
             linearizable,
             cluster_id: Some("c1".to_owned()),
-            ..Seen::default()
+            ..PeerObservation::default()
         }
     }
 
-    fn down(name: &str) -> Seen {
-        Seen {
+    fn down(name: &str) -> PeerObservation {
+        PeerObservation {
             name: name.to_owned(),
             error: Some("connection refused".to_owned()),
-            ..Seen::default()
+            ..PeerObservation::default()
         }
     }
 
-    fn refusing(name: &str) -> Seen {
-        Seen {
+    fn refusing(name: &str) -> PeerObservation {
+        PeerObservation {
             reachable: true,
             refuses: true,
             ..down(name)
@@ -381,21 +388,23 @@ mod tests {
     }
 
     #[test]
-    fn one_that_reads_proves_a_quorum_and_a_silent_one_leaves_it_open() {
-        let verdict = |seen: &[Seen]| has_quorum(seen, seen.len() + 1).verdict;
+    fn a_successful_read_proves_a_quorum_and_an_unusable_peer_leaves_it_open() {
+        let state = |observations: &[PeerObservation]| {
+            has_quorum(observations, observations.len() + 1).state
+        };
         let (yes, no) = (Some(true), Some(false));
-        assert_eq!(verdict(&[]), Verdict::NoQuorum);
-        assert_eq!(verdict(&[up("b", yes), up("c", yes)]), Verdict::Quorum);
-        assert_eq!(verdict(&[up("b", no), up("c", yes)]), Verdict::Quorum);
-        assert_eq!(verdict(&[refusing("b"), up("c", yes)]), Verdict::Quorum);
-        assert_eq!(verdict(&[up("b", no), down("c")]), Verdict::NoQuorum);
-        assert_eq!(verdict(&[down("b"), down("c")]), Verdict::NoQuorum);
-        assert_eq!(verdict(&[refusing("b"), down("c")]), Verdict::Unknown);
-        assert_eq!(verdict(&[refusing("b"), up("c", no)]), Verdict::Unknown);
-        assert_eq!(verdict(&[up("b", None), down("c")]), Verdict::Unknown);
+        assert_eq!(state(&[]), QuorumState::NoQuorum);
+        assert_eq!(state(&[up("b", yes), up("c", yes)]), QuorumState::Quorum);
+        assert_eq!(state(&[up("b", no), up("c", yes)]), QuorumState::Quorum);
+        assert_eq!(state(&[refusing("b"), up("c", yes)]), QuorumState::Quorum);
+        assert_eq!(state(&[up("b", no), down("c")]), QuorumState::NoQuorum);
+        assert_eq!(state(&[down("b"), down("c")]), QuorumState::NoQuorum);
+        assert_eq!(state(&[refusing("b"), down("c")]), QuorumState::Unknown);
+        assert_eq!(state(&[refusing("b"), up("c", no)]), QuorumState::Unknown);
+        assert_eq!(state(&[up("b", None), down("c")]), QuorumState::Unknown);
         let mut other = up("c", yes);
         other.cluster_id = Some("c2".to_owned());
-        assert_eq!(verdict(&[up("b", yes), other]), Verdict::Unknown);
+        assert_eq!(state(&[up("b", yes), other]), QuorumState::Unknown);
     }
 
     #[test]

@@ -1,7 +1,7 @@
-//! A lock by Lease: the record of [`crate::store::lock`] in Kubernetes.
+//! A lock by a Kubernetes Lease: stores the record of [`crate::store::lock`] in a Lease.
 //!
-//! It writes what client-go's leader election writes, so that `kubectl get lease` tells who has it; when
-//! a lock may be taken, it does not decide.
+//! It uses the same fields as client-go's leader election, so that `kubectl get lease` shows the lease
+//! holder. The rules of taking a lock are in `store::lock`. Called by `ops`.
 
 use super::{Client, failure, is_conflict};
 use crate::error::{Error, Reason, Result};
@@ -17,7 +17,8 @@ use serde_json::json;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The lock that this Lease is. Its holder counts as dead when it was not renewed for `duration`.
+/// Returns the lock that this Lease stores. If the holder does not renew it for `duration`, the holder counts
+/// as dead.
 pub fn lock(client: &Client, name: &str, identity: &str, duration: Duration) -> Lock {
     let store = LeaseLock {
         leases: client.leases(),
@@ -34,23 +35,26 @@ struct LeaseLock {
     full: String,
 }
 
-/// A time as Leases have it.
+/// Converts a time to the type of Leases.
 pub(super) fn micro_time(time: DateTime<Utc>) -> MicroTime {
     MicroTime(Timestamp::from_microsecond(time.timestamp_micros()).unwrap_or_default())
 }
 
-/// A Lease's time.
+/// Converts a time from the type of Leases.
 pub(super) fn time(micro_time: &MicroTime) -> DateTime<Utc> {
     DateTime::from_timestamp_micros(micro_time.0.as_microsecond()).unwrap_or_default()
 }
 
-/// Our token stands behind the identity, as client-go has it.
-const BEFORE_TOKEN: char = '_';
+/// The separator of the identity and our token in `holderIdentity`, as in client-go.
+const TOKEN_SEPARATOR: char = '_';
 
 fn holder(record: &LockRecord) -> String {
     match record.token.is_empty() {
         true => record.holder_identity.clone(),
-        false => format!("{}{BEFORE_TOKEN}{}", record.holder_identity, record.token),
+        false => format!(
+            "{}{TOKEN_SEPARATOR}{}",
+            record.holder_identity, record.token
+        ),
     }
 }
 
@@ -71,7 +75,7 @@ fn record(lease: &Lease) -> LockRecord {
     let spec = lease.spec.clone().unwrap_or_default();
     let holder = spec.holder_identity.unwrap_or_default();
     let (identity, token) = holder
-        .rsplit_once(BEFORE_TOKEN)
+        .rsplit_once(TOKEN_SEPARATOR)
         .unwrap_or((holder.as_str(), ""));
     let at = |t: Option<MicroTime>| t.as_ref().map(time).unwrap_or_default();
     LockRecord {
@@ -85,16 +89,17 @@ fn record(lease: &Lease) -> LockRecord {
 }
 
 impl LeaseLock {
-    fn written<T>(&self, done: Result<T, kube::Error>) -> Result<ConditionalWrite> {
-        match done {
+    /// Turns the result of a write into ours: a conflict is not an error.
+    fn written<T>(&self, result: Result<T, kube::Error>) -> Result<ConditionalWrite> {
+        match result {
             Ok(_) => Ok(ConditionalWrite::Done),
             Err(e) if is_conflict(&e) => Ok(ConditionalWrite::Refused),
             Err(e) => Err(self.failed("write", &e)),
         }
     }
 
-    fn failed(&self, what: &str, e: &kube::Error) -> Error {
-        failure(&format!("{what} the lock, {}", self.full), e)
+    fn failed(&self, operation: &str, e: &kube::Error) -> Error {
+        failure(&format!("{operation} the lock, {}", self.full), e)
     }
 }
 
@@ -132,7 +137,8 @@ impl LockStore for LeaseLock {
         record: &LockRecord,
         version: &RecordVersion,
     ) -> Result<ConditionalWrite> {
-        // Whatever else is in the Lease stays; the version makes it a conflict if somebody wrote.
+        // Other fields of the Lease stay. The resource version causes a conflict if somebody else has written
+        // it.
         let patch = Patch::Merge(json!({
             "metadata": {"resourceVersion": version.version},
             "spec": spec(record),
@@ -151,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_record_comes_back_from_a_lease_as_it_was() {
+    fn a_record_survives_being_stored_in_a_lease() {
         let at = |micros| DateTime::from_timestamp_micros(micros).unwrap();
         let of = |identity: &str, token: &str| LockRecord {
             holder_identity: identity.to_owned(),
@@ -170,7 +176,7 @@ mod tests {
             let text = serde_json::to_string(&lease).unwrap();
             assert_eq!(record(&serde_json::from_str(&text).unwrap()), r, "{text}");
         }
-        // One that somebody made empty is nobody's.
+        // An empty Lease has no holder.
         assert_eq!(record(&Lease::default()).holder_identity, "");
     }
 

@@ -1,7 +1,6 @@
-//! Kubernetes' API: a client with our errors, Leases that tell of snapshots, a lock by Lease.
+//! The Kubernetes API: clients that return our errors, the snapshot Leases, and a lock by Lease.
 //!
-//! It knows Leases and namespaces; of snapshots it knows names and revisions that others give it. `ops` and
-//! `cli` call it.
+//! It knows nothing of the operator's resources. Called by `ops` and `cli`.
 
 pub mod lease;
 mod snapshot_leases;
@@ -18,27 +17,28 @@ use kube::{Api, Config};
 use std::time::Duration;
 use tokio::runtime::Handle;
 
-/// To connect to the API.
+/// The timeout of a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// For one request, its retries included.
-const PATIENCE: Duration = Duration::from_secs(15);
-/// Longer than the API server lets a watch be silent.
-const WATCH_PATIENCE: Duration = Duration::from_secs(295);
+/// The timeout of a request, including retries.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(15);
+/// The timeout of a silent watch. The API server ends silent watches earlier.
+const WATCH_TIMEOUT: Duration = Duration::from_secs(295);
 
-/// A client of one namespace; clones share it. Its calls block: not for async threads.
+/// A client for one namespace; clones share the connections. Its calls block, so they must not run on the
+/// threads of the runtime.
 #[derive(Clone)]
 pub struct Client {
     inner: kube::Client,
     namespace: String,
-    /// The API's URL.
+    /// The URL of the API server.
     server: String,
     handle: Handle,
     cancel: Cancel,
 }
 
 impl Client {
-    /// Finds the API as every client does: by `KUBECONFIG` or `~/.kube/config`, in a Pod by its service
-    /// account. Nothing is sent. The namespace is the one that is configured there, if none is given.
+    /// Creates a client from `KUBECONFIG`, `~/.kube/config`, or the service account of the Pod. Nothing is
+    /// sent. Without `namespace`, the client uses the configured one.
     ///
     /// # Errors
     /// `Configuration`.
@@ -46,8 +46,8 @@ impl Client {
         Self::with_config(Self::infer(namespace, &handle, &cancel)?, handle, cancel)
     }
 
-    /// As [`connect`](Self::connect), for watches: an answer may take as long as nothing happens. Whoever asks
-    /// for more than a Lease with it sets limits of its own.
+    /// Creates a client for watches, whose responses may be silent for a long time; otherwise like
+    /// [`connect`](Self::connect). Callers that make other requests must set their own timeouts.
     ///
     /// # Errors
     /// `Configuration`.
@@ -57,33 +57,32 @@ impl Client {
         cancel: Cancel,
     ) -> Result<Self> {
         let mut config = Self::infer(namespace, &handle, &cancel)?;
-        config.read_timeout = Some(WATCH_PATIENCE);
+        config.read_timeout = Some(WATCH_TIMEOUT);
         Self::build(config, handle, cancel)
     }
 
     fn infer(namespace: Option<&str>, handle: &Handle, cancel: &Cancel) -> Result<Config> {
-        let inferred = async { Config::infer().await };
         let advice = "set KUBECONFIG, or give the Pod a service account";
-        let inferred = handle.block_on(cancel.or(inferred))?;
-        let mut config = inferred.map_err(|e| nowhere(&e, advice))?;
+        let result = handle.block_on(cancel.or(async { Config::infer().await }))?;
+        let mut config = result.map_err(|e| unlocatable(&e, advice))?;
         if let Some(namespace) = namespace {
             config.default_namespace = namespace.to_owned();
         }
         Ok(config)
     }
 
-    /// A client of the default namespace of a configuration.
+    /// Creates a client from a configuration, for its default namespace.
     ///
     /// # Errors
     /// `Configuration`.
     pub fn with_config(mut config: Config, handle: Handle, cancel: Cancel) -> Result<Self> {
-        config.read_timeout = Some(PATIENCE);
+        config.read_timeout = Some(REQUEST_TIMEOUT);
         Self::build(config, handle, cancel)
     }
 
     fn build(config: Config, handle: Handle, cancel: Cancel) -> Result<Self> {
         let namespace = config.default_namespace.clone();
-        // It starts a task of its own.
+        // The client starts a task, which needs the runtime.
         let _entered = handle.enter();
         let (inner, server) = client(config)?;
         Ok(Client {
@@ -95,7 +94,7 @@ impl Client {
         })
     }
 
-    /// The same client in another namespace.
+    /// Returns a client for another namespace.
     pub fn in_namespace(&self, namespace: &str) -> Self {
         Client {
             namespace: namespace.to_owned(),
@@ -103,27 +102,27 @@ impl Client {
         }
     }
 
-    /// For what is not about Leases.
+    /// Returns the underlying client, for other objects than Leases.
     pub fn inner(&self) -> kube::Client {
         self.inner.clone()
     }
 
-    /// The namespace.
+    /// Returns the namespace.
     pub fn namespace(&self) -> &str {
         &self.namespace
     }
 
-    /// Where its requests run.
+    /// Returns the runtime of the requests.
     pub fn handle(&self) -> &Handle {
         &self.handle
     }
 
-    /// The switch that ends its waits.
+    /// Returns the cancellation flag, which ends every wait.
     pub(crate) fn cancel(&self) -> &Cancel {
         &self.cancel
     }
 
-    /// A Lease's full name, for people.
+    /// Returns the full name of a Lease, for messages.
     fn name(&self, lease: &str) -> String {
         format!("Lease {}/{lease} at {}", self.namespace, self.server)
     }
@@ -132,29 +131,29 @@ impl Client {
         Api::namespaced(self.inner.clone(), &self.namespace)
     }
 
-    /// Waits for an answer about a Lease.
+    /// Waits for the response to a request for a Lease.
     fn ask<T>(
         &self,
-        what: &str,
+        operation: &str,
         lease: &str,
-        answer: impl Future<Output = Result<T, kube::Error>>,
-    ) -> Result<T, Failed> {
-        let what = format!("{what} {}", self.name(lease));
-        let answered = async { tokio::time::timeout(PATIENCE, answer).await };
-        match self.handle.block_on(self.cancel.or(answered)) {
-            Err(e) => Err(Failed::Final(e)),
-            Ok(Ok(Ok(answer))) => Ok(answer),
-            Ok(Ok(Err(e))) if is_conflict(&e) => Err(Failed::Conflict),
-            Ok(Ok(Err(e))) => Err(Failed::Final(failure(&what, &e))),
-            Ok(Err(_)) => Err(Failed::Final(unanswered(&what))),
+        response: impl Future<Output = Result<T, kube::Error>>,
+    ) -> Result<T, RequestError> {
+        let operation = format!("{operation} {}", self.name(lease));
+        let with_timeout = async { tokio::time::timeout(REQUEST_TIMEOUT, response).await };
+        match self.handle.block_on(self.cancel.or(with_timeout)) {
+            Err(e) => Err(RequestError::Final(e)),
+            Ok(Ok(Ok(response))) => Ok(response),
+            Ok(Ok(Err(e))) if is_conflict(&e) => Err(RequestError::Conflict),
+            Ok(Ok(Err(e))) => Err(RequestError::Final(failure(&operation, &e))),
+            Ok(Err(_)) => Err(RequestError::Final(timed_out(&operation))),
         }
     }
 }
 
-/// A client, and the URL of the API.
+/// Creates a client. Also returns the URL of the API server.
 fn client(mut config: Config) -> Result<(kube::Client, String)> {
     config.connect_timeout = Some(CONNECT_TIMEOUT);
-    config.write_timeout = Some(PATIENCE);
+    config.write_timeout = Some(REQUEST_TIMEOUT);
     // Otherwise idle time would count toward the read timeout.
     config.reset_reader_on_write = true;
     let server = config.cluster_url.to_string();
@@ -165,27 +164,27 @@ fn client(mut config: Config) -> Result<(kube::Client, String)> {
     Ok((client, server))
 }
 
-fn nowhere(e: &(dyn std::error::Error + 'static), advice: &str) -> Error {
+/// Returns the error for a configuration that does not lead to an API server.
+fn unlocatable(e: &(dyn std::error::Error + 'static), advice: &str) -> Error {
     Reason::Configuration.error(format!(
-        "cannot tell where the Kubernetes API is: {}; {advice}",
+        "cannot find the Kubernetes API: {}; {advice}",
         causes(e)
     ))
 }
 
-/// No answer came in time.
-fn unanswered(what: &str) -> Error {
+fn timed_out(operation: &str) -> Error {
     Reason::KubernetesUnreachable.error(format!(
-        "cannot {what}: no answer within {} s",
-        PATIENCE.as_secs()
+        "cannot {operation}: no response within {} s",
+        REQUEST_TIMEOUT.as_secs()
     ))
 }
 
-/// What became of a request that failed.
+/// Why a request failed.
 #[derive(Debug)]
-enum Failed {
-    /// Somebody else wrote, made or deleted it meanwhile: look again.
+enum RequestError {
+    /// Another client created, changed or deleted the object: read it again.
     Conflict,
-    /// Another attempt will not do.
+    /// Another attempt would fail as well.
     Final(Error),
 }
 
@@ -196,25 +195,25 @@ fn status(e: &kube::Error) -> Option<&kube::core::Status> {
     }
 }
 
-/// What a status says.
-fn said(status: &kube::core::Status) -> String {
+/// Returns the message of a status, or its code if it has no message.
+fn status_text(status: &kube::core::Status) -> String {
     match status.message.trim() {
         "" => format!("status {}", status.code),
-        said => said.to_owned(),
+        message => message.to_owned(),
     }
 }
 
-/// Whether the object was written, made or deleted meanwhile.
+/// Whether another client created, changed or deleted the Lease.
 fn is_conflict(e: &kube::Error) -> bool {
-    // A namespace that is not there is no matter of time.
+    // "Not found" can also mean a missing namespace, which does not resolve itself.
     let is_gone = |s: &kube::core::Status| {
         s.code == 404 && s.details.as_ref().is_some_and(|d| d.kind == "leases")
     };
     status(e).is_some_and(|s| s.code == 409 || is_gone(s))
 }
 
-/// Gives a failure its reason.
-fn failure(what: &str, e: &kube::Error) -> Error {
+/// Gives an error its reason, and adds advice to its message.
+fn failure(operation: &str, e: &kube::Error) -> Error {
     if let Some(s) = status(e) {
         let (reason, advice) = match s.code {
             401 => (
@@ -225,25 +224,25 @@ fn failure(what: &str, e: &kube::Error) -> Error {
                 Reason::PermissionDenied,
                 "; grant the service account get, create and patch on leases (jobs/rbac.yaml)",
             ),
-            // Too many requests, and what an API server says when it starts or ends.
+            // Too many requests, and responses of an API server that starts or stops.
             408 | 429 | 500.. => (Reason::KubernetesUnreachable, ""),
             _ => (Reason::Configuration, ""),
         };
-        let said = said(s);
-        return reason.error(format!("cannot {what}: {said}{advice}"));
+        let text = status_text(s);
+        return reason.error(format!("cannot {operation}: {text}{advice}"));
     }
-    let said = causes(e);
-    let reason = if crate::base::tls::says_expired(&said) {
+    let text = causes(e);
+    let reason = if crate::base::tls::says_expired(&text) {
         Reason::CertificateExpired
     } else {
         match e {
             kube::Error::Auth(_) => Reason::Unauthenticated,
             kube::Error::HyperError(_) | kube::Error::Service(_) | kube::Error::ReadEvents(_)
-                if !said.contains("certificate") =>
+                if !text.contains("certificate") =>
             {
                 Reason::KubernetesUnreachable
             }
-            // Something that answers, and is no API server.
+            // The server that responds is not an API server.
             kube::Error::SerdeError(_) | kube::Error::FromUtf8(_) => Reason::KubernetesUnreachable,
             _ => Reason::Configuration,
         }
@@ -252,5 +251,5 @@ fn failure(what: &str, e: &kube::Error) -> Error {
         Reason::Configuration => "; check the kubeconfig",
         _ => "",
     };
-    reason.error(format!("cannot {what}: {said}{advice}"))
+    reason.error(format!("cannot {operation}: {text}{advice}"))
 }

@@ -1,10 +1,11 @@
-//! The two Leases that tell how far a backup is: `NAME-full-snap` and `NAME-delta-snap`.
+//! Renews the two Leases that publish the progress of a backup: `NAME-full-snap` and `NAME-delta-snap`.
 //!
-//! holderIdentity is a revision and renewTime when that was known last, as etcd-backup-restore has it and
-//! etcd-druid reads it. What is written is a pure function of the Lease, the state and now.
+//! As in etcd-backup-restore, and as etcd-druid expects it, `holderIdentity` is a revision, and `renewTime`
+//! is when the backup was last known to be at that revision. The update is a pure function of the Lease, the
+//! backup's state and the time ([`decide`]). Called by `ops::snapshot_leases`.
 
 use super::lease::{micro_time, time};
-use super::{Client, Failed};
+use super::{Client, RequestError};
 use crate::base::Cancel;
 use crate::error::{Reason, Result};
 use chrono::{DateTime, SecondsFormat, SubsecRound, Utc};
@@ -16,167 +17,176 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 use tokio::runtime::Handle;
 
-/// Behind the prefix.
+/// The suffixes of the names.
 const FULL_SUFFIX: &str = "-full-snap";
 const DELTA_SUFFIX: &str = "-delta-snap";
 
-/// The newest snapshot that the Lease tells of.
+/// The annotation with the name of the newest snapshot that the Lease covers.
 const LAST_NAME: &str = "deltafold.io/last-snapshot-name";
-/// Its bytes in the store.
+/// The annotation with the size of that snapshot in the store, in bytes.
 const LAST_BYTES: &str = "deltafold.io/last-snapshot-bytes";
-/// When it was taken, by its name.
+/// The annotation with the time in the name of that snapshot.
 const LAST_TIME: &str = "deltafold.io/last-snapshot-time";
-/// The range of revisions at the end of which the newest snapshot is, or that is nearest to it: by names.
+/// The annotations with the range of restorable revisions that ends with the newest snapshot, or is nearest
+/// to it, according to the names of snapshots.
 const RESTORABLE_FIRST: &str = "deltafold.io/restorable-first-revision";
 const RESTORABLE_LAST: &str = "deltafold.io/restorable-last-revision";
-/// Bytes, in the store, of the deltas after the newest full.
+/// The annotation with the size of all deltas after the newest full, in the store, in bytes.
 const ACCUMULATED_BYTES: &str = "deltafold.io/accumulated-delta-bytes";
-/// What the deltas after the newest full hold.
+/// The annotation with the number of revisions in the deltas after the newest full.
 const ACCUMULATED_EVENTS: &str = "deltafold.io/accumulated-delta-events";
 
-/// A snapshot, as far as Leases tell of it.
+/// A snapshot, as the Leases describe it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SnapState {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// Its last revision.
+    /// The last revision.
     pub revision: i64,
-    /// Its size in the store, in bytes.
+    /// The size in the store, in bytes.
     pub bytes: u64,
-    /// When it was taken, by its name.
+    /// The time in the name.
     pub at: DateTime<Utc>,
 }
 
-/// How far a backup is.
+/// The state of a backup that the Leases publish.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LeaseState {
     /// The newest full.
     pub full: Option<SnapState>,
-    /// The newest delta after it.
+    /// The newest delta after that full.
     pub delta: Option<SnapState>,
-    /// Bytes, in the store, of the deltas after the newest full.
+    /// The size of all deltas after the newest full, in the store, in bytes.
     pub accumulated_bytes: u64,
-    /// What they hold, counted as etcd-druid does: revisions.
+    /// The number of revisions in these deltas. etcd-druid calls them events.
     pub accumulated_events: u64,
-    /// The newest revisions that can be restored without a gap, from the first to the last, by names.
+    /// The newest range of revisions that can be restored without a gap, according to the names of snapshots.
     pub restorable: Option<(i64, i64)>,
-    /// The full was made just now: its Lease is renewed, whether or not its revision is another one.
+    /// Whether the full was just saved. Its Lease is then renewed even if its revision is the same.
     pub full_is_new: bool,
-    /// The deltas were just brought up to date: their Lease is renewed, whether or not there was one to take.
+    /// Whether the deltas were just brought up to date. Their Lease is then renewed even if no delta was
+    /// necessary.
     pub deltas_are_current: bool,
-    /// The history that was saved before was given up: revisions may be lower than before.
+    /// Whether a new timeline began, so that revisions may be lower than before.
     pub timeline_began: bool,
-    /// The store was not looked at just now: others may have saved since.
+    /// Whether the state may be old, because the store was not listed just now and others may have saved
+    /// since.
     pub may_be_old: bool,
 }
 
-/// A Lease is at a higher revision than a state that may be old: the store is to be looked at first.
+/// The result for a state that may be old if a Lease is at a higher revision: the store must be listed first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Behind;
 
-/// What one of the two Leases shall say.
+/// The desired content of one of the two Leases.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Wanted {
+struct LeaseTarget {
     revision: i64,
-    /// Renewed also where the revision is the same.
+    /// Whether to renew the Lease even if it is at this revision.
     renew: bool,
+    /// Whether the Lease may go back to a lower revision.
     may_go_back: bool,
     annotations: BTreeMap<&'static str, String>,
 }
 
-/// What is to be written; what is not in it stays as it is.
+/// The fields of a Lease to write; others stay as they are.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Change {
+struct LeaseUpdate {
     holder: Option<String>,
     renew_time: Option<DateTime<Utc>>,
     annotations: BTreeMap<&'static str, String>,
 }
 
-/// What becomes of a Lease.
+/// The decision about a Lease.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Decision {
-    /// It says so already.
+enum LeaseDecision {
+    /// The Lease is up to date.
     Leave,
-    /// It is at a higher revision: left alone.
+    /// The Lease is at a higher revision, and is left as it is.
     Ahead(i64),
-    /// Its holder is no revision: it is somebody else's, and left alone.
+    /// The holder is not a revision, so the Lease belongs to another program and is left as it is.
     Foreign(String),
-    Write(Change),
+    Write(LeaseUpdate),
 }
 
-fn wanted(state: &LeaseState) -> Vec<(&'static str, Wanted)> {
-    let last = |s: &SnapState| {
-        BTreeMap::from([
-            (LAST_NAME, s.name.clone()),
-            (LAST_BYTES, s.bytes.to_string()),
-            (LAST_TIME, s.at.to_rfc3339_opts(SecondsFormat::Secs, true)),
-        ])
-    };
-    let wanted = |newest: &SnapState, renew, more: Vec<(&'static str, String)>| {
-        let mut annotations = last(newest);
-        annotations.extend(more);
-        Wanted {
+/// Returns the targets of the two Leases, by suffix. A Lease without a snapshot has none.
+fn lease_targets(state: &LeaseState) -> Vec<(&'static str, LeaseTarget)> {
+    let mut targets = Vec::new();
+    if let Some(full) = &state.full {
+        let target = LeaseTarget::new(full, state.full_is_new, state.timeline_began);
+        targets.push((FULL_SUFFIX, target));
+    }
+    // The delta Lease names the newest snapshot: a full covers all deltas up to its revision.
+    let snapshots = [&state.full, &state.delta].into_iter().flatten();
+    if let Some(newest) = snapshots.max_by_key(|s| s.revision) {
+        let mut target = LeaseTarget::new(newest, state.deltas_are_current, state.timeline_began);
+        let mut annotate = |key, number: String| drop(target.annotations.insert(key, number));
+        annotate(ACCUMULATED_BYTES, state.accumulated_bytes.to_string());
+        annotate(ACCUMULATED_EVENTS, state.accumulated_events.to_string());
+        if let Some((first, last)) = state.restorable {
+            annotate(RESTORABLE_FIRST, first.to_string());
+            annotate(RESTORABLE_LAST, last.to_string());
+        }
+        targets.push((DELTA_SUFFIX, target));
+    }
+    targets
+}
+
+impl LeaseTarget {
+    fn new(newest: &SnapState, renew: bool, may_go_back: bool) -> Self {
+        let time = newest.at.to_rfc3339_opts(SecondsFormat::Secs, true);
+        LeaseTarget {
             revision: newest.revision,
             renew,
-            may_go_back: state.timeline_began,
-            annotations,
+            may_go_back,
+            annotations: BTreeMap::from([
+                (LAST_NAME, newest.name.clone()),
+                (LAST_BYTES, newest.bytes.to_string()),
+                (LAST_TIME, time),
+            ]),
         }
-    };
-    let full = state.full.iter();
-    let full = full.map(|full| (FULL_SUFFIX, wanted(full, state.full_is_new, Vec::new())));
-    // A full holds all that deltas up to its revision do.
-    let newest = [&state.full, &state.delta];
-    let newest = newest.into_iter().flatten().max_by_key(|s| s.revision);
-    let delta = newest.map(|newest| {
-        let mut more = vec![
-            (ACCUMULATED_BYTES, state.accumulated_bytes.to_string()),
-            (ACCUMULATED_EVENTS, state.accumulated_events.to_string()),
-        ];
-        if let Some((first, last)) = state.restorable {
-            more.push((RESTORABLE_FIRST, first.to_string()));
-            more.push((RESTORABLE_LAST, last.to_string()));
-        }
-        (DELTA_SUFFIX, wanted(newest, state.deltas_are_current, more))
-    });
-    full.chain(delta).collect()
+    }
 }
 
-fn decide(current: Option<&Lease>, wanted: &Wanted, now: DateTime<Utc>) -> Decision {
+fn decide(current: Option<&Lease>, target: &LeaseTarget, now: DateTime<Utc>) -> LeaseDecision {
     let spec = current.and_then(|l| l.spec.as_ref());
     let holder = spec.and_then(|s| s.holder_identity.as_deref());
-    let held = match holder.filter(|h| !h.is_empty()) {
+    let current_revision = match holder.filter(|h| !h.is_empty()) {
         None => None,
         Some(text) => match text.parse::<i64>() {
             Ok(revision) if revision >= 0 => Some(revision),
-            _ => return Decision::Foreign(text.to_owned()),
+            _ => return LeaseDecision::Foreign(text.to_owned()),
         },
     };
-    if let Some(held) = held.filter(|&h| h > wanted.revision && !wanted.may_go_back) {
-        return Decision::Ahead(held);
+    if let Some(ahead) = current_revision
+        && ahead > target.revision
+        && !target.may_go_back
+    {
+        return LeaseDecision::Ahead(ahead);
     }
-    let moves = held != Some(wanted.revision);
-    // Another machine's clock may be ahead of ours.
+    let moves = current_revision != Some(target.revision);
+    // The clock of another machine may be ahead of ours. The renew time must not go back.
     let renewed = spec.and_then(|s| s.renew_time.as_ref()).map(time);
     let is_later = renewed.is_none_or(|before| before < now);
-    let there = current.and_then(|l| l.metadata.annotations.as_ref());
-    let says = |key: &str| there.and_then(|a| a.get(key));
-    let annotations = wanted.annotations.iter();
-    let change = Change {
-        holder: moves.then(|| wanted.revision.to_string()),
-        renew_time: (moves || wanted.renew && is_later).then_some(now),
+    let existing = current.and_then(|l| l.metadata.annotations.as_ref());
+    let existing_value = |key: &str| existing.and_then(|a| a.get(key));
+    let annotations = target.annotations.iter();
+    let change = LeaseUpdate {
+        holder: moves.then(|| target.revision.to_string()),
+        renew_time: (moves || target.renew && is_later).then_some(now),
         annotations: annotations
-            .filter(|(key, value)| says(key) != Some(*value))
+            .filter(|(key, value)| existing_value(key) != Some(*value))
             .map(|(key, value)| (*key, value.clone()))
             .collect(),
     };
     if change.holder.is_none() && change.renew_time.is_none() && change.annotations.is_empty() {
-        return Decision::Leave;
+        return LeaseDecision::Leave;
     }
-    Decision::Write(change)
+    LeaseDecision::Write(change)
 }
 
-impl Change {
-    /// As a patch of this version of the Lease.
+impl LeaseUpdate {
+    /// Returns a patch of this version of the Lease.
     fn patch(&self, resource_version: Option<&str>) -> Value {
         let metadata = ObjectMeta {
             resource_version: resource_version.map(str::to_owned),
@@ -186,7 +196,7 @@ impl Change {
         json!({"metadata": metadata, "spec": self.spec()})
     }
 
-    /// As a new Lease.
+    /// Returns a new Lease.
     fn lease(&self, name: &str) -> Lease {
         Lease {
             metadata: ObjectMeta {
@@ -213,21 +223,21 @@ impl Change {
     }
 }
 
-/// Which Leases to renew.
+/// The names of the Leases.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SnapshotLeases {
-    /// Before `-full-snap` and `-delta-snap`.
+    /// The beginning of the names, before `-full-snap` and `-delta-snap`.
     pub prefix: String,
-    /// Where they are; where the kubeconfig or the service account says if `None`.
+    /// The namespace; if `None`, that of the kubeconfig or of the service account.
     pub namespace: Option<String>,
 }
 
 impl SnapshotLeases {
-    /// Brings both Leases to the state. What could not be done is told as warnings: the snapshots are in
-    /// the store, whatever became of the Leases. It blocks: not for async threads.
+    /// Updates both Leases to the state. Failures are returned as warnings, because the snapshots are safe in
+    /// the store. It blocks, so it must not run on the threads of the runtime.
     ///
     /// # Errors
-    /// [`Behind`] if the state may be old, and a Lease tells of something newer.
+    /// [`Behind`] if the state may be old, and a Lease is at a higher revision.
     pub fn renew(
         &self,
         state: &LeaseState,
@@ -235,22 +245,26 @@ impl SnapshotLeases {
         handle: &Handle,
         cancel: &Cancel,
     ) -> Result<Vec<String>, Behind> {
-        let wanted = wanted(state);
-        if wanted.is_empty() {
+        let targets = lease_targets(state);
+        if targets.is_empty() {
             return Ok(Vec::new());
         }
         let client =
             match Client::connect(self.namespace.as_deref(), handle.clone(), cancel.clone()) {
                 Ok(client) => client,
-                Err(e) => return Ok(vec![format!("the snapshot Leases were not renewed: {e}")]),
+                Err(e) => {
+                    return Ok(vec![format!("the snapshot Leases were not renewed: {e}")]);
+                }
             };
         let mut warnings = Vec::new();
-        for (suffix, wanted) in wanted {
+        for (suffix, target) in targets {
             let name = format!("{}{suffix}", self.prefix);
-            match renew(&client, &name, &wanted, now) {
-                Ok(Renewed::Says) => {}
-                Ok(Renewed::Ahead(_)) if state.may_be_old => return Err(Behind),
-                Ok(Renewed::Ahead(warning) | Renewed::Foreign(warning)) => warnings.push(warning),
+            match renew(&client, &name, &target, now) {
+                Ok(RenewalResult::UpToDate) => {}
+                Ok(RenewalResult::Ahead(_)) if state.may_be_old => return Err(Behind),
+                Ok(RenewalResult::Ahead(warning) | RenewalResult::Foreign(warning)) => {
+                    warnings.push(warning)
+                }
                 Err(e) => warnings.push(format!("a snapshot Lease was not renewed: {e}")),
             }
         }
@@ -258,45 +272,50 @@ impl SnapshotLeases {
     }
 }
 
-/// What became of a Lease; the text is a warning.
-enum Renewed {
-    Says,
+/// The result of the update of one Lease. A text is a warning.
+enum RenewalResult {
+    UpToDate,
     Ahead(String),
     Foreign(String),
 }
 
-fn renew(client: &Client, name: &str, wanted: &Wanted, now: DateTime<Utc>) -> Result<Renewed> {
-    /// Others write these Leases now and then, not all the time.
-    const TRIES: u32 = 10;
+fn renew(
+    client: &Client,
+    name: &str,
+    target: &LeaseTarget,
+    now: DateTime<Utc>,
+) -> Result<RenewalResult> {
+    /// Other writers change these Leases rarely, so that conflicts end soon.
+    const ATTEMPTS: u32 = 10;
     const PAUSE: Duration = Duration::from_millis(20);
     let (leases, full) = (client.leases(), client.name(name));
     let now = now.trunc_subsecs(6);
-    for tried in 0..TRIES {
-        if tried > 0 {
-            let pause = async { tokio::time::sleep(PAUSE * tried).await };
+    for attempt in 0..ATTEMPTS {
+        if attempt > 0 {
+            let pause = async { tokio::time::sleep(PAUSE * attempt).await };
             client.handle().block_on(client.cancel().or(pause))?;
         }
         let current = match client.ask("read", name, leases.get_opt(name)) {
             Ok(current) => current,
-            Err(Failed::Final(e)) => return Err(e),
-            Err(Failed::Conflict) => continue,
+            Err(RequestError::Final(e)) => return Err(e),
+            Err(RequestError::Conflict) => continue,
         };
-        let change = match decide(current.as_ref(), wanted, now) {
-            Decision::Leave => return Ok(Renewed::Says),
-            Decision::Ahead(held) => {
-                return Ok(Renewed::Ahead(format!(
-                    "{full} is at revision {held} and the newest snapshot at {}: it was left as it is; if etcd was rolled back, delete that Lease",
-                    wanted.revision
+        let change = match decide(current.as_ref(), target, now) {
+            LeaseDecision::Leave => return Ok(RenewalResult::UpToDate),
+            LeaseDecision::Ahead(held) => {
+                return Ok(RenewalResult::Ahead(format!(
+                    "{full} is at revision {held}, but the newest snapshot is at {}: the Lease was not changed; if etcd was rolled back, delete it",
+                    target.revision
                 )));
             }
-            Decision::Foreign(holder) => {
-                return Ok(Renewed::Foreign(format!(
-                    "{full} is held by \"{holder}\", which is no revision: it was left as it is; check --snapshot-lease-prefix"
+            LeaseDecision::Foreign(holder) => {
+                return Ok(RenewalResult::Foreign(format!(
+                    "{full} is held by \"{holder}\", which is not a revision: the Lease was not changed; check --snapshot-lease-prefix"
                 )));
             }
-            Decision::Write(change) => change,
+            LeaseDecision::Write(change) => change,
         };
-        let written = match &current {
+        let result = match &current {
             None => {
                 let (params, lease) = (PostParams::default(), change.lease(name));
                 client.ask("create", name, leases.create(&params, &lease))
@@ -307,17 +326,17 @@ fn renew(client: &Client, name: &str, wanted: &Wanted, now: DateTime<Utc>) -> Re
                 client.ask("renew", name, leases.patch(name, &params, &patch))
             }
         };
-        match written {
+        match result {
             Ok(_) => {
-                let revision = wanted.revision;
+                let revision = target.revision;
                 tracing::info!(lease = name, revision, "renewed a snapshot Lease");
-                return Ok(Renewed::Says);
+                return Ok(RenewalResult::UpToDate);
             }
-            Err(Failed::Final(e)) => return Err(e),
-            Err(Failed::Conflict) => {}
+            Err(RequestError::Final(e)) => return Err(e),
+            Err(RequestError::Conflict) => {}
         }
     }
-    Err(Reason::Conflict.error(format!("{full} changes all the time")))
+    Err(Reason::Conflict.error(format!("{full} changed during each of {ATTEMPTS} attempts")))
 }
 
 #[cfg(test)]
@@ -348,8 +367,8 @@ mod tests {
         }
     }
 
-    /// A Lease as it is after a change.
-    fn after(lease: Option<&Lease>, change: &Change) -> Lease {
+    /// Applies an update to a Lease.
+    fn after(lease: Option<&Lease>, change: &LeaseUpdate) -> Lease {
         let Some(lease) = lease else {
             return change.lease("x");
         };
@@ -371,22 +390,23 @@ mod tests {
         lease
     }
 
-    /// The two Leases, and what became of each.
+    /// The two Leases, by suffix.
     #[derive(Default)]
-    struct Both(BTreeMap<&'static str, Lease>);
+    struct BothLeases(BTreeMap<&'static str, Lease>);
 
-    impl Both {
-        fn bring(&mut self, state: &LeaseState, now: DateTime<Utc>) -> Vec<Decision> {
-            let wanted = wanted(state).into_iter();
-            wanted
-                .map(|(suffix, wanted)| {
-                    let decision = decide(self.0.get(suffix), &wanted, now);
-                    if let Decision::Write(change) = &decision {
+    impl BothLeases {
+        /// Updates both Leases to a state.
+        fn update(&mut self, state: &LeaseState, now: DateTime<Utc>) -> Vec<LeaseDecision> {
+            lease_targets(state)
+                .into_iter()
+                .map(|(suffix, target)| {
+                    let decision = decide(self.0.get(suffix), &target, now);
+                    if let LeaseDecision::Write(change) = &decision {
                         let lease = after(self.0.get(suffix), change);
-                        // Then there is nothing left to do.
+                        // After the update, the decision is to leave the Lease.
                         let renew = false;
-                        let again = decide(Some(&lease), &Wanted { renew, ..wanted }, now);
-                        assert_eq!(again, Decision::Leave);
+                        let again = decide(Some(&lease), &LeaseTarget { renew, ..target }, now);
+                        assert_eq!(again, LeaseDecision::Leave);
                         self.0.insert(suffix, lease);
                     }
                     decision
@@ -394,8 +414,8 @@ mod tests {
                 .collect()
         }
 
-        /// Both revisions, and seconds of the renewals.
-        fn says(&self) -> [(i64, i64); 2] {
+        /// Returns the revision and the renew time of both Leases, in seconds.
+        fn revisions_and_times(&self) -> [(i64, i64); 2] {
             [FULL_SUFFIX, DELTA_SUFFIX].map(|suffix| {
                 let spec = self.0[suffix].spec.as_ref().unwrap();
                 let renewed = time(spec.renew_time.as_ref().unwrap());
@@ -411,20 +431,20 @@ mod tests {
 
     #[test]
     fn leases_go_forward_and_back_only_with_a_new_timeline() {
-        let mut leases = Both::default();
-        assert_eq!(leases.bring(&LeaseState::default(), at(0)), []);
-        // The first full: both are at its revision, nothing has accumulated.
-        leases.bring(&state(100, None), at(1));
-        assert_eq!(leases.says(), [(100, 1), (100, 1)]);
+        let mut leases = BothLeases::default();
+        assert_eq!(leases.update(&LeaseState::default(), at(0)), []);
+        // After the first full, both Leases are at its revision, and no deltas have accumulated.
+        leases.update(&state(100, None), at(1));
+        assert_eq!(leases.revisions_and_times(), [(100, 1), (100, 1)]);
         assert_eq!(leases.annotation(DELTA_SUFFIX, LAST_NAME), "Full-100");
         assert_eq!(leases.annotation(DELTA_SUFFIX, ACCUMULATED_EVENTS), "0");
         for suffix in [FULL_SUFFIX, DELTA_SUFFIX] {
             assert_eq!(leases.annotation(suffix, LAST_BYTES), "300");
             assert_eq!(leases.annotation(suffix, LAST_TIME), "2026-09-21T14:15:00Z");
         }
-        // A delta; then none was needed, and that is news as well.
-        leases.bring(&state(100, Some(150)), at(2));
-        assert_eq!(leases.says(), [(100, 1), (150, 2)]);
+        // After a delta, and after a run that needed no delta, the delta Lease is renewed.
+        leases.update(&state(100, Some(150)), at(2));
+        assert_eq!(leases.revisions_and_times(), [(100, 1), (150, 2)]);
         assert_eq!(leases.annotation(DELTA_SUFFIX, ACCUMULATED_EVENTS), "50");
         assert_eq!(leases.annotation(DELTA_SUFFIX, ACCUMULATED_BYTES), "10");
         assert_eq!(leases.annotation(FULL_SUFFIX, LAST_BYTES), "300");
@@ -435,47 +455,47 @@ mod tests {
             deltas_are_current: true,
             ..state(100, Some(150))
         };
-        leases.bring(&current, at(3));
-        assert_eq!(leases.says(), [(100, 1), (150, 3)]);
+        leases.update(&current, at(3));
+        assert_eq!(leases.revisions_and_times(), [(100, 1), (150, 3)]);
         // Nothing is new.
-        let left = leases.bring(&state(100, Some(150)), at(4));
-        assert_eq!(left, [Decision::Leave, Decision::Leave]);
-        // Compacted: what had accumulated is gone, which tells nothing of the deltas' age.
+        let left = leases.update(&state(100, Some(150)), at(4));
+        assert_eq!(left, [LeaseDecision::Leave, LeaseDecision::Leave]);
+        // A compaction resets the accumulated deltas, but does not renew the delta Lease.
         let compacted = LeaseState {
             full_is_new: true,
             ..state(150, None)
         };
-        leases.bring(&compacted, at(5));
-        assert_eq!(leases.says(), [(150, 5), (150, 3)]);
+        leases.update(&compacted, at(5));
+        assert_eq!(leases.revisions_and_times(), [(150, 5), (150, 3)]);
         assert_eq!(leases.annotation(DELTA_SUFFIX, ACCUMULATED_EVENTS), "0");
-        // An older state, told late.
+        // An old state is ignored.
         let late = LeaseState {
             deltas_are_current: true,
             full_is_new: true,
             ..state(100, Some(120))
         };
-        let left = leases.bring(&late, at(6));
-        assert_eq!(left, [Decision::Ahead(150), Decision::Ahead(150)]);
+        let left = leases.update(&late, at(6));
+        assert_eq!(left, [LeaseDecision::Ahead(150), LeaseDecision::Ahead(150)]);
         assert_eq!(leases.annotation(FULL_SUFFIX, LAST_NAME), "Full-150");
         assert_eq!(leases.annotation(FULL_SUFFIX, LAST_BYTES), "450");
-        // A roll-back.
+        // A new timeline may go back.
         let began = LeaseState {
             timeline_began: true,
             ..state(90, None)
         };
-        leases.bring(&began, at(7));
-        assert_eq!(leases.says(), [(90, 7), (90, 7)]);
-        // A clock that is behind.
+        leases.update(&began, at(7));
+        assert_eq!(leases.revisions_and_times(), [(90, 7), (90, 7)]);
+        // A clock that is behind does not set the renew time back.
         let current = LeaseState {
             deltas_are_current: true,
             ..state(90, None)
         };
-        let left = leases.bring(&current, at(5));
-        assert_eq!(left, [Decision::Leave, Decision::Leave]);
+        let left = leases.update(&current, at(5));
+        assert_eq!(left, [LeaseDecision::Leave, LeaseDecision::Leave]);
     }
 
     #[test]
-    fn a_lease_without_a_revision_is_anothers_and_one_without_a_holder_is_new() {
+    fn a_lease_whose_holder_is_not_a_revision_is_foreign() {
         let lease = |holder: Option<&str>| Lease {
             spec: Some(LeaseSpec {
                 holder_identity: holder.map(str::to_owned),
@@ -483,22 +503,22 @@ mod tests {
             }),
             ..Lease::default()
         };
-        let wanted = &wanted(&state(5, None))[0].1;
+        let target = &lease_targets(&state(5, None))[0].1;
         for other in ["etcd-main-0", "a1b2:c3d4:Leader", "-1", "1.5"] {
-            let decision = decide(Some(&lease(Some(other))), wanted, at(0));
-            assert_eq!(decision, Decision::Foreign(other.to_owned()));
+            let decision = decide(Some(&lease(Some(other))), target, at(0));
+            assert_eq!(decision, LeaseDecision::Foreign(other.to_owned()));
         }
         for new in [None, Some("")] {
-            let decision = decide(Some(&lease(new)), wanted, at(0));
-            assert!(matches!(decision, Decision::Write(_)), "{decision:?}");
+            let decision = decide(Some(&lease(new)), target, at(0));
+            assert!(matches!(decision, LeaseDecision::Write(_)), "{decision:?}");
         }
-        let decision = decide(Some(&Lease::default()), wanted, at(0));
-        assert!(matches!(decision, Decision::Write(_)), "{decision:?}");
+        let decision = decide(Some(&Lease::default()), target, at(0));
+        assert!(matches!(decision, LeaseDecision::Write(_)), "{decision:?}");
     }
 
     #[test]
-    fn a_patch_holds_nothing_but_what_changes() {
-        let change = Change {
+    fn a_patch_contains_only_changed_fields() {
+        let change = LeaseUpdate {
             holder: None,
             renew_time: Some(at(0)),
             annotations: BTreeMap::new(),

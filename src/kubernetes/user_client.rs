@@ -1,14 +1,17 @@
-//! Kubernetes' API for commands that people run: by kubeconfig and context, for objects of any kind.
+//! An async client of the Kubernetes API for interactive commands, with a kubeconfig and a context, for
+//! objects of any kind.
 //!
-//! Its calls are async, and every failure has a reason; what is asked is for `cli` to know.
+//! Called by the commands `policy` and `task` of `cli`.
 
-use super::{PATIENCE, WATCH_PATIENCE, client, failure, nowhere, said, status, unanswered};
+use super::{
+    REQUEST_TIMEOUT, WATCH_TIMEOUT, client, failure, status, status_text, timed_out, unlocatable,
+};
 use crate::error::{Error, Reason, Result};
 use kube::config::KubeConfigOptions;
 use kube::core::NamespaceResourceScope;
 use kube::{Api, Config, Resource};
 
-/// Somebody with a kubeconfig.
+/// A client with the kubeconfig of a user.
 #[derive(Clone)]
 pub struct UserClient {
     client: kube::Client,
@@ -17,9 +20,9 @@ pub struct UserClient {
 }
 
 impl UserClient {
-    /// Finds the API by `KUBECONFIG` or `~/.kube/config`, in a Pod by its service account. The context and the
-    /// namespace are those that are configured there, if none is given. Nothing is sent. An answer to a request may
-    /// be silent for as long as a watch is; with `silence` for ever.
+    /// Creates a client from `KUBECONFIG`, `~/.kube/config`, or the service account of the Pod. Nothing is
+    /// sent. Without `context` and `namespace`, it uses the configured ones. A response may be silent for
+    /// about five minutes, or for ever with `silence`.
     ///
     /// # Errors
     /// `Configuration`.
@@ -30,18 +33,19 @@ impl UserClient {
     ) -> Result<Self> {
         const CHECK: &str = "check KUBECONFIG and --context";
         let config = match context {
-            None => Config::infer().await.map_err(|e| nowhere(&e, CHECK)),
+            None => Config::infer().await.map_err(|e| unlocatable(&e, CHECK)),
             Some(context) => {
                 let options = KubeConfigOptions {
                     context: Some(context.to_owned()),
                     ..KubeConfigOptions::default()
                 };
-                let config = Config::from_kubeconfig(&options).await;
-                config.map_err(|e| nowhere(&e, CHECK))
+                Config::from_kubeconfig(&options)
+                    .await
+                    .map_err(|e| unlocatable(&e, CHECK))
             }
         };
         let mut config = config?;
-        config.read_timeout = (!silence).then_some(WATCH_PATIENCE);
+        config.read_timeout = (!silence).then_some(WATCH_TIMEOUT);
         let configured = config.default_namespace.clone();
         let (client, server) = client(config)?;
         Ok(UserClient {
@@ -51,12 +55,12 @@ impl UserClient {
         })
     }
 
-    /// The namespace.
+    /// Returns the namespace.
     pub fn namespace(&self) -> &str {
         &self.namespace
     }
 
-    /// The same one in another namespace.
+    /// Returns a client for another namespace.
     pub fn in_namespace(&self, namespace: &str) -> Self {
         UserClient {
             namespace: namespace.to_owned(),
@@ -64,7 +68,7 @@ impl UserClient {
         }
     }
 
-    /// Objects of a kind in the namespace.
+    /// Returns the API for objects of a kind in the namespace.
     pub fn api<K>(&self) -> Api<K>
     where
         K: Resource<Scope = NamespaceResourceScope>,
@@ -73,7 +77,7 @@ impl UserClient {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
-    /// Objects of a kind in all namespaces.
+    /// Returns the API for objects of a kind in all namespaces.
     pub fn all<K>(&self) -> Api<K>
     where
         K: Resource,
@@ -82,27 +86,28 @@ impl UserClient {
         Api::all(self.client.clone())
     }
 
-    /// Waits for an answer, and not for ever.
+    /// Waits for a response, at most 15 s. `operation` names the request in messages.
     ///
     /// # Errors
-    /// As [`failure`](Self::failure); `KubernetesUnreachable` where none comes.
+    /// As [`failure`](Self::failure); `KubernetesUnreachable` after the timeout.
     pub async fn ask<T>(
         &self,
-        what: &str,
-        answer: impl Future<Output = Result<T, kube::Error>>,
+        operation: &str,
+        response: impl Future<Output = Result<T, kube::Error>>,
     ) -> Result<T> {
-        match tokio::time::timeout(PATIENCE, answer).await {
-            Ok(Ok(answer)) => Ok(answer),
-            Ok(Err(e)) => Err(self.failure(what, &e)),
-            Err(_) => Err(unanswered(&format!("{what} at {}", self.server))),
+        match tokio::time::timeout(REQUEST_TIMEOUT, response).await {
+            Ok(Ok(response)) => Ok(response),
+            Ok(Err(e)) => Err(self.failure(operation, &e)),
+            Err(_) => Err(timed_out(&format!("{operation} at {}", self.server))),
         }
     }
 
-    /// Gives a failure its reason: `Usage` for what the API refuses or does not have, `TargetExists` for a name that
-    /// is taken, `Conflict`, `PermissionDenied`, `Unauthenticated`, `KubernetesUnreachable`, `Configuration`.
-    pub fn failure(&self, what: &str, e: &kube::Error) -> Error {
+    /// Gives an error its reason: `Usage` if the API refuses the object or it does not exist, `TargetExists`
+    /// if the name is taken, `Conflict`, `PermissionDenied`, `Unauthenticated`, `KubernetesUnreachable` or
+    /// `Configuration`.
+    pub fn failure(&self, operation: &str, e: &kube::Error) -> Error {
         let Some(s) = status(e) else {
-            return failure(&format!("{what} at {}", self.server), e);
+            return failure(&format!("{operation} at {}", self.server), e);
         };
         let has_name = s.details.as_ref().is_some_and(|d| !d.name.is_empty());
         let (reason, advice) = match s.code {
@@ -110,14 +115,14 @@ impl UserClient {
             404 if has_name => (Reason::Usage, ""),
             404 => (
                 Reason::Configuration,
-                "; are the definitions there? deltafold manifests crds | kubectl apply --server-side -f -",
+                "; are the CRDs installed? deltafold manifests crds | kubectl apply --server-side -f -",
             ),
             409 if s.reason == "AlreadyExists" => (Reason::TargetExists, ""),
             409 => (Reason::Conflict, ""),
             400 | 422 => (Reason::Usage, ""),
-            _ => return failure(&format!("{what} at {}", self.server), e),
+            _ => return failure(&format!("{operation} at {}", self.server), e),
         };
-        let said = said(s);
-        reason.error(format!("cannot {what}: {said}{advice}"))
+        let text = status_text(s);
+        reason.error(format!("cannot {operation}: {text}{advice}"))
     }
 }

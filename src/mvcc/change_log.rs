@@ -1,7 +1,8 @@
-//! The changes that are still worth writing, in revision order: in memory up to a limit, then in
-//! two unnamed files of the temporary directory (one of entries, one of values).
+//! A log of changes in the order of their revisions: in memory up to a limit, then in two temporary files,
+//! one of records of fixed size and one of values.
 //!
-//! It does not know which changes are live: `fold`, its only caller, tells.
+//! A change that the result no longer needs may be dropped from the log at any time. `fold`, the only caller,
+//! decides which changes survive.
 
 use super::keys::SlotId;
 use crate::base::fixed_record;
@@ -11,29 +12,30 @@ use crate::error::{Error, Result};
 use crate::mvcc::revision::{RecordKey, Revision};
 use std::io::{BufReader, BufWriter, Read, Seek, Write};
 
-/// Bytes of an [`Entry`] on disk.
-const ENTRY: usize = fixed_record::BYTES;
-/// A spilled file is not worth rewriting before it is this large.
-const THIN_AT_LEAST: u64 = 256 << 20;
+/// The size of a [`LoggedChange`] in its file, in bytes.
+const RECORD_BYTES: usize = fixed_record::BYTES;
+/// The minimum size of the files before they are rewritten without dropped changes.
+const REWRITE_AT_LEAST: u64 = 256 << 20;
 const BUFFER: usize = 256 << 10;
 
-/// A change; its value stands apart.
+/// A change without its key, which the slot has, and without its value, which is stored separately.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Entry {
+pub(super) struct LoggedChange {
     pub(super) rk: RecordKey,
     pub(super) slot: SlotId,
     pub(super) create_revision: Revision,
     pub(super) version: i64,
     pub(super) lease: i64,
-    /// Bytes of the value.
+    /// The size of the value in bytes.
     pub(super) len: usize,
 }
 
-impl Entry {
+impl LoggedChange {
+    /// The bit of the length that marks a tombstone on disk.
     const TOMBSTONE: u64 = 1 << 63;
 
-    fn encode(&self) -> [u8; ENTRY] {
-        let mark = match self.rk.tombstone {
+    fn encode(&self) -> [u8; RECORD_BYTES] {
+        let tombstone_bit = match self.rk.tombstone {
             true => Self::TOMBSTONE,
             false => 0,
         };
@@ -43,13 +45,13 @@ impl Entry {
             self.create_revision.0 as u64,
             self.version as u64,
             self.lease as u64,
-            self.len as u64 | mark,
+            self.len as u64 | tombstone_bit,
         ])
     }
 
-    fn decode(b: &[u8; ENTRY]) -> Self {
+    fn decode(b: &[u8; RECORD_BYTES]) -> Self {
         let [main, sub_slot, create, version, lease, len] = fixed_record::decode(b);
-        Entry {
+        LoggedChange {
             rk: RecordKey {
                 main: Revision(main as i64),
                 sub: sub_slot as u32,
@@ -66,44 +68,47 @@ impl Entry {
 
 #[derive(Debug)]
 pub(super) struct ChangeLog {
-    entries: Vec<Entry>,
-    /// The values of `entries`, one after the other.
+    /// The changes in memory.
+    changes: Vec<LoggedChange>,
+    /// The values of `changes`, concatenated.
     values: Vec<u8>,
-    limit: usize,
+    /// The maximum number of bytes in memory.
+    memory_limit: usize,
     temp_dir: Dir,
-    spilled: Option<Spilled>,
-    /// The files are thinned out when they reach this size.
-    thin_at: u64,
-    /// What is live is part of a database.
+    spilled: Option<SpillFiles>,
+    /// The size at which the files are rewritten without dropped changes.
+    rewrite_at: u64,
+    /// The limits of the database that the surviving changes become part of.
     limits: Limits,
 }
 
+/// The older part of a log, on disk.
 #[derive(Debug)]
-struct Spilled {
-    entries: BufWriter<TempFile>,
+struct SpillFiles {
+    changes: BufWriter<TempFile>,
     values: BufWriter<TempFile>,
     bytes: u64,
 }
 
-impl Spilled {
-    fn append(&mut self, entry: &Entry, value: &[u8]) -> Result<()> {
-        self.entries
-            .write_all(&entry.encode())
+impl SpillFiles {
+    fn append(&mut self, change: &LoggedChange, value: &[u8]) -> Result<()> {
+        self.changes
+            .write_all(&change.encode())
             .and_then(|()| self.values.write_all(value))
-            .map_err(failed)?;
-        self.bytes += (ENTRY + value.len()) as u64;
+            .map_err(write_failed)?;
+        self.bytes += (RECORD_BYTES + value.len()) as u64;
         Ok(())
     }
 
     fn flush(&mut self) -> Result<()> {
-        self.entries
+        self.changes
             .flush()
             .and_then(|()| self.values.flush())
-            .map_err(failed)
+            .map_err(write_failed)
     }
 }
 
-fn failed(e: std::io::Error) -> Error {
+fn write_failed(e: std::io::Error) -> Error {
     Error::io(
         "write changes to the temporary directory (choose another with --temp-dir)",
         e,
@@ -111,177 +116,185 @@ fn failed(e: std::io::Error) -> Error {
 }
 
 impl ChangeLog {
-    /// Holds up to `limit` bytes in memory.
-    pub(super) fn new(limit: usize, temp_dir: Dir, limits: Limits) -> Self {
+    /// Creates a log that holds up to `memory_limit` bytes in memory.
+    pub(super) fn new(memory_limit: usize, temp_dir: Dir, limits: Limits) -> Self {
         ChangeLog {
-            entries: Vec::new(),
-            // All at once: growing would copy. What is not used costs no memory.
-            values: Vec::with_capacity(limit + limit / 8),
-            limit,
+            changes: Vec::new(),
+            // Reserved at once, since growing would copy. The system provides memory only when it is used.
+            values: Vec::with_capacity(memory_limit + memory_limit / 8),
+            memory_limit,
             temp_dir,
             spilled: None,
-            thin_at: THIN_AT_LEAST.min(limits.database_bytes),
+            rewrite_at: REWRITE_AT_LEAST.min(limits.database_bytes),
             limits,
         }
     }
 
-    /// Adds a change; `write` appends the value. When memory is full, what `live` no longer wants
-    /// is dropped, and what remains goes to the files if it is more than half.
+    /// Adds a change; `write` appends its value. If memory is full, changes that do not survive are dropped
+    /// first. If more than half of the memory is still in use then, all changes in memory are spilled to the
+    /// files.
     pub(super) fn append(
         &mut self,
-        mut entry: Entry,
+        mut change: LoggedChange,
         write: impl FnOnce(&mut Vec<u8>) -> Result<()>,
-        live: impl Fn(&Entry) -> bool,
+        survives: impl Fn(&LoggedChange) -> bool,
     ) -> Result<()> {
-        if self.values.len() + self.entries.len() * size_of::<Entry>() >= self.limit {
-            self.collect(&live);
-            if self.values.len() + self.entries.len() * size_of::<Entry>() > self.limit / 2 {
-                self.spill(&live)?;
+        if self.memory() >= self.memory_limit {
+            self.drop_from_memory(&survives);
+            if self.memory() > self.memory_limit / 2 {
+                self.spill(&survives)?;
             }
-            // One long value must not keep its memory.
-            if self.values.capacity() > 2 * self.limit {
-                self.values.shrink_to(self.limit + self.limit / 8);
+            // Free the memory of a long value.
+            if self.values.capacity() > 2 * self.memory_limit {
+                self.values
+                    .shrink_to(self.memory_limit + self.memory_limit / 8);
             }
         }
-        let at = self.values.len();
+        let value_at = self.values.len();
         write(&mut self.values)?;
-        entry.len = self.values.len() - at;
-        self.entries.push(entry);
+        change.len = self.values.len() - value_at;
+        self.changes.push(change);
         Ok(())
     }
 
-    /// Drops from memory what is no longer live.
-    fn collect(&mut self, live: &impl Fn(&Entry) -> bool) {
-        let (mut from, mut to) = (0, 0);
+    /// Returns the memory in use, in bytes.
+    fn memory(&self) -> usize {
+        self.values.len() + self.changes.len() * size_of::<LoggedChange>()
+    }
+
+    /// Drops the changes in memory that do not survive.
+    fn drop_from_memory(&mut self, survives: &impl Fn(&LoggedChange) -> bool) {
+        let (mut read_at, mut write_at) = (0, 0);
         let values = &mut self.values;
-        self.entries.retain(|e| {
-            let this = from..from + e.len;
-            from = this.end;
-            let stays = live(e);
+        self.changes.retain(|change| {
+            let value = read_at..read_at + change.len;
+            read_at = value.end;
+            let stays = survives(change);
             if stays {
-                values.copy_within(this, to);
-                to += e.len;
+                values.copy_within(value, write_at);
+                write_at += change.len;
             }
             stays
         });
-        values.truncate(to);
+        values.truncate(write_at);
     }
 
-    fn spill(&mut self, live: &impl Fn(&Entry) -> bool) -> Result<()> {
-        let mut spilled = match self.spilled.take() {
-            Some(s) => s,
-            None => self.files()?,
+    /// Moves all changes in memory to the files.
+    fn spill(&mut self, survives: &impl Fn(&LoggedChange) -> bool) -> Result<()> {
+        let mut files = match self.spilled.take() {
+            Some(files) => files,
+            None => self.create_files()?,
         };
-        let mut rest = self.values.as_slice();
-        for e in &self.entries {
-            let (value, tail) = rest.split_at(e.len);
-            spilled.append(e, value)?;
-            rest = tail;
+        let mut values = self.values.as_slice();
+        for change in &self.changes {
+            let (value, rest) = values.split_at(change.len);
+            files.append(change, value)?;
+            values = rest;
         }
         self.values.clear();
-        self.entries.clear();
-        if spilled.bytes >= self.thin_at {
-            spilled = self.thin(spilled, live)?;
+        self.changes.clear();
+        if files.bytes >= self.rewrite_at {
+            files = self.rewrite(files, survives)?;
         }
-        self.spilled = Some(spilled);
+        self.spilled = Some(files);
         Ok(())
     }
 
-    fn files(&self) -> Result<Spilled> {
-        let new = || Ok(BufWriter::with_capacity(BUFFER, self.temp_dir.file()?));
-        Ok(Spilled {
-            entries: new()?,
-            values: new()?,
+    fn create_files(&self) -> Result<SpillFiles> {
+        let create = || Ok(BufWriter::with_capacity(BUFFER, self.temp_dir.file()?));
+        Ok(SpillFiles {
+            changes: create()?,
+            values: create()?,
             bytes: 0,
         })
     }
 
-    /// Rewrites the files without what is no longer live, so that they stay within a constant times
-    /// the live changes.
-    fn thin(&mut self, mut old: Spilled, live: &impl Fn(&Entry) -> bool) -> Result<Spilled> {
-        let mut new = self.files()?;
+    /// Copies the surviving changes to new files, so that the files never exceed the surviving changes by
+    /// more than a constant factor.
+    fn rewrite(
+        &mut self,
+        mut old: SpillFiles,
+        survives: &impl Fn(&LoggedChange) -> bool,
+    ) -> Result<SpillFiles> {
+        let mut new = self.create_files()?;
         old.flush()?;
-        read_files(
-            &mut old,
-            |e| live(e).then_some(true),
-            |e, value| new.append(e, value),
-        )?;
+        read_files(&mut old, true, survives, |change, value| {
+            new.append(change, value)
+        })?;
         if new.bytes > self.limits.database_bytes {
-            return Err(self
-                .limits
-                .database_too_large(format!("the deltas put {} bytes", new.bytes)));
+            return Err(self.limits.database_too_large(format!(
+                "the changes of the deltas have {} bytes",
+                new.bytes
+            )));
         }
-        self.thin_at = (2 * new.bytes).max(THIN_AT_LEAST) + new.bytes;
+        self.rewrite_at = (2 * new.bytes).max(REWRITE_AT_LEAST) + new.bytes;
         Ok(new)
     }
 
-    /// Gives the changes that are `live`, in the order in which they were added; without values where
-    /// these are not wanted.
+    /// Calls `each` for every change that survives, in the order in which they were added. The value is empty
+    /// if `with_values` is false.
     pub(super) fn for_each(
         &mut self,
         with_values: bool,
-        live: impl Fn(&Entry) -> bool,
-        mut each: impl FnMut(&Entry, &[u8]) -> Result<()>,
+        survives: impl Fn(&LoggedChange) -> bool,
+        mut each: impl FnMut(&LoggedChange, &[u8]) -> Result<()>,
     ) -> Result<()> {
-        if let Some(spilled) = &mut self.spilled {
-            spilled.flush()?;
-            read_files(spilled, |e| live(e).then_some(with_values), &mut each)?;
+        if let Some(files) = &mut self.spilled {
+            files.flush()?;
+            read_files(files, with_values, &survives, &mut each)?;
         }
-        let mut rest = self.values.as_slice();
-        for e in &self.entries {
-            let (value, tail) = rest.split_at(e.len);
-            if live(e) {
-                each(e, if with_values { value } else { &[] })?;
+        let mut values = self.values.as_slice();
+        for change in &self.changes {
+            let (value, rest) = values.split_at(change.len);
+            if survives(change) {
+                each(change, if with_values { value } else { &[] })?;
             }
-            rest = tail;
+            values = rest;
         }
         Ok(())
     }
 }
 
-/// Reads the files from their beginning. `wanted` says of an entry
-/// whether it is, and if so whether with its value.
+/// Calls `each` for every change in the files that survives. The value is empty if `with_values` is false.
 fn read_files(
-    files: &mut Spilled,
-    wanted: impl Fn(&Entry) -> Option<bool>,
-    mut each: impl FnMut(&Entry, &[u8]) -> Result<()>,
+    files: &mut SpillFiles,
+    with_values: bool,
+    survives: &impl Fn(&LoggedChange) -> bool,
+    mut each: impl FnMut(&LoggedChange, &[u8]) -> Result<()>,
 ) -> Result<()> {
-    /// Small, so that values that are not wanted are mostly not read.
-    const VALUES: usize = 16 << 10;
+    /// A small buffer, so that most skipped values are not read.
+    const VALUE_BUFFER: usize = 16 << 10;
     let io = |e| Error::io("read changes back from the temporary directory", e);
-    let mut count = {
-        let file = files.entries.get_mut();
-        file.rewind().map_err(io)?;
-        file.len() / ENTRY as u64
-    };
+    let changes = files.changes.get_mut();
+    changes.rewind().map_err(io)?;
+    let count = changes.len() / RECORD_BYTES as u64;
+    let mut changes = BufReader::with_capacity(BUFFER, changes);
     let values = files.values.get_mut();
     values.rewind().map_err(io)?;
-    let mut entries = BufReader::with_capacity(BUFFER, files.entries.get_mut());
-    let mut values = BufReader::with_capacity(VALUES, values);
-    let mut head = [0; ENTRY];
+    let mut values = BufReader::with_capacity(VALUE_BUFFER, values);
+    let mut record = [0; RECORD_BYTES];
     let mut value = Vec::new();
-    let mut passed = 0;
-    while count > 0 {
-        count -= 1;
-        entries.read_exact(&mut head).map_err(io)?;
-        let e = Entry::decode(&head);
+    // Bytes of values to skip before the next value is read.
+    let mut skipped = 0;
+    for _ in 0..count {
+        changes.read_exact(&mut record).map_err(io)?;
+        let change = LoggedChange::decode(&record);
         value.clear();
-        match wanted(&e) {
-            None => passed += e.len as i64,
-            Some(false) => {
-                passed += e.len as i64;
-                each(&e, &value)?;
-            }
-            Some(true) => {
-                if passed > 0 {
-                    values.seek_relative(passed).map_err(io)?;
-                    passed = 0;
-                }
-                value.resize(e.len, 0);
-                values.read_exact(&mut value).map_err(io)?;
-                each(&e, &value)?;
-            }
+        if !survives(&change) {
+            skipped += change.len as i64;
+            continue;
         }
+        if with_values {
+            if skipped > 0 {
+                values.seek_relative(skipped).map_err(io)?;
+                skipped = 0;
+            }
+            value.resize(change.len, 0);
+            values.read_exact(&mut value).map_err(io)?;
+        } else {
+            skipped += change.len as i64;
+        }
+        each(&change, &value)?;
     }
     Ok(())
 }

@@ -1,173 +1,116 @@
-//! The fold: a full snapshot and the changes after it become the records of a new one.
+//! The fold: merges a full snapshot (the base) and the changes after it into the records of a new full.
 //!
-//! Changes come in revision order: first the base's own history above its compacted revision, then
-//! the events of the deltas. For each key touched one slot is kept (`keys`); what may have to be
-//! written waits in the change log (`log`). At the end the base's records and the log are walked in
-//! order and every record that etcd's compaction would keep is handed to the caller. A [`Part`]
-//! folds changes whose turn has not come: several deltas are read at once. It reads no deltas and
-//! writes no file; `ops` calls it.
+//! Changes are added in the order of their revisions: first the base's own history above its compacted
+//! revision, then the events of the deltas. Each changed key gets a slot in a table (`keys`), and its changes
+//! wait in a log (`change_log`), because later changes may replace them. At the end, [`Fold::finish`] walks
+//! the records of the base and the log in order, and passes every record that etcd's compaction would keep to
+//! the caller. A [`PartialFold`] prepares changes on another thread before the changes that precede them are
+//! folded.
 //!
-//! On the way it checks that the changes continue one another and the base: etcd counts versions,
-//! so a delta of another history is found out by its counting.
+//! The fold checks that the changes continue each other and the base. etcd numbers the versions of a key, so
+//! the numbers reveal a delta of another history.
+//!
+//! It reads no deltas and writes no files. `ops::fold` calls it.
 
-use super::keys::{Keys, Slot, SlotId, State};
+use super::change::{Change, state_after_record};
+use super::keys::{KeyState, Keys, Slot, SlotId};
 use crate::base::ReadAt;
 use crate::base::limits::Limits;
 use crate::base::temp;
 use crate::bolt::Database;
 use crate::error::{Error, Reason, Result};
-use crate::mvcc::change_log::{ChangeLog, Entry};
-use crate::mvcc::hash_kv::{HashKv, Hasher, Tail, is_alive};
+use crate::mvcc::change_log::{ChangeLog, LoggedChange};
+use crate::mvcc::hash_kv::{HashKv, Hasher, HistoryHasher, is_alive};
 use crate::mvcc::history::{Base, key_bucket};
 use crate::mvcc::key_range::KeyRange;
 use crate::mvcc::record::KeyValue;
 use crate::mvcc::revision::{RecordKey, Revision, encode_revision};
-use base64_simd::STANDARD;
 
-/// What a fold shall make.
+/// The options of a fold.
 #[derive(Debug, Clone)]
 pub struct FoldOptions {
-    /// The newest revision of the result.
+    /// The newest revision of the result. Later changes are ignored.
     pub target: Revision,
-    /// The compacted revision of the result: −1, or from the base's own on. Above `target` it is the
-    /// result's newest revision, too.
+    /// The compacted revision of the result: −1, or the base's own or higher. If it is above `target`, it is
+    /// also the newest revision of the result.
     pub compact: Revision,
-    /// Whose records are folded; of all others the result holds none.
+    /// The keys of the result; records of other keys are dropped.
     pub keys: KeyRange,
-    /// Whether the result's keys are attached to no lease.
+    /// Whether all keys are detached from their leases.
     pub detach_leases: bool,
-    /// What the base says of itself.
+    /// The revisions of the base.
     pub base: Base,
-    /// Where changes go that do not fit into memory.
+    /// The directory for changes that do not fit into memory.
     pub temp_dir: temp::Dir,
-    /// How many bytes of changes are held in memory before they go there.
+    /// The maximum size of changes in memory, in bytes.
     pub buffer_bytes: usize,
-    /// How large the database may be that they make.
+    /// The limits of the result.
     pub limits: Limits,
 }
 
-/// A change of one key.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Change<'a> {
-    /// The key has this record now; `mod_revision` is the change's own.
-    Put(KeyValue<'a>),
-    /// As `Put`, with the value still in base64 (the standard alphabet, with padding).
-    PutBase64(KeyValue<'a>),
-    /// The key is gone.
-    Delete {
-        /// Which.
-        key: &'a [u8],
-    },
-}
-
-impl Change<'_> {
-    /// The key that changed.
-    pub fn key(&self) -> &[u8] {
-        match self {
-            Change::Put(kv) | Change::PutBase64(kv) => kv.key,
-            Change::Delete { key } => key,
-        }
-    }
-
-    /// Bytes of the value, decoded.
-    ///
-    /// # Errors
-    /// `CorruptSnapshot` where it is no base64.
-    fn value_len(&self, main: Revision) -> Result<usize> {
-        match self {
-            Change::Put(kv) => Ok(kv.value.len()),
-            Change::PutBase64(kv) => {
-                let len = STANDARD.decoded_length(kv.value);
-                len.map_err(|e| no_base64(main, &e))
-            }
-            Change::Delete { .. } => Ok(0),
-        }
-    }
-
-    /// Appends the value, decoded; nothing for a deletion. `main` is for the message.
-    ///
-    /// # Errors
-    /// `CorruptSnapshot` where it is no base64.
-    pub fn append_value(&self, main: Revision, out: &mut Vec<u8>) -> Result<()> {
-        match self {
-            Change::Put(kv) => out.extend_from_slice(kv.value),
-            // The decoder is as fast as a copy would be.
-            Change::PutBase64(kv) => STANDARD
-                .decode_append(kv.value, out)
-                .map_err(|e| no_base64(main, &e))?,
-            Change::Delete { .. } => {}
-        }
-        Ok(())
-    }
-}
-
-fn no_base64(main: Revision, e: &base64_simd::Error) -> Error {
-    Error::corrupt(format!(
-        "the value of an event at revision {main} is no base64: {e}"
-    ))
-}
-
-/// The changes of a stretch of history: a slot for each key, and what may have to be written.
+/// The changes of a range of revisions: the table of keys, and the records of the changes.
 struct Changes<'s> {
     keys: Keys,
-    to: To<'s>,
+    records: RecordSink<'s>,
+    /// The last change, as (main, sub).
     last: Option<(Revision, u32)>,
 }
 
-/// Where records of changes go.
-enum To<'s> {
-    /// They wait: a later one may replace them.
+/// The destination of records.
+enum RecordSink<'s> {
+    /// Records wait in a log: a later change may replace them.
     Log(Box<ChangeLog>),
-    /// None is replaced: they go where the result goes.
-    Stream(Box<Stream<'s>>),
+    /// Records go straight to the result: no later change can replace them.
+    Stream(Box<RecordStream<'s>>),
 }
 
-type Sink<'s> = Box<dyn FnMut(&Kept<'_>) -> Result<()> + Send + 's>;
+type RecordCallback<'s> = Box<dyn FnMut(&FoldedRecord<'_>) -> Result<()> + Send + 's>;
 
-/// Hands records on as they come.
-struct Stream<'s> {
-    sink: Sink<'s>,
-    tail: Tail,
-    /// The lease of each key's newest change, by slot; 0 where there is none.
+/// Passes records on as they are added.
+struct RecordStream<'s> {
+    callback: RecordCallback<'s>,
+    hasher: HistoryHasher,
+    /// The lease after each key's newest change, by slot; 0 if there is none.
     leases: Vec<i64>,
+    /// Buffers to reuse.
     raw_key: Vec<u8>,
     record: Vec<u8>,
 }
 
-impl Stream<'_> {
-    /// `write` appends the value, of `value_len` bytes.
-    fn put(
+impl RecordStream<'_> {
+    /// Passes on the record of a change. `write` appends the value, of `value_len` bytes.
+    fn add(
         &mut self,
         keys: &Keys,
-        entry: &Entry,
+        change: &LoggedChange,
         value_len: usize,
         write: impl FnOnce(&mut Vec<u8>) -> Result<()>,
     ) -> Result<()> {
         self.raw_key.clear();
-        entry.rk.encode(&mut self.raw_key);
+        change.rk.encode(&mut self.raw_key);
         self.record.clear();
-        let kv = entry.record(keys.key(entry.slot), &[]);
+        let kv = change.record(keys.key(change.slot), &[]);
         kv.encode_with(&mut self.record, value_len, write)?;
-        let slot = entry.slot.0 as usize;
+        let slot = change.slot.0 as usize;
         if self.leases.len() <= slot {
             self.leases.resize(slot + 1, 0);
         }
-        self.leases[slot] = entry.lease;
-        self.tail.add(&self.raw_key, &self.record);
-        (self.sink)(&Kept {
-            rk: entry.rk,
+        self.leases[slot] = change.lease;
+        self.hasher.add(&self.raw_key, &self.record);
+        (self.callback)(&FoldedRecord {
+            rk: change.rk,
             key: &self.raw_key,
             len: self.record.len(),
             record: &self.record,
-            // Nobody knows yet.
+            // A later change of the key may follow.
             is_newest: false,
-            lease: entry.lease,
+            lease: change.lease,
         })
     }
 }
 
-impl Entry {
-    /// The record, given its key and value.
+impl LoggedChange {
+    /// Returns the record of the change with this key and value.
     fn record<'a>(&self, key: &'a [u8], value: &'a [u8]) -> KeyValue<'a> {
         match self.rk.tombstone {
             true => KeyValue::tombstone(key),
@@ -187,7 +130,7 @@ impl Changes<'_> {
     fn new(options: &FoldOptions, buffer_bytes: usize) -> Self {
         Changes {
             keys: Keys::default(),
-            to: To::Log(Box::new(ChangeLog::new(
+            records: RecordSink::Log(Box::new(ChangeLog::new(
                 buffer_bytes,
                 options.temp_dir.clone(),
                 options.limits,
@@ -196,6 +139,7 @@ impl Changes<'_> {
         }
     }
 
+    /// Adds a change: see [`Fold::apply`].
     fn apply(
         &mut self,
         options: &FoldOptions,
@@ -215,7 +159,7 @@ impl Changes<'_> {
             sub,
             tombstone,
         };
-        let mut entry = Entry {
+        let mut logged = LoggedChange {
             rk,
             slot: SlotId(0),
             create_revision: Revision(0),
@@ -224,12 +168,12 @@ impl Changes<'_> {
             len: 0,
         };
         if let Change::Put(kv) | Change::PutBase64(kv) = change {
-            let born_now = kv.create_revision == rk.main;
+            let created_now = kv.create_revision == rk.main;
             if kv.mod_revision != rk.main
                 || kv.create_revision > rk.main
                 || kv.create_revision.0 < 1
                 || kv.version < 1
-                || (kv.version == 1) != born_now
+                || (kv.version == 1) != created_now
             {
                 return Err(Error::corrupt(format!(
                     "the record of key {} at revision {} contradicts itself (create_revision {}, mod_revision {}, version {})",
@@ -240,31 +184,34 @@ impl Changes<'_> {
                     kv.version
                 )));
             }
-            entry.create_revision = kv.create_revision;
-            entry.version = kv.version;
+            logged.create_revision = kv.create_revision;
+            logged.version = kv.version;
             if !options.detach_leases {
-                entry.lease = kv.lease;
+                logged.lease = kv.lease;
             }
         }
-        entry.slot = self.note(options, rk, change.key(), state_after(change))?;
+        logged.slot = self.update_slot(options, rk, change.key(), change.state_after())?;
         let (keys, compact) = (&self.keys, options.compact);
         let write = |out: &mut Vec<u8>| change.append_value(main, out);
-        match &mut self.to {
-            To::Stream(stream) => stream.put(keys, &entry, change.value_len(main)?, write)?,
-            To::Log(log) => {
-                let live = |e: &Entry| Slot::keeps(Some(keys.at(e.slot)), compact, &e.rk);
-                log.append(entry, write, live)?;
+        match &mut self.records {
+            RecordSink::Stream(stream) => {
+                stream.add(keys, &logged, change.value_len(main)?, write)?;
+            }
+            RecordSink::Log(log) => {
+                let survives = |c: &LoggedChange| survives(keys, compact, c);
+                log.append(logged, write, survives)?;
             }
         }
         Ok(true)
     }
 
-    fn note(
+    /// Updates the slot of a key with its next change, which leaves it in `state`.
+    fn update_slot(
         &mut self,
         options: &FoldOptions,
         rk: RecordKey,
         key: &[u8],
-        state: State,
+        state: KeyState,
     ) -> Result<SlotId> {
         if self.last.is_some_and(|last| (rk.main, rk.sub) <= last) {
             return Err(Error::internal(format!(
@@ -273,113 +220,126 @@ impl Changes<'_> {
             )));
         }
         self.last = Some((rk.main, rk.sub));
-        let id = self.slot(options, key, state, (rk.main, rk.sub))?;
+        let id = self.find_or_add_slot(options, key, state, (rk.main, rk.sub))?;
         let slot = self.keys.at_mut(id);
         slot.newest = state;
         if rk.main > options.compact {
-            slot.touched_after = true;
+            slot.changed_after_compact = true;
         } else {
-            slot.keep(rk.main, rk.sub);
+            slot.set_kept(rk.main, rk.sub);
         }
         Ok(id)
     }
 
-    /// The slot of a key whose next change is `first`, at (main, sub): a new one, or one that the change follows.
-    fn slot(
+    /// Finds the slot of a key whose next change is at `change` (main, sub) and leaves it in `state`, or adds
+    /// a slot. Fails if the change cannot follow the key's newest state.
+    fn find_or_add_slot(
         &mut self,
         options: &FoldOptions,
         key: &[u8],
-        first: State,
-        at: (Revision, u32),
+        state: KeyState,
+        change: (Revision, u32),
     ) -> Result<SlotId> {
         if let Some(id) = self.keys.find(key) {
             let newest = self.keys.at(id).newest;
-            // A record without a key is etcdutl's, which writes one each time it bumps the revision.
-            return match key.is_empty() || first.follows(newest) {
+            // etcdutl writes a record without a key each time it bumps the revision; these have no versions.
+            return match key.is_empty() || state.follows(newest) {
                 true => Ok(id),
-                false => Err(mismatch(key, at.0, first, newest)),
+                false => Err(mismatch(key, change.0, state, newest)),
             };
         }
         let most = options.limits.key_memory();
         if self.keys.memory() > most {
             return Err(options.limits.database_too_large(format!(
-                "the keys that change need more than {most} bytes of memory, a quarter of a database"
+                "the changed keys need more than {most} bytes of memory, a quarter of the largest database"
             )));
         }
-        self.keys.insert(key, first, at).ok_or_else(|| {
-            Reason::Configuration
-                .error("the deltas touch more keys than one run can fold (4 billion)")
+        self.keys.insert(key, state, change).ok_or_else(|| {
+            Reason::Configuration.error(
+                "the deltas change more keys than one fold can hold (4 billion): compact fewer deltas at once, \
+                 with a lower --revision",
+            )
         })
     }
 
-    /// Takes over the changes that follow.
+    /// Adds all changes of a partial fold, which follow the changes so far.
     fn absorb(&mut self, options: &FoldOptions, part: Changes<'_>) -> Result<()> {
         let Changes {
-            keys,
-            to: To::Log(mut log),
+            keys: part_keys,
+            records: RecordSink::Log(mut part_log),
             last,
         } = part
         else {
-            return Err(Error::internal("a part that does not wait"));
+            return Err(Error::internal("a partial fold has no log"));
         };
-        let mut ids = Vec::with_capacity(keys.len());
-        for (key, theirs) in keys.iter() {
-            let id = self.slot(options, key, theirs.first, theirs.noted_from())?;
+        let mut slot_ids = Vec::with_capacity(part_keys.len());
+        for (key, part_slot) in part_keys.iter() {
+            let id =
+                self.find_or_add_slot(options, key, part_slot.first, part_slot.first_change())?;
             let slot = self.keys.at_mut(id);
-            slot.newest = theirs.newest;
-            slot.touched_after |= theirs.touched_after;
-            if let Some((main, sub)) = theirs.kept() {
-                slot.keep(main, sub);
+            slot.newest = part_slot.newest;
+            slot.changed_after_compact |= part_slot.changed_after_compact;
+            if let Some((main, sub)) = part_slot.kept() {
+                slot.set_kept(main, sub);
             }
-            ids.push(id);
+            slot_ids.push(id);
         }
-        drop(keys);
+        drop(part_keys);
         let (keys, compact) = (&self.keys, options.compact);
-        let live = |e: &Entry| Slot::keeps(Some(keys.at(e.slot)), compact, &e.rk);
-        let here = |e: &Entry| Entry {
-            slot: ids[e.slot.0 as usize],
-            ..*e
+        let with_our_slot = |c: &LoggedChange| LoggedChange {
+            slot: slot_ids[c.slot.0 as usize],
+            ..*c
         };
-        let still_live = |e: &Entry| live(&here(e));
-        let to = &mut self.to;
-        log.for_each(true, still_live, |e, value| {
-            let write = |out: &mut Vec<u8>| {
-                out.extend_from_slice(value);
-                Ok(())
-            };
-            match to {
-                To::Stream(stream) => stream.put(keys, &here(e), value.len(), write),
-                To::Log(log) => log.append(here(e), write, live),
-            }
-        })?;
+        let records = &mut self.records;
+        part_log.for_each(
+            true,
+            |c| survives(keys, compact, &with_our_slot(c)),
+            |c, value| {
+                let change = with_our_slot(c);
+                let write = |out: &mut Vec<u8>| {
+                    out.extend_from_slice(value);
+                    Ok(())
+                };
+                match records {
+                    RecordSink::Stream(stream) => stream.add(keys, &change, value.len(), write),
+                    RecordSink::Log(log) => {
+                        log.append(change, write, |c| survives(keys, compact, c))
+                    }
+                }
+            },
+        )?;
         self.last = last.or(self.last);
         Ok(())
     }
 }
 
-/// A fold under way; `'s` is the life of where it streams its records, if it does.
+/// Whether a compaction at `compact` keeps a change, as far as later changes are known.
+fn survives(keys: &Keys, compact: Revision, change: &LoggedChange) -> bool {
+    Slot::survives(Some(keys.at(change.slot)), compact, &change.rk)
+}
+
+/// A fold in progress. `'s` is the lifetime of the callback that a streaming fold passes its records to.
 pub struct Fold<'s> {
     options: FoldOptions,
     changes: Changes<'s>,
 }
 
-/// Changes that follow others which have not been folded yet.
-pub struct Part {
+/// A fold of changes that follow others which are not folded yet; see [`Fold::absorb`].
+pub struct PartialFold {
     options: FoldOptions,
     changes: Changes<'static>,
 }
 
-impl Part {
-    /// Starts a part of the fold that `options` describe; up to `buffer_bytes` of changes are held
-    /// in memory.
+impl PartialFold {
+    /// Starts a part of the fold with these options. It holds up to `buffer_bytes` of changes in memory.
     pub fn new(options: FoldOptions, buffer_bytes: usize) -> Self {
-        Part {
+        PartialFold {
             changes: Changes::new(&options, buffer_bytes),
             options,
         }
     }
 
-    /// As [`Fold::apply`].
+    /// Adds a change: see [`Fold::apply`].
     ///
     /// # Errors
     /// As [`Fold::apply`].
@@ -387,22 +347,23 @@ impl Part {
         self.changes.apply(&self.options, main, sub, change)
     }
 
-    /// Bytes of memory that its keys take.
+    /// Returns the memory that the keys need, in bytes.
     pub fn key_memory(&self) -> usize {
         self.changes.keys.memory()
     }
 }
 
 impl<'s> Fold<'s> {
-    /// Starts a fold with the base's own history, read from its database.
+    /// Starts a fold: reads the base's own history from its database `db`.
     ///
     /// # Errors
-    /// `OutOfRange` where the base was compacted past the target; `CorruptSnapshot`; `Io`.
+    /// `OutOfRange` if the base was compacted at a revision after the target; `CorruptSnapshot`; `TooLarge`;
+    /// `Io`.
     pub fn new<R: ReadAt>(options: FoldOptions, db: &Database<R>) -> Result<Self> {
         let base = &options.base;
         if options.target < base.first_revision() {
             return Err(Reason::OutOfRange.error(format!(
-                "the base was compacted at revision {}: the state at revision {} is gone from it",
+                "the base was compacted at revision {} and no longer holds the state at revision {}: choose a later revision",
                 base.compact_revision, options.target
             )));
         }
@@ -420,58 +381,59 @@ impl<'s> Fold<'s> {
             if !options.keys.contains(kv.key) {
                 continue;
             }
-            // A key that comes into being and is not changed again needs no slot: its only record
-            // is its newest, as if the base had been compacted.
-            let born = !rk.tombstone && kv.version == 1 && kv.create_revision == rk.main;
-            if !born || changes.keys.find(kv.key).is_some() {
-                changes.note(&options, rk, kv.key, state_of(&rk, kv))?;
+            // A key that is created and not changed again needs no slot: its only record is its newest, as
+            // below the compacted revision.
+            let created = !rk.tombstone && kv.version == 1 && kv.create_revision == rk.main;
+            if !created || changes.keys.find(kv.key).is_some() {
+                changes.update_slot(&options, rk, kv.key, state_after_record(&rk, kv))?;
             }
         }
         Ok(Fold { options, changes })
     }
 
-    /// Adds an event of a delta. Revisions that the base holds, and those past the target, are
-    /// passed over. Says whether it was taken.
+    /// Adds an event of a delta. Returns false if it was ignored: its revision is in the base or after the
+    /// target, or its key is not wanted.
     ///
     /// # Errors
-    /// `HistoryMismatch` where it cannot follow what came before; `CorruptSnapshot` where it
-    /// contradicts itself; `Io`, `NoSpace`.
+    /// `HistoryMismatch` if the event cannot follow the earlier changes of its key; `CorruptSnapshot` if its
+    /// fields contradict each other; `TooLarge`; `Io`, `NoSpace`.
     pub fn apply(&mut self, main: Revision, sub: u32, change: &Change<'_>) -> Result<bool> {
         self.changes.apply(&self.options, main, sub, change)
     }
 
-    /// Adds a part whose changes follow those that were added before.
+    /// Adds a partial fold whose changes follow all changes so far.
     ///
     /// # Errors
     /// As [`apply`](Self::apply).
-    pub fn absorb(&mut self, part: Part) -> Result<()> {
+    pub fn absorb(&mut self, part: PartialFold) -> Result<()> {
         self.changes.absorb(&self.options, part.changes)
     }
 
-    /// Whether no change that is added from now on can drop out of the result again: then it can be
-    /// streamed.
+    /// Whether every change that is added from now on stays in the result, so that [`stream`](Self::stream)
+    /// is possible.
     pub fn can_stream(&self) -> bool {
         self.options.compact <= self.options.base.revision
     }
 
-    /// Hands the base's records that stay to `sink`, and from then on every change as it is added: in
-    /// order, each once, with nothing written in between. [`Kept::is_newest`] is not known then.
+    /// Passes the kept records of the base to `callback` now, and every change from now on when it is added:
+    /// each record once, in order, without a log. [`FoldedRecord::is_newest`] is unknown in a stream.
     /// [`finish_stream`](Self::finish_stream) ends it.
     ///
     /// # Errors
-    /// `Internal` where it cannot be streamed; what `sink` returns; `CorruptSnapshot`, `Io`.
+    /// `Internal` if [`can_stream`](Self::can_stream) is false; the errors of `callback`; `CorruptSnapshot`,
+    /// `Io`.
     pub fn stream<'t, R: ReadAt>(
         mut self,
         db: &Database<R>,
-        mut sink: impl FnMut(&Kept<'_>) -> Result<()> + Send + 't,
+        mut callback: impl FnMut(&FoldedRecord<'_>) -> Result<()> + Send + 't,
     ) -> Result<Fold<'t>> {
         if !self.can_stream() {
-            return Err(Error::internal("a fold that may drop changes was streamed"));
+            return Err(Error::internal("a fold was streamed that can drop changes"));
         }
-        self.walk(db, true, &mut sink)?;
-        let stream = Stream {
-            sink: Box::new(sink),
-            tail: Tail::default(),
+        self.walk(db, true, &mut callback)?;
+        let stream = RecordStream {
+            callback: Box::new(callback),
+            hasher: HistoryHasher::default(),
             leases: Vec::new(),
             raw_key: Vec::new(),
             record: Vec::new(),
@@ -480,39 +442,42 @@ impl<'s> Fold<'s> {
             options: self.options,
             changes: Changes {
                 keys: self.changes.keys,
-                to: To::Stream(Box::new(stream)),
+                records: RecordSink::Stream(Box::new(stream)),
                 last: self.changes.last,
             },
         })
     }
 
-    /// Ends a stream: checks that the changes continue the base, and gives HashKV of all that was
-    /// handed on. `attached` hears of the lease of every live key that has one.
+    /// Ends a stream: checks that the changes continue the base, and returns the HashKV of all records.
+    /// `on_lease` is called with the lease of every live key that is attached to one.
     ///
     /// # Errors
     /// As [`finish`](Self::finish).
     pub fn finish_stream<R: ReadAt>(
         mut self,
         db: &Database<R>,
-        mut attached: impl FnMut(i64),
+        mut on_lease: impl FnMut(i64),
     ) -> Result<HashKv> {
         let mut hasher = Hasher::new(self.options.compact);
         let live_keys = self.walk(db, true, |r| {
             hasher.add(&r.rk, r.key, r.record, r.is_newest);
             if r.is_newest && !r.rk.tombstone && r.lease != 0 {
-                attached(r.lease);
+                on_lease(r.lease);
             }
             Ok(())
         })?;
-        if let To::Stream(stream) = &self.changes.to {
-            hasher.append(&stream.tail);
-            let leases = stream.leases.iter().filter(|&&lease| lease != 0);
-            leases.for_each(|&lease| attached(lease));
+        if let RecordSink::Stream(stream) = &self.changes.records {
+            hasher.append(&stream.hasher);
+            for &lease in &stream.leases {
+                if lease != 0 {
+                    on_lease(lease);
+                }
+            }
         }
         Ok(hasher.finish(live_keys))
     }
 
-    /// Hands every record of the result to `each`, in order, with its length and without its bytes.
+    /// Calls `each` for every record of the result, in order, with its size but without its bytes.
     /// [`finish`](Self::finish) can follow.
     ///
     /// # Errors
@@ -520,21 +485,20 @@ impl<'s> Fold<'s> {
     pub fn measure<R: ReadAt>(
         &mut self,
         db: &Database<R>,
-        each: impl FnMut(&Kept<'_>) -> Result<()>,
+        each: impl FnMut(&FoldedRecord<'_>) -> Result<()>,
     ) -> Result<()> {
         self.walk(db, false, each).map(|_| ())
     }
 
-    /// Hands every record of the result to `each`, in order, and gives HashKV of them at the newest
-    /// revision.
+    /// Calls `each` for every record of the result, in order, and returns the HashKV at the newest revision.
     ///
     /// # Errors
-    /// `HistoryMismatch` where the changes do not continue the base; `CorruptSnapshot`; what `each`
-    /// returns; `Io`.
+    /// `HistoryMismatch` if the changes do not continue the base; `CorruptSnapshot`; the errors of `each`;
+    /// `Io`.
     pub fn finish<R: ReadAt>(
         mut self,
         db: &Database<R>,
-        mut each: impl FnMut(&Kept<'_>) -> Result<()>,
+        mut each: impl FnMut(&FoldedRecord<'_>) -> Result<()>,
     ) -> Result<HashKv> {
         let mut hasher = Hasher::new(self.options.compact);
         let live_keys = self.walk(db, true, |r| {
@@ -544,16 +508,17 @@ impl<'s> Fold<'s> {
         Ok(hasher.finish(live_keys))
     }
 
-    /// Walks the records of the result; of a stream, those of the base. Gives the number of live keys.
+    /// Calls `each` for every record of the result; in a stream, only for those of the base. Returns the
+    /// number of live keys.
     fn walk<R: ReadAt>(
         &mut self,
         db: &Database<R>,
         with_records: bool,
-        mut each: impl FnMut(&Kept<'_>) -> Result<()>,
+        mut each: impl FnMut(&FoldedRecord<'_>) -> Result<()>,
     ) -> Result<u64> {
         let options = &self.options;
         let (target, compact, base) = (options.target, options.compact, options.base);
-        let Changes { keys, to, .. } = &mut self.changes;
+        let Changes { keys, records, .. } = &mut self.changes;
         let mut live_keys = 0;
         let mut record = Vec::new();
 
@@ -567,12 +532,12 @@ impl<'s> Fold<'s> {
             if !options.keys.contains(kv.key) {
                 continue;
             }
-            let state = state_of(&rk, kv);
+            let state = state_after_record(&rk, kv);
             let id = keys.find(kv.key);
             match id.map(|id| keys.at_mut(id)) {
                 None => live_keys += u64::from(is_alive(&rk, kv.key)),
-                // The changes that were noted continue this record, or what a tombstone leaves.
-                Some(slot) if (rk.main, rk.sub) < slot.noted_from() => {
+                // The changes in the slot follow this record.
+                Some(slot) if (rk.main, rk.sub) < slot.first_change() => {
                     slot.alive_in_base = !rk.tombstone;
                     if base.compaction_finished && slot.alive_in_base && !slot.first.follows(state)
                     {
@@ -582,10 +547,10 @@ impl<'s> Fold<'s> {
                 Some(_) => {}
             }
             let slot = id.map(|id| keys.at(id));
-            if !Slot::keeps(slot, compact, &rk) {
+            if !Slot::survives(slot, compact, &rk) {
                 continue;
             }
-            let mut kept = Kept {
+            let mut folded = FoldedRecord {
                 rk,
                 key: e.key,
                 len: e.value.len(),
@@ -594,108 +559,111 @@ impl<'s> Fold<'s> {
                 lease: kv.lease,
             };
             if options.detach_leases && kv.lease != 0 {
-                (kv.lease, kept.lease) = (0, 0);
+                (kv.lease, folded.lease) = (0, 0);
                 record.clear();
                 kv.encode(&mut record);
-                (kept.len, kept.record) = (record.len(), &record);
+                (folded.len, folded.record) = (record.len(), &record);
             }
-            each(&kept)?;
+            each(&folded)?;
         }
-        // Its pages may be as long as the longest value.
+        // Free the pages of the cursor, which may be as large as the largest value.
         drop(c);
         for (key, slot) in keys.iter() {
-            if base.compaction_finished && !slot.alive_in_base && !slot.first.follows(State::Gone) {
-                return Err(mismatch(key, base.revision.next(), slot.first, State::Gone));
+            if base.compaction_finished
+                && !slot.alive_in_base
+                && !slot.first.follows(KeyState::Gone)
+            {
+                return Err(mismatch(
+                    key,
+                    base.revision.next(),
+                    slot.first,
+                    KeyState::Gone,
+                ));
             }
-            live_keys += u64::from(slot.newest != State::Gone && !key.is_empty());
+            live_keys += u64::from(slot.newest != KeyState::Gone && !key.is_empty());
         }
 
-        let To::Log(log) = to else {
-            return Ok(live_keys);
-        };
-        let mut raw_key = Vec::new();
-        let keys = &*keys;
-        let live = |e: &Entry| Slot::keeps(Some(keys.at(e.slot)), compact, &e.rk);
-        log.for_each(with_records, live, |e, value| {
+        if let RecordSink::Log(log) = records {
+            log_records(log, keys, compact, with_records, each)?;
+        }
+        Ok(live_keys)
+    }
+}
+
+/// Calls `each` for every record of the log that stays in the result, without its bytes if `with_records` is
+/// false.
+fn log_records(
+    log: &mut ChangeLog,
+    keys: &Keys,
+    compact: Revision,
+    with_records: bool,
+    mut each: impl FnMut(&FoldedRecord<'_>) -> Result<()>,
+) -> Result<()> {
+    let (mut raw_key, mut record) = (Vec::new(), Vec::new());
+    log.for_each(
+        with_records,
+        |c| survives(keys, compact, c),
+        |c, value| {
             raw_key.clear();
-            e.rk.encode(&mut raw_key);
-            let kv = e.record(keys.key(e.slot), value);
+            c.rk.encode(&mut raw_key);
+            let kv = c.record(keys.key(c.slot), value);
             record.clear();
             let len = match with_records {
-                false => kv.encoded_len(e.len),
+                false => kv.encoded_len(c.len),
                 true => {
                     kv.encode(&mut record);
                     record.len()
                 }
             };
-            each(&Kept {
-                rk: e.rk,
+            let state = state_after_record(&c.rk, kv);
+            each(&FoldedRecord {
+                rk: c.rk,
                 key: &raw_key,
                 len,
                 record: &record,
-                is_newest: is_newest(keys.at(e.slot), compact, &e.rk, state_of(&e.rk, kv)),
-                lease: e.lease,
+                is_newest: is_newest(keys.at(c.slot), compact, &c.rk, state),
+                lease: c.lease,
             })
-        })?;
-        Ok(live_keys)
-    }
+        },
+    )
 }
 
 /// A record of the result.
 #[derive(Debug, Clone, Copy)]
-pub struct Kept<'a> {
-    /// Its revision.
+pub struct FoldedRecord<'a> {
+    /// The decoded key of the record.
     pub rk: RecordKey,
-    /// Its key in the bucket `key`.
+    /// The raw key of the record in the bucket `key`.
     pub key: &'a [u8],
-    /// Bytes of the record.
+    /// The size of the record in bytes.
     pub len: usize,
-    /// The record, a [`KeyValue`]; not to be looked at while measuring.
+    /// The record, an encoded [`KeyValue`]; undefined while measuring.
     pub record: &'a [u8],
-    /// Whether it is its key's newest; of a tombstone above the compacted revision, whether the key is
-    /// gone in the end.
+    /// Whether it is the newest record of its key. A tombstone above the compacted revision counts as the
+    /// newest if the key is deleted in the end.
     pub is_newest: bool,
-    /// The lease that it attaches its key to, or 0.
+    /// The lease that the record attaches its key to, or 0.
     pub lease: i64,
 }
 
-/// Whether a record that is kept is its key's newest: at or below the compacted revision only one is
-/// kept, above it the versions tell.
-fn is_newest(slot: &Slot, compact: Revision, rk: &RecordKey, state: State) -> bool {
+/// Whether a record of the result is its key's newest. At or below the compacted revision a key has only one
+/// such record; above it, the version identifies the record.
+fn is_newest(slot: &Slot, compact: Revision, rk: &RecordKey, state: KeyState) -> bool {
     match rk.main <= compact {
-        true => !slot.touched_after,
+        true => !slot.changed_after_compact,
         false => slot.newest == state,
     }
 }
 
-/// The first revision of the base that counts as history: below it each key has one record.
-/// `None` where the base's compaction was not finished, so that all of it is history.
+/// Returns the first revision of the base's history: below it, each key has one record. Returns `None` if a
+/// compaction of the base was not finished, so that all its records are history.
 fn history_from(options: &FoldOptions) -> Option<Revision> {
     let base = &options.base;
     base.compaction_finished
         .then(|| base.compact_revision.next().max(Revision(0)))
 }
 
-/// What a change says of its key.
-fn state_after(change: &Change<'_>) -> State {
-    match change {
-        Change::Put(kv) | Change::PutBase64(kv) => State::Alive {
-            create: kv.create_revision,
-            version: kv.version,
-        },
-        Change::Delete { .. } => State::Gone,
-    }
-}
-
-/// What a record of the base says of its key.
-fn state_of(rk: &RecordKey, kv: KeyValue<'_>) -> State {
-    match rk.tombstone {
-        true => State::Gone,
-        false => state_after(&Change::Put(kv)),
-    }
-}
-
-/// A key as it may be shown: printable, and not longer than a line.
+/// Formats a key for a message: quoted, escaped, and cut after 80 bytes.
 pub(crate) fn show_key(key: &[u8]) -> String {
     const LONGEST: usize = 80;
     let shown = key[..key.len().min(LONGEST)].escape_ascii();
@@ -703,17 +671,19 @@ pub(crate) fn show_key(key: &[u8]) -> String {
     format!("\"{shown}{more}\"")
 }
 
-fn mismatch(key: &[u8], at: Revision, state: State, before: State) -> Error {
-    let says = |state, gone: &str, alive: &str| match state {
-        State::Gone => gone.to_owned(),
-        State::Alive { create, version } => {
+/// Returns the error for a change to `state` (at revision `at` or after) that cannot follow the state
+/// `before`.
+fn mismatch(key: &[u8], at: Revision, state: KeyState, before: KeyState) -> Error {
+    let describe = |state, gone: &str, alive: &str| match state {
+        KeyState::Gone => gone.to_owned(),
+        KeyState::Alive { create, version } => {
             format!("{alive} version {version}, created at revision {create}")
         }
     };
-    let was = says(before, "it did not exist", "it was at");
-    let is = says(state, "deletes it", "makes it");
+    let was = describe(before, "did not exist", "was at");
+    let becomes = describe(state, "deletes it", "sets it to");
     Reason::HistoryMismatch.error(format!(
-        "the deltas do not continue the history before them: of key {}, {was}, and the next change (at revision {at} or after) {is}; \
+        "the deltas do not continue the history before them: key {} {was}, and the next change (at revision {at} or after) {becomes}; \
          the snapshots come from two histories: see `deltafold list --deep`, and choose one with --timeline",
         show_key(key)
     ))

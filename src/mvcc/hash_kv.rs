@@ -1,6 +1,7 @@
-//! etcd's HashKV, computed by us: over a finished file, or along the way while one is folded.
+//! Computes etcd's HashKV: over a database file, or during a fold.
 //!
-//! Source: etcd's `server/storage/mvcc/hash.go` and `kvstore.go`; the rule is in ARCHITECTURE.md.
+//! Called by `fold`, and by `ops` to verify databases. ARCHITECTURE.md describes the rules; their source is
+//! etcd's `server/storage/mvcc/hash.go` and `kvstore.go`.
 
 use crate::base::ReadAt;
 use crate::bolt::Database;
@@ -11,50 +12,52 @@ use crate::mvcc::revision::{RecordKey, Revision, encode_revision};
 use crc_fast::{CrcAlgorithm, Digest};
 use hashbrown::HashMap;
 
-/// Bytes of memory beside a key's own: up to 113 for the map's entry of 33 while the map grows, and what the allocator
-/// adds to the key.
-const AROUND_A_KEY: usize = 160;
+/// The memory for a key of the map beside the key's own bytes: up to 113 bytes for the map's entry of 33
+/// bytes while the map grows, and the overhead of the allocator.
+const KEY_OVERHEAD: usize = 160;
 
-/// The sum that etcd's HashKV would give.
+/// The HashKV of a database at a revision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HashKv {
-    /// CRC-32C over the bucket's name and the counted records.
+    /// The CRC-32C over the bucket's name and the hashed records.
     pub hash: u32,
-    /// What an etcd may give that compacted at this very revision and remembers the sum from then; `hash` if keys are
-    /// alive.
+    /// The hash that an etcd may return if it compacted at exactly this revision and remembers the hash from
+    /// then. It differs from `hash` only if no key is alive.
     at_compaction: u32,
-    /// The compacted revision it depends on; −1 if never compacted.
+    /// The compacted revision on which the hash depends; −1 if never compacted.
     pub compact_revision: Revision,
-    /// Keys alive at the revision asked for.
+    /// The number of keys that are alive at the requested revision.
     pub live_keys: u64,
-    /// Records at or below the revision asked for, counted by the sum or not.
+    /// The number of records at or below the requested revision, hashed or not.
     pub records: u64,
 }
 
 impl HashKv {
-    /// Whether an etcd with the same records may have answered `hash`.
+    /// Whether an etcd with the same records can return `hash`.
     pub fn is(&self, hash: u32) -> bool {
         hash == self.hash || hash == self.at_compaction
     }
 }
 
-/// Sums records above the compacted revision apart from those before them.
+/// Hashes records above the compacted revision before the records below them are known; see
+/// [`Hasher::append`].
 #[derive(Debug)]
-pub(crate) struct Tail {
+pub(crate) struct HistoryHasher {
     digest: Digest,
     records: u64,
 }
 
-impl Default for Tail {
+impl Default for HistoryHasher {
     fn default() -> Self {
-        Tail {
+        HistoryHasher {
             digest: Digest::new(CrcAlgorithm::Crc32Iscsi),
             records: 0,
         }
     }
 }
 
-impl Tail {
+impl HistoryHasher {
+    /// Adds the raw key and value of a record.
     pub(crate) fn add(&mut self, key: &[u8], value: &[u8]) {
         self.records += 1;
         self.digest.update(key);
@@ -62,12 +65,14 @@ impl Tail {
     }
 }
 
-/// Sums records in order, whatever they come from.
+/// Hashes records in the order of their keys.
 #[derive(Debug)]
 pub(crate) struct Hasher {
     compact: Revision,
-    counted: Digest,
-    /// Where no key is alive etcd's set of records to keep is empty, and then it skips none.
+    /// The hash without the records that a compaction would remove.
+    compacted: Digest,
+    /// The hash of all records. It is etcd's result if no key is alive: its set of records to keep is empty
+    /// then, and etcd skips no record.
     all: Digest,
     records: u64,
 }
@@ -78,45 +83,45 @@ impl Hasher {
         d.update(KEY_BUCKET);
         Hasher {
             compact: compact_revision,
-            counted: d,
+            compacted: d,
             all: d,
             records: 0,
         }
     }
 
-    /// Adds the raw key and value of a record; `is_newest` matters at or below the compacted
-    /// revision only: whether it is its key's newest.
+    /// Adds the raw key and value of a record. `is_newest` says whether it is its key's newest; it matters
+    /// only at or below the compacted revision.
     pub(crate) fn add(&mut self, rk: &RecordKey, key: &[u8], value: &[u8], is_newest: bool) {
         self.records += 1;
-        // Older versions remove a tombstone at exactly the compacted revision, newer ones keep it:
-        // so that both have the same hash it never counts.
+        // Older versions of etcd remove a tombstone at exactly the compacted revision, and newer ones keep
+        // it. It is never hashed, so that both get the same hash.
         if rk.tombstone && rk.main == self.compact {
             return;
         }
         if rk.main > self.compact || (is_newest && !rk.tombstone) {
-            self.counted.update(key);
-            self.counted.update(value);
+            self.compacted.update(key);
+            self.compacted.update(value);
         }
         self.all.update(key);
         self.all.update(value);
     }
 
-    /// Adds records that follow all others: above the compacted revision each counts.
-    pub(crate) fn append(&mut self, tail: &Tail) {
-        self.records += tail.records;
-        self.counted.combine(&tail.digest);
-        self.all.combine(&tail.digest);
+    /// Adds the records above the compacted revision, after all records at or below it.
+    pub(crate) fn append(&mut self, history: &HistoryHasher) {
+        self.records += history.records;
+        self.compacted.combine(&history.digest);
+        self.all.combine(&history.digest);
     }
 
     pub(crate) fn finish(self, live_keys: u64) -> HashKv {
-        let counted = self.counted.finalize() as u32;
+        let compacted = self.compacted.finalize() as u32;
         let hash = match live_keys {
             0 => self.all.finalize() as u32,
-            _ => counted,
+            _ => compacted,
         };
         HashKv {
             hash,
-            at_compaction: counted,
+            at_compaction: compacted,
             compact_revision: self.compact,
             live_keys,
             records: self.records,
@@ -124,20 +129,20 @@ impl Hasher {
     }
 }
 
-/// Whether a record that is its key's newest makes a live key. `etcdutl snapshot restore
-/// --bump-revision` writes a record without a key, which no range over keys finds.
+/// Whether a key is alive whose newest record this is. A record without a key does not count: `etcdutl
+/// snapshot restore --bump-revision` writes one, and no range request finds it.
 pub(crate) fn is_alive(rk: &RecordKey, key: &[u8]) -> bool {
     !rk.tombstone && !key.is_empty()
 }
 
-/// HashKV of a database file at `revision`, or at its newest where that is `None`.
+/// Computes the HashKV of a database file at `revision`, or at its newest revision if that is `None`.
 ///
-/// Reads the history above the compacted revision first, then what is below; memory grows with the
-/// keys that were changed in that history only. Keys alive are counted by how many came into
-/// being and went.
+/// It reads the history above the compacted revision first, then the records below. Only the keys that were
+/// changed in that history need memory. The number of live keys is computed from creations and deletions.
 ///
 /// # Errors
-/// `OutOfRange` for a revision that the file does not hold; `CorruptSnapshot`; `Io`.
+/// `OutOfRange` if the file does not hold the revision; `TooLarge` if the keys need too much memory;
+/// `CorruptSnapshot`; `Io`.
 pub fn hash_kv<R: ReadAt>(db: &Database<R>, revision: Option<Revision>) -> Result<HashKv> {
     let base = Base::read(db)?;
     let at = revision.unwrap_or(base.revision);
@@ -151,14 +156,14 @@ pub fn hash_kv<R: ReadAt>(db: &Database<R>, revision: Option<Revision>) -> Resul
     let bucket = key_bucket(db)?;
     let compact = base.compact_revision;
 
-    // The newest record of every key that was changed above the compacted revision; one that came
-    // into being there has none below. Where a compaction was not finished, of every key: it may
-    // have several records below.
+    // The newest record of every key that was changed above the compacted revision, except keys that were
+    // created there: they have no records below. After an unfinished compaction it is the newest record of
+    // every key, because a key may have several records below.
     let finished = base.compaction_finished;
     let mut newest: HashMap<Box<[u8]>, RecordKey> = HashMap::new();
     let mut key_bytes = 0;
     let mut live_keys = 0u64;
-    let mut above = Tail::default();
+    let mut above = HistoryHasher::default();
     let mut c = db.cursor(&bucket);
     if finished {
         c.seek(&encode_revision(compact.next().max(Revision(0)), 0))?;
@@ -182,10 +187,10 @@ pub fn hash_kv<R: ReadAt>(db: &Database<R>, revision: Option<Revision>) -> Resul
         match newest.get_mut(kv.key) {
             Some(n) => *n = rk,
             None => {
-                key_bytes += kv.key.len() + AROUND_A_KEY;
+                key_bytes += kv.key.len() + KEY_OVERHEAD;
                 if key_bytes > db.limits().key_memory() {
                     return Err(db.limits().database_too_large(format!(
-                        "the keys that its history changes need more than {key_bytes} bytes of memory"
+                        "the keys that its history changes need {key_bytes} bytes of memory or more"
                     )));
                 }
                 newest.insert(kv.key.into(), rk);

@@ -1,7 +1,6 @@
-//! How much history a snapshot holds, and how much a folded one shall keep.
+//! The history in a full snapshot ([`Base`]), and the history that a fold keeps ([`KeepHistory`]).
 //!
-//! `Base` reads what a full snapshot says of itself; `KeepHistory` is the user's wish. Neither
-//! changes anything.
+//! It only reads; `fold` drops the history that is not kept. Called by `ops` and `fold`.
 
 use crate::base::text_value::Notation;
 use crate::base::{ReadAt, duration};
@@ -11,59 +10,58 @@ use crate::mvcc::revision::{RecordKey, Revision, decode_revision};
 use std::str::FromStr;
 use std::time::Duration;
 
-/// The bucket of all records.
+/// The bucket with the records of all changes.
 pub const KEY_BUCKET: &[u8] = b"key";
-/// The bucket of the store's own state.
+/// The bucket with etcd's own state.
 pub const META_BUCKET: &[u8] = b"meta";
-/// In `meta`: the revision up to which compaction was asked for (17 bytes).
+/// The key in `meta` of the revision up to which a compaction was scheduled (17 bytes).
 pub const SCHEDULED_COMPACT: &[u8] = b"scheduledCompactRev";
-/// In `meta`: the revision up to which compaction was done (17 bytes).
+/// The key in `meta` of the revision up to which a compaction was finished (17 bytes).
 pub const FINISHED_COMPACT: &[u8] = b"finishedCompactRev";
 
-/// What a full snapshot says of its own revisions.
+/// The revisions of a full snapshot, read from its database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Base {
-    /// The newest revision it holds. As in etcd, a compacted revision without any later record
-    /// counts too, and an empty store is at 1.
+    /// The newest revision. As in etcd, it is at least the compacted revision, and 1 in an empty store.
     pub revision: Revision,
-    /// The compacted revision (−1 if never): states before it cannot be told.
+    /// The compacted revision, or −1 if etcd never compacted. The state at earlier revisions is unknown.
     pub compact_revision: Revision,
-    /// False where etcd was killed between scheduling and finishing a compaction: records at or
-    /// below the compacted revision may still be there that etcd would remove at its start.
+    /// False if etcd was stopped between scheduling and finishing a compaction. Records at or below the
+    /// compacted revision may then still exist which etcd would remove when it starts.
     pub compaction_finished: bool,
-    /// Users, roles, members, alarms and leases are as of this revision. Of a full from a running
-    /// etcd that is `revision`; one that was folded says so in its note.
+    /// The revision that users, roles, members, alarms and leases are from. It equals `revision`, except in a
+    /// folded snapshot, which takes them from its base and records that revision in its note.
     pub metadata_revision: Revision,
 }
 
-/// What a folded snapshot's note begins with; a revision follows.
+/// The beginning of a folded snapshot's note; a revision follows.
 const METADATA_NOTE: &str = "deltafold/1 metadata_revision=";
 
-/// The note of a snapshot whose other buckets are as of `metadata_revision`.
+/// Returns the note of a folded snapshot for [`Base::metadata_revision`].
 pub fn metadata_note(metadata_revision: Revision) -> String {
     format!("{METADATA_NOTE}{metadata_revision}")
 }
 
 impl Base {
-    /// Reads the `meta` bucket and the end of the `key` bucket.
+    /// Reads the `meta` bucket, the last key of the `key` bucket, and the note.
     ///
     /// # Errors
-    /// `CorruptSnapshot` where a bucket is missing or damaged; `Io`.
+    /// `CorruptSnapshot` if a bucket is missing or damaged; `Io`.
     pub fn read<R: ReadAt>(db: &Database<R>) -> Result<Base> {
         let key = key_bucket(db)?;
         let meta = db.bucket(META_BUCKET)?.ok_or_else(|| {
-            Error::corrupt("the snapshot has no bucket \"meta\": it is not etcd's")
+            Error::corrupt("the database has no bucket \"meta\": it is not from etcd")
         })?;
         let (mut scheduled, mut finished) = (Revision::NONE, Revision::NONE);
         let mut c = db.cursor(&meta);
         while let Some(e) = c.next()? {
-            let slot = match e.key {
+            let compacted = match e.key {
                 SCHEDULED_COMPACT => &mut scheduled,
                 FINISHED_COMPACT => &mut finished,
                 _ => continue,
             };
-            *slot = decode_revision(e.value)
-                .ok_or_else(|| Error::corrupt("a compacted revision in \"meta\" is no revision"))?
+            *compacted = decode_revision(e.value)
+                .ok_or_else(|| Error::corrupt("a compacted revision in \"meta\" is invalid"))?
                 .0;
         }
         let last = match db.last_key(&key)? {
@@ -72,44 +70,44 @@ impl Base {
         };
         let compact_revision = scheduled.max(finished);
         let revision = last.max(compact_revision);
-        let noted = db.note()?;
-        let noted = noted
+        let note = db.note()?;
+        let noted_revision = note
             .strip_prefix(METADATA_NOTE)
             .and_then(|n| n.parse().ok());
         Ok(Base {
-            metadata_revision: noted.map_or(revision, Revision),
+            metadata_revision: noted_revision.map_or(revision, Revision),
             revision,
             compact_revision,
             compaction_finished: scheduled <= finished,
         })
     }
 
-    /// The oldest revision at which the snapshot can tell the state of all keys.
+    /// Returns the oldest revision at which the state of all keys is known.
     pub fn first_revision(&self) -> Revision {
         self.compact_revision.max(Revision(1))
     }
 }
 
-/// The `key` bucket.
+/// Returns the `key` bucket.
 ///
 /// # Errors
-/// `CorruptSnapshot` where there is none; `Io`.
+/// `CorruptSnapshot` if there is none; `Io`.
 pub fn key_bucket<R: ReadAt>(db: &Database<R>) -> Result<Bucket> {
     db.bucket(KEY_BUCKET)?
-        .ok_or_else(|| Error::corrupt("the snapshot has no bucket \"key\": it is not etcd's"))
+        .ok_or_else(|| Error::corrupt("the database has no bucket \"key\": it is not from etcd"))
 }
 
-/// How much history a folded snapshot keeps.
+/// The history that a folded snapshot keeps.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum KeepHistory {
-    /// What etcd's compaction at the last revision keeps.
+    /// Only the newest state, as after a compaction at the last revision.
     Latest,
-    /// The base's history and every event.
+    /// The history of the base and every event.
     #[default]
     All,
-    /// The last N revisions: compacted at last − N.
+    /// The last N revisions, as after a compaction at N revisions before the last one.
     Revisions(u64),
-    /// The revisions whose events are younger than this, counted back from the last event's time.
+    /// The revisions that are younger than this, counted back from the time of the last event.
     Age(Duration),
 }
 
@@ -133,22 +131,22 @@ impl FromStr for KeepHistory {
     }
 }
 
-/// A policy's and a task's takes no duration.
+/// Fields of policies and tasks take no duration.
 impl Notation for KeepHistory {
     const PATTERN: &'static str = "^(latest|all|[0-9]+)$";
 }
 
 impl KeepHistory {
-    /// The revision to compact at, for a fold from `base` to `target`. `cutoff` is the newest
-    /// revision that is too old for [`KeepHistory::Age`], if any is. History that the base no
-    /// longer has cannot come back.
+    /// Returns the revision to compact at in a fold from `base` to `target`: never below the base's own
+    /// compacted revision, since history that the base lost cannot come back. `cutoff` is the newest revision
+    /// that is too old for [`KeepHistory::Age`], if there is one.
     pub fn compact_revision(
         self,
         base: &Base,
         target: Revision,
         cutoff: Option<Revision>,
     ) -> Revision {
-        let wish = match self {
+        let requested = match self {
             KeepHistory::Latest => target,
             KeepHistory::All => Revision::NONE,
             KeepHistory::Revisions(n) => Revision(
@@ -158,9 +156,11 @@ impl KeepHistory {
             ),
             KeepHistory::Age(_) => cutoff.unwrap_or(Revision::NONE),
         };
-        // Revisions below 1 hold nothing: compacting there is not compacting.
-        let wish = if wish.0 < 1 { Revision::NONE } else { wish };
-        wish.max(base.compact_revision)
+        // Revisions below 1 hold nothing, so a compaction there is none.
+        match requested.0 < 1 {
+            true => base.compact_revision.max(Revision::NONE),
+            false => requested.max(base.compact_revision),
+        }
     }
 }
 
@@ -169,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn history_to_keep_is_read_as_documented() {
+    fn documented_notations_are_parsed() {
         let parse = |s: &str| s.parse::<KeepHistory>();
         assert_eq!(parse("latest").unwrap(), KeepHistory::Latest);
         assert_eq!(parse("all").unwrap(), KeepHistory::All);
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wish_for_history_never_exceeds_the_base() {
+    fn the_compacted_revision_is_never_below_that_of_the_base() {
         let base = Base {
             revision: Revision(100),
             compact_revision: Revision(40),

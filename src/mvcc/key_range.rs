@@ -1,25 +1,25 @@
-//! Which keys are meant: all, one, or those with a prefix.
+//! A set of keys: all, one, or those with a prefix.
 //!
-//! It compares bytes and reads nothing. `fold` and whoever reads a backup use it.
+//! `fold` and the operations that read, restore or compare keys use it.
 
-/// A set of keys.
+/// A set of keys, compared byte by byte.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum KeyRange {
     /// Every key.
     #[default]
     All,
-    /// This key.
+    /// One key.
     Key(Vec<u8>),
-    /// The keys that begin so.
+    /// All keys that begin with these bytes.
     Prefix(Vec<u8>),
 }
 
 impl KeyRange {
-    /// Whether `key` is one of them.
+    /// Whether `key` belongs to the set.
     pub fn contains(&self, key: &[u8]) -> bool {
         match self {
             KeyRange::All => true,
-            KeyRange::Key(one) => key == one,
+            KeyRange::Key(only) => key == only,
             KeyRange::Prefix(prefix) => key.starts_with(prefix),
         }
     }
@@ -30,7 +30,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_range_holds_what_it_says() {
+    fn a_range_contains_its_keys_only() {
         let prefix = KeyRange::Prefix(b"/a/".to_vec());
         assert!(prefix.contains(b"/a/") && prefix.contains(b"/a/b"));
         assert!(!prefix.contains(b"/a") && !prefix.contains(b"/b/"));

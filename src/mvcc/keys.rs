@@ -1,35 +1,37 @@
-//! What is remembered of every key that a fold touches: 88 bytes and the key's own, in chunks that
-//! never move, and about 11 bytes of index (17 while it grows).
+//! The table of keys that a fold has seen changes of, with one slot for each key.
 //!
-//! It decides nothing; `fold`, its only caller, does.
+//! A key costs 88 bytes for its slot, its own length, and about 11 bytes of index (17 while the index grows).
+//! Slots and keys lie in chunks that never move. `fold` is the only caller.
 
 use crate::mvcc::revision::{RecordKey, Revision};
 use hashbrown::{DefaultHashBuilder, HashTable};
 use std::hash::BuildHasher;
 
-/// Slots in a chunk.
+/// The number of slots in a chunk.
 const CHUNK_SLOTS: usize = 1024;
-/// Key bytes in the first chunk; each chunk is twice as long as the one before, up to the longest.
+/// The size of the first chunk of key bytes. Each chunk is twice as long as the one before, up to the
+/// longest.
 const FIRST_CHUNK: usize = 16 << 10;
 const LONGEST_CHUNK: usize = 1 << 20;
 
-/// What a change says of its key.
+/// The state of a key after a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum KeyState {
     Alive { create: Revision, version: i64 },
     Gone,
 }
 
-impl State {
-    /// Whether a change to `self` can follow `before` (`Gone`: the key did not exist).
-    pub(super) fn follows(self, before: State) -> bool {
+impl KeyState {
+    /// Whether a change to the state `self` can follow the state `before`. A key that never existed is
+    /// `Gone`.
+    pub(super) fn follows(self, before: KeyState) -> bool {
         match (before, self) {
-            (State::Gone, State::Gone) => false,
-            (State::Gone, State::Alive { version, .. }) => version == 1,
-            (State::Alive { .. }, State::Gone) => true,
+            (KeyState::Gone, KeyState::Gone) => false,
+            (KeyState::Gone, KeyState::Alive { version, .. }) => version == 1,
+            (KeyState::Alive { .. }, KeyState::Gone) => true,
             (
-                State::Alive { create, version },
-                State::Alive {
+                KeyState::Alive { create, version },
+                KeyState::Alive {
                     create: c,
                     version: v,
                 },
@@ -38,66 +40,71 @@ impl State {
     }
 }
 
-/// A key's number, in the order in which keys were first seen.
+/// The number of a key, in the order in which keys are first seen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct SlotId(pub(super) u32);
 
-/// What is remembered of one key.
+/// The changes of one key, as far as the fold needs them.
 #[derive(Debug)]
 pub(super) struct Slot {
+    /// The chunk that holds the key, the key's offset in it, and its length.
     chunk: u32,
-    at: u32,
+    offset: u32,
     len: u32,
     kept_sub: u32,
     kept_main: Revision,
-    /// What the newest change said.
-    pub(super) newest: State,
-    /// What the first change said, to be compared with the base's record.
-    pub(super) first: State,
+    /// The state after the newest change.
+    pub(super) newest: KeyState,
+    /// The state after the first change, which has to follow the record in the base.
+    pub(super) first: KeyState,
     first_main: Revision,
     first_sub: u32,
-    is_kept: bool,
-    /// Changed above the new compacted revision too: its kept record is not its newest.
-    pub(super) touched_after: bool,
+    has_kept: bool,
+    /// Whether a change above the new compacted revision exists: then the kept record is not the key's
+    /// newest.
+    pub(super) changed_after_compact: bool,
     pub(super) alive_in_base: bool,
 }
 
 impl Slot {
-    /// Its newest change at or below the new compacted revision, as (main, sub): only that one is
-    /// kept of those.
+    /// Returns the newest change at or below the new compacted revision, as (main, sub). Compaction removes
+    /// the older ones.
     pub(super) fn kept(&self) -> Option<(Revision, u32)> {
-        self.is_kept.then_some((self.kept_main, self.kept_sub))
+        self.has_kept.then_some((self.kept_main, self.kept_sub))
     }
 
-    /// The first change that was noted, as (main, sub).
-    pub(super) fn noted_from(&self) -> (Revision, u32) {
+    /// Returns the first change in the table, as (main, sub).
+    pub(super) fn first_change(&self) -> (Revision, u32) {
         (self.first_main, self.first_sub)
     }
 
-    pub(super) fn keep(&mut self, main: Revision, sub: u32) {
-        (self.kept_main, self.kept_sub, self.is_kept) = (main, sub, true);
+    /// Sets the newest change at or below the new compacted revision.
+    pub(super) fn set_kept(&mut self, main: Revision, sub: u32) {
+        (self.kept_main, self.kept_sub, self.has_kept) = (main, sub, true);
     }
 
-    /// etcd's compaction: above the compacted revision everything stays; of what is at or below it
-    /// each key's newest record, and a tombstone only at exactly the compacted revision.
-    pub(super) fn keeps(this: Option<&Slot>, compact: Revision, rk: &RecordKey) -> bool {
-        if rk.main > compact {
+    /// Whether a compaction at `compact` keeps a record. As in etcd, it keeps all records above that
+    /// revision; at or below it, it keeps each key's newest record, and a tombstone only at exactly that
+    /// revision.
+    pub(super) fn survives(slot: Option<&Slot>, compact: Revision, record: &RecordKey) -> bool {
+        if record.main > compact {
             return true;
         }
-        if rk.tombstone && rk.main != compact {
+        if record.tombstone && record.main != compact {
             return false;
         }
-        let kept = this.and_then(Slot::kept);
-        kept.is_none_or(|kept| kept == (rk.main, rk.sub))
+        let kept = slot.and_then(Slot::kept);
+        kept.is_none_or(|kept| kept == (record.main, record.sub))
     }
 }
 
-/// The keys of a fold.
+/// The table of keys.
 #[derive(Debug, Default)]
 pub(super) struct Keys {
     index: HashTable<u32>,
     hasher: DefaultHashBuilder,
     slots: Vec<Vec<Slot>>,
+    /// The bytes of the keys.
     bytes: Vec<Vec<u8>>,
     /// The capacity of all `bytes`.
     byte_memory: usize,
@@ -105,14 +112,14 @@ pub(super) struct Keys {
 
 impl Keys {
     fn key_of(&self, slot: &Slot) -> &[u8] {
-        &self.bytes[slot.chunk as usize][slot.at as usize..(slot.at + slot.len) as usize]
+        &self.bytes[slot.chunk as usize][slot.offset as usize..(slot.offset + slot.len) as usize]
     }
 
     pub(super) fn len(&self) -> usize {
         self.index.len()
     }
 
-    /// Bytes of memory in use.
+    /// Returns the memory in use, in bytes.
     pub(super) fn memory(&self) -> usize {
         self.byte_memory
             + self.slots.len() * CHUNK_SLOTS * size_of::<Slot>()
@@ -137,18 +144,18 @@ impl Keys {
         self.key_of(self.at(id))
     }
 
-    /// Adds a key that is not there. `None` where there are 2³² already, or it is longer than that.
-    /// `at` is the first change, as (main, sub).
+    /// Adds a new key, whose first change is at `change` (main, sub) and leaves it in the state `first`.
+    /// Returns `None` if the table holds 2³² keys, or the key is longer than 4 GiB.
     pub(super) fn insert(
         &mut self,
         key: &[u8],
-        first: State,
-        at: (Revision, u32),
+        first: KeyState,
+        change: (Revision, u32),
     ) -> Option<SlotId> {
         let id = u32::try_from(self.index.len()).ok()?;
         let len = u32::try_from(key.len()).ok()?;
-        let full = |b: &Vec<u8>| b.capacity() - b.len() < key.len();
-        if self.bytes.last().is_none_or(full) {
+        let is_full = |b: &Vec<u8>| b.capacity() - b.len() < key.len();
+        if self.bytes.last().is_none_or(is_full) {
             let chunk = (FIRST_CHUNK << self.bytes.len().min(16)).min(LONGEST_CHUNK);
             self.bytes.push(Vec::with_capacity(chunk.max(key.len())));
             self.byte_memory += chunk.max(key.len());
@@ -156,10 +163,10 @@ impl Keys {
         let chunk = self.bytes.len() - 1;
         let start = self.bytes[chunk].len();
         self.bytes[chunk].extend_from_slice(key);
-        let (first_main, first_sub) = at;
+        let (first_main, first_sub) = change;
         let slot = Slot {
             chunk: u32::try_from(chunk).ok()?,
-            at: u32::try_from(start).ok()?,
+            offset: u32::try_from(start).ok()?,
             len,
             kept_sub: 0,
             kept_main: Revision(0),
@@ -167,8 +174,8 @@ impl Keys {
             first,
             first_main,
             first_sub,
-            is_kept: false,
-            touched_after: false,
+            has_kept: false,
+            changed_after_compact: false,
             alive_in_base: false,
         };
         match self.slots.last_mut() {
@@ -183,12 +190,13 @@ impl Keys {
         let (hasher, slots, bytes) = (&self.hasher, &self.slots, &self.bytes);
         self.index.insert_unique(hash, id, |&id| {
             let s = &slots[id as usize / CHUNK_SLOTS][id as usize % CHUNK_SLOTS];
-            hasher.hash_one(&bytes[s.chunk as usize][s.at as usize..(s.at + s.len) as usize])
+            let chunk = &bytes[s.chunk as usize];
+            hasher.hash_one(&chunk[s.offset as usize..(s.offset + s.len) as usize])
         });
         Some(SlotId(id))
     }
 
-    /// All slots with their keys, in the order in which they were first seen.
+    /// Iterates over all keys and their slots, in the order in which the keys were first seen.
     pub(super) fn iter(&self) -> impl Iterator<Item = (&[u8], &Slot)> {
         self.slots.iter().flatten().map(|s| (self.key_of(s), s))
     }
@@ -199,13 +207,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slot_stays_within_its_promise() {
+    fn a_key_needs_no_more_memory_than_documented() {
         assert!(size_of::<Slot>() <= 88, "{}", size_of::<Slot>());
         let mut keys = Keys::default();
         let name = |i: u32| format!("/registry/some/key/{i:08}").into_bytes();
         let n = 300_000;
         for i in 0..n {
-            keys.insert(&name(i), State::Gone, (Revision(0), 0))
+            keys.insert(&name(i), KeyState::Gone, (Revision(0), 0))
                 .unwrap();
         }
         for i in (0..n).step_by(997) {

@@ -1,25 +1,26 @@
-//! The records of leases: etcd's protobuf `leasepb.Lease` in the bucket `lease`.
+//! Writes records of leases: etcd's protobuf `leasepb.Lease` in the bucket `lease`.
 //!
-//! Only what a restore writes: it reads none. Source: etcd's `server/lease/leasepb/lease.proto` and
-//! `server/storage/schema/lease.go`.
+//! It reads none. Called by `ops::fold`, which adds leases to a restored database. Source: etcd's
+//! `server/lease/leasepb/lease.proto` and `server/storage/schema/lease.go`.
 
 use crate::base::protobuf::put_varint;
 use std::time::Duration;
 
-/// The bucket of leases.
+/// The name of the bucket.
 pub const BUCKET: &[u8] = b"lease";
-/// Bytes of a lease's key.
+/// The size of a key in the bucket, in bytes.
 pub const KEY_SIZE: usize = 8;
 
 const ID: u64 = 1;
 const TTL: u64 = 2;
 
-/// The key of a lease: its ID, big endian.
+/// Returns the key of a lease: its ID, big endian.
 pub fn key(id: i64) -> [u8; KEY_SIZE] {
     id.to_be_bytes()
 }
 
-/// The record of a lease that lives so long (in whole seconds, at least one) from when etcd starts.
+/// Returns the record of the lease with this key. The time to live counts from the start of etcd; it is
+/// stored in whole seconds, rounded down, at least one.
 pub fn record(key: [u8; KEY_SIZE], time_to_live: Duration) -> Vec<u8> {
     let seconds = i64::try_from(time_to_live.as_secs()).unwrap_or(i64::MAX);
     let mut out = Vec::new();
@@ -35,7 +36,7 @@ mod tests {
 
     #[test]
     fn a_record_is_as_etcd_writes_it() {
-        // etcd's own bytes of a lease with the ID 0x1234 and a TTL of 300 s begin so.
+        // The bytes that etcd writes for a lease with the ID 0x1234 and a TTL of 300 s.
         let b = record(key(0x1234), Duration::from_secs(300));
         assert_eq!(b, [0x08, 0xb4, 0x24, 0x10, 0xac, 0x02]);
         let mut rest = &record(key(i64::MIN), Duration::ZERO)[1..];

@@ -1,7 +1,7 @@
-//! The record of a change: etcd's protobuf `mvccpb.KeyValue`.
+//! The record of a change of a key: etcd's protobuf `mvccpb.KeyValue`.
 //!
-//! Written byte for byte as etcd writes it (fields in number order, zero fields left out), since
-//! HashKV runs over these bytes. Source: etcd's `api/mvccpb/kv.proto`.
+//! The encoder writes the same bytes as etcd (fields in the order of their numbers, zero fields omitted),
+//! because HashKV covers these bytes. Source: etcd's `api/mvccpb/kv.proto`.
 
 use crate::base::protobuf::{Value, put_bytes, put_bytes_head, put_varint, take_field, varint_len};
 use crate::error::{Error, Result};
@@ -12,15 +12,15 @@ use crate::mvcc::Revision;
 pub struct KeyValue<'a> {
     /// The key; never empty.
     pub key: &'a [u8],
-    /// The revision in which the key came into being; 0 in a tombstone.
+    /// The revision in which the key was created; 0 in a tombstone.
     pub create_revision: Revision,
     /// The revision of this version; 0 in a tombstone.
     pub mod_revision: Revision,
-    /// 1 at creation, one more with every change; 0 in a tombstone.
+    /// The number of changes since the key was created, including that one: 1 or more; 0 in a tombstone.
     pub version: i64,
     /// The value; may be empty.
     pub value: &'a [u8],
-    /// The lease that the key is attached to, or 0.
+    /// The ID of the lease that the key is attached to, or 0.
     pub lease: i64,
 }
 
@@ -32,7 +32,7 @@ const VALUE: u64 = 5;
 const LEASE: u64 = 6;
 
 impl<'a> KeyValue<'a> {
-    /// The record of a deletion: only the key.
+    /// Creates the record of a deletion, which has only a key.
     pub fn tombstone(key: &'a [u8]) -> Self {
         KeyValue {
             key,
@@ -47,11 +47,10 @@ impl<'a> KeyValue<'a> {
         put_number(out, LEASE, self.lease);
     }
 
-    /// As [`encode`](Self::encode), with a value of `value_len` bytes that `write` appends in place of
-    /// its own.
+    /// Appends the protobuf bytes with another value, of `value_len` bytes, which `write` appends.
     ///
     /// # Errors
-    /// What `write` returns; `Internal` where it appends another number of bytes.
+    /// The error of `write`; `Internal` if it appends another number of bytes.
     pub fn encode_with(
         &self,
         out: &mut Vec<u8>,
@@ -59,16 +58,19 @@ impl<'a> KeyValue<'a> {
         write: impl FnOnce(&mut Vec<u8>) -> Result<()>,
     ) -> Result<()> {
         self.encode_before(out, value_len);
-        let at = out.len();
+        let value_at = out.len();
         write(out)?;
-        if out.len() - at != value_len {
-            return Err(Error::internal("a value is not as long as was said"));
+        let written = out.len() - value_at;
+        if written != value_len {
+            return Err(Error::internal(format!(
+                "a value has {written} bytes instead of {value_len}"
+            )));
         }
         put_number(out, LEASE, self.lease);
         Ok(())
     }
 
-    /// Appends what stands before the value's bytes.
+    /// Appends everything before the bytes of the value.
     fn encode_before(&self, out: &mut Vec<u8>, value_len: usize) {
         out.reserve(self.key.len() + value_len + 64);
         put_data(out, KEY, self.key);
@@ -80,7 +82,8 @@ impl<'a> KeyValue<'a> {
         }
     }
 
-    /// Bytes that [`encode`](Self::encode) would append if the value had `value_len` bytes.
+    /// Returns the number of bytes that [`encode`](Self::encode) would append if the value had `value_len`
+    /// bytes.
     pub fn encoded_len(&self, value_len: usize) -> usize {
         let bytes = |n: usize| match n {
             0 => 0,
@@ -98,13 +101,14 @@ impl<'a> KeyValue<'a> {
             + varint(self.lease)
     }
 
-    /// Reads the protobuf bytes; unknown fields are passed over.
+    /// Decodes the protobuf bytes, and skips unknown fields.
     ///
     /// # Errors
-    /// `CorruptSnapshot` where they are no `mvccpb.KeyValue`.
+    /// `CorruptSnapshot` if the bytes are not a `mvccpb.KeyValue`.
     pub fn decode(b: &'a [u8]) -> Result<Self> {
-        Self::parse(b)
-            .ok_or_else(|| Error::corrupt("a record in the bucket \"key\" is no mvccpb.KeyValue"))
+        Self::parse(b).ok_or_else(|| {
+            Error::corrupt("a record in the bucket \"key\" is not a valid mvccpb.KeyValue")
+        })
     }
 
     fn parse(mut b: &'a [u8]) -> Option<Self> {
@@ -125,13 +129,14 @@ impl<'a> KeyValue<'a> {
     }
 }
 
-/// Zero fields are left out, as etcd does here.
+/// Appends a number field; like etcd, it omits a zero.
 fn put_number(out: &mut Vec<u8>, field: u64, n: i64) {
     if n != 0 {
         put_varint(out, field, n as u64);
     }
 }
 
+/// Appends a bytes field; like etcd, it omits an empty one.
 fn put_data(out: &mut Vec<u8>, field: u64, b: &[u8]) {
     if !b.is_empty() {
         put_bytes(out, field, b);
@@ -143,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn records_come_back_and_garbage_does_not() {
+    fn records_survive_encoding_and_invalid_bytes_are_refused() {
         let kv = KeyValue {
             key: b"/registry/pods/a",
             create_revision: Revision(300),
@@ -166,7 +171,7 @@ mod tests {
             .encode(&mut b);
             assert_eq!(kv.encoded_len(len), b.len());
         }
-        // etcd's own bytes: 0a 01 61 is a tombstone of "a".
+        // etcd writes a tombstone of "a" as 0a 01 61.
         let mut t = Vec::new();
         KeyValue::tombstone(b"a").encode(&mut t);
         assert_eq!(t, b"\x0a\x01a");

@@ -1,4 +1,4 @@
-//! Revisions, and the keys of the `key` bucket that are made of them.
+//! Revisions, and the keys of the `key` bucket, which consist of revisions.
 //!
 //! Source of the format: etcd's `server/storage/mvcc/revision.go`.
 
@@ -30,12 +30,12 @@ impl Revision {
     /// What etcd reports as the compacted revision of a store that was never compacted.
     pub const NONE: Revision = Revision(-1);
 
-    /// The revision after this one.
+    /// Returns the revision after this one.
     pub fn next(self) -> Revision {
         Revision(self.0.saturating_add(1))
     }
 
-    /// The revision before this one.
+    /// Returns the revision before this one.
     pub fn previous(self) -> Revision {
         Revision(self.0.saturating_sub(1))
     }
@@ -47,23 +47,24 @@ impl fmt::Display for Revision {
     }
 }
 
-/// Bytes of a record's key in the `key` bucket, without the mark of a tombstone.
+/// The size of a record's key in the `key` bucket, without the mark of a tombstone, in bytes.
 pub const RECORD_KEY_SIZE: usize = 17;
 const TOMBSTONE_MARK: u8 = b't';
 
-/// The key of a record in the `key` bucket: which change of which transaction it is.
+/// The key of a record in the `key` bucket, which identifies a change in a transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RecordKey {
-    /// The transaction.
+    /// The revision of the transaction.
     pub main: Revision,
-    /// The change within the transaction, from 0.
+    /// The index of the change within the transaction, from 0.
     pub sub: u32,
     /// Whether the change deleted the key.
     pub tombstone: bool,
 }
 
 impl RecordKey {
-    /// Appends main (8 bytes, big endian), `_`, sub (8 bytes, big endian) and, for a tombstone, `t`.
+    /// Appends the bytes: main (8 bytes, big endian), `_`, sub (8 bytes, big endian), and `t` if it is a
+    /// tombstone.
     pub fn encode(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(&encode_revision(self.main, self.sub));
         if self.tombstone {
@@ -71,14 +72,14 @@ impl RecordKey {
         }
     }
 
-    /// Reads a key of the `key` bucket.
+    /// Decodes a key of the `key` bucket.
     ///
     /// # Errors
-    /// `CorruptSnapshot` where the length or the separators are wrong.
+    /// `CorruptSnapshot` if the length or the separators are wrong.
     pub fn decode(b: &[u8]) -> Result<Self> {
         let bad = || {
             Error::corrupt(format!(
-                "a key of {} bytes in the bucket \"key\" is no revision",
+                "a key of {} bytes in the bucket \"key\" is not a revision",
                 b.len()
             ))
         };
@@ -96,7 +97,7 @@ impl RecordKey {
     }
 }
 
-/// The 17 bytes of a revision, as in the keys of `key` and the values of `meta`.
+/// Encodes a revision in 17 bytes, as in the keys of `key` and the values of `meta`.
 pub fn encode_revision(main: Revision, sub: u32) -> [u8; RECORD_KEY_SIZE] {
     let mut b = [b'_'; RECORD_KEY_SIZE];
     b[..8].copy_from_slice(&main.0.to_be_bytes());
@@ -104,7 +105,7 @@ pub fn encode_revision(main: Revision, sub: u32) -> [u8; RECORD_KEY_SIZE] {
     b
 }
 
-/// Reads the first 17 bytes of `b`; `None` where they are no revision.
+/// Decodes a revision, as (main, sub), from the first 17 bytes of `b`. Returns `None` if they are invalid.
 pub fn decode_revision(b: &[u8]) -> Option<(Revision, u32)> {
     let main = i64::from_be_bytes(b.get(..8)?.try_into().ok()?);
     let sub = u64::from_be_bytes(b.get(9..RECORD_KEY_SIZE)?.try_into().ok()?);
@@ -119,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn record_keys_sort_as_their_bytes_and_come_back() {
+    fn record_keys_survive_encoding_and_sort_like_their_bytes() {
         let keys = [
             (0, 0, false),
             (1, 0, false),

@@ -7,7 +7,7 @@
 use crate::base::Cancel;
 use crate::error::{Error, Reason, Result};
 use crate::etcd::client::{Client, Committed};
-use crate::etcd::diff::{Action, Batches, Change, Diff, LiveKey, Wanted, Write};
+use crate::etcd::diff::{Action, BackupKey, Batches, Diff, KeyDifference, LiveKey, Write};
 use crate::mvcc::{KeyRange, Revision};
 use crate::ops::read::json::text_or_base64;
 use crate::ops::report::{FailureFields, Report, ReportBuilder};
@@ -182,7 +182,7 @@ pub fn run(
     client: &Client,
     cancel: &Cancel,
     options: &Options,
-    backup_keys: impl FnOnce(&mut dyn FnMut(Wanted<'_>) -> Result<()>) -> Result<()>,
+    backup_keys: impl FnOnce(&mut dyn FnMut(BackupKey<'_>) -> Result<()>) -> Result<()>,
     on_difference: &mut dyn FnMut(&Difference) -> Result<()>,
 ) -> Report<Outcome> {
     let mut clock = ReportBuilder::start();
@@ -235,11 +235,11 @@ impl Applier<'_> {
     /// Compares all keys, and writes the differences in batches.
     fn compare(
         &mut self,
-        backup_keys: impl FnOnce(&mut dyn FnMut(Wanted<'_>) -> Result<()>) -> Result<()>,
+        backup_keys: impl FnOnce(&mut dyn FnMut(BackupKey<'_>) -> Result<()>) -> Result<()>,
     ) -> Result<()> {
         let live = LiveKeys::new(self.client.clone(), &self.options.keys);
         let mut diff = Diff::new(live);
-        let compared = backup_keys(&mut |key| diff.wanted(key, |change| self.handle(change)))
+        let compared = backup_keys(&mut |key| diff.push(key, |change| self.handle(change)))
             .and_then(|()| diff.finish(|change| self.handle(change)));
         self.outcome.live_revision = diff.live().revision;
         compared?;
@@ -250,22 +250,25 @@ impl Applier<'_> {
     }
 
     /// Reports a difference, and adds it to the next batch.
-    fn handle(&mut self, change: Change<'_>) -> Result<()> {
+    fn handle(&mut self, change: KeyDifference<'_>) -> Result<()> {
         self.cancel.check()?;
         let o = &mut self.outcome;
         let (kind, key, live, value) = match change {
-            Change::Unchanged { .. } => {
+            KeyDifference::Unchanged { .. } => {
                 o.unchanged += 1;
                 return Ok(());
             }
-            Change::Put { wanted, live } => {
+            KeyDifference::Put {
+                backup: wanted,
+                live,
+            } => {
                 let kind = match live {
                     None => DifferenceKind::Create,
                     Some(_) => DifferenceKind::Update,
                 };
                 (kind, wanted.key, live, Some(wanted))
             }
-            Change::Extra { live } => {
+            KeyDifference::Extra { live } => {
                 let kind = match self.options.delete_extra {
                     true => DifferenceKind::Delete,
                     false => DifferenceKind::Leave,
@@ -310,7 +313,7 @@ impl Applier<'_> {
         let full_batch = self.batches.push(Write {
             key: key.to_vec(),
             action,
-            seen: live.map_or(0, |l| l.mod_revision),
+            mod_revision: live.map_or(0, |l| l.mod_revision),
         });
         match full_batch {
             Some(batch) => self.commit(batch),
@@ -395,7 +398,7 @@ impl Outcome {
         } else if is_as_desired {
             self.unchanged += 1;
         } else {
-            let event = match (&now, write.seen) {
+            let event = match (&now, write.mod_revision) {
                 (None, _) => "was deleted",
                 (Some(_), 0) => "was created",
                 (Some(_), _) => "was changed",
@@ -419,7 +422,7 @@ impl Outcome {
         self.skipped.push(Skipped {
             key: write.key.as_slice().into(),
             cause,
-            seen_mod_revision: write.seen,
+            seen_mod_revision: write.mod_revision,
             mod_revision: now,
             message,
         });

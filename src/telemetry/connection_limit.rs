@@ -1,7 +1,8 @@
-//! The connections of the HTTP endpoint: how many there are, and how long one may wait.
+//! Limits the connections of the HTTP endpoint: their number, and the time without a complete request.
 //!
-//! Nobody logs in there, so nobody may hold it: of too many connections the oldest is closed. So a probe of Kubernetes,
-//! which connects anew and asks at once, is answered although somebody holds all other connections.
+//! The endpoint has no authentication, so nobody may block it: if there are too many connections, the oldest
+//! one is closed. A Kubernetes probe uses a new connection at once, and is therefore answered even while
+//! somebody holds all other connections. Called by `endpoint`.
 
 use crate::base::lock;
 use axum::serve::Listener;
@@ -20,35 +21,37 @@ use tokio::time::{Instant, Sleep};
 /// The limits of an endpoint.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limits {
-    /// Connections at once.
+    /// The maximum number of connections.
     pub(super) connections: usize,
-    /// From the beginning of a connection, or from the last answer, to the end of the next request's headers.
-    pub(super) patience: Duration,
+    /// The maximum time from the connection, or from the last response, to the end of the next request's
+    /// headers.
+    pub(super) idle_timeout: Duration,
 }
 
 impl Default for Limits {
     fn default() -> Self {
         Limits {
             connections: 64,
-            patience: Duration::from_secs(10),
+            idle_timeout: Duration::from_secs(10),
         }
     }
 }
 
-/// Connections by their numbers, the oldest first. Without its sender a connection ends.
-type Open = Mutex<VecDeque<(u64, oneshot::Sender<()>)>>;
+/// The open connections by their numbers, the oldest first. Dropping the sender closes the connection.
+type OpenConnections = Mutex<VecDeque<(u64, oneshot::Sender<()>)>>;
 
-/// A listener that keeps the limits.
-pub(super) struct Guarded {
+/// A listener that enforces the limits.
+pub(super) struct LimitedListener {
     inner: TcpListener,
     limits: Limits,
-    open: Arc<Open>,
+    open: Arc<OpenConnections>,
+    /// The number of connections so far.
     count: u64,
 }
 
-impl Guarded {
+impl LimitedListener {
     pub(super) fn new(inner: TcpListener, limits: Limits) -> Self {
-        Guarded {
+        LimitedListener {
             inner,
             limits,
             open: Arc::default(),
@@ -57,7 +60,7 @@ impl Guarded {
     }
 }
 
-impl Listener for Guarded {
+impl Listener for LimitedListener {
     type Io = Connection;
     type Addr = SocketAddr;
 
@@ -76,8 +79,8 @@ impl Listener for Guarded {
             number: self.count,
             open: Arc::clone(&self.open),
             closed,
-            patience: self.limits.patience,
-            deadline: Box::pin(tokio::time::sleep(self.limits.patience)),
+            idle_timeout: self.limits.idle_timeout,
+            deadline: Box::pin(tokio::time::sleep(self.limits.idle_timeout)),
         };
         (connection, address)
     }
@@ -87,18 +90,18 @@ impl Listener for Guarded {
     }
 }
 
-/// A connection that ends when its time is over.
+/// A connection that fails after its deadline, or when the listener closes it.
 pub(super) struct Connection {
     stream: TcpStream,
     number: u64,
-    open: Arc<Open>,
+    open: Arc<OpenConnections>,
     closed: oneshot::Receiver<()>,
-    patience: Duration,
+    idle_timeout: Duration,
     deadline: Pin<Box<Sleep>>,
 }
 
 impl Connection {
-    /// Fails once the connection has to end; otherwise the task is woken then.
+    /// Fails if the connection has to end. Otherwise the task is woken at that time.
     fn check(&mut self, cx: &mut Context<'_>) -> Result<()> {
         if self.deadline.as_mut().poll(cx).is_ready() {
             return Err(Error::from(ErrorKind::TimedOut));
@@ -122,7 +125,7 @@ impl AsyncRead for Connection {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<Result<()>> {
-        // What comes byte by byte gains no time.
+        // Received bytes do not extend the deadline.
         self.check(cx)?;
         Pin::new(&mut self.stream).poll_read(cx, buf)
     }
@@ -137,8 +140,8 @@ impl AsyncWrite for Connection {
         self.check(cx)?;
         let written = Pin::new(&mut self.stream).poll_write(cx, bytes);
         if let Poll::Ready(Ok(_)) = &written {
-            let end = Instant::now() + self.patience;
-            self.deadline.as_mut().reset(end);
+            let deadline = Instant::now() + self.idle_timeout;
+            self.deadline.as_mut().reset(deadline);
         }
         written
     }

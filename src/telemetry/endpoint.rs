@@ -1,9 +1,9 @@
 //! The HTTP endpoint: `/metrics` for Prometheus, `/healthz` and `/readyz` for Kubernetes.
 //!
-//! It shows what others tell it. It takes no request that changes anything, and has no TLS: it is for the
-//! network of the cluster.
+//! It is read-only, without TLS and authentication: it is meant for the network of the cluster. Called by
+//! `cli`.
 
-use super::connection_limit::{Guarded, Limits};
+use super::connection_limit::{LimitedListener, Limits};
 use super::metrics::Metrics;
 use crate::base::Cancel;
 use crate::error::{Reason, Result};
@@ -25,10 +25,10 @@ use tokio::task::JoinHandle;
 
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// Where to listen: `HOST:PORT`, or `:PORT` for all of the machine's addresses.
+/// An address to listen at: `HOST:PORT`, or `:PORT` for all addresses of the machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BindAddress {
-    /// Empty for all.
+    /// The host; empty for all addresses.
     host: String,
     port: u16,
 }
@@ -40,13 +40,13 @@ impl FromStr for BindAddress {
         const HOW: &str = "give an address and a port, such as 127.0.0.1:8080, [::1]:8080, or :8080 for all addresses of the machine";
         let (host, port) = s
             .rsplit_once(':')
-            .ok_or_else(|| format!("it has no port; {HOW}"))?;
+            .ok_or_else(|| format!("the port is missing; {HOW}"))?;
         let port = port
             .parse()
-            .map_err(|_| format!("\"{port}\" is no port; {HOW}"))?;
+            .map_err(|_| format!("invalid port \"{port}\"; {HOW}"))?;
         let bare = host.strip_prefix('[').and_then(|h| h.strip_suffix(']'));
         if bare.is_none() && host.contains([':', '/', '[', ']']) {
-            return Err(format!("\"{host}\" is no host; {HOW}"));
+            return Err(format!("invalid host \"{host}\"; {HOW}"));
         }
         let host = bare.unwrap_or(host).to_owned();
         Ok(BindAddress { host, port })
@@ -66,7 +66,7 @@ impl BindAddress {
     fn bind(&self) -> std::io::Result<TcpListener> {
         let bind = |host: &str| TcpListener::bind((host, self.port));
         match self.host.as_str() {
-            // Of both families where the system has the newer one.
+            // IPv6 and IPv4 if the system supports IPv6, otherwise IPv4.
             "" => bind("::").or_else(|e| match e.kind() {
                 ErrorKind::AddrInUse | ErrorKind::PermissionDenied => Err(e),
                 _ => bind("0.0.0.0"),
@@ -76,56 +76,56 @@ impl BindAddress {
     }
 }
 
-/// The endpoint, as long as it is there.
-pub struct Server {
+/// A running endpoint. Dropping it closes the endpoint.
+pub struct MetricsServer {
     address: SocketAddr,
-    shown: Shown,
-    serving: JoinHandle<()>,
+    state: ServerState,
+    task: JoinHandle<()>,
     handle: Handle,
 }
 
-impl fmt::Debug for Server {
+impl fmt::Debug for MetricsServer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Server at {}", self.address)
+        write!(f, "MetricsServer at {}", self.address)
     }
 }
 
-/// Gives all metrics of a process as OpenMetrics text.
+/// A function that returns all metrics of a process as OpenMetrics text.
 pub type Exposition = Arc<dyn Fn() -> Result<String> + Send + Sync>;
 
-/// What requests see.
+/// The data behind the responses.
 #[derive(Clone)]
-struct Shown {
+struct ServerState {
     metrics: Exposition,
     ready: Arc<AtomicBool>,
     cancel: Cancel,
 }
 
-/// Opens the endpoint; it is not ready yet. It is there until the server is dropped.
+/// Opens the endpoint for these metrics. `/readyz` fails until [`MetricsServer::set_ready`].
 ///
 /// # Errors
-/// `Configuration` where the address is taken or not this machine's, `PermissionDenied`.
+/// `Configuration` if the address is in use or not of this machine; `PermissionDenied`.
 pub fn serve(
     address: &BindAddress,
     metrics: &Metrics,
     handle: &Handle,
     cancel: &Cancel,
-) -> Result<Server> {
+) -> Result<MetricsServer> {
     let metrics = metrics.clone();
     let exposition: Exposition = Arc::new(move || metrics.encode());
     serve_text(address, exposition, handle, cancel)
 }
 
-/// As [`serve`], for metrics of another kind.
+/// Opens the endpoint for other metrics; otherwise like [`serve`].
 ///
 /// # Errors
-/// Those of [`serve`].
+/// As [`serve`].
 pub fn serve_text(
     address: &BindAddress,
     metrics: Exposition,
     handle: &Handle,
     cancel: &Cancel,
-) -> Result<Server> {
+) -> Result<MetricsServer> {
     serve_within(Limits::default(), address, metrics, handle, cancel)
 }
 
@@ -135,28 +135,30 @@ fn serve_within(
     metrics: Exposition,
     handle: &Handle,
     cancel: &Cancel,
-) -> Result<Server> {
+) -> Result<MetricsServer> {
     let failed = |e: std::io::Error| {
-        let what = match e.kind() {
-            ErrorKind::AddrInUse => {
-                "another program listens there: give another port, or end that one"
-            }
-            ErrorKind::PermissionDenied => {
-                let what = format!(
-                    "cannot serve metrics at {address}: {e}; ports below 1024 need a privilege: give a higher one"
-                );
-                return Reason::PermissionDenied.error(what);
-            }
-            _ => "give an address of this machine, or none before the colon for all of them",
+        let (reason, advice) = match e.kind() {
+            ErrorKind::AddrInUse => (
+                Reason::Configuration,
+                "another program listens there: give another port, or end that program",
+            ),
+            ErrorKind::PermissionDenied => (
+                Reason::PermissionDenied,
+                "ports below 1024 need a privilege: give a higher port",
+            ),
+            _ => (
+                Reason::Configuration,
+                "give an address of this machine, or only :PORT for all of its addresses",
+            ),
         };
-        Reason::Configuration.error(format!("cannot serve metrics at {address}: {e}; {what}"))
+        reason.error(format!("cannot serve metrics at {address}: {e}; {advice}"))
     };
     let listener = address.bind().map_err(failed)?;
     listener.set_nonblocking(true).map_err(failed)?;
     let address = listener.local_addr().map_err(failed)?;
     let _entered = handle.enter();
     let listener = tokio::net::TcpListener::from_std(listener).map_err(failed)?;
-    let shown = Shown {
+    let state = ServerState {
         metrics,
         ready: Arc::default(),
         cancel: cancel.clone(),
@@ -165,58 +167,58 @@ fn serve_within(
         .route("/metrics", get(show_metrics))
         .route("/healthz", get(async || "ok\n"))
         .route("/readyz", get(show_ready))
-        .with_state(shown.clone());
-    let serving = handle.spawn(async move {
-        if let Err(e) = axum::serve(Guarded::new(listener, limits), router).await {
-            tracing::warn!("the endpoint for metrics has ended: {e}");
+        .with_state(state.clone());
+    let task = handle.spawn(async move {
+        if let Err(e) = axum::serve(LimitedListener::new(listener, limits), router).await {
+            tracing::warn!("the endpoint for metrics has stopped: {e}");
         }
     });
     tracing::info!(%address, "serving metrics at /metrics");
-    Ok(Server {
+    Ok(MetricsServer {
         address,
-        shown,
-        serving,
+        state,
+        task,
         handle: handle.clone(),
     })
 }
 
-async fn show_metrics(State(shown): State<Shown>) -> Response {
-    match (shown.metrics)() {
+async fn show_metrics(State(state): State<ServerState>) -> Response {
+    match (state.metrics)() {
         Ok(text) => ([(CONTENT_TYPE, OPEN_METRICS)], text).into_response(),
         Err(e) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{e}\n")).into_response(),
     }
 }
 
-async fn show_ready(State(shown): State<Shown>) -> Response {
-    match shown.ready.load(Ordering::Relaxed) && shown.cancel.check().is_ok() {
+async fn show_ready(State(state): State<ServerState>) -> Response {
+    match state.ready.load(Ordering::Relaxed) && state.cancel.check().is_ok() {
         true => "ok\n".into_response(),
         false => (StatusCode::SERVICE_UNAVAILABLE, "not ready\n").into_response(),
     }
 }
 
-impl Server {
-    /// Where it really listens.
+impl MetricsServer {
+    /// Returns the address it listens at, with the real port if port 0 was given.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Whether `/readyz` says so; once cancelled it says no.
+    /// Sets whether `/readyz` succeeds. After a cancellation it fails in any case.
     pub fn set_ready(&self, ready: bool) {
-        self.shown.ready.store(ready, Ordering::Relaxed);
+        self.state.ready.store(ready, Ordering::Relaxed);
     }
 
-    /// Holds the endpoint open for so long, unless cancelled first: Prometheus comes by at its own pace, and
-    /// a job that is done at once would not be seen.
-    pub fn wait_for_scrape(&self, wait: Duration, cancel: &Cancel) {
-        let wait = async { cancel.or(tokio::time::sleep(wait)).await };
-        // A signal is no failure of a job that is done.
+    /// Keeps the endpoint open for this time, unless cancelled: otherwise Prometheus could miss a short
+    /// operation.
+    pub fn wait_for_scrape(&self, time: Duration, cancel: &Cancel) {
+        let wait = async { cancel.or(tokio::time::sleep(time)).await };
+        // The operation is complete, so a signal is not an error.
         let _ = self.handle.block_on(wait);
     }
 }
 
-impl Drop for Server {
+impl Drop for MetricsServer {
     fn drop(&mut self) {
-        self.serving.abort();
+        self.task.abort();
     }
 }
 
@@ -225,7 +227,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_read_as_documented() {
+    fn documented_addresses_are_parsed() {
         for (s, shown) in [
             (":8080", ":8080"),
             ("127.0.0.1:0", "127.0.0.1:0"),
@@ -236,12 +238,12 @@ mod tests {
             assert_eq!(address.to_string(), shown);
         }
         for (s, says) in [
-            ("8080", "no port"),
-            ("", "no port"),
-            ("localhost:", "no port"),
-            ("localhost:65536", "no port"),
-            ("::1:80", "no host"),
-            ("http://localhost:80", "no host"),
+            ("8080", "port is missing"),
+            ("", "port is missing"),
+            ("localhost:", "invalid port"),
+            ("localhost:65536", "invalid port"),
+            ("::1:80", "invalid host"),
+            ("http://localhost:80", "invalid host"),
         ] {
             let e = BindAddress::from_str(s).unwrap_err();
             assert!(e.contains(says) && e.contains(":8080"), "{s}: {e}");
@@ -251,27 +253,27 @@ mod tests {
     use std::io::{Read as _, Write as _};
     use std::net::TcpStream;
 
-    /// Sends the beginning of a request, or all of it.
-    fn sent(server: &Server, text: &str) -> TcpStream {
+    /// Connects and sends a text.
+    fn sent(server: &MetricsServer, text: &str) -> TcpStream {
         let mut stream = TcpStream::connect(server.address()).unwrap();
-        let patience = Some(Duration::from_secs(30));
-        stream.set_read_timeout(patience).unwrap();
+        let timeout = Some(Duration::from_secs(30));
+        stream.set_read_timeout(timeout).unwrap();
         stream.write_all(text.as_bytes()).unwrap();
         stream
     }
 
-    /// All that the server says until it closes the connection.
-    fn heard(mut stream: TcpStream) -> String {
+    /// Returns everything that the server sends until it closes the connection.
+    fn received(mut stream: TcpStream) -> String {
         let mut text = String::new();
-        // A connection that is reset has said nothing more, either.
+        // A reset also ends the text.
         let _ = stream.read_to_string(&mut text);
         text
     }
 
-    fn serving(runtime: &tokio::runtime::Runtime, connections: usize, ms: u64) -> Server {
+    fn serving(runtime: &tokio::runtime::Runtime, connections: usize, ms: u64) -> MetricsServer {
         let limits = Limits {
             connections,
-            patience: Duration::from_millis(ms),
+            idle_timeout: Duration::from_millis(ms),
         };
         let exposition: Exposition = Arc::new(|| Ok("# EOF\n".to_owned()));
         let address = "127.0.0.1:0".parse().unwrap();
@@ -280,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn who_holds_all_connections_does_not_fail_the_probes() {
+    fn probes_succeed_while_others_hold_all_connections() {
         let runtime = tokio::runtime::Runtime::new().unwrap();
         let server = serving(&runtime, 4, 3_600_000);
         let held: Vec<TcpStream> = (0..20)
@@ -292,34 +294,34 @@ mod tests {
         for path in ["/healthz", "/metrics", "/readyz"] {
             let ask = format!("GET {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n");
             let status = if path == "/readyz" { "503" } else { "200" };
-            let answer = heard(sent(&server, &ask));
+            let answer = received(sent(&server, &ask));
             assert!(
                 answer.starts_with(&format!("HTTP/1.1 {status}")),
                 "{answer}"
             );
         }
-        // The oldest were closed for those that came later.
-        assert_eq!(heard(held.into_iter().next().unwrap()), "");
+        // The oldest connections were closed in favor of later ones.
+        assert_eq!(received(held.into_iter().next().unwrap()), "");
     }
 
     #[test]
-    fn who_never_ends_a_header_is_cut_off() {
+    fn a_connection_that_never_completes_its_headers_is_closed() {
         let runtime = tokio::runtime::Runtime::new().unwrap();
         let server = serving(&runtime, 4, 100);
-        assert_eq!(heard(sent(&server, "GET /metrics HT")), "");
-        assert_eq!(heard(sent(&server, "")), "");
-        // Byte by byte is no better.
+        assert_eq!(received(sent(&server, "GET /metrics HT")), "");
+        assert_eq!(received(sent(&server, "")), "");
+        // Sending byte by byte does not help.
         let mut slow = sent(&server, "GET /metrics HTTP/1.1\r\nX: ");
         while slow.write_all(b"x").is_ok() {
             std::thread::sleep(Duration::from_millis(5));
         }
-        // A connection that was answered ends, too, if nothing more is asked for.
-        let answer = heard(sent(&server, "GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n"));
+        // An idle connection is closed after its response.
+        let answer = received(sent(&server, "GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n"));
         assert!(answer.ends_with("ok\n"), "{answer}");
     }
 
     #[test]
-    fn what_cannot_be_bound_is_said() {
+    fn an_address_that_cannot_be_bound_is_an_error() {
         let runtime = tokio::runtime::Runtime::new().unwrap();
         let cancel = Cancel::default();
         let open = |address: &str| {
@@ -335,12 +337,12 @@ mod tests {
         let e = open(&taken).unwrap_err();
         assert_eq!(e.reason(), Reason::Configuration);
         assert!(e.to_string().contains("another program"), "{e}");
-        // Of the range that is kept for documentation.
+        // An address of the range that is reserved for documentation.
         let e = open("192.0.2.1:0").unwrap_err();
         assert_eq!(e.reason(), Reason::Configuration);
         assert!(e.to_string().contains("of this machine"), "{e}");
         open(":0").unwrap();
-        // A wait ends with a signal, also one that came before.
+        // An earlier cancellation ends the wait as well.
         cancel.cancel();
         first.wait_for_scrape(Duration::from_secs(3600), &cancel);
     }

@@ -1,4 +1,6 @@
-//! Logs on standard error: text for people, one JSON object a line for Pods.
+//! Sets up the logs on standard error: human-readable text, or one JSON object for each line.
+//!
+//! Called by `cli` at the start.
 
 use crate::base::printable;
 use std::fmt::Debug;
@@ -11,7 +13,7 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{Layer as _, fmt, registry};
 
-/// How log lines look.
+/// The format of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum LogFormat {
     /// One line of text an event
@@ -21,7 +23,7 @@ pub enum LogFormat {
 }
 
 impl LogFormat {
-    /// JSON in a Kubernetes Pod, text elsewhere.
+    /// Returns JSON in a Kubernetes Pod, and text elsewhere or on a terminal.
     pub fn detect() -> Self {
         let in_pod = std::env::var_os("KUBERNETES_SERVICE_HOST").is_some();
         if in_pod && !std::io::stderr().is_terminal() {
@@ -32,7 +34,8 @@ impl LogFormat {
     }
 }
 
-/// Writes a field of a text line. What others have named or said must not forge a line or steer the terminal.
+/// Writes a field of a text line. Text of others, such as names and messages, must not forge a line or
+/// control the terminal.
 fn write_field(out: &mut Writer<'_>, field: &Field, value: &dyn Debug) -> std::fmt::Result {
     let text = format!("{value:?}");
     let text = printable::line(&text);
@@ -42,12 +45,13 @@ fn write_field(out: &mut Writer<'_>, field: &Field, value: &dyn Debug) -> std::f
     }
 }
 
-/// Starts logging; `level` is a level (`info`) or a list of `target=level`, separated by commas.
+/// Starts logging. `level` is a level (`info`), or a list of `target=level` separated by commas.
 ///
-/// Other crates log from `warn` on: their debug lines may show requests.
+/// A single level applies to deltafold only. Other crates log warnings and errors, because their debug lines
+/// may contain requests.
 ///
 /// # Errors
-/// What is wrong with `level`.
+/// A message if `level` is invalid.
 pub fn init(format: LogFormat, level: &str) -> Result<(), String> {
     let filter = if level.contains(['=', ',']) {
         level.to_owned()

@@ -1,8 +1,10 @@
-//! The memory the process has used, and that it gives back.
+//! Measures the memory of the process, and configures the allocator.
+//!
+//! Called by `cli`.
 
-/// The most memory that was resident at once, in bytes; `None` where the system does not tell.
+/// Returns the peak resident memory in bytes, or `None` if the system does not report it.
 ///
-/// Linux counts it as `VmHWM` in `/proc/self/status`: with the page cache of mapped files, in KiB.
+/// It is `VmHWM` in Linux' `/proc/self/status`, which includes the page cache of mapped files.
 pub fn peak_memory_bytes() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"))?;
@@ -10,10 +12,10 @@ pub fn peak_memory_bytes() -> Option<u64> {
     Some(kib * 1024)
 }
 
-/// Has buffers of more than 2 MiB go back to the system as soon as they are freed.
+/// Makes glibc return buffers above 2 MiB to the system as soon as they are freed.
 ///
-/// glibc learns from the first such buffer to keep those that come later, as much as 64 MiB for each
-/// thread: with long values and many threads that is a multiple of what is in use.
+/// By default, glibc keeps such buffers after the first one was freed, up to 64 MiB for each thread. With
+/// large values and many threads, that is a multiple of the memory in use.
 pub fn give_back_long_buffers() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {
@@ -30,7 +32,7 @@ pub fn give_back_long_buffers() {
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
     #[test]
-    fn the_peak_is_told_and_plausible() {
+    fn the_peak_is_plausible() {
         let peak = super::peak_memory_bytes().unwrap();
         assert!(peak > 1 << 20 && peak < 1 << 40, "{peak}");
     }

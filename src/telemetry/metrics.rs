@@ -1,7 +1,8 @@
-//! What is counted and measured, for Prometheus: names, labels and units are in `docs/metrics.md`.
+//! The Prometheus metrics of the commands. `docs/metrics.md` lists names, labels and units.
 //!
-//! Whatever was not told yet is not exposed: a job that saves nothing has no last snapshot. Label values come
-//! from small sets, or are names of members; never keys, values, URLs or anything from a message.
+//! A metric is exposed only after it was set: a command that saves nothing has no last snapshot. Label values
+//! come from small sets, or are names of members; they are never keys, values, URLs or parts of messages.
+//! `endpoint` and `textfile` publish the metrics; `ops` and `cli` set them.
 
 use crate::base::lock;
 use crate::error::{Error, Reason};
@@ -20,10 +21,10 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-/// What all names begin with.
+/// The prefix of all names.
 const PREFIX: &str = "deltafold";
 
-/// Seconds, from a delta of a few events to a full of many gigabytes.
+/// The histogram buckets in seconds, from a delta of a few events to a full of many gigabytes.
 const DURATIONS: [f64; 12] = [
     0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0,
 ];
@@ -32,23 +33,23 @@ type Labels<const N: usize> = [(&'static str, String); N];
 type Int = Gauge;
 type Float = Gauge<f64, AtomicU64>;
 
-/// A metric that is exposed once it is known.
+/// A metric that is exposed after it was first used.
 #[derive(Debug, Default)]
-struct Known<M>(Arc<OnceLock<M>>);
+struct OnceKnown<M>(Arc<OnceLock<M>>);
 
-impl<M> Clone for Known<M> {
+impl<M> Clone for OnceKnown<M> {
     fn clone(&self) -> Self {
-        Known(Arc::clone(&self.0))
+        OnceKnown(Arc::clone(&self.0))
     }
 }
 
-impl<M: Default> Known<M> {
+impl<M: Default> OnceKnown<M> {
     fn get(&self) -> &M {
         self.0.get_or_init(M::default)
     }
 }
 
-impl<M: EncodeMetric + TypedMetric> EncodeMetric for Known<M> {
+impl<M: EncodeMetric + TypedMetric> EncodeMetric for OnceKnown<M> {
     fn encode(&self, encoder: MetricEncoder<'_>) -> fmt::Result {
         self.0.get().map_or(Ok(()), |m| m.encode(encoder))
     }
@@ -62,11 +63,12 @@ impl<M: EncodeMetric + TypedMetric> EncodeMetric for Known<M> {
     }
 }
 
-/// How long something lasts already, at the time of the scrape.
+/// The age of something at the time of the scrape. It is exposed after it was first set.
 #[derive(Debug, Clone, Default)]
 struct Age(Arc<Mutex<Option<Since>>>);
 
-/// `None` where nothing lasts. Told by the wall clock, measured by one that does not jump.
+/// The beginning by the wall clock, the time when it was set, and the age at that time. The age grows by the
+/// monotonic clock, which does not jump. `None` if there is nothing that ages.
 type Since = Option<(DateTime<Utc>, Instant, Duration)>;
 
 impl Age {
@@ -76,8 +78,8 @@ impl Age {
         *age = Some(since.map(|since| match before {
             Some(same) if same.0 == since => same,
             _ => {
-                let old = (Utc::now() - since).to_std().unwrap_or_default();
-                (since, Instant::now(), old)
+                let age_now = (Utc::now() - since).to_std().unwrap_or_default();
+                (since, Instant::now(), age_now)
             }
         }));
     }
@@ -86,9 +88,9 @@ impl Age {
 impl EncodeMetric for Age {
     fn encode(&self, encoder: MetricEncoder<'_>) -> fmt::Result {
         let age = *lock(&self.0);
-        let seconds = age
-            .flatten()
-            .map_or(0.0, |(_, told, old)| (told.elapsed() + old).as_secs_f64());
+        let seconds = age.flatten().map_or(0.0, |(_, set_at, age)| {
+            (set_at.elapsed() + age).as_secs_f64()
+        });
         ConstGauge::new(seconds).encode(encoder)
     }
 
@@ -102,7 +104,7 @@ impl EncodeMetric for Age {
     }
 }
 
-/// The label `kind`.
+/// The value of the label `kind`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SnapshotKind {
     /// A full snapshot.
@@ -121,86 +123,86 @@ impl SnapshotKind {
     }
 }
 
-/// A snapshot that was saved.
+/// A saved snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SavedSnapshot {
-    /// Full or delta.
+    /// The kind.
     pub kind: SnapshotKind,
-    /// When.
+    /// The time when it was saved.
     pub at: DateTime<Utc>,
-    /// The newest revision in it.
+    /// The newest revision in the snapshot.
     pub revision: i64,
-    /// Its size in the store, in bytes.
+    /// The size in the store, in bytes.
     pub stored_bytes: u64,
-    /// Its size before it was compressed, in bytes, where that is known.
+    /// The size before the compression in bytes, if known.
     pub uncompressed_bytes: Option<u64>,
 }
 
-/// What can be restored.
+/// The range of revisions that can be restored without a gap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Window {
+pub struct RestorableWindow {
     /// The first revision.
     pub first_revision: i64,
-    /// The last one.
+    /// The last revision.
     pub last_revision: i64,
-    /// When the first one was, where that is known.
+    /// The time of the first revision, if known.
     pub first_time: Option<DateTime<Utc>>,
-    /// When the last one was, where that is known.
+    /// The time of the last revision, if known.
     pub last_time: Option<DateTime<Utc>>,
 }
 
-/// What a compaction has folded.
+/// The figures of a compaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Folded {
-    /// Deltas.
+pub struct CompactionFigures {
+    /// The number of folded deltas.
     pub deltas: u64,
-    /// Events in them.
+    /// The number of events in these deltas.
     pub events: u64,
-    /// Bytes read from the store.
+    /// The number of bytes read from the store.
     pub read_bytes: u64,
-    /// The new snapshot's bytes in the store; 0 where none was written.
+    /// The size of the new snapshot in the store in bytes, or 0 if none was written.
     pub written_bytes: u64,
 }
 
-/// What a verification has found.
+/// The figures of a verification.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Verified {
-    /// Findings by their reason, those that make it fail and those that do not.
+pub struct VerificationFigures {
+    /// The number of findings for each reason, including those that do not fail the verification.
     pub findings: Vec<(&'static str, u64)>,
-    /// Of these, those that make it fail.
+    /// The number of findings that fail the verification.
     pub errors: u64,
-    /// Snapshots read.
+    /// The number of snapshots read.
     pub snapshots: u64,
-    /// Bytes read from the store.
+    /// The number of bytes read from the store.
     pub read_bytes: u64,
-    /// When the newest snapshot was made, and how long ago that is.
+    /// The time of the newest snapshot, and its age in seconds.
     pub newest: Option<(DateTime<Utc>, f64)>,
-    /// Whether the drills succeeded, and how long they took; `None` where there was none.
+    /// Whether the restore drills succeeded, and how long they took; `None` if there was none.
     pub drill: Option<(bool, Duration)>,
 }
 
-/// Declares the metrics that are alike: the field, its type, its unit, its name, and what it tells.
+/// Declares metrics: the field, its type, its unit, its name, and its help text.
 macro_rules! metrics {
     ($($field:ident: $type:ty = $unit:ident($name:literal, $help:literal);)*) => {
-        /// All metrics of a process. Clones are the same metrics.
+        /// The metrics of a process. Clones share them.
         #[derive(Debug, Clone)]
         pub struct Metrics {
             registry: Arc<Registry>,
             names: Arc<[String]>,
-            /// Locked by `job_ended` and by `encode`. So a text that tells the end of a job tells its failure and
-            /// duration, too.
-            whole: Arc<Mutex<()>>,
+            /// Held by `job_ended` and `encode`, so that an exposition never contains only a part of a job's
+            /// end.
+            job_end: Arc<Mutex<()>>,
             durations: Durations,
             $($field: $type,)*
         }
 
         impl Metrics {
-            fn register(mut r: Register, durations: Durations) -> Self {
+            fn register(mut r: Registrar, durations: Durations) -> Self {
                 Metrics {
                     durations,
                     $($field: r.$unit($name, $help),)*
                     names: r.names.into(),
-                    whole: Arc::default(),
+                    job_end: Arc::default(),
                     registry: Arc::new(r.registry),
                 }
             }
@@ -209,56 +211,56 @@ macro_rules! metrics {
 }
 
 metrics! {
-    last_time: Family<Labels<1>, Float> = seconds("last_snapshot_timestamp", "When the last snapshot was saved, in unix time");
-    last_revision: Family<Labels<1>, Int> = plain("last_snapshot_revision", "The newest revision in the last snapshot");
-    last_stored: Family<Labels<1>, Int> = bytes("last_snapshot_stored", "The last snapshot's size in the store");
-    last_uncompressed: Family<Labels<1>, Int> = bytes("last_snapshot_uncompressed", "The last snapshot's size before it was compressed");
-    saved_events: Known<Counter> = plain("saved_events", "Events saved in delta snapshots");
-    etcd_read: Known<Counter> = bytes("etcd_read", "Read from etcd: snapshots and events");
-    store_read: Known<Counter> = bytes("store_read", "Read from the store");
-    store_written: Known<Counter> = bytes("store_written", "Written to the store");
-    failures: Family<Labels<3>, Counter> = plain("failures", "Failures, also those that were overcome, by the reason and exit code of docs/exit-codes.md");
-    unsaved_revisions: Known<Int> = plain("unsaved_revisions", "Revisions of etcd that are in no snapshot yet");
-    unsaved_for: Age = seconds("unsaved_age", "How long the oldest change has been waiting that is in no snapshot yet, or that may be in none: the recovery point objective");
-    buffer: Known<Int> = bytes("buffer", "Events in memory that are in no snapshot yet");
-    spool: Known<Int> = bytes("spool", "Events in the temporary directory that wait for the store");
-    first_restorable: Known<Int> = plain("restorable_first_revision", "The first revision that can be restored without a gap up to the last one");
-    last_restorable: Known<Int> = plain("restorable_last_revision", "The last revision that can be restored");
-    first_restorable_time: Known<Float> = seconds("restorable_first_timestamp", "When the first restorable revision was, in unix time");
-    last_restorable_time: Known<Float> = seconds("restorable_last_timestamp", "When the last restorable revision was, in unix time");
-    lock_held: Known<Int> = plain("lock_held", "1 where this process has the lock and saves, 0 where it waits for it");
-    reconnects: Known<Counter> = plain("etcd_reconnects", "Times that etcd was asked anew after a connection or a watch had ended");
-    fulls: Family<Labels<1>, Counter> = plain("full_snapshots", "Full snapshots that were saved, by why one was due");
-    job_seconds: Family<Labels<1>, Float> = seconds("job_duration", "How long the last run of a job took");
-    job_succeeded: Family<Labels<1>, Int> = plain("job_succeeded", "1 where the last run of a job succeeded, 0 where it failed");
-    job_ended: Family<Labels<1>, Float> = seconds("job_last_run_timestamp", "When the last run of a job ended, in unix time");
-    folded_deltas: Known<Int> = plain("compact_deltas", "Delta snapshots that the last compaction folded");
-    folded_events: Known<Int> = plain("compact_events", "Events that the last compaction folded");
-    compact_read: Known<Int> = bytes("compact_read", "Read from the store by the last compaction");
-    compact_written: Known<Int> = bytes("compact_written", "The snapshot's size that the last compaction wrote, 0 where none was due");
-    defragmented: Family<Labels<1>, Counter> = bytes("defragmented", "Given back by defragmentations of a member's database");
+    last_time: Family<Labels<1>, Float> = seconds("last_snapshot_timestamp", "Unix time of the last snapshot");
+    last_revision: Family<Labels<1>, Int> = plain("last_snapshot_revision", "Newest revision in the last snapshot");
+    last_stored: Family<Labels<1>, Int> = bytes("last_snapshot_stored", "Size of the last snapshot in the store");
+    last_uncompressed: Family<Labels<1>, Int> = bytes("last_snapshot_uncompressed", "Size of the last snapshot before compression");
+    saved_events: OnceKnown<Counter> = plain("saved_events", "Events saved in delta snapshots");
+    etcd_read: OnceKnown<Counter> = bytes("etcd_read", "Bytes of snapshots and events read from etcd");
+    store_read: OnceKnown<Counter> = bytes("store_read", "Bytes read from the store");
+    store_written: OnceKnown<Counter> = bytes("store_written", "Bytes written to the store");
+    failures: Family<Labels<3>, Counter> = plain("failures", "Failures, including those that a retry resolved, by the reason and exit code of docs/exit-codes.md");
+    unsaved_revisions: OnceKnown<Int> = plain("unsaved_revisions", "Revisions of etcd that are not in any snapshot yet");
+    unsaved_for: Age = seconds("unsaved_age", "Age of the oldest change that is not, or may not be, in any snapshot: the current recovery point");
+    buffer: OnceKnown<Int> = bytes("buffer", "Size of the events in memory that are not in any snapshot yet");
+    spool: OnceKnown<Int> = bytes("spool", "Size of the events in the temporary directory that wait for the store");
+    first_restorable: OnceKnown<Int> = plain("restorable_first_revision", "First revision of the newest range that can be restored without a gap");
+    last_restorable: OnceKnown<Int> = plain("restorable_last_revision", "Last revision that can be restored");
+    first_restorable_time: OnceKnown<Float> = seconds("restorable_first_timestamp", "Unix time of the first restorable revision");
+    last_restorable_time: OnceKnown<Float> = seconds("restorable_last_timestamp", "Unix time of the last restorable revision");
+    lock_held: OnceKnown<Int> = plain("lock_held", "1 if this process holds the lock and saves snapshots, 0 if it waits for the lock");
+    reconnects: OnceKnown<Counter> = plain("etcd_reconnects", "Reconnections to etcd after a connection or a watch ended");
+    fulls: Family<Labels<1>, Counter> = plain("full_snapshots", "Saved full snapshots, by the reason for taking them");
+    job_seconds: Family<Labels<1>, Float> = seconds("job_duration", "Duration of the last run of a command");
+    job_succeeded: Family<Labels<1>, Int> = plain("job_succeeded", "1 if the last run of a command succeeded, 0 if it failed");
+    job_ended: Family<Labels<1>, Float> = seconds("job_last_run_timestamp", "Unix time of the end of the last run of a command");
+    folded_deltas: OnceKnown<Int> = plain("compact_deltas", "Delta snapshots folded by the last compaction");
+    folded_events: OnceKnown<Int> = plain("compact_events", "Events folded by the last compaction");
+    compact_read: OnceKnown<Int> = bytes("compact_read", "Bytes read from the store by the last compaction");
+    compact_written: OnceKnown<Int> = bytes("compact_written", "Size of the snapshot written by the last compaction, 0 if none was due");
+    defragmented: Family<Labels<1>, Counter> = bytes("defragmented", "Bytes freed by defragmenting the database of a member");
     copied: Family<Labels<1>, Counter> = plain("copied_snapshots", "Snapshots copied to another store");
-    not_copied: Known<Int> = plain("copy_failed_snapshots", "Snapshots that are wanted in the other store and could not be copied, as of the last listing");
-    in_step: Known<Float> = seconds("copy_complete_timestamp", "When the other store was last seen to have all that is wanted, in unix time");
-    verify_errors: Known<Int> = plain("verify_errors", "Findings that made the last verification fail, 0 where it succeeded");
+    not_copied: OnceKnown<Int> = plain("copy_failed_snapshots", "Snapshots that should be in the other store but could not be copied, as of the last listing");
+    in_step: OnceKnown<Float> = seconds("copy_complete_timestamp", "Unix time when the other store was last known to be complete");
+    verify_errors: OnceKnown<Int> = plain("verify_errors", "Findings that made the last verification fail, 0 if it succeeded");
     verify_findings: Family<Labels<1>, Int> = plain("verify_findings", "Findings of the last verification, by the reason of docs/verify-result.schema.json");
-    verify_snapshots: Known<Int> = plain("verify_snapshots", "Snapshots that the last verification read");
-    verify_read: Known<Int> = bytes("verify_read", "Read from the store by the last verification");
-    verify_newest: Known<Float> = seconds("verify_newest_snapshot_timestamp", "When the newest snapshot was made, by its name, in unix time");
-    verify_newest_age: Known<Float> = seconds("verify_newest_snapshot_age", "How old the newest snapshot was at the last verification");
-    drill_succeeded: Known<Int> = plain("verify_drill_succeeded", "1 where the last restore drill succeeded, 0 where it failed");
-    drill_seconds: Known<Float> = seconds("verify_drill_duration", "How long the last restore drill took");
+    verify_snapshots: OnceKnown<Int> = plain("verify_snapshots", "Snapshots read by the last verification");
+    verify_read: OnceKnown<Int> = bytes("verify_read", "Bytes read from the store by the last verification");
+    verify_newest: OnceKnown<Float> = seconds("verify_newest_snapshot_timestamp", "Unix time of the newest snapshot, by its name");
+    verify_newest_age: OnceKnown<Float> = seconds("verify_newest_snapshot_age", "Age of the newest snapshot at the last verification");
+    drill_succeeded: OnceKnown<Int> = plain("verify_drill_succeeded", "1 if the last restore drill succeeded, 0 if it failed");
+    drill_seconds: OnceKnown<Float> = seconds("verify_drill_duration", "Duration of the last restore drill");
 }
 
 type Durations = Family<Labels<2>, Histogram, fn() -> Histogram>;
 
-/// Registers metrics, and remembers their names as the exposition has them in `# TYPE`.
-struct Register {
+/// Registers metrics, and collects their names as in the `# TYPE` lines of the exposition.
+struct Registrar {
     registry: Registry,
     names: Vec<String>,
 }
 
-impl Register {
+impl Registrar {
     fn add<M: Metric + Clone>(&mut self, name: &str, unit: Option<Unit>, help: &str, m: M) -> M {
         let unit_name = unit.as_ref().map(|u| format!("_{}", u.as_str()));
         let unit_name = unit_name.unwrap_or_default();
@@ -285,12 +287,12 @@ impl Register {
     }
 }
 
-/// A size as a gauge has it.
+/// Converts a size to the type of a gauge.
 fn int(n: u64) -> i64 {
     i64::try_from(n).unwrap_or(i64::MAX)
 }
 
-/// Unix time in seconds.
+/// Converts a time to Unix time in seconds.
 fn unix(t: DateTime<Utc>) -> f64 {
     t.timestamp_millis() as f64 / 1000.0
 }
@@ -302,44 +304,44 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// Metrics of which nothing is known yet but the version.
+    /// Creates metrics of which only the version is set.
     pub fn new() -> Self {
-        let mut r = Register {
+        let mut r = Registrar {
             registry: Registry::with_prefix(PREFIX),
             names: vec![format!("{PREFIX}_build")],
         };
         let version = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
         r.registry
-            .register("build", "The program that is running", version);
+            .register("build", "Version of the running program", version);
         let durations = Family::new_with_constructor((|| Histogram::new(DURATIONS)) as fn() -> _);
         let durations = r.add(
             "snapshot_duration",
             Some(Unit::Seconds),
-            "How long it took to save a snapshot, or until that failed",
+            "Time to save a snapshot, or until that failed",
             durations,
         );
         Self::register(r, durations)
     }
 
-    /// The names of all there are, whether known or not, as `# TYPE` has them.
+    /// Returns the names of all metrics, exposed or not, as in the `# TYPE` lines.
     pub fn names(&self) -> &[String] {
         &self.names
     }
 
-    /// The exposition: OpenMetrics 1.0 text.
+    /// Returns the exposition as OpenMetrics 1.0 text.
     ///
     /// # Errors
     /// `Internal`.
     pub fn encode(&self) -> Result<String, Error> {
         let mut text = String::new();
-        let _whole = lock(&self.whole);
+        let _guard = lock(&self.job_end);
         encode(&mut text, &self.registry)
-            .map_err(|_| Error::internal("metrics that cannot be written down"))?;
+            .map_err(|_| Error::internal("cannot encode the metrics"))?;
         Ok(text)
     }
 
-    /// The same as Prometheus' text of version 0.0.4, which is what node exporter reads from files: counters and
-    /// infos are named as their samples, and there are no units.
+    /// Returns the exposition as Prometheus text of version 0.0.4, which node exporter reads from files. In
+    /// that format counters and infos have the names of their samples, and there are no units.
     ///
     /// # Errors
     /// `Internal`.
@@ -351,8 +353,8 @@ impl Metrics {
             if line == "# EOF" || line.starts_with("# UNIT ") {
                 continue;
             }
-            if let Some(helped) = line.strip_prefix("# HELP ") {
-                help = helped.split_once(' ');
+            if let Some(rest) = line.strip_prefix("# HELP ") {
+                help = rest.split_once(' ');
                 continue;
             }
             if let Some((name, kind)) = line.strip_prefix("# TYPE ").and_then(|l| l.split_once(' '))
@@ -363,8 +365,8 @@ impl Metrics {
                     "unknown" => ("", "untyped"),
                     _ => ("", kind),
                 };
-                if let Some((_, said)) = help.take() {
-                    text += &format!("# HELP {name}{suffix} {said}\n");
+                if let Some((_, help)) = help.take() {
+                    text += &format!("# HELP {name}{suffix} {help}\n");
                 }
                 text += &format!("# TYPE {name}{suffix} {kind}\n");
                 continue;
@@ -375,7 +377,7 @@ impl Metrics {
         Ok(text)
     }
 
-    /// A snapshot is in the store.
+    /// Records a snapshot in the store.
     pub fn snapshot_saved(&self, saved: &SavedSnapshot) {
         let labels = saved.kind.labels();
         self.last_time.get_or_create(&labels).set(unix(saved.at));
@@ -392,7 +394,7 @@ impl Metrics {
         }
     }
 
-    /// Saving a snapshot took so long, and succeeded or not.
+    /// Records how long it took to save a snapshot, and whether that succeeded.
     pub fn snapshot_took(&self, kind: SnapshotKind, took: Duration, succeeded: bool) {
         let [kind] = kind.labels();
         let labels = [kind, ("succeeded", succeeded.to_string())];
@@ -401,28 +403,28 @@ impl Metrics {
             .observe(took.as_secs_f64());
     }
 
-    /// So many more events are in delta snapshots.
+    /// Adds `n` events that were saved in delta snapshots.
     pub fn events_saved(&self, n: u64) {
         self.saved_events.get().inc_by(n);
     }
 
-    /// So many more bytes came from etcd.
+    /// Adds bytes that were read from etcd.
     pub fn etcd_read(&self, bytes: u64) {
         self.etcd_read.get().inc_by(bytes);
     }
 
-    /// So many more bytes came from the store.
+    /// Adds bytes that were read from the store.
     pub fn store_read(&self, bytes: u64) {
         self.store_read.get().inc_by(bytes);
     }
 
-    /// So many more bytes went to the store.
+    /// Adds bytes that were written to the store.
     pub fn store_written(&self, bytes: u64) {
         self.store_written.get().inc_by(bytes);
     }
 
-    /// Something failed, for good or to be tried again. `operation` is a word of a small set, such as the
-    /// command or `watch`, `upload`, `lock`.
+    /// Counts a failure, final or to be retried. `operation` is a word of a small set, such as the command,
+    /// `watch`, `upload` or `lock`.
     pub fn failed(&self, operation: &'static str, reason: Reason) {
         let labels = [
             ("operation", operation.to_owned()),
@@ -432,22 +434,22 @@ impl Metrics {
         self.failures.get_or_create(&labels).inc();
     }
 
-    /// So many revisions of etcd are in no snapshot. `since` is when the oldest change among them was seen;
-    /// where etcd does not answer, when it last did: what it has done since then is in none either. `None`
-    /// where all is saved.
+    /// Sets the number of revisions that are not in any snapshot, and the time of the oldest of these changes
+    /// (`None` if all changes are saved). If etcd does not respond, that is the time of its last response:
+    /// later changes may be unsaved.
     pub fn unsaved(&self, revisions: u64, since: Option<DateTime<Utc>>) {
         self.unsaved_revisions.get().set(int(revisions));
         self.unsaved_for.set(since);
     }
 
-    /// Bytes of events in memory.
+    /// Sets the size of the events that wait in memory and on disk, in bytes.
     pub fn buffered(&self, in_memory: u64, on_disk: u64) {
         self.buffer.get().set(int(in_memory));
         self.spool.get().set(int(on_disk));
     }
 
-    /// What can be restored.
-    pub fn restorable(&self, window: &Window) {
+    /// Sets the range that can be restored.
+    pub fn restorable(&self, window: &RestorableWindow) {
         self.first_restorable.get().set(window.first_revision);
         self.last_restorable.get().set(window.last_revision);
         if let Some(t) = window.first_time {
@@ -458,27 +460,27 @@ impl Metrics {
         }
     }
 
-    /// Whether this process has the lock.
+    /// Sets whether this process holds the lock.
     pub fn lock_held(&self, held: bool) {
         self.lock_held.get().set(held.into());
     }
 
-    /// etcd was asked anew after a connection or a watch had ended.
+    /// Counts a reconnection to etcd after a connection or a watch ended.
     pub fn reconnected(&self) {
         self.reconnects.get().inc();
     }
 
-    /// A full was saved; `reason` is why it was due, in CamelCase.
+    /// Counts a saved full. `reason` is why it was taken, in CamelCase.
     pub fn full_saved(&self, reason: &str) {
         self.fulls
             .get_or_create(&[("reason", reason.to_owned())])
             .inc();
     }
 
-    /// A run of a job ended now, after so long; `failure` is why it failed.
+    /// Records the end of a run of a command now, its duration, and the reason of its failure if it failed.
     pub fn job_ended(&self, job: &'static str, took: Duration, failure: Option<Reason>) {
         let labels = [("job", job.to_owned())];
-        let _whole = lock(&self.whole);
+        let _guard = lock(&self.job_end);
         self.job_seconds
             .get_or_create(&labels)
             .set(took.as_secs_f64());
@@ -491,31 +493,31 @@ impl Metrics {
         }
     }
 
-    /// A compaction is done.
-    pub fn compacted(&self, folded: &Folded) {
+    /// Records a compaction.
+    pub fn compacted(&self, folded: &CompactionFigures) {
         self.folded_deltas.get().set(int(folded.deltas));
         self.folded_events.get().set(int(folded.events));
         self.compact_read.get().set(int(folded.read_bytes));
         self.compact_written.get().set(int(folded.written_bytes));
     }
 
-    /// A snapshot was copied to another store.
+    /// Counts a snapshot that was copied to another store.
     pub fn copied(&self, kind: SnapshotKind) {
         self.copied.get_or_create(&kind.labels()).inc();
     }
 
-    /// So many snapshots that are wanted in the other store could not be copied.
+    /// Sets the number of snapshots that could not be copied to the other store.
     pub fn to_copy(&self, snapshots: u64) {
         self.not_copied.get().set(int(snapshots));
     }
 
-    /// The other store has all that is wanted.
+    /// Records that the other store is complete now.
     pub fn in_step(&self) {
         self.in_step.get().set(unix(Utc::now()));
     }
 
-    /// A verification has ended.
-    pub fn verified(&self, verified: &Verified) {
+    /// Records a verification.
+    pub fn verified(&self, verified: &VerificationFigures) {
         self.verify_errors.get().set(int(verified.errors));
         for (reason, n) in &verified.findings {
             self.verify_findings
@@ -534,7 +536,7 @@ impl Metrics {
         }
     }
 
-    /// A member's database has so many bytes less.
+    /// Adds bytes by which a defragmentation reduced the database of a member.
     pub fn defragmented(&self, member: &str, bytes: u64) {
         self.defragmented
             .get_or_create(&[("member", member.to_owned())])
@@ -555,7 +557,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_is_not_exposed() {
+    fn metrics_that_were_not_set_are_not_exposed() {
         let m = Metrics::new();
         let text = m.encode().unwrap();
         let samples: Vec<&str> = text.lines().filter(|l| !l.starts_with('#')).collect();
@@ -568,7 +570,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_a_job_is_exposed_whole() {
+    fn the_end_of_a_job_is_exposed_completely_or_not_at_all() {
         for _ in 0..200 {
             let m = Metrics::new();
             let job = m.clone();
@@ -591,7 +593,7 @@ mod tests {
     }
 
     #[test]
-    fn the_age_of_what_is_not_saved_grows_by_itself() {
+    fn the_age_of_unsaved_changes_grows_between_updates() {
         const AGE: &str = "deltafold_unsaved_age_seconds";
         let m = Metrics::new();
         assert_eq!(value(&m, AGE), None);
@@ -604,7 +606,7 @@ mod tests {
         assert!(value(&m, AGE).unwrap() > first);
         m.unsaved(0, None);
         assert_eq!(value(&m, AGE), Some(0.0));
-        // A clock that was set back makes nothing negative.
+        // A clock that was set back does not make the age negative.
         m.unsaved(1, Some(Utc::now() + chrono::Duration::hours(1)));
         let ahead = value(&m, AGE).unwrap();
         assert!((0.0..3600.0).contains(&ahead), "{ahead}");

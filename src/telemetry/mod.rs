@@ -1,4 +1,6 @@
-//! What the process tells of itself: logs, progress, metrics, and the memory it has used.
+//! Logs, progress, metrics, the termination message, and the memory use of the process.
+//!
+//! Called by `cli`, `controller` and `ops`.
 
 mod connection_limit;
 pub mod endpoint;

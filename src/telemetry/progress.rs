@@ -1,4 +1,6 @@
-//! Progress: bars on a terminal, a line in the log now and then elsewhere.
+//! Shows the progress of long steps: bars on a terminal, otherwise a log line every 10 seconds.
+//!
+//! Called by `ops`.
 
 use crate::base::lock;
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
@@ -6,19 +8,19 @@ use std::io::{self, IsTerminal, Write};
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, Instant};
 
-/// All bars of the process, so that log lines do not tear them.
+/// All bars of the process. Log lines are written between redraws, so that they do not mix with bars.
 static BARS: LazyLock<MultiProgress> = LazyLock::new(MultiProgress::new);
 
-/// Without a terminal a long step says how far it is this often.
+/// How often a step logs its progress without a terminal.
 const LOG_EVERY: Duration = Duration::from_secs(10);
 
-/// Where log lines go: to standard error, above the bars.
+/// The writer of log lines: to standard error, above the bars.
 #[derive(Debug, Default)]
 pub struct LogWriter;
 
 impl Write for LogWriter {
     fn write(&mut self, b: &[u8]) -> io::Result<usize> {
-        // A log line that nobody takes is no reason to fail: the work goes on.
+        // An error is ignored: if standard error is closed, the work still continues.
         let _ = BARS.suspend(|| io::stderr().write_all(b));
         Ok(b.len())
     }
@@ -27,65 +29,72 @@ impl Write for LogWriter {
     }
 }
 
-/// How far one step is.
+/// The progress of one step, in bytes. Clones count together; the bar disappears with the last one.
 #[derive(Clone)]
 pub struct Step(Arc<Inner>);
 
 struct Inner {
-    what: String,
+    description: String,
+    /// The bar, if standard error is a terminal.
     bar: Option<ProgressBar>,
-    bytes: Mutex<(u64, Instant)>,
-    of: Option<u64>,
+    /// The number of bytes, and the time of the last log line.
+    done: Mutex<(u64, Instant)>,
+    total: Option<u64>,
 }
 
 impl Step {
-    /// Begins a step over `of` bytes, if that is known.
-    pub fn new(what: impl Into<String>, of: Option<u64>) -> Self {
-        let what = what.into();
-        let bar = io::stderr().is_terminal().then(|| {
-            let bar = BARS.add(match of {
-                Some(n) => ProgressBar::new(n),
-                None => ProgressBar::no_length(),
-            });
-            let shape = match of {
-                Some(_) => "{msg:46!} {bar:12} {bytes:>10}/{total_bytes:10}",
-                None => "{msg:46!} {spinner} {bytes:>10}",
-            };
-            if let Ok(style) = ProgressStyle::with_template(shape) {
-                bar.set_style(style);
-            }
-            bar.set_message(what.clone());
-            bar
-        });
+    /// Begins a step. `total` is its number of bytes, if that is known.
+    pub fn new(description: impl Into<String>, total: Option<u64>) -> Self {
+        let description = description.into();
+        let bar = io::stderr()
+            .is_terminal()
+            .then(|| new_bar(description.clone(), total));
         Step(Arc::new(Inner {
-            what,
+            description,
             bar,
-            bytes: Mutex::new((0, Instant::now())),
-            of,
+            done: Mutex::new((0, Instant::now())),
+            total,
         }))
     }
 
-    /// Adds bytes done.
+    /// Adds `n` processed bytes.
     pub fn add(&self, n: u64) {
         if let Some(bar) = &self.0.bar {
             bar.inc(n);
             return;
         }
-        let mut done = lock(&self.0.bytes);
-        done.0 += n;
-        if done.1.elapsed() >= LOG_EVERY {
-            done.1 = Instant::now();
-            tracing::info!(bytes = done.0, of = self.0.of, "{}", self.0.what);
+        let mut done = lock(&self.0.done);
+        let (bytes, last_log) = &mut *done;
+        *bytes += n;
+        if last_log.elapsed() >= LOG_EVERY {
+            *last_log = Instant::now();
+            tracing::info!(bytes = *bytes, of = self.0.total, "{}", self.0.description);
         }
     }
 
-    /// Counts what is read through it.
-    pub fn reader<R>(&self, inner: R) -> Counted<R> {
-        Counted {
+    /// Wraps a reader, and adds the bytes that are read from it.
+    pub fn reader<R>(&self, inner: R) -> CountingReader<R> {
+        CountingReader {
             inner,
             step: self.clone(),
         }
     }
+}
+
+fn new_bar(description: String, total: Option<u64>) -> ProgressBar {
+    let (bar, template) = match total {
+        Some(total) => (
+            ProgressBar::new(total),
+            "{msg:46!} {bar:12} {bytes:>10}/{total_bytes:10}",
+        ),
+        None => (ProgressBar::no_length(), "{msg:46!} {spinner} {bytes:>10}"),
+    };
+    let bar = BARS.add(bar);
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style);
+    }
+    bar.set_message(description);
+    bar
 }
 
 impl Drop for Inner {
@@ -96,13 +105,13 @@ impl Drop for Inner {
     }
 }
 
-/// See [`Step::reader`].
-pub struct Counted<T> {
+/// A reader whose bytes count as progress: see [`Step::reader`].
+pub struct CountingReader<T> {
     inner: T,
     step: Step,
 }
 
-impl<R: io::Read> io::Read for Counted<R> {
+impl<R: io::Read> io::Read for CountingReader<R> {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         let n = self.inner.read(out)?;
         self.step.add(n as u64);

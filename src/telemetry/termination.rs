@@ -1,6 +1,8 @@
-//! The termination message: how a command ended, as its Pod's status keeps it.
+//! The termination message: a summary of a command's result in JSON, which Kubernetes stores in the status of
+//! the Pod.
 //!
-//! `cli` writes it and the controller reads it. Its size is bounded by how it is made: nothing is added that does not fit.
+//! `cli` writes it, and `controller` reads it. It never exceeds the limit of Kubernetes: only what fits is
+//! added.
 
 use crate::error::Error;
 use chrono::{DateTime, SubsecRound, Utc};
@@ -10,14 +12,15 @@ use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Kubernetes cuts a message of more than 4096 bytes, and what is cut is no JSON.
-const MOST: usize = 4095;
-/// Of those, for the failure in words.
-const MOST_WORDS: usize = 1024;
-/// Of those, for the status and for the command.
-const MOST_NAME: usize = 64;
-/// Stands where text was cut.
-const CUT: char = '…';
+/// The maximum size of the message in bytes. Kubernetes truncates messages above 4096 bytes, which breaks the
+/// JSON.
+const MAX_BYTES: usize = 4095;
+/// The maximum size of the error message in JSON, in bytes.
+const MAX_MESSAGE: usize = 1024;
+/// The maximum size of the status and of the command in JSON, in bytes.
+const MAX_NAME: usize = 64;
+/// The end of a text that was cut.
+const ELLIPSIS: char = '…';
 
 /// How a command ended. The fields are a contract: `docs/termination-message.schema.json`.
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
@@ -51,7 +54,7 @@ pub struct Message {
 }
 
 impl Message {
-    /// Of a command that took so long, at its end.
+    /// Creates the message of a command that took `took` and ended at `at`.
     pub fn new(
         command: Option<&str>,
         failure: Option<&Error>,
@@ -60,109 +63,115 @@ impl Message {
         at: DateTime<Utc>,
     ) -> Self {
         let reason = failure.map(Error::reason);
-        let said = outcome.and_then(|o| o.get("status")?.as_str());
+        let outcome_status = outcome.and_then(|o| o.get("status")?.as_str());
         let status = match reason {
             Some(_) => "Failed",
-            None => said.unwrap_or("Succeeded"),
+            None => outcome_status.unwrap_or("Succeeded"),
         };
         let mut message = Message {
-            command: command.map(|c| cut_text(c, MOST_NAME)),
-            status: cut_text(status, MOST_NAME),
+            command: command.map(|c| cut_text(c, MAX_NAME)),
+            status: cut_text(status, MAX_NAME),
             code: reason.map_or(0, |r| r.exit_code()),
             reason: reason.map(|r| r.to_string()),
             retry: reason.map(|r| r.is_retryable()),
-            message: failure.map(|e| cut_text(&e.to_string(), MOST_WORDS)),
+            message: failure.map(|e| cut_text(&e.to_string(), MAX_MESSAGE)),
             seconds: (took.as_secs_f64() * 1000.0).round() / 1000.0,
             finished_at: Some(at.trunc_subsecs(0)),
             result: None,
         };
-        let room = MOST - length(&message) + "null".len();
+        let room = MAX_BYTES - length(&message) + "null".len();
         message.result = outcome.map(|o| summary(o, room));
         message
     }
 
-    /// The newest revision that the command dealt with.
+    /// Returns the newest revision in the result.
     pub fn revision(&self) -> Option<i64> {
         let result = self.result.as_ref()?;
-        let revision = |number: &Value| {
-            // Some results have a revision as text, so that no reader rounds it.
-            let number = number.as_i64().or_else(|| number.as_str()?.parse().ok());
-            number.filter(|&n| n > 0)
-        };
-        let of = |part: &str, field: &str| result.get(part)?.get(field).and_then(revision);
-        let own = result.get("revision").and_then(revision);
-        own.or_else(|| of("newest", "last_revision"))
-            .or_else(|| of("compact", "revision"))
+        let nested = |object: &str, field: &str| result.get(object)?.get(field);
+        let fields = [
+            result.get("revision"),
+            nested("newest", "last_revision"),
+            nested("compact", "revision"),
+        ];
+        fields.into_iter().flatten().find_map(positive_number)
     }
 }
 
-/// How much of a field is told.
-struct Measure {
-    /// Bytes of a text, as they stand in JSON.
+/// Returns a positive number. Some results have a revision as text, so that no reader rounds it.
+fn positive_number(value: &Value) -> Option<i64> {
+    let number = value.as_i64().or_else(|| value.as_str()?.parse().ok());
+    number.filter(|&n| n > 0)
+}
+
+/// How much of each field a summary contains.
+struct DetailLevel {
+    /// The maximum size of a text in JSON, in bytes.
     text: usize,
-    /// A list of up to so many elements stays a list.
+    /// The maximum length of a list that is not shortened.
     whole: usize,
-    /// Of a longer one so many elements are told, and the last one.
+    /// The number of first elements of a shortened list, which also has its last element.
     first: usize,
 }
 
-/// From little to much.
+/// The levels, from the shortest summary to the most detailed.
 #[rustfmt::skip]
-const MEASURES: [Measure; 3] = [
-    Measure { text: 80, whole: 0, first: 0 },
-    Measure { text: 160, whole: 3, first: 3 },
-    Measure { text: 512, whole: 16, first: 3 },
+const DETAIL_LEVELS: [DetailLevel; 3] = [
+    DetailLevel { text: 80, whole: 0, first: 0 },
+    DetailLevel { text: 160, whole: 3, first: 3 },
+    DetailLevel { text: 512, whole: 16, first: 3 },
 ];
 
-/// What is told of an outcome in `room` bytes of JSON: first little of each field, the shortest first, then more of it.
+/// Summarizes an outcome in at most `room` bytes of JSON. Every field is first added with little detail, the
+/// shortest field first; then more detail is added as long as it fits.
 fn summary(outcome: &Map<String, Value>, room: usize) -> Map<String, Value> {
-    let mut told = Map::new();
+    let mut summary = Map::new();
     let mut left = room.saturating_sub("{}".len());
-    for (nth, measure) in MEASURES.iter().enumerate() {
-        let cut = outcome
-            .iter()
-            .map(|(name, value)| (name, cut(value, measure)));
-        let mut fields: Vec<(usize, &String, Value)> = cut
-            .map(|(name, value)| (length(&value), name, value))
-            .collect();
+    for (nth, level) in DETAIL_LEVELS.iter().enumerate() {
+        let mut fields: Vec<(usize, &String, Value)> = Vec::new();
+        for (name, value) in outcome {
+            let value = cut(value, level);
+            fields.push((length(&value), name, value));
+        }
         fields.sort_by_key(|f| f.0);
-        for (length_now, name, value) in fields {
-            let before = told.get(name).map(length);
-            let more = match before {
-                Some(before) => length_now.saturating_sub(before),
-                // `"name":` and a comma.
-                None if nth == 0 => length_now + length(name) + 2,
+        for (new_length, name, value) in fields {
+            let added = match summary.get(name).map(length) {
+                Some(old_length) => new_length.saturating_sub(old_length),
+                // The name, a colon and a comma.
+                None if nth == 0 => new_length + length(name) + 2,
                 None => continue,
             };
-            if more <= left {
-                left -= more;
-                told.insert(name.clone(), value);
+            if added <= left {
+                left -= added;
+                summary.insert(name.clone(), value);
             }
         }
     }
-    told
+    summary
 }
 
-/// Bytes as JSON.
+/// Returns the size of a value in JSON, in bytes.
 fn length(value: &impl Serialize) -> usize {
     serde_json::to_string(value).map_or(usize::MAX, |text| text.len())
 }
 
-fn cut(value: &Value, measure: &Measure) -> Value {
+/// Shortens the texts and lists of a value.
+fn cut(value: &Value, level: &DetailLevel) -> Value {
     match value {
-        Value::String(text) => cut_text(text, measure.text).into(),
-        Value::Array(items) => cut_list(items, measure),
+        Value::String(text) => cut_text(text, level.text).into(),
+        Value::Array(items) => cut_list(items, level),
         Value::Object(fields) => {
             let fields = fields.iter();
-            Value::Object(fields.map(|(k, v)| (k.clone(), cut(v, measure))).collect())
+            Value::Object(fields.map(|(k, v)| (k.clone(), cut(v, level))).collect())
         }
-        plain => plain.clone(),
+        other => other.clone(),
     }
 }
 
-fn cut_list(items: &[Value], measure: &Measure) -> Value {
-    let all = |items: &[Value]| -> Value { items.iter().map(|item| cut(item, measure)).collect() };
-    if items.len() <= measure.whole || items.is_empty() {
+/// Replaces a long list by an object with its length, the numbers of some field values, and its first and
+/// last elements.
+fn cut_list(items: &[Value], level: &DetailLevel) -> Value {
+    let all = |items: &[Value]| -> Value { items.iter().map(|item| cut(item, level)).collect() };
+    if items.len() <= level.whole || items.is_empty() {
         return all(items);
     }
     let mut list = json!({ "count": items.len() });
@@ -175,15 +184,16 @@ fn cut_list(items: &[Value], measure: &Measure) -> Value {
             list["counts"][field] = json!(counts);
         }
     }
-    if measure.first > 0 {
-        list["first"] = all(&items[..measure.first]);
-        // Of snapshots that is the newest.
-        list["last"] = items.last().map(|last| cut(last, measure)).into();
+    if level.first > 0 {
+        list["first"] = all(&items[..level.first]);
+        // In a list of snapshots, the last one is the newest.
+        list["last"] = items.last().map(|last| cut(last, level)).into();
     }
     list
 }
 
-/// Text that takes up to `most` bytes in JSON, the quotes left out; what is cut ends with [`CUT`].
+/// Cuts a text to at most `most` bytes in JSON, without its quotes. A text that was cut ends with
+/// [`ELLIPSIS`].
 fn cut_text(text: &str, most: usize) -> String {
     let mut length = 0;
     let mut end = 0;
@@ -191,10 +201,10 @@ fn cut_text(text: &str, most: usize) -> String {
         length += bytes_in_json(c);
         if length > most {
             let mut cut = text[..end].to_owned();
-            cut.push(CUT);
+            cut.push(ELLIPSIS);
             return cut;
         }
-        if length + CUT.len_utf8() <= most {
+        if length + ELLIPSIS.len_utf8() <= most {
             end = at + c.len_utf8();
         }
     }
@@ -223,8 +233,8 @@ mod tests {
         serde_json::to_string(&message).unwrap()
     }
 
-    /// The message, which is none but a small one.
-    fn of(outcome: &Value) -> Value {
+    /// Returns the message of a success, and checks its size.
+    fn message_of(outcome: &Value) -> Value {
         let text = ended(None, Some(outcome));
         assert!(text.len() < 4096, "{}", text.len());
         assert!(!text.contains('\n'), "{text}");
@@ -242,13 +252,13 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_is_told_and_a_small_outcome_is_whole() {
+    fn a_message_contains_the_failure_and_the_whole_of_a_small_outcome() {
         let text = ended(None, None);
         let expected = r#"{"command":"snapshot delta","status":"Succeeded","code":0,"reason":null,"retry":null,"message":null,"seconds":1.235,"finished_at":"2026-09-21T14:13:20Z","result":null}"#;
         assert_eq!(text, expected);
         let outcome =
             json!({"status": "NothingToDo", "a": [1, {"b": [], "c": null}], "d": {"e": 1.5}});
-        let message = of(&outcome);
+        let message = message_of(&outcome);
         assert_eq!(message["status"], "NothingToDo");
         assert_eq!(message["result"], outcome);
         for (reason, code, retry) in [
@@ -257,20 +267,20 @@ mod tests {
             (Reason::Terminated, 143, false),
         ] {
             let failure = reason.error("no\n".repeat(5000));
-            // As where it could not be printed.
+            // A command can fail after its outcome is complete, for example if it cannot be printed.
             let text = ended(Some(&failure), Some(&json!({"status": "Succeeded"})));
             assert!(text.len() < 4096);
             let message: Value = serde_json::from_str(&text).unwrap();
-            let told = [&message["status"], &message["reason"], &message["code"]];
+            let summary = [&message["status"], &message["reason"], &message["code"]];
             assert_eq!(
-                told,
+                summary,
                 [&json!("Failed"), &json!(reason.as_str()), &json!(code)]
             );
             assert_eq!(message["retry"], retry);
-            let said = message["message"].as_str().unwrap();
+            let text = message["message"].as_str().unwrap();
             assert!(
-                said.starts_with("no\nno\n") && said.ends_with('…'),
-                "{said}"
+                text.starts_with("no\nno\n") && text.ends_with('…'),
+                "{text}"
             );
             assert_eq!(message["result"]["status"], "Succeeded");
         }
@@ -302,7 +312,7 @@ mod tests {
             "bytes_read": 1_u64 << 40, "bytes_written": 1_u64 << 33, "seconds": 12.5,
             "dry_run": false, "warnings": warnings(4000),
         });
-        let result = &of(&outcome)["result"];
+        let result = &message_of(&outcome)["result"];
         for field in [
             "status",
             "snapshot",
@@ -338,7 +348,7 @@ mod tests {
             "members": many(5, |i| json!({"name": format!("etcd-{i}"), "agrees": true, "hash_kv": 1})),
             "warnings": warnings(2000),
         });
-        let result = &of(&outcome)["result"];
+        let result = &message_of(&outcome)["result"];
         assert_eq!(result["revision"], 299);
         assert_eq!(result["bytes_written"], 300_000);
         assert_eq!(result["snapshots"]["count"], 300);
@@ -367,7 +377,7 @@ mod tests {
             "chains": many(50, |i| json!({"base": "b".repeat(50), "deltas": i, "hash_kv": i})),
             "bytes_read": 77,
         });
-        let message = of(&outcome);
+        let message = message_of(&outcome);
         assert_eq!(message["status"], "Verified");
         let result = &message["result"];
         assert_eq!(result["findings"]["count"], 4000);
@@ -393,7 +403,7 @@ mod tests {
             "restorable_before": many(30, |i| json!({"timeline": "t", "first_revision": i, "last_revision": i})),
             "warnings": warnings(5000),
         });
-        let result = &of(&gc)["result"];
+        let result = &message_of(&gc)["result"];
         assert_eq!(result["totals"], totals);
         assert_eq!(result["freed_bytes"], 9_991_000);
         let decided = &result["objects"]["counts"]["decision"];
@@ -405,7 +415,7 @@ mod tests {
             "deltas": many(900, |i| json!(i.to_string())), "restored_revision": 2255, "revision": 3000,
             "hash_kv": 7, "database_bytes": 1_u64 << 33, "warnings": warnings(900),
         });
-        let result = &of(&restore)["result"];
+        let result = &message_of(&restore)["result"];
         for field in ["restored_revision", "revision", "hash_kv", "database_bytes"] {
             assert_eq!(result[field], restore[field], "{field}");
         }
@@ -414,7 +424,7 @@ mod tests {
             "status": "Succeeded", "from": "s3://a/b", "to": "gs://c/d", "backups": 9, "copied": 7000, "failed": 0,
             "objects": many(8000, object), "bytes_written": 5, "warnings": warnings(900),
         });
-        let result = &of(&copy)["result"];
+        let result = &message_of(&copy)["result"];
         for field in ["from", "to", "copied", "failed", "bytes_written"] {
             assert_eq!(result[field], copy[field], "{field}");
         }
@@ -430,7 +440,7 @@ mod tests {
             "status": "Succeeded", "compact": {"requested": "1h", "revision": 5, "done": true},
             "members": many(5, member), "warnings": warnings(3000),
         });
-        let result = &of(&maintain)["result"];
+        let result = &message_of(&maintain)["result"];
         assert_eq!(result["compact"], maintain["compact"]);
         let members = &result["members"];
         let first = members.get("first").unwrap_or(members);
@@ -468,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_the_outcome_is_the_message_is_small_and_parses() {
+    fn the_message_of_a_random_outcome_is_small_and_valid() {
         let seed = crate::seed();
         let mut rng = fastrand::Rng::with_seed(seed);
         for _ in 0..crate::rounds(15, 100) {
@@ -482,8 +492,8 @@ mod tests {
                 assert_eq!(message["command"], "snapshot delta");
             }
             for most in [4, 5, 17, 100, 1000] {
-                let told = summary(outcome.as_object().unwrap(), most);
-                assert!(length(&told) <= most, "{most}: {told:?}");
+                let summary = summary(outcome.as_object().unwrap(), most);
+                assert!(length(&summary) <= most, "{most}: {summary:?}");
             }
         }
     }

@@ -1,7 +1,6 @@
-//! Metrics in a file, for node exporter's textfile collector.
+//! Writes metrics to a file, for the textfile collector of node exporter.
 //!
-//! The file is whole whenever it is read: it is written beside its name and then renamed. What is in it, it does
-//! not decide; `cli` says when it is written.
+//! A reader always sees a complete file: it is written under another name and then renamed. Called by `cli`.
 
 use super::metrics::Metrics;
 use crate::error::{Error, Reason, Result};
@@ -13,10 +12,10 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
-/// How often the file of a process that goes on is written.
-const EVERY: Duration = Duration::from_secs(15);
-/// The collector runs as another user.
-const READABLE: u32 = 0o644;
+/// How often a long-running process writes the file.
+const INTERVAL: Duration = Duration::from_secs(15);
+/// The mode of the file: the collector, which runs as another user, must be able to read it.
+const MODE: u32 = 0o644;
 
 fn folder(file: &Path) -> &Path {
     match file.parent() {
@@ -25,44 +24,44 @@ fn folder(file: &Path) -> &Path {
     }
 }
 
-/// Looks whether the file can be written; a job that nobody could look at should not begin.
+/// Checks, before an operation begins, that the file can be written.
 ///
 /// # Errors
-/// `Configuration` where its folder is not there, or it is a folder itself.
+/// `Configuration` if its folder does not exist, or it is a folder itself.
 pub fn check(file: &Path) -> Result<()> {
-    let wrong = |what: String| {
-        let message = format!("--metrics-file {}: {what}", file.display());
+    let wrong = |problem: String| {
+        let message = format!("--metrics-file {}: {problem}", file.display());
         Err(Reason::Configuration.error(message))
     };
     match folder(file) {
-        f if !f.is_dir() => wrong(format!("the folder {} is not there", f.display())),
+        f if !f.is_dir() => wrong(format!("the folder {} does not exist", f.display())),
         _ if file.is_dir() => {
-            wrong("it is a folder: name a file in it, such as deltafold.prom".into())
+            wrong("this is a folder: name a file in it, such as deltafold.prom".into())
         }
         _ => Ok(()),
     }
 }
 
-/// Writes the metrics as they are now.
+/// Writes the current metrics.
 ///
 /// # Errors
 /// `Io`, `NoSpace`, `PermissionDenied`.
 pub fn write(file: &Path, metrics: &Metrics) -> Result<()> {
     let text = metrics.encode_text()?;
     let failed = |e| Error::io(format!("write the metrics to {}", file.display()), e);
-    // The collector reads *.prom and nothing else.
-    let mut beside = tempfile::Builder::new()
+    // The collector ignores this name: it reads only *.prom.
+    let mut temporary = tempfile::Builder::new()
         .prefix(".deltafold-")
         .suffix(".tmp")
-        .permissions(Permissions::from_mode(READABLE))
+        .permissions(Permissions::from_mode(MODE))
         .tempfile_in(folder(file))
         .map_err(failed)?;
-    beside.write_all(text.as_bytes()).map_err(failed)?;
-    beside.persist(file).map_err(|e| failed(e.error))?;
+    temporary.write_all(text.as_bytes()).map_err(failed)?;
+    temporary.persist(file).map_err(|e| failed(e.error))?;
     Ok(())
 }
 
-/// The file of a process that goes on: written now and then, and when this is dropped.
+/// The file of a long-running process. It is written every 15 seconds, and when this is dropped.
 #[derive(Debug)]
 pub struct Textfile {
     file: PathBuf,
@@ -71,15 +70,9 @@ pub struct Textfile {
 }
 
 impl Textfile {
-    /// Begins to write it.
+    /// Starts to write the file.
     pub fn keep(file: PathBuf, metrics: &Metrics, handle: &Handle) -> Self {
-        let (path, told) = (file.clone(), metrics.clone());
-        let task = handle.spawn(async move {
-            loop {
-                write_or_warn(&path, &told);
-                tokio::time::sleep(EVERY).await;
-            }
-        });
+        let task = handle.spawn(write_regularly(file.clone(), metrics.clone()));
         Textfile {
             file,
             metrics: metrics.clone(),
@@ -88,7 +81,14 @@ impl Textfile {
     }
 }
 
-/// As [`write`], where a failure changes nothing about what the process does.
+async fn write_regularly(file: PathBuf, metrics: Metrics) {
+    loop {
+        write_or_warn(&file, &metrics);
+        tokio::time::sleep(INTERVAL).await;
+    }
+}
+
+/// Writes the current metrics. A failure is only logged.
 pub fn write_or_warn(file: &Path, metrics: &Metrics) {
     if let Err(e) = write(file, metrics) {
         tracing::warn!(reason = e.reason().as_str(), "{e}");

@@ -10,7 +10,7 @@ use crate::support::{deltafold, run_json, tools};
 use deltafold::base::Cancel;
 use deltafold::etcd::client::Client;
 use deltafold::etcd::connect::Endpoints;
-use deltafold::etcd::diff::Wanted;
+use deltafold::etcd::diff::BackupKey;
 use deltafold::mvcc::{KeyRange, Revision};
 use deltafold::ops::apply::{
     Difference, MAX_REQUEST_BYTES, MAX_TXN_OPS, Options, Outcome, Status, run,
@@ -108,7 +108,7 @@ impl Here {
                 |each| {
                     wanted.iter().try_for_each(|(key, value)| {
                         let (key, lease) = (key.as_bytes(), 0);
-                        each(Wanted { key, value, lease })
+                        each(BackupKey { key, value, lease })
                     })
                 },
                 &mut |d| {

@@ -6,7 +6,7 @@ use crate::support::scratch;
 use crate::support::tools;
 use deltafold::base::Cancel;
 use deltafold::datadir::Member;
-use deltafold::etcd::peers::{PeerOptions, Verdict, ask, has_quorum, look};
+use deltafold::etcd::peers::{PeerOptions, QuorumState, ask, find_quorum, has_quorum};
 use deltafold::{Error, Reason};
 use std::path::Path;
 use std::process::Command;
@@ -79,10 +79,10 @@ impl Cluster {
         vec![member(1), member(2)]
     }
 
-    fn look(&self, options: &PeerOptions) -> Result<Option<String>, Error> {
+    fn find_quorum(&self, options: &PeerOptions) -> Result<Option<String>, Error> {
         let others = self.others();
         let others: Vec<&Member> = others.iter().collect();
-        look(&others, 3, options, &Cancel::default())
+        find_quorum(&others, 3, options, &Cancel::default())
     }
 }
 
@@ -102,7 +102,7 @@ fn a_quorum_is_told_from_none(version: EtcdVersion) {
         let options = PeerOptions::default();
         cluster.stop(0);
         // Directly after the loss: the others may still be electing a leader.
-        let why = cluster.look(&options).unwrap().expect("a quorum");
+        let why = cluster.find_quorum(&options).unwrap().expect("a quorum");
         assert!(why.contains("m1, m2"), "{why}");
         let others = cluster.others();
         let others: Vec<&Member> = others.iter().collect();
@@ -119,11 +119,11 @@ fn a_quorum_is_told_from_none(version: EtcdVersion) {
         assert!(!seen[0].reachable && seen[1].reachable, "{seen:?}");
         assert_eq!(seen[1].linearizable, Some(false), "{seen:?}");
         let decision = has_quorum(&seen, 3);
-        assert_eq!(decision.verdict, Verdict::NoQuorum, "{decision:?}");
+        assert_eq!(decision.state, QuorumState::NoQuorum, "{decision:?}");
         assert!(decision.reason.contains("(m2)"), "{decision:?}");
 
         cluster.stop(2);
-        assert_eq!(cluster.look(&options).unwrap(), None);
+        assert_eq!(cluster.find_quorum(&options).unwrap(), None);
     });
 }
 
@@ -148,7 +148,9 @@ fn peers_with_tls_cannot_be_told_without_its_files() {
     in_a_runtime(|| {
         let mut cluster = Cluster::start(EtcdVersion::V3_6, "https", &["--peer-auto-tls"]);
         let refused = |cluster: &Cluster, options: &PeerOptions, says: &str| {
-            let e = cluster.look(options).expect_err("nothing can be told");
+            let e = cluster
+                .find_quorum(options)
+                .expect_err("nothing can be told");
             assert_eq!(e.reason(), Reason::Configuration, "{e}");
             assert!(e.to_string().contains(says), "{e}");
         };
@@ -168,7 +170,7 @@ fn peers_with_tls_cannot_be_told_without_its_files() {
         for i in 0..3 {
             cluster.stop(i);
         }
-        assert_eq!(cluster.look(&none).unwrap(), None);
+        assert_eq!(cluster.find_quorum(&none).unwrap(), None);
     });
 }
 
@@ -197,13 +199,13 @@ fn peers_that_want_a_certificate() {
             trusted_ca_file: Some(file("ca.crt")),
             ..PeerOptions::default()
         };
-        assert!(cluster.look(&with).unwrap().is_some());
-        let e = cluster.look(&without).unwrap_err();
+        assert!(cluster.find_quorum(&with).unwrap().is_some());
+        let e = cluster.find_quorum(&without).unwrap_err();
         assert!(e.to_string().contains("--peer-cert-file"), "{e}");
         cluster.stop(0);
         cluster.stop(1);
-        assert_eq!(cluster.look(&with).unwrap(), None);
-        let e = cluster.look(&without).unwrap_err();
+        assert_eq!(cluster.find_quorum(&with).unwrap(), None);
+        let e = cluster.find_quorum(&without).unwrap_err();
         assert_eq!(e.reason(), Reason::Configuration, "{e}");
     });
 }
@@ -227,11 +229,12 @@ fn a_foreign_server_is_no_peer() {
             name: "m1".to_owned(),
             peer_urls: vec![format!("http://127.0.0.1:{port}")],
         };
-        let e = look(&[&member], 2, &PeerOptions::default(), &Cancel::default()).unwrap_err();
-        assert!(e.to_string().contains("it is no etcd"), "{e}");
+        let e =
+            find_quorum(&[&member], 2, &PeerOptions::default(), &Cancel::default()).unwrap_err();
+        assert!(e.to_string().contains("is not etcd"), "{e}");
         let cancel = Cancel::default();
         cancel.cancel();
-        let e = look(&[&member], 2, &PeerOptions::default(), &cancel).unwrap_err();
+        let e = find_quorum(&[&member], 2, &PeerOptions::default(), &cancel).unwrap_err();
         assert_eq!(e.reason(), Reason::Terminated);
     });
 }

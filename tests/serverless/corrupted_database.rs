@@ -81,7 +81,7 @@ fn databases_that_are_damaged_in_a_right_frame() {
         (
             "a child that is the freelist",
             new().put(branch, element(0) + 8, &word(2)),
-            "no tree page",
+            "neither a leaf nor a branch page",
         ),
         (
             "a key's wild offset",
@@ -106,7 +106,7 @@ fn databases_that_are_damaged_in_a_right_frame() {
         (
             "a value that is longer by one",
             new().put(leaf, element(0) + 12, &[255]),
-            "over the one before it",
+            "overlaps the one before it",
         ),
         (
             "a branch's wild offset",
@@ -146,7 +146,7 @@ fn databases_that_are_damaged_in_a_right_frame() {
         (
             "a leaf that says it is nothing",
             new().put(leaf, 8, &[0]),
-            "no tree page",
+            "neither a leaf nor a branch page",
         ),
         (
             "keys out of order",
@@ -224,7 +224,7 @@ fn databases_that_are_damaged_in_a_right_frame() {
         (
             "both checksums bad",
             new().put(0, 72, &[9]).put(1, 72, &[9]),
-            "checksum is wrong",
+            "wrong checksum",
         ),
         (
             "a part of a page behind it",
@@ -297,7 +297,7 @@ fn pages_that_overlap_cost_no_more_than_the_file() {
         page(&mut file, n, 1, PAGES - 1 - n, [16, n as u64 + 1]);
     }
     let e = walk(&file).unwrap_err();
-    assert!(e.to_string().contains("one too many"), "{e}");
+    assert!(e.to_string().contains("exceeds the number of pages"), "{e}");
 }
 
 /// The leaf of each bucket names itself n times as a bucket. Without one budget for all, a copy would follow
@@ -320,6 +320,6 @@ fn buckets_that_share_pages_are_refused() {
         "shared",
         &with(&path, object(&file, GZIP)),
         "CorruptSnapshot",
-        &[&path, "one too many"],
+        &[&path, "exceeds the number of pages"],
     );
 }

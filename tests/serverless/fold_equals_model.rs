@@ -5,7 +5,7 @@ use crate::support::scratch;
 use crate::support::{rounds, seed};
 use deltafold::bolt::{Database, TreeBuilder, write_file};
 use deltafold::mvcc::{
-    Base, Change, Fold, FoldOptions, KeyRange, KeyValue, Part, RecordKey, Revision, hash_kv,
+    Base, Change, Fold, FoldOptions, KeyRange, KeyValue, PartialFold, RecordKey, Revision, hash_kv,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -226,7 +226,7 @@ fn one_history(seed: u64) {
     let add_all = |fold: &mut Fold<'_>| {
         let mut rng = fastrand::Rng::with_seed(parts_seed);
         // As if several deltas were read at once: later parts are folded separately.
-        let mut parts: Vec<Part> = Vec::new();
+        let mut parts: Vec<PartialFold> = Vec::new();
         let mut last = 0;
         for r in model.records.iter().filter(|r| r.rk.main.0 >= from) {
             let change = if r.rk.tombstone {
@@ -235,7 +235,7 @@ fn one_history(seed: u64) {
                 Change::Put(KeyValue::decode(&r.raw).unwrap())
             };
             if r.rk.main.0 != last && rng.u8(..20) == 0 {
-                parts.push(Part::new(options.clone(), rng.usize(1..2000)));
+                parts.push(PartialFold::new(options.clone(), rng.usize(1..2000)));
             }
             last = r.rk.main.0;
             let taken = match parts.last_mut() {

@@ -16,7 +16,7 @@ use deltafold::Reason;
 use deltafold::base::Cancel;
 use deltafold::telemetry::endpoint::serve;
 use deltafold::telemetry::metrics::{
-    Folded, Metrics, SavedSnapshot, SnapshotKind, Verified, Window,
+    CompactionFigures, Metrics, RestorableWindow, SavedSnapshot, SnapshotKind, VerificationFigures,
 };
 use serde_json::Value;
 
@@ -133,7 +133,7 @@ fn told() -> Metrics {
     m.failed("watch", Reason::EtcdUnreachable);
     m.unsaved(3, None);
     m.buffered(400, 500);
-    m.restorable(&Window {
+    m.restorable(&RestorableWindow {
         first_revision: 5,
         last_revision: 9,
         first_time: Some(time("2026-11-20T11:00:00Z")),
@@ -144,7 +144,7 @@ fn told() -> Metrics {
     m.full_saved("FullTooOld");
     m.job_ended("compact", Duration::from_secs(2), None);
     m.job_ended("maintain", Duration::from_secs(2), Some(Reason::LockHeld));
-    m.compacted(&Folded {
+    m.compacted(&CompactionFigures {
         deltas: 1,
         events: 2,
         read_bytes: 3,
@@ -154,7 +154,7 @@ fn told() -> Metrics {
     m.copied(SnapshotKind::Full);
     m.to_copy(1);
     m.in_step();
-    m.verified(&Verified {
+    m.verified(&VerificationFigures {
         findings: vec![("RevisionGap", 2), ("ForeignObject", 1)],
         errors: 2,
         snapshots: 7,

@@ -433,7 +433,7 @@ fn results_of_collecting_garbage_are_as_documented() {
         .map(|r| r.as_str().unwrap())
         .collect();
     let readme = read("README.md");
-    for &name in deltafold::backup::retention::Why::NAMES {
+    for &name in deltafold::backup::retention::RetentionReason::NAMES {
         assert!(reasons.contains(&name), "{name}");
     }
     for name in reasons {

@@ -12,7 +12,7 @@ use crate::mvcc::history::{
 };
 use crate::mvcc::revision::encode_revision;
 use crate::mvcc::{
-    Base, Fold, HashKv, Kept, KeyRange, KeyValue, RecordKey, Revision, hash_kv, lease,
+    Base, Fold, FoldedRecord, HashKv, KeyRange, KeyValue, RecordKey, Revision, hash_kv, lease,
 };
 use crate::ops::Context;
 use crate::telemetry::progress::Step;
@@ -293,7 +293,7 @@ impl AttachedLeases {
     }
 
     /// Notes the lease of a record, if the record is the newest of a live key.
-    fn note_record(&mut self, r: &Kept<'_>) {
+    fn note_record(&mut self, r: &FoldedRecord<'_>) {
         if r.lease != 0 && r.is_newest && !r.rk.tombstone {
             self.add(r.lease);
         }

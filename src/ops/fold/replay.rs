@@ -11,7 +11,8 @@ use super::select::DeltaSlice;
 use crate::base::{lock, unpoisoned};
 use crate::error::{Error, Result};
 use crate::mvcc::{
-    Change, Fold, FoldOptions, HashKv, KeepHistory, KeyRange, KeyValue, Part, Revision, hash_kv,
+    Change, Fold, FoldOptions, HashKv, KeepHistory, KeyRange, KeyValue, PartialFold, Revision,
+    hash_kv,
 };
 use crate::ops::Context;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -245,7 +246,7 @@ struct FoldTurn<'f> {
 /// Where the events of a slice go.
 enum EventSink<'f> {
     Whole(Box<Fold<'f>>),
-    Part(Box<Part>),
+    Part(Box<PartialFold>),
 }
 
 impl<'f> EventSink<'f> {
@@ -338,7 +339,7 @@ impl<'f> ParallelReplay<'_, 'f> {
         let mut sink = match self.take_fold(i) {
             Some(fold) => EventSink::Whole(Box::new(fold)),
             None => {
-                let part = Part::new(self.options.clone(), PART_BUFFER_BYTES);
+                let part = PartialFold::new(self.options.clone(), PART_BUFFER_BYTES);
                 EventSink::Part(Box::new(part))
             }
         };

@@ -7,7 +7,7 @@ use super::{Maintenance, pause};
 use crate::base::duration;
 use crate::base::text_value::Notation;
 use crate::error::{Reason, Result};
-use crate::etcd::cluster::{Cluster, Compacted};
+use crate::etcd::cluster::{Cluster, CompactionResult};
 use crate::ops::Context;
 use crate::ops::fold::{by_time::revision_at, select::choose_timeline};
 use crate::ops::scan::{Depth, scan_with_tags};
@@ -189,7 +189,7 @@ impl Maintenance<'_> {
         cluster.await_compaction(self.connector, revision)?;
         drop(step);
         outcome.done = true;
-        if compacted == Compacted::Already {
+        if compacted == CompactionResult::Already {
             outcome.reason = format!(
                 "{}; the cluster was compacted there in the meantime",
                 outcome.reason
@@ -234,7 +234,7 @@ impl Maintenance<'_> {
         let mut unchanged = 0;
         loop {
             pause(self.connector)?;
-            let cluster = Cluster::look(self.connector)?;
+            let cluster = Cluster::observe(self.connector)?;
             let sizes = sizes_in_use(&cluster);
             // Clients may write, so that a size grows.
             let any_shrinks = sizes

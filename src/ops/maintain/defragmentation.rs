@@ -190,7 +190,7 @@ fn plan_member(
 pub fn unfit_members(cluster: &Cluster) -> Vec<(String, String)> {
     let mut unfit = Vec::new();
     for member in &cluster.members {
-        if let Some(why) = cluster.illness(member) {
+        if let Some(why) = cluster.unhealthy_reason(member) {
             unfit.push((member.to_string(), why));
         } else if !cluster.is_close(member) {
             let why = format!("its log is {} entries behind", cluster.behind(member));
@@ -204,7 +204,7 @@ pub fn unfit_members(cluster: &Cluster) -> Vec<(String, String)> {
 fn describe_unhealthy(cluster: &Cluster) -> String {
     let mut unhealthy = Vec::new();
     for member in &cluster.members {
-        if let Some(why) = cluster.illness(member) {
+        if let Some(why) = cluster.unhealthy_reason(member) {
             unhealthy.push(format!("{member}: {why}"));
         }
     }
@@ -311,7 +311,7 @@ impl Maintenance<'_> {
     fn wait_until_healthy(&self, defragmented: Option<&Member>) -> Result<Cluster> {
         let deadline = Instant::now() + HEALTH_TIMEOUT;
         loop {
-            let problem = match Cluster::look(self.connector) {
+            let problem = match Cluster::observe(self.connector) {
                 Ok(cluster) => {
                     let unfit = unfit_members(&cluster);
                     if unfit.is_empty() {

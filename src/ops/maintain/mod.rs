@@ -20,7 +20,7 @@ pub use defragmentation::{
 use crate::base::TextValue;
 use crate::error::{Reason, Result};
 use crate::etcd::cluster::Cluster;
-use crate::etcd::connect::{Connector, Failed as RequestFailed};
+use crate::etcd::connect::{AttemptError as RequestFailed, Connector};
 use crate::ops::Context;
 use crate::ops::report::{FailureFields, Report, ReportBuilder};
 use clap::Args;
@@ -149,7 +149,7 @@ pub fn run(
         );
     }
     let clock = ReportBuilder::start();
-    let cluster = Cluster::look(connector)?;
+    let cluster = Cluster::observe(connector)?;
     let lock = match options.dry_run {
         true => MaintenanceLock::NotNeeded,
         false => MaintenanceLock::acquire(connector, store, options, &cluster)?,

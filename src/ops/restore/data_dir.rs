@@ -8,7 +8,7 @@ use super::needed::{self, Action, Decision, Depth, Inspection};
 use super::output::WriteFailure;
 use super::write::WrittenDatabase;
 use super::{Member, Outcome, Restoration, Status, path_text, write};
-use crate::datadir::install::{Leftover, Occupied, Place};
+use crate::datadir::install::{InstallTarget, Leftover, LockedTarget};
 use crate::datadir::membership::Cluster;
 use crate::datadir::{self, snap, wal};
 use crate::error::{Error, Reason, Result};
@@ -24,7 +24,7 @@ use std::path::Path;
 impl Restoration<'_> {
     /// Restores into `dir`, if that is needed.
     pub(super) fn into_data_dir(mut self, dir: &Path) -> Result<Report<Outcome>> {
-        let place = &Place::new(dir, self.options.wal_dir.as_deref())?;
+        let place = &InstallTarget::new(dir, self.options.wal_dir.as_deref())?;
         let cluster = &self.options.shared.membership.cluster()?;
         let if_needed = self.options.shared.if_needed;
         refuse_target_in_use(place)?;
@@ -88,7 +88,7 @@ impl Restoration<'_> {
     /// Writes a member's files to staging.
     fn stage_member(
         &self,
-        occupied: &Occupied,
+        occupied: &LockedTarget,
         cluster: &Cluster,
         source: &Source,
         ctx: &Context,
@@ -102,7 +102,7 @@ impl Restoration<'_> {
 
     /// Locks the directory, and completes or undoes an interrupted restore there. In a dry run it only
     /// warns of one.
-    fn occupy(&mut self, place: &Place) -> Result<Option<Occupied>> {
+    fn occupy(&mut self, place: &InstallTarget) -> Result<Option<LockedTarget>> {
         if self.options.dry_run {
             if place.has_leftover() {
                 self.clock.warn(format!(
@@ -112,7 +112,7 @@ impl Restoration<'_> {
             }
             return Ok(None);
         }
-        let occupied = place.occupy()?;
+        let occupied = place.lock()?;
         match occupied.leftover() {
             Leftover::Completed => {
                 self.clock.warn(
@@ -132,7 +132,7 @@ impl Restoration<'_> {
     fn refuse_quorum(&self, cluster: &Cluster, decision: &Decision) -> Result<()> {
         let (all, me) = (cluster.members(), cluster.me().id);
         let others: Vec<_> = all.iter().filter(|m| m.id != me).collect();
-        match peers::look(&others, all.len(), &self.options.peers, &self.cancel)? {
+        match peers::find_quorum(&others, all.len(), &self.options.peers, &self.cancel)? {
             None => Ok(()),
             Some(quorum) => Err(Reason::ClusterHasQuorum.error(format!(
                 "{}; but {quorum}: a restored member cannot join them. Remove this member from the running cluster and add it again as a new one (etcdctl member remove, etcdctl member add), with an empty data directory",
@@ -144,7 +144,7 @@ impl Restoration<'_> {
     /// Returns the report of a restore that was not needed.
     fn kept(
         self,
-        place: &Place,
+        place: &InstallTarget,
         decision: Decision,
         candidates: Option<Candidates<'_>>,
     ) -> Report<Outcome> {
@@ -208,8 +208,8 @@ impl Restoration<'_> {
 
 /// Moves the staged member into place, and an old one aside.
 fn put_in_place(
-    place: &Place,
-    occupied: Occupied,
+    place: &InstallTarget,
+    occupied: LockedTarget,
     had_member: bool,
     outcome: &mut Outcome,
 ) -> Result<()> {
@@ -263,7 +263,7 @@ fn other_cluster_warning(store: &Store, cluster: &Cluster) -> Option<String> {
     ))
 }
 
-fn refuse_target_in_use(place: &Place) -> Result<()> {
+fn refuse_target_in_use(place: &InstallTarget) -> Result<()> {
     let dir = place.dir().display();
     match datadir::in_use(&place.member(), &place.wal())? {
         true => Err(Reason::TargetInUse.error(format!("a running etcd uses {dir}: stop it first"))),
@@ -271,7 +271,7 @@ fn refuse_target_in_use(place: &Place) -> Result<()> {
     }
 }
 
-fn holds_member(place: &Place) -> Error {
+fn holds_member(place: &InstallTarget) -> Error {
     Reason::TargetExists.error(format!(
         "{} already holds a member, and restore never overwrites one: choose another --data-dir, or use --if-needed to replace a faulty member",
         place.dir().display()

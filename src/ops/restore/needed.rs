@@ -8,7 +8,7 @@ use crate::base::limits::Limits;
 use crate::base::temp::TempFile;
 use crate::base::{Cancel, ReadAt};
 use crate::bolt::Database;
-use crate::datadir::install::Place;
+use crate::datadir::install::InstallTarget;
 use crate::datadir::{snap, wal};
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::history::META_BUCKET;
@@ -285,7 +285,7 @@ fn decide_by(
 /// Fails with `PermissionDenied` or `Io` if a file cannot be read, and with `Terminated`. Damage is a
 /// finding, not an error.
 pub(super) fn inspect(
-    place: &Place,
+    place: &InstallTarget,
     has_member: bool,
     depth: Depth,
     cancel: &Cancel,
@@ -402,7 +402,7 @@ struct LogFiles {
 }
 
 /// Reads the WAL and looks for its `.snap` file. The inner error is a fault of the member.
-fn read_wal(place: &Place) -> Result<Result<LogFiles, Fault>> {
+fn read_wal(place: &InstallTarget) -> Result<Result<LogFiles, Fault>> {
     if wal::segment_paths(&place.wal())?.is_empty() {
         let message = "the member has no WAL (if it has a directory of its own, give --wal-dir)";
         return Ok(Err(("WalMissing", message.to_owned())));
@@ -441,14 +441,14 @@ fn read_wal(place: &Place) -> Result<Result<LogFiles, Fault>> {
 
 impl LogFiles {
     /// Returns the path of the database that the leader sent with the `.snap` file.
-    fn sent_database(&self, place: &Place) -> PathBuf {
+    fn sent_database(&self, place: &InstallTarget) -> PathBuf {
         let name = format!("{:016x}.snap.db", self.snapshot_file);
         place.member().join("snap").join(name)
     }
 
     /// Returns an upper limit of the revisions that the WAL holds beyond a database with this
     /// consistent index. Fails with `CorruptDataDir` if the database is ahead of the WAL.
-    fn revisions_beyond(&self, place: &Place, applied: u64) -> Result<u64> {
+    fn revisions_beyond(&self, place: &InstallTarget, applied: u64) -> Result<u64> {
         let end = self.wal.last_index.max(self.wal.snapshot_index());
         if applied > end {
             return Err(Reason::CorruptDataDir.error(format!(

@@ -54,7 +54,7 @@ pub fn delta(
     let clock = ReportBuilder::start();
     ctx.store.clean_staging(Utc::now());
     let mut saver = Saver::open(ctx, settings)?;
-    let cluster = Cluster::look(&settings.connector)?;
+    let cluster = Cluster::observe(&settings.connector)?;
     saver.claim(&cluster)?;
     let started = Instant::now();
     let full_cause = match saver.full_needed(cluster.revision) {
@@ -129,7 +129,7 @@ pub(super) fn history_mismatch(
         return Ok(None);
     };
     let last = backup.last;
-    let cluster = Cluster::look(&settings.connector)?;
+    let cluster = Cluster::observe(&settings.connector)?;
     if cluster.revision < last.0 {
         return Ok(Some(cluster_behind(last, cluster.revision)));
     }

@@ -140,7 +140,7 @@ pub(super) fn take(
     newest: Option<NewestSnapshot>,
 ) -> Result<UnpublishedFull> {
     let started = Instant::now();
-    let cluster = Cluster::look(&settings.connector)?;
+    let cluster = Cluster::observe(&settings.connector)?;
     let facts = ClusterFacts::from(&cluster);
     identity::claim(ctx, &facts, settings.take_over)?;
     let (comparisons, hashes) = compare_members(&cluster, settings)?;

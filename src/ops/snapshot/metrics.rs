@@ -9,7 +9,7 @@ use crate::backup::chain::{self, KnownBases};
 use crate::backup::timeline::Timeline;
 use crate::backup::{Catalog, Kind, SnapshotName};
 use crate::mvcc::Revision;
-use crate::telemetry::metrics::{Metrics, SavedSnapshot, Window};
+use crate::telemetry::metrics::{Metrics, RestorableWindow, SavedSnapshot};
 use chrono::{DateTime, TimeDelta, Utc};
 use std::time::{Duration, Instant};
 
@@ -73,7 +73,7 @@ impl MetricsReporter {
             .iter()
             .map(|m| &catalog.snapshots[m.snapshot].name);
         let fulls = names.filter(|n| n.kind == Kind::Full && n.last >= first && n.last <= last);
-        self.metrics.restorable(&Window {
+        self.metrics.restorable(&RestorableWindow {
             first_revision: first.0,
             last_revision: last.0,
             first_time: fulls.map(SnapshotName::created_at).min(),

@@ -170,7 +170,7 @@ struct FoldedBackup {
 impl Comparison<'_> {
     fn run(mut self) -> Result<Report<Outcome>> {
         // The cluster comes first, because it fails faster than the store.
-        let cluster = Cluster::look(self.connector)?;
+        let cluster = Cluster::observe(self.connector)?;
         if let Some(recorded) = identity::read(&self.ctx.store)?
             && !recorded.is_of(cluster.cluster_id)
         {

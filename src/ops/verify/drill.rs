@@ -7,7 +7,7 @@
 use crate::base::random::random_word;
 use crate::error::{Error, Reason, Result};
 use crate::etcd::cluster;
-use crate::etcd::connect::{Connector, Endpoints, Failed, Streams};
+use crate::etcd::connect::{AttemptError, Connector, Endpoints, Streams};
 use crate::mvcc::Revision;
 use crate::ops::Context;
 use crate::ops::options::Point;
@@ -289,7 +289,7 @@ impl Drill<'_> {
                 return Err(failed("etcd ended before it was healthy"));
             }
             if TcpStream::connect_timeout(&etcd.clients, TICK).is_ok() {
-                match cluster::Cluster::look(&connector) {
+                match cluster::Cluster::observe(&connector) {
                     Ok(cluster) => return Ok((connector, cluster)),
                     Err(e) if e.reason() == Reason::Terminated => return Err(e),
                     Err(e)
@@ -405,7 +405,7 @@ fn two_free_ports() -> std::io::Result<(SocketAddr, SocketAddr)> {
 }
 
 /// Returns the error for a failed write or read.
-fn write_failure(failure: Failed) -> Error {
+fn write_failure(failure: AttemptError) -> Error {
     let e = failure.into_error();
     match e.reason() {
         Reason::Terminated | Reason::Unauthenticated | Reason::PermissionDenied => e,

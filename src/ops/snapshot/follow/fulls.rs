@@ -124,7 +124,7 @@ impl Session<'_, '_> {
             // The running watch may deliver another history than the full's: start a new one after the full.
             Ok(Some(position)) => {
                 self.watch = None;
-                let cluster = Cluster::look(&self.follower.settings.connector)?;
+                let cluster = Cluster::observe(&self.follower.settings.connector)?;
                 self.start_watch(&cluster, position)
             }
             Err(e) if may_retry_full(&e) && !self.lock.is_lost() => {

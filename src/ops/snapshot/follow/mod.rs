@@ -221,7 +221,7 @@ impl Follower<'_> {
         if self.settings.take_over {
             return Ok(());
         }
-        let checked = Cluster::look(&self.settings.connector)
+        let checked = Cluster::observe(&self.settings.connector)
             .and_then(|cluster| identity::check(&self.ctx.store, &ClusterFacts::from(&cluster)));
         match checked {
             Err(e) if e.reason() == Reason::OtherCluster => Err(e),

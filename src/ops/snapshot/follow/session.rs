@@ -103,7 +103,7 @@ impl<'s, 'a> Session<'s, 'a> {
 
     /// Starts the watch at the last saved revision, or after a new full if deltas cannot continue.
     fn begin(&mut self) -> Result<()> {
-        let cluster = Cluster::look(&self.follower.settings.connector)?;
+        let cluster = Cluster::observe(&self.follower.settings.connector)?;
         self.saver.claim(&cluster)?;
         let position = match self.saver.full_needed(cluster.revision) {
             Some(cause) => Err(cause),
@@ -147,7 +147,7 @@ impl<'s, 'a> Session<'s, 'a> {
         self.save_delta()?;
         let cause = self.saver.cause_of(ended);
         let position = self.take_full_until_saved(cause)?;
-        let cluster = Cluster::look(&self.follower.settings.connector)?;
+        let cluster = Cluster::observe(&self.follower.settings.connector)?;
         self.start_watch(&cluster, position)
     }
 

@@ -23,7 +23,7 @@ use crate::ops::report::{Report, ReportBuilder};
 use crate::ops::restorable::Restorable;
 use crate::ops::scan::{Depth, Scan, scan_with};
 use crate::ops::tags::{TagScope, without_excluded};
-use crate::telemetry::metrics::Verified;
+use crate::telemetry::metrics::VerificationFigures;
 use chrono::{DateTime, Utc};
 use clap::{Args, ValueEnum};
 use contents::SnapshotContents;
@@ -487,7 +487,7 @@ impl<'a> Verification<'a> {
 
 impl Outcome {
     /// Returns the outcome as metrics.
-    pub fn metrics(&self) -> Verified {
+    pub fn metrics(&self) -> VerificationFigures {
         let mut errors = 0;
         let mut counts: BTreeMap<&'static str, u64> = BTreeMap::new();
         for finding in &self.findings {
@@ -502,7 +502,7 @@ impl Outcome {
             let succeeded = self.drills.iter().all(|d| d.succeeded);
             (succeeded, Duration::from_secs_f64(drill_seconds.max(0.0)))
         });
-        Verified {
+        VerificationFigures {
             errors,
             findings: counts.into_iter().collect(),
             snapshots: self.snapshots_read as u64,
