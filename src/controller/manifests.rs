@@ -118,7 +118,9 @@ fn without_nulls(value: Value) -> Value {
 /// How the controller is installed.
 #[derive(Debug, Clone, Args)]
 pub struct InstallOptions {
-    /// The controller's own namespace
+    /// Namespace of the controller
+    ///
+    /// DELTAFOLD_NAMESPACE also sets --namespace of other commands.
     #[arg(
         short,
         long,
@@ -127,7 +129,7 @@ pub struct InstallOptions {
         value_parser = NonEmptyStringValueParser::new()
     )]
     pub namespace: String,
-    /// The controller's image, and that of the Jobs whose policy names none
+    /// Image of the controller, and of Jobs whose policy does not set one
     #[arg(
         long,
         value_name = "IMAGE",
@@ -135,9 +137,9 @@ pub struct InstallOptions {
         value_parser = NonEmptyStringValueParser::new()
     )]
     pub image: String,
-    /// A namespace whose policies the controller looks after; may be given again [default: all]
+    /// Watch policies in this namespace only; repeatable [default: all]
     ///
-    /// The controller has rights in these namespaces alone. They must be there.
+    /// The controller gets permissions in these namespaces only. They must exist.
     #[arg(
         long,
         value_name = "NAMESPACE",
@@ -145,10 +147,10 @@ pub struct InstallOptions {
         value_parser = NonEmptyStringValueParser::new()
     )]
     pub watch_namespace: Vec<String>,
-    /// Let users of a namespace with Kubernetes' roles admin, edit or view use its policies and tasks
+    /// Add permissions for policies and tasks to the Kubernetes roles admin, edit and view
     #[arg(long, value_parser = yes_or_no)]
     pub aggregate_roles: bool,
-    /// A port of the API server, as the NetworkPolicy of the controller needs it; may be given again
+    /// Port of the API server, which the NetworkPolicy of the controller opens; repeatable
     #[arg(
         long,
         value_name = "PORT",
@@ -156,7 +158,7 @@ pub struct InstallOptions {
         default_values_t = [443_u16, 6443]
     )]
     pub api_server_port: Vec<u16>,
-    /// Stop what ran before and is not allowed, too
+    /// Stop existing policies that use a feature which is not allowed
     #[arg(long, value_parser = yes_or_no)]
     pub enforce_existing: bool,
     /// What policies and tasks may ask for
@@ -167,7 +169,9 @@ pub struct InstallOptions {
 /// How the Job runs that cleans up after version 0.1.
 #[derive(Debug, Clone, Args)]
 pub struct CleanupOptions {
-    /// The Job's namespace
+    /// Namespace of the Job
+    ///
+    /// DELTAFOLD_NAMESPACE also sets --namespace of other commands.
     #[arg(
         short,
         long,
@@ -176,7 +180,7 @@ pub struct CleanupOptions {
         value_parser = NonEmptyStringValueParser::new()
     )]
     pub namespace: String,
-    /// The Job's image
+    /// Image of the Job
     #[arg(
         long,
         value_name = "IMAGE",
@@ -184,7 +188,7 @@ pub struct CleanupOptions {
         value_parser = NonEmptyStringValueParser::new()
     )]
     pub image: String,
-    /// A namespace to clean up; may be given again [default: all]
+    /// Clean up this namespace; repeatable [default: all]
     #[arg(
         long,
         value_name = "NAMESPACE",

@@ -14,31 +14,31 @@ use serde::{Deserialize, Serialize};
 /// otherwise have rights on nodes or of other accounts.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-#[command(next_help_heading = "What policies and tasks may ask for")]
+#[command(next_help_heading = "Features allowed to policies and tasks")]
 pub struct Allowed {
-    /// Allow stores on folders of nodes (volume.hostPath)
+    /// Allow stores in folders of the node (volume.hostPath)
     #[arg(long, value_parser = yes_or_no)]
     pub allow_host_path: bool,
-    /// Allow Pods on the network of their node (jobTemplate.hostNetwork)
+    /// Allow Pods to use the network of their node (jobTemplate.hostNetwork)
     #[arg(long, value_parser = yes_or_no)]
     pub allow_host_network: bool,
-    /// Allow a policy to name a ServiceAccount of its namespace (jobTemplate.serviceAccountName)
+    /// Allow policies to use any ServiceAccount of their namespace (jobTemplate.serviceAccountName)
     #[arg(long, value_parser = yes_or_no)]
     pub allow_service_account: bool,
-    /// Allow restores as user 0 (restore.runAsUser)
+    /// Allow restores to run as root (restore.runAsUser: 0)
     #[arg(long, value_parser = yes_or_no)]
     pub allow_root: bool,
-    /// Allow tolerations of taints (jobTemplate.tolerations)
+    /// Allow tolerations (jobTemplate.tolerations)
     #[arg(long, value_parser = yes_or_no)]
     pub allow_tolerations: bool,
-    /// Allow a policy to name a PriorityClass (jobTemplate.priorityClassName)
+    /// Allow policies to set a PriorityClass (jobTemplate.priorityClassName)
     #[arg(long, value_parser = yes_or_no)]
     pub allow_priority_class: bool,
-    /// Allow images below this prefix (jobTemplate.image), such as registry.example/team; may be given again
+    /// Allow images with this prefix (jobTemplate.image), such as registry.example/team; repeatable
     ///
-    /// A prefix ends at a /, : or @ of the image, or is the whole image: registry.example/team allows
-    /// registry.example/team/etcd:1 and registry.example/team:1, not registry.example/team-b/etcd:1. Without a prefix a
-    /// policy may name no other image than the one of --job-image.
+    /// A prefix is complete up to a /, : or @ of the image: registry.example/team allows registry.example/team/etcd:1
+    /// and registry.example/team:1, but not registry.example/team-b/etcd:1. Without this flag, all Jobs use the
+    /// controller's default image for Jobs.
     #[arg(long, value_name = "PREFIX", value_delimiter = ',', value_parser = image_prefix)]
     pub allowed_image_prefix: Vec<String>,
 }

@@ -19,13 +19,13 @@ use serde::{Deserialize, Serialize};
 /// What to pin.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Options {
-    /// The name or the path of a full
+    /// Name or path of the full
     #[arg(value_name = "NAME")]
     pub name: String,
-    /// Why, for whoever looks at it later
+    /// Record this reason in the pin
     #[arg(long, value_name = "TEXT", conflicts_with = "unpin")]
     pub reason: Option<String>,
-    /// Let it go
+    /// Remove the pin
     #[arg(long, value_parser = yes_or_no)]
     pub unpin: bool,
 }

@@ -25,15 +25,15 @@ use std::path::PathBuf;
 /// In `meta`: the raft index up to which entries were applied (8 bytes, big endian).
 const CONSISTENT_INDEX: &[u8] = b"consistent_index";
 
-/// How closely to look.
+/// How thoroughly an existing member is checked.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize, schemars::JsonSchema,
 )]
 #[serde(rename_all = "lowercase")]
 pub enum Depth {
-    /// Files, headers, WAL
+    /// Check the file list, the database's header and the WAL
     Sanity,
-    /// Every page, and HashKV against the backup
+    /// Also read every page, and compare HashKV with the backup
     Full,
 }
 
