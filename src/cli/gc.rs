@@ -16,6 +16,11 @@ use chrono::TimeDelta;
 use clap::Args;
 use std::collections::BTreeMap;
 
+const POLICY_HELP: &str = "\
+Retention policy: which fulls to keep
+
+DELTAFOLD_POLICY also sets --policy of `deltafold task`, where it is the name of an EtcdBackupPolicy.";
+
 /// Remove snapshots that the retention policy does not keep
 ///
 /// Without --apply, gc only shows which objects it would remove, and why. It always keeps the newest chain of
@@ -23,7 +28,8 @@ use std::collections::BTreeMap;
 /// Before a full replaces older snapshots, gc reads it completely once. In a bucket with versioning, gc deletes
 /// versions; versions under object lock stay and are reported.
 #[derive(Debug, Args)]
-#[command(after_long_help = "\
+// The controller's policies share this option. Their documentation has no environment variables.
+#[command(mut_arg("policy", |a| a.long_help(POLICY_HELP)), after_long_help = "\
 Examples:
   Show what would be removed if the newest full of each of the last 24 hours, 7 days and 4 weeks is kept:
       deltafold gc --store s3://backups/etcd-main --policy exponential

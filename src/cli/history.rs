@@ -26,7 +26,8 @@ Examples:
   Show when a key was changed and deleted:
       deltafold history /registry/configmaps/default/settings --store s3://backups/etcd-main
   Show the values, too:
-      deltafold history /registry/configmaps/default/settings --store s3://backups/etcd-main --output json
+      deltafold history /registry/configmaps/default/settings \\
+          --store s3://backups/etcd-main --output json
   Show the value at one of the revisions:
       deltafold get /registry/configmaps/default/settings --revision 120000 \\
           --store s3://backups/etcd-main

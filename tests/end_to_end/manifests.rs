@@ -958,7 +958,7 @@ async fn wrong_objects_are_refused_in_our_words() {
     let long = json!({"apiVersion": "deltafold.io/v1alpha1", "kind": "EtcdBackupPolicy",
         "metadata": {"name": "n".repeat(41)}, "spec": {"store": s3}});
     let refused = cluster.apply(&long).await.unwrap_err().to_string();
-    assert!(refused.contains("no more than 40 characters"), "{refused}");
+    assert!(refused.contains("at most 40 characters"), "{refused}");
 
     let of =
         |type_: &str, config: Value| json!({"policy": "main", "type": type_, "config": config});
@@ -1044,7 +1044,7 @@ async fn wrong_objects_are_refused_in_our_words() {
     task["spec"]["policy"] = "other".into();
     let refused = cluster.apply(&task).await.unwrap_err().to_string();
     assert!(
-        refused.contains("a task's spec does not change"),
+        refused.contains("a task's spec cannot be changed"),
         "{refused}"
     );
 }
