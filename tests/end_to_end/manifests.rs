@@ -883,11 +883,11 @@ async fn wrong_objects_are_refused_in_our_words() {
         ),
         (
             json!({"store": {"url": "/b"}}),
-            "a store of local files needs a volume",
+            "needs a volume",
         ),
         (
             json!({"store": {"url": "s3://b", "volume": {"hostPath": "/b"}}}),
-            "a store of local files needs a volume",
+            "needs a volume",
         ),
         (
             json!({"store": {"url": "/b", "volume": {}}}),

@@ -43,7 +43,7 @@ pub struct Rules {
     #[arg(long, value_name = "DURATION")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub delta_retention: Option<TextValue<Span>>,
-    /// Keep every state of this time before now restorable
+    /// Keep every state within this time before now restorable
     #[arg(long, value_name = "DURATION")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restorable_window: Option<TextValue<Span>>,
