@@ -3,8 +3,8 @@
 //! A pure function of the catalog, its timelines, the options and now. It reads and deletes nothing;
 //! `ops::gc` calls it, before it says what it would do and again before each batch that it removes.
 //!
-//! Names can be forged by everybody who can write. So the decision names the fulls that it rests on. The caller
-//! reads these, and decides again without those that are not what their names say.
+//! Names can be forged by everybody who can write. So the decision names the fulls that it rests on. The
+//! caller reads these, and decides again without those that are not what their names say.
 
 use crate::backup::catalog::{Catalog, V1};
 use crate::backup::chain::Range;
@@ -122,8 +122,8 @@ pub enum Aside {
 pub struct Decided {
     /// In the catalog's order.
     pub why: Vec<Why>,
-    /// The fulls because of which other snapshots go, ascending. If one of them is not what its name says, decide
-    /// again with it aside. Empty if nothing goes because of a full.
+    /// The fulls because of which other snapshots go, ascending. If one of them is not what its name says,
+    /// decide again with it aside. Empty if nothing goes because of a full.
     pub rests_on: Vec<usize>,
 }
 
@@ -489,8 +489,8 @@ fn rules(p: Periods) -> [Rule; 4] {
     ]
 }
 
-/// The newest full of each period, of those given in order of creation. Gives of each rule the periods in which it
-/// keeps a full, with the full and the first of the period: they supersede what is between.
+/// The newest full of each period, of those given in order of creation. Gives of each rule the periods in
+/// which it keeps a full, with the full and the first of the period: they supersede what is between.
 fn of_periods(facts: &Facts, fulls: &[usize], periods: Periods, kept: &mut Kept) -> Vec<OfPeriod> {
     let created = |at: usize| facts.name(fulls[at]).created_at();
     let mut all = Vec::new();
@@ -705,8 +705,8 @@ impl<'a> Deciding<'a> {
         }
     }
 
-    /// Keeps deltas that no chain needs, but the options keep; only those to which a full that is kept leads. What is
-    /// aside may be a base after all.
+    /// Keeps deltas that no chain needs, but the options keep; only those to which a full that is kept leads.
+    /// What is aside may be a base after all.
     fn keep_deltas(&mut self) {
         let mut more: Vec<(usize, Why)> = Vec::new();
         for line in &self.lines {
@@ -851,8 +851,8 @@ pub struct Shrink {
     pub after: Option<(Revision, DateTime<Utc>)>,
 }
 
-/// Whether the newest restorable revision of the newest timeline falls; of each timeline, if none is the newest.
-/// `counts` says what can be used before the plan, `stays` what is left by it.
+/// Whether the newest restorable revision of the newest timeline falls; of each timeline, if none is the
+/// newest. `counts` says what can be used before the plan, `stays` what is left by it.
 pub fn shrinks(
     catalog: &Catalog,
     timelines: &Timelines,
@@ -874,7 +874,8 @@ pub fn shrinks(
     })
 }
 
-/// The newest revision that can be restored with some of the snapshots, and when the one that holds it was made.
+/// The newest revision that can be restored with some of the snapshots, and when the one that holds it was
+/// made.
 fn newest_restorable(
     line: &Line,
     has: &dyn Fn(usize) -> bool,
@@ -1441,8 +1442,8 @@ mod tests {
         }
     }
 
-    /// Decides as `ops::gc` does; after so many rounds it reads no more. `in_doubt` are the paths of those that are read
-    /// anyway, and gets what else was in doubt. Gives how many fulls it has read, too.
+    /// Decides as `ops::gc` does; after so many rounds it reads no more. `in_doubt` are the paths of those
+    /// that are read anyway, and gets what else was in doubt. Gives how many fulls it has read, too.
     fn collected(
         world: &World,
         rubbish: &HashSet<usize>,
@@ -1524,8 +1525,8 @@ mod tests {
         unreachable!("it decides at some time")
     }
 
-    /// Rubbish with names of fulls, anywhere, makes no snapshot go that would stay without it, and no reader who
-    /// stops early does.
+    /// Rubbish with names of fulls, anywhere, makes no snapshot go that would stay without it, and no reader
+    /// who stops early does.
     #[test]
     fn rubbish_makes_nothing_go() {
         let mut rng = fastrand::Rng::with_seed(crate::seed());

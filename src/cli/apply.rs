@@ -45,8 +45,11 @@ Examples:
       deltafold apply --snapshot backup.db --prefix /app/ --endpoints http://127.0.0.1:2379 \\
           --delete-extra --execute
 
-Marks in the list: + the key is missing in etcd, ~ it has another value, - it will be deleted, ? only etcd \
-has it, and it is kept.
+Marks in the list:
+  +  the key is missing in etcd
+  ~  the key has another value in etcd
+  -  only etcd has the key, and --delete-extra deletes it
+  ?  only etcd has the key, and it is kept
 
 Exit codes: 0 on success, 75 if some keys changed in the meantime and were not written (run the command \
 again). docs/exit-codes.md lists all others.")]

@@ -15,8 +15,9 @@ use tokio::runtime::Handle;
 
 /// Run the Kubernetes controller of backup policies and tasks
 ///
-/// Watches EtcdBackupPolicies, EtcdBackupTasks and snapshot Leases, and creates the CronJobs and Jobs for them.
-/// The Jobs read snapshots and connect to etcd; the controller does neither. Several replicas elect a leader.
+/// Watches EtcdBackupPolicies, EtcdBackupTasks and snapshot Leases, and creates the CronJobs and Jobs for
+/// them. The Jobs read snapshots and connect to etcd; the controller does neither. Several replicas elect a
+/// leader.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
@@ -36,15 +37,15 @@ pub(super) struct ControllerArgs {
     /// Image of Jobs whose policy does not set one
     #[arg(long, value_name = "IMAGE", default_value = concat!("deltafold:", env!("CARGO_PKG_VERSION")))]
     job_image: String,
-    /// Number of workers; the sum with --compaction-workers and --task-workers counts
+    /// Number of policies, each with its tasks, to reconcile at the same time
     ///
-    /// A worker reconciles one policy and its tasks at a time.
+    /// The numbers of --compaction-workers and --task-workers are added to it.
     #[arg(long, value_name = "N", default_value = "3", value_parser = clap::value_parser!(u16).range(1..=100))]
     policy_workers: u16,
-    /// Number of additional workers; 0 disables compactions by threshold
+    /// Number added to --policy-workers; 0 disables compactions by threshold
     #[arg(long, value_name = "N", default_value = "3", value_parser = clap::value_parser!(u16).range(0..=100))]
     compaction_workers: u16,
-    /// Number of additional workers; 0 disables tasks
+    /// Number added to --policy-workers; 0 disables tasks
     #[arg(long, value_name = "N", default_value = "3", value_parser = clap::value_parser!(u16).range(0..=100))]
     task_workers: u16,
     /// Maximum number of concurrent Jobs for thresholds and tasks, over all policies; 0 for no limit
@@ -66,8 +67,8 @@ pub(super) struct ControllerArgs {
     /// Namespace of the leader's Lease [default: that of the Pod or the kubeconfig]
     #[arg(long, value_name = "NAMESPACE")]
     lease_namespace: Option<String>,
-    /// Serve /metrics (Prometheus), /healthz and /readyz on this address, such as 127.0.0.1:8080, or :8080 for
-    /// all interfaces
+    /// Serve /metrics (Prometheus), /healthz and /readyz on this address, such as 127.0.0.1:8080, or :8080
+    /// for all interfaces
     #[arg(long, value_name = "ADDRESS")]
     metrics_bind_address: Option<BindAddress>,
     /// Stop existing policies that use a feature which is not allowed

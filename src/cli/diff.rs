@@ -30,8 +30,12 @@ Examples:
       deltafold diff --from 120000 --to 120400 --prefix /registry/secrets/payments/ \\
           --store s3://backups/etcd-main --output json
 
-Marks in the list: + added, ~ changed, - deleted. --output json prints one object: \
-docs/diff-result.schema.json.")]
+Marks in the list:
+  +  the key was added
+  ~  the key was changed
+  -  the key was deleted
+
+--output json prints one object: docs/diff-result.schema.json.")]
 pub(super) struct DiffArgs {
     /// First point: a revision or a time (RFC 3339)
     ///

@@ -24,9 +24,9 @@ DELTAFOLD_POLICY also sets --policy of `deltafold task`, where it is the name of
 /// Remove snapshots that the retention policy does not keep
 ///
 /// Without --apply, gc only shows which objects it would remove, and why. It always keeps the newest chain of
-/// the newest timeline, pinned chains, what --restorable-window needs, and snapshots whose history is in doubt.
-/// Before a full replaces older snapshots, gc reads it completely once. In a bucket with versioning, gc deletes
-/// versions; versions under object lock stay and are reported.
+/// the newest timeline, pinned chains, what --restorable-window needs, and snapshots whose history is in
+/// doubt. Before a full replaces older snapshots, gc reads it completely once. In a bucket with versioning,
+/// gc deletes versions; versions under object lock stay and are reported.
 #[derive(Debug, Args)]
 // The controller's policies share this option. Their documentation has no environment variables.
 #[command(mut_arg("policy", |a| a.long_help(POLICY_HELP)), after_long_help = "\
@@ -113,8 +113,8 @@ fn to_text(o: &Report<Outcome>) -> String {
     text.end()
 }
 
-/// Adds the objects that are not kept. Long lists are shortened, but separately for each result, so that failures
-/// stay visible.
+/// Adds the objects that are not kept. Long lists are shortened, but separately for each result, so that
+/// failures stay visible.
 fn add_removed(objects: &[Object], text: &mut Text) {
     let mut groups: BTreeMap<(Decision, &str, Option<u8>), Vec<String>> = BTreeMap::new();
     for x in objects.iter().filter(|x| x.decision != Decision::Keep) {

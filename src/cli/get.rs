@@ -22,8 +22,8 @@ use std::os::unix::ffi::OsStrExt;
 
 /// Show keys and values of a backup, at any revision or time
 ///
-/// Nothing is restored. JSON objects are shown as YAML, and other text unchanged. For Kubernetes objects, kind,
-/// namespace and name are shown, too. Keys are sorted by their bytes.
+/// Nothing is restored. JSON objects are shown as YAML, and other text unchanged. For Kubernetes objects,
+/// kind, namespace and name are shown, too. Keys are sorted by their bytes.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:

@@ -18,8 +18,8 @@ use std::os::unix::ffi::OsStrExt;
 
 /// Show every recorded version of a key, including deletions
 ///
-/// Reads the snapshots of the timeline: all deltas, the oldest full, and each full that follows missing deltas.
-/// Revisions for which some changes are not recorded are listed at the end.
+/// Reads the snapshots of the timeline: all deltas, the oldest full, and each full that follows missing
+/// deltas. Revisions for which some changes are not recorded are listed at the end.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:

@@ -26,7 +26,8 @@ pub(super) struct ClusterArgs {
 }
 
 impl ClusterArgs {
-    /// A client of the API server; it sends nothing yet. With `may_be_silent`, responses have no read timeout.
+    /// A client of the API server; it sends nothing yet. With `may_be_silent`, responses have no read
+    /// timeout.
     pub(super) async fn client(&self, may_be_silent: bool) -> Result<UserClient> {
         let namespace = self.namespace.as_deref();
         UserClient::connect(self.context.as_deref(), namespace, may_be_silent).await

@@ -16,8 +16,8 @@ pub(super) struct LeaseArgs {
     /// Record the newest snapshots in the Leases NAME-full-snap and NAME-delta-snap
     ///
     /// etcd-backup-restore writes these Leases, too, and etcd-druid reads them. The API server is that of
-    /// KUBECONFIG, or in a Pod that of its ServiceAccount, which needs get, create and patch on leases. If a Lease
-    /// cannot be renewed, the command only warns.
+    /// KUBECONFIG, or in a Pod that of its ServiceAccount, which needs get, create and patch on leases. If a
+    /// Lease cannot be renewed, the command only warns.
     #[arg(long, value_name = "NAME", value_parser = parse_prefix)]
     snapshot_lease_prefix: Option<String>,
     /// Namespace of the Leases [default: that of the kubeconfig or the Pod]

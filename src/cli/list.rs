@@ -134,8 +134,8 @@ fn first_revision(s: &Listed) -> i64 {
 /// Width of a drawing in characters, without the names of the timelines.
 const WIDTH: usize = 60;
 
-/// A drawing with a line for each timeline, from the lowest to the highest revision: fulls are `●`, deltas `─`, gaps
-/// blanks. Excluded and untrusted snapshots are left out.
+/// A drawing with a line for each timeline, from the lowest to the highest revision: fulls are `●`, deltas
+/// `─`, gaps blanks. Excluded and untrusted snapshots are left out.
 fn drawing(snapshots: &[Listed]) -> String {
     let mut usable: Vec<&Listed> = Vec::new();
     for s in snapshots {

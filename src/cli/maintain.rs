@@ -17,10 +17,11 @@ use clap::Args;
 
 /// Compact the history of a live etcd, defragment its members, and disarm NOSPACE alarms
 ///
-/// First, maintain compacts the history; with --store, only up to the newest revision that the store has saved.
-/// Then it defragments the members that waste too much space, one at a time and the leader last. It starts with
-/// a member only while all others are healthy and up to date. If there is a NOSPACE alarm, it defragments
-/// whatever the wasted fraction is, and disarms the alarm when there is space again. Two runs never overlap.
+/// First, maintain compacts the history; with --store, only up to the newest revision that the store has
+/// saved. Then it defragments the members that waste too much space, one at a time and the leader last. It
+/// starts with a member only while all others are healthy and up to date. If there is a NOSPACE alarm, it
+/// defragments whatever the wasted fraction is, and disarms the alarm when there is space again. Two runs
+/// never overlap.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:

@@ -18,8 +18,8 @@ use tokio::runtime::Handle;
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Metrics")]
 pub(super) struct MetricsArgs {
-    /// Serve /metrics (Prometheus), /healthz and /readyz on this address, such as 127.0.0.1:8080, or :8080 for
-    /// all interfaces
+    /// Serve /metrics (Prometheus), /healthz and /readyz on this address, such as 127.0.0.1:8080, or :8080
+    /// for all interfaces
     #[arg(long, value_name = "ADDRESS")]
     metrics_bind_address: Option<BindAddress>,
     /// Keep serving metrics for this time after the work has ended, or until a signal arrives
@@ -49,8 +49,8 @@ impl MetricsArgs {
         Ok(Some(kept))
     }
 
-    /// Runs an operation that ends, including printing its report, and records its result. Keeps the endpoint open
-    /// for --metrics-scrape-wait afterwards.
+    /// Runs an operation that ends, including printing its report, and records its result. Keeps the endpoint
+    /// open for --metrics-scrape-wait afterwards.
     pub(super) fn around(
         &self,
         operation: &'static str,

@@ -44,8 +44,8 @@ const ETCDCTL: [&str; 10] = [
 
 /// Parses a command line, and returns it with the command's name, such as `snapshot full`.
 ///
-/// If a flag is given, the variables of flags that exclude it are ignored. In a Pod, DELTAFOLD_STORE is set, and
-/// `--snapshot` must not be refused for that.
+/// If a flag is given, the variables of flags that exclude it are ignored. In a Pod, DELTAFOLD_STORE is set,
+/// and `--snapshot` must not be refused for that.
 pub(super) fn parse(args: &[OsString]) -> Result<(Cli, String), clap::Error> {
     let mut ignored = Vec::new();
     for (a, b) in EXCLUSIVE {
@@ -91,8 +91,8 @@ pub(super) fn with_variables(command: clap::Command, ignored: &[&str]) -> clap::
         .mut_subcommands(|c| with_variables(c, ignored))
 }
 
-/// The environment variable of a flag: `DELTAFOLD_` and its name, as `DELTAFOLD_DATA_DIR` of `--data-dir`. If it
-/// is not set, etcdctl's variable, if the flag has one and that is set.
+/// The environment variable of a flag: `DELTAFOLD_` and its name, as `DELTAFOLD_DATA_DIR` of `--data-dir`. If
+/// it is not set, etcdctl's variable, if the flag has one and that is set.
 fn variable_of(arg: &Arg) -> Option<String> {
     let name = arg.get_long()?.replace('-', "_").to_uppercase();
     let own = format!("DELTAFOLD_{name}");

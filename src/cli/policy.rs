@@ -30,7 +30,8 @@ const CONDITIONS: [&str; 4] = [
 
 /// Show backup policies in Kubernetes
 ///
-/// If the program is also installed as kubectl-deltafold, it is a kubectl plugin: kubectl deltafold policy status.
+/// If the program is also installed as kubectl-deltafold, it is a kubectl plugin: kubectl deltafold policy
+/// status.
 #[derive(Debug, Args)]
 pub(super) struct PolicyCommand {
     #[command(subcommand)]
@@ -44,8 +45,8 @@ enum PolicySubcommand {
 
 /// Show backup policy status
 ///
-/// Without NAME, status prints a table of all policies of the namespace. With NAME, it prints the conditions of
-/// the policy with their reasons, its newest snapshots and its last Jobs.
+/// Without NAME, status prints a table of all policies of the namespace. With NAME, it prints the conditions
+/// of the policy with their reasons, its newest snapshots and its last Jobs.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:

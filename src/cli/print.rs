@@ -87,8 +87,8 @@ impl Failure {
     }
 }
 
-/// Prints a failure, and returns its exit code: as a line on standard error if `on_stderr`, and as an object on
-/// standard output if the output is JSON.
+/// Prints a failure, and returns its exit code: as a line on standard error if `on_stderr`, and as an object
+/// on standard output if the output is JSON.
 pub(super) fn fail(e: &Error, output: Output, on_stderr: bool) -> ExitCode {
     let code = e.reason().exit_code();
     if on_stderr {

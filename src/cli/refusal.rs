@@ -51,8 +51,8 @@ fn one_line(e: &clap::Error) -> String {
     line.trim_start_matches("error: ").to_owned()
 }
 
-/// The reason for a refusal without the given values: a value may be a secret, and more people can read a Pod's
-/// status than its log.
+/// The reason for a refusal without the given values: a value may be a secret, and more people can read a
+/// Pod's status than its log.
 fn without_values(e: &clap::Error) -> String {
     let problem = e.kind().as_str().unwrap_or("it cannot be parsed");
     let flags = match e.get(ContextKind::InvalidArg) {

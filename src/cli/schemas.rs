@@ -18,8 +18,8 @@ use schemars::{JsonSchema, Schema};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
-/// The names of an enum are described one by one up to this number. exit-codes.md describes the longer list of
-/// reasons.
+/// The names of an enum are described one by one up to this number. exit-codes.md describes the longer list
+/// of reasons.
 const MAX_DESCRIBED_NAMES: usize = 20;
 
 /// Returns the schemas with their names: `docs/NAME.schema.json`.

@@ -26,8 +26,8 @@ use tokio::signal::unix::Signal;
 
 /// Back up a live etcd: take full and delta snapshots
 ///
-/// Full snapshots come from etcd's Maintenance API, which adds a SHA-256; deltas come from a watch. Nothing is
-/// written to etcd. Each snapshot is uploaded and read back before it gets its name.
+/// Full snapshots come from etcd's Maintenance API, which adds a SHA-256; deltas come from a watch. Nothing
+/// is written to etcd. Each snapshot is uploaded and read back before it gets its name.
 #[derive(Debug, Args)]
 pub(super) struct SnapshotArgs {
     #[command(subcommand)]
@@ -61,9 +61,9 @@ struct CommonArgs {
     compression: CompressionChoice,
     /// Continue the backup of another cluster that this cluster has replaced
     ///
-    /// The first snapshot records the cluster's ID in the store; snapshots of other clusters are refused. A cluster
-    /// that was restored with other peer URLs or another token has a new ID: --take-over records it. If the ID is
-    /// the same, the flag has no effect.
+    /// The first snapshot records the cluster's ID in the store; snapshots of other clusters are refused. A
+    /// cluster that was restored with other peer URLs or another token has a new ID: --take-over records it.
+    /// If the ID is the same, the flag has no effect.
     #[arg(long, help_heading = "Store", value_parser = yes_or_no)]
     take_over: bool,
     #[command(flatten)]
@@ -100,8 +100,8 @@ impl CommonArgs {
 /// Take a full snapshot
 ///
 /// First, the HashKV of all members is compared at one revision. A member that differs from the majority is
-/// reported and not used. The snapshot comes from a raft follower if there is one; if that fails, from the next
-/// member. It is named after the exact revision that it holds.
+/// reported and not used. The snapshot comes from a raft follower if there is one; if that fails, from the
+/// next member. It is named after the exact revision that it holds.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
@@ -122,9 +122,9 @@ struct FullArgs {
 ///
 /// Reads the changes since the last saved revision. If nothing has changed, nothing is written.
 ///
-/// A full snapshot is taken instead, and the result says why, if the store is empty, if the newest full is older than
-/// --max-full-age, if etcd has compacted the changes, or if etcd's history differs from the saved one or ends before
-/// it. Different histories are never joined.
+/// A full snapshot is taken instead, and the result says why, if the store is empty, if the newest full is
+/// older than --max-full-age, if etcd has compacted the changes, or if etcd's history differs from the saved
+/// one or ends before it. Different histories are never joined.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
@@ -142,10 +142,11 @@ struct DeltaArgs {
 
 /// Take delta snapshots continuously, and full snapshots by a schedule
 ///
-/// Runs until it is stopped, as a Deployment with one replica or as a sidecar. It survives the loss of members,
-/// leader changes, compactions, and outages of the store: during an outage, events wait in memory, then in the
-/// temporary directory, and then in etcd. If etcd compacts them before they are saved, a full snapshot is taken.
-/// SIGTERM saves a last delta. Several followers of one prefix take a lock, so that only one works at a time.
+/// Runs until it is stopped, as a Deployment with one replica or as a sidecar. It survives the loss of
+/// members, leader changes, compactions, and outages of the store: during an outage, events wait in memory,
+/// then in the temporary directory, and then in etcd. If etcd compacts them before they are saved, a full
+/// snapshot is taken. SIGTERM saves a last delta. Several followers of one prefix take a lock, so that only
+/// one works at a time.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
@@ -198,8 +199,8 @@ impl FollowArgs {
         follow(&ctx, &taking, &options, &mut lock, &tell, stop)
     }
 
-    /// Follows until a signal arrives. The first signal stops it in order; the second one, or --shutdown-timeout,
-    /// cancels it.
+    /// Follows until a signal arrives. The first signal stops it in order; the second one, or
+    /// --shutdown-timeout, cancels it.
     fn with_signals(&self) -> Result<Report<follow::Outcome>> {
         let signals = end_signals()?;
         let (cancel, stop) = (Cancel::default(), Cancel::default());

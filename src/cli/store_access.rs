@@ -62,14 +62,14 @@ pub(super) struct AccessArgs {
     /// Set an option of the store, such as endpoint=http://minio:9000; repeatable
     ///
     /// In the environment variable: one option per line. Options win over the providers' usual variables
-    /// (AWS_ACCESS_KEY_ID, GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_NAME, …), which are read too.
-    /// If a command has several stores, 2:KEY=VALUE sets the option of the second store only.
+    /// (AWS_ACCESS_KEY_ID, GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_NAME, …), which are read
+    /// too. If a command has several stores, 2:KEY=VALUE sets the option of the second store only.
     #[arg(long, value_name = "KEY=VALUE", hide_env_values = true)]
     store_option: Vec<String>,
     /// Read the store's options and credentials from this folder, a mounted Secret
     ///
-    /// Its files are named as in the Secrets of etcd-backup-restore and etcd-druid, or as the providers' variables
-    /// (AWS_ACCESS_KEY_ID, …). Changed files are read again while the command runs.
+    /// Its files are named as in the Secrets of etcd-backup-restore and etcd-druid, or as the providers'
+    /// variables (AWS_ACCESS_KEY_ID, …). Changed files are read again while the command runs.
     #[arg(long, value_name = "DIR")]
     store_secret: Option<PathBuf>,
     /// Send at most this many requests to a store at a time (1 to 1024); local folders have no limit
@@ -192,7 +192,8 @@ impl AccessArgs {
     }
 }
 
-/// `KEY=VALUE` of an option for all stores, or for the `nth` (`2:KEY=VALUE`); `None` if it is for another store.
+/// `KEY=VALUE` of an option for all stores, or for the `nth` (`2:KEY=VALUE`); `None` if it is for another
+/// store.
 fn option_for(line: &str, nth: usize) -> Option<String> {
     if let Some((number, option)) = line.split_once(':')
         && let Ok(number) = number.parse::<usize>()

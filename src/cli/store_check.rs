@@ -24,10 +24,10 @@ enum StoreSubcommand {
 
 /// Test whether a store has all features that backups need
 ///
-/// Each feature is tested by using it: several writers create the same object at the same time, for example, and
-/// the object is read back. The test writes small objects (about 6 MiB in total) to deltafold-staging/ below the
-/// prefix, and deletes them at the end, even if it fails or is interrupted. It neither reads nor changes
-/// snapshots, so keys and limits have no effect.
+/// Each feature is tested by using it: several writers create the same object at the same time, for example,
+/// and the object is read back. The test writes small objects (about 6 MiB in total) to deltafold-staging/
+/// below the prefix, and deletes them at the end, even if it fails or is interrupted. It neither reads nor
+/// changes snapshots, so keys and limits have no effect.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:

@@ -1,7 +1,7 @@
 //! Streamed results: output that is printed piece by piece, because it may be larger than memory.
 //!
-//! If a command fails after it has begun to print, `fail` in `cli::print` completes the output with the failure
-//! ([`end_with`]), so that JSON stays valid. `get`, `history`, `diff` and `export` use it.
+//! If a command fails after it has begun to print, `fail` in `cli::print` completes the output with the
+//! failure ([`end_with`]), so that JSON stays valid. `get`, `history`, `diff` and `export` use it.
 
 use super::Ended;
 use crate::error::{Error, Result};
@@ -83,7 +83,8 @@ impl Stream {
         self.json(item)
     }
 
-    /// Writes JSON directly to the buffer: a long value would take several times its size in memory otherwise.
+    /// Writes JSON directly to the buffer: a long value would take several times its size in memory
+    /// otherwise.
     fn json(&mut self, item: &impl Serialize) -> Result<()> {
         serde_json::to_writer(&mut self.out, item).map_err(|e| match e.is_io() {
             true => self.failed(e.into()),

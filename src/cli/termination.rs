@@ -1,7 +1,7 @@
 //! The termination message: the result of a command as a small JSON object in a file (--termination-log).
 //!
-//! `telemetry::termination` defines the object. A failure to write it does not change the exit code. `main` in
-//! `cli` begins and ends it, and `print_outcome` passes it the outcome.
+//! `telemetry::termination` defines the object. A failure to write it does not change the exit code. `main`
+//! in `cli` begins and ends it, and `print_outcome` passes it the outcome.
 
 use crate::base::lock;
 use crate::error::Error;

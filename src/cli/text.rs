@@ -1,6 +1,7 @@
 //! Human-readable text: results, keys and values.
 //!
-//! Control characters from a backup are escaped, so that they cannot control the terminal. All commands use it.
+//! Control characters from a backup are escaped, so that they cannot control the terminal. All commands use
+//! it.
 
 use super::size;
 use crate::base::printable::{harmless, line, lines};

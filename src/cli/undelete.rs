@@ -12,8 +12,8 @@ use clap::Args;
 
 /// Bring back snapshots that `deltafold gc` removed but has not yet deleted
 ///
-/// gc keeps removed snapshots for --purge-after. A full brings back the deltas after it, too. The next gc removes
-/// the snapshots again if its policy does not keep them: pin them with `deltafold pin`.
+/// gc keeps removed snapshots for --purge-after. A full brings back the deltas after it, too. The next gc
+/// removes the snapshots again if its policy does not keep them: pin them with `deltafold pin`.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:

@@ -1,7 +1,7 @@
 //! `deltafold verify`: its arguments, and its results as text.
 //!
-//! The operations themselves are `ops::verify::store` (the backup alone) and `ops::verify::cluster` (the backup
-//! and a live etcd).
+//! The operations themselves are `ops::verify::store` (the backup alone) and `ops::verify::cluster` (the
+//! backup and a live etcd).
 
 use super::endpoints::EndpointArgs;
 use super::metrics::MetricsArgs;
@@ -23,11 +23,11 @@ use std::time::Duration;
 
 /// Verify that a backup can be restored, or with --endpoints that it equals a live etcd
 ///
-/// Without --endpoints, verify checks the backup itself, as deep as --level says, and reports all problems. With
-/// --etcd-binary, it also restores the backup and starts a real etcd with it.
+/// Without --endpoints, verify checks the backup itself, as deep as --level says, and reports all problems.
+/// With --etcd-binary, it also runs a restore drill: it restores the backup and starts a real etcd with it.
 ///
-/// With --endpoints, verify folds the backup up to its newest revision and compares its HashKV with that of every
-/// member of the cluster at the same revision. Each member reads its keyspace once.
+/// With --endpoints, verify folds the backup up to its newest revision and compares its HashKV with that of
+/// every member of the cluster at the same revision. Each member reads its keyspace once.
 ///
 /// Nothing is written to the store or to the live etcd.
 #[derive(Debug, Args)]
@@ -35,7 +35,7 @@ use std::time::Duration;
 Examples:
   Check that the newest state can be restored, by reading every byte of it:
       deltafold verify --store s3://backups/etcd-main
-  Check all chains with a test restore, and write metrics for an alert:
+  Check all chains with a restore drill, and write metrics for an alert:
       deltafold verify --store s3://backups/etcd-main --all-chains --etcd-binary /usr/local/bin/etcd \\
           --metrics-file /var/lib/node_exporter/deltafold-verify.prom --output json
   Compare the backup with the live cluster:
@@ -45,7 +45,7 @@ Examples:
       deltafold verify --store /backups/etcd-main --endpoints http://127.0.0.1:2379 \\
           --revision 41000 --output json
 
-Exit codes: 0 if there is no problem; 65 if snapshots are damaged or missing, if the test restore failed, or if a \
+Exit codes: 0 if there is no problem; 65 if snapshots are damaged or missing, if the restore drill failed, or if a \
 member differs from the backup; 66 if the store has no snapshots to restore, or no revision that the backup and etcd \
 both still have. docs/exit-codes.md lists all others.")]
 pub(super) struct VerifyArgs {
@@ -53,21 +53,21 @@ pub(super) struct VerifyArgs {
     depth: store::Thoroughness,
     /// Verify all chains of all timelines, and the snapshots outside of them
     ///
-    /// Without it, only the chain is verified that a restore of the newest state would use, and what is needed to
-    /// find it.
+    /// Without it, only the chain is verified that a restore of the newest state would use, and what is
+    /// needed to find it.
     #[arg(long, conflicts_with = "endpoints", value_parser = yes_or_no)]
     all_chains: bool,
     /// Read the tags of all snapshots to find the excluded ones, with a request per snapshot
     ///
-    /// Without it, if there are more than 64 snapshots, only the tags of the newest and of those to be verified are
-    /// read.
+    /// Without it, if there are more than 64 snapshots, only the tags of the newest and of those to be
+    /// verified are read.
     #[arg(long, conflicts_with = "endpoints", value_parser = yes_or_no)]
     all_tags: bool,
-    /// Run a test restore: start this etcd with the restored data, compare it, and write a key
+    /// Run a restore drill: start this etcd with the restored data, compare it, and write a key
     ///
-    /// etcd listens without TLS on a free port of 127.0.0.1, and has its data in --temp-dir; afterwards it is stopped
-    /// and its data deleted. With --all-chains, there is a test restore for each timeline. If authentication is
-    /// enabled in the backup, give --user and --password of a user with the role root.
+    /// etcd listens without TLS on a free port of 127.0.0.1, and has its data in --temp-dir; afterwards it is
+    /// stopped and its data deleted. With --all-chains, there is a restore drill for each timeline. If
+    /// authentication is enabled in the backup, give --user and --password of a user with the role root.
     #[arg(long, value_name = "PATH", conflicts_with = "endpoints")]
     etcd_binary: Option<PathBuf>,
     /// With --etcd-binary: time for etcd to become healthy

@@ -1,7 +1,7 @@
 //! Options that several operations have. Each operation's own are with the operation.
 //!
-//! An option is a field of one struct: the command line (clap), the resources (serde, JSON schema) and the arguments
-//! of Jobs (`controller::jobs::flags`) derive from it.
+//! An option is a field of one struct: the command line (clap), the resources (serde, JSON schema) and the
+//! arguments of Jobs (`controller::jobs::flags`) derive from it.
 
 use crate::base::flag_values;
 use crate::mvcc::Revision;
@@ -21,7 +21,7 @@ pub struct Point {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub revision: Option<i64>,
-    /// Use the state at this time: that after the last event recorded at or before it
+    /// Use the state after the last event recorded at or before this time
     #[arg(long, value_name = "RFC3339", value_parser = flag_values::time)]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time: Option<DateTime<Utc>>,

@@ -881,10 +881,7 @@ async fn wrong_objects_are_refused_in_our_words() {
             json!({"store": {"url": "b/p"}}),
             "give a URL such as s3://bucket/prefix",
         ),
-        (
-            json!({"store": {"url": "/b"}}),
-            "needs a volume",
-        ),
+        (json!({"store": {"url": "/b"}}), "needs a volume"),
         (
             json!({"store": {"url": "s3://b", "volume": {"hostPath": "/b"}}}),
             "needs a volume",

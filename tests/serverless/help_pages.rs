@@ -3,7 +3,8 @@
 use crate::support::deltafold;
 use std::collections::BTreeSet;
 
-/// Options that stand under a heading of their own. All others are a command's own: they stand under "Options".
+/// Options that stand under a heading of their own. All others are a command's own: they stand under
+/// "Options".
 const GROUPS: [(&str, &[&str]); 14] = [
     (
         "Store",

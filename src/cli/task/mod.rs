@@ -28,9 +28,9 @@ use std::time::Duration;
 
 /// Run a one-off task for a policy in Kubernetes
 ///
-/// A task is an EtcdBackupTask, which the controller runs. The tasks of a policy run one at a time, in the order of
-/// their creation. If the program is also installed as kubectl-deltafold, it is a kubectl plugin: kubectl deltafold
-/// task list.
+/// A task is an EtcdBackupTask, which the controller runs. The tasks of a policy run one at a time, in the
+/// order of their creation. If the program is also installed as kubectl-deltafold, it is a kubectl plugin:
+/// kubectl deltafold task list.
 #[derive(Debug, Args)]
 pub(super) struct TaskArgs {
     #[command(subcommand)]
@@ -63,8 +63,8 @@ struct ListArgs {
 /// Wait until a task has ended
 ///
 /// Exit codes: 0 if the task succeeded; the exit code of its Job (docs/exit-codes.md) if it failed, or 143 if
-/// Kubernetes ended the Job; 75 if it was rejected because the same task is already waiting or running, and 78 if it
-/// was rejected for another reason; 75 after --timeout.
+/// Kubernetes ended the Job; 75 if it was rejected because the same task is already waiting or running, and
+/// 78 if it was rejected for another reason; 75 after --timeout.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
@@ -169,7 +169,8 @@ fn created(task: &EtcdBackupTask) -> Option<DateTime<Utc>> {
     DateTime::from_timestamp(at.0.as_second(), 0)
 }
 
-/// The failure of a task that has failed or was rejected, with the reason that sets the exit code; otherwise `None`.
+/// The failure of a task that has failed or was rejected, with the reason that sets the exit code; otherwise
+/// `None`.
 fn failure_of(task: &EtcdBackupTask) -> Option<Error> {
     let status = task.status.clone().unwrap_or_default();
     let newest = status.last_errors.first();

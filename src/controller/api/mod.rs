@@ -1,8 +1,9 @@
-//! The resources of `deltafold.io/v1alpha1`: the specs that users write, and the status that the controller writes.
+//! The resources of `deltafold.io/v1alpha1`: the specs that users write, and the status that the controller
+//! writes.
 //!
-//! It has only types, with the rules that the API server checks (CEL); it decides nothing. The CRDs are generated
-//! from the types, and the doc comments are the descriptions that `kubectl explain` shows. `controller`,
-//! `cli::manifests`, `cli::task` and `cli::policy` use it.
+//! It has only types, with the rules that the API server checks (CEL); it decides nothing. The CRDs are
+//! generated from the types, and the doc comments are the descriptions that `kubectl explain` shows.
+//! `controller`, `cli::manifests`, `cli::task` and `cli::policy` use it.
 
 mod policy;
 mod task;
@@ -32,12 +33,12 @@ pub fn crds() -> Vec<CustomResourceDefinition> {
     validation = Rule::new("(self.url.startsWith('/') || self.url.startsWith('file://')) == has(self.volume)").message("a store with a file:// URL or a path needs a volume; other stores must not have one")
 )]
 pub struct StoreSpec {
-    /// URL of the folder that holds v2/: s3://bucket/prefix, gs://…, az://…, swift://… or oss://…; or file:///path
-    /// with `volume`, which is mounted there
+    /// URL of the folder that holds v2/: s3://bucket/prefix, gs://…, az://…, swift://… or oss://…; or
+    /// file:///path with `volume`, which is mounted there
     #[schemars(length(min = 1, max = 2048))]
     pub url: String,
-    /// Secret with the options and credentials of the store. Its keys are those of etcd-druid's Secrets, or the
-    /// providers' environment variables
+    /// Secret with the options and credentials of the store. Its keys are those of etcd-druid's Secrets, or
+    /// the providers' environment variables
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret_ref: Option<SecretRef>,
     /// Options of the store, such as endpoint or region. Secrets are not allowed here: use secretRef

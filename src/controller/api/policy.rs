@@ -50,8 +50,8 @@ use std::collections::BTreeMap;
     validation = Rule::new("has(self.etcd) || !has(self.verify) || !has(self.verify.againstCluster) || !self.verify.againstCluster").message("verify.againstCluster needs etcd.endpoints")
 )]
 pub struct EtcdBackupPolicySpec {
-    /// Live etcd to back up. Without it, the policy only maintains the store, for example next to etcd-druid's
-    /// sidecar
+    /// Live etcd to back up. Without it, the policy only maintains the store, for example next to
+    /// etcd-druid's sidecar
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub etcd: Option<EtcdSpec>,
     /// Store that holds the backup
@@ -152,14 +152,16 @@ pub struct CompactionSpec {
     /// Start a compaction at this number of events since the last full snapshot
     #[schemars(range(min = 1))]
     pub events_threshold: i64,
-    /// Start a compaction at this size of the deltas in the store since the last full snapshot [default: no threshold]
+    /// Start a compaction at this size of the deltas in the store since the last full snapshot [default: no
+    /// threshold]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub size_threshold: Option<TextValue<Size>>,
-    /// Start a compaction at this age of the last full snapshot, if there are deltas after it [default: no threshold]
+    /// Start a compaction at this age of the last full snapshot, if there are deltas after it [default: no
+    /// threshold]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub age_threshold: Option<TextValue<Span>>,
-    /// Take a full snapshot of the live etcd, instead of a compaction, at this number of events since the last full
-    /// snapshot [default: no threshold]
+    /// Take a full snapshot of the live etcd, instead of a compaction, at this number of events since the
+    /// last full snapshot [default: no threshold]
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub full_snapshot_threshold: Option<i64>,
@@ -243,7 +245,8 @@ pub struct JobTemplate {
     /// When Kubernetes pulls the image [default: as Kubernetes decides by the image's tag]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image_pull_policy: Option<ImagePullPolicy>,
-    /// Resources of the container [default: limits of memory and ephemeral storage that suffice for maxDatabaseSize]
+    /// Resources of the container [default: limits of memory and ephemeral storage that suffice for
+    /// maxDatabaseSize]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resources: Option<ResourceRequirements>,
     /// ServiceAccount of the Pods; it must have get, create and patch on the snapshot Leases [default: a
@@ -271,7 +274,8 @@ pub struct JobTemplate {
     /// Size limit of the volume for temporary files [default: three times maxDatabaseSize]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scratch_size: Option<TextValue<Size>>,
-    /// Largest database, uncompressed, that Jobs read; larger full snapshots are refused (TooLarge) [default: 16Gi]
+    /// Largest database, uncompressed, that Jobs read; larger full snapshots are refused (TooLarge) [default:
+    /// 16Gi]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_database_size: Option<TextValue<Size>>,
     /// Largest key and value together that Jobs read [default: 64Mi]
@@ -299,7 +303,8 @@ pub struct EtcdBackupPolicyStatus {
     /// Generation of the spec that the controller has processed
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Conditions: Ready, BackupReady, BackupVerified and CompactionHealthy; StoreShared and NotAllowed only if true
+    /// Conditions: Ready, BackupReady, BackupVerified and CompactionHealthy; StoreShared and NotAllowed only
+    /// if true
     #[serde(default)]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,
@@ -421,7 +426,8 @@ pub struct RestorableWindow {
 pub struct LastCompaction {
     /// Name of the Job
     pub job_name: String,
-    /// Why it was started: EventsThreshold, SizeThreshold, AgeThreshold, FullSnapshotThreshold or DeadlineExceeded
+    /// Why it was started: EventsThreshold, SizeThreshold, AgeThreshold, FullSnapshotThreshold or
+    /// DeadlineExceeded
     pub trigger: String,
     /// Revision of the newest full when it was started
     pub full_revision: i64,

@@ -1,6 +1,7 @@
 //! EtcdBackupTask: one-off work for a policy.
 //!
-//! It has only types, which are also the arguments of `deltafold task create`; `controller::plan` runs the tasks.
+//! It has only types, which are also the arguments of `deltafold task create`; `controller::plan` runs the
+//! tasks.
 
 use super::StoreSpec;
 use crate::base::flag_values::yes_or_no;

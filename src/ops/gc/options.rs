@@ -47,8 +47,8 @@ pub struct Rules {
     #[arg(long, value_name = "DURATION")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restorable_window: Option<TextValue<Span>>,
-    /// Keep removed snapshots for this time, hidden but recoverable with `deltafold undelete`, and then delete
-    /// them; 0s: delete at once
+    /// Keep removed snapshots for this time, hidden but recoverable with `deltafold undelete`, and then
+    /// delete them; 0s: delete at once
     #[arg(long, value_name = "DURATION", default_value = "7d")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub purge_after: Option<TextValue<Span>>,

@@ -48,9 +48,9 @@ pub struct Wanted {
     pub mark_compacted: bool,
     /// Restore only if a check finds the existing member missing, damaged or behind the backup
     ///
-    /// The check `sanity` reads the file list, the header of the database and the WAL. `full` also reads every page
-    /// of the database, and compares its HashKV with that of the backup. The restore is refused if the other members
-    /// of --initial-cluster have a quorum.
+    /// The check `sanity` reads the file list, the header of the database and the WAL. `full` also reads
+    /// every page of the database, and compares its HashKV with that of the backup. The restore is refused if
+    /// the other members of --initial-cluster have a quorum.
     #[arg(long, value_name = "CHECK", help_heading = None::<&str>)]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub if_needed: Option<Depth>,
@@ -133,9 +133,9 @@ pub struct Options {
     pub wal_dir: Option<PathBuf>,
     /// Write a plain snapshot file for etcdutl and other tools, instead of a data directory
     ///
-    /// The file is not compressed, ends with its SHA-256, and has the members of the backup. --name and the other flags
-    /// of the new cluster have no effect. With --age-recipient the file is encrypted, and its name must end in
-    /// `.age`.
+    /// The file is not compressed, ends with its SHA-256, and has the members of the backup. --name and the
+    /// other flags of the new cluster have no effect. With --age-recipient the file is encrypted, and its
+    /// name must end in `.age`.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["data_dir", "wal_dir", "if_needed"])]
     pub to_snapshot: Option<PathBuf>,
     /// What tasks have, too.
