@@ -73,7 +73,7 @@ pub(super) struct ControllerArgs {
     metrics_bind_address: Option<BindAddress>,
     /// Stop existing policies that use a feature which is not allowed
     ///
-    /// Without it, such a policy continues until its spec changes; see the flags --allow-….
+    /// Without it, such a policy continues until its spec changes.
     #[arg(long, value_parser = yes_or_no)]
     enforce_existing: bool,
     #[command(flatten)]

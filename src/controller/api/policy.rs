@@ -23,6 +23,7 @@ use std::collections::BTreeMap;
     group = "deltafold.io",
     version = "v1alpha1",
     kind = "EtcdBackupPolicy",
+    doc = "An EtcdBackupPolicy describes the backup of an etcd in a store: schedules, compaction thresholds and retention.",
     plural = "etcdbackuppolicies",
     shortname = "ebp",
     category = "deltafold",

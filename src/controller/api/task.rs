@@ -29,6 +29,7 @@ pub const DEFAULT_TTL_SECONDS: i64 = 86_400;
     group = "deltafold.io",
     version = "v1alpha1",
     kind = "EtcdBackupTask",
+    doc = "An EtcdBackupTask is one-off work for a policy, such as a snapshot, a restore or a verification.",
     plural = "etcdbackuptasks",
     shortname = "ebt",
     category = "deltafold",

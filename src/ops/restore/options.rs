@@ -51,7 +51,7 @@ pub struct Wanted {
     /// The check `sanity` reads the file list, the header of the database and the WAL. `full` also reads
     /// every page of the database, and compares its HashKV with that of the backup. The restore is refused if
     /// the other members of --initial-cluster have a quorum.
-    #[arg(long, value_name = "CHECK", help_heading = None::<&str>)]
+    #[arg(long, value_name = "LOOK", help_heading = None::<&str>)]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub if_needed: Option<Depth>,
 }
