@@ -28,12 +28,12 @@ pub struct Trust {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Plaintext {
-    /// The prefix was encrypted later: trust snapshots from before that, if they end below this revision
+    /// Trust unencrypted snapshots that end below this revision and are older than the first encrypted one
     #[arg(long, value_name = "REVISION", value_parser = clap::value_parser!(i64).range(1..))]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub allow_plaintext_below: Option<i64>,
-    /// Go on without snapshots that are not encrypted, though keys are given: they may be anybody's
+    /// Ignore untrusted snapshots (not encrypted although keys are given) instead of failing
     #[arg(long, value_parser = yes_or_no)]
     #[serde(default)]
     pub ignore_untrusted: bool,

@@ -1,11 +1,13 @@
-//! `deltafold apply`: its arguments, and its outcome in words.
+//! `deltafold apply`: its arguments, and its result as text.
+//!
+//! The operation itself is `ops::apply`.
 
 use super::endpoints::EndpointArgs;
 use super::text::Text;
 use super::{BackupArgs, Ended, Output, print, print_report};
 use crate::base::Cancel;
 use crate::base::flag_values::yes_or_no;
-use crate::error::Reason;
+use crate::error::{Reason, Result};
 use crate::etcd::diff::BackupKey;
 use crate::mvcc::KeyRange;
 use crate::ops::apply::{
@@ -20,47 +22,52 @@ use clap::Args;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 
-/// Put a part of a backup back into a live etcd: a deleted namespace, say
+/// Write part of a backup, such as a deleted namespace, back into a live etcd
 ///
-/// Only compares, and shows what differs, unless --execute is given. Then it puts the keys that are
-/// missing or have another value, in transactions that write nothing that was changed since it was
-/// compared: such keys are named, and all others are written. Live keys that the backup does not have
-/// are left alone unless --delete-extra is given.
+/// Without --execute, apply only compares the keys and shows the differences. With --execute, it puts the
+/// keys that are missing in etcd or have another value there. A key that changed since the comparison is
+/// skipped and reported; all other keys are written. Live keys that the backup does not have are deleted
+/// only with --delete-extra.
 ///
-/// In Kubernetes, API servers and controllers see the writes as any other change. Values are copied as
-/// they are, protobuf and encrypted ones too: the API servers must be able to read them. Owners are not
-/// looked at: what belongs to an object that is no more is collected as garbage again.
+/// In Kubernetes, API servers and controllers see the writes like any other change. Values are copied
+/// byte for byte, including protobuf and encrypted values, so the API servers must be able to read them.
+/// Owner references are not checked: Kubernetes deletes a restored object again if its owner is gone.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
-  What would change?
+  Show what would change:
       deltafold apply --store s3://backups/etcd-main --prefix /registry/configmaps/payments/ \\
           --endpoints https://10.0.0.1:2379 --cacert ca.crt --cert client.crt --key client.key
-  As it was at noon, and now in earnest:
+  Write the keys back as they were at noon:
       deltafold apply --store s3://backups/etcd-main --time 2026-11-20T12:00:00Z \\
           --prefix /registry/configmaps/payments/ --endpoints https://10.0.0.1:2379 \\
           --cacert ca.crt --cert client.crt --key client.key --execute
-  Exactly what the backup has, nothing more, from a plain snapshot file:
+  Make the keys exactly those of a plain snapshot file, and delete all others with the prefix:
       deltafold apply --snapshot backup.db --prefix /app/ --endpoints http://127.0.0.1:2379 \\
           --delete-extra --execute
 
-In the list + is a key that is missing, ~ one with another value, - one to delete, ? one that is left
-alone. The exit code is 0, or tells the kind of failure: docs/exit-codes.md. 75 means that some keys were
-changed meanwhile and not written: run it again to compare anew.")]
+Marks in the list:
+  +  the key is missing in etcd
+  ~  the key has another value in etcd
+  -  only etcd has the key, and --delete-extra deletes it
+  ?  only etcd has the key, and it is kept
+
+Exit codes: 0 on success, 75 if some keys changed in the meantime and were not written (run the command \
+again). docs/exit-codes.md lists all others.")]
 pub(super) struct ApplyArgs {
-    /// The keys that begin so; an empty one means all
+    /// Apply the keys with this prefix; an empty prefix means all keys
     #[arg(long, value_name = "P")]
     prefix: OsString,
-    /// Write; without it only what differs is shown
+    /// Write to etcd instead of only showing the differences
     #[arg(long, value_parser = yes_or_no)]
     execute: bool,
-    /// Also delete the live keys with the prefix that the backup does not have
+    /// Delete live keys with the prefix that the backup does not have
     #[arg(long, value_parser = yes_or_no)]
     delete_extra: bool,
-    /// The most keys in a transaction: etcd's own flag of this name
+    /// Maximum number of keys per transaction, as the etcd flag of the same name allows
     #[arg(long, value_name = "N", default_value_t = MAX_TXN_OPS as u32, value_parser = clap::value_parser!(u32).range(1..))]
     max_txn_ops: u32,
-    /// The most bytes in a request: etcd's own flag of this name
+    /// Maximum size of a request in bytes, as the etcd flag of the same name allows
     #[arg(long, value_name = "N", default_value_t = MAX_REQUEST_BYTES as u32, value_parser = clap::value_parser!(u32).range(1..))]
     max_request_bytes: u32,
     #[command(flatten)]
@@ -73,11 +80,11 @@ pub(super) struct ApplyArgs {
 
 impl ApplyArgs {
     pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
-        // A shell variable that is not set must not delete what is in an etcd.
+        // An unset shell variable must not delete all keys of an etcd.
         if self.delete_extra && self.prefix.is_empty() {
-            return Err(Reason::Usage.error("--delete-extra with an empty --prefix would delete whatever the backup does not have: name a prefix, or restore the whole backup"));
+            return Err(Reason::Usage.error("--delete-extra with an empty --prefix would delete every key that the backup does not have: give a prefix, or restore the whole backup"));
         }
-        // First what fails fast.
+        // Connect first: it fails faster than reading the backup.
         let client = self.live.connect(cancel)?;
         let backup = self.backup.backup(cancel)?;
         let keys = KeyRange::Prefix(self.prefix.as_bytes().to_vec());
@@ -98,38 +105,42 @@ impl ApplyArgs {
             &client,
             cancel,
             &options,
-            |each| {
-                while wanted.advance()? {
-                    let kv = wanted.current()?;
-                    each(BackupKey {
-                        key: kv.key,
-                        value: kv.value,
-                        lease: kv.lease,
-                    })?;
-                }
-                Ok(())
-            },
-            &mut |d| match output {
+            |each| visit_keys(&mut wanted, each),
+            &mut |difference| match output {
                 Output::Json => Ok(()),
-                Output::Text => print(&line(d)),
+                Output::Text => print(&line(difference)),
             },
         );
-        let of_backup = source.warnings.iter().cloned();
-        report.warnings.splice(0..0, of_backup);
-        print_report(output, report, in_words)
+        let backup_warnings = source.warnings.iter().cloned();
+        report.warnings.splice(0..0, backup_warnings);
+        print_report(output, report, to_text)
     }
 }
 
-fn show(key: &KeyName) -> String {
+/// Passes each key of the backup to `each`.
+fn visit_keys(keys: &mut Keys, each: &mut dyn FnMut(BackupKey<'_>) -> Result<()>) -> Result<()> {
+    while keys.advance()? {
+        let kv = keys.current()?;
+        each(BackupKey {
+            key: kv.key,
+            value: kv.value,
+            lease: kv.lease,
+        })?;
+    }
+    Ok(())
+}
+
+/// A key on one line; base64 if it is not UTF-8.
+fn show_key(key: &KeyName) -> String {
     match (&key.key, &key.key_base64) {
         (Some(text), _) => super::text::key(text.as_bytes()).into_owned(),
         (None, base64) => format!("base64:{}", base64.as_deref().unwrap_or_default()),
     }
 }
 
-/// A difference, as a line.
+/// The line of a difference in the list.
 fn line(d: &Difference) -> String {
-    let key = show(&d.key);
+    let key = show_key(&d.key);
     match (d.change, d.live_bytes, d.backup_bytes) {
         (DifferenceKind::Create, _, bytes) => format!("+ {key} ({} bytes)\n", bytes.unwrap_or(0)),
         (DifferenceKind::Update, live, backup) => format!(
@@ -142,12 +153,12 @@ fn line(d: &Difference) -> String {
     }
 }
 
-fn in_words(o: &Report<Outcome>) -> String {
+fn to_text(o: &Report<Outcome>) -> String {
     let mut text = Text::new();
     for skipped in &o.skipped {
         text.line(format_args!(
             "! {}: {}",
-            show(&skipped.key),
+            show_key(&skipped.key),
             skipped.message
         ));
     }
@@ -164,28 +175,37 @@ fn in_words(o: &Report<Outcome>) -> String {
         ),
         (Status::Succeeded, false) => format!("put {put} keys, deleted {deleted}"),
         (Status::Failed, _) => {
-            format!("put {put} keys and deleted {deleted} of {differ} that differ so far")
+            format!("put {put} keys and deleted {deleted} of {differ} that differ, then failed")
         }
     });
-    let (at, live) = (o.revision, o.live_revision);
-    let compared = format!("revision {at} of the backup with revision {live} of the live etcd");
-    text.field("compared", compared);
-    let (missing, other, same) = (o.to_create, o.to_update, o.unchanged);
-    let differ = format!("{missing} missing, {other} with another value; {same} the same");
-    text.field("differ", differ);
+    text.field(
+        "compared",
+        format_args!(
+            "revision {} of the backup with revision {} of the live etcd",
+            o.revision, o.live_revision
+        ),
+    );
+    text.field(
+        "keys",
+        format_args!(
+            "{} missing, {} with another value, {} equal",
+            o.to_create, o.to_update, o.unchanged
+        ),
+    );
     if o.left_alone > 0 {
-        let left = "keys that the backup does not have; --delete-extra deletes such";
-        text.field("left", format_args!("{} {left}", o.left_alone));
+        let kept = "keys that the backup does not have; --delete-extra would delete them";
+        text.field("kept", format_args!("{} {kept}", o.left_alone));
     }
     if let (Some(first), Some(last)) = (o.first_revision, o.last_revision) {
         let n = o.transactions;
         let written = format!("in {n} transactions, revisions {first} to {last}");
         text.field("written", written);
     }
-    let (changed, large) = (o.conflicts, o.too_large);
-    if changed + large > 0 {
-        let skipped =
-            format!("{changed} keys that were changed meanwhile, {large} that are too large");
+    let (conflicts, too_large) = (o.conflicts, o.too_large);
+    if conflicts + too_large > 0 {
+        let skipped = format!(
+            "{conflicts} keys that changed in the meantime, {too_large} that are too large"
+        );
         text.field("skipped", skipped);
     }
     text.each("warning", &o.warnings);
@@ -198,10 +218,10 @@ mod tests {
 
     #[test]
     fn a_key_steers_no_terminal() {
-        let shown = |key: &[u8]| show(&KeyName::from(key));
+        let shown = |key: &[u8]| show_key(&KeyName::from(key));
         assert_eq!(shown("/a/ü".as_bytes()), "/a/ü");
         assert_eq!(shown(b"/a\x1b[2J"), "/a\\u{1b}[2J");
-        // No control character, but what follows would be written backward.
+        // Not a control character, but a terminal would write the rest from right to left.
         assert_eq!(shown("/a\u{202e}b".as_bytes()), "/a\\u{202e}b");
         assert_eq!(shown(b"\xff"), "base64:/w==");
     }

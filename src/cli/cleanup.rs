@@ -1,4 +1,6 @@
-//! `deltafold cleanup`: its arguments, and its outcome in words.
+//! `deltafold cleanup`: its arguments, and its result as text.
+//!
+//! The operation itself is `controller::cleanup`.
 
 use super::kubernetes::wait_for;
 use super::{Ended, Output, print_outcome};
@@ -9,26 +11,29 @@ use crate::kubernetes::UserClient;
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
 
-/// Remove once what the controller of version 0.1 made at run time
+/// Remove leftovers of the controller of version 0.1
 ///
-/// That is the finalizer deltafold.io/in-use of Secrets, and the Roles, RoleBindings and ServiceAccounts
-/// deltafold-POLICY that no Pod, Job, CronJob or Deployment uses any more. Run it after the upgrade of the
-/// controller. It tells what is left and why; run it again then. It reads no contents of Secrets.
+/// Removes the finalizer deltafold.io/in-use from Secrets, and the Roles, RoleBindings and ServiceAccounts
+/// deltafold-POLICY that no Pod, Job, CronJob or Deployment uses. Run it once after the upgrade of the
+/// controller. If an object cannot be removed yet, the result says why: run it again later. It does not read
+/// the contents of Secrets.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
-  What would be removed?
+  Show what would be removed:
       deltafold cleanup --dry-run
-  As a Job in the cluster, with rights of its own:
+  Run it as a Job in the cluster, with its own ServiceAccount:
       deltafold manifests cleanup | kubectl apply --server-side -f -")]
 pub(super) struct CleanupArgs {
-    /// A namespace to clean up; may be given again [default: all]
+    /// Clean up this namespace; repeatable [default: all]
+    ///
+    /// DELTAFOLD_NAMESPACE also sets --namespace of other commands.
     #[arg(short, long, value_name = "NAMESPACE", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]
     namespace: Vec<String>,
-    /// The context of the kubeconfig [default: the current one]
+    /// Context of the kubeconfig [default: the current context]
     #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     context: Option<String>,
-    /// Change nothing, and tell what would be done
+    /// Only show what would be removed
     #[arg(long, value_parser = yes_or_no)]
     dry_run: bool,
 }
@@ -40,36 +45,37 @@ impl CleanupArgs {
             dry_run: self.dry_run,
         };
         let outcome = wait_for(cancel, async {
-            let person = UserClient::connect(self.context.as_deref(), None, false).await?;
-            run(&person, &options).await
+            let client = UserClient::connect(self.context.as_deref(), None, false).await?;
+            run(&client, &options).await
         })?;
-        print_outcome(output, &outcome, in_words)
+        print_outcome(output, &outcome, to_text)
     }
 }
 
-fn in_words(outcome: &Outcome) -> String {
+fn to_text(outcome: &Outcome) -> String {
     let would = match outcome.dry_run {
         true => "would have ",
         false => "",
     };
-    let said = |what: &str, items: &[ObjectName]| {
-        let lines = items
-            .iter()
-            .map(|item| format!("{would}{what} {}\n", full_name(item)));
-        lines.collect::<String>()
-    };
-    let left = outcome.left.iter();
-    let left = left.map(|left| format!("left {}: {}\n", full_name(&left.object), left.reason));
-    let text = said("released", &outcome.released)
-        + &said("deleted", &outcome.deleted)
-        + &said("disowned", &outcome.disowned)
-        + &left.collect::<String>();
+    let mut text = String::new();
+    for (done, objects) in [
+        ("released", &outcome.released),
+        ("deleted", &outcome.deleted),
+        ("disowned", &outcome.disowned),
+    ] {
+        for object in objects {
+            text += &format!("{would}{done} {}\n", full_name(object));
+        }
+    }
+    for left in &outcome.left {
+        text += &format!("left {}: {}\n", full_name(&left.object), left.reason);
+    }
     match text.is_empty() {
         true => "nothing to clean up\n".to_owned(),
         false => text,
     }
 }
 
-fn full_name(item: &ObjectName) -> String {
-    format!("{} {}/{}", item.kind, item.namespace, item.name)
+fn full_name(object: &ObjectName) -> String {
+    format!("{} {}/{}", object.kind, object.namespace, object.name)
 }

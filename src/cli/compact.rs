@@ -1,4 +1,6 @@
-//! `deltafold compact`: its arguments, and its outcome in words.
+//! `deltafold compact`: its arguments, and its result as text.
+//!
+//! The operation itself is `ops::compact`.
 
 use super::leases::LeaseArgs;
 use super::metrics::MetricsArgs;
@@ -15,27 +17,28 @@ use std::time::{Duration, Instant};
 
 /// Fold the newest full snapshot and the deltas after it into a new full snapshot
 ///
-/// It deletes nothing. The new snapshot is built in --temp-dir, verified (every page, etcd's
-/// HashKV), uploaded, read back, and named for the exact revision it holds. The same input and
-/// options give the same bytes and the same name, so a rerun is harmless.
+/// Nothing is deleted. The new snapshot is built in --temp-dir, verified (every page, etcd's HashKV),
+/// uploaded, read back, and named after the exact revision that it holds. The same input and options give
+/// the same bytes and the same name, so a rerun is escape_unsafe.
 #[derive(Debug, Args)]
+// The policies of the controller share this option and have no default for it.
 #[command(mut_arg("keep_history", |a| a.default_value("latest")), after_long_help = "\
 Examples:
-  Fold all that is there:
+  Fold all deltas:
       deltafold compact --store s3://backups/etcd-main
-  See what it would fold, as JSON:
+  Show what would be folded, as JSON:
       deltafold compact --store s3://backups/etcd-main --dry-run --output json
-  Up to a point in time, with the last hour's history:
+  Fold up to a point in time, and keep the history of the last hour:
       deltafold compact --store /backups/etcd-main --time 2026-11-20T12:00:00Z --keep-history 1h
-  A server of your own:
+  Use your own S3 server:
       deltafold compact --store s3://backups/etcd-main --store-option endpoint=http://minio:9000
 
-The exit code is 0, or tells the kind of failure: docs/exit-codes.md.")]
+The exit code is 0 on success. docs/exit-codes.md lists all others.")]
 pub(super) struct CompactArgs {
     #[command(flatten)]
-    store: StoreArgs,
-    #[command(flatten)]
     options: Options,
+    #[command(flatten)]
+    store: StoreArgs,
     #[command(flatten)]
     leases: LeaseArgs,
     #[command(flatten)]
@@ -56,18 +59,18 @@ impl CompactArgs {
             ..self.options.clone()
         };
         let started = Instant::now();
-        let ended = run(&ctx, &options);
+        let result = run(&ctx, &options);
         metrics.store_read(ctx.store.bytes_read());
         if !options.dry_run {
-            measure(metrics, &ended, started.elapsed());
+            record(metrics, &result, started.elapsed());
         }
-        let report = ended?;
-        print_report(output, report, in_words)
+        print_report(output, result?, to_text)
     }
 }
 
-fn measure(metrics: &Metrics, ended: &Result<Report<Outcome>>, took: Duration) {
-    let Ok(o) = ended else {
+/// Records the metrics of a compaction.
+fn record(metrics: &Metrics, result: &Result<Report<Outcome>>, took: Duration) {
+    let Ok(o) = result else {
         metrics.snapshot_took(SnapshotKind::Full, took, false);
         return;
     };
@@ -92,18 +95,18 @@ fn measure(metrics: &Metrics, ended: &Result<Report<Outcome>>, took: Duration) {
     }
 }
 
-fn in_words(o: &Report<Outcome>) -> String {
+fn to_text(o: &Report<Outcome>) -> String {
     let mut text = Text::new();
     let revision = o.revision;
     text.line(match (o.status, &o.snapshot) {
         (Status::NothingToDo, _) => {
             format!(
-                "nothing to do: {} holds revision {revision} already",
+                "nothing to do: the newest full snapshot {} already holds revision {revision}",
                 o.base
             )
         }
         (Status::Succeeded, Some(name)) if o.bytes_written == 0 => {
-            format!("the very same {name} was there already")
+            format!("{name} already existed with the same content")
         }
         (Status::Succeeded, Some(name)) => format!("wrote {name} ({})", size(o.bytes_written)),
         (Status::Succeeded, None) => format!("would fold up to revision {revision}"),
@@ -120,7 +123,7 @@ fn in_words(o: &Report<Outcome>) -> String {
         text::holds(o.live_keys, o.compact_revision, o.hash_kv),
     );
     text.line(format_args!(
-        "  users, roles, members, alarms and leases are as of revision {}",
+        "  users, roles, members, alarms and leases are those of revision {} (deltas do not record them)",
         o.metadata_revision
     ));
     if let Some(events) = o.events.filter(|&n| n > 0) {

@@ -1,4 +1,6 @@
 //! `deltafold controller`: its arguments.
+//!
+//! The controller itself is `controller::run`.
 
 use crate::base::Cancel;
 use crate::base::flag_values::yes_or_no;
@@ -11,54 +13,67 @@ use crate::telemetry::endpoint::{BindAddress, serve_text};
 use clap::Args;
 use tokio::runtime::Handle;
 
-/// Make Jobs of backup policies and tasks, in Kubernetes
+/// Run the Kubernetes controller of backup policies and tasks
 ///
-/// Watches EtcdBackupPolicies, EtcdBackupTasks and snapshot Leases, and keeps CronJobs and Jobs of them. It
-/// reads no snapshot and talks to no etcd: the Jobs do. Several replicas elect a leader.
+/// Watches EtcdBackupPolicies, EtcdBackupTasks and snapshot Leases, and creates the CronJobs and Jobs for
+/// them. The Jobs read snapshots and connect to etcd; the controller does neither. Several replicas elect a
+/// leader.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
-  In a cluster, with all that belongs to it:
-      deltafold manifests install | kubectl apply -f -
-  On a developer's machine, by KUBECONFIG, for one namespace:
+  Install it in a cluster, with its resource definitions and RBAC:
+      deltafold manifests install | kubectl apply --server-side -f -
+  Run it on your own machine with KUBECONFIG, for one namespace:
       deltafold controller --namespace default --leader-elect false --job-image deltafold:dev
 
-The exit code is 0 where it was stopped, 75 where another replica has taken over: start it again.")]
+Exit codes: 0 if it was stopped, 75 if another replica became the leader (start it again). \
+docs/exit-codes.md lists all others.")]
 pub(super) struct ControllerArgs {
-    /// A namespace that is looked after; may be given again [default: all]
+    /// Watch this namespace only; repeatable [default: all]
+    ///
+    /// DELTAFOLD_NAMESPACE also sets --namespace of other commands.
     #[arg(long, value_name = "NAMESPACE", value_delimiter = ',', value_parser = clap::builder::NonEmptyStringValueParser::new())]
     namespace: Vec<String>,
-    /// The image of the Jobs, where a policy names none
+    /// Image of Jobs whose policy does not set one
     #[arg(long, value_name = "IMAGE", default_value = concat!("deltafold:", env!("CARGO_PKG_VERSION")))]
     job_image: String,
-    /// Policies that are looked at at once, with their tasks: this, --compaction-workers and --task-workers together
+    /// Number of policies, each with its tasks, to reconcile at the same time
+    ///
+    /// The numbers of --compaction-workers and --task-workers are added to it.
     #[arg(long, value_name = "N", default_value = "3", value_parser = clap::value_parser!(u16).range(1..=100))]
     policy_workers: u16,
-    /// As many policies more at once; 0 turns compaction by threshold off
+    /// Number added to --policy-workers; 0 disables compactions by threshold
     #[arg(long, value_name = "N", default_value = "3", value_parser = clap::value_parser!(u16).range(0..=100))]
     compaction_workers: u16,
-    /// As many policies more at once; 0 turns tasks off
+    /// Number added to --policy-workers; 0 disables tasks
     #[arg(long, value_name = "N", default_value = "3", value_parser = clap::value_parser!(u16).range(0..=100))]
     task_workers: u16,
-    /// Jobs of thresholds and tasks at once, over all policies; restores have a tenth more, at least one; 0 for no limit
+    /// Maximum number of concurrent Jobs for thresholds and tasks, over all policies; 0 for no limit
+    ///
+    /// Restores may exceed the limit by a tenth, and by at least one Job.
     #[arg(long, value_name = "N", default_value = "20")]
     max_jobs: u32,
-    /// As many of one namespace; 0 for half of them, as long as there are policies of other namespaces
+    /// Maximum number of these Jobs per namespace; 0 for half of --max-jobs
+    ///
+    /// With 0, there is no limit per namespace if all policies are in one namespace.
     #[arg(long, value_name = "N", default_value = "0")]
     max_jobs_per_namespace: u32,
-    /// Whether several replicas elect a leader, by a Lease
+    /// Elect a leader among the replicas with a Lease
     #[arg(long, value_name = "BOOL", default_value = "true", action = clap::ArgAction::Set, value_parser = yes_or_no)]
     leader_elect: bool,
-    /// The leader's Lease
+    /// Name of the leader's Lease
     #[arg(long, value_name = "NAME", default_value = "deltafold-controller")]
     leader_lease: String,
-    /// The namespace of the leader's Lease [default: the Pod's, or the kubeconfig's]
+    /// Namespace of the leader's Lease [default: that of the Pod or the kubeconfig]
     #[arg(long, value_name = "NAMESPACE")]
     lease_namespace: Option<String>,
-    /// Serve /metrics (Prometheus), /healthz and /readyz here: 127.0.0.1:8080, or :8080 for all addresses
+    /// Serve /metrics (Prometheus), /healthz and /readyz on this address, such as 127.0.0.1:8080, or :8080
+    /// for all interfaces
     #[arg(long, value_name = "ADDRESS")]
     metrics_bind_address: Option<BindAddress>,
-    /// Refuse what is not allowed also if it ran before; without it such policies go on until their spec changes
+    /// Stop existing policies that use a feature which is not allowed
+    ///
+    /// Without it, such a policy continues until its spec changes.
     #[arg(long, value_parser = yes_or_no)]
     enforce_existing: bool,
     #[command(flatten)]

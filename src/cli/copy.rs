@@ -1,13 +1,15 @@
-//! `deltafold copy`: its arguments, and its outcome in words.
+//! `deltafold copy`: its arguments, and its result as text.
+//!
+//! The operation itself is `ops::copy`.
 
 use super::bandwidth::BandwidthArgs;
 use super::metrics::MetricsArgs;
 use super::text::Text;
-use super::{Ended, MeansArgs, Output, parse_options, print_report, size};
+use super::{AccessArgs, Ended, Output, parse_options, print_report, size};
 use crate::backup::codec::CompressionChoice;
 use crate::base::flag_values::yes_or_no;
 use crate::base::{Cancel, duration};
-use crate::error::{Reason, Result};
+use crate::error::{Error, Reason, Result};
 use crate::ops::Context;
 use crate::ops::copy::plan::{CopyLimits, Encryption, Form, Selection};
 use crate::ops::copy::{
@@ -20,38 +22,44 @@ use clap::Args;
 use std::path::Path;
 use std::time::Duration;
 
-/// Copy backups from one store to another, once or for as long as it runs
+/// Copy backups from one store to another, once or continuously
 ///
-/// A backup is a full snapshot with the deltas after it. Both layouts keep their places, and snapshots keep
-/// their names and bytes unless --compression or --age-recipient is given. Each is streamed, checked by the
-/// SHA-256 inside it, uploaded, read back, and only then named; a delta is named after what it follows.
-/// Nothing in the target is overwritten or deleted. Started again, it copies what is missing.
+/// A backup is a full snapshot with the deltas after it. Snapshots keep their place (layout v1 or v2) and
+/// their name; they keep their bytes, too, unless --compression, --age-recipient or --decrypt is given. Each
+/// snapshot is checked against the SHA-256 inside it, uploaded, and read back before it gets its name. A
+/// delta gets its name after the snapshots before it. Nothing in the target is overwritten or deleted. A new
+/// run copies what is missing.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
-  All backups to another bucket:
+  Copy all backups to another bucket:
       deltafold copy --from s3://backups/etcd-main --to s3://elsewhere/etcd-main \\
           --to-option endpoint=https://minio.elsewhere:9000
-  The newest two, once the last snapshot of the old cluster is there, or after an hour:
+  Wait up to an hour for the final snapshot of the old cluster, then copy the newest two backups:
       deltafold copy --from s3://backups/etcd-main --to gs://new/etcd-main --max-backups 2 \\
           --wait-for-final --wait-timeout 1h
   Keep a second store in step:
       deltafold copy --from s3://backups/etcd-main --to /mnt/nfs/etcd-main --follow --interval 1m
-  With other keys from now on:
+  Encrypt the copy with another key:
       deltafold copy --from s3://backups/etcd-main --to s3://backups/etcd-main-rekeyed \\
           --age-identity old.key --age-recipient age1…
 
-The exit code is 0 where the target has all that is wanted, 65 where a snapshot of the source is damaged,
-73 where the target has another object under a name, 75 where some of it failed for now; all others are in
-docs/exit-codes.md.")]
+Exit codes: 0 if the target has all requested snapshots, 65 if a snapshot of the source is damaged, 73 if \
+the target has a different object with the same name, 75 if some snapshots could not be copied (run it \
+again). docs/exit-codes.md lists all others.")]
 pub(super) struct CopyArgs {
-    /// Copy from here, the folder that holds v2/ (or v1/): s3://bucket/prefix, gs://…, az://…, file:///dir or a path
+    /// URL of the source, the folder that holds v2/ (or v1/): s3://bucket/prefix, gs://…, az://…, swift://…,
+    /// oss://…, file:///dir or a path
+    ///
+    /// DELTAFOLD_FROM also sets --from of other commands.
     #[arg(long, value_name = "URL", help_heading = "Store")]
     from: String,
-    /// Copy to here; a local folder is made where the one above it is there
+    /// URL of the target; a local folder is created if its parent folder exists
+    ///
+    /// DELTAFOLD_TO also sets --to of other commands.
     #[arg(long, value_name = "URL", help_heading = "Store")]
     to: String,
-    /// A setting of the store that is copied from, over those of --store-option; may be given again
+    /// Set an option of the source, overriding --store-option; repeatable
     #[arg(
         long,
         value_name = "KEY=VALUE",
@@ -59,7 +67,7 @@ pub(super) struct CopyArgs {
         help_heading = "Store"
     )]
     from_option: Vec<String>,
-    /// A setting of the store that is copied to, over those of --store-option; may be given again
+    /// Set an option of the target, overriding --store-option; repeatable
     #[arg(
         long,
         value_name = "KEY=VALUE",
@@ -69,22 +77,41 @@ pub(super) struct CopyArgs {
     to_option: Vec<String>,
     #[command(flatten)]
     most: CopyLimits,
-    /// Wait first until the source's newest full snapshot is marked final
+    /// Wait until the newest full snapshot of the source is marked final, then copy
     #[arg(long, value_parser = yes_or_no)]
     wait_for_final: bool,
-    /// Copy what is there when it has not come for so long; 0s: wait for ever
+    /// With --wait-for-final: copy after this time even without a final snapshot; 0s: wait without limit
     #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration::parse)]
     wait_timeout: Duration,
-    /// Go on copying what comes, until it is stopped
+    /// Keep copying new snapshots until the command is stopped
+    ///
+    /// DELTAFOLD_FOLLOW also sets --follow of other commands.
     #[arg(long, value_parser = yes_or_no, conflicts_with = "dry_run")]
     follow: bool,
-    /// How often the source is listed, while it is waited for or followed
+    /// With --wait-for-final or --follow: list the source this often
     #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = duration::parse_above_zero)]
     interval: Duration,
-    /// same (byte for byte), none, gzip, zlib, lzw, zstd or zstd:LEVEL
+    /// Compression of the copies: same (byte for byte), none, gzip, zlib, lzw, zstd or zstd:LEVEL
     #[arg(long, value_name = "METHOD", default_value = "same")]
     compression: CompressionChoice,
-    /// Write encrypted snapshots as plain text
+    /// Copy excluded snapshots, too, with their exclusion markers
+    #[arg(long, value_parser = yes_or_no)]
+    include_excluded: bool,
+    /// Copy even if the target is the backup of another cluster, and record the source's cluster there
+    #[arg(long, value_parser = yes_or_no)]
+    take_over: bool,
+    /// Only show what would be copied
+    #[arg(long, value_parser = yes_or_no)]
+    dry_run: bool,
+    #[command(flatten)]
+    access: AccessArgs,
+    /// Copy this many snapshots of 1 MiB and more at a time, each with about 32 MiB of memory [default: the
+    /// number of threads]
+    ///
+    /// Smaller snapshots: as many as --requests. Between local folders eight, or N if N is 1 or more than 8.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256), help_heading = "Resources")]
+    parallel: Option<u16>,
+    /// Decrypt encrypted snapshots: the copies are not encrypted
     #[arg(
         long,
         value_parser = yes_or_no,
@@ -92,22 +119,6 @@ pub(super) struct CopyArgs {
         help_heading = "Encryption"
     )]
     decrypt: bool,
-    /// Copy excluded snapshots, too, with their marks
-    #[arg(long, value_parser = yes_or_no)]
-    include_excluded: bool,
-    /// Copy although the target is the backup of another cluster; from now on it is the source's
-    #[arg(long, value_parser = yes_or_no)]
-    take_over: bool,
-    /// Only say what would be done
-    #[arg(long, value_parser = yes_or_no)]
-    dry_run: bool,
-    /// Snapshots of 1 MiB and more under way at once; each holds about 32 MiB [default: as many as threads]
-    ///
-    /// Of smaller ones as many as --requests, between folders eight, unless this is one, or more than eight.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256), help_heading = "Means")]
-    parallel: Option<u16>,
-    #[command(flatten)]
-    means: MeansArgs,
     #[command(flatten)]
     bandwidth: BandwidthArgs,
     #[command(flatten)]
@@ -129,12 +140,12 @@ impl CopyArgs {
         metrics.store_read(from.store.bytes_read());
         let report = ended?;
         metrics.store_written(report.bytes_written);
-        print_report(output, report, in_words)
+        print_report(output, report, to_text)
     }
 
     fn follow(&self, cancel: &Cancel, output: Output) -> Ended {
         let metrics = Metrics::new();
-        // Written a last time when all has ended.
+        // Dropping it writes the file a last time.
         let _file = self.metrics.keep_file(&metrics)?;
         let server = self.metrics.serve(&metrics, cancel)?;
         let (from, to) = self.stores(cancel)?;
@@ -142,40 +153,30 @@ impl CopyArgs {
             server.set_ready(true);
         }
         let report = follow(&from, &to, &self.options(&to), &metrics)?;
-        print_report(output, report, in_words)
+        print_report(output, report, to_text)
     }
 
     fn stores(&self, cancel: &Cancel) -> Result<(Context, Context)> {
         let from_options = parse_options(&self.from_option, "--from-option")?;
         let to_options = parse_options(&self.to_option, "--to-option")?;
         store::open::refuse_layout(&self.to, "--to")?;
-        if place(&self.from) == place(&self.to) && from_options == to_options {
+        if normalized(&self.from) == normalized(&self.to) && from_options == to_options {
             return Err(Reason::Usage
                 .error("--from and --to are the same: give two stores, or two prefixes of one"));
         }
         let open = |nth: usize, url: &str, own: &[(String, String)], flag: &str| {
-            self.means.context_with(nth, cancel, |options, handle| {
+            self.access.context_with(nth, cancel, |options, handle| {
                 let all: Vec<_> = options.iter().chain(own).cloned().collect();
-                let opened = store::open(url, &all, handle);
-                // The messages are of one store, and here are two.
-                opened.map_err(|e| {
-                    let said = e
-                        .to_string()
-                        .replace("--store-option", &format!("{flag}-option"));
-                    let said = said.replace("--store ", &format!("{flag} "));
-                    let at_end = said.strip_suffix("--store");
-                    let said = at_end.map(|s| format!("{s}{flag}")).unwrap_or(said);
-                    e.reason().error(said)
-                })
+                store::open(url, &all, handle).map_err(|e| with_flag(&e, flag))
             })
         };
         let mut from = open(1, &self.from, &from_options, "--from")?;
         if !self.dry_run {
-            let options = [self.means.options(2)?, to_options.clone()].concat();
+            let options = [self.access.options(2)?, to_options.clone()].concat();
             store::open::make_folder(&self.to, &options)?;
         }
         let mut to = open(2, &self.to, &to_options, "--to")?;
-        // One limit for each direction: that of the source is read, that of the target written, and read back.
+        // The source is read; the target is written and read back. Each direction has its own limit.
         from.store = self.bandwidth.limited(from.store);
         to.store = self.bandwidth.limited(to.store);
         Ok((from, to))
@@ -187,11 +188,10 @@ impl CopyArgs {
             (false, true) => Encryption::Decrypt,
             (false, false) => Encryption::Keep,
         };
-        let number = |n: Option<i64>| n.and_then(|n| u32::try_from(n).ok());
         Options {
             selection: Selection {
-                max_backups: number(self.most.max_backups),
-                max_backup_age_days: number(self.most.max_backup_age),
+                max_backups: self.most.max_backups.and_then(to_u32),
+                max_backup_age_days: self.most.max_backup_age.and_then(to_u32),
                 excluded: self.include_excluded,
                 form: Form {
                     encoding: match self.compression {
@@ -212,8 +212,24 @@ impl CopyArgs {
     }
 }
 
-/// A URL in a form in which the same place looks the same.
-fn place(url: &str) -> String {
+fn to_u32(n: i64) -> Option<u32> {
+    u32::try_from(n).ok()
+}
+
+/// An error of opening a store that names `flag` (--from or --to) instead of --store.
+fn with_flag(e: &Error, flag: &str) -> Error {
+    let message = e
+        .to_string()
+        .replace("--store-option", &format!("{flag}-option"))
+        .replace("--store ", &format!("{flag} "));
+    e.reason().error(match message.strip_suffix("--store") {
+        Some(start) => format!("{start}{flag}"),
+        None => message,
+    })
+}
+
+/// A normalized URL: two spellings of the same place give the same text.
+fn normalized(url: &str) -> String {
     let url = url.trim_end_matches('/');
     let local = url.strip_prefix("file://").unwrap_or(url);
     if !local.contains("://")
@@ -227,15 +243,15 @@ fn place(url: &str) -> String {
     }
 }
 
-fn in_words(o: &Report<Outcome>) -> String {
+fn to_text(o: &Report<Outcome>) -> String {
     let mut text = Text::new();
     let (to, copied) = (&o.to, o.copied);
     text.line(match o.status {
         Status::NothingToDo if o.failed == 0 && o.kept == 0 => {
-            format!("copied nothing to {to}: nothing of what is there is wanted and can be used")
+            format!("copied nothing to {to}: the source has no requested snapshot that can be used")
         }
         Status::NothingToDo if o.failed == 0 => {
-            format!("nothing to do: {to} has all that is wanted")
+            format!("nothing to do: {to} has all requested snapshots")
         }
         _ if o.dry_run => format!("would copy {copied} snapshots to {to}"),
         _ => format!(
@@ -246,26 +262,35 @@ fn in_words(o: &Report<Outcome>) -> String {
     let wanted = o.backups_wanted;
     text.field(
         "backups",
-        format_args!("{wanted} of {} are wanted", o.backups),
+        format_args!("{wanted} of {} requested", o.backups),
     );
     let (kept, skipped, failed) = (o.kept, o.skipped, o.failed);
-    let others = format!("{kept} were there, {skipped} left out, {failed} failed");
+    let others = format!("{kept} existed, {skipped} skipped, {failed} failed");
     text.field("others", others);
     text.maybe("final", o.final_snapshot.as_ref());
-    for (what, decision) in [
+    for (label, decision) in [
         ("copy", CopyStatus::Copied),
-        ("leave out", CopyStatus::Skipped),
+        ("skip", CopyStatus::Skipped),
         ("failed", CopyStatus::Failed),
     ] {
-        let is_told = |x: &&ObjectOutcome| {
-            let always = decision == CopyStatus::Failed || x.reason == "BaseNotCopied";
-            x.decision == decision && (always || o.dry_run)
-        };
-        let told = o.objects.iter().filter(is_told);
-        let told: Vec<String> = told.map(|x| format!("{}: {}", x.path, x.message)).collect();
-        text.list(what, &told);
+        let mut lines = Vec::new();
+        for object in o
+            .objects
+            .iter()
+            .filter(|object| object.decision == decision)
+        {
+            if o.dry_run || is_always_shown(object) {
+                lines.push(format!("{}: {}", object.path, object.message));
+            }
+        }
+        text.list(label, &lines);
     }
     text.each("warning", &o.warnings);
     text.field("took", format_args!("{:.2} s", o.seconds));
     text.end()
+}
+
+/// Whether an object is listed even if it is not a dry run.
+fn is_always_shown(object: &ObjectOutcome) -> bool {
+    object.decision == CopyStatus::Failed || object.reason == "BaseNotCopied"
 }

@@ -1,4 +1,6 @@
-//! `deltafold diff`: its arguments, and what changed in words.
+//! `deltafold diff`: its arguments, and the changes as text or JSON.
+//!
+//! The comparison itself is `ops::read::diff`.
 
 use super::stream::Stream;
 use super::{BackupArgs, Ended, Output, text};
@@ -18,55 +20,64 @@ use std::os::unix::ffi::OsStrExt;
 
 /// Show which keys were added, changed and deleted between two points
 ///
-/// Keys come in the order of their bytes. A key that was put again counts as changed, with the same
-/// value, too.
+/// Keys are sorted by their bytes. A key that was written again counts as changed, even with the same value.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
-  Since noon:
+  Show the changes since noon:
       deltafold diff --from 2026-11-20T12:00:00Z --store s3://backups/etcd-main
-  Between two revisions, in one namespace, with the values:
-      deltafold diff --from 120000 --to 120400 --prefix /registry/secrets/payments/ --store s3://backups/etcd-main --output json
+  Show the changes between two revisions in one namespace, with the values:
+      deltafold diff --from 120000 --to 120400 --prefix /registry/secrets/payments/ \\
+          --store s3://backups/etcd-main --output json
 
-+ is added, ~ changed, - deleted. --output json prints one object: docs/diff-result.schema.json.")]
+Marks in the list:
+  +  the key was added
+  ~  the key was changed
+  -  the key was deleted
+
+--output json prints one object: docs/diff-result.schema.json.")]
 pub(super) struct DiffArgs {
-    /// The first point: a revision or a time
+    /// First point: a revision or a time (RFC 3339)
+    ///
+    /// DELTAFOLD_FROM also sets --from of other commands.
     #[arg(long, value_name = "REV|TIME", value_parser = parse_point)]
     from: Target,
-    /// The second point: a revision or a time [default: the newest]
+    /// Second point: a revision or a time (RFC 3339) [default: the newest revision]
+    ///
+    /// DELTAFOLD_TO also sets --to of other commands.
     #[arg(long, value_name = "REV|TIME", value_parser = parse_point)]
     to: Option<Target>,
-    /// Only keys that begin so
+    /// Only compare keys with this prefix
     #[arg(long, value_name = "P")]
     prefix: Option<OsString>,
-    /// Take this timeline, by its ID in `deltafold list --deep` [default: the newest]
+    /// ID of the timeline to read, from `deltafold list --deep` [default: the newest timeline]
     #[arg(long, value_name = "ID")]
     timeline: Option<String>,
     #[command(flatten)]
     backup: BackupArgs,
 }
 
-/// A revision, or a time.
+/// Parses a revision or a time.
 fn parse_point(s: &str) -> Result<Target, String> {
     match s.parse() {
         Ok(r) if r > 0 => Ok(Target::Revision(Revision(r))),
-        Ok(r) => Err(format!("{r} is no revision: they begin at 1")),
+        Ok(r) => Err(format!("{r} is not a revision: revisions begin at 1")),
         Err(_) => flag_values::time(s)
             .map(Target::Time)
             .map_err(|e| format!("neither a revision nor a time: {e}")),
     }
 }
 
-/// What stands before the list of changes.
+/// The fields before the list of changes.
 #[derive(JsonSchema, Serialize)]
 pub(super) struct Head<'a> {
     /// The revision of the first point.
     from_revision: Revision,
     /// The revision of the second point.
     to_revision: Revision,
-    /// The timeline's ID; null of a plain snapshot file.
+    /// The timeline's ID; null for a plain snapshot file.
     timeline: Option<&'a str>,
-    /// What an operator should know.
+    /// Warnings for the operator.
     warnings: Vec<&'a String>,
 }
 
@@ -101,13 +112,13 @@ fn print_json(
     diff: &mut Diff,
     out: &mut Stream,
 ) -> Result<()> {
-    // Both may say the same.
-    let more = new.warnings.iter().filter(|w| !old.warnings.contains(w));
+    // Both points may have the same warnings.
+    let only_new = new.warnings.iter().filter(|w| !old.warnings.contains(w));
     let head = Head {
         from_revision: old.target,
         to_revision: new.target,
         timeline: new.timeline_id(),
-        warnings: old.warnings.iter().chain(more).collect(),
+        warnings: old.warnings.iter().chain(only_new).collect(),
     };
     out.begin_list(&head, "changes")?;
     while let Some(changed) = diff.next()? {
@@ -135,24 +146,23 @@ fn print_text(
         let Some(kv) = changed.new.or(changed.old) else {
             continue;
         };
-        let revision = |kv: crate::mvcc::KeyValue<'_>| kv.mod_revision.to_string();
-        let (mark, count, revisions) = match (kind, changed.old.map(revision)) {
-            (ChangeKind::Added, _) => ('+', &mut added, revision(kv)),
-            (ChangeKind::Changed, was) => (
-                '~',
-                &mut differ,
-                format!("{} to {}", was.unwrap_or_default(), revision(kv)),
-            ),
-            (ChangeKind::Deleted, _) => ('-', &mut deleted, revision(kv)),
+        let revision = kv.mod_revision;
+        let (mark, count, revisions) = match (kind, changed.old) {
+            (ChangeKind::Added, _) => ('+', &mut added, revision.to_string()),
+            (ChangeKind::Changed, Some(old)) => {
+                let revisions = format!("{} to {revision}", old.mod_revision);
+                ('~', &mut differ, revisions)
+            }
+            (ChangeKind::Changed, None) => ('~', &mut differ, format!(" to {revision}")),
+            (ChangeKind::Deleted, _) => ('-', &mut deleted, revision.to_string()),
         };
         *count += 1;
         let object = Object::from_key(kv.key, Some(kv.value));
-        let kind = object.and_then(|o| Some(format!("{}, ", o.kind?)));
-        let kind = kind.unwrap_or_default();
+        let object_kind = object.and_then(|o| Some(format!("{}, ", o.kind?)));
         let line = format!(
             "{mark} {} ({}revision {revisions})\n",
             text::key(kv.key),
-            text::key(kind.as_bytes())
+            text::key(object_kind.unwrap_or_default().as_bytes())
         );
         out.write(line.as_bytes())?;
     }

@@ -1,4 +1,6 @@
-//! Encryption: the flags, and the files that they name.
+//! The flags of encryption, and the key files that they name.
+//!
+//! `store_access` flattens them into all commands that open a store.
 
 use crate::backup::trust::{Plaintext, Trust};
 use crate::base::mounted_secret;
@@ -13,11 +15,11 @@ use std::io::{ErrorKind, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-/// Who can read snapshots.
+/// The age keys of a backup.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Encryption")]
 pub(super) struct EncryptionArgs {
-    /// Encrypt what is written for this age recipient (age1…); may be given again
+    /// Encrypt snapshots for this age recipient (age1…); repeatable
     #[arg(
         long,
         hide_env_values = true,
@@ -25,10 +27,10 @@ pub(super) struct EncryptionArgs {
         value_delimiter = ','
     )]
     age_recipient: Vec<String>,
-    /// Encrypt what is written for the recipients in this file, one a line
+    /// Encrypt snapshots for the age recipients in this file, one per line
     #[arg(long, hide_env_values = true, value_name = "FILE")]
     age_recipients_file: Option<PathBuf>,
-    /// A file of age identities (AGE-SECRET-KEY-1…) that open encrypted snapshots; may be given again
+    /// Decrypt snapshots with the age identities (AGE-SECRET-KEY-1…) in this file; repeatable
     #[arg(
         long,
         hide_env_values = true,
@@ -40,15 +42,15 @@ pub(super) struct EncryptionArgs {
     plaintext: Plaintext,
 }
 
-/// Bytes of a file of keys; a key takes less than a hundred.
+/// Maximum size of a key file in bytes. A key has fewer than a hundred.
 const MAX_FILE: u64 = 1 << 20;
 
 impl EncryptionArgs {
-    /// What the flags say about snapshots that are not encrypted.
+    /// Which snapshots are trusted, by the flags.
     pub(super) fn trust(&self, keys: &Keys) -> Trust {
         Trust {
             only_encrypted: keys.encrypts() || keys.decrypts(),
-            // Who has an identity expects something that is encrypted.
+            // With an identity, the backup is expected to be encrypted.
             unless_all_plain: !keys.decrypts(),
             plaintext_below: self.plaintext.allow_plaintext_below.map(Revision),
             ignore_untrusted: self.plaintext.ignore_untrusted,
@@ -58,113 +60,115 @@ impl EncryptionArgs {
     /// The keys that the flags name.
     ///
     /// # Errors
-    /// `Usage` for what is no recipient, or a secret itself in place of its file; `Configuration` for a file that
-    /// cannot be read or holds something else.
+    /// `Usage` if a recipient is invalid, or if a secret key is given in place of its file. `Configuration` if a
+    /// file cannot be read or does not hold age keys.
     pub(super) fn keys(&self) -> Result<Keys> {
         let mut recipients = Vec::new();
         for text in &self.age_recipient {
-            let what = format!("--age-recipient {text} is");
-            recipients.push(recipient(text, "--age-recipient", &what, Reason::Usage)?);
+            let subject = format!("--age-recipient {text} is");
+            recipients.push(parse_recipient(
+                text,
+                "--age-recipient",
+                &subject,
+                Reason::Usage,
+            )?);
         }
         if let Some(file) = &self.age_recipients_file {
-            let place = place("--age-recipients-file", file)?;
-            // What else the file holds may be a secret.
-            let what = format!("{place} holds a line that is");
-            for line in lines(file, &place)?.0 {
-                recipients.push(recipient(&line, &place, &what, Reason::Configuration)?);
+            let source = source("--age-recipients-file", file)?;
+            // Do not show the line: it may be a secret.
+            let subject = format!("{source} has a line that is");
+            for line in read_lines(file, &source)?.0 {
+                let reason = Reason::Configuration;
+                recipients.push(parse_recipient(&line, &source, &subject, reason)?);
             }
         }
         if recipients.len() > MAX_RECIPIENTS {
             return Err(Reason::Configuration.error(format!(
-                "{} age recipients are given, and {MAX_RECIPIENTS} are the most",
+                "{} age recipients are given, but at most {MAX_RECIPIENTS} are allowed",
                 recipients.len()
             )));
         }
         let mut identities = Vec::new();
         for file in &self.age_identity {
-            let place = place("--age-identity", file)?;
-            let (lines, mode) = lines(file, &place)?;
+            let source = source("--age-identity", file)?;
+            let (lines, mode) = read_lines(file, &source)?;
             for line in lines {
-                identities.push(identity(&line, &place)?);
+                identities.push(parse_identity(&line, &source)?);
             }
-            // Kubernetes lets the group of a Pod read a mounted Secret: that is as it should be.
+            // Ignore the group's rights: Kubernetes lets the group of a Pod read a mounted Secret.
             if mode & 0o007 != 0 {
-                tracing::warn!("{place} can be read by everybody on this machine: chmod 600");
+                tracing::warn!("{source} can be read by every user of this machine: run chmod 600");
             }
         }
         Ok(Keys::new(identities, recipients))
     }
 }
 
-/// Whether a text holds an identity, however it is spelled.
+/// Whether a text contains an identity, in upper or lower case.
 fn holds_secret(text: &str) -> bool {
     text.to_ascii_uppercase().contains("AGE-SECRET-KEY")
 }
 
-/// A flag and its file, for people. Somebody may have given the secret instead: it is not shown.
-fn place(flag: &str, file: &Path) -> Result<String> {
+/// The flag and its file, as messages name them.
+///
+/// # Errors
+/// `Usage` if the value is the secret itself instead of its file. The message does not show it.
+fn source(flag: &str, file: &Path) -> Result<String> {
     let file = file.to_string_lossy();
     match holds_secret(&file) {
         true => Err(Reason::Usage.error(format!(
-            "{flag} takes the name of a file, and an identity itself was given: it can be seen in the list of processes, so it is a secret no longer; make another one, in a file"
+            "{flag} takes the name of a file, but an identity itself was given: it is no longer secret, because the list of processes shows it; create a new one in a file"
         ))),
         false => Ok(format!("{flag} {file}")),
     }
 }
 
-/// A recipient. `what` begins the message if it is none.
-fn recipient(text: &str, place: &str, what: &str, reason: Reason) -> Result<Recipient> {
+/// Parses a recipient. An error begins with `subject`, or with `source` if the text is an identity.
+fn parse_recipient(text: &str, source: &str, subject: &str, reason: Reason) -> Result<Recipient> {
     if holds_secret(text) {
         return Err(reason.error(format!(
-            "{place}: an identity (AGE-SECRET-KEY-1…) stands where a recipient (age1…) belongs: `age-keygen -y` tells the recipient of an identity"
+            "{source}: an identity (AGE-SECRET-KEY-1…) is given in place of a recipient (age1…): `age-keygen -y` prints the recipient of an identity"
         )));
     }
     let parsed = text.trim().parse();
-    parsed.map_err(|e: &str| reason.error(format!("{what} no X25519 recipient (age1…): {e}")))
+    parsed
+        .map_err(|e: &str| reason.error(format!("{subject} not an X25519 recipient (age1…): {e}")))
 }
 
-fn identity(line: &str, place: &str) -> Result<Identity> {
+fn parse_identity(line: &str, source: &str) -> Result<Identity> {
     line.parse().map_err(|_| {
-        // What is wrong with a secret is not shown.
-        let what = match line.starts_with("age1") {
-            true => {
-                "holds a recipient (age1…), which encrypts only: give the identity that belongs to it"
-            }
-            false => "holds a line that is no X25519 identity (AGE-SECRET-KEY-1…)",
+        // Do not show the line: it may be a secret.
+        let problem = match line.starts_with("age1") {
+            true => "has a recipient (age1…), which can only encrypt: give the identity of it",
+            false => "has a line that is not an X25519 identity (AGE-SECRET-KEY-1…)",
         };
-        Reason::Configuration.error(format!("{place} {what}"))
+        Reason::Configuration.error(format!("{source} {problem}"))
     })
 }
 
-/// The lines of a file, but for empty ones and comments; and its mode.
-fn lines(file: &Path, place: &str) -> Result<(Vec<String>, u32)> {
-    let wrong = |why: String| Reason::Configuration.error(format!("{place} {why}"));
-    let mut bytes = Vec::new();
-    let mode = File::open(file)
-        .and_then(|file| {
-            let mode = file.metadata()?.permissions().mode();
-            file.take(MAX_FILE + 1).read_to_end(&mut bytes)?;
-            Ok(mode)
-        })
-        .map_err(|e| match (e.kind(), file.parent(), file.file_name()) {
-            // So it is if a Secret is not there, or lacks the key.
+/// Returns the lines of a key file, without empty lines and comments, and the file's mode.
+fn read_lines(file: &Path, source: &str) -> Result<(Vec<String>, u32)> {
+    let error = |problem: &str| Reason::Configuration.error(format!("{source} {problem}"));
+    let (bytes, mode) =
+        read_with_mode(file).map_err(|e| match (e.kind(), file.parent(), file.file_name()) {
+            // The Secret does not exist, or lacks the key.
             (ErrorKind::NotFound, Some(folder), Some(key))
                 if mounted_secret::is_mounted_secret(folder) =>
             {
                 let advice = mounted_secret::advice(folder, &key.to_string_lossy());
-                wrong(format!("is not there: {advice}"))
+                error(&format!("does not exist: {advice}"))
             }
-            _ => wrong(format!("cannot be read: {e}")),
+            _ => error(&format!("cannot be read: {e}")),
         })?;
     if bytes.starts_with(MAGIC) || bytes.starts_with(ARMORED) {
-        let why = "is encrypted itself: give a file that `age --decrypt` made of it";
-        return Err(wrong(why.to_owned()));
+        return Err(error(
+            "is encrypted itself: give a file that was decrypted with `age --decrypt`",
+        ));
     }
-    let no_text = || wrong("is no file of age keys".to_owned());
     if bytes.len() as u64 > MAX_FILE {
-        return Err(no_text());
+        return Err(error("is not a file of age keys"));
     }
-    let text = String::from_utf8(bytes).map_err(|_| no_text())?;
+    let text = String::from_utf8(bytes).map_err(|_| error("is not a file of age keys"))?;
     let lines: Vec<String> = text
         .lines()
         .map(str::trim)
@@ -172,7 +176,16 @@ fn lines(file: &Path, place: &str) -> Result<(Vec<String>, u32)> {
         .map(str::to_owned)
         .collect();
     match lines.is_empty() {
-        true => Err(wrong("holds no key".to_owned())),
+        true => Err(error("has no key")),
         false => Ok((lines, mode)),
     }
+}
+
+/// Returns up to `MAX_FILE` + 1 bytes of a file, and its mode.
+fn read_with_mode(file: &Path) -> std::io::Result<(Vec<u8>, u32)> {
+    let file = File::open(file)?;
+    let mode = file.metadata()?.permissions().mode();
+    let mut bytes = Vec::new();
+    file.take(MAX_FILE + 1).read_to_end(&mut bytes)?;
+    Ok((bytes, mode))
 }

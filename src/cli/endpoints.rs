@@ -1,4 +1,6 @@
-//! How a live etcd is reached: the flags, named as etcdctl's own.
+//! The flags that select a live etcd, named as etcdctl's own.
+//!
+//! `snapshot`, `apply`, `verify` and `maintain` use them. Nothing is sent to etcd here.
 
 use crate::base::Cancel;
 use crate::error::{Reason, Result};
@@ -14,13 +16,12 @@ use tokio::runtime::Handle;
 pub(super) struct EndpointArgs {
     #[command(flatten)]
     endpoints: Endpoints,
-    /// A user of etcd, and the password unless --password gives it
+    /// etcd user, with the password unless --password or --password-file is given
     ///
-    /// On the command line other users of the machine may see the password: give it as
-    /// DELTAFOLD_PASSWORD.
+    /// Other users of the machine can see a password on the command line: set DELTAFOLD_PASSWORD instead.
     #[arg(long, value_name = "NAME[:PASSWORD]", hide_env_values = true)]
     user: Option<String>,
-    /// The user's password
+    /// Password of the etcd user
     #[arg(
         long,
         value_name = "PASSWORD",
@@ -28,7 +29,7 @@ pub(super) struct EndpointArgs {
         requires = "user"
     )]
     password: Option<String>,
-    /// A file that holds the password, such as one of a mounted Secret
+    /// File that holds the password, such as a file of a mounted Secret
     #[arg(
         long,
         value_name = "FILE",
@@ -39,7 +40,10 @@ pub(super) struct EndpointArgs {
 }
 
 impl EndpointArgs {
-    /// How to reach it; nothing is looked at yet.
+    /// The endpoints, with the user from the flags.
+    ///
+    /// # Errors
+    /// `Usage` if the user has no password; `Configuration` if the password file cannot be read.
     pub(super) fn options(&self) -> Result<Endpoints> {
         let from_file = self
             .password_file
@@ -54,23 +58,23 @@ impl EndpointArgs {
         })
     }
 
-    /// Whether any was named.
+    /// Whether any endpoint is given.
     pub(super) fn is_given(&self) -> bool {
         !self.endpoints.endpoints.is_empty()
     }
 
-    /// A connection to its keys.
+    /// A client for keys, which uses any of the endpoints.
     pub(super) fn connect(&self, cancel: &Cancel) -> Result<Client> {
         Client::connect(self.options()?, Handle::current(), cancel.clone())
     }
 
-    /// The way to each of its members; nothing is sent yet.
+    /// A connector to each member.
     pub(super) fn connector(&self, cancel: &Cancel) -> Result<Connector> {
         Connector::new(self.options()?, Handle::current(), cancel.clone())
     }
 }
 
-/// The password in a file: without the line's end that editors leave.
+/// Reads the password from a file, without the line break at its end.
 fn read_password(path: &Path) -> Result<String> {
     let text = std::fs::read_to_string(path).map_err(|e| {
         Reason::Configuration.error(format!(
@@ -81,14 +85,14 @@ fn read_password(path: &Path) -> Result<String> {
     Ok(text.trim_end_matches(['\r', '\n']).to_owned())
 }
 
-/// The user, from the two flags.
+/// The user from --user and the password, which --user may contain (NAME:PASSWORD).
 fn user(user: Option<&str>, password: Option<&str>) -> Result<Option<User>> {
     let Some(user) = user else { return Ok(None) };
     let (name, password) = match (password, user.split_once(':')) {
         (Some(password), _) => (user, password),
         (None, Some(both)) => both,
         (None, None) => {
-            return Err(Reason::Usage.error("--user has no password: give --user NAME:PASSWORD, --password (best as DELTAFOLD_PASSWORD) or --password-file"));
+            return Err(Reason::Usage.error("--user has no password: give --password-file, --password (preferably as DELTAFOLD_PASSWORD) or --user NAME:PASSWORD"));
         }
     };
     Ok(Some(User {
@@ -103,11 +107,17 @@ mod tests {
 
     #[test]
     fn a_user_comes_with_a_password_from_either_flag() {
-        let of = |u, p| user(u, p).map(|u| u.map(|u| (u.name, u.password)));
+        let parsed = |u, p| user(u, p).map(|u| u.map(|u| (u.name, u.password)));
         let pair = |n: &str, p: &str| Some((n.to_owned(), p.to_owned()));
-        assert_eq!(of(None, None).unwrap(), None);
-        assert_eq!(of(Some("root:a:b"), None).unwrap(), pair("root", "a:b"));
-        assert_eq!(of(Some("ro:ot"), Some("x")).unwrap(), pair("ro:ot", "x"));
-        assert_eq!(of(Some("root"), None).unwrap_err().reason(), Reason::Usage);
+        assert_eq!(parsed(None, None).unwrap(), None);
+        assert_eq!(parsed(Some("root:a:b"), None).unwrap(), pair("root", "a:b"));
+        assert_eq!(
+            parsed(Some("ro:ot"), Some("x")).unwrap(),
+            pair("ro:ot", "x")
+        );
+        assert_eq!(
+            parsed(Some("root"), None).unwrap_err().reason(),
+            Reason::Usage
+        );
     }
 }

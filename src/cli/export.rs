@@ -1,4 +1,6 @@
-//! `deltafold export`: its arguments, and keys as JSON lines.
+//! `deltafold export`: its arguments, and the keys as JSON lines.
+//!
+//! `ops::read` reads the keys.
 
 use super::stream::Stream;
 use super::{BackupArgs, Ended};
@@ -13,23 +15,24 @@ use clap::Args;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 
-/// Write all keys as JSON lines, without restoring anything
+/// Print all keys and values of a backup as JSON lines
 ///
-/// One key a line, in the order of the keys' bytes, on standard output.
+/// Nothing is restored. Standard output has one key per line, sorted by the keys' bytes.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
-  Everything, as of now:
+  Export the newest state:
       deltafold export --store s3://backups/etcd-main > etcd-main.jsonl
-  How many objects of each kind there were:
-      deltafold export --store s3://backups/etcd-main --time 2026-11-20T12:00:00Z | jq -r .kubernetes.kind | sort | uniq -c
-  Of a plain snapshot file:
+  Count the objects of each kind at noon:
+      deltafold export --store s3://backups/etcd-main --time 2026-11-20T12:00:00Z |
+          jq -r .kubernetes.kind | sort | uniq -c
+  Export the Secrets of a plain snapshot file:
       deltafold export --prefix /registry/secrets/ --snapshot snapshot.db
 
-Lines are the same with any --output: docs/export-result.schema.json. With --output json a failure is a line, too:
-the last one.")]
+The lines are the same with --output text and json: docs/export-result.schema.json. With --output json, a \
+failure is printed as the last line.")]
 pub(super) struct ExportArgs {
-    /// Only keys that begin so
+    /// Only export keys with this prefix
     #[arg(long, value_name = "P")]
     prefix: Option<OsString>,
     #[command(flatten)]

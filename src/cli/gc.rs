@@ -1,4 +1,6 @@
-//! `deltafold gc`: its arguments, and its outcome as a table.
+//! `deltafold gc`: its arguments, and its result as a table.
+//!
+//! The operation itself is `ops::gc`.
 
 use super::metrics::MetricsArgs;
 use super::text::Text;
@@ -7,51 +9,59 @@ use crate::backup::retention::Periods;
 use crate::base::flag_values::yes_or_no;
 use crate::base::{Cancel, duration};
 use crate::error::Result;
-use crate::ops::gc::{Decision, Object, Options, Outcome, RemovalStatus, Rules, Status, run};
+use crate::ops::gc::{
+    Decision, Object, Options, Outcome, RemovalStatus, Rules, Status, Totals, run,
+};
 use crate::ops::report::Report;
 use crate::ops::restorable::Restorable;
 use chrono::TimeDelta;
 use clap::Args;
 use std::collections::BTreeMap;
 
-/// Remove the snapshots that a policy does not keep, and what removal leaves behind
+const POLICY_HELP: &str = "\
+Retention policy: which fulls to keep
+
+DELTAFOLD_POLICY also sets --policy of `deltafold task`, where it is the name of an EtcdBackupPolicy.";
+
+/// Remove snapshots that the retention policy does not keep
 ///
-/// Without --apply it only says what would go, and why. The newest chain of the newest timeline is always
-/// kept, and whatever --restorable-window, pins and doubts about histories need. A full makes others go only
-/// after it was read whole, once. In a bucket that keeps versions what is locked stays and is reported, the
-/// rest is deleted by version.
+/// Without --apply, gc only shows which objects it would remove, and why. It always keeps the newest chain of
+/// the newest timeline, pinned chains, what --restorable-window needs, and snapshots whose history is in
+/// doubt. Before a full replaces older snapshots, gc reads it completely once. In a bucket with versioning,
+/// gc deletes versions; versions under object lock stay and are reported.
 #[derive(Debug, Args)]
-#[command(after_long_help = "\
+// The controller's policies share this option. Their documentation has no environment variables.
+#[command(mut_arg("policy", |a| a.long_help(POLICY_HELP)), after_long_help = "\
 Examples:
-  What would go? Kept are the newest full of each of the last 24 hours, 7 days and 4 weeks:
+  Show what would be removed if the newest full of each of the last 24 hours, 7 days and 4 weeks is kept:
       deltafold gc --store s3://backups/etcd-main --policy exponential
-  Each point of the last three days stays restorable, and what goes can be brought back for two weeks:
+  Keep every point of the last three days restorable, and removed snapshots recoverable for two weeks:
       deltafold gc --store s3://backups/etcd-main --policy exponential \\
           --restorable-window 3d --purge-after 14d --apply
-  The newest ten fulls with their deltas:
+  Keep the newest ten fulls with their deltas:
       deltafold gc --store /backups/etcd-main --policy limit --limit 10 --apply
-  What goes, and why?
+  List the objects to remove with the reasons:
       deltafold gc --store /backups/etcd-main --policy exponential --output json |
           jq -r '.objects[] | select(.decision != \"Keep\") | [.path, .explanation] | @tsv'
 
-The exit code is 0, or tells the kind of failure: docs/exit-codes.md. 75 means that not all could be
-removed, or that another run is at work.")]
+Exit codes: 0 on success, 75 if not all objects could be removed or another gc is running. \
+docs/exit-codes.md lists all others.")]
 pub(super) struct GcArgs {
-    #[command(flatten)]
-    store: StoreArgs,
     #[command(flatten)]
     rules: Rules,
     #[command(flatten)]
     periods: Periods,
-    /// Delete uploads that nobody completed, and notes on snapshots that are not there, when so old
+    /// Delete unfinished uploads, and notes about snapshots that no longer exist, after this time
     #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = staging_age)]
     staging_age: TimeDelta,
-    /// Remove even if the newest revision that can be restored would fall
+    /// Remove snapshots even if the newest restorable revision then becomes lower
     #[arg(long, value_parser = yes_or_no)]
     allow_shrink: bool,
-    /// Do it; without this nothing is changed
+    /// Remove the objects instead of only listing them
     #[arg(long, value_parser = yes_or_no)]
     apply: bool,
+    #[command(flatten)]
+    store: StoreArgs,
     #[command(flatten)]
     metrics: MetricsArgs,
 }
@@ -75,70 +85,87 @@ impl GcArgs {
         self.metrics.around("gc", cancel, |_| {
             let ctx = self.store.context(cancel)?;
             let report = run(&ctx, &self.options()?)?;
-            print_report(output, report, in_words)
+            print_report(output, report, to_text)
         })
     }
 }
 
-fn in_words(o: &Report<Outcome>) -> String {
+fn to_text(o: &Report<Outcome>) -> String {
     let mut text = Text::new();
-    count(o, &mut text);
+    add_counts(o, &mut text);
     text.block("\n");
-    // Each fate stands by itself: what failed must not vanish among the others.
-    let mut goes: BTreeMap<(Decision, &str, Option<u8>), Vec<String>> = BTreeMap::new();
-    for x in o.objects.iter().filter(|x| x.decision != Decision::Keep) {
-        goes.entry((x.decision, x.reason, x.fate.map(|fate| fate as u8)))
-            .or_default()
-            .push(format!("{}: {}{}", x.path, x.explanation, fate(x)));
-    }
-    for ((decision, ..), objects) in &goes {
-        text.items(&format!("{} ", word(*decision)), objects);
-    }
-    for (when, ranges) in [
-        ("was restorable", &o.restorable_before),
-        ("restorable", &o.restorable_after),
-    ] {
-        let range = |r: &Restorable| {
-            let (first, last) = (r.first_revision, r.last_revision);
-            format!("{when} on {}: revisions {first} to {last}", r.timeline)
-        };
-        let ranges: Vec<String> = ranges.iter().map(range).collect();
-        text.items("", &ranges);
-    }
+    add_removed(&o.objects, &mut text);
+    add_ranges("was restorable", &o.restorable_before, &mut text);
+    add_ranges("restorable", &o.restorable_after, &mut text);
     for warning in &o.warnings {
         text.line(format_args!("warning: {warning}"));
     }
-    let t = &o.totals;
-    let left = match t.left.objects {
-        0 => String::new(),
-        n => format!(", {n} left ({})", size(t.left.bytes)),
-    };
     text.line(match o.status {
-        Status::NothingToDo => format!("nothing to do: all {} objects stay", t.kept.objects),
-        _ => format!(
-            "{}{} deleted ({}), {} removed and recoverable ({}), {} kept ({}){left}",
-            if o.dry_run { "would be: " } else { "" },
-            t.deleted.objects,
-            size(t.deleted.bytes),
-            t.removed.objects,
-            size(t.removed.bytes),
-            t.kept.objects,
-            size(t.kept.bytes),
-        ),
+        Status::NothingToDo => {
+            format!(
+                "nothing to do: all {} objects are kept",
+                o.totals.kept.objects
+            )
+        }
+        _ => totals(&o.totals, o.dry_run),
     });
     if o.dry_run && o.status != Status::NothingToDo {
-        text.line("nothing was changed: --apply does it");
+        text.line("nothing was changed: give --apply to remove the objects");
     }
     text.end()
 }
 
-/// How many objects stay or go, for each reason.
-fn count(o: &Outcome, text: &mut Text) {
+/// Adds the objects that are not kept. Long lists are shortened, but separately for each result, so that
+/// failures stay visible.
+fn add_removed(objects: &[Object], text: &mut Text) {
+    let mut groups: BTreeMap<(Decision, &str, Option<u8>), Vec<String>> = BTreeMap::new();
+    for x in objects.iter().filter(|x| x.decision != Decision::Keep) {
+        groups
+            .entry((x.decision, x.reason, x.fate.map(|fate| fate as u8)))
+            .or_default()
+            .push(format!("{}: {}{}", x.path, x.explanation, fate(x)));
+    }
+    for ((decision, ..), lines) in &groups {
+        text.items(&format!("{} ", word(*decision)), lines);
+    }
+}
+
+fn add_ranges(label: &str, ranges: &[Restorable], text: &mut Text) {
+    let mut lines = Vec::new();
+    for r in ranges {
+        let (first, last) = (r.first_revision, r.last_revision);
+        lines.push(format!(
+            "{label} on {}: revisions {first} to {last}",
+            r.timeline
+        ));
+    }
+    text.items("", &lines);
+}
+
+fn totals(t: &Totals, dry_run: bool) -> String {
+    let left = match t.left.objects {
+        0 => String::new(),
+        n => format!(", {n} not removed ({})", size(t.left.bytes)),
+    };
+    format!(
+        "{}{} deleted ({}), {} removed and recoverable ({}), {} kept ({}){left}",
+        if dry_run { "would be: " } else { "" },
+        t.deleted.objects,
+        size(t.deleted.bytes),
+        t.removed.objects,
+        size(t.removed.bytes),
+        t.kept.objects,
+        size(t.kept.bytes),
+    )
+}
+
+/// Adds a table with the number and size of the objects of each decision and reason.
+fn add_counts(o: &Outcome, text: &mut Text) {
     let mut groups: BTreeMap<(Decision, &str), (u64, u64)> = BTreeMap::new();
     for x in &o.objects {
-        let group = groups.entry((x.decision, x.reason)).or_default();
-        group.0 += 1;
-        group.1 = group.1.saturating_add(x.bytes);
+        let (objects, bytes) = groups.entry((x.decision, x.reason)).or_default();
+        *objects += 1;
+        *bytes = bytes.saturating_add(x.bytes);
     }
     let mut row = |decision: &str, objects: &str, size: &str, reason: &str| {
         text.line(format_args!(
@@ -159,19 +186,19 @@ fn word(decision: Decision) -> &'static str {
     }
 }
 
-/// What became of an object that shall go, unless it is just that.
+/// What happened to an object that was to be removed; empty if it was removed.
 fn fate(x: &Object) -> String {
     match x.fate {
         None | Some(RemovalStatus::Done) => String::new(),
-        Some(RemovalStatus::Hidden) => ", hidden: the bucket keeps a version".to_owned(),
+        Some(RemovalStatus::Hidden) => ", hidden: the bucket still has a version of it".to_owned(),
         Some(RemovalStatus::Locked) => match x.locked_until {
             Some(t) => format!(", LOCKED until {}", t.format("%Y-%m-%dT%H:%M:%SZ")),
-            None => ", LOCKED until somebody lifts it".to_owned(),
+            None => ", LOCKED until the legal hold is removed".to_owned(),
         },
         Some(RemovalStatus::Failed) => {
             format!(", FAILED: {}", x.error.as_deref().unwrap_or_default())
         }
-        Some(RemovalStatus::Waiting) => ", waits for another".to_owned(),
-        Some(RemovalStatus::Changed) => ", kept: it was changed meanwhile".to_owned(),
+        Some(RemovalStatus::Waiting) => ", waits for another object".to_owned(),
+        Some(RemovalStatus::Changed) => ", kept: it changed in the meantime".to_owned(),
     }
 }

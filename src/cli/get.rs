@@ -1,4 +1,6 @@
-//! `deltafold get`: its arguments, and keys with their values in words.
+//! `deltafold get`: its arguments, and keys with their values as text or JSON.
+//!
+//! `ops::read` reads the keys.
 
 use super::stream::Stream;
 use super::{BackupArgs, Ended, Output, text};
@@ -18,36 +20,37 @@ use serde::Serialize;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 
-/// Show keys and values as they were, without restoring anything
+/// Show keys and values of a backup, at any revision or time
 ///
-/// JSON objects are shown as YAML, other text as it is; of Kubernetes objects kind, namespace and
-/// name are told. Keys come in the order of their bytes.
+/// Nothing is restored. JSON objects are shown as YAML, and other text unchanged. For Kubernetes objects,
+/// kind, namespace and name are shown, too. Keys are sorted by their bytes.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
-  A key, as of now:
+  Show the newest value of a key:
       deltafold get /registry/configmaps/default/settings --store s3://backups/etcd-main
-  As it was at noon:
-      deltafold get /registry/configmaps/default/settings --store s3://backups/etcd-main --time 2026-11-20T12:00:00Z
-  All of a namespace, as JSON:
+  Show its value at noon:
+      deltafold get /registry/configmaps/default/settings --store s3://backups/etcd-main \\
+          --time 2026-11-20T12:00:00Z
+  Show all Secrets of a namespace as JSON:
       deltafold get --prefix /registry/secrets/payments/ --store s3://backups/etcd-main --output json
-  The value alone, byte by byte:
+  Write the bytes of a value to a file:
       deltafold get my-key --raw --store /backups/etcd-main > value
 
-A key that is not there is an error (KeyNotFound, 66), a prefix without keys is none. --output json prints
-one object: docs/get-result.schema.json.")]
+A KEY that does not exist is an error (KeyNotFound, exit code 66); a prefix without keys is not. --output json \
+prints one object: docs/get-result.schema.json.")]
 pub(super) struct GetArgs {
-    /// The key
+    /// Key to show
     #[arg(
         value_name = "KEY",
         required_unless_present = "prefix",
         conflicts_with = "prefix"
     )]
     key: Option<OsString>,
-    /// All keys that begin so; an empty one means all
+    /// Show all keys with this prefix; an empty prefix means all keys
     #[arg(long, value_name = "P")]
     prefix: Option<OsString>,
-    /// Print the bytes of KEY's value and nothing else
+    /// Print only the bytes of KEY's value
     #[arg(long, value_parser = yes_or_no)]
     raw: bool,
     #[command(flatten)]
@@ -56,14 +59,14 @@ pub(super) struct GetArgs {
     backup: BackupArgs,
 }
 
-/// What stands before the list of a state's keys.
+/// The fields before the list of keys.
 #[derive(JsonSchema, Serialize)]
 pub(super) struct Head<'a> {
-    /// The revision of the state that the keys are read from.
+    /// The revision at which the keys are read.
     revision: Revision,
-    /// The timeline's ID; null of a plain snapshot file.
+    /// The timeline's ID; null for a plain snapshot file.
     timeline: Option<&'a str>,
-    /// What an operator should know.
+    /// Warnings for the operator.
     warnings: &'a [String],
 }
 
@@ -80,7 +83,7 @@ impl<'a> Head<'a> {
 impl GetArgs {
     pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         if self.raw && (self.prefix.is_some() || output == Output::Json) {
-            return Err(Reason::Usage.error("--raw prints the bytes of one value: it goes neither with --prefix nor with --output json"));
+            return Err(Reason::Usage.error("--raw prints the bytes of one value: give it a KEY, and neither --prefix nor --output json"));
         }
         let backup = self.backup.backup(cancel)?;
         let mut out = Stream::new();
@@ -98,45 +101,65 @@ impl GetArgs {
         output: Output,
         out: &mut Stream,
     ) -> Result<()> {
-        let mut count = 0;
-        let text = |out: &mut Stream, kv: &KeyValue<'_>, first: bool| {
-            if !first {
-                out.write(b"---\n")?;
-            }
-            out.write(text::entry(kv).as_bytes())
-        };
-        let head = Head::of(source);
         match (&self.key, &self.prefix) {
-            (Some(key), _) => read::get(ctx, source, key.as_bytes(), |kv| match output {
-                _ if self.raw => out.write(kv.value),
-                Output::Text => text(out, kv, true),
-                Output::Json => {
-                    out.begin_list(&head, "keys")?;
-                    out.item(&KeyWithRecord::new(kv))?;
-                    out.end_list()
-                }
+            (Some(key), _) => read::get(ctx, source, key.as_bytes(), |kv| {
+                self.print_key(source, kv, output, out)
             }),
             (None, prefix) => {
                 let prefix = prefix.as_ref().map(|p| p.as_bytes()).unwrap_or_default();
                 let range = KeyRange::Prefix(prefix.to_vec());
-                let mut keys = Keys::read(ctx, source, range)?;
-                if output == Output::Json {
-                    out.begin_list(&head, "keys")?;
-                }
-                while keys.advance()? {
-                    ctx.store.cancel().check()?;
-                    let kv = keys.current()?;
-                    match output {
-                        Output::Json => out.item(&KeyWithRecord::new(&kv))?,
-                        Output::Text => text(out, &kv, count == 0)?,
-                    }
-                    count += 1;
-                }
-                match output {
-                    Output::Json => out.end_list(),
-                    Output::Text => Ok(()),
-                }
+                let keys = Keys::read(ctx, source, range)?;
+                print_keys(ctx, source, keys, output, out)
             }
         }
+    }
+
+    fn print_key(
+        &self,
+        source: &Source,
+        kv: &KeyValue<'_>,
+        output: Output,
+        out: &mut Stream,
+    ) -> Result<()> {
+        match output {
+            _ if self.raw => out.write(kv.value),
+            Output::Text => out.write(text::entry(kv).as_bytes()),
+            Output::Json => {
+                out.begin_list(&Head::of(source), "keys")?;
+                out.item(&KeyWithRecord::new(kv))?;
+                out.end_list()
+            }
+        }
+    }
+}
+
+fn print_keys(
+    ctx: &Context,
+    source: &Source,
+    mut keys: Keys,
+    output: Output,
+    out: &mut Stream,
+) -> Result<()> {
+    if output == Output::Json {
+        out.begin_list(&Head::of(source), "keys")?;
+    }
+    let mut is_first = true;
+    while keys.advance()? {
+        ctx.store.cancel().check()?;
+        let kv = keys.current()?;
+        match output {
+            Output::Json => out.item(&KeyWithRecord::new(&kv))?,
+            Output::Text => {
+                if !is_first {
+                    out.write(b"---\n")?;
+                }
+                out.write(text::entry(&kv).as_bytes())?;
+            }
+        }
+        is_first = false;
+    }
+    match output {
+        Output::Json => out.end_list(),
+        Output::Text => Ok(()),
     }
 }

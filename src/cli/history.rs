@@ -1,4 +1,6 @@
-//! `deltafold history`: its arguments, and a key's versions as a table.
+//! `deltafold history`: its arguments, and a key's versions as a table or JSON.
+//!
+//! `ops::read::history` collects the versions.
 
 use super::stream::Stream;
 use super::{BackupArgs, Ended, Output, size, text};
@@ -14,55 +16,57 @@ use serde::Serialize;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 
-/// Show every recorded version of a key, deletions included
+/// Show every recorded version of a key, including deletions
 ///
-/// What the snapshots of the timeline still hold: all deltas, the oldest full, and the fulls behind
-/// deltas that are missing. Of which revisions not every change is known, it says.
+/// Reads the snapshots of the timeline: all deltas, the oldest full, and each full that follows missing
+/// deltas. Revisions for which some changes are not recorded are listed at the end.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
-  When was it changed, and when was it deleted?
+  Show when a key was changed and deleted:
       deltafold history /registry/configmaps/default/settings --store s3://backups/etcd-main
-  With the values:
-      deltafold history /registry/configmaps/default/settings --store s3://backups/etcd-main --output json
-  The value of one of them:
-      deltafold get /registry/configmaps/default/settings --revision 120000 --store s3://backups/etcd-main
+  Show the values, too:
+      deltafold history /registry/configmaps/default/settings \\
+          --store s3://backups/etcd-main --output json
+  Show the value at one of the revisions:
+      deltafold get /registry/configmaps/default/settings --revision 120000 \\
+          --store s3://backups/etcd-main
 
-Times are those at which the snapshotter saw the change; of what only a full snapshot holds there is none.
---output json prints one object: docs/history-result.schema.json.")]
+TIME is when the backup tool received the change. Versions that only a full snapshot has are shown without a \
+time. --output json prints one object: docs/history-result.schema.json.")]
 pub(super) struct HistoryArgs {
-    /// The key
+    /// Key to show
     #[arg(value_name = "KEY")]
     key: OsString,
-    /// Take this timeline, by its ID in `deltafold list --deep` [default: the newest]
+    /// ID of the timeline to read, from `deltafold list --deep` [default: the newest timeline]
     #[arg(long, value_name = "ID")]
     timeline: Option<String>,
     #[command(flatten)]
     backup: BackupArgs,
 }
 
-/// What stands before the list of versions.
+/// The fields before the list of versions.
 #[derive(JsonSchema, Serialize)]
 pub(super) struct Head<'a> {
     #[serde(flatten)]
     name: KeyJson<'a>,
-    /// The timeline's ID; null of a plain snapshot file.
+    /// The timeline's ID; null for a plain snapshot file.
     timeline: Option<&'a str>,
-    /// The newest revision that was looked at.
+    /// The newest revision that was read.
     revision: Revision,
-    /// Revisions up to `revision` of which no snapshot tells every change, in order: versions may be missing
-    /// there.
+    /// Ranges of revisions, up to `revision`, for which the snapshots do not record every change, in order.
+    /// Versions may be missing there.
     missing: Vec<Missing>,
-    /// What an operator should know.
+    /// Warnings for the operator.
     warnings: &'a [String],
 }
 
-/// Revisions of which not every change is known.
+/// A range of revisions with changes that are not recorded.
 #[derive(JsonSchema, Serialize)]
 struct Missing {
-    /// The first of them.
+    /// The first revision of the range.
     first_revision: Revision,
-    /// The last of them.
+    /// The last revision of the range.
     last_revision: Revision,
 }
 
@@ -105,29 +109,32 @@ impl HistoryArgs {
     }
 
     fn print_text(&self, cancel: &Cancel, history: &mut History, out: &mut Stream) -> Result<()> {
-        let line = |a: &str, b: &str, c: &str, d: &str, e: &str| {
-            let line = format!("{a:>10}  {b:30}  {c:6}  {d:>7}  {e}");
-            line.trim_end().to_owned() + "\n"
-        };
-        out.write(line("REVISION", "TIME", "CHANGE", "VERSION", "SIZE").as_bytes())?;
+        out.write(row(["REVISION", "TIME", "CHANGE", "VERSION", "SIZE"]).as_bytes())?;
         while let Some(Version { revision, time, kv }) = history.next()? {
             cancel.check()?;
             let revision = revision.to_string();
             let time = text::key(time.unwrap_or("-").as_bytes()).into_owned();
-            let line = match kv {
+            let row = match kv {
                 Some(kv) => {
                     let bytes = size(kv.value.len() as u64);
-                    line(&revision, &time, "put", &kv.version.to_string(), &bytes)
+                    let version = kv.version.to_string();
+                    row([&revision, &time, "put", &version, &bytes])
                 }
-                None => line(&revision, &time, "delete", "", ""),
+                None => row([&revision, &time, "delete", "", ""]),
             };
-            out.write(line.as_bytes())?;
+            out.write(row.as_bytes())?;
         }
         if !history.missing.is_empty() {
             let ranges = show_ranges(&history.missing);
-            let note = format!("not every change is known of revisions {ranges}\n");
+            let note = format!("not every change is recorded for revisions {ranges}\n");
             out.write(note.as_bytes())?;
         }
         Ok(())
     }
+}
+
+/// A line of the table. Rows are written one by one, so the widths are fixed.
+fn row([revision, time, change, version, size]: [&str; 5]) -> String {
+    let row = format!("{revision:>10}  {time:30}  {change:6}  {version:>7}  {size}");
+    row.trim_end().to_owned() + "\n"
 }

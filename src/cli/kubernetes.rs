@@ -1,4 +1,6 @@
-//! Which Kubernetes, and where in it: the flags of the commands that people give a controller's cluster.
+//! The flags that select a Kubernetes cluster and namespace, and tables and ages as kubectl prints them.
+//!
+//! `task`, `policy` and `cleanup` use them: commands that a user runs against the controller's cluster.
 
 use crate::base::{Cancel, duration};
 use crate::error::Result;
@@ -9,38 +11,42 @@ use clap::builder::NonEmptyStringValueParser;
 use std::time::Duration;
 use tokio::runtime::Handle;
 
-/// The cluster that the controller is in.
+/// The cluster in which the controller runs.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Kubernetes")]
 pub(super) struct ClusterArgs {
-    /// The namespace [default: the kubeconfig's or the Pod's]
+    /// Namespace [default: that of the kubeconfig or the Pod]
+    ///
+    /// DELTAFOLD_NAMESPACE also sets --namespace of other commands.
     #[arg(short, long, value_name = "NAMESPACE", value_parser = NonEmptyStringValueParser::new())]
     namespace: Option<String>,
-    /// The context of the kubeconfig [default: the current one]
+    /// Context of the kubeconfig [default: the current context]
     #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     context: Option<String>,
 }
 
 impl ClusterArgs {
-    /// The way there; nothing is sent yet. With `silence` an answer may come as slowly as it likes.
-    pub(super) async fn person(&self, silence: bool) -> Result<UserClient> {
-        UserClient::connect(self.context.as_deref(), self.namespace.as_deref(), silence).await
+    /// A client of the API server; it sends nothing yet. With `may_be_silent`, responses have no read
+    /// timeout.
+    pub(super) async fn client(&self, may_be_silent: bool) -> Result<UserClient> {
+        let namespace = self.namespace.as_deref();
+        UserClient::connect(self.context.as_deref(), namespace, may_be_silent).await
     }
 }
 
-/// Runs what a person asked for, unless a signal comes.
-pub(super) fn wait_for<T>(cancel: &Cancel, f: impl Future<Output = Result<T>>) -> Result<T> {
-    Handle::current().block_on(cancel.or(f))?
+/// Waits for `work`. Fails with `Terminated` if a signal arrives first.
+pub(super) fn wait_for<T>(cancel: &Cancel, work: impl Future<Output = Result<T>>) -> Result<T> {
+    Handle::current().block_on(cancel.or(work))?
 }
 
-/// How long ago something was, for people.
+/// The time since `then`, such as `5m` or `1d2h`.
 pub(super) fn age(then: DateTime<Utc>, now: DateTime<Utc>) -> String {
     let seconds = (now - then).num_seconds();
-    // Another machine's clock may be ahead.
+    // The time may be from a machine whose clock is ahead.
     duration::show(Duration::from_secs(u64::try_from(seconds).unwrap_or(0))).replace("0ms", "0s")
 }
 
-/// Columns as wide as their widest cell.
+/// A table whose columns are as wide as their widest cells.
 pub(super) fn table<const N: usize>(header: [&str; N], rows: Vec<[String; N]>) -> String {
     let header = header.map(str::to_owned);
     let rows: Vec<[String; N]> = std::iter::once(header).chain(rows).collect();
@@ -50,12 +56,14 @@ pub(super) fn table<const N: usize>(header: [&str; N], rows: Vec<[String; N]>) -
             *width = (*width).max(cell.chars().count());
         }
     }
-    let lines = rows.iter().map(|row| {
+    let mut table = String::new();
+    for row in &rows {
         let cells = row.iter().zip(widths);
-        let cells: Vec<String> = cells.map(|(c, w)| format!("{c:w$}")).collect();
-        format!("{}\n", cells.join("  ").trim_end())
-    });
-    lines.collect()
+        let cells: Vec<String> = cells.map(|(cell, w)| format!("{cell:w$}")).collect();
+        table += cells.join("  ").trim_end();
+        table.push('\n');
+    }
+    table
 }
 
 #[cfg(test)]
@@ -63,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ages_and_tables_are_for_people() {
+    fn ages_and_tables_are_short_and_aligned() {
         let at = |s: i64| DateTime::from_timestamp(1_790_000_000 + s, 0).unwrap();
         assert_eq!(age(at(0), at(93_784)), "1d2h");
         assert_eq!(age(at(0), at(59)), "59s");

@@ -1,4 +1,6 @@
-//! Which Leases of Kubernetes a command renews.
+//! The flags of Kubernetes Leases: the snapshot Leases, and the Lease that serves as a lock.
+//!
+//! `snapshot` and `compact` use them.
 
 use crate::error::Result;
 use crate::kubernetes::{self, Client, SnapshotLeases};
@@ -7,24 +9,24 @@ use crate::store::lock::{self, Lock};
 use clap::Args;
 use std::time::Duration;
 
-/// The Leases that tell how far the backup is.
+/// The Leases that record the newest snapshots.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Kubernetes")]
 pub(super) struct LeaseArgs {
-    /// Have the Leases NAME-full-snap and NAME-delta-snap tell how far the backup is
+    /// Record the newest snapshots in the Leases NAME-full-snap and NAME-delta-snap
     ///
-    /// As etcd-backup-restore does and etcd-druid reads it. The API is found by KUBECONFIG, or in a Pod by
-    /// its service account, which needs get, create and patch on leases. A Lease that cannot be renewed is
-    /// a warning.
+    /// etcd-backup-restore writes these Leases, too, and etcd-druid reads them. The API server is that of
+    /// KUBECONFIG, or in a Pod that of its ServiceAccount, which needs get, create and patch on leases. If a
+    /// Lease cannot be renewed, the command only warns.
     #[arg(long, value_name = "NAME", value_parser = parse_prefix)]
     snapshot_lease_prefix: Option<String>,
-    /// Where the Leases are [default: the kubeconfig's or the Pod's]
+    /// Namespace of the Leases [default: that of the kubeconfig or the Pod]
     #[arg(long, value_name = "NAMESPACE")]
     lease_namespace: Option<String>,
 }
 
 impl LeaseArgs {
-    /// The Leases to renew, if any.
+    /// The Leases to renew, if --snapshot-lease-prefix is given.
     pub(super) fn snapshot_leases(&self) -> Option<SnapshotLeases> {
         let prefix = self.snapshot_lease_prefix.clone()?;
         Some(SnapshotLeases {
@@ -32,26 +34,24 @@ impl LeaseArgs {
             namespace: self.lease_namespace.clone(),
         })
     }
-}
 
-impl LeaseArgs {
-    /// Where Leases are, if not where the kubeconfig or the Pod says.
+    /// The namespace of the Leases, if it is not that of the kubeconfig or the Pod.
     pub(super) fn namespace(&self) -> Option<&str> {
         self.lease_namespace.as_deref()
     }
 }
 
-/// Where the lock is.
+/// The lock that lets one of several followers work.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Kubernetes")]
 pub(super) struct LockArgs {
-    /// Let this Lease be the lock [default: an object in the store]
+    /// Use this Lease as the lock [default: an object in the store]
     #[arg(long, value_name = "NAME", value_parser = parse_prefix)]
     lock_lease: Option<String>,
 }
 
 impl LockArgs {
-    /// The Lease as the lock, if one is named; else an object in the store.
+    /// The lock: a Lease if --lock-lease is given, otherwise the object `name` in the store.
     pub(super) fn lock(
         &self,
         store: &Store,
@@ -68,16 +68,20 @@ impl LockArgs {
     }
 }
 
-/// The begin of a name that Kubernetes takes.
+/// Parses the name or prefix of a Lease.
 fn parse_prefix(s: &str) -> Result<String, String> {
-    /// Of 253, the longer suffix left out.
-    const LONGEST: usize = 242;
-    let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-.".contains(c);
-    let begins_well = s.starts_with(|c: char| c.is_ascii_lowercase() || c.is_ascii_digit());
-    match begins_well && s.len() <= LONGEST && s.chars().all(fits) && !s.ends_with('.') {
+    /// Kubernetes allows 253 characters; `-delta-snap` takes 11 of them.
+    const MAX_LENGTH: usize = 242;
+    let is_alphanumeric = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
+    let is_allowed = |c: char| is_alphanumeric(c) || c == '-' || c == '.';
+    let is_valid = s.starts_with(is_alphanumeric)
+        && s.len() <= MAX_LENGTH
+        && s.chars().all(is_allowed)
+        && !s.ends_with('.');
+    match is_valid {
         true => Ok(s.to_owned()),
         false => Err(
-            "give the begin of a Lease's name: lower-case letters, digits, - and ., such as etcd-main"
+            "a Lease's name has lower-case letters, digits, - and . only, such as etcd-main"
                 .to_owned(),
         ),
     }

@@ -1,40 +1,44 @@
-//! `deltafold list`: its arguments, a table and a picture.
+//! `deltafold list`: its arguments, and its result as a table and a drawing of the timelines.
+//!
+//! The operation itself is `ops::list`.
 
 use super::kubernetes::table;
 use super::text::Text;
 use super::{Ended, Output, StoreArgs, print_report, size};
 use crate::base::shorten;
 use crate::ops::Context;
-use crate::ops::list::{ListedSnapshot, Options, Outcome, Restorable, run};
+use crate::ops::list::{ListedSnapshot, Options, Outcome, run};
 use crate::ops::report::Report;
+use chrono::{DateTime, Utc};
 use clap::Args;
 
-/// List the snapshots of a store, what can be restored from them, and what is wrong with them
+/// List the snapshots in a store, what can be restored from them, and their problems
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
-  By names alone, which is quick:
+  List the snapshots by their names, which is fast:
       deltafold list --store s3://backups/etcd-main
-  Reading every snapshot: checksums, true revisions, timelines:
+  Read every snapshot, and check checksums, revisions and timelines:
       deltafold list --store s3://backups/etcd-main --deep
-  The newest revision that can be restored:
-      deltafold list --store /backups/etcd-main --output json | jq '[.restorable[].last_revision] | max'
+  Print the newest revision that can be restored:
+      deltafold list --store /backups/etcd-main --output json |
+          jq '[.restorable[].last_revision] | max'
 
-It ends with 0 whatever is wrong with the snapshots: that stands under problems.")]
+Problems of the snapshots are listed, and do not change the exit code: it is 0.")]
 pub(super) struct ListArgs {
     #[command(flatten)]
-    pub(super) store: StoreArgs,
-    #[command(flatten)]
     options: Options,
+    #[command(flatten)]
+    pub(super) store: StoreArgs,
 }
 
 impl ListArgs {
     pub(super) fn run(&self, ctx: &Context, output: Output) -> Ended {
-        print_report(output, run(ctx, self.options)?, in_words)
+        print_report(output, run(ctx, self.options)?, to_text)
     }
 }
 
-fn in_words(o: &Report<Outcome>) -> String {
+fn to_text(o: &Report<Outcome>) -> String {
     let header = [
         "KIND",
         "REVISIONS",
@@ -44,35 +48,12 @@ fn in_words(o: &Report<Outcome>) -> String {
         "",
         "NAME",
     ];
-    let rows = o.snapshots.iter().map(|s| {
-        let revisions = match s.start_revision.0 {
-            0 => s.last_revision.to_string(),
-            start => format!("{start}–{}", s.last_revision),
-        };
-        let marks = [
-            (s.in_chain, "chain"),
-            (s.excluded, "excluded"),
-            (s.untrusted, "untrusted"),
-            (s.is_final, "final"),
-            (s.encrypted, "encrypted"),
-        ];
-        let marks: Vec<&str> = marks.iter().filter(|m| m.0).map(|m| m.1).collect();
-        [
-            s.kind.as_str().to_owned(),
-            revisions,
-            s.created.format("%Y-%m-%d %H:%M:%SZ").to_string(),
-            size(s.bytes),
-            s.timeline.clone().unwrap_or_else(|| "?".to_owned()),
-            marks.join(","),
-            s.path.clone(),
-        ]
-    });
     let mut text = Text::new();
-    text.block(&table(header, rows.collect()));
+    text.block(&table(header, o.snapshots.iter().map(row).collect()));
     text.block("\n");
-    text.block(&picture(&o.snapshots));
+    text.block(&drawing(&o.snapshots));
     if let Some(identity) = &o.identity {
-        let names = match identity.member_names.is_empty() {
+        let members = match identity.member_names.is_empty() {
             true => String::new(),
             false => {
                 let names = shorten::line(&identity.member_names, ", ", "");
@@ -80,21 +61,19 @@ fn in_words(o: &Report<Outcome>) -> String {
             }
         };
         text.line(format_args!(
-            "backup of cluster {}{names}",
+            "backup of cluster {}{members}",
             identity.cluster_id
         ));
     }
-    let restorable = |r: &Restorable| {
-        format!(
-            "restorable on {}: revisions {} to {}, {} to {}",
-            r.timeline,
-            r.first_revision,
-            r.last_revision,
-            r.first_time.format("%Y-%m-%d %H:%M:%SZ"),
-            r.last_time.format("%Y-%m-%d %H:%M:%SZ")
-        )
-    };
-    let ranges: Vec<String> = o.restorable.iter().map(restorable).collect();
+    let mut ranges = Vec::new();
+    for r in &o.restorable {
+        let (first, last) = (r.first_revision, r.last_revision);
+        let (from, to) = (time(r.first_time), time(r.last_time));
+        let timeline = &r.timeline;
+        ranges.push(format!(
+            "restorable on {timeline}: revisions {first} to {last}, {from} to {to}"
+        ));
+    }
     text.items("", &ranges);
     for p in &o.problems {
         text.line(format_args!("{}: {}", p.reason, p.message));
@@ -103,55 +82,104 @@ fn in_words(o: &Report<Outcome>) -> String {
     text.end()
 }
 
-/// Each timeline as a line over the revisions: fulls as `●`, deltas as `─`, holes as blanks.
-fn picture(snapshots: &[ListedSnapshot]) -> String {
-    const WIDTH: i64 = 60;
-    let counts = |s: &&ListedSnapshot| !s.excluded && !s.untrusted;
-    let used: Vec<&ListedSnapshot> = snapshots.iter().filter(counts).collect();
-    let first_of = |s: &&ListedSnapshot| match s.start_revision.0 {
-        0 => s.last_revision.0,
-        start => start,
+/// The row of a snapshot in the table.
+fn row(s: &ListedSnapshot) -> [String; 7] {
+    let revisions = match is_full(s) {
+        true => s.last_revision.to_string(),
+        false => format!("{}–{}", s.start_revision, s.last_revision),
     };
-    let (Some(first), Some(last)) = (
-        used.iter().map(first_of).min(),
-        used.iter().map(|s| s.last_revision.0).max(),
-    ) else {
+    let mut flags = Vec::new();
+    for (is_set, flag) in [
+        (s.in_chain, "chain"),
+        (s.excluded, "excluded"),
+        (s.untrusted, "untrusted"),
+        (s.is_final, "final"),
+        (s.encrypted, "encrypted"),
+    ] {
+        if is_set {
+            flags.push(flag);
+        }
+    }
+    [
+        s.kind.as_str().to_owned(),
+        revisions,
+        time(s.created),
+        size(s.bytes),
+        timeline(s).to_owned(),
+        flags.join(","),
+        s.path.clone(),
+    ]
+}
+
+fn time(t: DateTime<Utc>) -> String {
+    t.format("%Y-%m-%d %H:%M:%SZ").to_string()
+}
+
+fn timeline(s: &ListedSnapshot) -> &str {
+    s.timeline.as_deref().unwrap_or("?")
+}
+
+fn is_full(s: &ListedSnapshot) -> bool {
+    s.start_revision.0 == 0
+}
+
+/// The first revision that a drawing shows for a snapshot: a full is drawn at its only revision.
+fn first_revision(s: &ListedSnapshot) -> i64 {
+    match is_full(s) {
+        true => s.last_revision.0,
+        false => s.start_revision.0,
+    }
+}
+
+/// Width of a drawing in characters, without the names of the timelines.
+const WIDTH: usize = 60;
+
+/// A drawing with a line for each timeline, from the lowest to the highest revision: fulls are `●`, deltas
+/// `─`, gaps blanks. Excluded and untrusted snapshots are left out.
+fn drawing(snapshots: &[ListedSnapshot]) -> String {
+    let mut usable: Vec<&ListedSnapshot> = Vec::new();
+    for s in snapshots {
+        if !s.excluded && !s.untrusted {
+            usable.push(s);
+        }
+    }
+    let first = usable.iter().map(|s| first_revision(s)).min();
+    let last = usable.iter().map(|s| s.last_revision.0).max();
+    let (Some(first), Some(last)) = (first, last) else {
         return String::new();
     };
-    let column = |r: i64| {
-        let of = i128::from(last - first).max(1);
-        (i128::from(r - first) * i128::from(WIDTH - 1) / of) as usize
+    let column = |revision: i64| {
+        let revisions = i128::from(last - first).max(1);
+        (i128::from(revision - first) * (WIDTH as i128 - 1) / revisions) as usize
     };
-    let timeline = |s: &ListedSnapshot| s.timeline.clone().unwrap_or_else(|| "?".to_owned());
-    // In the order in which they come.
-    let mut lines: Vec<(String, Vec<char>)> = Vec::new();
-    let (deltas, fulls): (Vec<&ListedSnapshot>, Vec<&ListedSnapshot>) =
-        used.iter().copied().partition(|s| s.start_revision.0 > 0);
-    for s in &used {
-        let t = timeline(s);
-        if !lines.iter().any(|l| l.0 == t) {
-            lines.push((t, vec![' '; WIDTH as usize]));
+    // The timelines in the order of their first snapshots.
+    let mut lines: Vec<(&str, Vec<char>)> = Vec::new();
+    for s in &usable {
+        if !lines.iter().any(|(name, _)| *name == timeline(s)) {
+            lines.push((timeline(s), vec![' '; WIDTH]));
         }
     }
-    for s in deltas.iter().chain(&fulls) {
-        let (from, mark) = match s.start_revision.0 {
-            0 => (s.last_revision.0, '●'),
-            start => (start, '─'),
-        };
-        let t = timeline(s);
-        if let Some((_, line)) = lines.iter_mut().find(|l| l.0 == t) {
-            line[column(from)..=column(s.last_revision.0)].fill(mark);
+    // Draw the fulls last, on top of the deltas.
+    usable.sort_by_key(|s| is_full(s));
+    for s in usable {
+        let mark = if is_full(s) { '●' } else { '─' };
+        if let Some((_, line)) = lines.iter_mut().find(|(name, _)| *name == timeline(s)) {
+            line[column(first_revision(s))..=column(s.last_revision.0)].fill(mark);
         }
     }
-    let width = lines.iter().map(|l| l.0.chars().count()).max().unwrap_or(0);
-    let (left, right) = (first.to_string(), last.to_string());
-    let gap = (WIDTH as usize)
-        .saturating_sub(left.len() + right.len())
-        .max(1);
-    let mut out = String::new();
-    for (t, line) in lines {
+    let names = lines.iter().map(|(name, _)| name.chars().count());
+    let name_width = names.max().unwrap_or(0);
+    let mut drawing = String::new();
+    for (name, line) in lines {
         let line: String = line.into_iter().collect();
-        out += &format!("{t:width$}  {}\n", line.trim_end());
+        drawing += &format!("{name:name_width$}  {}\n", line.trim_end());
     }
-    out + &format!("{:width$}  {left}{}{right}\n\n", "", " ".repeat(gap))
+    drawing + &ruler(name_width, first, last)
+}
+
+/// The line below a drawing, with the first and the last revision.
+fn ruler(name_width: usize, first: i64, last: i64) -> String {
+    let (first, last) = (first.to_string(), last.to_string());
+    let gap = WIDTH.saturating_sub(first.len() + last.len()).max(1);
+    format!("{:name_width$}  {first}{}{last}\n\n", "", " ".repeat(gap))
 }

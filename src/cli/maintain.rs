@@ -1,9 +1,11 @@
-//! `deltafold maintain`: its arguments, and its outcome in words.
+//! `deltafold maintain`: its arguments, and its result as text.
+//!
+//! The operation itself is `ops::maintain`.
 
 use super::endpoints::EndpointArgs;
 use super::metrics::MetricsArgs;
 use super::text::Text;
-use super::{Ended, MeansArgs, Output, print_report, size};
+use super::{AccessArgs, Ended, Output, print_report, size};
 use crate::base::flag_values::yes_or_no;
 use crate::base::{Cancel, byte_size};
 use crate::ops::maintain::{
@@ -13,54 +15,55 @@ use crate::ops::report::Report;
 use crate::telemetry::metrics::Metrics;
 use clap::Args;
 
-/// Keep a live etcd lean: compact its history, defragment its members, disarm NOSPACE
+/// Compact the history of a live etcd, defragment its members, and disarm NOSPACE alarms
 ///
-/// History is compacted first, and with --store no farther than it is saved there. Then members whose
-/// databases waste too much are defragmented, one at a time and the leader last, each only while all
-/// others are healthy and as far as it, and the next only when the one before is back. An alarm for want
-/// of space (NOSPACE) makes a defragmentation wanted whatever the fraction, and is disarmed once there is
-/// room. Two runs never overlap.
+/// First, maintain compacts the history; with --store, only up to the newest revision that the store has
+/// saved. Then it defragments the members that waste too much space, one at a time and the leader last. It
+/// starts with a member only while all others are healthy and up to date. If there is a NOSPACE alarm, it
+/// defragments whatever the wasted fraction is, and disarms the alarm when there is space again. Two runs
+/// never overlap.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
-  What would be done, with half of a database wasted?
+  Show which members would be defragmented because they waste half of their database:
       deltafold maintain --endpoints https://10.0.0.1:2379 --cacert ca.crt --cert client.crt \\
           --key client.key --defrag 0.5 --dry-run
-  Keep an hour's history, and nothing that is not saved is compacted:
+  Keep an hour of history, and compact nothing that is not saved in the store:
       deltafold maintain --endpoints http://127.0.0.1:2379 --store s3://backups/etcd-main \\
           --compact-keep 1h --defrag 0.3
-  Keep the last 10000 revisions, and defragment all:
+  Keep the last 10000 revisions, and defragment all members:
       deltafold maintain --endpoints http://127.0.0.1:2379 --compact-keep 10000 --defrag always
 
-Kubernetes' API servers compact etcd themselves, every 5 minutes: there
---defrag alone is of use. A member serves nobody while it is defragmented, around 10 s for each GiB.
+Kubernetes API servers compact etcd themselves every 5 minutes: use --defrag only. A member does not serve \
+requests while it is defragmented, about 10 s per GiB.
 
-The exit code is 0, or tells the kind of failure: docs/exit-codes.md. 75 means that a member is not
-healthy, or that another run is at work.")]
+Exit codes: 0 on success, 75 if a member is not healthy or another maintain is running. docs/exit-codes.md \
+lists all others.")]
 pub(super) struct MaintainArgs {
     #[command(flatten)]
-    live: EndpointArgs,
-    #[command(flatten)]
     upkeep: Upkeep,
-    /// Their quota, as etcd has it; beyond 80 % of it less waste is enough [default: what they say]
+    /// Storage quota of the members (etcd's --quota-backend-bytes) [default: the quota that etcd reports]
     ///
-    /// Servers before 3.6 do not say.
+    /// If a database is larger than 80 % of the quota, members that waste less are defragmented, too. etcd
+    /// before 3.6 does not report its quota.
     #[arg(long, value_name = "SIZE", value_parser = byte_size::parse)]
     quota_backend_bytes: Option<u64>,
-    /// Only say what would be done
+    /// Only show what would be done
     #[arg(long, value_parser = yes_or_no)]
     dry_run: bool,
-    /// The folder that holds v2/: nothing is compacted that is not saved in it
+    #[command(flatten)]
+    live: EndpointArgs,
+    /// URL of the folder that holds v2/: only compact history that is saved there
     #[arg(long, value_name = "URL", help_heading = "Store")]
     store: Option<String>,
-    /// The Lease that keeps a second run away [default: an object of the store, or a lock on this machine]
+    #[command(flatten)]
+    access: AccessArgs,
+    /// Lease that prevents a second run [default: an object in the store, or a lock on this machine]
     #[arg(long, value_name = "NAME", help_heading = "Kubernetes")]
     lock_lease: Option<String>,
-    /// Where it is [default: the kubeconfig's or the Pod's]
+    /// Namespace of the Lease [default: that of the kubeconfig or the Pod]
     #[arg(long, value_name = "NAMESPACE", help_heading = "Kubernetes")]
     lease_namespace: Option<String>,
-    #[command(flatten)]
-    means: MeansArgs,
     #[command(flatten)]
     metrics: MetricsArgs,
 }
@@ -73,32 +76,32 @@ impl MaintainArgs {
     }
 
     fn maintain(&self, cancel: &Cancel, metrics: &Metrics, output: Output) -> Ended {
-        let way = self.live.connector(cancel)?;
+        let connector = self.live.connector(cancel)?;
         let store = self.store.as_deref();
         let ctx = store
-            .map(|url| self.means.context(url, cancel))
+            .map(|url| self.access.context(url, cancel))
             .transpose()?;
         let options = Options {
             upkeep: self.upkeep.clone(),
             quota: self.quota_backend_bytes,
             dry_run: self.dry_run,
-            temp_dir: self.means.temp_dir()?,
+            temp_dir: self.access.temp_dir()?,
             lock_lease: self.lock_lease.clone().map(|name| LockLease {
                 name,
                 namespace: self.lease_namespace.clone(),
             }),
         };
-        let report = run(&way, ctx.as_ref(), &options)?;
+        let report = run(&connector, ctx.as_ref(), &options)?;
         for m in &report.members {
             if let (Some(before), Some(after)) = (m.db_size_before, m.db_size_after) {
                 metrics.defragmented(&m.name, before.saturating_sub(after));
             }
         }
-        print_report(output, report, in_words)
+        print_report(output, report, to_text)
     }
 }
 
-fn in_words(o: &Report<Outcome>) -> String {
+fn to_text(o: &Report<Outcome>) -> String {
     let mut text = Text::new();
     let would = match o.dry_run {
         true => "would be ",
@@ -108,14 +111,14 @@ fn in_words(o: &Report<Outcome>) -> String {
         Status::NothingToDo => "nothing to do".to_owned(),
         Status::Succeeded if o.dry_run => "would maintain the cluster".to_owned(),
         Status::Succeeded => format!("maintained the cluster in {:.2} s", o.seconds),
-        Status::Failed => "not all is done".to_owned(),
+        Status::Failed => "maintenance is not complete".to_owned(),
     });
     if let Some(c) = &o.compact {
-        let why = &c.reason;
+        let reason = &c.reason;
         let history = match c.revision {
-            Some(r) if c.done || o.dry_run => format!("{would}compacted at revision {r}: {why}"),
+            Some(r) if c.done || o.dry_run => format!("{would}compacted at revision {r}: {reason}"),
             Some(r) => format!("not compacted at revision {r}"),
-            None => format!("left as it is: {why}"),
+            None => format!("not compacted: {reason}"),
         };
         text.field("history", history);
     }
@@ -137,7 +140,7 @@ fn member(m: &MemberOutcome, would: &str, dry_run: bool) -> String {
     };
     let leader = if m.leader { " (leader)" } else { "" };
     let before = m.db_size_before.map_or("?".to_owned(), size);
-    let what = match (m.decision, m.db_size_after) {
+    let done = match (m.decision, m.db_size_after) {
         (Decision::Defragment, Some(after)) => {
             format!("defragmented, {before} → {}", size(after))
         }
@@ -145,7 +148,7 @@ fn member(m: &MemberOutcome, would: &str, dry_run: bool) -> String {
             format!("{would}defragmented, {before}")
         }
         (Decision::Defragment, None) => format!("not defragmented, {before}"),
-        (Decision::Leave, _) => format!("left as it is, {before}"),
+        (Decision::Leave, _) => format!("not defragmented, {before}"),
     };
-    format!("{name}{leader} {what}: {}", m.reason)
+    format!("{name}{leader} {done}: {}", m.reason)
 }

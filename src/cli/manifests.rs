@@ -1,4 +1,6 @@
-//! `deltafold manifests install|namespace|cleanup|crds|samples`: their arguments, and YAML.
+//! `deltafold manifests install|namespace|cleanup|crds|samples`: their arguments, and YAML or JSON.
+//!
+//! `controller::manifests` makes the objects.
 
 use super::{Output, print, print_json};
 use crate::controller::manifests;
@@ -8,18 +10,19 @@ use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
-/// Print what is applied to a cluster: the controller, its resource definitions, samples
+/// Print manifests for Kubernetes: the controller, its resource definitions, samples
 ///
-/// YAML for kubectl, or with --output json a List. Nothing is sent anywhere.
+/// Prints YAML for kubectl, or with --output json a List. Nothing is sent to a cluster.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
-  The controller and all that it needs:
+  Install the controller:
       deltafold manifests install --image registry.example/deltafold:0.1.0 |
           kubectl apply --server-side -f -
-  The controller with rights in two namespaces alone, and images of one registry:
-      deltafold manifests install --watch-namespace etcd-a,etcd-b --allowed-image-prefix registry.example/etcd
-  A policy to begin with:
+  Install a controller for two namespaces only, and allow images of one registry:
+      deltafold manifests install --watch-namespace etcd-a,etcd-b \\
+          --allowed-image-prefix registry.example/etcd | kubectl apply --server-side -f -
+  Write sample policies to a file:
       deltafold manifests samples > samples.yaml")]
 pub(super) struct ManifestsArgs {
     #[command(subcommand)]
@@ -28,30 +31,32 @@ pub(super) struct ManifestsArgs {
 
 #[derive(Debug, Subcommand)]
 enum ManifestsCommand {
-    /// The controller: namespace, resource definitions, rights, admission policies, two replicas
+    /// Print the controller: namespace, resource definitions, RBAC, admission policies, two replicas
     Install(InstallOptions),
-    /// What Jobs need in a namespace of policies, and a NetworkPolicy for them
+    /// Print what Jobs need in a namespace: ServiceAccount, RoleBinding and NetworkPolicy
     Namespace(NamespaceArgs),
-    /// A Job that removes once what the controller of version 0.1 made at run time
+    /// Print a Job that removes leftovers of the controller of version 0.1
     Cleanup(CleanupOptions),
-    /// The resource definitions alone
+    /// Print the resource definitions only
     Crds,
-    /// Policies for a local volume, S3, Azure and Google Cloud Storage, and a task of each type
+    /// Print sample policies for a local volume, S3, Azure and Google Cloud, and a sample task of each type
     Samples,
 }
 
 #[derive(Debug, Args)]
 struct NamespaceArgs {
-    /// The namespace
+    /// Namespace
     #[arg(value_name = "NAMESPACE", value_parser = NonEmptyStringValueParser::new())]
     name: String,
 }
 
+/// The objects of documents, without comments.
+fn objects(documents: Vec<manifests::Document>) -> Vec<Value> {
+    documents.into_iter().map(|d| d.object).collect()
+}
+
 impl ManifestsArgs {
     pub(super) fn run(&self, output: Output) -> Result<()> {
-        let objects = |documents: Vec<manifests::Document>| -> Vec<Value> {
-            documents.into_iter().map(|d| d.object).collect()
-        };
         let (yaml, objects) = match &self.command {
             ManifestsCommand::Install(options) => (
                 manifests::install_yaml(options)?,

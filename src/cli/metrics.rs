@@ -1,4 +1,7 @@
-//! Metrics for Prometheus: the flags, and how a job that ends is measured.
+//! The flags of metrics, and the metrics endpoint and file of an operation that ends.
+//!
+//! `snapshot`, `compact`, `copy`, `verify`, `maintain` and `gc` use them. The metrics themselves are in
+//! `telemetry::metrics`.
 
 use super::Ended;
 use crate::base::{Cancel, duration};
@@ -11,23 +14,24 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 
-/// Where metrics are served.
+/// Where metrics are served and written.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Metrics")]
 pub(super) struct MetricsArgs {
-    /// Serve /metrics (Prometheus), /healthz and /readyz here: 127.0.0.1:8080, or :8080 for all addresses
+    /// Serve /metrics (Prometheus), /healthz and /readyz on this address, such as 127.0.0.1:8080, or :8080
+    /// for all interfaces
     #[arg(long, value_name = "ADDRESS")]
     metrics_bind_address: Option<BindAddress>,
-    /// How long a run that has ended goes on serving its metrics; a signal ends it at once
+    /// Keep serving metrics for this time after the work has ended, or until a signal arrives
     #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration::parse)]
     metrics_scrape_wait: Duration,
-    /// Write the metrics to this file, for node exporter's textfile collector; also when the run fails
+    /// Write the metrics to this file for the textfile collector of node exporter, even if the command fails
     #[arg(long, value_name = "FILE")]
     metrics_file: Option<PathBuf>,
 }
 
 impl MetricsArgs {
-    /// Opens the endpoint, if one is asked for.
+    /// Starts the endpoint, if --metrics-bind-address is given.
     pub(super) fn serve(
         &self,
         metrics: &Metrics,
@@ -39,7 +43,7 @@ impl MetricsArgs {
             .transpose()
     }
 
-    /// Begins to write the file of a process that goes on, if one is asked for.
+    /// Starts to rewrite the file regularly for a continuous operation, if --metrics-file is given.
     pub(super) fn keep_file(&self, metrics: &Metrics) -> Result<Option<Textfile>> {
         let Some(file) = &self.metrics_file else {
             return Ok(None);
@@ -49,15 +53,16 @@ impl MetricsArgs {
         Ok(Some(kept))
     }
 
-    /// Runs a job that ends, report printed and all, and holds the endpoint open for a while after it.
+    /// Runs an operation that ends, including printing its report, and records its result. Keeps the endpoint
+    /// open for --metrics-scrape-wait afterwards.
     pub(super) fn around(
         &self,
-        job: &'static str,
+        operation: &'static str,
         cancel: &Cancel,
         run: impl FnOnce(&Metrics) -> Ended,
     ) -> Ended {
         let metrics = Metrics::new();
-        // Before anything else: a job that nobody could look at should not have begun.
+        // Check the file first: do not start an operation that cannot report its metrics.
         if let Some(file) = &self.metrics_file {
             textfile::check(file)?;
         }
@@ -71,7 +76,7 @@ impl MetricsArgs {
             Ok(failure) => failure.as_ref().map(Error::reason),
             Err(e) => Some(e.reason()),
         };
-        metrics.job_ended(job, started.elapsed(), failure);
+        metrics.job_ended(operation, started.elapsed(), failure);
         if let Some(file) = &self.metrics_file {
             textfile::write_or_warn(file, &metrics);
         }
@@ -80,10 +85,13 @@ impl MetricsArgs {
         {
             let seconds = self.metrics_scrape_wait.as_secs_f64();
             if let Err(e) = &result {
-                // What is printed for it comes after the wait.
-                tracing::warn!("{job} failed: {e}");
+                // The failure itself is printed only after the wait.
+                tracing::warn!("{operation} failed: {e}");
             }
-            tracing::info!(seconds, "{job} has ended; its metrics stay for a while");
+            tracing::info!(
+                seconds,
+                "{operation} has ended; serving its metrics for a while"
+            );
             server.wait_for_scrape(self.metrics_scrape_wait, cancel);
         }
         result

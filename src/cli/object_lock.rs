@@ -1,122 +1,210 @@
-//! `deltafold lock`: its arguments, and its outcome in words.
+//! `deltafold lock`: its arguments, and its result as text.
+//!
+//! The operation itself is `ops::object_lock`.
 
 use super::text::Text;
 use super::{Ended, Output, StoreArgs, print_report};
 use crate::base::flag_values::{self, yes_or_no};
 use crate::base::{Cancel, duration};
-use crate::error::{Error, Reason};
-use crate::ops::object_lock::{Decision, Options, Outcome, Status, run};
+use crate::error::{Error, Reason, Result};
+use crate::ops::object_lock::{Decision, Object, Options, Outcome, Status, run};
 use crate::ops::report::Report;
 use crate::store::Mode;
 use chrono::{DateTime, TimeDelta, Utc};
 use clap::Args;
 use std::time::Duration;
 
-/// Lock a chain against deletion, by S3's object lock
+/// Protect a chain against deletion with S3 object lock
 ///
-/// The full, all deltas after it and the notes on their timeline get a retention, or a longer one: it is only
-/// ever extended. Each is read back. The bucket must have an object lock enabled; a store that only says so
-/// is found out. What is saved later is not locked: run it again after each snapshot, or from a CronJob.
+/// Locks the full snapshot, all deltas after it and the objects that describe their timeline, and reads each
+/// lock back. Existing locks are only extended. Object lock must be enabled for the bucket; a store that
+/// accepts locks without keeping them is detected. Later snapshots are not locked: run it again after each
+/// snapshot, for example in a CronJob.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
-  The newest chain for 30 days, so that only a special right deletes it:
+  Lock the newest chain for 30 days; only users with a special permission can then delete it:
       deltafold lock --store s3://backups/etcd-main --for 30d
-  So that nobody does, not even the account's owner; this cannot be taken back:
+  Lock it so that nobody can delete it, not even the account's owner; this cannot be undone:
       deltafold lock --store s3://backups/etcd-main --for 30d --mode compliance
-  What would be locked?
+  Show what would be locked:
       deltafold lock --store s3://backups/etcd-main --until 2027-01-01T00:00:00Z --dry-run
-  The chain of an older full:
-      deltafold lock --store s3://backups/etcd-main --for 90d --chain Full-00000000-00012345-1763700000.gz
+  Lock the chain of an older full:
+      deltafold lock --store s3://backups/etcd-main --for 90d \\
+          --chain Full-00000000-00012345-1763700000.gz
 
-A lock keeps versions. Somebody may still hide an object behind a deletion mark, or tag it as excluded:
-docs/stores.md tells how to get it back.
+A lock protects a version of an object. Others can still hide the object behind a delete marker, or tag it as \
+excluded: docs/stores.md explains how to undo that.
 
-The exit code is 0, or tells the kind of failure: docs/exit-codes.md. 75 means that some objects are not
-locked, 78 that the bucket has no lock enabled.")]
+Exit codes: 0 on success, 75 if some objects are not locked, 78 if object lock is not enabled for the bucket. \
+docs/exit-codes.md lists all others.")]
 pub(super) struct LockArgs {
-    #[command(flatten)]
-    store: StoreArgs,
-    /// Until when
+    /// Lock until this time
     #[arg(long, value_name = "RFC3339", value_parser = flag_values::time, required_unless_present = "for", conflicts_with = "for")]
     until: Option<DateTime<Utc>>,
-    /// For how long from now on (12h, 30d)
+    /// Lock for this time from now on, such as 12h or 30d
     #[arg(long, value_name = "DURATION", value_parser = duration::parse_above_zero)]
     r#for: Option<Duration>,
-    /// Who may still delete it
+    /// Who can delete locked objects
     #[arg(long, value_name = "MODE", default_value = "governance")]
     mode: Mode,
-    /// The full whose chain is locked, by its name [default: the newest chain of the newest timeline]
+    /// Name of the full whose chain to lock [default: the newest full of the newest timeline]
     #[arg(long, value_name = "NAME")]
     chain: Option<String>,
-    /// Only say what would be done
+    /// Only show what would be locked
     #[arg(long, value_parser = yes_or_no)]
     dry_run: bool,
+    #[command(flatten)]
+    store: StoreArgs,
 }
 
 impl LockArgs {
     pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
-        let until = match (self.until, self.r#for) {
-            (Some(until), _) => until,
-            (None, Some(long)) => TimeDelta::from_std(long)
-                .ok()
-                .and_then(|long| Utc::now().checked_add_signed(long))
-                .ok_or_else(|| Reason::Usage.error("--for is too long"))?,
-            (None, None) => return Err(Error::internal("neither --until nor --for")),
-        };
         let options = Options {
-            until,
+            until: self.end()?,
             mode: self.mode,
             chain: self.chain.clone(),
             dry_run: self.dry_run,
         };
         let report = run(&self.store.context(cancel)?, &options)?;
-        print_report(output, report, in_words)
+        print_report(output, report, to_text)
+    }
+
+    /// When the lock ends.
+    fn end(&self) -> Result<DateTime<Utc>> {
+        match (self.until, self.r#for) {
+            (Some(until), _) => Ok(until),
+            (None, Some(length)) => TimeDelta::from_std(length)
+                .ok()
+                .and_then(|length| Utc::now().checked_add_signed(length))
+                .ok_or_else(|| Reason::Usage.error("--for is too long")),
+            (None, None) => Err(Error::internal("neither --until nor --for is given")),
+        }
     }
 }
 
-fn in_words(o: &Report<Outcome>) -> String {
+fn to_text(o: &Report<Outcome>) -> String {
     let mut text = Text::new();
-    let chain = &o.chain;
-    text.line(match o.status {
-        Status::NothingToDo => format!("nothing to do: the chain of {chain} is locked"),
-        Status::Succeeded if o.dry_run => format!("would lock the chain of {chain}"),
-        Status::Succeeded => format!("locked the chain of {chain}"),
-        Status::Failed => format!("the chain of {chain} is not locked"),
-    });
-    let time = |t: DateTime<Utc>| t.format("%Y-%m-%d %H:%M:%SZ").to_string();
+    text.line(headline(o));
     text.field(
         "until",
         format_args!("{}, in mode {}", time(o.until), o.mode),
     );
-    let what = if o.dry_run { "to lock" } else { "locked" };
-    let (locked, kept, failed) = (o.locked, o.kept, o.failed);
-    let objects = format!("{locked} {what}, {kept} locked already, {failed} failed");
-    text.field("objects", objects);
-    // What failed stands by itself: it must not vanish among the others.
-    let (mut fine, mut failed) = (Vec::new(), Vec::new());
+    let locked = if o.dry_run { "to lock" } else { "locked" };
+    text.field(
+        "objects",
+        format_args!(
+            "{} {locked}, {} already locked, {} failed",
+            o.locked, o.kept, o.failed
+        ),
+    );
+    // Two lists, which are shortened separately, so that failures stay visible.
+    let (mut succeeded, mut failed) = (Vec::new(), Vec::new());
     for object in &o.objects {
-        let locked = if o.dry_run {
-            "would be locked"
-        } else {
-            "locked"
-        };
-        let what = match (object.decision, &object.after) {
-            (None, _) => format!("FAILED: {}", object.reason),
-            (Some(Decision::Keep), _) => object.reason.clone(),
-            (Some(Decision::Lock), Some(l)) => {
-                format!("{locked}, {} until {}", l.mode, time(l.until))
-            }
-            (Some(Decision::Lock), None) => "locked".to_owned(),
-        };
-        let of_its_kind = match object.decision {
-            None => &mut failed,
-            Some(_) => &mut fine,
-        };
-        of_its_kind.push(format!("{}  {what}", object.path));
+        let line = format!("{}  {}", object.path, state(object, o.dry_run));
+        match object.decision {
+            Some(_) => succeeded.push(line),
+            None => failed.push(line),
+        }
     }
-    text.items("  ", &fine);
+    text.items("  ", &succeeded);
     text.items("  ", &failed);
     text.each("warning", &o.warnings);
     text.end()
+}
+
+/// Whether the chain is locked, in one line.
+fn headline(o: &Outcome) -> String {
+    let chain = &o.chain;
+    let (succeeded, all) = (o.locked + o.kept, o.objects.len());
+    match o.status {
+        Status::NothingToDo => format!("nothing to do: the chain of {chain} is already locked"),
+        Status::Succeeded if o.dry_run => format!("would lock the chain of {chain}"),
+        Status::Succeeded => format!("locked the chain of {chain}"),
+        Status::Failed if succeeded == 0 => format!("the chain of {chain} is not locked"),
+        Status::Failed if o.dry_run => {
+            format!("would lock the chain of {chain} only in part: {succeeded} of {all} objects")
+        }
+        Status::Failed => {
+            format!("the chain of {chain} is only partly locked: {succeeded} of {all} objects")
+        }
+    }
+}
+
+/// What was done with an object, or in a dry run would be done.
+fn state(object: &Object, dry_run: bool) -> String {
+    let locked = if dry_run { "would be locked" } else { "locked" };
+    match (object.decision, &object.after) {
+        (None, _) => format!("FAILED: {}", object.reason),
+        (Some(Decision::Keep), _) => object.reason.clone(),
+        (Some(Decision::Lock), Some(lock)) => {
+            format!("{locked}, {} until {}", lock.mode, time(lock.until))
+        }
+        (Some(Decision::Lock), None) => locked.to_owned(),
+    }
+}
+
+fn time(t: DateTime<Utc>) -> String {
+    t.format("%Y-%m-%d %H:%M:%SZ").to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn object(decision: Option<Decision>) -> Object {
+        Object {
+            path: "v2/Full".to_owned(),
+            version: None,
+            before: None,
+            after: None,
+            decision,
+            reason: "no permission".to_owned(),
+            done: false,
+        }
+    }
+
+    fn outcome(decisions: &[Option<Decision>], dry_run: bool) -> Outcome {
+        let count = |wanted| decisions.iter().filter(|d| **d == wanted).count();
+        Outcome {
+            status: Status::Failed,
+            error: Default::default(),
+            chain: "Full".to_owned(),
+            timeline: "main".to_owned(),
+            mode: Mode::Governance,
+            until: DateTime::UNIX_EPOCH,
+            objects: decisions.iter().map(|d| object(*d)).collect(),
+            locked: count(Some(Decision::Lock)),
+            kept: count(Some(Decision::Keep)),
+            failed: count(None),
+            dry_run,
+        }
+    }
+
+    /// A chain with one failed object is partly locked, and a dry run locks nothing.
+    #[test]
+    fn the_headline_says_how_much_is_locked() {
+        let (lock, keep) = (Some(Decision::Lock), Some(Decision::Keep));
+        let text = |decisions: &[_], dry_run| headline(&outcome(decisions, dry_run));
+        assert_eq!(
+            text(&[None, None], false),
+            "the chain of Full is not locked"
+        );
+        assert_eq!(
+            text(&[lock, keep, None], false),
+            "the chain of Full is only partly locked: 2 of 3 objects"
+        );
+        assert_eq!(
+            text(&[lock, keep, None], true),
+            "would lock the chain of Full only in part: 2 of 3 objects"
+        );
+    }
+
+    #[test]
+    fn a_dry_run_does_not_say_that_an_object_is_locked() {
+        let lock = object(Some(Decision::Lock));
+        assert_eq!(state(&lock, true), "would be locked");
+        assert_eq!(state(&lock, false), "locked");
+        assert_eq!(state(&object(None), true), "FAILED: no permission");
+    }
 }

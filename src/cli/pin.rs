@@ -1,4 +1,6 @@
-//! `deltafold pin`: its arguments, and its outcome in words.
+//! `deltafold pin`: its arguments, and its result as text.
+//!
+//! The operation itself is `ops::gc::pin`.
 
 use super::text::Text;
 use super::{Ended, Output, StoreArgs, print_report};
@@ -8,16 +10,16 @@ use crate::ops::gc::pin::{Options, Outcome, run};
 use crate::ops::report::Report;
 use clap::Args;
 
-/// Keep a chain whatever the policy of `deltafold gc`, or let it go again
+/// Protect a chain from `deltafold gc`, or remove the protection
 ///
-/// Kept are the full and the deltas after it, up to the next full of its timeline.
+/// gc keeps the full and the deltas after it, up to the next full of the timeline, whatever its policy.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
-  Keep the state from before an upgrade:
+  Keep the state before an upgrade:
       deltafold pin --store s3://backups/etcd-main Full-00000000-00012345-1795224681.gz \\
           --reason 'before the upgrade to 1.36'
-  Let it go:
+  Remove the pin:
       deltafold pin --store s3://backups/etcd-main Full-00000000-00012345-1795224681.gz --unpin")]
 pub(super) struct PinArgs {
     #[command(flatten)]
@@ -29,19 +31,19 @@ pub(super) struct PinArgs {
 impl PinArgs {
     pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         let report = run(&self.store.context(cancel)?, &self.options)?;
-        print_report(output, report, in_words)
+        print_report(output, report, to_text)
     }
 }
 
-fn in_words(o: &Report<Outcome>) -> String {
+fn to_text(o: &Report<Outcome>) -> String {
     let mut text = Text::new();
-    let what = match (o.pinned, o.status) {
-        (true, Status::NothingToDo) => "is pinned already; it keeps",
-        (true, _) => "is pinned; this keeps",
+    let state = match (o.pinned, o.status) {
+        (true, Status::NothingToDo) => "was already pinned; the pin keeps",
+        (true, _) => "is now pinned; the pin keeps",
         (false, Status::NothingToDo) => "was not pinned",
-        (false, _) => "is no longer pinned; the policy decides on",
+        (false, _) => "is no longer pinned; gc may remove",
     };
-    text.line(format_args!("{} {what}", o.full));
+    text.line(format_args!("{} {state}", o.full));
     if o.pinned || o.status != Status::NothingToDo {
         text.items("  ", &o.chain);
     }

@@ -1,4 +1,6 @@
-//! `deltafold policy status`: its arguments, and how policies are, in words.
+//! `deltafold policy status`: its arguments, and the status of policies as text.
+//!
+//! It reads the status that the controller has written to the API server.
 
 use super::kubernetes::{ClusterArgs, age, table, wait_for};
 use super::text::Text;
@@ -7,8 +9,10 @@ use crate::base::Cancel;
 use crate::base::flag_values::yes_or_no;
 use crate::controller::api::{
     Condition, EtcdBackupPolicy, EtcdBackupPolicyStatus, LastRun, RunState, SnapshotStatus,
+    SnapshotsStatus,
 };
-use crate::error::Reason;
+use crate::error::{Error, Reason};
+use crate::kubernetes::UserClient;
 use chrono::{DateTime, Utc};
 use clap::{Args, Subcommand};
 use kube::ResourceExt;
@@ -16,7 +20,7 @@ use kube::api::ListParams;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-/// The conditions, in the order in which they are told.
+/// The conditions of a policy, in the order in which they are shown.
 const CONDITIONS: [&str; 4] = [
     "Ready",
     "BackupReady",
@@ -24,9 +28,10 @@ const CONDITIONS: [&str; 4] = [
     "CompactionHealthy",
 ];
 
-/// How the backup policies are that the controller in Kubernetes looks after
+/// Show backup policies in Kubernetes
 ///
-/// Linked as kubectl-deltafold this program is a plugin: kubectl deltafold policy status.
+/// If the program is also installed as kubectl-deltafold, it is a kubectl plugin: kubectl deltafold policy
+/// status.
 #[derive(Debug, Args)]
 pub(super) struct PolicyCommand {
     #[command(subcommand)]
@@ -38,36 +43,46 @@ enum PolicySubcommand {
     Status(StatusArgs),
 }
 
-/// Whether backups are in time, verified, and compacted; of one policy with the reasons
+/// Show backup policy status
+///
+/// Without NAME, status prints a table of all policies of the namespace. With NAME, it prints the conditions
+/// of the policy with their reasons, its newest snapshots and its last Jobs.
 #[derive(Debug, Args)]
+#[command(after_long_help = "\
+Examples:
+  Show the policies of all namespaces:
+      deltafold policy status --all-namespaces
+  Show why a policy is not ready:
+      deltafold policy status main --namespace etcd")]
 struct StatusArgs {
-    /// The policy [default: all of the namespace, in a table]
+    /// Name of the policy [default: all policies of the namespace]
     name: Option<String>,
-    /// Of all namespaces
+    /// Show the policies of all namespaces
     #[arg(short = 'A', long, value_parser = yes_or_no, conflicts_with = "name")]
     all_namespaces: bool,
     #[command(flatten)]
     cluster: ClusterArgs,
 }
 
-/// What is printed. The fields are a contract; `status` is that of the API.
+/// The result of `policy status`. The fields are a contract; `status` is that of the API.
 #[derive(Debug, JsonSchema, Serialize)]
 pub(super) struct PoliciesOutcome {
-    /// The policies, by namespace and name; of one that was named, that one.
+    /// The policies, sorted by namespace and name; with NAME only that one.
     policies: Vec<PolicyOutcome>,
 }
 
+/// A policy and its status.
 #[derive(Debug, JsonSchema, Serialize)]
 struct PolicyOutcome {
-    /// Where it is.
+    /// The policy's namespace.
     namespace: String,
-    /// Its name.
+    /// The policy's name.
     name: String,
     /// The URL of its store.
     store: String,
-    /// Whether nothing is started by schedule or threshold.
+    /// Whether schedules and thresholds start no Jobs.
     suspended: bool,
-    /// The status that the controller wrote, as the API has it.
+    /// The policy's status in the API.
     #[schemars(with = "serde_json::Map<String, serde_json::Value>")]
     status: EtcdBackupPolicyStatus,
 }
@@ -99,26 +114,19 @@ impl PolicyCommand {
 impl StatusArgs {
     fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         let mut policies = wait_for(cancel, async {
-            let person = self.cluster.person(false).await?;
+            let client = self.cluster.client(false).await?;
             let api = match self.all_namespaces {
-                true => person.all::<EtcdBackupPolicy>(),
-                false => person.api(),
+                true => client.all::<EtcdBackupPolicy>(),
+                false => client.api(),
             };
             match &self.name {
-                Some(name) => {
-                    let found = person.ask("read the policy", api.get_opt(name)).await?;
-                    let missing = || {
-                        let namespace = person.namespace();
-                        let what = format!(
-                            "there is no EtcdBackupPolicy {name} in the namespace {namespace}"
-                        );
-                        Reason::Usage.error(what)
-                    };
-                    found.map(|p| vec![p]).ok_or_else(missing)
-                }
+                Some(name) => match client.ask("read the policy", api.get_opt(name)).await? {
+                    Some(policy) => Ok(vec![policy]),
+                    None => Err(no_policy(&client, name)),
+                },
                 None => {
                     let params = ListParams::default();
-                    let list = person.ask("list the policies", api.list(&params)).await?;
+                    let list = client.ask("list the policies", api.list(&params)).await?;
                     Ok(list.items)
                 }
             }
@@ -128,51 +136,24 @@ impl StatusArgs {
         let outcome = PoliciesOutcome { policies };
         let now = Utc::now();
         print_outcome(output, &outcome, |o| match (&self.name, &o.policies[..]) {
-            (Some(_), [policy]) => whole(policy, now),
-            _ => all(&o.policies, self.all_namespaces, now),
+            (Some(_), [policy]) => details(policy, now),
+            _ => overview(&o.policies, self.all_namespaces, now),
         })
     }
 }
 
-fn all(policies: &[PolicyOutcome], with_namespace: bool, now: DateTime<Utc>) -> String {
+fn no_policy(client: &UserClient, name: &str) -> Error {
+    let namespace = client.namespace();
+    Reason::Usage.error(format!(
+        "there is no EtcdBackupPolicy {name} in the namespace {namespace}"
+    ))
+}
+
+/// A table of policies.
+fn overview(policies: &[PolicyOutcome], with_namespace: bool, now: DateTime<Utc>) -> String {
     if policies.is_empty() {
         return "no policies\n".to_owned();
     }
-    let rows = policies.iter().map(|p| {
-        let name = match with_namespace {
-            true => format!("{}/{}", p.namespace, p.name),
-            false => p.name.clone(),
-        };
-        let [ready, backup, verified, compaction] = CONDITIONS.map(|type_| {
-            let condition = p.condition(type_);
-            condition.map_or("-", |c| c.status.as_str()).to_owned()
-        });
-        let snapshots = p.status.snapshots.as_ref();
-        let of = |s: Option<&SnapshotStatus>| {
-            let time = s.and_then(|s| s.time);
-            time.map_or("-".to_owned(), |t| age(t, now))
-        };
-        let events = snapshots.and_then(|s| s.accumulated_delta_events);
-        [
-            name,
-            match p.suspended {
-                true => format!("{ready} (suspended)"),
-                false => ready,
-            },
-            backup,
-            verified,
-            compaction,
-            of(snapshots.and_then(|s| s.last_full.as_ref())),
-            of(snapshots.and_then(|s| s.last_delta.as_ref())),
-            events.map_or("-".to_owned(), |n| n.to_string()),
-            p.status
-                .restorable_window
-                .as_ref()
-                .map_or("-".to_owned(), |w| {
-                    format!("{} to {}", w.first_revision, w.last_revision)
-                }),
-        ]
-    });
     let header = [
         "NAME",
         "READY",
@@ -184,11 +165,47 @@ fn all(policies: &[PolicyOutcome], with_namespace: bool, now: DateTime<Utc>) -> 
         "EVENTS",
         "RESTORABLE",
     ];
+    let rows = policies.iter().map(|p| row(p, with_namespace, now));
     table(header, rows.collect())
 }
 
-/// One policy, with all that is known.
-fn whole(p: &PolicyOutcome, now: DateTime<Utc>) -> String {
+/// The row of a policy in the table.
+fn row(p: &PolicyOutcome, with_namespace: bool, now: DateTime<Utc>) -> [String; 9] {
+    let name = match with_namespace {
+        true => format!("{}/{}", p.namespace, p.name),
+        false => p.name.clone(),
+    };
+    let [ready, backup, verified, compaction] = CONDITIONS.map(|type_| {
+        let condition = p.condition(type_);
+        condition.map_or("-", |c| c.status.as_str()).to_owned()
+    });
+    let snapshots = p.status.snapshots.as_ref();
+    let age_of = |snapshot: Option<&SnapshotStatus>| {
+        let time = snapshot.and_then(|s| s.time);
+        time.map_or("-".to_owned(), |t| age(t, now))
+    };
+    let events = snapshots.and_then(|s| s.accumulated_delta_events);
+    let window = p.status.restorable_window.as_ref();
+    [
+        name,
+        match p.suspended {
+            true => format!("{ready} (suspended)"),
+            false => ready,
+        },
+        backup,
+        verified,
+        compaction,
+        age_of(snapshots.and_then(|s| s.last_full.as_ref())),
+        age_of(snapshots.and_then(|s| s.last_delta.as_ref())),
+        events.map_or("-".to_owned(), |n| n.to_string()),
+        window.map_or("-".to_owned(), |w| {
+            format!("{} to {}", w.first_revision, w.last_revision)
+        }),
+    ]
+}
+
+/// One policy: conditions with reasons, snapshots, and the last Jobs.
+fn details(p: &PolicyOutcome, now: DateTime<Utc>) -> String {
     let mut text = Text::with_labels(19);
     let suspended = match p.suspended {
         true => ", suspended",
@@ -197,56 +214,66 @@ fn whole(p: &PolicyOutcome, now: DateTime<Utc>) -> String {
     text.line(format_args!("{}/{}{suspended}", p.namespace, p.name));
     text.field("store", &p.store);
     if p.status.conditions.is_empty() {
-        text.line("  no controller has looked at it yet");
+        text.line("  not yet processed by a controller");
     }
     let known = CONDITIONS.iter().filter_map(|type_| p.condition(type_));
     let others = p.status.conditions.iter();
     let others = others.filter(|c| !CONDITIONS.contains(&c.type_.as_str()));
     for c in known.chain(others) {
-        let (status, since) = (c.status.as_str(), age(c.last_transition_time, now));
-        let said = format!("{status} for {since} [{}]: {}", c.reason, c.message);
-        text.field(&c.type_, said);
+        let (status, duration) = (c.status.as_str(), age(c.last_transition_time, now));
+        text.field(
+            &c.type_,
+            format_args!("{status} for {duration} [{}]: {}", c.reason, c.message),
+        );
     }
     if let Some(snapshots) = &p.status.snapshots {
-        let told = |s: &Option<SnapshotStatus>| s.as_ref().map(|s| of_snapshot(s, now));
-        text.maybe("last full", told(&snapshots.last_full));
-        text.maybe("last delta", told(&snapshots.last_delta));
-        let events = snapshots.accumulated_delta_events;
-        let events = events.map(|n| format!("{n} events"));
-        let bytes = snapshots.accumulated_delta_size;
-        let bytes = bytes.and_then(|n| u64::try_from(n).ok()).map(size);
-        if events.is_some() || snapshots.accumulated_delta_size.is_some() {
-            let parts: Vec<String> = events.into_iter().chain(bytes).collect();
-            text.field("since the full", parts.join(", "));
-        }
+        add_snapshots(snapshots, now, &mut text);
     }
     if let Some(window) = &p.status.restorable_window {
         let (first, last) = (window.first_revision, window.last_revision);
         text.field("restorable", format_args!("revisions {first} to {last}"));
     }
     if let Some(c) = &p.status.last_compaction {
-        let what = match c.full_snapshot {
+        let instead = match c.full_snapshot {
             true => ", a full snapshot instead",
             false => "",
         };
-        let run = of_run(&c.run, now);
+        let job = job_text(&c.run, now);
         text.field(
             "last compaction",
-            format_args!("{run}; {}{what}", c.trigger),
+            format_args!("{job}; {}{instead}", c.trigger),
         );
     }
-    let told = |run: &Option<LastRun>| run.as_ref().map(|r| of_run(r, now));
-    text.maybe("last verification", told(&p.status.last_verification));
-    text.maybe("last restoration", told(&p.status.last_restoration));
-    text.maybe("last maintenance", told(&p.status.last_defragmentation));
+    let job = |job: &Option<LastRun>| job.as_ref().map(|j| job_text(j, now));
+    text.maybe("last verification", job(&p.status.last_verification));
+    text.maybe("last restoration", job(&p.status.last_restoration));
+    text.maybe("last maintenance", job(&p.status.last_defragmentation));
     if !p.status.active_jobs.is_empty() {
         text.field("running", p.status.active_jobs.join(", "));
     }
     text.end()
 }
 
-fn of_snapshot(snapshot: &SnapshotStatus, now: DateTime<Utc>) -> String {
-    let name = snapshot.name.as_deref().unwrap_or("of a name unknown");
+/// Adds the newest snapshots, and the deltas since the newest full.
+fn add_snapshots(snapshots: &SnapshotsStatus, now: DateTime<Utc>, text: &mut Text) {
+    let snapshot = |s: &Option<SnapshotStatus>| s.as_ref().map(|s| snapshot_text(s, now));
+    text.maybe("last full", snapshot(&snapshots.last_full));
+    text.maybe("last delta", snapshot(&snapshots.last_delta));
+    let (events, bytes) = (
+        snapshots.accumulated_delta_events,
+        snapshots.accumulated_delta_size,
+    );
+    if events.is_none() && bytes.is_none() {
+        return;
+    }
+    let events = events.map(|n| format!("{n} events"));
+    let bytes = bytes.and_then(|n| u64::try_from(n).ok()).map(size);
+    let parts: Vec<String> = events.into_iter().chain(bytes).collect();
+    text.field("since the full", parts.join(", "));
+}
+
+fn snapshot_text(snapshot: &SnapshotStatus, now: DateTime<Utc>) -> String {
+    let name = snapshot.name.as_deref().unwrap_or("name unknown");
     let bytes = snapshot.size.and_then(|n| u64::try_from(n).ok());
     let bytes = bytes.map(|n| format!(", {}", size(n)));
     let time = snapshot.time.map(|t| format!(", {} ago", age(t, now)));
@@ -258,20 +285,20 @@ fn of_snapshot(snapshot: &SnapshotStatus, now: DateTime<Utc>) -> String {
     )
 }
 
-fn of_run(run: &LastRun, now: DateTime<Utc>) -> String {
-    let state = match run.state {
+fn job_text(job: &LastRun, now: DateTime<Utc>) -> String {
+    let state = match job.state {
         RunState::Running => "running",
         RunState::Succeeded => "succeeded",
         RunState::Failed => "failed",
     };
-    let time = match (run.completion_time, run.start_time) {
+    let time = match (job.completion_time, job.start_time) {
         (Some(at), _) => Some(format!(" {} ago", age(at, now))),
-        (None, Some(at)) => Some(format!(", begun {} ago", age(at, now))),
+        (None, Some(at)) => Some(format!(", started {} ago", age(at, now))),
         (None, None) => None,
     };
-    let revision = run.revision.map(|r| format!(", to revision {r}"));
-    let reason = run.reason.as_ref().map(|r| format!(" [{r}]"));
-    let message = run.message.as_ref().map(|m| format!(": {m}"));
+    let revision = job.revision.map(|r| format!(", to revision {r}"));
+    let reason = job.reason.as_ref().map(|r| format!(" [{r}]"));
+    let message = job.message.as_ref().map(|m| format!(": {m}"));
     let parts = [Some(state.to_owned()), time, revision, reason, message];
     parts.into_iter().flatten().collect()
 }

@@ -1,7 +1,9 @@
-//! `deltafold restore`: its arguments, and its outcome in words.
+//! `deltafold restore`: its arguments, and its result as text.
+//!
+//! The operation itself is `ops::restore`; most of its flags are in `ops::restore::options`.
 
 use super::text::{self, Text};
-use super::{Ended, MeansArgs, Output, print_report, size};
+use super::{AccessArgs, Ended, Output, print_report, size};
 use crate::base::Cancel;
 use crate::base::shorten;
 use crate::ops::report::Report;
@@ -9,12 +11,12 @@ use crate::ops::restore::{Action, CandidateStatus, Membership, Options, Outcome,
 use clap::Args;
 use std::path::PathBuf;
 
-/// Restore a member's data directory, at any revision or time, without an etcd
+/// Restore the data directory of an etcd member, at any revision or time
 ///
-/// The new member is written beside its place, synced, read back and verified (every page, etcd's
-/// HashKV), and then put in place in one step. A member that is there already is never overwritten;
-/// with --if-needed it is looked at, and replaced only if something is wrong with it: what was there is
-/// kept aside.
+/// No etcd is needed. The new data directory is written next to its destination, synced, read back, verified
+/// (every page, etcd's HashKV), and then renamed in one step. An existing data directory is never
+/// overwritten. With --if-needed, it is checked, and replaced only if it is damaged or missing data; the old
+/// one is kept under another name.
 #[derive(Debug, Args)]
 #[command(
     mut_args(Membership::with_default),
@@ -22,30 +24,31 @@ use std::path::PathBuf;
 deltafold restore [OPTIONS] (--store <URL>... | --snapshot <FILE>) (--data-dir <DIR> | --to-snapshot <FILE>)",
     after_long_help = "\
 Examples:
-  The newest state, for a single member:
+  Restore the newest state as a cluster of one member:
       deltafold restore --store s3://backups/etcd-main --data-dir /var/lib/etcd
-  As it was at a point in time, for Kubernetes (the API server's clients notice, and list anew):
+  Restore a point in time for Kubernetes, so that the clients of the API server list everything again:
       deltafold restore --store s3://backups/etcd-main --time 2026-11-20T12:00:00Z \\
           --bump-revision 1000000000 --mark-compacted --data-dir /var/lib/etcd
-  One of three members; the same on the others, at the same revision, with their --name and peer URL:
+  Restore one of three members; repeat it for the others with the same revision and their --name and URL:
       deltafold restore --store s3://backups/etcd-main --revision 123456 \\
           --data-dir /var/lib/etcd --name a \\
           --initial-cluster a=http://10.0.0.1:2380,b=http://10.0.0.2:2380,c=http://10.0.0.3:2380 \\
           --initial-cluster-token restored-1 --initial-advertise-peer-urls http://10.0.0.1:2380
-  Before etcd starts, in an init container: only if something is wrong with what is there:
+  Restore in an init container before etcd starts, only if the data directory is missing or damaged:
       deltafold restore --store s3://backups/etcd-main --data-dir /var/lib/etcd --if-needed sanity
-  From what etcdctl, k3s, kOps or OpenShift saved:
+  Restore from a snapshot file of etcdctl, k3s, kOps or OpenShift:
       deltafold restore --snapshot backup.db --data-dir /var/lib/etcd
-  A plain snapshot file for other tools:
+  Write a plain snapshot file for other tools:
       deltafold restore --store s3://backups/etcd-main --revision 123456 --to-snapshot etcd.db
 
-The exit code is 0, or tells the kind of failure: docs/exit-codes.md."
+The exit code is 0 on success. docs/exit-codes.md lists all others."
 )]
 pub(super) struct RestoreArgs {
-    /// The folder that holds v2/ (or v1/); given again, the one that leads farthest is taken
+    /// URL of the folder that holds v2/ (or v1/): s3://bucket/prefix, gs://…, az://…, swift://…, oss://…,
+    /// file:///dir or a path; repeatable
     ///
-    /// s3://bucket/prefix, gs://…, az://…, swift://…, oss://…, file:///dir or a path. Of several that lead equally far the
-    /// first is taken; one that cannot be read is passed over. In the environment: one URL a line.
+    /// Of several stores, restore uses the one with the newest revision, and the first of equal ones. A store
+    /// that cannot be read is skipped. In the environment variable: one URL per line.
     #[arg(
         long,
         value_name = "URL",
@@ -54,7 +57,7 @@ pub(super) struct RestoreArgs {
         help_heading = "Backup"
     )]
     store: Vec<String>,
-    /// A plain snapshot file instead, as etcdctl, k3s, kOps or OpenShift leave it, compressed or not
+    /// Read a plain snapshot file instead, compressed or not, as written by etcdctl, k3s, kOps or OpenShift
     #[arg(
         long,
         value_name = "FILE",
@@ -63,30 +66,30 @@ pub(super) struct RestoreArgs {
     )]
     snapshot: Option<PathBuf>,
     #[command(flatten)]
-    means: MeansArgs,
-    #[command(flatten)]
     options: Options,
+    #[command(flatten)]
+    access: AccessArgs,
 }
 
 impl RestoreArgs {
     pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         let mut backups = Vec::new();
         match &self.snapshot {
-            Some(file) => backups.push(self.means.backup_file(file, cancel)?),
+            Some(file) => backups.push(self.access.backup_file(file, cancel)?),
             None => {
                 let urls = self.store.iter().map(|s| s.trim());
                 let urls = urls.filter(|s| !s.is_empty());
                 for (nth, url) in (1..).zip(urls) {
-                    backups.push(self.means.backup_store(nth, url, cancel)?);
+                    backups.push(self.access.backup_store(nth, url, cancel)?);
                 }
             }
         }
         let report = run(&backups, &self.options, cancel)?;
-        print_report(output, report, in_words)
+        print_report(output, report, to_text)
     }
 }
 
-fn in_words(o: &Report<Outcome>) -> String {
+fn to_text(o: &Report<Outcome>) -> String {
     let mut text = Text::new();
     let target = o.data_dir.as_ref().or(o.snapshot_file.as_ref());
     let target = target.cloned().unwrap_or_default();
@@ -94,32 +97,36 @@ fn in_words(o: &Report<Outcome>) -> String {
         Some(_) => ("write", "wrote"),
         None => ("restore", "restored"),
     };
-    let (action, why) = (&o.decision.action, &o.decision.message);
+    let (action, message) = (&o.decision.action, &o.decision.message);
     text.line(match (o.status, o.dry_run) {
-        (Status::NotNeeded, _) => format!("nothing to do: {why}"),
+        (Status::NotNeeded, _) => format!("nothing to do: {message}"),
         (Status::Succeeded, true) => format!("would {would} {target}"),
         (Status::Succeeded, false) => format!("{did} {target} ({})", size(o.database_bytes)),
     });
     if *action == Action::Restore && o.decision.reason != "Asked" {
-        text.field("because", format_args!("{why} [{}]", o.decision.reason));
+        text.field("reason", format_args!("{message} [{}]", o.decision.reason));
     }
     for kept in &o.kept_aside {
-        text.field("kept", format_args!("what was there before: {kept}"));
+        text.field("kept", format_args!("the old data: {kept}"));
     }
     if let Some(base) = &o.base {
         text.from(base, &o.deltas);
     }
     if o.candidates.len() > 1 {
-        for c in &o.candidates {
-            let fate = match c.status {
+        for candidate in &o.candidates {
+            let status = match candidate.status {
                 CandidateStatus::Chosen => "chosen",
                 CandidateStatus::NotChosen => "not chosen",
                 CandidateStatus::Excluded => "excluded",
             };
-            let revision = c.revision.map(|r| format!(" at revision {r}"));
-            let why = c.message.as_ref().map(|m| format!(": {m}"));
-            let (revision, why) = (revision.unwrap_or_default(), why.unwrap_or_default());
-            text.line(format_args!("  {fate:10}{}{revision}{why}", c.store));
+            let mut line = format!("  {status:10}{}", candidate.store);
+            if let Some(revision) = candidate.revision {
+                line += &format!(" at revision {revision}");
+            }
+            if let Some(message) = &candidate.message {
+                line += &format!(": {message}");
+            }
+            text.line(line);
         }
     }
     if let (Some(restored), Some(revision), Some(timeline)) =
@@ -140,11 +147,12 @@ fn in_words(o: &Report<Outcome>) -> String {
     );
     if let Some(at) = o.metadata_revision {
         text.line(format_args!(
-            "  users, roles, alarms and leases are as of revision {at}"
+            "  users, roles, alarms and leases are those of revision {at} (deltas do not record them)"
         ));
     }
     let leases = o.leases_added.filter(|&n| n > 0);
-    let leases = leases.map(|n| format!("{n} that no snapshot recorded got a time to live"));
+    let leases =
+        leases.map(|n| format!("{n} that no snapshot recorded were created with --lease-ttl"));
     text.maybe("leases", leases);
     if let Some(m) = &o.member {
         let members = shorten::line(&m.members, ", ", "");

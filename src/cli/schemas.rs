@@ -1,9 +1,10 @@
-//! The JSON schemas of `docs/`, made from the types that are printed.
+//! The JSON schemas in `docs/`, generated from the types that commands print.
 //!
-//! A test compares them with the files.
+//! A test (`tests/serverless/documents.rs`) compares them with the files, and writes the files on request.
 
+use super::print::Failure;
 use super::task::{TaskOutcome, TasksOutcome};
-use super::{Failure, diff, get, history, policy};
+use super::{diff, get, history, policy};
 use crate::controller::cleanup;
 use crate::error::Reason;
 use crate::ops::read::json::{KeyChange, KeyWithRecord, VersionJson};
@@ -14,13 +15,14 @@ use crate::ops::{
 use crate::telemetry::termination::Message;
 use schemars::generate::{SchemaGenerator, SchemaSettings};
 use schemars::{JsonSchema, Schema};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
-/// Of more names the description does not tell each: those of failures stand in exit-codes.md.
-const MOST_TOLD: usize = 20;
+/// The names of an enum are described one by one up to this number. exit-codes.md describes the longer list
+/// of reasons.
+const MAX_DESCRIBED_NAMES: usize = 20;
 
-/// The schemas, by their names: `docs/NAME.schema.json`.
+/// Returns the schemas with their names: `docs/NAME.schema.json`.
 pub fn schemas() -> Vec<(String, Value)> {
     vec![
         of("apply", |g| vec![report::<apply::Outcome>(g)]),
@@ -62,44 +64,46 @@ pub fn schemas() -> Vec<(String, Value)> {
     ]
 }
 
-/// The schema of what a command prints: one of these, or a failure.
+/// The schema of a command's output: one of `results`, or a failure.
 fn of(command: &str, results: impl FnOnce(&mut SchemaGenerator) -> Vec<Schema>) -> (String, Value) {
     let name = format!("{command}-result");
     let settings = SchemaSettings::draft2020_12().for_serialize();
     let mut generator = settings.into_generator();
     let mut results = results(&mut generator);
     results.push(generator.subschema_for::<Failure>());
-    let said = match command {
+    let format = match command {
         "export" => "Each line is a JSON object",
         _ => "One JSON object on standard output",
     };
-    let shown = match command {
+    let command = match command {
         "follow" => "snapshot follow",
         "snapshot" => "snapshot full|delta",
         "store-check" => "store check",
         other => other,
     };
-    let title = format!("What `deltafold {shown} --output json` prints");
+    let title = format!("Output of `deltafold {command} --output json`");
     let schema = json!({ "oneOf": results, "$defs": generator.take_definitions(true) });
-    document(&name, &title, said, schema)
+    document(&name, &title, format, schema)
 }
 
+/// The schema of the termination message.
 fn message() -> (String, Value) {
     let settings = SchemaSettings::draft2020_12().for_serialize();
     let schema = settings.into_generator().into_root_schema_for::<Message>();
-    let title = "What `--termination-log FILE` leaves in the file";
-    let said = "One JSON object of less than 4096 bytes";
-    document("termination-message", title, said, schema.to_value())
+    let title = "Content of the file that `--termination-log FILE` writes";
+    let format = "One JSON object of less than 4096 bytes";
+    document("termination-message", title, format, schema.to_value())
 }
 
-fn document(name: &str, title: &str, said: &str, mut schema: Value) -> (String, Value) {
+/// Completes a schema with its title, its description and its ID.
+fn document(name: &str, title: &str, format: &str, mut schema: Value) -> (String, Value) {
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema".into();
     schema["$id"] = format!("{name}.schema.json").into();
     schema["title"] = title.into();
-    let said = format!(
-        "{said}, as this version of deltafold prints it. A later version may add fields; these keep their names and meanings."
+    let description = format!(
+        "{format}. Later versions of deltafold may add fields; existing fields keep their names and meanings."
     );
-    schema["description"] = said.into();
+    schema["description"] = description.into();
     tidy(&mut schema);
     (name.to_owned(), schema)
 }
@@ -108,7 +112,7 @@ fn report<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
     generator.subschema_for::<Report<T>>()
 }
 
-/// What [`Stream`](super::stream::Stream) prints: a head, a list and a status. It may fail on the way.
+/// The schemas of what [`Stream`](super::stream::Stream) prints: a head, a list, and a status or a failure.
 fn list<H: JsonSchema, I: JsonSchema>(generator: &mut SchemaGenerator, name: &str) -> Vec<Schema> {
     let list = json!({
         "description": format!("The {name}, in order."),
@@ -118,7 +122,7 @@ fn list<H: JsonSchema, I: JsonSchema>(generator: &mut SchemaGenerator, name: &st
     let mut succeeded = H::json_schema(generator);
     add(&mut succeeded, name, list);
     let mut failed = succeeded.clone();
-    let status = "The last field: `Succeeded`, so all is there.";
+    let status = "The last field. `Succeeded`: the list is complete.";
     let status = json!({"description": status, "type": "string", "enum": ["Succeeded"]});
     add(&mut succeeded, "status", status);
     let failure = Failure::json_schema(generator);
@@ -134,7 +138,7 @@ fn list<H: JsonSchema, I: JsonSchema>(generator: &mut SchemaGenerator, name: &st
     vec![succeeded, failed]
 }
 
-/// Adds a field that is always there.
+/// Adds a required field.
 fn add(object: &mut Schema, name: &str, schema: Value) {
     object.ensure_object()["properties"][name] = schema;
     if let Some(required) = object.ensure_object()["required"].as_array_mut() {
@@ -142,58 +146,72 @@ fn add(object: &mut Schema, name: &str, schema: Value) {
     }
 }
 
-/// Which reasons go with which exit code.
+/// Schemas that allow the reasons of each exit code together with that code.
 pub(super) fn codes() -> Value {
     let mut reasons: BTreeMap<u8, Vec<&str>> = BTreeMap::new();
     for reason in Reason::ALL {
         let of_code = reasons.entry(reason.exit_code()).or_default();
         of_code.push(reason.as_str());
     }
-    let of_code = reasons.iter().map(|(code, reasons)| {
+    let pairs = reasons.iter().map(|(code, reasons)| {
         json!({"properties": {"code": {"const": code}, "reason": {"enum": reasons}}})
     });
-    of_code.collect()
+    pairs.collect()
 }
 
-/// Closes objects, tells a choice of names as a list, and drops what tells no reader anything.
+/// Tidies a schema and all schemas in it.
 fn tidy(schema: &mut Value) {
     if let Some(object) = schema.as_object_mut() {
-        if let Some(names) = object.get("oneOf").and_then(choice) {
-            object.remove("oneOf");
-            if names.len() <= MOST_TOLD {
-                let said = object.get("description").and_then(Value::as_str);
-                let said = said.unwrap_or_default().trim_end_matches('.');
-                let each = names.iter().map(|(name, said)| format!("`{name}`: {said}"));
-                let said = format!("{said}. {}", each.collect::<Vec<_>>().join(" "));
-                object.insert("description".to_owned(), said.into());
-            }
-            let names: Vec<&str> = names.iter().map(|n| n.0.as_str()).collect();
-            object.insert("enum".to_owned(), json!(names));
-        }
-        if let Some(said) = object.get_mut("description").filter(|s| s.is_string()) {
-            *said = said.as_str().unwrap_or_default().replace('\n', " ").into();
-        }
-        if object.get("type").is_some_and(|t| t == "object") && object.contains_key("properties") {
-            object.entry("additionalProperties").or_insert(false.into());
-        }
-        if object.get("format").is_some_and(|f| f == "uint32") {
-            object.insert("maximum".to_owned(), u32::MAX.into());
-        }
-        let is_checked = |format: &Value| format == "date-time" || format.is_object();
-        if object.get("format").is_some_and(|f| !is_checked(f)) {
-            object.remove("format");
-        }
+        tidy_object(object);
         object.values_mut().for_each(tidy);
     } else if let Some(list) = schema.as_array_mut() {
         list.iter_mut().for_each(tidy);
     }
 }
 
-/// The names of an enum with their descriptions; `None` if it is something else.
-fn choice(one_of: &Value) -> Option<Vec<(String, String)>> {
-    let named = |v: &Value| {
-        let name = v.get("const")?.as_str()?.to_owned();
-        Some((name, v.get("description")?.as_str()?.to_owned()))
-    };
-    one_of.as_array()?.iter().map(named).collect()
+/// Closes objects, writes enums as lists, and drops formats that JSON Schema does not define.
+fn tidy_object(object: &mut Map<String, Value>) {
+    if let Some(names) = object.get("oneOf").and_then(enum_names) {
+        object.remove("oneOf");
+        if names.len() <= MAX_DESCRIBED_NAMES {
+            let description = object.get("description").and_then(Value::as_str);
+            let description = describe(description.unwrap_or_default(), &names);
+            object.insert("description".to_owned(), description.into());
+        }
+        let names: Vec<&str> = names.iter().map(|(name, _)| name.as_str()).collect();
+        object.insert("enum".to_owned(), json!(names));
+    }
+    if let Some(Value::String(description)) = object.get_mut("description") {
+        *description = description.replace('\n', " ");
+    }
+    if object.get("type").is_some_and(|t| t == "object") && object.contains_key("properties") {
+        object.entry("additionalProperties").or_insert(false.into());
+    }
+    if object.get("format").is_some_and(|f| f == "uint32") {
+        object.insert("maximum".to_owned(), u32::MAX.into());
+    }
+    // In `properties`, "format" may also be the name of a field, with an object.
+    let is_kept = |format: &Value| format == "date-time" || format.is_object();
+    if object.get("format").is_some_and(|f| !is_kept(f)) {
+        object.remove("format");
+    }
+}
+
+/// The description of an enum with those of its names, each as a sentence.
+fn describe(description: &str, names: &[(String, String)]) -> String {
+    let mut text = description.trim_end_matches('.').to_owned() + ".";
+    for (name, meaning) in names {
+        text += &format!(" `{name}`: {}.", meaning.trim_end_matches('.'));
+    }
+    text
+}
+
+/// The names of an enum with their descriptions; `None` if the schemas are not an enum.
+fn enum_names(one_of: &Value) -> Option<Vec<(String, String)>> {
+    one_of.as_array()?.iter().map(enum_name).collect()
+}
+
+fn enum_name(schema: &Value) -> Option<(String, String)> {
+    let name = schema.get("const")?.as_str()?.to_owned();
+    Some((name, schema.get("description")?.as_str()?.to_owned()))
 }

@@ -1,11 +1,14 @@
-//! `deltafold snapshot full|delta|follow`: their arguments, and their outcomes in words.
+//! `deltafold snapshot full|delta|follow`: their arguments, and their results as text.
+//!
+//! The operations themselves are in `ops::snapshot`.
 
 use super::bandwidth::BandwidthArgs;
 use super::endpoints::EndpointArgs;
 use super::leases::{LeaseArgs, LockArgs};
 use super::metrics::MetricsArgs;
+use super::signals::end_signals;
 use super::text::Text;
-use super::{Ended, MeansArgs, Output, print_report, size};
+use super::{AccessArgs, Ended, Output, print_report, size};
 use crate::backup::codec::CompressionChoice;
 use crate::base::flag_values::yes_or_no;
 use crate::base::{Cancel, duration};
@@ -21,11 +24,12 @@ use crate::store;
 use crate::telemetry::metrics::Metrics;
 use clap::{Args, Subcommand};
 use std::time::Duration;
+use tokio::signal::unix::Signal;
 
-/// Save a live etcd into the store: whole, or what has changed since the last snapshot
+/// Back up a live etcd: take full and delta snapshots
 ///
-/// Nothing is written to etcd. What is read is etcd's own: its Maintenance snapshot, which carries a
-/// SHA-256, and its watch. Every snapshot is uploaded, read back, and only then named.
+/// Full snapshots come from etcd's Maintenance API, which adds a SHA-256; deltas come from a watch. Nothing
+/// is written to etcd. Each snapshot is uploaded and read back before it gets its name.
 #[derive(Debug, Args)]
 pub(super) struct SnapshotArgs {
     #[command(subcommand)]
@@ -39,15 +43,17 @@ enum SnapshotCommand {
     Follow(Box<FollowArgs>),
 }
 
-/// What all three take.
+/// The arguments of all three commands.
 #[derive(Debug, Args)]
 struct CommonArgs {
     #[command(flatten)]
     live: EndpointArgs,
-    /// The folder that holds v2/ (or v1/): s3://bucket/prefix, gs://…, az://…, file:///dir or a path
+    /// URL of the folder that holds v2/ (or v1/): s3://bucket/prefix, gs://…, az://…, swift://…, oss://…,
+    /// file:///dir or a path
     #[arg(long, value_name = "URL", help_heading = "Store")]
     store: String,
-    /// same (as the newest snapshot, gzip for the first), none, gzip, zlib, lzw, zstd or zstd:LEVEL
+    /// Compression of the snapshots: same (as the newest snapshot, or gzip for the first), none, gzip, zlib,
+    /// lzw, zstd or zstd:LEVEL
     #[arg(
         long,
         value_name = "METHOD",
@@ -55,17 +61,17 @@ struct CommonArgs {
         help_heading = "Store"
     )]
     compression: CompressionChoice,
-    #[command(flatten)]
-    means: MeansArgs,
-    #[command(flatten)]
-    bandwidth: BandwidthArgs,
-    /// The prefix was another cluster's backup, and this cluster has taken its place: record it as this one's
+    /// Continue the backup of another cluster that this cluster has replaced
     ///
-    /// The first snapshot records the cluster's ID in the prefix, and any other cluster is refused. A cluster
-    /// that was restored with other peer URLs or another token has another ID. Where the ID is the same, this
-    /// does nothing.
+    /// The first snapshot records the cluster's ID in the store; snapshots of other clusters are refused. A
+    /// cluster that was restored with other peer URLs or another token has a new ID: --take-over records it.
+    /// If the ID is the same, the flag has no effect.
     #[arg(long, help_heading = "Store", value_parser = yes_or_no)]
     take_over: bool,
+    #[command(flatten)]
+    access: AccessArgs,
+    #[command(flatten)]
+    bandwidth: BandwidthArgs,
     #[command(flatten)]
     leases: LeaseArgs,
     #[command(flatten)]
@@ -73,14 +79,14 @@ struct CommonArgs {
 }
 
 impl CommonArgs {
-    /// What is needed to take snapshots; nothing is sent to etcd yet.
+    /// Opens the store, and prepares the connection to etcd without using it.
     fn open(&self, cancel: &Cancel) -> Result<(Context, SnapshotSettings)> {
         let connector = self.live.connector(cancel)?;
         store::open::refuse_layout(&self.store, "--store")?;
-        store::open::make_folder(&self.store, &self.means.options(1)?)?;
-        let mut ctx = self.means.context(&self.store, cancel)?;
+        store::open::make_folder(&self.store, &self.access.options(1)?)?;
+        let mut ctx = self.access.context(&self.store, cancel)?;
         ctx.store = self.bandwidth.limited(ctx.store);
-        // With recipients encryption begins by a full; without, what is written is as plain as what is there.
+        // With recipients, encryption begins with a new full. Without, a backup without encryption continues.
         ctx.trust.unless_all_plain = !ctx.keys.encrypts();
         let settings = SnapshotSettings {
             connector,
@@ -93,84 +99,84 @@ impl CommonArgs {
     }
 }
 
-/// Save all of it, from a member that holds what most members hold
+/// Take a full snapshot
 ///
-/// First all members tell their HashKV at one revision: one that differs is named, and nothing is taken
-/// from it. A follower is taken from where there is one, and the next member where it fails. The snapshot
-/// is named for the exact revision that it holds.
+/// First, the HashKV of all members is compared at one revision. A member that differs from the majority is
+/// reported and not used. The snapshot comes from a raft follower if there is one; if that fails, from the
+/// next member. It is named after the exact revision that it holds.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
-  A full snapshot of a cluster of three:
+  Take a full snapshot of a cluster of three members:
       deltafold snapshot full --store s3://backups/etcd-main --cacert ca.crt --cert client.crt \\
           --key client.key --endpoints https://10.0.0.1:2379,https://10.0.0.2:2379,https://10.0.0.3:2379
 
-The exit code is 0, or tells the kind of failure: docs/exit-codes.md.")]
+The exit code is 0 on success. docs/exit-codes.md lists all others.")]
 struct FullArgs {
-    #[command(flatten)]
-    common: CommonArgs,
-    /// Mark it as the last snapshot of a cluster that is given up
+    /// Mark the snapshot as final: the last one of a cluster that is shut down
     #[arg(long = "final", value_parser = yes_or_no)]
     is_final: bool,
+    #[command(flatten)]
+    common: CommonArgs,
 }
 
-/// Save what has changed since the last snapshot, then end
+/// Take a delta snapshot of the changes since the last snapshot
 ///
-/// It watches from the last saved revision on, and what the cluster holds there must be what the store
-/// holds: two histories are never spliced. Where that is not so, where the cluster has compacted it away,
-/// or is behind the store, a full snapshot is taken instead, and the outcome says why. So it is where the
-/// store is empty, and where the newest full is older than --max-full-age. Where nothing has changed,
-/// nothing is written.
+/// Reads the changes since the last saved revision. If nothing has changed, nothing is written.
+///
+/// A full snapshot is taken instead, and the result says why, if the store is empty, if the newest full is
+/// older than --max-full-age, if etcd has compacted the changes, or if etcd's history differs from the saved
+/// one or ends before it. Different histories are never joined.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
-  As a CronJob, every five minutes:
+  Save the changes, for example from a CronJob every five minutes:
       deltafold snapshot delta --store s3://backups/etcd-main --endpoints https://10.0.0.1:2379 \\
           --cacert ca.crt --cert client.crt --key client.key
 
-The exit code is 0, or tells the kind of failure: docs/exit-codes.md.")]
+The exit code is 0 on success. docs/exit-codes.md lists all others.")]
 struct DeltaArgs {
     #[command(flatten)]
-    common: CommonArgs,
-    #[command(flatten)]
     options: DeltaOptions,
+    #[command(flatten)]
+    common: CommonArgs,
 }
 
-/// Save deltas as changes come, and fulls by a schedule, until it is stopped
+/// Take delta snapshots continuously, and full snapshots by a schedule
 ///
-/// For a Deployment of one replica, or a sidecar. It goes on through the loss of members, changes of the
-/// leader, compactions, and a store that is away: events wait in memory and in
-/// the temporary directory, then etcd keeps them, and if it has them no more a full is taken. SIGTERM saves a last delta. Of several followers on one prefix
-/// one is at work, and the others wait for its lock, which is an object in the store, or a Lease.
+/// Runs until it is stopped, as a Deployment with one replica or as a sidecar. It survives the loss of
+/// members, leader changes, compactions, and outages of the store: during an outage, events wait in memory,
+/// then in the temporary directory, and then in etcd. If etcd compacts them before they are saved, a full
+/// snapshot is taken. SIGTERM saves a last delta. Several followers of one prefix take a lock, so that only
+/// one works at a time.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
-  A delta every five minutes, a full every night in Berlin:
+  Take a delta every five minutes, and a full every night at 3:00 in Berlin:
       deltafold snapshot follow --store s3://backups/etcd-main --endpoints https://10.0.0.1:2379 \\
           --cacert ca.crt --cert client.crt --key client.key \\
           --full-schedule '0 3 * * *' --time-zone Europe/Berlin
 
-The exit code is 0 where it was stopped and all was saved, or tells the kind of failure:
-docs/exit-codes.md.")]
+The exit code is 0 if the follower was stopped and everything is saved. docs/exit-codes.md lists all others.")]
 struct FollowArgs {
     #[command(flatten)]
-    common: CommonArgs,
-    #[command(flatten)]
     options: FollowOptions,
-    /// When fulls are taken, as a CronJob's schedule; one that was missed is caught up with
+    /// Take fulls by this cron schedule; a missed one is taken later
     #[arg(long, value_name = "CRON", default_value = "0 0 * * *")]
     full_schedule: String,
-    /// The time zone of --full-schedule, as in the IANA database
+    /// Time zone of --full-schedule, by its IANA name
     #[arg(long, value_name = "ZONE", default_value = "UTC")]
     time_zone: String,
-    /// How long saving may take after SIGTERM
+    /// Time to save the last snapshot after SIGTERM
     #[arg(long, value_name = "DURATION", default_value = "25s", value_parser = duration::parse)]
     shutdown_timeout: Duration,
+    #[command(flatten)]
+    common: CommonArgs,
     #[command(flatten)]
     lock: LockArgs,
 }
 
-/// A follower that is dead for so long blocks no other.
+/// The lock of a dead follower expires after this time.
 const LOCK_DURATION: Duration = Duration::from_secs(15);
 
 impl FollowArgs {
@@ -185,7 +191,7 @@ impl FollowArgs {
             .lock
             .lock(&ctx.store, "follow", namespace, LOCK_DURATION)?;
         let metrics = Metrics::new();
-        // Written a last time when all has ended.
+        // Dropping it writes the file a last time.
         let _file = self.common.metrics.keep_file(&metrics)?;
         let server = self.common.metrics.serve(&metrics, cancel)?;
         if let Some(server) = &server {
@@ -195,35 +201,47 @@ impl FollowArgs {
         follow(&ctx, &settings, &options, &mut lock, &reporter, stop)
     }
 
-    /// The first signal stops it; the second, or the end of its time, ends it.
+    /// Follows until a signal arrives. The first signal stops it in order; the second one, or
+    /// --shutdown-timeout, cancels it.
     fn with_signals(&self) -> Result<Report<follow::Outcome>> {
-        let (mut term, mut int) = super::end_signals()?;
+        let signals = end_signals()?;
         let (cancel, stop) = (Cancel::default(), Cancel::default());
-        let (hard, soft, patience) = (cancel.clone(), stop.clone(), self.shutdown_timeout);
-        tokio::spawn(async move {
-            tokio::select! {
-                _ = term.recv() => {}
-                _ = int.recv() => {}
-            }
-            soft.cancel();
-            tokio::select! {
-                _ = term.recv() => {}
-                _ = int.recv() => {}
-                () = tokio::time::sleep(patience) => {}
-            }
-            hard.cancel();
-        });
+        tokio::spawn(stop_then_cancel(
+            signals,
+            stop.clone(),
+            cancel.clone(),
+            self.shutdown_timeout,
+        ));
         self.follow(&cancel, &stop).map_err(|e| match e.reason() {
             Reason::Terminated if stop.is_cancelled() => Reason::Terminated.error(format!(
-                "{e}; what was not saved is in etcd still, and the next run saves it"
+                "{e}; changes that are not saved are still in etcd, and the next run saves them"
             )),
             _ => e,
         })
     }
 }
 
+async fn stop_then_cancel(
+    (mut term, mut int): (Signal, Signal),
+    stop: Cancel,
+    cancel: Cancel,
+    timeout: Duration,
+) {
+    tokio::select! {
+        _ = term.recv() => {}
+        _ = int.recv() => {}
+    }
+    stop.cancel();
+    tokio::select! {
+        _ = term.recv() => {}
+        _ = int.recv() => {}
+        () = tokio::time::sleep(timeout) => {}
+    }
+    cancel.cancel();
+}
+
 impl SnapshotArgs {
-    /// Whether it sees to signals itself.
+    /// Whether the command handles signals itself.
     pub(super) fn is_follow(&self) -> bool {
         matches!(self.command, SnapshotCommand::Follow(_))
     }
@@ -234,76 +252,76 @@ impl SnapshotArgs {
                 args.common
                     .metrics
                     .around("snapshot-full", cancel, |metrics| {
-                        let (ctx, settings) = args.common.open(cancel)?;
-                        let reporter = MetricsReporter::new(metrics.clone());
-                        let report = full(&ctx, &settings, args.is_final, &reporter)?;
-                        print_report(output, report, in_words)
+                        let (ctx, taking) = args.common.open(cancel)?;
+                        let tell = MetricsReporter::new(metrics.clone());
+                        let report = full(&ctx, &taking, args.is_final, &tell)?;
+                        print_report(output, report, to_text)
                     })
             }
             SnapshotCommand::Delta(args) => {
                 args.common
                     .metrics
                     .around("snapshot-delta", cancel, |metrics| {
-                        let (ctx, settings) = args.common.open(cancel)?;
-                        let reporter = MetricsReporter::new(metrics.clone());
-                        let report = delta(&ctx, &settings, args.options, &reporter)?;
-                        print_report(output, report, in_words)
+                        let (ctx, taking) = args.common.open(cancel)?;
+                        let tell = MetricsReporter::new(metrics.clone());
+                        let report = delta(&ctx, &taking, args.options, &tell)?;
+                        print_report(output, report, to_text)
                     })
             }
             SnapshotCommand::Follow(args) => {
                 let report = args.with_signals()?;
-                print_report(output, report, followed)
+                print_report(output, report, follow_to_text)
             }
         }
     }
 }
 
-fn in_words(o: &Report<Outcome>) -> String {
+fn to_text(o: &Report<Outcome>) -> String {
     let mut text = Text::new();
     if o.status == Status::NothingToDo {
         text.line(format_args!(
-            "nothing to do: revision {} is saved already",
+            "nothing to do: revision {} is already saved",
             o.revision
         ));
     }
-    for w in &o.snapshots {
-        match w.events {
-            None => text.line(format_args!("saved {}", w.name)),
-            Some(events) => text.line(format_args!("saved {} ({events} events)", w.name)),
+    for snapshot in &o.snapshots {
+        match snapshot.events {
+            None => text.line(format_args!("saved {}", snapshot.name)),
+            Some(events) => text.line(format_args!("saved {} ({events} events)", snapshot.name)),
         }
-        if let Some(hash) = w.hash_kv {
-            let first = w.compact_revision.map_or(1, |c| c.0.max(1));
-            let (last, keys) = (w.last_revision, w.live_keys.unwrap_or(0));
-            let holds = format!("revisions {first} to {last}, {keys} keys alive, HashKV {hash}");
+        if let Some(hash) = snapshot.hash_kv {
+            let first = snapshot.compact_revision.map_or(1, |c| c.0.max(1));
+            let (last, keys) = (snapshot.last_revision, snapshot.live_keys.unwrap_or(0));
+            let holds = format!("revisions {first} to {last}, {keys} live keys, HashKV {hash}");
             text.field("holds", holds);
         }
-        let (bytes, payload) = (size(w.bytes), size(w.uncompressed_bytes));
-        text.field("size", format_args!("{bytes} of {payload}"));
+        let (stored, payload) = (size(snapshot.bytes), size(snapshot.uncompressed_bytes));
+        text.field("size", format_args!("{stored}, uncompressed {payload}"));
     }
     if let Some(endpoint) = &o.endpoint {
-        let agree = o.members.iter().filter(|m| m.agrees == Some(true)).count();
+        let equal = o.members.iter().filter(|m| m.agrees == Some(true)).count();
         let all = o.members.len();
-        let taken = format!("from {endpoint}; {agree} of {all} members hold the same");
-        text.field("taken", taken);
+        let source = format!("{endpoint}; {equal} of {all} members have equal data");
+        text.field("from", source);
     }
     text.maybe("full", o.message.as_ref());
     if o.timeline_began {
-        text.field("history", "a new timeline begins");
+        text.field("history", "this snapshot begins a new timeline");
     }
-    text.each("hole", o.hole.iter().map(hole));
+    text.each("gap", o.hole.iter().map(gap_text));
     text.field("took", format_args!("{:.1} s", o.seconds));
     text.each("warning", &o.warnings);
     text.end()
 }
 
-fn hole(hole: &Hole) -> String {
+fn gap_text(gap: &Hole) -> String {
     format!(
-        "revisions {} to {} cannot be restored: etcd had compacted them",
-        hole.first_revision, hole.last_revision
+        "revisions {} to {} cannot be restored: etcd compacted them before they were saved",
+        gap.first_revision, gap.last_revision
     )
 }
 
-fn followed(o: &Report<follow::Outcome>) -> String {
+fn follow_to_text(o: &Report<follow::Outcome>) -> String {
     let mut text = Text::new();
     text.line(format_args!(
         "saved {} fulls and {} deltas ({} events, {})",
@@ -312,13 +330,10 @@ fn followed(o: &Report<follow::Outcome>) -> String {
         o.events,
         size(o.bytes_written)
     ));
-    text.maybe("revision", o.revision.map(|r| format!("{r} is saved")));
-    text.each("hole", o.holes.iter().map(hole));
+    text.maybe("revision", o.revision.map(|r| format!("saved up to {r}")));
+    text.each("gap", o.holes.iter().map(gap_text));
     if o.failures > 0 {
-        text.field(
-            "failures",
-            format_args!("{} that were waited out", o.failures),
-        );
+        text.field("failures", format_args!("{}, all retried", o.failures));
     }
     text.each("warning", &o.warnings);
     text.end()

@@ -1,4 +1,6 @@
-//! `deltafold store`: its arguments, and what a store does as a table.
+//! `deltafold store check`: its arguments, and its result as a table.
+//!
+//! The operation itself is `ops::store_check`.
 
 use super::text::Text;
 use super::{Ended, Output, StoreArgs, print_report};
@@ -8,34 +10,36 @@ use crate::ops::store_check::{Check, Outcome, Status, run};
 use crate::store::probe::{Ability, AbilityState};
 use clap::{Args, Subcommand};
 
-/// Look at a store itself, whatever it holds
+/// Work with a store itself, independent of its backups
 #[derive(Debug, Args)]
 pub(super) struct StoreCommand {
     #[command(subcommand)]
-    what: What,
+    command: StoreSubcommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum What {
+enum StoreSubcommand {
     Check(CheckArgs),
 }
 
-/// Find out what a store really does: write, race, read back, and remove it all again
+/// Test whether a store has all features that backups need
 ///
-/// Documents and answers are not believed: several writers race for one name, and what they wrote is read
-/// back. It writes a few small objects in deltafold-staging/ below the prefix, around 6 MiB in all, and removes
-/// them, also when it fails or is ended. Snapshots are neither read nor changed.
+/// Each feature is tested by using it: several writers create the same object at the same time, for example,
+/// and the object is read back. The test writes small objects (about 6 MiB in total) to deltafold-staging/
+/// below the prefix, and deletes them at the end, even if it fails or is interrupted. It neither reads nor
+/// changes snapshots, so keys and limits have no effect.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
-  Can this bucket be trusted with backups?
+  Check whether a bucket can hold backups safely:
       deltafold store check --store s3://backups/etcd-main
-  What is wrong with it, for a script:
-      deltafold store check --store s3://backups/etcd-main --output json | jq '.checks[] | select(.is_problem)'
+  List the problems for a script:
+      deltafold store check --store s3://backups/etcd-main --output json |
+          jq '.checks[] | select(.is_problem)'
 
-The exit code is 0 where deltafold can work safely there. 78 means that something which it needs is
-missing, or that the store says it does something and does not; what to do stands beside it. 69 means that
-the store does not answer, 77 that it does not accept the credentials. docs/exit-codes.md has all.")]
+Exit codes: 0 if deltafold can work safely with the store, 69 if the store does not respond, 77 if it rejects \
+the credentials, 78 if a required feature is missing or does not work as the store claims (the result says what \
+to do). docs/exit-codes.md lists all others.")]
 struct CheckArgs {
     #[command(flatten)]
     store: StoreArgs,
@@ -43,9 +47,9 @@ struct CheckArgs {
 
 impl StoreCommand {
     pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
-        let What::Check(args) = &self.what;
+        let StoreSubcommand::Check(args) = &self.command;
         let report = run(&args.store.context(cancel)?)?;
-        print_report(output, report, in_words)
+        print_report(output, report, to_text)
     }
 }
 
@@ -62,7 +66,7 @@ fn label(ability: Ability) -> &'static str {
         Ability::Checksum => "checksum",
         Ability::LargestCopy => "largest copy",
         Ability::ExcludeTag => "tags",
-        Ability::TagCount => "told of tags",
+        Ability::TagCount => "tag count",
         Ability::Versioning => "versions",
         Ability::ObjectLock => "object lock",
         Ability::Clock => "clock",
@@ -74,13 +78,13 @@ fn state(check: &Check) -> &'static str {
         (Ability::Clock, AbilityState::Lies) => "is off",
         (_, AbilityState::Works) => "works",
         (_, AbilityState::Refused) => "refused",
-        (_, AbilityState::Lies) => "LIES",
-        (_, AbilityState::Absent) => "not there",
-        (_, AbilityState::NotTried) => "not tried",
+        (_, AbilityState::Lies) => "BROKEN",
+        (_, AbilityState::Absent) => "missing",
+        (_, AbilityState::NotTried) => "not tested",
     }
 }
 
-fn in_words(o: &Report<Outcome>) -> String {
+fn to_text(o: &Report<Outcome>) -> String {
     let mut text = Text::new();
     for check in &o.checks {
         let mark = if check.is_problem { "!" } else { " " };
@@ -92,11 +96,11 @@ fn in_words(o: &Report<Outcome>) -> String {
         text.line(format_args!("  {:<31} → {}", "", check.meaning));
     }
     for left in &o.left_behind {
-        text.line(format_args!("  left behind: {left}"));
+        text.line(format_args!("  not deleted: {left}"));
     }
     text.line(match o.status {
-        Status::Succeeded => format!("deltafold can work safely in {}", o.store),
-        Status::Failed => format!("deltafold cannot work safely in {}", o.store),
+        Status::Succeeded => format!("deltafold can work safely with {}", o.store),
+        Status::Failed => format!("deltafold cannot work safely with {}", o.store),
     });
     text.end()
 }

@@ -1,7 +1,7 @@
-//! Results that are printed as they come about, for they may be larger than memory.
+//! Streamed results: output that is printed piece by piece, because it may be larger than memory.
 //!
-//! A result that has begun is always ended: where the command fails on the way, `fail` in `cli` ends it
-//! with the failure (`end_with`). The commands that read a backup call it.
+//! If a command fails after it has begun to print, `fail` in `cli::print` completes the output with the
+//! failure ([`end_with`]), so that JSON stays valid. `get`, `history`, `diff` and `export` use it.
 
 use super::Ended;
 use crate::error::{Error, Result};
@@ -9,20 +9,34 @@ use serde::Serialize;
 use std::io::{BufWriter, ErrorKind, Stdout, Write};
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// Nothing was printed.
-const NOTHING: u8 = 0;
-/// A list stands open, in an object.
-const LIST: u8 = 1;
-/// Each line is an object.
-const LINES: u8 = 2;
+/// What is open on standard output. It is static, so that it is still known after a panic.
+static OPEN: AtomicU8 = AtomicU8::new(Open::Nothing as u8);
 
-/// What standard output holds; a panic must not hide it from whoever ends it.
-static BEGUN: AtomicU8 = AtomicU8::new(NOTHING);
+/// JSON that is begun on standard output, and not completed.
+#[repr(u8)]
+enum Open {
+    /// Nothing.
+    Nothing,
+    /// An object with a list as its last field.
+    List,
+    /// A list of lines, each an object.
+    Lines,
+}
 
-/// Standard output.
+impl Open {
+    fn set(self) {
+        OPEN.store(self as u8, Ordering::Relaxed);
+    }
+
+    fn is(self) -> bool {
+        OPEN.load(Ordering::Relaxed) == self as u8
+    }
+}
+
+/// Standard output, buffered.
 pub(super) struct Stream {
     out: BufWriter<Stdout>,
-    /// Whoever read has seen enough.
+    /// The reader has closed the pipe.
     closed: bool,
     items: u64,
 }
@@ -36,12 +50,12 @@ impl Stream {
         }
     }
 
-    /// Writes bytes as they are.
+    /// Writes bytes.
     ///
     /// # Errors
-    /// `Io`; also where nobody reads any more, which [`end`](Self::end) forgives.
-    pub(super) fn write(&mut self, b: &[u8]) -> Result<()> {
-        self.out.write_all(b).map_err(|e| self.failed(e))
+    /// `Io`, also if the reader has closed the pipe; [`end`](Self::end) ignores the latter.
+    pub(super) fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        self.out.write_all(bytes).map_err(|e| self.failed(e))
     }
 
     fn failed(&mut self, e: std::io::Error) -> Error {
@@ -49,15 +63,14 @@ impl Stream {
         Error::io("write to standard output", e)
     }
 
-    /// Begins an object with the fields of `head` and an open list.
+    /// Begins an object with the fields of `head`, and then an open list named `list`.
     ///
     /// # Errors
     /// As [`write`](Self::write).
     pub(super) fn begin_list(&mut self, head: &impl Serialize, list: &str) -> Result<()> {
-        let head = json(head)?;
-        let fields = head.trim_end_matches('}');
-        BEGUN.store(LIST, Ordering::Relaxed);
-        self.write(format!("{fields},\"{list}\":[").as_bytes())
+        let begin = begin_list(&to_json(head)?, list);
+        Open::List.set();
+        self.write(begin.as_bytes())
     }
 
     /// Adds an element to the list.
@@ -70,11 +83,12 @@ impl Stream {
         self.json(item)
     }
 
-    /// Writes JSON as it comes about: a long value would be several times as long in memory.
+    /// Writes JSON directly to the buffer: a long value would take several times its size in memory
+    /// otherwise.
     fn json(&mut self, item: &impl Serialize) -> Result<()> {
         serde_json::to_writer(&mut self.out, item).map_err(|e| match e.is_io() {
             true => self.failed(e.into()),
-            false => no_json(&e),
+            false => json_error(&e),
         })
     }
 
@@ -85,16 +99,16 @@ impl Stream {
     pub(super) fn end_list(&mut self) -> Result<()> {
         self.write(b"\n],\"status\":\"Succeeded\"}\n")?;
         self.flush()?;
-        BEGUN.store(NOTHING, Ordering::Relaxed);
+        Open::Nothing.set();
         Ok(())
     }
 
-    /// From here on each line is an object, also the one of a failure.
+    /// Begins a list of lines. From now on, a failure is printed as a line, too.
     pub(super) fn begin_lines(&mut self) {
-        BEGUN.store(LINES, Ordering::Relaxed);
+        Open::Lines.set();
     }
 
-    /// Adds a line.
+    /// Adds an object as a line.
     ///
     /// # Errors
     /// As [`write`](Self::write).
@@ -107,40 +121,78 @@ impl Stream {
         self.out.flush().map_err(|e| self.failed(e))
     }
 
-    /// Ends the output of a command. That nobody reads it any more is no failure.
+    /// Ends the output of a command with its result. A closed pipe is not a failure.
     ///
     /// # Errors
-    /// Those of `result`, and as [`write`](Self::write).
+    /// That of `result`; otherwise as [`write`](Self::write).
     pub(super) fn end(mut self, result: Result<()>) -> Ended {
-        let (result, flushed) = match self.closed {
-            // The failure is the closed pipe itself.
-            true => (Ok(()), Ok(())),
-            // What was written before a failure is still wanted.
-            false => (result, self.flush()),
-        };
         if self.closed {
-            // The buffer's rest has nowhere to go.
-            let _ = self.out.into_parts();
+            // The failure in `result` is the closed pipe itself.
+            self.discard();
+            return Ok(None);
+        }
+        // Print what was written before a failure, too.
+        let flushed = self.flush();
+        if self.closed {
+            self.discard();
             return result.map(|()| None);
         }
         result.and(flushed).map(|()| None)
     }
+
+    /// Discards the buffer, which could only be written to a closed pipe.
+    fn discard(self) {
+        let _ = self.out.into_parts();
+    }
 }
 
-/// Prints a failure: as an object, or as the end of what has begun.
-pub(super) fn end_with(failure: &impl Serialize) -> Result<()> {
-    let text = match BEGUN.load(Ordering::Relaxed) {
-        LIST => "\n],".to_owned() + json(failure)?.trim_start_matches('{'),
-        LINES => json(failure)?,
-        _ => return super::print_json(failure),
+/// The JSON object `head` without its end, and then the field `list` with an open list.
+fn begin_list(head: &str, list: &str) -> String {
+    let fields = head.strip_suffix('}').unwrap_or(head);
+    let separator = match fields {
+        "{" => "",
+        _ => ",",
     };
-    super::print(&(text + "\n"))
+    format!("{fields}{separator}\"{list}\":[")
 }
 
-fn json(value: &impl Serialize) -> Result<String> {
-    serde_json::to_string(value).map_err(|e| no_json(&e))
+/// Prints a failure: as the end of the output that is open, or otherwise as an object.
+pub(super) fn end_with(failure: &impl Serialize) -> Result<()> {
+    if Open::List.is() {
+        let failure = to_json(failure)?;
+        let fields = failure.strip_prefix('{').unwrap_or(&failure);
+        return super::print(&format!("\n],{fields}\n"));
+    }
+    if Open::Lines.is() {
+        return super::print(&(to_json(failure)? + "\n"));
+    }
+    super::print_json(failure)
 }
 
-fn no_json(e: &serde_json::Error) -> Error {
-    Error::internal(format!("an outcome that is no JSON: {e}"))
+fn to_json(value: &impl Serialize) -> Result<String> {
+    serde_json::to_string(value).map_err(|e| json_error(&e))
+}
+
+fn json_error(e: &serde_json::Error) -> Error {
+    Error::internal(format!("a result cannot be written as JSON: {e}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    #[test]
+    fn a_head_may_end_with_an_object() {
+        for head in [
+            json!({"revision": 1}),
+            json!({"revision": 1, "object": {"name": {"key": "a}"}}}),
+            json!({}),
+        ] {
+            let text = begin_list(&to_json(&head).unwrap(), "keys") + "]}";
+            let mut expected = head.clone();
+            expected["keys"] = json!([]);
+            assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), expected);
+        }
+    }
 }

@@ -1,7 +1,7 @@
-//! The termination message: how a command ended, as one small JSON object in a file.
+//! The termination message: the result of a command as a small JSON object in a file (--termination-log).
 //!
-//! `telemetry::termination` says what stands in it. It never changes how a command ends.
-//! `main` in `cli` begins and ends it, and `print_outcome` hands it every outcome.
+//! `telemetry::termination` defines the object. A failure to write it does not change the exit code. `main`
+//! in `cli` begins and ends it, and `print_outcome` passes it the outcome.
 
 use crate::base::lock;
 use crate::error::Error;
@@ -16,26 +16,27 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 use std::time::Instant;
 
-/// What a command that runs has come to; a panic must not hide it from whoever ends it.
-static OUTCOME: Mutex<Kept> = Mutex::new(Kept {
-    wanted: false,
+/// The outcome of the running command. It is static, so that it is still known after a panic.
+static OUTCOME: Mutex<KeptOutcome> = Mutex::new(KeptOutcome {
+    is_wanted: false,
     outcome: None,
 });
 
-struct Kept {
-    wanted: bool,
+struct KeptOutcome {
+    /// Whether a message will be written.
+    is_wanted: bool,
     outcome: Option<Map<String, Value>>,
 }
 
-fn kept() -> MutexGuard<'static, Kept> {
+fn kept() -> MutexGuard<'static, KeptOutcome> {
     lock(&OUTCOME)
 }
 
-/// Keeps an outcome for the message, if one is asked for.
+/// Keeps the outcome for the message, if one will be written.
 pub(super) fn keep(outcome: &impl Serialize) {
     let mut kept = kept();
-    if kept.wanted {
-        // One that is no JSON fails where it is printed.
+    if kept.is_wanted {
+        // Ignore an outcome that cannot be JSON: printing it fails, too.
         kept.outcome = match serde_json::to_value(outcome) {
             Ok(Value::Object(outcome)) => Some(outcome),
             _ => None,
@@ -43,7 +44,7 @@ pub(super) fn keep(outcome: &impl Serialize) {
     }
 }
 
-/// The message of a command that runs.
+/// The termination message of the running command.
 pub(super) struct Termination {
     file: Option<PathBuf>,
     command: Option<String>,
@@ -51,12 +52,11 @@ pub(super) struct Termination {
 }
 
 impl Termination {
-    /// Of a command that begins. What an earlier run left in the file is gone from now on: where nothing can
-    /// be said at the end, nothing is said.
+    /// Begins the message, and empties the file: an old message must not remain if the process is killed.
     pub(super) fn begin(file: Option<PathBuf>, command: Option<String>, started: Instant) -> Self {
-        kept().wanted = file.is_some();
+        kept().is_wanted = file.is_some();
         if let Some(file) = &file {
-            // That it cannot be written is told at the end.
+            // `end` reports a file that cannot be written.
             let _ = open(OpenOptions::new().truncate(true), file);
         }
         Termination {
@@ -66,10 +66,10 @@ impl Termination {
         }
     }
 
-    /// Writes it, if it is asked for.
+    /// Writes the message, if --termination-log is given.
     ///
     /// # Errors
-    /// Why it was not written, in words.
+    /// A message that says why the file could not be written.
     pub(super) fn end(&self, failure: Option<&Error>) -> Result<(), String> {
         let Some(file) = &self.file else {
             return Ok(());
@@ -84,7 +84,7 @@ impl Termination {
         let text = serde_json::to_string(&message).unwrap_or_default();
         write(file, &text).map_err(|e| {
             format!(
-                "the termination message was not written: {}: {e}",
+                "cannot write the termination message to {}: {e}",
                 file.display()
             )
         })
@@ -92,7 +92,7 @@ impl Termination {
 }
 
 fn open(options: &mut OpenOptions, file: &Path) -> std::io::Result<std::fs::File> {
-    // A pipe without a reader must not hold the process.
+    // Do not wait for the reader of a pipe.
     options
         .write(true)
         .custom_flags(libc::O_NONBLOCK)
@@ -100,11 +100,11 @@ fn open(options: &mut OpenOptions, file: &Path) -> std::io::Result<std::fs::File
         .open(file)
 }
 
-/// In place: in a Pod it is a mount, under which nothing can be renamed.
+/// Writes the file in place. In a Pod it is a mount, so no other file can be renamed to it.
 fn write(file: &Path, text: &str) -> std::io::Result<()> {
     let mut out = open(OpenOptions::new().create(true).truncate(true), file)?;
     out.write_all(text.as_bytes()).inspect_err(|_| {
-        // A part of it would be no JSON.
+        // Part of the message would not be valid JSON.
         let _ = out.set_len(0);
     })
 }
@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_be_written_is_left_empty() {
+    fn a_file_has_the_whole_message_or_an_error_is_returned() {
         let folder = tempfile::TempDir::new().unwrap();
         let file = folder.path().join("message");
         write(&file, "a long one").unwrap();

@@ -1,7 +1,7 @@
-//! Keys, values and outcomes for people.
+//! Human-readable text: results, keys and values.
 //!
-//! Whatever a backup holds, nothing of it steers the terminal: control characters are shown, not sent.
-//! The commands that read a backup call it.
+//! Control characters from a backup are escaped, so that they cannot control the terminal. All commands use
+//! it.
 
 use super::size;
 use crate::base::printable::{escape_unsafe, line, lines};
@@ -11,10 +11,10 @@ use crate::ops::read::kubernetes::Object;
 use std::borrow::Cow;
 use std::fmt::Display;
 
-/// An outcome as lines of text: a headline, and below it what belongs to it, behind labels.
+/// A result as text: a headline, and below it indented lines with labels.
 pub(super) struct Text {
     text: String,
-    /// Columns of a label.
+    /// Width of a label in characters.
     width: usize,
 }
 
@@ -23,7 +23,7 @@ impl Text {
         Self::with_labels(9)
     }
 
-    /// With labels of up to `width` characters.
+    /// Creates a text with labels of up to `width` characters.
     pub(super) fn with_labels(width: usize) -> Self {
         let text = String::new();
         Text { text, width }
@@ -34,57 +34,57 @@ impl Text {
         self.text.extend([&line(&text.to_string()), "\n"]);
     }
 
-    /// Adds a line behind a label.
+    /// Adds a line with a label.
     pub(super) fn field(&mut self, label: &str, text: impl Display) {
         let width = self.width;
         self.line(format_args!("  {label:width$} {text}"));
     }
 
-    /// Adds a line behind a label, if there is something to tell.
+    /// Adds a line with a label, if there is a text.
     pub(super) fn maybe(&mut self, label: &str, text: Option<impl Display>) {
         if let Some(text) = text {
             self.field(label, text);
         }
     }
 
-    /// Adds a long list, shortened: a line for each item behind `before`.
-    pub(super) fn items<T: Display>(&mut self, before: &str, items: &[T]) {
+    /// Adds a line `prefix` + item for each item; a long list is shortened.
+    pub(super) fn items<T: Display>(&mut self, prefix: &str, items: &[T]) {
         for item in shorten::lines(items, IN_JSON) {
-            self.line(format_args!("{before}{item}"));
+            self.line(format_args!("{prefix}{item}"));
         }
     }
 
-    /// As [`items`](Self::items), behind a label.
+    /// Adds a line with a label for each item; a long list is shortened.
     pub(super) fn list<T: Display>(&mut self, label: &str, items: &[T]) {
         let width = self.width;
         self.items(&format!("  {label:width$} "), items);
     }
 
-    /// Adds a line for each text behind a label.
+    /// Adds a line with a label for each text.
     pub(super) fn each<T: Display>(&mut self, label: &str, texts: impl IntoIterator<Item = T>) {
         for text in texts {
             self.field(label, text);
         }
     }
 
-    /// Adds the base snapshot and the deltas that were folded.
+    /// Adds the names of the base snapshot and of the folded deltas.
     pub(super) fn from(&mut self, base: &str, deltas: &[String]) {
         self.field("from", base);
         self.list("", deltas);
     }
 
-    /// Adds text that has lines already.
+    /// Adds complete lines.
     pub(super) fn block(&mut self, lines: &str) {
         self.text.push_str(lines);
     }
 
-    /// The text.
+    /// Returns the text.
     pub(super) fn end(self) -> String {
         self.text
     }
 }
 
-/// What a store at this compacted revision holds of its history.
+/// The compacted revision of a database, in words.
 pub(super) fn compacted(at: Revision) -> String {
     match at {
         Revision::NONE => "never compacted".to_owned(),
@@ -92,7 +92,7 @@ pub(super) fn compacted(at: Revision) -> String {
     }
 }
 
-/// What a new database holds.
+/// The content of a new database, in words; `None` if it is not known.
 pub(super) fn holds(
     live_keys: Option<u64>,
     compact: Option<Revision>,
@@ -102,7 +102,7 @@ pub(super) fn holds(
     Some(format!("{live} live keys, {compacted}, HashKV {}", hash?))
 }
 
-/// A key, on one line.
+/// A key on one line, with bytes escaped that are not text.
 pub(super) fn key(key: &[u8]) -> Cow<'_, str> {
     match std::str::from_utf8(key) {
         Ok(text) => line(text),
@@ -110,7 +110,7 @@ pub(super) fn key(key: &[u8]) -> Cow<'_, str> {
     }
 }
 
-/// Kind, namespace and name of an object.
+/// Kind, namespace, name and API version of a Kubernetes object.
 pub(super) fn object(o: &Object<'_>) -> String {
     let kind = o.kind.as_deref().unwrap_or(o.resource);
     let namespace = o.namespace.map(|n| format!("{n}/")).unwrap_or_default();
@@ -123,7 +123,7 @@ pub(super) fn object(o: &Object<'_>) -> String {
     line(&text).into_owned()
 }
 
-/// A key with its newest version: YAML, if the value is a JSON object.
+/// A key with its revisions and its value; a JSON object is shown as YAML.
 pub(super) fn entry(kv: &KeyValue<'_>) -> String {
     let mut text = Text::new();
     text.line(format_args!("# {}", key(kv.key)));
@@ -145,7 +145,6 @@ pub(super) fn entry(kv: &KeyValue<'_>) -> String {
 }
 
 fn value(value: &[u8]) -> Cow<'_, str> {
-    let of = |bytes: &[u8]| size(bytes.len() as u64);
     match std::str::from_utf8(value) {
         Ok("") => Cow::Borrowed("# empty"),
         Ok(text) if !text.contains('\0') => match yaml(text) {
@@ -153,58 +152,58 @@ fn value(value: &[u8]) -> Cow<'_, str> {
             None => lines(text),
         },
         _ => Cow::Owned(format!(
-            "# {} that are no text: use --raw or --output json",
-            of(value)
+            "# {} of binary data: use --raw or --output json",
+            size(value.len() as u64)
         )),
     }
 }
 
-/// Stands before a string that must be quoted until it is.
+/// Marks a string that must be quoted, until it is quoted.
 const QUOTE: char = '\u{e000}';
 
-/// A JSON object as YAML, its fields in their order.
+/// A JSON object as YAML, with its fields in the same order; `None` if the text is not a JSON object.
 fn yaml(text: &str) -> Option<String> {
     if !text.trim_start().starts_with('{') || text.contains(QUOTE) {
         return None;
     }
     let mut value: yaml_serde::Value = serde_json::from_str(text).ok()?;
-    mark(&mut value);
+    mark_ambiguous(&mut value);
     let marked = yaml_serde::to_string(&value).ok()?;
     let mut parts = marked.split(QUOTE);
     let mut yaml = parts.next().unwrap_or_default().to_owned();
     for part in parts {
-        let end = part.find(|c| !in_word(c)).unwrap_or(part.len());
+        let end = part.find(|c| !is_word_char(c)).unwrap_or(part.len());
         yaml.extend(["\"", &part[..end], "\"", &part[end..]]);
     }
     Some(escape_unsafe(&yaml, |c| c == '\n').into_owned())
 }
 
-fn in_word(c: char) -> bool {
+fn is_word_char(c: char) -> bool {
     c.is_ascii_alphanumeric() || "_+.-".contains(c)
 }
 
-/// Whether a reader of YAML 1.1, such as kubectl, takes a plain string for something else.
+/// Whether a YAML 1.1 parser, such as kubectl's, would not read an unquoted string as a string.
 fn is_ambiguous(s: &str) -> bool {
     const WORDS: [&str; 10] = [
         "y", "yes", "on", "n", "no", "off", "true", "false", "null", ".inf",
     ];
-    let number = s.starts_with(|c: char| c.is_ascii_digit() || "+-.".contains(c));
-    let number = number && s.contains(|c: char| c.is_ascii_digit());
-    s.chars().all(in_word) && (number || WORDS.contains(&s.to_ascii_lowercase().as_str()))
+    let is_number = s.starts_with(|c: char| c.is_ascii_digit() || "+-.".contains(c))
+        && s.contains(|c: char| c.is_ascii_digit());
+    s.chars().all(is_word_char) && (is_number || WORDS.contains(&s.to_ascii_lowercase().as_str()))
 }
 
-fn mark(value: &mut yaml_serde::Value) {
+/// Puts [`QUOTE`] before each ambiguous string.
+fn mark_ambiguous(value: &mut yaml_serde::Value) {
     use yaml_serde::Value;
     match value {
         Value::String(s) if is_ambiguous(s) => s.insert(0, QUOTE),
-        Value::Sequence(items) => items.iter_mut().for_each(mark),
+        Value::Sequence(items) => items.iter_mut().for_each(mark_ambiguous),
         Value::Mapping(fields) => {
-            let old = std::mem::take(fields);
-            fields.extend(old.into_iter().map(|(mut name, mut value)| {
-                mark(&mut name);
-                mark(&mut value);
-                (name, value)
-            }));
+            for (mut name, mut value) in std::mem::take(fields) {
+                mark_ambiguous(&mut name);
+                mark_ambiguous(&mut value);
+                fields.insert(name, value);
+            }
         }
         _ => {}
     }
@@ -215,7 +214,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_steers_the_terminal() {
+    fn control_characters_are_escaped() {
         assert_eq!(key(b"a\x1b[2Jb\nc\x7f"), "a\\u{1b}[2Jb\\nc\\u{7f}");
         assert_eq!(key(b"\xff\x1b"), "\\xff\\x1b");
         assert_eq!(key("schlüssel/鍵".as_bytes()), "schlüssel/鍵");
@@ -232,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_shown_as_what_they_are() {
+    fn values_are_shown_as_yaml_text_or_size() {
         assert_eq!(
             value(b"{\"b\":1,\"a\":{\"x\":[\"yes\",null]}}"),
             "b: 1\na:\n  x:\n  - \"yes\"\n  - null\n"
@@ -244,7 +243,7 @@ mod tests {
         assert_eq!(value(b"{\"b\":1"), "{\"b\":1");
         assert_eq!(value(b"[1]"), "[1]");
         assert_eq!(value(b""), "# empty");
-        assert!(value(b"k8s\0\xff").contains("5 B that are no text"));
+        assert!(value(b"k8s\0\xff").contains("5 B of binary data"));
         let kv = KeyValue {
             key: b"/registry/widgets/a/b",
             lease: 255,

@@ -1,4 +1,7 @@
-//! `deltafold verify`: its arguments, and its outcomes in words.
+//! `deltafold verify`: its arguments, and its results as text.
+//!
+//! The operations themselves are `ops::verify::store` (the backup alone) and `ops::verify::cluster` (the
+//! backup and a live etcd).
 
 use super::endpoints::EndpointArgs;
 use super::metrics::MetricsArgs;
@@ -18,73 +21,68 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Prove that a backup is good; or, with --endpoints, that it holds what a live etcd holds
+/// Verify that a backup can be restored, or with --endpoints that it equals a live etcd
 ///
-/// Without --endpoints the backup itself is looked at, by --level: its names; every byte of what a restore
-/// of the newest state would use; what that folds to. With --etcd-binary a real etcd is started on what is
-/// restored. Everything that is wrong is told, not only the first.
+/// Without --endpoints, verify checks the backup itself, as deep as --level says, and reports all problems.
+/// With --etcd-binary, it also runs a restore drill: it restores the backup and starts a real etcd with it.
 ///
-/// With --endpoints the backup is folded up to its newest revision, and its HashKV compared with that of
-/// every member of the cluster at the same revision; every member reads its keyspace once.
+/// With --endpoints, verify folds the backup up to its newest revision and compares its HashKV with that of
+/// every member of the cluster at the same revision. Each member reads its keyspace once.
 ///
-/// Nothing is written to the store, nor to etcd.
+/// Nothing is written to the store or to the live etcd.
 #[derive(Debug, Args)]
-#[command(mut_arg("level", |a| a.conflicts_with("endpoints").help_heading("Backup")), after_long_help = "\
+#[command(mut_arg("level", |a| a.conflicts_with("endpoints")), after_long_help = "\
 Examples:
-  Can the newest state be restored? Every byte that it takes is read:
+  Check that the newest state can be restored, by reading every byte of it:
       deltafold verify --store s3://backups/etcd-main
-  Everything that the prefix holds, folded, with a restore drill, for an alert:
+  Check all chains with a restore drill, and write metrics for an alert:
       deltafold verify --store s3://backups/etcd-main --all-chains --etcd-binary /usr/local/bin/etcd \\
           --metrics-file /var/lib/node_exporter/deltafold-verify.prom --output json
-  Is the backup what the cluster holds?
+  Compare the backup with the live cluster:
       deltafold verify --store s3://backups/etcd-main --endpoints https://10.0.0.1:2379 \\
           --cacert ca.crt --cert client.crt --key client.key
-  At a revision of your choice, as JSON:
+  Compare them at a given revision, as JSON:
       deltafold verify --store /backups/etcd-main --endpoints http://127.0.0.1:2379 \\
           --revision 41000 --output json
 
-The exit code is 0 where nothing is wrong. It is 65 where snapshots are damaged or missing, where the
-restore drill failed, or where a member holds something else than the backup; 66 where there is nothing to
-restore from, or no revision that both sides still have; all others are in docs/exit-codes.md.")]
+Exit codes: 0 if there is no problem; 65 if snapshots are damaged or missing, if the restore drill failed, or if a \
+member differs from the backup; 66 if the store has no snapshots to restore, or no revision that the backup and etcd \
+both still have. docs/exit-codes.md lists all others.")]
 pub(super) struct VerifyArgs {
+    #[command(flatten)]
+    depth: store::Thoroughness,
+    /// Verify all chains of all timelines, and the snapshots outside of them
+    ///
+    /// Without it, only the chain is verified that a restore of the newest state would use, and what is
+    /// needed to find it.
+    #[arg(long, conflicts_with = "endpoints", value_parser = yes_or_no)]
+    all_chains: bool,
+    /// Read the tags of all snapshots to find the excluded ones, with a request per snapshot
+    ///
+    /// Without it, if there are more than 64 snapshots, only the tags of the newest and of those to be
+    /// verified are read.
+    #[arg(long, conflicts_with = "endpoints", value_parser = yes_or_no)]
+    all_tags: bool,
+    /// Run a restore drill: start this etcd with the restored data, compare it, and write a key
+    ///
+    /// etcd listens without TLS on a free port of 127.0.0.1, and has its data in --temp-dir; afterwards it is
+    /// stopped and its data deleted. With --all-chains, there is a restore drill for each timeline. If
+    /// authentication is enabled in the backup, give --user and --password of a user with the role root.
+    #[arg(long, value_name = "PATH", conflicts_with = "endpoints")]
+    etcd_binary: Option<PathBuf>,
+    /// With --etcd-binary: time for etcd to become healthy
+    #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = duration::parse_above_zero)]
+    drill_timeout: Duration,
+    /// With --endpoints: compare at this revision [default: the newest revision of the backup]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(i64).range(1..))]
+    revision: Option<i64>,
+    /// ID of the timeline to verify, from `deltafold list --deep` [default: the newest timeline]
+    #[arg(long, value_name = "ID")]
+    timeline: Option<String>,
     #[command(flatten)]
     store: StoreArgs,
     #[command(flatten)]
-    depth: store::Thoroughness,
-    /// Look at every chain of every timeline, and at what is in none
-    ///
-    /// Without it, at the chain that a restore of the newest state would use, and at what is needed to tell
-    /// which that is.
-    #[arg(long, conflicts_with = "endpoints", help_heading = "Backup", value_parser = yes_or_no)]
-    all_chains: bool,
-    /// Read the tags of all snapshots, to leave out each that is excluded: a request each
-    ///
-    /// Without it, of more than 64 snapshots only those that are read, and the newest.
-    #[arg(long, conflicts_with = "endpoints", help_heading = "Backup", value_parser = yes_or_no)]
-    all_tags: bool,
-    /// Start this etcd on what is restored: it must hold what was folded, and take a write
-    ///
-    /// It listens on a free port of 127.0.0.1 for as long as that takes, without TLS, and its data is in
-    /// --temp-dir. Both are gone afterwards. With --all-chains there is a drill for each timeline. Where the
-    /// backup has authentication enabled, --user and --password are those of a user with the role root.
-    #[arg(
-        long,
-        value_name = "PATH",
-        conflicts_with = "endpoints",
-        help_heading = "Backup"
-    )]
-    etcd_binary: Option<PathBuf>,
-    /// How long that etcd may take until it is healthy
-    #[arg(long, value_name = "DURATION", default_value = "5m", help_heading = "Backup", value_parser = duration::parse_above_zero)]
-    drill_timeout: Duration,
-    #[command(flatten)]
     live: EndpointArgs,
-    /// Compare at this revision [default: the newest that the backup holds]; with --endpoints
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(i64).range(1..))]
-    revision: Option<i64>,
-    /// Take this timeline, by its ID in `deltafold list --deep` [default: the newest]
-    #[arg(long, value_name = "ID")]
-    timeline: Option<String>,
     #[command(flatten)]
     metrics: MetricsArgs,
 }
@@ -98,34 +96,35 @@ impl VerifyArgs {
             })
     }
 
-    /// The backup with a live cluster.
+    /// Compares the backup with a live cluster.
     fn compare(&self, cancel: &Cancel, metrics: &Metrics, output: Output) -> Ended {
-        let way = self.live.connector(cancel)?;
+        let connector = self.live.connector(cancel)?;
         let ctx = self.store.context(cancel)?;
         let options = Options {
             timeline: self.timeline.clone(),
             revision: self.revision.map(Revision),
         };
-        let ended = run(&ctx, &way, &options);
+        let result = run(&ctx, &connector, &options);
         metrics.store_read(ctx.store.bytes_read());
-        let report = ended?;
-        print_report(output, report, in_words)
+        print_report(output, result?, comparison_to_text)
     }
 
     fn level(&self) -> Result<store::Level> {
         use store::Level;
         match (self.depth.level, &self.etcd_binary) {
-            (Some(level), Some(_)) if level < Level::Fold => Err(Reason::Usage.error("--etcd-binary compares what etcd holds with what was folded: give --level fold, or leave --level out")),
+            (Some(level), Some(_)) if level < Level::Fold => Err(Reason::Usage.error("--etcd-binary needs the folded state to compare etcd with: give --level fold, or omit --level")),
             (Some(level), _) => Ok(level),
             (None, Some(_)) => Ok(Level::Fold),
             (None, None) => Ok(Level::default()),
         }
     }
 
-    /// The backup by itself.
+    /// Verifies the backup itself.
     fn verify(&self, cancel: &Cancel, metrics: &Metrics, output: Output) -> Ended {
         if self.revision.is_some() {
-            return Err(Reason::Usage.error("--revision is for a comparison with --endpoints: without it the newest state is looked at"));
+            return Err(Reason::Usage.error(
+                "--revision needs --endpoints: without a live etcd, verify checks the newest state",
+            ));
         }
         let level = self.level()?;
         let drill = match &self.etcd_binary {
@@ -133,7 +132,7 @@ impl VerifyArgs {
             Some(etcd) => {
                 drill::check_program(etcd)?;
                 Some(drill::Options {
-                    // Relative to here, and not to where it is started.
+                    // etcd is started in another folder.
                     etcd: std::path::absolute(etcd)
                         .map_err(|e| Error::io("find the current folder", e))?,
                     health_timeout: self.drill_timeout,
@@ -149,9 +148,9 @@ impl VerifyArgs {
             timeline: self.timeline.clone(),
             drill,
         };
-        let ended = store::run(&ctx, &options);
+        let result = store::run(&ctx, &options);
         metrics.store_read(ctx.store.bytes_read());
-        let report = ended?;
+        let report = result?;
         metrics.verified(&report.metrics());
         if let Some(newest) = &report.newest {
             metrics.restorable(&RestorableWindow {
@@ -161,19 +160,19 @@ impl VerifyArgs {
                 last_time: Some(newest.last_time),
             });
         }
-        print_report(output, report, found_in_words)
+        print_report(output, report, to_text)
     }
 }
 
-fn found_in_words(o: &Report<store::Outcome>) -> String {
-    use store::{Level, Severity, Status};
+fn to_text(o: &Report<store::Outcome>) -> String {
+    use store::{Level, Status};
     let mut text = Text::new();
-    let what = match o.level {
+    let level = match o.level {
         Level::Names => "by names",
         Level::Checksums => "by checksums",
         Level::Fold => "by checksums and a fold",
     };
-    let of = match o.all_chains {
+    let chains = match o.all_chains {
         true => "all chains",
         false => "the newest chain",
     };
@@ -181,47 +180,30 @@ fn found_in_words(o: &Report<store::Outcome>) -> String {
         Status::Verified => "verified",
         Status::Failed => "failed",
     };
-    text.line(format_args!("{status}: {of}, {what}"));
-    let mut told: BTreeMap<&str, usize> = BTreeMap::new();
-    for f in &o.findings {
-        let of_its_kind = told.entry(f.reason).or_default();
-        *of_its_kind += 1;
-        if *of_its_kind > shorten::WHOLE {
-            continue;
-        }
-        let severity = match f.severity {
-            Severity::Error => "error",
-            Severity::Note => "note",
-        };
-        text.field(severity, format_args!("{} [{}]", f.message, f.reason));
-        text.list("", &f.snapshots);
-    }
-    for (reason, n) in told.into_iter().filter(|t| t.1 > shorten::WHOLE) {
-        let more = shorten::more(n - shorten::WHOLE, IN_JSON);
-        text.line(format_args!("  [{reason}]: {more}"));
-    }
-    let chain = |c: &store::ChainOutcome| {
+    text.line(format_args!("{status}: {chains}, {level}"));
+    add_findings(o, &mut text);
+    let mut lines = Vec::new();
+    for c in &o.chains {
         let hash = c.hash_kv.zip(c.live_keys);
         let hash = hash.map(|(hash, keys)| format!(": HashKV {hash}, {keys} live keys"));
-        format!(
+        lines.push(format!(
             "{} with {} deltas, to revision {} on {}{}",
             c.base,
             c.deltas,
             c.last_revision,
             c.timeline,
             hash.unwrap_or_default()
-        )
-    };
-    let chains: Vec<String> = o.chains.iter().map(chain).collect();
-    text.list("chain", &chains);
+        ));
+    }
+    text.list("chain", &lines);
     for d in &o.drills {
-        let said = match d.succeeded {
-            true => "holds what was folded, and takes a write",
+        let result = match d.succeeded {
+            true => "equals the backup, and accepts a write",
             false => "failed",
         };
-        let version = d.etcd_version.as_deref().unwrap_or("of a version unknown");
-        let (at, timeline) = (d.revision, &d.timeline);
-        let drill = format!("etcd {version} at revision {at} of {timeline}: {said}");
+        let version = d.etcd_version.as_deref().unwrap_or("(version unknown)");
+        let (revision, timeline) = (d.revision, &d.timeline);
+        let drill = format!("etcd {version} at revision {revision} of {timeline}: {result}");
         text.field("drill", format_args!("{drill} ({:.1} s)", d.seconds));
     }
     if let Some(n) = &o.newest {
@@ -241,10 +223,35 @@ fn found_in_words(o: &Report<store::Outcome>) -> String {
     text.end()
 }
 
-fn in_words(o: &Report<Outcome>) -> String {
+/// Adds the findings. Of each reason, only the first ones are listed.
+fn add_findings(o: &store::Outcome, text: &mut Text) {
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    for finding in &o.findings {
+        let count = counts.entry(finding.reason).or_default();
+        *count += 1;
+        if *count > shorten::WHOLE {
+            continue;
+        }
+        let severity = match finding.severity {
+            store::Severity::Error => "error",
+            store::Severity::Note => "note",
+        };
+        let (message, reason) = (&finding.message, finding.reason);
+        text.field(severity, format_args!("{message} [{reason}]"));
+        text.list("", &finding.snapshots);
+    }
+    for (reason, n) in counts {
+        if n > shorten::WHOLE {
+            let more = shorten::more(n - shorten::WHOLE, IN_JSON);
+            text.line(format_args!("  [{reason}]: {more}"));
+        }
+    }
+}
+
+fn comparison_to_text(o: &Report<Outcome>) -> String {
     let mut text = Text::new();
     text.line(format_args!(
-        "equal: at revision {} the backup holds what the cluster holds",
+        "equal: the backup and the cluster have the same data at revision {}",
         o.revision
     ));
     let compacted = text::compacted(o.compact_revision);
@@ -253,11 +260,11 @@ fn in_words(o: &Report<Outcome>) -> String {
     text.from(&o.base, &o.deltas);
     for m in &o.members {
         let at = m.endpoint.as_deref().unwrap_or("no endpoint");
-        let said = match m.equal {
+        let result = match m.equal {
             Some(_) => "equal",
             None => "not compared",
         };
-        text.field("member", format_args!("{} at {at}: {said}", m.name));
+        text.field("member", format_args!("{} at {at}: {result}", m.name));
     }
     text.each("warning", &o.warnings);
     let (events, seconds) = (o.events, o.seconds);

@@ -20,41 +20,41 @@ use tokio::runtime::Handle;
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Live etcd")]
 pub struct Endpoints {
-    /// URLs of its members, with commas; tried in turn
+    /// Comma-separated client URLs of the members
     #[arg(long, value_name = "URLS", value_delimiter = ',', value_parser = trimmed, required = true)]
     pub endpoints: Vec<String>,
-    /// PEM of the authorities of its certificates [default: the system's]
+    /// CA certificates that verify the members (PEM) [default: the system's]
     #[arg(long, value_name = "FILE")]
     pub cacert: Option<PathBuf>,
-    /// PEM of the client's certificate
+    /// Client certificate (PEM)
     #[arg(long, value_name = "FILE", requires = "key")]
     pub cert: Option<PathBuf>,
-    /// PEM of the client's key
+    /// Key of the client certificate (PEM)
     #[arg(long, value_name = "FILE", requires = "cert")]
     pub key: Option<PathBuf>,
-    /// A folder with ca.crt, and with tls.crt and tls.key or neither, as a Secret is mounted
+    /// Folder with ca.crt and optionally tls.crt and tls.key, such as a mounted Secret
     ///
-    /// In place of --cacert, --cert and --key. Like them, it is read again for each connection.
+    /// It replaces --cacert, --cert and --key. The files are read again for each connection.
     #[arg(long, value_name = "DIR", conflicts_with_all = ["cacert", "cert", "key"])]
     pub tls_secret: Option<PathBuf>,
     /// The user of --user, if etcd has authentication enabled.
     #[arg(skip)]
     pub user: Option<User>,
-    /// A folder with the username and password of a user of etcd, as a Secret is mounted
+    /// Folder with the files username and password of an etcd user, such as a mounted Secret
     ///
-    /// In place of --user and --password. It is read again for each connection.
+    /// It replaces --user and --password. The files are read again for each connection.
     #[arg(long, value_name = "DIR", conflicts_with_all = ["user", "password", "password_file"])]
     pub auth_secret: Option<PathBuf>,
-    /// How long to wait for a connection
+    /// Timeout for a connection
     #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = duration::parse_above_zero)]
     pub dial_timeout: Duration,
-    /// How long to wait for an answer
+    /// Timeout for a response
     #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = duration::parse_above_zero)]
     pub command_timeout: Duration,
-    /// A connection that is silent for so long is looked after
+    /// Send a keepalive ping after a connection was idle for this time
     #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = duration::parse_above_zero)]
     pub keepalive_time: Duration,
-    /// And given up after so long without an answer
+    /// Close a connection if a keepalive ping gets no response within this time
     #[arg(long, value_name = "DURATION", default_value = "6s", value_parser = duration::parse_above_zero)]
     pub keepalive_timeout: Duration,
 }

@@ -17,13 +17,13 @@ use tokio::runtime::Handle;
 #[derive(Debug, Clone, Default, clap::Args)]
 #[command(next_help_heading = "Peers")]
 pub struct PeerOptions {
-    /// PEM of the authorities of the other members' certificates [default: the system's]
+    /// CA certificates that verify the other members (PEM) [default: the system's]
     #[arg(long = "peer-trusted-ca-file", value_name = "FILE")]
     pub trusted_ca_file: Option<PathBuf>,
-    /// PEM of a certificate that the other members take
+    /// Client certificate that the other members accept (PEM)
     #[arg(long = "peer-cert-file", value_name = "FILE", requires = "key_file")]
     pub cert_file: Option<PathBuf>,
-    /// PEM of its key
+    /// Key of that certificate (PEM)
     #[arg(long = "peer-key-file", value_name = "FILE", requires = "cert_file")]
     pub key_file: Option<PathBuf>,
 }

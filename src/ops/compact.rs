@@ -36,8 +36,8 @@ use std::collections::BTreeMap;
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct History {
-    /// How much history to keep: latest, all, or a number of revisions; as a flag of `compact` also a
-    /// duration (90s, 1h30m, 7d)
+    /// History to keep: latest, all, or a number of revisions; for `deltafold compact` also a duration such as
+    /// 90s, 1h30m or 7d
     #[arg(long, value_name = "HISTORY")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keep_history: Option<TextValue<KeepHistory>>,
@@ -46,18 +46,18 @@ pub struct History {
 /// The options of `compact`.
 #[derive(Debug, Clone, Default, Args)]
 pub struct Options {
-    /// Up to where, and on which timeline.
-    #[command(flatten)]
-    pub state: StateOptions,
     /// What is kept: the latest revision alone, if nothing is said.
     #[command(flatten)]
     pub history: History,
-    /// same (as the newest snapshot), none, gzip, zlib, lzw, zstd or zstd:LEVEL
+    /// Compression of the new snapshot: same (as the newest snapshot), none, gzip, zlib, lzw, zstd or zstd:LEVEL
     #[arg(long, value_name = "METHOD", default_value = "same")]
     pub compression: CompressionChoice,
-    /// Only say what would be done
+    /// Only show what would be folded
     #[arg(long, value_parser = yes_or_no)]
     pub dry_run: bool,
+    /// The revision or time to fold up to, and the timeline.
+    #[command(flatten)]
+    pub state: StateOptions,
     /// The Leases that shall tell how far the backup is then.
     #[arg(skip)]
     pub leases: Option<SnapshotLeases>,

@@ -26,10 +26,10 @@ const DEEP: &str = "`deltafold list --deep`";
 /// The options of `list`.
 #[derive(Debug, Clone, Copy, clap::Args)]
 pub struct Options {
-    /// Read the contents too, not only the names
+    /// Read every snapshot completely, instead of only the names
     #[arg(long, value_parser = yes_or_no)]
     pub deep: bool,
-    /// Read the tags of all snapshots, to show each that is excluded: a request each
+    /// Read the tags of all snapshots to show every excluded one, with a request per snapshot
     #[arg(long, value_parser = yes_or_no)]
     pub all_tags: bool,
 }

@@ -1,7 +1,7 @@
 //! Options that several operations share. Each operation's own options are in its module.
 //!
-//! An option is a field of one struct, from which the command line (clap), the resources (serde, JSON
-//! schema) and the arguments of Jobs (`controller::jobs::flags`) are derived.
+//! An option is a field of one struct: the command line (clap), the resources (serde, JSON schema) and the
+//! arguments of Jobs (`controller::jobs::flags`) derive from it.
 
 use crate::base::flag_values;
 use crate::mvcc::Revision;
@@ -13,15 +13,15 @@ use serde::{Deserialize, Serialize};
 
 /// A point in the history of a backup.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args, Serialize, Deserialize, JsonSchema)]
-#[command(next_help_heading = "State")]
+#[command(next_help_heading = "Point in time")]
 #[serde(rename_all = "camelCase")]
 pub struct Point {
-    /// The state at this revision [default: the newest]
+    /// Use the state at this revision [default: the newest revision]
     #[arg(long, value_name = "N", conflicts_with = "time", value_parser = clap::value_parser!(i64).range(1..))]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub revision: Option<i64>,
-    /// The state after the last event whose time is not after this
+    /// Use the state after the last event recorded at or before this time
     #[arg(long, value_name = "RFC3339", value_parser = flag_values::time)]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time: Option<DateTime<Utc>>,
@@ -48,7 +48,7 @@ pub struct StateOptions {
     /// When.
     #[command(flatten)]
     pub point: Point,
-    /// Take this timeline, by its ID in `deltafold list --deep` [default: the newest]
+    /// ID of the timeline to read, from `deltafold list --deep` [default: the newest timeline]
     #[arg(long, value_name = "ID")]
     pub timeline: Option<String>,
 }

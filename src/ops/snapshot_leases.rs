@@ -110,7 +110,7 @@ mod tests {
     use chrono::DateTime;
 
     fn state_of(names: &[(&str, u64)]) -> LeaseState {
-        let listing = names.iter().map(|(name, bytes)| Listed {
+        let listing = names.iter().map(|(name, bytes)| ListedObject {
             path: format!("v2/{name}"),
             bytes: *bytes,
         });

@@ -49,9 +49,9 @@ pub enum ObjectLock {
 #[serde(rename_all = "lowercase")]
 #[strum(serialize_all = "UPPERCASE")]
 pub enum Mode {
-    /// Who has the right s3:BypassGovernanceRetention
+    /// Users with the permission s3:BypassGovernanceRetention
     Governance,
-    /// Nobody, before the time has come; this cannot be taken back
+    /// Nobody until the lock ends; this cannot be undone
     Compliance,
 }
 

@@ -16,9 +16,9 @@ use tracing_subscriber::{Layer as _, fmt, registry};
 /// The format of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum LogFormat {
-    /// One line of text an event
+    /// One line of text per event
     Text,
-    /// One JSON object an event
+    /// One JSON object per event
     Json,
 }
 

@@ -714,10 +714,7 @@ async fn how_policies_are_is_told_for_people_and_machines() {
         assert!(text.contains(said), "{said}\n{text}");
     }
     let (_, text, _) = cluster.run(&["policy", "status", "new"]);
-    assert!(
-        text.contains("no controller has looked at it yet"),
-        "{text}"
-    );
+    assert!(text.contains("not yet processed by a controller"), "{text}");
     let (code, result, _) = cluster.json(&["policy", "status", "none"]);
     assert_eq!((code, &result["reason"]), (64, &json!("Usage")));
     schema.check(&result);

@@ -399,7 +399,7 @@ fn kubernetes_objects_are_told_by_kind() {
         text.contains("# Namespace kube-system (v1)\n"),
         "{text:.2000}"
     );
-    assert!(text.contains("that are no text: use --raw or --output json"));
+    assert!(text.contains("of binary data: use --raw or --output json"));
     assert!(text.contains("\n---\n# /registry/"));
     assert!(!text.contains(|c: char| c.is_control() && c != '\n'));
 }
@@ -496,7 +496,7 @@ fn history_names_what_is_not_known() {
     let text = String::from_utf8(text.stdout).unwrap();
     let last = text.lines().last().unwrap();
     assert!(
-        last.starts_with("not every change is known of revisions 1 to "),
+        last.starts_with("not every change is recorded for revisions 1 to "),
         "{last}"
     );
     assert!(last.ends_with(", 1301 to 1600"), "{last}");

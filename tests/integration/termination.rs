@@ -606,7 +606,7 @@ fn a_file_that_cannot_be_written_changes_nothing_else() {
             assert_eq!(got, code, "{place:?}: {stderr}");
             assert!(outcome["status"].is_string());
             let warning = format!(
-                "the termination message was not written: {}",
+                "cannot write the termination message to {}",
                 place.display()
             );
             assert!(

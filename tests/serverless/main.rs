@@ -13,6 +13,7 @@ mod frozen;
 mod frozen_prefix;
 mod fuzz_corpus;
 mod gc_attacks;
+mod help_pages;
 mod hostile_bucket;
 mod irregular_backups;
 mod local_stores;

@@ -4,7 +4,7 @@
 use async_trait::async_trait;
 use chrono::{DateTime, TimeDelta, Utc};
 use deltafold::backup::{Catalog, ListedObject, retention};
-use deltafold::ops::copy::plan::Wanted;
+use deltafold::ops::copy::plan::Selection;
 use deltafold::ops::{self, Context, identity};
 use deltafold::store::exclude::ExcludeTags;
 use deltafold::store::lock::Lock;
@@ -66,14 +66,14 @@ const NOTES: [&str; 9] = [
 ];
 
 /// An object as the store lists it, and its content.
-struct ListedObject {
+struct HostileObject {
     meta: ObjectMeta,
     content: Vec<u8>,
 }
 
 /// A store that lists anything. It keeps what is written to it.
 struct Hostile {
-    objects: Mutex<Vec<ListedObject>>,
+    objects: Mutex<Vec<HostileObject>>,
     calls: AtomicUsize,
 }
 
@@ -91,7 +91,7 @@ impl fmt::Display for Hostile {
 
 impl Hostile {
     /// Counts a call.
-    fn objects(&self) -> MutexGuard<'_, Vec<ListedObject>> {
+    fn objects(&self) -> MutexGuard<'_, Vec<HostileObject>> {
         self.calls.fetch_add(1, Ordering::Relaxed);
         self.objects.lock().expect("a lock")
     }
@@ -123,7 +123,7 @@ impl ObjectStore for Hostile {
         }
         objects.retain(|o| o.meta.location != *path);
         let content: Vec<u8> = payload.iter().flatten().copied().collect();
-        objects.push(ListedObject {
+        objects.push(HostileObject {
             meta: ObjectMeta {
                 location: path.clone(),
                 last_modified: Utc::now(),
@@ -152,7 +152,7 @@ impl ObjectStore for Hostile {
     async fn get_opts(&self, path: &Path, options: GetOptions) -> object_store::Result<GetResult> {
         let objects = self.objects();
         let told = objects.iter().find(|o| o.meta.location == *path);
-        let ListedObject { meta, content } = told.ok_or_else(|| missing(path))?;
+        let HostileObject { meta, content } = told.ok_or_else(|| missing(path))?;
         options.check_preconditions(meta)?;
         let range = match options.range {
             Some(range) => range.as_range(meta.size).map_err(|_| missing(path))?,
@@ -203,7 +203,7 @@ fn missing(path: &Path) -> object_store::Error {
 }
 
 /// Decodes the objects of a store: numbers, then text for names, sizes, times, order and contents.
-fn hostile(bytes: &mut Bytes<'_>) -> Vec<ListedObject> {
+fn hostile(bytes: &mut Bytes<'_>) -> Vec<HostileObject> {
     const FOLDERS: [&str; 12] = [
         "v2",
         "v2",
@@ -274,7 +274,7 @@ fn hostile(bytes: &mut Bytes<'_>) -> Vec<ListedObject> {
         };
         let key = format!("{folder}/{name}");
         let time = SECONDS[usize::from(at) % SECONDS.len()];
-        objects.push(ListedObject {
+        objects.push(HostileObject {
             meta: ObjectMeta {
                 // A name that object_store refuses never reaches the program.
                 location: Path::parse(&key).unwrap_or_else(|_| Path::from(key)),
@@ -381,7 +381,7 @@ pub fn listings_and_notes(data: &[u8]) {
 }
 
 /// Asserts that a catalog accepts any text, and that a snapshot's path stays in its folder.
-fn names_stay_in_their_folders(objects: &[ListedObject], rest: &[u8]) {
+fn names_stay_in_their_folders(objects: &[HostileObject], rest: &[u8]) {
     let text = String::from_utf8_lossy(rest);
     let raw = ["v2/", "v1/Backup-1/", "v2/../", "../", "/", ""].map(|at| format!("{at}{text}"));
     let told = objects

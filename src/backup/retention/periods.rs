@@ -10,16 +10,16 @@ use std::collections::BTreeMap;
 /// The numbers of calendar periods (UTC), the current one included, of which the newest full is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::Args)]
 pub struct Periods {
-    /// With "exponential": the newest full of each of so many hours (UTC), this one included
+    /// With "exponential": keep the newest full of each of the last N hours (UTC), including the current one
     #[arg(long = "keep-hourly", value_name = "N", default_value_t = 24)]
     pub hourly: u32,
-    /// Of so many days
+    /// With "exponential": keep the newest full of each of the last N days
     #[arg(long = "keep-daily", value_name = "N", default_value_t = 7)]
     pub daily: u32,
-    /// Of so many weeks, from Monday on
+    /// With "exponential": keep the newest full of each of the last N weeks, which begin on Monday
     #[arg(long = "keep-weekly", value_name = "N", default_value_t = 4)]
     pub weekly: u32,
-    /// Of so many months
+    /// With "exponential": keep the newest full of each of the last N months
     #[arg(long = "keep-monthly", value_name = "N", default_value_t = 0)]
     pub monthly: u32,
 }

@@ -1,8 +1,10 @@
-//! `deltafold task create`: the arguments of each type, and the task that is made of them.
+//! `deltafold task create`: the arguments of each task type, and the EtcdBackupTask made from them.
+//!
+//! The controller runs the task; here it is only created, and with --wait waited for.
 
 use super::super::kubernetes::{ClusterArgs, wait_for};
 use super::super::{Ended, Output, parse_options, print_outcome};
-use super::{TaskOutcome, ended, tell};
+use super::{TaskOutcome, print_task, wait_until_final};
 use crate::base::flag_values::yes_or_no;
 use crate::base::{Cancel, Span, duration};
 use crate::controller::api::{
@@ -10,7 +12,7 @@ use crate::controller::api::{
     OnDemandCompactionConfig, OnDemandSnapshotConfig, RestoreConfig, SecretRef, StoreSpec,
     StoreVolume, TaskConfig, TaskType, VerifyConfig, WaitForFinalSnapshot,
 };
-use crate::error::{Error, Reason, Result};
+use crate::error::{Reason, Result};
 use crate::kubernetes::UserClient;
 use crate::ops::copy::plan::CopyLimits;
 use clap::builder::NonEmptyStringValueParser;
@@ -19,18 +21,18 @@ use kube::ResourceExt;
 use kube::api::{ObjectMeta, PostParams};
 use std::time::Duration;
 
-/// The shortest time that a task waits for a final snapshot.
-const SECOND: Duration = Duration::from_secs(1);
-/// Of a name that the API server completes: so long may the policy's part be.
-const NAME_PART: usize = 36;
+/// The shortest time that a task can wait for a final snapshot.
+const MIN_WAIT: Duration = Duration::from_secs(1);
+/// Maximum length of the policy's name in a task's generated name.
+const MAX_NAME_PART: usize = 36;
 
-/// Create a task; its name is printed
+/// Create a task and print its name
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
-  A full snapshot before an upgrade; the exit code is that of the work:
+  Take a full snapshot before an upgrade, and wait for the result:
       deltafold task create snapshot --policy main --wait
-  The state of noon, into a claim that no etcd uses:
+  Restore the state at noon into a PersistentVolumeClaim that no etcd uses:
       deltafold task create restore --policy main --claim data-etcd-0 --time 2026-11-20T12:00:00Z")]
 pub(super) struct CreateArgs {
     #[command(subcommand)]
@@ -53,29 +55,32 @@ enum CreateType {
     Maintenance(MaintenanceArgs),
 }
 
-/// What tasks of all types take.
+/// The arguments of all task types.
 #[derive(Debug, Args)]
+#[command(next_help_heading = "Task")]
 struct CommonArgs {
-    /// The policy whose etcd and store it is about
+    /// Name of the EtcdBackupPolicy to run the task for
+    ///
+    /// DELTAFOLD_POLICY also sets --policy of `deltafold gc`, where it is a retention policy.
     #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     policy: String,
-    /// The task's name [default: the policy's and the type, with something random]
+    /// Name of the task [default: the policy's name, the type and a random suffix]
     #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     task_name: Option<String>,
-    /// It is deleted so long after it has ended [default: a day]
+    /// Delete the task this long after it has ended [default: 24h]
     #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     ttl: Option<Duration>,
-    /// Wait until it has ended, as `deltafold task wait`
+    /// Wait until the task has ended, like `deltafold task wait`
     #[arg(long, value_parser = yes_or_no)]
     wait: bool,
-    /// With --wait: no longer than this; 0s: as long as it takes
+    /// With --wait: maximum time to wait; 0s: no limit
     #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration::parse)]
     timeout: Duration,
     #[command(flatten)]
     cluster: ClusterArgs,
 }
 
-/// A snapshot of the live etcd
+/// Take a snapshot of the live etcd
 #[derive(Debug, Args)]
 struct SnapshotArgs {
     #[command(flatten)]
@@ -84,7 +89,7 @@ struct SnapshotArgs {
     common: CommonArgs,
 }
 
-/// The deltas become a new full snapshot
+/// Fold the deltas into a new full snapshot
 #[derive(Debug, Args)]
 struct CompactionArgs {
     #[command(flatten)]
@@ -93,46 +98,50 @@ struct CompactionArgs {
     common: CommonArgs,
 }
 
-/// The backup is copied from one store to another; one of them may be the policy's
+/// Copy the backup from one store to another, with the policy's store as source or target
 #[derive(Debug, Args)]
 struct CopyArgs {
-    /// Where from [default: the policy's store]
+    /// URL of the source [default: the policy's store]
+    ///
+    /// DELTAFOLD_FROM also sets --from of other commands.
     #[arg(long, value_name = "URL", required_unless_present = "to")]
     from: Option<String>,
-    /// The Secret of the store that is copied from
+    /// Secret of the source
     #[arg(long, value_name = "NAME", requires = "from")]
     from_secret: Option<String>,
-    /// A setting of the store that is copied from; may be given again
+    /// Set an option of the source; repeatable
     #[arg(long, value_name = "KEY=VALUE", requires = "from")]
     from_option: Vec<String>,
-    /// The claim with the store that is copied from, where it is file:///path
+    /// PersistentVolumeClaim of the source, if its URL is file:///path
     #[arg(long, value_name = "NAME", requires = "from")]
     from_claim: Option<String>,
-    /// Where to [default: the policy's store]
+    /// URL of the target [default: the policy's store]
+    ///
+    /// DELTAFOLD_TO also sets --to of other commands.
     #[arg(long, value_name = "URL")]
     to: Option<String>,
-    /// The Secret of the store that is copied to
+    /// Secret of the target
     #[arg(long, value_name = "NAME", requires = "to")]
     to_secret: Option<String>,
-    /// A setting of the store that is copied to; may be given again
+    /// Set an option of the target; repeatable
     #[arg(long, value_name = "KEY=VALUE", requires = "to")]
     to_option: Vec<String>,
-    /// The claim with the store that is copied to, where it is file:///path
+    /// PersistentVolumeClaim of the target, if its URL is file:///path
     #[arg(long, value_name = "NAME", requires = "to")]
     to_claim: Option<String>,
     #[command(flatten)]
     most: CopyLimits,
-    /// Wait first until the newest full snapshot is marked final
+    /// Wait until the newest full snapshot of the source is marked final, then copy
     #[arg(long, value_parser = yes_or_no)]
     wait_for_final: bool,
-    /// Copy what is there when it has not come for so long; 0s: wait for ever
+    /// With --wait-for-final: copy after this time even without a final snapshot; 0s: wait without limit
     #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration::parse)]
     wait_timeout: Duration,
     #[command(flatten)]
     common: CommonArgs,
 }
 
-/// A member's data directory is restored into a PersistentVolumeClaim
+/// Restore a member's data directory into a PersistentVolumeClaim
 #[derive(Debug, Args)]
 struct RestoreArgs {
     #[command(flatten)]
@@ -141,7 +150,7 @@ struct RestoreArgs {
     common: CommonArgs,
 }
 
-/// The backup is verified
+/// Verify the backup
 #[derive(Debug, Args)]
 struct VerifyArgs {
     #[command(flatten)]
@@ -150,7 +159,7 @@ struct VerifyArgs {
     common: CommonArgs,
 }
 
-/// The live etcd is compacted, defragmented, or both
+/// Compact or defragment the live etcd, or both
 #[derive(Debug, Args)]
 struct MaintenanceArgs {
     #[command(flatten)]
@@ -160,14 +169,13 @@ struct MaintenanceArgs {
 }
 
 impl CreateArgs {
-    /// Gives the failure whose outcome is printed already, if it is one.
     pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         self.type_.run(cancel, output)
     }
 }
 
 impl CreateType {
-    /// What all of them have; the type, a short word for it, and its configuration.
+    /// The common arguments, the task type, a short word for it in names, and its configuration.
     fn parts(&self) -> Result<(&CommonArgs, TaskType, &'static str, Option<TaskConfig>)> {
         let mut config = TaskConfig::default();
         let (common, type_, word) = match self {
@@ -202,14 +210,15 @@ impl CreateType {
     fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         let (common, type_, word, config) = self.parts()?;
         let ttl = common.ttl.map(|d| i64::try_from(d.as_secs()));
-        let too_long = || Reason::Usage.error("--ttl is too long");
+        let ttl = ttl.transpose();
         let spec = EtcdBackupTaskSpec {
             policy: common.policy.clone(),
             type_,
             config,
-            ttl_seconds_after_finished: ttl.transpose().map_err(|_| too_long())?,
+            ttl_seconds_after_finished: ttl
+                .map_err(|_| Reason::Usage.error("--ttl is too long"))?,
         };
-        let mut part: String = common.policy.chars().take(NAME_PART).collect();
+        let mut part: String = common.policy.chars().take(MAX_NAME_PART).collect();
         part.truncate(part.trim_end_matches(['-', '.']).len());
         let task = EtcdBackupTask {
             metadata: ObjectMeta {
@@ -224,11 +233,11 @@ impl CreateType {
             status: None,
         };
         wait_for(cancel, async {
-            let person = common.cluster.person(false).await?;
-            check_policy(&person, &common.policy).await?;
-            let tasks = person.api::<EtcdBackupTask>();
+            let client = common.cluster.client(false).await?;
+            check_policy(&client, &common.policy).await?;
+            let tasks = client.api::<EtcdBackupTask>();
             let params = PostParams::default();
-            let created = person
+            let created = client
                 .ask("create the task", tasks.create(&params, &task))
                 .await?;
             if common.wait {
@@ -236,8 +245,9 @@ impl CreateType {
                     task = created.name_any(),
                     "created the task; waiting for it"
                 );
-                let ended = ended(&person, &created.name_any(), common.timeout).await?;
-                return tell(&ended, output);
+                let name = created.name_any();
+                let task = wait_until_final(&client, &name, common.timeout).await?;
+                return print_task(&task, output);
             }
             print_outcome(output, &TaskOutcome::of(&created), |o| {
                 format!("{}\n", o.name)
@@ -250,17 +260,16 @@ fn is_given<T: Default + PartialEq>(config: &T) -> bool {
     *config != T::default()
 }
 
-/// A name that was mistyped is told at once. The controller would wait for a policy to come.
-async fn check_policy(person: &UserClient, name: &str) -> Result<()> {
-    let policies = person.api::<EtcdBackupPolicy>();
-    let found = person.ask("read the policy", policies.get_opt(name)).await;
-    match found {
+/// Fails if the policy does not exist. The controller would wait for it, but the name is probably mistyped.
+async fn check_policy(client: &UserClient, name: &str) -> Result<()> {
+    let policies = client.api::<EtcdBackupPolicy>();
+    match client.ask("read the policy", policies.get_opt(name)).await {
         Ok(Some(_)) => Ok(()),
         Ok(None) => Err(Reason::Usage.error(format!(
-            "there is no EtcdBackupPolicy {name} in the namespace {}; `deltafold policy status` tells which there are",
-            person.namespace()
+            "there is no EtcdBackupPolicy {name} in the namespace {}; `deltafold policy status` lists the policies",
+            client.namespace()
         ))),
-        // Who may create tasks need not be allowed to read policies.
+        // A user who can create tasks may lack the permission to read policies.
         Err(e) if e.reason() == Reason::PermissionDenied => Ok(()),
         Err(e) => Err(e),
     }
@@ -268,44 +277,53 @@ async fn check_policy(person: &UserClient, name: &str) -> Result<()> {
 
 impl CopyArgs {
     fn config(&self) -> Result<CopyBackupsConfig> {
-        let store = |url: &Option<String>,
-                     secret: &Option<String>,
-                     options: &[String],
-                     claim: &Option<String>,
-                     flag: &str| {
-            let Some(url) = url else { return Ok(None) };
-            let options = parse_options(options, flag)?;
-            Ok::<_, Error>(Some(StoreSpec {
-                url: url.clone(),
-                secret_ref: secret.clone().map(|name| SecretRef { name }),
-                options: options.into_iter().collect(),
-                volume: claim.clone().map(|claim| StoreVolume {
-                    persistent_volume_claim: Some(claim),
-                    host_path: None,
-                }),
-            }))
+        let timeout = match self.wait_timeout.is_zero() {
+            true => None,
+            false => Some(Span(self.wait_timeout.max(MIN_WAIT)).into()),
         };
-        let zero = self.wait_timeout.is_zero();
         Ok(CopyBackupsConfig {
-            source_store: store(
-                &self.from,
-                &self.from_secret,
-                &self.from_option,
-                &self.from_claim,
-                "--from-option",
-            )?,
-            target_store: store(
-                &self.to,
-                &self.to_secret,
-                &self.to_option,
-                &self.to_claim,
-                "--to-option",
-            )?,
+            source_store: self.source()?,
+            target_store: self.target()?,
             most: self.most.clone(),
-            wait_for_final_snapshot: self.wait_for_final.then(|| WaitForFinalSnapshot {
+            wait_for_final_snapshot: self.wait_for_final.then_some(WaitForFinalSnapshot {
                 enabled: true,
-                timeout: (!zero).then(|| Span(self.wait_timeout.max(SECOND)).into()),
+                timeout,
             }),
         })
+    }
+
+    fn source(&self) -> Result<Option<StoreSpec>> {
+        let Some(url) = &self.from else {
+            return Ok(None);
+        };
+        let options = parse_options(&self.from_option, "--from-option")?;
+        let (secret, claim) = (&self.from_secret, &self.from_claim);
+        Ok(Some(store_spec(url, secret, options, claim)))
+    }
+
+    fn target(&self) -> Result<Option<StoreSpec>> {
+        let Some(url) = &self.to else {
+            return Ok(None);
+        };
+        let options = parse_options(&self.to_option, "--to-option")?;
+        let (secret, claim) = (&self.to_secret, &self.to_claim);
+        Ok(Some(store_spec(url, secret, options, claim)))
+    }
+}
+
+fn store_spec(
+    url: &str,
+    secret: &Option<String>,
+    options: Vec<(String, String)>,
+    claim: &Option<String>,
+) -> StoreSpec {
+    StoreSpec {
+        url: url.to_owned(),
+        secret_ref: secret.clone().map(|name| SecretRef { name }),
+        options: options.into_iter().collect(),
+        volume: claim.clone().map(|claim| StoreVolume {
+            persistent_volume_claim: Some(claim),
+            host_path: None,
+        }),
     }
 }

@@ -1,6 +1,8 @@
-//! `deltafold task logs`: which containers have begun, and their logs as they come.
+//! `deltafold task logs`: the logs of a task's containers, in the order in which they started.
+//!
+//! With --follow, logs are printed while the Pods write them.
 
-use super::{TaskOutcome, lasting, no_more, no_task};
+use super::{TaskOutcome, is_final, no_task, retry_or_fail, watch_ended};
 use crate::base::Cancel;
 use crate::base::flag_values::yes_or_no;
 use crate::cli::kubernetes::{ClusterArgs, wait_for};
@@ -23,12 +25,18 @@ use std::pin::pin;
 /// The label of a Job's Pods.
 const JOB_NAME: &str = "batch.kubernetes.io/job-name";
 
-/// The logs of the Pods of a task
+/// Print the logs of a task's Pods
 #[derive(Debug, Args)]
+#[command(after_long_help = "\
+Examples:
+  Follow the logs of a task until it ends:
+      deltafold task logs main-snapshot-x7k2p --follow")]
 pub(super) struct LogsArgs {
-    /// The task
+    /// Name of the task
     name: String,
-    /// Go on until the task has ended
+    /// Keep printing until the task has ended
+    ///
+    /// DELTAFOLD_FOLLOW also sets --follow of `deltafold copy`.
     #[arg(short, long, value_parser = yes_or_no)]
     follow: bool,
     #[command(flatten)]
@@ -38,87 +46,70 @@ pub(super) struct LogsArgs {
 impl LogsArgs {
     pub(super) fn run(&self, cancel: &Cancel) -> Result<()> {
         wait_for(cancel, async {
-            let person = self.cluster.person(self.follow).await?;
+            let client = self.cluster.client(self.follow).await?;
             match self.follow {
-                false => self.print_all(&person).await,
-                true => self.follow_all(&person).await,
+                false => self.print_all(&client).await,
+                true => self.follow_all(&client).await,
             }
         })
     }
 
-    async fn print_all(&self, person: &UserClient) -> Result<()> {
-        let tasks = person.api::<EtcdBackupTask>();
-        let task = person
+    async fn print_all(&self, client: &UserClient) -> Result<()> {
+        let tasks = client.api::<EtcdBackupTask>();
+        let task = client
             .ask("read the task", tasks.get_opt(&self.name))
             .await?;
-        let task = task.ok_or_else(|| no_task(person, &self.name))?;
+        let task = task.ok_or_else(|| no_task(client, &self.name))?;
         let Some(job) = job_of(&task) else {
-            let state = TaskOutcome::of(&task);
-            let why = state.message.map(|m| format!(": {m}")).unwrap_or_default();
+            let task = TaskOutcome::of(&task);
+            let reason = task.message.map(|m| format!(": {m}")).unwrap_or_default();
             return Err(Reason::Conflict.error(format!(
-                "the task {} is {} and has no Job{why}",
+                "the task {} is {} and has no Job{reason}",
                 self.name,
-                state.state.as_str()
+                task.state.as_str()
             )));
         };
         let mut printed = Printed::default();
-        self.print_rest(person, &job, &mut printed).await?;
+        print_rest(client, &job, &mut printed).await?;
         match printed.0.is_empty() {
             false => Ok(()),
             true => Err(Reason::Conflict.error(format!(
-                "no Pod of the Job {job} has begun, or they are gone already"
+                "no Pod of the Job {job} has started, or its Pods are already deleted"
             ))),
         }
     }
 
-    /// Prints what is there and was not printed yet.
-    async fn print_rest(
-        &self,
-        person: &UserClient,
-        job: &str,
-        printed: &mut Printed,
-    ) -> Result<()> {
-        let params = ListParams::default().labels(&format!("{JOB_NAME}={job}"));
-        let pods = person.api::<Pod>();
-        let pods = person.ask("list the Pods", pods.list(&params)).await?.items;
-        for (pod, container) in begun(pods.iter()) {
-            printed.print(person, &pod, container, false).await?;
-        }
-        Ok(())
-    }
-
-    /// Prints as Pods come, until the task has ended and all is printed.
-    async fn follow_all(&self, person: &UserClient) -> Result<()> {
-        let watched = person.api::<EtcdBackupTask>();
-        let mut states = pin!(watch_object(watched, &self.name).default_backoff());
-        let is_done = |t: &EtcdBackupTask| t.status.as_ref().is_some_and(|s| s.state.is_final());
-        // Until it has a Job there are no Pods of it.
-        let (job, mut done) = loop {
-            match states.next().await {
+    /// Prints the logs of Pods as they start, until the task has ended and all logs are printed.
+    async fn follow_all(&self, client: &UserClient) -> Result<()> {
+        let watched = client.api::<EtcdBackupTask>();
+        let mut tasks = pin!(watch_object(watched, &self.name).default_backoff());
+        // Pods exist only after the task has a Job.
+        let (job, mut has_ended) = loop {
+            match tasks.next().await {
                 Some(Ok(Some(task))) => match job_of(&task) {
-                    Some(job) => break (job, is_done(&task)),
-                    None if is_done(&task) => return Ok(()),
+                    Some(job) => break (job, is_final(&task)),
+                    None if is_final(&task) => return Ok(()),
                     None => {}
                 },
-                Some(Ok(None)) => return Err(no_task(person, &self.name)),
-                Some(Err(e)) => lasting(person, "watch the task", &e)?,
-                None => return Err(no_more()),
+                Some(Ok(None)) => return Err(no_task(client, &self.name)),
+                Some(Err(e)) => retry_or_fail(client, "watch the task", &e)?,
+                None => return Err(watch_ended()),
             }
         };
         let config = watcher::Config::default().labels(&format!("{JOB_NAME}={job}"));
-        let mut changes = pin!(watcher(person.api::<Pod>(), config).default_backoff());
+        let mut events = pin!(watcher(client.api::<Pod>(), config).default_backoff());
         let mut pods = BTreeMap::new();
         let mut printed = Printed::default();
         loop {
-            for (pod, container) in begun(pods.values()) {
-                printed.print(person, &pod, container, true).await?;
+            for (pod, container) in started_containers(pods.values()) {
+                printed.print(client, &pod, container, true).await?;
             }
-            if done {
-                // What the watch has not told yet is there by now.
-                return self.print_rest(person, &job, &mut printed).await;
+            if has_ended {
+                // The watch may be late: list the Pods once more.
+                return print_rest(client, &job, &mut printed).await;
             }
             tokio::select! {
-                change = changes.next() => match change {
+                event = events.next() => match event {
                     Some(Ok(Event::Apply(pod) | Event::InitApply(pod))) => {
                         pods.insert(pod.name_any(), pod);
                     }
@@ -127,54 +118,65 @@ impl LogsArgs {
                     }
                     Some(Ok(Event::Init)) => pods.clear(),
                     Some(Ok(Event::InitDone)) => {}
-                    Some(Err(e)) => lasting(person, "watch the Pods", &e)?,
-                    None => return Err(no_more()),
+                    Some(Err(e)) => retry_or_fail(client, "watch the Pods", &e)?,
+                    None => return Err(watch_ended()),
                 },
-                state = states.next() => match state {
-                    // One that was deleted is done, too.
-                    Some(Ok(state)) => done = state.as_ref().is_none_or(is_done),
-                    Some(Err(e)) => lasting(person, "watch the task", &e)?,
-                    None => return Err(no_more()),
+                task = tasks.next() => match task {
+                    // A deleted task has ended, too.
+                    Some(Ok(task)) => has_ended = task.as_ref().is_none_or(is_final),
+                    Some(Err(e)) => retry_or_fail(client, "watch the task", &e)?,
+                    None => return Err(watch_ended()),
                 },
             }
         }
     }
 }
 
+/// Prints the logs of all containers of the Job that are not printed yet.
+async fn print_rest(client: &UserClient, job: &str, printed: &mut Printed) -> Result<()> {
+    let params = ListParams::default().labels(&format!("{JOB_NAME}={job}"));
+    let pods = client.api::<Pod>();
+    let pods = client.ask("list the Pods", pods.list(&params)).await?.items;
+    for (pod, container) in started_containers(pods.iter()) {
+        printed.print(client, &pod, container, false).await?;
+    }
+    Ok(())
+}
+
 fn job_of(task: &EtcdBackupTask) -> Option<String> {
     task.status.as_ref()?.job_name.clone()
 }
 
-/// The containers that have begun, by Pod, in the order in which they ran.
-fn begun<'p>(pods: impl Iterator<Item = &'p Pod>) -> Vec<(String, String)> {
+/// Returns the containers that have started, each with its Pod, in the order in which they started.
+fn started_containers<'p>(pods: impl Iterator<Item = &'p Pod>) -> Vec<(String, String)> {
     let mut pods: Vec<&Pod> = pods.collect();
     pods.sort_by_key(|p| (p.creation_timestamp(), p.name_any()));
-    let has_begun = |c: &&ContainerStatus| {
-        let state = c.state.as_ref();
-        state.is_some_and(|s| s.running.is_some() || s.terminated.is_some())
-    };
-    let mut found = Vec::new();
+    let mut started = Vec::new();
     for pod in pods {
         let Some(status) = &pod.status else { continue };
-        let first = status.init_container_statuses.iter().flatten();
-        let all = first.chain(status.container_statuses.iter().flatten());
-        let names = all
-            .filter(has_begun)
-            .map(|c| (pod.name_any(), c.name.clone()));
-        found.extend(names);
+        let init = status.init_container_statuses.iter().flatten();
+        let all = init.chain(status.container_statuses.iter().flatten());
+        for container in all.filter(|c| has_started(c)) {
+            started.push((pod.name_any(), container.name.clone()));
+        }
     }
-    found
+    started
 }
 
-/// What is on standard output already.
+fn has_started(container: &ContainerStatus) -> bool {
+    let state = container.state.as_ref();
+    state.is_some_and(|s| s.running.is_some() || s.terminated.is_some())
+}
+
+/// The containers whose logs are printed, each with its Pod.
 #[derive(Default)]
 struct Printed(BTreeSet<(String, String)>);
 
 impl Printed {
-    /// Prints a container's log, to its end if it is followed.
+    /// Prints the log of a container, if it is not printed yet. With `follow`, until the container ends.
     async fn print(
         &mut self,
-        person: &UserClient,
+        client: &UserClient,
         pod: &str,
         container: String,
         follow: bool,
@@ -182,9 +184,9 @@ impl Printed {
         if !self.0.insert((pod.to_owned(), container.clone())) {
             return Ok(());
         }
-        // Of several each is named, beside what is printed.
+        // If there are several containers, name each one on standard error.
         if self.0.len() > 1 || container == CONTAINER_BEFORE {
-            tracing::info!(pod, container, "the log of another container begins");
+            tracing::info!(pod, container, "printing the log of another container");
         }
         let params = LogParams {
             container: Some(container.clone()),
@@ -192,8 +194,8 @@ impl Printed {
             ..LogParams::default()
         };
         let what = format!("read the log of {container} in {pod}");
-        let pods = person.api::<Pod>();
-        let log = person.ask(&what, pods.log_stream(pod, &params)).await?;
+        let pods = client.api::<Pod>();
+        let log = client.ask(&what, pods.log_stream(pod, &params)).await?;
         let mut log = pin!(log);
         let mut buffer = vec![0; 1 << 16];
         loop {
@@ -206,7 +208,7 @@ impl Printed {
             let mut out = std::io::stdout().lock();
             match out.write_all(&buffer[..read]).and_then(|()| out.flush()) {
                 Ok(()) => {}
-                // Whoever reads may have seen enough.
+                // The reader has closed the pipe.
                 Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => return Ok(()),
                 Err(e) => return Err(Error::io("write to standard output", e)),
             }
@@ -238,6 +240,6 @@ mod tests {
         ];
         let expected = [("a", "first"), ("a", "main"), ("b", "first")];
         let expected = expected.map(|(p, c)| (p.to_owned(), c.to_owned()));
-        assert_eq!(begun(pods.iter()), expected);
+        assert_eq!(started_containers(pods.iter()), expected);
     }
 }

@@ -1,4 +1,6 @@
-//! `deltafold task create|list|wait|logs`: what they tell of tasks, and how it ended by exit code.
+//! `deltafold task create|list|wait|logs`: their arguments, tasks as text, and the exit code of a task.
+//!
+//! The controller runs the tasks; these commands only talk to the API server.
 
 mod create;
 mod logs;
@@ -24,10 +26,11 @@ use serde::Serialize;
 use std::pin::pin;
 use std::time::Duration;
 
-/// Have something done once, for a policy, by the controller in Kubernetes
+/// Run a one-off task for a policy in Kubernetes
 ///
-/// A task is an EtcdBackupTask. Those of a policy run one at a time, first in, first out. Linked as
-/// kubectl-deltafold this program is a plugin: kubectl deltafold task list.
+/// A task is an EtcdBackupTask, which the controller runs. The tasks of a policy run one at a time, in the
+/// order of their creation. If the program is also installed as kubectl-deltafold, it is a kubectl plugin:
+/// kubectl deltafold task list.
 #[derive(Debug, Args)]
 pub(super) struct TaskArgs {
     #[command(subcommand)]
@@ -42,13 +45,15 @@ enum TaskCommand {
     Logs(logs::LogsArgs),
 }
 
-/// The tasks of a namespace, the oldest first
+/// List tasks, the oldest first
 #[derive(Debug, Args)]
 struct ListArgs {
-    /// Only those of this policy
+    /// Only list the tasks of this EtcdBackupPolicy
+    ///
+    /// DELTAFOLD_POLICY also sets --policy of `deltafold gc`, where it is a retention policy.
     #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     policy: Option<String>,
-    /// Of all namespaces
+    /// List the tasks of all namespaces
     #[arg(short = 'A', long, value_parser = yes_or_no)]
     all_namespaces: bool,
     #[command(flatten)]
@@ -57,58 +62,64 @@ struct ListArgs {
 
 /// Wait until a task has ended
 ///
-/// The exit code is 0 where it succeeded. Where it failed, it is that of the work (docs/exit-codes.md), or 143
-/// where Kubernetes ended it; of a rejected task it is 75 where the same is waiting or running already, and else
-/// 78. It is 75, too, where the time is up.
+/// Exit codes: 0 if the task succeeded; the exit code of its Job (docs/exit-codes.md) if it failed, or 143 if
+/// Kubernetes ended the Job; 75 if it was rejected because the same task is already waiting or running, and
+/// 78 if it was rejected for another reason; 75 after --timeout.
 #[derive(Debug, Args)]
+#[command(after_long_help = "\
+Examples:
+  Wait up to an hour for a task:
+      deltafold task wait main-snapshot-x7k2p --timeout 1h")]
 struct WaitArgs {
-    /// The task
+    /// Name of the task
     name: String,
-    /// No longer than this; 0s: as long as it takes
+    /// Maximum time to wait; 0s: no limit
     #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration::parse)]
     timeout: Duration,
     #[command(flatten)]
     cluster: ClusterArgs,
 }
 
-/// A task as it is printed. The fields are a contract.
+/// A task. The fields are a contract.
 #[derive(Debug, JsonSchema, Serialize)]
 pub(super) struct TaskOutcome {
-    /// Where it is.
+    /// The task's namespace.
     namespace: String,
-    /// Its name.
+    /// The task's name.
     name: String,
-    /// The policy that it is for.
+    /// The name of its policy.
     policy: String,
-    /// What is to be done.
+    /// The type of the task.
     #[serde(rename = "type")]
     type_: TaskType,
-    /// How it is. `Pending`, too, if no controller has looked at it yet.
+    /// The state of the task. `Pending` also if the controller has not processed it yet.
     state: TaskState,
-    /// When it was created.
+    /// When the task was created.
     created: Option<DateTime<Utc>>,
-    /// When it was no longer Pending.
+    /// When the task left the state `Pending`; null before.
     initiated_at: Option<DateTime<Utc>>,
-    /// When it ended.
+    /// When the task ended; null before.
     finished_at: Option<DateTime<Utc>>,
-    /// The name of its Job.
+    /// The name of its Job; null if it has none.
     job: Option<String>,
-    /// What it waits for, or is at; for people.
+    /// What the task is doing or waiting for. Human-readable: the wording may change.
     message: Option<String>,
-    /// What went wrong, the newest first.
+    /// The errors of the task, the newest first.
     errors: Vec<TaskFailure>,
 }
 
+/// An error of a task.
 #[derive(Debug, JsonSchema, Serialize)]
 struct TaskFailure {
-    /// A reason of exit-codes.md, Kubernetes' own, or why it was rejected.
+    /// A reason from exit-codes.md, a reason of Kubernetes, or the reason for a rejection.
     code: String,
-    /// A sentence for people.
+    /// The error as a sentence. Human-readable: the wording may change.
     description: String,
-    /// When it was seen.
+    /// When the controller observed the error.
     observed_at: DateTime<Utc>,
 }
 
+/// A list of tasks.
 #[derive(Debug, JsonSchema, Serialize)]
 pub(super) struct TasksOutcome {
     /// The tasks, the oldest first.
@@ -118,11 +129,14 @@ pub(super) struct TasksOutcome {
 impl TaskOutcome {
     fn of(task: &EtcdBackupTask) -> Self {
         let status = task.status.clone().unwrap_or_default();
-        let errors = status.last_errors.into_iter().map(|e| TaskFailure {
-            code: e.code,
-            description: e.description,
-            observed_at: e.observed_at,
-        });
+        let mut errors = Vec::new();
+        for e in status.last_errors {
+            errors.push(TaskFailure {
+                code: e.code,
+                description: e.description,
+                observed_at: e.observed_at,
+            });
+        }
         TaskOutcome {
             namespace: task.namespace().unwrap_or_default(),
             name: task.name_any(),
@@ -134,11 +148,11 @@ impl TaskOutcome {
             finished_at: status.finished_at,
             job: status.job_name,
             message: status.last_operation.map(|o| o.reason),
-            errors: errors.collect(),
+            errors,
         }
     }
 
-    fn in_words(&self) -> String {
+    fn to_text(&self) -> String {
         let mut text = Text::new();
         text.line(format_args!("{} {}", self.name, self.state.as_str()));
         if let Some(message) = self.message.as_ref().filter(|m| !m.is_empty()) {
@@ -155,25 +169,31 @@ fn created(task: &EtcdBackupTask) -> Option<DateTime<Utc>> {
     DateTime::from_timestamp(at.0.as_second(), 0)
 }
 
-/// How a task that has ended is told by exit code; `None` where it succeeded.
+/// The failure of a task that has failed or was rejected, with the reason that sets the exit code; otherwise
+/// `None`.
 fn failure_of(task: &EtcdBackupTask) -> Option<Error> {
     let status = task.status.clone().unwrap_or_default();
     let newest = status.last_errors.first();
     let code = newest.map(|e| e.code.as_str()).unwrap_or_default();
-    let own = Reason::ALL.iter().copied().find(|r| r.as_str() == code);
-    let (what, reason) = match status.state {
-        TaskState::Failed => ("failed", own.unwrap_or(Reason::Terminated)),
+    let known = Reason::ALL.iter().copied().find(|r| r.as_str() == code);
+    let (state, reason) = match status.state {
+        TaskState::Failed => ("failed", known.unwrap_or(Reason::Terminated)),
         TaskState::Rejected if code == "DuplicateTask" => ("was rejected", Reason::Conflict),
-        TaskState::Rejected => ("was rejected", own.unwrap_or(Reason::Configuration)),
+        TaskState::Rejected => ("was rejected", known.unwrap_or(Reason::Configuration)),
         TaskState::Succeeded | TaskState::Pending | TaskState::InProgress => return None,
     };
-    let said = newest.map_or("no reason is told".to_owned(), |e| e.description.clone());
-    let code = match own {
+    let description = newest.map_or("no reason is recorded", |e| e.description.as_str());
+    let code = match known {
         None if !code.is_empty() => format!(" ({code})"),
         _ => String::new(),
     };
     let name = task.name_any();
-    Some(reason.error(format!("the task {name} {what}{code}: {said}")))
+    Some(reason.error(format!("the task {name} {state}{code}: {description}")))
+}
+
+/// Whether a task has ended.
+fn is_final(task: &EtcdBackupTask) -> bool {
+    task.status.as_ref().is_some_and(|s| s.state.is_final())
 }
 
 impl TaskArgs {
@@ -187,125 +207,138 @@ impl TaskArgs {
     }
 }
 
-fn tell(task: &EtcdBackupTask, output: Output) -> Ended {
-    print_outcome(output, &TaskOutcome::of(task), TaskOutcome::in_words)?;
+/// Prints a task, and returns its failure.
+fn print_task(task: &EtcdBackupTask, output: Output) -> Ended {
+    print_outcome(output, &TaskOutcome::of(task), TaskOutcome::to_text)?;
     Ok(failure_of(task))
 }
 
 impl ListArgs {
     fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         let mut tasks = wait_for(cancel, async {
-            let person = self.cluster.person(false).await?;
+            let client = self.cluster.client(false).await?;
             let api = match self.all_namespaces {
-                true => person.all::<EtcdBackupTask>(),
-                false => person.api(),
+                true => client.all::<EtcdBackupTask>(),
+                false => client.api(),
             };
             let params = ListParams::default();
-            person.ask("list the tasks", api.list(&params)).await
+            client.ask("list the tasks", api.list(&params)).await
         })?
         .items;
         tasks.retain(|t| self.policy.as_ref().is_none_or(|p| t.spec.policy == *p));
         tasks.sort_by_key(|t| (created(t), t.namespace(), t.name_any()));
         let tasks: Vec<TaskOutcome> = tasks.iter().map(TaskOutcome::of).collect();
         let outcome = TasksOutcome { tasks };
-        print_outcome(output, &outcome, |o| o.in_words(self.all_namespaces))
+        print_outcome(output, &outcome, |o| o.to_text(self.all_namespaces))
     }
 }
 
 impl TasksOutcome {
-    fn in_words(&self, with_namespace: bool) -> String {
+    fn to_text(&self, with_namespace: bool) -> String {
         if self.tasks.is_empty() {
             return "no tasks\n".to_owned();
         }
         let now = Utc::now();
-        let rows = self.tasks.iter().map(|t| {
-            let name = match with_namespace {
-                true => format!("{}/{}", t.namespace, t.name),
-                false => t.name.clone(),
-            };
-            let error = t.errors.first().map(|e| e.code.clone());
-            [
-                name,
-                t.policy.clone(),
-                t.type_.as_str().to_owned(),
-                t.state.as_str().to_owned(),
-                error.unwrap_or_default(),
-                t.created.map_or(String::new(), |at| age(at, now)),
-            ]
-        });
         let header = ["NAME", "POLICY", "TYPE", "STATE", "ERROR", "AGE"];
+        let rows = self.tasks.iter().map(|t| t.row(with_namespace, now));
         table(header, rows.collect())
+    }
+}
+
+impl TaskOutcome {
+    /// The row of the task in a list.
+    fn row(&self, with_namespace: bool, now: DateTime<Utc>) -> [String; 6] {
+        let name = match with_namespace {
+            true => format!("{}/{}", self.namespace, self.name),
+            false => self.name.clone(),
+        };
+        let error = self.errors.first().map(|e| e.code.clone());
+        [
+            name,
+            self.policy.clone(),
+            self.type_.as_str().to_owned(),
+            self.state.as_str().to_owned(),
+            error.unwrap_or_default(),
+            self.created.map_or(String::new(), |at| age(at, now)),
+        ]
     }
 }
 
 impl WaitArgs {
     fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         let task = wait_for(cancel, async {
-            let person = self.cluster.person(false).await?;
-            ended(&person, &self.name, self.timeout).await
+            let client = self.cluster.client(false).await?;
+            wait_until_final(&client, &self.name, self.timeout).await
         })?;
-        tell(&task, output)
+        print_task(&task, output)
     }
 }
 
-fn no_more() -> Error {
+fn watch_ended() -> Error {
     Error::internal("a watch has ended")
 }
 
-fn no_task(person: &UserClient, name: &str) -> Error {
-    let namespace = person.namespace();
+fn no_task(client: &UserClient, name: &str) -> Error {
+    let namespace = client.namespace();
     Reason::Usage.error(format!(
         "there is no EtcdBackupTask {name} in the namespace {namespace}"
     ))
 }
 
-/// The task when it has ended.
-async fn ended(person: &UserClient, name: &str, timeout: Duration) -> Result<EtcdBackupTask> {
-    let waiting = async {
-        let mut states = pin!(watch_object(person.api::<EtcdBackupTask>(), name).default_backoff());
-        let mut last: Option<EtcdBackupTask> = None;
-        while let Some(state) = states.next().await {
-            match state {
-                Ok(Some(task)) if task.status.as_ref().is_some_and(|s| s.state.is_final()) => {
-                    return Ok(task);
-                }
-                Ok(Some(task)) => last = Some(task),
-                Ok(None) if last.is_none() => return Err(no_task(person, name)),
-                Ok(None) => {
-                    return Err(Reason::Conflict
-                        .error(format!("the task {name} was deleted before it had ended")));
-                }
-                Err(e) => lasting(person, "watch the task", &e)?,
-            }
-        }
-        Err(no_more())
-    };
+/// Waits until the task has ended, and returns it. A `timeout` of zero is no timeout.
+///
+/// # Errors
+/// `Usage` if there is no such task, `Conflict` if it is deleted before it ends, `PartlyDone` after the timeout.
+async fn wait_until_final(
+    client: &UserClient,
+    name: &str,
+    timeout: Duration,
+) -> Result<EtcdBackupTask> {
+    let task = watch_until_final(client, name);
     if timeout.is_zero() {
-        return waiting.await;
+        return task.await;
     }
-    let in_time = tokio::time::timeout(timeout, waiting).await;
-    in_time.unwrap_or_else(|_| {
-        Err(Reason::PartlyDone.error(format!(
-            "the task {name} has not ended within {} s; it goes on",
+    match tokio::time::timeout(timeout, task).await {
+        Ok(task) => task,
+        Err(_) => Err(Reason::PartlyDone.error(format!(
+            "the task {name} has not ended within {} s; it continues",
             timeout.as_secs_f64()
-        )))
-    })
+        ))),
+    }
 }
 
-/// A watch tries again by itself. What that does not mend is a failure.
-fn lasting(person: &UserClient, what: &str, e: &watcher::Error) -> Result<()> {
+async fn watch_until_final(client: &UserClient, name: &str) -> Result<EtcdBackupTask> {
+    let mut tasks = pin!(watch_object(client.api::<EtcdBackupTask>(), name).default_backoff());
+    let mut exists = false;
+    while let Some(task) = tasks.next().await {
+        match task {
+            Ok(Some(task)) if is_final(&task) => return Ok(task),
+            Ok(Some(_)) => exists = true,
+            Ok(None) if !exists => return Err(no_task(client, name)),
+            Ok(None) => {
+                return Err(Reason::Conflict
+                    .error(format!("the task {name} was deleted before it had ended")));
+            }
+            Err(e) => retry_or_fail(client, "watch the task", &e)?,
+        }
+    }
+    Err(watch_ended())
+}
+
+/// Warns about an error that the watch retries itself. Returns all other errors.
+fn retry_or_fail(client: &UserClient, action: &str, e: &watcher::Error) -> Result<()> {
     let failure = match e {
         watcher::Error::InitialListFailed(e)
         | watcher::Error::WatchStartFailed(e)
-        | watcher::Error::WatchFailed(e) => person.failure(what, e),
+        | watcher::Error::WatchFailed(e) => client.failure(action, e),
         watcher::Error::WatchError(_) => return Ok(()),
         watcher::Error::NoResourceVersion => {
-            Reason::KubernetesUnreachable.error(format!("cannot {what}: {e}"))
+            Reason::KubernetesUnreachable.error(format!("cannot {action}: {e}"))
         }
     };
     match failure.reason().is_retryable() {
         true => {
-            tracing::warn!("{failure}; trying again");
+            tracing::warn!("{failure}; retrying");
             Ok(())
         }
         false => Err(failure),

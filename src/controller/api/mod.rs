@@ -1,7 +1,9 @@
-//! The resources of `deltafold.io/v1alpha1`: what users write, and what the controller tells them.
+//! The resources of `deltafold.io/v1alpha1`: the specs that users write, and the status that the controller
+//! writes.
 //!
-//! Types alone, with the rules that the API server checks itself (CEL); nothing is decided here. The CRDs are
-//! generated from them. `controller`, `cli::manifests`, `cli::task` and `cli::policy` use them.
+//! It has only types, with the rules that the API server checks (CEL); it decides nothing. The CRDs are
+//! generated from the types, and the doc comments are the descriptions that `kubectl explain` shows.
+//! `controller`, `cli::manifests`, `cli::task` and `cli::policy` use it.
 
 mod policy;
 mod task;
@@ -18,77 +20,78 @@ use std::collections::BTreeMap;
 /// The API group.
 pub const GROUP: &str = "deltafold.io";
 
-/// Both CRDs.
+/// Returns the CRDs of both resources.
 pub fn crds() -> Vec<CustomResourceDefinition> {
     vec![EtcdBackupPolicy::crd(), EtcdBackupTask::crd()]
 }
 
-/// A bucket and prefix, and how it is reached.
+/// A store, and how it is accessed.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
     validation = Rule::new("self.url.contains('://') || self.url.startsWith('/')").message("give a URL such as s3://bucket/prefix, or an absolute path"),
-    validation = Rule::new("(self.url.startsWith('/') || self.url.startsWith('file://')) == has(self.volume)").message("a store of local files needs a volume, and only such a one has it")
+    validation = Rule::new("(self.url.startsWith('/') || self.url.startsWith('file://')) == has(self.volume)").message("a store with a file:// URL or a path needs a volume; other stores must not have one")
 )]
 pub struct StoreSpec {
-    /// The folder that holds v2/: s3://bucket/prefix, gs://…, az://…, swift://…, oss://…; with `volume`
-    /// file:///path, where that is mounted
+    /// URL of the folder that holds v2/: s3://bucket/prefix, gs://…, az://…, swift://… or oss://…; or
+    /// file:///path with `volume`, which is mounted there
     #[schemars(length(min = 1, max = 2048))]
     pub url: String,
-    /// The Secret with settings and credentials, with the keys of etcd-druid's Secrets or the providers'
+    /// Secret with the options and credentials of the store. Its keys are those of etcd-druid's Secrets, or
+    /// the providers' environment variables
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret_ref: Option<SecretRef>,
-    /// Settings of the store, such as endpoint or region: no secrets
+    /// Options of the store, such as endpoint or region. Secrets are not allowed here: use secretRef
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub options: BTreeMap<String, String>,
-    /// The volume of a store of local files; it is mounted at the path of the URL
+    /// Volume of a store with a file:// URL, mounted at the path of the URL
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub volume: Option<StoreVolume>,
 }
 
-/// A volume to keep snapshots on.
+/// A volume that holds a store.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("has(self.persistentVolumeClaim) != has(self.hostPath)").message("give either persistentVolumeClaim or hostPath"))]
 pub struct StoreVolume {
-    /// The name of a PersistentVolumeClaim
+    /// Name of a PersistentVolumeClaim
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub persistent_volume_claim: Option<String>,
-    /// A folder of the node
+    /// Path of a folder on the node
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_path: Option<String>,
 }
 
-/// A Secret of the same namespace.
+/// A Secret in the same namespace.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct SecretRef {
-    /// Its name
+    /// Name of the Secret
     #[schemars(length(min = 1, max = 253))]
     pub name: String,
 }
 
-/// A condition, as Kubernetes has them.
+/// A condition of a policy, as in metav1.Condition.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Condition {
-    /// Ready, BackupReady, BackupVerified, CompactionHealthy, StoreShared or NotAllowed
+    /// Type: Ready, BackupReady, BackupVerified, CompactionHealthy, StoreShared or NotAllowed
     #[serde(rename = "type")]
     pub type_: String,
-    /// True, False or Unknown
+    /// Status: True, False or Unknown
     pub status: ConditionStatus,
-    /// A word for machines
+    /// Machine-readable reason for the status
     pub reason: String,
-    /// A sentence for people
+    /// Human-readable description of the status
     pub message: String,
-    /// When the status was another one
+    /// When the status last changed
     pub last_transition_time: DateTime<Utc>,
-    /// The generation of the spec that this is about
+    /// Generation of the spec for which the condition was set
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
 }
 
-/// Whether a condition holds.
+/// The status of a condition.
 #[derive(
     Debug,
     Clone,
@@ -101,16 +104,16 @@ pub struct Condition {
     strum::IntoStaticStr,
 )]
 pub enum ConditionStatus {
-    /// It does.
+    /// The condition holds.
     True,
-    /// It does not.
+    /// The condition does not hold.
     False,
-    /// There is no news, or none that is recent enough.
+    /// There is no recent observation.
     Unknown,
 }
 
 impl ConditionStatus {
-    /// As Kubernetes writes it.
+    /// The status as the API writes it.
     pub fn as_str(self) -> &'static str {
         self.into()
     }

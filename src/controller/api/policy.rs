@@ -1,4 +1,6 @@
-//! EtcdBackupPolicy: one etcd, one store prefix, and what is to be done there and when.
+//! EtcdBackupPolicy: the backup of one etcd in one store, and its schedules.
+//!
+//! It has only types; `controller::plan` decides what they mean.
 
 use super::{Condition, SecretRef, StoreSpec};
 use crate::backup::Compression;
@@ -15,12 +17,13 @@ use kube::{CustomResource, KubeSchema};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// How an etcd is backed up: what runs when, what starts a compaction, what is kept.
+/// The backup of an etcd: schedules, compaction thresholds and retention.
 #[derive(Debug, Clone, Default, PartialEq, CustomResource, Serialize, Deserialize, KubeSchema)]
 #[kube(
     group = "deltafold.io",
     version = "v1alpha1",
     kind = "EtcdBackupPolicy",
+    doc = "An EtcdBackupPolicy describes the backup of an etcd in a store: schedules, compaction thresholds and retention.",
     plural = "etcdbackuppolicies",
     shortname = "ebp",
     category = "deltafold",
@@ -39,7 +42,7 @@ use std::collections::BTreeMap;
     printcolumn(json_path = ".spec.suspend", name = "Suspended", type_ = "boolean", priority = 1),
     printcolumn(json_path = ".spec.store.url", name = "Store", type_ = "string", priority = 1),
     printcolumn(json_path = ".metadata.creationTimestamp", name = "Age", type_ = "date"),
-    validation = Rule::new("size(self.metadata.name) <= 40").message("a policy's name has no more than 40 characters: Jobs are named after it")
+    validation = Rule::new("size(self.metadata.name) <= 40").message("a policy's name must have at most 40 characters, because Jobs are named after it")
 )]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
@@ -48,33 +51,34 @@ use std::collections::BTreeMap;
     validation = Rule::new("has(self.etcd) || !has(self.verify) || !has(self.verify.againstCluster) || !self.verify.againstCluster").message("verify.againstCluster needs etcd.endpoints")
 )]
 pub struct EtcdBackupPolicySpec {
-    /// The live etcd; without it nothing but the store is looked after, as beside etcd-druid's sidecar
+    /// Live etcd to back up. Without it, the policy only maintains the store, for example next to
+    /// etcd-druid's sidecar
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub etcd: Option<EtcdSpec>,
-    /// Where its backup is
+    /// Store that holds the backup
     pub store: StoreSpec,
-    /// age keys of an encrypted backup
+    /// age keys of the backup
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub encryption: Option<EncryptionSpec>,
-    /// When snapshots are taken
+    /// Schedules of snapshots
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub snapshot: Option<SnapshotSpec>,
-    /// When the deltas are folded into a new full snapshot
+    /// Thresholds for folding the deltas into a new full snapshot
     #[serde(default)]
     pub compaction: CompactionSpec,
-    /// What is kept; without it nothing is removed
+    /// Rules for removing old snapshots. Without it, nothing is removed
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retention: Option<RetentionSpec>,
-    /// When the backup is verified
+    /// Schedule of verifications of the backup
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verify: Option<VerifySpec>,
-    /// When the etcd is compacted and defragmented
+    /// Schedule of compactions and defragmentations of the live etcd
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub maintenance: Option<MaintenanceSpec>,
-    /// What Jobs look like
+    /// Settings of the Jobs and their Pods
     #[serde(default)]
     pub job_template: JobTemplate,
-    /// Nothing is started by schedule or threshold; tasks are done all the same
+    /// Stop starting Jobs by schedule and threshold. Tasks still run
     #[serde(default)]
     pub suspend: bool,
 }
@@ -83,88 +87,91 @@ pub struct EtcdBackupPolicySpec {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct EtcdSpec {
-    /// Client URLs of its members
+    /// Client URLs of the members
     #[schemars(length(min = 1, max = 32))]
     pub endpoints: Vec<String>,
-    /// A Secret with ca.crt, and tls.crt and tls.key where etcd wants a client certificate
+    /// Secret with ca.crt, and with tls.crt and tls.key if etcd requires a client certificate
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tls_secret_ref: Option<SecretRef>,
-    /// A Secret with username and password
+    /// Secret with the username and password of an etcd user
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub auth_secret_ref: Option<SecretRef>,
 }
 
-/// Keys of an encrypted backup.
+/// The age keys of a backup.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct EncryptionSpec {
-    /// age recipients that new snapshots are encrypted to
+    /// age recipients (age1…) for which new snapshots are encrypted
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32))]
     pub recipients: Vec<String>,
-    /// A Secret with the identity in `identity.txt`, to read the backup with
+    /// Secret with the age identity in `identity.txt`, which decrypts the backup
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub identity_secret_ref: Option<SecretRef>,
-    /// What is made of snapshots that are not encrypted
+    /// Handling of snapshots that are not encrypted
     #[serde(flatten)]
     pub plaintext: Plaintext,
 }
 
-/// When snapshots are taken.
+/// The schedules of snapshots.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
     validation = Rule::new("!(has(self.deltaSchedule) && has(self.follow))").message("give either deltaSchedule or follow")
 )]
 pub struct SnapshotSpec {
-    /// When full snapshots are taken: a cron schedule
+    /// Cron schedule of full snapshots
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 128))]
     pub full_schedule: Option<String>,
-    /// When delta snapshots are taken: a cron schedule
+    /// Cron schedule of delta snapshots
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 128))]
     pub delta_schedule: Option<String>,
-    /// A Pod that follows the etcd all the time instead
+    /// Run a Pod that takes delta snapshots continuously, instead of deltaSchedule
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub follow: Option<Pace>,
-    /// The time zone of all schedules [default: Etc/UTC]
+    /// Time zone of all schedules of the policy, by its IANA name [default: Etc/UTC]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time_zone: Option<String>,
-    /// Of new snapshots [default: as the newest full]
+    /// Compression of new snapshots [default: that of the newest full]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compression: Option<Compression>,
-    /// The prefix of the snapshot Leases: PREFIX-full-snap and PREFIX-delta-snap [default: the policy's name]
+    /// Prefix of the snapshot Leases PREFIX-full-snap and PREFIX-delta-snap [default: the policy's name]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 200))]
     pub lease_prefix: Option<String>,
 }
 
-/// When deltas are folded into a new full snapshot.
+/// The thresholds that start a compaction: the deltas are folded into a new full snapshot.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct CompactionSpec {
-    /// Whether thresholds start compactions
+    /// Start compactions by threshold
     pub enabled: bool,
-    /// Since the last full snapshot
+    /// Start a compaction at this number of events since the last full snapshot
     #[schemars(range(min = 1))]
     pub events_threshold: i64,
-    /// Bytes of deltas in the store since the last full snapshot [default: no threshold]
+    /// Start a compaction at this size of the deltas in the store since the last full snapshot [default: no
+    /// threshold]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub size_threshold: Option<TextValue<Size>>,
-    /// Age of the last full snapshot, where there are deltas after it [default: no threshold]
+    /// Start a compaction at this age of the last full snapshot, if there are deltas after it [default: no
+    /// threshold]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub age_threshold: Option<TextValue<Span>>,
-    /// So many events since the last full snapshot are not folded any more: a full snapshot is taken [default: no threshold]
+    /// Take a full snapshot of the live etcd, instead of a compaction, at this number of events since the
+    /// last full snapshot [default: no threshold]
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub full_snapshot_threshold: Option<i64>,
-    /// A compaction that takes longer is ended
+    /// Stop a compaction that takes longer
     pub active_deadline: TextValue<Span>,
-    /// What the new full snapshot keeps
+    /// History that the new full snapshot keeps
     #[serde(flatten)]
     pub history: History,
-    /// Of a compaction's container
+    /// Resources of a compaction's container [default: those of jobTemplate]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resources: Option<ResourceRequirements>,
 }
@@ -184,14 +191,14 @@ impl Default for CompactionSpec {
     }
 }
 
-/// What is kept of the backup.
+/// The rules for removing old snapshots.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RetentionSpec {
-    /// What is kept, and how long
+    /// Rules
     #[serde(flatten)]
     pub rules: Rules,
-    /// When garbage is collected [default: every six hours]
+    /// Cron schedule for removing old snapshots [default: every six hours]
     #[serde(default = "collect_every_six_hours")]
     #[schemars(length(min = 1, max = 128))]
     pub schedule: String,
@@ -201,149 +208,153 @@ fn collect_every_six_hours() -> String {
     "23 */6 * * *".to_owned()
 }
 
-/// When the backup is verified.
+/// The verification of the backup.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct VerifySpec {
-    /// When
+    /// Cron schedule
     #[schemars(length(min = 1, max = 128))]
     pub schedule: String,
-    /// How thoroughly
+    /// How thoroughly the backup is verified
     #[serde(default)]
     pub level: Level,
-    /// It is compared with the live etcd, too
+    /// Also compare the backup with the live etcd
     #[serde(default)]
     pub against_cluster: bool,
 }
 
-/// When the etcd is compacted and defragmented.
+/// The maintenance of the live etcd.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("has(self.compactKeep) || has(self.defrag)").message("give compactKeep, defrag, or both"))]
 pub struct MaintenanceSpec {
-    /// When
+    /// Cron schedule
     #[schemars(length(min = 1, max = 128))]
     pub schedule: String,
-    /// What is done
+    /// The work to do
     #[serde(flatten)]
     pub upkeep: Upkeep,
 }
 
-/// What Jobs look like.
+/// Settings of the Jobs and their Pods.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct JobTemplate {
-    /// [default: the controller's --job-image]
+    /// Image of the Jobs [default: that of the controller's --job-image]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<String>,
-    /// [default: Kubernetes']
+    /// When Kubernetes pulls the image [default: as Kubernetes decides by the image's tag]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image_pull_policy: Option<ImagePullPolicy>,
-    /// Of the container [default: limits of memory and ephemeral storage that a database of maxDatabaseSize fits into]
+    /// Resources of the container [default: limits of memory and ephemeral storage that suffice for
+    /// maxDatabaseSize]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resources: Option<ResourceRequirements>,
-    /// It may get, create and patch the snapshot Leases [default: one that the controller makes]
+    /// ServiceAccount of the Pods; it must have get, create and patch on the snapshot Leases [default: a
+    /// ServiceAccount that the controller creates]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service_account_name: Option<String>,
-    /// Nodes that have these labels
+    /// Run Pods only on nodes with these labels
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub node_selector: BTreeMap<String, String>,
-    /// Taints that are put up with
+    /// Tolerations of the Pods
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tolerations: Vec<Toleration>,
-    /// The Pods' priority
+    /// PriorityClass of the Pods
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub priority_class_name: Option<String>,
-    /// On the Jobs and their Pods
+    /// Additional labels of the Jobs and their Pods
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
-    /// How long a Pod's metrics are there after its work is done
+    /// Keep serving the metrics of a Pod for this time after its work has ended
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metrics_scrape_wait: Option<TextValue<Span>>,
-    /// Pods share the node's network, as an etcd that listens there needs it
+    /// Use the network of the node, for an etcd that listens only there
     #[serde(default)]
     pub host_network: bool,
-    /// The size limit of the scratch volume [default: three times maxDatabaseSize]
+    /// Size limit of the volume for temporary files [default: three times maxDatabaseSize]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scratch_size: Option<TextValue<Size>>,
-    /// The largest database that Jobs read; a full snapshot of more is refused as TooLarge [default: 16Gi]
+    /// Largest database, uncompressed, that Jobs read; larger full snapshots are refused (TooLarge) [default:
+    /// 16Gi]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_database_size: Option<TextValue<Size>>,
-    /// The largest key and value together that Jobs read [default: 64Mi]
+    /// Largest key and value together that Jobs read [default: 64Mi]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_value_size: Option<TextValue<Size>>,
 }
 
-/// When images are pulled.
+/// When Kubernetes pulls images.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema, strum::Display,
 )]
 pub enum ImagePullPolicy {
-    /// Each time
+    /// Each time a container starts
     Always,
-    /// Where it is not there
+    /// If the node does not have the image
     IfNotPresent,
-    /// It is there
+    /// The node must have the image
     Never,
 }
 
-/// What the controller tells of a policy.
+/// The observed state of a policy.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct EtcdBackupPolicyStatus {
-    /// The generation of the spec that was acted on
+    /// Generation of the spec that the controller has processed
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Ready, BackupReady, BackupVerified, CompactionHealthy; StoreShared and NotAllowed if they are so
+    /// Conditions: Ready, BackupReady, BackupVerified and CompactionHealthy; StoreShared and NotAllowed only
+    /// if true
     #[serde(default)]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,
-    /// The newest snapshots, and what came after the newest full
+    /// Newest snapshots, and the size of the deltas since the newest full
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub snapshots: Option<SnapshotsStatus>,
-    /// What can be restored, as the last Job found it
+    /// Revisions that can be restored, as the last Job reported
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restorable_window: Option<RestorableWindow>,
-    /// The last compaction that was started by a threshold
+    /// Last compaction started by a threshold
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_compaction: Option<LastCompaction>,
-    /// The last verification that ended
+    /// Last verification that has ended
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_verification: Option<LastRun>,
-    /// The last restoration by a task that ended
+    /// Last restore by a task that has ended
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_restoration: Option<LastRun>,
-    /// The last maintenance that ended
+    /// Last maintenance that has ended
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_defragmentation: Option<LastRun>,
-    /// Jobs that are not done
+    /// Names of the Jobs that have not ended
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub active_jobs: Vec<String>,
-    /// What the policy has for itself within its namespace, since when
+    /// Store and Leases that the policy has reserved for itself in its namespace
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub claims: Vec<Claim>,
 }
 
 impl EtcdBackupPolicyStatus {
-    /// A condition by its type, if it was told.
+    /// Returns the condition of this type, if it is set.
     pub fn condition(&self, type_: &str) -> Option<&Condition> {
         self.conditions.iter().find(|c| c.type_ == type_)
     }
 }
 
-/// Something that only one policy of a namespace can have: who claimed it first has it.
+/// A resource that only one policy of a namespace can use: the policy that claimed it first.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Claim {
-    /// Store or Leases
+    /// Kind of the resource: Store or Leases
     pub what: Claimed,
-    /// The store's place, or the prefix of the Leases
+    /// The store's location, or the prefix of the Leases
     pub of: String,
-    /// Since when
+    /// When it was claimed
     pub since: DateTime<Utc>,
 }
 
-/// What can be claimed.
+/// The kinds of resources that a policy claims.
 #[derive(
     Debug,
     Clone,
@@ -356,120 +367,121 @@ pub struct Claim {
     strum::IntoStaticStr,
 )]
 pub enum Claimed {
-    /// Where the backup is
+    /// The store of the backup
     Store,
     /// The snapshot Leases
     Leases,
 }
 
-/// What the snapshot Leases tell.
+/// The newest snapshots, as the snapshot Leases record them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct SnapshotsStatus {
-    /// The newest full
+    /// Newest full snapshot
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_full: Option<SnapshotStatus>,
-    /// The newest delta after it
+    /// Newest delta snapshot after the newest full
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_delta: Option<SnapshotStatus>,
-    /// Bytes of the deltas after the newest full, in the store
+    /// Size of the deltas after the newest full, in bytes in the store
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub accumulated_delta_size: Option<i64>,
-    /// Events in them
+    /// Number of events in the deltas after the newest full
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub accumulated_delta_events: Option<i64>,
 }
 
-/// One snapshot.
+/// A snapshot.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct SnapshotStatus {
-    /// Its name; not known of etcd-druid's Leases
+    /// Name of the snapshot; etcd-druid's Leases do not record it
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// The first revision in it; 0 of a full
+    /// First revision in the snapshot; 0 for a full
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start_revision: Option<i64>,
-    /// The last revision in it
+    /// Last revision in the snapshot
     pub end_revision: i64,
-    /// When it was made
+    /// When the snapshot was taken
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time: Option<DateTime<Utc>>,
-    /// Bytes in the store
+    /// Size in bytes in the store
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size: Option<i64>,
 }
 
-/// What can be restored.
+/// The revisions that can be restored.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RestorableWindow {
-    /// The first revision
+    /// First revision that can be restored
     pub first_revision: i64,
-    /// The last revision
+    /// Last revision that can be restored
     pub last_revision: i64,
 }
 
-/// A compaction that was started by a threshold, or the full snapshot in its place.
+/// A compaction that a threshold started, or the full snapshot taken instead of it.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct LastCompaction {
-    /// Its Job
+    /// Name of the Job
     pub job_name: String,
-    /// Why: EventsThreshold, SizeThreshold, AgeThreshold, FullSnapshotThreshold, DeadlineExceeded
+    /// Why it was started: EventsThreshold, SizeThreshold, AgeThreshold, FullSnapshotThreshold or
+    /// DeadlineExceeded
     pub trigger: String,
-    /// The full snapshot's revision when it was started
+    /// Revision of the newest full when it was started
     pub full_revision: i64,
-    /// The newest delta's revision then
+    /// Revision of the newest delta when it was started
     pub delta_revision: i64,
     /// Whether a full snapshot of the live etcd was taken instead
     #[serde(default)]
     pub full_snapshot: bool,
-    /// Jobs of it that have failed in a row
+    /// Number of Jobs that have failed in a row
     #[serde(default)]
     pub failures: i32,
-    /// When it was created, how it ended
+    /// Start and result of the Job
     #[serde(flatten)]
     pub run: LastRun,
 }
 
-/// A Job of the past.
+/// A Job, and its result.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct LastRun {
-    /// When it was created
+    /// When the Job was created
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start_time: Option<DateTime<Utc>>,
-    /// When it ended
+    /// When the Job ended
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub completion_time: Option<DateTime<Utc>>,
-    /// Running, Succeeded or Failed
+    /// State: Running, Succeeded or Failed
     #[serde(default)]
     pub state: RunState,
-    /// The reason of docs/exit-codes.md, or Kubernetes'
+    /// Reason for a failure: one of docs/exit-codes.md, or one of Kubernetes
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// The exit code
+    /// Exit code of the Job's container
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit_code: Option<i32>,
-    /// For people
+    /// Human-readable result
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
-    /// The newest revision that it dealt with
+    /// Newest revision that the Job processed
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub revision: Option<i64>,
 }
 
-/// How a run is.
+/// The state of a Job.
 #[derive(
     Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
 )]
 pub enum RunState {
-    /// It has not ended
+    /// The Job has not ended
     #[default]
     Running,
-    /// It has done its work
+    /// The Job succeeded
     Succeeded,
-    /// It has not
+    /// The Job failed
     Failed,
 }

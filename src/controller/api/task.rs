@@ -1,4 +1,7 @@
-//! EtcdBackupTask: something to be done once, now, for a policy.
+//! EtcdBackupTask: one-off work for a policy.
+//!
+//! It has only types, which are also the arguments of `deltafold task create`; `controller::plan` runs the
+//! tasks.
 
 use super::StoreSpec;
 use crate::base::flag_values::yes_or_no;
@@ -17,15 +20,16 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use strum::{IntoStaticStr, VariantArray};
 
-/// A task is deleted so long after it has ended, if nothing else is said: a day.
+/// By default, a task is deleted this many seconds after it has ended: a day.
 pub const DEFAULT_TTL_SECONDS: i64 = 86_400;
 
-/// Something to be done once, for a policy of the same namespace.
+/// One-off work for a policy of the same namespace, such as a snapshot, a restore or a verification.
 #[derive(Debug, Clone, PartialEq, CustomResource, Serialize, Deserialize, KubeSchema)]
 #[kube(
     group = "deltafold.io",
     version = "v1alpha1",
     kind = "EtcdBackupTask",
+    doc = "An EtcdBackupTask is one-off work for a policy, such as a snapshot, a restore or a verification.",
     plural = "etcdbackuptasks",
     shortname = "ebt",
     category = "deltafold",
@@ -37,11 +41,11 @@ pub const DEFAULT_TTL_SECONDS: i64 = 86_400;
     printcolumn(json_path = ".status.state", name = "State", type_ = "string"),
     printcolumn(json_path = ".status.lastErrors[0].code", name = "Error", type_ = "string"),
     printcolumn(json_path = ".metadata.creationTimestamp", name = "Age", type_ = "date"),
-    validation = Rule::new("size(self.metadata.name) <= 52").message("a task's name has no more than 52 characters: its Job is named after it")
+    validation = Rule::new("size(self.metadata.name) <= 52").message("a task's name must have at most 52 characters, because its Job is named after it")
 )]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
-    validation = Rule::new("self == oldSelf").message("a task's spec does not change: create another task"),
+    validation = Rule::new("self == oldSelf").message("a task's spec cannot be changed: create a new task"),
     validation = Rule::new("self.type != 'OnDemandSnapshot' || has(self.config) && has(self.config.onDemandSnapshot)").message("OnDemandSnapshot needs config.onDemandSnapshot"),
     validation = Rule::new("self.type != 'CopyBackups' || has(self.config) && has(self.config.copyBackups)").message("CopyBackups needs config.copyBackups"),
     validation = Rule::new("self.type != 'Restore' || has(self.config) && has(self.config.restore)").message("Restore needs config.restore"),
@@ -54,22 +58,22 @@ pub const DEFAULT_TTL_SECONDS: i64 = 86_400;
     validation = Rule::new("!has(self.config) || !has(self.config.maintenance) || self.type == 'Maintenance'").message("config.maintenance is for the type Maintenance")
 )]
 pub struct EtcdBackupTaskSpec {
-    /// The policy whose etcd and store it is about
+    /// Name of the EtcdBackupPolicy to run the task for
     #[schemars(length(min = 1, max = 253))]
     pub policy: String,
-    /// What is to be done
+    /// Type of the task
     #[serde(rename = "type")]
     pub type_: TaskType,
-    /// How: what belongs to the type
+    /// Configuration of the task. Only the field for the type may be set
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub config: Option<TaskConfig>,
-    /// The task is deleted so long after it has ended [default: a day]
+    /// Delete the task this many seconds after it has ended [default: 86400, a day]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 31_536_000))]
     pub ttl_seconds_after_finished: Option<i64>,
 }
 
-/// What is to be done.
+/// The type of a task.
 #[derive(
     Debug,
     Clone,
@@ -86,47 +90,47 @@ pub struct EtcdBackupTaskSpec {
     VariantArray,
 )]
 pub enum TaskType {
-    /// A snapshot of the live etcd
+    /// Take a snapshot of the live etcd
     OnDemandSnapshot,
-    /// The deltas are folded into a new full snapshot
+    /// Fold the deltas into a new full snapshot
     OnDemandCompaction,
-    /// The backup is copied to another store
+    /// Copy the backup to another store
     CopyBackups,
-    /// A member's data directory is restored into a PersistentVolumeClaim
+    /// Restore a member's data directory into a PersistentVolumeClaim
     Restore,
-    /// The backup is verified
+    /// Verify the backup
     Verify,
-    /// The live etcd is compacted or defragmented
+    /// Compact or defragment the live etcd
     Maintenance,
 }
 
 impl TaskType {
-    /// As the API has it.
+    /// The name that the API uses.
     pub fn as_str(self) -> &'static str {
         self.into()
     }
 }
 
-/// How it is to be done: one of these, that of the type.
+/// The configuration of a task: only the field for its type may be set.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct TaskConfig {
-    /// Of OnDemandSnapshot
+    /// Configuration of an OnDemandSnapshot
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_demand_snapshot: Option<OnDemandSnapshotConfig>,
-    /// Of OnDemandCompaction
+    /// Configuration of an OnDemandCompaction
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_demand_compaction: Option<OnDemandCompactionConfig>,
-    /// Of CopyBackups
+    /// Configuration of CopyBackups
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub copy_backups: Option<CopyBackupsConfig>,
-    /// Of Restore
+    /// Configuration of a Restore
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restore: Option<RestoreConfig>,
-    /// Of Verify
+    /// Configuration of a Verify
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verify: Option<VerifyConfig>,
-    /// Of Maintenance
+    /// Configuration of a Maintenance
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub maintenance: Option<MaintenanceConfig>,
 }
@@ -136,11 +140,11 @@ pub struct TaskConfig {
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("self.type == 'full' || !has(self.final) || !self.final").message("only a full snapshot can be final"))]
 pub struct OnDemandSnapshotConfig {
-    /// The whole database, or what has changed since the last snapshot
+    /// Kind of the snapshot
     #[arg(long = "type", value_name = "TYPE", default_value = "full")]
     #[serde(rename = "type")]
     pub type_: SnapshotType,
-    /// What it means
+    /// Properties of the snapshot
     #[command(flatten)]
     #[serde(flatten)]
     pub marks: Marks,
@@ -152,19 +156,19 @@ pub struct OnDemandSnapshotConfig {
 pub enum SnapshotType {
     /// The whole database
     Full,
-    /// The events since the last snapshot
+    /// The changes since the last snapshot
     Delta,
 }
 
-/// A compaction.
+/// A compaction: the deltas are folded into a new full snapshot.
 #[derive(Debug, Clone, Default, PartialEq, Args, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct OnDemandCompactionConfig {
-    /// What it keeps [default: the policy's]
+    /// History to keep [default: that of the policy]
     #[command(flatten)]
     #[serde(flatten)]
     pub history: History,
-    /// Fold up to this revision [default: the newest]
+    /// Fold up to this revision [default: the newest revision]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(i64).range(1..))]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
@@ -175,66 +179,66 @@ pub struct OnDemandCompactionConfig {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct CopyBackupsConfig {
-    /// Where from [default: the policy's store]
+    /// Store to copy from [default: the policy's store]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source_store: Option<StoreSpec>,
-    /// Where to [default: the policy's store]
+    /// Store to copy to [default: the policy's store]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target_store: Option<StoreSpec>,
-    /// Which backups
+    /// The backups to copy
     #[serde(flatten)]
     pub most: CopyLimits,
-    /// Waits for the final full snapshot first
+    /// Wait until the newest full snapshot of the source is final, then copy
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wait_for_final_snapshot: Option<WaitForFinalSnapshot>,
 }
 
-/// Waiting for the final full snapshot.
+/// Whether and how long a copy waits for the final full snapshot.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct WaitForFinalSnapshot {
-    /// Whether it is waited for
+    /// Wait for the final full snapshot
     pub enabled: bool,
-    /// For no longer than this [default: as long as it takes]
+    /// Copy after this time even without a final snapshot [default: wait without limit]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout: Option<TextValue<Span>>,
 }
 
-/// A member's data directory, restored into a volume.
+/// A restore of a member's data directory into a volume.
 #[derive(Debug, Clone, Default, PartialEq, Args, Serialize, Deserialize, KubeSchema)]
 #[command(mut_args(|a| a.help_heading(None::<&str>)))]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("!(has(self.revision) && has(self.time))").message("give either revision or time"))]
 pub struct RestoreConfig {
-    /// The PersistentVolumeClaim, of the same namespace
+    /// Name of the PersistentVolumeClaim, in the same namespace
     #[arg(long = "claim", value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     #[schemars(length(min = 1, max = 253))]
     pub claim_name: String,
-    /// The data directory's path in the volume [default: default.etcd]
+    /// Path of the data directory in the volume [default: default.etcd]
     #[arg(long, value_name = "PATH")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = "^[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*$"))]
     pub sub_path: Option<String>,
-    /// What is restored
+    /// The state and the member to restore
     #[command(flatten)]
     #[serde(flatten)]
     pub wanted: SharedOptions,
-    /// The user and group that own the restored files [default: 65532]
+    /// ID of the user and group that own the restored files [default: 65532]
     #[arg(long, value_name = "UID", value_parser = clap::value_parser!(i64).range(0..=2_147_483_647))]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 2_147_483_647_i64))]
     pub run_as_user: Option<i64>,
 }
 
-/// A verification.
+/// A verification of the backup.
 #[derive(Debug, Clone, Default, PartialEq, Args, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct VerifyConfig {
-    /// How thoroughly
+    /// How thoroughly the backup is verified
     #[command(flatten)]
     #[serde(flatten)]
     pub depth: Thoroughness,
-    /// Compare it with the live etcd, too
+    /// Also compare the backup with the live etcd
     #[arg(long, value_parser = yes_or_no)]
     #[serde(default)]
     pub against_cluster: bool,
@@ -245,40 +249,40 @@ pub struct VerifyConfig {
 #[command(mut_arg("compact_keep", |a| a.required_unless_present("defrag")))]
 #[x_kube(validation = Rule::new("has(self.compactKeep) || has(self.defrag)").message("give compactKeep, defrag, or both"))]
 pub struct MaintenanceConfig {
-    /// What is done
+    /// The work to do
     #[command(flatten)]
     #[serde(flatten)]
     pub upkeep: Upkeep,
 }
 
-/// What the controller tells of a task.
+/// The observed state of a task.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct EtcdBackupTaskStatus {
-    /// The generation of the spec that was acted on
+    /// Generation of the spec that the controller has processed
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Pending, InProgress, Succeeded, Failed or Rejected
+    /// State: Pending, InProgress, Succeeded, Failed or Rejected
     #[serde(default)]
     pub state: TaskState,
-    /// When it was no longer Pending
+    /// When the task left the state Pending
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub initiated_at: Option<DateTime<Utc>>,
-    /// When it ended
+    /// When the task ended
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub finished_at: Option<DateTime<Utc>>,
-    /// Its Job
+    /// Name of the task's Job
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub job_name: Option<String>,
-    /// What went wrong, the newest first
+    /// Errors of the task, the newest first
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub last_errors: Vec<TaskError>,
-    /// What it is at
+    /// What the task is doing or waiting for
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_operation: Option<LastOperation>,
 }
 
-/// How a task is.
+/// The state of a task.
 #[derive(
     Debug,
     Clone,
@@ -293,57 +297,57 @@ pub struct EtcdBackupTaskStatus {
     IntoStaticStr,
 )]
 pub enum TaskState {
-    /// It waits for its turn
+    /// The task waits for other tasks or for a job slot
     #[default]
     Pending,
-    /// Its Job is there
+    /// The task's Job exists
     InProgress,
-    /// It is done
+    /// The Job succeeded
     Succeeded,
-    /// It was tried, and could not be done
+    /// The Job failed
     Failed,
-    /// It was not tried: a pre-condition does not hold
+    /// The task was not started, because a precondition does not hold
     Rejected,
 }
 
 impl TaskState {
-    /// Those in which nothing happens any more.
+    /// The states of a task that has ended.
     pub const FINAL: [TaskState; 3] =
         [TaskState::Succeeded, TaskState::Failed, TaskState::Rejected];
 
-    /// Whether nothing happens any more.
+    /// Whether the task has ended.
     pub fn is_final(self) -> bool {
         Self::FINAL.contains(&self)
     }
 
-    /// As the API has it.
+    /// The name that the API uses.
     pub fn as_str(self) -> &'static str {
         self.into()
     }
 }
 
-/// Something that went wrong.
+/// An error of a task.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct TaskError {
-    /// A word for machines: a reason of docs/exit-codes.md, or of a rejection
+    /// Machine-readable reason: one of docs/exit-codes.md, one of Kubernetes, or the reason for a rejection
     pub code: String,
-    /// A sentence for people
+    /// Human-readable description
     pub description: String,
-    /// When
+    /// When the controller observed the error
     pub observed_at: DateTime<Utc>,
 }
 
-/// What a task is at.
+/// What a task is doing or waiting for.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct LastOperation {
-    /// Admission or Job
+    /// Step of the task: Admission or Job
     pub name: String,
-    /// Pending, InProgress, Completed or Failed
+    /// State of the step: Pending, InProgress, Completed or Failed
     pub state: String,
-    /// When it became so
+    /// When the state last changed
     pub last_transition_time: DateTime<Utc>,
-    /// For people
+    /// Human-readable description
     pub reason: String,
 }

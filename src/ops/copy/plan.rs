@@ -68,12 +68,12 @@ impl Form {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct CopyLimits {
-    /// Copy only the newest so many backups [default: all]
+    /// Copy only the newest N backups [default: all]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(i64).range(1..=u32::MAX.into()))]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub max_backups: Option<i64>,
-    /// Copy only backups whose full snapshot is not older than so many days [default: all]
+    /// Copy only backups whose full snapshot is at most this many days old [default: all]
     #[arg(long, value_name = "DAYS", value_parser = clap::value_parser!(i64).range(0..=u32::MAX.into()))]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]

@@ -20,10 +20,10 @@ const DEFAULT_PURGE_AFTER: TimeDelta = TimeDelta::days(7);
     Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize, JsonSchema,
 )]
 pub enum PolicyName {
-    /// The newest full of each of the last hours, days, weeks and months
+    /// Keep the newest full of each of the last hours, days, weeks and months
     #[default]
     Exponential,
-    /// The newest fulls
+    /// Keep the newest N fulls
     Limit,
 }
 
@@ -31,26 +31,26 @@ pub enum PolicyName {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Rules {
-    /// Which fulls are kept
+    /// Retention policy: which fulls to keep
     #[arg(long, value_name = "POLICY")]
     #[serde(default)]
     pub policy: PolicyName,
-    /// With the policy "limit": so many of the newest fulls, with their deltas
+    /// With the policy "limit": keep this many of the newest fulls, with their deltas
     #[arg(long, value_name = "N", default_value = "7", value_parser = clap::value_parser!(i64).range(1..=u32::MAX.into()))]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub limit: Option<i64>,
-    /// Keep deltas that a newer full has superseded for so long, while a full that is kept leads to them
-    /// [default: with "exponential" they go at once, with "limit" they stay with their fulls]
+    /// Keep deltas for this time after a newer full has superseded them, if the full before them is kept
+    /// [default: 0 with "exponential"; with "limit", as long as their fulls]
     #[arg(long, value_name = "DURATION")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub delta_retention: Option<TextValue<Span>>,
-    /// All that can be restored of so long a time before now stays restorable
+    /// Keep every state within this time before now restorable
     #[arg(long, value_name = "DURATION")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restorable_window: Option<TextValue<Span>>,
-    /// First only exclude what goes, so that `deltafold undelete` brings it back, and delete it when it was
-    /// excluded for so long; 0s: delete at once
+    /// Keep removed snapshots for this time, hidden but recoverable with `deltafold undelete`, and then
+    /// delete them; 0s: delete at once
     #[arg(long, value_name = "DURATION", default_value = "7d")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub purge_after: Option<TextValue<Span>>,

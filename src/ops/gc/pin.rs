@@ -21,13 +21,13 @@ use serde::{Deserialize, Serialize};
 /// The options of `pin`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Options {
-    /// The name or the path of a full
+    /// Name or path of the full
     #[arg(value_name = "NAME")]
     pub name: String,
-    /// RetentionReason, for whoever looks at it later
+    /// Record this reason in the pin
     #[arg(long, value_name = "TEXT", conflicts_with = "unpin")]
     pub reason: Option<String>,
-    /// Let it go
+    /// Remove the pin
     #[arg(long, value_parser = yes_or_no)]
     pub unpin: bool,
 }

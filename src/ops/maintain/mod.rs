@@ -37,11 +37,12 @@ const POLL_INTERVAL: Duration = Duration::from_millis(500);
 #[derive(Debug, Clone, Default, PartialEq, Args, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Upkeep {
-    /// History to keep: a number of revisions, or with a store a duration (90s, 1h30m, 7d)
+    /// Compact the history, and keep this much of it: a number of revisions, or with a store a duration such as
+    /// 90s, 1h30m or 7d
     #[arg(long, value_name = "HISTORY")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compact_keep: Option<TextValue<Keep>>,
-    /// Defragment members that waste such a part of their database (0 to 1), or always
+    /// Defragment members that waste at least this fraction of their database (0 to 1), or `always`
     #[arg(long, value_name = "FRACTION")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub defrag: Option<TextValue<Defrag>>,

@@ -2,7 +2,7 @@
 
 use super::lock::lock_file;
 use super::*;
-use crate::etcd::cluster::{Alarm, AlarmKind, Member, Status as MemberStatus};
+use crate::etcd::cluster::{Alarm, AlarmKind, Member, MemberStatus};
 
 fn history(saved: SavedHistory) -> History {
     History {

@@ -26,15 +26,15 @@ use std::path::PathBuf;
 /// endian).
 const CONSISTENT_INDEX: &[u8] = b"consistent_index";
 
-/// How closely an existing member is inspected.
+/// How thoroughly an existing member is checked.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize, schemars::JsonSchema,
 )]
 #[serde(rename_all = "lowercase")]
 pub enum Depth {
-    /// Files, headers, WAL
+    /// Check the file list, the database's header and the WAL
     Sanity,
-    /// Every page, and HashKV against the backup
+    /// Also read every page, and compare HashKV with the backup
     Full,
 }
 

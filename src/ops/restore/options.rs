@@ -30,7 +30,6 @@ const DEFAULT_TOKEN: &str = "etcd-cluster";
 
 /// Options that the command line and tasks have in common.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args, Serialize, Deserialize, JsonSchema)]
-#[command(next_help_heading = "Content")]
 #[serde(rename_all = "camelCase")]
 pub struct SharedOptions {
     /// Which state.
@@ -41,43 +40,43 @@ pub struct SharedOptions {
     #[command(flatten)]
     #[serde(flatten)]
     pub membership: Membership,
-    /// Raise the newest revision by so many, past all that clients have seen
-    #[arg(long, value_name = "N", requires = "mark_compacted", value_parser = clap::value_parser!(i64).range(1..))]
+    /// Raise the newest revision by N, above every revision that clients have seen
+    #[arg(long, value_name = "N", requires = "mark_compacted", value_parser = clap::value_parser!(i64).range(1..), help_heading = None::<&str>)]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub bump_revision: Option<i64>,
-    /// Count all below the raised revision as compacted, so that clients list anew; no history is kept
-    #[arg(long, requires = "bump_revision", value_parser = flag_values::yes_or_no)]
+    /// Mark all revisions below the raised one as compacted, so that clients list again; drops the history
+    #[arg(long, requires = "bump_revision", value_parser = flag_values::yes_or_no, help_heading = None::<&str>)]
     #[serde(default)]
     pub mark_compacted: bool,
-    /// Restore only if the member that is there needs it, after a look at it
+    /// Restore only if a check finds the existing member missing, damaged or behind the backup
     ///
-    /// sanity: the files are there, the database's header is right, the WAL can be read. full: every page
-    /// of the database, too, and its HashKV agrees with the backup's. Refused where the other members of
-    /// --initial-cluster have a quorum.
-    #[arg(long, value_name = "LOOK", help_heading = "Target")]
+    /// The check `sanity` reads the file list, the header of the database and the WAL. `full` also reads
+    /// every page of the database, and compares its HashKV with that of the backup. The restore is refused if
+    /// the other members of --initial-cluster have a quorum.
+    #[arg(long, value_name = "LOOK", help_heading = None::<&str>)]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub if_needed: Option<Depth>,
 }
 
 /// The new cluster, and which of its members this is; the flags are etcdutl's.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args, Serialize, Deserialize, JsonSchema)]
-#[command(next_help_heading = "Target")]
+#[command(next_help_heading = "New cluster")]
 #[serde(rename_all = "camelCase")]
 pub struct Membership {
-    /// This member's name
+    /// Name of this member
     #[arg(long, value_name = "NAME")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// All members of the new cluster: NAME=PEER-URL,…
+    /// All members of the new cluster, as NAME=PEER-URL,…
     #[arg(long, value_name = "MEMBERS")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub initial_cluster: Option<String>,
-    /// Tells clusters with the same URLs apart
+    /// Token of the new cluster; it must be unique if clusters have the same URLs
     #[arg(long, value_name = "TOKEN")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub initial_cluster_token: Option<String>,
-    /// This member's peer URLs, as in --initial-cluster
+    /// Peer URLs of this member, as in --initial-cluster
     #[arg(long, value_name = "URLS")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub initial_advertise_peer_urls: Option<String>,
@@ -128,61 +127,60 @@ impl Membership {
 
 /// What to restore, and how.
 #[derive(Debug, Clone, Default, Args)]
-#[command(next_help_heading = "Target")]
 pub struct Options {
-    /// Take this timeline, by its ID in `deltafold list --deep` [default: the newest]
-    #[arg(long, value_name = "ID", help_heading = "State")]
+    /// ID of the timeline to read, from `deltafold list --deep` [default: the newest timeline]
+    #[arg(long, value_name = "ID", help_heading = "Point in time")]
     pub timeline: Option<String>,
-    /// The member's data directory; it may be a mount point
+    /// Data directory of the member; it may be a mount point
     #[arg(long, value_name = "DIR", required_unless_present = "to_snapshot")]
     pub data_dir: Option<PathBuf>,
-    /// A WAL directory of its own [default: in the data directory]
+    /// Separate WAL directory [default: in the data directory]
     #[arg(long, value_name = "DIR")]
     pub wal_dir: Option<PathBuf>,
-    /// Write a plain snapshot file instead, for etcdutl and others
+    /// Write a plain snapshot file for etcdutl and other tools, instead of a data directory
     ///
-    /// Not compressed, its SHA-256 behind it. It holds the members of the backup: --name and the other
-    /// flags of the new cluster are for whatever restores from it. It is encrypted where --age-recipient is
-    /// given, and its name must end in `.age` then.
+    /// The file is not compressed, ends with its SHA-256, and has the members of the backup. --name and the
+    /// other flags of the new cluster have no effect. With --age-recipient the file is encrypted, and its
+    /// name must end in `.age`.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["data_dir", "wal_dir", "if_needed"])]
     pub to_snapshot: Option<PathBuf>,
     /// What tasks have, too.
     #[command(flatten)]
     pub shared: SharedOptions,
-    /// How much history to keep: latest, all, a number of revisions, or a duration (90s, 1h30m, 7d)
+    /// History to keep: latest, all, a number of revisions, or a duration such as 90s, 1h30m or 7d
     #[arg(
         long,
         value_name = "HISTORY",
         default_value = "all",
-        help_heading = "Content"
+        help_heading = None::<&str>
     )]
     pub keep_history: KeepHistory,
-    /// keep: keys stay attached to their leases; drop: no key has one, and none expires
+    /// Keep the leases of keys, or drop them so that no key expires
     #[arg(
         long,
         value_name = "HOW",
         default_value = "keep",
-        help_heading = "Content"
+        help_heading = None::<&str>
     )]
     pub leases: KeepOrDrop,
-    /// How long a lease lives that keys are attached to and no snapshot recorded: 90s, 1h30m, 7d
-    #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = parse_ttl, help_heading = "Content")]
+    /// Time to live of leases that keys refer to but no full snapshot records
+    #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = parse_ttl, help_heading = None::<&str>)]
     pub lease_ttl: Option<Duration>,
     /// How to ask the other members whether they still have a quorum.
     #[command(flatten)]
     pub peers: PeerOptions,
-    /// Only say what would be done
-    #[arg(long, value_parser = flag_values::yes_or_no, help_heading = "Output")]
+    /// Only show what would be restored
+    #[arg(long, value_parser = flag_values::yes_or_no, help_heading = None::<&str>)]
     pub dry_run: bool,
 }
 
 /// What a restore does with leases.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum KeepOrDrop {
-    /// Keys stay attached
+    /// Keys keep their leases
     #[default]
     Keep,
-    /// No key has a lease
+    /// Keys lose their leases
     Drop,
 }
 

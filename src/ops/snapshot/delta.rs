@@ -27,7 +27,7 @@ const WATCH_TIMEOUT: Duration = Duration::from_secs(5);
 /// The options of `snapshot delta`.
 #[derive(Debug, Clone, Copy, clap::Args)]
 pub struct DeltaOptions {
-    /// The most bytes of events in one delta; a transaction is never split
+    /// Maximum size of the events in one delta; a transaction is never split
     #[arg(
         long = "max-delta-bytes",
         value_name = "SIZE",
@@ -35,7 +35,7 @@ pub struct DeltaOptions {
         value_parser = byte_size::parse
     )]
     pub max_bytes: u64,
-    /// Take a full, too, where the newest is older than this; 0s: never
+    /// Take a full instead if the newest one is older than this; 0s: never
     #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = duration::parse)]
     pub max_full_age: Duration,
 }

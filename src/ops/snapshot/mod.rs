@@ -57,11 +57,11 @@ pub struct SnapshotSettings {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Marks {
-    /// Mark it as the last snapshot of a cluster that is given up
+    /// Mark the snapshot as final: the last one of a cluster that is shut down
     #[arg(long = "final", value_parser = yes_or_no)]
     #[serde(default, rename = "final")]
     pub is_final: bool,
-    /// The store was another cluster's backup, and this cluster has taken its place, as after a restore with
+    /// Continue the backup of another cluster that this cluster has replaced, for example after a restore with
     /// another token
     #[arg(long, value_parser = yes_or_no)]
     #[serde(default)]

@@ -32,11 +32,11 @@ use std::time::{Duration, Instant};
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Pace {
-    /// Save a delta when its first event is so old
+    /// Save a delta when its oldest event has this age
     #[arg(long, value_name = "DURATION", default_value = "5m")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub delta_period: Option<TextValue<Span>>,
-    /// Or has so many bytes of events; a transaction is never split
+    /// Save a delta earlier if its events have this size; a transaction is never split
     #[arg(long, value_name = "SIZE", default_value = "10MiB")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub delta_bytes: Option<TextValue<Size>>,
@@ -64,22 +64,22 @@ pub struct FollowOptions {
     /// When a delta is saved.
     #[command(flatten)]
     pub pace: Pace,
-    /// Or so many events
+    /// Save a delta earlier if it has this many events
     #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1..))]
     pub delta_events: u64,
     /// When fulls are taken.
     #[arg(skip)]
     pub full_schedule: Option<Schedule>,
-    /// Take a full, too, where the newest is older than this; 0s: never
+    /// Take an additional full if the newest one is older than this; 0s: never
     #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration::parse)]
     pub max_full_age: Duration,
-    /// Bytes of events that wait in memory if the store is away
+    /// During an outage of the store, keep up to this size of events in memory
     #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = byte_size::parse)]
     pub buffer_bytes: u64,
-    /// Bytes of events that then wait in the temporary directory, before etcd has to keep them
+    /// Then keep up to this size of events in the temporary directory; all others wait in etcd
     #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = byte_size::parse)]
     pub spool_bytes: u64,
-    /// When it is stopped, save a full, too, marked as the last of a cluster that is given up
+    /// When stopped, save a full marked as final: the last snapshot of a cluster that is shut down
     #[arg(long = "final", value_parser = yes_or_no)]
     pub is_final: bool,
 }

@@ -53,12 +53,12 @@ const CHECKSUMS: &str = "--level checksums";
 )]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
-    /// Names alone: gaps, forks, what is foreign
+    /// Check names only: gaps, forks, foreign objects
     Names,
-    /// Every byte: SHA-256, compression, pages, JSON, and content against name
+    /// Also read every byte: SHA-256, compression, pages, JSON, and whether the content matches the name
     #[default]
     Checksums,
-    /// What it folds to, with HashKV
+    /// Also fold the deltas, and compute HashKV
     Fold,
 }
 
@@ -66,7 +66,7 @@ pub enum Level {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Thoroughness {
-    /// How much to look at [default: checksums, or what the policy says; fold with --etcd-binary]
+    /// How thoroughly to verify [default: checksums, or the policy's level; with --etcd-binary: fold]
     #[arg(long, value_name = "LEVEL")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub level: Option<Level>,

@@ -1,0 +1,47 @@
+//! Help pages: examples are printed exactly as they are written, so that they can be copied.
+//!
+//! clap wraps all text at the terminal's width, but only at spaces. [`keep_examples`] replaces the spaces of
+//! commands in examples, and [`print`] puts them back. `command` and `refuse` in `cli` call them.
+
+use clap::builder::StyledStr;
+use std::io::{IsTerminal, Write};
+
+/// Commands in examples are indented at least this deep; titles and paragraphs less.
+const COMMAND_INDENT: &str = "      ";
+/// Stands for a space while clap wraps the text. No help text contains it.
+const NO_BREAK_SPACE: &str = "\u{a0}";
+
+/// Protects the examples of a command and its subcommands from being wrapped.
+pub(super) fn keep_examples(command: clap::Command) -> clap::Command {
+    let text = command.get_after_long_help().map(StyledStr::to_string);
+    let command = match text {
+        Some(text) => command.after_long_help(without_breaks(&text)),
+        None => command,
+    };
+    command.mut_subcommands(keep_examples)
+}
+
+fn without_breaks(text: &str) -> String {
+    let mut kept = String::with_capacity(text.len());
+    for line in text.split_inclusive('\n') {
+        match line.starts_with(COMMAND_INDENT) {
+            true => kept += &line.replace(' ', NO_BREAK_SPACE),
+            false => kept += line,
+        }
+    }
+    kept
+}
+
+/// Prints a help page on standard output, with colours and bold headings on a terminal.
+///
+/// # Errors
+/// Fails if standard output cannot be written.
+pub(super) fn print(help: &StyledStr) -> std::io::Result<()> {
+    let mut stdout = std::io::stdout().lock();
+    let text = match stdout.is_terminal() && std::env::var_os("NO_COLOR").is_none() {
+        true => help.ansi().to_string(),
+        false => help.to_string(),
+    };
+    stdout.write_all(text.replace(NO_BREAK_SPACE, " ").as_bytes())?;
+    stdout.flush()
+}

@@ -1,0 +1,114 @@
+//! Printing: a command's result on standard output, and its failure on standard error.
+//!
+//! Results that may be larger than memory go through `stream` instead. All commands call it.
+
+use super::{Output, schemas, stream, termination};
+use crate::base::printable;
+use crate::error::{Error, Reason, Result};
+use crate::ops::report::Report;
+use schemars::JsonSchema;
+use serde::Serialize;
+use std::io::{ErrorKind, Write};
+use std::process::ExitCode;
+
+/// The result of a command: an error, or the failure that its printed report already contains, or neither.
+pub(super) type Ended = Result<Option<Error>>;
+
+/// Prints text on standard output. A reader that has closed the pipe is not an error.
+pub(super) fn print(text: &str) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(e) if e.kind() == ErrorKind::BrokenPipe => Ok(()),
+        other => other.map_err(|e| Error::io("write to standard output", e)),
+    }
+}
+
+/// Prints a value as indented JSON.
+pub(super) fn print_json(value: &impl Serialize) -> Result<()> {
+    let text = serde_json::to_string_pretty(value)
+        .map_err(|e| Error::internal(format!("a result cannot be written as JSON: {e}")))?;
+    print(&(text + "\n"))
+}
+
+/// Prints a command's outcome in the requested format, and keeps it for the termination message.
+pub(super) fn print_outcome<T: Serialize>(
+    output: Output,
+    outcome: &T,
+    to_text: impl FnOnce(&T) -> String,
+) -> Ended {
+    termination::keep(outcome);
+    match output {
+        Output::Json => print_json(outcome)?,
+        Output::Text => print(&printable::lines(&to_text(outcome)))?,
+    }
+    Ok(None)
+}
+
+/// Prints the report of an operation like [`print_outcome`], and returns the failure that it contains.
+pub(super) fn print_report<T: Serialize>(
+    output: Output,
+    mut report: Report<T>,
+    to_text: impl FnOnce(&Report<T>) -> String,
+) -> Ended {
+    let failure = report.failure.take();
+    print_outcome(output, &report, to_text)?;
+    Ok(failure)
+}
+
+/// The JSON object of a failure. The fields are a contract.
+#[derive(JsonSchema, Serialize)]
+#[schemars(extend("oneOf" = schemas::codes()))]
+pub(super) struct Failure {
+    /// The result of the command.
+    status: FailedStatus,
+    /// The process's exit code; see exit-codes.md.
+    code: u8,
+    /// The reason for the failure: a stable name; see exit-codes.md.
+    reason: Reason,
+    /// What failed, where, and what to do. Human-readable: the wording may change.
+    message: String,
+}
+
+/// The result of a command that failed.
+#[derive(JsonSchema, Serialize)]
+enum FailedStatus {
+    /// The command failed; the process ends with the code in `code`.
+    Failed,
+}
+
+impl Failure {
+    pub(super) fn new(reason: Reason, message: String) -> Self {
+        Failure {
+            status: FailedStatus::Failed,
+            code: reason.exit_code(),
+            reason,
+            message,
+        }
+    }
+}
+
+/// Prints a failure, and returns its exit code: as a line on standard error if `on_stderr`, and as an object
+/// on standard output if the output is JSON.
+pub(super) fn fail(e: &Error, output: Output, on_stderr: bool) -> ExitCode {
+    let code = e.reason().exit_code();
+    if on_stderr {
+        // Ignore a failure: the exit code still reports the error.
+        let _ = writeln!(
+            std::io::stderr(),
+            "error: {} [{}]",
+            printable::line(&e.to_string()),
+            e.reason()
+        );
+    }
+    if output == Output::Json {
+        let failure = Failure::new(e.reason(), e.to_string());
+        // Ignore a failure: there is no other place to report it.
+        let _ = stream::end_with(&failure);
+    }
+    ExitCode::from(code)
+}
+
+/// A size in bytes with a unit, such as "1.20 MiB".
+pub(super) fn size(bytes: u64) -> String {
+    indicatif::HumanBytes(bytes).to_string()
+}

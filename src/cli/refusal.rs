@@ -1,0 +1,105 @@
+//! Command lines that cannot be parsed, and requests for help: what is printed, and the exit code.
+//!
+//! `main` in `cli` calls [`refuse`]. Nothing has been parsed: the flags needed here are searched for by hand.
+
+use super::print::Failure;
+use super::termination::Termination;
+use super::{command, end_without_log, help, print_json};
+use crate::error::Reason;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use std::ffi::OsString;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+
+/// Prints help, the version, or what is wrong with the command line, and returns the exit code.
+pub(super) fn refuse(e: &clap::Error, args: &[OsString], started: Instant) -> ExitCode {
+    // Ignore failures to print: there is no other place to report them.
+    match e.kind() {
+        ErrorKind::DisplayHelp => {
+            let _ = help::print(&e.render());
+            ExitCode::SUCCESS
+        }
+        ErrorKind::DisplayVersion => {
+            let _ = e.print();
+            ExitCode::SUCCESS
+        }
+        _ => {
+            let _ = e.print();
+            let file = value_of(args, "--termination-log", "DELTAFOLD_TERMINATION_LOG");
+            let file = file.filter(|f| !f.is_empty()).map(PathBuf::from);
+            let termination = Termination::begin(file, command_name(args), started);
+            end_without_log(&termination, &Reason::Usage.error(without_values(e)));
+            if wants_json(args) {
+                let _ = print_json(&Failure::new(Reason::Usage, one_line(e)));
+            }
+            ExitCode::from(Reason::Usage.exit_code())
+        }
+    }
+}
+
+/// The message up to the usage, on one line.
+fn one_line(e: &clap::Error) -> String {
+    let message = e.render().to_string();
+    let mut message = message.as_str();
+    for end in ["\n\nUsage:", "\n\nFor more information"] {
+        message = message.split(end).next().unwrap_or_default();
+    }
+    let words: Vec<&str> = message.split_whitespace().collect();
+    let line = words.join(" ");
+    line.trim_start_matches("error: ").to_owned()
+}
+
+/// The reason for a refusal without the given values: a value may be a secret, and more people can read a
+/// Pod's status than its log.
+fn without_values(e: &clap::Error) -> String {
+    let problem = e.kind().as_str().unwrap_or("it cannot be parsed");
+    let flags = match e.get(ContextKind::InvalidArg) {
+        // An unknown flag may be a value in the wrong place.
+        _ if e.kind() == ErrorKind::UnknownArgument => Vec::new(),
+        Some(ContextValue::String(flag)) => vec![flag.as_str()],
+        Some(ContextValue::Strings(flags)) => flags.iter().map(String::as_str).collect(),
+        _ => Vec::new(),
+    };
+    // clap writes `--level <LEVEL>`.
+    let flags = flags.iter().filter_map(|f| f.split([' ', '=']).next());
+    let flags: Vec<&str> = flags.filter(|f| f.starts_with("--")).collect();
+    match flags.is_empty() {
+        true => format!("the command line: {problem}; the log has the details"),
+        false => format!("{}: {problem}; the log has the details", flags.join(", ")),
+    }
+}
+
+/// The command's name, such as `snapshot full`, if the command line begins with it.
+fn command_name(args: &[OsString]) -> Option<String> {
+    let mut command = command();
+    let mut names = Vec::new();
+    for arg in args.iter().skip(1) {
+        let Some(subcommand) = command.find_subcommand(arg).cloned() else {
+            break;
+        };
+        names.push(subcommand.get_name().to_owned());
+        command = subcommand;
+    }
+    (!names.is_empty()).then(|| names.join(" "))
+}
+
+/// The last value of a flag (`--flag VALUE` or `--flag=VALUE`), or otherwise that of its variable.
+fn value_of(args: &[OsString], flag: &str, variable: &str) -> Option<OsString> {
+    for (i, arg) in args.iter().enumerate().rev() {
+        let rest = arg.as_bytes().strip_prefix(flag.as_bytes());
+        if let Some(value) = rest.and_then(|rest| rest.strip_prefix(b"=")) {
+            return Some(OsString::from_vec(value.to_vec()));
+        }
+        if i > 0 && args[i - 1] == *flag {
+            return Some(arg.clone());
+        }
+    }
+    std::env::var_os(variable)
+}
+
+/// Whether the command line or the environment asks for JSON output.
+fn wants_json(args: &[OsString]) -> bool {
+    value_of(args, "--output", "DELTAFOLD_OUTPUT").is_some_and(|format| format == "json")
+}

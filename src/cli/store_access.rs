@@ -1,0 +1,227 @@
+//! The flags of commands that open a store: its URL, settings and credentials, resources, limits and keys.
+//!
+//! All commands that read or write a backup flatten one of these structs into their arguments.
+
+use super::encryption::EncryptionArgs;
+use crate::base::limits::Limits;
+use crate::base::{Cancel, byte_size};
+use crate::error::{Error, Reason, Result};
+use crate::ops::Context;
+use crate::ops::restore::BackupLocation;
+use crate::store::{self, Store};
+use clap::Args;
+use std::path::{Path, PathBuf};
+
+/// A store, and how it is accessed.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Store")]
+pub(super) struct StoreArgs {
+    /// URL of the folder that holds v2/ (or v1/): s3://bucket/prefix, gs://…, az://…, swift://…, oss://…,
+    /// file:///dir or a path
+    #[arg(long, value_name = "URL")]
+    store: String,
+    #[command(flatten)]
+    access: AccessArgs,
+}
+
+impl StoreArgs {
+    pub(super) fn context(&self, cancel: &Cancel) -> Result<Context> {
+        self.access.context(&self.store, cancel)
+    }
+}
+
+/// A backup to read: the snapshots in a store, or a plain snapshot file.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Backup")]
+pub(super) struct BackupArgs {
+    /// URL of the folder that holds v2/ (or v1/): s3://bucket/prefix, gs://…, az://…, swift://…, oss://…,
+    /// file:///dir or a path
+    #[arg(long, value_name = "URL", required_unless_present = "snapshot")]
+    store: Option<String>,
+    /// Read a plain snapshot file instead, compressed or not, as written by etcdctl, k3s, kOps or OpenShift
+    #[arg(long, value_name = "FILE", conflicts_with = "store")]
+    snapshot: Option<PathBuf>,
+    #[command(flatten)]
+    access: AccessArgs,
+}
+
+impl BackupArgs {
+    pub(super) fn backup(&self, cancel: &Cancel) -> Result<BackupLocation> {
+        match (&self.snapshot, &self.store) {
+            (Some(file), _) => self.access.backup_file(file, cancel),
+            (None, Some(url)) => self.access.context(url, cancel).map(BackupLocation::Store),
+            (None, None) => Err(Error::internal("neither --store nor --snapshot is given")),
+        }
+    }
+}
+
+/// How stores are accessed, and the resources, limits and keys of an operation.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Connection")]
+pub(super) struct AccessArgs {
+    /// Set an option of the store, such as endpoint=http://minio:9000; repeatable
+    ///
+    /// In the environment variable: one option per line. Options win over the providers' usual variables
+    /// (AWS_ACCESS_KEY_ID, GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_NAME, …), which are read
+    /// too. If a command has several stores, 2:KEY=VALUE sets the option of the second store only.
+    #[arg(long, value_name = "KEY=VALUE", hide_env_values = true)]
+    store_option: Vec<String>,
+    /// Read the store's options and credentials from this folder, a mounted Secret
+    ///
+    /// Its files are named as in the Secrets of etcd-backup-restore and etcd-druid, or as the providers'
+    /// variables (AWS_ACCESS_KEY_ID, …). Changed files are read again while the command runs.
+    #[arg(long, value_name = "DIR")]
+    store_secret: Option<PathBuf>,
+    /// Send at most this many requests to a store at a time (1 to 1024); local folders have no limit
+    #[arg(long, value_name = "N", default_value_t = store::DEFAULT_REQUESTS as u16, value_parser = clap::value_parser!(u16).range(1..=store::MOST_REQUESTS as i64))]
+    requests: u16,
+    /// Create files in a local folder with this mode, such as 0640 (folders then get 0750) [default: 0600]
+    ///
+    /// The umask is ignored. Existing files and folders keep their mode. Object stores have no modes.
+    #[arg(long, value_name = "MODE")]
+    file_mode: Option<store::FileMode>,
+    /// Folder for temporary files [default: the system's]
+    #[arg(long, value_name = "DIR", help_heading = "Resources")]
+    temp_dir: Option<PathBuf>,
+    /// Threads for reading, compressing and uploading [default: the number of processors]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256), help_heading = "Resources")]
+    threads: Option<u16>,
+    /// Refuse (TooLarge) full snapshots whose database, uncompressed, is larger than this
+    #[arg(long, value_name = "SIZE", default_value = "16GiB", value_parser = byte_size::parse, help_heading = "Resources")]
+    max_database_bytes: u64,
+    /// Refuse (TooLarge) snapshots with a key and value that together are larger than this
+    #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = byte_size::parse, help_heading = "Resources")]
+    max_value_bytes: u64,
+    #[command(flatten)]
+    encryption: EncryptionArgs,
+}
+
+impl AccessArgs {
+    /// The options of the `nth` store of the command line, counted from 1.
+    pub(super) fn options(&self, nth: usize) -> Result<Vec<(String, String)>> {
+        let mut options = Vec::new();
+        if let Some(dir) = &self.store_secret {
+            let key = store::open::OPTION_SECRET_DIR.to_owned();
+            options.push((key, dir.display().to_string()));
+        }
+        let key = store::open::OPTION_REQUESTS.to_owned();
+        options.push((key, self.requests.to_string()));
+        if let Some(mode) = self.file_mode {
+            let key = store::open::OPTION_FILE_MODE.to_owned();
+            options.push((key, mode.to_string()));
+        }
+        let lines = self.store_option.iter().flat_map(|o| o.lines());
+        let lines: Vec<String> = lines
+            .filter_map(|line| option_for(line.trim(), nth))
+            .collect();
+        options.extend(parse_options(&lines, "--store-option")?);
+        Ok(options)
+    }
+
+    pub(super) fn temp_dir(&self) -> Result<PathBuf> {
+        let temp_dir = self.temp_dir.clone().unwrap_or_else(std::env::temp_dir);
+        match temp_dir.is_dir() {
+            true => Ok(temp_dir),
+            false => {
+                Err(Reason::Usage
+                    .error(format!("--temp-dir {} is not a folder", temp_dir.display())))
+            }
+        }
+    }
+
+    pub(super) fn context_with(
+        &self,
+        nth: usize,
+        cancel: &Cancel,
+        open: impl FnOnce(&[(String, String)], tokio::runtime::Handle) -> Result<Store>,
+    ) -> Result<Context> {
+        let temp_dir = self.temp_dir()?;
+        let handle = tokio::runtime::Handle::current();
+        let threads = match self.threads {
+            Some(n) => usize::from(n),
+            None => std::thread::available_parallelism().map_or(1, usize::from),
+        };
+        let keys = self.encryption.keys()?;
+        Ok(Context {
+            store: open(&self.options(nth)?, handle)?.with_cancel(cancel.clone()),
+            temp_dir,
+            threads,
+            trust: self.encryption.trust(&keys),
+            keys,
+            limits: Limits {
+                database_bytes: self.max_database_bytes,
+                value_bytes: self.max_value_bytes,
+            },
+        })
+    }
+
+    pub(super) fn context(&self, url: &str, cancel: &Cancel) -> Result<Context> {
+        self.nth_context(1, url, cancel)
+    }
+
+    fn nth_context(&self, nth: usize, url: &str, cancel: &Cancel) -> Result<Context> {
+        self.context_with(nth, cancel, |options, handle| {
+            store::open(url, options, handle)
+        })
+    }
+
+    /// The snapshots of the `nth` store. A store that cannot be opened is returned as [`BackupLocation::Closed`]: the
+    /// operation may use another one.
+    pub(super) fn backup_store(
+        &self,
+        nth: usize,
+        url: &str,
+        cancel: &Cancel,
+    ) -> Result<BackupLocation> {
+        match self.nth_context(nth, url, cancel) {
+            Ok(mut ctx) => {
+                // Recipients alone encrypt the written file: the backup itself may be plain.
+                ctx.trust.only_encrypted = ctx.keys.decrypts();
+                Ok(BackupLocation::Store(ctx))
+            }
+            Err(e) if e.reason() == Reason::Usage => Err(e),
+            Err(error) => Ok(BackupLocation::Closed {
+                name: url.to_owned(),
+                error,
+            }),
+        }
+    }
+
+    /// A plain snapshot file. The store of its context is a placeholder that is never read.
+    pub(super) fn backup_file(&self, file: &Path, cancel: &Cancel) -> Result<BackupLocation> {
+        let placeholder = self.temp_dir()?.display().to_string();
+        let ctx = self.context_with(1, cancel, |_, handle| {
+            store::open(&placeholder, &[], handle)
+        })?;
+        Ok(BackupLocation::File(ctx, file.to_owned()))
+    }
+}
+
+/// `KEY=VALUE` of an option for all stores, or for the `nth` (`2:KEY=VALUE`); `None` if it is for another
+/// store.
+fn option_for(line: &str, nth: usize) -> Option<String> {
+    if let Some((number, option)) = line.split_once(':')
+        && let Ok(number) = number.parse::<usize>()
+    {
+        return (number == nth).then(|| option.to_owned());
+    }
+    Some(line.to_owned())
+}
+
+/// Parses options of a store: values of a flag, each one or more lines `KEY=VALUE`.
+pub(super) fn parse_options(values: &[String], flag: &str) -> Result<Vec<(String, String)>> {
+    let lines = values.iter().flat_map(|o| o.lines());
+    lines
+        .map(str::trim)
+        .filter(|l| !l.is_empty())
+        .map(|l| parse_option(l, flag))
+        .collect()
+}
+
+fn parse_option(line: &str, flag: &str) -> Result<(String, String)> {
+    match line.split_once('=') {
+        Some((key, value)) if !key.is_empty() => Ok((key.trim().to_owned(), value.to_owned())),
+        // The value may be a secret: do not show it.
+        _ => Err(Reason::Usage.error(format!("a {flag} is not of the form KEY=VALUE"))),
+    }
+}

@@ -1,0 +1,333 @@
+//! Help pages: options stand under the right heading, and examples can be copied.
+
+use crate::support::deltafold;
+use std::collections::BTreeSet;
+
+/// Options that stand under a heading of their own. All others are a command's own: they stand under
+/// "Options".
+const GROUPS: [(&str, &[&str]); 14] = [
+    (
+        "Store",
+        &[
+            "store",
+            "from",
+            "to",
+            "from-option",
+            "to-option",
+            "compression",
+            "take-over",
+        ],
+    ),
+    ("Backup", &["store", "snapshot"]),
+    (
+        "Connection",
+        &["store-option", "store-secret", "requests", "file-mode"],
+    ),
+    (
+        "Resources",
+        &[
+            "temp-dir",
+            "threads",
+            "max-database-bytes",
+            "max-value-bytes",
+            "parallel",
+            "bandwidth",
+        ],
+    ),
+    (
+        "Encryption",
+        &[
+            "age-recipient",
+            "age-recipients-file",
+            "age-identity",
+            "allow-plaintext-below",
+            "ignore-untrusted",
+            "decrypt",
+        ],
+    ),
+    (
+        "Live etcd",
+        &[
+            "endpoints",
+            "cacert",
+            "cert",
+            "key",
+            "tls-secret",
+            "auth-secret",
+            "dial-timeout",
+            "command-timeout",
+            "keepalive-time",
+            "keepalive-timeout",
+            "user",
+            "password",
+            "password-file",
+        ],
+    ),
+    ("Point in time", &["revision", "time", "timeline"]),
+    (
+        "New cluster",
+        &[
+            "name",
+            "initial-cluster",
+            "initial-cluster-token",
+            "initial-advertise-peer-urls",
+        ],
+    ),
+    (
+        "Peers",
+        &["peer-trusted-ca-file", "peer-cert-file", "peer-key-file"],
+    ),
+    (
+        "Kubernetes",
+        &[
+            "namespace",
+            "context",
+            "snapshot-lease-prefix",
+            "lease-namespace",
+            "lock-lease",
+        ],
+    ),
+    ("Task", &["policy", "task-name", "ttl", "wait", "timeout"]),
+    (
+        "Features allowed to policies and tasks",
+        &[
+            "allow-host-path",
+            "allow-host-network",
+            "allow-service-account",
+            "allow-root",
+            "allow-tolerations",
+            "allow-priority-class",
+            "allowed-image-prefix",
+        ],
+    ),
+    (
+        "Metrics",
+        &[
+            "metrics-bind-address",
+            "metrics-scrape-wait",
+            "metrics-file",
+        ],
+    ),
+    (
+        "Output",
+        &["output", "log-format", "log-level", "termination-log"],
+    ),
+];
+
+/// Headings whose options stand there on every page.
+const EVERYWHERE: [&str; 4] = ["Connection", "Encryption", "Live etcd", "Output"];
+
+/// The help page of a command, on a terminal with this many columns.
+fn page(command: &[String], columns: usize) -> String {
+    let mut program = deltafold();
+    program.env("COLUMNS", columns.to_string());
+    let output = program.args(command).arg("--help").output().unwrap();
+    assert!(output.status.success(), "{command:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// All commands, each with the names before it, such as `task create snapshot`.
+fn commands() -> Vec<Vec<String>> {
+    let mut commands = vec![Vec::new()];
+    let mut next = 0;
+    while next < commands.len() {
+        let command: Vec<String> = commands[next].clone();
+        next += 1;
+        for name in subcommands(&page(&command, 100)) {
+            commands.push([command.clone(), vec![name]].concat());
+        }
+    }
+    assert!(commands.len() > 40, "{commands:?}");
+    commands
+}
+
+fn subcommands(page: &str) -> Vec<String> {
+    let list = page
+        .split_once("\nCommands:\n")
+        .map_or("", |(_, list)| list);
+    let mut names = Vec::new();
+    for line in list.lines().take_while(|line| !line.is_empty()) {
+        let line = line.strip_prefix("  ").unwrap();
+        // A description that is wrapped continues at a deeper indent.
+        if !line.starts_with(' ') {
+            names.push(line.split(' ').next().unwrap().to_owned());
+        }
+    }
+    names.retain(|name| name != "help");
+    names
+}
+
+/// The options on a page, each with its heading.
+fn options(page: &str) -> Vec<(String, String)> {
+    let mut heading = "";
+    let mut options = Vec::new();
+    let page = page.split("\nExamples:\n").next().unwrap();
+    for line in page.lines() {
+        if !line.starts_with(' ') && line.ends_with(':') {
+            heading = line.trim_end_matches(':');
+        }
+        let option = line.trim_start();
+        // `-n, --namespace <NAMESPACE>` or `--apply`; descriptions are indented deeper.
+        let is_option = line.len() - option.len() <= 6 && option.starts_with('-');
+        if let Some((_, long)) = option.split_once("--").filter(|_| is_option) {
+            let name = long.split([' ', '=']).next().unwrap();
+            options.push((heading.to_owned(), name.to_owned()));
+        }
+    }
+    options
+}
+
+/// A heading must not hold the options that come after its group: `gc --apply` is not under "Encryption".
+#[test]
+fn options_stand_under_the_right_heading() {
+    let of_command = |words: &str| {
+        let command: Vec<String> = words.split(' ').map(str::to_owned).collect();
+        options(&page(&command, 100))
+    };
+    for (command, option) in [
+        ("gc", "apply"),
+        ("gc", "policy"),
+        ("lock", "until"),
+        ("snapshot follow", "delta-period"),
+        ("snapshot full", "final"),
+        ("maintain", "defrag"),
+        ("restore", "dry-run"),
+        ("restore", "data-dir"),
+        ("verify", "level"),
+        ("task create restore", "claim"),
+    ] {
+        let own = ("Options".to_owned(), option.to_owned());
+        let found = of_command(command);
+        assert!(found.contains(&own), "{command} --{option}: {found:?}");
+    }
+    let mut seen = BTreeSet::new();
+    for command in commands() {
+        let found = options(&page(&command, 100));
+        assert!(found.len() > 4, "{command:?}: {found:?}");
+        for (heading, option) in &found {
+            let group = GROUPS.iter().find(|(name, _)| name == heading);
+            if let Some((_, members)) = group {
+                assert!(
+                    members.contains(&option.as_str()),
+                    "{command:?}: --{option} is under {heading}"
+                );
+                seen.insert((heading.clone(), option.clone()));
+                continue;
+            }
+            assert_eq!(heading, "Options", "{command:?} --{option}");
+            for (name, members) in GROUPS {
+                let is_member = EVERYWHERE.contains(&name) && members.contains(&option.as_str());
+                assert!(!is_member, "{command:?}: --{option} is not under {name}");
+            }
+        }
+    }
+    // The table has no option that does not exist.
+    for (heading, members) in GROUPS {
+        for member in members {
+            let listed = (heading.to_owned(), (*member).to_owned());
+            assert!(seen.contains(&listed), "{listed:?}");
+        }
+    }
+}
+
+/// The lines of commands in a page's examples.
+fn example_lines(page: &str) -> Vec<&str> {
+    let examples = page
+        .split_once("\nExamples:\n")
+        .map_or("", |(_, text)| text);
+    let is_command = |line: &&str| line.starts_with("      ");
+    examples.lines().filter(is_command).collect()
+}
+
+#[test]
+fn examples_are_printed_as_they_are_written() {
+    let mut long_lines = 0;
+    for command in commands() {
+        let [wide, narrow] = [1000, 40].map(|columns| page(&command, columns));
+        assert_eq!(example_lines(&wide), example_lines(&narrow), "{command:?}");
+        assert!(!narrow.contains('\u{a0}'), "{command:?}");
+        long_lines += example_lines(&narrow)
+            .iter()
+            .filter(|line| line.chars().count() > 40)
+            .count();
+        // All else is wrapped.
+        let text = narrow.split("\nExamples:\n").next().unwrap();
+        let about = text.split("\nUsage:").next().unwrap();
+        for line in about.lines() {
+            assert!(line.chars().count() <= 40, "{command:?}: {line}");
+        }
+        for line in example_lines(&wide) {
+            assert!(line.chars().count() <= 105, "{command:?}: {line}");
+        }
+    }
+    assert!(long_lines > 40, "{long_lines}");
+}
+
+/// The command line of an example, without redirections and the programs behind a pipe.
+fn arguments(example: &str) -> Vec<String> {
+    let mut arguments = Vec::new();
+    let mut quoted = false;
+    let mut argument = String::new();
+    for c in example.chars() {
+        match c {
+            '\'' => quoted = !quoted,
+            '|' | '>' if !quoted => break,
+            ' ' if !quoted => arguments.push(std::mem::take(&mut argument)),
+            c => argument.push(c),
+        }
+    }
+    arguments.push(argument);
+    arguments.retain(|a| !a.is_empty());
+    arguments
+}
+
+#[test]
+fn examples_are_valid_command_lines() {
+    let mut checked = 0;
+    for command in commands() {
+        let page = page(&command, 100);
+        let mut examples: Vec<String> = Vec::new();
+        for line in example_lines(&page) {
+            // Continuations are indented by four more spaces.
+            match (line.starts_with("          "), examples.last_mut()) {
+                (true, Some(example)) => {
+                    *example = example.trim_end_matches('\\').to_owned() + line.trim_start();
+                }
+                _ => examples.push(line.trim_start().to_owned()),
+            }
+        }
+        for example in examples {
+            let arguments = arguments(&example);
+            assert_eq!(arguments[0], "deltafold", "{command:?}: {example}");
+            deltafold::cli::check(&arguments[1..])
+                .unwrap_or_else(|e| panic!("{command:?}: {example}: {e}"));
+            checked += 1;
+        }
+    }
+    assert!(checked > 50, "{checked}");
+}
+
+/// Each flag's variable is shared by all commands; the help says so if it means different things.
+#[test]
+fn variables_with_two_meanings_are_explained() {
+    for (command, variable) in [
+        ("gc", "DELTAFOLD_POLICY"),
+        ("task create snapshot", "DELTAFOLD_POLICY"),
+        ("task list", "DELTAFOLD_POLICY"),
+        ("manifests install", "DELTAFOLD_NAMESPACE"),
+        ("manifests cleanup", "DELTAFOLD_NAMESPACE"),
+        ("controller", "DELTAFOLD_NAMESPACE"),
+        ("policy status", "DELTAFOLD_NAMESPACE"),
+        ("cleanup", "DELTAFOLD_NAMESPACE"),
+        ("diff", "DELTAFOLD_FROM"),
+        ("diff", "DELTAFOLD_TO"),
+        ("copy", "DELTAFOLD_FROM"),
+        ("copy", "DELTAFOLD_TO"),
+        ("copy", "DELTAFOLD_FOLLOW"),
+        ("task logs", "DELTAFOLD_FOLLOW"),
+    ] {
+        let command: Vec<String> = command.split(' ').map(str::to_owned).collect();
+        let note = format!("{variable} also sets ");
+        assert!(page(&command, 100).contains(&note), "{command:?}: {note}");
+    }
+}
