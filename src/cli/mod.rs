@@ -44,12 +44,12 @@ mod undelete;
 mod verify;
 
 use crate::base::Cancel;
-use crate::error::{Error, Reason};
+use crate::error::{Error, Reason, Result};
 use crate::telemetry::logs::{self, LogFormat};
 use crate::telemetry::memory;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 pub use parse::check;
-use print::{Ended, fail, print, print_json, print_outcome, print_report, size};
+use print::{fail, print, print_json, print_outcome, print_report, size};
 pub use schemas::schemas;
 use signals::with_signals;
 use std::ffi::OsString;
@@ -213,6 +213,9 @@ fn end_without_log(termination: &Termination, e: &Error) {
         let _ = writeln!(std::io::stderr(), "warning: {warning}");
     }
 }
+
+/// The result of a command: an error, or the failure that its printed report already contains, or neither.
+type Ended = Result<Option<Error>>;
 
 /// Runs a command on a new runtime.
 fn run(cli: Cli) -> Ended {

@@ -2,17 +2,16 @@
 //!
 //! Results that may be larger than memory go through `stream` instead. All commands call it.
 
-use super::{Output, schemas, stream, termination};
+use super::{Ended, Output, stream, termination};
 use crate::base::printable;
 use crate::error::{Error, Reason, Result};
 use crate::ops::report::Report;
 use schemars::JsonSchema;
 use serde::Serialize;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
-
-/// The result of a command: an error, or the failure that its printed report already contains, or neither.
-pub(super) type Ended = Result<Option<Error>>;
 
 /// Prints text on standard output. A reader that has closed the pipe is not an error.
 pub(super) fn print(text: &str) -> Result<()> {
@@ -57,7 +56,7 @@ pub(super) fn print_report<T: Serialize>(
 
 /// The JSON object of a failure. The fields are a contract.
 #[derive(JsonSchema, Serialize)]
-#[schemars(extend("oneOf" = schemas::codes()))]
+#[schemars(extend("oneOf" = codes()))]
 pub(super) struct Failure {
     /// The result of the command.
     status: FailedStatus,
@@ -67,6 +66,19 @@ pub(super) struct Failure {
     reason: Reason,
     /// What failed, where, and what to do. Human-readable: the wording may change.
     message: String,
+}
+
+/// Schemas that allow the reasons of each exit code together with that code.
+pub(super) fn codes() -> Value {
+    let mut reasons: BTreeMap<u8, Vec<&str>> = BTreeMap::new();
+    for reason in Reason::ALL {
+        let of_code = reasons.entry(reason.exit_code()).or_default();
+        of_code.push(reason.as_str());
+    }
+    let pairs = reasons.iter().map(|(code, reasons)| {
+        json!({"properties": {"code": {"const": code}, "reason": {"enum": reasons}}})
+    });
+    pairs.collect()
 }
 
 /// The result of a command that failed.

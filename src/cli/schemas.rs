@@ -2,11 +2,10 @@
 //!
 //! A test (`tests/serverless/documents.rs`) compares them with the files, and writes the files on request.
 
-use super::print::Failure;
+use super::print::{Failure, codes};
 use super::task::{TaskOutcome, TasksOutcome};
 use super::{diff, get, history, policy};
 use crate::controller::cleanup;
-use crate::error::Reason;
 use crate::ops::read::json::{KeyChange, KeyWithRecord, VersionJson};
 use crate::ops::report::Report;
 use crate::ops::{
@@ -16,7 +15,6 @@ use crate::telemetry::termination::Message;
 use schemars::generate::{SchemaGenerator, SchemaSettings};
 use schemars::{JsonSchema, Schema};
 use serde_json::{Map, Value, json};
-use std::collections::BTreeMap;
 
 /// The names of an enum are described one by one up to this number. exit-codes.md describes the longer list
 /// of reasons.
@@ -144,19 +142,6 @@ fn add(object: &mut Schema, name: &str, schema: Value) {
     if let Some(required) = object.ensure_object()["required"].as_array_mut() {
         required.push(name.into());
     }
-}
-
-/// Schemas that allow the reasons of each exit code together with that code.
-pub(super) fn codes() -> Value {
-    let mut reasons: BTreeMap<u8, Vec<&str>> = BTreeMap::new();
-    for reason in Reason::ALL {
-        let of_code = reasons.entry(reason.exit_code()).or_default();
-        of_code.push(reason.as_str());
-    }
-    let pairs = reasons.iter().map(|(code, reasons)| {
-        json!({"properties": {"code": {"const": code}, "reason": {"enum": reasons}}})
-    });
-    pairs.collect()
 }
 
 /// Tidies a schema and all schemas in it.

@@ -441,7 +441,7 @@ fn keys_are_judged_and_secrets_never_shown() {
         let out = c.args(args(&reads)).output().unwrap();
         let stderr = String::from_utf8(out.stderr).unwrap();
         assert_eq!(
-            stderr.contains("read by everybody"),
+            stderr.contains("can be read by every user"),
             warns,
             "{mode:o}: {stderr}"
         );

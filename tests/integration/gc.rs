@@ -459,7 +459,7 @@ fn a_pinned_chain_keeps_what_was_removed_of_it() {
         pinned["warnings"][0]
             .as_str()
             .unwrap()
-            .contains("3 of these 3")
+            .contains("3 of the chain's 3")
     );
     // It would be purged at once.
     gc(b, &keep_nothing(&["--apply"]));

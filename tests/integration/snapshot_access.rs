@@ -343,7 +343,7 @@ fn a_folder_that_lacks_a_key_is_named() {
         let nowhere = ["--tls-secret", "/nowhere"];
         let said = here.refused(&endpoints, &nowhere, 78, "Configuration");
         assert!(
-            said.contains("--tls-secret /nowhere cannot be read"),
+            said.contains("cannot read --tls-secret /nowhere"),
             "{said}"
         );
         // An endpoint without TLS cannot use it, and both ways at once are refused.

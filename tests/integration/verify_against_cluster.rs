@@ -308,7 +308,7 @@ async fn every_member_is_asked() {
     assert!(json["warnings"][0].as_str().unwrap().contains("member c"));
     cluster.kill(0);
     let said = refused(&store, &one, &[], 69, "NoQuorum");
-    assert!(said.contains(&format!("b at {one} answers")), "{said}");
+    assert!(said.contains(&format!("b at {one} responds")), "{said}");
     cluster.kill(1);
     refused(&store, &one, &[], 69, "EtcdUnreachable");
 }

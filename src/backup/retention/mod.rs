@@ -7,6 +7,7 @@
 //! `ops::gc` reads these fulls, and decides again without those whose content does not match their name.
 
 mod decide;
+mod kept;
 mod periods;
 mod reason;
 mod removal;

@@ -2,7 +2,7 @@
 //!
 //! Called by `decide`. All periods are in UTC.
 
-use super::decide::KeepReasons;
+use super::kept::KeepReasons;
 use super::{Facts, RetentionReason, time_at};
 use chrono::{DateTime, Datelike, TimeDelta, Utc};
 use std::collections::BTreeMap;

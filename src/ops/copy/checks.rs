@@ -3,7 +3,7 @@
 //!
 //! Writes nothing. Called by `ops::copy::copier`.
 
-use super::copier::Listings;
+use super::Listings;
 use super::plan::{CopyReason, Decision, Encryption, Form, Plan, Planned, identity};
 use crate::backup::{Catalog, SnapshotName};
 use crate::error::{Reason, Result};

@@ -2,10 +2,12 @@
 //!
 //! `plan` decides what a round copies, `round` copies it. Called by `ops::copy`.
 
+use super::failures::{is_recoverable, summarize};
 use super::plan::{CopyReason, Encryption, Plan, identity, plan};
-use super::results::{is_recoverable, summarize};
 use super::round::Round;
-use super::{MOST_LISTED, ObjectOutcome, Options, Outcome, checks, identity as cluster_identity};
+use super::{
+    Listings, MOST_LISTED, ObjectOutcome, Options, Outcome, checks, identity as cluster_identity,
+};
 use crate::backup::catalog::{V1, V2};
 use crate::backup::{Catalog, Snapshot, trust};
 use crate::base::shorten;
@@ -47,12 +49,6 @@ pub(super) struct Copier<'a> {
     warned: HashSet<String>,
     /// Bytes read and written that are already counted in the metrics.
     pub(super) counted_bytes: (u64, u64),
-}
-
-/// The listings of both stores.
-pub(super) struct Listings {
-    pub(super) source: Catalog,
-    pub(super) target: Catalog,
 }
 
 impl<'a> Copier<'a> {

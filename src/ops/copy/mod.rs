@@ -7,6 +7,7 @@
 
 mod checks;
 mod copier;
+mod failures;
 mod identity;
 mod notes;
 pub mod plan;
@@ -16,6 +17,7 @@ mod transfer;
 
 use self::copier::Copier;
 use self::plan::Selection;
+use crate::backup::Catalog;
 use crate::error::{Reason, Result};
 use crate::ops::Context;
 use crate::ops::report::{FailureFields, Report};
@@ -176,4 +178,10 @@ pub fn follow(
         Err(e) if e.reason() != Reason::Terminated => Err(e),
         _ => Ok(copier.report(None)),
     }
+}
+
+/// The listings of both stores.
+struct Listings {
+    source: Catalog,
+    target: Catalog,
 }

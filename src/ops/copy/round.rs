@@ -380,9 +380,9 @@ impl Round<'_> {
             Ok(Published::Taken) if planned.name.is_encrypted && !self.is_verbatim(snapshot) => {
                 CopyResult::AlreadyThere
             }
-            Ok(Published::Taken) => {
-                CopyResult::Failed(super::results::conflict(&self.to.store.name(&planned.path)))
-            }
+            Ok(Published::Taken) => CopyResult::Failed(super::failures::conflict(
+                &self.to.store.name(&planned.path),
+            )),
             Err(e) => CopyResult::Failed(e),
         }
     }

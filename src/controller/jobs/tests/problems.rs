@@ -18,7 +18,12 @@ fn problems_of_policies() {
             "this one has 6",
         ),
         (rich, "snapshot.deltaSchedule", json!("0 3 * * 7"), "Sunday"),
-        (rich, "snapshot.timeZone", json!("Mars"), "unknown time zone"),
+        (
+            rich,
+            "snapshot.timeZone",
+            json!("Mars"),
+            "unknown time zone",
+        ),
         (rich, "snapshot.leasePrefix", json!("Main"), "leasePrefix"),
         (
             rich,

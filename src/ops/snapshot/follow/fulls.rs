@@ -2,6 +2,7 @@
 //!
 //! `ops::snapshot::full` takes the full itself. Called by [`super::session`].
 
+use super::MissedFull;
 use super::session::{CATCH_UP, Session};
 use super::{FULL, may_retry_full, new_back_offs};
 use crate::error::{Error, Reason, Result};
@@ -13,15 +14,6 @@ use crate::ops::snapshot::next::{FullCause, FullReason};
 use crate::telemetry::metrics::SnapshotKind;
 use chrono::Utc;
 use std::time::Instant;
-
-/// What to do about a scheduled full that was missed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum MissedFull {
-    /// Take the full at once.
-    CatchUp,
-    /// Wait for the next scheduled time.
-    Skip,
-}
 
 /// Returns the error for a new full whose last changes cannot be read, so that no watch can continue after
 /// it.

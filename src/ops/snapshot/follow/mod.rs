@@ -301,3 +301,12 @@ impl Follower<'_> {
         result
     }
 }
+
+/// What to do about a scheduled full that was missed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum MissedFull {
+    /// Take the full at once.
+    CatchUp,
+    /// Wait for the next scheduled time.
+    Skip,
+}

@@ -3,7 +3,7 @@
 //! The session ends when the follower is stopped, the lock is lost, or on a failure; the follower then
 //! decides about a retry. Called by [`super::Follower`].
 
-use super::{BACK_OFF, Follower, MAX_LISTED, TICK, fulls, may_retry, new_back_offs};
+use super::{BACK_OFF, Follower, MAX_LISTED, MissedFull, TICK, may_retry, new_back_offs};
 use crate::error::{Error, Reason, Result};
 use crate::etcd::cluster::Cluster;
 use crate::etcd::feed::{Ended, Position, quorum_revision};
@@ -60,7 +60,7 @@ impl<'s, 'a> Session<'s, 'a> {
             lock,
             follower,
         };
-        session.schedule_next_full(fulls::MissedFull::CatchUp);
+        session.schedule_next_full(MissedFull::CatchUp);
         Ok(session)
     }
 
