@@ -28,7 +28,8 @@ pub struct Trust {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Plaintext {
-    /// Trust unencrypted snapshots that end below this revision and are older than the first encrypted one
+    /// With keys, unencrypted snapshots are not trusted: trust those that are older than the first encrypted
+    /// one and whose last revision is below this
     #[arg(long, value_name = "REVISION", value_parser = clap::value_parser!(i64).range(1..))]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]

@@ -1,4 +1,4 @@
-//! Random access to bytes: a trait for files, buffers and temporary files (`temp::TempFile`).
+//! Random access to bytes: a trait for files, `Vec<u8>` and temporary files (`temp::TempFile`).
 //!
 //! `bolt`, `mvcc` and `ops` read databases through it.
 
@@ -11,7 +11,8 @@ pub trait ReadAt {
     /// Fills `buf` with the bytes from `offset` on.
     ///
     /// # Errors
-    /// `UnexpectedEof` if there are fewer bytes; errors of the operating system.
+    /// `UnexpectedEof` if fewer than `buf.len()` bytes follow `offset`; errors of the operating
+    /// system.
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()>;
     /// Returns the total size in bytes.
     ///

@@ -21,7 +21,7 @@ pub struct Dir {
     sealed: bool,
 }
 
-/// A directory whose files are not sealed.
+/// Makes a `Dir` whose files are not sealed.
 impl From<PathBuf> for Dir {
     fn from(path: PathBuf) -> Self {
         Dir::new(path, false)
@@ -29,7 +29,7 @@ impl From<PathBuf> for Dir {
 }
 
 impl Dir {
-    /// Returns a directory that creates files in `path`. Only this process can read sealed files.
+    /// Files are created in `path`. If `sealed`, they are encrypted with a key that only this process has.
     pub fn new(path: impl Into<PathBuf>, sealed: bool) -> Self {
         Dir {
             path: path.into(),
@@ -68,10 +68,11 @@ impl Dir {
     }
 }
 
-/// A temporary file that is written only at its end and read anywhere. Writing does not move the position of
-/// [`Read`] and [`Seek`].
+/// An append-only temporary file that can be read anywhere. Writes always append; they neither use nor move the
+/// position that `Read` and `Seek` share.
 ///
-/// No byte is ever overwritten: two texts under the same part of the key stream would break the encryption.
+/// No byte is ever overwritten: if two different texts were encrypted with the same part of the key stream,
+/// both could be recovered.
 #[derive(Debug)]
 pub struct TempFile {
     file: File,
@@ -171,16 +172,16 @@ impl Seek for TempFile {
     }
 }
 
-/// The number of bytes that one nonce can encrypt: ChaCha20 counts blocks of 64 bytes in 32 bits, and half of
-/// that is used.
+/// The bytes that are encrypted under one nonce. ChaCha20's 32-bit block counter would allow 2^38 bytes; this
+/// uses half of that.
 const SEGMENT: u64 = 1 << 37;
 /// The maximum number of bytes that one write encrypts.
 const PIECE: usize = 64 << 10;
 
 /// The encryption of one file, with a key that exists in memory only.
 ///
-/// It hides the content but does not detect changes: only the same user or root could make them, and these
-/// could change the process itself.
+/// It hides the content but does not detect changes: only root or the same user could change the file, and they
+/// could change this process as well.
 struct Seal {
     key: [u8; 32],
     piece: Vec<u8>,

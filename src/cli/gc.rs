@@ -26,9 +26,10 @@ DELTAFOLD_POLICY also sets --policy of `deltafold task`, where it is the name of
 /// Remove snapshots that the retention policy does not keep
 ///
 /// Without --apply, gc only shows which objects it would remove, and why. It always keeps the newest chain of
-/// the newest timeline, pinned chains, what --restorable-window needs, and snapshots whose history is in
-/// doubt. Before a full replaces older snapshots, gc reads it completely once. In a bucket with versioning,
-/// gc deletes versions; versions under object lock stay and are reported.
+/// the newest timeline, pinned chains, what --restorable-window needs, and snapshots for which it is unclear to
+/// which timeline they belong. Before gc removes snapshots because a newer full has superseded them, it reads
+/// that full completely, once. In a bucket with versioning, gc deletes versions; versions under object lock
+/// stay and are reported.
 #[derive(Debug, Args)]
 // The controller's policies share this option. Their documentation has no environment variables.
 #[command(mut_arg("policy", |a| a.long_help(POLICY_HELP)), after_long_help = "\
@@ -51,10 +52,11 @@ pub(super) struct GcArgs {
     rules: Rules,
     #[command(flatten)]
     periods: Periods,
-    /// Delete unfinished uploads, and notes about snapshots that no longer exist, after this time
+    /// Delete leftovers after this time: unfinished uploads, and deltafold's own notes about snapshots that no
+    /// longer exist
     #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = staging_age)]
     staging_age: TimeDelta,
-    /// Remove snapshots even if the newest restorable revision then becomes lower
+    /// Remove snapshots even if the newest revision that can be restored then becomes lower
     #[arg(long, value_parser = yes_or_no)]
     allow_shrink: bool,
     /// Remove the objects instead of only listing them

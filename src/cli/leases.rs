@@ -45,7 +45,7 @@ impl LeaseArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Kubernetes")]
 pub(super) struct LockArgs {
-    /// Use this Lease as the lock [default: an object in the store]
+    /// Lock with this Lease, so that only one follower works at a time [default: an object in the store]
     #[arg(long, value_name = "NAME", value_parser = parse_prefix)]
     lock_lease: Option<String>,
 }

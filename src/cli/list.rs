@@ -24,7 +24,7 @@ Examples:
       deltafold list --store /backups/etcd-main --output json |
           jq '[.restorable[].last_revision] | max'
 
-Problems of the snapshots are listed, and do not change the exit code: it is 0.")]
+Problems of snapshots are only listed: the exit code is 0 nevertheless.")]
 pub(super) struct ListArgs {
     #[command(flatten)]
     options: Options,
@@ -123,7 +123,7 @@ fn is_full(s: &ListedSnapshot) -> bool {
     s.start_revision.0 == 0
 }
 
-/// The first revision that a drawing shows for a snapshot: a full is drawn at its only revision.
+/// The revision at which the drawing of a snapshot begins. A full is drawn as one point, at its only revision.
 fn first_revision(s: &ListedSnapshot) -> i64 {
     match is_full(s) {
         true => s.last_revision.0,

@@ -17,11 +17,10 @@ use clap::Args;
 
 /// Compact the history of a live etcd, defragment its members, and disarm NOSPACE alarms
 ///
-/// First, maintain compacts the history; with --store, only up to the newest revision that the store has
-/// saved. Then it defragments the members that waste too much space, one at a time and the leader last. It
-/// starts with a member only while all others are healthy and up to date. If there is a NOSPACE alarm, it
-/// defragments whatever the wasted fraction is, and disarms the alarm when there is space again. Two runs
-/// never overlap.
+/// First, maintain compacts the history; with --store, only up to the newest revision that the store has saved.
+/// Then it defragments the members that waste too much space, one at a time and the leader last. It begins with
+/// the next member only when all others are healthy and up to date. With a NOSPACE alarm, it defragments
+/// members even if they waste little, and disarms the alarm once there is space again. Two runs never overlap.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
@@ -44,8 +43,8 @@ pub(super) struct MaintainArgs {
     upkeep: Upkeep,
     /// Storage quota of the members (etcd's --quota-backend-bytes) [default: the quota that etcd reports]
     ///
-    /// If a database is larger than 80 % of the quota, members that waste less are defragmented, too. etcd
-    /// before 3.6 does not report its quota.
+    /// A member whose database is larger than 80 % of the quota is defragmented even if it wastes less than
+    /// --defrag says. etcd before 3.6 does not report its quota.
     #[arg(long, value_name = "SIZE", value_parser = byte_size::parse)]
     quota_backend_bytes: Option<u64>,
     /// Only show what would be done
@@ -53,12 +52,13 @@ pub(super) struct MaintainArgs {
     dry_run: bool,
     #[command(flatten)]
     live: EndpointArgs,
-    /// URL of the folder that holds v2/: only compact history that is saved there
+    /// Compact only history that is saved in this store (URL of the folder that holds v2/)
     #[arg(long, value_name = "URL", help_heading = "Store")]
     store: Option<String>,
     #[command(flatten)]
     access: AccessArgs,
-    /// Lease that prevents a second run [default: an object in the store, or a lock on this machine]
+    /// Lock with this Lease, so that two runs never overlap [default: an object in the store; without --store,
+    /// a lock on this machine]
     #[arg(long, value_name = "NAME", help_heading = "Kubernetes")]
     lock_lease: Option<String>,
     /// Namespace of the Lease [default: that of the kubeconfig or the Pod]

@@ -31,7 +31,8 @@ pub(super) struct ManifestsArgs {
 
 #[derive(Debug, Subcommand)]
 enum ManifestsCommand {
-    /// Print the controller: namespace, resource definitions, RBAC, admission policies, two replicas
+    /// Print the YAML that installs the controller with two replicas: namespace, custom resource definitions,
+    /// RBAC, admission policies
     Install(InstallOptions),
     /// Print what Jobs need in a namespace: ServiceAccount, RoleBinding and NetworkPolicy
     Namespace(NamespaceArgs),

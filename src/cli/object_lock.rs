@@ -17,15 +17,15 @@ use std::time::Duration;
 /// Protect a chain against deletion with S3 object lock
 ///
 /// Locks the full snapshot, all deltas after it and the objects that describe their timeline, and reads each
-/// lock back. Existing locks are only extended. Object lock must be enabled for the bucket; a store that
-/// accepts locks without keeping them is detected. Later snapshots are not locked: run it again after each
-/// snapshot, for example in a CronJob.
+/// lock back. Existing locks are only extended. Object lock must be enabled for the bucket; because each lock
+/// is read back, a store that accepts a lock but does not keep it is noticed. Later snapshots are not locked:
+/// run it again after each snapshot, for example in a CronJob.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
   Lock the newest chain for 30 days; only users with a special permission can then delete it:
       deltafold lock --store s3://backups/etcd-main --for 30d
-  Lock it so that nobody can delete it, not even the account's owner; this cannot be undone:
+  Lock it so that nobody can delete it until the lock ends, not even the owner of the account; this cannot be undone:
       deltafold lock --store s3://backups/etcd-main --for 30d --mode compliance
   Show what would be locked:
       deltafold lock --store s3://backups/etcd-main --until 2027-01-01T00:00:00Z --dry-run
@@ -45,7 +45,7 @@ pub(super) struct LockArgs {
     /// Lock for this time from now on, such as 12h or 30d
     #[arg(long, value_name = "DURATION", value_parser = duration::parse_above_zero)]
     r#for: Option<Duration>,
-    /// Who can delete locked objects
+    /// Lock mode: who can still delete locked objects
     #[arg(long, value_name = "MODE", default_value = "governance")]
     mode: Mode,
     /// Name of the full whose chain to lock [default: the newest full of the newest timeline]
@@ -131,7 +131,7 @@ fn headline(o: &Outcome) -> String {
     }
 }
 
-/// What was done with an object, or in a dry run would be done.
+/// One phrase for the list: what was done with the object, or what a run without --dry-run would do.
 fn state(object: &Object, dry_run: bool) -> String {
     let locked = if dry_run { "would be locked" } else { "locked" };
     match (object.decision, &object.after) {

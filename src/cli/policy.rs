@@ -30,8 +30,8 @@ const CONDITIONS: [&str; 4] = [
 
 /// Show backup policies in Kubernetes
 ///
-/// If the program is also installed as kubectl-deltafold, it is a kubectl plugin: kubectl deltafold policy
-/// status.
+/// Installed under the name kubectl-deltafold, the program is a kubectl plugin: `kubectl deltafold policy
+/// status`.
 #[derive(Debug, Args)]
 pub(super) struct PolicyCommand {
     #[command(subcommand)]
@@ -43,7 +43,7 @@ enum PolicySubcommand {
     Status(StatusArgs),
 }
 
-/// Show backup policy status
+/// Show the status of backup policies
 ///
 /// Without NAME, status prints a table of all policies of the namespace. With NAME, it prints the conditions
 /// of the policy with their reasons, its newest snapshots and its last Jobs.

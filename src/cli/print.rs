@@ -68,7 +68,7 @@ pub(super) struct Failure {
     message: String,
 }
 
-/// Schemas that allow the reasons of each exit code together with that code.
+/// Returns one schema for each exit code: that code, with any of its reasons.
 pub(super) fn codes() -> Value {
     let mut reasons: BTreeMap<u8, Vec<&str>> = BTreeMap::new();
     for reason in Reason::ALL {

@@ -14,9 +14,9 @@ use std::path::PathBuf;
 /// Restore the data directory of an etcd member, at any revision or time
 ///
 /// No etcd is needed. The new data directory is written next to its destination, synced, read back, verified
-/// (every page, etcd's HashKV), and then renamed in one step. An existing data directory is never
-/// overwritten. With --if-needed, it is checked, and replaced only if it is damaged or missing data; the old
-/// one is kept under another name.
+/// (every page, etcd's HashKV), and then renamed in one step. An existing data directory is never overwritten.
+/// With --if-needed, it is checked, and replaced if it is damaged or lacks data that the backup has; the old
+/// one is then kept under another name.
 #[derive(Debug, Args)]
 #[command(
     mut_args(Membership::with_default),
@@ -47,8 +47,8 @@ pub(super) struct RestoreArgs {
     /// URL of the folder that holds v2/ (or v1/): s3://bucket/prefix, gs://…, az://…, swift://…, oss://…,
     /// file:///dir or a path; repeatable
     ///
-    /// Of several stores, restore uses the one with the newest revision, and the first of equal ones. A store
-    /// that cannot be read is skipped. In the environment variable: one URL per line.
+    /// Of several stores, restore uses the one with the newest revision; if several are equal, the first of
+    /// them. A store that cannot be read is skipped. In the environment variable: one URL per line.
     #[arg(
         long,
         value_name = "URL",

@@ -16,8 +16,8 @@ use schemars::generate::{SchemaGenerator, SchemaSettings};
 use schemars::{JsonSchema, Schema};
 use serde_json::{Map, Value, json};
 
-/// The names of an enum are described one by one up to this number. exit-codes.md describes the longer list
-/// of reasons.
+/// An enum with more names than this gets no description of each name: that is the list of reasons, which
+/// exit-codes.md describes.
 const MAX_DESCRIBED_NAMES: usize = 20;
 
 /// Returns the schemas with their names: `docs/NAME.schema.json`.
@@ -154,7 +154,8 @@ fn tidy(schema: &mut Value) {
     }
 }
 
-/// Closes objects, writes enums as lists, and drops formats that JSON Schema does not define.
+/// Forbids unknown properties, turns a `oneOf` of named constants into an `enum`, joins the lines of
+/// descriptions, adds the maximum of a u32, and removes every format except `date-time`.
 fn tidy_object(object: &mut Map<String, Value>) {
     if let Some(names) = object.get("oneOf").and_then(enum_names) {
         object.remove("oneOf");
@@ -175,7 +176,8 @@ fn tidy_object(object: &mut Map<String, Value>) {
     if object.get("format").is_some_and(|f| f == "uint32") {
         object.insert("maximum".to_owned(), u32::MAX.into());
     }
-    // In `properties`, "format" may also be the name of a field, with an object.
+    // Inside `properties`, "format" can be the name of a described field. Its value is then a schema (an
+    // object), which must stay.
     let is_kept = |format: &Value| format == "date-time" || format.is_object();
     if object.get("format").is_some_and(|f| !is_kept(f)) {
         object.remove("format");
@@ -191,7 +193,8 @@ fn describe(description: &str, names: &[(String, String)]) -> String {
     text
 }
 
-/// The names of an enum with their descriptions; `None` if the schemas are not an enum.
+/// The names of an enum with their descriptions; `None` if one of the schemas is not a string constant with a
+/// description.
 fn enum_names(one_of: &Value) -> Option<Vec<(String, String)>> {
     one_of.as_array()?.iter().map(enum_name).collect()
 }

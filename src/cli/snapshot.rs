@@ -144,11 +144,11 @@ struct DeltaArgs {
 
 /// Take delta snapshots continuously, and full snapshots by a schedule
 ///
-/// Runs until it is stopped, as a Deployment with one replica or as a sidecar. It survives the loss of
-/// members, leader changes, compactions, and outages of the store: during an outage, events wait in memory,
-/// then in the temporary directory, and then in etcd. If etcd compacts them before they are saved, a full
-/// snapshot is taken. SIGTERM saves a last delta. Several followers of one prefix take a lock, so that only
-/// one works at a time.
+/// Runs until it is stopped, as a Deployment with one replica or as a sidecar. It survives the loss of members,
+/// leader changes, compactions, and outages of the store: during an outage, events wait in memory, then in the
+/// temporary directory, and then in etcd. If etcd compacts them before they are saved, a full snapshot is
+/// taken. SIGTERM saves a last delta. If several followers use one prefix, a lock lets only one of them work at
+/// a time.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:

@@ -27,7 +27,7 @@ enum StoreSubcommand {
 /// Each feature is tested by using it: several writers create the same object at the same time, for example,
 /// and the object is read back. The test writes small objects (about 6 MiB in total) to deltafold-staging/
 /// below the prefix, and deletes them at the end, even if it fails or is interrupted. It neither reads nor
-/// changes snapshots, so keys and limits have no effect.
+/// changes snapshots, so flags for encryption and limits have no effect.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
@@ -38,7 +38,7 @@ Examples:
           jq '.checks[] | select(.is_problem)'
 
 Exit codes: 0 if deltafold can work safely with the store, 69 if the store does not respond, 77 if it rejects \
-the credentials, 78 if a required feature is missing or does not work as the store claims (the result says what \
+the credentials, 78 if a required feature is missing or works wrongly (the result says what \
 to do). docs/exit-codes.md lists all others.")]
 struct CheckArgs {
     #[command(flatten)]

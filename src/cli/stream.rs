@@ -9,7 +9,8 @@ use serde::Serialize;
 use std::io::{BufWriter, ErrorKind, Stdout, Write};
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// What is open on standard output. It is static, so that it is still known after a panic.
+/// Which JSON has been begun on standard output and not completed. A static, because `fail` needs it even after
+/// a panic.
 static OPEN: AtomicU8 = AtomicU8::new(Open::Nothing as u8);
 
 /// JSON that is begun on standard output, and not completed.
@@ -19,7 +20,7 @@ enum Open {
     Nothing,
     /// An object with a list as its last field.
     List,
-    /// A list of lines, each an object.
+    /// JSON lines: one object in each line.
     Lines,
 }
 
@@ -83,8 +84,8 @@ impl Stream {
         self.json(item)
     }
 
-    /// Writes JSON directly to the buffer: a long value would take several times its size in memory
-    /// otherwise.
+    /// Serializes directly into the output buffer. A string with the JSON of a long value would take several
+    /// times its size in memory.
     fn json(&mut self, item: &impl Serialize) -> Result<()> {
         serde_json::to_writer(&mut self.out, item).map_err(|e| match e.is_io() {
             true => self.failed(e.into()),
@@ -103,7 +104,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Begins a list of lines. From now on, a failure is printed as a line, too.
+    /// Begins JSON lines. From now on, a failure is printed as one more line.
     pub(super) fn begin_lines(&mut self) {
         Open::Lines.set();
     }
@@ -146,7 +147,8 @@ impl Stream {
     }
 }
 
-/// The JSON object `head` without its end, and then the field `list` with an open list.
+/// Returns the JSON object `head` without its closing brace, followed by `"list":[`. `list` is the name of the
+/// field.
 fn begin_list(head: &str, list: &str) -> String {
     let fields = head.strip_suffix('}').unwrap_or(head);
     let separator = match fields {
@@ -156,7 +158,8 @@ fn begin_list(head: &str, list: &str) -> String {
     format!("{fields}{separator}\"{list}\":[")
 }
 
-/// Prints a failure: as the end of the output that is open, or otherwise as an object.
+/// Prints a failure so that the output stays valid JSON: as the last fields of an open object, as a line, or as
+/// an object of its own.
 pub(super) fn end_with(failure: &impl Serialize) -> Result<()> {
     if Open::List.is() {
         let failure = to_json(failure)?;

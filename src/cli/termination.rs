@@ -1,7 +1,7 @@
 //! The termination message: the result of a command as a small JSON object in a file (--termination-log).
 //!
-//! `telemetry::termination` defines the object. A failure to write it does not change the exit code. `main`
-//! in `cli` begins and ends it, and `print_outcome` passes it the outcome.
+//! `telemetry::termination` defines the object. A failure to write it does not change the exit code.
+//! `cli::main` calls `begin` and `end`; `print_outcome` calls `keep` with the outcome.
 
 use crate::base::lock;
 use crate::error::Error;
@@ -36,7 +36,8 @@ fn kept() -> MutexGuard<'static, KeptOutcome> {
 pub(super) fn keep(outcome: &impl Serialize) {
     let mut kept = kept();
     if kept.is_wanted {
-        // Ignore an outcome that cannot be JSON: printing it fails, too.
+        // An outcome that is no JSON object is left out. If it cannot be JSON at all, printing it reports the
+        // error.
         kept.outcome = match serde_json::to_value(outcome) {
             Ok(Value::Object(outcome)) => Some(outcome),
             _ => None,
@@ -56,7 +57,7 @@ impl Termination {
     pub(super) fn begin(file: Option<PathBuf>, command: Option<String>, started: Instant) -> Self {
         kept().is_wanted = file.is_some();
         if let Some(file) = &file {
-            // `end` reports a file that cannot be written.
+            // Ignore the error here: `end` reports it.
             let _ = open(OpenOptions::new().truncate(true), file);
         }
         Termination {
@@ -92,7 +93,7 @@ impl Termination {
 }
 
 fn open(options: &mut OpenOptions, file: &Path) -> std::io::Result<std::fs::File> {
-    // Do not wait for the reader of a pipe.
+    // If the file is a named pipe, do not wait until somebody reads it.
     options
         .write(true)
         .custom_flags(libc::O_NONBLOCK)
@@ -100,7 +101,7 @@ fn open(options: &mut OpenOptions, file: &Path) -> std::io::Result<std::fs::File
         .open(file)
 }
 
-/// Writes the file in place. In a Pod it is a mount, so no other file can be renamed to it.
+/// Overwrites the file in place. In a Pod the file itself is a mount, so it cannot be replaced by a rename.
 fn write(file: &Path, text: &str) -> std::io::Result<()> {
     let mut out = open(OpenOptions::new().create(true).truncate(true), file)?;
     out.write_all(text.as_bytes()).inspect_err(|_| {

@@ -27,7 +27,7 @@ use std::time::Duration;
 /// With --etcd-binary, it also runs a restore drill: it restores the backup and starts a real etcd with it.
 ///
 /// With --endpoints, verify folds the backup up to its newest revision and compares its HashKV with that of
-/// every member of the cluster at the same revision. Each member reads its keyspace once.
+/// every member of the cluster at the same revision. To compute it, each member reads all its keys once.
 ///
 /// Nothing is written to the store or to the live etcd.
 #[derive(Debug, Args)]
@@ -53,14 +53,14 @@ pub(super) struct VerifyArgs {
     depth: store::Thoroughness,
     /// Verify all chains of all timelines, and the snapshots outside of them
     ///
-    /// Without it, only the chain is verified that a restore of the newest state would use, and what is
-    /// needed to find it.
+    /// Without it, verify checks only the chain that a restore of the newest state would use, and the snapshots
+    /// that it must read to find this chain.
     #[arg(long, conflicts_with = "endpoints", value_parser = yes_or_no)]
     all_chains: bool,
     /// Read the tags of all snapshots to find the excluded ones, with a request per snapshot
     ///
-    /// Without it, if there are more than 64 snapshots, only the tags of the newest and of those to be
-    /// verified are read.
+    /// Without it, and with more than 64 snapshots, verify reads the tags only of the newest snapshots and of
+    /// those that it verifies.
     #[arg(long, conflicts_with = "endpoints", value_parser = yes_or_no)]
     all_tags: bool,
     /// Run a restore drill: start this etcd with the restored data, compare it, and write a key

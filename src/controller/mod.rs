@@ -54,10 +54,10 @@ const FIRST_BACK_OFF: Duration = Duration::from_secs(1);
 const LONGEST_BACK_OFF: Duration = Duration::from_secs(60);
 /// The back-off after a conflict with another writer.
 const CONFLICT_BACK_OFF: Duration = Duration::from_millis(100);
-/// The shortest time until a policy is reconciled again only because time has passed.
+/// The shortest wait until a policy is due again although nothing has changed.
 const SHORTEST_REQUEUE: Duration = Duration::from_millis(500);
-/// A reconciliation ends after this many actions, and writes at most this many task statuses. A policy with
-/// more of them is requeued behind the others.
+/// The most actions, and the most task statuses, of one reconciliation. If there are more, the policy is
+/// requeued behind the others.
 const MAX_WRITES: usize = 30;
 
 /// The settings of a controller process.
@@ -71,9 +71,11 @@ pub struct Options {
     pub identity: String,
     /// How many policies are reconciled at the same time; 0 counts as 1.
     pub workers: usize,
-    /// The most unfinished Jobs of thresholds and tasks, over all policies; 0 for no limit.
+    /// How many Jobs of thresholds and tasks may be unfinished at the same time, over all policies; 0 for no
+    /// limit.
     pub max_jobs: u32,
-    /// The same limit for each namespace; 0 for half of `max_jobs`, if several namespaces have policies.
+    /// The same limit for each namespace. 0 means half of `max_jobs` if several namespaces have policies, and
+    /// all of them otherwise.
     pub max_jobs_per_namespace: u32,
 }
 
@@ -220,7 +222,8 @@ async fn run_workers(
     mut background: JoinSet<()>,
     server: Option<&MetricsServer>,
 ) -> Error {
-    // The sender cannot be dropped before: the caller polls the watches, which own it, beside this function.
+    // Never fails: the future of the watches owns the sender, and the caller's `select!` drops that future
+    // together with this one.
     let _ = listed.await;
     controller.count_existing_jobs();
     tracing::info!(
@@ -354,8 +357,8 @@ impl Controller {
 
     /// Applies actions one after the other, and records each in `attempted`. Returns the first refusal.
     ///
-    /// Fails at the first error that is not a refusal. Its effect may be unknown: the next reconciliation
-    /// observes it.
+    /// Stops with an error at the first failure that is not a refusal. It may be unknown whether that write
+    /// took effect: the next reconciliation observes it.
     async fn apply_actions(
         &self,
         actions: &[Action],

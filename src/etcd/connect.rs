@@ -239,7 +239,7 @@ impl Connector {
     ) -> Result<etcd_client::Client, AttemptError> {
         if !self.may_use(endpoint) {
             return Err(AttemptError::Final(Reason::Configuration.error(format!(
-                "connect at {endpoint}: the URL has no TLS, but TLS was requested: use https:// URLs, or add this URL to --endpoints"
+                "connect at {endpoint}: this http:// URL is not in --endpoints, and TLS was requested: give the member an https:// URL, or add this one to --endpoints to allow it"
             ))));
         }
         let timeout = self.options.command_timeout + self.options.dial_timeout;

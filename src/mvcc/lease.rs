@@ -1,6 +1,6 @@
 //! Writes records of leases: etcd's protobuf `leasepb.Lease` in the bucket `lease`.
 //!
-//! It reads none. Called by `ops::fold`, which adds leases to a restored database. Source: etcd's
+//! Nothing here reads records. Called by `ops::fold`, which adds leases to a restored database. Source: etcd's
 //! `server/lease/leasepb/lease.proto` and `server/storage/schema/lease.go`.
 
 use crate::base::protobuf::put_varint;
@@ -19,8 +19,8 @@ pub fn key(id: i64) -> [u8; KEY_SIZE] {
     id.to_be_bytes()
 }
 
-/// Returns the record of the lease with this key. The time to live counts from the start of etcd; it is
-/// stored in whole seconds, rounded down, at least one.
+/// Returns the record of the lease with this key. The time to live begins when etcd starts. It is stored in
+/// whole seconds: rounded down, but at least one.
 pub fn record(key: [u8; KEY_SIZE], time_to_live: Duration) -> Vec<u8> {
     let seconds = i64::try_from(time_to_live.as_secs()).unwrap_or(i64::MAX);
     let mut out = Vec::new();

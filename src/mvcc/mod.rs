@@ -1,8 +1,7 @@
-//! etcd's multi-version store inside a bbolt file: revisions, records, compaction, HashKV, and the fold that
-//! turns a full snapshot and the events after it into a new full.
+//! etcd's multi-version store inside a bbolt file: revisions, records, compaction, HashKV (etcd's hash over all
+//! records up to a revision), and the fold that turns a full snapshot and the events after it into a new full.
 //!
-//! It knows nothing of stores, snapshot names or compression. `ops` calls it; it reads databases through
-//! `bolt`.
+//! It knows nothing of stores, snapshot names or compression. Called by `ops`. Reads databases through `bolt`.
 
 pub mod change;
 mod change_log;

@@ -1,9 +1,9 @@
 //! The operation `compact`: folds the newest full and the deltas after it into one new full, and
 //! publishes it.
 //!
-//! Steps: scan the backup, choose a timeline and a chain, fold, lay out the new database, compress and
-//! upload it, verify, publish. Deletes nothing: `gc` removes what the new full supersedes. Called by
-//! `cli::compact`.
+//! Steps: scan the backup, choose a timeline and a chain, fold, lay out the new database, compress and upload
+//! it, verify, publish. Deletes no snapshots: `gc` removes what the new full supersedes. Only staging objects
+//! of killed runs are cleaned up. Called by `cli::compact`.
 
 use crate::backup::codec::{self, CompressionChoice};
 use crate::backup::frame::FrameWriter;
@@ -46,7 +46,7 @@ pub struct History {
 /// The options of `compact`.
 #[derive(Debug, Clone, Default, Args)]
 pub struct Options {
-    /// What is kept: the latest revision alone, if nothing is said.
+    /// Which history is kept. Default: only the latest revision.
     #[command(flatten)]
     pub history: History,
     /// Compression of the new snapshot: same (as the newest snapshot), none, gzip, zlib, lzw, zstd or zstd:LEVEL
@@ -58,7 +58,7 @@ pub struct Options {
     /// The revision or time to fold up to, and the timeline.
     #[command(flatten)]
     pub state: StateOptions,
-    /// The Leases that shall tell how far the backup is then.
+    /// The snapshot Leases to renew after the compaction; `None` to renew none.
     #[arg(skip)]
     pub leases: Option<SnapshotLeases>,
 }
@@ -111,8 +111,8 @@ pub struct Outcome {
     pub bytes_read: u64,
     /// Size of `snapshot` in the store, in bytes; 0 if nothing had to be written.
     pub bytes_written: u64,
-    /// The revision as of which users, roles, members, alarms and leases are in `snapshot`: deltas hold
-    /// only keys.
+    /// The users, roles, members, alarms and leases in `snapshot` are those of this revision, because deltas
+    /// hold only keys.
     pub metadata_revision: Revision,
     /// The compression of `snapshot`; in a dry run, the one that it would have.
     pub compression: Compression,
@@ -147,7 +147,7 @@ struct Compaction<'a> {
 impl Compaction<'_> {
     fn run(mut self) -> Result<Report<Outcome>> {
         let scan = scan(self.ctx, Depth::Doubtful)?;
-        // Cleaning and preparing run concurrently with reading and folding.
+        // Both run in the background while this reads and folds. Dropping the guards waits for them.
         let store = &self.ctx.store;
         let writes = !self.options.dry_run;
         let _cleaning = writes.then(|| {
@@ -208,7 +208,7 @@ impl Compaction<'_> {
             .any(|s| s.excluded && s.name == new_name)
         {
             self.clock.warn(format!(
-                "{new_name} already exists and is excluded, so it is not used, and the next run folds the same again: bring it back with `deltafold undelete`, or delete it"
+                "the result {new_name} already exists, but is excluded: as long as it is, every run folds the same snapshots again. Bring it back with `deltafold undelete`, or delete it"
             ));
         }
         let mut outcome = self.outcome(&source, encoding);

@@ -6,7 +6,7 @@ use crate::backup::Compression;
 use crate::error::{Reason, Result};
 use std::path::Path;
 
-/// Returns the number of bytes that this user can write; `None` if the system does not report it.
+/// Returns the free bytes in the file system of `dir` for this user; `None` if the system does not report it.
 pub(super) fn free_bytes(dir: &Path) -> Option<u64> {
     let stat = rustix::fs::statvfs(dir).ok()?;
     // A tmpfs without a limit reports no blocks.
@@ -27,12 +27,12 @@ pub(super) fn check(dir: &Path, bytes: u64, what: &str) -> Result<()> {
     }
 }
 
-/// Returns the most bytes that a fold needs in the temporary directory beside the database of the base. They
-/// are the new database, as large as the base and all values of the deltas, and the changes that are not yet
-/// written to it.
+/// Estimates how many bytes a fold needs at most in the temporary directory, without the base's own database:
+/// the new database (the base plus all values of the deltas), and the changes waiting to be written to it (all
+/// values once more).
 ///
-/// It assumes that compression makes the JSON of a delta no smaller than a third. A value has three quarters
-/// of the size of its base64.
+/// A compressed delta is assumed to have at least a third of the size of its JSON. The JSON counts as base64
+/// only, which is 4/3 of the size of the values.
 pub(super) fn estimate<'a>(
     base_bytes: u64,
     deltas: impl Iterator<Item = &'a crate::backup::Snapshot>,

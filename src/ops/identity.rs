@@ -228,7 +228,7 @@ fn other_cluster_error(store: &Store, recorded: &Identity, facts: &ClusterFacts)
         false => "",
     };
     Reason::OtherCluster.error(format!(
-        "{} is the backup of cluster {}{since}, but --endpoints is cluster {}{names}{was}: nothing was saved. Check --endpoints and --store; if this cluster has replaced the other (it was restored from this backup), give --take-over once. The backup's cluster is recorded in {}",
+        "{} is the backup of cluster {}{since}, but the members at --endpoints are of cluster {}{names}{was}: nothing was saved. Check --endpoints and --store; if this cluster has replaced the other (it was restored from this backup), give --take-over once. The backup's cluster is recorded in {}",
         store.url(),
         recorded.describe_cluster(),
         facts.hex_id(),

@@ -126,8 +126,8 @@ pub struct Restorable {
     pub last_revision: Revision,
     /// When the oldest full of the range was taken, by its name.
     pub first_time: DateTime<Utc>,
-    /// When the last snapshot of the range was taken, by its name. With --deep, the time of the newest event
-    /// if that snapshot is a delta.
+    /// When the range's last revision was saved: the creation time, by its name, of the first snapshot that
+    /// reaches it. With --deep, the time of its newest event if it is a delta.
     pub last_time: DateTime<Utc>,
 }
 
@@ -196,8 +196,8 @@ pub fn run(ctx: &Context, options: Options) -> Result<Report<Outcome>> {
     let newest = scan.timelines.newest(&scan.catalog);
     problems.extend(newest.as_ref().err().map(Problem::from_error));
     let newest = newest.ok();
-    // `compact` would fail if there is no newest timeline, or because of damage, which is among the problems
-    // already.
+    // If `compact` would fail, nothing is in its chain. The cause, no newest timeline or damage, is among the
+    // problems already.
     let in_chain = match newest.filter(|_| !is_blocked(&scan)) {
         Some(t) => newest_chain(&scan, t, &known).unwrap_or_else(|problem| {
             problems.push(problem);
@@ -205,7 +205,8 @@ pub fn run(ctx: &Context, options: Options) -> Result<Report<Outcome>> {
         }),
         None => HashSet::new(),
     };
-    // In reverse order, so that the first timeline of a snapshot is kept.
+    // A later insert replaces an earlier one, so go through the timelines in reverse: the first one that has
+    // the snapshot is kept.
     let mut timeline_of: HashMap<usize, &str> = HashMap::new();
     for t in scan.timelines.all.iter().rev() {
         timeline_of.extend(t.members.iter().map(|m| (m.snapshot, t.id.as_str())));
@@ -343,7 +344,7 @@ pub(super) fn gap_after(
     let last = last.unwrap_or(s.name.last);
     let missing = chain::missing(&scan.catalog, timeline, s.name.last, last);
     Reason::RevisionGap.error(format!(
-        "by names, revisions {} are missing, but {} may hold them beyond its name: use {deep_command} to find out",
+        "no snapshot has revisions {} in its name, but {} may hold more than its name says: use {deep_command} to find out",
         chain::show_ranges(&missing),
         s.path
     ))
@@ -373,8 +374,8 @@ fn problems(ctx: &Context, scan: &Scan, deep: bool) -> Result<Vec<Problem>> {
     for (&i, survey) in &scan.contents.surveys {
         problems.extend(past_name(&catalog.snapshots[i], Some(survey.last)));
     }
-    // Snapshots whose revisions grow are not doubtful and were not compared. A full may still show another
-    // history.
+    // Only doubtful snapshots were compared so far. Compare each other snapshot with the next full, too: their
+    // contents may belong to different histories.
     let mut since_full: Vec<usize> = Vec::new();
     for i in catalog.usable() {
         let is_full = catalog.snapshots[i].name.is_full();

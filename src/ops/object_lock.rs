@@ -94,7 +94,8 @@ pub struct Object {
     pub decision: Option<Decision>,
     /// The reason, or the error, as human-readable text; it may change.
     pub reason: String,
-    /// Whether it is locked as requested; false if it failed, and in a dry run that would change it.
+    /// Whether the object is now locked as requested. False if locking failed, or if a dry run found that it
+    /// would have to be locked.
     pub done: bool,
 }
 
@@ -145,7 +146,7 @@ pub fn decide(
     }
     match (current.mode, requested.mode) {
         (Mode::Compliance, Mode::Governance) => Err(Reason::Usage.error(format!(
-            "it is locked in {current}, and can be locked for longer only in compliance mode: give --mode compliance, or an --until that is not later"
+            "it is locked in {current}. S3 keeps compliance mode, so a longer lock must be in that mode, too: give --mode compliance, or an --until that is not later"
         ))),
         (Mode::Governance, Mode::Compliance) if current.until > requested.until => Ok((
             Some(ObjectRetention {
@@ -171,7 +172,7 @@ pub fn objects_of(
     let path = |i: usize| catalog.snapshots[i].path.clone();
     let order = |i: usize| (name(i).last, name(i).created, i);
     let fulls = chain::bases(catalog, timeline);
-    // A delta that begins after the next full continues from that full.
+    // The chain ends at the next full: a delta that begins after it belongs to that full's chain.
     let end = fulls
         .iter()
         .filter(|&&i| up_to_next && order(i) > order(base))
@@ -216,7 +217,7 @@ fn choose_chain(scan: &Scan, full: Option<&str>) -> Result<ChosenChain> {
                 Choice::Chosen(chain) => chain.base,
                 Choice::ReadFirst(base) => {
                     warnings.push(format!(
-                        "by names, revisions are missing after {}: `deltafold list --deep` shows whether it holds them",
+                        "judging by names, revisions are missing after the full {}: `deltafold list --deep` shows whether that full holds them",
                         catalog.snapshots[base].path
                     ));
                     base
@@ -229,7 +230,7 @@ fn choose_chain(scan: &Scan, full: Option<&str>) -> Result<ChosenChain> {
             let is_member = |t: &&Timeline| t.member(base).is_some();
             // If it is on several timelines, take the last to fork: it is the newest.
             let timeline = timelines.all.iter().rev().find(is_member).ok_or_else(|| {
-                Reason::NoSnapshots.error(format!("--chain {full}: that full is on no timeline, since it is excluded or damaged: see `deltafold list --deep`"))
+                Reason::NoSnapshots.error(format!("--chain {full} has no chain, because it is excluded or damaged (see `deltafold list --deep`)"))
             })?;
             (timeline, base)
         }
@@ -265,8 +266,9 @@ fn find_full(catalog: &Catalog, full: &str) -> Result<usize> {
 ///
 /// # Errors
 /// Fails without having locked anything: with `Usage` if the time is in the past or too far away, or
-/// the chain does not exist; `Configuration` if the bucket has no object lock; the errors of choosing a
-/// chain, as in `compact`; or an error of the store. Later failures are in the report.
+/// `chain` names a delta; `NoSnapshots` if the named full does not exist or is on no timeline; `Configuration`
+/// if the bucket has no object lock; the errors of choosing a chain, as in `compact`; or an error of the store.
+/// Later failures are in the report.
 pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
     let mut clock = ReportBuilder::start();
     let now = Utc::now();

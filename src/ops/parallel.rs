@@ -1,4 +1,4 @@
-//! Work on several threads whose results do not depend on the number of threads.
+//! Runs work on several threads. The results are the same for any number of threads.
 //!
 //! If the system has no threads left, fewer of them work. Called by operations.
 
@@ -12,14 +12,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// Items after that one may be skipped.
 ///
 /// # Errors
-/// Fails with the error of `search` if it comes before the first result.
+/// An error of `search` counts as a result: if it is the first one, it is returned.
 pub(super) fn find_first<T: Send>(
     threads: usize,
     items: usize,
     search: impl Fn(usize) -> Result<Option<T>> + Sync,
 ) -> Result<Option<T>> {
     let next = AtomicUsize::new(0);
-    // Items are taken in order, so all items before a taken one are taken, too, and searched to the end.
+    // Threads take items in order and finish each one they take. So when an item has a result, all items before
+    // it are searched as well.
     let end = AtomicUsize::new(items);
     let earliest: Mutex<Option<(usize, Result<Option<T>>)>> = Mutex::new(None);
     let work = || {
@@ -56,7 +57,7 @@ pub(super) fn each<T: Sync, R: Send>(
     work: impl Fn(&T) -> R + Sync,
 ) -> Vec<R> {
     let results = Mutex::new(BTreeMap::new());
-    // This search never has a result, so it goes through all items.
+    // `find_first` as a loop: no item has a result, so it visits all of them.
     let _ = find_first(threads, items.len(), |nth| {
         let result = work(&items[nth]);
         let mut results = lock(&results);

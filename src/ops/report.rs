@@ -10,7 +10,7 @@ use serde::Serialize;
 use std::ops::{Deref, DerefMut};
 use std::time::Instant;
 
-/// The report of an operation. As JSON it is one object: the fields of the outcome beside these.
+/// The report of an operation. As JSON it is one object that has the outcome's fields and the fields below.
 #[derive(Debug, JsonSchema, Serialize)]
 pub struct Report<T> {
     /// The outcome of the operation.
@@ -41,14 +41,16 @@ impl<T> DerefMut for Report<T> {
     }
 }
 
-/// The failure in the outcome of an operation that can fail midway. All fields are `None` if it did not fail.
+/// The failure of an operation that can fail midway, as fields of its outcome. All fields are `None` if it did
+/// not fail.
 #[derive(Debug, Clone, Default, PartialEq, Eq, JsonSchema, Serialize)]
 #[schemars(rename = "Failed")]
 pub struct FailureFields {
     /// The exit code of the failure; null if the operation did not fail.
     pub code: Option<u8>,
     /// The reason of the failure, see exit-codes.md; null if the operation did not fail. If several snapshots
-    /// failed for different reasons: first those that need a person, damage before conflicts before the rest.
+    /// failed for different reasons, this is the most urgent one: reasons that need a person come first, and
+    /// damage comes before conflicts, conflicts before the rest.
     pub reason: Option<Reason>,
     /// The message of the failure; null if the operation did not fail.
     pub message: Option<String>,
@@ -64,7 +66,7 @@ impl From<&Option<Error>> for FailureFields {
     }
 }
 
-/// Returns the values of a schema's field: an operation's own reasons, and those of all failures.
+/// Returns all values that a field with a reason can have, for its schema: `own`, and then every [`Reason`].
 pub(super) fn reasons_and(own: &[&'static str]) -> Vec<&'static str> {
     let all = Reason::ALL.iter().map(|r| r.as_str());
     own.iter().copied().chain(all).collect()

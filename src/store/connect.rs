@@ -33,7 +33,8 @@ const SECRET_HEADERS: [HeaderName; 6] = [
     HeaderName::from_static("x-amz-copy-source-server-side-encryption-customer-key"),
 ];
 
-/// Returns a client with these settings, and with these certificates beside the system's.
+/// Returns a client with these settings. It trusts these certificates, and the system's unless
+/// NoSystemCertificates is set.
 ///
 /// # Errors
 /// Fails with the crate's errors if a setting is invalid.
@@ -144,7 +145,10 @@ impl Settings<'_> {
             return Ok(None);
         };
         let Some(value) = parse(&text) else {
-            let error = format!("{} cannot be {text:?}", key.as_ref());
+            let error = format!(
+                "the setting {} has the invalid value {text:?}",
+                key.as_ref()
+            );
             return Err(invalid(std::io::Error::other(error)));
         };
         Ok(Some(value))
@@ -210,8 +214,8 @@ fn is_redirect(status: StatusCode) -> bool {
     status.is_redirection() && status != StatusCode::NOT_MODIFIED
 }
 
-/// Returns the response that replaces a redirect. No client follows or retries it, and its body has the
-/// reason.
+/// Returns the response that replaces a redirect: status 421, which clients neither follow nor retry, with the
+/// reason in the body.
 fn refusal(uri: &Uri, redirect: &HttpResponse) -> HttpResponse {
     let header = |name: &str| redirect.headers().get(name)?.to_str().ok();
     let to = header(LOCATION.as_str())
@@ -237,8 +241,7 @@ fn origin_of(url: &Url) -> String {
     url.origin().ascii_serialization()
 }
 
-/// Returns the origin of a request that shows secrets to the network: it has credentials, no TLS, and another
-/// machine's host.
+/// Returns the origin of the URL if the request sends credentials without TLS to another machine; else `None`.
 fn shows_secrets(method: &Method, uri: &Uri, headers: &HeaderMap) -> Option<String> {
     if uri.scheme_str() != Some("http") {
         return None;
@@ -257,8 +260,8 @@ fn shows_secrets(method: &Method, uri: &Uri, headers: &HeaderMap) -> Option<Stri
         .map(|url| origin_of(&url))
 }
 
-/// Returns whether requests to a URL do not leave the machine. The metadata services of clouds have
-/// link-local addresses, and those of AWS in IPv6 are in `fd00:ec2::/32`.
+/// Returns whether the host is this machine or a metadata service of a cloud. Those services have link-local
+/// addresses; AWS's IPv6 ones are in `fd00:ec2::/32`.
 fn is_local(url: &Url) -> bool {
     let address = match url.host() {
         Some(Host::Domain(name)) => return name == "localhost" || name.ends_with(".localhost"),

@@ -15,7 +15,7 @@ use std::collections::HashSet;
 use std::future::ready;
 use std::io::{ErrorKind, Write};
 
-/// Paths of a batch of deletions, which is held in memory.
+/// The number of paths in one batch. A batch's paths and results are held in memory.
 const BATCH: usize = 1000;
 /// Single deletions under way at once.
 const PARALLEL_DELETIONS: usize = 16;
@@ -45,7 +45,8 @@ pub(super) async fn get_if_exists(
 
 /// Reads the bytes of an object. Fails if the server sends more than `most`, whatever size it announced.
 pub(super) async fn bytes_of(object: GetResult, most: u64) -> object_store::Result<Bytes> {
-    // If a local file is truncated meanwhile, the crate returns empty pieces forever.
+    // If a local file is truncated while it is read, object_store returns empty pieces forever: stop at the
+    // first one.
     let pieces = object
         .into_stream()
         .try_take_while(|piece| ready(Ok(!piece.is_empty())));
@@ -91,7 +92,8 @@ impl Store {
         })?
     }
 
-    /// Publishes a small object like a snapshot: reads it back, and gives the name only if it is free.
+    /// Creates a small object as snapshots are published: uploads it to staging, reads it back, and gives it
+    /// its name only if no object has that name.
     ///
     /// # Errors
     /// Fails with the errors of [`Upload::finish`] and [`Staged::publish`](super::Staged::publish).
@@ -115,8 +117,8 @@ impl Store {
             let put = self.block_on(self.inner.put(&self.path(below), payload))?;
             return put.map(|_| ()).map_err(failed);
         }
-        // In a local folder, write to staging and rename: a killed process must leave no `<name>#<number>`
-        // beside it.
+        // In a local folder, an unfinished write is a file `<name>#<number>`. Write in the staging folder and
+        // rename, so that a killed process leaves no such file beside the object.
         let hint = below.rsplit('/').next().unwrap_or(below);
         let name = StagingName::new(hint);
         let staging = self.path(&name.path);
@@ -158,7 +160,7 @@ impl Store {
     /// `paths`.
     ///
     /// # Errors
-    /// Fails with `Terminated`.
+    /// Fails only with `Terminated`. Errors of single deletions go to `each`.
     pub fn delete_all(
         &self,
         paths: &[String],
@@ -179,7 +181,8 @@ impl Store {
                     .filter_map(async |d| d.ok())
                     .collect(),
             )?;
-            // One failure may be that of a whole request. So delete all that is not deleted one by one.
+            // A bulk request can fail as a whole. So each path that is not known to be deleted gets a request
+            // of its own.
             let results: Vec<_> = self.block_on(
                 futures::stream::iter(batch)
                     .map(|path| self.delete_unless_in(&deleted, path))

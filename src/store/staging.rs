@@ -26,7 +26,7 @@ use std::sync::{LazyLock, Mutex, MutexGuard};
 pub const STAGING: &str = "deltafold-staging";
 /// The age at which a staging object is debris, whoever wrote it. An upload takes hours at most.
 pub const STALE_AFTER: TimeDelta = TimeDelta::hours(24);
-/// The namespace in names of processes that cannot be told apart. Only age counts for these.
+/// The namespace if this process cannot be identified. Staging objects with it are judged by age only.
 const NO_NAMESPACE: u64 = 0;
 
 /// The words of this process's uploads under way.
@@ -35,7 +35,8 @@ static UNDER_WAY: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
 /// The writer of a staging object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Writer {
-    /// A hash of everything that must be the same before one process can tell whether another is alive.
+    /// A hash of host name, boot, PID and time namespace, and user. Only a process with the same hash can look
+    /// up in `/proc` whether this writer is alive.
     namespace: u64,
     pid: u32,
     /// When the process started, in clock ticks since boot: tells a reused PID apart.
@@ -47,7 +48,8 @@ struct Writer {
 /// This process. Its `word` is not used.
 static SELF: LazyLock<Writer> = LazyLock::new(this_process);
 
-/// The name of a live upload. Until this is dropped, no process that can tell takes its object for debris.
+/// The name of a live upload. Until this is dropped, processes of the same namespace do not delete the upload's
+/// staging object.
 pub(super) struct StagingName {
     /// The path below the store's prefix.
     pub(super) path: String,
@@ -102,7 +104,7 @@ impl Writer {
         })
     }
 
-    /// Returns whether the upload may still go on, also if that is unknown.
+    /// Returns whether the upload may still be under way. True if that cannot be found out.
     fn is_alive(&self) -> bool {
         if (self.pid, self.started) == (SELF.pid, SELF.started) {
             return under_way().contains(&self.word);
@@ -228,8 +230,8 @@ impl Drop for KeptFolder<'_> {
 
 impl Store {
     /// Returns how far the store's clock is ahead of this machine's; negative if it is behind. Writes and
-    /// deletes an object to find out. Returns zero if the difference may be that of the request, or of whole
-    /// seconds.
+    /// deletes an object to find out. Returns zero if the duration of the request, or times in whole seconds,
+    /// can explain the difference.
     ///
     /// # Errors
     /// Fails with the store's errors.

@@ -1,4 +1,5 @@
-//! Two clusters write to a new prefix first: exactly one of them wins, on folders and on MinIO.
+//! Two processes write the first snapshot to one new prefix at the same time. Of two clusters, exactly one
+//! wins; of one cluster, both succeed.
 
 use crate::support::etcd::EtcdVersion;
 use crate::support::follower::snapshot;
@@ -7,7 +8,7 @@ use crate::support::recorded_etcd::with_etcd;
 use crate::support::restorable::Prefix;
 use crate::support::{deltafold, run_json, seed};
 
-/// Two different clusters.
+/// Repeats the race with random pauses, on MinIO and in a folder.
 #[test]
 fn of_two_first_writers_exactly_one_wins() {
     with_etcd(EtcdVersion::V3_6, |world| {
@@ -51,7 +52,7 @@ fn of_two_first_writers_exactly_one_wins() {
     });
 }
 
-/// The same cluster twice is not another cluster.
+/// Two first snapshots of one cluster do not refuse each other.
 #[test]
 fn two_first_writers_of_one_cluster_both_write() {
     with_etcd(EtcdVersion::V3_6, |world| {

@@ -36,13 +36,13 @@ fn copies(from: &Path, to: &Path, args: &[&str]) -> Value {
     json
 }
 
-/// Copies and asserts failure. Returns the exit code and the reason.
+/// Copies. Returns the exit code and the reason for the failure.
 fn refused(from: &Path, to: &Path, args: &[&str]) -> (i32, String) {
     let (code, json, _) = copy(from, to, args);
     (code, json["reason"].as_str().unwrap_or_default().to_owned())
 }
 
-/// Compacts a store at its newest revision. Returns the hash and what is there.
+/// Compacts a copy of a store. Returns the revision and the HashKV of the result.
 fn hash_of(store: &Path, args: &[&str]) -> (Value, Value) {
     let copy = Bucket::of(&objects_in(store));
     let done = copy.compact(args);
@@ -95,7 +95,7 @@ fn every_compression_into_every_other() {
             assert_eq!(hash, etcd.hash, "{name} {method}");
             let again = copies(&from, target.path(), &["--compression", method]);
             assert_eq!(again["status"], "NothingToDo", "{name} {method}");
-            // A snapshot that is there in any form counts as there.
+            // A snapshot that the target has with another compression is not copied again.
             let again = copies(&from, target.path(), &[]);
             assert_eq!(again["status"], "NothingToDo", "{name} {method}");
         }
@@ -130,7 +130,7 @@ fn both_layouts_notes_and_marks() {
     expected.retain(|p, _| !p.ends_with("README") && !p.contains("Incr-00000070"));
     assert_eq!(paths(&objects_in(target.path())), paths(&expected));
 
-    // A later pin is copied, too. A pin that was removed in the target stays removed.
+    // A pin that was added to the source later is copied, too.
     bucket.put("deltafold-pins/Full-00000000-00000050-500.gz", b"{}");
     let again = copies(bucket.path(), target.path(), &[]);
     assert_eq!(again["status"], "NothingToDo");
@@ -193,7 +193,7 @@ fn the_newest_backups_alone() {
         "{:?}",
         got.keys()
     );
-    // The fixtures were made in 2026, the other full in 1970.
+    // The full from the fixture is of 2026, the other one is dated 1970: 18000 days lie between.
     let target = scratch::folder().unwrap();
     let days = "18000";
     copies(bucket.path(), target.path(), &["--max-backup-age", days]);
@@ -253,7 +253,7 @@ fn another_clusters_target_is_refused_unless_told() {
     assert_eq!(now["formerClusterIds"], serde_json::json!(["beef"]));
 }
 
-/// What two clusters wrote to one place at the same time cannot be restored.
+/// Without an identity object, copying into another cluster's backup is refused if the two overlap in time.
 #[test]
 fn two_backups_are_not_mixed_where_no_identity_tells() {
     let target = scratch::folder().unwrap();

@@ -37,7 +37,7 @@ fn the_reference_reads_ours_and_we_what_it_wrote() {
     for (method, suffix) in [("none", ""), ("same", ".gz"), ("zstd", ".zst")] {
         let made = plain.compact(&["--compression", method]);
         let expected = object(&plain, made["snapshot"].as_str().unwrap());
-        // Read with one identity, written for two.
+        // Decrypts with the identity of `a`, and encrypts for `a` and `b`.
         let mut flags = vec!["--compression", method];
         let recipients = [a.reads(), a.writes(), b.writes()].concat();
         flags.extend(args(&recipients));
@@ -154,7 +154,8 @@ fn no_plain_text_comes_behind_what_is_encrypted() {
             "{said}"
         );
     }
-    // One encrypted delta is enough; a plain backup may become encrypted.
+    // One encrypted delta is enough for the refusal. The other way round, an unencrypted backup may be
+    // compacted to an encrypted full.
     let mixed = plain_bucket();
     let name = mixed
         .names()
@@ -306,7 +307,7 @@ fn files_are_read_and_written_encrypted() {
         );
     }
 
-    // Written: the compression by the file's name, and the recipients.
+    // Now writing. A file whose name ends in .age needs recipients, and recipients need such a name.
     let to = |file: &str, flags: &[&str]| {
         bucket.run("restore", &[&["--to-snapshot", file], flags].concat())
     };
@@ -348,7 +349,7 @@ fn keys_are_judged_and_secrets_never_shown() {
         path.to_str().unwrap().to_owned()
     };
     let secret = key.secret();
-    let shouted = secret.to_lowercase();
+    let lowercase_secret = secret.to_lowercase();
     let recipients = file("recipients", format!("{}\n", key.recipient()).as_bytes());
     let torn = file("torn", format!("{}\n", &secret[..40]).as_bytes());
     let sealed = file("sealed", &sealed_for(&[&other], secret.as_bytes()));
@@ -357,10 +358,10 @@ fn keys_are_judged_and_secrets_never_shown() {
     let identities = key.file().to_str().unwrap().to_owned();
     let cases: [(&[&str], i32, &str); 13] = [
         (&["--age-identity", &secret], 64, "name of a file"),
-        (&["--age-identity", &shouted], 64, "name of a file"),
+        (&["--age-identity", &lowercase_secret], 64, "name of a file"),
         (&["--age-recipients-file", &secret], 64, "name of a file"),
         (&["--age-recipient", &secret], 64, "age-keygen -y"),
-        (&["--age-recipient", &shouted], 64, "age-keygen -y"),
+        (&["--age-recipient", &lowercase_secret], 64, "age-keygen -y"),
         (&["--age-recipient", "age1nobody"], 64, "age1nobody"),
         (&["--age-recipients-file", &identities], 78, "age-keygen -y"),
         (&["--age-identity", &recipients], 78, "has a recipient"),
@@ -374,7 +375,10 @@ fn keys_are_judged_and_secrets_never_shown() {
             "/nowhere/at/all",
         ),
     ];
-    let hidden = [secret[20..40].to_owned(), shouted[20..40].to_owned()];
+    let hidden = [
+        secret[20..40].to_owned(),
+        lowercase_secret[20..40].to_owned(),
+    ];
     for (flags, code, says) in cases {
         let mut c = deltafold();
         c.args([
@@ -468,7 +472,7 @@ fn an_etcd_is_saved_compacted_and_restored() {
         world.put("/b", mark.clone());
         logs.push(world.snapshot("full", &writes).succeeded().log);
         world.put("/c", mark.clone());
-        // A delta must compare with what is there.
+        // A delta must read the snapshots before it, which needs the identity.
         let refused = world.snapshot("delta", &writes);
         assert_eq!(
             (refused.code, refused.reason()),
@@ -476,7 +480,7 @@ fn an_etcd_is_saved_compacted_and_restored() {
             "{}",
             refused.log
         );
-        // And nothing plain is put beside it.
+        // Without a recipient, no unencrypted snapshot is written beside the encrypted ones.
         for kind in ["full", "delta"] {
             let refused = world.snapshot(kind, &reads);
             assert_eq!(
@@ -533,7 +537,8 @@ fn an_etcd_is_saved_compacted_and_restored() {
     });
 }
 
-/// An excluded full says nothing about later snapshots.
+/// A follower that cannot read or must not extend the encrypted backup ends at once. After the encrypted full
+/// is excluded, an unencrypted full can be taken again.
 #[test]
 fn a_follower_without_its_key_ends_at_once() {
     let key = Key::new();

@@ -1,5 +1,5 @@
-//! Sound members that a restore must not replace, and backups that differ in harmless ways and must not be
-//! called inconsistent.
+//! `restore --if-needed` keeps sound members, and backups that differ in harmless ways are not reported as
+//! inconsistent.
 
 use crate::support::etcd::{Etcd, EtcdOptions, EtcdVersion};
 use crate::support::history::Compression;
@@ -52,8 +52,8 @@ fn a_member_without_leases_is_no_damaged_one() {
     }
 }
 
-/// It was down while the backup went on: the others will send it what it lacks, and a restored one would not
-/// fit their log.
+/// The member was down while the backup went on. The other members will send it what it lacks; a restored
+/// member would not fit their log.
 #[test]
 fn one_of_three_that_lags_is_not_restored() {
     let store = copy_fixture(FIXTURE);
@@ -91,7 +91,7 @@ fn with_sent_database(store: &Path, data: &Path) -> PathBuf {
     let snap = data.join("member/snap");
     let sent = snap.join("0000000000000001.snap.db");
     fs::rename(snap.join("db"), &sent).unwrap();
-    // An older database that has applied nothing.
+    // In its place, an older database.
     fs::write(snap.join("db"), small_database(4096)).unwrap();
     sent
 }
@@ -157,12 +157,12 @@ fn a_plain_snapshot_tells_whether_a_restore_is_needed() {
     decides(&json, "Restore", "WalMissing", "");
 }
 
-/// It keeps etcd from writing, and nobody would look for it after a restore.
+/// An alarm in the restored database stops writes to the new etcd, so the restore warns of it.
 #[test]
 fn an_alarm_in_the_base_is_told() {
     let folder = scratch::folder().unwrap();
-    let bases = [&b""[..], &[0x08, 0x7b, 0x10, 0x01]];
-    for alarm in bases {
+    let alarms = [&b""[..], &[0x08, 0x7b, 0x10, 0x01]];
+    for alarm in alarms {
         let store = Bucket::of(&BTreeMap::from([(
             "v2/Full-00000000-00000005-1795224681".to_owned(),
             object(&base_with(true, alarm), Compression::None),
@@ -175,7 +175,7 @@ fn an_alarm_in_the_base_is_told() {
     }
 }
 
-/// A link that leads out of the data directory leads elsewhere from the staging directory.
+/// `member` is a relative symbolic link, which would point elsewhere if it were moved to the staging directory.
 #[test]
 fn a_member_behind_a_link_is_kept_aside() {
     let store = copy_fixture(FIXTURE);
@@ -195,8 +195,8 @@ fn a_member_behind_a_link_is_kept_aside() {
     assert!(!data.join("member").is_symlink());
 }
 
-/// A base that was compacted at a revision with a deletion, with the tombstone and without: versions of etcd
-/// leave either.
+/// A database compacted at a revision that deletes a key. Depending on its version, etcd keeps that tombstone
+/// or not.
 fn base(with_tombstone: bool) -> Vec<u8> {
     base_with(with_tombstone, b"")
 }

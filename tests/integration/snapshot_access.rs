@@ -342,10 +342,7 @@ fn a_folder_that_lacks_a_key_is_named() {
         refused("--tls-secret", "tls.key");
         let nowhere = ["--tls-secret", "/nowhere"];
         let said = here.refused(&endpoints, &nowhere, 78, "Configuration");
-        assert!(
-            said.contains("cannot read --tls-secret /nowhere"),
-            "{said}"
-        );
+        assert!(said.contains("cannot read --tls-secret /nowhere"), "{said}");
         // An endpoint without TLS cannot use it, and both ways at once are refused.
         let plain = vec!["http://127.0.0.1:9".to_owned()];
         here.refused(&plain, &["--tls-secret", path], 64, "Usage");

@@ -22,7 +22,8 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// Returns the payload and checksum of a snapshot, unpacked by Go's own readers.
+/// Returns the uncompressed bytes of a snapshot, with the checksum at their end. Go's own readers unpack gzip,
+/// zlib and LZW.
 fn unpacked(store: &Path, name: &str) -> Vec<u8> {
     let packed = fs::read(store.join("v2").join(name)).unwrap();
     let unpack = |method| tools::unpacked(method, &packed).unwrap();
@@ -40,7 +41,7 @@ fn unpacked(store: &Path, name: &str) -> Vec<u8> {
     }
 }
 
-/// Under load, the revision is known only after the transfer.
+/// The name of a full tells its revision, even if the revision grows during the transfer.
 #[test]
 fn its_name_is_what_it_holds() {
     for version in EtcdVersion::ALL {
@@ -275,7 +276,8 @@ fn a_follower_is_preferred() {
     }
 }
 
-/// Changes a value in a stopped member's database, which bbolt does not protect by a checksum.
+/// Stops a member, overwrites the first byte of every `needle` in its database with `by`, and starts it again.
+/// bbolt has no checksum over values, so it does not notice.
 fn corrupt(three: &mut Three, at: usize, needle: &[u8], by: u8) {
     three.cluster.stop_one(at);
     let db = three.folder.path().join(NAMES[at]).join("member/snap/db");
@@ -301,7 +303,8 @@ fn a_member_that_differs_is_named_and_not_taken_from() {
             let needle = b"a value that can be found again".to_vec();
             three.put(runtime, "/a", needle.clone());
             three.put(runtime, "/b", vec![1; 10]);
-            // Like the others it is no leader.
+            // Member 0 becomes the leader: members 1 and 2 are followers, which are preferred, and 1 is the
+            // damaged one.
             runtime.block_on(three.cluster.move_leader_to(0));
             corrupt(three, 1, &needle, b'X');
             three.put(runtime, "/c", vec![1; 10]);
@@ -369,7 +372,7 @@ fn fails_midway(signal: Signal) {
             .position(|e| *e == endpoint);
         let at = at.unwrap();
         three.put(runtime, "/b", vec![1]);
-        // So slow that it is still running.
+        // 24 MiB at 4 MiB/s: it is still running after 1.5 s.
         let mut command = snapshot_command("full", &three.prefix, &three.cluster.endpoints());
         command.args(["--bandwidth", "4MiB", "--log-level", "debug"]);
         command.args(["--keepalive-time", "5s", "--keepalive-timeout", "2s"]);
@@ -404,7 +407,7 @@ fn a_member_that_hangs_midway() {
     fails_midway(Signal::STOP);
 }
 
-/// Starts a proxy that flips one bit of a response.
+/// Starts a proxy that flips one bit when `at` more bytes of responses have passed; none if `at` is negative.
 fn flipping_proxy(server: String, at: Arc<AtomicI64>) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();

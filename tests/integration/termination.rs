@@ -624,6 +624,9 @@ fn a_file_that_cannot_be_written_changes_nothing_else() {
             .arg(place);
         let out = c.output().unwrap();
         assert_eq!(out.status.code(), Some(64));
-        assert!(String::from_utf8_lossy(&out.stderr).contains("warning: cannot write the termination message"));
+        assert!(
+            String::from_utf8_lossy(&out.stderr)
+                .contains("warning: cannot write the termination message")
+        );
     }
 }

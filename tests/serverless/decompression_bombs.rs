@@ -82,7 +82,7 @@ fn all_refuse(bucket: &Bucket, confined: Confined, flags: &[&str], reason: &str,
     assert_eq!(bucket.names(), before);
 }
 
-/// Returns bytes that compress to almost nothing, in frames of 4 MiB that are compressed once.
+/// Returns the zstd stream of `bytes` times `byte`, rounded up to 4 MiB: one frame of 4 MiB, repeated.
 fn many(byte: u8, bytes: u64) -> Vec<u8> {
     let frame = Compression::Zstd.pack(&vec![byte; 4 << 20]);
     frame.repeat(bytes.div_ceil(4 * MIB) as usize)
@@ -162,7 +162,7 @@ fn database_with(value: usize, meta: usize) -> Vec<u8> {
     bytes
 }
 
-/// Makes both meta pages promise a size, with valid checksums.
+/// Changes the database size in both bbolt meta pages, and their checksums with it.
 fn promise(db: &mut [u8], bytes: u64) {
     for page in [0, PAGE] {
         let at = page + PAGE_HEADER_SIZE;
@@ -227,7 +227,7 @@ fn a_full_of_more_than_is_allowed_is_told_by_its_meta_pages() {
     let (_, json, _) = confined.run(&["compact", "--store", store]);
     let said = json["message"].as_str().unwrap();
     assert!(said.contains("21474836480 bytes") && said.contains("--max-database-bytes"));
-    // If the size is allowed, the content is missing.
+    // With a higher limit, the command fails for another reason: most of the promised database is missing.
     let (_, json, _) = confined.run(&["compact", "--store", store, "--max-database-bytes", "32Gi"]);
     assert!(
         json["reason"].is_string() && json["reason"] != "TooLarge",
@@ -235,7 +235,8 @@ fn a_full_of_more_than_is_allowed_is_told_by_its_meta_pages() {
     );
 }
 
-/// The meta pages promise a PiB, which no disk has. `NoSpace` would be retried forever.
+/// The meta pages promise a PiB, which no disk has. The reason must be CorruptSnapshot: NoSpace would be
+/// retried forever.
 #[test]
 fn a_promise_that_no_disk_can_hold_is_damage() {
     let mut db = small_database(PAGE);
@@ -288,7 +289,8 @@ fn a_backup_that_is_too_large_is_passed_over_for_another() {
     assert_eq!(json["restored_revision"], SMALL_LAST);
 }
 
-/// An element of 128 MiB used to take as much memory; 16 MiB are allowed.
+/// A bbolt record of 128 MiB is refused before it is read into memory. The limit is 16 MiB, and then the
+/// default of 64 MiB.
 #[test]
 fn an_element_without_end_is_not_held() {
     let db = database_with(128 << 20, 0);
@@ -333,7 +335,7 @@ fn an_event_without_end_is_not_held() {
         file: MIB,
     };
     all_refuse(&bucket, confined, &[], "TooLarge", &["copy", "list"]);
-    // Another spelling takes the general JSON parser.
+    // With a space after the brace, the general JSON parser reads the event.
     let begin = begin.replace("{\"etcdEvent", "{ \"etcdEvent");
     let bomb = framed(begin.as_bytes(), b'A', 333, format!("{behind}]").as_bytes());
     all_refuse(

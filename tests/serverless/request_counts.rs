@@ -16,7 +16,7 @@ use serde_json::Value;
 
 /// Number of deltas that fill two pages of a listing.
 const PAGES: i64 = 1100;
-/// Number of deltas that is just large enough for tags not to be asked for.
+/// A number of deltas at which commands no longer ask for all tags.
 const WIDE: i64 = 150;
 const PREFIX: &str = "b/p";
 
@@ -134,7 +134,7 @@ impl Requests {
     }
 }
 
-/// A server that reports tag counts in responses to reads, and one that does not.
+/// The behaviour of two servers: one reports tag counts in responses to reads, one does not.
 fn servers() -> [Lies; 2] {
     let hides = Lies {
         hides_tag_counts: true,
@@ -143,7 +143,8 @@ fn servers() -> [Lies; 2] {
     [Lies::default(), hides]
 }
 
-/// The most requests of a plan, independent of the number of deltas: folders, two pages, a few tags.
+/// How many requests a plan may make, however many deltas there are: it lists folders and two pages, and asks
+/// for a few tags.
 const BOUND: usize = 50;
 
 #[test]
@@ -221,9 +222,9 @@ fn few_requests_of_a_compaction_stand_one_after_the_other() {
         .envs(S3::new(&line.endpoint()).env());
     let (code, outcome, stderr) = run_json(&mut run);
     assert_eq!(code, 0, "{outcome}: {stderr}");
-    // Listing snapshots, listing notes together with tags, five to find out abilities of the server (concurrent
-    // with reading), writing the result and reading it back. Removing probe objects at the same time may add
-    // one.
+    // Ten: 1 lists the snapshots, 1 the notes (concurrently with tags), 5 test what the server can do
+    // (concurrently with reads), 1 writes the result, 1 reads it back, and removing the probe objects may add
+    // 1.
     assert!(one_after_the_other(&line.take()) <= 10);
 }
 
@@ -255,7 +256,8 @@ fn a_copy_puts_and_reads_each_snapshot_once() {
 fn what_is_excluded_is_never_used() {
     for lies in servers() {
         let wide = Wide::new(lies, WIDE);
-        // A damaged delta that looks better than the others by its name.
+        // An excluded damaged delta of three revisions, and an excluded damaged full: by their names, a chain
+        // could use them.
         let delta = wide.delta_name(80, 82, 1);
         let full = wide.full(120);
         for path in [&delta, &full] {
@@ -305,8 +307,8 @@ fn a_chain_goes_with_few_requests_unless_its_successor_is_excluded() {
         let plan = [&NOTHING[..], &["--purge-after", "0s"]].concat();
         let apply = [&plan[..], &["--apply"]].concat();
 
-        // Without the newer full, everything it has superseded is needed. The policy does not keep it
-        // otherwise: it is too old.
+        // While the newer full is excluded, the chain before it is the newest one, which gc always keeps. The
+        // policy alone would not keep that chain.
         wide.exclude(&newer);
         let (code, outcome, _) = wide.run("gc", &apply);
         assert_eq!(code, 0, "{outcome}");

@@ -22,6 +22,8 @@ use tokio::task::{AbortHandle, JoinHandle};
 /// A request to the API.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call {
+    /// The number of the request, counted from 0 over the life of the proxy.
+    number: u64,
     /// The verb as RBAC names it: get, list, watch, create, update, patch, delete.
     pub verb: &'static str,
     /// Such as `jobs` or `etcdbackuppolicies/status`. Empty if the path names no resource.
@@ -58,7 +60,7 @@ impl Call {
 /// What happens to a request that is hit by a fault.
 #[derive(Clone)]
 pub enum Effect {
-    /// The proxy responds itself, with this status and body.
+    /// The proxy responds itself, with this status code and a Kubernetes `Status` that has this reason.
     Answer(u16, &'static str),
     /// The proxy breaks the connection.
     Break,
@@ -90,10 +92,12 @@ struct Shared {
     client: reqwest::Client,
     calls: Mutex<Vec<Call>>,
     planned: Mutex<Vec<PlannedFault>>,
-    /// Every open connection, by the port of its inner half.
+    /// The task that pumps each open connection, by the local port from which the outer half connects to the
+    /// inner one.
     connections: Mutex<BTreeMap<u16, AbortHandle>>,
     is_cut: watch::Sender<bool>,
     delay_millis: AtomicU64,
+    requests: AtomicU64,
 }
 
 /// The proxy. It stops when it is dropped.
@@ -117,8 +121,10 @@ impl Proxy {
             connections: Mutex::default(),
             is_cut: watch::Sender::new(false),
             delay_millis: AtomicU64::new(0),
+            requests: AtomicU64::new(0),
         });
-        // Two halves: the outer one holds the connections and can break them.
+        // The outer half accepts connections and pumps their bytes to the inner half, an HTTP server. So a
+        // connection can be broken by aborting its pump.
         let inner = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let inside = inner.local_addr().expect("an address");
         let router = axum::Router::new()
@@ -263,23 +269,24 @@ async fn handle(
 ) -> Result<Response, Infallible> {
     let (parts, body) = request.into_parts();
     let body = to_bytes(body, usize::MAX).await.unwrap_or_default();
-    let call = call(&parts, body.clone());
-    let at = {
-        let mut calls = shared.calls.lock().expect("nobody panicked");
-        calls.push(call.clone());
-        calls.len() - 1
-    };
+    let number = shared.requests.fetch_add(1, Ordering::Relaxed);
+    let call = call(number, &parts, body.clone());
+    shared
+        .calls
+        .lock()
+        .expect("nobody panicked")
+        .push(call.clone());
     let delay = shared.delay_millis.load(Ordering::Relaxed);
     if delay > 0 {
         tokio::time::sleep(Duration::from_millis(delay)).await;
     }
     let fault = shared.next_fault(&call);
     if let Some((Timing::Before, effect)) = &fault {
-        return Ok(shared.apply(at, peer, effect).await);
+        return Ok(shared.apply(number, peer, effect).await);
     }
     let method = reqwest::Method::from_bytes(parts.method.as_str().as_bytes()).expect("a method");
     let mut headers = parts.headers;
-    // The client sets these itself, and bodies are forwarded as they are.
+    // The HTTP client sets these headers itself.
     for name in ["host", "accept-encoding", "connection", "content-length"] {
         headers.remove(name);
     }
@@ -291,18 +298,18 @@ async fn handle(
         .body(body)
         .send();
     let Ok(answer) = sent.await else {
-        return Ok(shared.apply(at, peer, &Effect::Break).await);
+        return Ok(shared.apply(number, peer, &Effect::Break).await);
     };
     let status = answer.status().as_u16();
-    shared.answered(at, status);
+    shared.answered(number, status);
     let mut response = Response::builder().status(status);
     if let Some(headers) = response.headers_mut() {
         *headers = passed_on(answer.headers());
     }
     if let Some((Timing::After, effect)) = &fault {
-        // Read the whole response: only then is the request carried out.
+        // Read the whole response, to be sure that the API server has carried out the request.
         let _ = answer.bytes().await;
-        return Ok(shared.apply(at, peer, effect).await);
+        return Ok(shared.apply(number, peer, effect).await);
     }
     let chunks = stream::unfold(answer, |mut answer| async move {
         match answer.chunk().await {
@@ -321,10 +328,11 @@ fn passed_on(headers: &HeaderMap) -> HeaderMap {
 }
 
 impl Shared {
-    fn answered(&self, at: usize, status: u16) {
+    fn answered(&self, number: u64, status: u16) {
         let mut calls = self.calls.lock().expect("nobody panicked");
         // `forget` may have removed it meanwhile.
-        if let Some(call) = calls.get_mut(at) {
+        let call = calls.iter_mut().rev().find(|c| c.number == number);
+        if let Some(call) = call {
             call.status = status;
             call.answered = Some(Instant::now());
         }
@@ -344,9 +352,9 @@ impl Shared {
         None
     }
 
-    async fn apply(&self, at: usize, peer: SocketAddr, effect: &Effect) -> Response {
+    async fn apply(&self, number: u64, peer: SocketAddr, effect: &Effect) -> Response {
         if let Effect::Answer(status, reason) = effect {
-            self.answered(at, *status);
+            self.answered(number, *status);
             let body = json!({
                 "kind": "Status", "apiVersion": "v1", "status": "Failure",
                 "message": format!("the test says: {reason}"),
@@ -361,7 +369,7 @@ impl Shared {
         if let Effect::Do(act) = effect {
             act();
         }
-        self.answered(at, 0);
+        self.answered(number, 0);
         let connection = {
             let mut connections = self.connections.lock().expect("nobody panicked");
             connections.remove(&peer.port())
@@ -374,7 +382,7 @@ impl Shared {
     }
 }
 
-fn call(parts: &axum::http::request::Parts, body: Bytes) -> Call {
+fn call(number: u64, parts: &axum::http::request::Parts, body: Bytes) -> Call {
     let query = parts.uri.query().unwrap_or_default().to_owned();
     let mut words = parts.uri.path().split('/').filter(|w| !w.is_empty());
     let is_resource = match words.next() {
@@ -410,6 +418,7 @@ fn call(parts: &axum::http::request::Parts, body: Bytes) -> Call {
     };
     let agent = parts.headers.get("user-agent");
     Call {
+        number,
         verb,
         resource,
         namespace,

@@ -18,17 +18,17 @@ use tokio::runtime::{Handle, Runtime};
 use super::minio::Minio;
 
 pub const NAME: &str = "test";
-/// Variables that tell a process which a test has started what to do.
+/// Environment variables with which a test tells a process that it starts what to do.
 const PLACE: &str = "DELTAFOLD_TEST_LOCK_PLACE";
 const LOG: &str = "DELTAFOLD_TEST_LOCK_LOG";
 const ROUNDS: &str = "DELTAFOLD_TEST_LOCK_ROUNDS";
 
 /// The lifetime of a lock in most tests.
 pub const SHORT: Duration = Duration::from_secs(2);
-/// The lifetime of a lock that nobody waits for.
+/// A lifetime longer than any test: such a lock never expires.
 pub const LONG: Duration = Duration::from_secs(600);
 
-/// Where a lock is kept, as text that a process can be given.
+/// Where a lock is kept. It can be passed to another process as text.
 #[derive(Clone)]
 pub struct Place {
     /// A folder, a URL, or `lease:` and a kubeconfig.
@@ -143,7 +143,8 @@ pub fn threads_take_turns(handle: &Handle, place: &Place) {
     assert_eq!(turns.into_inner(), THREADS * TURNS, "{}", place.url);
 }
 
-/// Asserts that a released lock can be taken at once.
+/// Asserts that `Wait::UntilSeenDead` does not wait for a living holder, that a dropped guard releases its lock
+/// even after a cancellation, and that a cancelled process gets no lock.
 pub fn the_living_are_not_waited_for(handle: &Handle, place: &Place) {
     let cancel = Cancel::default();
     let mut first = place.lock(handle, &cancel, "first", SHORT);
@@ -200,7 +201,7 @@ pub fn a_process_of_its_own() {
 
 /// Returns the command that runs the test `a_process_of_its_own` of a module in a new process.
 fn process(module: &str, place: &Place, log: &Path, rounds: &str) -> Child {
-    // The test harness leaves out the program's name.
+    // The harness's test names lack the first part of `module_path!()`, the name of the program.
     let (_, module) = module.split_once("::").expect("a module of a program");
     let program = std::env::current_exe().expect("this program");
     let child = Command::new(program)
@@ -215,8 +216,8 @@ fn process(module: &str, place: &Place, log: &Path, rounds: &str) -> Child {
     child.expect("start a process")
 }
 
-/// Asserts that killed holders block nobody for good. `module` (`module_path!()` of the caller) has a test
-/// `a_process_of_its_own`, which calls the function above.
+/// Asserts that killed holders block nobody for good. `module` is the caller's `module_path!()`. That module
+/// must have a test `a_process_of_its_own` that calls [`a_process_of_its_own`] of this file.
 pub fn processes_take_turns(module: &str, place: &Place, log: &Path) {
     fs::write(log, "").expect("write the log");
     let told = || -> Vec<(String, u32)> {

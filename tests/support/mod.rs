@@ -57,12 +57,12 @@ use std::sync::OnceLock;
 use serde::Deserialize;
 use tempfile::TempDir;
 
-// Not every program uses these, either.
+// Not every test program uses these re-exports.
 #[allow(unused_imports)]
 pub use random::{rounds, seed};
 use tools::EtcdVersion;
 
-/// NAME.expected.json: what the etcd of a fixture reported about itself.
+/// The content of `fixtures/NAME.expected.json`: what the recorded etcd reported about itself.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Expected {
     pub etcd_version: String,
@@ -113,7 +113,7 @@ pub fn expected(name: &str) -> Expected {
     serde_json::from_slice(&bytes).unwrap_or_else(|err| panic!("{}: {err}", path.display()))
 }
 
-/// Copies a fixture to a temporary folder, which is the prefix, with `v2` in it.
+/// Copies a fixture to a temporary folder, which can be used as a store: it contains `v2`.
 pub fn copy_fixture(name: &str) -> TempDir {
     let copy = scratch::folder_named("fixture-").expect("a folder for the fixture");
     copy_dir(&fixtures_dir().join(name), copy.path());
@@ -134,10 +134,11 @@ fn copy_dir(from: &Path, to: &Path) {
     }
 }
 
-/// Overrides the program under test: a bench compares two programs.
+/// If set, this program is tested instead of the built one. A benchmark uses it to compare two programs.
 pub static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
 
-/// Returns a command of the program under test without settings and credentials of the caller.
+/// Returns a command that runs deltafold without the caller's environment variables for settings and
+/// credentials.
 pub fn deltafold() -> Command {
     let built = || env!("CARGO_BIN_EXE_deltafold").into();
     let mut command = Command::new(PROGRAM.get_or_init(built));
@@ -189,7 +190,8 @@ pub fn restore(store: &Path, data_dir: &Path, args: &[&str]) -> (i32, serde_json
     run_json(&mut command)
 }
 
-/// Returns the etcd versions that start on a database of this version, as measured with etcd's own snapshots.
+/// Returns the etcd versions that can start on a database written by this version, as found by trying etcd's
+/// own snapshots.
 pub fn that_start_on(source: &str) -> &'static [EtcdVersion] {
     match source {
         s if s.starts_with("3.7.") => &[EtcdVersion::V3_7, EtcdVersion::V3_5],

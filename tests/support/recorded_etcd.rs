@@ -1,4 +1,4 @@
-//! One etcd, a complete record of its history, and a prefix to save it into.
+//! An etcd for a test, a watch that records all its changes, and an empty store to back it up to.
 
 use super::scratch;
 use std::path::Path;
@@ -125,8 +125,8 @@ impl RecordedEtcd {
         done.header().expect("a header").revision()
     }
 
-    /// Compacts, but first waits until the test's own watch has seen everything: it would miss what is
-    /// compacted.
+    /// Waits until the recording watch has seen `revision`, then compacts etcd: the watch could not see
+    /// compacted changes any more.
     pub fn compact(&self, revision: i64) {
         self.truth.wait_for(revision);
         self.wait(self.etcd.compact(revision));
@@ -142,7 +142,7 @@ impl RecordedEtcd {
         self.snapshot("delta", args).succeeded()
     }
 
-    /// Saves a full and three deltas in the form of etcd-backup-restore.
+    /// Changes keys, and saves a full and three deltas as etcd-backup-restore would write them.
     pub fn saved_by_another_tool(&self) -> Recording {
         let mut recorder = self.wait(Recorder::start(&self.etcd));
         self.put_many("/a/", 20, 100);
@@ -163,8 +163,8 @@ impl RecordedEtcd {
         follower
     }
 
-    /// Asserts that the prefix holds two histories: this etcd's up to one revision, and an earlier one's up to
-    /// another. Compares `samples` restorable revisions of each range with the record.
+    /// Asserts that the prefix holds this etcd's history up to `revision`, and the history of a former etcd up
+    /// to `former.1`. Compares `samples` restorable revisions of each range with the record.
     #[track_caller]
     pub fn check_both_are_saved(
         &self,
@@ -182,7 +182,7 @@ impl RecordedEtcd {
         checked
     }
 
-    /// Asserts that everything is restorable up to now, and as recorded.
+    /// Asserts that the backup reaches the current revision, and that sampled revisions restore as recorded.
     #[track_caller]
     pub fn check_all_is_saved(&self) -> Checked {
         let revision = self.revision();
@@ -194,7 +194,7 @@ impl RecordedEtcd {
         checked
     }
 
-    /// Restarts etcd at the same place. `between` may change its data directory meanwhile.
+    /// Stops etcd, calls `between` with the data directory, and starts etcd again with the same ports.
     pub fn restart(&mut self, between: impl FnOnce(&Path)) {
         let data_dir = self.etcd.data_dir().to_owned();
         self.etcd.end();

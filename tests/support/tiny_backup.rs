@@ -1,4 +1,5 @@
-//! A backup so small that a test can damage every byte of it, compacted inside the test's own process.
+//! A backup so small that a test can damage every byte of it, and compactions of it without starting the
+//! deltafold program.
 
 use super::history::{Compression, with_checksum};
 use super::scratch;
@@ -21,7 +22,7 @@ use std::io::{Read, Seek};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-/// The newest revision of the base, which was compacted at 10.
+/// The newest revision of the base. The base was compacted at revision 10 (COMPACTED).
 pub const SMALL_BASE: i64 = 40;
 /// The newest revision of the delta.
 pub const SMALL_LAST: i64 = 48;
@@ -32,8 +33,8 @@ pub fn small_database(page_size: usize) -> Vec<u8> {
     database(page_size, COMPACTED - 2..=SMALL_BASE, COMPACTED)
 }
 
-/// A database with these [changes](change), compacted at a revision. Its bbolt buckets are as in etcd: some are
-/// inline, and with small pages `key` has a branch page.
+/// A database with the changes of these revisions. It has etcd's buckets; small ones are inline, and with small
+/// pages `key` has a branch page.
 pub fn database(page_size: usize, changes: RangeInclusive<i64>, compacted: i64) -> Vec<u8> {
     let file = tempfile::tempfile().expect("a temporary file");
     let file = write_file(file, page_size, "", |w| {
@@ -77,8 +78,7 @@ pub fn database(page_size: usize, changes: RangeInclusive<i64>, compacted: i64) 
     bytes
 }
 
-/// The change at a revision, by arithmetic alone: keys take turns, and the first keys appear at revisions 2 to
-/// 4.
+/// Returns the change that revision `main` made. Three keys take turns; revisions 2, 3 and 4 create them.
 pub fn change(main: i64) -> KeyValue<'static> {
     const KEYS: [&[u8]; 3] = [b"/registry/a", b"/registry/b", b"/registry/c"];
     KeyValue {
@@ -135,7 +135,7 @@ pub fn object(payload: &[u8], compression: Compression) -> Vec<u8> {
     compression.pack(&with_checksum(payload))
 }
 
-/// Objects by path, in the order of their names.
+/// The contents of objects by path.
 pub type Objects = BTreeMap<String, Vec<u8>>;
 
 /// The small base and its delta.

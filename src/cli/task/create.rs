@@ -98,7 +98,7 @@ struct CompactionArgs {
     common: CommonArgs,
 }
 
-/// Copy the backup from one store to another, with the policy's store as source or target
+/// Copy a backup to or from the policy's store
 #[derive(Debug, Args)]
 struct CopyArgs {
     /// URL of the source [default: the policy's store]
@@ -141,7 +141,7 @@ struct CopyArgs {
     common: CommonArgs,
 }
 
-/// Restore a member's data directory into a PersistentVolumeClaim
+/// Restore the backup into a PersistentVolumeClaim, as the data directory of a member
 #[derive(Debug, Args)]
 struct RestoreArgs {
     #[command(flatten)]

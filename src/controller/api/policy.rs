@@ -266,7 +266,7 @@ pub struct JobTemplate {
     /// Additional labels of the Jobs and their Pods
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
-    /// Keep serving the metrics of a Pod for this time after its work has ended
+    /// Keep a Pod running for this time after its work has ended, so that its metrics can be scraped
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metrics_scrape_wait: Option<TextValue<Span>>,
     /// Use the network of the node, for an etcd that listens only there
@@ -324,7 +324,7 @@ pub struct EtcdBackupPolicyStatus {
     /// Last restore by a task that has ended
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_restoration: Option<LastRun>,
-    /// Last maintenance that has ended
+    /// Last maintenance (compaction or defragmentation of the live etcd) that has ended
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_defragmentation: Option<LastRun>,
     /// Names of the Jobs that have not ended
@@ -348,7 +348,7 @@ impl EtcdBackupPolicyStatus {
 pub struct Claim {
     /// Kind of the resource: Store or Leases
     pub what: Claimed,
-    /// The store's location, or the prefix of the Leases
+    /// What was claimed: the location of the store, or the prefix of the Leases
     pub of: String,
     /// When it was claimed
     pub since: DateTime<Utc>,
@@ -434,7 +434,7 @@ pub struct LastCompaction {
     pub full_revision: i64,
     /// Revision of the newest delta when it was started
     pub delta_revision: i64,
-    /// Whether a full snapshot of the live etcd was taken instead
+    /// Whether the Job took a full snapshot of the live etcd instead of a compaction
     #[serde(default)]
     pub full_snapshot: bool,
     /// Number of Jobs that have failed in a row

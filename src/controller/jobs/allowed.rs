@@ -1,4 +1,5 @@
-//! Permissions for requests beyond a namespace: folders and the network of nodes, other images, root.
+//! Which privileged features policies and tasks may use: folders and the network of nodes, other
+//! ServiceAccounts, other images, root, tolerations, priority classes.
 //!
 //! Checks a policy or a task against the controller's flags and returns a sentence for each violation. `plan`
 //! refuses such objects, and `manifests` turns the same rules into admission policies. So each rule is
@@ -36,9 +37,10 @@ pub struct Allowed {
     pub allow_priority_class: bool,
     /// Allow images with this prefix (jobTemplate.image), such as registry.example/team; repeatable
     ///
-    /// A prefix is complete up to a /, : or @ of the image: registry.example/team allows registry.example/team/etcd:1
-    /// and registry.example/team:1, but not registry.example/team-b/etcd:1. Without this flag, all Jobs use the
-    /// controller's default image for Jobs.
+    /// A prefix matches whole parts of an image name only, up to a /, : or @: registry.example/team allows
+    /// registry.example/team/etcd:1 and registry.example/team:1, but not registry.example/team-b/etcd:1.
+    /// Without this flag, a policy that sets another image than the controller's default image for Jobs is
+    /// refused.
     #[arg(long, value_name = "PREFIX", value_delimiter = ',', value_parser = image_prefix)]
     pub allowed_image_prefix: Vec<String>,
 }
@@ -71,7 +73,7 @@ fn is_below(image: &str, prefix: &str) -> bool {
     }
 }
 
-/// [`is_below`] in CEL, for any element of the list `prefixes`.
+/// [`is_below`] as a CEL expression: whether any element of the list `prefixes` covers `image`.
 const IS_BELOW: &str = "prefixes.exists(p, image == p || image.startsWith(p + '/') || \
     p.endsWith('/') && image.startsWith(p) || \
     (image.startsWith(p + ':') || image.startsWith(p + '@')) && !image.substring(size(p)).contains('/'))";
@@ -193,13 +195,13 @@ impl Allowed {
         violated.map(|rule| rule.message.to_owned()).collect()
     }
 
-    /// Returns the rules that no flag turns off.
+    /// Returns the rules that still apply: those whose flag was not given.
     fn active<'r, K>(&self, rules: &'r [Rule<K>]) -> impl Iterator<Item = &'r Rule<K>> {
         rules.iter().filter(|rule| !(rule.is_allowed)(self))
     }
 
-    /// Returns the rules of [`problems`](Self::problems) for the API server. `job_image` is the image of the
-    /// Jobs.
+    /// Returns the rules of [`problems`](Self::problems) as CEL validations for an admission policy.
+    /// `job_image` is the default image of Jobs, which is always allowed.
     pub fn policy_validations(&self, job_image: &str) -> Vec<Validation> {
         let mut all = self.validations(&POLICY_RULES);
         let own = cel_string(job_image);

@@ -1,11 +1,13 @@
-//! Store URLs without a connection: a canonical form, and the folder of a local store.
+//! Two readings of a store's URL that need no connection: a text for comparing URLs, and the folder of a local
+//! store.
 //!
 //! It does not check URLs: `problems` does. Called by `problems`, `pod` and `observe::claims`.
 
 use crate::store::open::Family;
 use url::Url;
 
-/// Returns the canonical form of a store's URL, equal for all spellings of the same prefix.
+/// Returns a text for comparing store URLs: without slashes at the end, and with the store's family in place of
+/// the scheme. It is not a URL itself.
 pub fn plain_url(url: &str) -> String {
     let url = url.trim_end_matches('/');
     match (url.split_once("://"), Family::of(url)) {

@@ -43,7 +43,7 @@ pub struct InstallOptions {
     /// Add permissions for policies and tasks to the Kubernetes roles admin, edit and view
     #[arg(long, value_parser = yes_or_no)]
     pub aggregate_roles: bool,
-    /// Port of the API server, which the NetworkPolicy of the controller opens; repeatable
+    /// Port of the API server: the controller's NetworkPolicy allows connections to it; repeatable
     #[arg(
         long,
         value_name = "PORT",

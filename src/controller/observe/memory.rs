@@ -17,13 +17,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The longest time after which a watch reports a write.
+/// A watch is expected to report a write within this time.
 pub const WATCH_DELAY: TimeDelta = TimeDelta::seconds(10);
 /// A created Job that no watch reports within this time counts as deleted.
 pub const UNSEEN_JOB_LIFETIME: TimeDelta = TimeDelta::minutes(2);
 
-/// The last status that this controller wrote to an object. It holds until the watch reports a version that
-/// is not in `replaced`.
+/// The last status that this controller wrote to an object. It is used in place of the watched status until the
+/// watch reports a version that is not in `replaced`.
 #[derive(Debug, Clone)]
 pub(super) struct WrittenStatus<S> {
     uid: Option<String>,
@@ -110,7 +110,7 @@ pub(super) struct PolicyMemory {
     pub unconfirmed_start: Option<ThresholdStart>,
     /// When something that Jobs depend on came back or was corrected.
     pub recovered_at: Option<DateTime<Utc>>,
-    /// The generation of the spec, if the last compaction has failed.
+    /// The spec's generation at the last reconcile; `None` unless the last compaction had failed then.
     generation_at_failure: Option<i64>,
     failures: Option<Failures>,
 }
@@ -139,7 +139,7 @@ impl PolicyMemory {
         observed
     }
 
-    /// Forgets a threshold Job without an answer if the policy does not want it any more.
+    /// Forgets the threshold Job whose creation got no answer, if the policy does not want it any more.
     pub fn drop_unwanted_start(&mut self, policy: Option<&EtcdBackupPolicy>) {
         let is_unwanted =
             |start: &mut ThresholdStart| policy.is_none_or(|policy| !start.is_wanted_by(policy));
@@ -172,7 +172,7 @@ impl PolicyMemory {
         });
     }
 
-    /// Returns when the first write that no watch has reported expires.
+    /// Returns the earliest time at which this memory gives up waiting for a watch to report one of its writes.
     pub fn next_expiry(&self, tables: &Tables, policy: &Key) -> Option<DateTime<Utc>> {
         let jobs = self.created_jobs.values();
         let jobs = jobs.map(|(_, created_at)| later(*created_at, UNSEEN_JOB_LIFETIME));
@@ -182,8 +182,8 @@ impl PolicyMemory {
         jobs.chain(applied).min()
     }
 
-    /// Returns when something came back that Jobs depend on. A spec that has changed since a failed
-    /// compaction counts, because the change may have been the correction.
+    /// Returns the recorded time at which something that Jobs depend on last came back. If the spec has changed
+    /// since the last compaction failed, first records `now`, because the change may be the correction.
     pub fn recovery(
         &mut self,
         policy: &EtcdBackupPolicy,

@@ -166,7 +166,7 @@ pub fn backup_verified(
     let stale_at = cadence.and_then(|c| c.overdue(verified_at, 2));
     if let Some(stale_since) = stale_at.filter(|&at| at <= now) {
         let message = format!(
-            "the backup was last verified at {}, and two verifications have been overdue since {}: check the Jobs of the CronJob {}-verify",
+            "the backup was last verified at {}. Two verifications have been missed since then, the second one by {}: check the Jobs of the CronJob {}-verify",
             rfc3339(verified_at),
             rfc3339(stale_since),
             policy.name_any()

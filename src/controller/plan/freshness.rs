@@ -280,12 +280,12 @@ impl SnapshotKind<'_> {
         let snapshot = match self.fact {
             Some(fact) => match &fact.name {
                 Some(name) => format!("{name} (revision {})", fact.revision),
-                None => format!("that of revision {}", fact.revision),
+                None => format!("of revision {}", fact.revision),
             },
-            None => "whose name is unknown".to_owned(),
+            None => "unknown by name".to_owned(),
         };
         let text = format!(
-            "the newest {kind} snapshot, {snapshot}, was last confirmed at {}; one is due {}, and the next has been overdue since {}: {}",
+            "the newest {kind} snapshot is {snapshot}; its Lease was last renewed at {}. Snapshots are due {}, and the next one has been overdue since {}: {}",
             rfc3339(renewed),
             self.expected.cadence_text,
             rfc3339(late_since),
@@ -302,7 +302,7 @@ impl SnapshotKind<'_> {
         let (problem, advice) = match (self.fact, self.foreign_holder) {
             (Some(fact), _) => (
                 format!(
-                    "the time of the {kind} snapshot up to revision {} is unknown, because the time in its Lease is in the future",
+                    "when the {kind} snapshot up to revision {} was taken is unknown: the time in its Lease is in the future",
                     fact.revision
                 ),
                 Some("check the clock of the machine that takes snapshots"),

@@ -324,7 +324,7 @@ impl JobLimiter {
                 "at most {namespace_cap} Jobs of a namespace may run at once: this one starts when another one of the namespace has ended"
             )
         } else {
-            format!("at most {cap} Jobs may run at once, and other Jobs are first")
+            format!("at most {cap} Jobs may run at once: this one waits for its turn")
         }
     }
 

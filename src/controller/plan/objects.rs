@@ -149,7 +149,7 @@ pub fn apply_all(
             reason: "FollowerApplied".to_owned(),
             action: "Apply",
             text: format!(
-                "applied the Deployment {}, which follows the etcd",
+                "applied the Deployment {}, which takes delta snapshots continuously",
                 desired.name
             ),
         };

@@ -97,7 +97,7 @@ fn warnings(
 ) -> Vec<(&'static str, Assessment)> {
     let mut warnings = Vec::new();
     if observed.is_shared {
-        let message = "by its URL, a policy of another namespace backs up to the same store: give each etcd a prefix of its own; the Jobs for the cluster that the store does not belong to fail with OtherCluster";
+        let message = "a policy of another namespace has the same store URL: give each etcd a prefix of its own. If the backup belongs to the other etcd, the Jobs of this policy fail with OtherCluster";
         warnings.push((STORE_SHARED, Assessment::warning("SamePlace", message)));
     }
     let not_allowed = options.allowed.problems(policy, &options.settings);

@@ -157,7 +157,7 @@ pub fn decide(inputs: &Inputs<'_>, now: DateTime<Utc>) -> Result<JobStart, NotDu
         exceeded_deadline(l) || l.full_snapshot && l.trigger == Trigger::DeadlineExceeded.as_str()
     });
     if deadline_was_exceeded {
-        let why = "the compaction before exceeded its deadline";
+        let why = "the last compaction exceeded its deadline";
         start.replace_by_full_snapshot(Trigger::DeadlineExceeded, why, inputs.has_etcd);
     } else if trigger == Trigger::FullSnapshotThreshold {
         let why = "these are too many to compact";
@@ -176,7 +176,7 @@ impl JobStart {
             self.full_snapshot = true;
         } else {
             self.reason = format!(
-                "{reached}; {why}, but the policy has no etcd.endpoints for a full snapshot, so they are compacted"
+                "{reached}; {why}, but a full snapshot needs etcd.endpoints, which the policy does not have, so a compaction is started all the same"
             );
         }
     }

@@ -7,7 +7,7 @@ use crate::error::{Error, Reason};
 /// Returns the error for a name that another object has in the target.
 pub(super) fn conflict(name: &str) -> Error {
     Reason::TargetExists.error(format!(
-        "{name} differs from the source's object of that name: find out which of the two is wrong, and delete it"
+        "the target already has a different object {name}: find out which of the two is wrong, and delete that one"
     ))
 }
 

@@ -147,7 +147,7 @@ fn revision_of(
     let gaps = chain::missing(catalog, timeline, revision, known_to.unwrap_or(revision));
     if !gaps.is_empty() {
         return Err(Reason::RevisionGap.error(format!(
-            "the revision at {} is unknown: it is {revision} or one of the missing revisions {}; choose a --revision, or another --time",
+            "the revision at {} is not certain: it is {revision}, or one of the revisions {}, which no snapshot holds; choose a --revision, or another --time",
             time.to_rfc3339(),
             chain::show_ranges(&gaps)
         )));

@@ -504,7 +504,7 @@ fn would_purge_the_newest(plan: &Plan) -> Option<Error> {
         .filter(is_purged)
         .find(|&i| newest_left.is_none_or(|newest| snapshots[i].name.created > newest))?;
     Some(Reason::WouldShrink.error(format!(
-        "{} has a removal note and is due to be deleted, but no full that would be left is newer: nothing was removed. If it should be kept, bring it back with `deltafold undelete`; otherwise give --allow-shrink",
+        "{} has a removal note and is due to be deleted, but it is newer than every full that would remain: nothing was removed. If it should be kept, bring it back with `deltafold undelete`; otherwise give --allow-shrink",
         snapshots[newer].path
     )))
 }

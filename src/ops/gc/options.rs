@@ -40,12 +40,12 @@ pub struct Rules {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub limit: Option<i64>,
-    /// Keep deltas for this time after a newer full has superseded them, if the full before them is kept
-    /// [default: 0 with "exponential"; with "limit", as long as their fulls]
+    /// Keep the deltas after a kept full for this time, counted from the next full [default: with "exponential"
+    /// 0, with "limit" as long as their full]
     #[arg(long, value_name = "DURATION")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub delta_retention: Option<TextValue<Span>>,
-    /// Keep every state within this time before now restorable
+    /// Keep every state of this last period restorable, such as 7d for the last seven days
     #[arg(long, value_name = "DURATION")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restorable_window: Option<TextValue<Span>>,

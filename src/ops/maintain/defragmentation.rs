@@ -222,7 +222,7 @@ impl Maintenance<'_> {
                 return Ok(cluster);
             }
             return Err(Reason::MemberUnhealthy.error(format!(
-                "nothing is defragmented, because all other members must be healthy: {unhealthy}: repair them first"
+                "nothing was defragmented, because these members are not healthy: {unhealthy}; repair them first"
             )));
         }
         if self.options.dry_run {

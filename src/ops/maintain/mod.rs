@@ -37,8 +37,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(500);
 #[derive(Debug, Clone, Default, PartialEq, Args, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Upkeep {
-    /// Compact the history, and keep this much of it: a number of revisions, or with a store a duration such as
-    /// 90s, 1h30m or 7d
+    /// Compact the history except this much: a number of revisions, or with a store a duration such as 90s,
+    /// 1h30m or 7d
     #[arg(long, value_name = "HISTORY")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compact_keep: Option<TextValue<Keep>>,

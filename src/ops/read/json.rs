@@ -1,7 +1,7 @@
 //! Keys, records and changes as JSON.
 //!
-//! UTF-8 is printed as text, all other bytes in base64. The fields are a contract: the schemas of `get`,
-//! `export`, `diff` and `history` in `docs/`. Called by `cli`, which prints the values.
+//! UTF-8 is printed as text, all other bytes in base64. The fields must not change: the schemas of `get`,
+//! `export`, `diff` and `history` in `docs/` describe them. Called by `cli`, which prints the values.
 
 use super::diff::KeyDifference;
 use super::history::Version;
@@ -51,7 +51,7 @@ pub struct RecordJson<'a> {
     pub create_revision: Revision,
     /// The revision of this version.
     pub mod_revision: Revision,
-    /// The number of changes since the creation of the key, 1 at creation.
+    /// etcd's version of the key: 1 when it is created, and one more with each later put.
     pub version: i64,
     /// The ID of the lease that the key is attached to; 0 if there is none.
     pub lease: i64,
@@ -110,7 +110,7 @@ pub enum ChangeKind {
 }
 
 impl ChangeKind {
-    /// Returns the kind of a difference; `None` if it has no record at all.
+    /// Returns how the key changed; `None` if the difference has neither an old nor a new record.
     pub fn new(changed: &KeyDifference<'_>) -> Option<Self> {
         match (changed.old, changed.new) {
             (None, Some(_)) => Some(ChangeKind::Added),
@@ -137,7 +137,7 @@ pub struct KeyChange<'a> {
 }
 
 impl<'a> KeyChange<'a> {
-    /// Returns the kind of a difference; `None` if it has no record at all.
+    /// Converts a difference; `None` if it has neither an old nor a new record.
     pub fn new(changed: &KeyDifference<'a>) -> Option<Self> {
         let change = ChangeKind::new(changed)?;
         let kv = changed.new.or(changed.old)?;
@@ -156,7 +156,7 @@ impl<'a> KeyChange<'a> {
 pub struct VersionJson<'a> {
     /// The revision of the change.
     revision: Revision,
-    /// When the snapshotter received the change (RFC 3339); null if only a full snapshot holds the version.
+    /// When the change was recorded in a delta (RFC 3339); null if only a full snapshot holds the version.
     time: Option<&'a str>,
     /// Whether the change deleted the key. If so, `record` is null.
     deleted: bool,

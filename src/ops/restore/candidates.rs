@@ -61,7 +61,7 @@ pub(super) struct Candidate<'a> {
     pub(super) opened: Result<OpenedBackup<'a>>,
 }
 
-/// A backup that could be opened: its names make a chain up to the requested state.
+/// A backup that could be opened: judging by names, it has a chain up to the requested state.
 pub(super) struct OpenedBackup<'a> {
     pub(super) ctx: &'a Context,
     pub(super) source: Source,
@@ -157,7 +157,7 @@ pub(super) fn is_candidate_failure(e: &Error) -> bool {
         e.reason(),
         Reason::Terminated | Reason::Internal | Reason::NoSpace | Reason::Usage
     );
-    // Another plan may still restore this candidate.
+    // If the operation plans again, this candidate may be usable then.
     is_its_own && !e.plans_again()
 }
 
@@ -180,8 +180,8 @@ pub(super) struct Candidates<'a> {
 }
 
 impl<'a> Candidates<'a> {
-    /// Opens all candidates. Unless `proven`, a single plain snapshot file may still be being hashed
-    /// when this returns: [`Source::prove`] waits for that.
+    /// Opens all candidates. Unless `proven`, the hash of a single plain snapshot file may not be checked yet
+    /// when this returns: `Source::wait_for_hash` waits for it.
     ///
     /// # Errors
     /// Fails only with errors that are not a candidate's own, such as `Terminated`, `NoSpace` and
@@ -191,7 +191,8 @@ impl<'a> Candidates<'a> {
         request: &Request,
         proven: bool,
     ) -> Result<Self> {
-        // With several candidates, find damage now: the others are tried first then.
+        // With several candidates, wait for the check of the hash now: a damaged one is excluded before they
+        // are ranked.
         let proven = proven || backups.len() > 1;
         let all: Vec<Candidate<'a>> = backups
             .iter()
@@ -235,8 +236,8 @@ impl<'a> Candidates<'a> {
         outcome.message = Some(e.to_string());
     }
 
-    /// Returns the error for a restore without any candidate left. `write_failure` is the first failure
-    /// to write one.
+    /// Returns the error for a restore without any candidate left. `write_failure` is the first error while a
+    /// candidate was being restored.
     pub(super) fn none_left(&self, write_failure: Option<Error>) -> Error {
         let not_opened = self.all.iter().find_map(|c| c.opened.as_ref().err());
         let messages: Vec<String> = self
@@ -257,8 +258,8 @@ impl<'a> Candidates<'a> {
     /// Compares the best candidate's history with that of each other one: at a revision that both hold,
     /// they must agree. Excludes a candidate that cannot be read up to its own end.
     ///
-    /// Returns a warning for each comparison that the best candidate made impossible: it may begin
-    /// after the other's end, or be damaged there, and still be right.
+    /// Returns a warning for each candidate that could not be compared because the best one cannot be read at
+    /// that revision: it may begin later, or be damaged there. It stays the best one.
     ///
     /// # Errors
     /// Fails with `HistoryMismatch` if two candidates hold different histories.

@@ -26,7 +26,8 @@ use std::path::PathBuf;
 /// endian).
 const CONSISTENT_INDEX: &[u8] = b"consistent_index";
 
-/// How thoroughly an existing member is checked.
+/// How thoroughly an existing member is checked before a restore: the restore runs only if the member is
+/// missing, damaged or lacks data of the backup.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize, schemars::JsonSchema,
 )]
@@ -452,7 +453,7 @@ impl LogFiles {
         let end = self.wal.last_index.max(self.wal.snapshot_index());
         if applied > end {
             return Err(Reason::CorruptDataDir.error(format!(
-                "the database has applied raft entry {applied} but the WAL in {} ends at {end}: it belongs to another database",
+                "the database has applied raft entry {applied}, but the WAL in {} ends at {end}: the WAL belongs to another database",
                 place.wal().display()
             )));
         }

@@ -40,12 +40,14 @@ pub struct SharedOptions {
     #[command(flatten)]
     #[serde(flatten)]
     pub membership: Membership,
-    /// Raise the newest revision by N, above every revision that clients have seen
+    /// Raise the newest revision by N. Choose N so large that the result is above every revision that clients
+    /// have seen
     #[arg(long, value_name = "N", requires = "mark_compacted", value_parser = clap::value_parser!(i64).range(1..), help_heading = None::<&str>)]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub bump_revision: Option<i64>,
-    /// Mark all revisions below the raised one as compacted, so that clients list again; drops the history
+    /// With a raised revision: mark all revisions below the raised one as compacted, so that clients with old
+    /// watches must list again. The history is lost
     #[arg(long, requires = "bump_revision", value_parser = flag_values::yes_or_no, help_heading = None::<&str>)]
     #[serde(default)]
     pub mark_compacted: bool,
@@ -139,8 +141,8 @@ pub struct Options {
     pub wal_dir: Option<PathBuf>,
     /// Write a plain snapshot file for etcdutl and other tools, instead of a data directory
     ///
-    /// The file is not compressed, ends with its SHA-256, and has the members of the backup. --name and the
-    /// other flags of the new cluster have no effect. With --age-recipient the file is encrypted, and its
+    /// The file is not compressed, ends with its SHA-256, and keeps the member list of the backup. --name and
+    /// the other flags of the new cluster have no effect. With --age-recipient the file is encrypted, and its
     /// name must end in `.age`.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["data_dir", "wal_dir", "if_needed"])]
     pub to_snapshot: Option<PathBuf>,
@@ -163,7 +165,7 @@ pub struct Options {
         help_heading = None::<&str>
     )]
     pub leases: KeepOrDrop,
-    /// Time to live of leases that keys refer to but no full snapshot records
+    /// Time to live of a lease that keys refer to, if no full snapshot contains the lease
     #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = parse_ttl, help_heading = None::<&str>)]
     pub lease_ttl: Option<Duration>,
     /// How to ask the other members whether they still have a quorum.

@@ -404,7 +404,7 @@ fn take_from(
     let packed = packed?;
     if base.revision.0 < min_revision {
         return Err(Reason::NameMismatch.error(format!(
-            "the snapshot of {endpoint} ends at revision {}, the cluster is at {min_revision}: the member lags",
+            "the snapshot of {endpoint} ends at revision {}, but the cluster is already at {min_revision}: this member lags behind",
             base.revision
         )));
     }

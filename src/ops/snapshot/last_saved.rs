@@ -82,7 +82,7 @@ pub(super) fn changes_in_full<R: ReadAt>(
 ) -> Result<Vec<KeyChange>> {
     if base.compact_revision > revision {
         return Err(Reason::OutOfRange.error(format!(
-            "it was compacted at revision {}, so it no longer holds what revision {revision} changed",
+            "the full snapshot was compacted at revision {}, so it no longer holds what revision {revision} changed",
             base.compact_revision
         )));
     }

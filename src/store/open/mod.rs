@@ -139,7 +139,7 @@ pub fn open(url: &str, options: &[(String, String)], handle: Handle) -> Result<S
     match Family::of_scheme(parsed.scheme()) {
         Some(Family::Local) => {
             let dir = parsed.to_file_path().map_err(|()| {
-                Reason::Usage.error(format!("--store {url} names no local folder: use file:///folder"))
+                Reason::Usage.error(format!("--store {url} is not the URL of a local folder: write file:///folder"))
             })?;
             open_local(&dir.to_string_lossy(), url, options, handle)
         }

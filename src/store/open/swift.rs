@@ -1,4 +1,5 @@
-//! Opens OpenStack Swift: reads who logs in where from options, a Secret and environment variables.
+//! Opens OpenStack Swift: reads the user, the URL and the other login settings from options, a Secret and
+//! environment variables.
 //!
 //! Does not log in: `store::swift` does, with the first request.
 
@@ -148,7 +149,8 @@ fn login_from(url: &str, options: &[(String, String)], secret: Option<&Secret>) 
     })
 }
 
-/// Returns whether an option gives the setting with this name in a Secret, or with this environment variable.
+/// Returns whether a `--store-option` sets the setting that has this name in a Secret, or this environment
+/// variable.
 fn is_given(options: &[(String, String)], name: &str) -> bool {
     let setting = SETTINGS
         .iter()
@@ -156,9 +158,9 @@ fn is_given(options: &[(String, String)], name: &str) -> bool {
     setting.is_some_and(|s| options.iter().any(|(key, _)| key == s.option))
 }
 
-/// Returns the values of all settings: from the options (the last of the same name), else from the Secret,
-/// else from the environment. With a Secret, the environment gives no credentials. An empty value counts as
-/// none.
+/// Returns the values of all settings: from the options (the last of the same name), else from the Secret, else
+/// from the environment. With a Secret, the environment gives no credentials. If the first source that has a
+/// setting gives an empty value, the setting is missing: the other sources are not asked.
 fn values(
     variable: impl Fn(&str) -> Option<String>,
     secret: Option<&Secret>,
@@ -232,8 +234,8 @@ fn user_domain(values: &Values) -> Value {
     }
 }
 
-/// Returns the body of a Keystone login by application credential. It belongs to one project and must not
-/// name a scope.
+/// Returns the body of a Keystone login by application credential. An application credential belongs to one
+/// project, so the request must not have a scope.
 fn application_credential(values: &Values, secret: &str) -> Result<Value, String> {
     let credential = match (
         values.get("application_credential_id"),
@@ -247,7 +249,7 @@ fn application_credential(values: &Values, secret: &str) -> Result<Value, String
         }
         _ => {
             return Err(
-                "an application credential needs its ID, or its name and username".to_owned(),
+                "application_credential_secret also needs application_credential_id, or application_credential_name and username".to_owned(),
             );
         }
     };
@@ -272,7 +274,11 @@ fn user_and_project(values: &Values) -> Result<Value, String> {
     let scope = match (values.get("tenant_id"), values.get("tenant_name")) {
         (Some(id), _) => json!({"project": {"id": id}}),
         (None, Some(name)) => json!({"project": {"name": name, "domain": project_domain}}),
-        (None, None) => return Err("it needs tenant_name (OS_PROJECT_NAME)".to_owned()),
+        (None, None) => {
+            return Err(
+                "it needs tenant_name (OS_PROJECT_NAME) or tenant_id (OS_PROJECT_ID)".to_owned(),
+            );
+        }
     };
     let identity = json!({
         "methods": ["password"],

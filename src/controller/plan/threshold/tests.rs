@@ -373,7 +373,7 @@ fn a_full_snapshot_replaces_compactions_that_take_too_long() {
     case.has_etcd = false;
     assert_eq!(case.starts(0), (Trigger::FullSnapshotThreshold, false, 0));
     let reason = case.decide(0).unwrap().reason;
-    assert!(reason.contains("has no etcd"), "{reason}");
+    assert!(reason.contains("needs etcd.endpoints"), "{reason}");
     // After a deadline: at once when the Leases have moved.
     case.has_etcd = true;
     case.spec.full_snapshot_threshold = None;

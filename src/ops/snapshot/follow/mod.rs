@@ -36,7 +36,7 @@ pub struct Pace {
     #[arg(long, value_name = "DURATION", default_value = "5m")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub delta_period: Option<TextValue<Span>>,
-    /// Save a delta earlier if its events have this size; a transaction is never split
+    /// Save a delta earlier if its events reach this size. A transaction is never split over two deltas
     #[arg(long, value_name = "SIZE", default_value = "10MiB")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub delta_bytes: Option<TextValue<Size>>,
@@ -76,7 +76,8 @@ pub struct FollowOptions {
     /// During an outage of the store, keep up to this size of events in memory
     #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = byte_size::parse)]
     pub buffer_bytes: u64,
-    /// Then keep up to this size of events in the temporary directory; all others wait in etcd
+    /// During an outage of the store, when --buffer-bytes is reached: keep up to this size of further events in
+    /// the temporary directory. The rest stays in etcd
     #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = byte_size::parse)]
     pub spool_bytes: u64,
     /// When stopped, save a full marked as final: the last snapshot of a cluster that is shut down

@@ -36,7 +36,7 @@ use std::time::Duration;
 /// The flag that messages recommend if names alone cannot decide.
 const CHECKSUMS: &str = "--level checksums";
 
-/// How much is looked at. A higher level does what the lower ones do.
+/// How thoroughly a backup is verified. Each level includes the ones before it.
 #[derive(
     Debug,
     Clone,
@@ -53,7 +53,7 @@ const CHECKSUMS: &str = "--level checksums";
 )]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
-    /// Check names only: gaps, forks, foreign objects
+    /// Check names only: gaps, forks, objects that are not deltafold's
     Names,
     /// Also read every byte: SHA-256, compression, pages, JSON, and whether the content matches the name
     #[default]
@@ -66,7 +66,8 @@ pub enum Level {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Thoroughness {
-    /// How thoroughly to verify [default: checksums, or the policy's level; with --etcd-binary: fold]
+    /// How thoroughly to verify [default: checksums; with --etcd-binary: fold; in a Job of the controller: the
+    /// policy's level]
     #[arg(long, value_name = "LEVEL")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub level: Option<Level>,
