@@ -28,8 +28,8 @@ pub struct Trust {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Plaintext {
-    /// With keys, unencrypted snapshots are not trusted: trust those that are older than the first encrypted
-    /// one and whose last revision is below this
+    /// Trust unencrypted snapshots that are older than the first encrypted one and whose last revision is below
+    /// this. If keys are given, no other unencrypted snapshot is trusted
     #[arg(long, value_name = "REVISION", value_parser = clap::value_parser!(i64).range(1..))]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]

@@ -1,4 +1,6 @@
 //! Value parsers that the flags of several commands share.
+//!
+//! Called by `cli` and by the options in `ops`.
 
 use chrono::{DateTime, Utc};
 

@@ -1,4 +1,6 @@
 //! Hexadecimal digits, and short hashes for names of objects.
+//!
+//! Called by every room that makes names.
 
 use sha2::{Digest, Sha256};
 

@@ -53,14 +53,14 @@ fn read_files(folder: &Path) -> io::Result<BTreeMap<String, Vec<u8>>> {
     Ok(files)
 }
 
-/// Whether a folder looks like a mounted Secret. An empty folder does: Kubernetes may mount a missing
-/// optional Secret so.
+/// Whether a folder looks like a mounted Secret. An empty folder counts, too: that is how Kubernetes mounts an
+/// optional Secret that is missing.
 pub fn is_mounted_secret(folder: &Path) -> bool {
     folder.join("..data").exists() || read(folder).is_ok_and(|files| files.is_empty())
 }
 
-/// Returns the advice for a folder that lacks `keys`. It names the Secret by the folder: a missing optional
-/// Secret is mounted as an empty folder.
+/// Returns the advice for a folder that lacks `keys`. It takes the folder's name for the Secret's name. The
+/// folder may be empty because an optional Secret is missing.
 pub fn advice(folder: &Path, keys: &str) -> String {
     let name = folder.file_name().map(|name| name.to_string_lossy());
     let name = name.map(|name| format!(" {name}")).unwrap_or_default();

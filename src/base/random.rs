@@ -1,4 +1,6 @@
 //! Random numbers for names and jitter; not for secrets.
+//!
+//! Called by `store` and `ops`.
 
 use std::hash::{BuildHasher, RandomState};
 

@@ -8,8 +8,8 @@ pub fn ensure_provider() {
     let _ = rustls::crypto::ring::default_provider().install_default();
 }
 
-/// Whether the text of an error says that a certificate has expired or is not valid yet: the server's, by an
-/// error of rustls, or ours, by the alert of the server that refuses it.
+/// Whether the text of an error says that a certificate has expired or is not valid yet. For the server's
+/// certificate, rustls says so; for ours, the server says so in a TLS alert.
 pub(crate) fn says_expired(error: &str) -> bool {
     const SIGNS: [&str; 3] = ["certificate expired", "CertificateExpired", "not valid yet"];
     SIGNS.iter().any(|sign| error.contains(sign))

@@ -24,11 +24,11 @@ use std::time::Duration;
 
 /// Copy backups from one store to another, once or continuously
 ///
-/// A backup is a full snapshot with the deltas after it. Snapshots keep their place (layout v1 or v2) and
-/// their name; they keep their bytes, too, unless --compression, --age-recipient or --decrypt is given. Each
-/// snapshot is checked against the SHA-256 inside it, uploaded, and read back before it gets its name. A
-/// delta gets its name after the snapshots before it. Nothing in the target is overwritten or deleted. A new
-/// run copies what is missing.
+/// A backup is a full snapshot with the deltas after it. Snapshots keep their place (layout v1 or v2). They
+/// keep their name and bytes, too, unless --compression, --age-recipient or --decrypt is given. Each snapshot
+/// is checked against the SHA-256 inside it, uploaded, and read back before it gets its name. A delta appears
+/// in the target only after the snapshots before it. Nothing in the target is overwritten or deleted. A new run
+/// copies what is missing.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:

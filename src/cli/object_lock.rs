@@ -17,9 +17,9 @@ use std::time::Duration;
 /// Protect a chain against deletion with S3 object lock
 ///
 /// Locks the full snapshot, all deltas after it and the objects that describe their timeline, and reads each
-/// lock back. Existing locks are only extended. Object lock must be enabled for the bucket; because each lock
-/// is read back, a store that accepts a lock but does not keep it is noticed. Later snapshots are not locked:
-/// run it again after each snapshot, for example in a CronJob.
+/// lock back. Existing locks are only extended. Object lock must be enabled for the bucket. Reading each lock
+/// back reveals a store that accepts a lock but does not keep it. Later snapshots are not locked: run it again
+/// after each snapshot, for example in a CronJob.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:

@@ -64,7 +64,8 @@ struct StatusArgs {
     cluster: ClusterArgs,
 }
 
-/// The result of `policy status`. The fields are a contract; `status` is that of the API.
+/// The result of `policy status`. The field names are a contract. `status` is the policy's status, unchanged
+/// from the API.
 #[derive(Debug, JsonSchema, Serialize)]
 pub(super) struct PoliciesOutcome {
     /// The policies, sorted by namespace and name; with NAME only that one.
@@ -80,7 +81,7 @@ struct PolicyOutcome {
     name: String,
     /// The URL of its store.
     store: String,
-    /// Whether schedules and thresholds start no Jobs.
+    /// Whether the policy is suspended: if so, schedules and thresholds start no Jobs.
     suspended: bool,
     /// The policy's status in the API.
     #[schemars(with = "serde_json::Map<String, serde_json::Value>")]

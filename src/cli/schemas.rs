@@ -1,6 +1,6 @@
 //! The JSON schemas in `docs/`, generated from the types that commands print.
 //!
-//! A test (`tests/serverless/documents.rs`) compares them with the files, and writes the files on request.
+//! A test (`tests/serverless/schemas.rs`) compares them with the files, and writes the files on request.
 
 use super::print::{Failure, codes};
 use super::task::{TaskOutcome, TasksOutcome};
@@ -16,8 +16,8 @@ use schemars::generate::{SchemaGenerator, SchemaSettings};
 use schemars::{JsonSchema, Schema};
 use serde_json::{Map, Value, json};
 
-/// An enum with more names than this gets no description of each name: that is the list of reasons, which
-/// exit-codes.md describes.
+/// If an enum has more names than this, its names are not described one by one. This is meant for the list of
+/// reasons, which docs/exit-codes.md describes.
 const MAX_DESCRIBED_NAMES: usize = 20;
 
 /// Returns the schemas with their names: `docs/NAME.schema.json`.

@@ -1,7 +1,7 @@
 //! A live etcd: connections, its members and their quorum, its keys, its events, and the differences from a
 //! backup.
 //!
-//! It knows nothing of the snapshots of a backup. `ops` calls it.
+//! It does not know how a backup is stored: `snapshot` only takes a snapshot from a live etcd. Called by `ops`.
 
 pub mod client;
 pub mod cluster;

@@ -1,4 +1,6 @@
 //! Facts about a store that are found out by one test, and tasks on a store in the background.
+//!
+//! Called by `store` and `store::publish`.
 
 use super::Store;
 use crate::base::lock;

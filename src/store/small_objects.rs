@@ -1,5 +1,7 @@
 //! Reads and writes small objects beside the snapshots (exclusion markers, removal notes, pins), and deletes
 //! objects.
+//!
+//! Called by `ops`, and by `store::exclude`, `store::lock` and `store::publish`.
 
 use super::errors::{io_cause, store_error};
 use super::folder::FOLDER_ATTEMPTS;

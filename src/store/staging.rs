@@ -24,7 +24,8 @@ use std::sync::{LazyLock, Mutex, MutexGuard};
 /// The folder of unfinished objects, below the store's prefix and beside the folders that are listed for
 /// snapshots.
 pub const STAGING: &str = "deltafold-staging";
-/// The age at which a staging object is debris, whoever wrote it. An upload takes hours at most.
+/// A staging object that is older than this is debris if its writer is unknown or of another namespace. An
+/// upload takes hours at most.
 pub const STALE_AFTER: TimeDelta = TimeDelta::hours(24);
 /// The namespace if this process cannot be identified. Staging objects with it are judged by age only.
 const NO_NAMESPACE: u64 = 0;
@@ -166,7 +167,7 @@ fn identify(pid: u32) -> Option<Writer> {
     }
     let link = |name: &str| fs::read_link(format!("/proc/self/ns/{name}"));
     hash.update(link("pid").ok()?.as_os_str().as_encoded_bytes());
-    // Starts are counted in the time namespace, if the kernel has such namespaces.
+    // The start times in `/proc` depend on the time namespace, if the kernel has time namespaces.
     if let Ok(time) = link("time") {
         hash.update(time.as_os_str().as_encoded_bytes());
     }
@@ -182,7 +183,8 @@ fn identify(pid: u32) -> Option<Writer> {
     })
 }
 
-/// Returns whether a staging object can be deleted: its process is certainly gone, or the object is old.
+/// Returns whether a staging object can be deleted. If its writer has our namespace, the writer must be gone;
+/// otherwise the object must be older than `STALE_AFTER`.
 fn is_debris(
     name: &str,
     modified: DateTime<Utc>,

@@ -3,6 +3,7 @@
 //! A metric is exposed only after it was set: a command that saves nothing has no last snapshot. Label values
 //! come from small sets, or are names of members; they are never keys, values, URLs or parts of messages.
 //! `endpoint` and `textfile` publish the metrics; `ops` and `cli` set them.
+//! `cli` and `ops` record values; `telemetry::endpoint` and `telemetry::textfile` expose them.
 
 use crate::base::lock;
 use crate::error::{Error, Reason};

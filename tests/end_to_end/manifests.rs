@@ -37,7 +37,7 @@ fn helm(args: &[&str]) -> Vec<Value> {
         .unwrap();
     let said = String::from_utf8_lossy(&out.stderr);
     assert!(out.status.success(), "{said}");
-    // Helm writes the source file before each document.
+    // Helm's output begins with a separator, and a comment before each document names its template.
     let text = String::from_utf8(out.stdout).unwrap();
     documents(text.trim_start_matches("---\n"))
 }
@@ -300,7 +300,7 @@ async fn an_api_server_takes_all_of_it() {
         let applied = cluster.apply(&object).await;
         let applied = applied.unwrap_or_else(|e| panic!("{}: {e}", name(&object)));
         assert!(applied.metadata.uid.is_some());
-        // The API's own rules accept it, too.
+        // The controller accepts it, too. With the default permissions, it refuses only the sample `gcs`.
         if kind(&object) == "EtcdBackupPolicy" {
             let policy = serde_json::from_value(json!(applied)).unwrap();
             let problems = deltafold::controller::jobs::problems(&policy);
@@ -316,7 +316,7 @@ async fn an_api_server_takes_all_of_it() {
         samples += 1;
     }
     assert_eq!(samples, 10);
-    // Users of a namespace, by the aggregated roles.
+    // The namespace can be read.
     let view = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SPACE}});
     assert!(cluster.api(&view).get(SPACE).await.is_ok());
     // The columns of `kubectl get`.

@@ -132,7 +132,7 @@ fn people_are_shown_the_ends_of_a_long_list_and_json_holds_all() {
     });
     assert!(strangers.is_some(), "{problems}");
 
-    // A newer full makes all deltas superfluous: their number and bytes are reported for each reason.
+    // A newer full makes all 300 deltas superfluous: the text gives their number instead of a line for each.
     b.compact(&[]);
     let gc = ["gc", "--policy", "limit", "--limit", "1", "--store"];
     let text = printed(&gc, b.path());
@@ -153,7 +153,8 @@ fn people_are_shown_the_ends_of_a_long_list_and_json_holds_all() {
 #[test]
 fn a_history_does_not_depend_on_threads() {
     let b = long_chain();
-    // A second stream has the same events with other times: the first one counts.
+    // A second delta repeats some of the events with other times. The result must not depend on which one a
+    // thread reads first.
     let mut events = b.events(BASE + 1, BASE + 40);
     for e in &mut events {
         e["time"] = "2027-01-01T00:00:00Z".into();
@@ -228,7 +229,7 @@ fn one_key_is_read_from_the_newest_delta_that_changed_it() {
         }
     }
     assert!(there > 10 && gone > 0, "{there} {gone}");
-    // Damage in older deltas does not matter; damage in a newer one does.
+    // Damage in deltas before the key's last change does not matter; damage in the newest delta does.
     let mut newest = events.iter().rev().take(200).map(|e| decoded(&key(e)));
     let newest = newest.find(|key| run(&[key], NEWEST).0 == 0).unwrap();
     let deltas: Vec<String> = b

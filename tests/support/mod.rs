@@ -162,7 +162,7 @@ pub fn deltafold() -> Command {
     command
 }
 
-/// Returns an HTTP client for the tests, which uses no proxy.
+/// Returns a builder for an HTTP client that uses no proxy.
 pub fn http_client() -> reqwest::ClientBuilder {
     deltafold::base::tls::ensure_provider();
     reqwest::Client::builder().no_proxy()
@@ -190,8 +190,8 @@ pub fn restore(store: &Path, data_dir: &Path, args: &[&str]) -> (i32, serde_json
     run_json(&mut command)
 }
 
-/// Returns the etcd versions that can start on a database written by this version, as found by trying etcd's
-/// own snapshots.
+/// Returns the etcd versions that can start on a database that the version `source` wrote. The list was found
+/// by trying them on etcd's own snapshots.
 pub fn that_start_on(source: &str) -> &'static [EtcdVersion] {
     match source {
         s if s.starts_with("3.7.") => &[EtcdVersion::V3_7, EtcdVersion::V3_5],

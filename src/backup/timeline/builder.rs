@@ -19,7 +19,7 @@ enum Placement {
     JoinForkedAt(Revision),
     /// It forks off at this revision.
     Fork(Revision),
-    /// It begins a history that shares nothing else, as far as is known.
+    /// It begins a timeline that, as far as is known, shares nothing with the others.
     Begin,
 }
 
@@ -37,7 +37,7 @@ struct Fit {
     confirmed: bool,
     /// The delta begins right after the end of the timeline.
     adjacent: bool,
-    /// When the last whole snapshot of the timeline was created, and its index.
+    /// When the newest member that was not cut at a fork was created, and its index in the catalog.
     activity: Option<(i64, usize)>,
     timeline: usize,
 }
@@ -47,9 +47,10 @@ pub(super) struct GrowingTimeline {
     pub(super) timeline: Timeline,
     /// The newest revision of all members.
     pub(super) last: Option<Revision>,
-    /// When the last whole snapshot was created, and its index.
+    /// When the newest member that was not cut at a fork was created, and its index in the catalog.
     pub(super) activity: Option<(i64, usize)>,
-    /// For each member, the revisions after which a delta follows it.
+    /// For each member, the range of revisions that it holds. A delta that begins right after one of them may
+    /// follow it.
     pub(super) followed: Intervals,
 }
 
@@ -194,8 +195,8 @@ impl<'a> Builder<'a> {
             with.conflict = lower_of(with.conflict, c.conflict.filter(|&r| r <= m.until));
             with.agreed = with.agreed.max(c.agreed.map(|r| r.min(m.until)));
         }
-        // If the snapshot agrees with the own history above a conflict with the shared one, less is shared
-        // than was known.
+        // If the snapshot conflicts with the shared history at a revision, and agrees with the timeline's own
+        // history there or later, the timeline forked off earlier than was known.
         let forked_at = shared.conflict.filter(|&r| {
             own.agreed >= Some(r)
                 && own.conflict.is_none_or(|c| c > r)

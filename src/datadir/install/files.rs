@@ -1,4 +1,6 @@
 //! File operations of an installation, whose errors name the operation and the path.
+//!
+//! Called by `datadir::install`.
 
 use crate::base::none_if_missing;
 use crate::error::{Error, Reason, Result};

@@ -1,3 +1,5 @@
+//! Tests of the observation of a cluster, without any server.
+
 use super::query::{EndpointObservation, assemble, most_helpful};
 use super::*;
 use crate::error::Result;

@@ -4,7 +4,7 @@
 
 use crate::error::{Error, Reason};
 
-/// Returns the error for a name that another object has in the target.
+/// Returns the error for a snapshot whose name already belongs to a different object in the target.
 pub(super) fn conflict(name: &str) -> Error {
     Reason::TargetExists.error(format!(
         "the target already has a different object {name}: find out which of the two is wrong, and delete that one"
@@ -34,7 +34,7 @@ pub(super) fn summarize(failures: Vec<Error>, is_partly_done: bool) -> Option<Er
     };
     let message = match count {
         1 => first.to_string(),
-        n => format!("{first}; {} more snapshots could not be copied", n - 1),
+        _ => format!("{first}; {count} failures in all"),
     };
     Some(reason.error(message))
 }

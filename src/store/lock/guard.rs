@@ -1,4 +1,6 @@
 //! A lock that this process holds, and the thread that renews it.
+//!
+//! Created by `store::lock`; operations hold it.
 
 use super::protocol::{Claimant, Clock, Renewal, give_back, renew};
 use super::record::LockStore;

@@ -1,4 +1,6 @@
 //! The record of a lock: who holds it and for how long. And the trait for where a record is kept.
+//!
+//! `store::lock::object` and `kubernetes::lease` keep records.
 
 use super::LONGEST_DURATION;
 use crate::error::{Reason, Result};

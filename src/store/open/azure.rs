@@ -1,4 +1,6 @@
 //! Opens Azure Blob Storage.
+//!
+//! Called by `store::open`.
 
 use super::secret::{Provider, Secret, SecretDerived};
 use super::{Family, Location, OpenConfig, config_key, misconfigured};

@@ -2,6 +2,7 @@
 //!
 //! Of a Secret, only keys of service accounts are read. Without one, the object_store crate finds credentials
 //! itself.
+//! Called by `store::open`.
 
 use super::secret::{Provider, Secret, SecretDerived, SecretSource};
 use super::{Family, Location, OpenConfig, config_key, misconfigured};

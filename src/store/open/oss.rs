@@ -1,4 +1,6 @@
 //! Opens Alibaba Cloud OSS, through opendal. Untested: there is no OSS server that the tests could run.
+//!
+//! Called by `store::open`.
 
 use super::secret::{Secret, SecretDerived};
 use super::{Family, Location, OpenConfig};

@@ -1,4 +1,6 @@
 //! Removes the objects, uploads and versions that a probe has written.
+//!
+//! Called by `store::probe`.
 
 use super::{E, Prober};
 use crate::error::Result;

@@ -1,4 +1,6 @@
 //! Requests to Swift: built, sent with a token, retried; and its responses' errors.
+//!
+//! Called by `store::swift`.
 
 use super::Swift;
 use crate::base::causes::causes;

@@ -1,4 +1,6 @@
 //! Listings of Swift: page after page, each from a marker on.
+//!
+//! Called by `store::swift`.
 
 use super::client::{Request, failed};
 use super::{Swift, meta_of};

@@ -1,4 +1,6 @@
 //! Uploads of large objects: segments, and a manifest that joins them.
+//!
+//! Called by `store::swift`.
 
 use super::client::Request;
 use super::{Swift, put_result};

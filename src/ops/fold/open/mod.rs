@@ -1,8 +1,8 @@
 //! Open: opens the selected full as a database file, and its deltas as streams.
 //!
-//! Snapshots are fetched ahead, decrypted and decompressed. A full of a store is copied to the temporary
-//! directory. A plain snapshot file is read in place if it is neither compressed nor encrypted. Nothing is
-//! applied here: `replay` does. Called by every operation that reads contents.
+//! Snapshots are fetched ahead, decrypted and decompressed. A full snapshot from a store is copied to the
+//! temporary directory. A plain snapshot file is read in place if it is neither compressed nor encrypted. No
+//! events are applied here; `replay` does that. Called by every operation that reads contents.
 
 mod ahead;
 mod database_file;
