@@ -15,8 +15,8 @@ RUN set -eu; \
         arm64) target=aarch64-unknown-linux-gnu ;; \
         *) echo "no target is known for $TARGETARCH" >&2; exit 1 ;; \
     esac; \
-    CARGO_PROFILE_DIST_STRIP=symbols RUSTFLAGS="-C target-feature=+crt-static" \
-        cargo rustc --profile dist --features oss --locked --target "$target" --bin deltafold -- -C link-arg=-Wl,-z,pack-relative-relocs; \
+    RUSTFLAGS="-C target-feature=+crt-static" \
+        cargo rustc --profile dist --features oss --locked --target "$target" --bin deltafold -- -C strip=symbols -C link-arg=-Wl,-z,pack-relative-relocs; \
     mkdir -p /image/bin /image/etc/ssl/certs; \
     mkdir -m 1777 /image/tmp; \
     cp "target/$target/dist/deltafold" /image/deltafold; \

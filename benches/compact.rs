@@ -312,7 +312,7 @@ fn restore_memory(data: &Path, shape: &Shape) -> Result<()> {
     Ok(())
 }
 
-/// Returns the memory bound of ARCHITECTURE.md, in bytes.
+/// Returns the memory bound of docs/design/resources.md, in bytes.
 fn memory_limit(shape: &Shape, keys: u64, key_bytes: u64, threads: usize) -> u64 {
     let event = shape.value_bytes.end() * 4 / 3;
     64 * MIB + 128 * keys + key_bytes + event as u64 + 8 * MIB * threads as u64

@@ -1,7 +1,7 @@
 //! Compares `gc` with a plain listing of the same objects, and shows its memory.
 //!
 //! A listing is the minimal work of `gc`. Both are measured in the same run, with the same client. `cargo
-//! bench --bench gc` prints the table of ARCHITECTURE.md; `local` or `s3` selects rows, and a number sets the
+//! bench --bench gc` prints the table of docs/design/gc.md; `local` or `s3` selects rows, and a number sets the
 //! number of objects.
 
 mod process_memory;

@@ -92,6 +92,10 @@ pub enum Reason {
     LockHeld,
     /// A member of the live etcd is unhealthy, and the operation needs all other members to be healthy.
     MemberUnhealthy,
+    /// The newest snapshot is older than it may be.
+    Stale,
+    /// The backup was not verified for too long.
+    NotVerified,
     /// A certificate has expired, or is not valid yet.
     CertificateExpired,
     /// The store, the file system or etcd refuses the operation.
@@ -148,7 +152,9 @@ impl Reason {
             | Reason::Conflict
             | Reason::PartlyDone
             | Reason::LockHeld
-            | Reason::MemberUnhealthy => 75,
+            | Reason::MemberUnhealthy
+            | Reason::Stale
+            | Reason::NotVerified => 75,
             Reason::CertificateExpired => 76,
             Reason::PermissionDenied | Reason::Unauthenticated | Reason::CannotDecrypt => 77,
             Reason::Configuration => 78,

@@ -1,11 +1,11 @@
 //! Measures the controller with many policies on a real API server: requests, CPU, memory, and the time from
 //! a crossed threshold to its Job.
 //!
-//! `cargo bench --bench controller` prints the tables of ARCHITECTURE.md, each row next to its goal; `--scale
-//! 10` makes a tenth of the policies and of the renewals, for a quick look. Nine tenths of the policies share
-//! one namespace, "the crowd"; the others are spread over small tenants. All schedules are yearly and
-//! Kubernetes' own controllers do not run, so no CronJob fires and no Job ends. A proxy counts every request
-//! of the controller.
+//! `cargo bench --bench controller` prints the tables of docs/design/measurements.md, each row next to its
+//! goal; `--scale 10` makes a tenth of the policies and of the renewals, for a quick look. Nine tenths of the
+//! policies share one namespace, "the crowd"; the others are spread over small tenants. All schedules are
+//! yearly and Kubernetes' own controllers do not run, so no CronJob fires and no Job ends. A proxy counts
+//! every request of the controller.
 
 mod measure;
 #[path = "../../tests/support/mod.rs"]

@@ -1,7 +1,7 @@
 //! Measures commands on backups of many snapshots and on a slow store: seconds, requests by kind, memory,
 //! next to goals.
 //!
-//! `cargo bench --bench wide` prints the tables of ARCHITECTURE.md; arguments select parts. `--scale 10`
+//! `cargo bench --bench wide` prints the tables of docs/design/measurements.md; arguments select parts. `--scale 10`
 //! makes everything a tenth as large for a quick look, with unchanged goals. The S3 server is MinIO on this
 //! machine, behind a line that counts requests and delays responses; "plain" is the same line without the
 //! delay, in the same run. Times are medians of `--runs`; a run that takes longer than 20 s is not repeated.
@@ -155,8 +155,8 @@ impl Bench {
         }
     }
 
-    /// Generates the backup of a shape, unless it exists. Also returns the memory bound of ARCHITECTURE.md in
-    /// bytes.
+    /// Generates the backup of a shape, unless it exists. Also returns the memory bound of
+    /// docs/design/resources.md in bytes.
     fn backup(&self, shape: &Shape) -> Result<(PathBuf, u64)> {
         let folder = self.data.join(format!("{}-{}", shape.name, shape.changes));
         let (keys, key_bytes) = generate::backup(&folder, shape)?;

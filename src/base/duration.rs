@@ -67,6 +67,14 @@ pub fn parse_above_zero(text: &str) -> Result<Duration, String> {
 
 /// Formats a duration by its two largest units: `1d4h`, `1m30s`.
 pub fn show(d: Duration) -> String {
+    match parts(d) {
+        parts if parts.is_empty() => format!("{}ms", d.as_millis()),
+        parts => parts.concat(),
+    }
+}
+
+/// The two largest units of a duration, from days to seconds.
+fn parts(d: Duration) -> Vec<String> {
     let mut millis = d.as_secs().saturating_mul(1000);
     let mut parts = Vec::new();
     for (unit, size) in &UNITS[1..5] {
@@ -75,9 +83,26 @@ pub fn show(d: Duration) -> String {
             millis %= size;
         }
     }
-    match parts.len() {
-        0 => format!("{}ms", d.as_millis()),
-        n => parts[..n.min(2)].concat(),
+    parts.truncate(2);
+    parts
+}
+
+/// Formats seconds for people: `1d 5h`, `3m 20s`, `44s`, `4.2s`, `60ms`. Less than zero counts as zero.
+pub fn human(seconds: f64) -> String {
+    let duration = Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or_default();
+    match duration.as_millis() {
+        millis @ 0..1_000 => format!("{millis}ms"),
+        // Rounded down, so that 9.99 s is not "10.0s".
+        millis @ 1_000..10_000 => format!("{}.{}s", millis / 1000, millis % 1000 / 100),
+        _ => parts(duration).join(" "),
+    }
+}
+
+/// Formats whole seconds for people: `0s`, `12s`, `3m 20s`, `1d 5h`.
+pub fn whole(d: Duration) -> String {
+    match parts(d) {
+        parts if parts.is_empty() => "0s".to_owned(),
+        parts => parts.join(" "),
     }
 }
 
@@ -150,5 +175,30 @@ mod tests {
             assert_eq!(show(parse(s).unwrap()), s);
         }
         assert_eq!(show(Duration::from_secs(93_784)), "1d2h");
+    }
+
+    #[test]
+    fn a_live_line_shows_whole_seconds() {
+        let shown = |millis| whole(Duration::from_millis(millis));
+        assert_eq!((shown(999).as_str(), shown(12_300).as_str()), ("0s", "12s"));
+        assert_eq!(shown(200_000), "3m 20s");
+    }
+
+    #[test]
+    fn people_read_days_hours_and_minutes() {
+        for (seconds, text) in [
+            (-3.0, "0ms"),
+            (f64::NAN, "0ms"),
+            (0.06, "60ms"),
+            (1.0, "1.0s"),
+            (9.99, "9.9s"),
+            (44.04, "44s"),
+            (200.0, "3m 20s"),
+            (3600.0, "1h"),
+            (106_971.0, "1d 5h"),
+            (1e30, "0ms"),
+        ] {
+            assert_eq!(human(seconds), text, "{seconds}");
+        }
     }
 }

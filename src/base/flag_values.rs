@@ -2,6 +2,7 @@
 //!
 //! Called by `cli` and by the options in `ops`.
 
+use super::time::{self, Zone};
 use chrono::{DateTime, Utc};
 
 /// Parses the environment variable of a switch. An empty value means false: Kubernetes templates produce it.
@@ -16,14 +17,18 @@ pub fn yes_or_no(s: &str) -> Result<bool, String> {
     }
 }
 
-/// Parses a time in RFC 3339 notation.
+/// Parses a moment of the past, in any form of [`time::parse`], in the local zone.
 ///
 /// # Errors
-/// A message that says what is wrong, followed by the notation.
-pub fn time(s: &str) -> Result<DateTime<Utc>, String> {
-    DateTime::parse_from_rfc3339(s)
-        .map(|t| t.with_timezone(&Utc))
-        .map_err(|e| {
-            format!("{e}; give date, time and zone, such as 2026-11-20T12:00:00Z or 2026-11-20T13:00:00+01:00")
-        })
+/// A message that says what is wrong, followed by the accepted forms.
+pub fn past_time(s: &str) -> Result<DateTime<Utc>, String> {
+    time::parse(s, Utc::now(), Zone::local())
+}
+
+/// Parses a moment that may be in the future, in any form of [`time::parse_absolute`], in the local zone.
+///
+/// # Errors
+/// As [`past_time`].
+pub fn absolute_time(s: &str) -> Result<DateTime<Utc>, String> {
+    time::parse_absolute(s, Zone::local())
 }

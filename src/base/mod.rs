@@ -14,6 +14,7 @@ pub mod mounted_secret;
 pub mod mutex;
 pub mod optional_file;
 pub mod percent;
+pub(crate) mod plural;
 pub(crate) mod printable;
 pub mod protobuf;
 pub mod random;
@@ -23,6 +24,7 @@ pub mod retry;
 pub(crate) mod shorten;
 pub mod temp;
 pub mod text_value;
+pub mod time;
 pub mod tls;
 
 pub use byte_size::Size;

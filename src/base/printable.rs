@@ -1,14 +1,15 @@
 //! Makes untrusted text safe to print: names of objects, keys, messages of servers.
 //!
 //! Control characters and characters that change the writing direction are escaped, so that the text can
-//! neither control the terminal nor forge a line. JSON output escapes by itself, and raw output (`get --raw`)
+//! neither control the terminal nor forge a line. The noncharacters U+FDD0 to U+FDEF are escaped, too: `cli` marks
+//! styles with them. JSON output escapes by itself, and raw output (`get --raw`)
 //! is not escaped.
 
 use std::borrow::Cow;
 
-/// Whether a character controls the terminal or changes the writing direction.
+/// Whether a character controls the terminal, changes the writing direction, or marks a style.
 fn is_unsafe(c: char) -> bool {
-    matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{fdd0}'..='\u{fdef}')
         || c.is_control()
 }
 

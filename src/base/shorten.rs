@@ -9,7 +9,7 @@ use std::fmt::Display;
 /// The length of the longest list that is not shortened.
 pub(crate) const WHOLE: usize = 10;
 /// How many of the first items a shortened list shows.
-const FIRST: usize = 3;
+pub(crate) const FIRST: usize = 3;
 
 /// The hint that the JSON result of the command holds the whole list.
 pub(crate) const IN_JSON: &str = "--output json has all";

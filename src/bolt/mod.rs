@@ -1,7 +1,7 @@
 //! bbolt's file format: a reader that checks every byte it uses, and a writer of new files.
 //!
 //! It handles pages, B+trees and buckets, and knows nothing of etcd. `mvcc` and `ops` call it.
-//! ARCHITECTURE.md describes the format byte by byte; its source is etcd's `go.etcd.io/bbolt`.
+//! docs/design/format.md describes the format byte by byte; its source is etcd's `go.etcd.io/bbolt`.
 
 pub mod page;
 mod read_ahead;

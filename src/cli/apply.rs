@@ -3,11 +3,12 @@
 //! The operation itself is `ops::apply`.
 
 use super::endpoints::EndpointArgs;
-use super::text::Text;
+use super::text::{self, Text};
 use super::{BackupArgs, Ended, Output, print, print_report};
 use crate::base::Cancel;
 use crate::base::flag_values::yes_or_no;
-use crate::error::{Reason, Result};
+use crate::base::plural::count;
+use crate::error::{Error, Reason, Result};
 use crate::etcd::diff::BackupKey;
 use crate::mvcc::KeyRange;
 use crate::ops::apply::{
@@ -18,13 +19,15 @@ use crate::ops::options::StateOptions;
 use crate::ops::read::Keys;
 use crate::ops::report::Report;
 use crate::ops::tags::without_excluded;
+use chrono::{DateTime, Utc};
 use clap::Args;
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 
 /// Write part of a backup, such as a deleted namespace, back into a live etcd
 ///
-/// Without --execute, apply only compares the keys and shows the differences. With --execute, it puts the
+/// The keys are those with --prefix, or those of --exact-key. Without --execute, apply only compares the keys and shows the differences. With --execute, it puts the
 /// keys that are missing in etcd or have another value there. A key that changed since the comparison is
 /// skipped and reported; all other keys are written. Live keys that the backup does not have are deleted
 /// only with --delete-extra.
@@ -42,6 +45,9 @@ Examples:
       deltafold apply --store s3://backups/etcd-main --time 2026-11-20T12:00:00Z \\
           --prefix /registry/configmaps/payments/ --endpoints https://10.0.0.1:2379 \\
           --cacert ca.crt --cert client.crt --key client.key --execute
+  Write one key back, and show what would change first:
+      deltafold apply --store s3://backups/etcd-main --exact-key /registry/configmaps/payments/limits \\
+          --endpoints https://10.0.0.1:2379 --cacert ca.crt --cert client.crt --key client.key
   Make the keys exactly those of a plain snapshot file, and delete all others with the prefix:
       deltafold apply --snapshot backup.db --prefix /app/ --endpoints http://127.0.0.1:2379 \\
           --delete-extra --execute
@@ -56,8 +62,22 @@ Exit codes: 0 on success, 75 if some keys changed in the meantime and were not w
 again). docs/exit-codes.md lists all others.")]
 pub(super) struct ApplyArgs {
     /// Apply the keys with this prefix; an empty prefix means all keys
-    #[arg(long, value_name = "P")]
-    prefix: OsString,
+    ///
+    /// The prefix /registry/configmaps/payments/a also matches the key /registry/configmaps/payments/ab: end it
+    /// with /, or give --exact-key.
+    #[arg(
+        long,
+        value_name = "P",
+        required_unless_present = "exact_key",
+        conflicts_with = "exact_key"
+    )]
+    prefix: Option<OsString>,
+    /// Apply this key alone, instead of --prefix; repeatable
+    ///
+    /// --key is another flag: the private key of the TLS client certificate. In the environment variable: one
+    /// key per line.
+    #[arg(long, value_name = "KEY", value_delimiter = '\n')]
+    exact_key: Vec<OsString>,
     /// Write to etcd instead of only showing the differences
     #[arg(long, value_parser = yes_or_no)]
     execute: bool,
@@ -79,15 +99,30 @@ pub(super) struct ApplyArgs {
 }
 
 impl ApplyArgs {
+    /// The keys to apply.
+    fn keys(&self) -> Result<KeyRange> {
+        if let Some(prefix) = &self.prefix {
+            return Ok(KeyRange::Prefix(prefix.as_bytes().to_vec()));
+        }
+        let keys = self.exact_key.iter().map(|key| key.as_bytes().to_vec());
+        let keys: BTreeSet<Vec<u8>> = keys.filter(|key| !key.is_empty()).collect();
+        match keys.is_empty() {
+            true => Err(Reason::Usage.error(
+                "--exact-key is empty: give a key, such as /registry/configmaps/default/settings",
+            )),
+            false => Ok(KeyRange::Keys(keys)),
+        }
+    }
+
     pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         // An unset shell variable must not delete all keys of an etcd.
-        if self.delete_extra && self.prefix.is_empty() {
+        let keys = self.keys()?;
+        if self.delete_extra && keys == KeyRange::Prefix(Vec::new()) {
             return Err(Reason::Usage.error("--delete-extra with an empty --prefix would delete every key that the backup does not have: give a prefix, or restore the whole backup"));
         }
         // Connect first: it fails faster than reading the backup.
-        let client = self.live.connect(cancel)?;
+        let client = self.live.connect(cancel).map_err(with_exact_key)?;
         let backup = self.backup.backup(cancel)?;
-        let keys = KeyRange::Prefix(self.prefix.as_bytes().to_vec());
         let (source, mut wanted) = without_excluded(|| {
             let (ctx, source) = backup.open(&self.state.request())?;
             let wanted = Keys::read(ctx, &source, keys.clone())?;
@@ -113,7 +148,19 @@ impl ApplyArgs {
         );
         let backup_warnings = source.warnings.iter().cloned();
         report.warnings.splice(0..0, backup_warnings);
-        print_report(output, report, to_text)
+        let time = self.state.point.time;
+        print_report(output, report, |o| to_text(o, time))
+    }
+}
+
+/// Adds to an error about the file of --key what else may have been meant.
+fn with_exact_key(e: Error) -> Error {
+    let message = e.to_string();
+    match message.starts_with("cannot read --key ") {
+        true => e.reason().error(format!(
+            "{message}; --key is the private key of the TLS client certificate, to apply one key of etcd give --exact-key"
+        )),
+        false => e,
     }
 }
 
@@ -142,10 +189,12 @@ fn show_key(key: &KeyName) -> String {
 fn line(d: &Difference) -> String {
     let key = show_key(&d.key);
     match (d.change, d.live_bytes, d.backup_bytes) {
-        (DifferenceKind::Create, _, bytes) => format!("+ {key} ({} bytes)\n", bytes.unwrap_or(0)),
+        (DifferenceKind::Create, _, bytes) => {
+            format!("+ {key} ({})\n", count(bytes.unwrap_or(0), "byte"))
+        }
         (DifferenceKind::Update, live, backup) => format!(
-            "~ {key} ({} bytes, now {})\n",
-            backup.unwrap_or(0),
+            "~ {key} ({}, now {})\n",
+            count(backup.unwrap_or(0), "byte"),
             live.unwrap_or(0)
         ),
         (DifferenceKind::Delete, ..) => format!("- {key}\n"),
@@ -153,7 +202,8 @@ fn line(d: &Difference) -> String {
     }
 }
 
-fn to_text(o: &Report<Outcome>) -> String {
+/// `time` is the moment that was asked for.
+fn to_text(o: &Report<Outcome>, time: Option<DateTime<Utc>>) -> String {
     let mut text = Text::new();
     for skipped in &o.skipped {
         text.line(format_args!(
@@ -169,13 +219,14 @@ fn to_text(o: &Report<Outcome>) -> String {
             "nothing to do: all keys of the backup are as they were".to_owned()
         }
         (Status::Succeeded, true) => format!(
-            "would put {} keys and delete {}; --execute does it",
-            o.to_create + o.to_update,
+            "would put {} and delete {}; --execute does it",
+            count(o.to_create + o.to_update, "key"),
             o.to_delete
         ),
-        (Status::Succeeded, false) => format!("put {put} keys, deleted {deleted}"),
+        (Status::Succeeded, false) => format!("put {}, deleted {deleted}", count(put, "key")),
         (Status::Failed, _) => {
-            format!("put {put} keys and deleted {deleted} of {differ} that differ, then failed")
+            let put = count(put, "key");
+            format!("put {put} and deleted {deleted} of {differ} that differ, then failed")
         }
     });
     text.field(
@@ -185,6 +236,7 @@ fn to_text(o: &Report<Outcome>) -> String {
             o.revision, o.live_revision
         ),
     );
+    text.maybe("as of", time.map(text::local_time));
     text.field(
         "keys",
         format_args!(
@@ -193,19 +245,19 @@ fn to_text(o: &Report<Outcome>) -> String {
         ),
     );
     if o.left_alone > 0 {
-        let kept = "keys that the backup does not have; --delete-extra would delete them";
-        text.field("kept", format_args!("{} {kept}", o.left_alone));
+        let keys = count(o.left_alone, "key");
+        let kept = "that the backup does not have; --delete-extra would delete";
+        text.field("kept", format_args!("{keys} {kept}"));
     }
     if let (Some(first), Some(last)) = (o.first_revision, o.last_revision) {
-        let n = o.transactions;
-        let written = format!("in {n} transactions, revisions {first} to {last}");
+        let n = count(o.transactions, "transaction");
+        let written = format!("in {n}, revisions {first} to {last}");
         text.field("written", written);
     }
     let (conflicts, too_large) = (o.conflicts, o.too_large);
     if conflicts + too_large > 0 {
-        let skipped = format!(
-            "{conflicts} keys that changed in the meantime, {too_large} that are too large"
-        );
+        let conflicts = count(conflicts, "key");
+        let skipped = format!("{conflicts} changed in the meantime, too large: {too_large}");
         text.field("skipped", skipped);
     }
     text.each("warning", &o.warnings);

@@ -3,6 +3,7 @@
 //! The operation itself is `controller::cleanup`.
 
 use super::kubernetes::wait_for;
+use super::text::Text;
 use super::{Ended, Output, print_outcome};
 use crate::base::Cancel;
 use crate::base::flag_values::yes_or_no;
@@ -57,22 +58,26 @@ fn to_text(outcome: &Outcome) -> String {
         true => "would have ",
         false => "",
     };
-    let mut text = String::new();
+    let mut text = Text::new();
     for (done, objects) in [
         ("released", &outcome.released),
         ("deleted", &outcome.deleted),
         ("disowned", &outcome.disowned),
     ] {
         for object in objects {
-            text += &format!("{would}{done} {}\n", full_name(object));
+            text.line(format_args!("{would}{done} {}", full_name(object)));
         }
     }
     for left in &outcome.left {
-        text += &format!("left {}: {}\n", full_name(&left.object), left.reason);
+        text.line(format_args!(
+            "left {}: {}",
+            full_name(&left.object),
+            left.reason
+        ));
     }
-    match text.is_empty() {
-        true => "nothing to clean up\n".to_owned(),
-        false => text,
+    match text.end() {
+        text if text.is_empty() => "nothing to clean up\n".to_owned(),
+        text => text,
     }
 }
 

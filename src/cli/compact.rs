@@ -6,12 +6,13 @@ use super::leases::LeaseArgs;
 use super::metrics::MetricsArgs;
 use super::text::{self, Text};
 use super::{Ended, Output, StoreArgs, print_report, size};
-use crate::base::Cancel;
+use crate::base::plural::count;
+use crate::base::{Cancel, duration};
 use crate::error::Result;
 use crate::ops::compact::{Options, Outcome, Status, run};
 use crate::ops::report::Report;
 use crate::telemetry::metrics::{CompactionFigures, Metrics, SavedSnapshot, SnapshotKind};
-use chrono::Utc;
+use chrono::{DateTime, Utc};
 use clap::Args;
 use std::time::{Duration, Instant};
 
@@ -64,7 +65,8 @@ impl CompactArgs {
         if !options.dry_run {
             record(metrics, &result, started.elapsed());
         }
-        print_report(output, result?, to_text)
+        let time = options.state.point.time;
+        print_report(output, result?, |o| to_text(o, time))
     }
 }
 
@@ -95,7 +97,8 @@ fn record(metrics: &Metrics, result: &Result<Report<Outcome>>, took: Duration) {
     }
 }
 
-fn to_text(o: &Report<Outcome>) -> String {
+/// `time` is the moment that was asked for.
+fn to_text(o: &Report<Outcome>, time: Option<DateTime<Utc>>) -> String {
     let mut text = Text::new();
     let revision = o.revision;
     text.line(match (o.status, &o.snapshot) {
@@ -118,6 +121,7 @@ fn to_text(o: &Report<Outcome>) -> String {
         "revision",
         format_args!("{revision} on timeline {}", o.timeline),
     );
+    text.maybe("as of", time.map(text::local_time));
     text.maybe(
         "holds",
         text::holds(o.live_keys, o.compact_revision, o.hash_kv),
@@ -127,11 +131,9 @@ fn to_text(o: &Report<Outcome>) -> String {
         o.metadata_revision
     ));
     if let Some(events) = o.events.filter(|&n| n > 0) {
-        let (read, seconds) = (size(o.bytes_read), o.seconds);
-        text.field(
-            "folded",
-            format_args!("{events} events, {read} read, in {seconds:.2} s"),
-        );
+        let (events, read) = (count(events, "event"), size(o.bytes_read));
+        let took = duration::human(o.seconds);
+        text.field("folded", format_args!("{events}, {read} read, in {took}"));
     }
     text.end()
 }

@@ -8,6 +8,7 @@ use super::text::Text;
 use super::{AccessArgs, Ended, Output, parse_options, print_report, size};
 use crate::backup::codec::CompressionChoice;
 use crate::base::flag_values::yes_or_no;
+use crate::base::plural::count;
 use crate::base::{Cancel, duration};
 use crate::error::{Error, Reason, Result};
 use crate::ops::Context;
@@ -173,7 +174,7 @@ impl CopyArgs {
         let mut from = open(1, &self.from, &from_options, "--from")?;
         if !self.dry_run {
             let options = [self.access.options(2)?, to_options.clone()].concat();
-            store::open::make_folder(&self.to, &options)?;
+            store::open::make_folder(&self.to, "--to", &options)?;
         }
         let mut to = open(2, &self.to, &to_options, "--to")?;
         // The source is read; the target is written and read back. Each direction has its own limit.
@@ -253,9 +254,10 @@ fn to_text(o: &Report<Outcome>) -> String {
         Status::NothingToDo if o.failed == 0 => {
             format!("nothing to do: {to} has all requested snapshots")
         }
-        _ if o.dry_run => format!("would copy {copied} snapshots to {to}"),
+        _ if o.dry_run => format!("would copy {} to {to}", count(copied, "snapshot")),
         _ => format!(
-            "copied {copied} snapshots ({}) to {to}",
+            "copied {} ({}) to {to}",
+            count(copied, "snapshot"),
             size(o.bytes_written)
         ),
     });
@@ -286,7 +288,7 @@ fn to_text(o: &Report<Outcome>) -> String {
         text.list(label, &lines);
     }
     text.each("warning", &o.warnings);
-    text.field("took", format_args!("{:.2} s", o.seconds));
+    text.field("took", duration::human(o.seconds));
     text.end()
 }
 

@@ -3,15 +3,18 @@
 //! The comparison itself is `ops::read::diff`.
 
 use super::stream::Stream;
+use super::terminal::{self, Style};
 use super::{BackupArgs, Ended, Output, text};
-use crate::base::{Cancel, flag_values};
+use crate::base::{Cancel, flag_values, printable};
 use crate::error::Result;
 use crate::mvcc::{KeyRange, Revision};
-use crate::ops::fold::{Request, Source, Target};
-use crate::ops::read::diff::Diff;
+use crate::ops::fold::Target;
+use crate::ops::options::Uncovered;
+use crate::ops::read::Deletion;
+use crate::ops::read::diff::{Diff, Points};
 use crate::ops::read::json::{ChangeKind, KeyChange};
 use crate::ops::read::kubernetes::Object;
-use crate::ops::tags::without_excluded;
+use chrono::DateTime;
 use clap::Args;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -37,12 +40,12 @@ Marks in the list:
 
 --output json prints one object: docs/diff-result.schema.json.")]
 pub(super) struct DiffArgs {
-    /// First point: a revision or a time (RFC 3339)
+    /// First point: a revision, or a time such as "yesterday 14:00"; see --time of `deltafold get`
     ///
     /// DELTAFOLD_FROM also sets --from of other commands.
     #[arg(long, value_name = "REV|TIME", value_parser = parse_point)]
     from: Target,
-    /// Second point: a revision or a time (RFC 3339) [default: the newest revision]
+    /// Second point: a revision or a time, as --from [default: the newest revision]
     ///
     /// DELTAFOLD_TO also sets --to of other commands.
     #[arg(long, value_name = "REV|TIME", value_parser = parse_point)]
@@ -54,6 +57,8 @@ pub(super) struct DiffArgs {
     #[arg(long, value_name = "ID")]
     timeline: Option<String>,
     #[command(flatten)]
+    uncovered: Uncovered,
+    #[command(flatten)]
     backup: BackupArgs,
 }
 
@@ -62,7 +67,7 @@ fn parse_point(s: &str) -> Result<Target, String> {
     match s.parse() {
         Ok(r) if r > 0 => Ok(Target::Revision(Revision(r))),
         Ok(r) => Err(format!("{r} is not a revision: revisions begin at 1")),
-        Err(_) => flag_values::time(s)
+        Err(_) => flag_values::past_time(s)
             .map(Target::Time)
             .map_err(|e| format!("neither a revision nor a time: {e}")),
     }
@@ -84,35 +89,45 @@ pub(super) struct Head<'a> {
 impl DiffArgs {
     pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         let backup = self.backup.backup(cancel)?;
-        let request = |target| Request {
-            target,
+        let points = Points {
+            from: self.from,
+            to: self.to.unwrap_or_default(),
             timeline: self.timeline.clone(),
+            or_newest: self.uncovered.or_newest,
         };
         let prefix = self.prefix.as_ref().map(|p| p.as_bytes().to_vec());
         let range = KeyRange::Prefix(prefix.unwrap_or_default());
-        let (old, new, mut diff) = without_excluded(|| {
-            let (ctx, old) = backup.open(&request(self.from))?;
-            let (_, new) = backup.open(&request(self.to.unwrap_or_default()))?;
-            let diff = Diff::read(ctx, &old, &new, &range)?;
-            Ok((old, new, diff))
-        })?;
+        let mut diff = Diff::read(&backup, &points, &range)?;
         let mut out = Stream::new();
         let printed = match output {
-            Output::Json => print_json(cancel, &old, &new, &mut diff, &mut out),
-            Output::Text => print_text(cancel, &old, &new, &mut diff, &mut out),
+            Output::Json => print_json(cancel, &mut diff, &mut out),
+            Output::Text => print_text(cancel, &mut diff, &mut out)
+                .and_then(|()| self.print_times(&diff, &mut out)),
         };
         out.end(printed)
     }
 }
 
-fn print_json(
-    cancel: &Cancel,
-    old: &Source,
-    new: &Source,
-    diff: &mut Diff,
-    out: &mut Stream,
-) -> Result<()> {
+impl DiffArgs {
+    /// Prints which times the revisions stand for, if the points were given as times.
+    fn print_times(&self, diff: &Diff<'_>, out: &mut Stream) -> Result<()> {
+        for (point, source) in [(Some(self.from), &diff.from), (self.to, &diff.to)] {
+            if let Some(Target::Time(time)) = point {
+                let line = format!(
+                    "revision {} is as of {}\n",
+                    source.target,
+                    text::local_time(time)
+                );
+                out.write(line.as_bytes())?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn print_json(cancel: &Cancel, diff: &mut Diff<'_>, out: &mut Stream) -> Result<()> {
     // Both points may have the same warnings.
+    let (old, new) = (&diff.from, &diff.to);
     let only_new = new.warnings.iter().filter(|w| !old.warnings.contains(w));
     let head = Head {
         from_revision: old.target,
@@ -130,14 +145,9 @@ fn print_json(
     out.end_list()
 }
 
-fn print_text(
-    cancel: &Cancel,
-    old: &Source,
-    new: &Source,
-    diff: &mut Diff,
-    out: &mut Stream,
-) -> Result<()> {
+fn print_text(cancel: &Cancel, diff: &mut Diff<'_>, out: &mut Stream) -> Result<()> {
     let (mut added, mut differ, mut deleted) = (0u64, 0u64, 0u64);
+    let in_colour = terminal::stdout_has_colour();
     while let Some(changed) = diff.next()? {
         cancel.check()?;
         let Some(kind) = ChangeKind::new(&changed) else {
@@ -147,28 +157,100 @@ fn print_text(
             continue;
         };
         let revision = kv.mod_revision;
-        let (mark, count, revisions) = match (kind, changed.old) {
-            (ChangeKind::Added, _) => ('+', &mut added, revision.to_string()),
+        let (mark, style, count, when) = match (kind, changed.old) {
+            (ChangeKind::Added, _) => (
+                '+',
+                Style::Added,
+                &mut added,
+                format!("revision {revision}"),
+            ),
             (ChangeKind::Changed, Some(old)) => {
-                let revisions = format!("{} to {revision}", old.mod_revision);
-                ('~', &mut differ, revisions)
+                let when = format!("revision {} to {revision}", old.mod_revision);
+                ('~', Style::Changed, &mut differ, when)
             }
-            (ChangeKind::Changed, None) => ('~', &mut differ, format!(" to {revision}")),
-            (ChangeKind::Deleted, _) => ('-', &mut deleted, revision.to_string()),
+            (ChangeKind::Changed, None) => {
+                ('~', Style::Changed, &mut differ, format!("to {revision}"))
+            }
+            (ChangeKind::Deleted, _) => {
+                let deletion = changed.deletion.as_ref();
+                let when = deletion_text(&deletion.cloned().unwrap_or_default(), revision);
+                ('-', Style::Deleted, &mut deleted, when)
+            }
         };
         *count += 1;
         let object = Object::from_key(kv.key, Some(kv.value));
         let object_kind = object.and_then(|o| Some(format!("{}, ", o.kind?)));
+        let details = format!("{}{when}", object_kind.unwrap_or_default());
         let line = format!(
-            "{mark} {} ({}revision {revisions})\n",
+            "{mark} {} ({})",
             text::key(kv.key),
-            text::key(object_kind.unwrap_or_default().as_bytes())
+            printable::line(&details)
         );
-        out.write(line.as_bytes())?;
+        let line = terminal::painted(style, &line, in_colour);
+        out.write((line + "\n").as_bytes())?;
+    }
+    let (from, to) = diff.revisions();
+    if !diff.has_keys() {
+        let none = format!("no keys match, neither at revision {from} nor at {to}\n");
+        return out.write(none.as_bytes());
     }
     let sum = format!(
-        "{added} added, {differ} changed, {deleted} deleted from revision {} to {}\n",
-        old.target, new.target
+        "{added} added, {differ} changed, {deleted} deleted from revision {from} to {to}\n"
     );
     out.write(sum.as_bytes())
+}
+
+/// When a key was deleted. `last` is the revision of its last version before.
+fn deletion_text(deletion: &Deletion, last: Revision) -> String {
+    let at = deletion.revision.map(|r| format!("at revision {r}"));
+    let time = match (&deletion.time, &deletion.not_after) {
+        (Some(time), _) => Some(format!("on {}", to_seconds(time))),
+        (None, Some(time)) => Some(format!("by {}", to_seconds(time))),
+        (None, None) => None,
+    };
+    match [at, time].into_iter().flatten().collect::<Vec<_>>() {
+        known if known.is_empty() => format!("revision {last}"),
+        known => format!("deleted {}", known.join(" ")),
+    }
+}
+
+/// A time in RFC 3339 as other texts show it, without parts of seconds.
+fn to_seconds(time: &str) -> String {
+    match DateTime::parse_from_rfc3339(time) {
+        Ok(at) => at.to_utc().format("%Y-%m-%d %H:%M:%SZ").to_string(),
+        Err(_) => time.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_deletion_is_told_as_exactly_as_it_is_known() {
+        let text = |revision: Option<i64>, time: Option<&str>, not_after: Option<&str>| {
+            let deletion = Deletion {
+                revision: revision.map(Revision),
+                time: time.map(str::to_owned),
+                not_after: not_after.map(str::to_owned),
+            };
+            deletion_text(&deletion, Revision(5))
+        };
+        let (event, full) = (
+            Some("2026-11-21T02:30:00.7+01:00"),
+            Some("2026-11-22T00:00:00Z"),
+        );
+        assert_eq!(
+            text(Some(7), event, None),
+            "deleted at revision 7 on 2026-11-21 01:30:00Z"
+        );
+        assert_eq!(
+            text(Some(7), None, full),
+            "deleted at revision 7 by 2026-11-22 00:00:00Z"
+        );
+        assert_eq!(text(None, None, full), "deleted by 2026-11-22 00:00:00Z");
+        assert_eq!(text(Some(7), None, None), "deleted at revision 7");
+        // The second point is the earlier one.
+        assert_eq!(text(None, None, None), "revision 5");
+    }
 }

@@ -3,7 +3,7 @@
 //! `ops::read` reads the keys.
 
 use super::stream::Stream;
-use super::{BackupArgs, Ended};
+use super::{BackupArgs, Ended, text};
 use crate::base::Cancel;
 use crate::error::Result;
 use crate::mvcc::KeyRange;
@@ -51,15 +51,22 @@ impl ExportArgs {
 
     fn print(&self, cancel: &Cancel, out: &mut Stream) -> Result<()> {
         let backup = self.backup.backup(cancel)?;
+        text::log_time(&self.state.point);
         let prefix = self.prefix.as_ref().map(|p| p.as_bytes().to_vec());
         let range = KeyRange::Prefix(prefix.unwrap_or_default());
-        let mut keys = without_excluded(|| {
+        let (mut keys, revision) = without_excluded(|| {
             let (ctx, source) = backup.open(&self.state.request())?;
-            Keys::read(ctx, &source, range.clone())
+            Ok((Keys::read(ctx, &source, range.clone())?, source.target))
         })?;
+        let mut is_empty = true;
         while keys.advance()? {
+            is_empty = false;
             cancel.check()?;
             out.line(&KeyWithRecord::new(&keys.current()?))?;
+        }
+        if is_empty {
+            // Standard output has nothing but keys.
+            tracing::warn!("no keys match at revision {revision}");
         }
         Ok(())
     }

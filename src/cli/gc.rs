@@ -3,10 +3,12 @@
 //! The operation itself is `ops::gc`.
 
 use super::metrics::MetricsArgs;
+use super::terminal::Style;
 use super::text::Text;
 use super::{Ended, Output, StoreArgs, print_report, size};
 use crate::backup::retention::Periods;
 use crate::base::flag_values::yes_or_no;
+use crate::base::plural::count;
 use crate::base::{Cancel, duration};
 use crate::error::Result;
 use crate::ops::gc::{
@@ -100,14 +102,12 @@ fn to_text(o: &Report<Outcome>) -> String {
     add_ranges("was restorable", &o.restorable_before, &mut text);
     add_ranges("restorable", &o.restorable_after, &mut text);
     for warning in &o.warnings {
-        text.line(format_args!("warning: {warning}"));
+        text.verdict(Style::Warning, "warning", format_args!(": {warning}"));
     }
     text.line(match o.status {
         Status::NothingToDo => {
-            format!(
-                "nothing to do: all {} objects are kept",
-                o.totals.kept.objects
-            )
+            let kept = count(o.totals.kept.objects, "object");
+            format!("nothing to do: {kept} kept, none to remove")
         }
         _ => totals(&o.totals, o.dry_run),
     });

@@ -86,6 +86,7 @@ impl GetArgs {
             return Err(Reason::Usage.error("--raw prints the bytes of one value: give it a KEY, and neither --prefix nor --output json"));
         }
         let backup = self.backup.backup(cancel)?;
+        text::log_time(&self.state.point);
         let mut out = Stream::new();
         let printed = without_excluded(|| {
             let (ctx, source) = backup.open(&self.state.request())?;
@@ -160,6 +161,10 @@ fn print_keys(
     }
     match output {
         Output::Json => out.end_list(),
+        Output::Text if is_first => {
+            let none = format!("# no keys match at revision {}\n", source.target);
+            out.write(none.as_bytes())
+        }
         Output::Text => Ok(()),
     }
 }

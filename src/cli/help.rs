@@ -1,13 +1,13 @@
 //! Help pages: examples are printed exactly as they are written, so that they can be copied.
 //!
 //! clap wraps all text at the terminal's width, but only at spaces. [`keep_examples`] replaces the spaces of
-//! commands in examples, and [`print`] puts them back. `command` and `refuse` in `cli` call them.
+//! commands in examples, and [`print`] puts them back. `command` and `refuse` in `cli` call them; `man` calls [`examples`].
 
 use clap::builder::StyledStr;
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 
 /// Commands in examples are indented at least this deep; titles and paragraphs less.
-const COMMAND_INDENT: &str = "      ";
+pub(super) const COMMAND_INDENT: &str = "      ";
 /// Stands for a space while clap wraps the text. No help text contains it.
 const NO_BREAK_SPACE: &str = "\u{a0}";
 
@@ -32,13 +32,19 @@ fn without_breaks(text: &str) -> String {
     kept
 }
 
-/// Prints a help page on standard output, with colours and bold headings on a terminal.
+/// The examples of a command and what follows them, as they are written.
+pub(super) fn examples(command: &clap::Command) -> Option<String> {
+    let text = command.get_after_long_help()?.to_string();
+    Some(text.replace(NO_BREAK_SPACE, " "))
+}
+
+/// Prints a help page on standard output, with colours and bold headings if there is colour.
 ///
 /// # Errors
 /// Fails if standard output cannot be written.
 pub(super) fn print(help: &StyledStr) -> std::io::Result<()> {
     let mut stdout = std::io::stdout().lock();
-    let text = match stdout.is_terminal() && std::env::var_os("NO_COLOR").is_none() {
+    let text = match super::terminal::stdout_has_colour() {
         true => help.ansi().to_string(),
         false => help.to_string(),
     };

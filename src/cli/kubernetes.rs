@@ -2,6 +2,7 @@
 //!
 //! `task`, `policy` and `cleanup` use them: commands that a user runs against the controller's cluster.
 
+use super::text::{Row, Text};
 use crate::base::{Cancel, duration};
 use crate::error::Result;
 use crate::kubernetes::UserClient;
@@ -48,22 +49,10 @@ pub(super) fn age(then: DateTime<Utc>, now: DateTime<Utc>) -> String {
 
 /// A table whose columns are as wide as their widest cells.
 pub(super) fn table<const N: usize>(header: [&str; N], rows: Vec<[String; N]>) -> String {
-    let header = header.map(str::to_owned);
-    let rows: Vec<[String; N]> = std::iter::once(header).chain(rows).collect();
-    let mut widths = [0; N];
-    for row in &rows {
-        for (width, cell) in widths.iter_mut().zip(row) {
-            *width = (*width).max(cell.chars().count());
-        }
-    }
-    let mut table = String::new();
-    for row in &rows {
-        let cells = row.iter().zip(widths);
-        let cells: Vec<String> = cells.map(|(cell, w)| format!("{cell:w$}")).collect();
-        table += cells.join("  ").trim_end();
-        table.push('\n');
-    }
-    table
+    let rows: Vec<Row> = rows.into_iter().map(|r| Row::new(r.into())).collect();
+    let mut text = Text::new();
+    text.table(&header, &rows);
+    text.end()
 }
 
 #[cfg(test)]

@@ -2,19 +2,27 @@
 //!
 //! The operation itself is `ops::list`.
 
-use super::kubernetes::table;
-use super::text::Text;
-use super::{Ended, Output, StoreArgs, print_report, size};
-use crate::base::shorten;
-use crate::ops::Context;
-use crate::ops::list::{ListedSnapshot, Options, Outcome, run};
+use super::terminal::{Style, width_of};
+use super::text::{Row, Text};
+use super::{BackupArgs, Ended, Output, print_report, size};
+use crate::base::{Cancel, printable, shorten};
+use crate::error::Reason;
+use crate::ops::list::{ListedSnapshot, Options, Outcome, Problem, Restorable, run};
+use crate::ops::plain_files::{self, ListedFile};
 use crate::ops::report::Report;
+use crate::ops::restore::BackupLocation;
 use chrono::{DateTime, Utc};
 use clap::Args;
+use std::collections::{HashMap, HashSet};
 
 /// List the snapshots in a store, what can be restored from them, and their problems
+///
+/// With --snapshot, list shows the revision, the time and the size of plain snapshot files, and whether each
+/// can be opened. Files that are compressed are unpacked for that.
 #[derive(Debug, Args)]
-#[command(after_long_help = "\
+#[command(
+    mut_arg("snapshot", |a| a.value_name("PATH").help(super::store_access::SNAPSHOTS_HELP)),
+    after_long_help = "\
 Examples:
   List the snapshots by their names, which is fast:
       deltafold list --store s3://backups/etcd-main
@@ -23,35 +31,60 @@ Examples:
   Print the newest revision that can be restored:
       deltafold list --store /backups/etcd-main --output json |
           jq '[.restorable[].last_revision] | max'
+  List the snapshots that k3s takes:
+      deltafold list --snapshot /var/lib/rancher/k3s/server/db/snapshots
 
-Problems of snapshots are only listed: the exit code is 0 nevertheless.")]
+Problems of snapshots are only listed: the exit code is 0 nevertheless."
+)]
 pub(super) struct ListArgs {
     #[command(flatten)]
     options: Options,
     #[command(flatten)]
-    pub(super) store: StoreArgs,
+    backup: BackupArgs,
 }
 
 impl ListArgs {
-    pub(super) fn run(&self, ctx: &Context, output: Output) -> Ended {
-        print_report(output, run(ctx, self.options)?, to_text)
+    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
+        let backup = self.backup.backup(cancel)?;
+        match &backup {
+            BackupLocation::File(..) if self.options.deep => Err(Reason::Usage
+                .error("--deep needs --store: `deltafold verify` reads plain snapshot files")),
+            BackupLocation::File(ctx, path) => {
+                print_report(output, plain_files::list(ctx, path)?, files_to_text)
+            }
+            _ => print_report(output, run(backup.context()?, self.options)?, to_text),
+        }
     }
 }
 
-fn to_text(o: &Report<Outcome>) -> String {
-    let header = [
-        "KIND",
-        "REVISIONS",
-        "CREATED",
-        "SIZE",
-        "TIMELINE",
-        "",
-        "NAME",
-    ];
+fn files_to_text(o: &Report<plain_files::Outcome>) -> String {
+    let header = ["REVISION", "CREATED", "SIZE", "PACKED", "READABLE", "NAME"];
     let mut text = Text::new();
-    text.block(&table(header, o.snapshots.iter().map(row).collect()));
+    text.table(&header, &o.files.iter().map(file_row).collect::<Vec<_>>());
+    add_problems(&o.problems, &mut text);
+    text.end()
+}
+
+fn file_row(f: &ListedFile) -> Row {
+    Row::new(vec![
+        f.revision.map_or("?".to_owned(), |r| r.to_string()),
+        time(f.created),
+        size(f.bytes),
+        f.compression.unwrap_or("?").to_owned(),
+        match (&f.reason, f.has_checksum) {
+            (Some(reason), _) => format!("no ({reason})"),
+            (None, Some(false)) => "yes, no checksum".to_owned(),
+            (None, _) => "yes".to_owned(),
+        },
+        f.name.clone(),
+    ])
+}
+
+fn to_text(o: &Report<Outcome>) -> String {
+    let mut text = Text::new();
+    add_table(&o.snapshots, &o.restorable, &mut text);
     text.block("\n");
-    text.block(&drawing(&o.snapshots));
+    text.block(&drawing(&o.snapshots, &o.restorable));
     if let Some(identity) = &o.identity {
         let members = match identity.member_names.is_empty() {
             true => String::new(),
@@ -75,19 +108,234 @@ fn to_text(o: &Report<Outcome>) -> String {
         ));
     }
     text.items("", &ranges);
-    for p in &o.problems {
-        text.line(format_args!("{}: {}", p.reason, p.message));
-        text.items("    ", &p.snapshots);
-    }
+    add_problems(&o.problems, &mut text);
     text.end()
 }
 
-/// The row of a snapshot in the table.
-fn row(s: &ListedSnapshot) -> [String; 7] {
-    let revisions = match is_full(s) {
-        true => s.last_revision.to_string(),
-        false => format!("{}–{}", s.start_revision, s.last_revision),
-    };
+/// Adds the problems, each once.
+fn add_problems(problems: &[Problem], text: &mut Text) {
+    let mut shown = HashSet::new();
+    for p in problems {
+        if !shown.insert((p.reason, &p.message, &p.snapshots)) {
+            continue;
+        }
+        let message = format!(": {}", p.message);
+        text.verdict(Style::Warning, p.reason, message);
+        // A message about one snapshot often names it.
+        let unnamed = p
+            .snapshots
+            .iter()
+            .filter(|path| !p.message.contains(path.as_str()));
+        text.items("    ", &unnamed.collect::<Vec<_>>());
+    }
+}
+
+/// The columns of the table. Optional ones are left out if the table would be wider than the terminal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Column {
+    Kind,
+    Revisions,
+    Created,
+    Size,
+    Timeline,
+    Flags,
+    /// The path below the prefix
+    Path,
+    /// The name without its folder
+    Name,
+}
+
+impl Column {
+    fn header(self) -> &'static str {
+        match self {
+            Column::Kind => "KIND",
+            Column::Revisions => "REVISIONS",
+            Column::Created => "CREATED",
+            Column::Size => "SIZE",
+            Column::Timeline => "TIMELINE",
+            Column::Flags => "FLAGS",
+            Column::Path | Column::Name => "NAME",
+        }
+    }
+}
+
+/// The columns to try, the widest first. What a narrow one leaves out, the name tells: the kind, the revisions,
+/// and, if there is only one timeline, nothing is lost without it.
+fn layouts(timelines: usize, folders: usize) -> Vec<Vec<Column>> {
+    use Column::{Created, Flags, Kind, Name, Path, Revisions, Size, Timeline};
+    let mut columns = vec![Kind, Revisions, Created, Size, Timeline, Flags, Path];
+    let mut layouts = vec![columns.clone()];
+    if timelines < 2 {
+        columns.retain(|c| *c != Timeline);
+        layouts.push(columns.clone());
+    }
+    if folders < 2 {
+        columns.pop();
+        columns.push(Name);
+        layouts.push(columns.clone());
+    }
+    for left_out in [Kind, Revisions] {
+        columns.retain(|c| *c != left_out);
+        layouts.push(columns.clone());
+    }
+    layouts
+}
+
+/// A line of the table.
+enum Line<'a> {
+    Snapshot(&'a ListedSnapshot),
+    /// Revisions that no snapshot of the timeline has, though a delta follows them.
+    Gap(&'a ListedSnapshot, i64, i64),
+    /// Contiguous deltas that are not shown: the first, the last, their number and their size.
+    Folded(&'a ListedSnapshot, &'a ListedSnapshot, usize, u64),
+}
+
+impl Line<'_> {
+    fn cell(&self, column: Column) -> String {
+        match self {
+            Line::Snapshot(s) => cell(s, column),
+            Line::Gap(s, first, last) => match column {
+                Column::Kind => "gap".to_owned(),
+                Column::Revisions => range(*first, *last),
+                Column::Timeline => timeline(s).to_owned(),
+                Column::Path | Column::Name => {
+                    let noun = if first == last {
+                        "revision"
+                    } else {
+                        "revisions"
+                    };
+                    format!("no snapshot has {noun} {}", range(*first, *last))
+                }
+                _ => String::new(),
+            },
+            Line::Folded(first, last, deltas, bytes) => match column {
+                Column::Revisions => range(first.start_revision.0, last.last_revision.0),
+                Column::Size => size(*bytes),
+                Column::Path | Column::Name => {
+                    format!("… {deltas} more: --output json has all")
+                }
+                column => cell(first, column),
+            },
+        }
+    }
+
+    fn style(&self) -> Option<Style> {
+        match self {
+            Line::Snapshot(s) if is_full(s) => Some(Style::Strong),
+            Line::Snapshot(_) => None,
+            Line::Gap(..) => Some(Style::Warning),
+            Line::Folded(..) => Some(Style::Remark),
+        }
+    }
+}
+
+/// Adds the table in the widest layout that fits the terminal.
+fn add_table(snapshots: &[ListedSnapshot], restorable: &[Restorable], text: &mut Text) {
+    let timelines: HashSet<_> = snapshots.iter().map(timeline).collect();
+    let folders: HashSet<_> = snapshots.iter().map(|s| s.path.rsplit_once('/')).collect();
+    let folders: HashSet<_> = folders
+        .iter()
+        .map(|f| f.map(|(folder, _)| folder))
+        .collect();
+    let lines = lines(snapshots, restorable);
+    for columns in layouts(timelines.len(), folders.len()) {
+        let header: Vec<&str> = columns.iter().map(|c| c.header()).collect();
+        let rows = lines.iter().map(|line| {
+            let row = Row::new(columns.iter().map(|&c| line.cell(c)).collect());
+            match line.style() {
+                Some(style) => row.styled(style),
+                None => row,
+            }
+        });
+        let mut table = Text::new();
+        table.table(&header, &rows.collect::<Vec<_>>());
+        let table = table.end();
+        let width = table.lines().map(width_of).max().unwrap_or(0);
+        let fits = text.wrap_at().is_none_or(|widest| width <= widest);
+        if fits || columns.first() == Some(&Column::Created) {
+            text.block(&table);
+            return;
+        }
+    }
+}
+
+/// The snapshots with the gaps before them. Of a long run of contiguous deltas, only the first ones and the last
+/// one are shown.
+fn lines<'a>(snapshots: &'a [ListedSnapshot], restorable: &[Restorable]) -> Vec<Line<'a>> {
+    let mut gaps = gaps(snapshots, restorable);
+    let mut lines = Vec::new();
+    let mut rest = snapshots;
+    while let Some((first, after)) = rest.split_first() {
+        if let Some((from, to)) = gaps.remove(&(timeline(first), first.start_revision.0)) {
+            lines.push(Line::Gap(first, from, to));
+        }
+        let run = 1 + rest
+            .windows(2)
+            .take_while(|w| continues(&w[0], &w[1]))
+            .count();
+        if run > shorten::WHOLE {
+            lines.extend(rest[..shorten::FIRST].iter().map(Line::Snapshot));
+            let folded = &rest[shorten::FIRST..run - 1];
+            let bytes = folded.iter().map(|s| s.bytes).sum();
+            let (begin, end) = (&folded[0], &folded[folded.len() - 1]);
+            lines.push(Line::Folded(begin, end, folded.len(), bytes));
+            lines.push(Line::Snapshot(&rest[run - 1]));
+            rest = &rest[run..];
+        } else {
+            lines.push(Line::Snapshot(first));
+            rest = after;
+        }
+    }
+    lines
+}
+
+/// Whether two deltas are contiguous and differ in nothing else that the table shows.
+fn continues(a: &ListedSnapshot, b: &ListedSnapshot) -> bool {
+    !is_full(a)
+        && !is_full(b)
+        && a.last_revision.0 + 1 == b.start_revision.0
+        && timeline(a) == timeline(b)
+        && flags(a) == flags(b)
+}
+
+/// The gaps before deltas, by the timeline and the first revision of the delta.
+fn gaps<'a>(
+    snapshots: &'a [ListedSnapshot],
+    restorable: &[Restorable],
+) -> HashMap<(&'a str, i64), (i64, i64)> {
+    let mut gaps = HashMap::new();
+    for (name, segments) in covered(snapshots, restorable) {
+        for pair in segments.windows(2) {
+            let (first, last) = (pair[0].1 + 1, pair[1].0 - 1);
+            gaps.insert((name, pair[1].0), (first, last));
+        }
+    }
+    gaps
+}
+
+/// The columns that the name does not tell, or not as clearly.
+fn cell(s: &ListedSnapshot, column: Column) -> String {
+    match column {
+        Column::Kind => s.kind.as_str().to_owned(),
+        Column::Revisions if is_full(s) => s.last_revision.to_string(),
+        Column::Revisions => range(s.start_revision.0, s.last_revision.0),
+        Column::Created => time(s.created),
+        Column::Size => size(s.bytes),
+        Column::Timeline => timeline(s).to_owned(),
+        Column::Flags => flags(s),
+        Column::Path => s.path.clone(),
+        Column::Name => s.name.clone(),
+    }
+}
+
+fn range(first: i64, last: i64) -> String {
+    match first == last {
+        true => first.to_string(),
+        false => format!("{first}–{last}"),
+    }
+}
+
+fn flags(s: &ListedSnapshot) -> String {
     let mut flags = Vec::new();
     for (is_set, flag) in [
         (s.in_chain, "chain"),
@@ -100,15 +348,7 @@ fn row(s: &ListedSnapshot) -> [String; 7] {
             flags.push(flag);
         }
     }
-    [
-        s.kind.as_str().to_owned(),
-        revisions,
-        time(s.created),
-        size(s.bytes),
-        timeline(s).to_owned(),
-        flags.join(","),
-        s.path.clone(),
-    ]
+    flags.join(",")
 }
 
 fn time(t: DateTime<Utc>) -> String {
@@ -123,7 +363,12 @@ fn is_full(s: &ListedSnapshot) -> bool {
     s.start_revision.0 == 0
 }
 
-/// The revision at which the drawing of a snapshot begins. A full is drawn as one point, at its only revision.
+fn is_usable(s: &ListedSnapshot) -> bool {
+    !s.excluded && !s.untrusted
+}
+
+/// The first revision that a snapshot covers in the table and the drawing. A full is one point, at its only
+/// revision.
 fn first_revision(s: &ListedSnapshot) -> i64 {
     match is_full(s) {
         true => s.last_revision.0,
@@ -131,55 +376,354 @@ fn first_revision(s: &ListedSnapshot) -> i64 {
     }
 }
 
+/// The ranges of revisions that the usable snapshots of each timeline cover, in ascending order, and no two of
+/// them adjoin. What is restorable is no gap: a full may hold more than its name says. The timelines are in the
+/// order of their first snapshots.
+fn covered<'a>(
+    snapshots: &'a [ListedSnapshot],
+    restorable: &[Restorable],
+) -> Vec<(&'a str, Vec<(i64, i64)>)> {
+    let mut timelines: Vec<(&str, Vec<(i64, i64)>)> = Vec::new();
+    let mut position: HashMap<&str, usize> = HashMap::new();
+    for s in snapshots.iter().filter(|s| is_usable(s)) {
+        let i = *position.entry(timeline(s)).or_insert_with(|| {
+            timelines.push((timeline(s), Vec::new()));
+            timelines.len() - 1
+        });
+        timelines[i].1.push((first_revision(s), s.last_revision.0));
+    }
+    for (name, ranges) in &mut timelines {
+        ranges.sort_unstable();
+        let restorable: Vec<(i64, i64)> = restorable
+            .iter()
+            .filter(|r| r.timeline == *name)
+            .map(|r| (r.first_revision.0, r.last_revision.0))
+            .collect();
+        let is_restorable =
+            |first: i64, last: i64| restorable.iter().any(|r| r.0 <= first && last <= r.1);
+        let mut joined: Vec<(i64, i64)> = Vec::new();
+        for &(first, last) in ranges.iter() {
+            match joined.last_mut() {
+                Some(before)
+                    if first <= before.1.saturating_add(1)
+                        || is_restorable(before.1 + 1, first - 1) =>
+                {
+                    before.1 = before.1.max(last);
+                }
+                _ => joined.push((first, last)),
+            }
+        }
+        *ranges = joined;
+    }
+    timelines
+}
+
 /// Width of a drawing in characters, without the names of the timelines.
 const WIDTH: usize = 60;
+/// The longest name of a timeline beside the drawing, so that a line has at most 80 characters.
+const NAME_WIDTH: usize = 18;
 
 /// A drawing with a line for each timeline, from the lowest to the highest revision: fulls are `●`, deltas
 /// `─`, gaps blanks. Excluded and untrusted snapshots are left out.
-fn drawing(snapshots: &[ListedSnapshot]) -> String {
-    let mut usable: Vec<&ListedSnapshot> = Vec::new();
-    for s in snapshots {
-        if !s.excluded && !s.untrusted {
-            usable.push(s);
-        }
-    }
-    let first = usable.iter().map(|s| first_revision(s)).min();
-    let last = usable.iter().map(|s| s.last_revision.0).max();
-    let (Some(first), Some(last)) = (first, last) else {
+///
+/// A gap has a column at least, however few revisions are missing. If there are more gaps than columns, a column
+/// with both revisions and a gap is `┄`.
+fn drawing(snapshots: &[ListedSnapshot], restorable: &[Restorable]) -> String {
+    let timelines = covered(snapshots, restorable);
+    let all = || timelines.iter().flat_map(|(_, ranges)| ranges);
+    let (Some(first), Some(last)) = (all().map(|r| r.0).min(), all().map(|r| r.1).max()) else {
         return String::new();
     };
-    let column = |revision: i64| {
-        let revisions = i128::from(last - first).max(1);
-        (i128::from(revision - first) * (WIDTH as i128 - 1) / revisions) as usize
-    };
-    // The timelines in the order of their first snapshots.
-    let mut lines: Vec<(&str, Vec<char>)> = Vec::new();
-    for s in &usable {
-        if !lines.iter().any(|(name, _)| *name == timeline(s)) {
-            lines.push((timeline(s), vec![' '; WIDTH]));
-        }
-    }
-    // Draw the fulls last, on top of the deltas.
-    usable.sort_by_key(|s| is_full(s));
-    for s in usable {
-        let mark = if is_full(s) { '●' } else { '─' };
-        if let Some((_, line)) = lines.iter_mut().find(|(name, _)| *name == timeline(s)) {
-            line[column(first_revision(s))..=column(s.last_revision.0)].fill(mark);
-        }
-    }
-    let names = lines.iter().map(|(name, _)| name.chars().count());
-    let name_width = names.max().unwrap_or(0);
+    let scale = Scale::new(all(), first, last);
+    let names = timelines.iter().map(|(name, _)| name.chars().count());
+    let name_width = names.max().unwrap_or(0).min(NAME_WIDTH);
     let mut drawing = String::new();
-    for (name, line) in lines {
+    for (name, ranges) in &timelines {
+        let mut line = scale.draw(ranges);
+        let fulls = snapshots.iter().filter(|s| is_full(s) && is_usable(s));
+        for full in fulls.filter(|s| timeline(s) == *name) {
+            line[scale.column(full.last_revision.0)] = '●';
+        }
         let line: String = line.into_iter().collect();
+        let name = shortened(&printable::line(name));
         drawing += &format!("{name:name_width$}  {}\n", line.trim_end());
     }
     drawing + &ruler(name_width, first, last)
 }
 
+/// A name of at most [`NAME_WIDTH`] characters.
+fn shortened(name: &str) -> String {
+    match name.chars().count() > NAME_WIDTH {
+        true => name.chars().take(NAME_WIDTH - 1).chain(['…']).collect(),
+        false => name.to_owned(),
+    }
+}
+
+/// Which revisions the columns of a drawing stand for.
+///
+/// The ends of all ranges cut the revisions into pieces, which are covered as a whole or not at all. Each piece
+/// has a column, and the other columns are shared by the sizes of the pieces.
+struct Scale {
+    /// The first revision of each piece, and at the end the revision after the last piece.
+    cuts: Vec<i64>,
+    /// The first column of each piece; pieces share columns if there are too many of them.
+    columns: Vec<usize>,
+}
+
+impl Scale {
+    fn new<'a>(ranges: impl Iterator<Item = &'a (i64, i64)>, first: i64, last: i64) -> Scale {
+        let mut cuts = vec![first, last.saturating_add(1)];
+        for (first, last) in ranges {
+            cuts.extend([*first, last.saturating_add(1)]);
+        }
+        cuts.sort_unstable();
+        cuts.dedup();
+        let pieces = cuts.len() - 1;
+        let all = i128::from(cuts[pieces] - first).max(1);
+        // The columns beyond the first one of each piece. A revision has one column at most.
+        let spare = (all.min(WIDTH as i128) - pieces as i128).max(0);
+        let own = |piece: usize| match pieces > WIDTH {
+            true => piece * WIDTH / pieces,
+            false => piece,
+        };
+        let columns = (0..=pieces).map(|piece| {
+            let before = i128::from(cuts[piece] - first);
+            own(piece) + (before * spare / all) as usize
+        });
+        let columns = columns.collect();
+        Scale { cuts, columns }
+    }
+
+    /// The column of a revision.
+    fn column(&self, revision: i64) -> usize {
+        let after = self.cuts.partition_point(|cut| *cut <= revision);
+        let piece = after.saturating_sub(1).min(self.columns.len() - 2);
+        let (begin, end) = (self.cuts[piece], self.cuts[piece + 1]);
+        let (from, to) = (self.columns[piece], self.columns[piece + 1]);
+        let within = i128::from(revision - begin) * (to - from) as i128;
+        let column = from + (within / i128::from(end - begin).max(1)) as usize;
+        column.min(WIDTH - 1)
+    }
+
+    /// Draws ranges, each of which consists of whole pieces.
+    fn draw(&self, ranges: &[(i64, i64)]) -> Vec<char> {
+        let (mut covered, mut missing) = ([false; WIDTH], [false; WIDTH]);
+        let begins = ranges.first().map_or(i64::MAX, |r| r.0);
+        let ends = ranges.last().map_or(i64::MIN, |r| r.1);
+        let mut ranges = ranges.iter().peekable();
+        for (cut, columns) in self.cuts.windows(2).zip(self.columns.windows(2)) {
+            while ranges.next_if(|r| r.1 < cut[0]).is_some() {}
+            let is_covered = ranges.peek().is_some_and(|r| r.0 <= cut[0]);
+            // Before its first revision and after its last one, a timeline has no gap.
+            if !is_covered && (cut[0] < begins || cut[0] > ends) {
+                continue;
+            }
+            let marks = if is_covered {
+                &mut covered
+            } else {
+                &mut missing
+            };
+            marks[columns[0]..columns[1].max(columns[0] + 1)].fill(true);
+        }
+        let marks = covered.into_iter().zip(missing);
+        let marks = marks.map(|mark| match mark {
+            (true, false) => '─',
+            (true, true) => '┄',
+            (false, _) => ' ',
+        });
+        marks.collect()
+    }
+}
+
 /// The line below a drawing, with the first and the last revision.
 fn ruler(name_width: usize, first: i64, last: i64) -> String {
-    let (first, last) = (first.to_string(), last.to_string());
-    let gap = WIDTH.saturating_sub(first.len() + last.len()).max(1);
-    format!("{:name_width$}  {first}{}{last}\n\n", "", " ".repeat(gap))
+    let width = usize::try_from(last.saturating_sub(first).saturating_add(1));
+    let width = width.unwrap_or(WIDTH).min(WIDTH);
+    let (first, last) = match first == last {
+        true => (first.to_string(), String::new()),
+        false => (first.to_string(), last.to_string()),
+    };
+    let gap = width.saturating_sub(first.len() + last.len()).max(1);
+    let ruler = format!("{:name_width$}  {first}{}{last}", "", " ".repeat(gap));
+    format!("{}\n\n", ruler.trim_end())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backup::{Compression, Kind};
+    use crate::mvcc::Revision;
+
+    fn snapshot(timeline: &str, start: i64, last: i64) -> ListedSnapshot {
+        let kind = if start == 0 { Kind::Full } else { Kind::Incr };
+        let name = format!("{}-{start:08}-{last:08}-1795228239.gz", kind.as_str());
+        ListedSnapshot {
+            path: format!("v2/{name}"),
+            name,
+            kind,
+            start_revision: Revision(start),
+            last_revision: Revision(last),
+            created: DateTime::UNIX_EPOCH,
+            bytes: 1000,
+            compression: Compression::Gzip,
+            is_final: false,
+            encrypted: false,
+            excluded: false,
+            untrusted: false,
+            timeline: Some(timeline.to_owned()),
+            in_chain: false,
+        }
+    }
+
+    /// The drawings of the timelines, without their names and the ruler.
+    fn drawn(snapshots: &[ListedSnapshot]) -> Vec<String> {
+        let drawing = drawing(snapshots, &[]);
+        assert!(
+            drawing.lines().all(|l| l.chars().count() <= 80),
+            "{drawing}"
+        );
+        let lines = drawing.lines().filter(|l| l.contains(['●', '─', '┄']));
+        let line = |l: &str| l.split_once("  ").unwrap().1.to_owned();
+        lines.map(line).collect()
+    }
+
+    fn main(ranges: &[(i64, i64)]) -> Vec<ListedSnapshot> {
+        ranges
+            .iter()
+            .map(|&(start, last)| snapshot("main", start, last))
+            .collect()
+    }
+
+    #[test]
+    fn contiguous_deltas_are_one_line_whatever_their_sizes() {
+        for ranges in [
+            &[(0, 275), (276, 445), (446, 505), (506, 604), (605, 628)][..],
+            &[(0, 1), (2, 2), (3, 3)],
+            &[
+                (0, 1),
+                (2, 2),
+                (3, 4_000_000_000),
+                (4_000_000_001, 4_000_000_001),
+            ],
+            &[(0, 10), (11, 20), (15, 25), (21, 30)],
+        ] {
+            let line = drawn(&main(ranges)).remove(0);
+            assert!(line.starts_with('●'), "{line}");
+            assert!(line.chars().skip(1).all(|c| c == '─'), "{ranges:?}: {line}");
+            let revisions = ranges[ranges.len() - 1].1 - ranges[0].1 + 1;
+            let width = WIDTH.min(revisions as usize);
+            assert_eq!(line.chars().count(), width);
+        }
+        let many: Vec<_> = (0..5000).map(|i| (i * 7 + 1, i * 7 + 7)).collect();
+        assert_eq!(drawn(&main(&many)), ["─".repeat(WIDTH)]);
+    }
+
+    #[test]
+    fn a_gap_of_one_revision_is_a_blank_and_so_is_a_huge_one() {
+        let one = drawn(&main(&[(0, 1000), (1001, 500_000), (500_002, 1_000_000)])).remove(0);
+        let parts: Vec<&str> = one.split(' ').collect();
+        assert_eq!(parts.len(), 2, "{one}");
+        assert!(parts.iter().all(|p| p.chars().count() > 20), "{one}");
+        let huge = drawn(&main(&[(0, 1), (2, 2), (2_000_000_000, 2_000_000_000)])).remove(0);
+        assert!(huge.starts_with('●') && huge.ends_with('─'), "{huge}");
+        assert!(huge.contains(&" ".repeat(WIDTH - 8)), "{huge}");
+        // The first and the last revision alone.
+        assert_eq!(drawn(&main(&[(0, 7)])).remove(0), "●");
+    }
+
+    #[test]
+    fn more_gaps_than_columns_are_still_seen() {
+        let ranges: Vec<_> = (0..1000).map(|i| (i * 3 + 1, i * 3 + 2)).collect();
+        let line = drawn(&main(&ranges)).remove(0);
+        assert_eq!(line.chars().count(), WIDTH);
+        assert!(line.chars().all(|c| c == '┄'), "{line}");
+    }
+
+    #[test]
+    fn a_fork_begins_at_its_revision_and_long_names_are_shortened() {
+        let mut snapshots = main(&[(0, 100), (101, 200), (201, 300)]);
+        snapshots.push(snapshot("a-timeline-with-a-long-name", 201, 250));
+        snapshots.push(snapshot("a-timeline-with-a-long-name", 252, 400));
+        let drawing = drawing(&snapshots, &[]);
+        assert!(drawing.contains("a-timeline-with-a…  "), "{drawing}");
+        let lines: Vec<Vec<char>> = drawing.lines().map(|l| l.chars().collect()).collect();
+        let at = |line: usize, c: char| lines[line].iter().position(|x| *x == c).unwrap();
+        // The fork begins to the right of the full, and has a gap where the other timeline goes on.
+        let begin = at(1, '─');
+        assert!(begin > at(0, '●') + 5, "{drawing}");
+        let gap = begin + lines[1][begin..].iter().position(|c| *c == ' ').unwrap();
+        assert_eq!(lines[0][gap], '─', "{drawing}");
+        // Excluded snapshots are left out.
+        for s in &mut snapshots {
+            s.excluded = true;
+        }
+        assert_eq!(super::drawing(&snapshots, &[]), "");
+    }
+
+    fn table(snapshots: &[ListedSnapshot], width: Option<usize>) -> Vec<String> {
+        let mut text = Text::new().wrapped_at(width);
+        add_table(snapshots, &[], &mut text);
+        let table = super::super::terminal::render(&text.end(), false);
+        table.lines().map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn a_gap_has_a_row_of_its_own() {
+        let with_gap = main(&[(0, 275), (276, 445), (447, 604), (605, 605)]);
+        let rows = table(&with_gap, None);
+        assert_eq!(rows.len(), 1 + 4 + 1);
+        assert!(rows[0].ends_with("TIMELINE  FLAGS  NAME"), "{rows:?}");
+        assert!(rows[3].starts_with("gap   446 "), "{rows:?}");
+        assert!(
+            rows[3].ends_with("no snapshot has revision 446"),
+            "{rows:?}"
+        );
+        // A delta that was uploaded late fills it, and fulls without deltas between them have none.
+        let filled = main(&[(0, 275), (276, 445), (447, 604), (446, 446)]);
+        assert_eq!(table(&filled, None).len(), 1 + 4);
+        let fulls = main(&[(0, 275), (0, 500), (501, 604)]);
+        assert_eq!(table(&fulls, None).len(), 1 + 3);
+        // The full holds more than its name says.
+        let restorable = [Restorable {
+            timeline: "main".to_owned(),
+            first_revision: Revision(275),
+            last_revision: Revision(605),
+            first_time: DateTime::UNIX_EPOCH,
+            last_time: DateTime::UNIX_EPOCH,
+        }];
+        assert!(gaps(&with_gap, &restorable).is_empty());
+        assert!(!drawing(&with_gap, &restorable).contains("─ ─"));
+    }
+
+    #[test]
+    fn the_table_leaves_out_what_the_name_tells_until_it_fits() {
+        let mut snapshots = main(&[(0, 275), (276, 445)]);
+        for s in &mut snapshots {
+            s.in_chain = true;
+        }
+        let wide = table(&snapshots, Some(200));
+        assert!(wide[0].starts_with("KIND  REVISIONS"), "{wide:?}");
+        assert!(wide[1].ends_with(&snapshots[0].path), "{wide:?}");
+        let narrow = table(&snapshots, Some(80));
+        assert!(narrow[0].starts_with("CREATED"), "{narrow:?}");
+        assert!(narrow[1].ends_with(&snapshots[0].name), "{narrow:?}");
+        assert!(narrow.iter().all(|l| l.chars().count() <= 80), "{narrow:?}");
+    }
+
+    #[test]
+    fn a_long_run_of_deltas_is_folded_up_to_its_end() {
+        let mut ranges: Vec<_> = (1..=2000).map(|i| (i * 10 + 1, i * 10 + 10)).collect();
+        ranges.insert(0, (0, 10));
+        ranges.push((30_000, 30_001));
+        let rows = table(&main(&ranges), None);
+        assert_eq!(rows.len(), 1 + 1 + 3 + 1 + 1 + 1 + 1, "{rows:?}");
+        assert!(rows[5].contains("41–20000"), "{}", rows[5]);
+        assert!(
+            rows[5].ends_with("… 1996 more: --output json has all"),
+            "{}",
+            rows[5]
+        );
+        assert!(rows[6].contains("20001–20010"), "{}", rows[6]);
+        assert!(rows[7].starts_with("gap"), "{}", rows[7]);
+    }
 }

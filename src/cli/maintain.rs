@@ -7,7 +7,7 @@ use super::metrics::MetricsArgs;
 use super::text::Text;
 use super::{AccessArgs, Ended, Output, print_report, size};
 use crate::base::flag_values::yes_or_no;
-use crate::base::{Cancel, byte_size};
+use crate::base::{Cancel, byte_size, duration};
 use crate::ops::maintain::{
     Decision, LockLease, MemberOutcome, Options, Outcome, Status, Upkeep, run,
 };
@@ -110,7 +110,7 @@ fn to_text(o: &Report<Outcome>) -> String {
     text.line(match o.status {
         Status::NothingToDo => "nothing to do".to_owned(),
         Status::Succeeded if o.dry_run => "would maintain the cluster".to_owned(),
-        Status::Succeeded => format!("maintained the cluster in {:.2} s", o.seconds),
+        Status::Succeeded => format!("maintained the cluster in {}", duration::human(o.seconds)),
         Status::Failed => "maintenance is not complete".to_owned(),
     });
     if let Some(c) = &o.compact {

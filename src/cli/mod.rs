@@ -3,6 +3,7 @@
 //! Results go to standard output, everything else to standard error. The work itself is done in `ops` and
 //! `controller`. `src/main.rs` calls [`main`].
 
+mod advice;
 mod apply;
 mod bandwidth;
 mod cleanup;
@@ -22,8 +23,10 @@ mod kubernetes;
 mod leases;
 mod list;
 mod maintain;
+mod man;
 mod manifests;
 mod metrics;
+mod no_effect;
 mod object_lock;
 mod parse;
 mod pin;
@@ -34,10 +37,12 @@ mod restore;
 mod schemas;
 mod signals;
 mod snapshot;
+mod status;
 mod store_access;
 mod store_check;
 mod stream;
 mod task;
+mod terminal;
 mod termination;
 mod text;
 mod undelete;
@@ -99,6 +104,7 @@ enum Command {
     Compact(compact::CompactArgs),
     Copy(copy::CopyArgs),
     List(list::ListArgs),
+    Status(status::StatusArgs),
     Restore(restore::RestoreArgs),
     Get(get::GetArgs),
     History(history::HistoryArgs),
@@ -118,6 +124,7 @@ enum Command {
     Manifests(manifests::ManifestsArgs),
     Cleanup(cleanup::CleanupArgs),
     Completions(completions::CompletionsArgs),
+    Man(man::ManArgs),
 }
 
 /// The format of the result on standard output.
@@ -156,6 +163,12 @@ fn command() -> clap::Command {
     help::keep_examples(Cli::command().mut_subcommand("verify", verify))
 }
 
+/// Returns the definition of the command line, with the environment variable of each flag: every command with
+/// its flags, defaults, help texts and examples. Documents are made from it.
+pub fn command_line() -> clap::Command {
+    parse::with_variables(command(), &[])
+}
+
 /// Runs the program: parses the command line, runs the command, prints the result, and returns the exit code.
 pub fn main() -> ExitCode {
     let started = Instant::now();
@@ -170,7 +183,8 @@ pub fn main() -> ExitCode {
     let format = cli.global.log_format.unwrap_or_else(LogFormat::detect);
     let level = match &cli.global.log_level {
         Some(level) => level,
-        // On a terminal, progress bars and the result are enough.
+        // On a terminal, progress bars and the result are enough, and each finding is shown once.
+        None if terminal::is_shared() => "warn,deltafold=warn,deltafold::finding=off",
         None if std::io::stderr().is_terminal() => "warn",
         None => "info",
     };
@@ -178,6 +192,9 @@ pub fn main() -> ExitCode {
         let e = Reason::Usage.error(format!("--log-level: {e}"));
         end_without_log(&termination, &e);
         return fail(&e, cli.global.output, true);
+    }
+    for warning in variable_slips() {
+        tracing::warn!("{warning}");
     }
     let output = cli.global.output;
     // The panic hook has already written the panic's message to standard error.
@@ -206,6 +223,11 @@ pub fn main() -> ExitCode {
     fail(&e, output, format == LogFormat::Text)
 }
 
+/// Warnings for the variables of the environment whose name is nearly that of a flag's variable.
+fn variable_slips() -> Vec<String> {
+    advice::slips(&command(), std::env::vars_os().map(|(name, _)| name))
+}
+
 /// Writes the termination message of a command that failed before logging was set up.
 fn end_without_log(termination: &Termination, e: &Error) {
     if let Err(warning) = termination.end(Some(e)) {
@@ -232,9 +254,8 @@ fn run(cli: Cli) -> Ended {
         Command::Snapshot(args) if args.is_follow() => args.run(&Cancel::default(), output),
         Command::Snapshot(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Copy(args) => with_signals(|cancel| args.run(cancel, output)),
-        Command::List(args) => {
-            with_signals(|cancel| args.run(&args.store.context(cancel)?, output))
-        }
+        Command::List(args) => with_signals(|cancel| args.run(cancel, output)),
+        Command::Status(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Restore(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Get(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::History(args) => with_signals(|cancel| args.run(cancel, output)),
@@ -254,6 +275,7 @@ fn run(cli: Cli) -> Ended {
         Command::Manifests(args) => args.run(output).map(|()| None),
         Command::Cleanup(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Completions(args) => args.run().map(|()| None),
+        Command::Man(args) => args.run().map(|()| None),
     };
     // Do not wait for a transfer that hangs.
     drop(entered);
@@ -267,6 +289,6 @@ mod tests {
 
     #[test]
     fn the_command_line_is_sound() {
-        parse::with_variables(command(), &[]).debug_assert();
+        command_line().debug_assert();
     }
 }

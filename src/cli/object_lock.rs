@@ -5,6 +5,7 @@
 use super::text::Text;
 use super::{Ended, Output, StoreArgs, print_report};
 use crate::base::flag_values::{self, yes_or_no};
+use crate::base::plural::count;
 use crate::base::{Cancel, duration};
 use crate::error::{Error, Reason, Result};
 use crate::ops::object_lock::{Decision, Object, Options, Outcome, Status, run};
@@ -39,8 +40,10 @@ excluded: docs/stores.md explains how to undo that.
 Exit codes: 0 on success, 75 if some objects are not locked, 78 if object lock is not enabled for the bucket. \
 docs/exit-codes.md lists all others.")]
 pub(super) struct LockArgs {
-    /// Lock until this time
-    #[arg(long, value_name = "RFC3339", value_parser = flag_values::time, required_unless_present = "for", conflicts_with = "for")]
+    /// Lock until this time: RFC 3339, or local time such as "2027-01-01 14:00" or 2027-01-01
+    ///
+    /// Local time is that of the variable TZ or of the system, and UTC in a Pod of Kubernetes.
+    #[arg(long, value_name = "RFC3339", value_parser = flag_values::absolute_time, required_unless_present = "for", conflicts_with = "for")]
     until: Option<DateTime<Utc>>,
     /// Lock for this time from now on, such as 12h or 30d
     #[arg(long, value_name = "DURATION", value_parser = duration::parse_above_zero)]
@@ -116,17 +119,17 @@ fn to_text(o: &Report<Outcome>) -> String {
 /// Whether the chain is locked, in one line.
 fn headline(o: &Outcome) -> String {
     let chain = &o.chain;
-    let (succeeded, all) = (o.locked + o.kept, o.objects.len());
+    let (succeeded, all) = (o.locked + o.kept, count(o.objects.len(), "object"));
     match o.status {
         Status::NothingToDo => format!("nothing to do: the chain of {chain} is already locked"),
         Status::Succeeded if o.dry_run => format!("would lock the chain of {chain}"),
         Status::Succeeded => format!("locked the chain of {chain}"),
         Status::Failed if succeeded == 0 => format!("the chain of {chain} is not locked"),
         Status::Failed if o.dry_run => {
-            format!("would lock the chain of {chain} only in part: {succeeded} of {all} objects")
+            format!("would lock the chain of {chain} only in part: {succeeded} of {all}")
         }
         Status::Failed => {
-            format!("the chain of {chain} is only partly locked: {succeeded} of {all} objects")
+            format!("the chain of {chain} is only partly locked: {succeeded} of {all}")
         }
     }
 }

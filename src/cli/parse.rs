@@ -2,14 +2,16 @@
 //!
 //! `main` in `cli` calls [`parse`]; the controller's tests check the arguments of Jobs with [`check`].
 
-use super::{Cli, command};
+use super::{Cli, advice, command, no_effect};
 use crate::error::{Reason, Result};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgMatches, FromArgMatches};
 use std::ffi::OsString;
 
 /// Pairs of flags that exclude each other, by their IDs.
-const EXCLUSIVE: [(&str, &str); 17] = [
+const EXCLUSIVE: [(&str, &str); 18] = [
     ("store", "snapshot"),
+    ("prefix", "exact_key"),
     ("revision", "time"),
     ("data_dir", "to_snapshot"),
     ("wal_dir", "to_snapshot"),
@@ -46,6 +48,9 @@ const ETCDCTL: [&str; 10] = [
 ///
 /// If a flag is given, the variables of flags that exclude it are ignored. In a Pod, DELTAFOLD_STORE is set,
 /// and `--snapshot` must not be refused for that.
+///
+/// # Errors
+/// Fails with clap's error and advice, or if a flag on the command line cannot have an effect.
 pub(super) fn parse(args: &[OsString]) -> Result<(Cli, String), clap::Error> {
     let mut ignored = Vec::new();
     for (a, b) in EXCLUSIVE {
@@ -56,9 +61,20 @@ pub(super) fn parse(args: &[OsString]) -> Result<(Cli, String), clap::Error> {
             ignored.push(b);
         }
     }
-    let command = with_variables(command(), &ignored);
-    let matches = command.try_get_matches_from(args)?;
+    let mut command = with_variables(command(), &ignored);
+    let matches = match command.try_get_matches_from_mut(args) {
+        Ok(matches) => matches,
+        Err(e) => return Err(advice::explain(e, &mut command, args)),
+    };
     let name = name_of(&matches);
+    if let Some((id, message)) = no_effect::find(innermost(&matches)) {
+        let path: Vec<&str> = name.split(' ').collect();
+        let kind = ErrorKind::ArgumentConflict;
+        let mut e = advice::error_of(&mut command, &path, kind, message);
+        let flag = format!("--{}", id.replace('_', "-"));
+        e.insert(ContextKind::InvalidArg, ContextValue::String(flag));
+        return Err(e);
+    }
     Ok((Cli::from_arg_matches(&matches)?, name))
 }
 
@@ -69,6 +85,14 @@ fn is_given(args: &[OsString], id: &str) -> bool {
         a.strip_prefix(&flag)
             .is_some_and(|rest| rest.is_empty() || rest.starts_with('='))
     })
+}
+
+/// The arguments of the innermost subcommand, which also hold the global ones.
+fn innermost(mut matches: &ArgMatches) -> &ArgMatches {
+    while let Some((_, of_subcommand)) = matches.subcommand() {
+        matches = of_subcommand;
+    }
+    matches
 }
 
 /// The name of a parsed command, such as `snapshot full`.

@@ -7,6 +7,7 @@ use super::text::Text;
 use super::{Ended, Output, print_outcome, size};
 use crate::base::Cancel;
 use crate::base::flag_values::yes_or_no;
+use crate::base::plural::count;
 use crate::controller::api::{
     Condition, EtcdBackupPolicy, EtcdBackupPolicyStatus, LastRun, RunState, SnapshotStatus,
     SnapshotsStatus,
@@ -267,7 +268,7 @@ fn add_snapshots(snapshots: &SnapshotsStatus, now: DateTime<Utc>, text: &mut Tex
     if events.is_none() && bytes.is_none() {
         return;
     }
-    let events = events.map(|n| format!("{n} events"));
+    let events = events.map(|n| count(n, "event"));
     let bytes = bytes.and_then(|n| u64::try_from(n).ok()).map(size);
     let parts: Vec<String> = events.into_iter().chain(bytes).collect();
     text.field("since the full", parts.join(", "));

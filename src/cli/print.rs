@@ -2,6 +2,7 @@
 //!
 //! Results that may be larger than memory go through `stream` instead. All commands call it.
 
+use super::terminal::{self, Style};
 use super::{Ended, Output, stream, termination};
 use crate::base::printable;
 use crate::error::{Error, Reason, Result};
@@ -38,7 +39,10 @@ pub(super) fn print_outcome<T: Serialize>(
     termination::keep(outcome);
     match output {
         Output::Json => print_json(outcome)?,
-        Output::Text => print(&printable::lines(&to_text(outcome)))?,
+        Output::Text => {
+            let in_colour = terminal::stdout_has_colour();
+            print(&terminal::render(&to_text(outcome), in_colour))?;
+        }
     }
     Ok(None)
 }
@@ -104,13 +108,16 @@ impl Failure {
 pub(super) fn fail(e: &Error, output: Output, on_stderr: bool) -> ExitCode {
     let code = e.reason().exit_code();
     if on_stderr {
+        let label = terminal::marked(Style::Bad, "error:");
+        let message = printable::line(&e.to_string()).into_owned();
+        let line = format!("{label} {message} [{}]", e.reason());
+        let line = match terminal::stderr_width() {
+            Some(width) => terminal::wrap(&line, width, 2),
+            None => line,
+        };
+        let line = terminal::render(&line, terminal::stderr_has_colour());
         // Ignore a failure: the exit code still reports the error.
-        let _ = writeln!(
-            std::io::stderr(),
-            "error: {} [{}]",
-            printable::line(&e.to_string()),
-            e.reason()
-        );
+        let _ = writeln!(std::io::stderr(), "{line}");
     }
     if output == Output::Json {
         let failure = Failure::new(e.reason(), e.to_string());

@@ -4,10 +4,11 @@
 
 use super::print::Failure;
 use super::termination::Termination;
-use super::{command, end_without_log, help, print_json};
+use super::{command, end_without_log, help, print_json, variable_slips};
 use crate::error::Reason;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use std::ffi::OsString;
+use std::io::Write;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -27,6 +28,9 @@ pub(super) fn refuse(e: &clap::Error, args: &[OsString], started: Instant) -> Ex
         }
         _ => {
             let _ = e.print();
+            for warning in variable_slips() {
+                let _ = writeln!(std::io::stderr(), "warning: {warning}");
+            }
             let file = value_of(args, "--termination-log", "DELTAFOLD_TERMINATION_LOG");
             let file = file.filter(|f| !f.is_empty()).map(PathBuf::from);
             let termination = Termination::begin(file, command_name(args), started);

@@ -4,10 +4,10 @@
 
 use super::text::{self, Text};
 use super::{AccessArgs, Ended, Output, print_report, size};
-use crate::base::Cancel;
-use crate::base::shorten;
+use crate::base::{Cancel, duration, plural, shorten};
 use crate::ops::report::Report;
 use crate::ops::restore::{Action, CandidateStatus, Membership, Options, Outcome, Status, run};
+use chrono::{DateTime, Utc};
 use clap::Args;
 use std::path::PathBuf;
 
@@ -85,11 +85,13 @@ impl RestoreArgs {
             }
         }
         let report = run(&backups, &self.options, cancel)?;
-        print_report(output, report, to_text)
+        let time = self.options.shared.point.time;
+        print_report(output, report, |o| to_text(o, time))
     }
 }
 
-fn to_text(o: &Report<Outcome>) -> String {
+/// `time` is the moment that was asked for.
+fn to_text(o: &Report<Outcome>, time: Option<DateTime<Utc>>) -> String {
     let mut text = Text::new();
     let target = o.data_dir.as_ref().or(o.snapshot_file.as_ref());
     let target = target.cloned().unwrap_or_default();
@@ -141,6 +143,7 @@ fn to_text(o: &Report<Outcome>) -> String {
             format_args!("{restored} on timeline {timeline}{raised}"),
         );
     }
+    text.maybe("as of", time.map(text::local_time));
     text.maybe(
         "holds",
         text::holds(o.live_keys, o.compact_revision, o.hash_kv),
@@ -151,8 +154,10 @@ fn to_text(o: &Report<Outcome>) -> String {
         ));
     }
     let leases = o.leases_added.filter(|&n| n > 0);
-    let leases =
-        leases.map(|n| format!("{n} that no snapshot recorded were created with --lease-ttl"));
+    let leases = leases.map(|n| {
+        let were = plural::either(n, "was", "were");
+        format!("{n} that no snapshot recorded {were} created with --lease-ttl")
+    });
     text.maybe("leases", leases);
     if let Some(m) = &o.member {
         let members = shorten::line(&m.members, ", ", "");
@@ -163,8 +168,40 @@ fn to_text(o: &Report<Outcome>) -> String {
         text.field("member", member);
     }
     if o.status == Status::Succeeded && !o.dry_run {
-        let read = size(o.bytes_read);
-        text.field("read", format_args!("{read}, in {:.2} s", o.seconds));
+        let (read, took) = (size(o.bytes_read), duration::human(o.seconds));
+        text.field("read", format_args!("{read}, in {took}"));
+        add_next_steps(o, &mut text);
     }
     text.end()
+}
+
+/// Adds what to run next: etcd on the data directory, or a restore from the snapshot file.
+fn add_next_steps(o: &Outcome, text: &mut Text) {
+    if o.revision != o.restored_revision {
+        text.line("clients with older revisions get an error from etcd, and list everything again");
+    }
+    if let Some(command) = &o.start_command {
+        text.line("start etcd on it (add your flags for clients and TLS):");
+        text.command(command);
+        let members = o.member.as_ref().map_or(1, |m| m.members.len());
+        if members > 1 {
+            let most = members / 2 + 1;
+            text.line(format_args!(
+                "etcd serves when {most} of the {members} members run: restore all of them from the same revision"
+            ));
+        }
+    }
+    if let Some(file) = &o.snapshot_file {
+        let command = |words: &[&str]| -> Vec<String> {
+            let rest = [file.as_str(), "--data-dir", "DIR"];
+            let words = words.iter().copied().chain(rest);
+            words.map(str::to_owned).collect()
+        };
+        text.line("restore a member from it with one of:");
+        text.command(&command(&["deltafold", "restore", "--snapshot"]));
+        // etcdutl reads no encrypted file.
+        if !file.ends_with(".age") {
+            text.command(&command(&["etcdutl", "snapshot", "restore"]));
+        }
+    }
 }

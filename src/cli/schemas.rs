@@ -9,7 +9,8 @@ use crate::controller::cleanup;
 use crate::ops::read::json::{KeyChange, KeyWithRecord, VersionJson};
 use crate::ops::report::Report;
 use crate::ops::{
-    apply, compact, copy, gc, list, maintain, object_lock, restore, snapshot, store_check, verify,
+    apply, compact, copy, gc, list, maintain, object_lock, plain_files, restore, snapshot, status,
+    store_check, verify,
 };
 use crate::telemetry::termination::Message;
 use schemars::generate::{SchemaGenerator, SchemaSettings};
@@ -35,7 +36,12 @@ pub fn schemas() -> Vec<(String, Value)> {
         of("history", |g| {
             list::<history::Head, VersionJson>(g, "versions")
         }),
-        of("list", |g| vec![report::<list::Outcome>(g)]),
+        of("list", |g| {
+            vec![
+                report::<list::Outcome>(g),
+                report::<plain_files::Outcome>(g),
+            ]
+        }),
         of("lock", |g| vec![report::<object_lock::Outcome>(g)]),
         of("maintain", |g| vec![report::<maintain::Outcome>(g)]),
         of("pin", |g| vec![report::<gc::pin::Outcome>(g)]),
@@ -44,6 +50,7 @@ pub fn schemas() -> Vec<(String, Value)> {
         }),
         of("restore", |g| vec![report::<restore::Outcome>(g)]),
         of("snapshot", |g| vec![report::<snapshot::Outcome>(g)]),
+        of("status", |g| vec![report::<status::Outcome>(g)]),
         of("store-check", |g| vec![report::<store_check::Outcome>(g)]),
         of("task", |g| {
             vec![
@@ -57,6 +64,7 @@ pub fn schemas() -> Vec<(String, Value)> {
             vec![
                 report::<verify::store::Outcome>(g),
                 report::<verify::cluster::Outcome>(g),
+                report::<verify::plain::Outcome>(g),
             ]
         }),
     ]

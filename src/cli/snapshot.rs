@@ -11,6 +11,7 @@ use super::text::Text;
 use super::{AccessArgs, Ended, Output, print_report, size};
 use crate::backup::codec::CompressionChoice;
 use crate::base::flag_values::yes_or_no;
+use crate::base::plural::count;
 use crate::base::{Cancel, duration};
 use crate::error::{Reason, Result};
 use crate::ops::Context;
@@ -83,7 +84,7 @@ impl CommonArgs {
     fn open(&self, cancel: &Cancel) -> Result<(Context, SnapshotSettings)> {
         let connector = self.live.connector(cancel)?;
         store::open::refuse_layout(&self.store, "--store")?;
-        store::open::make_folder(&self.store, &self.access.options(1)?)?;
+        store::open::make_folder(&self.store, "--store", &self.access.options(1)?)?;
         let mut ctx = self.access.context(&self.store, cancel)?;
         ctx.store = self.bandwidth.limited(ctx.store);
         // With recipients, encryption begins with a new full. Without, a backup without encryption continues.
@@ -287,12 +288,16 @@ fn to_text(o: &Report<Outcome>) -> String {
     for snapshot in &o.snapshots {
         match snapshot.events {
             None => text.line(format_args!("saved {}", snapshot.name)),
-            Some(events) => text.line(format_args!("saved {} ({events} events)", snapshot.name)),
+            Some(events) => {
+                let events = count(events, "event");
+                text.line(format_args!("saved {} ({events})", snapshot.name));
+            }
         }
         if let Some(hash) = snapshot.hash_kv {
             let first = snapshot.compact_revision.map_or(1, |c| c.0.max(1));
             let (last, keys) = (snapshot.last_revision, snapshot.live_keys.unwrap_or(0));
-            let holds = format!("revisions {first} to {last}, {keys} live keys, HashKV {hash}");
+            let keys = count(keys, "live key");
+            let holds = format!("revisions {first} to {last}, {keys}, HashKV {hash}");
             text.field("holds", holds);
         }
         let (stored, payload) = (size(snapshot.bytes), size(snapshot.uncompressed_bytes));
@@ -300,16 +305,18 @@ fn to_text(o: &Report<Outcome>) -> String {
     }
     if let Some(endpoint) = &o.endpoint {
         let equal = o.members.iter().filter(|m| m.agrees == Some(true)).count();
-        let all = o.members.len();
-        let source = format!("{endpoint}; {equal} of {all} members have equal data");
-        text.field("from", source);
+        let all = count(o.members.len(), "member");
+        text.field(
+            "from",
+            format_args!("{endpoint}; {equal} of {all} with equal data"),
+        );
     }
     text.maybe("full", o.message.as_ref());
     if o.timeline_began {
         text.field("history", "this snapshot begins a new timeline");
     }
     text.each("gap", o.hole.iter().map(gap_text));
-    text.field("took", format_args!("{:.1} s", o.seconds));
+    text.field("took", duration::human(o.seconds));
     text.each("warning", &o.warnings);
     text.end()
 }
@@ -324,10 +331,10 @@ fn gap_text(gap: &Hole) -> String {
 fn follow_to_text(o: &Report<follow::Outcome>) -> String {
     let mut text = Text::new();
     text.line(format_args!(
-        "saved {} fulls and {} deltas ({} events, {})",
-        o.fulls,
-        o.deltas,
-        o.events,
+        "saved {} and {} ({}, {})",
+        count(o.fulls, "full"),
+        count(o.deltas, "delta"),
+        count(o.events, "event"),
         size(o.bytes_written)
     ));
     text.maybe("revision", o.revision.map(|r| format!("saved up to {r}")));

@@ -12,6 +12,9 @@ use crate::store::{self, Store};
 use clap::Args;
 use std::path::{Path, PathBuf};
 
+/// The help of `--snapshot` of commands that take a folder, too.
+pub(super) const SNAPSHOTS_HELP: &str = "Take a plain snapshot file instead, or a folder of such files, as written by etcdctl, k3s, kOps or OpenShift; looks into its folders, too";
+
 /// A store, and how it is accessed.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Store")]
@@ -52,6 +55,12 @@ impl BackupArgs {
             (None, Some(url)) => self.access.context(url, cancel).map(BackupLocation::Store),
             (None, None) => Err(Error::internal("neither --store nor --snapshot is given")),
         }
+    }
+
+    /// Returns the URL or the path as given.
+    pub(super) fn shown(&self) -> String {
+        let file = self.snapshot.as_ref().map(|f| f.display().to_string());
+        file.or(self.store.clone()).unwrap_or_default()
     }
 }
 

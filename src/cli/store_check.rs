@@ -2,6 +2,7 @@
 //!
 //! The operation itself is `ops::store_check`.
 
+use super::terminal::Style;
 use super::text::Text;
 use super::{Ended, Output, StoreArgs, print_report};
 use crate::base::Cancel;
@@ -89,18 +90,20 @@ fn to_text(o: &Report<Outcome>) -> String {
     for check in &o.checks {
         let mark = if check.is_problem { "!" } else { " " };
         let (label, state) = (label(check.ability), state(check));
-        text.line(format_args!(
-            "{mark} {label:<20} {state:<10} {}",
-            check.detail
-        ));
-        text.line(format_args!("  {:<31} → {}", "", check.meaning));
+        text.hanging(
+            34,
+            format_args!("{mark} {label:<20} {state:<10} {}", check.detail),
+        );
+        text.hanging(36, format_args!("  {:<31} → {}", "", check.meaning));
     }
     for left in &o.left_behind {
         text.line(format_args!("  not deleted: {left}"));
     }
-    text.line(match o.status {
-        Status::Succeeded => format!("deltafold can work safely with {}", o.store),
-        Status::Failed => format!("deltafold cannot work safely with {}", o.store),
-    });
+    let (style, can) = match o.status {
+        Status::Succeeded => (Style::Good, "can"),
+        Status::Failed => (Style::Bad, "cannot"),
+    };
+    let verdict = format!("deltafold {can} work safely");
+    text.verdict(style, verdict, format_args!(" with {}", o.store));
     text.end()
 }

@@ -1,13 +1,18 @@
 //! Human-readable text: results, keys and values.
 //!
-//! Control characters from a backup are escaped, so that they cannot control the terminal. All commands use
-//! it.
+//! Control characters from a backup are escaped, so that they cannot control the terminal. Long lines are wrapped
+//! at the terminal's width. All commands use it.
 
 use super::size;
+use super::terminal::{self, Style, marked, width_of};
+use crate::base::plural::count;
 use crate::base::printable::{escape_unsafe, line, lines};
 use crate::base::shorten::{self, IN_JSON};
+use crate::base::time::{self, Zone};
 use crate::mvcc::{KeyValue, Revision};
+use crate::ops::options::Point;
 use crate::ops::read::kubernetes::Object;
+use chrono::{DateTime, Utc};
 use std::borrow::Cow;
 use std::fmt::Display;
 
@@ -16,6 +21,8 @@ pub(super) struct Text {
     text: String,
     /// Width of a label in characters.
     width: usize,
+    /// Lines are wrapped at this width in characters; `None`: lines are not wrapped.
+    wrap_at: Option<usize>,
 }
 
 impl Text {
@@ -25,19 +32,60 @@ impl Text {
 
     /// Creates a text with labels of up to `width` characters.
     pub(super) fn with_labels(width: usize) -> Self {
-        let text = String::new();
-        Text { text, width }
+        Text {
+            text: String::new(),
+            width,
+            wrap_at: terminal::stdout_width(),
+        }
+    }
+
+    /// Sets the width at which lines are wrapped; `None`: lines are not wrapped.
+    pub(super) fn wrapped_at(self, wrap_at: Option<usize>) -> Self {
+        Text { wrap_at, ..self }
+    }
+
+    /// The width at which lines are wrapped.
+    pub(super) fn wrap_at(&self) -> Option<usize> {
+        self.wrap_at
+    }
+
+    /// Adds a line that is escaped already. If it is wrapped, the following lines are indented by `indent`.
+    fn push(&mut self, escaped: &str, indent: usize) {
+        match self.wrap_at {
+            Some(width) => self.text += &terminal::wrap(escaped, width, indent),
+            None => self.text += escaped,
+        }
+        self.text.push('\n');
     }
 
     /// Adds a line.
     pub(super) fn line(&mut self, text: impl Display) {
-        self.text.extend([&line(&text.to_string()), "\n"]);
+        let text = text.to_string();
+        let indent = text.len() - text.trim_start_matches(' ').len();
+        self.push(&line(&text), indent + 2);
     }
 
-    /// Adds a line with a label.
+    /// Adds a line. If it is wrapped, the following lines are indented by `indent`.
+    pub(super) fn hanging(&mut self, indent: usize, text: impl Display) {
+        self.push(&line(&text.to_string()), indent);
+    }
+
+    /// Adds a line that begins with a verdict in a style.
+    pub(super) fn verdict(&mut self, style: Style, verdict: impl Display, rest: impl Display) {
+        let verdict = marked(style, &line(&verdict.to_string()));
+        self.push(&(verdict + &line(&rest.to_string())), 2);
+    }
+
+    /// Adds a line with a label. Labels of errors and warnings are coloured.
     pub(super) fn field(&mut self, label: &str, text: impl Display) {
         let width = self.width;
-        self.line(format_args!("  {label:width$} {text}"));
+        let padding = " ".repeat(width.saturating_sub(width_of(label)));
+        let label = match style_of_label(label) {
+            Some(style) => marked(style, label),
+            None => label.to_owned(),
+        };
+        let text = line(&text.to_string()).into_owned();
+        self.push(&format!("  {label}{padding} {text}"), width + 3);
     }
 
     /// Adds a line with a label, if there is a text.
@@ -56,8 +104,9 @@ impl Text {
 
     /// Adds a line with a label for each item; a long list is shortened.
     pub(super) fn list<T: Display>(&mut self, label: &str, items: &[T]) {
-        let width = self.width;
-        self.items(&format!("  {label:width$} "), items);
+        for item in shorten::lines(items, IN_JSON) {
+            self.field(label, item);
+        }
     }
 
     /// Adds a line with a label for each text.
@@ -73,7 +122,56 @@ impl Text {
         self.list("", deltas);
     }
 
-    /// Adds complete lines.
+    /// Adds a table, whose columns are as wide as their widest cells. Its rows are never wrapped.
+    pub(super) fn table(&mut self, header: &[&str], rows: &[Row]) {
+        let header = header.iter().map(|&name| name.to_owned()).collect();
+        let header = Row::new(header);
+        let all: Vec<&Row> = std::iter::once(&header).chain(rows).collect();
+        let mut widths: Vec<usize> = Vec::new();
+        for row in &all {
+            for (i, cell) in row.cells.iter().enumerate() {
+                let width = cell.chars().count();
+                match widths.get_mut(i) {
+                    Some(widest) => *widest = width.max(*widest),
+                    None => widths.push(width),
+                }
+            }
+        }
+        for row in all {
+            let cells = row.cells.iter().zip(&widths);
+            let cells: Vec<String> = cells.map(|(cell, &w)| format!("{cell:w$}")).collect();
+            let cells = cells.join("  ");
+            let cells = cells.trim_end();
+            match row.style {
+                Some(style) => self.text += &marked(style, cells),
+                None => self.text += cells,
+            }
+            self.text.push('\n');
+        }
+    }
+
+    /// Adds a command, quoted for a shell. A long one continues on the next line, one flag a line.
+    pub(super) fn command(&mut self, words: &[String]) {
+        let mut parts: Vec<String> = Vec::new();
+        for word in words {
+            let quoted = line(&quoted(word)).into_owned();
+            // A flag begins a part, and its value follows it there.
+            match parts.last_mut() {
+                Some(part) if !word.starts_with("--") => part.extend([" ", &quoted]),
+                _ => parts.push(quoted),
+            }
+        }
+        let whole = format!("  {}", parts.join(" "));
+        let is_narrow = self.wrap_at.is_some_and(|width| width_of(&whole) > width);
+        let command = match is_narrow {
+            true => format!("  {}", parts.join(" \\\n      ")),
+            false => whole,
+        };
+        self.text += &command;
+        self.text.push('\n');
+    }
+
+    /// Adds complete lines as they are. The caller has escaped them.
     pub(super) fn block(&mut self, lines: &str) {
         self.text.push_str(lines);
     }
@@ -81,6 +179,57 @@ impl Text {
     /// Returns the text.
     pub(super) fn end(self) -> String {
         self.text
+    }
+}
+
+/// A moment in the local time zone, such as `2026-11-20 14:00:00 +01:00 (Europe/Berlin)`.
+pub(super) fn local_time(time: DateTime<Utc>) -> String {
+    time::show(time, Zone::local())
+}
+
+/// Logs the moment at which a state is read, for commands whose standard output holds the state alone.
+pub(super) fn log_time(point: &Point) {
+    if let Some(time) = point.time {
+        tracing::info!("as of {}", local_time(time));
+    }
+}
+
+/// A row of a table.
+pub(super) struct Row {
+    /// Cells on one line each, escaped.
+    cells: Vec<String>,
+    style: Option<Style>,
+}
+
+impl Row {
+    pub(super) fn new(cells: Vec<String>) -> Self {
+        let cells = cells.iter().map(|c| line(c).into_owned()).collect();
+        Row { cells, style: None }
+    }
+
+    /// The row in a style.
+    pub(super) fn styled(self, style: Style) -> Self {
+        Row {
+            style: Some(style),
+            ..self
+        }
+    }
+}
+
+/// A word of a command, quoted for a shell if it needs it.
+fn quoted(word: &str) -> Cow<'_, str> {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "_@%+=:,./-".contains(c);
+    match !word.is_empty() && word.chars().all(is_plain) {
+        true => Cow::Borrowed(word),
+        false => Cow::Owned(format!("'{}'", word.replace('\'', "'\\''"))),
+    }
+}
+
+fn style_of_label(label: &str) -> Option<Style> {
+    match label {
+        "error" | "failed" => Some(Style::Bad),
+        "warning" | "gap" | "failures" => Some(Style::Warning),
+        _ => None,
     }
 }
 
@@ -99,7 +248,8 @@ pub(super) fn holds(
     hash: Option<u32>,
 ) -> Option<String> {
     let (live, compacted) = (live_keys?, compacted(compact?));
-    Some(format!("{live} live keys, {compacted}, HashKV {}", hash?))
+    let live = count(live, "live key");
+    Some(format!("{live}, {compacted}, HashKV {}", hash?))
 }
 
 /// A key on one line, with bytes escaped that are not text.
@@ -125,7 +275,8 @@ pub(super) fn object(o: &Object<'_>) -> String {
 
 /// A key with its revisions and its value; a JSON object is shown as YAML.
 pub(super) fn entry(kv: &KeyValue<'_>) -> String {
-    let mut text = Text::new();
+    // The second half of a wrapped comment would be no comment.
+    let mut text = Text::new().wrapped_at(None);
     text.line(format_args!("# {}", key(kv.key)));
     if let Some(o) = Object::from_key(kv.key, Some(kv.value)) {
         text.line(format_args!("# {}", object(&o)));
@@ -228,6 +379,41 @@ mod tests {
             !shown.chars().any(|c| c.is_control() && c != '\n'),
             "{shown}"
         );
+    }
+
+    #[test]
+    fn long_lines_are_wrapped_below_their_text_and_tables_are_not() {
+        let mut text = Text::new().wrapped_at(Some(30));
+        text.verdict(Style::Bad, "failed", ": one of the chains");
+        text.field("error", "the deltas have a gap [RevisionGap]");
+        text.table(
+            &["NAME", "FLAGS"],
+            &[Row::new(vec!["x".repeat(40), "a\u{fdd1}b".to_owned()])],
+        );
+        let shown = terminal::render(&text.end(), false);
+        let table = format!(
+            "NAME{}  FLAGS\n{}  a\\u{{fdd1}}b\n",
+            " ".repeat(36),
+            "x".repeat(40)
+        );
+        let expected = "failed: one of the chains\n  error     the deltas have a\n            gap [RevisionGap]\n";
+        assert_eq!(shown, expected.to_owned() + &table);
+    }
+
+    #[test]
+    fn a_command_can_be_copied_into_a_shell() {
+        let shown = |words: &[&str], width| {
+            let words: Vec<String> = words.iter().map(|&w| w.to_owned()).collect();
+            let mut text = Text::new().wrapped_at(width);
+            text.command(&words);
+            text.end()
+        };
+        let words = ["etcd", "--name", "it's", "--data-dir", "/a b/c$d"];
+        let one_line = "  etcd --name 'it'\\''s' --data-dir '/a b/c$d'\n";
+        assert_eq!(shown(&words, None), one_line);
+        let lines = "  etcd \\\n      --name 'it'\\''s' \\\n      --data-dir '/a b/c$d'\n";
+        assert_eq!(shown(&words, Some(40)), lines);
+        assert_eq!(shown(&["etcd", ""], None), "  etcd ''\n");
     }
 
     #[test]

@@ -1,24 +1,28 @@
 //! `deltafold verify`: its arguments, and its results as text.
 //!
-//! The operations themselves are `ops::verify::store` (the backup alone) and `ops::verify::cluster` (the
-//! backup and a live etcd).
+//! The operations themselves are `ops::verify::store` (the backup alone), `ops::verify::cluster` (the backup
+//! and a live etcd) and `ops::verify::plain` (plain snapshot files).
 
 use super::endpoints::EndpointArgs;
 use super::metrics::MetricsArgs;
+use super::terminal::{self, Style};
 use super::text::{self, Text};
-use super::{Ended, Output, StoreArgs, print_report, size};
+use super::{BackupArgs, Ended, Output, print_report, size};
 use crate::base::flag_values::yes_or_no;
+use crate::base::plural::count;
 use crate::base::shorten::{self, IN_JSON};
 use crate::base::{Cancel, duration};
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::Revision;
+use crate::ops::Context;
 use crate::ops::report::Report;
+use crate::ops::restore::BackupLocation;
 use crate::ops::verify::cluster::{Options, Outcome, run};
-use crate::ops::verify::{drill, store};
+use crate::ops::verify::{drill, plain, store};
 use crate::telemetry::metrics::{Metrics, RestorableWindow};
 use clap::Args;
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Verify that a backup can be restored, or with --endpoints that it equals a live etcd
@@ -29,9 +33,17 @@ use std::time::Duration;
 /// With --endpoints, verify folds the backup up to its newest revision and compares its HashKV with that of
 /// every member of the cluster at the same revision. To compute it, each member reads all its keys once.
 ///
-/// Nothing is written to the store or to the live etcd.
+/// With --snapshot, verify reads the newest of the plain snapshot files, or with --all-chains all of them: the
+/// SHA-256 behind the database, every page, and HashKV. With --level names, it only opens them.
+///
+/// verify writes the level, the time, the newest revision and the result to deltafold-verified/ in the store,
+/// for `deltafold status`, unless --no-record or --snapshot is given. If the store refuses that, it is a warning.
+/// Nothing else is written to the store, and nothing to the live etcd.
 #[derive(Debug, Args)]
-#[command(mut_arg("level", |a| a.conflicts_with("endpoints")), after_long_help = "\
+#[command(
+    mut_arg("level", |a| a.conflicts_with("endpoints")),
+    mut_arg("snapshot", |a| a.value_name("PATH").help(super::store_access::SNAPSHOTS_HELP)),
+    after_long_help = "\
 Examples:
   Check that the newest state can be restored, by reading every byte of it:
       deltafold verify --store s3://backups/etcd-main
@@ -44,17 +56,20 @@ Examples:
   Compare them at a given revision, as JSON:
       deltafold verify --store /backups/etcd-main --endpoints http://127.0.0.1:2379 \\
           --revision 41000 --output json
+  Check every snapshot that k3s has taken:
+      deltafold verify --snapshot /var/lib/rancher/k3s/server/db/snapshots --all-chains
 
 Exit codes: 0 if there is no problem; 65 if snapshots are damaged or missing, if the restore drill failed, or if a \
 member differs from the backup; 66 if the store has no snapshots to restore, or no revision that the backup and etcd \
-both still have. docs/exit-codes.md lists all others.")]
+both still have. docs/exit-codes.md lists all others."
+)]
 pub(super) struct VerifyArgs {
     #[command(flatten)]
     depth: store::Thoroughness,
     /// Verify all chains of all timelines, and the snapshots outside of them
     ///
     /// Without it, verify checks only the chain that a restore of the newest state would use, and the snapshots
-    /// that it must read to find this chain.
+    /// that it must read to find this chain. With --snapshot: verify all files, not only the newest.
     #[arg(long, conflicts_with = "endpoints", value_parser = yes_or_no)]
     all_chains: bool,
     /// Read the tags of all snapshots to find the excluded ones, with a request per snapshot
@@ -79,8 +94,11 @@ pub(super) struct VerifyArgs {
     /// ID of the timeline to verify, from `deltafold list --deep` [default: the newest timeline]
     #[arg(long, value_name = "ID")]
     timeline: Option<String>,
+    /// Do not record this verification in the store
+    #[arg(long, value_parser = yes_or_no)]
+    no_record: bool,
     #[command(flatten)]
-    store: StoreArgs,
+    backup: BackupArgs,
     #[command(flatten)]
     live: EndpointArgs,
     #[command(flatten)]
@@ -89,22 +107,49 @@ pub(super) struct VerifyArgs {
 
 impl VerifyArgs {
     pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
-        self.metrics
-            .around("verify", cancel, |metrics| match self.live.is_given() {
-                true => self.compare(cancel, metrics, output),
-                false => self.verify(cancel, metrics, output),
-            })
+        self.metrics.around("verify", cancel, |metrics| {
+            let backup = self.backup.backup(cancel)?;
+            match &backup {
+                BackupLocation::File(ctx, path) => self.verify_files(ctx, path, metrics, output),
+                _ if self.live.is_given() => {
+                    self.compare(backup.context()?, cancel, metrics, output)
+                }
+                _ => self.verify(backup.context()?, metrics, output),
+            }
+        })
+    }
+
+    /// Verifies plain snapshot files.
+    fn verify_files(&self, ctx: &Context, path: &Path, metrics: &Metrics, output: Output) -> Ended {
+        let needs_store = [
+            ("--endpoints", self.live.is_given()),
+            ("--etcd-binary", self.etcd_binary.is_some()),
+            ("--timeline", self.timeline.is_some()),
+            ("--revision", self.revision.is_some()),
+        ];
+        if let Some((flag, _)) = needs_store.iter().find(|f| f.1) {
+            return Err(Reason::Usage.error(format!(
+                "{flag} (or its environment variable) needs --store: leave it out with --snapshot"
+            )));
+        }
+        let options = plain::Options {
+            level: self.depth.level.unwrap_or_default(),
+            all: self.all_chains,
+        };
+        let report = plain::run(ctx, path, options)?;
+        metrics.verified(&report.metrics());
+        print_report(output, report, files_to_text)
     }
 
     /// Compares the backup with a live cluster.
-    fn compare(&self, cancel: &Cancel, metrics: &Metrics, output: Output) -> Ended {
+    fn compare(&self, ctx: &Context, cancel: &Cancel, metrics: &Metrics, output: Output) -> Ended {
         let connector = self.live.connector(cancel)?;
-        let ctx = self.store.context(cancel)?;
         let options = Options {
             timeline: self.timeline.clone(),
             revision: self.revision.map(Revision),
+            record: !self.no_record,
         };
-        let result = run(&ctx, &connector, &options);
+        let result = run(ctx, &connector, &options);
         metrics.store_read(ctx.store.bytes_read());
         print_report(output, result?, comparison_to_text)
     }
@@ -120,7 +165,7 @@ impl VerifyArgs {
     }
 
     /// Verifies the backup itself.
-    fn verify(&self, cancel: &Cancel, metrics: &Metrics, output: Output) -> Ended {
+    fn verify(&self, ctx: &Context, metrics: &Metrics, output: Output) -> Ended {
         if self.revision.is_some() {
             return Err(Reason::Usage.error(
                 "--revision needs --endpoints: without a live etcd, verify checks the newest state",
@@ -140,15 +185,15 @@ impl VerifyArgs {
                 })
             }
         };
-        let ctx = self.store.context(cancel)?;
         let options = store::Options {
             level,
             all_chains: self.all_chains,
             all_tags: self.all_tags,
             timeline: self.timeline.clone(),
             drill,
+            record: !self.no_record,
         };
-        let result = store::run(&ctx, &options);
+        let result = store::run(ctx, &options);
         metrics.store_read(ctx.store.bytes_read());
         let report = result?;
         metrics.verified(&report.metrics());
@@ -160,7 +205,17 @@ impl VerifyArgs {
                 last_time: Some(newest.last_time),
             });
         }
-        print_report(output, report, to_text)
+        let errors = report
+            .findings
+            .iter()
+            .filter(|f| f.severity == store::Severity::Error);
+        let errors = count(errors.count(), "error");
+        let failure = print_report(output, report, to_text)?;
+        // The report above the message has the errors already.
+        Ok(match output == Output::Text && terminal::is_shared() {
+            true => failure.map(|e| e.reason().error(format!("{errors}: see above"))),
+            false => failure,
+        })
     }
 }
 
@@ -176,20 +231,20 @@ fn to_text(o: &Report<store::Outcome>) -> String {
         true => "all chains",
         false => "the newest chain",
     };
-    let status = match o.status {
-        Status::Verified => "verified",
-        Status::Failed => "failed",
+    let (style, status) = match o.status {
+        Status::Verified => (Style::Good, "verified"),
+        Status::Failed => (Style::Bad, "failed"),
     };
-    text.line(format_args!("{status}: {chains}, {level}"));
-    add_findings(o, &mut text);
+    text.verdict(style, status, format_args!(": {chains}, {level}"));
+    add_findings(&o.findings, &mut text);
     let mut lines = Vec::new();
     for c in &o.chains {
         let hash = c.hash_kv.zip(c.live_keys);
-        let hash = hash.map(|(hash, keys)| format!(": HashKV {hash}, {keys} live keys"));
+        let hash = hash.map(|(hash, keys)| format!(": HashKV {hash}, {}", count(keys, "live key")));
         lines.push(format!(
-            "{} with {} deltas, to revision {} on {}{}",
+            "{} with {}, to revision {} on {}{}",
             c.base,
-            c.deltas,
+            count(c.deltas, "delta"),
             c.last_revision,
             c.timeline,
             hash.unwrap_or_default()
@@ -204,7 +259,10 @@ fn to_text(o: &Report<store::Outcome>) -> String {
         let version = d.etcd_version.as_deref().unwrap_or("(version unknown)");
         let (revision, timeline) = (d.revision, &d.timeline);
         let drill = format!("etcd {version} at revision {revision} of {timeline}: {result}");
-        text.field("drill", format_args!("{drill} ({:.1} s)", d.seconds));
+        text.field(
+            "drill",
+            format_args!("{drill} ({})", duration::human(d.seconds)),
+        );
     }
     if let Some(n) = &o.newest {
         text.line(format_args!(
@@ -214,19 +272,47 @@ fn to_text(o: &Report<store::Outcome>) -> String {
             n.last_revision,
             n.last_time.format("%Y-%m-%d %H:%M:%SZ")
         ));
-        let age = n.snapshot_age_seconds;
-        text.field("newest", format_args!("{}, {age:.0} s old", n.snapshot));
+        let age = duration::human(n.snapshot_age_seconds);
+        text.field("newest", format_args!("{}, {age} old", n.snapshot));
     }
     let (read, all, bytes) = (o.snapshots_read, o.snapshots, size(o.bytes_read));
-    let read = format!("{read} of {all} snapshots, {bytes}, in {:.2} s", o.seconds);
+    let (all, took) = (count(all, "snapshot"), duration::human(o.seconds));
+    let read = format!("{read} of {all}, {bytes}, in {took}");
     text.field("read", read);
+    text.maybe("recorded", o.recorded.as_ref());
+    text.end()
+}
+
+fn files_to_text(o: &Report<plain::Outcome>) -> String {
+    let mut text = Text::new();
+    let status = match o.status {
+        store::Status::Verified => "verified",
+        store::Status::Failed => "failed",
+    };
+    let how = match o.level {
+        store::Level::Names => "opened only",
+        store::Level::Checksums | store::Level::Fold => "every byte",
+    };
+    let (read, all) = (o.files.len(), o.snapshots);
+    text.line(format_args!("{status}: {read} of {all} files, {how}"));
+    add_findings(&o.findings, &mut text);
+    let mut lines = Vec::new();
+    for f in o.files.iter().filter(|f| f.verified) {
+        let revision = f.revision.map(|r| format!(": revision {r}"));
+        let hash = f.hash_kv.zip(f.live_keys);
+        let hash = hash.map(|(hash, keys)| format!(", HashKV {hash}, {keys} live keys"));
+        let (revision, hash) = (revision.unwrap_or_default(), hash.unwrap_or_default());
+        lines.push(format!("{}{revision}{hash}", f.name));
+    }
+    text.list("file", &lines);
+    text.each("warning", &o.warnings);
     text.end()
 }
 
 /// Adds the findings. Of each reason, only the first ones are listed.
-fn add_findings(o: &store::Outcome, text: &mut Text) {
+fn add_findings(findings: &[store::Finding], text: &mut Text) {
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
-    for finding in &o.findings {
+    for finding in findings {
         let count = counts.entry(finding.reason).or_default();
         *count += 1;
         if *count > shorten::WHOLE {
@@ -238,7 +324,10 @@ fn add_findings(o: &store::Outcome, text: &mut Text) {
         };
         let (message, reason) = (&finding.message, finding.reason);
         text.field(severity, format_args!("{message} [{reason}]"));
-        text.list("", &finding.snapshots);
+        // A message about one snapshot often names it.
+        let paths = finding.snapshots.iter();
+        let unnamed = paths.filter(|path| !message.contains(path.as_str()));
+        text.list("", &unnamed.collect::<Vec<_>>());
     }
     for (reason, n) in counts {
         if n > shorten::WHOLE {
@@ -250,12 +339,11 @@ fn add_findings(o: &store::Outcome, text: &mut Text) {
 
 fn comparison_to_text(o: &Report<Outcome>) -> String {
     let mut text = Text::new();
-    text.line(format_args!(
-        "equal: the backup and the cluster have the same data at revision {}",
-        o.revision
-    ));
+    let equal = ": the backup and the cluster have the same data at revision";
+    text.verdict(Style::Good, "equal", format_args!("{equal} {}", o.revision));
     let compacted = text::compacted(o.compact_revision);
-    let hash = format!("{}, {compacted}, {} live keys", o.hash_kv, o.live_keys);
+    let keys = count(o.live_keys, "live key");
+    let hash = format!("{}, {compacted}, {keys}", o.hash_kv);
     text.field("HashKV", hash);
     text.from(&o.base, &o.deltas);
     for m in &o.members {
@@ -267,11 +355,9 @@ fn comparison_to_text(o: &Report<Outcome>) -> String {
         text.field("member", format_args!("{} at {at}: {result}", m.name));
     }
     text.each("warning", &o.warnings);
-    let (events, seconds) = (o.events, o.seconds);
-    let folded = format!(
-        "{events} events in {seconds:.2} s, on timeline {}",
-        o.timeline
-    );
+    let (events, took) = (count(o.events, "event"), duration::human(o.seconds));
+    let folded = format!("{events} in {took}, on timeline {}", o.timeline);
     text.field("folded", folded);
+    text.maybe("recorded", o.recorded.as_ref());
     text.end()
 }

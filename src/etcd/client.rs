@@ -3,8 +3,8 @@
 //! It tries the endpoints in turn, retries if that is safe, and gives every failure its reason. Called by
 //! `ops::apply`.
 
-use crate::base::Cancel;
 use crate::base::retry::{BackoffBuilder, backoff};
+use crate::base::{Cancel, causes};
 use crate::error::{Error, Reason, Result};
 use crate::etcd::connect::{AttemptError, Connector, Endpoints, Streams};
 use crate::etcd::diff::{Action, LiveKey, Write};
@@ -193,7 +193,7 @@ impl Client {
             .first()
             .map_or(Reason::EtcdUnreachable, Error::reason);
         let messages: Vec<String> = failures.iter().map(Error::to_string).collect();
-        Err(AttemptError::Final(reason.error(messages.join("; "))))
+        Err(AttemptError::Final(reason.error(causes::join(&messages))))
     }
 
     /// Makes a request at the endpoint in use, and connects to it if necessary.

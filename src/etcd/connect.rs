@@ -304,7 +304,7 @@ fn failure(
     let last = |reason, text: &str, advice: &str| AttemptError::Final(error(reason, text, advice));
     let again =
         |reason, text: &str, advice: &str| AttemptError::TryAgain(error(reason, text, advice));
-    let text = causes(&e);
+    let text = causes::without_layers(&causes(&e));
     // The libraries have no types for errors of TLS, so the text decides.
     let is_certificate_error = [
         "certificate",
@@ -320,13 +320,25 @@ fn failure(
         return last(Reason::CertificateExpired, &text, advice);
     }
     if text.contains("UnknownIssuer") {
-        let advice =
-            ": no authority in --cacert or --tls-secret has signed the server's certificate";
+        let advice = match (&options.cacert, &options.tls_secret) {
+            (None, None) => {
+                ": no authority of this machine has signed the server's certificate: give etcd's CA with --cacert or --tls-secret"
+            }
+            _ => ": no authority in --cacert or --tls-secret has signed the server's certificate",
+        };
         return last(Reason::Configuration, &text, advice);
     }
+    if text.contains("not valid for name") {
+        let advice = ": use one of the certificate's names or addresses in --endpoints";
+        return last(Reason::Configuration, &text, advice);
+    }
+    let tls_advice = match text.contains("CertificateRequired") {
+        true => check_tls(endpoint, options),
+        false => CHECK_TLS,
+    };
     let E::GRpcStatus(status) = &e else {
         return match &e {
-            _ if is_certificate_error => last(Reason::Configuration, &text, CHECK_TLS),
+            _ if is_certificate_error => last(Reason::Configuration, &text, tls_advice),
             E::TransportError(_) | E::InvalidArgs(_) | E::InvalidUri(_) => {
                 let advice = ": check --endpoints, and --cacert, --cert and --key or --tls-secret";
                 last(Reason::Configuration, &text, advice)
@@ -391,13 +403,36 @@ fn failure(
         INVALID_ARGUMENT | FAILED_PRECONDITION | OUT_OF_RANGE => {
             last(Reason::Configuration, message, "")
         }
-        _ if is_certificate_error => last(Reason::Configuration, &text, CHECK_TLS),
+        _ if is_certificate_error => last(Reason::Configuration, &text, tls_advice),
         // The connection was made and broke. That happens if only one end uses TLS, or a certificate is
         // missing.
+        _ if text.contains("Connection refused") => {
+            let advice =
+                ": nothing listens at this host and port: check --endpoints, and that etcd runs";
+            again(Reason::EtcdUnreachable, &text, advice)
+        }
+        _ if text.contains("dns error") => {
+            let advice = ": check the host name in --endpoints";
+            again(Reason::EtcdUnreachable, &text, advice)
+        }
         _ if status.source().is_some() && !text.contains("tcp connect error") => {
-            again(Reason::EtcdUnreachable, &text, CHECK_TLS)
+            again(Reason::EtcdUnreachable, &text, check_tls(endpoint, options))
         }
         _ => again(Reason::EtcdUnreachable, &text, ""),
+    }
+}
+
+/// Returns the advice for a connection that was made and broke at once.
+fn check_tls(endpoint: &str, options: &Endpoints) -> &'static str {
+    let has_client = options.cert.is_some() || options.tls_secret.is_some();
+    match (endpoint.starts_with("https://"), has_client) {
+        (false, _) => {
+            ": the member may need TLS: try https:// in --endpoints, with --cacert, --cert and --key or --tls-secret; the port may also be that of its peers"
+        }
+        (true, false) => {
+            ": the member may need a client certificate (--cert and --key beside --cacert, or --tls-secret), or serve without TLS: check whether --endpoints are https:// or http://"
+        }
+        (true, true) => CHECK_TLS,
     }
 }
 

@@ -105,6 +105,11 @@ impl Position {
             fingerprint: transaction.fingerprint(),
         }
     }
+
+    /// Returns whether changes of the revision are known, so that a watch can compare them.
+    pub fn has_changes(&self) -> bool {
+        self.fingerprint.changes > 0
+    }
 }
 
 /// Why the feed cannot continue from its position.

@@ -62,7 +62,7 @@ impl Client {
     }
 
     fn infer(namespace: Option<&str>, handle: &Handle, cancel: &Cancel) -> Result<Config> {
-        let advice = "set KUBECONFIG, or give the Pod a service account";
+        let advice = "set KUBECONFIG to a kubeconfig file, or run in a Pod with a service account";
         let result = handle.block_on(cancel.or(async { Config::infer().await }))?;
         let mut config = result.map_err(|e| unlocatable(&e, advice))?;
         if let Some(namespace) = namespace {
@@ -164,11 +164,14 @@ fn client(mut config: Config) -> Result<(kube::Client, String)> {
     Ok((client, server))
 }
 
-/// Returns the error for a configuration that does not lead to an API server.
+/// Returns the error for a configuration that does not lead to an API server. The remedy comes first.
 fn unlocatable(e: &(dyn std::error::Error + 'static), advice: &str) -> Error {
+    let cause = causes(e);
+    let cause = cause
+        .strip_prefix("failed to infer config: ")
+        .unwrap_or(&cause);
     Reason::Configuration.error(format!(
-        "cannot find the Kubernetes API: {}; {advice}",
-        causes(e)
+        "no Kubernetes API is configured: {advice} (cause: {cause})"
     ))
 }
 

@@ -31,7 +31,7 @@ impl UserClient {
         namespace: Option<&str>,
         silence: bool,
     ) -> Result<Self> {
-        const CHECK: &str = "check KUBECONFIG and --context";
+        const CHECK: &str = "set KUBECONFIG to a kubeconfig file, give --context one of its contexts, or run in a Pod with a service account";
         let config = match context {
             None => Config::infer().await.map_err(|e| unlocatable(&e, CHECK)),
             Some(context) => {

@@ -2,6 +2,8 @@
 //!
 //! `fold` and the operations that read, restore or compare keys use it.
 
+use std::collections::BTreeSet;
+
 /// A set of keys, compared byte by byte.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum KeyRange {
@@ -10,6 +12,8 @@ pub enum KeyRange {
     All,
     /// One key.
     Key(Vec<u8>),
+    /// These keys.
+    Keys(BTreeSet<Vec<u8>>),
     /// All keys that begin with these bytes.
     Prefix(Vec<u8>),
 }
@@ -20,6 +24,7 @@ impl KeyRange {
         match self {
             KeyRange::All => true,
             KeyRange::Key(only) => key == only,
+            KeyRange::Keys(keys) => keys.contains(key),
             KeyRange::Prefix(prefix) => key.starts_with(prefix),
         }
     }
@@ -36,6 +41,9 @@ mod tests {
         assert!(!prefix.contains(b"/a") && !prefix.contains(b"/b/"));
         let key = KeyRange::Key(b"/a".to_vec());
         assert!(key.contains(b"/a") && !key.contains(b"/a/"));
+        let keys = KeyRange::Keys([b"/a".to_vec(), b"/c".to_vec()].into());
+        assert!(keys.contains(b"/a") && keys.contains(b"/c"));
+        assert!(!keys.contains(b"/b") && !keys.contains(b"/a/"));
         assert!(KeyRange::All.contains(b""));
     }
 }

@@ -4,7 +4,8 @@
 //! transactions while the comparison goes on. Does not know where the backup's keys come from. Called
 //! by `cli::apply`.
 
-use crate::base::Cancel;
+use crate::base::plural::{count, either};
+use crate::base::{Cancel, shorten};
 use crate::error::{Error, Reason, Result};
 use crate::etcd::client::{Client, Committed};
 use crate::etcd::diff::{Action, BackupKey, Batches, Diff, KeyDifference, LiveKey, Write};
@@ -13,7 +14,7 @@ use crate::ops::read::json::text_or_base64;
 use crate::ops::report::{FailureFields, Report, ReportBuilder};
 use schemars::JsonSchema;
 use serde::Serialize;
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 /// etcd's own default for `--max-txn-ops`.
 pub const MAX_TXN_OPS: usize = 128;
@@ -197,8 +198,17 @@ pub fn run(
             revision: options.revision,
             ..Outcome::default()
         },
+        beside: None,
+        unseen: match &options.keys {
+            KeyRange::Keys(keys) => keys.clone(),
+            _ => BTreeSet::new(),
+        },
     };
     let mut error = applier.compare(backup_keys).err();
+    clock.warnings.extend(applier.beside_warning());
+    if error.is_none() {
+        clock.warnings.extend(applier.unseen_warning());
+    }
     let mut outcome = applier.outcome;
     if error.is_none() {
         error = outcome.unwritten();
@@ -213,9 +223,17 @@ pub fn run(
     outcome.error = FailureFields::from(&error);
     if outcome.leases_detached > 0 {
         clock.warnings.push(format!(
-            "{} keys had a lease in the backup and {} put without one: they do not expire",
-            outcome.leases_detached,
-            if options.execute { "are" } else { "would be" }
+            "{} had a lease in the backup and {} put without one: {}",
+            count(outcome.leases_detached, "key"),
+            match options.execute {
+                true => either(outcome.leases_detached, "is", "are"),
+                false => "would be",
+            },
+            either(
+                outcome.leases_detached,
+                "it does not expire",
+                "they do not expire"
+            )
         ));
     }
     clock.report_with(outcome, error)
@@ -229,9 +247,49 @@ struct Applier<'a> {
     on_difference: &'a mut dyn FnMut(&Difference) -> Result<()>,
     batches: Batches,
     outcome: Outcome,
+    /// The first key to delete that only begins like the prefix, and how many there are.
+    beside: Option<(Vec<u8>, u64)>,
+    /// The single keys asked for that were neither in the backup nor in etcd so far.
+    unseen: BTreeSet<Vec<u8>>,
+}
+
+/// Whether a key only begins like a prefix that was probably meant as a name: `/a/b` matches `/a/bc`. The keys
+/// `/a/b` and `/a/b/c` are the name itself and what is below it.
+fn is_beside(prefix: &[u8], key: &[u8]) -> bool {
+    let rest = key.strip_prefix(prefix).unwrap_or_default();
+    !prefix.is_empty() && !prefix.ends_with(b"/") && rest.first().is_some_and(|&next| next != b'/')
 }
 
 impl Applier<'_> {
+    /// Returns the warning that a prefix without `/` at its end deletes keys of other names.
+    fn beside_warning(&self) -> Option<String> {
+        let ((key, count), KeyRange::Prefix(prefix)) = (self.beside.as_ref()?, &self.options.keys)
+        else {
+            return None;
+        };
+        let prefix = prefix.escape_ascii();
+        let deleted = match self.options.execute {
+            true => "deletes",
+            false => "would delete",
+        };
+        Some(format!(
+            "--prefix {prefix} does not end with /, so --delete-extra {deleted} keys of other names, too: {count}, such as {}; for the one key give --exact-key {prefix}, for the keys below it --prefix {prefix}/",
+            key.escape_ascii()
+        ))
+    }
+
+    /// Returns the warning for single keys that do not exist anywhere.
+    fn unseen_warning(&self) -> Option<String> {
+        let unseen = self.unseen.iter().map(|k| k.escape_ascii().to_string());
+        let unseen: Vec<String> = unseen.collect();
+        (!unseen.is_empty()).then(|| {
+            format!(
+                "neither the backup nor etcd has {}",
+                shorten::line(&unseen, ", ", "")
+            )
+        })
+    }
+
     /// Compares all keys, and writes the differences in batches.
     fn compare(
         &mut self,
@@ -252,6 +310,11 @@ impl Applier<'_> {
     /// Reports a difference, and adds it to the next batch.
     fn handle(&mut self, change: KeyDifference<'_>) -> Result<()> {
         self.cancel.check()?;
+        self.unseen.remove(match change {
+            KeyDifference::Unchanged { key } => key,
+            KeyDifference::Put { backup, .. } => backup.key,
+            KeyDifference::Extra { live } => live.key.as_slice(),
+        });
         let o = &mut self.outcome;
         let (kind, key, live, value) = match change {
             KeyDifference::Unchanged { .. } => {
@@ -279,7 +342,14 @@ impl Applier<'_> {
         match kind {
             DifferenceKind::Create => o.to_create += 1,
             DifferenceKind::Update => o.to_update += 1,
-            DifferenceKind::Delete => o.to_delete += 1,
+            DifferenceKind::Delete => {
+                o.to_delete += 1;
+                if let KeyRange::Prefix(prefix) = &self.options.keys
+                    && is_beside(prefix, key)
+                {
+                    self.beside.get_or_insert_with(|| (key.to_vec(), 0)).1 += 1;
+                }
+            }
             DifferenceKind::Leave => o.left_alone += 1,
         }
         // A live key keeps its own lease.
@@ -432,14 +502,17 @@ impl Outcome {
     fn unwritten(&self) -> Option<Error> {
         if self.too_large > 0 {
             return Some(Reason::Configuration.error(format!(
-                "{} keys exceed the server's limits and were not written: raise etcd's --max-request-bytes",
-                self.too_large
+                "{} {} the server's limits and {} not written: raise etcd's --max-request-bytes",
+                count(self.too_large, "key"),
+                either(self.too_large, "exceeds", "exceed"),
+                either(self.too_large, "was", "were")
             )));
         }
         (self.conflicts > 0).then(|| {
             Reason::Conflict.error(format!(
-                "{} keys changed after they were compared and were not written; all others were: run again to compare anew",
-                self.conflicts
+                "{} changed after the comparison and {} not written; all others were: run again to compare anew",
+                count(self.conflicts, "key"),
+                either(self.conflicts, "was", "were")
             ))
         })
     }
@@ -464,46 +537,42 @@ fn next_limit(limit: usize, keys: usize, bytes: usize) -> usize {
 /// The live keys of a range, read page by page as of one revision.
 struct LiveKeys {
     client: Client,
-    from: Vec<u8>,
-    end: Vec<u8>,
+    /// What is not read yet: the first key of each part, and the end after its last.
+    parts: VecDeque<(Vec<u8>, Vec<u8>)>,
     /// 0 until the first page is read.
     revision: i64,
     /// Number of keys to request for the next page.
     limit: usize,
     page: VecDeque<LiveKey>,
-    /// Whether there are further pages.
-    has_more: bool,
 }
 
 impl LiveKeys {
     fn new(client: Client, keys: &KeyRange) -> Self {
-        let (from, end) = bounds(keys);
+        let parts = match keys {
+            KeyRange::Keys(keys) => keys.iter().map(|key| single(key)).collect(),
+            keys => VecDeque::from([bounds(keys)]),
+        };
         LiveKeys {
             client,
-            from,
-            end,
+            parts,
             revision: 0,
             limit: FIRST_PAGE,
             page: VecDeque::new(),
-            has_more: true,
         }
     }
 
-    /// Reads the next page.
-    fn fetch(&mut self) -> Result<()> {
-        let page = self
-            .client
-            .page(&self.from, &self.end, self.revision, self.limit)?;
+    /// Reads the next page of a part.
+    fn fetch(&mut self, (from, end): (Vec<u8>, Vec<u8>)) -> Result<()> {
+        let page = self.client.page(&from, &end, self.revision, self.limit)?;
         if self.revision == 0 {
             self.revision = page.revision;
         }
         let bytes = page.keys.iter().map(|k| k.key.len() + k.value.len()).sum();
         self.limit = next_limit(self.limit, page.keys.len(), bytes);
-        self.has_more = page.more;
-        if let Some(last) = page.keys.last() {
+        if let (true, Some(last)) = (page.more, page.keys.last()) {
             // The smallest key after the last one.
-            self.from.clone_from(&last.key);
-            self.from.push(0);
+            let next = single(&last.key).1;
+            self.parts.push_front((next, end));
         }
         self.page = page.keys.into();
         Ok(())
@@ -514,15 +583,23 @@ impl Iterator for LiveKeys {
     type Item = Result<LiveKey>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        if self.page.is_empty()
-            && self.has_more
-            && let Err(e) = self.fetch()
+        while self.page.is_empty()
+            && let Some(part) = self.parts.pop_front()
         {
-            self.has_more = false;
-            return Some(Err(e));
+            if let Err(e) = self.fetch(part) {
+                self.parts.clear();
+                return Some(Err(e));
+            }
         }
         self.page.pop_front().map(Ok)
     }
+}
+
+/// Returns a key, and the smallest key after it.
+fn single(key: &[u8]) -> (Vec<u8>, Vec<u8>) {
+    let mut end = key.to_vec();
+    end.push(0);
+    (key.to_vec(), end)
 }
 
 /// Returns the first key of a range and the end after its last; `[0]` stands for the end of all keys,
@@ -530,10 +607,10 @@ impl Iterator for LiveKeys {
 fn bounds(keys: &KeyRange) -> (Vec<u8>, Vec<u8>) {
     match keys {
         KeyRange::All => (vec![0], vec![0]),
-        KeyRange::Key(key) => {
-            let mut end = key.clone();
-            end.push(0);
-            (key.clone(), end)
+        KeyRange::Key(key) => single(key),
+        KeyRange::Keys(keys) => {
+            let first = keys.first().cloned().unwrap_or_default();
+            (first, single(keys.last().map_or(&[], Vec::as_slice)).1)
         }
         KeyRange::Prefix(prefix) if prefix.is_empty() => (vec![0], vec![0]),
         KeyRange::Prefix(prefix) => {
@@ -563,6 +640,21 @@ mod tests {
         assert_eq!(bounds(&KeyRange::All), (vec![0], vec![0]));
         let key = bounds(&KeyRange::Key(b"a".to_vec()));
         assert_eq!(key, (b"a".to_vec(), b"a\0".to_vec()));
+    }
+
+    #[test]
+    fn a_prefix_without_a_slash_also_begins_other_names() {
+        for (prefix, key, beside) in [
+            ("/cm/cm-1", "/cm/cm-10", true),
+            ("/cm/cm-1", "/cm/cm-1", false),
+            ("/cm/cm-1", "/cm/cm-1/x", false),
+            ("/cm/", "/cm/cm-1", false),
+            ("/app", "/application/x", true),
+            ("", "/x", false),
+        ] {
+            let is_beside = is_beside(prefix.as_bytes(), key.as_bytes());
+            assert_eq!(is_beside, beside, "{prefix} {key}");
+        }
     }
 
     #[test]

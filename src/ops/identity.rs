@@ -158,25 +158,33 @@ pub fn read(store: &Store) -> Result<Option<Identity>> {
 }
 
 /// Makes sure that a prefix belongs to this cluster before the cluster writes to it. The first cluster
-/// is recorded. With `take_over`, a prefix of another cluster becomes this one's.
+/// is recorded, unless `before_first` fails. With `take_over`, a prefix of another cluster becomes this one's.
 ///
 /// # Errors
-/// Fails with `OtherCluster` if the prefix belongs to another cluster, or with the errors of [`read`]
-/// and of the store.
-pub fn claim(ctx: &Context, facts: &ClusterFacts, take_over: bool) -> Result<()> {
+/// Fails with `OtherCluster` if the prefix belongs to another cluster, or with the errors of [`read`], of
+/// `before_first` and of the store.
+pub fn claim(
+    ctx: &Context,
+    facts: &ClusterFacts,
+    take_over: bool,
+    before_first: impl FnOnce() -> Result<()>,
+) -> Result<()> {
     let store = &ctx.store;
     let recorded = read(store)?;
     match decide(recorded.as_ref(), facts, take_over, Utc::now()) {
         Decision::Known => return Ok(()),
         Decision::Refuse => {}
-        Decision::Record(identity) => match store.create_small(IDENTITY, &identity.bytes()?)? {
-            Published::Created | Published::Identical => tracing::info!(
-                cluster_id = identity.cluster_id,
-                "{} is the backup of this cluster from now on",
-                store.url()
-            ),
-            Published::Taken => {}
-        },
+        Decision::Record(identity) => {
+            before_first()?;
+            match store.create_small(IDENTITY, &identity.bytes()?)? {
+                Published::Created | Published::Identical => tracing::info!(
+                    cluster_id = identity.cluster_id,
+                    "{} is the backup of this cluster from now on",
+                    store.url()
+                ),
+                Published::Taken => {}
+            }
+        }
         Decision::TakeOver(identity) => {
             store.replace_small(IDENTITY, &identity.bytes()?)?;
             tracing::warn!(
@@ -198,14 +206,14 @@ pub fn claim(ctx: &Context, facts: &ClusterFacts, take_over: bool) -> Result<()>
     }
 }
 
-/// Fails if a prefix belongs to another cluster. Writes nothing.
+/// Fails if a prefix belongs to another cluster. Returns whether a cluster is recorded. Writes nothing.
 ///
 /// # Errors
-/// Fails like [`claim`].
-pub fn check(store: &Store, facts: &ClusterFacts) -> Result<()> {
+/// Fails with `OtherCluster`, or with the errors of [`read`].
+pub fn check(store: &Store, facts: &ClusterFacts) -> Result<bool> {
     match read(store)? {
         Some(r) if !r.is_of(facts.cluster_id) => Err(other_cluster_error(store, &r, facts)),
-        _ => Ok(()),
+        recorded => Ok(recorded.is_some()),
     }
 }
 
@@ -215,6 +223,17 @@ fn members_suffix(names: &[String]) -> String {
         true => String::new(),
         false => format!(" (members {})", names.join(", ")),
     }
+}
+
+/// Returns the error for a prefix that records no cluster, and whose snapshots differ from the history of this
+/// cluster.
+pub(super) fn other_history_error(store: &Store, facts: &ClusterFacts, difference: &str) -> Error {
+    Reason::OtherCluster.error(format!(
+        "{} holds snapshots, records no cluster in {IDENTITY}, and is not the backup of cluster {}{} at --endpoints: {difference}; nothing was saved. Check --endpoints and --store; if this cluster continues the backup (it was restored from it, or set back), give --take-over once",
+        store.url(),
+        facts.hex_id(),
+        members_suffix(&facts.member_names)
+    ))
 }
 
 fn other_cluster_error(store: &Store, recorded: &Identity, facts: &ClusterFacts) -> Error {

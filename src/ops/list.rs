@@ -21,7 +21,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, HashSet};
 
 /// The command that reads contents.
-const DEEP: &str = "`deltafold list --deep`";
+pub(super) const DEEP: &str = "`deltafold list --deep`";
 
 /// The options of `list`.
 #[derive(Debug, Clone, Copy, clap::Args)]
@@ -132,9 +132,10 @@ pub struct Restorable {
 }
 
 /// The reasons of problems that are not errors of `compact`.
-const PROBLEMS: [&str; 6] = [
+const PROBLEMS: [&str; 7] = [
     "ForeignObject",
     "IdentityUnreadable",
+    "RecordUnreadable",
     "RevisionPastName",
     "TagsNotRead",
     "TagsUnreadable",
@@ -145,7 +146,8 @@ const PROBLEMS: [&str; 6] = [
 #[derive(Debug, Clone, JsonSchema, Serialize)]
 pub struct Problem {
     /// A stable name: `ForeignObject` (objects whose names are not those of snapshots), `IdentityUnreadable`
-    /// (`deltafold-identity.json` cannot be read), `TimelinesUnverified` (only contents tell whether the
+    /// (`deltafold-identity.json` cannot be read), `RecordUnreadable` (a record in `deltafold-verified/` cannot
+    /// be read; only of `status`), `TimelinesUnverified` (only contents tell whether the
     /// history forked: use --deep), `RevisionPastName` (a full holds later revisions than its name says;
     /// harmless), `TagsNotRead` (the tags of more than 64 snapshots were not read: use --all-tags),
     /// `TagsUnreadable` (the store does not permit to read tags, so excluded snapshots are not recognized),
@@ -417,7 +419,11 @@ fn listed_snapshot(s: &Snapshot, timeline: Option<String>, in_chain: bool) -> Li
 }
 
 /// Adds times to the ranges of a timeline, which are in ascending order.
-fn with_times(scan: &Scan, timeline: &Timeline, ranges: Vec<RevisionRange>) -> Vec<Restorable> {
+pub(super) fn with_times(
+    scan: &Scan,
+    timeline: &Timeline,
+    ranges: Vec<RevisionRange>,
+) -> Vec<Restorable> {
     let mut fulls: Vec<(Revision, DateTime<Utc>)> = Vec::new();
     // The first and the last revision of each member, and the time of its last revision.
     let mut members: Vec<(Revision, Revision, DateTime<Utc>)> = Vec::new();

@@ -14,6 +14,7 @@ use crate::backup::catalog::TIMELINES;
 use crate::backup::chain::{self, Choice, KnownBases};
 use crate::backup::timeline::{Timeline, TimelineMember};
 use crate::backup::{Catalog, Kind, SnapshotName};
+use crate::base::plural::count;
 use crate::error::{Error, Reason, Result};
 use crate::store::{Mode, ObjectLock, ObjectRetention, Store};
 use chrono::{DateTime, Utc};
@@ -453,7 +454,8 @@ fn summarize(errors: Vec<Error>, all: usize) -> Option<Error> {
         return Some(first);
     }
     Some(Reason::PartlyDone.error(format!(
-        "{failed} of {all} objects could not be locked: run again to continue. The first error: {first}"
+        "{failed} of {} could not be locked: run again to continue. The first error: {first}",
+        count(all, "object")
     )))
 }
 

@@ -18,7 +18,7 @@ pub(super) use crate::ops::contents::read_contents;
 use crate::ops::fold::open::DatabaseFile;
 use crate::ops::parallel::side_by_side;
 use crate::ops::tags::{self, FEW, ReadTags, TagScope};
-use crate::store::Store;
+use crate::store::{Store, open};
 
 /// The message if the store does not let this user read tags.
 pub const TAGS_UNREADABLE: &str = "the store does not permit to read object tags, so snapshots that a tag excludes look usable: allow s3:GetObjectTagging (on Azure, reading tags)";
@@ -309,9 +309,20 @@ pub(super) fn no_snapshots_error(ctx: &Context, catalog: &Catalog) -> Error {
         .list_directly()
         .is_ok_and(|names| names.iter().any(is_snapshot))
     {
-        format!("{url} holds snapshots directly: give the folder above it, which holds {V2}/")
+        let above = url.trim_end_matches('/').rsplit_once('/');
+        let above = above.map_or_else(String::new, |(above, _)| format!(": {above}"));
+        format!(
+            "{url} holds snapshots directly: give the folder above it, which holds {V2}/{above}"
+        )
     } else {
-        format!("{url} holds no snapshots (looked for {V2}/ and {V1}/ below it): check --store")
+        let layout = url.trim_end_matches('/').rsplit_once('/');
+        let above = layout.filter(|(_, layout)| [V1, V2].contains(layout));
+        let above = above.map(|(above, _)| above.to_owned());
+        let meant = above.or_else(|| open::likely_folder(url));
+        let meant = meant.map_or_else(String::new, |d| format!("; did you mean {d}?"));
+        format!(
+            "{url} holds no snapshots (looked for {V2}/ and {V1}/ below it): check --store{meant}"
+        )
     };
     Reason::NoSnapshots.error(message)
 }

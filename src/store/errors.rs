@@ -5,14 +5,17 @@
 
 use crate::base::causes;
 use crate::error::{Error, Reason, Result};
+use url::Url;
 
 /// The name of a local folder in the crate's errors.
 pub(super) const LOCAL: &str = "LocalFileSystem";
 
-/// Turns the crate's error into ours. `action` says what was tried on what, such as `read s3://b/p/x`.
+/// Turns the crate's error into ours. `action` says what was tried on what, such as `read s3://b/p/x`. The
+/// message names the server that was asked, and advises.
 pub fn store_error(action: impl std::fmt::Display, e: object_store::Error) -> Error {
     use object_store::Error as E;
-    let text = tidy(&redact(&innermost(&e)));
+    let action = action.to_string();
+    let text = tidy(&redact(&causes::without_layers(&innermost(&e))));
     let reason = match &e {
         E::NotFound { .. } => Reason::NoSnapshots,
         E::AlreadyExists { .. } | E::Precondition { .. } => Reason::TargetExists,
@@ -29,14 +32,118 @@ pub fn store_error(action: impl std::fmt::Display, e: object_store::Error) -> Er
             None => status_in(&text).map_or(Reason::StoreUnreachable, reason_of),
         },
     };
-    let advice = match reason {
-        _ if matches!(e, E::InvalidPath { .. }) => {
-            "; rename or delete that object, or use another prefix"
+    if matches!(e, E::InvalidPath { .. }) {
+        return reason.error(format!(
+            "cannot {action}: {text}; rename or delete that object, or use another prefix"
+        ));
+    }
+    if io_cause(&e).is_some() {
+        return reason.error(format!("cannot {action}: {text}"));
+    }
+    let server = causes::chain(&e).find_map(|e| server_in(&e.to_string()));
+    let at = match &server {
+        Some(server) if gives_credentials(server) => {
+            return reason.error(format!(
+                "cannot {action}: no credentials are given, and the machine's metadata service at {server} gives none ({text}); {}",
+                how_to_give_credentials(&action)
+            ));
         }
-        _ if io_cause(&e).is_some() => "",
-        _ => advice_for(reason),
+        Some(server) => format!(" at {server}"),
+        None => String::new(),
     };
-    reason.error(format!("cannot {action}: {text}{advice}"))
+    let advice = advice_for_text(&text).unwrap_or_else(|| advice_for(reason));
+    reason.error(format!("cannot {action}{at}: {text}{advice}"))
+}
+
+/// Returns the origin of the server in an error of the crate: `Error performing GET http://host:port/… in …`.
+fn server_in(text: &str) -> Option<String> {
+    let (_, request) = text.split_once("Error performing ")?;
+    let url = request.split(' ').nth(1)?;
+    let origin = Url::parse(url).ok()?.origin();
+    origin.is_tuple().then(|| origin.ascii_serialization())
+}
+
+/// Returns whether a server is the metadata service of a cloud, which gives a machine the credentials of its
+/// role.
+fn gives_credentials(server: &str) -> bool {
+    let services = [
+        "://169.254.",
+        "://metadata.google.internal",
+        "://[fd00:ec2:",
+    ];
+    services.iter().any(|s| server.contains(s))
+}
+
+fn how_to_give_credentials(action: &str) -> &'static str {
+    let is_for = |scheme: &str| action.contains(scheme);
+    if is_for("gs://") {
+        "set GOOGLE_APPLICATION_CREDENTIALS to a key file, give --store-secret DIR, or run with a service account that may use the bucket"
+    } else if is_for("az://") || is_for("abfs") {
+        "set AZURE_STORAGE_ACCOUNT_KEY, give --store-secret DIR, or run with a managed identity that may use the container"
+    } else {
+        "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, give --store-secret DIR, or run with a role that may use the bucket"
+    }
+}
+
+/// Returns the advice for causes that have a text but no reason of their own.
+fn advice_for_text(text: &str) -> Option<&'static str> {
+    const ADVICE: [(&str, &str); 14] = [
+        (
+            "Connection refused",
+            "; nothing listens at this host and port: check --store-option endpoint",
+        ),
+        (
+            "dns error",
+            "; check the host name in --store-option endpoint, and the region",
+        ),
+        (
+            "InvalidContentType",
+            "; the server does not speak TLS at this port: give an endpoint with http://, or the port with TLS",
+        ),
+        (
+            "HTTP request to an HTTPS server",
+            "; the server speaks TLS at this port: give an endpoint with https://",
+        ),
+        (
+            "connection closed before message completed",
+            "; the server closed the connection: if it speaks TLS at this port, give an endpoint with https://",
+        ),
+        (
+            "UnknownIssuer",
+            "; trust the authority of the server's certificate with --store-option ca_certificate=FILE",
+        ),
+        (
+            "not valid for name",
+            "; use a host name of the certificate in --store-option endpoint",
+        ),
+        (
+            "timed out",
+            "; check --store-option endpoint, firewalls and proxies",
+        ),
+        (
+            "NoSuchBucket",
+            "; create the bucket, or check its name in the URL",
+        ),
+        (
+            "ContainerNotFound",
+            "; create the container, or check its name in the URL",
+        ),
+        (
+            "AuthorizationHeaderMalformed",
+            "; give the bucket's region with --store-option region=… or AWS_REGION",
+        ),
+        (
+            "SignatureDoesNotMatch",
+            "; check the secret key (AWS_SECRET_ACCESS_KEY), and that no space is in it",
+        ),
+        (
+            "InvalidAccessKeyId",
+            "; check the access key (AWS_ACCESS_KEY_ID)",
+        ),
+        ("UserNotFound", "; check the access key (AWS_ACCESS_KEY_ID)"),
+    ];
+    let known = ADVICE.iter().find(|(sign, _)| text.contains(sign));
+    known.map(|(_, advice)| *advice)
 }
 
 /// Turns the error of a write into ours. If something is missing, it was deleted meanwhile.
@@ -135,7 +242,9 @@ fn tidy(text: &str) -> String {
         }
         _ => text.to_owned(),
     };
-    short.split_whitespace().collect::<Vec<_>>().join(" ")
+    let words: Vec<&str> = short.split_whitespace().collect();
+    let quotes = words.join(" ").replace("&#34;", "\"");
+    quotes.replace("&quot;", "\"").replace("&apos;", "'")
 }
 
 /// Returns the texts of the error and its sources, outermost first, without those that repeat another's.
@@ -194,6 +303,18 @@ mod tests {
         assert_eq!(text, "status code: 403 Forbidden: No: Not you.");
         assert_eq!(status_in(&text), Some(403));
         assert_eq!(status_in("connection refused"), None);
+    }
+
+    #[test]
+    fn the_server_is_named_without_path_and_query() {
+        let text =
+            "Error performing GET http://a.example:9000/b?sig=SECRET in 2ms, after 1 retries - no";
+        assert_eq!(server_in(text).as_deref(), Some("http://a.example:9000"));
+        let text = "Generic S3 error: Error performing PUT http://169.254.169.254/latest/api/token in 1ms - no";
+        let server = server_in(text).unwrap();
+        assert!(gives_credentials(&server), "{server}");
+        assert_eq!(server_in("Error performing GET REDACTED in 2ms - no"), None);
+        assert_eq!(server_in("no"), None);
     }
 
     #[test]

@@ -284,8 +284,8 @@ impl Store {
         self.tags.can_tell() && !self.tags.was_refused()
     }
 
-    /// Returns whether responses to reads say that an object has tags. Then an object of which they do not
-    /// say so has none.
+    /// Returns whether responses to reads say that an object has tags. Then an object for which they do not say
+    /// so has none.
     pub fn tells_tags(&self) -> bool {
         self.tags.tagged.tells()
     }

@@ -187,7 +187,7 @@ async fn send_stream(
     }
 }
 
-/// Sends an object by ranges, of which several are under way. All must be of the same version of the object.
+/// Sends an object by ranges, several of them at a time. All must be of the same version of the object.
 async fn send_ranges(
     store: &dyn ObjectStore,
     path: &Path,

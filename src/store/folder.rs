@@ -366,8 +366,8 @@ impl Folder {
     }
 }
 
-/// Opens a file of which another process (Samba, an NFS server) may have a lease. The kernel asks that
-/// process to give the lease up, and a non-blocking open fails meanwhile.
+/// Opens a file on which another process (Samba, an NFS server) may hold a lease. The kernel asks that process
+/// to give the lease up, and a non-blocking open fails meanwhile.
 fn past_leases<T>(open: impl Fn() -> io::Result<T>) -> io::Result<T> {
     let begun = Instant::now();
     loop {

@@ -9,7 +9,7 @@ use super::Store;
 use super::folder::{self, Folder};
 use crate::base::lock;
 use crate::base::random::random_word;
-use crate::error::Result;
+use crate::error::{Reason, Result};
 use chrono::{DateTime, TimeDelta, Utc};
 use futures::TryStreamExt;
 use object_store::{ObjectStoreExt, PutPayload};
@@ -183,26 +183,26 @@ fn identify(pid: u32) -> Option<Writer> {
     })
 }
 
-/// Returns whether a staging object can be deleted. If its writer has our namespace, the writer must be gone;
-/// otherwise the object must be older than `STALE_AFTER`.
+/// Returns whether a staging object of this age can be deleted. If its writer has our namespace, the writer
+/// must be gone; otherwise the object must be older than `stale_after`.
 fn is_debris(
-    name: &str,
-    modified: DateTime<Utc>,
-    now: DateTime<Utc>,
+    writer: Option<&Writer>,
+    age: TimeDelta,
+    stale_after: TimeDelta,
     namespace: u64,
     is_alive: impl Fn(&Writer) -> bool,
 ) -> bool {
-    match Writer::parse(name) {
-        Some(writer) if writer.namespace == namespace && namespace != NO_NAMESPACE => {
-            !is_alive(&writer)
-        }
-        _ => now - modified > STALE_AFTER,
+    match writer {
+        Some(w) if w.namespace == namespace && namespace != NO_NAMESPACE => !is_alive(w),
+        _ => age > stale_after,
     }
 }
 
 /// Returns whether a staging object can be deleted, as far as this process can tell.
 pub(super) fn is_left_behind(name: &str, modified: DateTime<Utc>, now: DateTime<Utc>) -> bool {
-    is_debris(name, modified, now, SELF.namespace, Writer::is_alive)
+    let writer = Writer::parse(name);
+    let (age, ours) = (now - modified, SELF.namespace);
+    is_debris(writer.as_ref(), age, STALE_AFTER, ours, Writer::is_alive)
 }
 
 /// Returns whether a staging object was abandoned: its process is certainly gone, or, if that is unknown, the
@@ -214,10 +214,14 @@ pub fn is_abandoned(
     age: TimeDelta,
 ) -> Option<bool> {
     let writer = Writer::parse(name)?;
-    if writer.namespace == SELF.namespace && writer.namespace != NO_NAMESPACE {
-        return Some(!writer.is_alive());
-    }
-    Some(now - modified > age)
+    let (age_now, ours) = (now - modified, SELF.namespace);
+    Some(is_debris(
+        Some(&writer),
+        age_now,
+        age,
+        ours,
+        Writer::is_alive,
+    ))
 }
 
 /// Keeps the local staging folder until this is dropped.
@@ -272,9 +276,14 @@ impl Store {
         let mut removed = Vec::new();
         let cleaned = match &self.local_root {
             Some(root) => clean_folder(root, is_debris, &mut removed).map_err(|e| e.to_string()),
-            None => self
-                .clean_objects(is_debris, &mut removed)
-                .map_err(|e| e.to_string()),
+            None => match self.clean_objects(is_debris, &mut removed) {
+                // The operation itself fails with the same error.
+                Err(e) if matches!(e.reason(), Reason::StoreUnreachable | Reason::NoSnapshots) => {
+                    tracing::debug!("cannot clean up {}: {e}", self.name(STAGING));
+                    Ok(())
+                }
+                cleaned => cleaned.map_err(|e| e.to_string()),
+            },
         };
         self.remove_staging_folder();
         if let Err(e) = cleaned {
@@ -381,7 +390,6 @@ mod tests {
 
     #[test]
     fn a_dead_writer_decides_and_else_the_age() {
-        let now = DateTime::UNIX_EPOCH + TimeDelta::days(9);
         let ours = 7;
         let name = |namespace| {
             let writer = Writer {
@@ -393,7 +401,9 @@ mod tests {
             writer.name(HINT)
         };
         let is_removed = |name: &str, age: TimeDelta, alive: bool| {
-            is_debris(name, now - age, now, ours, |_| alive)
+            is_debris(Writer::parse(name).as_ref(), age, STALE_AFTER, ours, |_| {
+                alive
+            })
         };
         let (fresh, old) = (TimeDelta::zero(), STALE_AFTER + TimeDelta::seconds(1));
         // With our namespace, the process decides and the age does not.
@@ -419,9 +429,9 @@ mod tests {
         }
         // If processes cannot be told apart, equal namespaces mean nothing.
         assert!(!is_debris(
-            &name(NO_NAMESPACE),
-            now,
-            now,
+            Writer::parse(&name(NO_NAMESPACE)).as_ref(),
+            TimeDelta::zero(),
+            STALE_AFTER,
             NO_NAMESPACE,
             |_| false
         ));

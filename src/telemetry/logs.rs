@@ -3,6 +3,7 @@
 //! Called by `cli` at the start.
 
 use crate::base::printable;
+use anstream::{AutoStream, ColorChoice};
 use std::fmt::Debug;
 use std::io::IsTerminal;
 use tracing::field::Field;
@@ -67,7 +68,7 @@ pub fn init(format: LogFormat, level: &str) -> Result<(), String> {
     let lines = match format {
         LogFormat::Json => lines.json().flatten_event(true).boxed(),
         LogFormat::Text => lines
-            .with_ansi(std::io::stderr().is_terminal())
+            .with_ansi(AutoStream::choice(&std::io::stderr()) != ColorChoice::Never)
             .compact()
             .fmt_fields(fmt::format::debug_fn(write_field).delimited(" "))
             .boxed(),

@@ -222,7 +222,7 @@ metrics! {
     store_written: OnceKnown<Counter> = bytes("store_written", "Bytes written to the store");
     failures: Family<Labels<3>, Counter> = plain("failures", "Failures, including those that a retry resolved, by the reason and exit code of docs/exit-codes.md");
     unsaved_revisions: OnceKnown<Int> = plain("unsaved_revisions", "Revisions of etcd that are not in any snapshot yet");
-    unsaved_for: Age = seconds("unsaved_age", "Age of the oldest change that is not, or may not be, in any snapshot: the current recovery point");
+    unsaved_for: Age = seconds("unsaved_age", "Age of the oldest change that is not known to be in a snapshot: the current recovery point");
     buffer: OnceKnown<Int> = bytes("buffer", "Size of the events in memory that are not in any snapshot yet");
     spool: OnceKnown<Int> = bytes("spool", "Size of the events in the temporary directory that wait for the store");
     first_restorable: OnceKnown<Int> = plain("restorable_first_revision", "First revision of the newest range that can be restored without a gap");
@@ -305,7 +305,7 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// Creates metrics of which only the version is set.
+    /// Creates metrics. Only the version is set.
     pub fn new() -> Self {
         let mut r = Registrar {
             registry: Registry::with_prefix(PREFIX),

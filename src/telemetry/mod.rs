@@ -4,6 +4,7 @@
 
 mod connection_limit;
 pub mod endpoint;
+pub mod live;
 pub mod logs;
 pub mod memory;
 pub mod metrics;

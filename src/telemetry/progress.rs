@@ -9,7 +9,7 @@ use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, Instant};
 
 /// All bars of the process. Log lines are written between redraws, so that they do not mix with bars.
-static BARS: LazyLock<MultiProgress> = LazyLock::new(MultiProgress::new);
+pub(super) static BARS: LazyLock<MultiProgress> = LazyLock::new(MultiProgress::new);
 
 /// How often a step logs its progress without a terminal.
 const LOG_EVERY: Duration = Duration::from_secs(10);
@@ -40,6 +40,7 @@ struct Inner {
     /// The number of bytes, and the time of the last log line.
     done: Mutex<(u64, Instant)>,
     total: Option<u64>,
+    started: Instant,
 }
 
 impl Step {
@@ -54,6 +55,7 @@ impl Step {
             bar,
             done: Mutex::new((0, Instant::now())),
             total,
+            started: Instant::now(),
         }))
     }
 
@@ -68,7 +70,15 @@ impl Step {
         *bytes += n;
         if last_log.elapsed() >= LOG_EVERY {
             *last_log = Instant::now();
-            tracing::info!(bytes = *bytes, of = self.0.total, "{}", self.0.description);
+            let speed = Speed::new(*bytes, self.0.total, self.0.started.elapsed());
+            tracing::info!(
+                bytes = *bytes,
+                of = self.0.total,
+                bytes_per_second = speed.bytes_per_second,
+                seconds_left = speed.seconds_left,
+                "{}",
+                self.0.description
+            );
         }
     }
 
@@ -81,13 +91,40 @@ impl Step {
     }
 }
 
+/// The speed of a step since its beginning.
+#[derive(Debug, PartialEq, Eq)]
+struct Speed {
+    bytes_per_second: u64,
+    /// The time to the end at this speed, rounded up; `None` if the total or the speed is not known.
+    seconds_left: Option<u64>,
+}
+
+impl Speed {
+    fn new(bytes: u64, total: Option<u64>, elapsed: Duration) -> Self {
+        let millis = elapsed.as_millis().max(1);
+        let bytes_per_second = u128::from(bytes) * 1000 / millis;
+        let left = total.map(|total| u128::from(total.saturating_sub(bytes)));
+        let seconds_left = left.filter(|_| bytes_per_second > 0);
+        let seconds_left = seconds_left.map(|left| left.div_ceil(bytes_per_second));
+        let to_u64 = |n| u64::try_from(n).unwrap_or(u64::MAX);
+        Speed {
+            bytes_per_second: to_u64(bytes_per_second),
+            seconds_left: seconds_left.map(to_u64),
+        }
+    }
+}
+
+/// The bars have at most 80 characters.
 fn new_bar(description: String, total: Option<u64>) -> ProgressBar {
     let (bar, template) = match total {
         Some(total) => (
             ProgressBar::new(total),
-            "{msg:46!} {bar:12} {bytes:>10}/{total_bytes:10}",
+            "{msg:26!} {bar:10} {bytes:>10}/{total_bytes:10} {bytes_per_sec:>12} {eta}",
         ),
-        None => (ProgressBar::no_length(), "{msg:46!} {spinner} {bytes:>10}"),
+        None => (
+            ProgressBar::no_length(),
+            "{msg:40!} {spinner} {bytes:>10} {bytes_per_sec:>12}",
+        ),
     };
     let bar = BARS.add(bar);
     if let Ok(style) = ProgressStyle::with_template(template) {
@@ -116,5 +153,78 @@ impl<R: io::Read> io::Read for CountingReader<R> {
         let n = self.inner.read(out)?;
         self.step.add(n as u64);
         Ok(n)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn speed_and_time_left_come_from_what_is_done() {
+        let speed = |bytes, total, seconds| {
+            let speed = Speed::new(bytes, total, Duration::from_secs(seconds));
+            (speed.bytes_per_second, speed.seconds_left)
+        };
+        assert_eq!(speed(1000, Some(3500), 10), (100, Some(25)));
+        assert_eq!(speed(1000, Some(1001), 10), (100, Some(1)));
+        assert_eq!(speed(1000, None, 10), (100, None));
+        assert_eq!(speed(0, Some(5), 10), (0, None));
+        // More than the total is not negative, and no time has passed yet.
+        assert_eq!(speed(1000, Some(500), 10), (100, Some(0)));
+        assert_eq!(speed(u64::MAX, Some(1), 0).0, u64::MAX);
+    }
+
+    /// A terminal of 80 columns that keeps what is written to it.
+    #[derive(Debug, Clone, Default)]
+    struct Screen(Arc<Mutex<String>>);
+
+    impl indicatif::TermLike for Screen {
+        fn width(&self) -> u16 {
+            80
+        }
+        fn move_cursor_up(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+        fn move_cursor_down(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+        fn move_cursor_right(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+        fn move_cursor_left(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+        fn write_line(&self, line: &str) -> io::Result<()> {
+            self.write_str(line)?;
+            self.write_str("\n")
+        }
+        fn write_str(&self, text: &str) -> io::Result<()> {
+            lock(&self.0).push_str(text);
+            Ok(())
+        }
+        fn clear_line(&self) -> io::Result<()> {
+            self.write_str("\n")
+        }
+        fn flush(&self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn bars_show_rate_and_time_left_and_fit_eighty_columns() {
+        for (total, end) in [(Some(123 << 30), "s"), (None, "/s")] {
+            let screen = Screen::default();
+            let target = indicatif::ProgressDrawTarget::term_like(Box::new(screen.clone()));
+            let bar = new_bar("read v2/".repeat(20), total);
+            bar.set_draw_target(target);
+            bar.inc(12 << 30);
+            bar.force_draw();
+            let shown = lock(&screen.0).clone();
+            let widest = shown.lines().map(|l| l.trim_end().chars().count()).max();
+            assert!(widest.is_some_and(|w| w > 40 && w <= 80), "{shown}");
+            assert!(shown.contains("/s"), "{shown}");
+            assert!(shown.trim_end().ends_with(end), "{shown}");
+        }
     }
 }

@@ -28,8 +28,8 @@ pub struct Message {
     /// The command, such as `compact` or `snapshot full`. null if the command line does not begin with one.
     pub command: Option<String>,
     /// `Failed`, or what the outcome has: `Succeeded`, `NothingToDo`, `NotNeeded` (`restore --if-needed`), `Verified`
-    /// or `Equal` (`verify`).
-    #[schemars(extend("enum" = ["Succeeded", "NothingToDo", "NotNeeded", "Verified", "Equal", "Failed"]))]
+    /// or `Equal` (`verify`), `Healthy` (`status`).
+    #[schemars(extend("enum" = ["Succeeded", "NothingToDo", "NotNeeded", "Verified", "Equal", "Healthy", "Failed"]))]
     pub status: String,
     /// The process's exit code; see exit-codes.md.
     pub code: u8,

@@ -1,6 +1,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod book;
 mod controller_harness;
 mod controller_interrupted;
 mod controller_leases;
@@ -14,6 +15,7 @@ mod jobs_in_kubernetes;
 mod lock_leases;
 mod manifests;
 mod more_servers;
+mod packages;
 mod privileges;
 mod restored_kubernetes;
 mod rights;

@@ -21,7 +21,15 @@ use tempfile::TempDir;
 pub const SPACE: &str = "backup";
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
+/// The chart has no image of its own: this is the default of `manifests install`. Later values win.
+const IMAGE: &str = "image.repository=deltafold";
+
 fn helm(args: &[&str]) -> Vec<Value> {
+    helm_template(&[&["--set", IMAGE], args].concat()).unwrap()
+}
+
+/// Renders the chart, or returns why Helm refuses it.
+fn helm_template(args: &[&str]) -> Result<Vec<Value>, String> {
     let chart = path("jobs/helm/deltafold");
     let home = scratch::folder().unwrap();
     let mut command = std::process::Command::new(tools::helm());
@@ -35,11 +43,25 @@ fn helm(args: &[&str]) -> Vec<Value> {
         .args(args)
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&out.stderr);
-    assert!(out.status.success(), "{said}");
+    if !out.status.success() {
+        return Err(String::from_utf8_lossy(&out.stderr).into_owned());
+    }
     // Helm's output begins with a separator, and a comment before each document names its template.
     let text = String::from_utf8(out.stdout).unwrap();
-    documents(text.trim_start_matches("---\n"))
+    Ok(documents(text.trim_start_matches("---\n")))
+}
+
+/// A default that cannot be pulled would end in ImagePullBackOff, minutes later and somewhere else.
+#[test]
+fn the_chart_asks_for_an_image() {
+    let refusal = helm_template(&[]).unwrap_err();
+    assert!(
+        refusal.contains("image.repository: name the image"),
+        "{refusal}"
+    );
+    // Jobs may use another image; the controller still needs one.
+    let refusal = helm_template(&["--set", "jobImage=registry/jobs:7"]).unwrap_err();
+    assert!(refusal.contains("image.repository"), "{refusal}");
 }
 
 /// Returns the objects by kind, namespace and name.

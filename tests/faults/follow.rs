@@ -1,11 +1,12 @@
 //! `deltafold snapshot follow` survives every danger: each test ends by comparing all restorable revisions with
 //! what etcd had.
 
+use crate::support::copy_dir;
 use crate::support::etcd::{EtcdOptions, EtcdVersion, Signal};
 use crate::support::etcd_cluster::{Cluster, Member};
 use crate::support::follower::{Follower, QUICK, snapshot_command};
 use crate::support::random_load::{Load, LoadOptions};
-use crate::support::recorded_etcd::{copy_dir, with_etcd};
+use crate::support::recorded_etcd::with_etcd;
 use crate::support::restorable::Prefix;
 use crate::support::scratch;
 use crate::support::truth::Truth;

@@ -1,9 +1,10 @@
 //! `deltafold snapshot follow` while its store is down.
 
+use crate::support::copy_dir;
 use crate::support::etcd::{EtcdVersion, Signal};
 use crate::support::follower::QUICK;
 use crate::support::minio::Minio;
-use crate::support::recorded_etcd::{copy_dir, with_etcd};
+use crate::support::recorded_etcd::with_etcd;
 use crate::support::restorable::Prefix;
 use deltafold::backup::Kind;
 use std::fs;

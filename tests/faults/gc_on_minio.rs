@@ -17,6 +17,9 @@ use std::process::Command;
 use std::time::Duration;
 use tokio::runtime::Runtime;
 
+/// The record of a verification by names.
+const RECORD: &str = "deltafold-verified/names.json";
+
 /// A server with a backup that has some history.
 struct Server {
     rt: Runtime,
@@ -69,12 +72,23 @@ impl Server {
         all.into_iter().filter_map(below).collect()
     }
 
+    /// Verifies by names, and asserts that the result is recorded.
+    fn verify(&self, bucket: &str) {
+        let (_, result, stderr) = self.command(bucket, &["verify", "--level", "names"]);
+        assert_eq!(result["recorded"], RECORD, "{stderr}");
+    }
+
     /// Returns all versions and deletion markers by path.
     fn versions(&self, bucket: &str) -> Vec<deltafold::store::ObjectVersion> {
         let s3 = self.minio.s3();
         let store = s3.open(&format!("s3://{bucket}/p"), self.rt.handle());
         store
-            .versions(&["v2", "deltafold-removed", "deltafold-locks"])
+            .versions(&[
+                "v2",
+                "deltafold-removed",
+                "deltafold-locks",
+                "deltafold-verified",
+            ])
             .unwrap()
     }
 }
@@ -144,10 +158,13 @@ fn on_a_server_tags_exclude_and_versions_are_purged() {
         .rt
         .block_on(server.minio.store("versions").delete(&path))
         .unwrap();
+    server.verify("versions");
+    server.verify("versions");
     let done = server.gc("versions", &["--apply"]);
     assert_eq!(done["hidden_bytes"], 0);
     let versions = server.versions("versions");
     let of = |path: &str| versions.iter().filter(|v| v.path == path).count();
+    assert_eq!(of(RECORD), 2, "one was overwritten a moment ago");
     assert_eq!(of(&p.full(BASE, 10)), 0, "{versions:?}");
     assert_eq!(of(&hidden), 2, "it was deleted a moment ago");
     std::thread::sleep(Duration::from_millis(1100));
@@ -160,6 +177,11 @@ fn on_a_server_tags_exclude_and_versions_are_purged() {
         2
     );
     let versions = server.versions("versions");
+    let records: Vec<_> = versions.iter().filter(|v| v.path == RECORD).collect();
+    assert!(
+        matches!(records[..], [record] if record.is_latest && !record.is_delete_marker),
+        "{records:?}"
+    );
     let of_v2: BTreeSet<_> = versions
         .iter()
         .filter(|v| v.path.starts_with("v2/"))
@@ -176,6 +198,7 @@ fn what_is_locked_is_reported_and_left() {
     let p = &server.past;
     server.fill("locked", Kind::Locked);
     let store = server.minio.s3().open("s3://locked/p", server.rt.handle());
+    server.verify("locked");
     let until = Utc::now() + TimeDelta::days(2);
     let locked = p.full(1499, 7);
     let retention = ObjectRetention {

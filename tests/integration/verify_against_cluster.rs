@@ -86,6 +86,14 @@ fn full_of(store: &Path, prefix: &str) -> Vec<PathBuf> {
     names
 }
 
+/// Returns result, reason and revision of the recorded comparison.
+fn recorded(store: &Path) -> (Value, Value, Value) {
+    let record = fs::read(store.join("deltafold-verified/cluster.json")).unwrap();
+    let record: Value = serde_json::from_slice(&record).unwrap();
+    let field = |name: &str| record[name].clone();
+    (field("result"), field("reason"), field("revision"))
+}
+
 async fn life_of_a_backup(version: EtcdVersion) {
     let dir = scratch::folder().unwrap();
     let store = dir.path().join("store");
@@ -214,7 +222,15 @@ async fn a_changed_backup_and_another_cluster_differ() {
     write(&etcd, "before", 30).await;
     let (recording, last) = back_up(&etcd, "during", 40, 1).await;
     recording.write_bucket(&store, Compression::None, T0);
-    equal(&store, etcd.endpoint(), &[]);
+    let json = equal(&store, etcd.endpoint(), &["--no-record"]);
+    assert_eq!(json["recorded"], Value::Null);
+    assert!(!store.join("deltafold-verified").exists());
+    let json = equal(&store, etcd.endpoint(), &[]);
+    assert_eq!(json["recorded"], "deltafold-verified/cluster.json");
+    assert_eq!(
+        recorded(&store),
+        ("Verified".into(), Value::Null, last.into())
+    );
 
     // Another history of the same shape.
     let other = Etcd::start(EtcdVersion::V3_6, &dir.path().join("other"));
@@ -222,6 +238,8 @@ async fn a_changed_backup_and_another_cluster_differ() {
     write(&other, "other", 40).await;
     assert_eq!(other.revision().await, last);
     let said = refused(&store, other.endpoint(), &[], 65, "BackupDiffers");
+    let failed = ("Failed".into(), "BackupDiffers".into(), last.into());
+    assert_eq!(recorded(&store), failed);
     let (ours, theirs) = (etcd.hash_kv(last).await, other.hash_kv(last).await);
     for hash in [ours.hash, theirs.hash] {
         assert!(said.contains(&hash.to_string()), "{said}");
@@ -246,6 +264,8 @@ async fn a_changed_backup_and_another_cluster_differ() {
     other.compact(last + 2).await;
     let said = refused(&store, other.endpoint(), &[], 66, "NoCommonRevision");
     assert!(said.contains("take one"), "{said}");
+    // A comparison without a result is not recorded.
+    assert_eq!(recorded(&store).0, "Failed");
 
     // One event of the backup is altered.
     let delta = full_of(&store, "Incr").remove(0);

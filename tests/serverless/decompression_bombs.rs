@@ -347,7 +347,7 @@ fn an_event_without_end_is_not_held() {
     );
 }
 
-/// The longest allowed value is read, with the memory that ARCHITECTURE.md documents.
+/// The longest allowed value is read, with the memory that docs/design/resources.md documents.
 #[test]
 fn the_longest_value_costs_what_is_documented() {
     const VALUE: u64 = 24;

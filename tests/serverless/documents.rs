@@ -1,8 +1,8 @@
 //! The documents match the program: exit codes, schemas, flags, settings, commands.
 
-use crate::support::manifests::{path, read};
-use crate::support::scratch;
+use crate::support::manifests::{documents, path, read};
 use crate::support::{copy_fixture, deltafold};
+use crate::support::{pages, reference, scratch};
 use deltafold::Reason;
 use object_store::ClientConfigKey;
 use object_store::aws::AmazonS3ConfigKey;
@@ -12,26 +12,10 @@ use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::fs;
 
-/// Documents for users.
-const DOCUMENTS: [&str; 12] = [
-    "README.md",
-    "ARCHITECTURE.md",
-    "CONTRIBUTING.md",
-    "SECURITY.md",
-    "docs/controller.md",
-    "docs/exit-codes.md",
-    "docs/metrics.md",
-    "docs/migration.md",
-    "docs/quorum-loss.md",
-    "docs/sizing.md",
-    "docs/stores.md",
-    "tests/README.md",
-];
-
 /// Commands that print JSON, each with a schema.
-pub const COMMANDS: [&str; 16] = [
-    "snapshot", "compact", "list", "restore", "get", "history", "diff", "export", "apply",
-    "verify", "maintain", "lock", "copy", "gc", "undelete", "pin",
+pub const COMMANDS: [&str; 17] = [
+    "snapshot", "compact", "list", "status", "restore", "get", "history", "diff", "export",
+    "apply", "verify", "maintain", "lock", "copy", "gc", "undelete", "pin",
 ];
 
 /// deltafold's own settings of every object store.
@@ -64,13 +48,17 @@ fn jobs() -> Vec<(String, Vec<Value>)> {
         .collect();
     names.sort();
     let parse = |name: String| {
-        let text = read(&name);
-        let documents = text.split("\n---\n");
-        let documents = documents.map(|d| yaml_serde::from_str(d).unwrap());
-        let documents = documents.collect();
+        let documents = documents(&read(&name));
         (name, documents)
     };
     names.into_iter().map(parse).collect()
+}
+
+/// Returns the documents of today: a changelog names what is gone, too.
+fn documents_of_today() -> Vec<String> {
+    let mut pages = pages::all();
+    pages.retain(|p| p != "CHANGELOG.md" && !p.starts_with("fixtures/frozen/"));
+    pages
 }
 
 /// Returns every value with this name, at any depth.
@@ -196,10 +184,13 @@ fn help_and_version_succeed() {
 
 #[test]
 fn completions_know_the_commands() {
-    let readme = read("README.md");
+    let documents = pages::of_users()
+        .iter()
+        .map(|p| read(p))
+        .collect::<String>();
     for shell in ["bash", "zsh", "fish"] {
         let command = format!("deltafold completions {shell} > ");
-        assert!(readme.contains(&command), "{command}");
+        assert!(documents.contains(&command), "{command}");
         let (code, script, stderr) = run(&["completions", shell]);
         assert_eq!((code, stderr.as_str()), (0, ""), "{shell}");
         for word in ["compact", "list", "restore", "completions", "keep-history"] {
@@ -209,42 +200,14 @@ fn completions_know_the_commands() {
     assert_eq!(run(&["completions", "tcsh"]).0, 64);
 }
 
-fn help() -> String {
-    let all = COMMANDS.map(|c| run(&[c, "--help"]).1).join("\n");
-    let below = ["full", "delta", "follow"].map(|c| run(&["snapshot", c, "--help"]).1);
-    let check = run(&["store", "check", "--help"]).1;
-    run(&["--help"]).1 + &all + &below.join("\n") + &check + &help_of_people()
-}
-
-/// Returns the help of the controller and of its user commands.
-fn help_of_people() -> String {
-    let commands: [&[&str]; 17] = [
-        &["controller"],
-        &["manifests", "install"],
-        &["manifests", "namespace"],
-        &["manifests", "cleanup"],
-        &["manifests", "crds"],
-        &["manifests", "samples"],
-        &["task", "create", "snapshot"],
-        &["task", "create", "compaction"],
-        &["task", "create", "copy"],
-        &["task", "create", "restore"],
-        &["task", "create", "verify"],
-        &["task", "create", "maintenance"],
-        &["task", "list"],
-        &["task", "wait"],
-        &["task", "logs"],
-        &["policy", "status"],
-        &["cleanup"],
-    ];
-    commands
-        .map(|command| run(&[command, &["--help"]].concat()).1)
-        .join("\n")
+/// Returns the reference of all commands: every flag, and every variable.
+fn reference() -> String {
+    reference::commands(deltafold::cli::command_line())
 }
 
 /// Returns the `--flags` in a text.
 fn flags(text: &str) -> BTreeSet<&str> {
-    let is_flag_char = |c: char| c.is_ascii_lowercase() || c == '-';
+    let is_flag_char = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     let starts = text.match_indices("--").filter(|(at, _)| {
         let before = text[..*at].chars().next_back();
         before.is_none_or(|c| !c.is_ascii_alphanumeric() && c != '-' && c != '<')
@@ -261,8 +224,16 @@ fn flags(text: &str) -> BTreeSet<&str> {
 
 #[test]
 fn every_flag_that_is_mentioned_exists() {
-    /// Flags of cargo, etcd and its tools, kubectl and aws.
-    const OTHERS: [&str; 30] = [
+    /// Flags of cargo, etcd and its tools, Kubernetes and its distributions, aws, and scripts of this repository.
+    const OTHERS: [&str; 38] = [
+        "--set",
+        "--binary",
+        "--cluster-init",
+        "--enable-backup-compaction",
+        "--encryption-provider-config",
+        "--initial-cluster-state",
+        "--token",
+        "--url",
         "--all-targets",
         "--duplicates",
         "--features",
@@ -295,10 +266,12 @@ fn every_flag_that_is_mentioned_exists() {
         "--scale",
         "--outage",
     ];
-    let help = help();
-    let real = flags(&help);
-    for name in DOCUMENTS {
-        let mut text = read(name);
+    let reference = reference();
+    let mut real = flags(&reference);
+    real.extend(["--help", "--version"]);
+    let mut wrong = Vec::new();
+    for name in documents_of_today() {
+        let mut text = pages::prose(&read(&name));
         if name == "docs/migration.md" {
             // The first column has the flags of another tool.
             let ours = |line: &str| match line.strip_prefix('|') {
@@ -310,18 +283,17 @@ fn every_flag_that_is_mentioned_exists() {
             };
             text = text.lines().filter_map(ours).collect::<Vec<_>>().join("\n");
         }
-        for flag in flags(&text) {
-            assert!(
-                real.contains(flag) || OTHERS.contains(&flag),
-                "{name}: {flag}"
-            );
+        // Every second part is code. Of code, only flags alone and command lines of deltafold are checked.
+        for (at, part) in text.split('`').enumerate() {
+            if at % 2 == 1 && !part.starts_with("--") && !part.starts_with("deltafold ") {
+                continue;
+            }
+            let mentioned = flags(part).into_iter();
+            let unknown = mentioned.filter(|f| !real.contains(f) && !OTHERS.contains(f));
+            wrong.extend(unknown.map(|flag| format!("{name}: {flag}")));
         }
     }
-    let readme = read("README.md");
-    let told = flags(&readme);
-    for flag in real.iter().filter(|f| !["--help", "--version"].contains(f)) {
-        assert!(told.contains(flag), "README.md does not mention {flag}");
-    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     let mut commands = 0;
     for (name, documents) in jobs() {
         let args = documents.iter().flat_map(|d| all_named(d, "containers"));
@@ -342,8 +314,8 @@ fn every_flag_that_is_mentioned_exists() {
 
 #[test]
 fn every_variable_that_is_mentioned_exists() {
-    let help = help();
-    let mut documents: Vec<String> = DOCUMENTS.map(read).to_vec();
+    let reference = reference();
+    let mut documents: Vec<String> = documents_of_today().iter().map(|p| read(p)).collect();
     documents.extend(jobs().iter().map(|(name, _)| read(name)));
     let mut seen = 0;
     for text in documents {
@@ -356,8 +328,10 @@ fn every_variable_that_is_mentioned_exists() {
                 continue;
             }
             seen += 1;
-            let told = [format!("[env: {name}="), format!("[env: {name}]")];
-            assert!(told.iter().any(|t| help.contains(t)), "{name}");
+            assert!(
+                reference.contains(&format!("Variable: `{name}`.")),
+                "{name}"
+            );
         }
     }
     assert!(seen > 5);
@@ -458,8 +432,8 @@ fn the_two_commands_are_what_ci_runs() {
 #[test]
 fn tests_that_documents_name_exist() {
     let mut named = 0;
-    for document in DOCUMENTS {
-        let text = read(document);
+    for document in documents_of_today() {
+        let text = read(&document);
         for (at, call) in text.match_indices("cargo test --test ") {
             let rest = &text[at + call.len()..];
             let end = rest.find(['`', '\n']).unwrap_or(rest.len());
@@ -480,8 +454,8 @@ fn tests_that_documents_name_exist() {
         }
     }
     assert!(named > 30, "{named}");
-    for document in DOCUMENTS {
-        let text = read(document);
+    for document in documents_of_today() {
+        let text = read(&document);
         for (at, call) in text.match_indices("cargo test ") {
             let next = text[at + call.len()..].trim_start();
             let is_option = next.starts_with(['-', '#']);
@@ -512,22 +486,26 @@ fn every_module_of_the_tiers_has_its_danger() {
     }
 }
 
-/// The README shows the real output of the main job, except for the duration.
+/// The documents show the real output of the main job and of others on the same bucket, except for durations.
 #[test]
-fn the_readme_shows_what_the_main_job_says() {
+fn the_documents_show_what_the_main_job_says() {
     let store = copy_fixture("kubernetes");
     let store = store.path().to_str().unwrap();
     let steady = |text: &str| text.split(" read, in ").next().unwrap().trim().to_owned();
     let readme = read("README.md");
+    let documents = pages::of_users()
+        .iter()
+        .map(|p| read(p))
+        .collect::<String>();
     let (code, said, stderr) = run(&["compact", "--store", store]);
     assert_eq!(code, 0, "{stderr}");
     assert!(readme.contains(&steady(&said)), "{said}");
     let (code, said, stderr) = run(&["list", "--store", store]);
     assert_eq!(code, 0, "{stderr}");
-    assert!(readme.contains(said.trim()), "{said}");
+    assert!(documents.contains(said.trim()), "{said}");
     let (code, said, stderr) = run(&["diff", "--from", "275", "--to", "280", "--store", store]);
     assert_eq!(code, 0, "{stderr}");
-    assert!(readme.contains(said.trim()), "{said}");
+    assert!(documents.contains(said.trim()), "{said}");
     // Restore the state before the snapshot that was written above.
     let store = copy_fixture("kubernetes");
     let folder = scratch::folder().unwrap();
@@ -538,7 +516,7 @@ fn the_readme_shows_what_the_main_job_says() {
     assert_eq!(code, 0, "{stderr}");
     let said = said.split("  read ").next().unwrap().trim();
     let said = said.replace(dir, "/var/lib/etcd");
-    assert!(readme.contains(&said), "{said}");
+    assert!(documents.contains(&said), "{said}");
 }
 
 /// ARCHITECTURE's table lists exactly the packages in use, each with a reason.
@@ -574,46 +552,27 @@ fn every_package_is_accounted_for() {
     assert_eq!(tests, section("dev-dependencies"));
 }
 
+/// docs/migration.md names every flag of etcd-backup-restore 0.4x in the first column of a table, with an answer.
 #[test]
-fn links_and_paths_lead_somewhere() {
-    let mut links = 0;
-    for name in DOCUMENTS.into_iter().chain(["CHANGELOG.md"]) {
-        let text = read(name);
-        let folder = path(name).parent().unwrap().to_owned();
-        for (at, _) in text.match_indices("](") {
-            let target = text[at + 2..].split(')').next().unwrap();
-            if target.contains("://") {
-                continue;
-            }
-            links += 1;
-            let (file, anchor) = target.split_once('#').unwrap_or((target, ""));
-            let file = match file {
-                "" => path(name),
-                file => folder.join(file),
-            };
-            assert!(file.exists(), "{name}: {target}");
-            if !anchor.is_empty() {
-                let linked = fs::read_to_string(&file).unwrap();
-                let headings = linked.lines().filter(|l| l.starts_with('#'));
-                let anchors = headings.map(|h| {
-                    let h = h.trim_start_matches('#').trim().to_lowercase();
-                    let kept = h
-                        .chars()
-                        .filter(|c| c.is_alphanumeric() || " -".contains(*c));
-                    kept.collect::<String>().replace(' ', "-")
-                });
-                assert!(anchors.into_iter().any(|a| a == anchor), "{name}: {target}");
-            }
-        }
-        for (at, _) in text.match_indices('`') {
-            let quoted = text[at + 1..].split('`').next().unwrap();
-            let is_path = ["src/", "tests/", "docs/", "jobs/", "fixtures/", "tools/"]
-                .iter()
-                .any(|p| quoted.starts_with(p));
-            if is_path && !quoted.contains([' ', '*', '\n', '<']) {
-                assert!(path(quoted).exists(), "{name}: {quoted}");
-            }
-        }
+fn every_flag_of_the_incumbent_has_an_answer() {
+    let page = read("docs/migration.md").replace("\\|", "/");
+    let (page, _) = page
+        .split_once("## What changes for other readers")
+        .unwrap();
+    let rows = rows(page);
+    let flags = include_str!("../support/incumbent_flags.txt");
+    let known: BTreeSet<String> = flags.lines().map(|flag| format!("--{flag}")).collect();
+    let first: Vec<&Vec<&str>> = rows.iter().filter(|cells| cells.len() == 2).collect();
+    let mut told = BTreeSet::new();
+    for cells in first {
+        assert!(cells[1].len() > 2, "{cells:?}");
+        told.extend(self::flags(cells[0]).into_iter().map(str::to_owned));
     }
-    assert!(links > 20);
+    let missing: Vec<_> = known.difference(&told).collect();
+    assert!(missing.is_empty(), "docs/migration.md: {missing:?}");
+    let unknown: Vec<_> = told.difference(&known).collect();
+    assert!(
+        unknown.is_empty(),
+        "tests/support/incumbent_flags.txt: {unknown:?}"
+    );
 }

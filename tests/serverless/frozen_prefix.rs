@@ -1,7 +1,7 @@
 //! Prefixes that version 0.1 wrote, with notes and locks, are read as 0.1 read them: `fixtures/frozen`.
 
+use crate::support::copy_dir;
 use crate::support::frozen::{is_frozen, versions};
-use crate::support::recorded_etcd::copy_dir;
 use crate::support::scratch;
 use crate::support::{deltafold, run_json};
 use deltafold::store::lock::{Attempt, Lock};

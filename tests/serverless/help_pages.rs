@@ -63,7 +63,10 @@ const GROUPS: [(&str, &[&str]); 14] = [
             "password-file",
         ],
     ),
-    ("Point in time", &["revision", "time", "timeline"]),
+    (
+        "Point in time",
+        &["revision", "time", "or-newest", "timeline"],
+    ),
     (
         "New cluster",
         &[
@@ -330,4 +333,72 @@ fn variables_with_two_meanings_are_explained() {
         let note = format!("{variable} also sets ");
         assert!(page(&command, 100).contains(&note), "{command:?}: {note}");
     }
+}
+
+/// Manual pages come from the same definition: one for each command, with examples that can be copied.
+#[test]
+fn every_command_has_a_manual_page() {
+    let folder = crate::support::scratch::folder().unwrap();
+    let dir = folder.path().join("man/man1");
+    let output = deltafold().args(["man", "--dir"]).arg(&dir).output();
+    let output = output.unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert!(
+        output.stdout.is_empty() && output.stderr.is_empty(),
+        "{output:?}"
+    );
+    let commands = commands();
+    for command in &commands {
+        let name = [&["deltafold".to_owned()], command.as_slice()].concat();
+        let file = dir.join(format!("{}.1", name.join("-")));
+        let text = std::fs::read_to_string(&file).unwrap_or_else(|e| panic!("{file:?}: {e}"));
+        assert!(!text.contains('\u{a0}'), "{command:?}");
+        // roff escapes hyphens, backslashes and apostrophes.
+        let text = text
+            .replace("\\*(Aq", "'")
+            .replace("\\-", "-")
+            .replace("\\\\", "\\");
+        let page = page(command, 1000);
+        for line in example_lines(&page) {
+            // No-fill mode keeps the line; the page's own indent replaces the first six spaces.
+            let line = &line[6..];
+            assert!(
+                text.lines().any(|l| l.trim_start_matches("\\&") == line),
+                "{command:?}: {line}\n{text}"
+            );
+        }
+        for (_, option) in options(&page) {
+            assert!(
+                text.contains(&format!("--{option}")),
+                "{command:?}: --{option}"
+            );
+        }
+        let usage = page
+            .split_once("\nUsage: ")
+            .unwrap()
+            .1
+            .lines()
+            .next()
+            .unwrap();
+        assert!(text.lines().any(|l| l == usage), "{command:?}: {usage}");
+    }
+    assert_eq!(std::fs::read_dir(&dir).unwrap().count(), commands.len());
+}
+
+#[test]
+fn manual_pages_need_a_folder() {
+    let folder = crate::support::scratch::folder().unwrap();
+    let file = folder.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    let output = deltafold()
+        .args(["man", "--dir"])
+        .arg(&file)
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(74));
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        said.contains("write manual pages to ") && said.contains("[Io]"),
+        "{said}"
+    );
 }

@@ -332,14 +332,14 @@ fn a_point_in_time_is_the_last_event_not_after_it() {
         ] {
             let b = two_deltas();
             let at = (time + chrono::TimeDelta::nanoseconds(shift)).to_rfc3339();
-            let result = b.compact(&["--time", &at, "--dry-run"]);
+            let result = b.compact(&["--time", &at, "--or-newest", "--dry-run"]);
             assert_eq!(result["revision"], want, "event {i}, {at}");
             assert_eq!(result["dry_run"], true);
         }
     }
     // Long after the last event, and before any.
     assert_eq!(
-        b.compact(&["--time", "2100-01-01T00:00:00Z", "--dry-run"])["revision"],
+        b.compact(&["--time", "2100-01-01T00:00:00Z", "--or-newest", "--dry-run"])["revision"],
         LAST
     );
     let message = b.refuses(&["--time", "2001-01-01T00:00:00+02:00"], 66, "OutOfRange");
@@ -348,7 +348,7 @@ fn a_point_in_time_is_the_last_event_not_after_it() {
     let (at, by_time) = (times[500].0, times[500].1.to_rfc3339());
     let same = times.iter().rfind(|t| t.1 <= times[500].1).unwrap().0;
     assert!(same >= at);
-    let by_time = two_deltas().compact(&["--time", &by_time]);
+    let by_time = two_deltas().compact(&["--time", &by_time, "--or-newest"]);
     let by_revision = two_deltas().compact(&["--revision", &same.to_string()]);
     assert_eq!(by_time["hash_kv"], by_revision["hash_kv"]);
 }
@@ -368,7 +368,8 @@ fn clocks_that_run_backward_count_as_standing_still() {
     }
     b.delta_of(BASE + 1, LAST, 9, &events);
     let at = |s: &str| {
-        b.compact(&["--time", s, "--dry-run"])["revision"]
+        // The events are later than the names of their deltas.
+        b.compact(&["--time", s, "--or-newest", "--dry-run"])["revision"]
             .as_i64()
             .unwrap()
     };

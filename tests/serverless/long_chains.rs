@@ -53,7 +53,7 @@ fn the_plan_of_a_point_in_time_reads_the_deltas_around_it() {
     let (full, delta) = (largest(&b, "Full"), largest(&b, "Incr"));
     for at in [BASE + 1, BASE + 700, BASE + 701, NEWEST - 1, NEWEST] {
         let time = (seen(at) + TimeDelta::seconds(30)).to_rfc3339();
-        let plan = b.compact(&["--dry-run", "--time", &time]);
+        let plan = b.compact(&["--dry-run", "--or-newest", "--time", &time]);
         assert_eq!(plan["revision"], at);
         let read = plan["bytes_read"].as_u64().unwrap();
         assert!(read <= full + 3 * delta, "{read} of {full} and {delta}");

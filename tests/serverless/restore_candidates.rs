@@ -341,8 +341,11 @@ fn a_revision_or_a_time_that_only_some_cover() {
         assert!(message.contains(end), "{message}");
     }
     // For a time, the last event before it counts, wherever it is.
-    let late = ["--time", "2030-01-01T00:00:00Z"];
+    let late = ["--time", "2030-01-01T00:00:00Z", "--or-newest"];
     chooses(&stores, &late, LAST, &[NOT_CHOSEN, CHOSEN]);
+    // Without it, a backup that ends before the time is not chosen.
+    let message = refuses(&stores, &late[..2], 66, "OutOfRange");
+    assert_eq!(message.matches("--or-newest").count(), 2, "{message}");
     let early = ["--time", "1999-01-01T00:00:00Z"];
     refuses(&stores, &early, 66, "OutOfRange");
     // The exact time of an event that both hold.

@@ -3,6 +3,7 @@
 use super::documents::{COMMANDS, TEXT, run};
 use crate::support::made_backups::{BASE, Bucket, LAST, T0};
 use crate::support::manifests::{path, read};
+use crate::support::pages;
 use crate::support::schema::Schema;
 use crate::support::scratch;
 use crate::support::{copy_fixture, deltafold, fixture_names, restore, rounds, run_json};
@@ -423,7 +424,7 @@ fn results_of_collecting_garbage_are_as_documented() {
     assert_eq!(told("undelete", &["--all"], &undelete), "NothingToDo");
     assert_eq!(told("gc", &with(&["--apply"]), &gc), "Succeeded");
     assert_eq!(told("gc", &with(&["--apply"]), &gc), "NothingToDo");
-    // Every reason is in the schema and in the README.
+    // Every reason is in the schema and in the documents.
     let reasons =
         &schema("docs/gc-result.schema.json")["$defs"]["Object"]["properties"]["reason"]["enum"];
     let reasons: Vec<&str> = reasons
@@ -432,12 +433,15 @@ fn results_of_collecting_garbage_are_as_documented() {
         .iter()
         .map(|r| r.as_str().unwrap())
         .collect();
-    let readme = read("README.md");
+    let documents = pages::of_users()
+        .iter()
+        .map(|p| read(p))
+        .collect::<String>();
     for &name in deltafold::backup::retention::RetentionReason::NAMES {
         assert!(reasons.contains(&name), "{name}");
     }
     for name in reasons {
-        assert!(readme.contains(&format!("`{name}`")), "{name}");
+        assert!(documents.contains(&format!("`{name}`")), "{name}");
     }
 }
 

@@ -1,7 +1,6 @@
-//! The commands on a page of the documents.
+//! The commands of docs/quorum-loss.md: blocks of shell whose first line, a comment, says where they are run.
 
-use std::fs;
-use std::path::Path;
+use super::pages;
 
 /// A block of shell.
 #[derive(Clone, Debug)]
@@ -15,28 +14,15 @@ pub struct Block {
 
 /// The blocks of shell on `docs/<name>`, in order.
 pub fn blocks(name: &str) -> Vec<Block> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("docs")
-        .join(name);
-    let page = fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-    let (mut blocks, mut heading, mut open) = (Vec::new(), "", None::<Vec<&str>>);
-    for line in page.lines() {
-        match &mut open {
-            Some(lines) if line == "```" => {
-                let place = lines[0].strip_prefix("# ");
-                blocks.push(Block {
-                    heading: heading.to_owned(),
-                    place: place.expect("where it is run").to_owned(),
-                    lines: lines[1..].iter().map(|&line| line.to_owned()).collect(),
-                });
-                open = None;
-            }
-            Some(lines) => lines.push(line),
-            None if line == "```sh" => open = Some(Vec::new()),
-            None if line.starts_with('#') => heading = line.trim_start_matches(['#', ' ']),
-            None => {}
-        }
-    }
-    assert!(open.is_none(), "{name}: a block without an end");
-    blocks
+    let blocks = pages::blocks(&format!("docs/{name}")).into_iter();
+    let shell = blocks.filter(|b| b.language == "sh");
+    let block = |b: pages::Block| Block {
+        heading: b.heading,
+        place: b.lines[0]
+            .strip_prefix("# ")
+            .expect("where it is run")
+            .to_owned(),
+        lines: b.lines[1..].to_vec(),
+    };
+    shell.map(block).collect()
 }

@@ -416,6 +416,7 @@ fn verify(ctx: &Context) -> Result<()> {
         all_tags: false,
         timeline: None,
         drill: None,
+        record: false,
     };
     ops::verify::store::run(ctx, &options).map(|_| ())
 }

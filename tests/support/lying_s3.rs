@@ -236,6 +236,13 @@ fn serve(client: TcpStream, state: &Mutex<State>) -> io::Result<()> {
         }
         // In one write: the second of two small packets would wait for an acknowledgement.
         writer.write_all(&bytes)?;
+        if request
+            .headers
+            .get("connection")
+            .is_some_and(|c| c == "close")
+        {
+            break;
+        }
     }
     Ok(())
 }

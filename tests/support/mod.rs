@@ -19,6 +19,7 @@ pub mod fuzz_hostile;
 pub mod fuzz_targets;
 pub mod gc_history;
 pub mod gcs;
+pub mod golden;
 pub mod history;
 pub mod keys;
 pub mod kill_times;
@@ -34,16 +35,19 @@ pub mod mounted_secret;
 pub mod namespace;
 pub mod object_recorder;
 pub mod orphan_deltas;
+pub mod pages;
 pub mod process;
 pub mod random;
 pub mod random_load;
 pub mod random_writer;
 pub mod recorded_etcd;
+pub mod reference;
 pub mod restorable;
 pub mod s3;
 pub mod schema;
 pub mod scratch;
 pub mod slow_line;
+pub mod terminal;
 pub mod tiny_backup;
 pub mod tools;
 pub mod truth;
@@ -120,12 +124,13 @@ pub fn copy_fixture(name: &str) -> TempDir {
     copy
 }
 
-fn copy_dir(from: &Path, to: &Path) {
+/// Copies a folder and everything in it. `to` may exist.
+pub fn copy_dir(from: &Path, to: &Path) {
+    fs::create_dir_all(to).expect("create a folder");
     for entry in fs::read_dir(from).unwrap_or_else(|err| panic!("{}: {err}", from.display())) {
         let from = entry.expect("a folder's entry").path();
         let to = to.join(from.file_name().expect("a name"));
         if from.is_dir() {
-            fs::create_dir(&to).expect("create a folder");
             copy_dir(&from, &to);
         } else {
             // Copy the content only: a fixture may be read-only.
@@ -157,6 +162,10 @@ pub fn deltafold() -> Command {
             "ALIBABA_",
         ],
     );
+    // The terminal of the tests must not decide how results look.
+    for variable in ["COLUMNS", "NO_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "CI"] {
+        command.env_remove(variable);
+    }
     command.env("TMPDIR", scratch::place());
     command.stdin(Stdio::null());
     command

@@ -202,9 +202,3 @@ impl RecordedEtcd {
         self.etcd = Etcd::start_with(self.etcd.version(), &data_dir, &self.options);
     }
 }
-
-/// Copies a folder.
-pub fn copy_dir(from: &Path, to: &Path) {
-    std::fs::create_dir_all(to).expect("create a folder");
-    super::copy_dir(from, to);
-}

@@ -170,6 +170,7 @@ impl Prefix {
                 let request = Request {
                     target: Target::Revision(Revision(revision)),
                     timeline: Some(timeline.clone()),
+                    ..Request::default()
                 };
                 let source = Source::open(&ctx, &scan, &request)
                     .unwrap_or_else(|e| panic!("{what} is said to be restorable: {e}"));

@@ -20,6 +20,7 @@ const BBOLT: &str = "1.4.3";
 const KUBERNETES: &str = "36.3";
 const FAKE_GCS_SERVER: &str = "1.56.0";
 const HELM: &str = "3.22.0";
+const MDBOOK: &str = "0.5.4";
 const MINIO: &str = "0.0.0-20260212201848-7aac2a2c5b7c";
 const VERSITYGW: &str = "1.8.0";
 
@@ -67,10 +68,47 @@ pub fn etcdutl(version: EtcdVersion) -> PathBuf {
     etcd_module(version, "etcdutl", "go.etcd.io/etcd/etcdutl/v3")
 }
 
+/// Returns the etcdctl of a version.
+pub fn etcdctl(version: EtcdVersion) -> PathBuf {
+    etcd_module(version, "etcdctl", "go.etcd.io/etcd/etcdctl/v3")
+}
+
 /// Returns the reference implementation of age.
 pub fn age() -> PathBuf {
-    cached(&format!("age-{AGE}"), "some seconds", |build| {
-        build.install("filippo.io/age/cmd/age", AGE, "age")
+    age_program("age")
+}
+
+/// Returns its maker of identities.
+pub fn age_keygen() -> PathBuf {
+    age_program("age-keygen")
+}
+
+fn age_program(name: &str) -> PathBuf {
+    cached(&format!("{name}-{AGE}"), "some seconds", |build| {
+        build.install(&format!("filippo.io/age/cmd/{name}"), AGE, name)
+    })
+}
+
+/// Returns mdBook, which builds the book of docs/.
+pub fn mdbook() -> PathBuf {
+    cached(&format!("mdbook-{MDBOOK}"), "2 to 5 minutes", |build| {
+        // A debug build takes a fraction of the time, and builds this book in a second or two.
+        let features = ["--no-default-features", "--features", "search"];
+        let args = [
+            "install",
+            "mdbook",
+            "--version",
+            MDBOOK,
+            "--locked",
+            "--debug",
+        ];
+        build.run(
+            Command::new("cargo")
+                .args(args)
+                .args(features)
+                .args(["--root", "."]),
+        );
+        build.dir.join("bin/mdbook")
     })
 }
 
@@ -325,7 +363,6 @@ impl Build {
 
     /// Returns standard output. Standard error goes to the log.
     fn go(&self, args: &[&str]) -> Vec<u8> {
-        let log = File::create(&self.log).expect("create the build's log");
         let (verb, rest) = args.split_first().expect("a go command");
         let mut command = Command::new("go");
         command.arg(verb);
@@ -334,27 +371,34 @@ impl Build {
             // override those in GOFLAGS.
             command.arg("-buildvcs=false");
         }
-        let output = command
+        command
             .args(rest)
-            .current_dir(&self.dir)
             .env("GOBIN", &self.dir)
             .env("GOWORK", "off")
             // The program runs here, whatever the user cross-compiles for.
             .env_remove("GOOS")
-            .env_remove("GOARCH")
+            .env_remove("GOARCH");
+        self.run(&mut command)
+    }
+
+    /// Runs a command in the folder of the build. Returns standard output. Standard error goes to the log.
+    fn run(&self, command: &mut Command) -> Vec<u8> {
+        let log = File::create(&self.log).expect("create the build's log");
+        let program = command.get_program().to_string_lossy().into_owned();
+        let output = command
+            .current_dir(&self.dir)
             .stdin(Stdio::null())
             .stderr(log)
             .output()
             .unwrap_or_else(|err| {
                 panic!(
-                    "cannot run `go`, which the tests need to build {}: {err}",
+                    "cannot run `{program}`, which the tests need to build {}: {err}",
                     self.name
                 )
             });
         assert!(
             output.status.success(),
-            "`go {}` for {} failed ({}); the end of {}:\n{}",
-            args.join(" "),
+            "{command:?} for {} failed ({}); the end of {}:\n{}",
             self.name,
             output.status,
             self.log.display(),

@@ -17,7 +17,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 pub struct RetentionDecision {
     /// The reason for each snapshot, in the catalog's order.
     pub reasons: Vec<RetentionReason>,
-    /// The fulls because of which other snapshots go, in ascending order; empty if nothing goes because of a
+    /// The fulls that make other snapshots superfluous, in ascending order; empty if nothing goes because of a
     /// full. If the content of one of them does not match its name, decide again with it among the uncounted
     /// fulls.
     pub rests_on: Vec<usize>,
@@ -336,7 +336,7 @@ impl<'a> Decider<'a> {
         }
     }
 
-    /// The fulls because of which other snapshots go, in ascending order.
+    /// The fulls that make other snapshots superfluous, in ascending order.
     fn rests_on(self, reasons: &[RetentionReason]) -> Vec<usize> {
         // A snapshot that was removed long ago goes whatever the fulls are.
         let goes_because_of_a_full =

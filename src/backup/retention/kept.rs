@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 /// The snapshots that are kept so far: for each the reason of the first rule that keeps it.
 pub(super) struct KeepReasons {
     pub(super) reasons: Vec<Option<RetentionReason>>,
-    /// Fulls because of which other snapshots are not kept.
+    /// Fulls that make other snapshots superfluous.
     pub(super) rests_on: BTreeSet<usize>,
 }
 

@@ -7,7 +7,7 @@ use super::{Facts, RetentionReason, time_at};
 use chrono::{DateTime, Datelike, TimeDelta, Utc};
 use std::collections::BTreeMap;
 
-/// The numbers of calendar periods (UTC), the current one included, of which the newest full is kept.
+/// For how many calendar periods (UTC), including the current one, the newest full is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::Args)]
 pub struct Periods {
     /// With "exponential": keep the newest full of each of the last N hours (UTC), including the current one
@@ -150,7 +150,7 @@ pub(super) fn keep_newest_of_each_period(
     all
 }
 
-/// Returns when the oldest period begins of which a full would be kept; `now` if there is no period.
+/// Returns the beginning of the oldest period that keeps a full; `now` if there is no period.
 pub(super) fn oldest_period_start(periods: Periods, now: DateTime<Utc>) -> DateTime<Utc> {
     let rules = periods.rules();
     let starts = rules.iter().filter(|r| r.count > 0).map(|rule| {

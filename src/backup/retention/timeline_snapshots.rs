@@ -20,7 +20,7 @@ pub(super) struct TimelineSnapshots {
     pub(super) uncounted: Vec<BaseFull>,
     /// The deltas, in the order of their first revisions.
     pub(super) deltas: Vec<Delta>,
-    /// For each of `deltas`, the highest last revision of it and all deltas before it.
+    /// For each of `deltas`, the highest last revision among that delta and all deltas before it.
     reach: Vec<Revision>,
 }
 
@@ -66,8 +66,8 @@ impl TimelineSnapshots {
         self
     }
 
-    /// The usable fulls and the excluded deltas. Excluded deltas are on no timeline; the usable fulls tell
-    /// where a chain of them ends.
+    /// The usable fulls and the excluded deltas. Excluded deltas are on no timeline; a chain of them
+    /// ends at the next usable full.
     pub(super) fn of_excluded_deltas(catalog: &Catalog) -> Self {
         let is_member = |&i: &usize| {
             let s = &catalog.snapshots[i];
@@ -77,7 +77,7 @@ impl TimelineSnapshots {
         Self::of(catalog, members.map(|i| (i, Revision(i64::MAX))))
     }
 
-    /// Sorts snapshots, each of which counts up to a revision.
+    /// Sorts snapshots. Each one counts up to a revision.
     fn of(catalog: &Catalog, members: impl Iterator<Item = (usize, Revision)>) -> Self {
         let (mut bases, mut deltas) = (Vec::new(), Vec::new());
         for (snapshot, until) in members {

@@ -26,7 +26,7 @@ enum Placement {
 /// How well a snapshot fits a timeline. The greatest is the best; the fields are in order of importance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Fit {
-    /// The newest revision of which both hold the same change.
+    /// The newest revision that is the same in both.
     agreed: Option<Revision>,
     /// The timeline holds the revision before the delta's first one, and nothing contradicts that the delta
     /// follows.

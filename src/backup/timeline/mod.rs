@@ -279,7 +279,7 @@ fn divergence(a: &Timeline, b: &Timeline) -> Option<Revision> {
     lower_of(next_fork(a), next_fork(b))
 }
 
-/// The lower one of two revisions, each of which may be absent.
+/// Returns the lower of two revisions; either may be absent.
 fn lower_of(a: Option<Revision>, b: Option<Revision>) -> Option<Revision> {
     [a, b].into_iter().flatten().min()
 }

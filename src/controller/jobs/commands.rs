@@ -134,7 +134,7 @@ pub(super) fn garbage_collection<'a>(
         .store(false)
         .recipients()
         .metrics()
-        .options(&retention.rules)
+        .options(&retention.rules.effective())
         .switch("--apply");
     Some(pod)
 }
@@ -181,8 +181,12 @@ pub(super) fn restoration<'a>(
     config: Option<&'a RestoreConfig>,
     settings: &'a Settings,
 ) -> PodBuilder<'a> {
-    let pod = PodBuilder::new(policy, settings, &["restore"]).store(true);
+    let mut pod = PodBuilder::new(policy, settings, &["restore"]).store(true);
     let Some(config) = config else { return pod };
+    // A task has no way to allow it, and a time after the newest snapshot has always meant the newest state.
+    if config.wanted.point.time.is_some() {
+        pod = pod.switch_by_variable("DELTAFOLD_OR_NEWEST");
+    }
     let path = config.sub_path.as_deref().unwrap_or("default.etcd");
     let mut options = config.wanted.clone();
     options.membership = options.membership.complete();

@@ -51,7 +51,7 @@ pub const SAMPLES: [(&str, &str); 5] = [
 ];
 
 const ABOUT_INSTALL: &str = "\
-# The controller of deltafold: its resource definitions, its rights, and two replicas, one of which is the leader.
+# The controller of deltafold: its resource definitions, its rights, and two replicas: a leader and a standby.
 #
 #   deltafold manifests install | kubectl apply --server-side -f -
 #

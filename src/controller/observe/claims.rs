@@ -1,4 +1,4 @@
-//! Claims: the location of a backup and the snapshot Leases, each of which only one policy may use.
+//! Claims: only one policy may use the location of a backup, and only one the snapshot Leases.
 //!
 //! Within a namespace, the policy that claimed it first has it. The claim is recorded in the status, and ends
 //! when the spec names another location. Between namespaces there are no claims; a shared location is only

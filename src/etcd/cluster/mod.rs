@@ -4,10 +4,12 @@
 //! `ops::snapshot`, `ops::maintain` and `ops::verify`.
 
 mod hashes;
+mod keys;
 mod maintenance;
 mod query;
 
 pub use hashes::{Agreement, Hash, MemberHash, compare};
+pub use keys::KeyRevisions;
 pub use maintenance::CompactionResult;
 
 use crate::base::printable;

@@ -3,6 +3,7 @@
 //! Called by `etcd::cluster`.
 
 use super::{Alarm, AlarmKind, Cluster, Member, MemberStatus, PAUSE};
+use crate::base::causes;
 use crate::error::{Error, Reason, Result};
 use crate::etcd::connect::{AttemptError, Connector, Streams};
 use etcd_client::{Client, GetOptions};
@@ -35,18 +36,20 @@ impl Cluster {
         for (endpoint, result) in endpoints.iter().zip(wait(connector, queries)?) {
             match result {
                 Ok(observation) => observations.push(observation),
-                Err(e) => {
-                    let reason = e.reason().as_str();
-                    tracing::warn!(endpoint, reason, "an endpoint does not respond: {e}");
-                    failures.push(e);
-                }
+                Err(e) => failures.push((endpoint, e)),
             }
         }
         // An endpoint with a quorum knows the current members.
         let has_quorum = observations.iter().find(|o| o.read.is_ok());
         let Some(source) = has_quorum.or(observations.first()) else {
+            // The error has the failures of all endpoints.
+            let failures = failures.into_iter().map(|(_, e)| e).collect();
             return Err(most_helpful(failures));
         };
+        for (endpoint, e) in &failures {
+            let reason = e.reason().as_str();
+            tracing::warn!(endpoint, reason, "an endpoint does not respond: {e}");
+        }
         let mut members = source.members.clone();
         let missing: Vec<&Member> = members
             .iter()
@@ -201,7 +204,7 @@ pub(super) fn most_helpful(mut failures: Vec<Error>) -> Error {
         .filter(|e| rank(e) == best_rank)
         .map(Error::to_string)
         .collect();
-    reason.error(messages.join("; "))
+    reason.error(causes::join(&messages))
 }
 
 /// Parses an alarm among the errors of a status, such as `memberID:10276657743932975437 alarm:NOSPACE`.

@@ -8,6 +8,7 @@ use super::plan::{CopyReason, Decision, Plan, Planned};
 use super::round::CopyResult;
 use super::{CopyStatus, MOST_LISTED, ObjectOutcome, Outcome, Status};
 use crate::backup::{Catalog, Kind};
+use crate::base::plural;
 use crate::error::Error;
 use crate::ops::report::{FailureFields, Report};
 use crate::telemetry::metrics::SnapshotKind;
@@ -161,8 +162,9 @@ impl Copier<'_> {
         o.error = FailureFields::from(&failure);
         if o.unchecked > 0 {
             self.clock.warnings.push(format!(
-                "{} encrypted snapshots were copied without a check of their content: give the identity that decrypts them with --age-identity",
-                o.unchecked
+                "{} {} copied without a check of their content: give the identity that decrypts them with --age-identity",
+                plural::count(o.unchecked, "encrypted snapshot"),
+                plural::either(o.unchecked, "was", "were")
             ));
         }
         o.bytes_read = self.from.store.bytes_read();

@@ -6,13 +6,14 @@
 use super::moment::{self, EventVisitor, Moment};
 use super::open::read_snapshot::SnapshotReader;
 use super::select::{DeltaSlice, all_delta_slices};
+use crate::backup::SnapshotName;
 use crate::backup::chain;
 use crate::backup::timeline::Timeline;
 use crate::error::{Reason, Result};
 use crate::mvcc::Revision;
 use crate::ops::scan::Scan;
 use crate::ops::{Context, tags, warn};
-use chrono::{DateTime, TimeDelta, Utc};
+use chrono::{DateTime, SecondsFormat, TimeDelta, Utc};
 use std::time::Duration;
 
 /// The number of deltas whose tags are read at once, before the deltas are read one by one.
@@ -152,15 +153,57 @@ fn revision_of(
             chain::show_ranges(&gaps)
         )));
     }
-    let is_last = moment.first_after.is_none() && moment.found == Some(revision);
-    let warning = is_last.then(|| {
+    let newest = newest_if_uncovered(scan, timeline, time);
+    let warning = newest.map(|newest| {
         format!(
-            "the last event is of {}: no snapshot holds changes from then to {}",
-            moment.now.to_rfc3339(),
-            time.to_rfc3339()
+            "{} is after the newest snapshot, {newest} of {}: changes between the two are not in this backup, and revision {revision} is used",
+            utc(time),
+            utc(newest.created_at()),
         )
     });
     Ok((revision, warning))
+}
+
+/// Fails if `time` is after what a timeline is known to cover: the creation time of its newest snapshot, by
+/// the name.
+///
+/// The time of the newest event is no bound: after it, the cluster may have been idle. Names have whole
+/// seconds, so the whole second of the name counts as covered.
+///
+/// # Errors
+/// `OutOfRange`, with the newest covered moment.
+pub(crate) fn refuse_uncovered(
+    scan: &Scan,
+    timeline: &Timeline,
+    time: DateTime<Utc>,
+) -> Result<()> {
+    let Some(newest) = newest_if_uncovered(scan, timeline, time) else {
+        return Ok(());
+    };
+    Err(Reason::OutOfRange.error(format!(
+        "{} is after the newest moment that the backup is known to cover: {}, when {newest} was saved; choose that time or an earlier one, or give --or-newest for the newest state",
+        utc(time),
+        utc(newest.created_at()),
+    )))
+}
+
+/// Returns the name of the newest snapshot of a timeline if `time` is after it.
+fn newest_if_uncovered<'a>(
+    scan: &'a Scan,
+    timeline: &Timeline,
+    time: DateTime<Utc>,
+) -> Option<&'a SnapshotName> {
+    // Snapshots of which only a part belongs to the timeline were saved after another history had begun.
+    let whole = timeline.members.iter().filter_map(|m| {
+        let name = &scan.catalog.snapshots[m.snapshot].name;
+        (m.until >= name.last).then_some(name)
+    });
+    let newest = whole.max_by_key(|name| name.created)?;
+    (time.timestamp() > newest.created).then_some(newest)
+}
+
+fn utc(time: DateTime<Utc>) -> String {
+    time.to_rfc3339_opts(SecondsFormat::AutoSi, true)
 }
 
 /// Returns the newest revision whose events are at least `age` older than the last event of `slices`. `base`

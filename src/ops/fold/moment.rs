@@ -22,7 +22,7 @@ pub(super) type EventVisitor<'a> = dyn FnMut(&Event<'_>) -> Result<bool> + 'a;
 pub(super) struct Moment {
     /// The revision of the last event at or before the time.
     pub(super) found: Option<Revision>,
-    /// The first revision of which all events are after the time.
+    /// The first revision whose events are all after the time.
     pub(super) first_after: Option<Revision>,
     /// The latest time of the events that were read. It is the clock of the search: it never goes back.
     pub(super) now: DateTime<Utc>,

@@ -86,7 +86,7 @@ impl Rebuild<'_> {
         Ok(layout)
     }
 
-    /// Writes a database of which [`measure`](Self::measure) computed the layout.
+    /// Writes a database whose layout [`measure`](Self::measure) has computed.
     ///
     /// # Errors
     /// As [`measure`](Self::measure); errors of `out`; `Internal`.

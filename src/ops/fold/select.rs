@@ -33,6 +33,8 @@ pub struct Request {
     pub target: Target,
     /// The ID of the timeline; `None` for the newest one.
     pub timeline: Option<String>,
+    /// Whether a time after the newest snapshot means the newest state. Otherwise it is refused.
+    pub or_newest: bool,
 }
 
 /// A delta, and the part of its revisions that is used.

@@ -18,6 +18,7 @@ mod versions;
 use crate::backup::catalog::REMOVED;
 use crate::backup::retention::{self, RetentionReason, restorable};
 use crate::backup::{self, SnapshotName};
+use crate::base::plural;
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::Revision;
 use crate::ops::Context;
@@ -152,7 +153,7 @@ pub struct Object {
     /// `Keep`: it is kept. `Remove`: it is excluded, and `deltafold undelete` can bring it back.
     /// `Delete`: it is deleted.
     pub decision: Decision,
-    /// The reason for the decision: README.md lists all.
+    /// The reason for the decision: docs/guides/gc.md lists all.
     #[schemars(extend("enum" = plan::reasons()))]
     pub reason: &'static str,
     /// The reason as human-readable text.
@@ -270,7 +271,7 @@ pub struct Outcome {
     pub totals: Totals,
     /// Bytes that are freed in the store, or would be.
     pub freed_bytes: u64,
-    /// Bytes of deleted objects of which the bucket keeps a version: these are not freed.
+    /// Bytes of deleted objects that the bucket keeps as older versions: these are not freed.
     pub hidden_bytes: u64,
     /// Objects in v2/ and v1/ that are not deltafold's; they are left alone.
     pub foreign_objects: u64,
@@ -369,15 +370,17 @@ fn add_plan_warnings(
     }
     if plan.tags_unread > 0 {
         warnings.push(format!(
-            "the tags of {} snapshots that are kept were not read, since each takes a request, so one of them may be excluded; --apply reads them before it removes anything",
-            plan.tags_unread
+            "the tags of {} to keep were not read, since each takes a request, so one of them may be excluded; --apply reads them before it removes anything",
+            plural::count(plan.tags_unread, "snapshot")
         ));
     }
     let is_future = |&i: &usize| plan.catalog.snapshots[i].name.created > now.timestamp();
     match plan.catalog.usable().filter(is_future).count() {
         0 => {}
         n => warnings.push(format!(
-            "{n} snapshots have names with a time in the future: check the clock of this machine and of the one that takes snapshots"
+            "{} {} a time in the future in the name: check the clock of this machine and of the one that takes snapshots",
+            plural::count(n, "snapshot"),
+            plural::either(n, "has", "have")
         )),
     }
 }
@@ -391,7 +394,8 @@ fn partly_done(o: &Outcome) -> Option<Error> {
         .iter()
         .find(|x| x.fate == Some(RemovalStatus::Failed))?;
     Some(Reason::PartlyDone.error(format!(
-        "{failed} objects could not be removed and {waiting} wait for them, all others are done: {}; run again",
+        "{} could not be removed and {waiting} wait for them, all others are done: {}; run again",
+        plural::count(failed, "object"),
         failed_one.error.as_deref().unwrap_or("no reason is known")
     )))
 }
@@ -517,13 +521,15 @@ fn damage_warnings(plan: &Plan) -> Vec<String> {
     }
     if let Some(more @ 1..) = plan.damaged.len().checked_sub(MOST_WARNINGS) {
         warnings.push(format!(
-            "{more} more fulls are kept but ignored: damaged_fulls in the JSON result lists them"
+            "{} kept but ignored: damaged_fulls in the JSON result lists all",
+            plural::count(more, "more full")
         ));
     }
     if plan.not_read > 0 {
         warnings.push(format!(
-            "{} fulls were not read, since one run reads only a few: they are kept but ignored until a later run reads them",
-            plan.not_read
+            "{} {} not read, since one run reads only a few: kept but ignored until a later run reads them",
+            plural::count(plan.not_read, "full"),
+            plural::either(plan.not_read, "was", "were")
         ));
     }
     warnings

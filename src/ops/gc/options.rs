@@ -57,6 +57,14 @@ pub struct Rules {
 }
 
 impl Rules {
+    /// Returns the rules without those that the policy does not use: `gc` refuses their flags.
+    pub fn effective(&self) -> Rules {
+        Rules {
+            limit: self.limit.filter(|_| self.policy == PolicyName::Limit),
+            ..self.clone()
+        }
+    }
+
     /// Returns the rules for [`retention::decide`]. The policy "exponential" uses `periods`.
     ///
     /// # Errors

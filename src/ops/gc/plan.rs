@@ -398,10 +398,9 @@ impl<'a> Planner<'a> {
         self.verified.read(&unknown)?;
         let mut states = Vec::with_capacity(fulls.len());
         for i in fulls {
-            let known = match input.snapshot_version(i) {
-                Some((snapshot, version)) => self.verified.state(&snapshot.path, version),
-                None => None,
-            };
+            let known = input
+                .snapshot_version(i)
+                .and_then(|(snapshot, version)| self.verified.state(&snapshot.path, version));
             states.push((i, known.unwrap_or(FullState::NotRead)));
         }
         Ok(states)

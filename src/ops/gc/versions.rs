@@ -8,6 +8,7 @@ use crate::backup::SnapshotName;
 use crate::backup::catalog::{EXCLUDE_SUFFIX, PINS, REMOVED, TIMELINES, V1, V2, snapshot_name};
 use crate::error::{Reason, Result};
 use crate::ops::Context;
+use crate::ops::verify::record::VERIFIED;
 use crate::store::staging::{STAGING, is_abandoned};
 use crate::store::{LOCKS, Store};
 use crate::store::{ObjectVersion, UnfinishedUpload, Versioning};
@@ -27,7 +28,7 @@ fn is_ours(path: &str) -> bool {
             let now = DateTime::UNIX_EPOCH;
             is_abandoned(name, now, now, TimeDelta::zero()).is_some()
         }
-        Some((LOCKS, name)) => name.ends_with(".json") && !name.contains('/'),
+        Some((LOCKS | VERIFIED, name)) => name.ends_with(".json") && !name.contains('/'),
         _ => false,
     }
 }
@@ -80,8 +81,8 @@ pub(super) struct VersionedBucket {
     keeps: KeepsVersions,
     /// The versions of the objects that are deleted now, by path; the current one last.
     to_delete: HashMap<String, Vec<ObjectVersion>>,
-    /// The versions of objects that were deleted before, and of overwritten locks: by path, the delete
-    /// marker last.
+    /// The versions of objects that were deleted before, and of overwritten locks and verification records:
+    /// by path, the delete marker last.
     old: Vec<ObjectVersion>,
     /// Versions cannot be listed or deleted, so a deletion only hides an object.
     cannot_delete_versions: AtomicBool,
@@ -177,7 +178,7 @@ impl VersionedBucket {
         // mistake.
         let window = retention.restorable_window.unwrap_or_default();
         let was_deleted_long_ago = |t: DateTime<Utc>| now - t > age.max(window);
-        let folders = [V2, V1, TIMELINES, PINS, REMOVED, STAGING, LOCKS];
+        let folders = [V2, V1, TIMELINES, PINS, REMOVED, STAGING, LOCKS, VERIFIED];
         // Some servers list delete markers and versions separately, so these are matched only after the
         // listing.
         let mut deleted: HashSet<String> = HashSet::new();
@@ -209,8 +210,8 @@ impl VersionedBucket {
             }
         }
         bucket.old.retain(|v| {
-            let is_old_lock = v.path.starts_with(LOCKS) && !v.is_latest && is_old(v.modified);
-            is_old_lock || deleted.contains(&v.path)
+            let is_overwritten = v.path.starts_with(LOCKS) || v.path.starts_with(VERIFIED);
+            is_overwritten && !v.is_latest && is_old(v.modified) || deleted.contains(&v.path)
         });
         let age = |v: &ObjectVersion| (v.is_latest, v.modified);
         for versions in bucket.to_delete.values_mut() {
@@ -320,7 +321,9 @@ impl VersionedBucket {
     fn object(v: &ObjectVersion) -> Object {
         let explanation = match v.is_delete_marker {
             true => "the delete marker of an earlier deletion",
-            false => "a version of an object that was deleted before, or of an overwritten lock",
+            false => {
+                "a version of an object that was deleted before, or of an overwritten lock or record"
+            }
         };
         let path = format!("{}?versionId={}", v.path, v.version);
         let reason = (super::plan::HIDDEN_VERSION, explanation);

@@ -1,23 +1,53 @@
 //! Compares two states key by key.
 //!
 //! Both states are sorted by key and then read in parallel, so neither has to fit into memory. Values are not
-//! interpreted. Called by `cli`.
+//! interpreted. When a key was deleted is looked up for the first deleted key, since it takes another pass. Called
+//! by `cli`.
 
 use super::Keys;
+use super::deletions::{Deletion, Deletions};
 use crate::error::Result;
-use crate::mvcc::{KeyRange, KeyValue};
+use crate::mvcc::{KeyRange, KeyValue, Revision};
 use crate::ops::Context;
 use crate::ops::fold::Source;
+use crate::ops::fold::open::BackupLocation;
+use crate::ops::fold::{Request, Target};
+use crate::ops::scan::Scan;
+use crate::ops::tags::without_excluded;
 use std::cmp::Ordering;
 
+/// The two points of a comparison.
+#[derive(Debug, Clone)]
+pub struct Points {
+    /// The first point.
+    pub from: Target,
+    /// The second point.
+    pub to: Target,
+    /// The timeline's ID; `None` for the newest.
+    pub timeline: Option<String>,
+    /// Whether a time after the newest snapshot means the newest state. Otherwise it is refused.
+    pub or_newest: bool,
+}
+
 /// A comparison of two states.
-#[derive(Debug)]
-pub struct Diff {
+pub struct Diff<'c> {
+    ctx: &'c Context,
+    /// The first state.
+    pub from: Source,
+    /// The second state.
+    pub to: Source,
+    range: KeyRange,
+    /// The snapshots of the store; `None` for a plain snapshot file.
+    scan: Option<Scan>,
     old: Side,
     new: Side,
     /// How the current keys of both sides compare: `Less` if the old one is lower. `None` before the first
     /// key.
     order: Option<Ordering>,
+    /// Read when the first key is found that was deleted.
+    deletions: Option<Deletions>,
+    /// Whether a state has a key.
+    has_keys: bool,
 }
 
 #[derive(Debug)]
@@ -34,20 +64,38 @@ impl Side {
 }
 
 /// A key that differs between the states. At least one of the records is present.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeyDifference<'a> {
     /// The record in the first state, if the key exists there.
     pub old: Option<KeyValue<'a>>,
     /// The record in the second state, if the key exists there.
     pub new: Option<KeyValue<'a>>,
+    /// When the key was deleted; `None` if the second state has it.
+    pub deletion: Option<Deletion>,
 }
 
-impl Diff {
+impl<'c> Diff<'c> {
     /// Reads and sorts a range of keys of both states.
     ///
     /// # Errors
-    /// As [`Source::for_each_live`].
-    pub fn read(ctx: &Context, old: &Source, new: &Source, range: &KeyRange) -> Result<Diff> {
+    /// As [`Source::open`] and [`Source::for_each_live`].
+    pub fn read(backup: &'c BackupLocation, points: &Points, range: &KeyRange) -> Result<Self> {
+        without_excluded(|| Self::try_read(backup, points, range))
+    }
+
+    fn try_read(backup: &'c BackupLocation, points: &Points, range: &KeyRange) -> Result<Self> {
+        let ctx = backup.context()?;
+        let open = |target| {
+            let (source, scan) = backup.open_unchecked(&Request {
+                target,
+                timeline: points.timeline.clone(),
+                or_newest: points.or_newest,
+            })?;
+            source.wait_for_hash()?;
+            Ok((source, scan))
+        };
+        let (from, _) = open(points.from)?;
+        let (to, scan) = open(points.to)?;
         let side = |source| {
             Ok(Side {
                 keys: Keys::read(ctx, source, range.clone())?,
@@ -55,10 +103,40 @@ impl Diff {
             })
         };
         Ok(Diff {
-            old: side(old)?,
-            new: side(new)?,
+            ctx,
+            old: side(&from)?,
+            new: side(&to)?,
+            from,
+            to,
+            range: range.clone(),
+            scan,
             order: None,
+            deletions: None,
+            has_keys: false,
         })
+    }
+
+    /// Whether a key of the range exists in a state. It is known when [`next`](Self::next) has returned the end.
+    pub fn has_keys(&self) -> bool {
+        self.has_keys
+    }
+
+    /// The revisions of both states.
+    pub fn revisions(&self) -> (Revision, Revision) {
+        (self.from.target, self.to.target)
+    }
+
+    /// Returns when the current key, which only the first state has, was deleted.
+    fn deletion(&mut self) -> Result<Deletion> {
+        let deletions = match &mut self.deletions {
+            Some(deletions) => deletions,
+            None => {
+                let (scan, after) = (self.scan.as_ref(), self.from.target);
+                let read = Deletions::read(self.ctx, scan, &self.to, after, &self.range)?;
+                self.deletions.insert(read)
+            }
+        };
+        deletions.last_of(self.old.keys.key())
     }
 
     /// Returns the next key that differs, in the order of the bytes of keys; `None` at the end. A key that
@@ -83,13 +161,19 @@ impl Diff {
                 (false, false) => self.old.keys.key().cmp(self.new.keys.key()),
             };
             self.order = Some(order);
+            self.has_keys = true;
             // Compare whole records: in two histories, records of the same revision may differ.
             if order.is_ne() || self.old.keys.0.current() != self.new.keys.0.current() {
                 break;
             }
         }
         let order = self.order.unwrap_or(Ordering::Equal);
+        let deletion = match order {
+            Ordering::Less => Some(self.deletion()?),
+            Ordering::Equal | Ordering::Greater => None,
+        };
         Ok(Some(KeyDifference {
+            deletion,
             old: current(&self.old, order.is_le())?,
             new: current(&self.new, order.is_ge())?,
         }))

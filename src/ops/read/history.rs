@@ -29,7 +29,8 @@ pub struct History {
     pub timeline: Option<String>,
     /// The newest revision that was read.
     pub revision: Revision,
-    /// The revisions up to `revision` of which no snapshot holds every change. Versions may be missing there.
+    /// The revisions up to `revision` whose changes no snapshot holds completely. Versions may be missing
+    /// there.
     pub missing: Vec<RevisionRange>,
     /// Warnings for the report.
     pub warnings: Vec<String>,
@@ -127,7 +128,7 @@ struct VersionCollector<'k> {
     key: &'k [u8],
     sorter: Sorter,
     found_any: bool,
-    /// The revisions of which every change is known.
+    /// The revisions whose changes are all known.
     covered: Vec<RevisionRange>,
     /// The newest revision of all snapshots.
     newest: Revision,

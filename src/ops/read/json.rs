@@ -3,6 +3,7 @@
 //! UTF-8 is printed as text, all other bytes in base64. The fields must not change: the schemas of `get`,
 //! `export`, `diff` and `history` in `docs/` describe them. Called by `cli`, which prints the values.
 
+use super::deletions::Deletion;
 use super::diff::KeyDifference;
 use super::history::Version;
 use super::kubernetes::Object;
@@ -134,6 +135,9 @@ pub struct KeyChange<'a> {
     old: Option<RecordJson<'a>>,
     /// The version at the second point; null if the key did not exist.
     new: Option<RecordJson<'a>>,
+    /// When the key was deleted; null unless `change` is `deleted`. If the first point is the later one, no
+    /// deletion is known, and its fields are null.
+    deletion: Option<Deletion>,
 }
 
 impl<'a> KeyChange<'a> {
@@ -146,6 +150,7 @@ impl<'a> KeyChange<'a> {
             key: KeyJson::new(kv.key, Some(kv.value)),
             old: changed.old.as_ref().map(RecordJson::new),
             new: changed.new.as_ref().map(RecordJson::new),
+            deletion: changed.deletion.clone(),
         })
     }
 }

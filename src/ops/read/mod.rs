@@ -3,6 +3,7 @@
 //! Nothing is restored, and only temporary files are written. Results are given record by record, so that no
 //! state has to fit into memory. Called by `cli`, which prints the records.
 
+mod deletions;
 pub mod diff;
 pub mod history;
 pub mod json;
@@ -18,6 +19,7 @@ use crate::ops::fold::open::Payload;
 use crate::ops::fold::open::SnapshotReader;
 use crate::ops::fold::select::DeltaSlice;
 use crate::ops::parallel::find_first;
+pub use deletions::Deletion;
 
 /// The bytes of records that are held in memory while they are sorted.
 const SORT_BUFFER_BYTES: usize = 16 << 20;
@@ -85,18 +87,25 @@ pub fn get(
         source.read_some_deltas(ctx, || find_first(ctx.threads, slices.len(), newest_change))?;
     let is_in_base = changed.is_none();
     let mut record = changed.unwrap_or_default();
+    let mut begins_others = false;
     if is_in_base {
         // Reading on may still fail, so `each` is called after everything was read.
-        source.for_each_live_in_base(ctx, KeyRange::Key(key.to_vec()), |kv| {
-            kv.encode(&mut record);
+        source.for_each_live_in_base(ctx, KeyRange::Prefix(key.to_vec()), |kv| {
+            match kv.key == key {
+                true => kv.encode(&mut record),
+                false => begins_others = true,
+            }
             Ok(())
         })?;
     }
     if record.is_empty() {
+        let (key, revision) = (key.escape_ascii(), source.target);
+        let advice = match begins_others {
+            true => format!("for the keys that begin so give --prefix {key}"),
+            false => "see `deltafold history` for when it existed, or `deltafold get --prefix` for the keys that exist".to_owned(),
+        };
         return Err(Reason::KeyNotFound.error(format!(
-            "there is no key \"{}\" at revision {}: see `deltafold history` for when it existed, or `deltafold get --prefix` for the keys that exist",
-            key.escape_ascii(),
-            source.target
+            "there is no key \"{key}\" at revision {revision}: {advice}"
         )));
     }
     each(&KeyValue::decode(&record)?)

@@ -113,6 +113,7 @@ impl<'a> Candidate<'a> {
         let request = Request {
             target: Target::Revision(revision),
             timeline: source.timeline_id().map(str::to_owned),
+            ..Request::default()
         };
         match scan {
             Some(scan) => Source::open(ctx, scan, &request),

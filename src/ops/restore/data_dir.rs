@@ -82,7 +82,26 @@ impl Restoration<'_> {
         outcome.member = member.as_ref().map(Member::of);
         outcome.data_dir = Some(path_text(place.dir()));
         outcome.wal_dir = place.own_wal_dir().map(path_text);
+        if is_written {
+            outcome.start_command = Some(self.start_command(&outcome));
+        }
         Ok(self.clock.report(outcome))
+    }
+
+    /// Returns the command that starts etcd on the restored member.
+    fn start_command(&self, outcome: &Outcome) -> Vec<String> {
+        let membership = self.options.shared.membership.clone().complete();
+        let mut command = vec!["etcd".to_owned()];
+        command.extend(membership.etcd_flags());
+        for (flag, dir) in [
+            ("--data-dir", &outcome.data_dir),
+            ("--wal-dir", &outcome.wal_dir),
+        ] {
+            if let Some(dir) = dir {
+                command.extend([flag.to_owned(), dir.clone()]);
+            }
+        }
+        command
     }
 
     /// Writes a member's files to staging.

@@ -77,6 +77,9 @@ pub struct Outcome {
     pub kept_aside: Vec<String>,
     /// The member that was written (in a dry run: would be). null if no member is written.
     pub member: Option<Member>,
+    /// The command that starts etcd on the restored data directory, and its arguments. etcd serves clients at
+    /// http://localhost:2379 unless flags for clients are added. null if no data directory was written.
+    pub start_command: Option<Vec<String>>,
     /// Every backup that was opened, in the order in which the command names them. Empty if none had to
     /// be opened: with `--if-needed sanity`, when the member is kept.
     pub candidates: Vec<CandidateOutcome>,
@@ -104,8 +107,8 @@ pub struct Outcome {
     /// etcd's HashKV at `revision`: what `etcdctl endpoint hashkv` prints for an etcd that serves the
     /// database, before anything is written to it. null if nothing was written.
     pub hash_kv: Option<u32>,
-    /// The revision as of which users, roles, alarms and leases are restored: deltas hold only keys.
-    /// null if nothing is restored.
+    /// Users, roles, alarms and leases are restored as they were at this revision: deltas hold only keys. null
+    /// if nothing is restored.
     pub metadata_revision: Option<Revision>,
     /// How many lease records were added, see --lease-ttl: keys are attached to these leases and the
     /// base has no record of them. null if nothing was written.

@@ -11,7 +11,7 @@ use crate::etcd::peers::PeerOptions;
 use crate::mvcc::KeepHistory;
 use crate::ops::fold::Request;
 use crate::ops::fold::rebuild::Leases;
-use crate::ops::options::Point;
+use crate::ops::options::{Point, Uncovered};
 use clap::{Arg, Args, ValueEnum};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -109,6 +109,32 @@ impl Membership {
         self
     }
 
+    /// Returns the flags of etcd that fit the restored member. Flags with etcd's own defaults are left out.
+    ///
+    /// etcd reads the members from the data directory. It needs the name, and the URLs to listen on for its
+    /// peers; a listening URL must have an IP address.
+    pub(super) fn etcd_flags(&self) -> Vec<String> {
+        let name = self.name.as_deref().unwrap_or(DEFAULT_NAME);
+        let urls = self.initial_advertise_peer_urls.as_deref();
+        let urls = urls.unwrap_or(DEFAULT_PEER_URL);
+        let cluster = self.initial_cluster.as_deref().unwrap_or(DEFAULT_CLUSTER);
+        let token = self.initial_cluster_token.as_deref();
+        let mut flags = vec!["--name".to_owned(), name.to_owned()];
+        let mut add = |flag: &str, value: &str, default: &str| {
+            if value != default {
+                flags.extend([flag.to_owned(), value.to_owned()]);
+            }
+        };
+        if urls.split(',').all(has_ip_address) {
+            add("--listen-peer-urls", urls, DEFAULT_PEER_URL);
+        }
+        add("--initial-advertise-peer-urls", urls, DEFAULT_PEER_URL);
+        add("--initial-cluster", cluster, DEFAULT_CLUSTER);
+        let token = token.unwrap_or(DEFAULT_TOKEN);
+        add("--initial-cluster-token", token, DEFAULT_TOKEN);
+        flags
+    }
+
     /// Returns the cluster with all its IDs.
     ///
     /// # Errors
@@ -127,6 +153,13 @@ impl Membership {
     }
 }
 
+/// Whether the host of a URL is an IP address.
+fn has_ip_address(url: &str) -> bool {
+    let url = url::Url::parse(url.trim());
+    let host = url.as_ref().ok().and_then(url::Url::host);
+    matches!(host, Some(url::Host::Ipv4(_) | url::Host::Ipv6(_)))
+}
+
 /// What to restore, and how.
 #[derive(Debug, Clone, Default, Args)]
 pub struct Options {
@@ -142,10 +175,13 @@ pub struct Options {
     /// Write a plain snapshot file for etcdutl and other tools, instead of a data directory
     ///
     /// The file is not compressed, ends with its SHA-256, and keeps the member list of the backup. --name and
-    /// the other flags of the new cluster have no effect. With --age-recipient the file is encrypted, and its
+    /// the other flags of the new cluster are refused. With --age-recipient the file is encrypted, and its
     /// name must end in `.age`.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["data_dir", "wal_dir", "if_needed"])]
     pub to_snapshot: Option<PathBuf>,
+    /// Whether the point may be after the newest snapshot.
+    #[command(flatten)]
+    pub uncovered: Uncovered,
     /// What tasks have, too.
     #[command(flatten)]
     pub shared: SharedOptions,
@@ -196,7 +232,9 @@ fn parse_ttl(s: &str) -> Result<Duration, String> {
 impl Options {
     /// Returns which state to restore.
     pub(super) fn request(&self) -> Request {
-        self.shared.point.request(self.timeline.as_deref())
+        self.shared
+            .point
+            .request(self.timeline.as_deref(), self.uncovered.or_newest)
     }
 
     /// Returns what to do with leases.
@@ -207,5 +245,29 @@ impl Options {
             },
             KeepOrDrop::Drop => Leases::Drop,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn etcd_is_given_the_flags_that_differ_from_its_defaults() {
+        assert_eq!(Membership::default().etcd_flags(), ["--name", "default"]);
+        let member = |url: &str| Membership {
+            name: Some("a".to_owned()),
+            initial_cluster: Some(format!("a={url},b=http://10.0.0.2:2380")),
+            initial_cluster_token: Some("restored-1".to_owned()),
+            initial_advertise_peer_urls: Some(url.to_owned()),
+        };
+        let flags = member("https://10.0.0.1:2380").etcd_flags().join(" ");
+        assert_eq!(
+            flags,
+            "--name a --listen-peer-urls https://10.0.0.1:2380 --initial-advertise-peer-urls https://10.0.0.1:2380 --initial-cluster a=https://10.0.0.1:2380,b=http://10.0.0.2:2380 --initial-cluster-token restored-1"
+        );
+        // etcd cannot listen on a host name.
+        let flags = member("https://etcd-0.etcd:2380").etcd_flags().join(" ");
+        assert!(!flags.contains("--listen-peer-urls"), "{flags}");
     }
 }

@@ -122,20 +122,19 @@ pub fn same_history(
 /// # Errors
 /// Fails with the errors of etcd connections and of the store.
 pub(super) fn history_mismatch(
-    settings: &SnapshotSettings,
+    cluster: &Cluster,
     saver: &mut Saver<'_>,
 ) -> Result<Option<FullCause>> {
     let Some(Ok(backup)) = saver.backup() else {
         return Ok(None);
     };
     let last = backup.last;
-    let cluster = Cluster::observe(&settings.connector)?;
     if cluster.revision < last.0 {
         return Ok(Some(cluster_behind(last, cluster.revision)));
     }
     let unknown = match saver.position() {
         Ok(Ok(position)) => {
-            return Ok(match saver.feed(&cluster, position).verify()? {
+            return Ok(match saver.feed(cluster, position).verify()? {
                 // A compacted revision cannot be compared.
                 None | Some(Ended::Compacted { .. }) => None,
                 Some(ended) => Some(saver.cause_of(ended)),

@@ -142,7 +142,16 @@ pub(super) fn take(
     let started = Instant::now();
     let cluster = Cluster::observe(&settings.connector)?;
     let facts = ClusterFacts::from(&cluster);
-    identity::claim(ctx, &facts, settings.take_over)?;
+    identity::claim(ctx, &facts, settings.take_over, || {
+        // The saver has claimed a prefix with snapshots already, so a running follower's record was deleted.
+        if newest.is_some() && !settings.take_over {
+            tracing::warn!(
+                "{} records no cluster any more: this snapshotter goes on and records its cluster again. If the cluster has replaced another one, another snapshotter would need --take-over",
+                ctx.store.url()
+            );
+        }
+        Ok(())
+    })?;
     let (comparisons, hashes) = compare_members(&cluster, settings)?;
     let mut differing = Vec::new();
     let mut warnings = Vec::new();

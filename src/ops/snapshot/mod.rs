@@ -6,6 +6,7 @@
 mod delta;
 mod delta_builder;
 mod event_queue;
+mod first_write;
 pub mod follow;
 mod full;
 mod known_names;
@@ -22,6 +23,7 @@ use crate::backup::codec::CompressionChoice;
 use crate::backup::{Compression, Kind, SnapshotName};
 use crate::base::flag_values::yes_or_no;
 use crate::error::Result;
+use crate::etcd::cluster::Cluster;
 use crate::etcd::connect::Connector;
 use crate::kubernetes::SnapshotLeases;
 use crate::mvcc::Revision;
@@ -245,7 +247,11 @@ pub fn full(
     let mut saver = Saver::open(ctx, settings)?;
     let cause = match saver.backup() {
         None => Some(nothing_saved()),
-        Some(_) => delta::history_mismatch(settings, &mut saver)?,
+        Some(_) => {
+            let cluster = Cluster::observe(&settings.connector)?;
+            saver.claim(&cluster)?;
+            delta::history_mismatch(&cluster, &mut saver)?
+        }
     };
     let cause = cause
         .unwrap_or_else(|| FullCause::new(FullReason::Requested, "a full snapshot was asked for"));

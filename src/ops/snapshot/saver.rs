@@ -4,6 +4,7 @@
 //! `snapshot follow`.
 
 use super::delta_builder::SealedDelta;
+use super::first_write::{self, Verdict};
 use super::full::{self, UnpublishedFull};
 use super::known_names::KnownNames;
 use super::last_saved;
@@ -61,7 +62,8 @@ pub(super) struct Saver<'a> {
     /// When the timeline began, in seconds since 1970; `None` if no other timeline precedes it.
     timeline_start: Option<i64>,
     names: KnownNames,
-    /// The cluster whose snapshots are saved; `None` until it is known.
+    /// The cluster whose snapshots are saved, or were by an earlier saver of this process; `None` until it is
+    /// known.
     cluster: Option<ClusterFacts>,
     summary: SaverSummary,
 }
@@ -283,22 +285,73 @@ impl<'a> Saver<'a> {
         self.settings.compression.resolve(newest)
     }
 
-    /// Records the cluster as the owner of the prefix, or checks that it is.
+    /// Records the cluster as the owner of the prefix, or checks that it is. If the prefix holds snapshots and
+    /// records no cluster, compares histories first.
     ///
     /// # Errors
-    /// Fails as [`identity::claim`].
+    /// Fails as [`identity::claim`], and with `OtherCluster` if the cluster has another history than the
+    /// snapshots.
     pub(super) fn claim(&mut self, cluster: &Cluster) -> Result<()> {
+        let (ctx, take_over) = (self.ctx, self.settings.take_over);
         let facts = ClusterFacts::from(cluster);
-        identity::claim(self.ctx, &facts, self.settings.take_over)?;
+        identity::claim(ctx, &facts, take_over, || match take_over {
+            true => Ok(()),
+            false => self.check_first_write(cluster),
+        })?;
         self.cluster = Some(facts);
         Ok(())
+    }
+
+    /// Compares histories before the first write to a prefix that records no cluster. Writes nothing.
+    ///
+    /// # Errors
+    /// Fails with `OtherCluster` if the cluster has another history than the snapshots, and as
+    /// [`first_write::compare`].
+    pub(super) fn check_first_write(&mut self, cluster: &Cluster) -> Result<()> {
+        if self.backup.is_none() {
+            return Ok(());
+        }
+        let store = &self.ctx.store;
+        match first_write::compare(self.ctx, self, &self.settings.connector, cluster)? {
+            Verdict::Same => {}
+            Verdict::Unknown(why) => self.warn(format!(
+                "{} holds snapshots and records no cluster, and whether they are of this cluster is unknown: {why}. This cluster is recorded as theirs",
+                store.url()
+            )),
+            // A backup that runs already must not end because its record was deleted.
+            Verdict::Differs(difference) if self.has_saved_of(cluster) => self.warn(format!(
+                "{} records no cluster any more, and the history of this cluster differs: {difference}. This follower goes on, since it has saved this cluster's history there; another snapshotter would need --take-over",
+                store.url()
+            )),
+            Verdict::Differs(difference) => {
+                let facts = ClusterFacts::from(cluster);
+                return Err(identity::other_history_error(store, &facts, &difference));
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the cluster whose snapshots are saved, once it is known.
+    pub(super) fn cluster(&self) -> Option<&ClusterFacts> {
+        self.cluster.as_ref()
+    }
+
+    /// Tells the saver for which cluster an earlier saver of this process was allowed to save.
+    pub(super) fn continue_for(&mut self, cluster: Option<ClusterFacts>) {
+        self.cluster = cluster;
+    }
+
+    /// Whether this process was already allowed to save snapshots of the cluster.
+    fn has_saved_of(&self, cluster: &Cluster) -> bool {
+        let known = self.cluster.as_ref();
+        known.is_some_and(|known| known.cluster_id == cluster.cluster_id)
     }
 
     /// Checks that no other cluster has taken over the prefix since [`claim`](Self::claim). A snapshot takes
     /// long enough for that, and a follower even more so.
     fn check_still_ours(&self) -> Result<()> {
         match &self.cluster {
-            Some(facts) => identity::check(&self.ctx.store, facts),
+            Some(facts) => identity::check(&self.ctx.store, facts).map(drop),
             None => Err(Error::internal("a snapshot of an unknown cluster")),
         }
     }

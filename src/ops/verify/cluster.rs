@@ -1,9 +1,10 @@
 //! Compares a backup with a live cluster: the HashKV of the folded backup with that of every member.
 //!
 //! The steps: observe the cluster; choose a revision that both hold; ask every member for its HashKV; fold
-//! the backup, compacted like the member; compare. No database is written, and nothing in etcd or in the
-//! store is changed. Called by `cli::verify`.
+//! the backup, compacted like the member; compare. No database is written, nothing in etcd is changed, and
+//! only the verification's record is written to the store. Called by `cli::verify`.
 
+use super::record::{self, RecordLevel, VerificationRecord};
 use crate::backup::chain;
 use crate::error::{Error, Reason, Result};
 use crate::etcd::cluster::{Cluster, MemberHash};
@@ -26,6 +27,8 @@ pub struct Options {
     pub timeline: Option<String>,
     /// The revision of the comparison; `None` for the newest one in the backup.
     pub revision: Option<Revision>,
+    /// Record the result in the store.
+    pub record: bool,
 }
 
 /// Always success: a difference is an error of the operation.
@@ -59,6 +62,9 @@ pub struct Outcome {
     pub live_keys: u64,
     /// The members with a vote, by name.
     pub members: Vec<MemberOutcome>,
+    /// The path of the object that records this verification for `deltafold status`, below the store's
+    /// prefix; null if it was not written.
+    pub recorded: Option<String>,
 }
 
 /// A member in the report.
@@ -220,9 +226,14 @@ impl Comparison<'_> {
                 return Err(fold_error.unwrap_or_else(|| no_hashes(&hashes, revision, saved)));
             }
             result => {
+                let failure = match result {
+                    ComparisonResult::BackupDiffers => Reason::BackupDiffers,
+                    _ => Reason::MembersDiffer,
+                };
+                self.record(&timeline.id, revision, None, Some(failure));
                 let described = members.iter().map(|m| describe(m, &hashes, &folded));
                 let described = described.collect::<Vec<String>>().join("; ");
-                return Err(difference(result, revision, &timeline.id, &described));
+                return Err(difference(failure, revision, &timeline.id, &described));
             }
         }
         // At least one member was compared, or the result would be `Unknown`.
@@ -233,6 +244,7 @@ impl Comparison<'_> {
         let Some(Ok(first)) = folded.remove(&compact) else {
             return Err(Error::internal("a member was compared without a fold"));
         };
+        let recorded = self.record(&timeline.id, revision, Some(first.hash), None);
         Ok(self.clock.report(Outcome {
             status: Status::Equal,
             revision,
@@ -244,7 +256,33 @@ impl Comparison<'_> {
             events: first.events,
             live_keys: first.hash.live_keys,
             members,
+            recorded,
         }))
+    }
+
+    /// Records the result of the comparison, if the options ask for it. Returns the path of the record.
+    fn record(
+        &mut self,
+        timeline: &str,
+        revision: Revision,
+        hash: Option<HashKv>,
+        failure: Option<Reason>,
+    ) -> Option<String> {
+        if !self.options.record {
+            return None;
+        }
+        let record = VerificationRecord {
+            timeline: Some(timeline.to_owned()),
+            revision: Some(revision),
+            hash_kv: hash.map(|h| h.hash),
+            compact_revision: hash.map(|h| h.compact_revision),
+            ..VerificationRecord::new(RecordLevel::Cluster)
+        };
+        let record = match failure {
+            None => record,
+            Some(reason) => record.failed(reason),
+        };
+        record::save(&self.ctx.store, &record, &mut self.clock)
     }
 
     /// Folds the backup once for each compacted revision of the members; usually they have the same.
@@ -281,6 +319,7 @@ impl Comparison<'_> {
         let request = Request {
             target: Target::Revision(revision),
             timeline: Some(timeline.to_owned()),
+            ..Request::default()
         };
         let source = match Source::open_with_history(self.ctx, scan, &request, compact) {
             Err(e) if e.reason() == Reason::OutOfRange => {
@@ -326,20 +365,13 @@ fn compare_member(
 }
 
 /// Returns the error for members that differ from the backup. `members` describes them.
-fn difference(
-    result: ComparisonResult,
-    revision: Revision,
-    timeline: &str,
-    members: &str,
-) -> Error {
-    let (reason, problem, advice) = match result {
-        ComparisonResult::BackupDiffers => (
-            Reason::BackupDiffers,
+fn difference(reason: Reason, revision: Revision, timeline: &str, members: &str) -> Error {
+    let (problem, advice) = match reason {
+        Reason::BackupDiffers => (
             format!("the backup (timeline {timeline}) differs from the cluster"),
             "take a full snapshot; if the cluster was restored in the meantime, that begins a new timeline",
         ),
         _ => (
-            Reason::MembersDiffer,
             "members hold different data, and some of them equal the backup".to_owned(),
             "check the members that differ: their databases may be damaged",
         ),

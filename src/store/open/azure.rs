@@ -3,8 +3,8 @@
 //! Called by `store::open`.
 
 use super::secret::{Provider, Secret, SecretDerived};
-use super::{Family, Location, OpenConfig, config_key, misconfigured};
-use crate::error::Result;
+use super::{Family, Location, OpenConfig, check_endpoint, config_key, misconfigured};
+use crate::error::{Error, Reason, Result};
 use crate::store::Store;
 use crate::store::azure::{self, Azure};
 use crate::store::exclude::{ExcludeTags, TagKind};
@@ -38,11 +38,14 @@ pub(super) fn open(location: &Location, config: OpenConfig, handle: Handle) -> R
         is_fabric: is_set(AzureConfigKey::UseFabricEndpoint),
         is_emulator: is_set(AzureConfigKey::UseEmulator),
     };
+    if let Some(endpoint) = &server.endpoint {
+        check_endpoint("endpoint", endpoint)?;
+    }
     let unsigned = is_set(AzureConfigKey::SkipSignature);
     let tagged = config.requests.tagged.clone();
     let store = builder
         .build()
-        .map_err(|e| misconfigured(&location.action, e))?;
+        .map_err(|e| without_account(&location.action, e))?;
     let store = Arc::new(store);
     let tags = match Azure::new(store.clone(), client, &server) {
         Some(own) if !unsigned => {
@@ -53,6 +56,16 @@ pub(super) fn open(location: &Location, config: OpenConfig, handle: Handle) -> R
     let requests = config.requests.most();
     let store = location.store(store, tags, handle).with_requests(requests);
     Ok(store.with_ranges())
+}
+
+/// Returns the error for a builder that fails. Without an account, it names the settings.
+fn without_account(action: &str, e: object_store::Error) -> Error {
+    match e.to_string().contains("Account must be specified") {
+        true => Reason::Configuration.error(format!(
+            "cannot {action}: the storage account is missing: give --store-option account_name=NAME, or set AZURE_STORAGE_ACCOUNT_NAME (and account_key, or AZURE_STORAGE_ACCOUNT_KEY)"
+        )),
+        false => misconfigured(action, e),
+    }
 }
 
 /// Returns the provider of the credentials in a Secret.

@@ -55,7 +55,7 @@ impl Family {
         !matches!(self, Family::Swift | Family::Oss)
     }
 
-    /// Returns the sets of keys of which one is enough: first etcd-druid's, then the providers' variables.
+    /// Returns sets of keys; one set is enough. etcd-druid's come first, then the providers' variables.
     pub(super) fn credentials(self) -> &'static [KeySet] {
         match self {
             Family::Local => &[],

@@ -5,7 +5,7 @@
 //! Called by `store::open`.
 
 use super::secret::{Provider, Secret, SecretDerived, SecretSource};
-use super::{Family, Location, OpenConfig, config_key, misconfigured};
+use super::{Family, Location, OpenConfig, check_endpoint, config_key, misconfigured};
 use crate::error::Result;
 use crate::store::Store;
 use crate::store::exclude::{ExcludeTags, TagKind};
@@ -52,6 +52,9 @@ pub(super) fn open(location: &Location, mut config: OpenConfig, handle: Handle) 
     };
     let client = config.retrying_client(&client, &location.action)?;
     let base = builder.get_config_value(&GoogleConfigKey::BaseUrl);
+    if let Some(base) = &base {
+        check_endpoint("base_url", base)?;
+    }
     let tagged = config.requests.tagged.clone();
     let store = builder
         .build()

@@ -26,6 +26,7 @@ use object_store::path::Path;
 use object_store::{BackoffConfig, ClientConfigKey, ClientOptions, ObjectStore, RetryConfig};
 use reqwest::Certificate;
 use secret::{Secret, SecretSource};
+use std::path::{Path as FilePath, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -157,10 +158,18 @@ pub fn open(url: &str, options: &[(String, String)], handle: Handle) -> Result<S
         Some(Family::Oss) => Err(Reason::Usage.error(format!(
             "--store {url}: this build has no support for OSS: build with `--features oss`, or use the image, which has it"
         ))),
-        None => Err(Reason::Usage.error(format!(
-            "--store {url}: \"{}\" is no store deltafold knows: use s3://, gs://, az://, swift://, oss://, file:/// or a path",
-            parsed.scheme()
-        ))),
+        None => {
+            let advice = match parsed.scheme() {
+                "http" | "https" => {
+                    "; of a server with S3's protocol give s3://BUCKET/PREFIX, and its URL as --store-option endpoint=URL"
+                }
+                _ => "",
+            };
+            Err(Reason::Usage.error(format!(
+                "--store {url}: \"{}\" is no store deltafold knows: use s3://, gs://, az://, swift://, oss://, file:/// or a path{advice}",
+                parsed.scheme()
+            )))
+        }
     }
 }
 
@@ -353,6 +362,24 @@ impl OpenConfig {
     }
 }
 
+/// Refuses an endpoint that is no URL: the object_store crate panics with the first request. `setting` names
+/// the setting.
+fn check_endpoint(setting: &str, endpoint: &str) -> Result<()> {
+    let url = Url::parse(endpoint).ok();
+    let is_server = |u: &Url| matches!(u.scheme(), "http" | "https") && u.host().is_some();
+    if url.as_ref().is_some_and(is_server) {
+        return Ok(());
+    }
+    // It may contain a password.
+    let shown = match endpoint.contains('@') {
+        true => "",
+        false => endpoint,
+    };
+    Err(Reason::Configuration.error(format!(
+        "the store's {setting} \"{shown}\" is not the URL of a server: give --store-option {setting}=https://HOST:PORT, or http://HOST:PORT for a server without TLS"
+    )))
+}
+
 fn whole_number(key: &str, value: &str) -> Result<u64> {
     value.parse().map_err(|_| {
         Reason::Configuration.error(format!("--store-option {key}={value}: give a whole number"))
@@ -385,20 +412,15 @@ pub fn refuse_layout(url: &str, flag: &str) -> Result<()> {
 }
 
 /// Creates the folder of a local `url` if it is missing and its parent exists, for the first snapshot in a
-/// store. Ignores everything else that is wrong with the URL: [`open`] reports it.
+/// store. A parent is not created: if a file system is not mounted, snapshots must not land on the disk below
+/// its mount point. `flag` has given the URL. Ignores everything else that is wrong with the URL: [`open`]
+/// reports it.
 ///
 /// # Errors
-/// Fails with `Io`, `PermissionDenied`, `NoSpace` or `Configuration`.
-pub fn make_folder(url: &str, options: &[(String, String)]) -> Result<()> {
-    let dir = match Url::parse(url) {
-        Ok(u) if url.contains("://") => match u.scheme() {
-            "file" => u.to_file_path().ok(),
-            _ => None,
-        },
-        Ok(u) if Family::of_scheme(u.scheme()).is_some() => None,
-        _ => Some(std::path::PathBuf::from(url)),
-    };
-    let Some(dir) = dir.filter(|d| !d.as_os_str().is_empty()) else {
+/// Fails with `Configuration` if the parent is missing or is a file; with `Io`, `PermissionDenied` or
+/// `NoSpace`.
+pub fn make_folder(url: &str, flag: &str, options: &[(String, String)]) -> Result<()> {
+    let Some(dir) = local_folder(url) else {
         return Ok(());
     };
     match file_mode(options)?.make_root(&dir) {
@@ -407,11 +429,76 @@ pub fn make_folder(url: &str, options: &[(String, String)]) -> Result<()> {
             Ok(())
         }
         Err(e) => match e.kind() {
-            std::io::ErrorKind::AlreadyExists | std::io::ErrorKind::NotFound => Ok(()),
+            std::io::ErrorKind::AlreadyExists => Ok(()),
             _ if dir.exists() => Ok(()),
-            _ => Err(Error::io(format!("make the folder {}", dir.display()), e)),
+            std::io::ErrorKind::NotFound if !has_parent(&dir) => Err(lacks_parent(url, flag, &dir)),
+            std::io::ErrorKind::NotADirectory => Err(Reason::Configuration.error(format!(
+                "cannot create {flag} {url}: a part of this path is a file"
+            ))),
+            _ => Err(Error::io(
+                format!("cannot create the folder {} of {flag}", dir.display()),
+                e,
+            )),
         },
     }
+}
+
+/// Returns whether a folder can be created in the parent of `dir`. The parent of a relative name is the current
+/// folder.
+fn has_parent(dir: &FilePath) -> bool {
+    let parent = dir.parent();
+    parent.is_none_or(|p| p.as_os_str().is_empty() || p.is_dir())
+}
+
+/// Returns the error for a folder that cannot be created because its parent does not exist.
+fn lacks_parent(url: &str, flag: &str, dir: &FilePath) -> Error {
+    let parent = dir.parent().unwrap_or(dir).display().to_string();
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-".contains(c);
+    let quoted = match parent.chars().all(is_plain) {
+        true => parent.clone(),
+        false => format!("'{}'", parent.replace('\'', "'\\''")),
+    };
+    Reason::Configuration.error(format!(
+        "cannot create {flag} {url}: the folder {parent} does not exist; if a file system belongs there, mount it, otherwise create it with `mkdir -p {quoted}`"
+    ))
+}
+
+/// Returns the folder of a local `url`, or `None` if the URL is that of an object store or invalid.
+fn local_folder(url: &str) -> Option<PathBuf> {
+    let dir = match Url::parse(url) {
+        Ok(u) if url.contains("://") => match u.scheme() {
+            "file" => u.to_file_path().ok(),
+            _ => None,
+        },
+        Ok(u) if Family::of_scheme(u.scheme()).is_some() => None,
+        _ => Some(PathBuf::from(url)),
+    };
+    dir.filter(|d| !d.as_os_str().is_empty())
+}
+
+/// Returns the local folder that was probably meant by `url`, which has no `v2` or `v1` in it: a folder above
+/// it, or a folder in it or beside it. `None` if there is none, if there are several in it, or if `url` is that
+/// of an object store.
+pub fn likely_folder(url: &str) -> Option<String> {
+    /// The most entries of a folder that are looked at.
+    const MOST: usize = 1000;
+    let dir = local_folder(url)?;
+    let holds_backup = |dir: &FilePath| dir.join("v2").is_dir() || dir.join("v1").is_dir();
+    let within = |dir: &FilePath| {
+        let entries = std::fs::read_dir(dir).into_iter().flatten().take(MOST);
+        let folders = entries.filter_map(|e| Some(e.ok()?.path()));
+        let mut backups = folders.filter(|f| holds_backup(f));
+        match (backups.next(), backups.next()) {
+            (Some(only), None) => Some(only),
+            _ => None,
+        }
+    };
+    let above = dir.ancestors().skip(1).take(2);
+    let above = above.filter(|d| !d.as_os_str().is_empty());
+    let mut above = above.filter(|d| holds_backup(d)).map(FilePath::to_owned);
+    let beside = || within(dir.parent().filter(|_| !dir.exists())?);
+    let likely = above.next().or_else(|| within(&dir)).or_else(beside)?;
+    Some(likely.display().to_string())
 }
 
 fn open_local(dir: &str, url: &str, options: &[(String, String)], handle: Handle) -> Result<Store> {
@@ -438,14 +525,18 @@ fn open_local(dir: &str, url: &str, options: &[(String, String)], handle: Handle
     let is_dir = std::fs::metadata(dir)
         .map_err(|e| match e.kind() {
             std::io::ErrorKind::NotFound => {
-                Reason::NoSnapshots.error(format!("the folder {dir} is not there: check --store"))
+                let meant = likely_folder(url).map_or_else(String::new, |d| format!("; did you mean {d}?"));
+                Reason::NoSnapshots.error(format!(
+                    "--store {url}: the folder does not exist; give the folder that holds v2/ (or v1/){meant}"
+                ))
             }
             _ => Error::io(format!("open {dir}"), e),
         })?
         .is_dir();
     if !is_dir {
+        let meant = likely_folder(url).map_or_else(String::new, |d| format!("; did you mean {d}?"));
         return Err(Reason::Usage.error(format!(
-            "--store {dir} is a file: give the folder that holds v2/"
+            "--store {dir} is a file: give the folder that holds v2/{meant}"
         )));
     }
     let folder = Folder::new(dir.into(), file_mode(options)?);

@@ -3,7 +3,7 @@
 //! Besides the store, connects the clients that test and use single conditional writes (`publish::direct`).
 
 use super::secret::{Provider, Secret, SecretDerived};
-use super::{Family, Location, OpenConfig, config_key, misconfigured};
+use super::{Family, Location, OpenConfig, check_endpoint, config_key, misconfigured};
 use crate::error::{Reason, Result};
 use crate::store::Store;
 use crate::store::exclude::{ExcludeTags, TagKind};
@@ -184,6 +184,9 @@ fn configure(
     let endpoint = builder
         .get_config_value(&AmazonS3ConfigKey::S3Endpoint)
         .or_else(|| builder.get_config_value(&AmazonS3ConfigKey::Endpoint));
+    if let Some(endpoint) = &endpoint {
+        check_endpoint("endpoint", endpoint)?;
+    }
     if let Some(path_style) = path_style {
         builder = builder.with_virtual_hosted_style_request(!path_style);
         if let (false, Some(endpoint)) = (path_style, &endpoint) {

@@ -176,8 +176,8 @@ impl Secret {
         ))
     }
 
-    /// Returns the set of which the Secret has most keys (of equals the first), or `None` if it has none of
-    /// any.
+    /// Returns the set with most keys in the Secret (the first of equal ones), or `None` if the Secret has no key of
+    /// any set.
     fn most_complete(&self, sets: &'static [KeySet]) -> Option<KeySet> {
         let count = |set: &&KeySet| set.iter().filter(|key| self.get(key).is_some()).count();
         // `max_by_key` returns the last of equals.

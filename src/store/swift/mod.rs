@@ -162,8 +162,8 @@ impl Swift {
         self.send(request).await
     }
 
-    /// Returns the bytes `range` of an object, of which `body` is the first response. If the connection
-    /// breaks, the rest is requested again on condition of the same ETag.
+    /// Returns the bytes `range` of an object; `body` is the first response. If the connection breaks, the rest
+    /// is requested again on condition of the same ETag.
     fn content(
         &self,
         path: Path,

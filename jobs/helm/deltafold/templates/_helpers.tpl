@@ -3,7 +3,7 @@ app.kubernetes.io/name: deltafold
 app.kubernetes.io/component: controller
 {{- end }}
 {{- define "deltafold.image" -}}
-{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{ required "image.repository: name the image that you built and pushed, such as registry.example/deltafold: README.md of this chart says how" .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end }}
 {{- define "deltafold.jobImage" -}}
 {{ .Values.jobImage | default (include "deltafold.image" .) }}

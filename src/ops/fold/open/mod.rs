@@ -8,7 +8,7 @@ mod ahead;
 mod database_file;
 mod in_place;
 mod location;
-mod plain_snapshot;
+pub(crate) mod plain_snapshot;
 pub(super) mod read_snapshot;
 pub(super) mod source;
 

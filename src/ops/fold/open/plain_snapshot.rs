@@ -71,14 +71,15 @@ impl Packing {
     }
 }
 
+/// The first page of a bbolt file: its number 0, then the flag of a meta page.
+const BOLT: &[u8] = &[0, 0, 0, 0, 0, 0, 0, 0, 4, 0];
+
 /// The number of bytes at the beginning of a file that [`packing`] needs.
 const HEAD_BYTES: usize = 64;
 
 /// Returns how a file is packed, by its first bytes. Only LZW is recognized by the file name, since its bytes
 /// do not tell.
 fn packing(head: &[u8], file_name: &str) -> Result<Packing> {
-    // The first page of a bbolt file: its number 0, then the flag of a meta page.
-    const BOLT: &[u8] = &[0, 0, 0, 0, 0, 0, 0, 0, 4, 0];
     let unsupported = |what: &str| {
         Err(Error::corrupt(format!(
             "it is packed with {what}, which deltafold does not read: unpack it first"
@@ -183,7 +184,7 @@ impl Context {
     /// `NoSnapshots` if there is no such file; `Usage` if the path is not that of a file; `CorruptSnapshot`
     /// if the file is damaged, a delta or no snapshot; `CannotDecrypt`, `PermissionDenied`, `Io`, `NoSpace`,
     /// `Terminated`.
-    pub(super) fn plain_unchecked(&self, path: &Path) -> Result<PlainSnapshot> {
+    pub(crate) fn plain_unchecked(&self, path: &Path) -> Result<PlainSnapshot> {
         let (file, bytes) = open(path)?;
         let opener = Opener {
             ctx: self,
@@ -376,6 +377,42 @@ fn open(path: &Path) -> Result<(File, u64)> {
     let file = File::open(path).map_err(failed)?;
     let bytes = file.metadata().map_err(failed)?.len();
     Ok((file, bytes))
+}
+
+/// Returns whether a file holds a bbolt database, by its first bytes, and if it is packed by those of its
+/// content. An encrypted file may hold one. A file that cannot be read does not look like one.
+pub(crate) fn looks_like_snapshot(path: &Path) -> bool {
+    let begins_with_database = |content: &mut dyn Read| {
+        let mut head = [0; BOLT.len()];
+        content.read_exact(&mut head).is_ok() && head == BOLT
+    };
+    let look = || -> Result<bool> {
+        let (mut file, _) = open(path)?;
+        let failed = |e| Error::io(format!("read {}", path.display()), e);
+        let mut head = Vec::with_capacity(HEAD_BYTES);
+        let read = (&mut file).take(HEAD_BYTES as u64).read_to_end(&mut head);
+        read.map_err(failed)?;
+        if head.starts_with(encryption::MAGIC) || head.starts_with(encryption::ARMORED) {
+            return Ok(true);
+        }
+        file.rewind().map_err(failed)?;
+        let file_name = path.file_name().unwrap_or_default().to_string_lossy();
+        Ok(match packing(&head, &file_name)? {
+            PLAIN => head.starts_with(BOLT),
+            Packing::Stream(compression) => {
+                let plain = codec::decoder(compression, file).map_err(failed)?;
+                begins_with_database(&mut BufReader::new(plain))
+            }
+            Packing::Zip => {
+                let mut archive = zip::ZipArchive::new(BufReader::new(file)).map_err(zip_error)?;
+                // The file may be in a folder, which comes first.
+                let last = archive.len().saturating_sub(1);
+                let mut content = archive.by_index(last).map_err(zip_error)?;
+                begins_with_database(&mut content)
+            }
+        })
+    };
+    look().unwrap_or(false)
 }
 
 /// Fails if the file is a delta, which is JSON and of use only with its full.

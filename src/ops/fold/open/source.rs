@@ -8,10 +8,11 @@ use super::in_place::HashCheck;
 use crate::backup::chain::{self, Chain, Choice, KnownBases};
 use crate::backup::timeline::{self, Timeline};
 use crate::backup::{Snapshot, SnapshotName};
+use crate::base::plural::count;
 use crate::bolt::Database;
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::{Base, Revision};
-use crate::ops::fold::by_time::revision_at;
+use crate::ops::fold::by_time::{refuse_uncovered, revision_at};
 use crate::ops::fold::select::{self, DeltaSlice, Request, Target, choose_timeline};
 use crate::ops::scan::Scan;
 use crate::ops::{Context, free_space, tags, warn};
@@ -53,7 +54,8 @@ impl Source {
     ///
     /// # Errors
     /// `NoSnapshots`, `NoSuchTimeline`, `OutOfRange`, `RevisionGap`, `InterleavedTimelines`; errors of a
-    /// damaged full; errors of the store; `Io`, `NoSpace`, `Terminated`.
+    /// damaged full; errors of the store; `Io`, `NoSpace`, `Terminated`. `OutOfRange` also if a requested time
+    /// is after the newest snapshot, unless [`Request::or_newest`].
     pub fn open(ctx: &Context, scan: &Scan, request: &Request) -> Result<Source> {
         Opening::new(ctx, scan).open(request)
     }
@@ -243,7 +245,8 @@ impl Source {
     pub fn tags_warning(&self) -> Option<String> {
         let n = self.tags_unread.len();
         (n > 0).then(|| format!(
-            "the tags of {n} deltas of this plan were not read, since each takes a request: a real run reads them with the deltas, and plans again if one is excluded"
+            "the tags of {} of this plan were not read, since each takes a request: a real run reads them with the deltas, and plans again if one is excluded",
+            count(n, "delta")
         ))
     }
 
@@ -322,6 +325,9 @@ impl<'a> Opening<'a> {
             Target::Newest => None,
             Target::Revision(r) => Some(r),
             Target::Time(time) => {
+                if !request.or_newest {
+                    refuse_uncovered(scan, timeline, time)?;
+                }
                 let (revision, more) = revision_at(ctx, scan, timeline, time)?;
                 warnings.extend(more);
                 Some(revision)

@@ -8,8 +8,10 @@
 
 mod fulls;
 mod session;
+mod view;
 
 use super::metrics::MetricsReporter;
+use super::saver::Saver;
 use super::{Hole, SnapshotSettings};
 use crate::base::flag_values::yes_or_no;
 use crate::base::retry::{BackoffBuilder, Pauses, backoff};
@@ -22,6 +24,8 @@ use crate::ops::identity::{self, ClusterFacts};
 use crate::ops::report::{Report, ReportBuilder};
 use crate::ops::schedule::Schedule;
 use crate::store::lock::{Attempt, Lock, LockGuard};
+use crate::telemetry::live::LiveLine;
+use chrono::Utc;
 use clap::Args;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -155,9 +159,13 @@ pub fn follow(
         stop,
         clock,
         outcome: Outcome::default(),
+        cluster: None,
         back_offs: new_back_offs(),
+        live: LiveLine::begin(),
     };
     follower.refuse_other_cluster()?;
+    let plan = || view::plan(ctx.store.url(), options, Utc::now());
+    follower.live.print(plan);
     while !follower.is_stopped() {
         let result = match follower.acquire(lock) {
             Ok(None) => break,
@@ -207,8 +215,12 @@ struct Follower<'a> {
     stop: &'a Cancel,
     clock: ReportBuilder,
     outcome: Outcome,
+    /// The cluster that the sessions so far were allowed to save.
+    cluster: Option<ClusterFacts>,
     /// The back-offs of the coming failures; restarted after each success.
     back_offs: Pauses,
+    /// What a person at a terminal sees.
+    live: LiveLine,
 }
 
 impl Follower<'_> {
@@ -216,15 +228,21 @@ impl Follower<'_> {
         self.stop.is_cancelled()
     }
 
-    /// Fails at once if the prefix is another cluster's backup, before the lock is written or waited for. All
-    /// other failures of etcd and of the store are ignored here: the session meets and retries them.
+    /// Fails at once if the prefix is another cluster's backup, before the lock is written or waited for. A
+    /// prefix that records no cluster is compared by its snapshots. All other failures of etcd and of the store
+    /// are ignored here: the session meets and retries them.
     fn refuse_other_cluster(&self) -> Result<()> {
         if self.settings.take_over {
             return Ok(());
         }
-        let checked = Cluster::observe(&self.settings.connector)
-            .and_then(|cluster| identity::check(&self.ctx.store, &ClusterFacts::from(&cluster)));
-        match checked {
+        let check = |cluster: Cluster| {
+            let is_recorded = identity::check(&self.ctx.store, &ClusterFacts::from(&cluster))?;
+            match is_recorded {
+                true => Ok(()),
+                false => Saver::look(self.ctx, self.settings)?.check_first_write(&cluster),
+            }
+        };
+        match Cluster::observe(&self.settings.connector).and_then(check) {
             Err(e) if e.reason() == Reason::OtherCluster => Err(e),
             _ => Ok(()),
         }
@@ -285,6 +303,9 @@ impl Follower<'_> {
                         );
                         is_logged = true;
                     }
+                    let holder = &holder.identity;
+                    self.live
+                        .set(|| format!("another follower holds the lock: waiting for {holder}"));
                     self.reporter.metrics.lock_held(false);
                     self.sleep(Duration::from_secs(1))?;
                 }

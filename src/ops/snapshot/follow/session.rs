@@ -3,7 +3,7 @@
 //! The session ends when the follower is stopped, the lock is lost, or on a failure; the follower then
 //! decides about a retry. Called by [`super::Follower`].
 
-use super::{BACK_OFF, Follower, MAX_LISTED, MissedFull, TICK, may_retry, new_back_offs};
+use super::{BACK_OFF, Follower, MAX_LISTED, MissedFull, TICK, may_retry, new_back_offs, view};
 use crate::error::{Error, Reason, Result};
 use crate::etcd::cluster::Cluster;
 use crate::etcd::feed::{Ended, Position, quorum_revision};
@@ -47,8 +47,10 @@ pub(super) struct Session<'s, 'a> {
 impl<'s, 'a> Session<'s, 'a> {
     /// Scans the store and prepares a session. Nothing is sent to etcd yet.
     pub(super) fn new(follower: &'s mut Follower<'a>, lock: &'s LockGuard) -> Result<Self> {
+        let mut saver = Saver::open(follower.ctx, follower.settings)?;
+        saver.continue_for(follower.cluster.clone());
         let mut session = Session {
-            saver: Saver::open(follower.ctx, follower.settings)?,
+            saver,
             pending: PendingDelta::new(follower.ctx)?,
             watch: None,
             reached: None,
@@ -105,6 +107,7 @@ impl<'s, 'a> Session<'s, 'a> {
     fn begin(&mut self) -> Result<()> {
         let cluster = Cluster::observe(&self.follower.settings.connector)?;
         self.saver.claim(&cluster)?;
+        self.follower.cluster = self.saver.cluster().cloned();
         let position = match self.saver.full_needed(cluster.revision) {
             Some(cause) => Err(cause),
             None => self.saver.position()?,
@@ -332,6 +335,10 @@ impl<'s, 'a> Session<'s, 'a> {
         }
         let last_saved = self.saver.last().unwrap_or_default().0;
         let oldest_unsaved = self.saving_since.or(self.pending.first_arrived());
+        self.follower.live.set(|| {
+            let oldest = oldest_unsaved.map(|at| at.elapsed());
+            view::unsaved(last_saved, self.pending.events(), oldest)
+        });
         self.follower
             .reporter
             .set_watch_status(&status, last_saved, oldest_unsaved);
@@ -357,6 +364,9 @@ impl<'s, 'a> Session<'s, 'a> {
         outcome.timeline_began |= timeline_began;
         outcome.holes.extend(hole);
         keep_newest(&mut outcome.holes);
+        self.follower
+            .live
+            .print(|| snapshots.iter().map(view::saved).collect());
         for snapshot in &snapshots {
             outcome.bytes_written += snapshot.bytes;
             outcome.events += snapshot.events;

@@ -1,6 +1,7 @@
 //! The findings of a verification: errors, notes, and the worst one.
 //!
-//! This module does not look for anything itself. Called by the other files of `ops::verify::store`.
+//! This module does not look for anything itself. Called by the other files of `ops::verify::store`, and by
+//! `ops::verify::plain`.
 
 use crate::backup::timeline::Timeline;
 use crate::error::{Error, Reason};
@@ -8,6 +9,7 @@ use crate::ops::list::Problem;
 use crate::ops::report::reasons_and;
 use schemars::JsonSchema;
 use serde::Serialize;
+use std::collections::BTreeMap;
 
 /// Whether a finding makes a verification fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
@@ -70,9 +72,27 @@ impl Finding {
     }
 }
 
+/// Returns the number of errors.
+pub(in crate::ops::verify) fn errors(findings: &[Finding]) -> u64 {
+    let errors = findings.iter().filter(|f| f.severity == Severity::Error);
+    errors.count() as u64
+}
+
+/// Returns the number of findings of each reason.
+pub(in crate::ops::verify) fn by_reason(findings: &[Finding]) -> Vec<(&'static str, u64)> {
+    let mut counts: BTreeMap<&'static str, u64> = BTreeMap::new();
+    for finding in findings {
+        *counts.entry(finding.reason).or_default() += 1;
+    }
+    counts.into_iter().collect()
+}
+
+/// The target of log lines about findings. `cli` turns it off where the report is seen next to the log.
+const LOG_TARGET: &str = "deltafold::finding";
+
 /// All findings so far, without repetitions.
 #[derive(Default)]
-pub(super) struct Findings(Vec<Finding>);
+pub(in crate::ops::verify) struct Findings(Vec<Finding>);
 
 impl Findings {
     fn push(&mut self, finding: Finding) {
@@ -82,13 +102,13 @@ impl Findings {
         }
         let (reason, message) = (finding.reason, &finding.message);
         match finding.severity {
-            Severity::Error => tracing::warn!(reason, "{message}"),
-            Severity::Note => tracing::info!(reason, "{message}"),
+            Severity::Error => tracing::warn!(target: LOG_TARGET, reason, "{message}"),
+            Severity::Note => tracing::info!(target: LOG_TARGET, reason, "{message}"),
         }
         self.0.push(finding);
     }
 
-    pub(super) fn note(&mut self, timeline: Option<&Timeline>, problem: Problem) {
+    pub(in crate::ops::verify) fn note(&mut self, timeline: Option<&Timeline>, problem: Problem) {
         self.push(Finding {
             severity: Severity::Note,
             reason: problem.reason,
@@ -99,7 +119,12 @@ impl Findings {
         });
     }
 
-    pub(super) fn error(&mut self, e: &Error, timeline: Option<&Timeline>, snapshots: Vec<String>) {
+    pub(in crate::ops::verify) fn error(
+        &mut self,
+        e: &Error,
+        timeline: Option<&Timeline>,
+        snapshots: Vec<String>,
+    ) {
         self.push(Finding {
             severity: Severity::Error,
             reason: e.reason().as_str(),
@@ -112,7 +137,7 @@ impl Findings {
 
     /// Returns all findings, errors first, and the failure of the verification: the error with the lowest
     /// exit code.
-    pub(super) fn into_result(self) -> (Vec<Finding>, Option<Error>) {
+    pub(in crate::ops::verify) fn into_result(self) -> (Vec<Finding>, Option<Error>) {
         let mut all = self.0;
         all.sort_by_key(|f| f.severity == Severity::Note);
         let errors = all.iter().filter(|f| f.severity == Severity::Error).count();

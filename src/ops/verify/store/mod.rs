@@ -1,16 +1,18 @@
 //! Verifies a backup by itself: names, checksums, the fold of its chains, and a restore drill.
 //!
 //! The steps: scan the store; choose the chains; read what the level asks for; fold; drill. All problems are
-//! reported, not only the first. Nothing is written to the store or repaired. Called by `cli::verify`.
+//! reported, not only the first. Nothing is repaired, and only the verification's record is written to the
+//! store. Called by `cli::verify`.
 
 mod chains;
 mod contents;
-mod findings;
+pub(super) mod findings;
 
 pub use chains::ChainOutcome;
 pub use findings::{Finding, Severity};
 
 use super::drill;
+use super::record::{self, RecordLevel, VerificationRecord};
 use crate::backup::catalog::Snapshot;
 use crate::backup::chain::{self, KnownBases};
 use crate::backup::timeline::Timeline;
@@ -87,6 +89,8 @@ pub struct Options {
     pub timeline: Option<String>,
     /// Start an etcd on the restored state; only with [`Level::Fold`].
     pub drill: Option<drill::Options>,
+    /// Record the result in the store.
+    pub record: bool,
 }
 
 /// Whether the backup is good.
@@ -156,6 +160,9 @@ pub struct Outcome {
     pub drills: Vec<Report<drill::Outcome>>,
     /// Bytes read from the store.
     pub bytes_read: u64,
+    /// The path of the object that records this verification for `deltafold status`, below the store's
+    /// prefix; null if it was not written.
+    pub recorded: Option<String>,
 }
 
 /// Verifies the backup in the context's store. Damage is not an error of this function, but part of the
@@ -165,11 +172,15 @@ pub struct Outcome {
 /// Fails with `NoSnapshots` if the store holds none; with `NoSuchTimeline`, `CannotDecrypt`,
 /// `SnapshotVanished`; with the store's errors; with `Io`, `NoSpace`, `Terminated`.
 pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
-    let clock = ReportBuilder::start();
-    without_excluded(|| verify(ctx, options, clock.clone()))
+    let mut clock = ReportBuilder::start();
+    let (mut outcome, failure) = without_excluded(|| verify(ctx, options))?;
+    if options.record {
+        outcome.recorded = record::save(&ctx.store, &outcome.to_record(), &mut clock);
+    }
+    Ok(clock.report_with(outcome, failure))
 }
 
-fn verify(ctx: &Context, options: &Options, clock: ReportBuilder) -> Result<Report<Outcome>> {
+fn verify(ctx: &Context, options: &Options) -> Result<(Outcome, Option<Error>)> {
     let mut findings = Findings::default();
     let (identity, problem) = list::recorded_identity(ctx)?;
     if let Some(problem) = problem {
@@ -237,8 +248,9 @@ fn verify(ctx: &Context, options: &Options, clock: ReportBuilder) -> Result<Repo
         newest,
         drills: verification.drills,
         bytes_read: ctx.store.bytes_read(),
+        recorded: None,
     };
-    Ok(clock.report_with(outcome, failure))
+    Ok((outcome, failure))
 }
 
 /// A verification in progress. Snapshots are indexes in the scan's catalog.
@@ -487,16 +499,37 @@ impl<'a> Verification<'a> {
 }
 
 impl Outcome {
+    /// Returns the record of this verification, which ends now.
+    fn to_record(&self) -> VerificationRecord {
+        let newest = self.newest.as_ref();
+        let is_newest = |c: &&ChainOutcome| {
+            newest.is_some_and(|n| (&n.timeline, n.last_revision) == (&c.timeline, c.last_revision))
+        };
+        let chain = self.chains.iter().rev().find(is_newest);
+        let record = VerificationRecord {
+            timeline: newest.map(|n| n.timeline.clone()),
+            revision: newest.map(|n| n.last_revision),
+            hash_kv: chain.and_then(|c| c.hash_kv),
+            compact_revision: chain.and_then(|c| c.compact_revision),
+            all_chains: self.all_chains,
+            drill_succeeded: match self.drills.is_empty() {
+                true => None,
+                false => Some(self.drills.iter().all(|d| d.succeeded)),
+            },
+            ..VerificationRecord::new(match self.level {
+                Level::Names => RecordLevel::Names,
+                Level::Checksums => RecordLevel::Checksums,
+                Level::Fold => RecordLevel::Fold,
+            })
+        };
+        match self.reason {
+            None => record,
+            Some(reason) => record.failed(reason),
+        }
+    }
+
     /// Returns the outcome as metrics.
     pub fn metrics(&self) -> VerificationFigures {
-        let mut errors = 0;
-        let mut counts: BTreeMap<&'static str, u64> = BTreeMap::new();
-        for finding in &self.findings {
-            *counts.entry(finding.reason).or_default() += 1;
-            if finding.severity == Severity::Error {
-                errors += 1;
-            }
-        }
         let newest = self.newest.as_ref();
         let drill_seconds: f64 = self.drills.iter().map(|d| d.seconds).sum();
         let drill = (!self.drills.is_empty()).then(|| {
@@ -504,8 +537,8 @@ impl Outcome {
             (succeeded, Duration::from_secs_f64(drill_seconds.max(0.0)))
         });
         VerificationFigures {
-            errors,
-            findings: counts.into_iter().collect(),
+            errors: findings::errors(&self.findings),
+            findings: findings::by_reason(&self.findings),
             snapshots: self.snapshots_read as u64,
             read_bytes: self.bytes_read,
             newest: newest.map(|n| (n.snapshot_created, n.snapshot_age_seconds)),

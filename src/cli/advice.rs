@@ -1,0 +1,217 @@
+//! What a user meant: advice for command lines that are refused, and for variables with a slip in their name.
+//!
+//! Pure functions of the command line and the environment. `parse` and `refusal` call them.
+
+use clap::builder::StyledStr;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use std::collections::BTreeSet;
+use std::error::Error as _;
+use std::ffi::OsString;
+use std::num::{IntErrorKind, ParseIntError};
+
+/// Variables of the tests, which are no flags.
+const OF_TESTS: &str = "DELTAFOLD_TEST_";
+/// The beginning of all our variables.
+const OURS: &str = "DELTAFOLD_";
+
+/// Adds advice to a refusal by clap: what a number is expected to be, and the flag that was probably meant.
+pub(super) fn explain(
+    e: clap::Error,
+    command: &mut clap::Command,
+    args: &[OsString],
+) -> clap::Error {
+    let words: Vec<&str> = args.iter().filter_map(|a| a.to_str()).collect();
+    let mut e = with_expected_number(e, command, words.get(1..).unwrap_or_default());
+    if let Some(tip) = tip(&e, &words) {
+        let tip = ContextValue::StyledStrs(vec![StyledStr::from(tip)]);
+        e.insert(ContextKind::Suggested, tip);
+    }
+    e
+}
+
+/// Returns an error with the usage of the innermost of these subcommands. Words after their names are ignored.
+pub(super) fn error_of(
+    command: &mut clap::Command,
+    path: &[&str],
+    kind: ErrorKind,
+    message: String,
+) -> clap::Error {
+    if let Some((first, rest)) = path.split_first()
+        && let Some(subcommand) = command.find_subcommand_mut(first)
+    {
+        return error_of(subcommand, rest, kind, message);
+    }
+    command.error(kind, message)
+}
+
+/// Says what is expected in place of "invalid digit found in string".
+fn with_expected_number(e: clap::Error, command: &mut clap::Command, path: &[&str]) -> clap::Error {
+    let wrong = e.source().and_then(|s| s.downcast_ref::<ParseIntError>());
+    let (Some(wrong), Some(ContextValue::String(arg)), Some(ContextValue::String(value))) = (
+        wrong,
+        e.get(ContextKind::InvalidArg),
+        e.get(ContextKind::InvalidValue),
+    ) else {
+        return e;
+    };
+    let flag = arg.split([' ', '=']).next().unwrap_or_default();
+    let expected = match wrong.kind() {
+        IntErrorKind::PosOverflow => "the number is too large".to_owned(),
+        IntErrorKind::NegOverflow => "the number is too small".to_owned(),
+        _ => format!("give a whole number, such as {flag} {}", example(flag)),
+    };
+    let message = format!("invalid value '{value}' for '{arg}': {expected}");
+    let mut explained = error_of(command, path, ErrorKind::ValueValidation, message);
+    for kind in [ContextKind::InvalidArg, ContextKind::InvalidValue] {
+        if let Some(value) = e.get(kind) {
+            explained.insert(kind, value.clone());
+        }
+    }
+    explained
+}
+
+/// A sensible number for a flag.
+fn example(flag: &str) -> &'static str {
+    match flag {
+        "--revision" | "--allow-plaintext-below" => "120000",
+        "--bump-revision" => "1000000000",
+        "--max-request-bytes" => "1572864",
+        "--delta-events" => "1000000",
+        "--requests" => "64",
+        _ => "4",
+    }
+}
+
+/// The advice for a command line, if it looks like a usual mistake.
+fn tip(e: &clap::Error, words: &[&str]) -> Option<&'static str> {
+    let lacks = |what: &str| match e.get(ContextKind::InvalidArg) {
+        Some(ContextValue::Strings(args)) => args.iter().any(|a| a.contains(what)),
+        Some(ContextValue::String(arg)) => arg.contains(what),
+        _ => false,
+    };
+    let command = words.get(1).copied().unwrap_or_default();
+    let is_missing = e.kind() == ErrorKind::MissingRequiredArgument;
+    match command {
+        "get" if is_missing && lacks("<KEY>") => Some(
+            "for one key give the KEY, such as `deltafold get /registry/configmaps/default/settings`; for all keys below one give --prefix, such as --prefix /registry/configmaps/",
+        ),
+        "apply"
+            if is_missing
+                && words.iter().any(|w| is_flag(w, "--key"))
+                && !words.iter().any(|w| is_flag(w, "--exact-key")) =>
+        {
+            Some(
+                "--key is the private key of the TLS client certificate; to apply one key of etcd, give --exact-key KEY",
+            )
+        }
+        _ => None,
+    }
+}
+
+fn is_flag(word: &str, flag: &str) -> bool {
+    word.strip_prefix(flag)
+        .is_some_and(|rest| rest.is_empty() || rest.starts_with('='))
+}
+
+/// Returns warnings for set variables that no flag has and that are one slip away from one that a flag has.
+/// Other variables of our name are not ours alone: Kubernetes sets `DELTAFOLD_SERVICE_HOST` and its like.
+pub(super) fn slips(command: &clap::Command, set: impl Iterator<Item = OsString>) -> Vec<String> {
+    let mut known = BTreeSet::new();
+    add_variables(command, &mut known);
+    let set = set.filter_map(|name| name.into_string().ok());
+    let unknown = set.filter(|name| {
+        name.starts_with(OURS) && !name.starts_with(OF_TESTS) && !known.contains(name)
+    });
+    let mut warnings = Vec::new();
+    for name in unknown {
+        if let Some(meant) = nearest(&name, &known) {
+            warnings.push(format!(
+                "the variable {name} is set, but no flag has it: did you mean {meant}?"
+            ));
+        }
+    }
+    warnings
+}
+
+fn add_variables(command: &clap::Command, known: &mut BTreeSet<String>) {
+    for flag in command.get_arguments().filter_map(clap::Arg::get_long) {
+        known.insert(format!("{OURS}{}", flag.replace('-', "_").to_uppercase()));
+    }
+    for subcommand in command.get_subcommands() {
+        add_variables(subcommand, known);
+    }
+}
+
+/// Returns the variable that differs from `name` by the fewest slips, if these are few enough.
+fn nearest<'k>(name: &str, known: &'k BTreeSet<String>) -> Option<&'k String> {
+    // In a short name, two slips make another word.
+    let most = match name.len() - OURS.len() {
+        0..=3 => 0,
+        4..=7 => 1,
+        _ => 2,
+    };
+    let slips = known.iter().map(|k| (distance(name, k), k));
+    slips
+        .filter(|(slips, _)| *slips <= most)
+        .min_by_key(|(slips, _)| *slips)
+        .map(|(_, k)| k)
+}
+
+/// The number of slips from one name to another: a letter too many, too few or wrong, or two letters swapped.
+fn distance(a: &str, b: &str) -> usize {
+    let (a, b) = (a.as_bytes(), b.as_bytes());
+    let mut rows = vec![(0..=b.len()).collect::<Vec<usize>>()];
+    for i in 1..=a.len() {
+        let mut row = vec![i];
+        for j in 1..=b.len() {
+            let above = &rows[i - 1];
+            let wrong = above[j - 1] + usize::from(a[i - 1] != b[j - 1]);
+            let mut least = wrong.min(above[j] + 1).min(row[j - 1] + 1);
+            if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
+                least = least.min(rows[i - 2][j - 2] + 1);
+            }
+            row.push(least);
+        }
+        rows.push(row);
+    }
+    rows[a.len()][b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slip_in_a_variable_is_noticed_and_others_variables_are_not() {
+        let warn = |name: &str| {
+            let set = [OsString::from(name)];
+            slips(&super::super::command(), set.into_iter()).join("\n")
+        };
+        for (slip, meant) in [
+            ("DELTAFOLD_STROE", "DELTAFOLD_STORE"),
+            ("DELTAFOLD_ENDPOINT", "DELTAFOLD_ENDPOINTS"),
+            ("DELTAFOLD_AGE_IDENTIY", "DELTAFOLD_AGE_IDENTITY"),
+            ("DELTAFOLD_PASWORD", "DELTAFOLD_PASSWORD"),
+            ("DELTAFOLD_DATADIR", "DELTAFOLD_DATA_DIR"),
+        ] {
+            let warning = warn(slip);
+            assert!(warning.ends_with(&format!("{meant}?")), "{slip}: {warning}");
+        }
+        // Kubernetes sets these for a Service, in each Pod of its namespace.
+        for other in [
+            "DELTAFOLD_STORE",
+            "DELTAFOLD_SERVICE_HOST",
+            "DELTAFOLD_SERVICE_PORT",
+            "DELTAFOLD_SERVICE_PORT_METRICS",
+            "DELTAFOLD_PORT",
+            "DELTAFOLD_PORT_8080_TCP",
+            "DELTAFOLD_PORT_8080_TCP_ADDR",
+            "DELTAFOLD_IMAGE",
+            "DELTAFOLD_TEST_SEED",
+            "DELTAFOLD_",
+            "STROE",
+        ] {
+            assert_eq!(warn(other), "");
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! `deltafold status`: its arguments, and its verdict as text.
+//!
+//! The operation itself is `ops::status`.
+
+use super::text::Text;
+use super::{BackupArgs, Ended, Output, print_report, size};
+use crate::base::{Cancel, duration, shorten};
+use crate::error::{Reason, Result};
+use crate::ops::list::Restorable;
+use crate::ops::report::Report;
+use crate::ops::restore::BackupLocation;
+use crate::ops::status::{Options, Outcome, Status, Verification, of_nothing, run, run_on_files};
+use crate::ops::verify::record::{RecordLevel, RecordResult};
+use chrono::{DateTime, Utc};
+use clap::Args;
+use std::time::Duration;
+
+/// Tell whether a backup is healthy, and what to do next
+///
+/// The verdict comes first: healthy, stale, damaged or empty. Then come the age of the newest snapshot, what
+/// can be restored, the last verifications, and the size.
+///
+/// status reads the names of the snapshots and the records of `deltafold verify`, and no snapshot. Whoever can
+/// write to the store can forge both: only `deltafold verify` reads the backup. Of plain snapshot files, status
+/// opens the newest.
+#[derive(Debug, Args)]
+#[command(
+    mut_arg("snapshot", |a| a.value_name("PATH").help(super::store_access::SNAPSHOTS_HELP)),
+    after_long_help = "\
+Examples:
+  Show the state of a backup:
+      deltafold status --store s3://backups/etcd-main
+  Alert if no snapshot was taken for 2 hours, or no verification has succeeded for 2 days:
+      deltafold status --store s3://backups/etcd-main --max-age 2h --verified-within 2d
+  Print the age of the newest snapshot in seconds:
+      deltafold status --store /backups/etcd-main --output json | jq .newest.age_seconds
+  Show the state of the snapshots that k3s takes:
+      deltafold status --snapshot /var/lib/rancher/k3s/server/db/snapshots
+
+Exit codes: 0 if the backup is healthy; 65 if the last verification failed, or if revisions are missing up to the \
+newest snapshot; 66 if there is nothing to restore; 75 if the newest snapshot is too old (Stale), or if no verification \
+has succeeded within --verified-within (NotVerified). If several apply, the first of 66, 65 and 75. \
+docs/exit-codes.md lists all others."
+)]
+pub(super) struct StatusArgs {
+    #[command(flatten)]
+    options: Options,
+    #[command(flatten)]
+    backup: BackupArgs,
+}
+
+impl StatusArgs {
+    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
+        print_report(output, self.report(cancel)?, to_text)
+    }
+
+    fn report(&self, cancel: &Cancel) -> Result<Report<Outcome>> {
+        let backup = match self.backup.backup(cancel) {
+            // A local folder that is not there.
+            Err(e) if e.reason() == Reason::NoSnapshots => {
+                return Ok(of_nothing(&self.backup.shown(), &e, &self.options));
+            }
+            backup => backup?,
+        };
+        match &backup {
+            BackupLocation::File(ctx, path) => run_on_files(ctx, path, &self.options),
+            _ => run(backup.context()?, &self.options),
+        }
+    }
+}
+
+fn to_text(o: &Report<Outcome>) -> String {
+    // The longest label is "restorable".
+    let mut text = Text::with_labels(10);
+    let verdict = match (&o.message, &o.newest) {
+        (Some(message), _) => message.clone(),
+        (None, Some(newest)) => format!("the newest snapshot is {} old", ago(newest.age_seconds)),
+        (None, None) => "nothing is wrong".to_owned(),
+    };
+    text.line(format_args!("{}: {verdict}", o.status.as_str()));
+    for finding in o.findings.iter().skip(1) {
+        text.field(
+            "also",
+            format_args!("{} [{}]", finding.message, finding.reason),
+        );
+    }
+    if let Some(n) = &o.newest {
+        let revision = n.revision.map(|r| format!("revision {r}, "));
+        text.field(
+            "newest",
+            format_args!(
+                "{}, {}{} old (at most {})",
+                n.path,
+                revision.unwrap_or_default(),
+                ago(n.age_seconds),
+                ago(o.max_age_seconds)
+            ),
+        );
+    }
+    let ranges: Vec<String> = o.restorable.iter().map(range).collect();
+    text.list("restorable", &ranges);
+    if o.restorable.len() > 1 {
+        let gaps = o.restorable.len() - 1;
+        let gaps = match gaps {
+            1 => "1 gap between these ranges".to_owned(),
+            n => format!("{n} gaps between these ranges"),
+        };
+        text.field("gaps", gaps);
+    }
+    match o.verifications.is_empty() {
+        true if o.status != Status::Empty && o.timeline.is_some() => {
+            text.field("verified", "never, or not recorded");
+        }
+        _ => text.each("verified", o.verifications.iter().map(verification)),
+    }
+    text.field("size", size_of(o));
+    if let Some(identity) = &o.identity {
+        let members = shorten::line(&identity.member_names, ", ", "");
+        let members = match members.is_empty() {
+            true => String::new(),
+            false => format!(", members {members}"),
+        };
+        text.field("cluster", format_args!("{}{members}", identity.cluster_id));
+    }
+    text.each("warning", &o.warnings);
+    for p in &o.problems {
+        text.field("note", format_args!("{} [{}]", p.message, p.reason));
+        text.list("", &p.snapshots);
+    }
+    text.maybe("next", o.next.as_ref());
+    text.end()
+}
+
+/// A duration by its two largest units, `1d5h`. A negative one is zero.
+fn ago(seconds: f64) -> String {
+    duration::show(Duration::from_secs(seconds.max(0.0) as u64).max(Duration::from_secs(1)))
+}
+
+fn time(t: DateTime<Utc>) -> String {
+    t.format("%Y-%m-%d %H:%M:%SZ").to_string()
+}
+
+fn range(r: &Restorable) -> String {
+    let (from, to) = (time(r.first_time), time(r.last_time));
+    format!(
+        "revisions {} to {}, {from} to {to}",
+        r.first_revision, r.last_revision
+    )
+}
+
+fn verification(v: &Verification) -> String {
+    let level = match v.level {
+        RecordLevel::Cluster => "against the live etcd",
+        level => level.as_str(),
+    };
+    let chains = match (v.level, v.all_chains) {
+        (RecordLevel::Cluster, _) => "",
+        (_, true) => ", all chains",
+        (_, false) => ", newest chain",
+    };
+    let drill = match v.drill_succeeded {
+        None => "",
+        Some(true) => ", restore drill succeeded",
+        Some(false) => ", restore drill failed",
+    };
+    let result = match (v.result, &v.reason) {
+        (RecordResult::Verified, _) => "good".to_owned(),
+        (RecordResult::Failed, None) => "FAILED".to_owned(),
+        (RecordResult::Failed, Some(reason)) => format!("FAILED ({reason})"),
+    };
+    let behind = match (v.revision, v.revisions_behind) {
+        (None, _) => String::new(),
+        (Some(r), None | Some(0)) => format!(", up to revision {r}"),
+        (Some(r), Some(n)) => format!(", up to revision {r}, {n} before the newest"),
+    };
+    let when = match v.age_seconds < 0.0 {
+        true => "in the future".to_owned(),
+        false => format!("{} ago", ago(v.age_seconds)),
+    };
+    format!("{result}: {level}{chains}{drill}, {when}{behind}")
+}
+
+fn size_of(o: &Outcome) -> String {
+    let s = &o.size;
+    let count = |n: u64, one: &str| match n {
+        1 => format!("1 {one}"),
+        n => format!("{n} {one}s"),
+    };
+    let excluded = match s.excluded {
+        0 => String::new(),
+        n => format!(" ({n} excluded)"),
+    };
+    let growth = o.bytes_per_day;
+    let growth = growth.map(|b| format!(", {} a day over the last 7 days", size(b)));
+    format!(
+        "{}, {}, {}{excluded}{}",
+        size(s.bytes),
+        count(s.fulls, "full"),
+        count(s.deltas, "delta"),
+        growth.unwrap_or_default()
+    )
+}

@@ -1,0 +1,428 @@
+//! Plain snapshot files: finds those of a folder, tells when each was taken, and lists them.
+//!
+//! The folders are etcdctl's, k3s' (files) and kOps' (a sub-folder for each snapshot). Other files are ignored
+//! and named. Called by `ops::status`, `ops::verify` and `cli::list`.
+
+use crate::backup::SnapshotName;
+use crate::base::Cancel;
+use crate::error::{Error, Reason, Result};
+use crate::mvcc::Revision;
+use crate::ops::Context;
+use crate::ops::fold::open::plain_snapshot::looks_like_snapshot;
+use crate::ops::list::Problem;
+use crate::ops::report::{Report, ReportBuilder};
+use chrono::{DateTime, NaiveDate, NaiveDateTime, TimeDelta, Utc};
+use schemars::JsonSchema;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// The most files and folders that are looked at.
+const MOST_ENTRIES: usize = 10_000;
+/// A time without a zone that is this close to the file's time may be local: the file's time is taken.
+const MOST_ZONE: TimeDelta = TimeDelta::hours(15);
+/// Suffixes of files that are still being written.
+const UNFINISHED: [&str; 3] = [".part", ".tmp", ".partial"];
+/// Endings of names that `etcdctl snapshot save` files usually have.
+const DB_SUFFIXES: [&str; 5] = [".db", ".db.gz", ".db.zst", ".db.zip", ".db.age"];
+
+/// Where the time of a snapshot is from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TimeSource {
+    /// The name of the file or of its folder
+    Name,
+    /// The time at which the file was last written
+    File,
+}
+
+/// A plain snapshot file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PlainFile {
+    /// The path of the file.
+    pub path: PathBuf,
+    /// The path below the folder; of a single file, its name.
+    pub name: String,
+    /// The size of the file in bytes.
+    pub bytes: u64,
+    /// When the snapshot was taken.
+    pub created: DateTime<Utc>,
+    /// Where `created` is from.
+    pub time_source: TimeSource,
+}
+
+/// The snapshots of a folder, or a single one.
+#[derive(Debug, Clone, Default)]
+pub struct PlainFiles {
+    /// The snapshots, the oldest first. Never empty.
+    pub files: Vec<PlainFile>,
+    /// The files that are ignored, by the reason.
+    ignored: BTreeMap<&'static str, Vec<String>>,
+}
+
+impl PlainFiles {
+    /// Finds the snapshots at a path: a file, or the files of a folder and of the folders in it. Reads the
+    /// first bytes of files whose names do not tell.
+    ///
+    /// # Errors
+    /// `NoSnapshots` if there is no such file or folder, or no snapshot in it; `Usage` if the path is neither a
+    /// file nor a folder, or if the folder holds too much; `Io`, `PermissionDenied`, `Terminated`.
+    pub fn find(path: &Path, cancel: &Cancel) -> Result<PlainFiles> {
+        let shown = path.display();
+        let meta = std::fs::metadata(path).map_err(|e| match e.kind() {
+            std::io::ErrorKind::NotFound => {
+                Reason::NoSnapshots.error(format!("there is no {shown}: check --snapshot"))
+            }
+            _ => Error::io(format!("open {shown}"), e),
+        })?;
+        let mut found = PlainFiles::default();
+        if meta.is_file() {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            found.files.push(plain_file(path, &name, &meta));
+            return Ok(found);
+        }
+        if !meta.is_dir() {
+            return Err(Reason::Usage.error(format!(
+                "--snapshot {shown} is neither a file nor a folder: give a snapshot file, or a folder of such files"
+            )));
+        }
+        let mut entries = 0;
+        let folders = found.look_into(path, "", &mut entries, cancel)?;
+        for (folder, name) in folders {
+            found.look_into(&folder, &format!("{name}/"), &mut entries, cancel)?;
+        }
+        if found.files.is_empty() {
+            let others = found.ignored.values().map(Vec::len).sum::<usize>();
+            return Err(Reason::NoSnapshots.error(format!(
+                "{shown} holds no plain snapshots ({others} other files): check --snapshot; give the folder that holds v2/ with --store"
+            )));
+        }
+        found
+            .files
+            .sort_by(|a, b| (a.created, &a.name).cmp(&(b.created, &b.name)));
+        Ok(found)
+    }
+
+    /// Adds the snapshots directly in a folder. Returns the folders in it.
+    fn look_into(
+        &mut self,
+        folder: &Path,
+        prefix: &str,
+        entries: &mut usize,
+        cancel: &Cancel,
+    ) -> Result<Vec<(PathBuf, String)>> {
+        let failed = |e| Error::io(format!("list {}", folder.display()), e);
+        let listed = match std::fs::read_dir(folder) {
+            Ok(listed) => listed,
+            // One folder that other users own must not hide the snapshots beside it.
+            Err(_) if !prefix.is_empty() => {
+                self.ignore("a folder that cannot be read", prefix.to_owned());
+                return Ok(Vec::new());
+            }
+            Err(e) => return Err(failed(e)),
+        };
+        let mut folders = Vec::new();
+        for entry in listed {
+            cancel.check()?;
+            let entry = entry.map_err(failed)?;
+            *entries += 1;
+            if *entries > MOST_ENTRIES {
+                return Err(Reason::Usage.error(format!(
+                    "--snapshot {} holds more than {MOST_ENTRIES} files and folders: give the folder of the snapshots alone",
+                    folder.display()
+                )));
+            }
+            let file_name = entry.file_name().to_string_lossy().into_owned();
+            let name = format!("{prefix}{file_name}");
+            let Ok(meta) = std::fs::symlink_metadata(entry.path()) else {
+                // It was deleted meanwhile.
+                continue;
+            };
+            if meta.is_dir() {
+                folders.push((entry.path(), name));
+            } else if meta.is_symlink() {
+                self.ignore("symbolic links are not followed", name);
+            } else if !meta.is_file() {
+                self.ignore("these are not regular files", name);
+            } else if UNFINISHED.iter().any(|s| file_name.ends_with(s)) {
+                self.ignore("by their names, these are still being written", name);
+            } else if has_name_of_snapshot(&file_name) || looks_like_snapshot(&entry.path()) {
+                let file = plain_file(&entry.path(), &name, &meta);
+                self.files.push(file);
+            } else {
+                self.ignore("these are no snapshots", name);
+            }
+        }
+        folders.sort();
+        Ok(folders)
+    }
+
+    fn ignore(&mut self, why: &'static str, name: String) {
+        self.ignored.entry(why).or_default().push(name);
+    }
+
+    /// Returns a remark for each reason for which files are ignored.
+    pub(super) fn problems(&self) -> Vec<Problem> {
+        let mut problems = Vec::new();
+        for (why, names) in &self.ignored {
+            let mut names = names.clone();
+            names.sort();
+            let message = format!("{why}: ignored");
+            problems.push(Problem::new("ForeignObject", message, names));
+        }
+        problems
+    }
+}
+
+/// Describes a file; `name` is the path below the folder, which may tell its time.
+fn plain_file(path: &Path, name: &str, meta: &std::fs::Metadata) -> PlainFile {
+    let modified = meta.modified().map_or(DateTime::UNIX_EPOCH, DateTime::from);
+    let (created, time_source) = time_of(name, modified);
+    PlainFile {
+        path: path.to_owned(),
+        name: name.to_owned(),
+        bytes: meta.len(),
+        created,
+        time_source,
+    }
+}
+
+/// Returns whether a file is a snapshot by its name, even if its bytes are damaged.
+fn has_name_of_snapshot(name: &str) -> bool {
+    name.starts_with("etcd-snapshot-")
+        || name == "etcd.backup"
+        || name == "etcd.backup.gz"
+        || DB_SUFFIXES.iter().any(|s| name.ends_with(s))
+        || name.parse::<SnapshotName>().is_ok_and(|n| n.is_full())
+}
+
+/// Returns when a snapshot was taken: by its path below the folder, or else by the time of the file.
+fn time_of(name: &str, modified: DateTime<Utc>) -> (DateTime<Utc>, TimeSource) {
+    match time_in(name) {
+        Some((time, has_zone)) if has_zone || (time - modified).abs() > MOST_ZONE => {
+            (time, TimeSource::Name)
+        }
+        _ => (modified, TimeSource::File),
+    }
+}
+
+/// Returns the last time in a path, in UTC, and whether it is one in every zone: Unix seconds, or with a `Z`.
+fn time_in(name: &str) -> Option<(DateTime<Utc>, bool)> {
+    // A run of digits and the characters within dates: `2026-11-20T14:00:05Z-000001`.
+    let mut found = None;
+    let bytes = name.as_bytes();
+    let mut at = 0;
+    while at < bytes.len() {
+        let is_start = bytes[at].is_ascii_digit() && (at == 0 || !bytes[at - 1].is_ascii_digit());
+        if is_start && let Some(time) = time_at(&bytes[at..]) {
+            found = Some(time);
+            // A time has more digits than begin here.
+            at += 10;
+        } else {
+            at += 1;
+        }
+    }
+    found
+}
+
+/// Parses the time at the start of a text.
+fn time_at(text: &[u8]) -> Option<(DateTime<Utc>, bool)> {
+    let digits = text.iter().take_while(|b| b.is_ascii_digit()).count();
+    if digits == 10 {
+        let seconds = std::str::from_utf8(&text[..10]).ok()?.parse().ok()?;
+        let is_recent = |t: &DateTime<Utc>| t.timestamp() >= 1_000_000_000;
+        return Some((
+            DateTime::from_timestamp(seconds, 0).filter(is_recent)?,
+            true,
+        ));
+    }
+    let (mut numbers, mut rest) = (Vec::new(), text);
+    for (nth, width) in [4, 2, 2, 2, 2, 2].into_iter().enumerate() {
+        if nth > 0
+            && matches!(
+                rest.first(),
+                Some(b'-' | b'_' | b':' | b'.' | b'T' | b't' | b' ')
+            )
+        {
+            rest = &rest[1..];
+        }
+        let number = rest.get(..width)?;
+        if !number.iter().all(u8::is_ascii_digit) {
+            return None;
+        }
+        numbers.push(std::str::from_utf8(number).ok()?.parse::<u32>().ok()?);
+        rest = &rest[width..];
+    }
+    let [year, month, day, hour, minute, second] = numbers[..] else {
+        return None;
+    };
+    if rest.first().is_some_and(u8::is_ascii_digit) || !(2001..=2999).contains(&year) {
+        return None;
+    }
+    let date = NaiveDate::from_ymd_opt(year as i32, month, day)?;
+    let time: NaiveDateTime = date.and_hms_opt(hour, minute, second)?;
+    Some((time.and_utc(), rest.first() == Some(&b'Z')))
+}
+
+/// A plain snapshot file in a listing.
+#[derive(Debug, Clone, JsonSchema, Serialize)]
+pub struct ListedFile {
+    /// The path below the folder; of a single file, its name.
+    pub name: String,
+    /// When the snapshot was taken, by its name, or else by the time of the file.
+    pub created: DateTime<Utc>,
+    /// Where `created` is from.
+    pub time_source: TimeSource,
+    /// The size of the file in bytes.
+    pub bytes: u64,
+    /// The newest revision; null if the file cannot be read.
+    pub revision: Option<Revision>,
+    /// The compacted revision, or -1 if etcd never compacted; null if the file cannot be read.
+    pub compact_revision: Option<Revision>,
+    /// How the file is packed: none, gzip, zlib, lzw, zstd or zip. null if the file cannot be read.
+    pub compression: Option<&'static str>,
+    /// Whether a SHA-256 follows the database, as `etcdctl snapshot save` writes it; null if the file cannot be
+    /// read.
+    pub has_checksum: Option<bool>,
+    /// Whether the file can be opened as an etcd database. Only `deltafold verify` reads all of it.
+    pub readable: bool,
+    /// The reason why the file cannot be read, see exit-codes.md; null if it can be.
+    pub reason: Option<Reason>,
+    /// Why the file cannot be read. Human-readable: the text may change. null if it can be.
+    pub message: Option<String>,
+}
+
+/// The result of `list --snapshot`. The fields are a contract: `docs/list-result.schema.json`.
+#[derive(Debug, Clone, JsonSchema, Serialize)]
+pub struct Outcome {
+    /// The file or folder that was listed.
+    pub path: String,
+    /// The snapshots, the oldest first.
+    pub files: Vec<ListedFile>,
+    /// The newest revision of all files; null if none can be read.
+    pub latest_revision: Option<Revision>,
+    /// The files that are ignored.
+    pub problems: Vec<Problem>,
+}
+
+/// Lists the plain snapshot files at a path.
+///
+/// # Errors
+/// As [`PlainFiles::find`]; `Io`, `NoSpace`, `Terminated`. A damaged file is part of the result.
+pub fn list(ctx: &Context, path: &Path) -> Result<Report<Outcome>> {
+    let clock = ReportBuilder::start();
+    let found = PlainFiles::find(path, ctx.store.cancel())?;
+    let mut files = Vec::with_capacity(found.files.len());
+    for file in &found.files {
+        files.push(listed(ctx, file)?);
+    }
+    Ok(clock.report(Outcome {
+        path: path.display().to_string(),
+        latest_revision: files.iter().filter_map(|f| f.revision).max(),
+        files,
+        problems: found.problems(),
+    }))
+}
+
+/// Opens a file without reading all of it, unless it is packed.
+fn listed(ctx: &Context, file: &PlainFile) -> Result<ListedFile> {
+    let mut listed = ListedFile {
+        name: file.name.clone(),
+        created: file.created,
+        time_source: file.time_source,
+        bytes: file.bytes,
+        revision: None,
+        compact_revision: None,
+        compression: None,
+        has_checksum: None,
+        readable: false,
+        reason: None,
+        message: None,
+    };
+    match ctx.plain_unchecked(&file.path) {
+        Ok(plain) => {
+            listed.revision = Some(plain.base.revision);
+            listed.compact_revision = Some(plain.base.compact_revision);
+            listed.compression = Some(plain.compression);
+            listed.has_checksum = Some(plain.has_checksum);
+            listed.readable = true;
+        }
+        Err(e) if is_fault_of_file(&e) => {
+            listed.reason = Some(e.reason());
+            listed.message = Some(e.to_string());
+        }
+        Err(e) => return Err(e),
+    }
+    Ok(listed)
+}
+
+/// Returns whether an error is about this file alone, so that others can be read nevertheless.
+pub(super) fn is_fault_of_file(e: &Error) -> bool {
+    let is_refused = matches!(
+        e.reason(),
+        Reason::CannotDecrypt | Reason::PermissionDenied | Reason::NoSnapshots | Reason::Usage
+    );
+    e.reason().is_bad_data() || is_refused
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_read_from_the_names_that_tools_write() {
+        for (name, expected) in [
+            (
+                "etcd-snapshot-server-1-1763600405",
+                Some(("2025-11-20T01:00:05Z", true)),
+            ),
+            (
+                "on-demand-node1-1763600405.zip",
+                Some(("2025-11-20T01:00:05Z", true)),
+            ),
+            (
+                "2026-11-20T14:00:05Z-000001/etcd.backup.gz",
+                Some(("2026-11-20T14:00:05Z", true)),
+            ),
+            (
+                "snapshot_2026-11-20_140005.db",
+                Some(("2026-11-20T14:00:05Z", false)),
+            ),
+            (
+                "snapshot-20261120140005.db",
+                Some(("2026-11-20T14:00:05Z", false)),
+            ),
+            ("20261120-140005.db", Some(("2026-11-20T14:00:05Z", false))),
+            (
+                "2026-11-20/1763600405.db",
+                Some(("2025-11-20T01:00:05Z", true)),
+            ),
+            (
+                "Full-00000000-00000746-1795224681.gz",
+                Some(("2026-11-21T01:31:21Z", true)),
+            ),
+            ("snapshot.db", None),
+            ("snapshot-2026-11-20.db", None),
+            ("0000000001.db", None),
+            ("20269920140005.db", None),
+            ("202611201400051.db", None),
+        ] {
+            let found = time_in(name).map(|(t, zone)| (t.to_rfc3339(), zone));
+            let expected = expected.map(|(t, zone)| (t.replace('Z', "+00:00"), zone));
+            assert_eq!(found, expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_local_time_near_the_time_of_the_file_is_not_trusted() {
+        let file: DateTime<Utc> = "2026-11-20T12:00:00Z".parse().unwrap();
+        let source = |name: &str| time_of(name, file).1;
+        assert_eq!(source("snapshot_2026-11-20_140005.db"), TimeSource::File);
+        assert_eq!(source("snapshot_2026-11-18_140005.db"), TimeSource::Name);
+        assert_eq!(
+            source("2026-11-20T14:00:05Z-1/etcd.backup"),
+            TimeSource::Name
+        );
+        assert_eq!(source("snapshot.db"), TimeSource::File);
+    }
+}

@@ -1,0 +1,529 @@
+//! The operation `status`: whether a backup is healthy, by the names of its snapshots and by its verification
+//! records.
+//!
+//! It collects facts, `decide` decides. No snapshot of a store is read; of plain snapshot files, only the
+//! newest. Nothing is written. Called by `cli::status`.
+
+mod decide;
+
+pub use decide::{Finding, Options, Status};
+
+use crate::backup::chain::{self, Choice};
+use crate::backup::timeline::{NamesOnly, Timeline};
+use crate::backup::{Catalog, Snapshot};
+use crate::error::{Error, Reason, Result};
+use crate::mvcc::Revision;
+use crate::ops::Context;
+use crate::ops::list::{self, Problem, RecordedIdentity, Restorable};
+use crate::ops::plain_files::{PlainFile, PlainFiles, is_fault_of_file};
+use crate::ops::report::{Report, ReportBuilder};
+use crate::ops::scan::{Depth, Scan, scan_with_tags};
+use crate::ops::tags::TagScope;
+use crate::ops::verify::record::{self, RecordLevel, RecordResult, VerificationRecord};
+use chrono::{DateTime, TimeDelta, Utc};
+use decide::{Facts, PossibleGap, Verdict, age, decide, is_future};
+use schemars::JsonSchema;
+use serde::Serialize;
+use std::path::Path;
+
+/// The command that closes a possible gap.
+const VERIFY: &str = "`deltafold verify`";
+/// The time over which growth is averaged.
+const GROWTH_DAYS: i64 = 7;
+
+/// The result of `status`. The fields are a contract: `docs/status-result.schema.json`.
+#[derive(Debug, Clone, JsonSchema, Serialize)]
+#[schemars(rename = "StatusOutcome")]
+pub struct Outcome {
+    /// The verdict.
+    pub status: Status,
+    /// The process's exit code: that of the worst finding, see exit-codes.md.
+    pub code: u8,
+    /// The reason of the worst finding; null if nothing is wrong.
+    pub reason: Option<Reason>,
+    /// The worst finding. Human-readable: the text may change. null if nothing is wrong.
+    pub message: Option<String>,
+    /// The URL of the store, or the path of the plain snapshot files.
+    pub location: String,
+    /// All that is wrong, the worst first.
+    pub findings: Vec<Finding>,
+    /// The cluster of the backup; null if it is not recorded, or if the object is unreadable.
+    pub identity: Option<RecordedIdentity>,
+    /// The ID of the newest timeline by names alone; null if no timeline is the newest, and of plain snapshot
+    /// files.
+    pub timeline: Option<String>,
+    /// The newest snapshot that is not from the future; null if there is none.
+    pub newest: Option<NewestSnapshot>,
+    /// The number of snapshots that are later than now. They do not count as the newest.
+    pub from_the_future: usize,
+    /// The age in seconds above which the newest snapshot is too old.
+    pub max_age_seconds: f64,
+    /// The newest revision that a snapshot has in its name, or that the newest plain snapshot file holds; null
+    /// if none is known.
+    pub latest_revision: Option<Revision>,
+    /// The revisions that can be restored on the newest timeline, by names. More than one range means gaps.
+    /// Of plain snapshot files, the newest alone.
+    pub restorable: Vec<Restorable>,
+    /// The last verification of each level, the newest first. Whoever can write to the store can forge them.
+    pub verifications: Vec<Verification>,
+    /// The size of the backup.
+    pub size: Size,
+    /// The bytes of the snapshots of the last 7 days that are still there, per day. null if there are none.
+    pub bytes_per_day: Option<u64>,
+    /// Remarks.
+    pub problems: Vec<Problem>,
+    /// A command to run next; null if there is nothing to do.
+    pub next: Option<String>,
+}
+
+/// The newest snapshot.
+#[derive(Debug, Clone, JsonSchema, Serialize)]
+pub struct NewestSnapshot {
+    /// The path of the snapshot, below the store's prefix or the folder.
+    pub path: String,
+    /// When it was taken, by its name, or of a plain snapshot file by the time of the file.
+    pub created: DateTime<Utc>,
+    /// Its age in seconds; zero if its clock is a little ahead.
+    pub age_seconds: f64,
+    /// Its newest revision, by its name or by its content; null if a plain snapshot file cannot be read.
+    pub revision: Option<Revision>,
+}
+
+/// The last verification of a level.
+#[derive(Debug, Clone, JsonSchema, Serialize)]
+pub struct Verification {
+    /// What was verified.
+    pub level: RecordLevel,
+    /// The result.
+    pub result: RecordResult,
+    /// The name of the reason of the failure; null if it did not fail.
+    pub reason: Option<String>,
+    /// When the verification ended.
+    pub time: DateTime<Utc>,
+    /// How long ago that was, in seconds. Negative if clocks differ.
+    pub age_seconds: f64,
+    /// The ID of the timeline that was verified; null if no timeline was the newest.
+    pub timeline: Option<String>,
+    /// The newest revision that was verified; null if nothing could be restored.
+    pub revision: Option<Revision>,
+    /// How far the newest revision is beyond `revision`; null if one of the two is not known.
+    pub revisions_behind: Option<i64>,
+    /// The HashKV at `revision`; null if it was not computed.
+    pub hash_kv: Option<u32>,
+    /// The compacted revision that `hash_kv` depends on, or -1 if nothing was compacted; null if it was not
+    /// computed.
+    pub compact_revision: Option<Revision>,
+    /// Whether all chains of all timelines were verified; otherwise only the newest chain.
+    pub all_chains: bool,
+    /// Whether the restore drill succeeded; null if there was none.
+    pub drill_succeeded: Option<bool>,
+    /// The version of deltafold that verified.
+    pub program_version: String,
+}
+
+/// The size of a backup.
+#[derive(Debug, Clone, Default, JsonSchema, Serialize)]
+pub struct Size {
+    /// The size of all snapshots, in bytes.
+    pub bytes: u64,
+    /// The number of fulls.
+    pub fulls: u64,
+    /// The number of deltas.
+    pub deltas: u64,
+    /// The number of excluded snapshots among them.
+    pub excluded: u64,
+}
+
+/// Tells whether the backup in the context's store is healthy. What is wrong with it is not an error of this
+/// function, but part of the report.
+///
+/// # Errors
+/// Fails with the store's errors.
+pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
+    let clock = ReportBuilder::start();
+    let now = Utc::now();
+    let mut facts = Collected {
+        has_records: true,
+        ..Collected::default()
+    };
+    match scan_with_tags(ctx, Depth::Names, TagScope::Newest) {
+        Ok(scan) => {
+            facts.read_notes(ctx)?;
+            facts.add_scan(ctx, &scan, now);
+        }
+        Err(e) if e.reason() == Reason::NoSnapshots => facts.set_empty(&e),
+        Err(e) => return Err(e),
+    }
+    Ok(facts.conclude(ctx.store.url(), options, now, clock))
+}
+
+/// Reports a store that cannot be opened because it is not there. `e` is the error of opening it.
+pub fn of_nothing(location: &str, e: &Error, options: &Options) -> Report<Outcome> {
+    let mut facts = Collected {
+        has_records: true,
+        ..Collected::default()
+    };
+    facts.set_empty(e);
+    facts.conclude(location, options, Utc::now(), ReportBuilder::start())
+}
+
+/// Tells whether the plain snapshot files at a path are healthy. Reads the newest one.
+///
+/// # Errors
+/// `Usage`, `Io`, `PermissionDenied`, `CannotDecrypt`, `NoSpace`, `Terminated`.
+pub fn run_on_files(ctx: &Context, path: &Path, options: &Options) -> Result<Report<Outcome>> {
+    let clock = ReportBuilder::start();
+    let now = Utc::now();
+    let mut facts = Collected::default();
+    match PlainFiles::find(path, ctx.store.cancel()) {
+        Ok(found) => facts.add_files(ctx, &found, now)?,
+        Err(e) if e.reason() == Reason::NoSnapshots => facts.set_empty(&e),
+        Err(e) => return Err(e),
+    }
+    Ok(facts.conclude(&path.display().to_string(), options, now, clock))
+}
+
+/// What was collected of a backup.
+#[derive(Default)]
+struct Collected {
+    identity: Option<RecordedIdentity>,
+    timeline: Option<String>,
+    newest: Option<NewestSnapshot>,
+    from_the_future: usize,
+    latest_revision: Option<Revision>,
+    restorable: Vec<Restorable>,
+    records: Vec<VerificationRecord>,
+    has_records: bool,
+    size: Size,
+    bytes_per_day: Option<u64>,
+    problems: Vec<Problem>,
+    empty: Option<Finding>,
+    damage: Vec<Finding>,
+    possible_gap: Option<PossibleGap>,
+    has_deltas: bool,
+}
+
+fn finding(e: &Error) -> Finding {
+    Finding::new(e.reason(), e.to_string())
+}
+
+impl Collected {
+    fn set_empty(&mut self, e: &Error) {
+        self.empty = Some(finding(e));
+    }
+
+    /// Reads whose backup it is, and the records.
+    fn read_notes(&mut self, ctx: &Context) -> Result<()> {
+        let (identity, problem) = list::recorded_identity(ctx)?;
+        self.identity = identity;
+        self.problems.extend(problem);
+        for level in RecordLevel::ALL {
+            match record::read(&ctx.store, level)? {
+                Ok(record) => self.records.extend(record),
+                Err(message) => {
+                    let path = vec![level.path()];
+                    let problem = Problem::new("RecordUnreadable", message, path);
+                    self.problems.push(problem);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn add_scan(&mut self, ctx: &Context, scan: &Scan, now: DateTime<Utc>) {
+        let catalog = &scan.catalog;
+        self.size = size_of(catalog);
+        let written = |s: &Snapshot| (s.name.created_at(), s.bytes);
+        self.bytes_per_day = bytes_per_day(catalog.snapshots.iter().map(written), now);
+        for mut problem in list::listing_problems(ctx, scan, Some(list::DEEP)) {
+            if problem.reason == "TagsNotRead" {
+                problem.message = format!(
+                    "the tags of {} snapshots were not read, since each takes a request: `deltafold list --all-tags` shows all excluded ones",
+                    scan.tags_unread
+                );
+            }
+            self.problems.push(problem);
+        }
+        if let Err(e) = scan.refuse_untrusted(ctx) {
+            self.damage.push(finding(&e));
+        }
+        let members: Vec<usize> = match scan.timelines.newest(catalog) {
+            Ok(timeline) => {
+                self.add_timeline(scan, timeline);
+                timeline.members.iter().map(|m| m.snapshot).collect()
+            }
+            // Without a usable snapshot there is no timeline either.
+            Err(_) if catalog.usable().next().is_none() => {
+                let message = format!(
+                    "all {} snapshots of {} are excluded or not trusted",
+                    catalog.snapshots.len(),
+                    ctx.store.url()
+                );
+                self.empty = Some(Finding::new(Reason::NoSnapshots, message));
+                return;
+            }
+            Err(e) => {
+                self.damage.push(finding(&e));
+                self.latest_revision = catalog.latest_revision();
+                catalog.usable().collect()
+            }
+        };
+        let snapshots = || members.iter().map(|&i| &catalog.snapshots[i]);
+        self.has_deltas = snapshots().any(|s| !s.name.is_full());
+        let created = |s: &&Snapshot| s.name.created_at();
+        let is_past = |s: &&Snapshot| !is_future(created(s), now);
+        self.from_the_future = snapshots().filter(|s| !is_past(s)).count();
+        let newest = snapshots().filter(is_past).max_by_key(created);
+        self.newest = newest.map(|s| NewestSnapshot {
+            path: s.path.clone(),
+            created: s.name.created_at(),
+            age_seconds: age(s.name.created_at(), now).as_secs_f64(),
+            revision: Some(s.name.last),
+        });
+    }
+
+    /// Adds what the names of a timeline show.
+    fn add_timeline(&mut self, scan: &Scan, timeline: &Timeline) {
+        let (catalog, known) = (&scan.catalog, scan.contents.known_bases());
+        self.timeline = Some(timeline.id.clone());
+        self.latest_revision = timeline.last(catalog, &NamesOnly);
+        let ranges = chain::restorable(catalog, timeline, &known);
+        self.restorable = list::with_times(scan, timeline, ranges);
+        match chain::choose(catalog, timeline, None, &known) {
+            Ok(Choice::Chosen(_)) => {}
+            Ok(Choice::ReadFirst(full)) => {
+                let e = list::gap_after(scan, timeline, full, VERIFY);
+                let from = catalog.snapshots[full].name.last;
+                let last = self.latest_revision.unwrap_or(from);
+                let missing = chain::missing(catalog, timeline, from, last);
+                self.possible_gap = Some(PossibleGap {
+                    until: missing.last().map_or(last, |range| range.1),
+                    message: e.to_string(),
+                });
+            }
+            Err(e) if e.reason() == Reason::NoSnapshots => self.set_empty(&e),
+            Err(e) => self.damage.push(finding(&e)),
+        }
+    }
+
+    fn add_files(&mut self, ctx: &Context, found: &PlainFiles, now: DateTime<Utc>) -> Result<()> {
+        self.problems = found.problems();
+        self.size = Size {
+            bytes: found.files.iter().map(|f| f.bytes).sum(),
+            fulls: found.files.len() as u64,
+            ..Size::default()
+        };
+        let written = |f: &PlainFile| (f.created, f.bytes);
+        self.bytes_per_day = bytes_per_day(found.files.iter().map(written), now);
+        let is_past = |f: &&PlainFile| !is_future(f.created, now);
+        self.from_the_future = found.files.iter().filter(|f| !is_past(f)).count();
+        let Some(newest) = found.files.iter().rev().find(is_past) else {
+            return Ok(());
+        };
+        let revision = match ctx.plain_unchecked(&newest.path) {
+            Ok(plain) => {
+                self.restorable.push(Restorable {
+                    timeline: crate::backup::timeline::MAIN.to_owned(),
+                    first_revision: plain.base.first_revision(),
+                    last_revision: plain.base.revision,
+                    first_time: newest.created,
+                    last_time: newest.created,
+                });
+                Some(plain.base.revision)
+            }
+            Err(e) if is_fault_of_file(&e) && e.reason().is_bad_data() => {
+                self.damage.push(finding(&e));
+                None
+            }
+            Err(e) => return Err(e),
+        };
+        self.latest_revision = revision;
+        self.newest = Some(NewestSnapshot {
+            path: newest.name.clone(),
+            created: newest.created,
+            age_seconds: age(newest.created, now).as_secs_f64(),
+            revision,
+        });
+        Ok(())
+    }
+
+    fn conclude(
+        self,
+        location: &str,
+        options: &Options,
+        now: DateTime<Utc>,
+        mut clock: ReportBuilder,
+    ) -> Report<Outcome> {
+        let facts = Facts {
+            empty: self.empty,
+            damage: self.damage,
+            possible_gap: self.possible_gap,
+            newest: self.newest.as_ref().map(|n| n.created),
+            has_deltas: self.has_deltas,
+            records: &self.records,
+            has_records: self.has_records,
+        };
+        let verdict = decide(&facts, options, now);
+        if self.from_the_future > 0 {
+            clock.warn(format!(
+                "{} snapshots are from the future, so clocks differ: they do not count as the newest",
+                self.from_the_future
+            ));
+        }
+        if options.verified_within.is_some() && !self.has_records {
+            clock.warn("--verified-within has no effect: verifications of plain snapshot files are not recorded");
+        }
+        let latest = self.latest_revision;
+        let mut verifications: Vec<Verification> = Vec::new();
+        for r in &self.records {
+            verifications.push(verification(r, latest, now));
+        }
+        verifications.sort_by_key(|v| std::cmp::Reverse(v.time));
+        let next = match self.has_records {
+            true => next_in_store(&verdict, &self.records, location),
+            false => next_of_files(&verdict, location),
+        };
+        let failure = verdict.findings.first();
+        let failure = failure.map(|f| f.reason.error(f.message.as_str()));
+        let outcome = Outcome {
+            status: verdict.status,
+            code: failure.as_ref().map_or(0, |e| e.reason().exit_code()),
+            reason: failure.as_ref().map(Error::reason),
+            message: failure.as_ref().map(Error::to_string),
+            location: location.to_owned(),
+            findings: verdict.findings,
+            identity: self.identity,
+            timeline: self.timeline,
+            newest: self.newest,
+            from_the_future: self.from_the_future,
+            max_age_seconds: verdict.max_age.as_secs_f64(),
+            latest_revision: latest,
+            restorable: self.restorable,
+            verifications,
+            size: self.size,
+            bytes_per_day: self.bytes_per_day,
+            problems: self.problems,
+            next,
+        };
+        clock.report_with(outcome, failure)
+    }
+}
+
+fn size_of(catalog: &Catalog) -> Size {
+    let mut size = Size::default();
+    for s in &catalog.snapshots {
+        size.bytes += s.bytes;
+        match s.name.is_full() {
+            true => size.fulls += 1,
+            false => size.deltas += 1,
+        }
+        size.excluded += u64::from(s.excluded);
+    }
+    size
+}
+
+/// Returns the bytes of the snapshots of the last days, per day. A backup that is younger is averaged over its
+/// own age, of a day at least.
+fn bytes_per_day(
+    snapshots: impl Iterator<Item = (DateTime<Utc>, u64)>,
+    now: DateTime<Utc>,
+) -> Option<u64> {
+    let since = now - TimeDelta::days(GROWTH_DAYS);
+    let (mut bytes, mut count) = (0u64, 0);
+    let mut oldest = now;
+    for (created, size) in snapshots.filter(|(created, _)| !is_future(*created, now)) {
+        oldest = oldest.min(created);
+        if created > since {
+            bytes = bytes.saturating_add(size);
+            count += 1;
+        }
+    }
+    let days = (now - oldest.max(since)).num_seconds() as f64 / 86_400.0;
+    (count > 0).then(|| (bytes as f64 / days.max(1.0)) as u64)
+}
+
+fn verification(
+    r: &VerificationRecord,
+    latest: Option<Revision>,
+    now: DateTime<Utc>,
+) -> Verification {
+    let behind = latest.zip(r.revision);
+    Verification {
+        level: r.level,
+        result: r.result,
+        reason: r.reason.clone(),
+        time: r.time,
+        age_seconds: (now - r.time).num_seconds() as f64,
+        timeline: r.timeline.clone(),
+        revision: r.revision,
+        revisions_behind: behind.map(|(latest, r)| latest.0.saturating_sub(r.0).max(0)),
+        hash_kv: r.hash_kv,
+        compact_revision: r.compact_revision,
+        all_chains: r.all_chains,
+        drill_succeeded: r.drill_succeeded,
+        program_version: r.program_version.clone(),
+    }
+}
+
+/// Returns the command that helps with the worst finding. Without one, a backup that was never read should be.
+fn next_in_store(verdict: &Verdict, records: &[VerificationRecord], url: &str) -> Option<String> {
+    let store = format!("--store {}", shell_word(url));
+    let full = format!("deltafold snapshot full {store} --endpoints URL");
+    let worst = verdict.findings.first().map(|f| f.reason);
+    Some(match (verdict.status, worst) {
+        (Status::Empty, _) | (_, Some(Reason::Stale)) => full,
+        (_, Some(Reason::InterleavedTimelines)) => format!("deltafold list --deep {store}"),
+        (Status::Damaged, _) => format!("deltafold verify --all-chains {store}"),
+        (Status::Stale, _) => format!("deltafold verify --level fold {store}"),
+        (Status::Healthy, _) if records.iter().all(|r| r.level < RecordLevel::Checksums) => {
+            format!("deltafold verify --level fold {store}")
+        }
+        (Status::Healthy, _) => return None,
+    })
+}
+
+fn next_of_files(verdict: &Verdict, path: &str) -> Option<String> {
+    let path = shell_word(path);
+    match verdict.status {
+        Status::Empty | Status::Stale => Some("etcdctl snapshot save FILE".to_owned()),
+        Status::Damaged => Some(format!("deltafold verify --all-chains --snapshot {path}")),
+        Status::Healthy => Some(format!("deltafold verify --snapshot {path}")),
+    }
+}
+
+/// Returns a text as one word of a shell command.
+fn shell_word(text: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "/:._-@%+=,".contains(c);
+    match !text.is_empty() && text.chars().all(is_plain) {
+        true => text.to_owned(),
+        false => format!("'{}'", text.replace('\'', "'\\''")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn growth_is_averaged_over_seven_days_or_the_age_of_the_backup() {
+        let now = DateTime::from_timestamp(1_800_000_000, 0).unwrap();
+        let per_day = |sizes: &[(i64, u64)]| {
+            let at = |&(hours, bytes): &(i64, u64)| (now - TimeDelta::hours(hours), bytes);
+            bytes_per_day(sizes.iter().map(at), now)
+        };
+        assert_eq!(per_day(&[]), None);
+        assert_eq!(per_day(&[(1, 100)]), Some(100));
+        assert_eq!(per_day(&[(48, 100), (1, 100)]), Some(100));
+        assert_eq!(per_day(&[(10 * 24, 9_999), (24, 700)]), Some(100));
+        assert_eq!(per_day(&[(10 * 24, 9_999)]), None);
+        assert_eq!(per_day(&[(1, 100), (-1, 9_999)]), Some(100));
+    }
+
+    #[test]
+    fn a_word_of_the_shell_is_quoted_if_needed() {
+        assert_eq!(shell_word("s3://b/p-1_x"), "s3://b/p-1_x");
+        assert_eq!(shell_word("/my backups"), "'/my backups'");
+        assert_eq!(shell_word("a'b$(x)"), "'a'\\''b$(x)'");
+        assert_eq!(shell_word(""), "''");
+    }
+}

@@ -1,0 +1,260 @@
+//! `list`, `verify` and `status` of plain snapshot files: single ones, and folders as etcdctl, k3s and kOps leave
+//! them.
+
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use crate::support::history::{Compression, with_checksum};
+use crate::support::schema::Schema;
+use crate::support::tiny_backup::{SMALL_BASE, database, object, put_events, small_database};
+use crate::support::{deltafold, run_json, scratch};
+use chrono::Utc;
+use serde_json::{Value, json};
+
+/// Runs a command with --snapshot. Returns the exit code and the JSON, validated against the schema.
+fn run(command: &str, path: &Path, args: &[&str]) -> (i32, Value) {
+    let mut c = deltafold();
+    c.args([command, "--output", "json", "--snapshot"])
+        .arg(path);
+    let (code, json, stderr) = run_json(c.args(args));
+    eprintln!("{stderr}");
+    Schema::of(command).check(&json);
+    (code, json)
+}
+
+fn snapshot(last: i64) -> Vec<u8> {
+    with_checksum(&database(4096, 8..=last, 10))
+}
+
+fn zip(content: &[u8]) -> Vec<u8> {
+    let mut bytes = std::io::Cursor::new(Vec::new());
+    let mut archive = zip::ZipWriter::new(&mut bytes);
+    let options = zip::write::SimpleFileOptions::default();
+    archive.start_file("snapshot", options).unwrap();
+    archive.write_all(content).unwrap();
+    archive.finish().unwrap();
+    bytes.into_inner()
+}
+
+/// Returns the names of the files in a result.
+fn names(json: &Value) -> Vec<&str> {
+    let files = json["files"].as_array().unwrap().iter();
+    files.map(|f| f["name"].as_str().unwrap()).collect()
+}
+
+#[test]
+fn a_single_file() {
+    let folder = scratch::folder().unwrap();
+    let file = folder.path().join("any name");
+    fs::write(&file, snapshot(50)).unwrap();
+    let (code, list) = run("list", &file, &[]);
+    assert_eq!((code, names(&list)), (0, vec!["any name"]));
+    assert_eq!(list["files"][0]["revision"], 50);
+    assert_eq!(list["files"][0]["time_source"], "file");
+    assert_eq!(list["files"][0]["has_checksum"], true);
+    let (code, verified) = run("verify", &file, &[]);
+    assert_eq!((code, &verified["status"]), (0, &"Verified".into()));
+    assert!(verified["files"][0]["hash_kv"].is_u64(), "{verified:#}");
+    let (code, status) = run("status", &file, &[]);
+    assert_eq!(
+        (code, &status["latest_revision"]),
+        (0, &50.into()),
+        "{status:#}"
+    );
+    assert_eq!(status["max_age_seconds"], 90_000.0);
+
+    // A copy of member/snap/db has no checksum.
+    fs::write(&file, small_database(4096)).unwrap();
+    let (code, verified) = run("verify", &file, &[]);
+    assert_eq!(
+        (code, &verified["files"][0]["has_checksum"]),
+        (0, &false.into())
+    );
+    assert!(
+        verified["warnings"][0]
+            .as_str()
+            .unwrap()
+            .contains("SHA-256")
+    );
+
+    let old = SystemTime::now() - Duration::from_secs(26 * 3600);
+    File::options()
+        .write(true)
+        .open(&file)
+        .unwrap()
+        .set_modified(old)
+        .unwrap();
+    let (code, status) = run("status", &file, &["--verified-within", "1h"]);
+    assert_eq!(
+        (code, &status["reason"]),
+        (75, &"Stale".into()),
+        "{status:#}"
+    );
+    assert!(
+        status["warnings"][0]
+            .as_str()
+            .unwrap()
+            .contains("--verified-within")
+    );
+}
+
+#[test]
+fn folders_of_k3s_and_kops() {
+    let folder = scratch::folder().unwrap();
+    let put = |name: &str, bytes: &[u8]| {
+        let path = folder.path().join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, bytes).unwrap();
+    };
+    let now = Utc::now();
+    let k3s = format!("etcd-snapshot-node-1-{}", now.timestamp() - 7200);
+    let k3s_zip = format!("on-demand-node-1-{}.zip", now.timestamp() - 3600);
+    let hour_old = now - chrono::TimeDelta::minutes(30);
+    let kops = format!("{}-000001", hour_old.format("%Y-%m-%dT%H:%M:%SZ"));
+    put(&k3s, &snapshot(41));
+    put(&k3s_zip, &zip(&snapshot(42)));
+    let gzip = Compression::Gzip.pack(&snapshot(43));
+    put(&format!("{kops}/etcd.backup.gz"), &gzip);
+    // What is no snapshot.
+    put(&format!("{kops}/_etcd_backup.meta"), b"{}");
+    put("kube_resources.tar.gz", &Compression::Gzip.pack(b"tar"));
+    put("notes.zip", &zip(b"notes"));
+    put("token", b"secret");
+    put("snapshot.db.part", &snapshot(44)[..5000]);
+    put("deep/er/snapshot.db", &snapshot(45));
+    let events = serde_json::to_vec(&put_events(41..=41)).unwrap();
+    put("delta.gz", &object(&events, Compression::Gzip));
+    symlink("token", folder.path().join("link")).unwrap();
+    let fifo = folder.path().join("fifo");
+    assert!(
+        std::process::Command::new("mkfifo")
+            .arg(&fifo)
+            .status()
+            .unwrap()
+            .success()
+    );
+
+    let kops_name = format!("{kops}/etcd.backup.gz");
+    let all = vec![k3s.as_str(), k3s_zip.as_str(), kops_name.as_str()];
+    let (code, list) = run("list", folder.path(), &[]);
+    assert_eq!((code, names(&list)), (0, all.clone()));
+    let of_files = |field: &str| -> Vec<Value> {
+        let files = list["files"].as_array().unwrap().iter();
+        files.map(|f| f[field].clone()).collect()
+    };
+    assert_eq!(of_files("revision"), [41, 42, 43]);
+    assert_eq!(of_files("compression"), ["none", "zip", "gzip"]);
+    assert_eq!(of_files("time_source"), ["name", "name", "name"]);
+    let problems = list["problems"].to_string();
+    let meta = format!("{kops}/_etcd_backup.meta");
+    for name in [
+        &meta,
+        "kube_resources.tar.gz",
+        "notes.zip",
+        "token",
+        "snapshot.db.part",
+        "delta.gz",
+        "link",
+        "fifo",
+    ] {
+        assert!(
+            problems.contains(&format!("{name:?}")),
+            "{name}: {problems}"
+        );
+    }
+
+    let (code, newest) = run("verify", folder.path(), &[]);
+    assert_eq!((code, names(&newest)), (0, vec![kops_name.as_str()]));
+    let (code, verified) = run(
+        "verify",
+        folder.path(),
+        &["--all-chains", "--level", "names"],
+    );
+    assert_eq!((code, names(&verified)), (0, all.clone()));
+    assert_eq!(verified["files"][0]["hash_kv"], Value::Null);
+    let (code, status) = run("status", folder.path(), &[]);
+    assert_eq!(
+        (code, &status["status"]),
+        (0, &"Healthy".into()),
+        "{status:#}"
+    );
+    assert_eq!(status["newest"]["path"], kops_name);
+    assert_eq!(status["newest"]["revision"], 43);
+    assert_eq!(status["size"]["fulls"], 3);
+
+    // Damage of an old file is found by --all-chains, that of the newest by status.
+    let mut damaged = snapshot(41);
+    damaged[6000] ^= 1;
+    put(&k3s, &damaged);
+    assert_eq!(run("verify", folder.path(), &[]).0, 0);
+    let (code, verified) = run("verify", folder.path(), &["--all-chains"]);
+    assert_eq!((code, &verified["reason"]), (65, &"CorruptSnapshot".into()));
+    assert_eq!(verified["findings"][0]["snapshots"], json!([k3s]));
+    assert_eq!(names(&verified), all);
+    put(&kops_name, &gzip[..gzip.len() / 2]);
+    let (code, status) = run("status", folder.path(), &[]);
+    assert_eq!(
+        (code, &status["status"]),
+        (65, &"Damaged".into()),
+        "{status:#}"
+    );
+    assert_eq!(run("list", folder.path(), &[]).0, 0);
+}
+
+#[test]
+fn huge_and_strange_files_are_damaged_and_hang_nothing() {
+    let folder = scratch::folder().unwrap();
+    let huge = File::create(folder.path().join("huge.db")).unwrap();
+    huge.set_len(1 << 42).unwrap();
+    let mut head = small_database(4096);
+    head.truncate(8192);
+    let mut bolt = File::create(folder.path().join("etcd-snapshot-n-1763600405")).unwrap();
+    bolt.write_all(&head).unwrap();
+    bolt.set_len(1 << 42).unwrap();
+    fs::write(folder.path().join("empty.db"), "").unwrap();
+    let (code, list) = run("list", folder.path(), &[]);
+    assert_eq!((code, names(&list).len()), (0, 3));
+    for file in list["files"].as_array().unwrap() {
+        assert_eq!(file["readable"], false, "{file:#}");
+    }
+    assert_eq!(run("verify", folder.path(), &["--all-chains"]).0, 65);
+}
+
+#[test]
+fn what_cannot_be_meant_is_refused() {
+    let folder = scratch::folder().unwrap();
+    let path = folder.path();
+    let missing = path.join("missing");
+    for command in ["list", "verify", "status"] {
+        assert_eq!(run(command, &missing, &[]).0, 66, "{command}");
+        assert_eq!(run(command, path, &[]).0, 66, "{command}");
+    }
+    fs::write(path.join("snapshot.db"), snapshot(SMALL_BASE)).unwrap();
+    for args in [
+        &["--endpoints", "http://127.0.0.1:1"][..],
+        &["--etcd-binary", "/bin/true"],
+        &["--timeline", "main"],
+        &["--revision", "40"],
+    ] {
+        let (code, json) = run("verify", path, args);
+        assert_eq!((code, &json["reason"]), (64, &"Usage".into()), "{json}");
+        let message = json["message"].as_str().unwrap();
+        assert!(message.contains(args[0]), "{message}");
+    }
+    assert_eq!(run("list", path, &["--deep"]).0, 64);
+    // --store excludes --snapshot, and the variable of one gives way to the flag of the other.
+    let mut c = deltafold();
+    let both = c.args(["status", "--store", "x", "--snapshot"]).arg(path);
+    assert_eq!(both.output().unwrap().status.code(), Some(64));
+    let mut c = deltafold();
+    c.args(["status", "--output", "json", "--snapshot"])
+        .arg(path);
+    let (code, _, stderr) = run_json(c.env("DELTAFOLD_STORE", "/nowhere"));
+    assert_eq!(code, 0, "{stderr}");
+    // Nothing is written, no record either.
+    assert_eq!(run("verify", path, &[]).0, 0);
+    assert_eq!(fs::read_dir(path).unwrap().count(), 1);
+}

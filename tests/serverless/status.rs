@@ -1,0 +1,262 @@
+//! `deltafold status`: the verdict and its exit code, by names and records alone.
+
+use std::fs;
+use std::path::Path;
+
+use crate::support::schema::Schema;
+use crate::support::{copy_dir, copy_fixture, deltafold, fixtures_dir, run_json, scratch};
+use chrono::Utc;
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// Renames the snapshots of a store so that the newest was taken this many seconds ago.
+fn age_to(store: &Path, seconds: i64) {
+    let v2 = store.join("v2");
+    let names = fs::read_dir(&v2).unwrap().map(|e| e.unwrap().file_name());
+    let names: Vec<String> = names.map(|n| n.into_string().unwrap()).collect();
+    let created = |name: &str| -> i64 {
+        let last = name.rsplit('-').next().unwrap();
+        last.split('.').next().unwrap().parse().unwrap()
+    };
+    let newest = names.iter().map(|n| created(n)).max().unwrap();
+    let shift = Utc::now().timestamp() - seconds - newest;
+    for name in &names {
+        let old = created(name);
+        let new = name.replace(&old.to_string(), &(old + shift).to_string());
+        fs::rename(v2.join(name), v2.join(new)).unwrap();
+    }
+}
+
+/// A copy of a fixture whose newest snapshot was just taken.
+fn fresh(name: &str) -> TempDir {
+    let store = copy_fixture(name);
+    age_to(store.path(), 10);
+    store
+}
+
+/// Returns the exit code and the JSON, validated against the schema.
+fn status(store: &Path, args: &[&str]) -> (i32, Value) {
+    let mut c = deltafold();
+    c.args(["status", "--output", "json", "--store"]).arg(store);
+    let (code, json, stderr) = run_json(c.args(args));
+    Schema::of("status").check(&json);
+    assert_eq!(json["code"], code, "{json:#} {stderr}");
+    (code, json)
+}
+
+/// Asserts the exit code and the reasons of all findings, in order.
+#[track_caller]
+fn is(store: &Path, args: &[&str], verdict: &str, reasons: &[&str]) -> Value {
+    let (code, json) = status(store, args);
+    let expected = match verdict {
+        "Healthy" => 0,
+        "Damaged" => 65,
+        "Empty" => 66,
+        _ => 75,
+    };
+    assert_eq!(code, expected, "{json:#}");
+    assert_eq!(json["status"], verdict, "{json:#}");
+    let findings = json["findings"].as_array().unwrap().iter();
+    let found: Vec<&str> = findings.map(|f| f["reason"].as_str().unwrap()).collect();
+    assert_eq!(found, reasons, "{json:#}");
+    assert_eq!(json["reason"].as_str(), reasons.first().copied());
+    json
+}
+
+fn verify(store: &Path, args: &[&str]) -> i32 {
+    let mut c = deltafold();
+    c.args(["verify", "--output", "json", "--store"]).arg(store);
+    run_json(c.args(args)).0
+}
+
+#[test]
+fn age_decides_between_healthy_and_stale() {
+    let store = fresh("kubernetes");
+    let healthy = is(store.path(), &[], "Healthy", &[]);
+    assert_eq!(healthy["latest_revision"], 628);
+    assert_eq!(healthy["max_age_seconds"], 900.0);
+    assert_eq!(healthy["size"]["fulls"], 1);
+    assert_eq!(healthy["size"]["deltas"], 5);
+    assert_eq!(healthy["restorable"].as_array().unwrap().len(), 1);
+    assert_eq!(healthy["bytes_per_day"], healthy["size"]["bytes"]);
+    assert!(
+        healthy["next"]
+            .as_str()
+            .unwrap()
+            .contains("deltafold verify")
+    );
+
+    age_to(store.path(), 1000);
+    let stale = is(store.path(), &[], "Stale", &["Stale"]);
+    assert!(stale["next"].as_str().unwrap().contains("snapshot full"));
+    is(store.path(), &["--max-age", "17m"], "Healthy", &[]);
+
+    // Without deltas, a daily full is enough.
+    for entry in fs::read_dir(store.path().join("v2")).unwrap() {
+        let path = entry.unwrap().path();
+        if path.to_str().unwrap().contains("Incr") {
+            fs::remove_file(path).unwrap();
+        }
+    }
+    let fulls = is(store.path(), &[], "Healthy", &[]);
+    assert_eq!(fulls["max_age_seconds"], 90_000.0);
+    is(store.path(), &["--max-age", "1m"], "Stale", &["Stale"]);
+}
+
+#[test]
+fn a_snapshot_from_the_future_does_not_hide_that_the_others_are_old() {
+    let store = fresh("kubernetes");
+    age_to(store.path(), 100_000);
+    let in_a_year = Utc::now().timestamp() + 31_536_000;
+    let newest = store
+        .path()
+        .join(format!("v2/Full-00000000-00000628-{in_a_year}"));
+    fs::write(&newest, "x").unwrap();
+    let json = is(store.path(), &[], "Stale", &["Stale"]);
+    assert_eq!(json["from_the_future"], 1);
+    assert!(json["warnings"][0].as_str().unwrap().contains("clocks"));
+    assert!(json["newest"]["age_seconds"].as_f64().unwrap() > 99_000.0);
+
+    // If all are, the clock of this machine may be wrong.
+    age_to(store.path(), -100_000);
+    fs::remove_dir_all(store.path().join("v2")).unwrap();
+    fs::create_dir(store.path().join("v2")).unwrap();
+    fs::write(&newest, "x").unwrap();
+    let json = is(store.path(), &[], "Stale", &["Stale"]);
+    assert_eq!(json["newest"], Value::Null);
+}
+
+#[test]
+fn verifications_are_shown_and_fail_only_if_asked_for() {
+    let store = fresh("kubernetes");
+    let within = ["--verified-within", "1h"];
+    is(store.path(), &within, "Stale", &["NotVerified"]);
+    // Names alone prove nothing.
+    assert_eq!(verify(store.path(), &["--level", "names"]), 0);
+    is(store.path(), &within, "Stale", &["NotVerified"]);
+    assert_eq!(verify(store.path(), &["--level", "fold"]), 0);
+    let json = is(store.path(), &within, "Healthy", &[]);
+    assert_eq!(json["next"], Value::Null);
+    let fold = &json["verifications"].as_array().unwrap().iter();
+    let fold = fold.clone().find(|v| v["level"] == "fold").unwrap();
+    assert_eq!(fold["result"], "Verified");
+    assert_eq!(fold["revision"], 628);
+    assert_eq!(fold["revisions_behind"], 0);
+    assert!(fold["hash_kv"].is_u64(), "{fold}");
+}
+
+#[test]
+fn gaps_and_failed_verifications_are_damage_until_a_verification_succeeds() {
+    let store = fresh("kubernetes");
+    let v2 = store.path().join("v2");
+    let mut names: Vec<_> = fs::read_dir(&v2)
+        .unwrap()
+        .map(|e| e.unwrap().path())
+        .collect();
+    names.sort();
+    let middle = names
+        .iter()
+        .find(|p| p.to_str().unwrap().contains("-00000505-"));
+    let (middle, away) = (middle.unwrap(), store.path().join("away"));
+    fs::rename(middle, &away).unwrap();
+    let json = is(store.path(), &[], "Damaged", &["RevisionGap"]);
+    assert!(
+        json["message"].as_str().unwrap().contains("446"),
+        "{json:#}"
+    );
+
+    // The failure is recorded. When the delta is back, it counts until a verification succeeds.
+    assert_eq!(verify(store.path(), &["--level", "checksums"]), 65);
+    is(
+        store.path(),
+        &[],
+        "Damaged",
+        &["RevisionGap", "RevisionGap"],
+    );
+    fs::rename(&away, middle).unwrap();
+    let json = is(
+        store.path(),
+        &["--max-age", "1ms"],
+        "Damaged",
+        &["RevisionGap", "Stale"],
+    );
+    assert!(
+        json["next"]
+            .as_str()
+            .unwrap()
+            .contains("verify --all-chains")
+    );
+    assert_eq!(verify(store.path(), &["--level", "names"]), 0);
+    is(store.path(), &[], "Damaged", &["RevisionGap"]);
+    // Times are recorded in seconds.
+    let recorded = store.path().join("deltafold-verified/checksums.json");
+    let record = fs::read_to_string(&recorded).unwrap();
+    let year = Utc::now().format("\"time\": \"%Y-").to_string();
+    fs::write(&recorded, record.replace(&year, "\"time\": \"2020-")).unwrap();
+    assert_eq!(verify(store.path(), &["--level", "fold"]), 0);
+    is(store.path(), &[], "Healthy", &[]);
+}
+
+#[test]
+fn nothing_there_is_empty() {
+    let folder = scratch::folder().unwrap();
+    let missing = folder.path().join("missing");
+    is(&missing, &[], "Empty", &["NoSnapshots"]);
+    is(
+        folder.path(),
+        &["--verified-within", "1h"],
+        "Empty",
+        &["NoSnapshots"],
+    );
+    // Deltas alone cannot be restored.
+    let store = fresh("kubernetes");
+    for entry in fs::read_dir(store.path().join("v2")).unwrap() {
+        let path = entry.unwrap().path();
+        if path.to_str().unwrap().contains("Full") {
+            fs::write(format!("{}.exclude", path.display()), "").unwrap();
+        }
+    }
+    let json = is(store.path(), &[], "Empty", &["NoSnapshots"]);
+    assert_eq!(json["size"]["excluded"], 1);
+}
+
+#[test]
+fn the_verdict_is_the_first_word() {
+    let store = fresh("kubernetes");
+    let text = |args: &[&str]| {
+        let mut c = deltafold();
+        let out = c.args(["status", "--store"]).arg(store.path()).args(args);
+        String::from_utf8(out.output().unwrap().stdout).unwrap()
+    };
+    let healthy = text(&[]);
+    assert!(healthy.starts_with("healthy: "), "{healthy}");
+    for word in ["newest", "restorable", "verified", "never", "size", "next"] {
+        assert!(healthy.contains(word), "{word}: {healthy}");
+    }
+    let stale = text(&["--max-age", "1s", "--verified-within", "1s"]);
+    assert!(
+        stale.starts_with("stale: the newest snapshot is "),
+        "{stale}"
+    );
+    assert!(stale.contains("[NotVerified]"), "{stale}");
+    fs::remove_dir_all(store.path().join("v2")).unwrap();
+    let empty = text(&[]);
+    assert!(empty.starts_with("empty: "), "{empty}");
+}
+
+/// Other layouts and encrypted prefixes need no key: names are read.
+#[test]
+fn every_layout_has_a_status() {
+    for name in ["plain", "encrypted", "v1"] {
+        let store = scratch::folder().unwrap();
+        let prefix = fixtures_dir().join("frozen/0.1/prefix").join(name);
+        copy_dir(&prefix, store.path());
+        let long = ["--max-age", "36500d"];
+        let (code, json) = status(store.path(), &long);
+        assert_eq!(code, 0, "{name}: {json:#}");
+        assert!(
+            json["size"]["deltas"].as_u64() > Some(0),
+            "{name}: {json:#}"
+        );
+    }
+}

@@ -1,0 +1,243 @@
+//! Golden outputs: what a command prints at 80 columns, with colour and without.
+//!
+//! The files are `fixtures/golden/NAME.txt` and `NAME.color.txt`. With DELTAFOLD_TEST_WRITE_GOLDEN they are
+//! written, otherwise compared.
+
+use super::{deltafold, fixtures_dir};
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The width of the terminal.
+const COLUMNS: usize = 80;
+/// A line may be longer if a word of this length is in it: a name, a path, a command.
+const UNBREAKABLE: usize = 30;
+
+/// The folder in which commands run. Its path has always the same length, so that lines break at the same words.
+pub struct Folder(tempfile::TempDir);
+
+impl Folder {
+    pub fn new() -> Self {
+        let mut builder = tempfile::Builder::new();
+        let folder = builder.prefix("golden-").rand_bytes(8).tempdir_in("/tmp");
+        Folder(folder.expect("a folder in /tmp"))
+    }
+
+    pub fn path(&self) -> &Path {
+        self.0.path()
+    }
+}
+
+/// A set of golden outputs: a folder below `fixtures/golden`.
+pub struct Golden {
+    folder: PathBuf,
+    names: BTreeSet<String>,
+    problems: Vec<String>,
+}
+
+impl Golden {
+    /// `set` is the folder's name.
+    pub fn new(set: &str) -> Self {
+        let folder = fixtures_dir().join("golden").join(set);
+        fs::create_dir_all(&folder).expect("the folder of golden outputs");
+        Golden {
+            folder,
+            names: BTreeSet::new(),
+            problems: Vec::new(),
+        }
+    }
+
+    /// Runs a command twice, without colour and with it, each time in a new folder that `prepare` fills.
+    pub fn check(&mut self, name: &str, args: &[&str], prepare: impl Fn(&Path)) {
+        let mut plain = String::new();
+        for in_colour in [false, true] {
+            let folder = Folder::new();
+            prepare(folder.path());
+            let mut command = deltafold();
+            command.args(args).current_dir(folder.path());
+            self.check_command(
+                name,
+                &mut command,
+                args,
+                folder.path(),
+                in_colour,
+                &mut plain,
+            );
+        }
+    }
+
+    /// Runs a command in `folder` and compares its output. `plain` is the output without colour: written by the
+    /// run without colour, and compared with the other one.
+    pub fn check_command(
+        &mut self,
+        name: &str,
+        command: &mut Command,
+        args: &[&str],
+        folder: &Path,
+        in_colour: bool,
+        plain: &mut String,
+    ) {
+        command.env("COLUMNS", COLUMNS.to_string());
+        command.env_remove("KUBERNETES_SERVICE_HOST");
+        if in_colour {
+            command.env("CLICOLOR_FORCE", "1");
+        }
+        let output = command.output().expect("run the command");
+        let (stdout, stderr) = (&output.stdout, &output.stderr);
+        let mut text = format!("$ deltafold {}\n", args.join(" "));
+        text += &String::from_utf8_lossy(stdout);
+        let stderr = String::from_utf8_lossy(stderr);
+        let lines = stderr
+            .lines()
+            .filter(|l| !without_colours(l).contains("Z  INFO "));
+        let stderr: String = lines.map(|l| format!("{l}\n")).collect();
+        if !stderr.is_empty() {
+            text += "--- standard error\n";
+            text += &stderr;
+        }
+        let code = output.status.code().expect("no signal");
+        text += &format!("--- exit code {code}\n");
+        let text = masked(&text, folder);
+        if in_colour {
+            let uncoloured = without_colours(&text);
+            if uncoloured != *plain {
+                let difference = difference(plain, &uncoloured);
+                self.problem(name, &format!("colour changes the text:\n{difference}"));
+            }
+            self.compare(&format!("{name}.color.txt"), &text.replace('\u{1b}', "␛"));
+        } else {
+            if text.contains('\u{1b}') {
+                self.problem(name, "there is colour without a terminal");
+            }
+            // The command line itself is not the program's.
+            let lines = text.lines().skip(1).filter(|l| !l.starts_with("TIME "));
+            for line in lines.filter(|line| is_too_long(line)) {
+                self.problem(
+                    name,
+                    &format!("a line of more than {COLUMNS} columns:\n{line}"),
+                );
+            }
+            self.compare(&format!("{name}.txt"), &text);
+            *plain = text;
+        }
+    }
+
+    fn problem(&mut self, name: &str, problem: &str) {
+        self.problems.push(format!("{name}: {problem}"));
+    }
+
+    fn compare(&mut self, file: &str, text: &str) {
+        assert!(self.names.insert(file.to_owned()), "{file} twice");
+        let path = self.folder.join(file);
+        if is_writing() {
+            fs::write(&path, text).expect("write a golden output");
+            return;
+        }
+        let expected = fs::read_to_string(&path).unwrap_or_default();
+        if expected != text {
+            self.problem(file, &difference(&expected, text));
+        }
+    }
+
+    /// Fails with all differences, and with files that belong to no command any more.
+    pub fn end(mut self) {
+        for entry in fs::read_dir(&self.folder).expect("the golden outputs") {
+            let path = entry.expect("a golden output").path();
+            let name = path.file_name().and_then(|n| n.to_str()).expect("a name");
+            if path.is_dir() || self.names.contains(name) {
+                continue;
+            }
+            match is_writing() {
+                true => fs::remove_file(&path).expect("remove a golden output"),
+                false => self.problems.push(format!("{name}: no command prints it")),
+            }
+        }
+        let problems = self.problems.join("\n\n");
+        assert!(
+            problems.is_empty(),
+            "{problems}\n\nIf the new output is right: DELTAFOLD_TEST_WRITE_GOLDEN=1 writes it."
+        );
+    }
+}
+
+fn is_writing() -> bool {
+    std::env::var_os("DELTAFOLD_TEST_WRITE_GOLDEN").is_some()
+}
+
+fn is_too_long(line: &str) -> bool {
+    let width = line.chars().count();
+    let words = line.split(' ').map(|w| w.chars().count());
+    let longest = words.max().unwrap_or(0);
+    width > COLUMNS && (longest < UNBREAKABLE || width - longest > COLUMNS)
+}
+
+/// The lines that differ, with a few lines before them.
+fn difference(expected: &str, got: &str) -> String {
+    let (old, new): (Vec<_>, Vec<_>) = (expected.lines().collect(), got.lines().collect());
+    let begin = old.iter().zip(&new).take_while(|(a, b)| a == b).count();
+    let (old_rest, new_rest) = (&old[begin..], &new[begin..]);
+    let pairs = old_rest.iter().rev().zip(new_rest.iter().rev());
+    let end = pairs.take_while(|(a, b)| a == b).count();
+    let before = old[begin.saturating_sub(2)..begin].iter();
+    let mut lines: Vec<String> = before.map(|l| format!("  {l}")).collect();
+    let removed = &old_rest[..old_rest.len() - end];
+    let added = &new_rest[..new_rest.len() - end];
+    lines.extend(removed.iter().map(|l| format!("- {l}")));
+    lines.extend(added.iter().map(|l| format!("+ {l}")));
+    lines.join("\n")
+}
+
+fn without_colours(text: &str) -> String {
+    let mut parts = text.split('\u{1b}');
+    let mut plain = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        plain += part.split_once('m').map_or(part, |(_, rest)| rest);
+    }
+    plain
+}
+
+/// Replaces what differs between two runs: the folder, durations, and times of today.
+fn masked(text: &str, folder: &Path) -> String {
+    let folder = folder.display().to_string();
+    let name = "/tmp/golden-12345678";
+    assert_eq!(folder.len(), name.len(), "{folder}");
+    let text = text.replace(&folder, name);
+    let (command, output) = text.split_once('\n').unwrap_or_default();
+    let lines = output.lines().map(|line| {
+        if let Some(time) = time_of_log(line) {
+            return line.replace(time, "TIME");
+        }
+        let words: Vec<String> = line.split(' ').map(masked_word).collect();
+        let mut line = words.join(" ");
+        while line.contains("DURATION DURATION") {
+            line = line.replace("DURATION DURATION", "DURATION");
+        }
+        line
+    });
+    let lines = std::iter::once(command.to_owned()).chain(lines);
+    lines.map(|line| line + "\n").collect()
+}
+
+/// The time at the beginning of a log line, possibly after a colour.
+fn time_of_log(line: &str) -> Option<&str> {
+    let plain = without_colours(line);
+    let (time, _) = plain.split_once("Z  WARN")?;
+    let begin = line.find(time)?;
+    line.get(begin..begin + time.len() + 1)
+}
+
+/// A word without the duration in it.
+fn masked_word(word: &str) -> String {
+    let core = word.trim_matches(|c: char| "(),;:".contains(c));
+    if is_duration(core) {
+        return word.replace(core, "DURATION");
+    }
+    word.to_owned()
+}
+
+fn is_duration(word: &str) -> bool {
+    let number = word.trim_end_matches(|c: char| c.is_ascii_lowercase());
+    let unit = &word[number.len()..];
+    ["ms", "s", "m", "h", "d"].contains(&unit) && number.parse::<f64>().is_ok()
+}
