@@ -32,6 +32,7 @@ pub fn decide(facts: &Facts, options: &Options) -> RetentionDecision {
     decider.keep_pinned();
     decider.keep_doubtful_and_future();
     let oldest_kept = decider.keep_by_policy();
+    decider.keep_newest_full();
     decider.keep_uncounted();
     decider.keep_deltas();
     keep_v1_backups(facts.catalog, &mut decider.kept);
@@ -184,6 +185,15 @@ impl<'a> Decider<'a> {
         };
         let start = self.window_start();
         start.map_or(oldest_kept, |start| start.min(oldest_kept))
+    }
+
+    /// Keeps the full that was created last. It may end below others if a compaction was late. `gc` refuses to
+    /// purge a full that is newer than all that remain, so it must not remove one.
+    fn keep_newest_full(&mut self) {
+        if let Some(&i) = self.fulls.last() {
+            self.kept.keep(i, RetentionReason::NewestFull);
+            self.kept.rests_on.insert(i);
+        }
     }
 
     /// Keeps the newest `limit` fulls. Returns when the oldest of them was created.
@@ -346,11 +356,13 @@ impl<'a> Decider<'a> {
         }
         let mut rests_on = self.kept.rests_on;
         for (fulls, periods) in &self.periods_by_timeline {
-            // The number of fulls that go before each position.
+            // The number of fulls that go before each position. Fulls that stay only with their `v1` backup
+            // count, too: no deltas are kept for them.
+            let goes = |i: usize| !reasons[i].keeps() || reasons[i] == RetentionReason::V1Backup;
             let mut gone_before = vec![0_usize];
             for &i in fulls {
                 let gone = gone_before[gone_before.len() - 1];
-                gone_before.push(gone + usize::from(!reasons[i].keeps()));
+                gone_before.push(gone + usize::from(goes(i)));
             }
             for period in periods {
                 if gone_before[period.last] > gone_before[period.first] {

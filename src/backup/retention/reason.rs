@@ -33,6 +33,8 @@ pub enum RetentionReason {
     Monthly(DateTime<Utc>),
     /// Kept: one of this many newest fulls.
     WithinLimit(u32),
+    /// Kept: of all fulls it was created last.
+    NewestFull,
     /// Kept: a delta that follows a kept full.
     WithItsFull,
     /// Kept: a delta that is younger than the delta retention.
@@ -110,6 +112,7 @@ impl RetentionReason {
                 "by names no full leads to the end of its timeline, so it is unknown which snapshots are needed: see `deltafold list`"
             }
             Self::InTheFuture => "the time in its name is in the future",
+            Self::NewestFull => "of all fulls it was created last",
             Self::WithItsFull => "a delta that follows a kept full",
             Self::DeltaRetention => "a delta younger than --delta-retention",
             Self::EndOfTimeline => "no full of its timeline has superseded it",

@@ -531,6 +531,28 @@ fn the_newest_full_of_each_period_is_kept() {
     );
 }
 
+/// If it went, it would be newer than every full that remains, and `gc` would refuse to purge it.
+#[test]
+fn the_full_that_was_created_last_stays_though_it_ends_below_another() {
+    let none = Options {
+        policy: Policy::Exponential(Periods {
+            hourly: 0,
+            daily: 0,
+            weekly: 0,
+            monthly: 0,
+        }),
+        ..exponential()
+    };
+    let names = [
+        "Full-00000000-00000040-1790000000",
+        "Full-00000000-00000030-1790000100",
+    ];
+    let names = names.map(str::to_owned).to_vec();
+    let reasons = reason_names(&names, &none);
+    let reasons: Vec<&str> = reasons.iter().map(|t| t.1).collect();
+    assert_eq!(reasons, ["NewestChain", "NewestFull"]);
+}
+
 #[test]
 fn a_limit_keeps_the_deltas_of_its_fulls() {
     let limit = Options {
@@ -748,6 +770,7 @@ fn names_are_those_of_all_reasons() {
         RetentionReason::Weekly(t),
         RetentionReason::Monthly(t),
         RetentionReason::WithinLimit(1),
+        RetentionReason::NewestFull,
         RetentionReason::WithItsFull,
         RetentionReason::DeltaRetention,
         RetentionReason::EndOfTimeline,
