@@ -400,10 +400,14 @@ fn the_guides_work_from_install_to_purge() {
         .unwrap();
     let said = String::from_utf8_lossy(&machine.stdout);
     let errors = String::from_utf8_lossy(&machine.stderr);
+    // What failed comes first: a long output may be cut.
+    let mut last: Vec<&str> = said.lines().rev().take(60).collect();
+    last.reverse();
+    let last = last.join("\n");
     assert!(
         machine.status.success(),
-        "{}\n{said}{errors}",
+        "{}\n{errors}{last}",
         machine.status
     );
-    assert!(said.ends_with("== all blocks have run\n"), "{said}");
+    assert!(said.ends_with("== all blocks have run\n"), "{last}");
 }

@@ -5,6 +5,8 @@
 say() { printf '== %s\n' "$*"; }
 die() { say "FAILED: $*"; exit 1; }
 
+# No `| grep -q`: it ends at the first match, and then the program before it may fail by SIGPIPE.
+
 # within SECONDS COMMAND…: until the command succeeds.
 within() {
     local end=$((SECONDS + $1))
@@ -85,8 +87,8 @@ after_Debian_package() {
     said=$(printf '%s\n' "${pages[@]}" | MANWIDTH=80 xargs -P 4 -I {} man --warnings --local-file {} 2>&1 >/dev/null)
     [ -z "$said" ] || die "man: $said"
     # A command of the examples can be copied.
-    MANWIDTH=60 man --local-file /usr/share/man/man1/deltafold-snapshot-follow.1.gz | grep -qF \
-        'deltafold snapshot follow --store s3://backups/etcd-main --endpoints https://10.0.0.1:2379 \' || die 'examples are broken'
+    MANWIDTH=60 man --local-file /usr/share/man/man1/deltafold-snapshot-follow.1.gz >/tmp/page
+    grep -qF 'deltafold snapshot follow --store s3://backups/etcd-main --endpoints https://10.0.0.1:2379 \' /tmp/page || die 'examples are broken'
 
     say "completions"
     said=$(bash -c '. /usr/share/bash-completion/completions/deltafold
@@ -112,7 +114,7 @@ after_Debian_package() {
 after_Configure() { echo DELTAFOLD_DELTA_PERIOD=1s >>/etc/deltafold/main.env; }
 
 after_kubectl_plugin() {
-    kubectl-deltafold --version | grep -q '^deltafold ' || die 'kubectl-deltafold --version'
+    kubectl-deltafold --version | grep '^deltafold ' >/dev/null || die 'kubectl-deltafold --version'
     # From here on the package's program.
     rm /usr/local/bin/deltafold /usr/local/bin/kubectl-deltafold
     hash -r
@@ -142,7 +144,9 @@ after_Enable() {
 after_Look() {
     must is deltafold-verify@main.service Result success
     must systemctl start deltafold-gc@main.service
-    journalctl --unit deltafold-gc@main.service | grep -q 'Deactivated successfully' || die 'gc did not run'
+    must is deltafold-gc@main.service Result success
+    # Not from the journal: a message may come to it after `systemctl start` has ended.
+    ! is deltafold-gc@main.service ExecMainExitTimestampMonotonic 0 || die 'gc did not run'
 }
 
 # instance NAME LINE…: the settings of main.env and these.
@@ -179,12 +183,12 @@ after_Alerts() {
     say "the folder that is always there"
     instance plain DELTAFOLD_STORE=/var/lib/deltafold/plain
     systemctl start deltafold-follow@plain.service
-    within 30 sh -c 'ls /var/lib/deltafold/plain/v2 | grep -q ^Full'
+    within 30 sh -c 'ls /var/lib/deltafold/plain/v2 | grep ^Full'
     must [ "$(stat -L -c '%U %a' /var/lib/deltafold/plain)" = 'deltafold 700' ]
     systemctl stop deltafold-follow@plain.service
 
     say "a damaged backup"
-    full=$(find $store -name 'Full-*' | head -n 1)
+    full=$(find $store -name 'Full-*' -print -quit)
     cp "$full" /run/full
     head -c 300 /run/full >"$full"
     fails 1 systemctl start deltafold-verify@main.service
@@ -208,7 +212,7 @@ after_Alerts() {
 }
 
 after_Change_the_times() {
-    systemctl show --property TimersCalendar deltafold-verify@main.timer | grep -q 'Sun' || die 'the time has not changed'
+    systemctl show --property TimersCalendar deltafold-verify@main.timer | grep 'Sun' >/dev/null || die 'the time has not changed'
 }
 
 before_Upgrade_and_remove() {
