@@ -44,8 +44,15 @@ more_than() { [ "$(snapshots "$1")" -gt "$2" ]; }
 store=/srv/backups/etcd-main
 follower=deltafold-follow@main.service
 
+# named: the paths of the packages' files, as far as names tell.
+named() {
+    find / -xdev \( -path /test -o -path /proc -o -path /tmp -o -path /var/tmp -o -path /var/cache/man -o -path /var/lib/deltafold/plain \
+        -o -path /srv/backups -o -path /etc/systemd/system/deltafold-\*.d \) -prune -o -name '*deltafold*' -print | LC_ALL=C sort
+}
+
 before() {
     umask 022
+    named >/run/named-before
     # The index of manual pages takes longer than all else, and nothing here needs it.
     rm -f /var/lib/man-db/auto-update
     mkdir -p /etc/etcd/pki
@@ -234,8 +241,8 @@ before_Upgrade_and_remove() {
 after_Upgrade_and_remove() {
     ! systemctl is-active --quiet $follower || die 'the follower still runs'
     local left
-    left=$(find / -xdev \( -path /test -o -path /var/cache/man -o -path /var/lib/deltafold/plain -o -path /proc -o -path /root -o -path /work -o -path /home -o -path /tmp -o -path /var/tmp \
-        -o -path /srv/backups -o -path /etc/systemd/system/deltafold-\*.d \) -prune -o -name '*deltafold*' -print | sort)
+    # What was here before belongs to the machine, such as a build of this project.
+    left=$(named | comm -13 /run/named-before -)
     [ "$left" = "$(printf '%s\n' /etc/deltafold /var/lib/deltafold)" ] || die "left: $left"
     must [ "$(ls /etc/deltafold | xargs)" = 'elsewhere.env main.env plain.env wrong.env' ]
     must [ "$(ls -A /var/lib/deltafold)" = plain ]
