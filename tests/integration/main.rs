@@ -9,6 +9,7 @@ mod encryption;
 mod first_run;
 mod fold_equals_etcd;
 mod gc;
+mod golden_live;
 mod harness;
 mod identity;
 mod maintain;

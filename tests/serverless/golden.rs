@@ -187,6 +187,8 @@ fn outputs_are_as_recorded() {
         ),
         ("lock", "lock --store store --for 1d", &kubernetes),
         ("store-check", "store check --store store", &kubernetes),
+        ("status-empty", "status --store store", &empty),
+        ("policy-no-kubeconfig", "policy status", &nothing),
         ("no-store", "list", &nothing),
         ("unknown-flag", "list --stroe store", &nothing),
         ("missing-folder", "list --store store", &nothing),

@@ -3,6 +3,7 @@
 //! The files are `fixtures/golden/NAME.txt` and `NAME.color.txt`. With DELTAFOLD_TEST_WRITE_GOLDEN they are
 //! written, otherwise compared.
 
+use super::etcd::Etcd;
 use super::{deltafold, fixtures_dir};
 use std::collections::BTreeSet;
 use std::fs;
@@ -34,6 +35,8 @@ pub struct Golden {
     folder: PathBuf,
     names: BTreeSet<String>,
     problems: Vec<String>,
+    /// The etcd of the command that runs.
+    endpoint: Option<String>,
 }
 
 impl Golden {
@@ -45,6 +48,7 @@ impl Golden {
             folder,
             names: BTreeSet::new(),
             problems: Vec::new(),
+            endpoint: None,
         }
     }
 
@@ -67,6 +71,28 @@ impl Golden {
         }
     }
 
+    /// Like `check`, with an etcd that `prepare` starts. Its URL replaces ENDPOINT in the arguments.
+    pub fn check_live(&mut self, name: &str, args: &str, prepare: impl Fn(&Path) -> Etcd) {
+        let mut plain = String::new();
+        let shown: Vec<&str> = args.split(' ').collect();
+        for in_colour in [false, true] {
+            let folder = Folder::new();
+            let etcd = prepare(folder.path());
+            self.endpoint = Some(etcd.endpoint().to_owned());
+            let args = args.replace("ENDPOINT", etcd.endpoint());
+            let mut command = deltafold();
+            command.args(args.split(' ')).current_dir(folder.path());
+            self.check_command(
+                name,
+                &mut command,
+                &shown,
+                folder.path(),
+                in_colour,
+                &mut plain,
+            );
+        }
+    }
+
     /// Runs a command in `folder` and compares its output. `plain` is the output without colour: written by the
     /// run without colour, and compared with the other one.
     pub fn check_command(
@@ -80,6 +106,7 @@ impl Golden {
     ) {
         command.env("COLUMNS", COLUMNS.to_string());
         command.env_remove("KUBERNETES_SERVICE_HOST");
+        command.env_remove("KUBECONFIG").env("HOME", folder);
         if in_colour {
             command.env("CLICOLOR_FORCE", "1");
         }
@@ -98,7 +125,10 @@ impl Golden {
         }
         let code = output.status.code().expect("no signal");
         text += &format!("--- exit code {code}\n");
-        let text = masked(&text, folder);
+        let text = match &self.endpoint {
+            Some(endpoint) => masked_live(&masked(&text, folder), endpoint),
+            None => masked(&text, folder),
+        };
         if in_colour {
             let uncoloured = without_colours(&text);
             if uncoloured != *plain {
@@ -217,6 +247,53 @@ fn masked(text: &str, folder: &Path) -> String {
     });
     let lines = std::iter::once(command.to_owned()).chain(lines);
     lines.map(|line| line + "\n").collect()
+}
+
+/// Replaces what two etcds with the same keys do not share: URLs, sizes, IDs, and times of today. A replacement
+/// is as long as what it stands for, if lines could break elsewhere otherwise.
+fn masked_live(text: &str, endpoint: &str) -> String {
+    let url = "http://127.0.0.1:12379";
+    assert_eq!(endpoint.len(), url.len(), "{endpoint}");
+    let text = text.replace(endpoint, url);
+    let lines = text.lines().map(|line| {
+        let mut words: Vec<String> = line.split(' ').map(masked_live_word).collect();
+        for i in 1..words.len() {
+            let unit = words[i].trim_end_matches([',', ';', ':', ')']).to_owned();
+            if ["B", "KiB", "MiB"].contains(&unit.as_str()) {
+                words[i - 1] = "SIZE".to_owned();
+                words[i] = words[i].replacen(&unit, "B", 1);
+            }
+        }
+        words.join(" ") + "\n"
+    });
+    lines.collect()
+}
+
+fn masked_live_word(word: &str) -> String {
+    let core = word.trim_matches(|c: char| !c.is_ascii_alphanumeric());
+    let is_id = core.len() >= 14 && core.bytes().all(|b| b.is_ascii_hexdigit());
+    let is_date = chrono::NaiveDate::parse_from_str(core, "%Y-%m-%d").is_ok();
+    let is_time = chrono::NaiveTime::parse_from_str(core, "%H:%M:%SZ").is_ok();
+    match (is_id, is_date, is_time) {
+        (true, ..) => word.replace(core, "0123456789abcdef"),
+        (_, true, _) => word.replace(core, "2026-01-01"),
+        (_, _, true) => word.replace(core, "00:00:00Z"),
+        _ => match word.find("Full-").or_else(|| word.find("Incr-")) {
+            Some(at) => masked_seconds(word, at + "Full-00000000-00000000-".len()),
+            None => word.to_owned(),
+        },
+    }
+}
+
+/// The name of a snapshot with another time of creation.
+fn masked_seconds(word: &str, begin: usize) -> String {
+    let end = begin + 10;
+    match word.get(begin..end) {
+        Some(seconds) if seconds.bytes().all(|b| b.is_ascii_digit()) => {
+            format!("{}1234567890{}", &word[..begin], &word[end..])
+        }
+        _ => word.to_owned(),
+    }
 }
 
 /// The time at the beginning of a log line, possibly after a colour.

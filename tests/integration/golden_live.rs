@@ -1,0 +1,142 @@
+//! What commands that need a live etcd print at 80 columns, with colour and without: nobody changes it unseen.
+
+use crate::support::etcd::{Etcd, EtcdVersion};
+use crate::support::golden::Golden;
+use crate::support::{copy_dir, deltafold, fixtures_dir};
+use std::path::Path;
+
+const CM: &str = "/registry/configmaps/shop/cm-";
+
+fn put(etcd: &Etcd, key: &str, value: &str) {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let put = async { etcd.kv().await.put(key, value, None).await };
+    runtime.block_on(put).unwrap();
+}
+
+/// An etcd with three keys.
+fn etcd(folder: &Path) -> Etcd {
+    let etcd = Etcd::start(EtcdVersion::V3_6, &folder.join("data"));
+    for n in 1..=3 {
+        put(&etcd, &format!("{CM}{n}"), "value");
+    }
+    etcd
+}
+
+fn snapshot(folder: &Path, etcd: &Etcd, kind: &str) {
+    let mut command = deltafold();
+    let args = ["snapshot", kind, "--store", "store", "--endpoints"];
+    command.args(args).arg(etcd.endpoint()).current_dir(folder);
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+}
+
+/// The same etcd and its full snapshot.
+fn with_full(folder: &Path) -> Etcd {
+    let etcd = etcd(folder);
+    snapshot(folder, &etcd, "full");
+    etcd
+}
+
+/// One change more, which is not saved.
+fn with_change(folder: &Path) -> Etcd {
+    let etcd = with_full(folder);
+    put(&etcd, &format!("{CM}1"), "another value");
+    etcd
+}
+
+fn with_delta(folder: &Path) -> Etcd {
+    let etcd = with_change(folder);
+    snapshot(folder, &etcd, "delta");
+    etcd
+}
+
+/// The etcd, and a verification that is recorded.
+fn verified(folder: &Path) -> Etcd {
+    let etcd = with_delta(folder);
+    let mut command = deltafold();
+    command
+        .args(["verify", "--store", "store", "--endpoints"])
+        .arg(etcd.endpoint())
+        .current_dir(folder);
+    assert!(command.output().unwrap().status.success());
+    etcd
+}
+
+/// The etcd beside the backup of another cluster.
+fn with_other_backup(folder: &Path) -> Etcd {
+    copy_dir(&fixtures_dir().join("kubernetes"), &folder.join("store"));
+    etcd(folder)
+}
+
+#[test]
+fn outputs_are_as_recorded() {
+    let mut golden = Golden::new("live");
+    let cases: &[(&str, &str, &dyn Fn(&Path) -> Etcd)] = &[
+        (
+            "full",
+            "snapshot full --store store --endpoints ENDPOINT",
+            &etcd,
+        ),
+        (
+            "delta",
+            "snapshot delta --store store --endpoints ENDPOINT",
+            &with_change,
+        ),
+        (
+            "delta-nothing",
+            "snapshot delta --store store --endpoints ENDPOINT",
+            &with_full,
+        ),
+        (
+            "unreachable",
+            "snapshot full --store store --endpoints http://127.0.0.1:1",
+            &etcd,
+        ),
+        (
+            "verify",
+            "verify --store store --endpoints ENDPOINT",
+            &with_delta,
+        ),
+        (
+            "verify-behind",
+            "verify --store store --endpoints ENDPOINT",
+            &with_change,
+        ),
+        (
+            "verify-differs",
+            "verify --store store --endpoints ENDPOINT",
+            &with_other_backup,
+        ),
+        ("status", "status --store store", &verified),
+        (
+            "maintain",
+            "maintain --compact-keep 1 --defrag always --endpoints ENDPOINT",
+            &with_delta,
+        ),
+        (
+            "maintain-dry-run",
+            "maintain --compact-keep 1 --defrag always --dry-run --endpoints ENDPOINT",
+            &with_delta,
+        ),
+        ("maintain-nothing", "maintain --endpoints ENDPOINT", &etcd),
+        (
+            "apply",
+            "apply --prefix /registry/configmaps/shop/ --store store --endpoints ENDPOINT",
+            &with_other_backup,
+        ),
+        (
+            "apply-execute",
+            "apply --exact-key /registry/configmaps/shop/cm-1 --execute --store store --endpoints ENDPOINT",
+            &with_other_backup,
+        ),
+        (
+            "apply-delete-extra",
+            "apply --prefix /registry/configmaps/shop/cm- --delete-extra --execute --store store --endpoints ENDPOINT",
+            &with_other_backup,
+        ),
+    ];
+    for (name, args, prepare) in cases {
+        golden.check_live(name, args, prepare);
+    }
+    golden.end();
+}
