@@ -131,9 +131,9 @@ fn to_text(o: &Report<Outcome>) -> String {
     text.end()
 }
 
-/// A duration by its two largest units, `1d5h`. A negative one is zero.
+/// A duration by its two largest units, `1d 5h`. A negative one is zero.
 fn ago(seconds: f64) -> String {
-    duration::show(Duration::from_secs(seconds.max(0.0) as u64).max(Duration::from_secs(1)))
+    duration::whole(Duration::from_secs(seconds.max(0.0) as u64).max(Duration::from_secs(1)))
 }
 
 fn time(t: DateTime<Utc>) -> String {

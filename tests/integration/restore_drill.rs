@@ -6,7 +6,9 @@ use crate::support::made_backups::{FIXTURE, LAST, T0};
 use crate::support::process::Process;
 use crate::support::recorded_etcd::with_etcd;
 use crate::support::scratch;
-use crate::support::{copy_fixture, expected, fixture_names, that_start_on, tools};
+use crate::support::{
+    copy_fixture, deltafold, expected, fixture_names, run_json, that_start_on, tools,
+};
 use serde_json::Value;
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -192,6 +194,39 @@ fn an_etcd_that_lies_dies_or_hangs_fails_the_drill() {
         wait_until("no etcd is left", || !anybody_uses(temp.path()));
         assert!(begun.elapsed() < Duration::from_secs(120), "{name}");
     }
+    // A verification without a drill does not hide that the drill failed; a drill that succeeds does.
+    let status = || {
+        let mut command = deltafold();
+        command.args([
+            "status",
+            "--max-age",
+            "1000w",
+            "--output",
+            "json",
+            "--store",
+        ]);
+        run_json(command.arg(store.path()))
+    };
+    let (code, json) = verify(store.path(), &["--level", "fold"]);
+    assert_eq!((code, &json["recorded"]), (0, &Value::Null), "{json:#}");
+    let warning = json["warnings"][0].as_str().unwrap();
+    assert!(warning.contains("--etcd-binary"), "{warning}");
+    let (code, json, _) = status();
+    assert_eq!(
+        (code, &json["reason"]),
+        (65, &"DrillFailed".into()),
+        "{json:#}"
+    );
+    let (code, json) = drill(
+        store.path(),
+        &tools::etcd(EtcdVersion::V3_6),
+        temp.path(),
+        &[],
+    );
+    assert_eq!((code, json["recorded"].is_string()), (0, true), "{json:#}");
+    let (code, json, _) = status();
+    assert_eq!(code, 0, "{json:#}");
+
     let nobody = script(folder.path(), "nobody", "#!/no/such/interpreter\n");
     let (code, json) = drill(store.path(), &nobody, temp.path(), &[]);
     assert_eq!(

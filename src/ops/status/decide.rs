@@ -170,14 +170,11 @@ fn is_refuted(
     records: &[VerificationRecord],
     now: DateTime<Utc>,
 ) -> bool {
-    let drill_failed = failed.drill_succeeded == Some(false);
     records.iter().any(|r| {
         r.result == RecordResult::Verified
             && !is_future(r.time, now)
             && r.time > failed.time
-            && r.level >= failed.level
-            && r.all_chains >= failed.all_chains
-            && (!drill_failed || r.drill_succeeded == Some(true))
+            && r.covers(failed)
     })
 }
 
@@ -222,8 +219,8 @@ fn staleness(facts: &Facts, max_age: Duration, now: DateTime<Utc>) -> Option<Fin
             Reason::Stale,
             format!(
                 "the newest snapshot is {} old, and --max-age is {}",
-                duration::show(age),
-                duration::show(max_age)
+                duration::whole(age),
+                duration::whole(max_age)
             ),
         )
     })
@@ -242,7 +239,7 @@ fn lack_of_verification(facts: &Facts, options: &Options, now: DateTime<Utc>) ->
         Some(age) if age <= within => return None,
         Some(age) => format!(
             "the last successful verification was {} ago",
-            duration::show(age)
+            duration::whole(age)
         ),
         None => "no verification of the level checksums or deeper has succeeded".to_owned(),
     };
@@ -250,7 +247,7 @@ fn lack_of_verification(facts: &Facts, options: &Options, now: DateTime<Utc>) ->
         Reason::NotVerified,
         format!(
             "{message}, and --verified-within is {}",
-            duration::show(within)
+            duration::whole(within)
         ),
     ))
 }

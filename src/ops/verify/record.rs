@@ -142,6 +142,13 @@ impl VerificationRecord {
         Reason::ALL.iter().copied().find(|r| r.as_str() == name)
     }
 
+    /// Returns whether this verification looked at all that the other one looked at.
+    pub fn covers(&self, other: &VerificationRecord) -> bool {
+        self.level >= other.level
+            && self.all_chains >= other.all_chains
+            && (other.drill_succeeded != Some(false) || self.drill_succeeded.is_some())
+    }
+
     /// Parses the content of a level's object, which anybody may have written.
     fn parse(level: RecordLevel, content: &[u8]) -> Result<Self, String> {
         let record: VerificationRecord =
@@ -169,13 +176,30 @@ impl VerificationRecord {
     }
 }
 
-/// Writes a record over the last one of its level. Returns its path, or `None` with a warning if the store
-/// refuses the write: the verification counts without its record.
+/// Writes a record over the last one of its level. Returns its path, or `None` with a warning: if the store
+/// refuses the write, or if the last one is a failure that this verification did not look for. The
+/// verification counts without its record.
 pub(super) fn save(
     store: &Store,
     record: &VerificationRecord,
     clock: &mut ReportBuilder,
 ) -> Option<String> {
+    // A record that cannot be read is replaced. If the store fails, the write says so.
+    if let Ok(Ok(Some(last))) = read(store, record.level)
+        && last.result == RecordResult::Failed
+        && !record.covers(&last)
+    {
+        let (what, flag) = match last.drill_succeeded {
+            Some(false) => ("restore drill", "--etcd-binary"),
+            _ => ("verification of all chains", "--all-chains"),
+        };
+        clock.warn(format!(
+            "this verification is not recorded: {} tells of a {what} that failed at {}, and stays until {flag} has repeated it",
+            record.level.path(),
+            last.time.format("%Y-%m-%d %H:%M:%SZ")
+        ));
+        return None;
+    }
     match replace(store, record) {
         Ok(()) => Some(record.level.path()),
         Err(e) => {
@@ -245,6 +269,33 @@ pub(in crate::ops) fn carry(from: &Store, to: &Store) -> Result<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_verification_covers_what_is_not_deeper_nor_wider() {
+        let fold = VerificationRecord::new(RecordLevel::Fold);
+        let drill = |succeeded| VerificationRecord {
+            drill_succeeded: Some(succeeded),
+            ..fold.clone()
+        };
+        let wide = VerificationRecord {
+            all_chains: true,
+            ..fold.clone()
+        };
+        let names = VerificationRecord::new(RecordLevel::Names);
+        for (new, old, covers) in [
+            (&fold, &fold, true),
+            (&fold, &names, true),
+            (&names, &fold, false),
+            (&fold, &wide, false),
+            (&wide, &fold, true),
+            (&fold, &drill(false), false),
+            (&fold, &drill(true), true),
+            (&drill(true), &drill(false), true),
+            (&wide, &drill(false), false),
+        ] {
+            assert_eq!(new.covers(old), covers, "{new:?} {old:?}");
+        }
+    }
 
     #[test]
     fn only_valid_records_are_parsed() {
