@@ -5,6 +5,9 @@ use crate::support::golden::Golden;
 use crate::support::{copy_dir, deltafold, fixtures_dir};
 use std::path::Path;
 
+/// The name of a case, its arguments, and what starts its etcd.
+type Case<'a> = (&'a str, &'a str, &'a dyn Fn(&Path) -> Etcd);
+
 const CM: &str = "/registry/configmaps/shop/cm-";
 
 fn put(etcd: &Etcd, key: &str, value: &str) {
@@ -71,7 +74,7 @@ fn with_other_backup(folder: &Path) -> Etcd {
 #[test]
 fn outputs_are_as_recorded() {
     let mut golden = Golden::new("live");
-    let cases: &[(&str, &str, &dyn Fn(&Path) -> Etcd)] = &[
+    let cases: &[Case<'_>] = &[
         (
             "full",
             "snapshot full --store store --endpoints ENDPOINT",
