@@ -16,6 +16,11 @@ const FORMS: &str = "give RFC 3339 (2026-11-20T14:00:00+01:00), local time (2026
 /// The accepted forms of [`parse_absolute`], for messages.
 const ABSOLUTE_FORMS: &str = "give RFC 3339 (2026-11-20T14:00:00+01:00) or local date and time (2026-11-20 14:00, 2026-11-20 14:00:30 or 2026-11-20)";
 
+/// Formats a moment for people in UTC, to the second: `2026-11-20 14:00:00Z`.
+pub fn utc(time: DateTime<Utc>) -> String {
+    time.format("%Y-%m-%d %H:%M:%SZ").to_string()
+}
+
 /// A time zone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Zone {

@@ -5,6 +5,7 @@
 use super::stream::Stream;
 use super::terminal::{self, Style};
 use super::{BackupArgs, Ended, Output, text};
+use crate::base::time::utc;
 use crate::base::{Cancel, flag_values, printable};
 use crate::error::Result;
 use crate::mvcc::{KeyRange, Revision};
@@ -217,7 +218,7 @@ fn deletion_text(deletion: &Deletion, last: Revision) -> String {
 /// A time in RFC 3339 as other texts show it, without parts of seconds.
 fn to_seconds(time: &str) -> String {
     match DateTime::parse_from_rfc3339(time) {
-        Ok(at) => at.to_utc().format("%Y-%m-%d %H:%M:%SZ").to_string(),
+        Ok(at) => utc(at.to_utc()),
         Err(_) => time.to_owned(),
     }
 }

@@ -5,13 +5,13 @@
 use super::terminal::{Style, width_of};
 use super::text::{Row, Text};
 use super::{BackupArgs, Ended, Output, print_report, size};
+use crate::base::time::utc;
 use crate::base::{Cancel, printable, shorten};
 use crate::error::Reason;
 use crate::ops::list::{ListedSnapshot, Options, Outcome, Problem, Restorable, run};
 use crate::ops::plain_files::{self, ListedFile};
 use crate::ops::report::Report;
 use crate::ops::restore::BackupLocation;
-use chrono::{DateTime, Utc};
 use clap::Args;
 use std::collections::{HashMap, HashSet};
 
@@ -68,7 +68,7 @@ fn files_to_text(o: &Report<plain_files::Outcome>) -> String {
 fn file_row(f: &ListedFile) -> Row {
     Row::new(vec![
         f.revision.map_or("?".to_owned(), |r| r.to_string()),
-        time(f.created),
+        utc(f.created),
         size(f.bytes),
         f.compression.unwrap_or("?").to_owned(),
         match (&f.reason, f.has_checksum) {
@@ -101,7 +101,7 @@ fn to_text(o: &Report<Outcome>) -> String {
     let mut ranges = Vec::new();
     for r in &o.restorable {
         let (first, last) = (r.first_revision, r.last_revision);
-        let (from, to) = (time(r.first_time), time(r.last_time));
+        let (from, to) = (utc(r.first_time), utc(r.last_time));
         let timeline = &r.timeline;
         ranges.push(format!(
             "restorable on {timeline}: revisions {first} to {last}, {from} to {to}"
@@ -319,7 +319,7 @@ fn cell(s: &ListedSnapshot, column: Column) -> String {
         Column::Kind => s.kind.as_str().to_owned(),
         Column::Revisions if is_full(s) => s.last_revision.to_string(),
         Column::Revisions => range(s.start_revision.0, s.last_revision.0),
-        Column::Created => time(s.created),
+        Column::Created => utc(s.created),
         Column::Size => size(s.bytes),
         Column::Timeline => timeline(s).to_owned(),
         Column::Flags => flags(s),
@@ -349,10 +349,6 @@ fn flags(s: &ListedSnapshot) -> String {
         }
     }
     flags.join(",")
-}
-
-fn time(t: DateTime<Utc>) -> String {
-    t.format("%Y-%m-%d %H:%M:%SZ").to_string()
 }
 
 fn timeline(s: &ListedSnapshot) -> &str {
@@ -553,6 +549,7 @@ mod tests {
     use super::*;
     use crate::backup::{Compression, Kind};
     use crate::mvcc::Revision;
+    use chrono::DateTime;
 
     fn snapshot(timeline: &str, start: i64, last: i64) -> ListedSnapshot {
         let kind = if start == 0 { Kind::Full } else { Kind::Incr };

@@ -6,6 +6,7 @@ use super::text::Text;
 use super::{Ended, Output, StoreArgs, print_report};
 use crate::base::flag_values::{self, yes_or_no};
 use crate::base::plural::count;
+use crate::base::time::utc;
 use crate::base::{Cancel, duration};
 use crate::error::{Error, Reason, Result};
 use crate::ops::object_lock::{Decision, Object, Options, Outcome, Status, run};
@@ -91,7 +92,7 @@ fn to_text(o: &Report<Outcome>) -> String {
     text.line(headline(o));
     text.field(
         "until",
-        format_args!("{}, in mode {}", time(o.until), o.mode),
+        format_args!("{}, in mode {}", utc(o.until), o.mode),
     );
     let locked = if o.dry_run { "to lock" } else { "locked" };
     text.field(
@@ -141,14 +142,10 @@ fn state(object: &Object, dry_run: bool) -> String {
         (None, _) => format!("FAILED: {}", object.reason),
         (Some(Decision::Keep), _) => object.reason.clone(),
         (Some(Decision::Lock), Some(lock)) => {
-            format!("{locked}, {} until {}", lock.mode, time(lock.until))
+            format!("{locked}, {} until {}", lock.mode, utc(lock.until))
         }
         (Some(Decision::Lock), None) => locked.to_owned(),
     }
-}
-
-fn time(t: DateTime<Utc>) -> String {
-    t.format("%Y-%m-%d %H:%M:%SZ").to_string()
 }
 
 #[cfg(test)]

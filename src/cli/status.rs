@@ -4,6 +4,7 @@
 
 use super::text::Text;
 use super::{BackupArgs, Ended, Output, print_report, size};
+use crate::base::time::utc;
 use crate::base::{Cancel, duration, shorten};
 use crate::error::{Reason, Result};
 use crate::ops::list::Restorable;
@@ -11,7 +12,6 @@ use crate::ops::report::Report;
 use crate::ops::restore::BackupLocation;
 use crate::ops::status::{Options, Outcome, Status, Verification, of_nothing, run, run_on_files};
 use crate::ops::verify::record::{RecordLevel, RecordResult};
-use chrono::{DateTime, Utc};
 use clap::Args;
 use std::time::Duration;
 
@@ -136,12 +136,8 @@ fn ago(seconds: f64) -> String {
     duration::whole(Duration::from_secs(seconds.max(0.0) as u64).max(Duration::from_secs(1)))
 }
 
-fn time(t: DateTime<Utc>) -> String {
-    t.format("%Y-%m-%d %H:%M:%SZ").to_string()
-}
-
 fn range(r: &Restorable) -> String {
-    let (from, to) = (time(r.first_time), time(r.last_time));
+    let (from, to) = (utc(r.first_time), utc(r.last_time));
     format!(
         "revisions {} to {}, {from} to {to}",
         r.first_revision, r.last_revision

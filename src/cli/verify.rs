@@ -11,6 +11,7 @@ use super::{BackupArgs, Ended, Output, print_report, size};
 use crate::base::flag_values::yes_or_no;
 use crate::base::plural::count;
 use crate::base::shorten::{self, IN_JSON};
+use crate::base::time::utc;
 use crate::base::{Cancel, duration};
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::Revision;
@@ -270,7 +271,7 @@ fn to_text(o: &Report<store::Outcome>) -> String {
             n.timeline,
             n.first_revision,
             n.last_revision,
-            n.last_time.format("%Y-%m-%d %H:%M:%SZ")
+            utc(n.last_time)
         ));
         let age = duration::human(n.snapshot_age_seconds);
         text.field("newest", format_args!("{}, {age} old", n.snapshot));

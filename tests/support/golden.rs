@@ -54,38 +54,32 @@ impl Golden {
 
     /// Runs a command twice, without colour and with it, each time in a new folder that `prepare` fills.
     pub fn check(&mut self, name: &str, args: &[&str], prepare: impl Fn(&Path)) {
+        self.check_both(name, args, |folder| {
+            prepare(folder);
+            None
+        });
+    }
+
+    /// Like `check`, with an etcd that `prepare` starts. Its URL replaces ENDPOINT in the arguments.
+    pub fn check_live(&mut self, name: &str, args: &[&str], prepare: impl Fn(&Path) -> Etcd) {
+        self.check_both(name, args, |folder| Some(prepare(folder)));
+    }
+
+    fn check_both(&mut self, name: &str, args: &[&str], prepare: impl Fn(&Path) -> Option<Etcd>) {
         let mut plain = String::new();
         for in_colour in [false, true] {
             let folder = Folder::new();
-            prepare(folder.path());
+            let etcd = prepare(folder.path());
+            self.endpoint = etcd.as_ref().map(|etcd| etcd.endpoint().to_owned());
+            let endpoint = self.endpoint.as_deref().unwrap_or("ENDPOINT");
             let mut command = deltafold();
-            command.args(args).current_dir(folder.path());
+            command
+                .args(args.iter().map(|arg| arg.replace("ENDPOINT", endpoint)))
+                .current_dir(folder.path());
             self.check_command(
                 name,
                 &mut command,
                 args,
-                folder.path(),
-                in_colour,
-                &mut plain,
-            );
-        }
-    }
-
-    /// Like `check`, with an etcd that `prepare` starts. Its URL replaces ENDPOINT in the arguments.
-    pub fn check_live(&mut self, name: &str, args: &str, prepare: impl Fn(&Path) -> Etcd) {
-        let mut plain = String::new();
-        let shown: Vec<&str> = args.split(' ').collect();
-        for in_colour in [false, true] {
-            let folder = Folder::new();
-            let etcd = prepare(folder.path());
-            self.endpoint = Some(etcd.endpoint().to_owned());
-            let args = args.replace("ENDPOINT", etcd.endpoint());
-            let mut command = deltafold();
-            command.args(args.split(' ')).current_dir(folder.path());
-            self.check_command(
-                name,
-                &mut command,
-                &shown,
                 folder.path(),
                 in_colour,
                 &mut plain,

@@ -273,13 +273,16 @@ async fn query_endpoint(connector: &Connector, endpoint: &str) -> Result<Endpoin
     let status = async { status_client.status().await };
     let list = async { list_client.member_list().await };
     let read = async { Ok::<_, AttemptError>(read(connector, endpoint, client).await) };
-    // If the status or the list fails, the read is not waited for.
-    let (status, list, read) = tokio::try_join!(
-        connector.answer("status", endpoint, timeout, status),
-        connector.answer("list members", endpoint, timeout, list),
-        read,
-    )
-    .map_err(AttemptError::into_error)?;
+    let both = async {
+        let (status, list) = tokio::join!(
+            connector.answer("status", endpoint, timeout, status),
+            connector.answer("list members", endpoint, timeout, list),
+        );
+        // If both fail, the message is always about the status.
+        Ok((status?, list?))
+    };
+    // If one of both fails, the read is not waited for.
+    let ((status, list), read) = tokio::try_join!(both, read).map_err(AttemptError::into_error)?;
     let header = status.header();
     let size = |n: i64| u64::try_from(n).unwrap_or(0);
     Ok(EndpointObservation {

@@ -3,6 +3,7 @@
 //! It reads nothing and does not know where the facts are from. Called by `ops::status`.
 
 use crate::base::duration::{self, parse_above_zero};
+use crate::base::time::utc;
 use crate::error::Reason;
 use crate::mvcc::Revision;
 use crate::ops::verify::record::{RecordLevel, RecordResult, VerificationRecord};
@@ -174,6 +175,7 @@ fn is_refuted(
         r.result == RecordResult::Verified
             && !is_future(r.time, now)
             && r.time > failed.time
+            && r.drill_succeeded != Some(false)
             && r.covers(failed)
     })
 }
@@ -188,7 +190,7 @@ fn failure(record: &VerificationRecord) -> Finding {
         level => format!("the verification (level {})", level.as_str()),
     };
     let recorded = record.reason.as_deref().unwrap_or("no reason recorded");
-    let time = record.time.format("%Y-%m-%d %H:%M:%SZ");
+    let time = utc(record.time);
     Finding::new(
         reason,
         format!(

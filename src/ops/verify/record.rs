@@ -3,6 +3,7 @@
 //! The records prove nothing: anybody who can write to the store can write them. They hold no messages and
 //! no keys. `ops::verify` writes them, `ops::status` reads them, and `ops::copy` carries them to the target.
 
+use crate::base::time::utc;
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::Revision;
 use crate::ops::report::ReportBuilder;
@@ -196,7 +197,7 @@ pub(super) fn save(
         clock.warn(format!(
             "this verification is not recorded: {} tells of a {what} that failed at {}, and stays until {flag} has repeated it",
             record.level.path(),
-            last.time.format("%Y-%m-%d %H:%M:%SZ")
+            utc(last.time)
         ));
         return None;
     }

@@ -5,6 +5,7 @@
 use super::FollowOptions;
 use crate::base::duration;
 use crate::base::plural::count;
+use crate::base::time::utc;
 use crate::ops::snapshot::NewSnapshot;
 use chrono::{DateTime, Utc};
 use indicatif::HumanBytes;
@@ -15,7 +16,7 @@ pub(super) fn plan(store: &str, options: &FollowOptions, now: DateTime<Utc>) -> 
     let next = options.full_schedule.as_ref();
     let next = next.and_then(|schedule| schedule.next_after(now));
     let mut fulls = match next {
-        Some(next) => format!("  fulls     next at {}", next.format("%Y-%m-%d %H:%M:%SZ")),
+        Some(next) => format!("  fulls     next at {}", utc(next)),
         None => "  fulls     none is scheduled".to_owned(),
     };
     if !options.max_full_age.is_zero() {
