@@ -19,7 +19,7 @@ use crate::ops::copy::{
 use crate::ops::report::Report;
 use crate::store;
 use crate::telemetry::metrics::Metrics;
-use clap::Args;
+use clap::{ArgGroup, Args};
 use std::path::Path;
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ use std::time::Duration;
 /// in the target only after the snapshots before it. Nothing in the target is overwritten or deleted. A new run
 /// copies what is missing.
 #[derive(Debug, Args)]
-#[command(after_long_help = "\
+#[command(group(ArgGroup::new("repeats").args(["wait_for_final", "follow"]).multiple(true)), after_long_help = "\
 Examples:
   Copy all backups to another bucket:
       deltafold copy --from s3://backups/etcd-main --to s3://elsewhere/etcd-main \\
@@ -82,7 +82,7 @@ pub(super) struct CopyArgs {
     #[arg(long, value_parser = yes_or_no)]
     wait_for_final: bool,
     /// With --wait-for-final: copy after this time even without a final snapshot; 0s: wait without limit
-    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration::parse)]
+    #[arg(long, requires = "wait_for_final", value_name = "DURATION", default_value = "0s", value_parser = duration::parse)]
     wait_timeout: Duration,
     /// Keep copying new snapshots until the command is stopped
     ///
@@ -90,7 +90,7 @@ pub(super) struct CopyArgs {
     #[arg(long, value_parser = yes_or_no, conflicts_with = "dry_run")]
     follow: bool,
     /// With --wait-for-final or --follow: list the source this often
-    #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = duration::parse_above_zero)]
+    #[arg(long, requires = "repeats", value_name = "DURATION", default_value = "60s", value_parser = duration::parse_above_zero)]
     interval: Duration,
     /// Compression of the copies: same (byte for byte), none, gzip, zlib, lzw, zstd or zstd:LEVEL
     #[arg(long, value_name = "METHOD", default_value = "same")]

@@ -10,9 +10,10 @@ use crate::backup::retention::Periods;
 use crate::base::flag_values::yes_or_no;
 use crate::base::plural::count;
 use crate::base::{Cancel, duration};
-use crate::error::Result;
+use crate::error::{Reason, Result};
 use crate::ops::gc::{
-    Decision, Object, Options, Outcome, RemovalStatus, Rules, Status, Totals, run,
+    DEFAULT_LIMIT, Decision, Object, Options, Outcome, PolicyName, RemovalStatus, Rules, Status,
+    Totals, run,
 };
 use crate::ops::report::Report;
 use crate::ops::restorable::Restorable;
@@ -76,6 +77,18 @@ fn staging_age(s: &str) -> Result<TimeDelta, String> {
 
 impl GcArgs {
     fn options(&self) -> Result<Options> {
+        let unused = match self.rules.policy {
+            PolicyName::Limit if self.periods != Periods::default() => {
+                "--keep-hourly, --keep-daily, --keep-weekly and --keep-monthly belong to --policy exponential: leave them out"
+            }
+            PolicyName::Exponential if self.rules.limit != Some(DEFAULT_LIMIT) => {
+                "--limit belongs to --policy limit: leave it out"
+            }
+            _ => "",
+        };
+        if !unused.is_empty() {
+            return Err(Reason::Usage.error(unused));
+        }
         Ok(Options {
             retention: self.rules.retention(self.periods)?,
             staging_age: self.staging_age,

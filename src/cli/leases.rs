@@ -21,7 +21,7 @@ pub(super) struct LeaseArgs {
     #[arg(long, value_name = "NAME", value_parser = parse_prefix)]
     snapshot_lease_prefix: Option<String>,
     /// Namespace of the Leases [default: that of the kubeconfig or the Pod]
-    #[arg(long, value_name = "NAMESPACE")]
+    #[arg(long, requires = "snapshot_lease_prefix", value_name = "NAMESPACE")]
     lease_namespace: Option<String>,
 }
 

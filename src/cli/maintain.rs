@@ -62,7 +62,12 @@ pub(super) struct MaintainArgs {
     #[arg(long, value_name = "NAME", help_heading = "Kubernetes")]
     lock_lease: Option<String>,
     /// Namespace of the Lease [default: that of the kubeconfig or the Pod]
-    #[arg(long, value_name = "NAMESPACE", help_heading = "Kubernetes")]
+    #[arg(
+        long,
+        requires = "lock_lease",
+        value_name = "NAMESPACE",
+        help_heading = "Kubernetes"
+    )]
     lease_namespace: Option<String>,
     #[command(flatten)]
     metrics: MetricsArgs,

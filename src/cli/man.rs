@@ -32,7 +32,7 @@ impl ManArgs {
     pub(super) fn run(&self) -> Result<()> {
         let what = || format!("write manual pages to {}", self.dir.display());
         std::fs::create_dir_all(&self.dir).map_err(|e| Error::io(what(), e))?;
-        let mut program = parse::with_variables(command(), &[]);
+        let mut program = parse::with_variables(command());
         program.build();
         write_pages(&program, &self.dir).map_err(|e| Error::io(what(), e))
     }

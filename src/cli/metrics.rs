@@ -23,7 +23,7 @@ pub(super) struct MetricsArgs {
     #[arg(long, value_name = "ADDRESS")]
     metrics_bind_address: Option<BindAddress>,
     /// Keep serving metrics for this time after the work has ended, or until a signal arrives
-    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration::parse)]
+    #[arg(long, requires = "metrics_bind_address", value_name = "DURATION", default_value = "0s", value_parser = duration::parse)]
     metrics_scrape_wait: Duration,
     /// Write the metrics to this file for the textfile collector of node exporter, even if the command fails
     #[arg(long, value_name = "FILE")]

@@ -26,7 +26,6 @@ mod maintain;
 mod man;
 mod manifests;
 mod metrics;
-mod no_effect;
 mod object_lock;
 mod parse;
 mod pin;
@@ -166,7 +165,7 @@ fn command() -> clap::Command {
 /// Returns the definition of the command line, with the environment variable of each flag: every command with
 /// its flags, defaults, help texts and examples. Documents are made from it.
 pub fn command_line() -> clap::Command {
-    parse::with_variables(command(), &[])
+    parse::with_variables(command())
 }
 
 /// Runs the program: parses the command line, runs the command, prints the result, and returns the exit code.

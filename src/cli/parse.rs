@@ -2,33 +2,11 @@
 //!
 //! `main` in `cli` calls [`parse`]; the controller's tests check the arguments of Jobs with [`check`].
 
-use super::{Cli, advice, command, no_effect};
+use super::{Cli, advice, command};
 use crate::error::{Reason, Result};
-use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::builder::Resettable;
 use clap::{Arg, ArgMatches, FromArgMatches};
 use std::ffi::OsString;
-
-/// Pairs of flags that exclude each other, by their IDs.
-const EXCLUSIVE: [(&str, &str); 18] = [
-    ("store", "snapshot"),
-    ("prefix", "exact_key"),
-    ("revision", "time"),
-    ("data_dir", "to_snapshot"),
-    ("wal_dir", "to_snapshot"),
-    ("if_needed", "to_snapshot"),
-    ("password", "password_file"),
-    ("tls_secret", "cacert"),
-    ("tls_secret", "cert"),
-    ("tls_secret", "key"),
-    ("auth_secret", "user"),
-    ("auth_secret", "password"),
-    ("auth_secret", "password_file"),
-    ("until", "for"),
-    ("endpoints", "level"),
-    ("endpoints", "all_chains"),
-    ("endpoints", "all_tags"),
-    ("endpoints", "etcd_binary"),
-];
 
 /// Flags of a live etcd that etcdctl's variables set, too: `ETCDCTL_` and the flag's name.
 const ETCDCTL: [&str; 10] = [
@@ -46,53 +24,49 @@ const ETCDCTL: [&str; 10] = [
 
 /// Parses a command line, and returns it with the command's name, such as `snapshot full`.
 ///
-/// If a flag is given, the variables of flags that exclude it are ignored. In a Pod, DELTAFOLD_STORE is set,
-/// and `--snapshot` must not be refused for that.
-///
 /// # Errors
-/// Fails with clap's error and advice, or if a flag on the command line cannot have an effect.
+/// Fails with clap's error and advice.
 pub(super) fn parse(args: &[OsString]) -> Result<(Cli, String), clap::Error> {
-    let mut ignored = Vec::new();
-    for (a, b) in EXCLUSIVE {
-        if is_given(args, b) {
-            ignored.push(a);
-        }
-        if is_given(args, a) {
-            ignored.push(b);
-        }
+    let mut command = for_line(command(), args);
+    match command.try_get_matches_from_mut(args) {
+        Ok(matches) => Ok((Cli::from_arg_matches(&matches)?, name_of(&matches))),
+        Err(e) => Err(advice::explain(e, &mut command, args)),
     }
-    let mut command = with_variables(command(), &ignored);
-    let matches = match command.try_get_matches_from_mut(args) {
-        Ok(matches) => matches,
-        Err(e) => return Err(advice::explain(e, &mut command, args)),
-    };
-    let name = name_of(&matches);
-    if let Some((id, message)) = no_effect::find(innermost(&matches)) {
-        let path: Vec<&str> = name.split(' ').collect();
-        let kind = ErrorKind::ArgumentConflict;
-        let mut e = advice::error_of(&mut command, &path, kind, message);
-        let flag = format!("--{}", id.replace('_', "-"));
-        e.insert(ContextKind::InvalidArg, ContextValue::String(flag));
-        return Err(e);
-    }
-    Ok((Cli::from_arg_matches(&matches)?, name))
 }
 
-/// Whether the flag with this ID is on the command line.
-fn is_given(args: &[OsString], id: &str) -> bool {
-    let flag = format!("--{}", id.replace('_', "-"));
+/// Gives the flags that are not on this command line their variables.
+///
+/// A variable may be set for several commands of a Pod, so it is ignored if a flag on the command line excludes
+/// its flag, and its flag does not require others.
+fn for_line(command: clap::Command, args: &[OsString]) -> clap::Command {
+    let is_on_line = |arg: &Arg| arg.get_long().is_some_and(|flag| is_given(args, flag));
+    let mut excluded = Vec::new();
+    for arg in command.get_arguments() {
+        for other in command.get_arg_conflicts_with(arg) {
+            if is_on_line(arg) {
+                excluded.push(other.get_id().clone());
+            } else if is_on_line(other) {
+                excluded.push(arg.get_id().clone());
+            }
+        }
+    }
+    command
+        .mut_args(|arg| {
+            if is_on_line(&arg) || excluded.contains(arg.get_id()) {
+                return arg;
+            }
+            with_variable(arg).requires(Resettable::Reset)
+        })
+        .mut_subcommands(|c| for_line(c, args))
+}
+
+/// Whether the flag with this name is on the command line.
+fn is_given(args: &[OsString], flag: &str) -> bool {
     args.iter().filter_map(|a| a.to_str()).any(|a| {
-        a.strip_prefix(&flag)
+        a.strip_prefix("--")
+            .and_then(|a| a.strip_prefix(flag))
             .is_some_and(|rest| rest.is_empty() || rest.starts_with('='))
     })
-}
-
-/// The arguments of the innermost subcommand, which also hold the global ones.
-fn innermost(mut matches: &ArgMatches) -> &ArgMatches {
-    while let Some((_, of_subcommand)) = matches.subcommand() {
-        matches = of_subcommand;
-    }
-    matches
 }
 
 /// The name of a parsed command, such as `snapshot full`.
@@ -105,14 +79,18 @@ fn name_of(matches: &ArgMatches) -> String {
     names.join(" ")
 }
 
-/// Gives each flag of the command and its subcommands its variable, except the `ignored` ones.
-pub(super) fn with_variables(command: clap::Command, ignored: &[&str]) -> clap::Command {
+/// Gives each flag of the command and its subcommands its variable.
+pub(super) fn with_variables(command: clap::Command) -> clap::Command {
     command
-        .mut_args(|arg| match variable_of(&arg) {
-            Some(name) if !ignored.contains(&arg.get_id().as_str()) => arg.env(name),
-            _ => arg,
-        })
-        .mut_subcommands(|c| with_variables(c, ignored))
+        .mut_args(with_variable)
+        .mut_subcommands(with_variables)
+}
+
+fn with_variable(arg: Arg) -> Arg {
+    match variable_of(&arg) {
+        Some(name) => arg.env(name),
+        None => arg,
+    }
 }
 
 /// The environment variable of a flag: `DELTAFOLD_` and its name, as `DELTAFOLD_DATA_DIR` of `--data-dir`. If

@@ -23,7 +23,8 @@ use crate::ops::snapshot::{
 };
 use crate::store;
 use crate::telemetry::metrics::Metrics;
-use clap::{Args, Subcommand};
+use clap::builder::Resettable;
+use clap::{ArgGroup, Args, Subcommand};
 use std::time::Duration;
 use tokio::signal::unix::Signal;
 
@@ -151,14 +152,19 @@ struct DeltaArgs {
 /// taken. SIGTERM saves a last delta. If several followers use one prefix, a lock lets only one of them work at
 /// a time.
 #[derive(Debug, Args)]
-#[command(after_long_help = "\
+// The namespace is that of either Lease.
+#[command(
+    group(ArgGroup::new("any_lease").args(["snapshot_lease_prefix", "lock_lease"]).multiple(true)),
+    mut_arg("lease_namespace", |a| a.requires(Resettable::Reset).requires("any_lease")),
+    after_long_help = "\
 Examples:
   Take a delta every five minutes, and a full every night at 3:00 in Berlin:
       deltafold snapshot follow --store s3://backups/etcd-main --endpoints https://10.0.0.1:2379 \\
           --cacert ca.crt --cert client.crt --key client.key \\
           --full-schedule '0 3 * * *' --time-zone Europe/Berlin
 
-The exit code is 0 if the follower was stopped and everything is saved. docs/exit-codes.md lists all others.")]
+The exit code is 0 if the follower was stopped and everything is saved. docs/exit-codes.md lists all others."
+)]
 struct FollowArgs {
     #[command(flatten)]
     options: FollowOptions,

@@ -87,7 +87,7 @@ pub(super) struct VerifyArgs {
     #[arg(long, value_name = "PATH", conflicts_with = "endpoints")]
     etcd_binary: Option<PathBuf>,
     /// With --etcd-binary: time for etcd to become healthy
-    #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = duration::parse_above_zero)]
+    #[arg(long, requires = "etcd_binary", value_name = "DURATION", default_value = "5m", value_parser = duration::parse_above_zero)]
     drill_timeout: Duration,
     /// With --endpoints: compare at this revision [default: the newest revision of the backup]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(i64).range(1..))]

@@ -24,18 +24,18 @@ pub struct Endpoints {
     #[arg(long, value_name = "URLS", value_delimiter = ',', value_parser = trimmed, required = true)]
     pub endpoints: Vec<String>,
     /// CA certificates that verify the members (PEM) [default: the system's]
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", requires = "endpoints")]
     pub cacert: Option<PathBuf>,
     /// Client certificate (PEM)
-    #[arg(long, value_name = "FILE", requires = "key")]
+    #[arg(long, value_name = "FILE", requires = "key", requires = "endpoints")]
     pub cert: Option<PathBuf>,
     /// Key of the client certificate (PEM)
-    #[arg(long, value_name = "FILE", requires = "cert")]
+    #[arg(long, value_name = "FILE", requires = "cert", requires = "endpoints")]
     pub key: Option<PathBuf>,
     /// Folder with ca.crt and optionally tls.crt and tls.key, such as a mounted Secret
     ///
     /// It replaces --cacert, --cert and --key. The files are read again for each connection.
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["cacert", "cert", "key"])]
+    #[arg(long, value_name = "DIR", requires = "endpoints", conflicts_with_all = ["cacert", "cert", "key"])]
     pub tls_secret: Option<PathBuf>,
     /// The user of --user, if etcd has authentication enabled.
     #[arg(skip)]

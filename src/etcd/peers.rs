@@ -18,13 +18,27 @@ use tokio::runtime::Handle;
 #[command(next_help_heading = "Peers")]
 pub struct PeerOptions {
     /// CA certificates that verify the other members (PEM) [default: the system's]
-    #[arg(long = "peer-trusted-ca-file", value_name = "FILE")]
+    #[arg(
+        long = "peer-trusted-ca-file",
+        value_name = "FILE",
+        requires = "if_needed"
+    )]
     pub trusted_ca_file: Option<PathBuf>,
     /// Client certificate that the other members accept (PEM)
-    #[arg(long = "peer-cert-file", value_name = "FILE", requires = "key_file")]
+    #[arg(
+        long = "peer-cert-file",
+        value_name = "FILE",
+        requires = "key_file",
+        requires = "if_needed"
+    )]
     pub cert_file: Option<PathBuf>,
     /// Key of that certificate (PEM)
-    #[arg(long = "peer-key-file", value_name = "FILE", requires = "cert_file")]
+    #[arg(
+        long = "peer-key-file",
+        value_name = "FILE",
+        requires = "cert_file",
+        requires = "if_needed"
+    )]
     pub key_file: Option<PathBuf>,
 }
 

@@ -443,11 +443,7 @@ async fn the_program_is_a_plugin_of_kubectl() {
     world.apply_policy(json!({}));
     let bin = world.folder.path().join("bin");
     fs::create_dir(&bin).unwrap();
-    symlink(
-        env!("CARGO_BIN_EXE_deltafold"),
-        bin.join("kubectl-deltafold"),
-    )
-    .unwrap();
+    symlink(crate::support::program(), bin.join("kubectl-deltafold")).unwrap();
     let path = format!("{}:{}", bin.display(), env::var("PATH").unwrap());
     let plugin = |args: &[&str]| {
         let mut command = Command::new("kubectl");

@@ -33,7 +33,7 @@ fn sh(folder: &Path, script: &str) -> String {
 /// Runs `packaging/release` with the program of the tests, without its symbols.
 fn make_release(to: &Path) {
     let program = to.with_extension("program");
-    let built = env!("CARGO_BIN_EXE_deltafold");
+    let built = crate::support::program();
     run(Command::new("strip").arg("-o").arg(&program).arg(built));
     let mut release = Command::new(path("packaging/release"));
     release.arg("--fast").arg("--binary").arg(&program);

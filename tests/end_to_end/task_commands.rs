@@ -626,7 +626,7 @@ async fn tasks_are_listed_for_people_and_machines() {
     assert!(text.contains("backup/first"), "{text}");
     // As kubectl finds plugins.
     let link = cluster.folder.path().join("kubectl-deltafold");
-    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_deltafold"), &link).unwrap();
+    std::os::unix::fs::symlink(crate::support::program(), &link).unwrap();
     let mut plugin = Command::new(&link);
     let plugin = plugin.env("KUBECONFIG", cluster.config(TOKEN));
     let (code, text, stderr) = run(plugin.args(["task", "list", "-n", SPACE]));

@@ -85,7 +85,7 @@ impl Stage {
             &root.join("work/fixtures/kubernetes"),
         );
         let programs = [
-            ("deltafold", env!("CARGO_BIN_EXE_deltafold").into()),
+            ("deltafold", crate::support::program().to_owned()),
             ("etcd", tools::etcd(VERSION)),
             ("etcdctl", tools::etcdctl(VERSION)),
             ("etcdutl", tools::etcdutl(VERSION)),

@@ -119,7 +119,7 @@ impl Machines {
             assert!(!value.contains('\''));
             settings.push_str(&format!("export {name}='{value}'\n"));
         }
-        let program = Path::new(env!("CARGO_BIN_EXE_deltafold"));
+        let program = crate::support::program();
         let mut path = program.parent().unwrap().as_os_str().to_owned();
         path.push(":");
         path.push(std::env::var_os("PATH").unwrap());

@@ -139,14 +139,22 @@ pub fn copy_dir(from: &Path, to: &Path) {
     }
 }
 
-/// If set, this program is tested instead of the built one. A benchmark uses it to compare two programs.
+/// If set, this program is tested. A benchmark uses it to compare two programs.
 pub static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+
+/// The program that is tested: the one that `DELTAFOLD_TEST_PROGRAM` names, or the one that cargo built for the
+/// tests. `.ci/run` names the release build, which users run.
+pub fn program() -> &'static Path {
+    PROGRAM.get_or_init(|| {
+        let named = std::env::var_os("DELTAFOLD_TEST_PROGRAM");
+        named.map_or_else(|| env!("CARGO_BIN_EXE_deltafold").into(), PathBuf::from)
+    })
+}
 
 /// Returns a command that runs deltafold without the caller's environment variables for settings and
 /// credentials.
 pub fn deltafold() -> Command {
-    let built = || env!("CARGO_BIN_EXE_deltafold").into();
-    let mut command = Command::new(PROGRAM.get_or_init(built));
+    let mut command = Command::new(program());
     tools::forget_env(
         &mut command,
         &[

@@ -74,7 +74,7 @@ struct CommonArgs {
     #[arg(long, value_parser = yes_or_no)]
     wait: bool,
     /// With --wait: maximum time to wait; 0s: no limit
-    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration::parse)]
+    #[arg(long, requires = "wait", value_name = "DURATION", default_value = "0s", value_parser = duration::parse)]
     timeout: Duration,
     #[command(flatten)]
     cluster: ClusterArgs,
@@ -135,7 +135,7 @@ struct CopyArgs {
     #[arg(long, value_parser = yes_or_no)]
     wait_for_final: bool,
     /// With --wait-for-final: copy after this time even without a final snapshot; 0s: wait without limit
-    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration::parse)]
+    #[arg(long, requires = "wait_for_final", value_name = "DURATION", default_value = "0s", value_parser = duration::parse)]
     wait_timeout: Duration,
     #[command(flatten)]
     common: CommonArgs,

@@ -30,7 +30,7 @@ use crate::store::Store;
 use crate::store::lock::{self, Lock, LockGuard, Wait};
 use apply::Applied;
 use chrono::{DateTime, TimeDelta, Utc};
-pub use options::{PolicyName, Rules};
+pub use options::{DEFAULT_LIMIT, PolicyName, Rules};
 use plan::{Plan, Planner};
 use schemars::JsonSchema;
 use serde::Serialize;

@@ -11,7 +11,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The default number of fulls that the policy "limit" keeps.
-const DEFAULT_LIMIT: i64 = 7;
+pub const DEFAULT_LIMIT: i64 = 7;
 /// The default time for which a removed snapshot can be brought back.
 const DEFAULT_PURGE_AFTER: TimeDelta = TimeDelta::days(7);
 

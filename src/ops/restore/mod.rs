@@ -137,6 +137,11 @@ pub fn run(
             Reason::Usage.error("there is no backup to restore from: give --store or --snapshot")
         );
     }
+    // Variables of the command line set one without the other.
+    if options.shared.bump_revision.is_some() != options.shared.mark_compacted {
+        return Err(Reason::Usage
+            .error("--bump-revision and --mark-compacted belong together: give both or neither"));
+    }
     restore(backups, options, cancel, false)
 }
 

@@ -177,7 +177,7 @@ pub struct Options {
     /// The file is not compressed, ends with its SHA-256, and keeps the member list of the backup. --name and
     /// the other flags of the new cluster are refused. With --age-recipient the file is encrypted, and its
     /// name must end in `.age`.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["data_dir", "wal_dir", "if_needed"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["data_dir", "wal_dir", "if_needed", "name", "initial_cluster", "initial_cluster_token", "initial_advertise_peer_urls"])]
     pub to_snapshot: Option<PathBuf>,
     /// Whether the point may be after the newest snapshot.
     #[command(flatten)]
