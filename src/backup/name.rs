@@ -67,6 +67,15 @@ impl SnapshotName {
         DateTime::from_timestamp(self.created, 0).unwrap_or_default()
     }
 
+    /// Returns a short text for progress: `full 275`, or `delta to 445`.
+    pub fn label(&self) -> String {
+        let kind = match self.kind {
+            Kind::Full => "full",
+            Kind::Incr => "delta to",
+        };
+        format!("{kind} {}", self.last)
+    }
+
     /// Returns whether it is the name of a full.
     pub fn is_full(&self) -> bool {
         self.kind == Kind::Full

@@ -12,7 +12,7 @@ use chrono::{
 use chrono_tz::Tz;
 
 /// The accepted forms, for messages.
-const FORMS: &str = "give RFC 3339 (2026-11-20T14:00:00+01:00), local time (2026-11-20 14:00, 14:00, yesterday 14:00; seconds and a date alone work, too) or an age (2h ago, 1d 12h ago)";
+const FORMS: &str = "give RFC 3339 (2026-11-20T14:00:00+01:00), local time (2026-11-20 14:00, 14:00, yesterday 14:00; seconds and a date alone work, too) or an age (2h ago, 1d 12h ago, 5 minutes ago)";
 /// The accepted forms of [`parse_absolute`], for messages.
 const ABSOLUTE_FORMS: &str = "give RFC 3339 (2026-11-20T14:00:00+01:00) or local date and time (2026-11-20 14:00, 2026-11-20 14:00:30 or 2026-11-20)";
 
@@ -96,7 +96,7 @@ pub fn show(time: DateTime<Utc>, zone: Zone) -> String {
 }
 
 /// Parses a moment of the past: RFC 3339; `2026-11-20 14:00`; `2026-11-20`, which is midnight; `14:00`,
-/// `today 14:00` and `yesterday 14:00`; `2h ago` and `1d 12h ago`. Clock times may have seconds. All forms
+/// `today 14:00` and `yesterday 14:00`; `2h ago`, `1d 12h ago` and `5 minutes ago`. Clock times may have seconds. All forms
 /// but RFC 3339 and ages are in `zone`.
 ///
 /// # Errors
@@ -217,14 +217,32 @@ fn numbers<const N: usize>(text: &str, separator: char, widths: [usize; N]) -> O
     parts.next().is_none().then_some(numbers)
 }
 
-/// Returns the moment that was an age such as `2h` or `1d 12h` before `now`.
+/// Returns the moment that was an age such as `2h`, `1d 12h` or `5 minutes` before `now`.
 fn before(now: DateTime<Utc>, age: &str) -> Option<DateTime<Utc>> {
     let mut time = now;
-    for part in age.split(' ') {
-        let part = TimeDelta::from_std(duration::parse(part).ok()?).ok()?;
+    let mut words = age.split(' ');
+    while let Some(word) = words.next() {
+        let is_number = !word.is_empty() && word.bytes().all(|b| b.is_ascii_digit());
+        let part = match is_number {
+            true => format!("{word}{}", unit(words.next()?)?),
+            false => word.to_owned(),
+        };
+        let part = TimeDelta::from_std(duration::parse(&part).ok()?).ok()?;
         time = time.checked_sub_signed(part)?;
     }
     Some(time)
+}
+
+/// Returns the unit of a duration for the word that stands for it.
+fn unit(word: &str) -> Option<&'static str> {
+    Some(match word.strip_suffix('s').unwrap_or(word) {
+        "second" | "sec" => "s",
+        "minute" | "min" => "m",
+        "hour" => "h",
+        "day" => "d",
+        "week" => "w",
+        _ => return None,
+    })
 }
 
 #[cfg(test)]
@@ -267,6 +285,9 @@ mod tests {
             (BERLIN, now, "1d 12h ago", "2026-11-19T03:00:30.5Z"),
             (BERLIN, now, "1d12h ago", "2026-11-19T03:00:30.5Z"),
             (BERLIN, now, "0s ago", now),
+            (BERLIN, now, "5 minutes ago", "2026-11-20T14:55:30.5Z"),
+            (BERLIN, now, "1 day 12 hours ago", "2026-11-19T03:00:30.5Z"),
+            (BERLIN, now, "1 min 30s ago", "2026-11-20T14:59:00.5Z"),
             // A leap day, the turn of a year, and a date that differs from that of UTC.
             (
                 BERLIN,
@@ -437,6 +458,10 @@ mod tests {
             "2h  ago",
             " ago",
             "1M ago",
+            "5 months ago",
+            "5  minutes ago",
+            "5 ago",
+            "minutes ago",
             "400000d ago",
             "2026-11-20 14:00 UTC",
             "2026-11-20 14:00 CET",

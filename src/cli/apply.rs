@@ -16,7 +16,7 @@ use crate::ops::apply::{
     run,
 };
 use crate::ops::options::StateOptions;
-use crate::ops::read::Keys;
+use crate::ops::read::{Keys, deletion_advice};
 use crate::ops::report::Report;
 use crate::ops::tags::without_excluded;
 use chrono::{DateTime, Utc};
@@ -61,17 +61,18 @@ Marks in the list:
 Exit codes: 0 on success, 75 if some keys changed in the meantime and were not written (run the command \
 again). docs/exit-codes.md lists all others.")]
 pub(super) struct ApplyArgs {
-    /// Apply the keys with this prefix; an empty prefix means all keys
+    /// Apply the keys with this prefix; an empty prefix means all keys; repeatable
     ///
     /// The prefix /registry/configmaps/payments/a also matches the key /registry/configmaps/payments/ab: end it
-    /// with /, or give --exact-key.
+    /// with /, or give --exact-key. In the environment variable: one prefix per line.
     #[arg(
         long,
         value_name = "P",
+        value_delimiter = '\n',
         required_unless_present = "exact_key",
         conflicts_with = "exact_key"
     )]
-    prefix: Option<OsString>,
+    prefix: Vec<OsString>,
     /// Apply this key alone, instead of --prefix; repeatable
     ///
     /// --key is another flag: the private key of the TLS client certificate. In the environment variable: one
@@ -101,8 +102,9 @@ pub(super) struct ApplyArgs {
 impl ApplyArgs {
     /// The keys to apply.
     fn keys(&self) -> Result<KeyRange> {
-        if let Some(prefix) = &self.prefix {
-            return Ok(KeyRange::Prefix(prefix.as_bytes().to_vec()));
+        if !self.prefix.is_empty() {
+            let prefixes = self.prefix.iter().map(|p| p.as_bytes().to_vec());
+            return Ok(KeyRange::prefixes(prefixes));
         }
         let keys = self.exact_key.iter().map(|key| key.as_bytes().to_vec());
         let keys: BTreeSet<Vec<u8>> = keys.filter(|key| !key.is_empty()).collect();
@@ -117,16 +119,18 @@ impl ApplyArgs {
     pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         // An unset shell variable must not delete all keys of an etcd.
         let keys = self.keys()?;
-        if self.delete_extra && keys == KeyRange::Prefix(Vec::new()) {
+        if self.delete_extra && self.prefix.iter().any(|p| p.is_empty()) {
             return Err(Reason::Usage.error("--delete-extra with an empty --prefix would delete every key that the backup does not have: give a prefix, or restore the whole backup"));
         }
         // Connect first: it fails faster than reading the backup.
         let client = self.live.connect(cancel).map_err(with_exact_key)?;
         let backup = self.backup.backup(cancel)?;
-        let (source, mut wanted) = without_excluded(|| {
-            let (ctx, source) = backup.open(&self.state.request())?;
+        let ctx = backup.context()?;
+        let (source, scan, mut wanted) = without_excluded(|| {
+            let (source, scan) = backup.open_unchecked(&self.state.request())?;
+            source.wait_for_hash()?;
             let wanted = Keys::read(ctx, &source, keys.clone())?;
-            Ok((source, wanted))
+            Ok((source, scan, wanted))
         })?;
         let options = Options {
             keys,
@@ -145,6 +149,7 @@ impl ApplyArgs {
                 Output::Json => Ok(()),
                 Output::Text => print(&line(difference)),
             },
+            |absent| deletion_advice(ctx, scan.as_ref(), &source, &absent),
         );
         let backup_warnings = source.warnings.iter().cloned();
         report.warnings.splice(0..0, backup_warnings);

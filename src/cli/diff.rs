@@ -5,7 +5,6 @@
 use super::stream::Stream;
 use super::terminal::{self, Style};
 use super::{BackupArgs, Ended, Output, text};
-use crate::base::time::utc;
 use crate::base::{Cancel, flag_values, printable};
 use crate::error::Result;
 use crate::mvcc::{KeyRange, Revision};
@@ -15,12 +14,12 @@ use crate::ops::read::Deletion;
 use crate::ops::read::diff::{Diff, Points};
 use crate::ops::read::json::{ChangeKind, KeyChange};
 use crate::ops::read::kubernetes::Object;
-use chrono::DateTime;
 use clap::Args;
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 
 /// Show which keys were added, changed and deleted between two points
 ///
@@ -33,6 +32,8 @@ Examples:
   Show the changes between two revisions in one namespace, with the values:
       deltafold diff --from 120000 --to 120400 --prefix /registry/secrets/payments/ \\
           --store s3://backups/etcd-main --output json
+  Compare two plain snapshot files:
+      deltafold diff --from-snapshot monday.db --snapshot tuesday.db
 
 Marks in the list:
   +  the key was added
@@ -44,8 +45,11 @@ pub(super) struct DiffArgs {
     /// First point: a revision, or a time such as "yesterday 14:00"; see --time of `deltafold get`
     ///
     /// DELTAFOLD_FROM also sets --from of other commands.
-    #[arg(long, value_name = "REV|TIME", value_parser = parse_point)]
-    from: Target,
+    #[arg(long, value_name = "REV|TIME", value_parser = parse_point, required_unless_present = "from_snapshot")]
+    from: Option<Target>,
+    /// First state: this plain snapshot file, at its newest revision or at --from
+    #[arg(long, value_name = "FILE")]
+    from_snapshot: Option<PathBuf>,
     /// Second point: a revision or a time, as --from [default: the newest revision]
     ///
     /// DELTAFOLD_TO also sets --to of other commands.
@@ -90,15 +94,19 @@ pub(super) struct Head<'a> {
 impl DiffArgs {
     pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         let backup = self.backup.backup(cancel)?;
+        let file = self.from_snapshot.as_deref();
+        let first = file
+            .map(|file| self.backup.file(file, cancel))
+            .transpose()?;
         let points = Points {
-            from: self.from,
+            from: self.from.unwrap_or_default(),
             to: self.to.unwrap_or_default(),
             timeline: self.timeline.clone(),
             or_newest: self.uncovered.or_newest,
         };
         let prefix = self.prefix.as_ref().map(|p| p.as_bytes().to_vec());
         let range = KeyRange::Prefix(prefix.unwrap_or_default());
-        let mut diff = Diff::read(&backup, &points, &range)?;
+        let mut diff = Diff::read(&backup, first.as_ref(), &points, &range)?;
         let mut out = Stream::new();
         let printed = match output {
             Output::Json => print_json(cancel, &mut diff, &mut out),
@@ -112,7 +120,7 @@ impl DiffArgs {
 impl DiffArgs {
     /// Prints which times the revisions stand for, if the points were given as times.
     fn print_times(&self, diff: &Diff<'_>, out: &mut Stream) -> Result<()> {
-        for (point, source) in [(Some(self.from), &diff.from), (self.to, &diff.to)] {
+        for (point, source) in [(self.from, &diff.from), (self.to, &diff.to)] {
             if let Some(Target::Time(time)) = point {
                 let line = format!(
                     "revision {} is as of {}\n",
@@ -205,21 +213,13 @@ fn print_text(cancel: &Cancel, diff: &mut Diff<'_>, out: &mut Stream) -> Result<
 fn deletion_text(deletion: &Deletion, last: Revision) -> String {
     let at = deletion.revision.map(|r| format!("at revision {r}"));
     let time = match (&deletion.time, &deletion.not_after) {
-        (Some(time), _) => Some(format!("on {}", to_seconds(time))),
-        (None, Some(time)) => Some(format!("by {}", to_seconds(time))),
+        (Some(time), _) => Some(format!("on {}", text::event_time(time))),
+        (None, Some(time)) => Some(format!("by {}", text::event_time(time))),
         (None, None) => None,
     };
     match [at, time].into_iter().flatten().collect::<Vec<_>>() {
         known if known.is_empty() => format!("revision {last}"),
         known => format!("deleted {}", known.join(" ")),
-    }
-}
-
-/// A time in RFC 3339 as other texts show it, without parts of seconds.
-fn to_seconds(time: &str) -> String {
-    match DateTime::parse_from_rfc3339(time) {
-        Ok(at) => utc(at.to_utc()),
-        Err(_) => time.to_owned(),
     }
 }
 

@@ -39,9 +39,9 @@ DELTAFOLD_POLICY also sets --policy of `deltafold task`, where it is the name of
 Examples:
   Show what would be removed if the newest full of each of the last 24 hours, 7 days and 4 weeks is kept:
       deltafold gc --store s3://backups/etcd-main --policy exponential
-  Keep every point of the last three days restorable, and removed snapshots recoverable for two weeks:
+  Keep every point of the last 30 days restorable, and removed snapshots recoverable for two weeks:
       deltafold gc --store s3://backups/etcd-main --policy exponential \\
-          --restorable-window 3d --purge-after 14d --apply
+          --restorable-window 30d --purge-after 14d --apply
   Keep the newest ten fulls with their deltas:
       deltafold gc --store /backups/etcd-main --policy limit --limit 10 --apply
   List the objects to remove with the reasons:
@@ -148,11 +148,8 @@ fn add_removed(objects: &[Object], text: &mut Text) {
 fn add_ranges(label: &str, ranges: &[Restorable], text: &mut Text) {
     let mut lines = Vec::new();
     for r in ranges {
-        let (first, last) = (r.first_revision, r.last_revision);
-        lines.push(format!(
-            "{label} on {}: revisions {first} to {last}",
-            r.timeline
-        ));
+        let revisions = r.revisions();
+        lines.push(format!("{label} on {}: revisions {revisions}", r.timeline));
     }
     text.items("", &lines);
 }

@@ -110,7 +110,16 @@ impl GetArgs {
                 let prefix = prefix.as_ref().map(|p| p.as_bytes()).unwrap_or_default();
                 let range = KeyRange::Prefix(prefix.to_vec());
                 let keys = Keys::read(ctx, source, range)?;
-                print_keys(ctx, source, keys, output, out)
+                let any = print_keys(ctx, source, keys, output, out)?;
+                if !any && output == Output::Text {
+                    let prefix = text::key(prefix);
+                    let none = format!(
+                        "# no key begins with \"{prefix}\" at revision {}\n",
+                        source.target
+                    );
+                    out.write(none.as_bytes())?;
+                }
+                Ok(())
             }
         }
     }
@@ -134,13 +143,14 @@ impl GetArgs {
     }
 }
 
+/// Prints keys, and returns whether there was one.
 fn print_keys(
     ctx: &Context,
     source: &Source,
     mut keys: Keys,
     output: Output,
     out: &mut Stream,
-) -> Result<()> {
+) -> Result<bool> {
     if output == Output::Json {
         out.begin_list(&Head::of(source), "keys")?;
     }
@@ -159,12 +169,8 @@ fn print_keys(
         }
         is_first = false;
     }
-    match output {
-        Output::Json => out.end_list(),
-        Output::Text if is_first => {
-            let none = format!("# no keys match at revision {}\n", source.target);
-            out.write(none.as_bytes())
-        }
-        Output::Text => Ok(()),
+    if output == Output::Json {
+        out.end_list()?;
     }
+    Ok(!is_first)
 }

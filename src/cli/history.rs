@@ -113,7 +113,7 @@ impl HistoryArgs {
         while let Some(Version { revision, time, kv }) = history.next()? {
             cancel.check()?;
             let revision = revision.to_string();
-            let time = text::key(time.unwrap_or("-").as_bytes()).into_owned();
+            let time = time.map_or_else(|| "-".to_owned(), text::event_time);
             let row = match kv {
                 Some(kv) => {
                     let bytes = size(kv.value.len() as u64);
@@ -135,6 +135,6 @@ impl HistoryArgs {
 
 /// A line of the table. Rows are written one by one, so the widths are fixed.
 fn row([revision, time, change, version, size]: [&str; 5]) -> String {
-    let row = format!("{revision:>10}  {time:30}  {change:6}  {version:>7}  {size}");
+    let row = format!("{revision:>10}  {time:20}  {change:6}  {version:>7}  {size}");
     row.trim_end().to_owned() + "\n"
 }

@@ -40,11 +40,11 @@ pub(super) fn wait_for<T>(cancel: &Cancel, work: impl Future<Output = Result<T>>
     Handle::current().block_on(cancel.or(work))?
 }
 
-/// The time since `then`, such as `5m` or `1d2h`.
+/// The time since `then`, such as `5m` or `1d 2h`.
 pub(super) fn age(then: DateTime<Utc>, now: DateTime<Utc>) -> String {
     let seconds = (now - then).num_seconds();
     // The time may be from a machine whose clock is ahead.
-    duration::show(Duration::from_secs(u64::try_from(seconds).unwrap_or(0))).replace("0ms", "0s")
+    duration::whole(Duration::from_secs(u64::try_from(seconds).unwrap_or(0)))
 }
 
 /// A table whose columns are as wide as their widest cells.
@@ -62,7 +62,7 @@ mod tests {
     #[test]
     fn ages_and_tables_are_short_and_aligned() {
         let at = |s: i64| DateTime::from_timestamp(1_790_000_000 + s, 0).unwrap();
-        assert_eq!(age(at(0), at(93_784)), "1d2h");
+        assert_eq!(age(at(0), at(93_784)), "1d 2h");
         assert_eq!(age(at(0), at(59)), "59s");
         assert_eq!(age(at(0), at(0)), "0s");
         assert_eq!(age(at(9), at(0)), "0s");

@@ -8,9 +8,10 @@ use super::{BackupArgs, Ended, Output, print_report, size};
 use crate::base::time::utc;
 use crate::base::{Cancel, printable, shorten};
 use crate::error::Reason;
-use crate::ops::list::{ListedSnapshot, Options, Outcome, Problem, Restorable, run};
+use crate::ops::list::{ListedSnapshot, Options, Outcome, Problem, run};
 use crate::ops::plain_files::{self, ListedFile};
 use crate::ops::report::Report;
+use crate::ops::restorable::Restorable;
 use crate::ops::restore::BackupLocation;
 use clap::Args;
 use std::collections::{HashMap, HashSet};
@@ -100,11 +101,11 @@ fn to_text(o: &Report<Outcome>) -> String {
     }
     let mut ranges = Vec::new();
     for r in &o.restorable {
-        let (first, last) = (r.first_revision, r.last_revision);
         let (from, to) = (utc(r.first_time), utc(r.last_time));
-        let timeline = &r.timeline;
         ranges.push(format!(
-            "restorable on {timeline}: revisions {first} to {last}, {from} to {to}"
+            "restorable on {}: revisions {}, {from} to {to}",
+            r.timeline,
+            r.revisions()
         ));
     }
     text.items("", &ranges);
@@ -159,25 +160,16 @@ impl Column {
     }
 }
 
-/// The columns to try, the widest first. What a narrow one leaves out, the name tells: the kind, the revisions,
-/// and, if there is only one timeline, nothing is lost without it.
-fn layouts(timelines: usize, folders: usize) -> Vec<Vec<Column>> {
+/// The columns to try, the widest first. The name is left out first: the other columns tell what is in it.
+fn layouts(folders: usize) -> Vec<Vec<Column>> {
     use Column::{Created, Flags, Kind, Name, Path, Revisions, Size, Timeline};
-    let mut columns = vec![Kind, Revisions, Created, Size, Timeline, Flags, Path];
-    let mut layouts = vec![columns.clone()];
-    if timelines < 2 {
-        columns.retain(|c| *c != Timeline);
-        layouts.push(columns.clone());
-    }
+    let columns = vec![Kind, Revisions, Created, Size, Timeline, Flags];
+    let with = |column| [&columns[..], &[column]].concat();
+    let mut layouts = vec![with(Path)];
     if folders < 2 {
-        columns.pop();
-        columns.push(Name);
-        layouts.push(columns.clone());
+        layouts.push(with(Name));
     }
-    for left_out in [Kind, Revisions] {
-        columns.retain(|c| *c != left_out);
-        layouts.push(columns.clone());
-    }
+    layouts.push(columns);
     layouts
 }
 
@@ -211,6 +203,7 @@ impl Line<'_> {
             Line::Folded(first, last, deltas, bytes) => match column {
                 Column::Revisions => range(first.start_revision.0, last.last_revision.0),
                 Column::Size => size(*bytes),
+                Column::Kind => format!("… {deltas}"),
                 Column::Path | Column::Name => {
                     format!("… {deltas} more: --output json has all")
                 }
@@ -231,14 +224,13 @@ impl Line<'_> {
 
 /// Adds the table in the widest layout that fits the terminal.
 fn add_table(snapshots: &[ListedSnapshot], restorable: &[Restorable], text: &mut Text) {
-    let timelines: HashSet<_> = snapshots.iter().map(timeline).collect();
     let folders: HashSet<_> = snapshots.iter().map(|s| s.path.rsplit_once('/')).collect();
     let folders: HashSet<_> = folders
         .iter()
         .map(|f| f.map(|(folder, _)| folder))
         .collect();
     let lines = lines(snapshots, restorable);
-    for columns in layouts(timelines.len(), folders.len()) {
+    for columns in layouts(folders.len()) {
         let header: Vec<&str> = columns.iter().map(|c| c.header()).collect();
         let rows = lines.iter().map(|line| {
             let row = Row::new(columns.iter().map(|&c| line.cell(c)).collect());
@@ -252,8 +244,12 @@ fn add_table(snapshots: &[ListedSnapshot], restorable: &[Restorable], text: &mut
         let table = table.end();
         let width = table.lines().map(width_of).max().unwrap_or(0);
         let fits = text.wrap_at().is_none_or(|widest| width <= widest);
-        if fits || columns.first() == Some(&Column::Created) {
+        let has_names = columns.last() != Some(&Column::Flags);
+        if fits || !has_names {
             text.block(&table);
+            if !has_names {
+                text.line("the names of the snapshots need a wider terminal, or --output json");
+            }
             return;
         }
     }
@@ -684,6 +680,7 @@ mod tests {
         let restorable = [Restorable {
             timeline: "main".to_owned(),
             first_revision: Revision(275),
+            may_begin_earlier: false,
             last_revision: Revision(605),
             first_time: DateTime::UNIX_EPOCH,
             last_time: DateTime::UNIX_EPOCH,
@@ -693,7 +690,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_leaves_out_what_the_name_tells_until_it_fits() {
+    fn a_narrow_table_leaves_out_the_names() {
         let mut snapshots = main(&[(0, 275), (276, 445)]);
         for s in &mut snapshots {
             s.in_chain = true;
@@ -702,8 +699,9 @@ mod tests {
         assert!(wide[0].starts_with("KIND  REVISIONS"), "{wide:?}");
         assert!(wide[1].ends_with(&snapshots[0].path), "{wide:?}");
         let narrow = table(&snapshots, Some(80));
-        assert!(narrow[0].starts_with("CREATED"), "{narrow:?}");
-        assert!(narrow[1].ends_with(&snapshots[0].name), "{narrow:?}");
+        assert!(narrow[0].starts_with("KIND  REVISIONS"), "{narrow:?}");
+        assert!(narrow[0].contains("TIMELINE"), "{narrow:?}");
+        assert!(!narrow[1].contains(&snapshots[0].name), "{narrow:?}");
         assert!(narrow.iter().all(|l| l.chars().count() <= 80), "{narrow:?}");
     }
 

@@ -105,7 +105,8 @@ impl CommonArgs {
 ///
 /// First, the HashKV of all members is compared at one revision. A member that differs from the majority is
 /// reported and not used. The snapshot comes from a raft follower if there is one; if that fails, from the
-/// next member. It is named after the exact revision that it holds.
+/// next member. It is named after the exact revision that it holds. In a prefix with deltas, the changes since the
+/// last one are saved as a delta first, so that every revision stays restorable.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:

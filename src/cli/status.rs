@@ -7,8 +7,8 @@ use super::{BackupArgs, Ended, Output, print_report, size};
 use crate::base::time::utc;
 use crate::base::{Cancel, duration, shorten};
 use crate::error::{Reason, Result};
-use crate::ops::list::Restorable;
 use crate::ops::report::Report;
+use crate::ops::restorable::Restorable;
 use crate::ops::restore::BackupLocation;
 use crate::ops::status::{Options, Outcome, Status, Verification, of_nothing, run, run_on_files};
 use crate::ops::verify::record::{RecordLevel, RecordResult};
@@ -138,10 +138,7 @@ fn ago(seconds: f64) -> String {
 
 fn range(r: &Restorable) -> String {
     let (from, to) = (utc(r.first_time), utc(r.last_time));
-    format!(
-        "revisions {} to {}, {from} to {to}",
-        r.first_revision, r.last_revision
-    )
+    format!("revisions {}, {from} to {to}", r.revisions())
 }
 
 fn verification(v: &Verification) -> String {

@@ -57,6 +57,11 @@ impl BackupArgs {
         }
     }
 
+    /// A plain snapshot file beside this backup, read with the same limits and keys.
+    pub(super) fn file(&self, file: &Path, cancel: &Cancel) -> Result<BackupLocation> {
+        self.access.backup_file(file, cancel)
+    }
+
     /// Returns the URL or the path as given.
     pub(super) fn shown(&self) -> String {
         let file = self.snapshot.as_ref().map(|f| f.display().to_string());

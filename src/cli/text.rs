@@ -252,6 +252,14 @@ pub(super) fn holds(
     Some(format!("{live}, {compacted}, HashKV {}", hash?))
 }
 
+/// The time of an event, which is RFC 3339 unless somebody else wrote it, as other texts show times.
+pub(super) fn event_time(text: &str) -> String {
+    match DateTime::parse_from_rfc3339(text) {
+        Ok(at) => time::utc(at.to_utc()),
+        Err(_) => key(text.as_bytes()).into_owned(),
+    }
+}
+
 /// A key on one line, with bytes escaped that are not text.
 pub(super) fn key(key: &[u8]) -> Cow<'_, str> {
     match std::str::from_utf8(key) {

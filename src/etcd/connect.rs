@@ -427,7 +427,7 @@ fn check_tls(endpoint: &str, options: &Endpoints) -> &'static str {
     let has_client = options.cert.is_some() || options.tls_secret.is_some();
     match (endpoint.starts_with("https://"), has_client) {
         (false, _) => {
-            ": the member may need TLS: try https:// in --endpoints, with --cacert, --cert and --key or --tls-secret; the port may also be that of its peers"
+            ": the member closed the connection: see in its log whether it has ended; if it has not, it may need TLS (https:// in --endpoints, with --cacert, --cert and --key or --tls-secret), or the port is that of its peers"
         }
         (true, false) => {
             ": the member may need a client certificate (--cert and --key beside --cacert, or --tls-secret), or serve without TLS: check whether --endpoints are https:// or http://"

@@ -1,4 +1,4 @@
-//! A set of keys: all, one, or those with a prefix.
+//! A set of keys: all, some, or those with a prefix.
 //!
 //! `fold` and the operations that read, restore or compare keys use it.
 
@@ -16,9 +16,24 @@ pub enum KeyRange {
     Keys(BTreeSet<Vec<u8>>),
     /// All keys that begin with these bytes.
     Prefix(Vec<u8>),
+    /// All keys that begin with one of these, as [`KeyRange::prefixes`] returns them.
+    Prefixes(BTreeSet<Vec<u8>>),
 }
 
 impl KeyRange {
+    /// The keys that begin with one of these prefixes. A prefix that begins with another one is left out.
+    pub fn prefixes(prefixes: impl IntoIterator<Item = Vec<u8>>) -> Self {
+        let all: BTreeSet<Vec<u8>> = prefixes.into_iter().collect();
+        let mut kept: BTreeSet<Vec<u8>> = BTreeSet::new();
+        for prefix in all {
+            // In ascending order, the prefix of a prefix comes before it.
+            if !kept.last().is_some_and(|before| prefix.starts_with(before)) {
+                kept.insert(prefix);
+            }
+        }
+        KeyRange::Prefixes(kept)
+    }
+
     /// Whether `key` belongs to the set.
     pub fn contains(&self, key: &[u8]) -> bool {
         match self {
@@ -26,6 +41,7 @@ impl KeyRange {
             KeyRange::Key(only) => key == only,
             KeyRange::Keys(keys) => keys.contains(key),
             KeyRange::Prefix(prefix) => key.starts_with(prefix),
+            KeyRange::Prefixes(all) => all.iter().any(|prefix| key.starts_with(prefix)),
         }
     }
 }
@@ -45,5 +61,11 @@ mod tests {
         assert!(keys.contains(b"/a") && keys.contains(b"/c"));
         assert!(!keys.contains(b"/b") && !keys.contains(b"/a/"));
         assert!(KeyRange::All.contains(b""));
+        let prefixes = ["/b/", "/a/b", "/a/", "/b/c/"].map(|p| p.as_bytes().to_vec());
+        let prefixes = KeyRange::prefixes(prefixes);
+        let kept = BTreeSet::from([b"/a/".to_vec(), b"/b/".to_vec()]);
+        assert_eq!(prefixes, KeyRange::Prefixes(kept));
+        assert!(prefixes.contains(b"/a/bc") && prefixes.contains(b"/b/"));
+        assert!(!prefixes.contains(b"/ab"));
     }
 }

@@ -179,12 +179,16 @@ pub struct Outcome {
 /// The error is `Conflict` if keys changed after they were compared, `Configuration` if a value exceeds
 /// the server's limits, or else the one that ended the run: of `backup_keys`, `on_difference` or etcd,
 /// or `Terminated`.
+///
+/// `KeyNotFound` if neither side has any key for one of the keys or prefixes that were asked for; `advice` is then
+/// called with the first one, and what it returns ends the message.
 pub fn run(
     client: &Client,
     cancel: &Cancel,
     options: &Options,
     backup_keys: impl FnOnce(&mut dyn FnMut(BackupKey<'_>) -> Result<()>) -> Result<()>,
     on_difference: &mut dyn FnMut(&Difference) -> Result<()>,
+    advice: impl FnOnce(KeyRange) -> Result<String>,
 ) -> Report<Outcome> {
     let mut clock = ReportBuilder::start();
     let mut applier = Applier {
@@ -200,19 +204,15 @@ pub fn run(
         },
         beside: None,
         unseen: match &options.keys {
-            KeyRange::Keys(keys) => keys.clone(),
+            KeyRange::Keys(keys) | KeyRange::Prefixes(keys) => keys.clone(),
             _ => BTreeSet::new(),
         },
     };
-    let mut error = applier.compare(backup_keys).err();
+    let compared = applier.compare(backup_keys);
     clock.warnings.extend(applier.beside_warning());
-    if error.is_none() {
-        clock.warnings.extend(applier.unseen_warning());
-    }
+    let unseen = compared.and_then(|()| applier.unseen_error(advice)).err();
     let mut outcome = applier.outcome;
-    if error.is_none() {
-        error = outcome.unwritten();
-    }
+    let error = unseen.or_else(|| outcome.unwritten());
     outcome.status = match &error {
         Some(_) => Status::Failed,
         None if outcome.to_create + outcome.to_update + outcome.to_delete == 0 => {
@@ -247,9 +247,9 @@ struct Applier<'a> {
     on_difference: &'a mut dyn FnMut(&Difference) -> Result<()>,
     batches: Batches,
     outcome: Outcome,
-    /// The first key to delete that only begins like the prefix, and how many there are.
-    beside: Option<(Vec<u8>, u64)>,
-    /// The single keys asked for that were neither in the backup nor in etcd so far.
+    /// The first key to delete that only begins like its prefix, the prefix, and how many such keys there are.
+    beside: Option<(Vec<u8>, Vec<u8>, u64)>,
+    /// The keys and prefixes asked for with no key in the backup or in etcd so far.
     unseen: BTreeSet<Vec<u8>>,
 }
 
@@ -263,10 +263,7 @@ fn is_beside(prefix: &[u8], key: &[u8]) -> bool {
 impl Applier<'_> {
     /// Returns the warning that a prefix without `/` at its end deletes keys of other names.
     fn beside_warning(&self) -> Option<String> {
-        let ((key, count), KeyRange::Prefix(prefix)) = (self.beside.as_ref()?, &self.options.keys)
-        else {
-            return None;
-        };
+        let (key, prefix, count) = self.beside.as_ref()?;
         let prefix = prefix.escape_ascii();
         let deleted = match self.options.execute {
             true => "deletes",
@@ -278,16 +275,31 @@ impl Applier<'_> {
         ))
     }
 
-    /// Returns the warning for single keys that do not exist anywhere.
-    fn unseen_warning(&self) -> Option<String> {
+    /// Fails if neither side has a key for something that was asked for.
+    fn unseen_error(&self, advice: impl FnOnce(KeyRange) -> Result<String>) -> Result<()> {
+        let Some(first) = self.unseen.first() else {
+            return Ok(());
+        };
         let unseen = self.unseen.iter().map(|k| k.escape_ascii().to_string());
         let unseen: Vec<String> = unseen.collect();
-        (!unseen.is_empty()).then(|| {
-            format!(
-                "neither the backup nor etcd has {}",
-                shorten::line(&unseen, ", ", "")
-            )
-        })
+        let (what, range) = match &self.options.keys {
+            KeyRange::Keys(_) => ("key", KeyRange::Key(first.clone())),
+            _ => ("key with the prefix", KeyRange::Prefix(first.clone())),
+        };
+        Err(Reason::KeyNotFound.error(format!(
+            "no such {what} at revision {} of the backup, and none in etcd: {}; {}",
+            self.options.revision,
+            shorten::line(&unseen, ", ", ""),
+            advice(range)?
+        )))
+    }
+
+    /// Takes a key that was found off the list of what was asked for.
+    fn saw(&mut self, key: &[u8]) {
+        match &self.options.keys {
+            KeyRange::Keys(_) => drop(self.unseen.remove(key)),
+            _ => self.unseen.retain(|prefix| !key.starts_with(prefix)),
+        }
     }
 
     /// Compares all keys, and writes the differences in batches.
@@ -310,7 +322,7 @@ impl Applier<'_> {
     /// Reports a difference, and adds it to the next batch.
     fn handle(&mut self, change: KeyDifference<'_>) -> Result<()> {
         self.cancel.check()?;
-        self.unseen.remove(match change {
+        self.saw(match change {
             KeyDifference::Unchanged { key } => key,
             KeyDifference::Put { backup, .. } => backup.key,
             KeyDifference::Extra { live } => live.key.as_slice(),
@@ -344,10 +356,11 @@ impl Applier<'_> {
             DifferenceKind::Update => o.to_update += 1,
             DifferenceKind::Delete => {
                 o.to_delete += 1;
-                if let KeyRange::Prefix(prefix) = &self.options.keys
-                    && is_beside(prefix, key)
+                if let KeyRange::Prefixes(all) = &self.options.keys
+                    && let Some(prefix) = all.iter().find(|prefix| is_beside(prefix, key))
                 {
-                    self.beside.get_or_insert_with(|| (key.to_vec(), 0)).1 += 1;
+                    let first = || (key.to_vec(), prefix.clone(), 0);
+                    self.beside.get_or_insert_with(first).2 += 1;
                 }
             }
             DifferenceKind::Leave => o.left_alone += 1,
@@ -550,6 +563,7 @@ impl LiveKeys {
     fn new(client: Client, keys: &KeyRange) -> Self {
         let parts = match keys {
             KeyRange::Keys(keys) => keys.iter().map(|key| single(key)).collect(),
+            KeyRange::Prefixes(all) => all.iter().map(|prefix| with_prefix(prefix)).collect(),
             keys => VecDeque::from([bounds(keys)]),
         };
         LiveKeys {
@@ -612,18 +626,28 @@ fn bounds(keys: &KeyRange) -> (Vec<u8>, Vec<u8>) {
             let first = keys.first().cloned().unwrap_or_default();
             (first, single(keys.last().map_or(&[], Vec::as_slice)).1)
         }
-        KeyRange::Prefix(prefix) if prefix.is_empty() => (vec![0], vec![0]),
-        KeyRange::Prefix(prefix) => {
-            let mut end = prefix.clone();
-            while let Some(last) = end.pop() {
-                if last < 0xff {
-                    end.push(last + 1);
-                    return (prefix.clone(), end);
-                }
-            }
-            (prefix.clone(), vec![0])
+        KeyRange::Prefix(prefix) => with_prefix(prefix),
+        KeyRange::Prefixes(all) => {
+            let first = all.first().map_or(&[][..], Vec::as_slice);
+            let last = all.last().map_or(&[][..], Vec::as_slice);
+            (with_prefix(first).0, with_prefix(last).1)
         }
     }
+}
+
+/// Returns the first key with a prefix, and the end after the last one.
+fn with_prefix(prefix: &[u8]) -> (Vec<u8>, Vec<u8>) {
+    if prefix.is_empty() {
+        return (vec![0], vec![0]);
+    }
+    let mut end = prefix.to_vec();
+    while let Some(last) = end.pop() {
+        if last < 0xff {
+            end.push(last + 1);
+            return (prefix.to_vec(), end);
+        }
+    }
+    (prefix.to_vec(), vec![0])
 }
 
 #[cfg(test)]

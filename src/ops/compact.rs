@@ -328,7 +328,10 @@ impl Compaction<'_> {
         let mut both = TeeWriter::new(
             Some(self.ctx.temp_file()?),
             FrameWriter::new(SnapshotUpload::named(self.ctx, name, encoding)?),
-            Some(Step::new(format!("write {name}"), Some(layout.bytes()))),
+            Some(Step::new(
+                format!("write {}", name.label()),
+                Some(layout.bytes()),
+            )),
         );
         let folded = rebuild.write(self.ctx, fold, &layout, &mut both)?.hash;
         let (file, stream) = both.into_parts().map_err(failed)?;

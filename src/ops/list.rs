@@ -3,7 +3,7 @@
 //! Problems of snapshots are part of the result and no errors. Nothing is written. Called by `cli`; `verify`
 //! uses the same problems.
 
-use crate::backup::chain::{self, Choice, KnownBases, RevisionRange};
+use crate::backup::chain::{self, Choice, KnownBases};
 use crate::backup::timeline::{NamesOnly, Timeline, Timelines};
 use crate::backup::{Compression, Kind, Snapshot};
 use crate::base::flag_values::yes_or_no;
@@ -12,13 +12,13 @@ use crate::mvcc::Revision;
 use crate::ops::Context;
 use crate::ops::identity::{self, Identity};
 use crate::ops::report::{Report, ReportBuilder, reasons_and};
+use crate::ops::restorable::{Bases, Restorable};
 use crate::ops::scan::{Depth, Scan, TAGS_UNREADABLE, scan_with_tags};
 use crate::ops::tags::{self, TagScope};
 use chrono::{DateTime, Utc};
 use schemars::JsonSchema;
 use serde::Serialize;
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 
 /// The command that reads contents.
 pub(super) const DEEP: &str = "`deltafold list --deep`";
@@ -114,23 +114,6 @@ pub struct ListedSnapshot {
     pub in_chain: bool,
 }
 
-/// A range of revisions that can be restored.
-#[derive(Debug, Clone, JsonSchema, Serialize)]
-pub struct Restorable {
-    /// The timeline's ID.
-    pub timeline: String,
-    /// The oldest revision: that in the name of the oldest full, or with --deep the oldest one whose state
-    /// that full still holds.
-    pub first_revision: Revision,
-    /// The newest revision.
-    pub last_revision: Revision,
-    /// When the oldest full of the range was taken, by its name.
-    pub first_time: DateTime<Utc>,
-    /// When the range's last revision was saved: the creation time, by its name, of the first snapshot that
-    /// reaches it. With --deep, the time of its newest event if it is a delta.
-    pub last_time: DateTime<Utc>,
-}
-
 /// The reasons of problems that are not errors of `compact`.
 const PROBLEMS: [&str; 7] = [
     "ForeignObject",
@@ -191,17 +174,22 @@ pub fn run(ctx: &Context, options: Options) -> Result<Report<Outcome>> {
         Depth::Names
     };
     let scan = scan_with_tags(ctx, depth, TagScope::newest_or(options.all_tags))?;
-    let known = scan.contents.known_bases();
+    let newest = scan.timelines.newest(&scan.catalog);
+    let newest_first = newest.iter().copied().chain(&scan.timelines.all);
+    let bases = Bases::new(scan.contents.known_bases());
+    let bases = bases.read(ctx, &scan.catalog, newest_first)?;
     let mut problems = problems(ctx, &scan, options.deep)?;
+    for (&i, e) in &bases.damaged {
+        problems.push(unreadable(&scan, i, e));
+    }
     let (identity, problem) = recorded_identity(ctx)?;
     problems.extend(problem);
-    let newest = scan.timelines.newest(&scan.catalog);
     problems.extend(newest.as_ref().err().map(Problem::from_error));
     let newest = newest.ok();
     // If `compact` would fail, nothing is in its chain. The cause, no newest timeline or damage, is among the
     // problems already.
     let in_chain = match newest.filter(|_| !is_blocked(&scan)) {
-        Some(t) => newest_chain(&scan, t, &known).unwrap_or_else(|problem| {
+        Some(t) => newest_chain(&scan, t, &bases.known).unwrap_or_else(|problem| {
             problems.push(problem);
             HashSet::new()
         }),
@@ -227,8 +215,7 @@ pub fn run(ctx: &Context, options: Options) -> Result<Report<Outcome>> {
         .collect();
     let mut restorable = Vec::new();
     for t in &scan.timelines.all {
-        let ranges = chain::restorable(&scan.catalog, t, &known);
-        restorable.extend(with_times(&scan, t, ranges));
+        restorable.extend(bases.restorable(&scan.catalog, &scan.contents, t));
     }
     Ok(report.report(Outcome {
         identity,
@@ -363,15 +350,20 @@ pub(super) fn past_name(full: &Snapshot, last: Option<Revision>) -> Option<Probl
     Some(Problem::new("RevisionPastName", message, paths))
 }
 
+/// Returns the problem of a snapshot that cannot be read.
+fn unreadable(scan: &Scan, i: usize, e: &Error) -> Problem {
+    Problem {
+        snapshots: vec![path(scan, i)],
+        ..Problem::from_error(e)
+    }
+}
+
 fn problems(ctx: &Context, scan: &Scan, deep: bool) -> Result<Vec<Problem>> {
     let catalog = &scan.catalog;
     let deep_command = (!deep).then_some(DEEP);
     let mut problems = listing_problems(ctx, scan, deep_command);
     for (&i, e) in &scan.contents.unreadable {
-        problems.push(Problem {
-            snapshots: vec![path(scan, i)],
-            ..Problem::from_error(e)
-        });
+        problems.push(unreadable(scan, i, e));
     }
     for (&i, survey) in &scan.contents.surveys {
         problems.extend(past_name(&catalog.snapshots[i], Some(survey.last)));
@@ -415,96 +407,5 @@ fn listed_snapshot(s: &Snapshot, timeline: Option<String>, in_chain: bool) -> Li
         untrusted: s.untrusted,
         timeline,
         in_chain,
-    }
-}
-
-/// Adds times to the ranges of a timeline, which are in ascending order.
-pub(super) fn with_times(
-    scan: &Scan,
-    timeline: &Timeline,
-    ranges: Vec<RevisionRange>,
-) -> Vec<Restorable> {
-    let mut fulls: Vec<(Revision, DateTime<Utc>)> = Vec::new();
-    // The first and the last revision of each member, and the time of its last revision.
-    let mut members: Vec<(Revision, Revision, DateTime<Utc>)> = Vec::new();
-    for m in &timeline.members {
-        let name = &scan.catalog.snapshots[m.snapshot].name;
-        let survey = scan.contents.surveys.get(&m.snapshot);
-        if name.is_full() {
-            fulls.push((name.last, name.created_at()));
-        }
-        let last = survey.map_or(name.last, |s| s.last.max(name.last));
-        let time = survey.and_then(|s| s.last_time);
-        members.push((name.start, last, time.unwrap_or(name.created_at())));
-    }
-    fulls.sort_unstable();
-    members.sort_unstable();
-    let mut members = members.into_iter().peekable();
-    // The members that begin in this range or before it, by their times.
-    let mut begun: BinaryHeap<Reverse<(DateTime<Utc>, Revision)>> = BinaryHeap::new();
-    let mut restorable = Vec::with_capacity(ranges.len());
-    for (first, last) in ranges {
-        let in_range = &fulls[fulls.partition_point(|f| f.0 < first)..];
-        let in_range = &in_range[..in_range.partition_point(|f| f.0 <= last)];
-        let first_time = in_range.iter().map(|f| f.1).min().unwrap_or_default();
-        while let Some((_, last_of_member, time)) = members.next_if(|m| m.0 <= last) {
-            begun.push(Reverse((time, last_of_member)));
-        }
-        while begun.peek().is_some_and(|b| b.0.1 < last) {
-            begun.pop();
-        }
-        let last_time = begun.peek().map_or(first_time, |b| b.0.0);
-        restorable.push(Restorable {
-            timeline: timeline.id.clone(),
-            first_revision: first,
-            last_revision: last,
-            first_time,
-            last_time: last_time.max(first_time),
-        });
-    }
-    restorable
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::backup::{self, Catalog};
-
-    /// A scan by names of a random backup with gaps.
-    fn random_scan(rng: &mut fastrand::Rng) -> Scan {
-        let mut listing = Vec::new();
-        for at in 0..rng.usize(1..30) {
-            let last = rng.i64(1..60);
-            let name = match rng.u8(..3) {
-                0 => format!("Full-00000000-{last:08}"),
-                _ => format!("Incr-{:08}-{last:08}", (last - rng.i64(0..6)).max(1)),
-            };
-            let path = format!("v2/{name}-{}", 100 + at as i64 * rng.i64(1..5));
-            listing.push(backup::ListedObject { path, bytes: 1 });
-        }
-        Scan::of_names(Catalog::from_listing(listing)).unwrap()
-    }
-
-    #[test]
-    fn the_times_of_a_range_are_those_of_the_snapshots_at_its_ends() {
-        let mut rng = fastrand::Rng::with_seed(crate::seed());
-        let mut several = 0;
-        for round in 0..crate::rounds(300, 3000) {
-            let scan = random_scan(&mut rng);
-            let timeline = &scan.timelines.all[0];
-            let ranges = chain::restorable(&scan.catalog, timeline, &chain::KnownBases::new());
-            several += usize::from(ranges.len() > 1);
-            for r in with_times(&scan, timeline, ranges) {
-                let (first, last) = (r.first_revision, r.last_revision);
-                let names = || scan.catalog.snapshots.iter().map(|s| &s.name);
-                let fulls = names().filter(|n| n.is_full() && (first..=last).contains(&n.last));
-                let first_time = fulls.map(|n| n.created_at()).min().unwrap();
-                let at_end = names().filter(|n| n.start <= last && last <= n.last);
-                let last_time = at_end.map(|n| n.created_at()).min().unwrap();
-                let times = (first_time, last_time.max(first_time));
-                assert_eq!((r.first_time, r.last_time), times, "round {round}");
-            }
-        }
-        assert!(several > 0);
     }
 }

@@ -26,6 +26,7 @@ pub mod gcs;
 mod listing;
 mod local;
 pub mod lock;
+mod neighbours;
 pub mod object_lock;
 pub mod open;
 pub mod probe;

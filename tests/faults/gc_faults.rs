@@ -416,7 +416,18 @@ fn a_clock_an_hour_ahead_removes_nothing_early() {
     // A snapshot from the future supersedes nothing and stays.
     let future = name("Full", 0, 1000, now + HOUR);
     b.put(&future, b"content");
-    let (_, result, _) = b.run("gc", &["--policy", "limit", "--limit", "1", "--apply"]);
+    let (_, result, _) = b.run(
+        "gc",
+        &[
+            "--policy",
+            "limit",
+            "--limit",
+            "1",
+            "--restorable-window",
+            "0s",
+            "--apply",
+        ],
+    );
     let told = result["objects"].as_array().unwrap();
     let of = |path: &str| told.iter().find(|o| o["path"] == path).unwrap()["reason"].clone();
     assert_eq!(of(&future), "NewestChain");
@@ -441,7 +452,8 @@ fn killed_midway_and_two_at_once_leave_what_is_needed() {
     }
     let args = |purge: bool| {
         let mut args = vec!["gc", "--policy", "limit", "--limit", "1", "--apply"];
-        args.extend(["--purge-after", if purge { "1d" } else { "0s" }]);
+        args.extend(["--restorable-window", "0s", "--purge-after"]);
+        args.push(if purge { "1d" } else { "0s" });
         args
     };
     let mut midway = 0;

@@ -115,6 +115,7 @@ impl Here {
                     tell(d, &cancel);
                     Ok(())
                 },
+                |_| Ok("advice".to_owned()),
             );
             assert_valid(&serde_json::to_value(&report).unwrap());
             let error = report.failure.take();

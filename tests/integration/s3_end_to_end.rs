@@ -94,6 +94,7 @@ fn from_an_etcd_through_a_bucket_into_another_etcd() {
             std::thread::sleep(Duration::from_millis(50));
         }
         let limit = ["--policy", "limit", "--limit", "1", "--purge-after", "0s"];
+        let limit = [&limit[..], &["--restorable-window", "0s"]].concat();
         let superseded: BTreeSet<String> = saved.iter().map(|n| format!("v2/{n}")).collect();
         let told = of_store("gc", &limit);
         assert_eq!(decided(&told, "Delete"), superseded, "{told:#}");

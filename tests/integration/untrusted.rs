@@ -301,6 +301,7 @@ fn plain_fulls_make_nothing_go() {
     }
     let reads = key.reads();
     let flags = ["--policy", "limit", "--limit", "2", "--apply"];
+    let flags = [&flags[..], &["--restorable-window", "0s"]].concat();
     let collect = |of: &Bucket| {
         let before = of.objects();
         let done = succeeds(of, "gc", &[&flags[..], &args(&reads)].concat());

@@ -96,8 +96,10 @@ fn keep(value: &mut Value, place: &str) {
 }
 
 /// Keeps one full with its deltas. What 0.1 removed is not purged, however old these files are.
-const COLLECT: [&str; 7] = [
+const COLLECT: [&str; 9] = [
     "gc",
+    "--restorable-window",
+    "0s",
     "--policy",
     "limit",
     "--limit",
@@ -106,8 +108,10 @@ const COLLECT: [&str; 7] = [
     "36500d",
 ];
 /// Purges everything that was removed.
-const PURGE: [&str; 9] = [
+const PURGE: [&str; 11] = [
     "gc",
+    "--restorable-window",
+    "0s",
     "--policy",
     "limit",
     "--limit",

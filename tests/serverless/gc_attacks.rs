@@ -16,8 +16,17 @@ const NOTE: &str = "deltafold-verified.json";
 
 /// Retention policies, among them the controller's default. Each keeps only the newest of the real fulls.
 const POLICIES: [&[&str]; 4] = [
-    &["--policy", "limit", "--limit", "1"],
     &[
+        "--policy",
+        "limit",
+        "--limit",
+        "1",
+        "--restorable-window",
+        "0s",
+    ],
+    &[
+        "--restorable-window",
+        "0s",
         "--policy",
         "exponential",
         "--keep-hourly",
@@ -29,6 +38,8 @@ const POLICIES: [&[&str]; 4] = [
     ],
     &NOTHING,
     &[
+        "--restorable-window",
+        "0s",
         "--policy",
         "limit",
         "--limit",
@@ -117,6 +128,7 @@ fn marks_of_exclusion_and_notes_of_removal() {
         }
         let marked = p.bucket.objects();
         let limit = ["--policy", "limit", "--limit", "3"];
+        let limit = [&limit[..], &["--restorable-window", "0s"]].concat();
         for apply in [&[][..], &["--apply"]] {
             let (code, result, stderr) = p.bucket.run("gc", &[&limit[..], apply].concat());
             assert_eq!(
@@ -209,7 +221,7 @@ fn rubbish_that_cuts_a_pinned_chain_short() {
 fn what_was_read_is_remembered_by_a_note() {
     let p = GcHistory::new();
     let read = |result: &Value| result["fulls_read"].as_u64().unwrap();
-    let window = [&NOTHING[..], &["--restorable-window", "5h"]].concat();
+    let window = [&["--restorable-window", "5h"], &NOTHING[2..]].concat();
     let dry = gc(&p, &window, &[]);
     assert!(read(&dry) > 0 && !p.bucket.objects().contains_key(NOTE));
     assert_eq!(read(&gc(&p, &window, &[])), read(&dry));
@@ -271,15 +283,15 @@ fn more_rubbish_than_a_run_reads() {
     for n in 1..60 {
         p.bucket.put(&name(LAST + n, p.now + n), b"x");
     }
-    let limit = ["--policy", "limit", "--limit", "1"];
-    let first = gc(&p, &limit, &["--apply"]);
+    let limit = POLICIES[0];
+    let first = gc(&p, limit, &["--apply"]);
     assert_eq!(first["fulls_read"], 32);
     assert!(first["fulls_not_read"].as_u64().unwrap() > 20, "{first:#}");
     let warnings = first["warnings"].to_string();
     assert!(warnings.contains("were not read"), "{warnings}");
     assert!(real.is_subset(&snapshots(&p.bucket.objects())));
     // A later run knows them and reads the real ones.
-    let second = gc(&p, &limit, &["--apply"]);
+    let second = gc(&p, limit, &["--apply"]);
     assert_eq!(second["fulls_not_read"], 0, "{second:#}");
     let left = snapshots(&p.bucket.objects());
     assert!(left.contains(&p.full(2100, 1)) && left.contains(&p.delta(2101, LAST, 0)));
@@ -302,10 +314,10 @@ fn rubbish_among_encrypted_fulls() {
     }
     let identity = key.reads();
     let identity = [identity[0].as_str(), &identity[1]];
-    let limit = ["--policy", "limit", "--limit", "1"];
+    let limit = POLICIES[0];
     let newest = format!("{}.age", p.full(2100, 1));
     for args in [&[][..], &identity] {
-        let would = decided(&gc(&p, &limit, args), "Delete");
+        let would = decided(&gc(&p, limit, args), "Delete");
         assert_eq!(would.len(), 6, "{args:?}: {would:?}");
     }
     let whole = p.bucket.objects()[&newest].clone();
@@ -316,9 +328,9 @@ fn rubbish_among_encrypted_fulls() {
     for (bytes, is_seen_without) in [(b"x".to_vec(), true), (cut, true), (flipped, false)] {
         p.bucket.put(&newest, &bytes);
         let it = BTreeSet::from([newest.clone()]);
-        let without = gc(&p, &limit, &[]);
+        let without = gc(&p, limit, &[]);
         assert_eq!(damaged(&without) == it, is_seen_without, "{without:#}");
-        let with = gc(&p, &limit, &identity);
+        let with = gc(&p, limit, &identity);
         assert_eq!(damaged(&with), it);
         let goes = decided(&with, "Delete");
         let needed = format!("{}.age", p.delta(1801, 2100, 3));

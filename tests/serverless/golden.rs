@@ -162,17 +162,17 @@ fn outputs_are_as_recorded() {
         ("list-compacted", "list --store store", &compacted),
         (
             "gc-nothing",
-            "gc --store store --policy limit --limit 1",
+            "gc --store store --policy limit --limit 1 --restorable-window 0s",
             &kubernetes,
         ),
         (
             "gc-dry-run",
-            "gc --store store --policy limit --limit 1",
+            "gc --store store --policy limit --limit 1 --restorable-window 0s",
             &compacted,
         ),
         (
             "gc",
-            "gc --store store --policy limit --limit 1 --apply",
+            "gc --store store --policy limit --limit 1 --restorable-window 0s --apply",
             &compacted,
         ),
         (

@@ -465,12 +465,8 @@ fn the_list_tells_what_is_there() {
             assert!(snapshots.iter().all(|s| s["compression"] == e.compression));
             let range = &list["restorable"][0];
             let compacted = e.hash_kv[0].compact_revision.max(1);
-            let first = if args.is_empty() {
-                e.hash_kv[0].revision
-            } else {
-                compacted
-            };
-            assert_eq!(range["first_revision"], first, "{name}");
+            assert_eq!(range["first_revision"], compacted, "{name}");
+            assert_eq!(range["may_begin_earlier"], false, "{name}");
             assert_eq!(range["last_revision"], e.last_revision, "{name}");
         }
     }

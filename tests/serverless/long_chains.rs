@@ -134,7 +134,16 @@ fn people_are_shown_the_ends_of_a_long_list_and_json_holds_all() {
 
     // A newer full makes all 300 deltas superfluous: the text gives their number instead of a line for each.
     b.compact(&[]);
-    let gc = ["gc", "--policy", "limit", "--limit", "1", "--store"];
+    let gc = [
+        "gc",
+        "--policy",
+        "limit",
+        "--limit",
+        "1",
+        "--restorable-window",
+        "0s",
+        "--store",
+    ];
     let text = printed(&gc, b.path());
     assert!(
         text.contains("delete        300 ") || text.contains(" 300 "),

@@ -1,21 +1,20 @@
 //! The generated pages in docs/reference/ match the program.
 
 use crate::support::manifests::{documents, path, printed};
-use crate::support::reference;
+use crate::support::{reference, writes_generated};
 use std::fs;
 
-/// Compares a page with its file. `DELTAFOLD_TEST_WRITE_DOCS=1` writes the file first.
+/// Compares a page with its file. `tests/generate` writes the file first.
 fn compare(name: &str, page: &str) {
     let file = path(&format!("docs/reference/{name}.md"));
-    if std::env::var_os("DELTAFOLD_TEST_WRITE_DOCS").is_some() {
+    if writes_generated() {
         fs::write(&file, page).unwrap();
     }
     let written = fs::read_to_string(&file).unwrap_or_default();
     let different = page.lines().zip(written.lines()).find(|(a, b)| a != b);
     assert!(
         page == written,
-        "docs/reference/{name}.md differs from the program: write it with DELTAFOLD_TEST_WRITE_DOCS=1 \
-         cargo test --test serverless reference:: (first difference: {different:?})"
+        "docs/reference/{name}.md differs from the program: tests/generate writes it (first difference: {different:?})"
     );
 }
 

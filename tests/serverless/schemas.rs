@@ -28,19 +28,19 @@ fn schemas() -> Vec<&'static str> {
         .collect()
 }
 
-/// `DELTAFOLD_TEST_WRITE_SCHEMAS=1` writes the files instead.
+/// `tests/generate` writes the files first.
 #[test]
 fn schemas_are_made_from_the_types() {
     for (name, schema) in deltafold::cli::schemas() {
         let file = format!("docs/{name}.schema.json");
         let text = serde_json::to_string_pretty(&schema).unwrap() + "\n";
-        if std::env::var_os("DELTAFOLD_TEST_WRITE_SCHEMAS").is_some() {
+        if crate::support::writes_generated() {
             fs::write(path(&file), &text).unwrap();
         }
         let is_same = read(&file) == text;
         assert!(
             is_same,
-            "{file} is not as the types are: CONTRIBUTING.md tells how to write it"
+            "{file} is not as the types are: tests/generate writes it"
         );
     }
 }
@@ -411,7 +411,14 @@ fn results_of_collecting_garbage_are_as_documented() {
         result["status"].as_str().unwrap().to_owned()
     };
     let base = format!("Full-00000000-{BASE:08}-{T0}.gz");
-    let limit = ["--policy", "limit", "--limit", "1"];
+    let limit = [
+        "--policy",
+        "limit",
+        "--limit",
+        "1",
+        "--restorable-window",
+        "0s",
+    ];
     let with = |more: &[&'static str]| [&limit[..], more].concat();
     assert_eq!(told("pin", &[&base, "--reason", "why"], &pin), "Succeeded");
     assert_eq!(told("pin", &[&base], &pin), "NothingToDo");

@@ -110,8 +110,9 @@ fn a_snapshot_from_the_future_does_not_hide_that_the_others_are_old() {
     let in_a_year = Utc::now().timestamp() + 31_536_000;
     let newest = store
         .path()
-        .join(format!("v2/Full-00000000-00000628-{in_a_year}"));
-    fs::write(&newest, "x").unwrap();
+        .join(format!("v2/Full-00000000-00000275-{in_a_year}.gz"));
+    let full = fixtures_dir().join("kubernetes/v2/Full-00000000-00000275-1795228239.gz");
+    fs::copy(&full, &newest).unwrap();
     let json = is(store.path(), &[], "Stale", &["Stale"]);
     assert_eq!(json["from_the_future"], 1);
     assert!(json["warnings"][0].as_str().unwrap().contains("clocks"));
@@ -121,7 +122,7 @@ fn a_snapshot_from_the_future_does_not_hide_that_the_others_are_old() {
     age_to(store.path(), -100_000);
     fs::remove_dir_all(store.path().join("v2")).unwrap();
     fs::create_dir(store.path().join("v2")).unwrap();
-    fs::write(&newest, "x").unwrap();
+    fs::copy(&full, &newest).unwrap();
     let json = is(store.path(), &[], "Stale", &["Stale"]);
     assert_eq!(json["newest"], Value::Null);
 }

@@ -11,7 +11,9 @@ use super::made_backups::{BASE, Bucket, LAST, Objects};
 pub const HOUR: i64 = 3600;
 
 /// Arguments of a retention policy that keeps no full.
-pub const NOTHING: [&str; 8] = [
+pub const NOTHING: [&str; 10] = [
+    "--restorable-window",
+    "0s",
     "--policy",
     "exponential",
     "--keep-hourly",

@@ -1,6 +1,6 @@
 //! Golden outputs: what a command prints at 80 columns, with colour and without.
 //!
-//! The files are `fixtures/golden/NAME.txt` and `NAME.color.txt`. With DELTAFOLD_TEST_WRITE_GOLDEN they are
+//! The files are `fixtures/golden/NAME.txt` and `NAME.color.txt`. With DELTAFOLD_TEST_WRITE they are
 //! written, otherwise compared.
 
 use super::etcd::Etcd;
@@ -180,13 +180,13 @@ impl Golden {
         let problems = self.problems.join("\n\n");
         assert!(
             problems.is_empty(),
-            "{problems}\n\nIf the new output is right: DELTAFOLD_TEST_WRITE_GOLDEN=1 writes it."
+            "{problems}\n\nIf the new output is right: tests/generate writes it."
         );
     }
 }
 
 fn is_writing() -> bool {
-    std::env::var_os("DELTAFOLD_TEST_WRITE_GOLDEN").is_some()
+    super::writes_generated()
 }
 
 fn is_too_long(line: &str) -> bool {

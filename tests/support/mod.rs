@@ -139,6 +139,11 @@ pub fn copy_dir(from: &Path, to: &Path) {
     }
 }
 
+/// Whether tests write the files that are generated from the program, instead of comparing them: `tests/generate`.
+pub fn writes_generated() -> bool {
+    std::env::var_os("DELTAFOLD_TEST_WRITE").is_some()
+}
+
 /// If set, this program is tested. A benchmark uses it to compare two programs.
 pub static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
 

@@ -20,7 +20,7 @@ pub use decide::{RetentionDecision, decide};
 pub use periods::Periods;
 pub use reason::RetentionReason;
 pub use removal::{NewestLost, newest_lost, removal_chains};
-pub use timeline_snapshots::{chain_of, restorable};
+pub use timeline_snapshots::chain_of;
 
 use crate::backup::catalog::Catalog;
 use crate::backup::name::SnapshotName;

@@ -208,16 +208,6 @@ fn base_full(catalog: &Catalog, i: usize) -> BaseFull {
     }
 }
 
-/// Returns the revisions of a timeline that can be restored, by names, with the snapshots for which `has` is
-/// true.
-pub fn restorable(
-    catalog: &Catalog,
-    timeline: &Timeline,
-    has: &dyn Fn(usize) -> bool,
-) -> Vec<RevisionRange> {
-    TimelineSnapshots::new(catalog, timeline).ranges(has)
-}
-
 /// Returns the chain of a full, in the catalog's order: the full, and the deltas after it up to the next
 /// full, on each of its timelines. Excluded deltas of the chain are included, since they are needed to bring
 /// the chain back.

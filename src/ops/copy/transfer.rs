@@ -58,7 +58,10 @@ pub(super) fn transfer(
             is_checked: true,
         });
     }
-    let step = Step::new(format!("copy {}", snapshot.name), Some(snapshot.bytes));
+    let step = Step::new(
+        format!("copy {}", snapshot.name.label()),
+        Some(snapshot.bytes),
+    );
     let object = step.reader(from.store.fetch(&snapshot.path, snapshot.bytes));
     let decrypts = snapshot.name.is_encrypted && form.encryption != Encryption::Keep;
     let sealed = seal(to, form, upload)?;

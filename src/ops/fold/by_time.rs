@@ -7,7 +7,7 @@ use super::moment::{self, EventVisitor, Moment};
 use super::open::read_snapshot::SnapshotReader;
 use super::select::{DeltaSlice, all_delta_slices};
 use crate::backup::SnapshotName;
-use crate::backup::chain;
+use crate::backup::chain::{self, RevisionRange};
 use crate::backup::timeline::Timeline;
 use crate::error::{Reason, Result};
 use crate::mvcc::Revision;
@@ -18,6 +18,9 @@ use std::time::Duration;
 
 /// The number of deltas whose tags are read at once, before the deltas are read one by one.
 const TAGS_AHEAD: usize = 16;
+
+/// Why a time may not be there although snapshots were taken then.
+const REMOVED_BY_GC: &str = "`gc` removes the deltas that are older than --restorable-window, and fulls that its policy does not keep";
 
 /// Reads the events of delta slices. Slices that are read in order are fetched ahead.
 struct SliceReader<'a> {
@@ -78,7 +81,7 @@ pub(crate) fn revision_at(
 ) -> Result<(Revision, Vec<String>)> {
     let catalog = &scan.catalog;
     let found = find_moment(ctx, scan, timeline, time)
-        .and_then(|moment| revision_of(scan, timeline, time, &moment));
+        .and_then(|moment| revision_of(ctx, scan, timeline, time, &moment));
     // A tag may exclude a delta that was read, whatever the result is.
     let paths = timeline.members.iter().map(|m| m.snapshot);
     let paths = paths.map(|i| catalog.snapshots[i].path.as_str());
@@ -115,8 +118,10 @@ fn find_moment(
 }
 
 /// Returns the revision of a moment, and a warning. Fails if missing revisions may hide a later event at or
-/// before `time`.
+/// before `time`. Revisions that only the history of a later full holds have no times: they count as received
+/// when that full was taken.
 fn revision_of(
+    ctx: &Context,
     scan: &Scan,
     timeline: &Timeline,
     time: DateTime<Utc>,
@@ -136,7 +141,7 @@ fn revision_of(
                 Reason::NoSnapshots.error("there is no full snapshot to start from: take one first")
             }
             Some(oldest) => Reason::OutOfRange.error(format!(
-                "{} is before the oldest state of timeline {}, which is {oldest} of {}: choose a later --time",
+                "{} is before the oldest state of timeline {}, which is {oldest} of {} ({REMOVED_BY_GC}): choose a later --time",
                 time.to_rfc3339(),
                 timeline.id,
                 oldest.created_at().to_rfc3339()
@@ -147,8 +152,16 @@ fn revision_of(
     let known_to = known_to.or(timeline.last(catalog, &scan.contents));
     let gaps = chain::missing(catalog, timeline, revision, known_to.unwrap_or(revision));
     if !gaps.is_empty() {
+        if let Some(full) = full_that_holds(ctx, scan, timeline, &gaps)? {
+            let warning = format!(
+                "revisions {} have no times: they are from the history of {full}, and count as later than {}",
+                chain::show_ranges(&gaps),
+                utc(time),
+            );
+            return Ok((revision, Some(warning)));
+        }
         return Err(Reason::RevisionGap.error(format!(
-            "the revision at {} is not certain: it is {revision}, or one of the revisions {}, which no snapshot holds; choose a --revision, or another --time",
+            "the revision at {} is not certain: it is {revision}, or one of the revisions {}, which no snapshot holds ({REMOVED_BY_GC}); choose a --revision, or another --time",
             time.to_rfc3339(),
             chain::show_ranges(&gaps)
         )));
@@ -162,6 +175,26 @@ fn revision_of(
         )
     });
     Ok((revision, warning))
+}
+
+/// Returns the name of the full whose history holds these missing revisions.
+fn full_that_holds(
+    ctx: &Context,
+    scan: &Scan,
+    timeline: &Timeline,
+    missing: &[RevisionRange],
+) -> Result<Option<SnapshotName>> {
+    let (Some(first), Some(last)) = (missing.first(), missing.last()) else {
+        return Ok(None);
+    };
+    let mut fulls = chain::bases(&scan.catalog, timeline).into_iter().rev();
+    let Some(i) = fulls.find(|&i| scan.catalog.snapshots[i].name.last >= last.1) else {
+        return Ok(None);
+    };
+    scan.refuse_excluded(ctx, [i])?;
+    let full = &scan.catalog.snapshots[i];
+    let (_, base) = ctx.full(full)?;
+    Ok((base.first_revision() <= first.0).then(|| full.name.clone()))
 }
 
 /// Fails if `time` is after what a timeline is known to cover: the creation time of its newest snapshot, by

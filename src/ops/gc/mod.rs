@@ -16,15 +16,16 @@ mod verified_fulls;
 mod versions;
 
 use crate::backup::catalog::REMOVED;
-use crate::backup::retention::{self, RetentionReason, restorable};
+use crate::backup::retention::{self, RetentionReason};
 use crate::backup::{self, SnapshotName};
 use crate::base::plural;
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::Revision;
 use crate::ops::Context;
+use crate::ops::contents::Contents;
 use crate::ops::parallel::each;
 use crate::ops::report::{FailureFields, Report, ReportBuilder};
-use crate::ops::restorable::Restorable;
+use crate::ops::restorable::{Bases, Restorable};
 use crate::ops::scan::TAGS_UNREADABLE;
 use crate::store::Store;
 use crate::store::lock::{self, Lock, LockGuard, Wait};
@@ -400,13 +401,13 @@ fn partly_done(o: &Outcome) -> Option<Error> {
     )))
 }
 
-/// Returns the revisions of each timeline that can be restored with the snapshots for which `has` is
-/// true.
+/// Returns what can be restored with the snapshots for which `has` is true. No full is read for it.
 fn restorable_ranges(plan: &Plan, has: &dyn Fn(usize) -> bool) -> Vec<Restorable> {
     let mut all = Vec::new();
     for timeline in &plan.timelines.all {
-        let ranges = restorable(&plan.catalog, timeline, has);
-        all.extend(Restorable::of(timeline, ranges));
+        let mut left = timeline.clone();
+        left.members.retain(|m| has(m.snapshot));
+        all.extend(Bases::default().restorable(&plan.catalog, &Contents::default(), &left));
     }
     all
 }

@@ -12,6 +12,8 @@ use serde::{Deserialize, Serialize};
 
 /// The default number of fulls that the policy "limit" keeps.
 pub const DEFAULT_LIMIT: i64 = 7;
+/// The default time before now in which every revision stays restorable.
+const DEFAULT_RESTORABLE_WINDOW: TimeDelta = TimeDelta::days(7);
 /// The default time for which a removed snapshot can be brought back.
 const DEFAULT_PURGE_AFTER: TimeDelta = TimeDelta::days(7);
 
@@ -45,8 +47,8 @@ pub struct Rules {
     #[arg(long, value_name = "DURATION")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub delta_retention: Option<TextValue<Span>>,
-    /// Keep every state of this last period restorable, such as 7d for the last seven days
-    #[arg(long, value_name = "DURATION")]
+    /// Keep every state of this last period restorable, with the deltas that it needs; 0s: only what the policy keeps
+    #[arg(long, value_name = "DURATION", default_value = "7d")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restorable_window: Option<TextValue<Span>>,
     /// Keep removed snapshots for this time, hidden but recoverable with `deltafold undelete`, and then
@@ -72,6 +74,8 @@ impl Rules {
     pub fn retention(&self, periods: Periods) -> Result<retention::Options> {
         let limit = self.limit.unwrap_or(DEFAULT_LIMIT);
         let limit = u32::try_from(limit).map_err(|e| Reason::Usage.error(e.to_string()))?;
+        let window = time_delta(self.restorable_window.as_ref())?;
+        let window = window.unwrap_or(DEFAULT_RESTORABLE_WINDOW);
         let purge_after = time_delta(self.purge_after.as_ref())?.unwrap_or(DEFAULT_PURGE_AFTER);
         Ok(retention::Options {
             policy: match self.policy {
@@ -79,7 +83,7 @@ impl Rules {
                 PolicyName::Limit => Policy::Limit(limit),
             },
             delta_retention: time_delta(self.delta_retention.as_ref())?,
-            restorable_window: time_delta(self.restorable_window.as_ref())?,
+            restorable_window: Some(window).filter(|window| !window.is_zero()),
             purge_after: Some(purge_after).filter(|age| !age.is_zero()),
         })
     }

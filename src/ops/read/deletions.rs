@@ -6,6 +6,7 @@
 use super::SORT_BUFFER_BYTES;
 use crate::backup::chain::RevisionRange;
 use crate::base::lock;
+use crate::base::time::utc;
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::history::key_bucket;
 use crate::mvcc::{Change, KeyRange, KeyValue, RecordKey, Revision};
@@ -77,6 +78,19 @@ impl Deletions {
         Ok(deletions)
     }
 
+    /// Returns the newest of these deletions.
+    ///
+    /// # Errors
+    /// `Io`.
+    fn newest(&mut self) -> Result<Option<(Revision, String)>> {
+        let mut newest = None;
+        while !self.ended {
+            newest = newest.max(Some(decode(self.sorted.current().1)?));
+            self.advance()?;
+        }
+        Ok(newest)
+    }
+
     fn advance(&mut self) -> Result<()> {
         self.ended = self.ended || !self.sorted.advance()?;
         Ok(())
@@ -107,6 +121,29 @@ impl Deletions {
             time,
         })
     }
+}
+
+/// Returns advice for keys that a state does not have: when they were deleted, and how to get the state before.
+///
+/// # Errors
+/// `Terminated`, `Io`, `NoSpace`.
+pub fn deletion_advice(
+    ctx: &Context,
+    scan: Option<&Scan>,
+    state: &Source,
+    range: &KeyRange,
+) -> Result<String> {
+    let mut deletions = Deletions::read(ctx, scan, state, Revision::NONE, range)?;
+    let Some((revision, time)) = deletions.newest()? else {
+        return Ok("the backup records no deletion of it, either: check the name".to_owned());
+    };
+    let time = DateTime::parse_from_rfc3339(&time).ok();
+    let time = time.map(|t| format!(" ({})", utc(t.with_timezone(&Utc))));
+    Ok(format!(
+        "deleted at revision {revision}{}: give an earlier --time, or --revision {}",
+        time.unwrap_or_default(),
+        revision.previous()
+    ))
 }
 
 /// Logs the damage of a snapshot. Returns all other errors.

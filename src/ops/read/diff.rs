@@ -75,37 +75,46 @@ pub struct KeyDifference<'a> {
 }
 
 impl<'c> Diff<'c> {
-    /// Reads and sorts a range of keys of both states.
+    /// Reads and sorts a range of keys of both states. The first state is of the backup `first`, or of `backup`, too.
     ///
     /// # Errors
     /// As [`Source::open`] and [`Source::for_each_live`].
-    pub fn read(backup: &'c BackupLocation, points: &Points, range: &KeyRange) -> Result<Self> {
-        without_excluded(|| Self::try_read(backup, points, range))
+    pub fn read(
+        backup: &'c BackupLocation,
+        first: Option<&BackupLocation>,
+        points: &Points,
+        range: &KeyRange,
+    ) -> Result<Self> {
+        without_excluded(|| Self::try_read(backup, first, points, range))
     }
 
-    fn try_read(backup: &'c BackupLocation, points: &Points, range: &KeyRange) -> Result<Self> {
-        let ctx = backup.context()?;
-        let open = |target| {
+    fn try_read(
+        backup: &'c BackupLocation,
+        first: Option<&BackupLocation>,
+        points: &Points,
+        range: &KeyRange,
+    ) -> Result<Self> {
+        let open = |backup: &BackupLocation, target| {
+            // The first backup, if it is another one, is a plain snapshot file.
+            let is_file = matches!(backup, BackupLocation::File(..));
             let (source, scan) = backup.open_unchecked(&Request {
                 target,
-                timeline: points.timeline.clone(),
+                timeline: points
+                    .timeline
+                    .clone()
+                    .filter(|_| first.is_none() || !is_file),
                 or_newest: points.or_newest,
             })?;
             source.wait_for_hash()?;
-            Ok((source, scan))
+            let keys = Keys::read(backup.context()?, &source, range.clone())?;
+            Ok((source, scan, Side { keys, ended: false }))
         };
-        let (from, _) = open(points.from)?;
-        let (to, scan) = open(points.to)?;
-        let side = |source| {
-            Ok(Side {
-                keys: Keys::read(ctx, source, range.clone())?,
-                ended: false,
-            })
-        };
+        let (from, _, old) = open(first.unwrap_or(backup), points.from)?;
+        let (to, scan, new) = open(backup, points.to)?;
         Ok(Diff {
-            ctx,
-            old: side(&from)?,
-            new: side(&to)?,
+            ctx: backup.context()?,
+            old,
+            new,
             from,
             to,
             range: range.clone(),

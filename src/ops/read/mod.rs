@@ -19,7 +19,7 @@ use crate::ops::fold::open::Payload;
 use crate::ops::fold::open::SnapshotReader;
 use crate::ops::fold::select::DeltaSlice;
 use crate::ops::parallel::find_first;
-pub use deletions::Deletion;
+pub use deletions::{Deletion, deletion_advice};
 
 /// The bytes of records that are held in memory while they are sorted.
 const SORT_BUFFER_BYTES: usize = 16 << 20;

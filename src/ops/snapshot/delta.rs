@@ -4,7 +4,7 @@
 //! [`same_history`].
 
 use super::delta_builder::{EncodedTransaction, PendingDelta};
-use super::next::{FullCause, cluster_behind};
+use super::next::{FullCause, FullReason, cluster_behind};
 use super::saver::{Saver, nothing_saved};
 use super::{MetricsReporter, Outcome, SnapshotSettings};
 use crate::backup::codec::CompressionChoice;
@@ -23,6 +23,9 @@ use std::time::{Duration, Instant};
 
 /// The longest wait for the next transaction of the watch.
 const WATCH_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The maximum size of the events in one delta before a full that was asked for.
+const MAX_DELTA_BYTES: u64 = 64 << 20;
 
 /// The options of `snapshot delta`.
 #[derive(Debug, Clone, Copy, clap::Args)]
@@ -116,28 +119,67 @@ pub fn same_history(
     })
 }
 
-/// Returns a cause if the cluster has another history than the store: the cluster is behind the store, or
-/// holds other changes at the last saved revision. Returns `None` with a warning if that is unknown.
+/// Takes a full for `snapshot full`. In a prefix with deltas, the changes since the last one are saved first, so
+/// that every revision stays restorable.
+///
+/// # Errors
+/// As [`delta`].
+pub(super) fn full_after_deltas(
+    ctx: &Context,
+    settings: &SnapshotSettings,
+    saver: &mut Saver<'_>,
+    cluster: &Cluster,
+    is_final: bool,
+    reporter: &MetricsReporter,
+) -> Result<()> {
+    let asked_for = FullCause::new(FullReason::Requested, "a full snapshot was asked for");
+    let continues = saver.full_needed(cluster.revision).is_none();
+    let feed = match common_history(cluster, saver)? {
+        Ok(feed) => feed.filter(|_| continues && saver.has_deltas()),
+        Err(cause) => return saver.full_now(cause, is_final, reporter),
+    };
+    let Some(feed) = feed else {
+        return saver.full_now(asked_for, is_final, reporter);
+    };
+    let mut collector = DeltaCollector {
+        ctx,
+        feed,
+        pending: PendingDelta::new(ctx)?,
+        bandwidth: settings.bandwidth.clone(),
+        max_bytes: MAX_DELTA_BYTES,
+    };
+    let started = Instant::now();
+    let saved = collector.save_with_full(saver, asked_for, is_final);
+    let metrics = &reporter.metrics;
+    metrics.snapshot_took(SnapshotKind::Full, started.elapsed(), saved.is_ok());
+    saved
+}
+
+/// Returns a watch from the last saved revision on if the cluster holds the same changes there as the store, and
+/// `None`, with a warning, if that is unknown or etcd has compacted the revision. The inner error is the cause for
+/// a full if the cluster is behind the store, or holds other changes at the last saved revision.
 ///
 /// # Errors
 /// Fails with the errors of etcd connections and of the store.
-pub(super) fn history_mismatch(
+fn common_history(
     cluster: &Cluster,
     saver: &mut Saver<'_>,
-) -> Result<Option<FullCause>> {
+) -> Result<Result<Option<Feed>, FullCause>> {
     let Some(Ok(backup)) = saver.backup() else {
-        return Ok(None);
+        return Ok(Ok(None));
     };
     let last = backup.last;
     if cluster.revision < last.0 {
-        return Ok(Some(cluster_behind(last, cluster.revision)));
+        return Ok(Err(cluster_behind(last, cluster.revision)));
     }
     let unknown = match saver.position() {
         Ok(Ok(position)) => {
-            return Ok(match saver.feed(cluster, position).verify()? {
+            let mut feed = saver.feed(cluster, position);
+            return Ok(match feed.verify()? {
+                None => Ok(Some(feed)),
                 // A compacted revision cannot be compared.
-                None | Some(Ended::Compacted { .. }) => None,
-                Some(ended) => Some(saver.cause_of(ended)),
+                Some(Ended::Compacted { .. }) => Ok(None),
+                Some(ended) => Err(saver.cause_of(ended)),
             });
         }
         Ok(Err(cause)) => cause.message,
@@ -147,7 +189,7 @@ pub(super) fn history_mismatch(
     saver.warn(format!(
         "cannot check whether the cluster has the store's history: {unknown}"
     ));
-    Ok(None)
+    Ok(Ok(None))
 }
 
 /// Saves deltas up to the cluster's revision, and a full if the newest one is too old. Returns a cause if
@@ -181,13 +223,7 @@ fn catch_up(
     let Some(full_cause) = saver.full_too_old(Revision(reached), options.max_full_age) else {
         return Ok(None);
     };
-    let new_full = saver.take_full()?;
-    // Deltas up to the full keep every revision restorable. The next delta begins after the full.
-    if let Some(ended) = collector.save_up_to(saver, new_full.revision.0)? {
-        let why = saver.cause_of(ended).message;
-        saver.warn(format!("the deltas do not reach the new full: {why}"));
-    }
-    saver.publish_full(new_full, full_cause, false)?;
+    collector.save_with_full(saver, full_cause, false)?;
     Ok(None)
 }
 
@@ -201,6 +237,23 @@ struct DeltaCollector<'a> {
 }
 
 impl DeltaCollector<'_> {
+    /// Takes a full, and saves the changes up to it before it gets its name.
+    fn save_with_full(
+        &mut self,
+        saver: &mut Saver<'_>,
+        cause: FullCause,
+        is_final: bool,
+    ) -> Result<()> {
+        let new_full = saver.take_full()?;
+        // Deltas up to the full keep every revision restorable. The next delta begins after the full.
+        if let Some(ended) = self.save_up_to(saver, new_full.revision.0)? {
+            let why = saver.cause_of(ended).message;
+            saver.warn(format!("the deltas do not reach the new full: {why}"));
+        }
+        saver.publish_full(new_full, cause, is_final)?;
+        Ok(())
+    }
+
     /// Saves all transactions up to the revision `goal`. After an error, saves those that arrived before it.
     /// Returns why the watch ended early.
     fn save_up_to(&mut self, saver: &mut Saver<'_>, goal: i64) -> Result<Option<Ended>> {

@@ -32,7 +32,7 @@ use crate::ops::report::{Report, ReportBuilder};
 use crate::store::Bandwidth;
 use crate::telemetry::metrics::SnapshotKind;
 use clap::Args;
-use next::FullCause;
+use delta::full_after_deltas;
 use saver::{Saver, nothing_saved};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -230,7 +230,7 @@ pub struct Outcome {
     pub bytes_written: u64,
 }
 
-/// Takes a full snapshot. `is_final` marks it as the last one of a cluster that is given up.
+/// Takes a full snapshot. In a prefix with deltas, the changes since the last one are saved first. `is_final` marks it as the last one of a cluster that is given up.
 ///
 /// # Errors
 /// `OtherCluster` if the prefix is another cluster's backup; `MembersDiffer` if the members hold different
@@ -245,17 +245,14 @@ pub fn full(
     let clock = ReportBuilder::start();
     ctx.store.clean_staging(chrono::Utc::now());
     let mut saver = Saver::open(ctx, settings)?;
-    let cause = match saver.backup() {
-        None => Some(nothing_saved()),
+    match saver.backup() {
+        None => saver.full_now(nothing_saved(), is_final, reporter)?,
         Some(_) => {
             let cluster = Cluster::observe(&settings.connector)?;
             saver.claim(&cluster)?;
-            delta::history_mismatch(&cluster, &mut saver)?
+            full_after_deltas(ctx, settings, &mut saver, &cluster, is_final, reporter)?;
         }
-    };
-    let cause = cause
-        .unwrap_or_else(|| FullCause::new(FullReason::Requested, "a full snapshot was asked for"));
-    saver.full_now(cause, is_final, reporter)?;
+    }
     saver.report_progress(reporter, false);
     Ok(saver.into_report(clock))
 }

@@ -95,6 +95,8 @@ pub struct BackupState {
     pub last: Revision,
     /// The newest snapshot that holds the last saved revision.
     pub holder: Snapshot,
+    /// Whether the timeline has deltas.
+    pub has_deltas: bool,
     /// The newest full of the timeline.
     pub full: Option<SnapshotName>,
     /// Why deltas after `last` would be useless; `None` if they can be restored.
@@ -179,6 +181,10 @@ impl BackupState {
             timeline: timeline.id.clone(),
             last,
             holder: holder.clone(),
+            has_deltas: timeline
+                .members
+                .iter()
+                .any(|m| !catalog.snapshots[m.snapshot].name.is_full()),
             full: newest_full(scan, timeline).cloned(),
             broken,
         })
@@ -275,7 +281,7 @@ pub fn full_too_old(
     if max_age.is_zero() || age < max {
         return None;
     }
-    let age = duration::show(age.to_std().unwrap_or_default());
+    let age = duration::whole(age.to_std().unwrap_or_default());
     let message = format!("the newest full, {full}, is {age} old");
     Some(FullCause::new(FullReason::FullTooOld, message))
 }

@@ -15,6 +15,8 @@ use super::{
 use crate::backup::SnapshotName;
 use crate::backup::codec::Encoding;
 use crate::backup::timeline::{NamesOnly, Timelines};
+use crate::base::plural::count;
+use crate::base::shorten;
 use crate::error::{Error, Reason, Result};
 use crate::etcd::cluster::Cluster;
 use crate::etcd::feed::{Ended, Feed, Position};
@@ -33,6 +35,27 @@ use std::time::{Duration, Instant};
 /// Returns the cause of the first full in an empty store.
 pub(super) fn nothing_saved() -> FullCause {
     FullCause::new(FullReason::EmptyBucket, "the store holds no snapshot")
+}
+
+/// Says that a new backup begins, which may be due to a slip in --store, and which backups are beside it.
+fn new_backup(ctx: &Context) -> String {
+    let mut beside = Vec::new();
+    for (place, names) in ctx.store.neighbours() {
+        let names = names.iter().filter(|n| n.parse::<SnapshotName>().is_ok());
+        match names.count() {
+            0 => {}
+            n => beside.push(format!("{place} holds {}", count(n, "snapshot"))),
+        }
+    }
+    let check = match beside.is_empty() {
+        true => String::new(),
+        false => format!(
+            "; check --store: {}",
+            shorten::line(&beside, ", ", shorten::IN_LIST)
+        ),
+    };
+    let url = ctx.store.url();
+    format!("{url} holds no snapshots, so a new backup begins there{check}")
 }
 
 /// What a saver has done since it was opened, or since [`Saver::take_summary`].
@@ -146,6 +169,11 @@ impl<'a> Saver<'a> {
     /// Returns the last saved revision.
     pub(super) fn last(&self) -> Option<Revision> {
         self.last
+    }
+
+    /// Whether the newest timeline has deltas.
+    pub(super) fn has_deltas(&self) -> bool {
+        matches!(&self.backup, Some(Ok(backup)) if backup.has_deltas)
     }
 
     /// Returns the newest full.
@@ -361,6 +389,9 @@ impl<'a> Saver<'a> {
     /// # Errors
     /// Fails as [`full::take`].
     pub(super) fn take_full(&mut self) -> Result<UnpublishedFull> {
+        if self.backup.is_none() && self.last.is_none() {
+            self.warn(new_backup(self.ctx));
+        }
         let new_full = full::take(self.ctx, self.settings, self.newest)?;
         self.cluster = Some(new_full.cluster.clone());
         self.summary.endpoint = Some(new_full.endpoint.clone());

@@ -14,9 +14,10 @@ use crate::backup::{Catalog, Snapshot};
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::Revision;
 use crate::ops::Context;
-use crate::ops::list::{self, Problem, RecordedIdentity, Restorable};
+use crate::ops::list::{self, Problem, RecordedIdentity};
 use crate::ops::plain_files::{PlainFile, PlainFiles, is_fault_of_file};
 use crate::ops::report::{Report, ReportBuilder};
+use crate::ops::restorable::{Bases, Restorable};
 use crate::ops::scan::{Depth, Scan, scan_with_tags};
 use crate::ops::tags::TagScope;
 use crate::ops::verify::record::{self, RecordLevel, RecordResult, VerificationRecord};
@@ -149,7 +150,7 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
     match scan_with_tags(ctx, Depth::Names, TagScope::Newest) {
         Ok(scan) => {
             facts.read_notes(ctx)?;
-            facts.add_scan(ctx, &scan, now);
+            facts.add_scan(ctx, &scan, now)?;
         }
         Err(e) if e.reason() == Reason::NoSnapshots => facts.set_empty(&e),
         Err(e) => return Err(e),
@@ -230,7 +231,7 @@ impl Collected {
         Ok(())
     }
 
-    fn add_scan(&mut self, ctx: &Context, scan: &Scan, now: DateTime<Utc>) {
+    fn add_scan(&mut self, ctx: &Context, scan: &Scan, now: DateTime<Utc>) -> Result<()> {
         let catalog = &scan.catalog;
         self.size = size_of(catalog);
         let written = |s: &Snapshot| (s.name.created_at(), s.bytes);
@@ -249,7 +250,7 @@ impl Collected {
         }
         let members: Vec<usize> = match scan.timelines.newest(catalog) {
             Ok(timeline) => {
-                self.add_timeline(scan, timeline);
+                self.add_timeline(ctx, scan, timeline)?;
                 timeline.members.iter().map(|m| m.snapshot).collect()
             }
             // Without a usable snapshot there is no timeline either.
@@ -260,7 +261,7 @@ impl Collected {
                     ctx.store.url()
                 );
                 self.empty = Some(Finding::new(Reason::NoSnapshots, message));
-                return;
+                return Ok(());
             }
             Err(e) => {
                 self.damage.push(finding(&e));
@@ -280,16 +281,18 @@ impl Collected {
             age_seconds: age(s.name.created_at(), now).as_secs_f64(),
             revision: Some(s.name.last),
         });
+        Ok(())
     }
 
-    /// Adds what the names of a timeline show.
-    fn add_timeline(&mut self, scan: &Scan, timeline: &Timeline) {
-        let (catalog, known) = (&scan.catalog, scan.contents.known_bases());
+    /// Adds what the names of a timeline show, and the fulls on which its ranges begin.
+    fn add_timeline(&mut self, ctx: &Context, scan: &Scan, timeline: &Timeline) -> Result<()> {
+        let catalog = &scan.catalog;
+        let bases = Bases::new(scan.contents.known_bases()).read(ctx, catalog, [timeline])?;
+        self.damage.extend(bases.damaged.values().map(finding));
         self.timeline = Some(timeline.id.clone());
         self.latest_revision = timeline.last(catalog, &NamesOnly);
-        let ranges = chain::restorable(catalog, timeline, &known);
-        self.restorable = list::with_times(scan, timeline, ranges);
-        match chain::choose(catalog, timeline, None, &known) {
+        self.restorable = bases.restorable(catalog, &scan.contents, timeline);
+        match chain::choose(catalog, timeline, None, &bases.known) {
             Ok(Choice::Chosen(_)) => {}
             Ok(Choice::ReadFirst(full)) => {
                 let e = list::gap_after(scan, timeline, full, VERIFY);
@@ -304,6 +307,7 @@ impl Collected {
             Err(e) if e.reason() == Reason::NoSnapshots => self.set_empty(&e),
             Err(e) => self.damage.push(finding(&e)),
         }
+        Ok(())
     }
 
     fn add_files(&mut self, ctx: &Context, found: &PlainFiles, now: DateTime<Utc>) -> Result<()> {
@@ -325,6 +329,7 @@ impl Collected {
                 self.restorable.push(Restorable {
                     timeline: crate::backup::timeline::MAIN.to_owned(),
                     first_revision: plain.base.first_revision(),
+                    may_begin_earlier: false,
                     last_revision: plain.base.revision,
                     first_time: newest.created,
                     last_time: newest.created,

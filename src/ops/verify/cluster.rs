@@ -148,6 +148,7 @@ pub fn run(ctx: &Context, connector: &Connector, options: &Options) -> Result<Re
     let clock = ReportBuilder::start();
     without_excluded(|| {
         let comparison = Comparison {
+            is_other_cluster: false,
             ctx,
             connector,
             options,
@@ -163,6 +164,8 @@ struct Comparison<'a> {
     connector: &'a Connector,
     options: &'a Options,
     clock: ReportBuilder,
+    /// Whether the prefix records another cluster than the one that is compared.
+    is_other_cluster: bool,
 }
 
 /// The backup's side of a comparison.
@@ -180,8 +183,10 @@ impl Comparison<'_> {
         if let Some(recorded) = identity::read(&self.ctx.store)?
             && !recorded.is_of(cluster.cluster_id)
         {
+            // A clone that was restored from the backup equals it, whatever the live cluster holds.
+            self.is_other_cluster = true;
             self.clock.warn(format!(
-                "{} is the backup of cluster {}, but --endpoints is cluster {}: check --endpoints and --store",
+                "{} is the backup of cluster {}, but --endpoints is cluster {}, so this comparison is not recorded: check --endpoints and --store",
                 self.ctx.store.url(),
                 recorded.describe_cluster(),
                 cluster.hex_id()
@@ -268,7 +273,7 @@ impl Comparison<'_> {
         hash: Option<HashKv>,
         failure: Option<Reason>,
     ) -> Option<String> {
-        if !self.options.record {
+        if !self.options.record || self.is_other_cluster {
             return None;
         }
         let record = VerificationRecord {

@@ -464,7 +464,7 @@ fn lacks_parent(url: &str, flag: &str, dir: &FilePath) -> Error {
 }
 
 /// Returns the folder of a local `url`, or `None` if the URL is that of an object store or invalid.
-fn local_folder(url: &str) -> Option<PathBuf> {
+pub(super) fn local_folder(url: &str) -> Option<PathBuf> {
     let dir = match Url::parse(url) {
         Ok(u) if url.contains("://") => match u.scheme() {
             "file" => u.to_file_path().ok(),

@@ -190,7 +190,7 @@ impl Context {
             ctx: self,
             path,
             bytes,
-            progress: Step::new(format!("read {}", path.display()), Some(bytes)),
+            progress: Step::new("read the snapshot file", Some(bytes)),
         };
         opener.open(file).map_err(|e| with_path(path, e))
     }
@@ -369,7 +369,12 @@ fn open(path: &Path) -> Result<(File, u64)> {
     let kind = std::fs::metadata(path).map_err(failed)?;
     if !kind.is_file() {
         let what = match kind.is_dir() {
-            true => "a folder: give a snapshot file, or a folder of snapshots with --store",
+            true if path.join("v2").is_dir() || path.join("v1").is_dir() => {
+                "a store of snapshots: give it as --store"
+            }
+            true => {
+                "a folder: give one of its files (`deltafold list --snapshot` shows those of a folder)"
+            }
             false => "not a regular file: copy its content to one first",
         };
         return Err(Reason::Usage.error(format!("--snapshot {} is {what}", path.display())));

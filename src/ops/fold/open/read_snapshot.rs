@@ -81,7 +81,7 @@ impl<'a> SnapshotReader<'a> {
         let bytes = snapshots.iter().map(|s| s.bytes);
         let bytes = bytes.fold(0, u64::saturating_add);
         let description = match snapshots.as_slice() {
-            [only] => format!("read {}", only.name),
+            [only] => format!("read {}", only.name.label()),
             all => format!("read {} snapshots", all.len()),
         };
         let objects = snapshots.iter().map(|s| (s.path.clone(), s.bytes));

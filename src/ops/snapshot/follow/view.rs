@@ -46,6 +46,7 @@ pub(super) fn saved(snapshot: &NewSnapshot) -> String {
 /// What is not saved yet. `oldest` is the age of the oldest event that is not saved.
 pub(super) fn unsaved(last_saved: i64, events: u64, oldest: Option<Duration>) -> String {
     match (oldest, events) {
+        (None, _) if last_saved == 0 => "taking the first full snapshot".to_owned(),
         (None, _) => format!("all saved up to revision {last_saved}"),
         // The events of the delta that is being saved are not counted any more.
         (Some(age), 0) => format!("saving a delta, oldest event {}", duration::whole(age)),
@@ -108,6 +109,7 @@ mod tests {
         assert_eq!(shown, format!("saved {full}: revision 275, 2.00 KiB"));
         let age = Some(Duration::from_secs(12));
         assert_eq!(unsaved(5, 0, None), "all saved up to revision 5");
+        assert_eq!(unsaved(0, 0, None), "taking the first full snapshot");
         assert_eq!(unsaved(5, 1, age), "1 event, oldest 12s, not saved yet");
         assert_eq!(unsaved(5, 0, age), "saving a delta, oldest event 12s");
     }

@@ -249,7 +249,10 @@ impl Verification<'_> {
         compact: Option<Revision>,
     ) -> Result<(HashKv, u64)> {
         let ctx = self.ctx;
-        let _step = Step::new(format!("fold {}", self.snapshot(chain.base).name), None);
+        let _step = Step::new(
+            format!("fold {}", self.snapshot(chain.base).name.label()),
+            None,
+        );
         let source = Source::of_chain(ctx, self.scan, timeline, chain)?;
         let compact = match compact {
             Some(compact) => compact,

@@ -14,7 +14,7 @@ pub use findings::{Finding, Severity};
 use super::drill;
 use super::record::{self, RecordLevel, VerificationRecord};
 use crate::backup::catalog::Snapshot;
-use crate::backup::chain::{self, KnownBases};
+use crate::backup::chain::KnownBases;
 use crate::backup::timeline::Timeline;
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::Revision;
@@ -22,7 +22,7 @@ use crate::ops::Context;
 use crate::ops::fold::rebuild::read_every_page;
 use crate::ops::list::{self, Problem, RecordedIdentity};
 use crate::ops::report::{Report, ReportBuilder};
-use crate::ops::restorable::Restorable;
+use crate::ops::restorable::{Bases, Restorable};
 use crate::ops::scan::{Depth, Scan, scan_with};
 use crate::ops::tags::{TagScope, without_excluded};
 use crate::telemetry::metrics::VerificationFigures;
@@ -223,7 +223,7 @@ fn verify(ctx: &Context, options: &Options) -> Result<(Outcome, Option<Error>)> 
             verification.drill(timeline, drill)?;
         }
     }
-    let restorable = verification.restorable();
+    let restorable = verification.restorable()?;
     let newest = newest.and_then(|t| verification.newest_state(t, &restorable));
     let (findings, failure) = verification.findings.into_result();
     let outcome = Outcome {
@@ -411,14 +411,13 @@ impl<'a> Verification<'a> {
     }
 
     /// Returns the ranges that can be restored without the unusable snapshots.
-    fn restorable(&self) -> Vec<Restorable> {
-        let mut restorable = Vec::new();
-        for timeline in &self.scan.timelines.all {
-            let usable = self.usable_part(timeline);
-            let ranges = chain::restorable(&self.scan.catalog, &usable, &self.known_bases);
-            restorable.extend(Restorable::of(timeline, ranges));
-        }
-        restorable
+    fn restorable(&self) -> Result<Vec<Restorable>> {
+        let scan = self.scan;
+        let all = scan.timelines.all.iter();
+        let usable: Vec<Timeline> = all.map(|t| self.usable_part(t)).collect();
+        let bases = Bases::new(self.known_bases.clone()).read(self.ctx, &scan.catalog, &usable)?;
+        let ranges = |t| bases.restorable(&scan.catalog, &scan.contents, t);
+        Ok(usable.iter().flat_map(ranges).collect())
     }
 
     /// Returns the newest state of a timeline.
