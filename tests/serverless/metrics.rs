@@ -203,7 +203,7 @@ fn a_file_for_node_exporter_is_the_older_text() {
 fn a_file_can_be_read_by_others_whatever_the_umask() {
     let store = copy_fixture("etcd35-gzip");
     let file = store.path().join("gc.prom");
-    let gc = r#"umask 0077; exec "$0" gc --store "$1" --metrics-file "$1/gc.prom""#;
+    let gc = r#"umask 0077; exec "$0" gc --policy limit --store "$1" --metrics-file "$1/gc.prom""#;
     let mut shell = Command::new("sh");
     let program = env!("CARGO_BIN_EXE_deltafold");
     let out = shell.args(["-c", gc, program]).arg(store.path()).output();
