@@ -53,9 +53,11 @@ pub fn write(file: &Path, metrics: &Metrics) -> Result<()> {
     let mut temporary = tempfile::Builder::new()
         .prefix(".deltafold-")
         .suffix(".tmp")
-        .permissions(Permissions::from_mode(MODE))
         .tempfile_in(folder(file))
         .map_err(failed)?;
+    // A mode given at the creation would be masked by the umask, which is 0077 in the systemd units.
+    let mode = Permissions::from_mode(MODE);
+    temporary.as_file().set_permissions(mode).map_err(failed)?;
     temporary.write_all(text.as_bytes()).map_err(failed)?;
     temporary.persist(file).map_err(|e| failed(e.error))?;
     Ok(())

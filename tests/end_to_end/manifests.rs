@@ -183,6 +183,8 @@ fn every_value_of_the_chart_has_an_effect() {
         "aggregateRoles=true",
         "podDisruptionBudget=false",
         "metricsService=false",
+        "metrics.serviceMonitor.enabled=true",
+        "metrics.prometheusRule.enabled=true",
     ];
     let mut seen = BTreeSet::new();
     for change in changes {
@@ -199,6 +201,46 @@ fn every_value_of_the_chart_has_an_effect() {
     let values: Value = yaml_serde::from_str(&read("jobs/helm/deltafold/values.yaml")).unwrap();
     let all: BTreeSet<String> = values.as_object().unwrap().keys().cloned().collect();
     assert_eq!(seen, all);
+}
+
+#[test]
+fn the_chart_has_a_service_monitor_and_rules_for_the_prometheus_operator() {
+    let made = helm(&[
+        "--set",
+        "metrics.serviceMonitor.enabled=true,metrics.prometheusRule.enabled=true",
+        "--set",
+        "metrics.serviceMonitor.interval=20s,metrics.serviceMonitor.labels.release=a",
+        "--set",
+        "metrics.prometheusRule.labels.release=b",
+    ]);
+    let of = |wanted: &str| made.iter().find(|o| kind(o) == wanted).unwrap();
+    let (monitor, rule, service) = (of("ServiceMonitor"), of("PrometheusRule"), of("Service"));
+    assert_eq!(
+        (
+            &monitor["metadata"]["labels"]["release"],
+            &rule["metadata"]["labels"]["release"]
+        ),
+        (&json!("a"), &json!("b"))
+    );
+    assert_eq!(
+        monitor["spec"]["selector"]["matchLabels"],
+        service["metadata"]["labels"]
+    );
+    // The label `namespace` is that of a policy, not that of the Service.
+    let port = &service["spec"]["ports"][0]["name"];
+    let endpoint = json!({"port": port, "honorLabels": true, "interval": "20s"});
+    assert_eq!(monitor["spec"]["endpoints"], json!([endpoint]));
+    let alerts: Value = yaml_serde::from_str(&read("jobs/alerts-controller.yaml")).unwrap();
+    assert_eq!(rule["spec"], alerts);
+
+    let refusal = helm_template(&[
+        "--set",
+        IMAGE,
+        "--set",
+        "metricsService=false,metrics.serviceMonitor.enabled=true",
+    ]);
+    let refusal = refusal.unwrap_err();
+    assert!(refusal.contains("metricsService: true"), "{refusal}");
 }
 
 /// A real API server and a client of the kube crate.

@@ -302,6 +302,50 @@ fn units_do_not_repeat_what_a_retry_cannot_mend() {
         let told = told.unwrap().split(' ').map(str::to_owned);
         assert_eq!(told.collect::<BTreeSet<_>>(), real, "{unit}");
     }
+    // A stale backup has a code that a retry may resolve, but the timer is the retry.
+    let status = read("packaging/systemd/deltafold-status@.service");
+    assert!(!status.lines().any(|line| line.starts_with("Restart")));
+}
+
+/// Runs the unit tests of the alert rules. Each rule has one test in which it fires, and one in which it does not.
+#[test]
+fn every_alert_fires_and_rests() {
+    for name in ["hosts", "controller"] {
+        let tests = format!("tests/alerts/{name}.yaml");
+        run(Command::new("promtool")
+            .args(["test", "rules"])
+            .arg(path(&tests)));
+        let tests: Value = yaml_serde::from_str(&read(&tests)).unwrap();
+        let (mut firing, mut resting) = (BTreeSet::new(), BTreeSet::new());
+        let groups = tests["tests"].as_array().unwrap().iter();
+        for check in groups.flat_map(|group| group["alert_rule_test"].as_array().unwrap()) {
+            let alert = check["alertname"].as_str().unwrap();
+            if check["exp_alerts"].as_array().unwrap().is_empty() {
+                resting.insert(alert);
+            } else {
+                firing.insert(alert);
+            }
+        }
+        let rules: Value =
+            yaml_serde::from_str(&read(&format!("jobs/alerts-{name}.yaml"))).unwrap();
+        let rules = rules["groups"][0]["rules"].as_array().unwrap();
+        let alerts: BTreeSet<&str> = rules.iter().map(|r| r["alert"].as_str().unwrap()).collect();
+        assert!(alerts.len() > 8, "{alerts:?}");
+        assert_eq!((&firing, &resting), (&alerts, &alerts), "{name}");
+    }
+}
+
+/// Adds the names of values, such as `allow.root`.
+fn add_value_names(prefix: &str, values: &Value, names: &mut BTreeSet<String>) {
+    for (key, value) in values.as_object().unwrap() {
+        let name = format!("{prefix}{key}");
+        let has_more = value.as_object().is_some_and(|below| !below.is_empty());
+        if has_more && name != "resources" {
+            add_value_names(&format!("{name}."), value, names);
+        } else {
+            names.insert(name);
+        }
+    }
 }
 
 /// Every value of the chart is in the table of its README, and the other way round.
@@ -309,15 +353,7 @@ fn units_do_not_repeat_what_a_retry_cannot_mend() {
 fn the_chart_documents_its_values() {
     let values: Value = yaml_serde::from_str(&read("jobs/helm/deltafold/values.yaml")).unwrap();
     let mut real = BTreeSet::new();
-    for (name, value) in values.as_object().unwrap() {
-        match value
-            .as_object()
-            .filter(|o| !o.is_empty() && name != "resources")
-        {
-            Some(below) => real.extend(below.keys().map(|key| format!("{name}.{key}"))),
-            None => _ = real.insert(name.clone()),
-        }
-    }
+    add_value_names("", &values, &mut real);
     let readme = read("jobs/helm/deltafold/README.md");
     let rows = readme.lines().filter_map(|line| line.strip_prefix("| `"));
     let told: BTreeSet<String> = rows

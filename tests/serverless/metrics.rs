@@ -5,6 +5,7 @@ use crate::support::scratch;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -195,6 +196,21 @@ fn a_file_for_node_exporter_is_the_older_text() {
     assert_eq!(types["deltafold_build_info"], "gauge");
     assert_eq!(types["deltafold_verify_errors"], "gauge");
     assert!(text.contains("\ndeltafold_verify_findings{reason=\"RevisionGap\"} 2\n"));
+}
+
+/// The systemd units have the umask 0077, and node exporter runs as another user.
+#[test]
+fn a_file_can_be_read_by_others_whatever_the_umask() {
+    let store = copy_fixture("etcd35-gzip");
+    let file = store.path().join("gc.prom");
+    let gc = r#"umask 0077; exec "$0" gc --policy limit --store "$1" --metrics-file "$1/gc.prom""#;
+    let mut shell = Command::new("sh");
+    let program = env!("CARGO_BIN_EXE_deltafold");
+    let out = shell.args(["-c", gc, program]).arg(store.path()).output();
+    let out = out.expect("run sh");
+    assert!(out.status.success(), "{out:?}");
+    let mode = fs::metadata(&file).expect("the file").permissions().mode();
+    assert_eq!(mode & 0o777, 0o644, "{mode:o}");
 }
 
 #[test]

@@ -47,7 +47,7 @@ follower=deltafold-follow@main.service
 # named: the paths of the packages' files, as far as names tell.
 named() {
     find / -xdev \( -path /test -o -path /proc -o -path /tmp -o -path /var/tmp -o -path /var/cache/man -o -path /var/lib/deltafold/plain \
-        -o -path /srv/backups -o -path /etc/systemd/system/deltafold-\*.d \) -prune -o -name '*deltafold*' -print | LC_ALL=C sort
+        -o -path /srv/backups -o -path /var/lib/prometheus -o -path /etc/systemd/system/deltafold-\*.d \) -prune -o -name '*deltafold*' -print | LC_ALL=C sort
 }
 
 before() {
@@ -106,12 +106,12 @@ after_Debian_package() {
 
     say "units"
     local unit units=()
-    for unit in follow.service gc.service verify.service gc.timer verify.timer; do
+    for unit in follow.service gc.service verify.service status.service gc.timer verify.timer status.timer; do
         units+=("deltafold-${unit%.*}@main.${unit#*.}")
     done
     said=$(systemd-analyze verify --man=yes "${units[@]}" 2>&1 | grep -i deltafold || true)
     [ -z "$said" ] || die "systemd-analyze verify: $said"
-    for unit in follow gc verify; do
+    for unit in follow gc verify status; do
         # In tenths: 2.0 at most. Without IPAddressDeny= and PrivateNetwork=, 1.0 and less is out of reach.
         must systemd-analyze security --offline=true --threshold=20 "/usr/lib/systemd/system/deltafold-$unit@.service" >/tmp/security
         tail -n 1 /tmp/security
@@ -144,12 +144,14 @@ after_Enable() {
     for line in 'CapBnd:	0000000000000000' 'NoNewPrivs:	1' 'Seccomp:	2'; do
         grep -qx "$line" "/proc/$pid/status" || die "no line $line in /proc/$pid/status"
     done
-    must systemctl is-enabled --quiet $follower deltafold-verify@main.timer deltafold-gc@main.timer
-    must systemctl is-active --quiet deltafold-verify@main.timer deltafold-gc@main.timer
+    local timers=(deltafold-verify@main.timer deltafold-gc@main.timer deltafold-status@main.timer)
+    must systemctl is-enabled --quiet $follower "${timers[@]}"
+    must systemctl is-active --quiet "${timers[@]}"
 }
 
 after_Look() {
     must is deltafold-verify@main.service Result success
+    must is deltafold-status@main.service Result success
     must systemctl start deltafold-gc@main.service
     must is deltafold-gc@main.service Result success
     # Not from the journal: a message may come to it after `systemctl start` has ended.
@@ -201,8 +203,19 @@ after_Alerts() {
     fails 1 systemctl start deltafold-verify@main.service
     must is deltafold-verify@main.service ExecMainStatus 65
     within 30 grep -qx deltafold-verify@main.service /run/alerts
+    fails 1 systemctl start deltafold-status@main.service
+    must is deltafold-status@main.service ExecMainStatus 65
+    within 30 grep -qx deltafold-status@main.service /run/alerts
     cat /run/full >"$full"
     must systemctl start deltafold-verify@main.service
+    must systemctl start deltafold-status@main.service
+
+    say "a backup that is too old"
+    instance stale DELTAFOLD_MAX_AGE=1ms
+    fails 1 systemctl start deltafold-status@stale.service
+    must is deltafold-status@stale.service ExecMainStatus 75
+    must is deltafold-status@stale.service NRestarts 0
+    within 30 grep -qx deltafold-status@stale.service /run/alerts
 
     say "an outage"
     local before
@@ -216,6 +229,19 @@ after_Alerts() {
     deltas=$(snapshots Incr)
     put /three 3
     within 30 more_than Incr "$deltas"
+}
+
+after_Prometheus() {
+    local metrics job
+    metrics=$(curl --silent --show-error --fail --retry 20 --retry-connrefused --retry-delay 1 http://127.0.0.1:9379/metrics)
+    grep -qx 'deltafold_lock_held 1' <<<"$metrics" || die "metrics: $metrics"
+    for job in verify gc; do
+        metrics=/var/lib/prometheus/node-exporter/deltafold-$job.prom
+        must grep -qx "deltafold_job_succeeded{job=\"$job\"} 1" "$metrics"
+        # Node exporter is another user.
+        must [ "$(stat -c %a "$metrics")" = 644 ]
+    done
+    must [ -s /usr/share/doc/deltafold/alerts-hosts.yaml ]
 }
 
 after_Change_the_times() {
@@ -244,7 +270,7 @@ after_Upgrade_and_remove() {
     # What was here before belongs to the machine, such as a build of this project.
     left=$(named | comm -13 /run/named-before -)
     [ "$left" = "$(printf '%s\n' /etc/deltafold /var/lib/deltafold)" ] || die "left: $left"
-    must [ "$(ls /etc/deltafold | xargs)" = 'elsewhere.env main.env plain.env wrong.env' ]
+    must [ "$(ls /etc/deltafold | xargs)" = 'elsewhere.env main.env plain.env stale.env wrong.env' ]
     must [ "$(ls -A /var/lib/deltafold)" = plain ]
     more_than Full 0 || die 'the store is gone'
     ! find /etc/systemd -type l -lname '*deltafold*' | grep . || die 'links are left'

@@ -84,7 +84,7 @@ pub fn install(options: &InstallOptions) -> Result<Vec<Document>> {
         }),
     ));
     all.push(document(
-        "For Prometheus: /metrics on port 8080. jobs/alerts.yaml has alert rules.",
+        "For Prometheus: /metrics on port 8080. jobs/alerts-controller.yaml has alert rules.",
         json!({
             "apiVersion": "v1",
             "kind": "Service",
