@@ -11,6 +11,33 @@ pub(super) const COMMAND_INDENT: &str = "      ";
 /// Stands for a space while clap wraps the text. No help text contains it.
 const NO_BREAK_SPACE: &str = "\u{a0}";
 
+/// Options of these groups are left to `--help`: `-h` shows what a command does, and the options that everybody needs.
+const LONG_HELP_ONLY: [&str; 7] = [
+    "Connection",
+    "Encryption",
+    "Live etcd",
+    "Metrics",
+    "Output",
+    "Peers",
+    "Resources",
+];
+/// The options of these groups that everybody needs.
+const ALSO_IN_SHORT_HELP: [&str; 2] = ["endpoints", "output"];
+
+/// Shortens the page of `-h`.
+pub(super) fn shorten(command: clap::Command) -> clap::Command {
+    let is_for_long_help = |arg: &clap::Arg| {
+        let heading = arg.get_help_heading().unwrap_or_default();
+        LONG_HELP_ONLY.contains(&heading) && !ALSO_IN_SHORT_HELP.contains(&arg.get_id().as_str())
+    };
+    command
+        .mut_args(|arg| match is_for_long_help(&arg) {
+            true => arg.hide_short_help(true),
+            false => arg,
+        })
+        .mut_subcommands(shorten)
+}
+
 /// Protects the examples of a command and its subcommands from being wrapped.
 pub(super) fn keep_examples(command: clap::Command) -> clap::Command {
     let text = command.get_after_long_help().map(StyledStr::to_string);

@@ -159,7 +159,9 @@ struct Global {
 fn command() -> clap::Command {
     // Without --endpoints, `verify` verifies the backup alone.
     let verify = |c: clap::Command| c.mut_arg("endpoints", |a| a.required(false));
-    help::keep_examples(Cli::command().mut_subcommand("verify", verify))
+    help::shorten(help::keep_examples(
+        Cli::command().mut_subcommand("verify", verify),
+    ))
 }
 
 /// Returns the definition of the command line, with the environment variable of each flag: every command with

@@ -8,6 +8,7 @@ use super::{Ended, Output, print_outcome, size};
 use crate::base::Cancel;
 use crate::base::flag_values::yes_or_no;
 use crate::base::plural::count;
+use crate::base::time::utc;
 use crate::controller::api::{
     Condition, EtcdBackupPolicy, EtcdBackupPolicyStatus, LastRun, RunState, SnapshotStatus,
     SnapshotsStatus,
@@ -200,8 +201,9 @@ fn row(p: &PolicyOutcome, with_namespace: bool, now: DateTime<Utc>) -> [String; 
         age_of(snapshots.and_then(|s| s.last_full.as_ref())),
         age_of(snapshots.and_then(|s| s.last_delta.as_ref())),
         events.map_or("-".to_owned(), |n| n.to_string()),
-        window.map_or("-".to_owned(), |w| {
-            format!("{} to {}", w.first_revision, w.last_revision)
+        window.map_or("-".to_owned(), |w| match (w.first_time, w.last_time) {
+            (Some(first), Some(last)) => format!("{} to {}", utc(first), utc(last)),
+            _ => format!("{} to {}", w.first_revision, w.last_revision),
         }),
     ]
 }
@@ -233,7 +235,14 @@ fn details(p: &PolicyOutcome, now: DateTime<Utc>) -> String {
     }
     if let Some(window) = &p.status.restorable_window {
         let (first, last) = (window.first_revision, window.last_revision);
-        text.field("restorable", format_args!("revisions {first} to {last}"));
+        let times = match (window.first_time, window.last_time) {
+            (Some(first), Some(last)) => format!(", {} to {}", utc(first), utc(last)),
+            _ => String::new(),
+        };
+        text.field(
+            "restorable",
+            format_args!("revisions {first} to {last}{times}"),
+        );
     }
     if let Some(c) = &p.status.last_compaction {
         let instead = match c.full_snapshot {

@@ -9,7 +9,7 @@ use crate::error::{Error, Reason, Result};
 use crate::ops::Context;
 use crate::ops::restore::BackupLocation;
 use crate::store::{self, Store};
-use clap::Args;
+use clap::{Arg, Args};
 use std::path::{Path, PathBuf};
 
 /// The help of `--snapshot` of commands that take a folder, too.
@@ -33,9 +33,18 @@ impl StoreArgs {
     }
 }
 
+/// Flags for writing snapshots. Commands that only read accept them, since a variable may be set for all commands,
+/// but do not offer them.
+const FOR_WRITING: [&str; 3] = ["file_mode", "age_recipient", "age_recipients_file"];
+
+fn hide_if_for_writing(arg: Arg) -> Arg {
+    let is_for_writing = FOR_WRITING.contains(&arg.get_id().as_str());
+    arg.hide(is_for_writing)
+}
+
 /// A backup to read: the snapshots in a store, or a plain snapshot file.
 #[derive(Debug, Args)]
-#[command(next_help_heading = "Backup")]
+#[command(next_help_heading = "Backup", mut_args(hide_if_for_writing))]
 pub(super) struct BackupArgs {
     /// URL of the folder that holds v2/ (or v1/): s3://bucket/prefix, gs://…, az://…, swift://…, oss://…,
     /// file:///dir or a path

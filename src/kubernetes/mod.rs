@@ -6,7 +6,7 @@ pub mod lease;
 mod snapshot_leases;
 mod user_client;
 
-pub use snapshot_leases::{Behind, LeaseState, SnapState, SnapshotLeases};
+pub use snapshot_leases::{Behind, LeaseState, RestorableRange, SnapState, SnapshotLeases};
 pub use user_client::UserClient;
 
 use crate::base::Cancel;

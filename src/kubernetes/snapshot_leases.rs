@@ -31,6 +31,9 @@ const LAST_TIME: &str = "deltafold.io/last-snapshot-time";
 /// to it, according to the names of snapshots.
 const RESTORABLE_FIRST: &str = "deltafold.io/restorable-first-revision";
 const RESTORABLE_LAST: &str = "deltafold.io/restorable-last-revision";
+/// The annotations with the times of that range.
+const RESTORABLE_FIRST_TIME: &str = "deltafold.io/restorable-first-time";
+const RESTORABLE_LAST_TIME: &str = "deltafold.io/restorable-last-time";
 /// The annotation with the size of all deltas after the newest full, in the store, in bytes.
 const ACCUMULATED_BYTES: &str = "deltafold.io/accumulated-delta-bytes";
 /// The annotation with the number of revisions in the deltas after the newest full.
@@ -49,6 +52,19 @@ pub struct SnapState {
     pub at: DateTime<Utc>,
 }
 
+/// What can be restored, by revision and by time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RestorableRange {
+    /// The first revision.
+    pub first_revision: i64,
+    /// The last revision.
+    pub last_revision: i64,
+    /// The first time.
+    pub first_time: DateTime<Utc>,
+    /// The last time.
+    pub last_time: DateTime<Utc>,
+}
+
 /// The state of a backup that the Leases publish.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LeaseState {
@@ -60,8 +76,8 @@ pub struct LeaseState {
     pub accumulated_bytes: u64,
     /// The number of revisions in these deltas. etcd-druid calls them events.
     pub accumulated_events: u64,
-    /// The newest range of revisions that can be restored without a gap, according to the names of snapshots.
-    pub restorable: Option<(i64, i64)>,
+    /// The newest range that can be restored without a gap, according to the names of snapshots.
+    pub restorable: Option<RestorableRange>,
     /// Whether the full was just saved. Its Lease is then renewed even if its revision is the same.
     pub full_is_new: bool,
     /// Whether the deltas were just brought up to date. Their Lease is then renewed even if no delta was
@@ -123,9 +139,12 @@ fn lease_targets(state: &LeaseState) -> Vec<(&'static str, LeaseTarget)> {
         let mut annotate = |key, number: String| drop(target.annotations.insert(key, number));
         annotate(ACCUMULATED_BYTES, state.accumulated_bytes.to_string());
         annotate(ACCUMULATED_EVENTS, state.accumulated_events.to_string());
-        if let Some((first, last)) = state.restorable {
-            annotate(RESTORABLE_FIRST, first.to_string());
-            annotate(RESTORABLE_LAST, last.to_string());
+        if let Some(range) = &state.restorable {
+            let time = |t: DateTime<Utc>| t.to_rfc3339_opts(SecondsFormat::Secs, true);
+            annotate(RESTORABLE_FIRST, range.first_revision.to_string());
+            annotate(RESTORABLE_LAST, range.last_revision.to_string());
+            annotate(RESTORABLE_FIRST_TIME, time(range.first_time));
+            annotate(RESTORABLE_LAST_TIME, time(range.last_time));
         }
         targets.push((DELTA_SUFFIX, target));
     }
@@ -362,7 +381,12 @@ mod tests {
             delta: delta.and_then(|d| snap("Incr", d)),
             accumulated_bytes: 10,
             accumulated_events: delta.map_or(0, |d| (d - full) as u64),
-            restorable: Some((full, delta.unwrap_or(full))),
+            restorable: Some(RestorableRange {
+                first_revision: full,
+                last_revision: delta.unwrap_or(full),
+                first_time: at(full),
+                last_time: at(delta.unwrap_or(full)),
+            }),
             ..LeaseState::default()
         }
     }

@@ -3,13 +3,15 @@
 //! The format of the Leases and the requests to Kubernetes are in `kubernetes::snapshot_leases`. Called by
 //! `ops::compact` and `ops::snapshot` after they have saved a snapshot.
 
-use crate::backup::chain::{self, KnownBases};
+use crate::backup::chain;
 use crate::backup::timeline::Timeline;
 use crate::backup::{Catalog, Snapshot};
 use crate::error::Result;
-use crate::kubernetes::{Behind, LeaseState, SnapState, SnapshotLeases};
+use crate::kubernetes::{Behind, LeaseState, RestorableRange, SnapState, SnapshotLeases};
 use crate::mvcc::Revision;
 use crate::ops::Context;
+use crate::ops::contents::Contents;
+use crate::ops::restorable::Bases;
 use crate::ops::scan::{Depth, scan};
 use chrono::Utc;
 
@@ -78,10 +80,15 @@ pub fn state(catalog: &Catalog, timeline: &Timeline, news: News) -> LeaseState {
     let full = full.map(|i| snap_state(snapshot(i), snapshot(i).name.last));
     let full_revision = full.as_ref().map_or(0, |f| f.revision);
     // The metrics show the same range.
-    let restorable = chain::restorable(catalog, timeline, &KnownBases::new());
+    let restorable = Bases::default().restorable(catalog, &Contents::default(), timeline);
     let mut state = LeaseState {
         full,
-        restorable: restorable.last().map(|(first, last)| (first.0, last.0)),
+        restorable: restorable.last().map(|range| RestorableRange {
+            first_revision: range.first_revision.0,
+            last_revision: range.last_revision.0,
+            first_time: range.first_time,
+            last_time: range.last_time,
+        }),
         full_is_new: news.full,
         deltas_are_current: news.deltas,
         timeline_began: news.timeline,
@@ -108,6 +115,11 @@ mod tests {
     use crate::backup::catalog::ListedObject;
     use crate::backup::timeline::{NamesOnly, Timelines};
     use chrono::DateTime;
+
+    fn revisions(state: &LeaseState) -> Option<(i64, i64)> {
+        let range = state.restorable?;
+        Some((range.first_revision, range.last_revision))
+    }
 
     fn state_of(names: &[(&str, u64)]) -> LeaseState {
         let listing = names.iter().map(|(name, bytes)| ListedObject {
@@ -140,7 +152,7 @@ mod tests {
         assert_eq!(s.full, snap("Full-00000000-00000010-100", 10, 1000, 100));
         assert_eq!(s.delta, snap("Incr-00000021-00000050-120.gz", 50, 5, 120));
         assert_eq!((s.accumulated_bytes, s.accumulated_events), (12, 40));
-        assert_eq!(s.restorable, Some((10, 50)));
+        assert_eq!(revisions(&s), Some((10, 50)));
         // Compacted up to the first delta, then up to the end.
         names.push(("Full-00000000-00000020-111", 1000));
         let s = state_of(&names);
@@ -161,8 +173,8 @@ mod tests {
             ("Incr-00000011-00000020-110", 7),
             ("Incr-00000031-00000040-120", 7),
         ];
-        assert_eq!(state_of(&names).restorable, Some((10, 20)));
+        assert_eq!(revisions(&state_of(&names)), Some((10, 20)));
         names.push(("Full-00000000-00000035-121", 1000));
-        assert_eq!(state_of(&names).restorable, Some((35, 40)));
+        assert_eq!(revisions(&state_of(&names)), Some((35, 40)));
     }
 }

@@ -4,6 +4,7 @@
 
 use crate::support::etcd::{Etcd, EtcdOptions, EtcdVersion};
 use crate::support::process::{Process, free_port};
+use crate::support::recorded_etcd::with_etcd;
 use crate::support::schema::Schema;
 use crate::support::scratch;
 use crate::support::{deltafold, run_json, tools};
@@ -202,10 +203,9 @@ async fn one_key_comes_back_and_keys_that_begin_like_it_stay() {
         .args(keys.iter().flat_map(|key| ["--exact-key", key]))
         .args(args)
         .env("DELTAFOLD_COMMAND_TIMEOUT", "60s");
-        let (code, json, stderr) = run_json(&mut c);
-        assert_eq!(code, 0, "{json:#}\n{stderr}");
+        let (code, json, _) = run_json(&mut c);
         assert_valid(&json);
-        json
+        (code, json)
     };
     // Any order, one key twice, one only in etcd, one nowhere.
     let keys = [
@@ -215,7 +215,7 @@ async fn one_key_comes_back_and_keys_that_begin_like_it_stay() {
         "/cm/cm-1",
         "/cm/nowhere",
     ];
-    let done = exact(&keys, &["--delete-extra", "--execute"]);
+    let (code, done) = exact(&keys, &["--delete-extra", "--execute"]);
     for (field, n) in [
         ("to_create", 1),
         ("to_update", 1),
@@ -225,9 +225,11 @@ async fn one_key_comes_back_and_keys_that_begin_like_it_stay() {
     ] {
         assert_eq!(done[field], n, "{field}: {done:#}");
     }
-    let warnings = done["warnings"].as_array().unwrap();
-    assert_eq!(warnings.len(), 1, "{done:#}");
-    assert_eq!(warnings[0], "neither the backup nor etcd has /cm/nowhere");
+    // What exists is written; what exists nowhere is an error.
+    assert_eq!((code, &done["reason"]), (66, &"KeyNotFound".into()));
+    let message = done["message"].as_str().unwrap();
+    assert!(message.contains("/cm/nowhere"), "{message}");
+    assert!(message.contains("no deletion of it"), "{message}");
     let wanted = [
         ("/cm/cm-1", "as it was"),
         ("/cm/cm-10", "new"),
@@ -236,7 +238,7 @@ async fn one_key_comes_back_and_keys_that_begin_like_it_stay() {
     let wanted = wanted.map(|(key, value)| (key.into(), value.into()));
     assert_eq!(here.keys().await, Keys::from(wanted));
     // A live key that the backup does not have stays without --delete-extra.
-    let kept = exact(&["/cm/cm-10"], &["--execute"]);
+    let (_, kept) = exact(&["/cm/cm-10"], &["--execute"]);
     assert_eq!(
         (&kept["left_alone"], &kept["deleted"]),
         (&1.into(), &0.into())
@@ -821,4 +823,58 @@ async fn what_a_guard_means() {
         );
         assert!(kv.txn(guarded(0)).await.unwrap().succeeded());
     }
+}
+
+/// What was deleted before the newest snapshot is not "nothing to do": the state before the deletion has it.
+#[test]
+fn keys_that_the_newest_state_lacks_are_an_error_with_the_way_to_them() {
+    with_etcd(EtcdVersion::V3_6, |world| {
+        for key in ["/ns/a", "/ns/b", "/kept/c"] {
+            world.put(key, "value");
+        }
+        world.snapshot("full", &[]).succeeded();
+        world.delete("/ns/a");
+        world.delete("/ns/b");
+        let deleted = world.revision();
+        world.snapshot("delta", &[]).succeeded();
+        let apply = |args: &[&str]| {
+            let mut c = deltafold();
+            c.args(["apply", "--output", "json", "--store", &world.prefix.url]);
+            c.args(["--endpoints", &world.endpoints().join(",")])
+                .args(args);
+            let (code, json, _) = run_json(&mut c);
+            assert_valid(&json);
+            (code, json)
+        };
+        for what in [["--exact-key", "/ns/b"], ["--prefix", "/ns/"]] {
+            let (code, json) = apply(&what);
+            assert_eq!((code, &json["reason"]), (66, &"KeyNotFound".into()));
+            let message = json["message"].as_str().unwrap();
+            for part in [
+                format!("deleted at revision {deleted} (20"),
+                format!("--revision {}", deleted - 1),
+            ] {
+                assert!(message.contains(&part), "{message}");
+            }
+        }
+        let before = (deleted - 1).to_string();
+        let (code, json) = apply(&["--prefix", "/ns/", "--revision", &before]);
+        // At that revision /ns/a was deleted already.
+        assert_eq!((code, &json["to_create"]), (0, &1.into()), "{json:#}");
+        // Several prefixes: each must have a key.
+        let two = [
+            "--prefix",
+            "/kept/",
+            "--prefix",
+            "/ns/",
+            "--revision",
+            &before,
+        ];
+        let (code, json) = apply(&two);
+        assert_eq!((code, &json["unchanged"]), (0, &1.into()), "{json:#}");
+        let (code, json) = apply(&["--prefix", "/kept/", "--prefix", "/nowhere/"]);
+        assert_eq!(code, 66, "{json:#}");
+        let message = json["message"].as_str().unwrap();
+        assert!(message.contains("check the name"), "{message}");
+    });
 }

@@ -85,7 +85,7 @@ fn tls_on_one_end_only_is_told_with_the_scheme_to_try() {
     };
     let http = with_tls.endpoint().replace("https://", "http://");
     let message = refused(&mut snapshot(&http), 69, "EtcdUnreachable");
-    assert!(message.contains("try https://"), "{message}");
+    assert!(message.contains("it may need TLS (https://"), "{message}");
     let https = plain.endpoint().replace("http://", "https://");
     let message = refused(&mut snapshot(&https), 69, "EtcdUnreachable");
     assert!(message.contains("serve without TLS: check"), "{message}");

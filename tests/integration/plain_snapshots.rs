@@ -210,7 +210,10 @@ fn other_files_are_refused_with_what_to_do() {
     assert_eq!(e.reason(), Reason::NoSnapshots, "{e}");
     let e = here.ctx.plain(here.dir.path()).err().unwrap();
     assert_eq!(e.reason(), Reason::Usage, "{e}");
-    assert!(e.to_string().contains("--store"), "{e}");
+    assert!(e.to_string().contains("give one of its files"), "{e}");
+    std::fs::create_dir(here.dir.path().join("v2")).unwrap();
+    let e = here.ctx.plain(here.dir.path()).err().unwrap();
+    assert!(e.to_string().contains("give it as --store"), "{e}");
     // Opening a pipe does not wait for a writer.
     let e = here.ctx.plain(Path::new("/dev/null")).err().unwrap();
     assert_eq!(e.reason(), Reason::Usage, "{e}");

@@ -81,6 +81,34 @@ fn its_name_is_what_it_holds() {
     }
 }
 
+/// In a prefix with deltas, a full saves what came since the last delta first. A prefix of fulls alone gets no delta.
+#[test]
+fn it_leaves_no_hole_behind_deltas() {
+    with_etcd(EtcdVersion::V3_6, |world| {
+        let full = || {
+            let done = world.snapshot("full", &[]).succeeded().json;
+            let saved = done["snapshots"].as_array().unwrap().iter();
+            let kinds = saved.map(|s| s["name"].as_str().unwrap()[..4].to_owned());
+            (kinds.collect::<Vec<_>>(), done)
+        };
+        world.put("/a", "1");
+        assert_eq!(full().0, ["Full"]);
+        world.put("/a", "2");
+        assert_eq!(full().0, ["Full"]);
+        world.put("/a", "3");
+        world.snapshot("delta", &[]).succeeded();
+        // Nothing came since the last delta.
+        assert_eq!(full().0, ["Full"]);
+        world.put("/a", "4");
+        world.put("/a", "5");
+        let (kinds, done) = full();
+        assert_eq!(kinds, ["Incr", "Full"], "{done:#}");
+        assert_eq!(done["revision"], world.revision());
+        let checked = world.check_all_is_saved();
+        assert_eq!(checked.timelines.len(), 1, "{checked:?}");
+    });
+}
+
 #[test]
 fn compressed_as_wanted() {
     with_etcd(EtcdVersion::V3_6, |world| {

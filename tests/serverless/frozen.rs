@@ -2,7 +2,7 @@
 
 use crate::support::frozen::{
     Facts, PROMISE, Side, differences, files, is_frozen, is_same, must_hold, no_fact_is_lost,
-    of_flags, of_schema, then, versions,
+    of_schema, then, versions,
 };
 use crate::support::manifests::documents;
 use crate::support::schema::Schema;
@@ -20,11 +20,6 @@ use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
-
-#[test]
-fn flags_variables_and_defaults() {
-    must_hold("flags.txt", &of_flags());
-}
 
 #[test]
 fn reasons_and_exit_codes() {

@@ -236,6 +236,69 @@ fn options_stand_under_the_right_heading() {
     }
 }
 
+/// `-h` has a command's own options and those that everybody needs; the rest is for `--help`.
+#[test]
+fn the_short_page_has_what_everybody_needs() {
+    let short = |words: &str| {
+        let output = deltafold()
+            .args(words.split(' '))
+            .arg("-h")
+            .output()
+            .unwrap();
+        let page = String::from_utf8(output.stdout).unwrap();
+        let options: BTreeSet<String> = options(&page).into_iter().map(|(_, name)| name).collect();
+        (page.lines().count(), options)
+    };
+    for (command, own) in [
+        ("gc", &["policy", "apply", "store"][..]),
+        ("get", &["prefix", "time", "store", "snapshot"]),
+        ("snapshot follow", &["delta-period", "store", "endpoints"]),
+        ("restore", &["data-dir", "if-needed", "store"]),
+        ("status", &["max-age", "store"]),
+    ] {
+        let (length, options) = short(command);
+        for option in own.iter().chain(&["output", "help"]) {
+            assert!(
+                options.contains(*option),
+                "{command} --{option}: {options:?}"
+            );
+        }
+        for other in [
+            "threads",
+            "age-recipient",
+            "requests",
+            "metrics-file",
+            "log-level",
+            "cacert",
+        ] {
+            assert!(!options.contains(other), "{command} --{other}");
+        }
+        let words: Vec<String> = command.split(' ').map(str::to_owned).collect();
+        let long = page(&words, 100).lines().count();
+        assert!(2 * length < long, "{command}: {length} of {long} lines");
+    }
+}
+
+/// Commands that only read do not offer what is for writing, but a variable for all commands does no harm.
+#[test]
+fn a_command_that_reads_offers_no_encryption() {
+    for command in [
+        "list", "status", "get", "history", "diff", "export", "apply", "verify",
+    ] {
+        let found = options(&page(&[command.to_owned()], 100));
+        for option in ["file-mode", "age-recipient", "age-recipients-file"] {
+            assert!(
+                !found.iter().any(|(_, name)| name == option),
+                "{command} --{option}"
+            );
+        }
+        assert!(
+            found.iter().any(|(_, name)| name == "age-identity"),
+            "{command}"
+        );
+    }
+}
+
 /// The lines of commands in a page's examples.
 fn example_lines(page: &str) -> Vec<&str> {
     let examples = page

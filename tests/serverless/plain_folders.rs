@@ -1,6 +1,7 @@
 //! `list`, `verify` and `status` of plain snapshot files: single ones, and folders as etcdctl, k3s and kOps leave
 //! them.
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::Write as _;
 use std::os::unix::fs::symlink;
@@ -10,7 +11,7 @@ use std::time::{Duration, SystemTime};
 use crate::support::history::{Compression, with_checksum};
 use crate::support::schema::Schema;
 use crate::support::tiny_backup::{SMALL_BASE, database, object, put_events, small_database};
-use crate::support::{deltafold, run_json, scratch};
+use crate::support::{copy_fixture, deltafold, run_json, scratch};
 use chrono::Utc;
 use serde_json::{Value, json};
 
@@ -257,4 +258,55 @@ fn what_cannot_be_meant_is_refused() {
     // Nothing is written, no record either.
     assert_eq!(run("verify", path, &[]).0, 0);
     assert_eq!(fs::read_dir(path).unwrap().count(), 1);
+}
+
+/// Two files that share no store, as two nights of etcdctl.
+#[test]
+fn two_files_are_compared() {
+    let store = copy_fixture("kubernetes");
+    let folder = scratch::folder().unwrap();
+    let file = |revision: &str| {
+        let file = folder.path().join(format!("{revision}.db"));
+        let mut c = deltafold();
+        c.args([
+            "restore",
+            "--revision",
+            revision,
+            "--output",
+            "json",
+            "--store",
+        ]);
+        c.arg(store.path()).arg("--to-snapshot").arg(&file);
+        assert_eq!(run_json(&mut c).0, 0);
+        file
+    };
+    let (old, new) = (file("300"), file("628"));
+    let diff = |args: &[&OsStr]| {
+        let mut c = deltafold();
+        c.args(["diff", "--output", "json"]).args(args);
+        let (code, json, stderr) = run_json(&mut c);
+        assert_eq!(code, 0, "{stderr}");
+        let keys = |c: &Value| (c["change"].clone(), c["key"].clone());
+        let changes: Vec<_> = json["changes"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(keys)
+            .collect();
+        (json["from_revision"].clone(), changes)
+    };
+    let of_files = diff(&[
+        "--from-snapshot".as_ref(),
+        old.as_ref(),
+        "--snapshot".as_ref(),
+        new.as_ref(),
+    ]);
+    let of_store = diff(&[
+        "--from".as_ref(),
+        "300".as_ref(),
+        "--store".as_ref(),
+        store.path().as_ref(),
+    ]);
+    assert!(of_store.1.len() > 50, "{of_store:?}");
+    assert_eq!(of_files, of_store);
 }

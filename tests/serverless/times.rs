@@ -1,8 +1,9 @@
 //! `--time`: local times and ages, the moment that a backup is known to cover, and what the answer says of both.
 
 use crate::support::made_backups::{BASE, Bucket, LAST, T0};
-use crate::support::{deltafold, run_json, scratch, without_servers};
+use crate::support::{copy_fixture, deltafold, run_json, scratch, without_servers};
 use serde_json::Value;
+use std::fs;
 use std::process::Command;
 
 /// The seconds from the base to the newest snapshot.
@@ -209,4 +210,43 @@ fn chrono_utc(seconds: i64) -> String {
 /// The time in Berlin in winter.
 fn chrono_berlin(seconds: i64) -> String {
     chrono_utc(seconds + 3600)
+}
+
+/// A hole between deltas that the history of a later full covers: its revisions can be restored, and count as received
+/// when that full was taken.
+#[test]
+fn a_time_in_a_hole_that_a_later_full_covers_is_the_state_before_the_hole() {
+    let store = copy_fixture("kubernetes");
+    let run = |args: &[&str]| {
+        let mut c = deltafold();
+        c.args(args).args(["--output", "json", "--store"]);
+        c.arg(store.path());
+        run_json(without_servers(&mut c))
+    };
+    let in_hole = ["get", "--prefix", "", "--time", "2026-11-21T02:31:10Z"];
+    let hole = store.path().join("v2/Incr-00000446-00000505-1795228279.gz");
+    let delta = fs::read(&hole).unwrap();
+    fs::remove_file(&hole).unwrap();
+    let (code, json, _) = run(&in_hole);
+    assert_eq!((code, &json["reason"]), (65, &"RevisionGap".into()));
+    let message = json["message"].as_str().unwrap();
+    assert!(message.contains("`gc` removes"), "{message}");
+
+    fs::write(&hole, delta).unwrap();
+    let (code, full, _) = run(&["compact", "--keep-history", "all"]);
+    assert_eq!(code, 0, "{full:#}");
+    fs::remove_file(&hole).unwrap();
+    for command in ["list", "status", "verify"] {
+        let (_, json, _) = run(&[command]);
+        let ranges = json["restorable"].as_array().unwrap();
+        assert_eq!(ranges.len(), 1, "{command}: {json:#}");
+        assert_eq!(ranges[0]["first_revision"], 1, "{command}");
+        assert_eq!(ranges[0]["last_revision"], 628, "{command}");
+    }
+    let (code, json, _) = run(&in_hole);
+    assert_eq!((code, &json["revision"]), (0, &445.into()), "{json:#}");
+    let warning = json["warnings"][0].as_str().unwrap();
+    assert!(warning.contains("446 to 505 have no times"), "{warning}");
+    let (code, json, _) = run(&["get", "--prefix", "", "--revision", "470"]);
+    assert_eq!((code, &json["revision"]), (0, &470.into()), "{json:#}");
 }

@@ -3,7 +3,6 @@
 //!
 //! A promise is one line of text. Lines may be added, never lost.
 
-use super::deltafold;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -291,85 +290,5 @@ fn type_of(value: &Value) -> &'static str {
         Value::String(_) => "string",
         Value::Array(_) => "array",
         Value::Object(_) => "object",
-    }
-}
-
-/// Returns the promises of the command line: what `-h` says of every command.
-pub fn of_flags() -> Facts {
-    let mut facts = Facts::new();
-    of_command(&mut Vec::new(), &mut facts);
-    facts
-}
-
-fn of_command(path: &mut Vec<String>, facts: &mut Facts) {
-    let out = deltafold()
-        .args(&*path)
-        .arg("-h")
-        .output()
-        .expect("run the program");
-    let help = String::from_utf8(out.stdout).expect("UTF-8");
-    let at = format!("deltafold {}", path.join(" "));
-    let at = at.trim();
-    let (mut usage, mut heading, mut entries) = ("", "", Vec::<(&str, String)>::new());
-    for line in help.lines() {
-        let indent = line.len() - line.trim_start().len();
-        match line.trim() {
-            "" => {}
-            words if indent == 0 => {
-                usage = words.strip_prefix("Usage: ").unwrap_or(usage);
-                heading = words;
-            }
-            // Flags and commands have a small indent, their descriptions a larger one.
-            words if indent <= 6 => entries.push((heading, words.to_owned())),
-            words => {
-                let (_, entry) = entries.last_mut().expect("an entry");
-                *entry += &format!(" {words}");
-            }
-        }
-    }
-    let mut commands = Vec::new();
-    for (heading, entry) in &entries {
-        let words = entry.trim_start_matches("-h, ").trim_start_matches("-V, ");
-        let (name, said) = words.split_once(' ').unwrap_or((words, ""));
-        let below = format!("{at} {name}");
-        match *heading {
-            "Commands:" if name == "help" => continue,
-            "Commands:" => {
-                facts.insert(format!("{below}: a command"));
-                commands.push(name.to_owned());
-            }
-            _ => {
-                // `<VALUE>` follows directly; the description follows after more space.
-                let value = said.strip_prefix('<').and_then(|s| s.split('>').next());
-                facts.insert(match value {
-                    Some(value) => format!("{below} <{value}>"),
-                    None => below.clone(),
-                });
-                if !usage.contains(name) {
-                    facts.insert(format!("{below}: may be left out"));
-                }
-            }
-        }
-        // The description comes before the variable and may contain brackets, too.
-        let from = said
-            .find("[env: ")
-            .or_else(|| said.find("[alias"))
-            .unwrap_or(said.len());
-        for told in said[from..].split('[').skip(1) {
-            let told = told.split(']').next().unwrap_or_default();
-            let (what, values) = told.split_once(": ").unwrap_or((told, ""));
-            match what {
-                "env" => facts.insert(format!("{below}: {}", values.trim_end_matches('='))),
-                "default" => facts.insert(format!("{below}: default {values}")),
-                _ => values
-                    .split(", ")
-                    .all(|v| facts.insert(format!("{below} = {v}"))),
-            };
-        }
-    }
-    for name in commands {
-        path.push(name);
-        of_command(path, facts);
-        path.pop();
     }
 }

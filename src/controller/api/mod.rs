@@ -11,10 +11,17 @@ mod task;
 pub use policy::*;
 pub use task::*;
 
+use crate::ops::gc::Rules;
+use crate::ops::maintain::Upkeep;
+use crate::ops::snapshot::follow::Pace;
 use chrono::{DateTime, Utc};
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use clap::{Args, Command};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
+    CustomResourceDefinition, JSONSchemaProps,
+};
 use kube::{CustomResourceExt, KubeSchema};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use std::collections::BTreeMap;
 
 /// The API group.
@@ -22,7 +29,54 @@ pub const GROUP: &str = "deltafold.io";
 
 /// Returns the CRDs of both resources.
 pub fn crds() -> Vec<CustomResourceDefinition> {
-    vec![EtcdBackupPolicy::crd(), EtcdBackupTask::crd()]
+    let mut crds = vec![EtcdBackupPolicy::crd(), EtcdBackupTask::crd()];
+    let defaults = flag_defaults();
+    for version in crds.iter_mut().flat_map(|crd| &mut crd.spec.versions) {
+        let schema = version.schema.as_mut();
+        let fields = schema.and_then(|s| s.open_api_v3_schema.as_mut()?.properties.as_mut());
+        if let Some(spec) = fields.and_then(|fields| fields.get_mut("spec")) {
+            explain(spec, &defaults);
+        }
+    }
+    crds
+}
+
+/// Completes the descriptions of a spec for `kubectl explain`, which shows no defaults: adds them, and writes enums as a resource
+/// has them. Types that the command line shares have their defaults in its flags.
+fn explain(schema: &mut JSONSchemaProps, defaults: &BTreeMap<String, String>) {
+    for (name, field) in schema.properties.iter_mut().flatten() {
+        let default = match field.default.as_ref().map(|default| &default.0) {
+            Some(Value::String(text)) => Some(text.clone()),
+            Some(Value::Number(number)) => Some(number.to_string()),
+            Some(Value::Bool(true)) => Some("true".to_owned()),
+            _ => defaults.get(name).cloned(),
+        };
+        if let Some(text) = &mut field.description {
+            *text = text.replace("\"limit\"", "Limit");
+            *text = text.replace("\"exponential\"", "Exponential");
+            if let Some(default) = default.filter(|_| !text.contains("[default")) {
+                *text += &format!(" [default: {default}]");
+            }
+        }
+        explain(field, defaults);
+    }
+}
+
+/// The defaults of flags that are fields of a policy, too, by the names of the fields.
+fn flag_defaults() -> BTreeMap<String, String> {
+    let flags = Upkeep::augment_args(Rules::augment_args(Pace::augment_args(Command::new(""))));
+    let mut defaults = BTreeMap::from([("keepHistory".to_owned(), "latest".to_owned())]);
+    for flag in flags.get_arguments() {
+        let words = flag.get_id().as_str().split('_').enumerate();
+        let name = words.map(|(n, word)| match n {
+            0 => word.to_owned(),
+            _ => word[..1].to_uppercase() + &word[1..],
+        });
+        if let [default] = flag.get_default_values() {
+            defaults.insert(name.collect(), default.to_string_lossy().into_owned());
+        }
+    }
+    defaults
 }
 
 /// A store, and how it is accessed.

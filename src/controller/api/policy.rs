@@ -37,8 +37,10 @@ use std::collections::BTreeMap;
     printcolumn(json_path = ".status.snapshots.lastFull.time", name = "LastFull", type_ = "date"),
     printcolumn(json_path = ".status.snapshots.lastDelta.time", name = "LastDelta", type_ = "date"),
     printcolumn(json_path = ".status.snapshots.accumulatedDeltaEvents", name = "Events", type_ = "integer"),
-    printcolumn(json_path = ".status.restorableWindow.firstRevision", name = "RestorableFrom", type_ = "integer"),
-    printcolumn(json_path = ".status.restorableWindow.lastRevision", name = "RestorableTo", type_ = "integer"),
+    printcolumn(json_path = ".status.restorableWindow.firstTime", name = "RestorableFrom", type_ = "string"),
+    printcolumn(json_path = ".status.restorableWindow.lastTime", name = "RestorableTo", type_ = "string"),
+    printcolumn(json_path = ".status.restorableWindow.firstRevision", name = "FirstRevision", type_ = "integer", priority = 1),
+    printcolumn(json_path = ".status.restorableWindow.lastRevision", name = "LastRevision", type_ = "integer", priority = 1),
     printcolumn(json_path = ".spec.suspend", name = "Suspended", type_ = "boolean", priority = 1),
     printcolumn(json_path = ".spec.store.url", name = "Store", type_ = "string", priority = 1),
     printcolumn(json_path = ".metadata.creationTimestamp", name = "Age", type_ = "date"),
@@ -312,7 +314,7 @@ pub struct EtcdBackupPolicyStatus {
     /// Newest snapshots, and the size of the deltas since the newest full
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub snapshots: Option<SnapshotsStatus>,
-    /// Revisions that can be restored, as the last Job reported
+    /// Revisions and times that can be restored, as the last Job reported
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restorable_window: Option<RestorableWindow>,
     /// Last compaction started by a threshold
@@ -411,7 +413,7 @@ pub struct SnapshotStatus {
     pub size: Option<i64>,
 }
 
-/// The revisions that can be restored.
+/// What can be restored, by revision and by time.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RestorableWindow {
@@ -419,6 +421,12 @@ pub struct RestorableWindow {
     pub first_revision: i64,
     /// Last revision that can be restored
     pub last_revision: i64,
+    /// When the oldest full snapshot of the window was taken
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub first_time: Option<DateTime<Utc>>,
+    /// When the last revision was saved
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_time: Option<DateTime<Utc>>,
 }
 
 /// A compaction that a threshold started, or the full snapshot taken instead of it.

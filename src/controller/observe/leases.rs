@@ -17,6 +17,8 @@ const ACCUMULATED_BYTES: &str = "deltafold.io/accumulated-delta-bytes";
 const ACCUMULATED_EVENTS: &str = "deltafold.io/accumulated-delta-events";
 const RESTORABLE_FIRST: &str = "deltafold.io/restorable-first-revision";
 const RESTORABLE_LAST: &str = "deltafold.io/restorable-last-revision";
+const RESTORABLE_FIRST_TIME: &str = "deltafold.io/restorable-first-time";
+const RESTORABLE_LAST_TIME: &str = "deltafold.io/restorable-last-time";
 
 /// The newest snapshot that one Lease reports.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -54,6 +56,8 @@ pub struct LeaseFacts {
     pub annotated_base: Option<i64>,
     /// The first and the last revision that can be restored.
     pub restorable: Option<(i64, i64)>,
+    /// The first and the last time that can be restored.
+    pub restorable_times: (Option<DateTime<Utc>>, Option<DateTime<Utc>>),
     /// The holder of the full Lease if it is not a revision.
     pub foreign_full_holder: Option<String>,
     /// The holder of the delta Lease if it is not a revision.
@@ -94,6 +98,8 @@ impl LeaseFacts {
         facts.restorable = annotated(RESTORABLE_FIRST)
             .zip(annotated(RESTORABLE_LAST))
             .filter(|(first, last)| first <= last);
+        let time = |key| annotated_time(lease, key).filter(|_| facts.restorable.is_some());
+        facts.restorable_times = (time(RESTORABLE_FIRST_TIME), time(RESTORABLE_LAST_TIME));
         facts
     }
 
@@ -112,6 +118,10 @@ impl LeaseFacts {
         let is_delta = delta.kind != Some(Kind::Full) && delta.revision > full;
         is_delta.then_some(delta)
     }
+}
+
+fn annotated_time(lease: &Lease, key: &str) -> Option<DateTime<Utc>> {
+    annotation(lease, key)?.parse().ok()
 }
 
 fn annotation<'a>(lease: &'a Lease, key: &str) -> Option<&'a str> {
@@ -148,8 +158,7 @@ fn fact(lease: Option<&Lease>) -> (Option<SnapshotFact>, Option<String>) {
         Kind::Full => name.last.0 == revision,
         Kind::Incr => name.last.0 >= revision && name.start.0 <= revision,
     });
-    let annotated_time = annotation(lease, LAST_TIME);
-    let annotated_time = annotated_time.and_then(|t| t.parse::<DateTime<Utc>>().ok());
+    let annotated_time = annotated_time(lease, LAST_TIME);
     let fact = SnapshotFact {
         revision,
         start_revision: name.as_ref().map(|n| n.start.0),

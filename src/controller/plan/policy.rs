@@ -310,9 +310,12 @@ fn claims(
 
 fn restorable_window(facts: &LeaseFacts) -> Option<RestorableWindow> {
     let (first_revision, last_revision) = facts.restorable?;
+    let (first_time, last_time) = facts.restorable_times;
     Some(RestorableWindow {
         first_revision,
         last_revision,
+        first_time,
+        last_time,
     })
 }
 

@@ -389,10 +389,10 @@ impl<'a> Saver<'a> {
     /// # Errors
     /// Fails as [`full::take`].
     pub(super) fn take_full(&mut self) -> Result<UnpublishedFull> {
+        let new_full = full::take(self.ctx, self.settings, self.newest)?;
         if self.backup.is_none() && self.last.is_none() {
             self.warn(new_backup(self.ctx));
         }
-        let new_full = full::take(self.ctx, self.settings, self.newest)?;
         self.cluster = Some(new_full.cluster.clone());
         self.summary.endpoint = Some(new_full.endpoint.clone());
         self.summary.members.clone_from(&new_full.members);
