@@ -166,6 +166,22 @@ mod tests {
         }
     }
 
+    /// A progress bar has 26 columns for the step: a longer text would be cut.
+    #[test]
+    fn a_label_fits_a_progress_bar() {
+        for (name, label) in [
+            ("Full-00000000-00000746-1795224681.gz", "full 746"),
+            (
+                "Incr-00000747-123456789012-1795224687",
+                "delta to 123456789012",
+            ),
+        ] {
+            let shown = name.parse::<SnapshotName>().unwrap().label();
+            assert_eq!(shown, label);
+            assert!("copy ".len() + shown.len() <= 26, "{shown}");
+        }
+    }
+
     #[test]
     fn other_objects_are_not_snapshots() {
         for s in [

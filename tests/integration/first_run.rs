@@ -2,9 +2,11 @@
 //! on one end only.
 
 use crate::support::etcd::{Etcd, EtcdOptions, EtcdVersion, Tls};
+use crate::support::s3::Kind as S3Kind;
 use crate::support::versitygw::Versitygw;
 use crate::support::{deltafold, run_json, scratch, tools};
 use std::process::Command;
+use tokio::runtime::Runtime;
 
 fn refused(command: &mut Command, code: i32, reason: &str) -> String {
     let (got, json, stderr) = run_json(command.args(["--output", "json"]));
@@ -100,4 +102,39 @@ fn tls_on_one_end_only_is_told_with_the_scheme_to_try() {
     let message = String::from_utf8_lossy(&ended.stderr);
     assert!(matches!(ended.status.code(), Some(69 | 78)), "{message}");
     assert!(message.contains("client certificate (--cert"), "{message}");
+}
+
+/// A slip in --store would begin a new backup silently: the backups beside it are named, in a folder and in a bucket.
+#[test]
+fn a_new_backup_is_said_with_the_backups_beside_it() {
+    let runtime = Runtime::new().unwrap();
+    let _within = runtime.enter();
+    let folder = scratch::folder().unwrap();
+    let etcd = Etcd::start(EtcdVersion::V3_6, &folder.path().join("data"));
+    let server = Versitygw::start();
+    runtime.block_on(server.s3().create_bucket("backups", S3Kind::Plain));
+    let local = folder.path().join("backups");
+    std::fs::create_dir(&local).unwrap();
+    for above in [local.to_str().unwrap(), "s3://backups"] {
+        let snapshot = |name: &str| {
+            let mut c = deltafold();
+            c.args(["snapshot", "full", "--output", "json"]);
+            c.args(["--endpoints", etcd.endpoint()]);
+            c.args(["--store", &format!("{above}/{name}")]);
+            let (code, json, stderr) = run_json(c.envs(server.s3().env()));
+            assert_eq!(code, 0, "{stderr}");
+            (json["warnings"].to_string(), stderr)
+        };
+        let (warnings, _) = snapshot("etcd-main");
+        assert!(
+            warnings.contains("a new backup begins there\""),
+            "{warnings}"
+        );
+        let (warnings, stderr) = snapshot("etcd-mian");
+        for said in [warnings, stderr] {
+            assert!(said.contains("a new backup begins there; check"), "{said}");
+            assert!(said.contains("/etcd-main holds 1 snapshot"), "{said}");
+        }
+        assert_eq!(snapshot("etcd-main").0, "[]");
+    }
 }
