@@ -391,7 +391,7 @@ impl<'a> Saver<'a> {
     pub(super) fn take_full(&mut self) -> Result<UnpublishedFull> {
         let new_full = full::take(self.ctx, self.settings, self.newest)?;
         if self.backup.is_none() && self.last.is_none() {
-            self.warn(new_backup(self.ctx));
+            tracing::warn!("{}", new_backup(self.ctx));
         }
         self.cluster = Some(new_full.cluster.clone());
         self.summary.endpoint = Some(new_full.endpoint.clone());

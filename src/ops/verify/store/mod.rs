@@ -415,7 +415,11 @@ impl<'a> Verification<'a> {
         let scan = self.scan;
         let all = scan.timelines.all.iter();
         let usable: Vec<Timeline> = all.map(|t| self.usable_part(t)).collect();
-        let bases = Bases::new(self.known_bases.clone()).read(self.ctx, &scan.catalog, &usable)?;
+        let mut bases = Bases::new(self.known_bases.clone());
+        // The level names promises to read no snapshot.
+        if self.options.level != Level::Names {
+            bases = bases.read(self.ctx, &scan.catalog, &usable)?;
+        }
         let ranges = |t| bases.restorable(&scan.catalog, &scan.contents, t);
         Ok(usable.iter().flat_map(ranges).collect())
     }
