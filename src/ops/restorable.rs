@@ -15,7 +15,7 @@ use chrono::{DateTime, Utc};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::{BTreeMap, BinaryHeap, HashSet};
 
 /// At most this many fulls are read to learn their compacted revisions, the newest first.
 const MAX_FULLS: usize = 8;
@@ -119,20 +119,25 @@ impl Bases {
         Ok(self)
     }
 
-    /// The newest full on which a range begins and which is not known.
+    /// The newest full on which a range begins and which is neither known nor left out.
     fn next_to_read(&self, catalog: &Catalog, timeline: &Timeline) -> Option<usize> {
         let ranges = chain::restorable(catalog, timeline, &self.known);
-        let mut begins = ranges.iter().rev().map(|r| r.0);
-        begins.find_map(|first| self.unknown_at(catalog, timeline, first))
+        let begins: HashSet<Revision> = ranges.iter().map(|r| r.0).collect();
+        let mut unknown = self.unknown(catalog, timeline);
+        let next = unknown.find(|(at, i)| begins.contains(at) && !self.unread.contains(i));
+        next.map(|(_, i)| i)
     }
 
-    /// The full of this revision, if it is neither known nor left out.
-    fn unknown_at(&self, catalog: &Catalog, timeline: &Timeline, at: Revision) -> Option<usize> {
-        chain::bases(catalog, timeline).into_iter().find(|i| {
-            catalog.snapshots[*i].name.last == at
-                && !self.known.contains_key(i)
-                && !self.unread.contains(i)
-        })
+    /// The fulls of a timeline whose history is not known, each with the revision of its name, the newest first.
+    fn unknown<'c>(
+        &'c self,
+        catalog: &'c Catalog,
+        timeline: &Timeline,
+    ) -> impl Iterator<Item = (Revision, usize)> + 'c {
+        let fulls = chain::bases(catalog, timeline).into_iter();
+        fulls
+            .filter(|i| !self.known.contains_key(i))
+            .map(|i| (catalog.snapshots[i].name.last, i))
     }
 
     /// Returns the ranges of a timeline, in ascending order, with their times.
@@ -145,15 +150,11 @@ impl Bases {
         let mut fulls: Vec<(Revision, DateTime<Utc>)> = Vec::new();
         // The first and the last revision of each member, and the time of its last revision.
         let mut members: Vec<(Revision, Revision, DateTime<Utc>)> = Vec::new();
-        let mut begins_unread: Vec<Revision> = Vec::new();
         for m in &timeline.members {
             let name = &catalog.snapshots[m.snapshot].name;
             let survey = contents.surveys.get(&m.snapshot);
             if name.is_full() {
                 fulls.push((name.last, name.created_at()));
-                if !self.known.contains_key(&m.snapshot) {
-                    begins_unread.push(name.last);
-                }
             }
             let last = survey.map_or(name.last, |s| s.last.max(name.last));
             let time = survey.and_then(|s| s.last_time);
@@ -161,7 +162,7 @@ impl Bases {
         }
         fulls.sort_unstable();
         members.sort_unstable();
-        begins_unread.sort_unstable();
+        let unknown: HashSet<Revision> = self.unknown(catalog, timeline).map(|u| u.0).collect();
         let mut members = members.into_iter().peekable();
         // The members that begin in this range or before it, by their times.
         let mut begun: BinaryHeap<Reverse<(DateTime<Utc>, Revision)>> = BinaryHeap::new();
@@ -180,7 +181,7 @@ impl Bases {
             restorable.push(Restorable {
                 timeline: timeline.id.clone(),
                 first_revision: first,
-                may_begin_earlier: begins_unread.binary_search(&first).is_ok(),
+                may_begin_earlier: unknown.contains(&first),
                 last_revision: last,
                 first_time,
                 last_time: last_time.max(first_time),
