@@ -98,6 +98,11 @@ pub fn whole(d: Duration) -> String {
     }
 }
 
+/// Formats an age in seconds for people, as [`whole`] does. Less than zero counts as zero.
+pub fn age(seconds: f64) -> String {
+    whole(Duration::from_secs(seconds.max(0.0) as u64))
+}
+
 /// A duration as an option or a field of a resource.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Span(pub Duration);

@@ -96,8 +96,8 @@ pub fn show(time: DateTime<Utc>, zone: Zone) -> String {
 }
 
 /// Parses a moment of the past: RFC 3339; `2026-11-20 14:00`; `2026-11-20`, which is midnight; `14:00`,
-/// `today 14:00` and `yesterday 14:00`; `2h ago`, `1d 12h ago` and `5 minutes ago`. Clock times may have seconds. All forms
-/// but RFC 3339 and ages are in `zone`.
+/// `today 14:00` and `yesterday 14:00`; `2h ago`, `1d 12h ago` and `5 minutes ago`. Clock times may have seconds.
+/// All forms but RFC 3339 and ages are in `zone`.
 ///
 /// # Errors
 /// A message with the accepted forms; with both readings in RFC 3339 if the change of daylight saving time

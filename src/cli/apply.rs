@@ -127,8 +127,7 @@ impl ApplyArgs {
         let backup = self.backup.backup(cancel)?;
         let ctx = backup.context()?;
         let (source, scan, mut wanted) = without_excluded(|| {
-            let (source, scan) = backup.open_unchecked(&self.state.request())?;
-            source.wait_for_hash()?;
+            let (source, scan) = backup.open_with_scan(&self.state.request())?;
             let wanted = Keys::read(ctx, &source, keys.clone())?;
             Ok((source, scan, wanted))
         })?;

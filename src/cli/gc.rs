@@ -78,16 +78,16 @@ fn staging_age(s: &str) -> Result<TimeDelta, String> {
 impl GcArgs {
     fn options(&self) -> Result<Options> {
         let unused = match self.rules.policy {
-            PolicyName::Limit if self.periods != Periods::default() => {
-                "--keep-hourly, --keep-daily, --keep-weekly and --keep-monthly belong to --policy exponential: leave them out"
-            }
+            PolicyName::Limit if self.periods != Periods::default() => Some(
+                "--keep-hourly, --keep-daily, --keep-weekly and --keep-monthly belong to --policy exponential: leave them out",
+            ),
             PolicyName::Exponential if self.rules.limit != Some(DEFAULT_LIMIT) => {
-                "--limit belongs to --policy limit: leave it out"
+                Some("--limit belongs to --policy limit: leave it out")
             }
-            _ => "",
+            _ => None,
         };
-        if !unused.is_empty() {
-            return Err(Reason::Usage.error(unused));
+        if let Some(message) = unused {
+            return Err(Reason::Usage.error(message));
         }
         Ok(Options {
             retention: self.rules.retention(self.periods)?,

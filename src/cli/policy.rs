@@ -10,8 +10,8 @@ use crate::base::flag_values::yes_or_no;
 use crate::base::plural::count;
 use crate::base::time::utc;
 use crate::controller::api::{
-    Condition, EtcdBackupPolicy, EtcdBackupPolicyStatus, LastRun, RunState, SnapshotStatus,
-    SnapshotsStatus,
+    Condition, EtcdBackupPolicy, EtcdBackupPolicyStatus, LastRun, RestorableWindow, RunState,
+    SnapshotStatus, SnapshotsStatus,
 };
 use crate::error::{Error, Reason};
 use crate::kubernetes::UserClient;
@@ -201,11 +201,17 @@ fn row(p: &PolicyOutcome, with_namespace: bool, now: DateTime<Utc>) -> [String; 
         age_of(snapshots.and_then(|s| s.last_full.as_ref())),
         age_of(snapshots.and_then(|s| s.last_delta.as_ref())),
         events.map_or("-".to_owned(), |n| n.to_string()),
-        window.map_or("-".to_owned(), |w| match (w.first_time, w.last_time) {
-            (Some(first), Some(last)) => format!("{} to {}", utc(first), utc(last)),
-            _ => format!("{} to {}", w.first_revision, w.last_revision),
-        }),
+        window.map_or("-".to_owned(), |w| times(w).unwrap_or_else(|| revisions(w))),
     ]
+}
+
+fn revisions(w: &RestorableWindow) -> String {
+    format!("{} to {}", w.first_revision, w.last_revision)
+}
+
+/// The times of a window; `None` if the Leases do not have them.
+fn times(w: &RestorableWindow) -> Option<String> {
+    Some(format!("{} to {}", utc(w.first_time?), utc(w.last_time?)))
 }
 
 /// One policy: conditions with reasons, snapshots, and the last Jobs.
@@ -234,15 +240,9 @@ fn details(p: &PolicyOutcome, now: DateTime<Utc>) -> String {
         add_snapshots(snapshots, now, &mut text);
     }
     if let Some(window) = &p.status.restorable_window {
-        let (first, last) = (window.first_revision, window.last_revision);
-        let times = match (window.first_time, window.last_time) {
-            (Some(first), Some(last)) => format!(", {} to {}", utc(first), utc(last)),
-            _ => String::new(),
-        };
-        text.field(
-            "restorable",
-            format_args!("revisions {first} to {last}{times}"),
-        );
+        let times = times(window).map(|times| format!(", {times}"));
+        let (revisions, times) = (revisions(window), times.unwrap_or_default());
+        text.field("restorable", format_args!("revisions {revisions}{times}"));
     }
     if let Some(c) = &p.status.last_compaction {
         let instead = match c.full_snapshot {

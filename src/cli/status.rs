@@ -13,7 +13,6 @@ use crate::ops::restore::BackupLocation;
 use crate::ops::status::{Options, Outcome, Status, Verification, of_nothing, run, run_on_files};
 use crate::ops::verify::record::{RecordLevel, RecordResult};
 use clap::Args;
-use std::time::Duration;
 
 /// Tell whether a backup is healthy, and what to do next
 ///
@@ -131,9 +130,9 @@ fn to_text(o: &Report<Outcome>) -> String {
     text.end()
 }
 
-/// A duration by its two largest units, `1d 5h`. A negative one is zero.
+/// A duration by its two largest units, `1d 5h`, and at least a second.
 fn ago(seconds: f64) -> String {
-    duration::whole(Duration::from_secs(seconds.max(0.0) as u64).max(Duration::from_secs(1)))
+    duration::age(seconds.max(1.0))
 }
 
 fn range(r: &Restorable) -> String {

@@ -273,7 +273,7 @@ fn to_text(o: &Report<store::Outcome>) -> String {
             n.last_revision,
             utc(n.last_time)
         ));
-        let age = duration::whole(Duration::from_secs_f64(n.snapshot_age_seconds.max(0.0)));
+        let age = duration::age(n.snapshot_age_seconds);
         text.field("newest", format_args!("{}, {age} old", n.snapshot));
     }
     let (read, all, bytes) = (o.snapshots_read, o.snapshots, size(o.bytes_read));

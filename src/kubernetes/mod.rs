@@ -3,7 +3,7 @@
 //! It knows nothing of the operator's resources. Called by `ops` and `cli`.
 
 pub mod lease;
-mod snapshot_leases;
+pub mod snapshot_leases;
 mod user_client;
 
 pub use snapshot_leases::{Behind, LeaseState, RestorableRange, SnapState, SnapshotLeases};

@@ -22,22 +22,24 @@ const FULL_SUFFIX: &str = "-full-snap";
 const DELTA_SUFFIX: &str = "-delta-snap";
 
 /// The annotation with the name of the newest snapshot that the Lease covers.
-const LAST_NAME: &str = "deltafold.io/last-snapshot-name";
+pub const LAST_NAME: &str = "deltafold.io/last-snapshot-name";
 /// The annotation with the size of that snapshot in the store, in bytes.
-const LAST_BYTES: &str = "deltafold.io/last-snapshot-bytes";
+pub const LAST_BYTES: &str = "deltafold.io/last-snapshot-bytes";
 /// The annotation with the time in the name of that snapshot.
-const LAST_TIME: &str = "deltafold.io/last-snapshot-time";
-/// The annotations with the range of restorable revisions that ends with the newest snapshot, or is nearest
+pub const LAST_TIME: &str = "deltafold.io/last-snapshot-time";
+/// The annotation with the first revision of the restorable range that ends with the newest snapshot, or is nearest
 /// to it, according to the names of snapshots.
-const RESTORABLE_FIRST: &str = "deltafold.io/restorable-first-revision";
-const RESTORABLE_LAST: &str = "deltafold.io/restorable-last-revision";
-/// The annotations with the times of that range.
-const RESTORABLE_FIRST_TIME: &str = "deltafold.io/restorable-first-time";
-const RESTORABLE_LAST_TIME: &str = "deltafold.io/restorable-last-time";
+pub const RESTORABLE_FIRST: &str = "deltafold.io/restorable-first-revision";
+/// The annotation with the last revision of that range.
+pub const RESTORABLE_LAST: &str = "deltafold.io/restorable-last-revision";
+/// The annotation with the first time of that range.
+pub const RESTORABLE_FIRST_TIME: &str = "deltafold.io/restorable-first-time";
+/// The annotation with the last time of that range.
+pub const RESTORABLE_LAST_TIME: &str = "deltafold.io/restorable-last-time";
 /// The annotation with the size of all deltas after the newest full, in the store, in bytes.
-const ACCUMULATED_BYTES: &str = "deltafold.io/accumulated-delta-bytes";
+pub const ACCUMULATED_BYTES: &str = "deltafold.io/accumulated-delta-bytes";
 /// The annotation with the number of revisions in the deltas after the newest full.
-const ACCUMULATED_EVENTS: &str = "deltafold.io/accumulated-delta-events";
+pub const ACCUMULATED_EVENTS: &str = "deltafold.io/accumulated-delta-events";
 
 /// A snapshot, as the Leases describe it.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -561,14 +561,9 @@ struct LiveKeys {
 
 impl LiveKeys {
     fn new(client: Client, keys: &KeyRange) -> Self {
-        let parts = match keys {
-            KeyRange::Keys(keys) => keys.iter().map(|key| single(key)).collect(),
-            KeyRange::Prefixes(all) => all.iter().map(|prefix| with_prefix(prefix)).collect(),
-            keys => VecDeque::from([bounds(keys)]),
-        };
         LiveKeys {
             client,
-            parts,
+            parts: parts(keys),
             revision: 0,
             limit: FIRST_PAGE,
             page: VecDeque::new(),
@@ -616,22 +611,15 @@ fn single(key: &[u8]) -> (Vec<u8>, Vec<u8>) {
     (key.to_vec(), end)
 }
 
-/// Returns the first key of a range and the end after its last; `[0]` stands for the end of all keys,
-/// as in etcd.
-fn bounds(keys: &KeyRange) -> (Vec<u8>, Vec<u8>) {
+/// Returns the parts of a range, in order: the first key of each, and the end after its last; `[0]` stands for the
+/// end of all keys, as in etcd.
+fn parts(keys: &KeyRange) -> VecDeque<(Vec<u8>, Vec<u8>)> {
     match keys {
-        KeyRange::All => (vec![0], vec![0]),
-        KeyRange::Key(key) => single(key),
-        KeyRange::Keys(keys) => {
-            let first = keys.first().cloned().unwrap_or_default();
-            (first, single(keys.last().map_or(&[], Vec::as_slice)).1)
-        }
-        KeyRange::Prefix(prefix) => with_prefix(prefix),
-        KeyRange::Prefixes(all) => {
-            let first = all.first().map_or(&[][..], Vec::as_slice);
-            let last = all.last().map_or(&[][..], Vec::as_slice);
-            (with_prefix(first).0, with_prefix(last).1)
-        }
+        KeyRange::All => [with_prefix(b"")].into(),
+        KeyRange::Key(key) => [single(key)].into(),
+        KeyRange::Keys(keys) => keys.iter().map(|key| single(key)).collect(),
+        KeyRange::Prefix(prefix) => [with_prefix(prefix)].into(),
+        KeyRange::Prefixes(all) => all.iter().map(|prefix| with_prefix(prefix)).collect(),
     }
 }
 
@@ -656,6 +644,11 @@ mod tests {
 
     #[test]
     fn bounds_are_those_of_etcd() {
+        let bounds = |keys: &KeyRange| {
+            let mut parts = parts(keys);
+            assert_eq!(parts.len(), 1);
+            parts.remove(0).unwrap()
+        };
         let prefix = |p: &[u8]| bounds(&KeyRange::Prefix(p.to_vec()));
         assert_eq!(prefix(b"/a/"), (b"/a/".to_vec(), b"/a0".to_vec()));
         assert_eq!(prefix(b"a\xff\xff"), (b"a\xff\xff".to_vec(), b"b".to_vec()));

@@ -180,7 +180,7 @@ pub fn run(ctx: &Context, options: Options) -> Result<Report<Outcome>> {
     let bases = bases.read(ctx, &scan.catalog, newest_first)?;
     let mut problems = problems(ctx, &scan, options.deep)?;
     for (&i, e) in &bases.damaged {
-        problems.push(unreadable(&scan, i, e));
+        problems.push(problem_of(&scan, i, e));
     }
     let (identity, problem) = recorded_identity(ctx)?;
     problems.extend(problem);
@@ -238,10 +238,7 @@ fn newest_chain(
     let catalog = &scan.catalog;
     match chain::choose(catalog, timeline, None, known) {
         Ok(Choice::Chosen(c)) => Ok(c.snapshots().collect()),
-        Ok(Choice::ReadFirst(i)) => Err(Problem {
-            snapshots: vec![path(scan, i)],
-            ..Problem::from_error(&gap_after(scan, timeline, i, DEEP))
-        }),
+        Ok(Choice::ReadFirst(i)) => Err(problem_of(scan, i, &gap_after(scan, timeline, i, DEEP))),
         Err(e) => Err(Problem::from_error(&e)),
     }
 }
@@ -350,8 +347,8 @@ pub(super) fn past_name(full: &Snapshot, last: Option<Revision>) -> Option<Probl
     Some(Problem::new("RevisionPastName", message, paths))
 }
 
-/// Returns the problem of a snapshot that cannot be read.
-fn unreadable(scan: &Scan, i: usize, e: &Error) -> Problem {
+/// Returns an error as the problem of a snapshot.
+fn problem_of(scan: &Scan, i: usize, e: &Error) -> Problem {
     Problem {
         snapshots: vec![path(scan, i)],
         ..Problem::from_error(e)
@@ -363,7 +360,7 @@ fn problems(ctx: &Context, scan: &Scan, deep: bool) -> Result<Vec<Problem>> {
     let deep_command = (!deep).then_some(DEEP);
     let mut problems = listing_problems(ctx, scan, deep_command);
     for (&i, e) in &scan.contents.unreadable {
-        problems.push(unreadable(scan, i, e));
+        problems.push(problem_of(scan, i, e));
     }
     for (&i, survey) in &scan.contents.surveys {
         problems.extend(past_name(&catalog.snapshots[i], Some(survey.last)));

@@ -9,22 +9,22 @@ use std::path::Path as FilePath;
 /// At most this many places beside the prefix are looked at, and this many names in each of their folders.
 const MAX_PLACES: usize = 20;
 const MAX_NAMES: usize = 1000;
-/// The folders of snapshots.
-const FOLDERS: [&str; 2] = ["v2", "v1"];
 
 impl Store {
-    /// Returns the places beside this prefix, each with the names of the objects in its v2/ and v1/. Failures are
+    /// Returns the places beside this prefix, each with the names of the objects in these folders of it. Failures are
     /// ignored: the hint is then missing.
-    pub fn neighbours(&self) -> Vec<(String, Vec<String>)> {
+    pub fn neighbours(&self, folders: &[&str]) -> Vec<(String, Vec<String>)> {
         match local_folder(&self.url) {
             Some(dir) => {
-                std::path::absolute(dir).map_or_else(|_| Vec::new(), |d| beside_folder(&d))
+                std::path::absolute(dir).map_or_else(|_| Vec::new(), |d| beside_folder(&d, folders))
             }
-            None => self.block_on(self.beside_prefix()).unwrap_or_default(),
+            None => self
+                .block_on(self.beside_prefix(folders))
+                .unwrap_or_default(),
         }
     }
 
-    async fn beside_prefix(&self) -> Vec<(String, Vec<String>)> {
+    async fn beside_prefix(&self, folders: &[&str]) -> Vec<(String, Vec<String>)> {
         let own: Vec<_> = self.prefix.parts().collect();
         let Some((_, above)) = own.split_last() else {
             return Vec::new();
@@ -37,8 +37,8 @@ impl Store {
         let mut neighbours = Vec::new();
         for place in places.filter(|p| *p != self.prefix).take(MAX_PLACES) {
             let mut names = Vec::new();
-            for folder in FOLDERS {
-                let objects = self.inner.list(Some(&place.clone().join(folder)));
+            for folder in folders {
+                let objects = self.inner.list(Some(&place.clone().join(*folder)));
                 let objects = objects.take(MAX_NAMES).try_collect::<Vec<_>>().await;
                 let objects = objects.unwrap_or_default().into_iter();
                 names.extend(objects.filter_map(|o| o.location.filename().map(str::to_owned)));
@@ -50,7 +50,7 @@ impl Store {
     }
 }
 
-fn beside_folder(dir: &FilePath) -> Vec<(String, Vec<String>)> {
+fn beside_folder(dir: &FilePath, folders: &[&str]) -> Vec<(String, Vec<String>)> {
     let names_in = |dir: &FilePath| {
         let entries = std::fs::read_dir(dir).into_iter().flatten();
         let names = entries.filter_map(|e| Some(e.ok()?.file_name().to_string_lossy().into()));
@@ -65,7 +65,7 @@ fn beside_folder(dir: &FilePath) -> Vec<(String, Vec<String>)> {
         if name.as_str() == own || !place.is_dir() {
             continue;
         }
-        let names = FOLDERS
+        let names = folders
             .iter()
             .flat_map(|folder| names_in(&place.join(folder)));
         neighbours.push((place.display().to_string(), names.collect()));

@@ -2,6 +2,7 @@
 //! hour off. What must stay stays, and the next run completes the work.
 
 use crate::support::faults::{Call, Fault, FaultStore, PlannedFault};
+use crate::support::gc_history::NEWEST_FULL;
 use crate::support::history::Compression;
 use crate::support::made_backups::{Bucket, Objects, objects_of};
 use crate::support::scratch;
@@ -416,18 +417,7 @@ fn a_clock_an_hour_ahead_removes_nothing_early() {
     // A snapshot from the future supersedes nothing and stays.
     let future = name("Full", 0, 1000, now + HOUR);
     b.put(&future, b"content");
-    let (_, result, _) = b.run(
-        "gc",
-        &[
-            "--policy",
-            "limit",
-            "--limit",
-            "1",
-            "--restorable-window",
-            "0s",
-            "--apply",
-        ],
-    );
+    let (_, result, _) = b.run("gc", &[&NEWEST_FULL[..], &["--apply"]].concat());
     let told = result["objects"].as_array().unwrap();
     let of = |path: &str| told.iter().find(|o| o["path"] == path).unwrap()["reason"].clone();
     assert_eq!(of(&future), "NewestChain");
@@ -451,10 +441,13 @@ fn killed_midway_and_two_at_once_leave_what_is_needed() {
         objects.insert(name("Full", 0, r, t), b"content".to_vec());
     }
     let args = |purge: bool| {
-        let mut args = vec!["gc", "--policy", "limit", "--limit", "1", "--apply"];
-        args.extend(["--restorable-window", "0s", "--purge-after"]);
-        args.push(if purge { "1d" } else { "0s" });
-        args
+        let after = if purge { "1d" } else { "0s" };
+        [
+            &["gc"],
+            &NEWEST_FULL[..],
+            &["--apply", "--purge-after", after],
+        ]
+        .concat()
     };
     let mut midway = 0;
     for round in 0..14 {

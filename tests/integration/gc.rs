@@ -1,7 +1,9 @@
 //! `gc`, mostly on folders: what must stay restorable is restored as before, removed snapshots can be brought
 //! back, and foreign objects are not touched.
 
-use crate::support::gc_history::{GcHistory, HOUR, NOTHING, decided, reasons, snapshots};
+use crate::support::gc_history::{
+    GcHistory, HOUR, NEWEST_FULL, NOTHING, decided, reasons, snapshots, window_alone,
+};
 use crate::support::made_backups::{BASE, Bucket, FIXTURE, LAST, T0, objects_of};
 use crate::support::s3::Kind;
 use crate::support::scratch;
@@ -34,11 +36,7 @@ fn gc(b: &Bucket, args: &[&str]) -> Value {
 }
 
 fn keep_nothing<'a>(more: &[&'a str]) -> Vec<&'a str> {
-    let nothing = match more.contains(&"--restorable-window") {
-        true => &NOTHING[2..],
-        false => &NOTHING[..],
-    };
-    [nothing, more].concat()
+    [&NOTHING[..], more].concat()
 }
 
 #[test]
@@ -48,7 +46,7 @@ fn points_within_the_window_are_restored_as_before() {
     let points = [1800, 1801, 1950, 2100, 2101, 2200, LAST];
     let before: Vec<Value> = points.map(|r| state(b.path(), r)).to_vec();
     let objects = b.objects();
-    let args = keep_nothing(&["--restorable-window", "5h"]);
+    let args = window_alone("5h");
     let dry = gc(b, &args);
     assert_eq!(b.objects(), objects, "a dry run");
     assert_eq!(
@@ -363,9 +361,8 @@ fn each_fixture_is_kept_whole_and_collected_after_a_compaction() {
             assert_eq!(code, 0, "{name}: {stderr}");
             result
         };
-        let limit = ["--policy", "limit", "--limit", "1", "--purge-after", "0s"];
-        let window = ["--restorable-window", "0s"];
-        let limit = [&["gc", "--apply"], &limit[..], &window].concat();
+        let at_once = ["--purge-after", "0s"];
+        let limit = [&["gc", "--apply"], &NEWEST_FULL[..], &at_once].concat();
         assert_eq!(run(&limit)["status"], "NothingToDo", "{name}");
         let done = run(&["compact"]);
         let keys = run(&["get", "--prefix", ""])["keys"].clone();

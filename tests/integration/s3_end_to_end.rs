@@ -2,7 +2,7 @@
 //! collected, restored, and served by another etcd with the hash of the first.
 
 use crate::support::etcd::{Etcd, EtcdVersion};
-use crate::support::gc_history::{decided, snapshots};
+use crate::support::gc_history::{NEWEST_FULL, decided, snapshots};
 use crate::support::made_backups::{Objects, objects_in, objects_of};
 use crate::support::recorded_etcd::with_etcd;
 use crate::support::restorable::Prefix;
@@ -93,8 +93,7 @@ fn from_an_etcd_through_a_bucket_into_another_etcd() {
         while Utc::now().timestamp() < named.unwrap() {
             std::thread::sleep(Duration::from_millis(50));
         }
-        let limit = ["--policy", "limit", "--limit", "1", "--purge-after", "0s"];
-        let limit = [&limit[..], &["--restorable-window", "0s"]].concat();
+        let limit = [&NEWEST_FULL[..], &["--purge-after", "0s"]].concat();
         let superseded: BTreeSet<String> = saved.iter().map(|n| format!("v2/{n}")).collect();
         let told = of_store("gc", &limit);
         assert_eq!(decided(&told, "Delete"), superseded, "{told:#}");

@@ -1,7 +1,9 @@
 //! An attacker who can write but not delete tries to make `gc` delete: by rubbish, cut copies, and renamed or
 //! damaged fulls.
 
-use crate::support::gc_history::{GcHistory, HOUR, NOTHING, decided, reasons, snapshots};
+use crate::support::gc_history::{
+    GcHistory, HOUR, NEWEST_FULL, NOTHING, decided, reasons, snapshots, window_alone,
+};
 use crate::support::keys::Key;
 use crate::support::made_backups::{BASE, LAST};
 use crate::support::schema::Schema;
@@ -16,14 +18,7 @@ const NOTE: &str = "deltafold-verified.json";
 
 /// Retention policies, among them the controller's default. Each keeps only the newest of the real fulls.
 const POLICIES: [&[&str]; 4] = [
-    &[
-        "--policy",
-        "limit",
-        "--limit",
-        "1",
-        "--restorable-window",
-        "0s",
-    ],
+    &NEWEST_FULL,
     &[
         "--restorable-window",
         "0s",
@@ -221,7 +216,7 @@ fn rubbish_that_cuts_a_pinned_chain_short() {
 fn what_was_read_is_remembered_by_a_note() {
     let p = GcHistory::new();
     let read = |result: &Value| result["fulls_read"].as_u64().unwrap();
-    let window = [&["--restorable-window", "5h"], &NOTHING[2..]].concat();
+    let window = window_alone("5h");
     let dry = gc(&p, &window, &[]);
     assert!(read(&dry) > 0 && !p.bucket.objects().contains_key(NOTE));
     assert_eq!(read(&gc(&p, &window, &[])), read(&dry));

@@ -1,6 +1,7 @@
 //! Chains of hundreds of deltas: a point in time reads few of them, text output stays short, and a key's
 //! history does not depend on the number of threads.
 
+use crate::support::gc_history::NEWEST_FULL;
 use crate::support::made_backups::{BASE, Bucket, T0, revision};
 use crate::support::{deltafold, run_json};
 use chrono::{DateTime, TimeDelta, Utc};
@@ -134,16 +135,7 @@ fn people_are_shown_the_ends_of_a_long_list_and_json_holds_all() {
 
     // A newer full makes all 300 deltas superfluous: the text gives their number instead of a line for each.
     b.compact(&[]);
-    let gc = [
-        "gc",
-        "--policy",
-        "limit",
-        "--limit",
-        "1",
-        "--restorable-window",
-        "0s",
-        "--store",
-    ];
+    let gc = [&["gc"], &NEWEST_FULL[..], &["--store"]].concat();
     let text = printed(&gc, b.path());
     assert!(
         text.contains("delete        300 ") || text.contains(" 300 "),

@@ -205,8 +205,12 @@ fn a_file_can_be_read_by_others_whatever_the_umask() {
     let file = store.path().join("gc.prom");
     let gc = r#"umask 0077; exec "$0" gc --policy limit --store "$1" --metrics-file "$1/gc.prom""#;
     let mut shell = Command::new("sh");
-    let program = env!("CARGO_BIN_EXE_deltafold");
-    let out = shell.args(["-c", gc, program]).arg(store.path()).output();
+    let program = crate::support::program();
+    let out = shell
+        .args(["-c", gc])
+        .arg(program)
+        .arg(store.path())
+        .output();
     let out = out.expect("run sh");
     assert!(out.status.success(), "{out:?}");
     let mode = fs::metadata(&file).expect("the file").permissions().mode();

@@ -1,6 +1,7 @@
 //! The JSON schemas in `docs/` match the program: they are made from its types, and every result and failure validates.
 
 use super::documents::{COMMANDS, TEXT, run};
+use crate::support::gc_history::NEWEST_FULL;
 use crate::support::made_backups::{BASE, Bucket, LAST, T0};
 use crate::support::manifests::{path, read};
 use crate::support::pages;
@@ -411,14 +412,7 @@ fn results_of_collecting_garbage_are_as_documented() {
         result["status"].as_str().unwrap().to_owned()
     };
     let base = format!("Full-00000000-{BASE:08}-{T0}.gz");
-    let limit = [
-        "--policy",
-        "limit",
-        "--limit",
-        "1",
-        "--restorable-window",
-        "0s",
-    ];
+    let limit = NEWEST_FULL;
     let with = |more: &[&'static str]| [&limit[..], more].concat();
     assert_eq!(told("pin", &[&base, "--reason", "why"], &pin), "Succeeded");
     assert_eq!(told("pin", &[&base], &pin), "NothingToDo");

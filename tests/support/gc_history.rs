@@ -24,6 +24,21 @@ pub const NOTHING: [&str; 10] = [
     "0",
 ];
 
+/// Arguments of a policy that keeps the newest full alone.
+pub const NEWEST_FULL: [&str; 6] = [
+    "--policy",
+    "limit",
+    "--limit",
+    "1",
+    "--restorable-window",
+    "0s",
+];
+
+/// Arguments of a policy that keeps a restorable window alone.
+pub fn window_alone(window: &str) -> Vec<&str> {
+    [&["--restorable-window", window], &NOTHING[2..]].concat()
+}
+
 fn now() -> i64 {
     Utc::now().timestamp()
 }

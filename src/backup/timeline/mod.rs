@@ -118,6 +118,13 @@ impl Timeline {
         found.ok().map(|i| &self.members[i])
     }
 
+    /// Returns the timeline with those of its snapshots for which `stays` is true.
+    pub fn part(&self, stays: impl Fn(usize) -> bool) -> Timeline {
+        let mut part = self.clone();
+        part.members.retain(|m| stays(m.snapshot));
+        part
+    }
+
     /// Returns when the first own snapshot was created, in seconds since 1970; `None` for a timeline that did
     /// not fork off another one.
     pub fn began(&self, catalog: &Catalog) -> Option<i64> {

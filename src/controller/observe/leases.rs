@@ -7,18 +7,12 @@
 use crate::backup::Kind;
 use crate::backup::name::SnapshotName;
 use crate::controller::times::utc_of_micro;
+use crate::kubernetes::snapshot_leases::{
+    ACCUMULATED_BYTES, ACCUMULATED_EVENTS, LAST_BYTES, LAST_NAME, LAST_TIME, RESTORABLE_FIRST,
+    RESTORABLE_FIRST_TIME, RESTORABLE_LAST, RESTORABLE_LAST_TIME,
+};
 use chrono::{DateTime, Utc};
 use k8s_openapi::api::coordination::v1::Lease;
-
-const LAST_NAME: &str = "deltafold.io/last-snapshot-name";
-const LAST_BYTES: &str = "deltafold.io/last-snapshot-bytes";
-const LAST_TIME: &str = "deltafold.io/last-snapshot-time";
-const ACCUMULATED_BYTES: &str = "deltafold.io/accumulated-delta-bytes";
-const ACCUMULATED_EVENTS: &str = "deltafold.io/accumulated-delta-events";
-const RESTORABLE_FIRST: &str = "deltafold.io/restorable-first-revision";
-const RESTORABLE_LAST: &str = "deltafold.io/restorable-last-revision";
-const RESTORABLE_FIRST_TIME: &str = "deltafold.io/restorable-first-time";
-const RESTORABLE_LAST_TIME: &str = "deltafold.io/restorable-last-time";
 
 /// The newest snapshot that one Lease reports.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

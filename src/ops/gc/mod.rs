@@ -405,8 +405,7 @@ fn partly_done(o: &Outcome) -> Option<Error> {
 fn restorable_ranges(plan: &Plan, has: &dyn Fn(usize) -> bool) -> Vec<Restorable> {
     let mut all = Vec::new();
     for timeline in &plan.timelines.all {
-        let mut left = timeline.clone();
-        left.members.retain(|m| has(m.snapshot));
+        let left = timeline.part(has);
         all.extend(Bases::default().restorable(&plan.catalog, &Contents::default(), &left));
     }
     all

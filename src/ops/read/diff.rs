@@ -94,23 +94,22 @@ impl<'c> Diff<'c> {
         points: &Points,
         range: &KeyRange,
     ) -> Result<Self> {
-        let open = |backup: &BackupLocation, target| {
-            // The first backup, if it is another one, is a plain snapshot file.
-            let is_file = matches!(backup, BackupLocation::File(..));
-            let (source, scan) = backup.open_unchecked(&Request {
+        let open = |backup: &BackupLocation, target, timeline| {
+            let (source, scan) = backup.open_with_scan(&Request {
                 target,
-                timeline: points
-                    .timeline
-                    .clone()
-                    .filter(|_| first.is_none() || !is_file),
+                timeline,
                 or_newest: points.or_newest,
             })?;
-            source.wait_for_hash()?;
             let keys = Keys::read(backup.context()?, &source, range.clone())?;
             Ok((source, scan, Side { keys, ended: false }))
         };
-        let (from, _, old) = open(first.unwrap_or(backup), points.from)?;
-        let (to, scan, new) = open(backup, points.to)?;
+        let timeline = points.timeline.clone();
+        let (from, _, old) = match first {
+            // A backup of its own has other timelines.
+            Some(first) => open(first, points.from, None)?,
+            None => open(backup, points.from, timeline.clone())?,
+        };
+        let (to, scan, new) = open(backup, points.to, timeline)?;
         Ok(Diff {
             ctx: backup.context()?,
             old,

@@ -141,13 +141,7 @@ pub(super) fn full_after_deltas(
     let Some(feed) = feed else {
         return saver.full_now(asked_for, is_final, reporter);
     };
-    let mut collector = DeltaCollector {
-        ctx,
-        feed,
-        pending: PendingDelta::new(ctx)?,
-        bandwidth: settings.bandwidth.clone(),
-        max_bytes: MAX_DELTA_BYTES,
-    };
+    let mut collector = DeltaCollector::new(ctx, settings, feed, MAX_DELTA_BYTES)?;
     let started = Instant::now();
     let saved = collector.save_with_full(saver, asked_for, is_final);
     let metrics = &reporter.metrics;
@@ -205,13 +199,8 @@ fn catch_up(
         Ok(position) => position,
         Err(cause) => return Ok(Some(cause)),
     };
-    let mut collector = DeltaCollector {
-        ctx,
-        feed: saver.feed(cluster, position),
-        pending: PendingDelta::new(ctx)?,
-        bandwidth: settings.bandwidth.clone(),
-        max_bytes: options.max_bytes,
-    };
+    let feed = saver.feed(cluster, position);
+    let mut collector = DeltaCollector::new(ctx, settings, feed, options.max_bytes)?;
     let ended = match collector.feed.verify()? {
         None => collector.save_up_to(saver, cluster.revision)?,
         ended => ended,
@@ -236,7 +225,22 @@ struct DeltaCollector<'a> {
     max_bytes: u64,
 }
 
-impl DeltaCollector<'_> {
+impl<'a> DeltaCollector<'a> {
+    fn new(
+        ctx: &'a Context,
+        settings: &SnapshotSettings,
+        feed: Feed,
+        max_bytes: u64,
+    ) -> Result<Self> {
+        Ok(DeltaCollector {
+            ctx,
+            feed,
+            pending: PendingDelta::new(ctx)?,
+            bandwidth: settings.bandwidth.clone(),
+            max_bytes,
+        })
+    }
+
     /// Takes a full, and saves the changes up to it before it gets its name.
     fn save_with_full(
         &mut self,

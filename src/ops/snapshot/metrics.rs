@@ -5,10 +5,11 @@
 use super::NewSnapshot;
 use super::event_queue::WatchStatus;
 use super::next::FullReason;
-use crate::backup::chain::{self, KnownBases};
+use crate::backup::Catalog;
 use crate::backup::timeline::Timeline;
-use crate::backup::{Catalog, Kind, SnapshotName};
 use crate::mvcc::Revision;
+use crate::ops::contents::Contents;
+use crate::ops::restorable::{Bases, Restorable};
 use crate::telemetry::metrics::{Metrics, RestorableWindow, SavedSnapshot};
 use chrono::{DateTime, TimeDelta, Utc};
 use std::time::{Duration, Instant};
@@ -64,19 +65,15 @@ impl MetricsReporter {
 
     /// Publishes the restorable range, by names, that contains the revision `last`.
     pub(super) fn set_restorable(&self, catalog: &Catalog, timeline: &Timeline, last: Revision) {
-        let ranges = chain::restorable(catalog, timeline, &KnownBases::new());
-        let Some(&(first, last)) = ranges.iter().find(|r| r.0 <= last && last <= r.1) else {
+        let ranges = Bases::default().restorable(catalog, &Contents::default(), timeline);
+        let holds = |r: &&Restorable| r.first_revision <= last && last <= r.last_revision;
+        let Some(range) = ranges.iter().find(holds) else {
             return;
         };
-        let names = timeline
-            .members
-            .iter()
-            .map(|m| &catalog.snapshots[m.snapshot].name);
-        let fulls = names.filter(|n| n.kind == Kind::Full && n.last >= first && n.last <= last);
         self.metrics.restorable(&RestorableWindow {
-            first_revision: first.0,
-            last_revision: last.0,
-            first_time: fulls.map(SnapshotName::created_at).min(),
+            first_revision: range.first_revision.0,
+            last_revision: range.last_revision.0,
+            first_time: Some(range.first_time),
             last_time: Some(Utc::now()),
         });
     }

@@ -13,6 +13,7 @@ use super::{
     DEFAULT_COMPRESSION, Hole, MemberComparison, MetricsReporter, NewSnapshot, SnapshotSettings,
 };
 use crate::backup::SnapshotName;
+use crate::backup::catalog::SNAPSHOTS;
 use crate::backup::codec::Encoding;
 use crate::backup::timeline::{NamesOnly, Timelines};
 use crate::base::plural::count;
@@ -40,7 +41,7 @@ pub(super) fn nothing_saved() -> FullCause {
 /// Says that a new backup begins, which may be due to a slip in --store, and which backups are beside it.
 fn new_backup(ctx: &Context) -> String {
     let mut beside = Vec::new();
-    for (place, names) in ctx.store.neighbours() {
+    for (place, names) in ctx.store.neighbours(&SNAPSHOTS) {
         let names = names.iter().filter(|n| n.parse::<SnapshotName>().is_ok());
         match names.count() {
             0 => {}

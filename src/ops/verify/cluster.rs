@@ -148,11 +148,11 @@ pub fn run(ctx: &Context, connector: &Connector, options: &Options) -> Result<Re
     let clock = ReportBuilder::start();
     without_excluded(|| {
         let comparison = Comparison {
-            is_other_cluster: false,
             ctx,
             connector,
             options,
             clock: clock.clone(),
+            is_other_cluster: false,
         };
         comparison.run()
     })

@@ -476,6 +476,11 @@ pub(super) fn local_folder(url: &str) -> Option<PathBuf> {
     dir.filter(|d| !d.as_os_str().is_empty())
 }
 
+/// Whether a local folder holds `v2` or `v1`.
+pub fn holds_backup(dir: &FilePath) -> bool {
+    dir.join("v2").is_dir() || dir.join("v1").is_dir()
+}
+
 /// Returns the local folder that was probably meant by `url`, which has no `v2` or `v1` in it: a folder above
 /// it, or a folder in it or beside it. `None` if there is none, if there are several in it, or if `url` is that
 /// of an object store.
@@ -483,7 +488,6 @@ pub fn likely_folder(url: &str) -> Option<String> {
     /// The most entries of a folder that are looked at.
     const MOST: usize = 1000;
     let dir = local_folder(url)?;
-    let holds_backup = |dir: &FilePath| dir.join("v2").is_dir() || dir.join("v1").is_dir();
     let within = |dir: &FilePath| {
         let entries = std::fs::read_dir(dir).into_iter().flatten().take(MOST);
         let folders = entries.filter_map(|e| Some(e.ok()?.path()));

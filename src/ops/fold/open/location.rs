@@ -50,9 +50,15 @@ impl BackupLocation {
     /// # Errors
     /// As [`Source::open`] and [`Source::open_file`].
     pub fn open(&self, request: &Request) -> Result<(&Context, Source)> {
-        let (source, _) = self.open_unchecked(request)?;
-        source.wait_for_hash()?;
+        let (source, _) = self.open_with_scan(request)?;
         Ok((self.context()?, source))
+    }
+
+    /// Opens as [`open`](Self::open) does, and returns the scan of a store, too.
+    pub(crate) fn open_with_scan(&self, request: &Request) -> Result<(Source, Option<Scan>)> {
+        let (source, scan) = self.open_unchecked(request)?;
+        source.wait_for_hash()?;
+        Ok((source, scan))
     }
 
     /// Opens the full of the requested state and returns the scan, too. The hash of a plain snapshot file may

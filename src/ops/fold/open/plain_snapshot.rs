@@ -16,6 +16,7 @@ use crate::error::{Error, Reason, Result};
 use crate::mvcc::Base;
 use crate::ops::{Context, free_space};
 use crate::store::encryption;
+use crate::store::open::holds_backup;
 use crate::telemetry::progress::Step;
 use sha2::{Digest, Sha256};
 use std::fs::File;
@@ -369,9 +370,7 @@ fn open(path: &Path) -> Result<(File, u64)> {
     let kind = std::fs::metadata(path).map_err(failed)?;
     if !kind.is_file() {
         let what = match kind.is_dir() {
-            true if path.join("v2").is_dir() || path.join("v1").is_dir() => {
-                "a store of snapshots: give it as --store"
-            }
+            true if holds_backup(path) => "a store of snapshots: give it as --store",
             true => {
                 "a folder: give one of its files (`deltafold list --snapshot` shows those of a folder)"
             }

@@ -302,11 +302,7 @@ impl<'a> Verification<'a> {
 
     /// Returns the timeline without its unusable snapshots.
     fn usable_part(&self, timeline: &Timeline) -> Timeline {
-        let mut usable = timeline.clone();
-        usable
-            .members
-            .retain(|m| !self.unusable.contains(&m.snapshot));
-        usable
+        timeline.part(|i| !self.unusable.contains(&i))
     }
 
     /// Reports what the names show, and the problems that the scan has met.
