@@ -49,9 +49,10 @@ fn write_pages(command: &clap::Command, dir: &Path) -> io::Result<()> {
     std::fs::write(dir.join(man.get_filename()), page(command, &man)?)
 }
 
-/// The subcommands that have pages: all but `help`.
+/// The subcommands that have pages: all but `help` and those that only Pods call.
 fn documented(command: &clap::Command) -> impl Iterator<Item = &clap::Command> {
-    command.get_subcommands().filter(|c| c.get_name() != "help")
+    let all = command.get_subcommands();
+    all.filter(|c| c.get_name() != "help" && !c.is_hide_set())
 }
 
 fn page(command: &clap::Command, man: &Man) -> io::Result<Vec<u8>> {

@@ -11,6 +11,7 @@ mod compact;
 mod completions;
 mod controller;
 mod copy;
+mod copy_program;
 mod diff;
 mod encryption;
 mod endpoints;
@@ -122,6 +123,7 @@ enum Command {
     Policy(policy::PolicyCommand),
     Manifests(manifests::ManifestsArgs),
     Cleanup(cleanup::CleanupArgs),
+    CopyProgram(copy_program::CopyProgramArgs),
     Completions(completions::CompletionsArgs),
     Man(man::ManArgs),
 }
@@ -275,6 +277,7 @@ fn run(cli: Cli) -> Ended {
         Command::Policy(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Manifests(args) => args.run(output).map(|()| None),
         Command::Cleanup(args) => with_signals(|cancel| args.run(cancel, output)),
+        Command::CopyProgram(args) => args.run().map(|()| None),
         Command::Completions(args) => args.run().map(|()| None),
         Command::Man(args) => args.run().map(|()| None),
     };

@@ -223,6 +223,18 @@ pub struct VerifySpec {
     /// Also compare the backup with the live etcd
     #[serde(default)]
     pub against_cluster: bool,
+    /// Also restore the backup and start an etcd on the result; the level is then fold
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub drill: Option<DrillSpec>,
+}
+
+/// The restore drill of each verification.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct DrillSpec {
+    /// Image with the etcd to start, at /usr/local/bin/etcd, such as registry.k8s.io/etcd:3.6.5-0
+    #[schemars(length(min = 1, max = 512))]
+    pub etcd_image: String,
 }
 
 /// The maintenance of the live etcd.

@@ -124,6 +124,8 @@ const POLICY_RULES: [Rule<EtcdBackupPolicy>; 5] = [
 
 const OTHER_IMAGE: &str = "spec.jobTemplate.image: images other than the controller's --job-image are not allowed; to allow them, start the controller with --allowed-image-prefix";
 
+const OTHER_ETCD_IMAGE: &str = "spec.verify.drill.etcdImage: images of other registries are not allowed; to allow them, start the controller with --allowed-image-prefix";
+
 const TASK_RULES: [Rule<EtcdBackupTask>; 3] = [
     Rule {
         is_allowed: |a| a.allow_host_path,
@@ -172,13 +174,19 @@ impl Allowed {
     /// flag.
     pub fn problems(&self, policy: &EtcdBackupPolicy, settings: &Settings) -> Vec<String> {
         let mut problems = self.violations(&POLICY_RULES, policy);
-        let image = policy.spec.job_template.image.as_deref();
-        let prefixes = &self.allowed_image_prefix;
-        if let Some(image) = image
-            && image != settings.image
-            && !prefixes.iter().any(|prefix| is_below(image, prefix))
-        {
-            problems.push(OTHER_IMAGE.to_owned());
+        let drill = policy.spec.verify.as_ref().and_then(|v| v.drill.as_ref());
+        let images = [
+            (policy.spec.job_template.image.as_deref(), OTHER_IMAGE),
+            (drill.map(|d| d.etcd_image.as_str()), OTHER_ETCD_IMAGE),
+        ];
+        for (image, refusal) in images {
+            let mut prefixes = self.allowed_image_prefix.iter();
+            if let Some(image) = image
+                && image != settings.image
+                && !prefixes.any(|prefix| is_below(image, prefix))
+            {
+                problems.push(refusal.to_owned());
+            }
         }
         problems
     }
@@ -205,18 +213,27 @@ impl Allowed {
     pub fn policy_validations(&self, job_image: &str) -> Vec<Validation> {
         let mut all = self.validations(&POLICY_RULES);
         let own = cel_string(job_image);
-        let mut expression = format!("object.spec.?jobTemplate.?image.orValue({own}) == {own}");
-        if !self.allowed_image_prefix.is_empty() {
-            let prefixes = self.allowed_image_prefix.iter();
-            let prefixes: Vec<String> = prefixes.map(|p| cel_string(p)).collect();
-            let is_below = IS_BELOW.replace("prefixes", &format!("[{}]", prefixes.join(",")));
-            // CEL has no `let`: `exists` on a list of one element gives the value a name.
-            expression += &format!(" || [object.spec.jobTemplate.image].exists(image, {is_below})");
+        for (optional, field, message) in [
+            ("?jobTemplate.?image", "jobTemplate.image", OTHER_IMAGE),
+            (
+                "?verify.?drill.?etcdImage",
+                "verify.drill.etcdImage",
+                OTHER_ETCD_IMAGE,
+            ),
+        ] {
+            let mut expression = format!("object.spec.{optional}.orValue({own}) == {own}");
+            if !self.allowed_image_prefix.is_empty() {
+                let prefixes = self.allowed_image_prefix.iter();
+                let prefixes: Vec<String> = prefixes.map(|p| cel_string(p)).collect();
+                let is_below = IS_BELOW.replace("prefixes", &format!("[{}]", prefixes.join(",")));
+                // CEL has no `let`: `exists` on a list of one element gives the value a name.
+                expression += &format!(" || [object.spec.{field}].exists(image, {is_below})");
+            }
+            all.push(Validation {
+                expression,
+                message,
+            });
         }
-        all.push(Validation {
-            expression,
-            message: OTHER_IMAGE,
-        });
         all
     }
 
@@ -326,6 +343,12 @@ mod tests {
                 "spec.jobTemplate.priorityClassName",
             ),
             (spec("image", "a/b:1".into()), "spec.jobTemplate.image"),
+            (
+                policy(
+                    json!({"verify": {"schedule": "@daily", "drill": {"etcdImage": "a/etcd:1"}}}),
+                ),
+                "spec.verify.drill.etcdImage",
+            ),
         ];
         let tasks = [
             (
@@ -430,11 +453,11 @@ mod tests {
     #[test]
     fn the_api_server_gets_the_rules_that_no_flag_turns_off() {
         let none = Allowed::default();
-        assert_eq!(none.policy_validations("i").len(), 6);
+        assert_eq!(none.policy_validations("i").len(), 7);
         assert_eq!(none.task_validations().len(), 3);
         // The rule for images is always there: without it, any image would be allowed.
         let validations = all().policy_validations("own\"");
-        assert_eq!(validations.len(), 1);
+        assert_eq!(validations.len(), 2);
         let expression = &validations[0].expression;
         assert!(expression.contains(r#"orValue("own\"") == "own\"""#));
         assert!(expression.contains(r#"["a","registry.example/team"].exists(p, "#));

@@ -3,7 +3,7 @@
 //! They decide neither when a Pod runs nor for how long. Called by `scheduled` and `on_demand`.
 
 use super::super::api::{
-    CopyBackupsConfig, EtcdBackupPolicy, OnDemandCompactionConfig, RestoreConfig,
+    CopyBackupsConfig, DrillSpec, EtcdBackupPolicy, OnDemandCompactionConfig, RestoreConfig,
 };
 use super::pod::{CopySide, PodBuilder};
 use super::{DEFAULT_USER, Settings, duration, time_zone};
@@ -98,9 +98,17 @@ pub(super) fn verification<'a>(
     settings: &'a Settings,
     level: Level,
     against_cluster: bool,
+    drill: Option<&'a DrillSpec>,
 ) -> PodBuilder<'a> {
     let verify = || PodBuilder::new(policy, settings, &["verify"]).store(true);
-    let verify_backup = || verify().options(&Thoroughness { level: Some(level) });
+    let verify_backup = || match drill {
+        Some(drill) => verify()
+            .options(&Thoroughness {
+                level: Some(Level::Fold),
+            })
+            .drill(&drill.etcd_image),
+        None => verify().options(&Thoroughness { level: Some(level) }),
+    };
     match against_cluster {
         false => verify_backup().metrics(),
         // A comparison with etcd covers one revision only and takes no level, so the backup is verified

@@ -56,6 +56,8 @@ pub const LABEL_TASK_TYPE: &str = "deltafold.io/task-type";
 pub const CONTAINER: &str = "deltafold";
 /// The init container that verifies the backup before the main container compares it with the live etcd.
 pub const CONTAINER_BEFORE: &str = "deltafold-backup";
+/// The init containers that copy deltafold itself and then the etcd of a restore drill.
+pub const COPY_CONTAINERS: [&str; 2] = ["deltafold-program", "deltafold-etcd"];
 /// The file in which a container leaves its termination message.
 pub const TERMINATION_LOG: &str = "/dev/termination-log";
 /// The name of the Jobs' ServiceAccount in each namespace, of its RoleBinding, and of the ClusterRole bound
@@ -262,14 +264,10 @@ fn deadline_seconds(deadline: Duration) -> i64 {
 }
 
 fn job_spec(pod: PodBuilder<'_>, deadline: Duration, labels: BTreeMap<String, String>) -> JobSpec {
-    let containers: &[&str] = match pod.has_init_container() {
-        true => &[CONTAINER, CONTAINER_BEFORE],
-        false => &[CONTAINER],
-    };
     JobSpec {
         active_deadline_seconds: Some(deadline_seconds(deadline)),
         backoff_limit: Some(BACKOFF_LIMIT),
-        pod_failure_policy: Some(pod_failure_policy(containers)),
+        pod_failure_policy: Some(pod_failure_policy(&pod.container_names())),
         template: pod.template(labels),
         ..JobSpec::default()
     }

@@ -139,7 +139,7 @@ fn task_pod<'a>(
             let level = level.or(policy_level).unwrap_or_default();
             let against_cluster =
                 config.is_some_and(|c| c.against_cluster) && policy.spec.etcd.is_some();
-            let pod = commands::verification(policy, settings, level, against_cluster);
+            let pod = commands::verification(policy, settings, level, against_cluster, None);
             (pod, deadlines.verification)
         }
         TaskType::Maintenance => {

@@ -8,8 +8,8 @@ use super::flags::flags;
 use super::leases::{lock_lease_name, needs_lock_leases};
 use super::store_url::local_path;
 use super::{
-    CONTAINER, CONTAINER_BEFORE, DEFAULT_USER, Settings, TERMINATION_LOG, duration, lease_prefix,
-    service_account_name,
+    CONTAINER, CONTAINER_BEFORE, COPY_CONTAINERS, DEFAULT_USER, Settings, TERMINATION_LOG,
+    duration, lease_prefix, service_account_name,
 };
 use crate::base::limits;
 use crate::base::{Size, Span, TextValue};
@@ -32,6 +32,10 @@ const PORT: i32 = 8080;
 const PORT_NAME: &str = "metrics";
 /// The mount path of the volume for temporary files.
 const SCRATCH: &str = "/scratch";
+/// Where the Pod of a restore drill has the etcd to start.
+const DRILL_ETCD: &str = "/scratch/etcd";
+/// The path of etcd in the images of the etcd project and of Kubernetes.
+const ETCD_IN_IMAGE: &str = "/usr/local/bin/etcd";
 /// The directory in which Secrets are mounted.
 const SECRETS: &str = "/secrets";
 /// Files of a Secret are readable by owner and group only.
@@ -52,6 +56,8 @@ pub(super) struct PodBuilder<'a> {
     serves_metrics: bool,
     /// For a Pod that runs until it is stopped: the seconds between SIGTERM and SIGKILL.
     stop_grace: Option<i64>,
+    /// The image whose etcd is copied to [`DRILL_ETCD`] before the Pod's work.
+    etcd_image: Option<&'a str>,
     /// The arguments of the init container.
     init_args: Option<Vec<String>>,
 }
@@ -96,6 +102,7 @@ impl<'a> PodBuilder<'a> {
             needs_token: false,
             serves_metrics: false,
             stop_grace: None,
+            etcd_image: None,
             init_args: None,
         };
         pod.args
@@ -264,16 +271,32 @@ impl<'a> PodBuilder<'a> {
             return self;
         };
         let mut pod = self.flag("--endpoints", &etcd.endpoints.join(","));
-        for (use_, flag, secret) in [
-            ("etcd-tls", "--tls-secret", &etcd.tls_secret_ref),
-            ("etcd-auth", "--auth-secret", &etcd.auth_secret_ref),
-        ] {
-            if let Some(secret) = secret {
-                let (mounted, path) = pod.secret(use_, secret);
-                pod = mounted.flag(flag, &path);
-            }
+        if let Some(secret) = &etcd.tls_secret_ref {
+            let (mounted, path) = pod.secret("etcd-tls", secret);
+            pod = mounted.flag("--tls-secret", &path);
         }
-        pod
+        pod.etcd_user()
+    }
+
+    fn etcd_user(self) -> Self {
+        let etcd = self.policy.spec.etcd.as_ref();
+        let Some(secret) = etcd.and_then(|e| e.auth_secret_ref.as_ref()) else {
+            return self;
+        };
+        let (pod, path) = self.secret("etcd-auth", secret);
+        pod.flag("--auth-secret", &path)
+    }
+
+    /// Adds a restore drill with the etcd of another image. A restored etcd with authentication has the users
+    /// of the live one.
+    pub(super) fn drill(self, etcd_image: &'a str) -> Self {
+        let pod = self.flag("--etcd-binary", DRILL_ETCD).etcd_user();
+        pod.with_etcd_of(etcd_image)
+    }
+
+    fn with_etcd_of(mut self, image: &'a str) -> Self {
+        self.etcd_image = Some(image);
+        self
     }
 
     /// Adds the identity that decrypts snapshots, and the rules for snapshots that are not encrypted.
@@ -373,12 +396,45 @@ impl<'a> PodBuilder<'a> {
     /// the other one mounts.
     pub(super) fn run_first(mut self, first: PodBuilder<'a>) -> Self {
         self.init_args = Some(first.args);
+        self.etcd_image = first.etcd_image;
         self
     }
 
-    /// Returns whether the Pod has an init container.
-    pub(super) fn has_init_container(&self) -> bool {
-        self.init_args.is_some()
+    /// Returns the names of the Pod's containers.
+    pub(super) fn container_names(&self) -> Vec<&'static str> {
+        let before = self.init_args.as_ref().map(|_| CONTAINER_BEFORE);
+        let copies = self.etcd_image.map(|_| COPY_CONTAINERS);
+        let copies = copies.into_iter().flatten();
+        [CONTAINER]
+            .into_iter()
+            .chain(before)
+            .chain(copies)
+            .collect()
+    }
+
+    /// Returns the init containers that copy the etcd of another image. An image of etcd has no shell: deltafold
+    /// copies itself into the scratch volume, and then runs in that image.
+    fn copy_etcd(&self, image: &str) -> [Container; 2] {
+        const PROGRAM: &str = "/scratch/deltafold";
+        let container = |name: &str, args: &[&str]| {
+            let args = ["copy-program", "--termination-log", TERMINATION_LOG]
+                .iter()
+                .chain(args);
+            let mut container = self.container(name, args.map(|a| (*a).to_owned()).collect());
+            let mounts = container.volume_mounts.iter_mut();
+            mounts.for_each(|m| m.retain(|m| m.mount_path == SCRATCH));
+            container
+        };
+        let [program, etcd] = COPY_CONTAINERS;
+        let itself = container(program, &[PROGRAM]);
+        let etcd = container(etcd, &["--program", ETCD_IN_IMAGE, DRILL_ETCD]);
+        let etcd = Container {
+            image: Some(image.to_owned()),
+            image_pull_policy: None,
+            command: Some(vec![PROGRAM.to_owned()]),
+            ..etcd
+        };
+        [itself, etcd]
     }
 
     fn container(&self, name: &str, args: Vec<String>) -> Container {
@@ -416,7 +472,9 @@ impl<'a> PodBuilder<'a> {
         let args = std::mem::take(&mut self.args);
         let mut main = self.container(CONTAINER, args);
         let init_args = self.init_args.take();
-        let init_containers = init_args.map(|args| vec![self.container(CONTAINER_BEFORE, args)]);
+        let copies = self.etcd_image.map(|image| self.copy_etcd(image));
+        let before = init_args.map(|args| self.container(CONTAINER_BEFORE, args));
+        let init_containers: Vec<_> = copies.into_iter().flatten().chain(before).collect();
         let is_long_running = self.stop_grace.is_some();
         if self.serves_metrics {
             main.ports = Some(vec![ContainerPort {
@@ -439,7 +497,7 @@ impl<'a> PodBuilder<'a> {
             }),
             spec: Some(PodSpec {
                 containers: vec![main],
-                init_containers,
+                init_containers: (!init_containers.is_empty()).then_some(init_containers),
                 restart_policy: Some(match is_long_running {
                     true => "Always".to_owned(),
                     false => "Never".to_owned(),

@@ -85,7 +85,13 @@ fn scheduled<'a>(policy: &'a EtcdBackupPolicy, settings: &'a Settings) -> Vec<Sc
             suffix: "verify",
             schedule: &verify.schedule,
             deadline: deadlines.verification,
-            pod: commands::verification(policy, settings, verify.level, against_cluster),
+            pod: commands::verification(
+                policy,
+                settings,
+                verify.level,
+                against_cluster,
+                verify.drill.as_ref(),
+            ),
         });
     }
     if let Some(maintenance) = spec.maintenance.as_ref().filter(|_| has_etcd) {

@@ -4,7 +4,7 @@
 //! ignored. Pure functions that decide nothing. Called by `plan`, `threshold_jobs` and the metrics.
 
 use crate::controller::api::{LastRun, RunState};
-use crate::controller::jobs::{CONTAINER, CONTAINER_BEFORE};
+use crate::controller::jobs::{CONTAINER, CONTAINER_BEFORE, COPY_CONTAINERS};
 use crate::controller::times::utc;
 use crate::error::Reason;
 use crate::telemetry::termination::Message;
@@ -87,12 +87,17 @@ pub struct PodOutcome {
     pub waiting_reason: Option<String>,
 }
 
-/// Returns the status of the main container, or of the init container if that one has failed.
+/// Returns the status of the main container, or of an init container that has failed or cannot start.
 fn relevant_container(pod: &Pod) -> Option<&ContainerStatus> {
     let status = pod.status.as_ref()?;
     let has_failed = |c: &&ContainerStatus| {
-        let terminated = c.state.as_ref().and_then(|s| s.terminated.as_ref());
-        c.name == CONTAINER_BEFORE && terminated.is_some_and(|t| t.exit_code != 0)
+        let is_ours = c.name == CONTAINER_BEFORE || COPY_CONTAINERS.contains(&c.name.as_str());
+        let Some(state) = c.state.as_ref().filter(|_| is_ours) else {
+            return false;
+        };
+        let terminated = state.terminated.as_ref();
+        let waits = state.waiting.as_ref().and_then(waiting_reason).is_some();
+        waits || terminated.is_some_and(|t| t.exit_code != 0)
     };
     let mut init_statuses = status.init_container_statuses.iter().flatten();
     let mut statuses = status.container_statuses.iter().flatten();

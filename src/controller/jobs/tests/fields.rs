@@ -48,7 +48,7 @@ fn all_leaves(crd: usize) -> BTreeSet<String> {
 
 #[test]
 fn every_policy_field_changes_an_object() {
-    let changes: [(MakeSpec, &str, Value); 52] = [
+    let changes: [(MakeSpec, &str, Value); 53] = [
         (rich, "etcd.endpoints", json!(["https://etcd-0:2379"])),
         (rich, "etcd.tlsSecretRef.name", json!("other")),
         (rich, "etcd.authSecretRef.name", json!("other")),
@@ -81,6 +81,11 @@ fn every_policy_field_changes_an_object() {
         (rich, "verify.schedule", json!("1 5 * * *")),
         (rich, "verify.level", json!("names")),
         (rich, "verify.againstCluster", json!(false)),
+        (
+            rich,
+            "verify.drill.etcdImage",
+            json!("registry.example/etcd:3.6"),
+        ),
         (rich, "maintenance.schedule", json!("1 4 * * 0")),
         (rich, "maintenance.compactKeep", json!("500")),
         (rich, "maintenance.defrag", json!("always")),

@@ -86,7 +86,7 @@ fn local() -> Value {
             "url": "file:///backups/etcd-main",
             "volume": {"persistentVolumeClaim": "backups"},
         },
-        "verify": {"schedule": "0 5 * * *"},
+        "verify": {"schedule": "0 5 * * *", "drill": {"etcdImage": "registry.example/etcd:3.6"}},
         "retention": {},
     })
 }
