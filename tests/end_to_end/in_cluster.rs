@@ -98,6 +98,31 @@ async fn a_policy_backs_an_etcd_up_and_a_task_restores_it() {
     assert_eq!(served.revision().await, newest + 3);
 }
 
+/// A scheduled verification restores the backup and starts the etcd of another image on it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_verification_drills_with_the_etcd_of_another_image() {
+    let world = ClusterNamespace::new("drill").await;
+    world.apply_policy(json!({
+        "verify": {
+            "schedule": "* * * * *",
+            "againstCluster": true,
+            "drill": {"etcdImage": setting("IN_CLUSTER_ETCD_IMAGE")},
+        },
+        "compaction": {"enabled": false},
+    }));
+    world.snapshot("full", "full");
+    let verified = || {
+        let policy = world.policy();
+        (policy["status"]["lastVerification"]["state"] == "Succeeded").then_some(policy)
+    };
+    wait("a verification", verified);
+    let (code, status, said) = world.deltafold(&["status"]);
+    assert_eq!(code, 0, "{said}");
+    let verifications = status["verifications"].as_array().unwrap();
+    let fold = verifications.iter().find(|v| v["level"] == "fold").unwrap();
+    assert_eq!(fold["drill_succeeded"], true, "{status:#}");
+}
+
 // --- kills and restarts ---
 
 /// How a Pod ends.

@@ -120,6 +120,8 @@ pub fn install() {
             "install",
             "--image",
             &setting("IN_CLUSTER_IMAGE"),
+            "--allowed-image-prefix",
+            "deltafold.test/etcd",
         ]);
         let output = command.output().unwrap();
         assert!(output.status.success(), "{}", text(&output.stderr));
