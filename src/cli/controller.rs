@@ -71,11 +71,6 @@ pub(super) struct ControllerArgs {
     /// for all interfaces
     #[arg(long, value_name = "ADDRESS")]
     metrics_bind_address: Option<BindAddress>,
-    /// Stop existing policies that use a feature which is not allowed
-    ///
-    /// Without it, such a policy continues until its spec changes.
-    #[arg(long, value_parser = yes_or_no)]
-    enforce_existing: bool,
     #[command(flatten)]
     allowed: Allowed,
 }
@@ -103,7 +98,6 @@ impl ControllerArgs {
                 settings: Settings::new(self.job_image.clone()),
                 namespaces: self.namespace.clone(),
                 allowed: self.allowed.clone(),
-                enforce_existing: self.enforce_existing,
                 compactions: self.compaction_workers > 0,
                 tasks: self.task_workers > 0,
             },

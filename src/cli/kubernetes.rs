@@ -1,6 +1,6 @@
 //! The flags that select a Kubernetes cluster and namespace, and tables and ages as kubectl prints them.
 //!
-//! `task`, `policy` and `cleanup` use them: commands that a user runs against the controller's cluster.
+//! `task` and `policy` use them: commands that a user runs against the controller's cluster.
 
 use super::text::{Row, Text};
 use crate::base::{Cancel, duration};

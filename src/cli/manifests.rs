@@ -1,10 +1,10 @@
-//! `deltafold manifests install|namespace|cleanup|crds|samples`: their arguments, and YAML or JSON.
+//! `deltafold manifests install|namespace|crds|samples`: their arguments, and YAML or JSON.
 //!
 //! `controller::manifests` makes the objects.
 
 use super::{Output, print, print_json};
 use crate::controller::manifests;
-use crate::controller::manifests::{CleanupOptions, InstallOptions};
+use crate::controller::manifests::InstallOptions;
 use crate::error::Result;
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Subcommand};
@@ -36,8 +36,6 @@ enum ManifestsCommand {
     Install(InstallOptions),
     /// Print what Jobs need in a namespace: ServiceAccount, RoleBinding and NetworkPolicy
     Namespace(NamespaceArgs),
-    /// Print a Job that removes leftovers of the controller of version 0.1
-    Cleanup(CleanupOptions),
     /// Print the resource definitions only
     Crds,
     /// Print sample policies for a local volume, S3, Azure and Google Cloud, and a sample task of each type
@@ -66,10 +64,6 @@ impl ManifestsArgs {
             ManifestsCommand::Namespace(args) => (
                 manifests::namespace_yaml(&args.name)?,
                 objects(manifests::namespace(&args.name)),
-            ),
-            ManifestsCommand::Cleanup(options) => (
-                manifests::cleanup_yaml(options)?,
-                objects(manifests::cleanup(options)),
             ),
             ManifestsCommand::Crds => (manifests::crds_yaml()?, objects(manifests::definitions()?)),
             ManifestsCommand::Samples => (manifests::samples_yaml(), manifests::samples()?),

@@ -6,7 +6,6 @@
 mod advice;
 mod apply;
 mod bandwidth;
-mod cleanup;
 mod compact;
 mod completions;
 mod controller;
@@ -122,7 +121,6 @@ enum Command {
     Task(task::TaskArgs),
     Policy(policy::PolicyCommand),
     Manifests(manifests::ManifestsArgs),
-    Cleanup(cleanup::CleanupArgs),
     CopyProgram(copy_program::CopyProgramArgs),
     Completions(completions::CompletionsArgs),
     Man(man::ManArgs),
@@ -276,7 +274,6 @@ fn run(cli: Cli) -> Ended {
         Command::Task(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Policy(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Manifests(args) => args.run(output).map(|()| None),
-        Command::Cleanup(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::CopyProgram(args) => args.run().map(|()| None),
         Command::Completions(args) => args.run().map(|()| None),
         Command::Man(args) => args.run().map(|()| None),

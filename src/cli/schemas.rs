@@ -5,7 +5,6 @@
 use super::print::{Failure, codes};
 use super::task::{TaskOutcome, TasksOutcome};
 use super::{diff, get, history, policy};
-use crate::controller::cleanup;
 use crate::ops::read::json::{KeyChange, KeyWithRecord, VersionJson};
 use crate::ops::report::Report;
 use crate::ops::{
@@ -25,7 +24,6 @@ const MAX_DESCRIBED_NAMES: usize = 20;
 pub fn schemas() -> Vec<(String, Value)> {
     vec![
         of("apply", |g| vec![report::<apply::Outcome>(g)]),
-        of("cleanup", |g| vec![g.subschema_for::<cleanup::Outcome>()]),
         of("compact", |g| vec![report::<compact::Outcome>(g)]),
         of("copy", |g| vec![report::<copy::Outcome>(g)]),
         of("diff", |g| list::<diff::Head, KeyChange>(g, "changes")),

@@ -13,7 +13,6 @@
 
 pub mod api;
 mod apply;
-pub mod cleanup;
 pub mod jobs;
 pub mod manifests;
 mod metrics;

@@ -179,18 +179,4 @@ mod tests {
         // An empty Lease has no holder.
         assert_eq!(record(&Lease::default()).holder_identity, "");
     }
-
-    #[test]
-    fn a_lease_of_an_older_version_is_read() {
-        let file = "/fixtures/frozen/0.1/resources/lock-lease.yaml";
-        let text = std::fs::read_to_string(env!("CARGO_MANIFEST_DIR").to_owned() + file).unwrap();
-        let r = record(&yaml_serde::from_str(&text).unwrap());
-        let holder = (r.holder_identity.as_str(), r.token.as_str());
-        assert_eq!(holder, ("etcd-0", "c9de87658a17b59f"));
-        assert_eq!((r.lease_duration_seconds, r.lease_transitions), (60, 6));
-        assert_eq!(
-            r.renew_time - r.acquire_time,
-            chrono::TimeDelta::seconds(10)
-        );
-    }
 }

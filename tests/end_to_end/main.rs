@@ -24,4 +24,3 @@ mod soak;
 mod task_commands;
 mod task_logs;
 mod tenants;
-mod upgrade;

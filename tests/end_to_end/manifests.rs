@@ -106,13 +106,11 @@ const CHOICES: [(&[&str], &[&str]); 5] = [
             "x/",
             "--allow-root",
             "--allow-tolerations",
-            "--enforce-existing",
         ],
         &[
             "allow.imagePrefixes={registry.example/team,x/}",
             "allow.root=true",
             "allow.tolerations=true",
-            "enforceExisting=true",
         ],
     ),
     (
@@ -171,7 +169,6 @@ fn every_value_of_the_chart_has_an_effect() {
         "allow.tolerations=true",
         "allow.priorityClass=true",
         "allow.imagePrefixes={registry.example/team}",
-        "enforceExisting=true",
         "networkPolicies=false",
         "apiServerPorts={8443}",
         "controller.extraArgs[0]=--max-jobs=7",

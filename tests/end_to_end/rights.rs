@@ -2,13 +2,11 @@
 
 use super::manifests::{Cluster, PATIENCE, SPACE, api, client};
 use crate::support::manifests::{documents, kind, name, printed};
-use crate::support::schema::Schema;
 use crate::support::scratch;
-use crate::support::tools::{self};
 use deltafold::controller::jobs::{Allowed, Settings};
 use deltafold::controller::manifests;
 use kube::Client;
-use kube::api::{Api, DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
+use kube::api::{Api, DynamicObject, Patch, PatchParams, PostParams};
 use kube::core::{ApiResource, GroupVersionKind};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
@@ -413,146 +411,4 @@ async fn the_api_server_refuses_what_the_flags_do_not_allow() {
     }
     old["spec"]["store"] = json!({"url": "s3://b/p"});
     cluster.apply(&old).await.unwrap();
-}
-
-/// Returns an object that 0.1 made for a policy.
-fn made_by_old(kind: &str, namespace: &str, policy: &str) -> Value {
-    let version = match kind {
-        "ServiceAccount" => "v1",
-        _ => "rbac.authorization.k8s.io/v1",
-    };
-    let name = format!("deltafold-{policy}");
-    let mut object = json!({
-        "apiVersion": version, "kind": kind,
-        "metadata": {
-            "name": name, "namespace": namespace,
-            "labels": {"app.kubernetes.io/managed-by": "deltafold", "deltafold.io/policy": policy},
-            "ownerReferences": [{"apiVersion": "deltafold.io/v1alpha1", "kind": "EtcdBackupPolicy",
-                "name": policy, "uid": "0", "controller": true, "blockOwnerDeletion": true}],
-        },
-    });
-    if kind == "RoleBinding" {
-        object["roleRef"] = json!({"apiGroup": RBAC, "kind": "Role", "name": name});
-        object["subjects"] =
-            json!([{"kind": "ServiceAccount", "name": name, "namespace": namespace}]);
-    }
-    object
-}
-
-/// With the rights of its Job: objects of 0.1 are deleted, those in use stay until they are not, and nothing
-/// else is touched.
-#[tokio::test(flavor = "multi_thread")]
-async fn what_the_old_controller_made_is_cleaned_up() {
-    let cluster = Cluster::start().await;
-    cluster.server.create_namespace("elsewhere").await;
-    cluster.server.create_namespace(manifests::NAMESPACE).await;
-    install(&cluster, &["cleanup"]).await;
-    const KINDS: [&str; 3] = ["ServiceAccount", "Role", "RoleBinding"];
-    for (namespace, policy) in [
-        (SPACE, "main"),
-        ("elsewhere", "main"),
-        (SPACE, "used"),
-        (SPACE, "jobs"),
-    ] {
-        for kind in KINDS {
-            cluster
-                .apply(&made_by_old(kind, namespace, policy))
-                .await
-                .unwrap();
-        }
-    }
-    let mut foreign = made_by_old("Role", SPACE, "foreign");
-    foreign["metadata"]["labels"] = json!({});
-    cluster.apply(&foreign).await.unwrap();
-    let secret = |name: &str, finalizers: Value| {
-        json!({"apiVersion": "v1", "kind": "Secret", "stringData": {"key": "hidden"},
-            "metadata": {"name": name, "namespace": SPACE, "finalizers": finalizers}})
-    };
-    let secrets = [
-        secret("s3", json!(["deltafold.io/in-use"])),
-        secret("two", json!(["example.com/mine", "deltafold.io/in-use"])),
-        secret("going", json!(["deltafold.io/in-use"])),
-        secret("plain", json!([])),
-    ];
-    for secret in &secrets {
-        cluster.apply(secret).await.unwrap();
-    }
-    let going = cluster.api(&secrets[2]);
-    let _ = going
-        .delete("going", &DeleteParams::default())
-        .await
-        .unwrap();
-    let pod = json!({"apiVersion": "v1", "kind": "Pod",
-        "metadata": {"name": "main-full-1", "namespace": SPACE},
-        "spec": {"serviceAccountName": "deltafold-used", "containers": [{"name": "a", "image": "b"}]}});
-    cluster.apply(&pod).await.unwrap();
-
-    let token = cluster
-        .server
-        .service_account_token(manifests::NAMESPACE, manifests::CLEANUP)
-        .await;
-    let folder = scratch::folder().unwrap();
-    let config = folder.path().join("config");
-    cluster.server.kubeconfig(&config, SPACE, &token);
-    let schema = Schema::of("cleanup");
-    let clean_up = |args: &[&str]| -> Value {
-        let mut command = crate::support::deltafold();
-        tools::forget_env(&mut command, &["KUBE"]);
-        let out = command
-            .arg("cleanup")
-            .args(args)
-            .args(["--output", "json"])
-            .env("KUBECONFIG", &config)
-            .output()
-            .unwrap();
-        let said = String::from_utf8_lossy(&out.stderr);
-        assert!(out.status.success(), "{said}");
-        let outcome = serde_json::from_slice(&out.stdout).unwrap();
-        schema.check(&outcome);
-        outcome
-    };
-    let count = |outcome: &Value| {
-        ["released", "deleted", "disowned", "left"]
-            .map(|list| outcome[list].as_array().unwrap().len())
-    };
-    let there = async |object: &Value| cluster.api(object).get_opt(name(object)).await.unwrap();
-
-    let plan = clean_up(&["--dry-run"]);
-    assert_eq!(count(&plan), [3, 8, 1, 3], "{plan:#}");
-    assert!(there(&secrets[2]).await.is_some());
-    // One namespace only.
-    let first = clean_up(&["--namespace", "elsewhere"]);
-    assert_eq!(count(&first), [0, 3, 0, 0], "{first:#}");
-    let outcome = clean_up(&[]);
-    assert_eq!(count(&outcome), [3, 5, 1, 3], "{outcome:#}");
-    for left in outcome["left"].as_array().unwrap() {
-        assert_eq!(left["name"], "deltafold-used");
-        let reason = "the Pod main-full-1 uses the ServiceAccount deltafold-used";
-        assert_eq!(left["reason"], reason);
-    }
-    assert!(there(&secrets[2]).await.is_none());
-    let two = there(&secrets[1]).await.unwrap();
-    assert_eq!(two.metadata.finalizers.unwrap(), ["example.com/mine"]);
-    for kind in KINDS {
-        for namespace in [SPACE, "elsewhere"] {
-            assert!(there(&made_by_old(kind, namespace, "main")).await.is_none());
-        }
-    }
-    // The ServiceAccount of all Jobs stays if the policy named `jobs` is deleted.
-    let account = there(&made_by_old("ServiceAccount", SPACE, "jobs"))
-        .await
-        .unwrap();
-    assert_eq!(account.metadata.owner_references.unwrap_or_default(), []);
-    assert!(
-        there(&made_by_old("RoleBinding", SPACE, "jobs"))
-            .await
-            .is_none()
-    );
-    assert!(there(&foreign).await.is_some());
-    // Again; and after the Pod is gone.
-    assert_eq!(count(&clean_up(&[])), [0, 0, 0, 3]);
-    let params = DeleteParams::default().grace_period(0);
-    let _ = cluster.api(&pod).delete(name(&pod), &params).await.unwrap();
-    assert_eq!(count(&clean_up(&[])), [0, 3, 0, 0]);
-    assert_eq!(count(&clean_up(&[])), [0, 0, 0, 0]);
 }

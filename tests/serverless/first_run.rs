@@ -367,12 +367,7 @@ fn without_a_kubeconfig_the_remedy_comes_first() {
         "--endpoints",
         &etcd,
     ];
-    for args in [
-        &["task", "list"][..],
-        &["controller"],
-        &["cleanup"],
-        &follow,
-    ] {
+    for args in [&["task", "list"][..], &["controller"], &follow] {
         let mut command = run(args);
         command
             .env("HOME", home.path())

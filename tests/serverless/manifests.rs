@@ -30,7 +30,7 @@ fn the_files_are_what_the_program_prints() {
     }
     assert_eq!(files, manifests::SAMPLES.len());
     // The same as JSON.
-    for what in ["install", "namespace a", "cleanup", "crds", "samples"] {
+    for what in ["install", "namespace a", "crds", "samples"] {
         let args: Vec<&str> = what.split(' ').collect();
         let as_json = printed(&[&args[..], &["--output", "json"]].concat());
         let list: Value = serde_json::from_str(&as_json).unwrap();
@@ -109,11 +109,9 @@ fn what_is_allowed_is_said_to_the_controller_and_to_the_api_server() {
         "install",
         "--allowed-image-prefix",
         "a.example/b,c.example",
-        "--enforce-existing",
     ]));
     let args = args_of(&objects, "Deployment").join(" ");
-    let wanted =
-        "--allowed-image-prefix a.example/b --allowed-image-prefix c.example --enforce-existing";
+    let wanted = "--allowed-image-prefix a.example/b --allowed-image-prefix c.example";
     assert!(args.ends_with(wanted), "{args}");
 }
 
@@ -210,47 +208,6 @@ fn for_named_namespaces_nothing_is_bound_in_the_whole_cluster() {
     for binding in of("ValidatingAdmissionPolicyBinding") {
         let selector = &binding["spec"]["matchResources"]["namespaceSelector"];
         assert_eq!(selector["matchExpressions"][0]["values"], json!(["a", "b"]));
-    }
-}
-
-#[test]
-fn the_cleanup_is_a_job_with_limits_and_rights_of_its_own() {
-    for (args, bindings) in [
-        (
-            vec!["cleanup", "-n", "own", "--image", "registry/x:7"],
-            ["ClusterRoleBinding"; 1].to_vec(),
-        ),
-        (
-            vec![
-                "cleanup",
-                "-n",
-                "own",
-                "--image",
-                "registry/x:7",
-                "--watch-namespace",
-                "a,b",
-            ],
-            vec!["RoleBinding"; 2],
-        ),
-    ] {
-        let objects = documents(&printed(&args));
-        let bound = objects.iter().filter(|o| kind(o).ends_with("Binding"));
-        assert_eq!(bound.clone().map(kind).collect::<Vec<_>>(), bindings);
-        for binding in bound {
-            let subject =
-                json!({"kind": "ServiceAccount", "name": "deltafold-cleanup", "namespace": "own"});
-            assert_eq!(binding["subjects"], json!([subject]));
-        }
-        let job = objects.iter().find(|o| kind(o) == "Job").unwrap();
-        assert_eq!(job["spec"]["ttlSecondsAfterFinished"], 86_400);
-        let pod = &job["spec"]["template"]["spec"];
-        assert_eq!(pod["serviceAccountName"], "deltafold-cleanup");
-        let container = &pod["containers"][0];
-        assert_eq!(container["image"], "registry/x:7");
-        for limit in ["memory", "ephemeral-storage"] {
-            assert!(container["resources"]["limits"][limit].is_string());
-        }
-        deltafold::cli::check(&args_of(&objects, "Job")).unwrap();
     }
 }
 

@@ -250,7 +250,7 @@ fn the_verdict_is_the_first_word() {
 fn every_layout_has_a_status() {
     for name in ["plain", "encrypted", "v1"] {
         let store = scratch::folder().unwrap();
-        let prefix = fixtures_dir().join("frozen/0.1/prefix").join(name);
+        let prefix = fixtures_dir().join("prefix").join(name);
         copy_dir(&prefix, store.path());
         let long = ["--max-age", "36500d"];
         let (code, json) = status(store.path(), &long);

@@ -14,7 +14,6 @@ pub mod etcd_cluster;
 pub mod faults;
 pub mod faulty_proxy;
 pub mod follower;
-pub mod frozen;
 pub mod fuzz_hostile;
 pub mod fuzz_targets;
 pub mod gc_history;

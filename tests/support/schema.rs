@@ -21,13 +21,6 @@ impl Schema {
         Self::compiled(name, Self::json(name))
     }
 
-    /// Like [`named`](Self::named), for output of an older version: newer fields may be missing.
-    pub fn of_older(name: &str) -> Self {
-        let mut json = Self::json(name);
-        relax(&mut json);
-        Self::compiled(name, json)
-    }
-
     /// Reads `docs/NAME.schema.json`.
     pub fn json(name: &str) -> Value {
         let name = format!("docs/{name}.schema.json");
@@ -62,22 +55,5 @@ impl Schema {
         if let Err(error) = self.schemas.validate(value, self.index) {
             panic!("not as docs/{} has it: {error:#}\n{value:#}", self.name);
         }
-    }
-}
-
-/// Makes every field optional. Several alternatives of a `oneOf` may then match.
-fn relax(schema: &mut Value) {
-    match schema {
-        Value::Object(o) => {
-            if o.get("required").is_some_and(Value::is_array) {
-                o.remove("required");
-            }
-            if let Some(either) = o.remove("oneOf") {
-                o.insert("anyOf".to_owned(), either);
-            }
-            o.values_mut().for_each(relax);
-        }
-        Value::Array(a) => a.iter_mut().for_each(relax),
-        _ => {}
     }
 }

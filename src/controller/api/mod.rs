@@ -129,7 +129,7 @@ pub struct SecretRef {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Condition {
-    /// Type: Ready, BackupReady, BackupVerified, CompactionHealthy, StoreShared or NotAllowed
+    /// Type: Ready, BackupReady, BackupVerified, CompactionHealthy or StoreShared
     #[serde(rename = "type")]
     pub type_: String,
     /// Status: True, False or Unknown

@@ -318,8 +318,7 @@ pub struct EtcdBackupPolicyStatus {
     /// Generation of the spec that the controller has processed
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Conditions: Ready, BackupReady, BackupVerified and CompactionHealthy; StoreShared and NotAllowed only
-    /// if true
+    /// Conditions: Ready, BackupReady, BackupVerified and CompactionHealthy; StoreShared only if true
     #[serde(default)]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,

@@ -264,7 +264,6 @@ impl Writer {
         let (account, binding) = jobs::account(namespace);
         self.get_or_create(&account, namespace).await?;
         let existing = self.get_or_create(&binding, namespace).await?;
-        // Version 0.1 gave a policy named `jobs` a RoleBinding of this name, which stays until the cleanup.
         if existing.is_some_and(|existing| existing.role_ref != binding.role_ref) {
             return Err(name_taken("RoleBinding", namespace, jobs::JOBS_ACCOUNT));
         }
@@ -407,9 +406,7 @@ impl Writer {
         }
     }
 
-    /// Writes the changed fields of an object's status. It uses a merge patch and not server-side apply,
-    /// because older versions wrote the status under several field managers, and apply would leave fields
-    /// that those own.
+    /// Writes the changed fields of an object's status, as a merge patch.
     async fn write_status<K>(&self, object: &K, old: Value, new: Value) -> Result<K, Failure>
     where
         K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>,

@@ -193,7 +193,7 @@ pub(super) fn restoration<'a>(
     let Some(config) = config else { return pod };
     // A task has no way to allow it, and a time after the newest snapshot has always meant the newest state.
     if config.wanted.point.time.is_some() {
-        pod = pod.switch_by_variable("DELTAFOLD_OR_NEWEST");
+        pod = pod.switch("--or-newest");
     }
     let path = config.sub_path.as_deref().unwrap_or("default.etcd");
     let mut options = config.wanted.clone();

@@ -3,12 +3,9 @@
 //! It works for every type that derives both; options that are not in such a type are added by `pod`. Called
 //! by `pod` and `manifests`.
 
-use crate::base::{Span, TextValue};
-use crate::ops::maintain::Keep;
 use clap::{Arg, ArgAction, Args, Command};
 use serde::Serialize;
 use serde_json::Value;
-use std::any::TypeId;
 
 /// Returns the arguments that set these options, in the order of their fields. The name of a field must be
 /// that of its flag in camel case. Options that are null or false are left out.
@@ -47,17 +44,6 @@ fn text(arg: &Arg, value: &Value) -> String {
     let Value::String(text) = value else {
         return value.to_string();
     };
-    let parser = arg.get_value_parser().type_id();
-    let spans = [
-        TypeId::of::<TextValue<Span>>(),
-        TypeId::of::<TextValue<Keep>>(),
-    ];
-    // Images of older versions do not accept weeks.
-    if spans.iter().any(|id| parser == *id)
-        && let Ok(span) = text.parse::<Span>()
-    {
-        return span.to_string();
-    }
     // In Kubernetes, values begin with a capital letter; those of flags do not.
     let possible = arg.get_possible_values();
     let same = possible.iter().find(|v| v.matches(text, true));

@@ -16,7 +16,7 @@ use crate::base::{Size, Span, TextValue};
 use crate::store::open::OPTION_SECRET_DIR;
 use clap::Args;
 use k8s_openapi::api::core::v1::{
-    Capabilities, Container, ContainerPort, EmptyDirVolumeSource, EnvVar, HTTPGetAction,
+    Capabilities, Container, ContainerPort, EmptyDirVolumeSource, HTTPGetAction,
     HostPathVolumeSource, PersistentVolumeClaimVolumeSource, PodSecurityContext, PodSpec,
     PodTemplateSpec, Probe, ResourceRequirements, SeccompProfile, SecretVolumeSource,
     SecurityContext, Volume, VolumeMount,
@@ -46,7 +46,6 @@ pub(super) struct PodBuilder<'a> {
     policy: &'a EtcdBackupPolicy,
     settings: &'a Settings,
     args: Vec<String>,
-    env: Vec<EnvVar>,
     volumes: Vec<Volume>,
     mounts: Vec<VolumeMount>,
     resources: Option<&'a ResourceRequirements>,
@@ -94,7 +93,6 @@ impl<'a> PodBuilder<'a> {
             policy,
             settings,
             args: Vec::new(),
-            env: Vec::new(),
             volumes: Vec::new(),
             mounts: Vec::new(),
             resources: policy.spec.job_template.resources.as_ref(),
@@ -136,17 +134,6 @@ impl<'a> PodBuilder<'a> {
     /// Adds a flag without a value.
     pub(super) fn switch(mut self, flag: &str) -> Self {
         self.args.push(flag.to_owned());
-        self
-    }
-
-    /// Sets the variable of a switch that older images do not know: they ignore a variable, and would refuse
-    /// the flag.
-    pub(super) fn switch_by_variable(mut self, name: &str) -> Self {
-        self.env.push(EnvVar {
-            name: name.to_owned(),
-            value: Some("true".to_owned()),
-            ..EnvVar::default()
-        });
         self
     }
 
@@ -447,7 +434,6 @@ impl<'a> PodBuilder<'a> {
             image_pull_policy: pull.or_else(|| self.settings.image_pull_policy.clone()),
             command: Some(vec!["deltafold".to_owned()]),
             args: Some(args),
-            env: (!self.env.is_empty()).then(|| self.env.clone()),
             resources: Some(resources(self.resources, template)),
             security_context: Some(SecurityContext {
                 allow_privilege_escalation: Some(false),

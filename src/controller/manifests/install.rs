@@ -292,9 +292,6 @@ fn controller_args(options: &InstallOptions) -> Vec<String> {
         args.extend(["--namespace".to_owned(), watched.clone()]);
     }
     args.extend(flags(&options.allowed));
-    if options.enforce_existing {
-        args.push("--enforce-existing".to_owned());
-    }
     args
 }
 

@@ -1,20 +1,16 @@
-//! Manifests for a cluster: resource definitions, the controller with its rights, cleanup, and samples.
+//! Manifests for a cluster: resource definitions, the controller with its rights, and samples.
 //!
 //! Pure functions from options to objects and YAML; nothing is sent to a cluster. `cli::manifests` prints
 //! them. The files in `jobs/` are that output, and the Helm chart there contains the same objects; tests
 //! compare them.
 
-mod cleanup;
 mod install;
 mod options;
 mod rights;
 
-pub use cleanup::cleanup;
 pub use install::{install, namespace};
-pub use options::{CleanupOptions, InstallOptions};
-pub use rights::{
-    rules, rules_of_all_namespaces, rules_of_cleanup, rules_of_jobs, rules_of_leader,
-};
+pub use options::InstallOptions;
+pub use rights::{rules, rules_of_all_namespaces, rules_of_jobs, rules_of_leader};
 
 use super::api::{GROUP, crds};
 use super::jobs::JOBS_ACCOUNT;
@@ -29,8 +25,6 @@ pub const IMAGE: &str = concat!("deltafold:", env!("CARGO_PKG_VERSION"));
 pub const CONTROLLER: &str = "deltafold-controller";
 /// The name of the Jobs' ClusterRole, and in each namespace of their ServiceAccount and RoleBinding.
 pub const JOBS: &str = JOBS_ACCOUNT;
-/// The name of the objects that clean up after version 0.1.
-pub const CLEANUP: &str = "deltafold-cleanup";
 
 /// The sample policies and tasks, by the names of their files in `jobs/samples`.
 pub const SAMPLES: [(&str, &str); 5] = [
@@ -58,9 +52,6 @@ const ABOUT_INSTALL: &str = "\
 # With --watch-namespace the controller has rights in the named namespaces only. Jobs run in the namespaces of their
 # policies, under a ServiceAccount of their own.
 #
-# To upgrade from version 0.1, apply this, and then remove what version 0.1 created at run time:
-#   deltafold manifests cleanup | kubectl apply --server-side -f -
-#
 # To change from all namespaces to named ones, apply this, and then:
 #   kubectl delete clusterrolebinding,clusterrole deltafold-controller
 #
@@ -76,17 +67,6 @@ const ABOUT_NAMESPACE: &str = "\
 # two itself.
 #
 #   deltafold manifests namespace NAMESPACE | kubectl apply --server-side -f -
-";
-
-const ABOUT_CLEANUP: &str = "\
-# A Job that removes what the controller of version 0.1 created at run time: the finalizer deltafold.io/in-use of
-# Secrets, and the Roles, RoleBindings and ServiceAccounts deltafold-POLICY. Apply it after the upgrade of the controller.
-#
-#   deltafold manifests cleanup | kubectl apply --server-side -f -
-#   kubectl logs --namespace deltafold-system job/deltafold-cleanup
-#
-# The log lists what is left and why. If anything is left, delete the Job and apply it again later. At the end:
-#   deltafold manifests cleanup | kubectl delete -f -
 ";
 
 const ABOUT_CRDS: &str = "\
@@ -165,14 +145,6 @@ pub fn install_yaml(options: &InstallOptions) -> Result<String> {
 /// `Internal` if an object cannot be converted to YAML.
 pub fn namespace_yaml(name: &str) -> Result<String> {
     yaml(ABOUT_NAMESPACE, &namespace(name))
-}
-
-/// Returns the YAML of [`cleanup()`].
-///
-/// # Errors
-/// `Internal` if an object cannot be converted to YAML.
-pub fn cleanup_yaml(options: &CleanupOptions) -> Result<String> {
-    yaml(ABOUT_CLEANUP, &cleanup(options))
 }
 
 /// Returns the YAML of [`definitions`].

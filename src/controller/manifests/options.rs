@@ -1,6 +1,6 @@
-//! The options of `manifests install` and `manifests cleanup`.
+//! The options of `manifests install`.
 //!
-//! They are arguments of `cli::manifests`; `install` and `cleanup` read them.
+//! They are arguments of `cli::manifests`; `install` reads them.
 
 use super::{IMAGE, NAMESPACE};
 use crate::base::flag_values::yes_or_no;
@@ -51,42 +51,7 @@ pub struct InstallOptions {
         default_values_t = [443_u16, 6443]
     )]
     pub api_server_port: Vec<u16>,
-    /// Stop existing policies that use a feature which is not allowed
-    #[arg(long, value_parser = yes_or_no)]
-    pub enforce_existing: bool,
     /// What policies and tasks may ask for
     #[command(flatten)]
     pub allowed: Allowed,
-}
-
-/// The options of [`cleanup`](super::cleanup()).
-#[derive(Debug, Clone, Args)]
-pub struct CleanupOptions {
-    /// Namespace of the Job
-    ///
-    /// DELTAFOLD_NAMESPACE also sets --namespace of other commands.
-    #[arg(
-        short,
-        long,
-        value_name = "NAMESPACE",
-        default_value = NAMESPACE,
-        value_parser = NonEmptyStringValueParser::new()
-    )]
-    pub namespace: String,
-    /// Image of the Job
-    #[arg(
-        long,
-        value_name = "IMAGE",
-        default_value = IMAGE,
-        value_parser = NonEmptyStringValueParser::new()
-    )]
-    pub image: String,
-    /// Clean up this namespace; repeatable [default: all]
-    #[arg(
-        long,
-        value_name = "NAMESPACE",
-        value_delimiter = ',',
-        value_parser = NonEmptyStringValueParser::new()
-    )]
-    pub watch_namespace: Vec<String>,
 }

@@ -1,6 +1,6 @@
-//! The RBAC rules of the controller, its Jobs and the cleanup; roles and bindings as objects.
+//! The RBAC rules of the controller and its Jobs; roles and bindings as objects.
 //!
-//! They grant nothing by themselves: `install` and `cleanup` put them into roles. The tests compare the rules
+//! They grant nothing by themselves: `install` puts them into roles. The tests compare the rules
 //! of the chart with them.
 
 use super::{CONTROLLER, GROUP, JOBS};
@@ -89,22 +89,6 @@ pub(super) fn rules_of_users(verbs: &[&str]) -> Vec<Value> {
         &["etcdbackuppolicies", "etcdbackuptasks"],
         verbs,
     )]
-}
-
-/// Returns the rules of the cleanup.
-pub fn rules_of_cleanup() -> Vec<Value> {
-    vec![
-        rule("", &["secrets"], &["get", "list", "patch"]),
-        rule(
-            "",
-            &["serviceaccounts"],
-            &["delete", "get", "list", "patch"],
-        ),
-        rule(RBAC, &["rolebindings", "roles"], &["delete", "list"]),
-        rule("", &["pods"], &["list"]),
-        rule("batch", &["cronjobs", "jobs"], &["list"]),
-        rule("apps", &["deployments"], &["list"]),
-    ]
 }
 
 pub(super) fn role(kind: &str, metadata: Value, rules: Vec<Value>) -> Value {

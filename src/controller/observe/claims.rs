@@ -6,9 +6,7 @@
 //! which calls it, does.
 
 use super::table::{Groups, Rank};
-use crate::controller::api::{
-    Claim, Claimed, ConditionStatus, EtcdBackupPolicy, StoreSpec, StoreVolume,
-};
+use crate::controller::api::{Claim, Claimed, EtcdBackupPolicy, StoreSpec, StoreVolume};
 use crate::controller::jobs;
 use crate::controller::names::{Key, key};
 use crate::controller::times::utc;
@@ -62,15 +60,7 @@ pub fn claim(policy: &EtcdBackupPolicy, what: Claimed) -> Option<Claim> {
     let status = policy.status.as_ref()?;
     let of = claimed_value(policy, what);
     let mut claims = status.claims.iter();
-    if let Some(claim) = claims.find(|c| c.what == what) {
-        return (claim.of == of).then(|| claim.clone());
-    }
-    // Version 0.1 wrote no claims. A policy that was Ready then has its claim since its creation.
-    let ready = status.condition("Ready");
-    let is_ready = ready.is_some_and(|c| c.status == ConditionStatus::True);
-    let is_current = status.observed_generation == policy.metadata.generation;
-    let since = policy.metadata.creation_timestamp.as_ref().map(utc)?;
-    (is_ready && is_current).then_some(Claim { what, of, since })
+    claims.find(|c| c.what == what && c.of == of).cloned()
 }
 
 /// Returns the rank of a policy among the contenders. Those with a claim come first, by the age of the claim;

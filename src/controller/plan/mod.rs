@@ -57,8 +57,6 @@ pub struct Options {
     pub namespaces: Vec<String>,
     /// What policies and tasks may ask for.
     pub allowed: Allowed,
-    /// Whether to stop policies that ran before and ask for something that is not allowed.
-    pub enforce_existing: bool,
     /// Whether thresholds start compactions.
     pub compactions: bool,
     /// Whether tasks are carried out.
@@ -509,8 +507,7 @@ impl<'o> Decisions<'o> {
                 .map(|healthy| (self.compaction.last.clone(), healthy)),
             restorations,
         };
-        let (status, stale_at) =
-            policy::status(&policy, self.observed, self.options, findings, self.now);
+        let (status, stale_at) = policy::status(&policy, self.observed, findings, self.now);
         plan.requeue_by(stale_at);
         plan.policy = changed_status(policy, status);
     }
@@ -522,8 +519,7 @@ impl<'o> Decisions<'o> {
         let Some(problem) = problem.filter(|p| policy::keeps_objects(p)) else {
             return objects::apply_all(policy, observed, options, problem, is_backed_up, self.now);
         };
-        let is_refused = options.enforce_existing && problem.reason == policy::NOT_ALLOWED;
-        if policy.spec.suspend || is_refused {
+        if policy.spec.suspend || problem.reason == policy::NOT_ALLOWED {
             objects::stop_all(policy, observed)
         } else {
             Vec::new()

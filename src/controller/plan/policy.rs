@@ -45,7 +45,7 @@ pub fn impediment(
         return Some(problem(INVALID, problems.join("; ")));
     }
     let not_allowed = options.allowed.problems(policy, &options.settings);
-    if !not_allowed.is_empty() && (options.enforce_existing || !was_carried_out(policy)) {
+    if !not_allowed.is_empty() {
         return Some(problem(NOT_ALLOWED, not_allowed.join("; ")));
     }
     let (claimed, holder) = observed.claim_holders.first()?;
@@ -73,44 +73,11 @@ pub fn keeps_objects(problem: &Problem) -> bool {
     problem.reason == INVALID || problem.reason == NOT_ALLOWED
 }
 
-/// Whether exactly this spec was carried out before, by a controller that allowed it.
-fn was_carried_out(policy: &EtcdBackupPolicy) -> bool {
-    let Some(status) = &policy.status else {
-        return false;
-    };
-    let is_true = |condition: Option<&Condition>| {
-        condition.is_some_and(|c| c.status == ConditionStatus::True)
-    };
-    let ready = status.condition(READY);
-    let was_refused = ready.is_some_and(|c| c.reason == NOT_ALLOWED);
-    status.observed_generation == policy.metadata.generation
-        && !was_refused
-        && (is_true(ready) || is_true(status.condition(NOT_ALLOWED)))
-}
-
-/// Returns the conditions that warn, which do not keep a policy from being carried out.
-fn warnings(
-    policy: &EtcdBackupPolicy,
-    observed: &Observed,
-    options: &Options,
-    problem: Option<&Problem>,
-) -> Vec<(&'static str, Assessment)> {
-    let mut warnings = Vec::new();
-    if observed.is_shared {
-        let message = "a policy of another namespace has the same store URL: give each etcd a prefix of its own. If the backup belongs to the other etcd, the Jobs of this policy fail with OtherCluster";
-        warnings.push((STORE_SHARED, Assessment::warning("SamePlace", message)));
-    }
-    let not_allowed = options.allowed.problems(policy, &options.settings);
-    let is_refused = problem.is_some_and(|p| p.reason == NOT_ALLOWED);
-    if !not_allowed.is_empty() && !is_refused && was_carried_out(policy) {
-        let message = format!(
-            "the policy is carried out as before, but will be refused when its spec changes: {}",
-            not_allowed.join("; ")
-        );
-        let warning = Assessment::warning("CarriedOutBefore", message);
-        warnings.push((NOT_ALLOWED, warning));
-    }
-    warnings
+/// Returns the condition that warns of a store that another policy has, too.
+fn store_shared(observed: &Observed) -> Option<Assessment> {
+    let message = "a policy of another namespace has the same store URL: give each etcd a prefix of its own. If the backup belongs to the other etcd, the Jobs of this policy fail with OtherCluster";
+    let warn = || Assessment::warning("SamePlace", message);
+    observed.is_shared.then(warn)
 }
 
 /// The conditions of the backup itself, and the runs that they are assessed by.
@@ -210,7 +177,6 @@ pub struct PolicyFindings<'f> {
 pub fn status(
     policy: &EtcdBackupPolicy,
     observed: &Observed,
-    options: &Options,
     findings: PolicyFindings<'_>,
     now: DateTime<Utc>,
 ) -> (EtcdBackupPolicyStatus, Option<DateTime<Utc>>) {
@@ -222,7 +188,7 @@ pub fn status(
     } = findings;
     let old = policy.status.clone().unwrap_or_default();
     let ready = conditions::ready(policy, problem);
-    let warnings = warnings(policy, observed, options, problem);
+    let shared = store_shared(observed);
     let mut assessed = vec![
         (READY, &ready),
         (BACKUP_READY, &health.backup_ready),
@@ -231,8 +197,8 @@ pub fn status(
     if let Some((_, healthy)) = compaction {
         assessed.push((COMPACTION_HEALTHY, healthy));
     }
-    for (type_, warning) in &warnings {
-        assessed.push((*type_, warning));
+    if let Some(shared) = &shared {
+        assessed.push((STORE_SHARED, shared));
     }
     let stale_at = assessed.iter().filter_map(|(_, a)| a.stale_at).min();
     let generation = policy.metadata.generation;
@@ -374,7 +340,7 @@ pub fn condition_events(old: &[Condition], new: &[Condition]) -> Vec<PlannedEven
         if is_news(before, condition) {
             let is_bad =
                 condition.status == ConditionStatus::False && condition.type_ != COMPACTION_HEALTHY;
-            let is_warning = [STORE_SHARED, NOT_ALLOWED].contains(&condition.type_.as_str());
+            let is_warning = condition.type_ == STORE_SHARED;
             events.push(PlannedEvent {
                 warning: is_bad || is_warning,
                 reason: condition.reason.clone(),

@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::controller::api::{
-    Claimed, Condition, ConditionStatus, EtcdBackupPolicySpec, EtcdBackupTaskSpec, EtcdSpec,
-    SnapshotSpec, StoreSpec, StoreVolume,
+    Claimed, ConditionStatus, EtcdBackupPolicySpec, EtcdBackupTaskSpec, EtcdSpec, SnapshotSpec,
+    StoreSpec, StoreVolume,
 };
 use crate::controller::observe::Refusal;
 use crate::controller::observe::leases::LeaseFacts;
@@ -15,7 +15,6 @@ fn options() -> Options {
         settings: Settings::new("image"),
         namespaces: vec!["n".to_owned()],
         allowed: Allowed::default(),
-        enforce_existing: false,
         compactions: true,
         tasks: true,
     }
@@ -165,7 +164,7 @@ fn objects_come_before_the_status() {
 }
 
 #[test]
-fn a_policy_that_is_not_allowed_is_not_started_and_not_stopped() {
+fn a_policy_that_is_not_allowed_is_not_started() {
     let mut new = observed(on_a_node(policy()));
     let plan = plan_of(&new, &options());
     assert_eq!(actions(&plan), Vec::<String>::new());
@@ -179,45 +178,6 @@ fn a_policy_that_is_not_allowed_is_not_started_and_not_stopped() {
     new.policy = Some(Arc::new(refused));
     assert_eq!(actions(&plan_of(&new, &options())), Vec::<String>::new());
 
-    // Version 0.1 carried it out.
-    let mut before = on_a_node(policy());
-    before.status = Some(EtcdBackupPolicyStatus {
-        observed_generation: Some(1),
-        conditions: vec![Condition {
-            type_: "Ready".to_owned(),
-            status: ConditionStatus::True,
-            reason: "InOrder".to_owned(),
-            message: String::new(),
-            last_transition_time: at(0),
-            observed_generation: Some(1),
-        }],
-        ..EtcdBackupPolicyStatus::default()
-    });
-    let mut goes_on = observed(before.clone());
-    assert!(actions(&plan_of(&goes_on, &options())).contains(&"apply CronJob p-full".to_owned()));
-    let plan = planned_again(&mut goes_on, &options());
-    assert_eq!(
-        condition(&plan, "Ready"),
-        is(ConditionStatus::True, "InOrder")
-    );
-    assert_eq!(
-        condition(&plan, "NotAllowed"),
-        is(ConditionStatus::True, "CarriedOutBefore")
-    );
-    let strict = Options {
-        enforce_existing: true,
-        ..options()
-    };
-    let mut changed = before.clone();
-    changed.metadata.generation = Some(2);
-    for (policy, options) in [(before, strict), (changed, options())] {
-        let plan = plan_of(&observed(policy), &options);
-        assert_eq!(actions(&plan), Vec::<String>::new());
-        assert_eq!(
-            condition(&plan, "Ready"),
-            is(ConditionStatus::False, "NotAllowed")
-        );
-    }
     let allowed = Options {
         allowed: Allowed {
             allow_host_path: true,
@@ -231,7 +191,6 @@ fn a_policy_that_is_not_allowed_is_not_started_and_not_stopped() {
         condition(&plan, "Ready"),
         is(ConditionStatus::True, "InOrder")
     );
-    assert_eq!(condition(&plan, "NotAllowed"), None);
 }
 
 #[test]
