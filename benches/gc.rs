@@ -64,7 +64,7 @@ fn gc(store: &str, env: &[(String, String)], args: &[&str]) -> Result<Measuremen
     let started = Instant::now();
     let mut child = Command::new(env!("CARGO_BIN_EXE_deltafold"))
         .args(["gc", "--policy", "exponential", "--restorable-window", "3d"])
-        .args(["--purge-after", "0s", "--output", "json"])
+        .args(["--allow-shrink", "--output", "json"])
         .args(["--store", store])
         .args(args)
         .envs(env.iter().map(|(k, v)| (k, v)))

@@ -220,7 +220,7 @@ impl Bench {
         let full_object = object(&database(4096, last..=last, 1), Compression::None);
         let args = |bucket: &str| {
             let store = format!("s3://{bucket}");
-            let policy = ["--policy", "limit", "--limit", "1", "--purge-after", "0s"];
+            let policy = ["--policy", "limit", "--limit", "1", "--allow-shrink"];
             let args = [&["gc", "--apply", "--store", &store], &policy[..]].concat();
             args.into_iter().map(str::to_owned).collect::<Vec<_>>()
         };

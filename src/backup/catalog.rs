@@ -16,13 +16,11 @@ pub const V1: &str = "v1";
 pub const TIMELINES: &str = "deltafold-timelines";
 /// The folder of pins. Each pin has the name of its full, and `gc` keeps the chain of that full.
 pub const PINS: &str = "deltafold-pins";
-/// The folder of removal notes: `gc` has excluded the snapshot of that name, and will delete it later.
-pub const REMOVED: &str = "deltafold-removed";
 /// The folders of snapshots.
 pub const SNAPSHOTS: [&str; 2] = [V2, V1];
 /// The folders of notes on snapshots. They are listed after the folders of snapshots: the note that a full
 /// begins a timeline is written before the full, so a listed full is never without its note.
-pub const NOTES: [&str; 3] = [TIMELINES, PINS, REMOVED];
+pub const NOTES: [&str; 2] = [TIMELINES, PINS];
 /// The suffix of an exclusion marker: the object `<name>.exclude` beside a snapshot excludes it.
 pub const EXCLUDE_SUFFIX: &str = ".exclude";
 
@@ -53,8 +51,6 @@ pub struct Snapshot {
     pub begins_timeline: bool,
     /// For a full: it has a pin, so it is kept with its chain whatever the retention policy is.
     pub pinned: bool,
-    /// Whether `gc` left a removal note. The note counts only if the snapshot is excluded, too.
-    pub removal_noted: bool,
 }
 
 /// Everything below a prefix.
@@ -84,7 +80,6 @@ impl Catalog {
                     untrusted: false,
                     begins_timeline: false,
                     pinned: false,
-                    removal_noted: false,
                 }),
                 None => match object.path.strip_suffix(EXCLUDE_SUFFIX) {
                     Some(path) if snapshot_name(path).is_some() => {
@@ -130,7 +125,6 @@ impl Catalog {
             let is_in = |folder| notes.contains(&(folder, name.as_str()));
             s.begins_timeline |= full && is_in(TIMELINES);
             s.pinned |= full && is_in(PINS);
-            s.removal_noted |= is_in(REMOVED);
         }
     }
 
@@ -193,7 +187,6 @@ mod tests {
             "deltafold-timelines/Full-00000000-00000020-200",
             "deltafold-pins/Full-00000000-00000010-100.gz",
             "deltafold-pins/Incr-00000011-00000020-200",
-            "deltafold-removed/Incr-00000011-00000020-200",
         ];
         let listing = paths
             .map(|p| ListedObject {
@@ -219,13 +212,8 @@ mod tests {
         assert_eq!(c.foreign.len(), 5);
         let begins: Vec<_> = c.snapshots.iter().map(|s| s.begins_timeline).collect();
         assert_eq!(begins, [false, false, false, true]);
-        let notes: Vec<_> = c
-            .snapshots
-            .iter()
-            .map(|s| (s.pinned, s.removal_noted))
-            .collect();
-        let none = (false, false);
-        assert_eq!(notes, [none, (true, false), (false, true), none]);
+        let pinned: Vec<_> = c.snapshots.iter().map(|s| s.pinned).collect();
+        assert_eq!(pinned, [false, true, false, false]);
         assert_eq!(c.latest_revision(), Some(Revision(20)));
         assert_eq!(c.usable().collect::<Vec<_>>(), [0, 2, 3]);
     }

@@ -31,17 +31,16 @@ DELTAFOLD_POLICY also sets --policy of `deltafold task`, where it is the name of
 /// Without --apply, gc only shows which objects it would remove, and why. It always keeps the newest chain of
 /// the newest timeline, pinned chains, what --restorable-window needs, and snapshots for which it is unclear to
 /// which timeline they belong. Before gc removes snapshots because a newer full has superseded them, it reads
-/// that full completely, once. In a bucket with versioning, gc deletes versions; versions under object lock
-/// stay and are reported.
+/// that full completely, once. What gc deletes does not come back, unless the bucket keeps versions. Objects
+/// under object lock stay and are reported.
 #[derive(Debug, Args)]
 // The controller's policies share this option. Their documentation has no environment variables.
 #[command(mut_arg("policy", |a| a.long_help(POLICY_HELP)), after_long_help = "\
 Examples:
   Show what would be removed if the newest full of each of the last 24 hours, 7 days and 4 weeks is kept:
       deltafold gc --store s3://backups/etcd-main --policy exponential
-  Keep every point of the last 30 days restorable, and removed snapshots recoverable for two weeks:
-      deltafold gc --store s3://backups/etcd-main --policy exponential \\
-          --restorable-window 30d --purge-after 14d --apply
+  Keep every point of the last 30 days restorable:
+      deltafold gc --store s3://backups/etcd-main --policy exponential --restorable-window 30d --apply
   Keep the newest ten fulls with their deltas:
       deltafold gc --store /backups/etcd-main --policy limit --limit 10 --apply
   List the objects to remove with the reasons:
@@ -59,7 +58,8 @@ pub(super) struct GcArgs {
     /// longer exist
     #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = staging_age)]
     staging_age: TimeDelta,
-    /// Remove snapshots even if the newest revision that can be restored then becomes lower
+    /// Remove snapshots even if the newest revision that can be restored becomes lower, or more than half of the
+    /// fulls go
     #[arg(long, value_parser = yes_or_no)]
     allow_shrink: bool,
     /// Remove the objects instead of only listing them
@@ -160,12 +160,10 @@ fn totals(t: &Totals, dry_run: bool) -> String {
         n => format!(", {n} not removed ({})", size(t.left.bytes)),
     };
     format!(
-        "{}{} deleted ({}), {} removed and recoverable ({}), {} kept ({}){left}",
+        "{}{} deleted ({}), {} kept ({}){left}",
         if dry_run { "would be: " } else { "" },
         t.deleted.objects,
         size(t.deleted.bytes),
-        t.removed.objects,
-        size(t.removed.bytes),
         t.kept.objects,
         size(t.kept.bytes),
     )
@@ -193,7 +191,6 @@ fn add_counts(o: &Outcome, text: &mut Text) {
 fn word(decision: Decision) -> &'static str {
     match decision {
         Decision::Keep => "keep",
-        Decision::Remove => "remove",
         Decision::Delete => "delete",
     }
 }

@@ -140,6 +140,7 @@ enum Column {
     Size,
     Timeline,
     Flags,
+    LockedUntil,
     /// The path below the prefix
     Path,
     /// The name without its folder
@@ -155,15 +156,17 @@ impl Column {
             Column::Size => "SIZE",
             Column::Timeline => "TIMELINE",
             Column::Flags => "FLAGS",
+            Column::LockedUntil => "LOCKED UNTIL",
             Column::Path | Column::Name => "NAME",
         }
     }
 }
 
 /// The columns to try, the widest first. The name is left out first: the other columns tell what is in it.
-fn layouts(folders: usize) -> Vec<Vec<Column>> {
-    use Column::{Created, Flags, Kind, Name, Path, Revisions, Size, Timeline};
-    let columns = vec![Kind, Revisions, Created, Size, Timeline, Flags];
+fn layouts(folders: usize, has_locked: bool) -> Vec<Vec<Column>> {
+    use Column::{Created, Flags, Kind, LockedUntil, Name, Path, Revisions, Size, Timeline};
+    let mut columns = vec![Kind, Revisions, Created, Size, Timeline, Flags];
+    columns.extend(has_locked.then_some(LockedUntil));
     let with = |column| [&columns[..], &[column]].concat();
     let mut layouts = vec![with(Path)];
     if folders < 2 {
@@ -230,7 +233,8 @@ fn add_table(snapshots: &[ListedSnapshot], restorable: &[Restorable], text: &mut
         .map(|f| f.map(|(folder, _)| folder))
         .collect();
     let lines = lines(snapshots, restorable);
-    for columns in layouts(folders.len()) {
+    let has_locked = snapshots.iter().any(|s| s.locked_until.is_some());
+    for columns in layouts(folders.len(), has_locked) {
         let header: Vec<&str> = columns.iter().map(|c| c.header()).collect();
         let rows = lines.iter().map(|line| {
             let row = Row::new(columns.iter().map(|&c| line.cell(c)).collect());
@@ -244,7 +248,7 @@ fn add_table(snapshots: &[ListedSnapshot], restorable: &[Restorable], text: &mut
         let table = table.end();
         let width = table.lines().map(width_of).max().unwrap_or(0);
         let fits = text.wrap_at().is_none_or(|widest| width <= widest);
-        let has_names = columns.last() != Some(&Column::Flags);
+        let has_names = matches!(columns.last(), Some(Column::Path | Column::Name));
         if fits || !has_names {
             text.block(&table);
             if !has_names {
@@ -319,6 +323,7 @@ fn cell(s: &ListedSnapshot, column: Column) -> String {
         Column::Size => size(s.bytes),
         Column::Timeline => timeline(s).to_owned(),
         Column::Flags => flags(s),
+        Column::LockedUntil => s.locked_until.map(utc).unwrap_or_default(),
         Column::Path => s.path.clone(),
         Column::Name => s.name.clone(),
     }
@@ -565,6 +570,7 @@ mod tests {
             untrusted: false,
             timeline: Some(timeline.to_owned()),
             in_chain: false,
+            locked_until: None,
         }
     }
 

@@ -26,7 +26,6 @@ mod maintain;
 mod man;
 mod manifests;
 mod metrics;
-mod object_lock;
 mod parse;
 mod pin;
 mod policy;
@@ -44,7 +43,6 @@ mod task;
 mod terminal;
 mod termination;
 mod text;
-mod undelete;
 mod verify;
 
 use crate::base::Cancel;
@@ -112,10 +110,8 @@ enum Command {
     Apply(apply::ApplyArgs),
     Verify(verify::VerifyArgs),
     Maintain(maintain::MaintainArgs),
-    Lock(object_lock::LockArgs),
     Store(store_check::StoreCommand),
     Gc(gc::GcArgs),
-    Undelete(undelete::UndeleteArgs),
     Pin(pin::PinArgs),
     Controller(controller::ControllerArgs),
     Task(task::TaskArgs),
@@ -265,10 +261,8 @@ fn run(cli: Cli) -> Ended {
         Command::Apply(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Verify(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Maintain(args) => with_signals(|cancel| args.run(cancel, output)),
-        Command::Lock(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Store(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Gc(args) => with_signals(|cancel| args.run(cancel, output)),
-        Command::Undelete(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Pin(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Controller(args) => with_signals(|cancel| args.run(cancel)).map(|()| None),
         Command::Task(args) => with_signals(|cancel| args.run(cancel, output)),

@@ -8,8 +8,8 @@ use super::{diff, get, history, policy};
 use crate::ops::read::json::{KeyChange, KeyWithRecord, VersionJson};
 use crate::ops::report::Report;
 use crate::ops::{
-    apply, compact, copy, gc, list, maintain, object_lock, plain_files, restore, snapshot, status,
-    store_check, verify,
+    apply, compact, copy, gc, list, maintain, plain_files, restore, snapshot, status, store_check,
+    verify,
 };
 use crate::telemetry::termination::Message;
 use schemars::generate::{SchemaGenerator, SchemaSettings};
@@ -40,7 +40,6 @@ pub fn schemas() -> Vec<(String, Value)> {
                 report::<plain_files::Outcome>(g),
             ]
         }),
-        of("lock", |g| vec![report::<object_lock::Outcome>(g)]),
         of("maintain", |g| vec![report::<maintain::Outcome>(g)]),
         of("pin", |g| vec![report::<gc::pin::Outcome>(g)]),
         of("policy", |g| {
@@ -57,7 +56,6 @@ pub fn schemas() -> Vec<(String, Value)> {
             ]
         }),
         message(),
-        of("undelete", |g| vec![report::<gc::undelete::Outcome>(g)]),
         of("verify", |g| {
             vec![
                 report::<verify::store::Outcome>(g),

@@ -7,8 +7,7 @@ use super::text::Text;
 use super::{Ended, Output, StoreArgs, print_report};
 use crate::base::Cancel;
 use crate::ops::report::Report;
-use crate::ops::store_check::{Check, Outcome, Status, run};
-use crate::store::probe::{Ability, AbilityState};
+use crate::ops::store_check::{Ability, AbilityState, Outcome, Status, run};
 use clap::{Args, Subcommand};
 
 /// Work with a store itself, independent of its backups
@@ -23,12 +22,11 @@ enum StoreSubcommand {
     Check(CheckArgs),
 }
 
-/// Test whether a store has all features that backups need
+/// Go through a store once: list, write, write again on condition, read, delete
 ///
-/// Each feature is tested by using it: several writers create the same object at the same time, for example,
-/// and the object is read back. The test writes small objects (about 6 MiB in total) to deltafold-staging/
-/// below the prefix, and deletes them at the end, even if it fails or is interrupted. It neither reads nor
-/// changes snapshots, so flags for encryption and limits have no effect.
+/// Shows which step fails, and what it is needed for. The object is written to deltafold-staging/ below the
+/// prefix, and deleted at the end. Snapshots are neither read nor changed, so flags for encryption and limits
+/// have no effect.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
@@ -36,11 +34,10 @@ Examples:
       deltafold store check --store s3://backups/etcd-main
   List the problems for a script:
       deltafold store check --store s3://backups/etcd-main --output json |
-          jq '.checks[] | select(.is_problem)'
+          jq '.checks[] | select(.state != \"Works\")'
 
-Exit codes: 0 if deltafold can work safely with the store, 69 if the store does not respond, 77 if it rejects \
-the credentials, 78 if a required feature is missing or works wrongly (the result says what \
-to do). docs/exit-codes.md lists all others.")]
+Exit codes: 0 if deltafold can work with the store, 69 if the store does not respond, 77 if it rejects the \
+credentials or refuses a step, 78 if it does something else than it was asked. docs/exit-codes.md lists all others.")]
 struct CheckArgs {
     #[command(flatten)]
     store: StoreArgs,
@@ -56,54 +53,37 @@ impl StoreCommand {
 
 fn label(ability: Ability) -> &'static str {
     match ability {
-        Ability::Put => "write",
-        Ability::ReadBack => "read back",
         Ability::List => "list",
-        Ability::Delete => "delete",
-        Ability::Multipart => "upload in parts",
+        Ability::Put => "write",
         Ability::ConditionalCreate => "create if free",
-        Ability::ConditionalUpdate => "update if unchanged",
-        Ability::ConditionalCopy => "copy if free",
-        Ability::Checksum => "checksum",
-        Ability::LargestCopy => "largest copy",
-        Ability::ExcludeTag => "tags",
-        Ability::TagCount => "tag count",
-        Ability::Versioning => "versions",
-        Ability::ObjectLock => "object lock",
-        Ability::Clock => "clock",
+        Ability::ReadBack => "read back",
+        Ability::Delete => "delete",
     }
 }
 
-fn state(check: &Check) -> &'static str {
-    match (check.ability, check.state) {
-        (Ability::Clock, AbilityState::Lies) => "is off",
-        (_, AbilityState::Works) => "works",
-        (_, AbilityState::Refused) => "refused",
-        (_, AbilityState::Lies) => "BROKEN",
-        (_, AbilityState::Absent) => "missing",
-        (_, AbilityState::NotTried) => "not tested",
+fn state(state: AbilityState) -> &'static str {
+    match state {
+        AbilityState::Works => "works",
+        AbilityState::Failed => "FAILED",
+        AbilityState::NotTried => "not tested",
     }
 }
 
 fn to_text(o: &Report<Outcome>) -> String {
     let mut text = Text::new();
     for check in &o.checks {
-        let mark = if check.is_problem { "!" } else { " " };
-        let (label, state) = (label(check.ability), state(check));
-        text.hanging(
-            34,
-            format_args!("{mark} {label:<20} {state:<10} {}", check.detail),
-        );
-        text.hanging(36, format_args!("  {:<31} → {}", "", check.meaning));
-    }
-    for left in &o.left_behind {
-        text.line(format_args!("  not deleted: {left}"));
+        let (label, state) = (label(check.ability), state(check.state));
+        let line = format_args!("{label:<15} {state:<10} {}", check.needed_for);
+        text.hanging(27, line);
+        if let Some(e) = &check.error {
+            text.hanging(27, format_args!("{:<27}{e}", ""));
+        }
     }
     let (style, can) = match o.status {
         Status::Succeeded => (Style::Good, "can"),
         Status::Failed => (Style::Bad, "cannot"),
     };
-    let verdict = format!("deltafold {can} work safely");
+    let verdict = format!("deltafold {can} work");
     text.verdict(style, verdict, format_args!(" with {}", o.store));
     text.end()
 }

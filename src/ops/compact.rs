@@ -208,7 +208,7 @@ impl Compaction<'_> {
             .any(|s| s.excluded && s.name == new_name)
         {
             self.clock.warn(format!(
-                "the result {new_name} already exists, but is excluded: as long as it is, every run folds the same snapshots again. Bring it back with `deltafold undelete`, or delete it"
+                "the result {new_name} already exists, but is excluded: as long as it is, every run folds the same snapshots again. Remove its exclusion, or delete it"
             ));
         }
         let mut outcome = self.outcome(&source, encoding);

@@ -59,7 +59,6 @@ mod tests {
             untrusted: false,
             begins_timeline: false,
             pinned: false,
-            removal_noted: false,
         };
         let deltas = [
             delta("Incr-00000002-00000009-1", 400),

@@ -5,12 +5,13 @@
 
 use crate::backup::chain::{self, Choice, KnownBases};
 use crate::backup::timeline::{NamesOnly, Timeline, Timelines};
-use crate::backup::{Compression, Kind, Snapshot};
+use crate::backup::{Catalog, Compression, Kind, Snapshot};
 use crate::base::flag_values::yes_or_no;
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::Revision;
 use crate::ops::Context;
 use crate::ops::identity::{self, Identity};
+use crate::ops::parallel::each;
 use crate::ops::report::{Report, ReportBuilder, reasons_and};
 use crate::ops::restorable::{Bases, Restorable};
 use crate::ops::scan::{Depth, Scan, TAGS_UNREADABLE, scan_with_tags};
@@ -23,13 +24,16 @@ use std::collections::{HashMap, HashSet};
 /// The command that reads contents.
 pub(super) const DEEP: &str = "`deltafold list --deep`";
 
+/// Locks that are read at once.
+const AT_ONCE: usize = 16;
+
 /// The options of `list`.
 #[derive(Debug, Clone, Copy, clap::Args)]
 pub struct Options {
     /// Read every snapshot completely, instead of only the names
     #[arg(long, value_parser = yes_or_no)]
     pub deep: bool,
-    /// Read the tags of all snapshots to show every excluded one, with a request per snapshot
+    /// Read the tags and locks of all snapshots to show every excluded and locked one, with requests per snapshot
     #[arg(long, value_parser = yes_or_no)]
     pub all_tags: bool,
 }
@@ -112,6 +116,9 @@ pub struct ListedSnapshot {
     pub timeline: Option<String>,
     /// Whether `deltafold compact` would use the snapshot now.
     pub in_chain: bool,
+    /// The time until which the object lock of the bucket keeps the snapshot from deletion. null if it has no
+    /// retention, or if it was not read: of more than 64 snapshots, only the newest are read (see --all-tags).
+    pub locked_until: Option<DateTime<Utc>>,
 }
 
 /// The reasons of problems that are not errors of `compact`.
@@ -201,18 +208,19 @@ pub fn run(ctx: &Context, options: Options) -> Result<Report<Outcome>> {
     for t in scan.timelines.all.iter().rev() {
         timeline_of.extend(t.members.iter().map(|m| (m.snapshot, t.id.as_str())));
     }
-    let snapshots = scan
-        .catalog
-        .snapshots
-        .iter()
-        .enumerate()
-        .map(|(i, s)| {
-            let timeline = timeline_of
-                .get(&i)
-                .filter(|_| options.deep || !scan.is_doubtful(i));
-            listed_snapshot(s, timeline.map(|&id| id.to_owned()), in_chain.contains(&i))
-        })
-        .collect();
+    let locked_until = locked_until(ctx, &scan.catalog, options.all_tags)?;
+    let mut snapshots = Vec::with_capacity(locked_until.len());
+    for (i, (s, locked_until)) in scan.catalog.snapshots.iter().zip(locked_until).enumerate() {
+        let timeline = timeline_of
+            .get(&i)
+            .filter(|_| options.deep || !scan.is_doubtful(i));
+        snapshots.push(ListedSnapshot {
+            timeline: timeline.map(|&id| id.to_owned()),
+            in_chain: in_chain.contains(&i),
+            locked_until,
+            ..ListedSnapshot::from(s)
+        });
+    }
     let mut restorable = Vec::new();
     for t in &scan.timelines.all {
         restorable.extend(bases.restorable(&scan.catalog, &scan.contents, t));
@@ -227,6 +235,35 @@ pub fn run(ctx: &Context, options: Options) -> Result<Report<Outcome>> {
         restorable,
         problems,
     }))
+}
+
+/// Returns for each snapshot the end of its retention, if the bucket has an object lock and permits to read it.
+/// Of many snapshots, only the newest are read, unless `all` is true.
+fn locked_until(ctx: &Context, catalog: &Catalog, all: bool) -> Result<Vec<Option<DateTime<Utc>>>> {
+    let mut locked_until = vec![None; catalog.snapshots.len()];
+    let unless_denied = |result: Result<Option<DateTime<Utc>>>| match result {
+        Err(e) if e.reason() == Reason::PermissionDenied => {
+            tracing::debug!("locks are not shown: {e}");
+            Ok(None)
+        }
+        // The snapshot was deleted meanwhile.
+        Err(e) if e.reason() == Reason::SnapshotVanished => Ok(None),
+        result => result,
+    };
+    match ctx.store.has_object_lock() {
+        Ok(true) => {}
+        Ok(false) => return Ok(locked_until),
+        Err(e) => return unless_denied(Err(e)).map(|_| locked_until),
+    }
+    let most = if all { usize::MAX } else { tags::FEW };
+    let skipped = catalog.snapshots.len().saturating_sub(most);
+    let newest = &catalog.snapshots[skipped..];
+    let read = each(AT_ONCE, newest, |s| ctx.store.retained_until(&s.path));
+    for (slot, until) in locked_until[skipped..].iter_mut().zip(read) {
+        let now = Utc::now();
+        *slot = unless_denied(until)?.filter(|until| *until > now);
+    }
+    Ok(locked_until)
 }
 
 /// The snapshots of the chain that `compact` would use now.
@@ -388,21 +425,24 @@ fn problems(ctx: &Context, scan: &Scan, deep: bool) -> Result<Vec<Problem>> {
     Ok(problems)
 }
 
-fn listed_snapshot(s: &Snapshot, timeline: Option<String>, in_chain: bool) -> ListedSnapshot {
-    ListedSnapshot {
-        name: s.name.to_string(),
-        path: s.path.clone(),
-        kind: s.name.kind,
-        start_revision: s.name.start,
-        last_revision: s.name.last,
-        created: s.name.created_at(),
-        bytes: s.bytes,
-        compression: s.name.compression,
-        is_final: s.name.is_final,
-        encrypted: s.name.is_encrypted,
-        excluded: s.excluded,
-        untrusted: s.untrusted,
-        timeline,
-        in_chain,
+impl From<&Snapshot> for ListedSnapshot {
+    fn from(s: &Snapshot) -> Self {
+        ListedSnapshot {
+            name: s.name.to_string(),
+            path: s.path.clone(),
+            kind: s.name.kind,
+            start_revision: s.name.start,
+            last_revision: s.name.last,
+            created: s.name.created_at(),
+            bytes: s.bytes,
+            compression: s.name.compression,
+            is_final: s.name.is_final,
+            encrypted: s.name.is_encrypted,
+            excluded: s.excluded,
+            untrusted: s.untrusted,
+            timeline: None,
+            in_chain: false,
+            locked_until: None,
+        }
     }
 }

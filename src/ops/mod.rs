@@ -15,7 +15,6 @@ pub mod gc;
 pub mod identity;
 pub mod list;
 pub mod maintain;
-pub mod object_lock;
 pub mod options;
 mod parallel;
 pub mod plain_files;

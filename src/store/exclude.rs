@@ -58,8 +58,6 @@ pub(super) enum TagFailure {
     Gone,
     /// The store has no tags, or no permission for them.
     Refused(Error),
-    /// The store accepted a change, and the tag is unchanged.
-    Lied(Error),
     /// No response, or one that cannot be understood.
     Failed(Error),
 }
@@ -136,9 +134,7 @@ impl ExcludeTags {
                 match self.remember_refusal(self.read(path).await) {
                     Ok(tags) => Ok(has_exclude_tag(&tags)),
                     // Many roles for backups may not read tags, and some servers have none.
-                    Err(TagFailure::Gone | TagFailure::Refused(_) | TagFailure::Lied(_)) => {
-                        Ok(false)
-                    }
+                    Err(TagFailure::Gone | TagFailure::Refused(_)) => Ok(false),
                     Err(TagFailure::Failed(e)) => Err(e),
                 }
             }
@@ -201,52 +197,32 @@ impl ExcludeTags {
         }
     }
 
-    /// Sets or removes the tag, and reads it back.
-    pub(super) async fn set(
-        &self,
-        store: &Arc<dyn ObjectStore>,
-        path: &Path,
-        excluded: bool,
-    ) -> Result<(), TagFailure> {
-        let kept = if let TagKind::Metadata(gcs) = &self.kind {
-            if has_exclude_metadata(store, path).await? == excluded {
-                return Ok(());
-            }
-            set_metadata(gcs.as_deref(), path, excluded).await?;
-            has_exclude_metadata(store, path).await?
-        } else {
-            // A write replaces all tags, so read those of others first.
-            let mut tags = self.remember_refusal(self.read(path).await)?;
-            if has_exclude_tag(&tags) == excluded {
-                return Ok(());
-            }
-            tags.retain(|tag| tag.key != EXCLUDE_TAG);
-            if excluded {
-                tags.push(Tag {
-                    key: EXCLUDE_TAG.to_owned(),
-                    value: "true".to_owned(),
-                });
-            }
-            self.write(path, tags).await?;
-            has_exclude_tag(&self.read(path).await?)
-        };
-        match kept == excluded {
-            true => Ok(()),
-            false => Err(TagFailure::Lied(Reason::Configuration.error(format!(
-                "the store took a change of the tags of {path}, and did not keep it"
-            )))),
+    /// Sets the tag.
+    pub(super) async fn set(&self, path: &Path) -> Result<(), TagFailure> {
+        if let TagKind::Metadata(gcs) = &self.kind {
+            return set_metadata(gcs.as_deref(), path).await;
         }
+        // A write replaces all tags, so read those of others first.
+        let mut tags = self.remember_refusal(self.read(path).await)?;
+        if has_exclude_tag(&tags) {
+            return Ok(());
+        }
+        tags.retain(|tag| tag.key != EXCLUDE_TAG);
+        tags.push(Tag {
+            key: EXCLUDE_TAG.to_owned(),
+            value: "true".to_owned(),
+        });
+        self.write(path, tags).await
     }
 }
 
-async fn set_metadata(gcs: Option<&Gcs>, path: &Path, excluded: bool) -> Result<(), TagFailure> {
+async fn set_metadata(gcs: Option<&Gcs>, path: &Path) -> Result<(), TagFailure> {
     let action = format!("change the metadata of {path}");
     let Some(gcs) = gcs else {
         let why = format!("cannot {action}: this store has no request for it");
         return Err(TagFailure::Refused(Reason::Configuration.error(why)));
     };
-    let value = excluded.then_some("true");
-    let response = gcs.set_metadata(&action, path, EXCLUDE_TAG, value).await?;
+    let response = gcs.set_metadata(&action, path, EXCLUDE_TAG, "true").await?;
     match response.status {
         200..=299 => Ok(()),
         404 => Err(TagFailure::Gone),
@@ -331,41 +307,29 @@ impl Store {
         Ok(())
     }
 
-    /// Excludes a snapshot, or includes it again: by tag or metadata if the store has them, else by an object
-    /// `<below>.exclude`. Other tags stay. A second call changes nothing.
+    /// Excludes a snapshot: by tag or metadata if the store has them, else by an object `<below>.exclude`. Other
+    /// tags stay. A second call changes nothing.
     ///
     /// # Errors
-    /// Fails with the store's errors, with `SnapshotVanished` if the snapshot does not exist, and if a tag
-    /// that is set cannot be removed.
-    pub fn set_excluded(&self, below: &str, excluded: bool) -> Result<()> {
-        let changed = match self.asks_tags() {
-            true => self.block_on(self.tags.set(&self.inner, &self.path(below), excluded))?,
+    /// Fails with the store's errors, and with `SnapshotVanished` if the snapshot does not exist.
+    pub fn exclude(&self, below: &str) -> Result<()> {
+        let tagged = match self.asks_tags() {
+            true => self.block_on(self.tags.set(&self.path(below)))?,
             false if self.exists(below)? => Err(TagFailure::Refused(Error::internal("no tags"))),
             false => Err(TagFailure::Gone),
         };
-        let object = format!("{below}{EXCLUDE_SUFFIX}");
-        match changed {
-            Ok(()) if excluded => Ok(()),
-            Ok(()) => self.delete(&object),
+        match tagged {
+            Ok(()) => Ok(()),
             Err(TagFailure::Failed(e)) => Err(e),
             Err(TagFailure::Gone) => Err(Reason::SnapshotVanished.error(format!(
-                "cannot set or remove the exclusion marker of {}: it is gone; run again",
+                "cannot exclude {}: it is gone; run again",
                 self.name(below)
             ))),
-            Err(TagFailure::Refused(why) | TagFailure::Lied(why)) if excluded => {
+            Err(TagFailure::Refused(why)) => {
                 if self.tags.can_tell() {
                     tracing::debug!("excluded by an object instead of a tag: {why}");
                 }
-                self.replace_small(&object, b"")
-            }
-            Err(TagFailure::Refused(why) | TagFailure::Lied(why)) => {
-                self.delete(&object)?;
-                // If tags cannot be read, the snapshot may have one that stays. That is not an error: no one
-                // reads it.
-                match self.asks_tags() {
-                    true => Err(why),
-                    false => Ok(()),
-                }
+                self.replace_small(&format!("{below}{EXCLUDE_SUFFIX}"), b"")
             }
         }
     }

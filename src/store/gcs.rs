@@ -41,7 +41,7 @@ impl Gcs {
         }
     }
 
-    /// Sets one entry of an object's metadata, or removes it. `action` describes the request in messages.
+    /// Sets one entry of an object's metadata. `action` describes the request in messages.
     ///
     /// # Errors
     /// Fails if there is no response. A refusal is a response.
@@ -50,7 +50,7 @@ impl Gcs {
         action: &str,
         path: &Path,
         name: &str,
-        value: Option<&str>,
+        value: &str,
     ) -> Result<StoreResponse> {
         let url = object_url(&self.base, &self.bucket, path)
             .ok_or_else(|| Error::internal(format!("cannot {action}: no URL")))?;

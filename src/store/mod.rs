@@ -9,7 +9,6 @@
 //! - `lock`: mutual exclusion; `object_lock`: S3's; `exclude`, `tag_counts`: tags
 //! - `requests`, `connect`, `bandwidth`: how many requests, over which connections, how fast
 //! - `s3`, `azure`, `gcs`, `swift`, `folder`, `local`: what only one kind of store has
-//! - `probe`: tests what a store really does
 
 pub mod azure;
 pub mod bandwidth;
@@ -29,7 +28,6 @@ pub mod lock;
 mod neighbours;
 pub mod object_lock;
 pub mod open;
-pub mod probe;
 pub mod publish;
 mod read_ahead;
 mod requests;
@@ -48,12 +46,12 @@ pub use errors::store_error;
 pub use fetch::{ObjectReader, is_large};
 pub use folder::{FileMode, Folder};
 pub use lock::LOCKS;
-pub use object_lock::{Mode, ObjectLock, ObjectRetention};
+
 pub use open::open;
 pub use publish::{Staged, Upload};
 pub use read_ahead::{PrefetchGuard, ReadAhead};
 pub use requests::{DEFAULT_REQUESTS, MOST_REQUESTS};
-pub use s3::{ObjectVersion, UnfinishedUpload, Versioning};
+pub use s3::{UnfinishedUpload, Versioning};
 
 use crate::base::Cancel;
 use crate::error::{Reason, Result};
@@ -113,7 +111,7 @@ pub struct Store {
     /// The client for S3's own requests, if the store is S3.
     s3: Option<Arc<S3>>,
     /// The bucket's object lock, once it has been requested.
-    object_lock: Arc<OnceCell<ObjectLock>>,
+    object_lock: Arc<OnceCell<bool>>,
     /// The folder, if the store is a local one. Its calls run on the calling thread.
     local_root: Option<Folder>,
     /// The most bytes that the store can copy. Larger objects cannot be published.
@@ -180,7 +178,7 @@ impl Store {
         self
     }
 
-    /// Adds S3's own requests: versions, object retention, uploads, copies by ranges.
+    /// Adds S3's own requests: object retention, uploads, copies by ranges.
     pub fn with_s3(mut self, s3: Arc<S3>) -> Self {
         self.s3 = Some(s3);
         self

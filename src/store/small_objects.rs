@@ -1,9 +1,8 @@
-//! Reads and writes small objects beside the snapshots (exclusion markers, removal notes, pins), and deletes
-//! objects.
+//! Reads and writes small objects beside the snapshots (exclusion markers, pins), and deletes objects.
 //!
 //! Called by `ops`, and by `store::exclude`, `store::lock` and `store::publish`.
 
-use super::errors::{io_cause, store_error};
+use super::errors::{io_cause, refusal, store_error};
 use super::folder::FOLDER_ATTEMPTS;
 use super::requests::collect;
 use super::staging::StagingName;
@@ -12,7 +11,7 @@ use crate::error::{Error, Reason, Result};
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt};
 use object_store::path::Path;
-use object_store::{GetResult, ObjectStore, ObjectStoreExt, PutPayload};
+use object_store::{GetResult, ObjectStore, ObjectStoreExt, PutMode, PutPayload};
 use std::collections::HashSet;
 use std::future::ready;
 use std::io::{ErrorKind, Write};
@@ -106,6 +105,29 @@ impl Store {
             .write_all(content)
             .map_err(|e| Error::io(format!("write {}", self.name(below)), e))?;
         upload.finish()?.publish(below)
+    }
+
+    /// Tests that a write on condition that an object does not exist is refused if it exists. If the condition
+    /// is ignored, the object is overwritten.
+    ///
+    /// # Errors
+    /// Fails with `Configuration` if the object was overwritten, and with the store's errors, such as a refusal of
+    /// the condition.
+    pub fn refuses_to_replace(&self, below: &str) -> Result<()> {
+        let payload = PutPayload::from_static(b"overwritten");
+        let path = self.path(below);
+        let put = self.inner.put_opts(&path, payload, PutMode::Create.into());
+        match self.block_on(put)? {
+            Err(object_store::Error::AlreadyExists { .. }) => Ok(()),
+            Ok(_) => Err(Reason::Configuration.error(format!(
+                "{} was overwritten, although the request said to write it only if it does not exist",
+                self.name(below)
+            ))),
+            Err(e) => {
+                let action = format!("write {} on condition", self.name(below));
+                Err(refusal(&action, e)?)
+            }
+        }
     }
 
     /// Writes a small object, and replaces the one with its name.

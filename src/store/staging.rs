@@ -51,15 +51,15 @@ static SELF: LazyLock<Writer> = LazyLock::new(this_process);
 
 /// The name of a live upload. Until this is dropped, processes of the same namespace do not delete the upload's
 /// staging object.
-pub(super) struct StagingName {
+pub(crate) struct StagingName {
     /// The path below the store's prefix.
-    pub(super) path: String,
+    pub(crate) path: String,
     word: u64,
 }
 
 impl StagingName {
     /// Returns a name that no other upload has.
-    pub(super) fn new(hint: &str) -> Self {
+    pub(crate) fn new(hint: &str) -> Self {
         let word = random_word();
         under_way().insert(word);
         let name = Writer { word, ..*SELF }.name(hint);

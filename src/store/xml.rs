@@ -19,8 +19,7 @@ pub(super) enum Document {
     LegalHold(StatusDocument),
     ObjectLockConfiguration(LockConfiguration),
     VersioningConfiguration(StatusDocument),
-    #[serde(alias = "ListMultipartUploadsResult")]
-    ListVersionsResult(ListingPage),
+    ListMultipartUploadsResult(ListingPage),
     /// The part's ETag and checksums. The request that completes the upload must repeat the checksums.
     CopyPartResult(BTreeMap<String, String>),
 }
@@ -80,29 +79,14 @@ pub(super) struct StatusDocument {
 #[serde(rename_all = "PascalCase", default)]
 pub(super) struct LockConfiguration {
     pub(super) object_lock_enabled: String,
-    pub(super) rule: Rule,
 }
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "PascalCase", default)]
-pub(super) struct Rule {
-    pub(super) default_retention: Option<DefaultRetention>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "PascalCase", default)]
-pub(super) struct DefaultRetention {
-    pub(super) mode: String,
-    pub(super) days: String,
-    pub(super) years: String,
-}
-
-/// A page of a listing of versions or of uploads.
+/// A page of a listing of unfinished uploads.
 #[derive(Debug, Default, Deserialize)]
 #[serde(from = "PageElements")]
 pub(super) struct ListingPage {
     /// The entries, in the order of the page.
-    pub(super) entries: Vec<PageEntry>,
+    pub(super) entries: Vec<UploadFields>,
     pub(super) is_truncated: bool,
     /// Whether the names are percent-encoded.
     pub(super) is_encoded: bool,
@@ -111,27 +95,15 @@ pub(super) struct ListingPage {
     pub(super) next_id: String,
 }
 
-#[derive(Debug)]
-pub(super) enum PageEntry {
-    Version(Box<EntryFields>),
-    DeleteMarker(Box<EntryFields>),
-    Upload(Box<EntryFields>),
-}
-
-/// The fields of an entry of any kind.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "PascalCase")]
-pub(super) struct EntryFields {
+pub(super) struct UploadFields {
     pub(super) key: Option<String>,
-    pub(super) version_id: Option<String>,
-    pub(super) is_latest: Option<String>,
-    pub(super) last_modified: Option<String>,
-    pub(super) size: Option<String>,
     pub(super) upload_id: Option<String>,
     pub(super) initiated: Option<String>,
 }
 
-/// All elements of a page. Servers mix versions, delete markers and settings in any order.
+/// All elements of a page. Servers mix uploads and settings in any order.
 #[derive(Deserialize)]
 struct PageElements {
     #[serde(default, rename = "$value")]
@@ -140,14 +112,11 @@ struct PageElements {
 
 #[derive(Deserialize)]
 enum PageElement {
-    Version(Box<EntryFields>),
-    DeleteMarker(Box<EntryFields>),
-    Upload(Box<EntryFields>),
+    Upload(UploadFields),
     IsTruncated(String),
     EncodingType(String),
     NextKeyMarker(String),
-    #[serde(alias = "NextUploadIdMarker")]
-    NextVersionIdMarker(String),
+    NextUploadIdMarker(String),
     #[serde(other)]
     Other,
 }
@@ -157,15 +126,11 @@ impl From<PageElements> for ListingPage {
         let mut page = ListingPage::default();
         for element in all.elements {
             match element {
-                PageElement::Version(fields) => page.entries.push(PageEntry::Version(fields)),
-                PageElement::DeleteMarker(fields) => {
-                    page.entries.push(PageEntry::DeleteMarker(fields));
-                }
-                PageElement::Upload(fields) => page.entries.push(PageEntry::Upload(fields)),
+                PageElement::Upload(fields) => page.entries.push(fields),
                 PageElement::IsTruncated(text) => page.is_truncated = text == "true",
                 PageElement::EncodingType(text) => page.is_encoded = text == "url",
                 PageElement::NextKeyMarker(text) => page.next_key = text,
-                PageElement::NextVersionIdMarker(text) => page.next_id = text,
+                PageElement::NextUploadIdMarker(text) => page.next_id = text,
                 PageElement::Other => {}
             }
         }
@@ -235,10 +200,15 @@ mod tests {
 
     #[test]
     fn deep_nesting_does_not_overflow_the_stack() {
-        for tag in ["x", "Tag", "TagSet", "Version", "Rule"] {
+        for tag in ["x", "Tag", "TagSet", "Upload", "Rule"] {
             let deep = format!("<{tag}>").repeat(100_000);
             let closed = deep.clone() + &format!("</{tag}>").repeat(100_000);
-            for root in ["Tagging", "ListVersionsResult", "Error", "CopyPartResult"] {
+            for root in [
+                "Tagging",
+                "ListMultipartUploadsResult",
+                "Error",
+                "CopyPartResult",
+            ] {
                 assert!(Document::read(format!("<{root}>{deep}").as_bytes()).is_none());
                 // It may be skipped or refused.
                 let _ = Document::read(format!("<{root}>{closed}</{root}>").as_bytes());
@@ -262,10 +232,10 @@ mod tests {
             "</Error>",
             "<Code>",
             "</Code>",
-            "<ListVersionsResult>",
-            "</ListVersionsResult>",
-            "<Version>",
-            "</Version>",
+            "<ListMultipartUploadsResult>",
+            "</ListMultipartUploadsResult>",
+            "<Upload>",
+            "</Upload>",
             "<IsTruncated>",
             "</IsTruncated>",
             "<CopyPartResult>",
@@ -296,7 +266,7 @@ mod tests {
             let root = [
                 "Tagging",
                 "Error",
-                "ListVersionsResult",
+                "ListMultipartUploadsResult",
                 "CopyPartResult",
                 "Retention",
             ];
@@ -311,24 +281,13 @@ mod tests {
 
     #[test]
     fn the_elements_of_a_page_may_have_any_order() {
-        let xml = "<ListVersionsResult><Name>b</Name><Version><Key>a</Key><Owner><ID>o</ID></Owner></Version><DeleteMarker><Key>b</Key></DeleteMarker><CommonPrefixes/><IsTruncated>true</IsTruncated><Version><Key>c</Key><Size>7</Size></Version><NextKeyMarker>c</NextKeyMarker><NextVersionIdMarker>v</NextVersionIdMarker><EncodingType>url</EncodingType></ListVersionsResult>";
-        let Some(Document::ListVersionsResult(page)) = Document::read(xml.as_bytes()) else {
+        let xml = "<ListMultipartUploadsResult><Name>b</Name><Upload><Key>a</Key><Owner><ID>o</ID></Owner></Upload><CommonPrefixes/><IsTruncated>true</IsTruncated><Upload><Key>c</Key></Upload><NextKeyMarker>c</NextKeyMarker><NextUploadIdMarker>v</NextUploadIdMarker><EncodingType>url</EncodingType></ListMultipartUploadsResult>";
+        let Some(Document::ListMultipartUploadsResult(page)) = Document::read(xml.as_bytes())
+        else {
             panic!("no page");
         };
-        let kinds = page.entries.iter().map(|e| match e {
-            PageEntry::Version(f) => ("version", f.key.as_deref()),
-            PageEntry::DeleteMarker(f) => ("marker", f.key.as_deref()),
-            PageEntry::Upload(f) => ("upload", f.key.as_deref()),
-        });
-        let kinds: Vec<_> = kinds.collect();
-        assert_eq!(
-            kinds,
-            [
-                ("version", Some("a")),
-                ("marker", Some("b")),
-                ("version", Some("c"))
-            ]
-        );
+        let keys: Vec<_> = page.entries.iter().map(|u| u.key.as_deref()).collect();
+        assert_eq!(keys, [Some("a"), Some("c")]);
         assert!(page.is_truncated && page.is_encoded);
         assert_eq!((&*page.next_key, &*page.next_id), ("c", "v"));
     }

@@ -102,15 +102,18 @@ async fn a_policy_backs_an_etcd_up_and_a_task_restores_it() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_verification_drills_with_the_etcd_of_another_image() {
     let world = ClusterNamespace::new("drill").await;
+    // The backup is there before the first verification.
+    let compaction = json!({"enabled": false});
+    world.apply_policy(json!({"compaction": compaction}));
+    world.snapshot("full", "full");
     world.apply_policy(json!({
         "verify": {
             "schedule": "* * * * *",
             "againstCluster": true,
             "drill": {"etcdImage": setting("IN_CLUSTER_ETCD_IMAGE")},
         },
-        "compaction": {"enabled": false},
+        "compaction": compaction,
     }));
-    world.snapshot("full", "full");
     let verified = || {
         let policy = world.policy();
         (policy["status"]["lastVerification"]["state"] == "Succeeded").then_some(policy)

@@ -4,7 +4,7 @@
 //! Plain `cargo test` does not run this module: without the servers it fails.
 
 use crate::support::conformance::{
-    Server, conforms, content, nothing_is_staged, paths, runtime, the_program_works_on,
+    Abilities, Server, conforms, content, nothing_is_staged, paths, runtime, the_program_works_on,
 };
 use crate::support::gcs::Gcs;
 use crate::support::made_backups::{BASE, Bucket, LAST};
@@ -12,7 +12,6 @@ use crate::support::mounted_secret::Mounted;
 use crate::support::{deltafold, run_json};
 use chrono::{DateTime, Utc};
 use deltafold::Reason;
-use deltafold::store::probe::{Ability, AbilityState};
 use serde_json::{Value, json};
 use std::env;
 use std::fs;
@@ -25,15 +24,15 @@ const AZURITE_ACCOUNT: &str = "devstoreaccount1";
 const AZURITE_KEY: &str =
     "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==";
 
+/// What Azure and Google Cloud Storage have.
+const HAVE: Abilities = Abilities {
+    versions: false,
+    tags: true,
+    conditional_update: true,
+};
+
 fn address(name: &str) -> String {
     env::var(name).unwrap_or_else(|_| panic!("{name} is not set: run tests/end-to-end"))
-}
-
-/// Returns the abilities that none of these servers has, and `more`.
-fn absent(more: &[Ability]) -> Vec<(Ability, AbilityState)> {
-    let beside = [Ability::Versioning, Ability::ObjectLock];
-    let all = [&[Ability::Checksum], more, &beside].concat();
-    all.into_iter().map(|a| (a, AbilityState::Absent)).collect()
 }
 
 // --- Swift ---
@@ -86,15 +85,7 @@ fn swift_server(container: &str) -> Server {
 #[test]
 fn swift_does_all_of_it() {
     let server = swift_server("cycle");
-    let mut lacks = conforms(&server.store("conforms"));
-    // Of several writers that race for a name, more than one may win.
-    lacks.retain(|(ability, _)| *ability != Ability::ConditionalCreate);
-    let refused = [
-        (Ability::ConditionalUpdate, AbilityState::Refused),
-        (Ability::ConditionalCopy, AbilityState::Refused),
-    ];
-    let tags = [Ability::ExcludeTag, Ability::TagCount];
-    assert_eq!(lacks, [&refused[..], &absent(&tags)].concat());
+    conforms(&server.store("conforms"), Abilities::default());
     the_program_works_on(&server);
 }
 
@@ -370,8 +361,7 @@ fn azure_server(container: &str) -> Server {
 #[test]
 fn azure_does_all_of_it() {
     let server = azure_server("cycle");
-    let lacks = conforms(&server.store("conforms"));
-    assert_eq!(lacks, absent(&[]));
+    conforms(&server.store("conforms"), HAVE);
     the_program_works_on(&server);
 }
 
@@ -420,9 +410,7 @@ fn google_does_all_of_it() {
         ("service_account_key", &key),
     ];
     let server = Server::new(runtime, "gs://cycle", &options);
-    let lacks = conforms(&server.store("conforms"));
-    // The emulator does not return metadata with an object.
-    assert_eq!(lacks, absent(&[Ability::TagCount]));
+    conforms(&server.store("conforms"), HAVE);
     the_program_works_on(&server);
 }
 

@@ -1,5 +1,5 @@
-//! Exclusion markers as tags on real servers: they are set and removed, `deltafold list` sees them, and the
-//! tags of others survive.
+//! Exclusion markers as tags on real servers: they are set, `deltafold list` sees them, and the tags of others
+//! survive.
 
 use crate::support::lying_s3::{Lies, LyingServer};
 use crate::support::minio::Minio;
@@ -23,9 +23,9 @@ async fn blocking<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> 
     tokio::task::spawn_blocking(f).await.expect("a thread")
 }
 
-async fn set(store: &Store, path: &'static str, excluded: bool) -> deltafold::error::Result<()> {
+async fn exclude(store: &Store, path: &'static str) -> deltafold::error::Result<()> {
     let store = store.clone();
-    blocking(move || store.set_excluded(path, excluded)).await
+    blocking(move || store.exclude(path)).await
 }
 
 async fn goes_round(s3: &S3, bucket: &'static str, kind: Kind) {
@@ -50,12 +50,12 @@ async fn goes_round(s3: &S3, bucket: &'static str, kind: Kind) {
     let others = [("team", "a b/c:1+2=@"), ("x", "")];
     s3.set_tags(bucket, &key, &others).await;
 
-    set(&store, below, true).await.unwrap();
+    exclude(&store, below).await.unwrap();
     let mut all = others.to_vec();
     all.push(TAG);
     assert_eq!(s3.tags(bucket, &key).await, pairs(&all));
     // Setting it twice is the same as once, and no marker object appears.
-    set(&store, below, true).await.unwrap();
+    exclude(&store, below).await.unwrap();
     assert_eq!(s3.tags(bucket, &key).await, pairs(&all));
     assert!(
         raw.head(&Path::from(format!("{key}.exclude")))
@@ -76,23 +76,7 @@ async fn goes_round(s3: &S3, bucket: &'static str, kind: Kind) {
     };
     assert_eq!(listed(s3.env()), [name]);
 
-    // The marker object of another tool is removed, too.
-    let mark = Path::from(format!("{key}.exclude"));
-    raw.put(&mark, "".into()).await.unwrap();
-    set(&store, below, false).await.unwrap();
-    assert_eq!(s3.tags(bucket, &key).await, pairs(&others));
-    assert!(raw.head(&mark).await.is_err());
-    assert_eq!(listed(s3.env()), [""; 0]);
-    set(&store, below, false).await.unwrap();
-
-    // The last tag is removed, too.
-    let first: &'static str = format!("v2/{}", names[0]).leak();
-    set(&store, first, true).await.unwrap();
-    assert_eq!(listed(s3.env()), [names[0].as_str()]);
-    set(&store, first, false).await.unwrap();
-    assert_eq!(s3.tags(bucket, &format!("p/{first}")).await, []);
-
-    let gone = set(&store, "v2/Full-1", true).await.unwrap_err();
+    let gone = exclude(&store, "v2/Full-1").await.unwrap_err();
     assert_eq!(gone.reason(), Reason::SnapshotVanished, "{gone}");
     assert!(raw.head(&Path::from("p/v2/Full-1.exclude")).await.is_err());
 }
@@ -111,37 +95,25 @@ async fn marks_go_round_on_versitygw() {
     goes_round(server.s3(), "versioned", Kind::Versioned).await;
 }
 
-/// Without tags, or with tags that are not kept, the marker is an object.
+/// Where tags are refused, the marker is an object.
 #[tokio::test(flavor = "multi_thread")]
 async fn without_tags_an_object_is_the_mark() {
-    let refuses = Lies {
-        refuses_tags: true,
-        ..Lies::default()
-    };
-    let forgets = Lies {
-        forgets_tags: true,
-        ..Lies::default()
-    };
-    for lies in [refuses, forgets] {
-        let server = LyingServer::start(lies);
+    {
+        let server = LyingServer::start(Lies {
+            refuses_tags: true,
+            ..Lies::default()
+        });
         let handle = tokio::runtime::Handle::current();
         let store = server.s3().open("s3://b/p", &handle);
         let raw = server.s3().store("b");
         raw.put(&Path::from("p/v2/Full-1"), "x".into())
             .await
             .unwrap();
-        set(&store, "v2/Full-1", true).await.unwrap();
+        exclude(&store, "v2/Full-1").await.unwrap();
         let names: Vec<String> = server.objects().into_keys().collect();
-        assert_eq!(
-            names,
-            ["b/p/v2/Full-1", "b/p/v2/Full-1.exclude"],
-            "{lies:?}"
-        );
-        set(&store, "v2/Full-1", false).await.unwrap();
-        let names: Vec<String> = server.objects().into_keys().collect();
-        assert_eq!(names, ["b/p/v2/Full-1"], "{lies:?}");
-        let gone = set(&store, "v2/Full-2", true).await.unwrap_err();
+        assert_eq!(names, ["b/p/v2/Full-1", "b/p/v2/Full-1.exclude"]);
+        let gone = exclude(&store, "v2/Full-2").await.unwrap_err();
         assert_eq!(gone.reason(), Reason::SnapshotVanished, "{gone}");
-        assert_eq!(server.objects().len(), 1);
+        assert_eq!(server.objects().len(), 2);
     }
 }

@@ -11,7 +11,7 @@ use crate::support::{deltafold, run_json, seed};
 use chrono::TimeDelta;
 use deltafold::backup::retention::{self, Periods, Policy};
 use deltafold::ops::Context;
-use deltafold::ops::gc::{self, Options, pin, undelete};
+use deltafold::ops::gc::{self, Options, pin};
 use deltafold::ops::report::Report;
 use deltafold::store::Store;
 use deltafold::store::exclude::ExcludeTags;
@@ -60,7 +60,7 @@ fn bucket() -> (Objects, BTreeSet<String>) {
     (objects, needed)
 }
 
-fn options(purge_after: Option<i64>) -> Options {
+fn options() -> Options {
     Options {
         retention: retention::Options {
             policy: Policy::Exponential(Periods {
@@ -71,11 +71,10 @@ fn options(purge_after: Option<i64>) -> Options {
             }),
             delta_retention: None,
             restorable_window: None,
-            purge_after: purge_after.map(TimeDelta::seconds),
         },
         staging_age: TimeDelta::hours(24),
         apply: true,
-        allow_shrink: false,
+        allow_shrink: true,
         look_again: Duration::ZERO,
     }
 }
@@ -123,11 +122,6 @@ fn run(
 
 fn of_v2(objects: &Objects) -> BTreeSet<String> {
     let names = objects.keys().filter(|p| p.starts_with("v2/"));
-    // Markers of missing snapshots are removed after a day.
-    let names = names.filter(|p| {
-        let of = p.strip_suffix(".exclude");
-        of.is_none_or(|of| objects.contains_key(of))
-    });
     names.cloned().collect()
 }
 
@@ -144,12 +138,8 @@ fn is_sound(objects: &Objects, all: &Objects, in_order: bool, context: &str) {
         if path.contains("Full") {
             full = path.clone();
         }
-        let usable =
-            objects.contains_key(path) && !objects.contains_key(&format!("{path}.exclude"));
-        chains
-            .entry(full.clone())
-            .or_default()
-            .push((path.clone(), usable));
+        let chain = chains.entry(full.clone()).or_default();
+        chain.push((path.clone(), objects.contains_key(path)));
     }
     for chain in chains.values() {
         let usable: Vec<bool> = chain.iter().map(|c| c.1).collect();
@@ -168,15 +158,12 @@ fn is_honest(e: &Error) -> bool {
     ![Reason::Internal, Reason::CorruptSnapshot, Reason::Usage].contains(&e.reason())
 }
 
-fn every_call_fails(purge_after: Option<i64>, first: impl Fn(&Runtime, &Arc<InMemory>)) {
+#[test]
+fn every_call_fails_and_the_next_run_mends_it() {
     let rt = Runtime::new().unwrap();
     let (objects, needed) = bucket();
-    let prepared = || {
-        let inner = fill(&rt, &objects);
-        first(&rt, &inner);
-        inner
-    };
-    let options = options(purge_after);
+    let prepared = || fill(&rt, &objects);
+    let options = options();
     // Find out which calls there are.
     let inner = prepared();
     let (ran, faults) = run(&rt, &inner, Vec::new(), &options);
@@ -216,26 +203,15 @@ fn every_call_fails(purge_after: Option<i64>, first: impl Fn(&Runtime, &Arc<InMe
                 if fault != Fault::Gone {
                     for path in &needed {
                         assert!(after.contains_key(path), "{context}: {path}");
-                        let mark = format!("{path}.exclude");
-                        assert!(!after.contains_key(&mark), "{context}: {path}");
                     }
                     is_sound(&after, &objects, false, &context);
                 }
-                // The next run completes the removal. A snapshot that lost its note gets a new one first, and a
-                // third run purges it.
-                let runs = if fault == Fault::Gone { 2 } else { 1 };
-                let mut outcome = None;
-                for _ in 0..runs {
-                    unlock(&rt, &inner);
-                    let (ran, _) = run(&rt, &inner, Vec::new(), &options);
-                    let told = ran.unwrap_or_else(|e| panic!("{context}, then: {e}"));
-                    assert!(
-                        told.failure.is_none(),
-                        "{context}, then: {:?}",
-                        told.failure
-                    );
-                    outcome = Some(told);
-                }
+                // The next run completes the removal.
+                unlock(&rt, &inner);
+                let (ran, _) = run(&rt, &inner, Vec::new(), &options);
+                let outcome = ran.unwrap_or_else(|e| panic!("{context}, then: {e}"));
+                let error = &outcome.failure;
+                assert!(error.is_none(), "{context}, then: {error:?}");
                 let mended = rt.block_on(objects_of(&*inner));
                 // The store itself deleted the full that was to be read, so what it superseded stays.
                 if fault == Fault::Gone && needed.iter().any(|path| !mended.contains_key(path)) {
@@ -254,95 +230,51 @@ fn unlock(rt: &Runtime, inner: &Arc<InMemory>) {
     let _ = rt.block_on(inner.delete(&Path::from("deltafold-locks/gc.json")));
 }
 
+/// A fault of `pin` is reported, and repeating the command does the work.
 #[test]
-fn every_call_of_a_deletion_fails_and_the_next_run_mends_it() {
-    every_call_fails(None, |_, _| ());
-}
-
-#[test]
-fn every_call_of_a_removal_fails_and_the_next_run_mends_it() {
-    every_call_fails(Some(HOUR), |_, _| ());
-}
-
-#[test]
-fn every_call_of_a_purge_fails_and_the_next_run_mends_it() {
-    every_call_fails(Some(0), |rt, inner| {
-        let (ran, _) = run(rt, inner, Vec::new(), &options(Some(0)));
-        assert!(ran.unwrap().failure.is_none());
-        unlock(rt, inner);
-    });
-}
-
-/// `undelete` and `pin`: a fault is reported, and repeating the command does the work.
-#[test]
-fn every_call_of_undelete_and_pin_fails_and_again_does_it() {
+fn every_call_of_pin_fails_and_again_does_it() {
     let rt = Runtime::new().unwrap();
     let (objects, _) = bucket();
     let full = objects.keys().find(|p| p.contains("Full")).unwrap().clone();
-    let removed = || {
-        let inner = fill(&rt, &objects);
-        let (ran, _) = run(&rt, &inner, Vec::new(), &options(Some(HOUR)));
-        assert!(ran.unwrap().failure.is_none());
-        unlock(&rt, &inner);
-        inner
-    };
-    let undelete = |faults: &FaultStore, names: &[String]| -> Result<(), Error> {
-        let names = names.to_vec();
-        let report = undelete::run(&context(&rt, faults), &undelete::Options { names })?;
-        report.failure.map_or(Ok(()), Err)
-    };
-    let pin = |faults: &FaultStore, _: &[String]| -> Result<(), Error> {
+    let pin = |inner: &Arc<InMemory>, faults: Vec<PlannedFault>| {
         let options = pin::Options {
             name: full.clone(),
             reason: None,
             unpin: false,
         };
-        pin::run(&context(&rt, faults), &options).map(|_| ())
+        let faults = FaultStore::new(inner.clone(), faults);
+        let ran = pin::run(&context(&rt, &faults), &options);
+        unlock(&rt, inner);
+        (ran.map(|_| ()), faults)
     };
-    type Job<'a> = &'a dyn Fn(&FaultStore, &[String]) -> Result<(), Error>;
-    for (job, what) in [(&undelete as Job, "undelete"), (&pin, "pin")] {
-        let inner = removed();
-        let faults = FaultStore::new(inner.clone(), Vec::new());
-        job(&faults, &[]).unwrap();
-        let whole = rt.block_on(objects_of(&*inner));
-        let mut counts: BTreeMap<Call, usize> = BTreeMap::new();
-        for (call, _) in faults.calls() {
-            *counts.entry(call).or_default() += 1;
-        }
-        for (&call, &n) in &counts {
-            for nth in 0..n {
-                for fault in Fault::of(call).into_iter().filter(|f| *f != Fault::Gone) {
-                    if fault == Fault::Hang && nth % 7 != 0 {
-                        continue;
-                    }
-                    let context = format!("{what}: {fault:?} at {call:?} {nth}");
-                    let inner = removed();
-                    let strike = PlannedFault { call, nth, fault };
-                    let faults = FaultStore::new(inner.clone(), vec![strike]);
-                    let first = job(&faults, &[]);
-                    if let Err(e) = &first {
-                        assert!(is_honest(e), "{context}: {e}");
-                    }
-                    unlock(&rt, &inner);
-                    // A snapshot that lost its note is brought back by its name.
-                    let excluded = rt.block_on(objects_of(&*inner));
-                    let names: Vec<String> = excluded
-                        .keys()
-                        .filter_map(|k| k.strip_suffix(".exclude"))
-                        .map(str::to_owned)
-                        .collect();
-                    let again = FaultStore::new(inner.clone(), Vec::new());
-                    let again = job(&again, if what == "pin" { &[] } else { &names });
-                    again.unwrap_or_else(|e| panic!("{context}, then: {e}"));
-                    let after = rt.block_on(objects_of(&*inner));
-                    let keys = |o: &Objects| {
-                        let keys = o
-                            .keys()
-                            .filter(|k| !k.contains("staging") && !k.contains("locks"));
-                        keys.cloned().collect::<Vec<_>>()
-                    };
-                    assert_eq!(keys(&after), keys(&whole), "{context}");
+    let left = |inner: &Arc<InMemory>| {
+        let mut keys: Vec<String> = rt.block_on(objects_of(&**inner)).into_keys().collect();
+        keys.retain(|k| !k.contains("staging"));
+        keys
+    };
+    let inner = fill(&rt, &objects);
+    let (ran, faults) = pin(&inner, Vec::new());
+    ran.unwrap();
+    let whole = left(&inner);
+    let mut counts: BTreeMap<Call, usize> = BTreeMap::new();
+    for (call, _) in faults.calls() {
+        *counts.entry(call).or_default() += 1;
+    }
+    for (&call, &n) in &counts {
+        for nth in 0..n {
+            for fault in Fault::of(call).into_iter().filter(|f| *f != Fault::Gone) {
+                if fault == Fault::Hang && nth % 7 != 0 {
+                    continue;
                 }
+                let context = format!("{fault:?} at {call:?} {nth}");
+                let inner = fill(&rt, &objects);
+                let (first, _) = pin(&inner, vec![PlannedFault { call, nth, fault }]);
+                if let Err(e) = &first {
+                    assert!(is_honest(e), "{context}: {e}");
+                }
+                let (again, _) = pin(&inner, Vec::new());
+                again.unwrap_or_else(|e| panic!("{context}, then: {e}"));
+                assert_eq!(left(&inner), whole, "{context}");
             }
         }
     }
@@ -362,7 +294,7 @@ fn what_cannot_be_deleted_holds_only_its_own_chain_back() {
     };
     // The object that probes the clock is deleted first.
     let strikes = [1, 2, 10, 11].map(deny).to_vec();
-    let (ran, _) = run(&rt, &inner, strikes, &options(None));
+    let (ran, _) = run(&rt, &inner, strikes, &options());
     let mut outcome = ran.unwrap();
     let error = outcome.failure.take();
     let error = error.expect("some failed");
@@ -395,6 +327,7 @@ fn a_clock_an_hour_ahead_removes_nothing_early() {
             "limit",
             "--limit",
             "1",
+            "--allow-shrink",
             "--restorable-window",
             hours,
         ];
@@ -440,22 +373,13 @@ fn killed_midway_and_two_at_once_leave_what_is_needed() {
         let (r, t) = (n * 90 / 300 + 1, now - 100 * HOUR + n);
         objects.insert(name("Full", 0, r, t), b"content".to_vec());
     }
-    let args = |purge: bool| {
-        let after = if purge { "1d" } else { "0s" };
-        [
-            &["gc"],
-            &NEWEST_FULL[..],
-            &["--apply", "--purge-after", after],
-        ]
-        .concat()
-    };
+    let args = [&["gc"], &NEWEST_FULL[..], &["--apply"]].concat();
     let mut midway = 0;
     for round in 0..14 {
         let b = Bucket::of(&objects);
-        let purge = round % 2 == 0;
         let command = || {
             let mut c = deltafold();
-            c.args(args(purge))
+            c.args(&args)
                 .args(["--output", "json", "--store"])
                 .arg(b.path());
             c.stdout(Stdio::null()).stderr(Stdio::null());
@@ -476,28 +400,20 @@ fn killed_midway_and_two_at_once_leave_what_is_needed() {
         let _ = kill_process(pid, Signal::KILL);
         child.wait().unwrap();
         let after = b.objects();
-        let gone = objects
-            .keys()
-            .filter(|k| !after.contains_key(*k) || after.contains_key(&format!("{k}.exclude")))
-            .count();
+        let gone = objects.keys().filter(|k| !after.contains_key(*k)).count();
         midway += usize::from(gone > 0 && gone < objects.len() - 1 - needed.len());
         let context = format!("round {round}, {gone} gone after {:?}", started.elapsed());
         for path in &needed {
             assert!(after.contains_key(path), "{context}: {path}");
-            assert!(
-                !after.contains_key(&format!("{path}.exclude")),
-                "{context}: {path}"
-            );
         }
-        // Files are deleted one by one; markers are set many at once.
-        is_sound(&after, &bucket_of_chains(&objects), !purge, &context);
+        is_sound(&after, &bucket_of_chains(&objects), true, &context);
         // The next run takes over the dead run's lock, as if time had passed.
         let _ = std::fs::remove_dir_all(b.path().join("deltafold-locks"));
         let codes: Vec<i32> = std::thread::scope(|scope| {
             let both = [(), ()].map(|()| {
                 scope.spawn(|| {
                     let mut c = deltafold();
-                    c.args(args(purge))
+                    c.args(&args)
                         .args(["--output", "json", "--store"])
                         .arg(b.path());
                     run_json(&mut c).0
@@ -514,14 +430,7 @@ fn killed_midway_and_two_at_once_leave_what_is_needed() {
         for path in &needed {
             assert!(last.contains_key(path), "{context}: {path}");
         }
-        let is_left = |p: &&String| !last.contains_key(&format!("{p}.exclude"));
-        let left: BTreeSet<String> = of_v2(&last)
-            .iter()
-            .filter(|p| !p.ends_with(".exclude"))
-            .filter(is_left)
-            .cloned()
-            .collect();
-        assert_eq!(left, needed, "{context}");
+        assert_eq!(of_v2(&last), needed, "{context}");
     }
     println!("{midway} of 14 were killed midway");
     assert!(midway >= 3);

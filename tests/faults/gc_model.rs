@@ -235,7 +235,6 @@ struct Seen {
     usable: BTreeMap<String, SnapshotName>,
     all: HashSet<String>,
     excluded: HashSet<String>,
-    noted: HashSet<String>,
 }
 
 impl Seen {
@@ -246,8 +245,6 @@ impl Seen {
             let path = o.location.to_string();
             if let Some(path) = path.strip_suffix(".exclude") {
                 seen.excluded.insert(path.to_owned());
-            } else if let Some(name) = path.strip_prefix("deltafold-removed/") {
-                seen.noted.insert(format!("v2/{name}"));
             } else if let Some(name) = path.strip_prefix("v2/").and_then(|n| n.parse().ok()) {
                 seen.usable.insert(path.clone(), name);
                 seen.all.insert(path);
@@ -416,14 +413,9 @@ struct Round<'a> {
     trace: Vec<String>,
     /// What pins keep: fulls, each with the deltas after it at the time of the pin.
     pinned: BTreeMap<String, Vec<String>>,
-    brought_back: BTreeSet<String>,
     snapshots_left: usize,
-    /// Whether the operator excluded the newest full of its time.
-    has_excluded: bool,
     /// Whether the operator ignores locks.
     heedless: bool,
-    /// Whether removed snapshots are purged only after an hour.
-    keeps_removed: bool,
 }
 
 impl Round<'_> {
@@ -542,13 +534,6 @@ impl Round<'_> {
                 );
             }
         }
-        for path in &self.brought_back {
-            assert!(
-                after.all.contains(path),
-                "{path} was brought back\n{:#?}",
-                tail()
-            );
-        }
     }
 
     fn snapshot(&mut self) {
@@ -571,10 +556,7 @@ impl Round<'_> {
         let pick = |rng: &mut Rng, of: Vec<String>| {
             (!of.is_empty()).then(|| of[rng.usize(..of.len())].clone())
         };
-        let delete = |path: String| {
-            let _ = self.rt.block_on(self.inner.delete(&Path::from(path)));
-        };
-        match self.rng.u8(..3) {
+        match self.rng.u8(..2) {
             0 => {
                 // The pin and what it keeps.
                 let fulls = seen.fulls().map(|s| s.0.clone()).collect();
@@ -592,20 +574,6 @@ impl Round<'_> {
                 let chain = chain.map(|s| s.0.clone()).collect();
                 self.pinned.entry(full).or_insert(chain);
             }
-            1 => {
-                let removed = seen.noted.intersection(&seen.excluded);
-                let removed = removed.filter(|p| seen.all.contains(*p)).cloned().collect();
-                let Some(path) = pick(self.rng, removed) else {
-                    return;
-                };
-                self.trace.push(format!("operator brings back {path}"));
-                delete(path.replace("v2/", "deltafold-removed/"));
-                delete(format!("{path}.exclude"));
-                // If everything is purged at once, so is this.
-                if self.keeps_removed {
-                    self.brought_back.insert(path);
-                }
-            }
             _ => {
                 // As if the newest full were bad: what it has superseded is needed again.
                 let Some(full) = seen.fulls().max_by_key(|s| s.1.last).map(|s| s.0.clone()) else {
@@ -615,7 +583,6 @@ impl Round<'_> {
                     return;
                 }
                 self.trace.push(format!("operator excludes {full}"));
-                self.has_excluded = true;
                 put(
                     self.rt,
                     &self.inner,
@@ -626,7 +593,7 @@ impl Round<'_> {
     }
 }
 
-fn options(rng: &mut Rng, window: Option<i64>, purge_after: Option<i64>) -> Options {
+fn options(rng: &mut Rng, window: Option<i64>) -> Options {
     let policy = match rng.bool() {
         true => Policy::Limit(rng.u32(1..4)),
         false => Policy::Exponential(Periods {
@@ -641,11 +608,10 @@ fn options(rng: &mut Rng, window: Option<i64>, purge_after: Option<i64>) -> Opti
             policy,
             delta_retention: rng.bool().then(|| TimeDelta::seconds(rng.i64(0..2 * HOUR))),
             restorable_window: window.map(TimeDelta::seconds),
-            purge_after: purge_after.map(TimeDelta::seconds),
         },
         staging_age: TimeDelta::hours(24),
         apply: true,
-        allow_shrink: false,
+        allow_shrink: true,
         look_again: Duration::ZERO,
     }
 }
@@ -666,7 +632,6 @@ fn play(seed: u64, rounds: usize, look_again: Duration) -> Counts {
         let ahead = TimeDelta::seconds(-[0, HOUR][rng.usize(..2)]);
         let world = begin(&mut rng, &rt, &inner, ahead);
         let window = rng.bool().then(|| rng.i64(0..4 * HOUR));
-        let purge_after = [None, Some(0), Some(HOUR)][rng.usize(..3)];
         let (send, tickets) = mpsc::unbounded_channel();
         const COLLECTORS: usize = 2;
         let actors = COLLECTORS + 1;
@@ -684,7 +649,7 @@ fn play(seed: u64, rounds: usize, look_again: Duration) -> Counts {
                 let ctx = context(&rt, store);
                 let options = Options {
                     look_again,
-                    ..options(&mut rng, window, purge_after)
+                    ..options(&mut rng, window)
                 };
                 std::thread::spawn(move || match actor < COLLECTORS {
                     true => collector(ctx, options),
@@ -707,11 +672,8 @@ fn play(seed: u64, rounds: usize, look_again: Duration) -> Counts {
             steps: vec![0; actors],
             trace: Vec::new(),
             pinned: BTreeMap::new(),
-            brought_back: BTreeSet::new(),
             snapshots_left: 4,
-            has_excluded: false,
             heedless,
-            keeps_removed: purge_after == Some(HOUR),
         };
         let has_ended = |actor: usize| handles[actor].is_finished();
         r.run(tickets, &has_ended, COLLECTORS, &mut counts);
@@ -747,22 +709,10 @@ fn play(seed: u64, rounds: usize, look_again: Duration) -> Counts {
             clock: ahead,
             locks: true,
         };
-        let mut last = options(r.rng, window, purge_after);
-        let mut result = collector(context(&rt, store.clone()), last.clone());
-        // A full that was superseded by the excluded one may be the newest now, so `gc` asks first.
-        if r.has_excluded && matches!(&result, Err(e) if e.reason() == Reason::WouldShrink) {
-            assert_eq!(
-                Seen::of(&rt, &inner).all,
-                before.all,
-                "it removed something"
-            );
-            last.allow_shrink = true;
-            result = collector(context(&rt, store.clone()), last);
-        }
+        let result = collector(context(&rt, store.clone()), options(r.rng, window));
         // `pass` ends with the last sender.
         drop(store);
         result.unwrap_or_else(|e| panic!("the last collector: {e}"));
-        r.brought_back.clear();
         r.check(&before, &Seen::of(&rt, &inner));
         rt.block_on(pass).unwrap();
     }
@@ -779,8 +729,8 @@ fn whatever_the_order_of_steps_what_must_be_restorable_is() {
     assert!(counts.deaths * 12 > rounds);
 }
 
-/// The model finds what it should find: collectors that do not list again break what an operator has pinned,
-/// brought back or needs again.
+/// The model finds what it should find: collectors that do not list again break what an operator has pinned or
+/// needs again.
 #[test]
 fn a_collector_that_believes_an_old_look_is_found_out() {
     let seed = crate::support::seed();

@@ -20,7 +20,6 @@ mod harness_minio;
 mod killed_midway;
 mod locks;
 mod lying_store;
-mod object_lock;
 mod restore_faults;
 mod restore_if_needed;
 mod restore_killed_midway;

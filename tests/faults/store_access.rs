@@ -366,7 +366,7 @@ fn a_changed_secret_counts_within_a_run() {
     mounted.change(&right);
     std::thread::sleep(soon);
     let name = store.list(&["v2"]).unwrap()[0].0.clone();
-    store.set_excluded(&name, true).unwrap();
+    store.exclude(&name).unwrap();
     assert_eq!(store.excluded_by_tag(&[name]).unwrap(), [true]);
 
     // By etcd-backup-restore's variable, and overridden by a setting.

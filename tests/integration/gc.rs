@@ -1,23 +1,16 @@
-//! `gc`, mostly on folders: what must stay restorable is restored as before, removed snapshots can be brought
-//! back, and foreign objects are not touched.
+//! `gc` on folders: what must stay restorable is restored as before, and foreign objects are not touched.
 
 use crate::support::gc_history::{
     GcHistory, HOUR, NEWEST_FULL, NOTHING, decided, reasons, snapshots, window_alone,
 };
-use crate::support::made_backups::{BASE, Bucket, FIXTURE, LAST, T0, objects_of};
-use crate::support::s3::Kind;
+use crate::support::made_backups::{BASE, Bucket, FIXTURE, LAST, T0};
 use crate::support::scratch;
-use crate::support::versitygw::Versitygw;
 use crate::support::{copy_fixture, deltafold, fixture_names, fixtures_dir, run_json};
-use object_store::ObjectStoreExt;
-use object_store::path::Path as ObjectPath;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
-use std::process::Command;
 use std::time::{Duration, SystemTime};
-use tokio::runtime::Runtime;
 
 /// Returns all keys at a revision.
 fn state(store: &Path, revision: i64) -> Value {
@@ -97,92 +90,31 @@ fn points_within_the_window_are_restored_as_before() {
     assert!(state(b.path(), LAST) == before[6]);
 }
 
+/// What is deleted does not come back, so a plan that deletes most is refused until somebody has looked at it.
 #[test]
-fn what_goes_can_be_brought_back_until_it_is_purged() {
+fn more_than_half_of_the_fulls_go_only_if_that_is_allowed() {
     let p = GcHistory::new();
     let b = &p.bucket;
     let before = b.objects();
-    let states: Vec<Value> = [800, 1499, 1700].map(|r| state(b.path(), r)).to_vec();
-    let args = keep_nothing(&["--purge-after", "1d", "--apply"]);
-    let done = gc(b, &args);
-    let removed = decided(&done, "Remove");
-    assert_eq!((removed.len(), done["freed_bytes"].as_u64()), (6, Some(0)));
-    let objects = b.objects();
-    for path in &removed {
-        assert_eq!(objects[path], before[path]);
-        assert!(objects.contains_key(&format!("{path}.exclude")), "{path}");
-        let note = path.replace("v2/", "deltafold-removed/");
-        let note: Value = serde_json::from_slice(&objects[&note]).unwrap();
-        assert!(note["removedAt"].is_string() && note["reason"].is_string());
+    let policy = |limit| {
+        let limit = ["--policy", "limit", "--limit", limit];
+        [&limit[..], &["--restorable-window", "0s"]].concat()
+    };
+    for apply in [&[][..], &["--apply"]] {
+        let (code, result, stderr) = b.run("gc", &[&policy("1")[..], apply].concat());
+        assert_eq!((code, &result["reason"]), (65, &"WouldShrink".into()));
+        assert!(stderr.contains("2 of 3 fulls would be deleted"), "{stderr}");
+        assert!(stderr.contains("--allow-shrink"), "{stderr}");
+        assert_eq!(snapshots(&b.objects()), snapshots(&before));
     }
-    // The newest state is restored as before, the others are not restorable.
-    assert!(b.run("get", &["--prefix", "", "--revision", "800"]).0 != 0);
-    let again = gc(b, &args);
-    assert_eq!(again["status"], "NothingToDo");
-    assert_eq!(reasons(&again)[&p.full(BASE, 10)], "Removed");
-
-    // A full and the deltas after it.
-    let name = p.full(BASE, 10).replace("v2/", "");
-    let (code, back, stderr) = b.run("undelete", &[&name]);
-    assert_eq!(code, 0, "{stderr}");
-    assert_eq!(back["snapshots"].as_array().unwrap().len(), 3, "{back}");
-    assert!(state(b.path(), 800) == states[0] && state(b.path(), 1499) == states[1]);
-    // A pin keeps it from being removed again.
-    assert_eq!(b.run("pin", &[&name, "--reason", "a test"]).0, 0);
-    let pinned = gc(b, &args);
-    assert_eq!(decided(&pinned, "Remove"), BTreeSet::new());
-    assert_eq!(reasons(&pinned)[&p.delta(1101, 1499, 8)], "Pinned");
-    assert_eq!(b.run("pin", &[&name, "--unpin"]).0, 0);
-    assert_eq!(decided(&gc(b, &args), "Remove").len(), 3);
-    let (code, back, _) = b.run("undelete", &["--all"]);
-    assert_eq!((code, back["snapshots"].as_array().unwrap().len()), (0, 6));
-    let objects = b.objects();
-    assert_eq!(snapshots(&objects), snapshots(&before));
-    assert!(before.iter().all(|(path, bytes)| objects[path] == *bytes));
-    assert!(!objects.keys().any(|k| k.contains("deltafold-removed")));
-
-    // It is purged with its notes when the time has come.
-    gc(b, &args);
-    let at_once = keep_nothing(&["--purge-after", "0s", "--apply"]);
-    let purged = gc(b, &at_once);
-    assert_eq!(reasons(&purged)[&p.full(BASE, 10)], "RemovedLongAgo");
+    gc(b, &[&policy("2")[..], &["--apply"]].concat());
+    // One of two is not more than half.
+    gc(b, &[&policy("1")[..], &["--apply"]].concat());
     let left = snapshots(&b.objects());
     assert_eq!(
         left,
         BTreeSet::from([p.full(2100, 1), p.delta(2101, LAST, 0)])
     );
-    let names: Vec<String> = b.objects().into_keys().collect();
-    let ours = |n: &&String| {
-        let stays = ["v2/", "deltafold-locks/", "deltafold-verified.json"];
-        !stays.iter().any(|s| n.starts_with(s))
-    };
-    assert_eq!(names.iter().filter(ours).count(), 0, "{names:?}");
-    let (code, _, stderr) = b.run("undelete", &[name.as_str()]);
-    assert!(code == 66 && stderr.contains("purged"), "{stderr}");
-}
-
-#[test]
-fn a_note_of_an_earlier_removal_does_not_shorten_the_time_to_bring_it_back() {
-    let p = GcHistory::new();
-    let b = &p.bucket;
-    // Somebody removed the marker and left the note.
-    let path = p.full(BASE, 10);
-    let note = path.replace("v2/", "deltafold-removed/");
-    b.put(
-        &note,
-        br#"{"removedAt":"2020-01-01T00:00:00Z","reason":"BeyondPolicy"}"#,
-    );
-    let old = SystemTime::now() - Duration::from_secs(3 * 86_400);
-    let file = fs::File::options()
-        .write(true)
-        .open(b.path().join(&note))
-        .unwrap();
-    file.set_modified(old).unwrap();
-    let args = keep_nothing(&["--purge-after", "1d", "--staging-age", "9d", "--apply"]);
-    assert!(decided(&gc(b, &args), "Remove").contains(&path));
-    let again = gc(b, &args);
-    assert_eq!(reasons(&again)[&path], "Removed");
-    assert!(b.objects().contains_key(&path));
 }
 
 #[test]
@@ -250,7 +182,6 @@ fn what_is_left_behind_goes_and_what_is_not_ours_stays() {
     let ours = [
         "deltafold-timelines/Full-00000000-00000001-1700000000.gz",
         "deltafold-pins/Full-00000000-00000001-1700000000.gz",
-        "deltafold-removed/Incr-00000001-00000002-1700000000",
         "v2/Full-00000000-00000001-1700000000.gz.exclude",
         "deltafold-staging/Full-00000000-00000009-100.gz.0000000000000abc.17.99.0000000000000003",
         // A file that object_store leaves when it is killed.
@@ -271,10 +202,10 @@ fn what_is_left_behind_goes_and_what_is_not_ours_stays() {
         b.put(path, b"x");
     }
     let young = reasons(&gc(b, &["--policy", "exponential", "--apply"]));
-    for path in &ours[..4] {
+    for path in &ours[..3] {
         assert_eq!(young[*path], "Young");
     }
-    for path in &ours[4..] {
+    for path in &ours[3..] {
         assert_eq!(young[*path], "InUse");
     }
     for path in ours.iter().chain(&foreign) {
@@ -361,8 +292,7 @@ fn each_fixture_is_kept_whole_and_collected_after_a_compaction() {
             assert_eq!(code, 0, "{name}: {stderr}");
             result
         };
-        let at_once = ["--purge-after", "0s"];
-        let limit = [&["gc", "--apply"], &NEWEST_FULL[..], &at_once].concat();
+        let limit = [&["gc", "--apply"], &NEWEST_FULL[..]].concat();
         assert_eq!(run(&limit)["status"], "NothingToDo", "{name}");
         let done = run(&["compact"]);
         let keys = run(&["get", "--prefix", ""])["keys"].clone();
@@ -390,93 +320,29 @@ fn nothing_to_collect_is_said() {
     assert_eq!((code, result["reason"].as_str()), (66, Some("NoSnapshots")));
 }
 
-/// versitygw lists deletion markers separately from versions: a marker that is deleted alone would bring back
-/// what it hides.
+/// A pin keeps a chain, including deltas of it that somebody excluded.
 #[test]
-fn what_others_deleted_does_not_come_back_where_marks_are_listed_apart() {
-    let rt = Runtime::new().unwrap();
-    let past = GcHistory::new();
-    let versitygw = Versitygw::start();
-    let s3 = versitygw.s3();
-    rt.block_on(s3.create_bucket("marks", Kind::Versioned));
-    let raw = s3.store("marks");
-    for (path, bytes) in past.bucket.objects() {
-        rt.block_on(raw.put(&ObjectPath::from(path), bytes.into()))
-            .unwrap();
-    }
-    let deleted = [past.full(BASE, 10), past.delta(BASE + 1, 1100, 9)];
-    for path in &deleted {
-        rt.block_on(raw.delete(&ObjectPath::from(path.as_str())))
-            .unwrap();
-    }
-    // Times of versions are whole seconds, and so is the store's clock.
-    std::thread::sleep(Duration::from_millis(2500));
-    let gc = |args: &[&str]| {
-        let mut c: Command = deltafold();
-        c.args(["gc", "--policy", "limit", "--output", "json", "--apply"])
-            .args(["--store", "s3://marks", "--purge-after", "0s"])
-            .args(["--restorable-window", "0s"])
-            .args(args)
-            .envs(s3.env());
-        let (code, result, stderr) = run_json(&mut c);
-        assert_eq!(code, 0, "{stderr}");
-        result
-    };
-    // Too young to be removed.
-    gc(&[]);
-    let store = s3.open("s3://marks", rt.handle());
-    let is_deleted = |path: &str| deleted.iter().any(|d| d == path);
-    let left = |store: &deltafold::store::Store| {
-        let all = store.versions(&["v2"]).unwrap();
-        all.iter().filter(|v| is_deleted(&v.path)).count()
-    };
-    assert_eq!(left(&store), 4);
-    let done = gc(&["--staging-age", "1s"]);
-    for path in &deleted {
-        assert!(!store.exists(path).unwrap(), "{path} came back: {done:#}");
-    }
-    assert_eq!(left(&store), 0, "{done:#}");
-    let versions = decided(&done, "Delete");
-    // On a slow machine the objects of the first run are old enough, too.
-    let versions = versions
-        .iter()
-        .filter_map(|p| p.split_once("?versionId="))
-        .filter(|(path, _)| is_deleted(path));
-    assert_eq!(versions.count(), 4);
-    // The delta after them has no base; the rest is as it was.
-    assert_eq!(snapshots(&rt.block_on(objects_of(&*raw))).len(), 5);
-}
-
-/// A pin keeps a chain, including deltas of it that were removed before.
-#[test]
-fn a_pinned_chain_keeps_what_was_removed_of_it() {
+fn a_pinned_chain_keeps_what_is_excluded_of_it() {
     let past = GcHistory::new();
     let b = &past.bucket;
-    gc(b, &keep_nothing(&["--purge-after", "1d", "--apply"]));
     let name = past.full(1499, 7);
+    let deltas = [past.delta(1500, 1800, 6), past.delta(1801, 2100, 3)];
+    for delta in &deltas {
+        b.put(&format!("{delta}.exclude"), b"");
+    }
     let (code, pinned, stderr) = b.run("pin", &[name.as_str()]);
     assert_eq!(code, 0, "{stderr}");
     let chain = pinned["chain"].as_array().unwrap();
     assert_eq!(chain.len(), 3, "{pinned:#}");
-    assert!(
-        pinned["warnings"][0]
-            .as_str()
-            .unwrap()
-            .contains("3 of the chain's 3")
-    );
-    // It would be purged at once.
+    let warning = pinned["warnings"][0].as_str().unwrap();
+    assert!(warning.contains("2 of the chain's 3"), "{warning}");
     gc(b, &keep_nothing(&["--apply"]));
     let left = snapshots(&b.objects());
-    for path in [
-        &name,
-        &past.delta(1500, 1800, 6),
-        &past.delta(1801, 2100, 3),
-    ] {
+    for path in deltas.iter().chain([&name]) {
         assert!(left.contains(path), "{path}: {left:?}");
     }
-    let (code, _, stderr) = b.run("undelete", &[name.as_str()]);
-    assert_eq!(code, 0, "{stderr}");
+    assert_eq!(b.run("pin", &[name.as_str(), "--unpin"]).0, 0);
     gc(b, &keep_nothing(&["--apply"]));
-    state(b.path(), 1800);
-    assert!(!snapshots(&b.objects()).contains(&past.full(BASE, 10)));
+    let left = snapshots(&b.objects());
+    assert!(deltas.iter().all(|d| !left.contains(d)), "{left:?}");
 }

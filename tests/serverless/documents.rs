@@ -13,9 +13,9 @@ use std::collections::BTreeSet;
 use std::fs;
 
 /// Commands that print JSON, each with a schema.
-pub const COMMANDS: [&str; 17] = [
+pub const COMMANDS: [&str; 15] = [
     "snapshot", "compact", "list", "status", "restore", "get", "history", "diff", "export",
-    "apply", "verify", "maintain", "lock", "copy", "gc", "undelete", "pin",
+    "apply", "verify", "maintain", "copy", "gc", "pin",
 ];
 
 /// deltafold's own settings of every object store.
@@ -153,11 +153,9 @@ fn help_and_version_succeed() {
         &["export", "--help"],
         &["verify", "--help"],
         &["maintain", "--help"],
-        &["lock", "--help"],
         &["store", "check", "--help"],
         &["copy", "--help"],
         &["gc", "--help"],
-        &["undelete", "--help"],
         &["pin", "--help"],
         &["snapshot", "full", "--help"],
         &["snapshot", "delta", "--help"],

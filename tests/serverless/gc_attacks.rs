@@ -7,7 +7,6 @@ use crate::support::gc_history::{
 use crate::support::keys::Key;
 use crate::support::made_backups::{BASE, LAST};
 use crate::support::schema::Schema;
-use crate::support::{deltafold, run_json};
 use deltafold::store::Keys;
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -20,6 +19,7 @@ const NOTE: &str = "deltafold-verified.json";
 const POLICIES: [&[&str]; 4] = [
     &NEWEST_FULL,
     &[
+        "--allow-shrink",
         "--restorable-window",
         "0s",
         "--policy",
@@ -33,6 +33,7 @@ const POLICIES: [&[&str]; 4] = [
     ],
     &NOTHING,
     &[
+        "--allow-shrink",
         "--restorable-window",
         "0s",
         "--policy",
@@ -107,9 +108,9 @@ fn seven_objects_of_one_byte() {
     });
 }
 
-/// Exclusion markers and removal notes that `gc` did not write.
+/// Exclusion markers that nobody but the attacker set: what they exclude is kept, and its deltas with it.
 #[test]
-fn marks_of_exclusion_and_notes_of_removal() {
+fn marks_of_exclusion() {
     for spared in [0, 1] {
         let p = GcHistory::new();
         let real = snapshots(&p.bucket.objects());
@@ -118,25 +119,11 @@ fn marks_of_exclusion_and_notes_of_removal() {
         let spared: Vec<&String> = fulls.into_iter().take(spared).collect();
         for path in real.iter().filter(|p| !spared.contains(p)) {
             p.bucket.put(&format!("{path}.exclude"), b"");
-            let name = path.rsplit('/').next().unwrap();
-            p.bucket.put(&format!("deltafold-removed/{name}"), b"{}");
         }
-        let marked = p.bucket.objects();
-        let limit = ["--policy", "limit", "--limit", "3"];
-        let limit = [&limit[..], &["--restorable-window", "0s"]].concat();
-        for apply in [&[][..], &["--apply"]] {
-            let (code, result, stderr) = p.bucket.run("gc", &[&limit[..], apply].concat());
-            assert_eq!(
-                (code, &result["reason"]),
-                (65, &"WouldShrink".into()),
-                "{stderr}"
-            );
-            assert!(stderr.contains("deltafold undelete"), "{stderr}");
-            assert_eq!(snapshots(&p.bucket.objects()), snapshots(&marked));
-        }
-        let allowed = [&limit[..], &["--apply", "--allow-shrink"]].concat();
-        gc(&p, &allowed, &[]);
-        assert_eq!(snapshots(&p.bucket.objects()).len(), spared.len());
+        let marked = snapshots(&p.bucket.objects());
+        let done = gc(&p, &NEWEST_FULL, &["--apply"]);
+        assert_eq!(decided(&done, "Delete"), BTreeSet::new());
+        assert_eq!(snapshots(&p.bucket.objects()), marked);
     }
 }
 
@@ -334,23 +321,6 @@ fn rubbish_among_encrypted_fulls() {
             "{goes:?}"
         );
     }
-}
-
-/// By default, removed snapshots are kept for a week.
-#[test]
-fn what_goes_can_be_brought_back_for_a_week() {
-    let p = GcHistory::new();
-    let mut c = deltafold();
-    c.args(["gc", "--apply", "--output", "json", "--store"])
-        .arg(p.bucket.path())
-        .args(NOTHING);
-    let (code, result, stderr) = run_json(&mut c);
-    assert_eq!(code, 0, "{stderr}");
-    let removed = decided(&result, "Remove");
-    assert_eq!((removed.len(), decided(&result, "Delete").len()), (6, 0));
-    assert!(removed.is_subset(&snapshots(&p.bucket.objects())));
-    let until = gc(&p, &NOTHING, &["--purge-after", "7d"]);
-    assert_eq!(reasons(&until)[&p.full(BASE, 10)], "Removed");
 }
 
 /// A full that exceeds one run's limits is read again by a run with other limits.

@@ -180,12 +180,6 @@ fn outputs_are_as_recorded() {
             "pin Full-00000000-00000275-1795228239.gz --store store",
             &kubernetes,
         ),
-        (
-            "undelete",
-            "undelete Full-00000000-00000275-1795228239.gz --store store",
-            &kubernetes,
-        ),
-        ("lock", "lock --store store --for 1d", &kubernetes),
         ("store-check", "store check --store store", &kubernetes),
         ("status-empty", "status --store store", &empty),
         ("policy-no-kubeconfig", "policy status", &nothing),

@@ -193,7 +193,6 @@ fn options_stand_under_the_right_heading() {
     for (command, option) in [
         ("gc", "apply"),
         ("gc", "policy"),
-        ("lock", "until"),
         ("snapshot follow", "delta-period"),
         ("snapshot full", "final"),
         ("maintain", "defrag"),

@@ -145,7 +145,7 @@ fn who_writes_odd_keys_has_nothing_deleted() {
     for key in [
         "deltafold-pins//{}",
         "deltafold-pins/{}/",
-        "deltafold-removed//{}",
+        "deltafold-pins//{}",
         "deltafold-staging/../v2/{}",
     ] {
         odd.push(key.replace("{}", full));

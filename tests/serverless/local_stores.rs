@@ -99,12 +99,7 @@ fn write_all(umask: &str, more: &[&str]) -> (Bucket, tempfile::TempDir, BTreeMap
     with(&["pin", &base, "--store", store, "--unpin"]);
     with(&["pin", full, "--store", store]);
     let gc = ["gc", "--store", store, "--policy", "limit", "--limit", "1"];
-    let purged_later = ["--purge-after", "7d", "--apply"];
-    let gc = with(&[&gc[..], &purged_later].concat());
-    assert!(
-        gc["totals"]["excluded"]["objects"].as_u64() != Some(0),
-        "{gc}"
-    );
+    with(&[&gc[..], &["--apply"]].concat());
     let target = folder.path().join("copied");
     with(&["copy", "--from", store, "--to", text(&target)]);
     with(&["store", "check", "--store", text(&target)]);
@@ -276,10 +271,7 @@ fn gc_deletes_nothing_through_a_link() {
         let gc = [
             "gc", "--store", store, "--policy", "limit", "--limit", limit,
         ];
-        run(
-            "022",
-            &[&gc[..], &["--purge-after", "0s", "--apply"]].concat(),
-        );
+        run("022", &[&gc[..], &["--apply"]].concat());
         n.other_is_untouched();
     }
 }

@@ -99,8 +99,8 @@ fn keep(value: &mut Value, place: &str) {
     }
 }
 
-/// Keeps one full with its deltas. What was removed before is not purged, however old these files are.
-const COLLECT: [&str; 9] = [
+/// Keeps one full with its deltas, and no leftovers.
+const COLLECT: [&str; 10] = [
     "gc",
     "--restorable-window",
     "0s",
@@ -108,31 +108,16 @@ const COLLECT: [&str; 9] = [
     "limit",
     "--limit",
     "1",
-    "--purge-after",
-    "36500d",
-];
-/// Purges everything that was removed.
-const PURGE: [&str; 11] = [
-    "gc",
-    "--restorable-window",
-    "0s",
-    "--policy",
-    "limit",
-    "--limit",
-    "1",
-    "--purge-after",
-    "0s",
+    "--allow-shrink",
     "--staging-age",
     "0s",
 ];
-
 /// Commands that change nothing, by the names of their outcomes.
-const READING: [(&str, &[&str]); 6] = [
+const READING: [(&str, &[&str]); 5] = [
     ("list", &["list"]),
     ("list, deep", &["list", "--deep"]),
     ("verify", &["verify", "--level", "fold", "--all-chains"]),
     ("gc", &COLLECT),
-    ("gc, purge", &PURGE),
     ("get", &["get", "--prefix", ""]),
 ];
 
@@ -149,8 +134,7 @@ fn decided(name: &str) -> Value {
     // Each command runs on its own copy; then compare what is left.
     let mut changing: Vec<(&str, Vec<&str>)> = vec![
         ("compact", vec!["compact"]),
-        ("undelete", vec!["undelete", "--all"]),
-        ("gc, purged", [&PURGE[..], &["--apply"]].concat()),
+        ("gc, applied", [&COLLECT[..], &["--apply"]].concat()),
     ];
     let pins = prefix.files();
     let pinned = pins.iter().find_map(|f| f.strip_prefix("deltafold-pins/"));

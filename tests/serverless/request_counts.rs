@@ -309,7 +309,7 @@ fn a_chain_goes_with_few_requests_unless_its_successor_is_excluded() {
         let wide = Wide::new(lies, PAGES);
         let newer = wide.full(wide.last);
         wide.put(&newer, &database(4096, 8..=wide.last, 10));
-        let plan = [&NOTHING[..], &["--purge-after", "0s"]].concat();
+        let plan = NOTHING;
         let apply = [&plan[..], &["--apply"]].concat();
 
         // While the newer full is excluded, the chain before it is the newest one, which gc always keeps. The

@@ -394,7 +394,7 @@ fn results_of_reading_are_as_documented() {
 
 #[test]
 fn results_of_collecting_garbage_are_as_documented() {
-    let [gc, undelete, pin] = ["gc", "undelete", "pin"].map(Schema::of);
+    let [gc, pin] = ["gc", "pin"].map(Schema::of);
     let b = Bucket::with_base();
     b.delta(BASE + 1, 1499, 6);
     b.compact(&[]);
@@ -412,10 +412,6 @@ fn results_of_collecting_garbage_are_as_documented() {
     assert_eq!(told("gc", &limit, &gc), "NothingToDo");
     assert_eq!(told("pin", &[&base, "--unpin"], &pin), "Succeeded");
     assert_eq!(told("gc", &limit, &gc), "Succeeded");
-    let recoverable = with(&["--purge-after", "1d", "--apply"]);
-    assert_eq!(told("gc", &recoverable, &gc), "Succeeded");
-    assert_eq!(told("undelete", &["--all"], &undelete), "Succeeded");
-    assert_eq!(told("undelete", &["--all"], &undelete), "NothingToDo");
     assert_eq!(told("gc", &with(&["--apply"]), &gc), "Succeeded");
     assert_eq!(told("gc", &with(&["--apply"]), &gc), "NothingToDo");
     // Every reason is in the schema and in the documents.

@@ -203,7 +203,7 @@ fn records_disturb_no_other_command() {
     assert_eq!((code, &listed["problems"]), (0, &json!([])));
     let (code, verified, _) = run("verify", store.path(), &["--no-record"]);
     assert_eq!((code, &verified["findings"]), (0, &json!([])));
-    let collect = ["--policy", "limit", "--limit", "1", "--purge-after", "0s"];
+    let collect = ["--policy", "limit", "--limit", "1"];
     let collect = [&collect[..], &["--staging-age", "0s", "--apply"]].concat();
     let (code, collected, _) = run("gc", store.path(), &collect);
     assert_eq!(code, 0, "{collected:#}");

@@ -2,11 +2,10 @@
 
 use super::made_backups::{BASE, Bucket, LAST, objects_in};
 use super::{copy_fixture, deltafold, expected, fixture_names, run_json, scratch};
-use chrono::{TimeDelta, Utc};
+use chrono::Utc;
 use deltafold::error::{Error, Reason};
 use deltafold::store::lock::{Lock, Wait};
-use deltafold::store::probe::{Ability, AbilityState};
-use deltafold::store::{Mode, ObjectRetention, Published, Store, Upload};
+use deltafold::store::{Published, Store, Upload};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::fs;
@@ -24,27 +23,29 @@ pub fn runtime() -> Runtime {
     builder.worker_threads(2).enable_all().build().unwrap()
 }
 
-/// Asserts what every store must do, on an empty prefix. Returns the abilities that this store says it lacks.
-pub fn conforms(store: &Store) -> Vec<(Ability, AbilityState)> {
-    let findings = store.probe().unwrap();
-    assert_eq!(findings.left_behind, [""; 0]);
-    let all = findings.all.iter().map(|f| (f.ability, f.state));
-    let lacks: Vec<_> = all
-        .filter(|(_, state)| *state != AbilityState::Works)
-        .collect();
-    let has = |ability| !lacks.iter().any(|(lacked, _)| *lacked == ability);
+/// What some stores have and others do not.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Abilities {
+    /// A deleted object leaves a delete marker.
+    pub versions: bool,
+    pub tags: bool,
+    /// An object can be replaced on condition that it has not changed.
+    pub conditional_update: bool,
+}
+
+/// Asserts what every store must do, on an empty prefix.
+pub fn conforms(store: &Store, has: Abilities) {
     what_is_not_there_is_told(store);
     what_is_written_is_read_and_listed(store);
-    a_name_is_given_once(store, has(Ability::Versioning));
+    a_name_is_given_once(store, has.versions);
     one_of_many_creates(store, 4, 6, 10);
     one_of_many_creates(store, 1, 4, 6 << 20);
     a_large_object_is_written_in_parts(store);
     what_is_deleted_is_gone(store);
-    marks_are_set_and_taken_away(store, has(Ability::ExcludeTag));
-    locks_hold_or_are_refused(store, has(Ability::ConditionalUpdate));
-    objects_are_locked_or_that_is_refused(store, has(Ability::ObjectLock));
+    a_mark_is_set(store, has.tags);
+    locks_hold_or_are_refused(store, has.conditional_update);
+    nothing_is_locked(store);
     assert_eq!(paths(store, "v2"), BTreeSet::new());
-    lacks
 }
 
 pub fn content(store: &Store, path: &str) -> Vec<u8> {
@@ -78,7 +79,7 @@ fn what_is_not_there_is_told(store: &Store) {
     let gone = [
         Error::io("read", unread),
         store.current_version(path).unwrap_err(),
-        store.set_excluded(path, true).unwrap_err(),
+        store.exclude(path).unwrap_err(),
     ];
     for e in gone {
         assert_eq!(e.reason(), Reason::SnapshotVanished, "{e}");
@@ -227,20 +228,17 @@ fn what_is_deleted_is_gone(store: &Store) {
     store.delete(&many[0]).unwrap();
 }
 
-fn marks_are_set_and_taken_away(store: &Store, has_tags: bool) {
+fn a_mark_is_set(store: &Store, has_tags: bool) {
     let (path, object) = ("v2/marked", "v2/marked.exclude");
     store.create_small(path, b"marked").unwrap();
-    for excluded in [true, true, false, false] {
-        store.set_excluded(path, excluded).unwrap();
+    for _ in 0..2 {
+        store.exclude(path).unwrap();
         let by_tag = store.excluded_by_tag(&[path.to_owned()]).unwrap();
-        assert_eq!(by_tag, [excluded && has_tags]);
-        assert_eq!(store.exists(object).unwrap(), excluded && !has_tags);
+        assert_eq!(by_tag, [has_tags]);
+        assert_eq!(store.exists(object).unwrap(), !has_tags);
         assert_eq!(content(store, path), b"marked");
     }
-    // An object that another tool left there is deleted, too.
-    store.create_small(object, b"").unwrap();
-    store.set_excluded(path, false).unwrap();
-    assert!(!store.exists(object).unwrap());
+    store.delete(object).unwrap();
     store.delete(path).unwrap();
 }
 
@@ -266,29 +264,11 @@ fn locks_hold_or_are_refused(store: &Store, has_conditions: bool) {
     held.release().unwrap();
 }
 
-fn objects_are_locked_or_that_is_refused(store: &Store, has_lock: bool) {
+fn nothing_is_locked(store: &Store) {
     let path = "v2/locked";
     store.create_small(path, b"locked").unwrap();
-    let version = store.current_version(path).unwrap();
-    let version = version.as_deref();
-    let hour = ObjectRetention {
-        mode: Mode::Governance,
-        until: Utc::now() + TimeDelta::hours(1),
-    };
-    assert_eq!(store.retention(path, version).unwrap(), None);
-    assert!(!store.legal_hold(path, version).unwrap());
-    let locked = store.retain(path, version, &hour);
-    if has_lock {
-        locked.unwrap();
-        let kept = store.retention(path, version).unwrap().unwrap();
-        assert!(hour.is_covered_by(&kept), "{kept}");
-        let refused = store.delete_version(path, version.unwrap()).unwrap_err();
-        assert_eq!(refused.reason(), Reason::PermissionDenied, "{refused}");
-    } else {
-        assert_eq!(locked.unwrap_err().reason(), Reason::Configuration);
-        assert_eq!(store.retention(path, version).unwrap(), None);
-    }
-    // A delete by name hides the object at least.
+    assert_eq!(store.retained_until(path).unwrap(), None);
+    assert!(!store.legal_hold(path).unwrap());
     store.delete(path).unwrap();
     assert!(!store.exists(path).unwrap());
 }
@@ -413,12 +393,8 @@ fn marks_are_listed(server: &Server) {
             .collect::<Vec<_>>()
     };
     assert_eq!(excluded(), [false, false]);
-    store.set_excluded(&path, true).unwrap();
+    store.exclude(&path).unwrap();
     assert_eq!(excluded(), [false, true]);
-    let before = content(&store, &path);
-    store.set_excluded(&path, false).unwrap();
-    assert_eq!(excluded(), [false, false]);
-    assert!(before == content(&store, &path));
 }
 
 fn a_killed_run_leaves_nothing_that_stays(server: &Server) {

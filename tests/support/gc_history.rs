@@ -11,7 +11,8 @@ use super::made_backups::{BASE, Bucket, LAST, Objects};
 pub const HOUR: i64 = 3600;
 
 /// Arguments of a retention policy that keeps no full.
-pub const NOTHING: [&str; 10] = [
+pub const NOTHING: [&str; 11] = [
+    "--allow-shrink",
     "--restorable-window",
     "0s",
     "--policy",
@@ -25,7 +26,8 @@ pub const NOTHING: [&str; 10] = [
 ];
 
 /// Arguments of a policy that keeps the newest full alone.
-pub const NEWEST_FULL: [&str; 6] = [
+pub const NEWEST_FULL: [&str; 7] = [
+    "--allow-shrink",
     "--policy",
     "limit",
     "--limit",
@@ -36,7 +38,11 @@ pub const NEWEST_FULL: [&str; 6] = [
 
 /// Arguments of a policy that keeps a restorable window alone.
 pub fn window_alone(window: &str) -> Vec<&str> {
-    [&["--restorable-window", window], &NOTHING[2..]].concat()
+    [
+        &["--allow-shrink", "--restorable-window", window],
+        &NOTHING[3..],
+    ]
+    .concat()
 }
 
 fn now() -> i64 {

@@ -187,8 +187,8 @@ impl<'a> Decider<'a> {
         start.map_or(oldest_kept, |start| start.min(oldest_kept))
     }
 
-    /// Keeps the full that was created last. It may end below others if a compaction was late. `gc` refuses to
-    /// purge a full that is newer than all that remain, so it must not remove one.
+    /// Keeps the full that was created last, for those who go by the times in names. It may end below others if
+    /// a compaction was late.
     fn keep_newest_full(&mut self) {
         if let Some(&i) = self.fulls.last() {
             self.kept.keep(i, RetentionReason::NewestFull);
@@ -316,7 +316,6 @@ impl<'a> Decider<'a> {
             let s = &self.facts.catalog.snapshots[i];
             reasons.push(match *kept {
                 Some(reason) => reason,
-                None if s.excluded && s.removal_noted => self.reason_of_removed(i),
                 None if s.excluded && s.name.created_at() < oldest_kept => {
                     RetentionReason::ExcludedBeyondPolicy
                 }
@@ -331,27 +330,9 @@ impl<'a> Decider<'a> {
         reasons
     }
 
-    /// Whether a removed snapshot can still be brought back.
-    fn reason_of_removed(&self, i: usize) -> RetentionReason {
-        let Some(purge_after) = self.options.purge_after else {
-            return RetentionReason::RemovedLongAgo;
-        };
-        // A removal note without a known time counts as new.
-        let now = self.facts.now;
-        let since = self.facts.noted_since.get(&i).copied().unwrap_or(now);
-        let until = since.checked_add_signed(purge_after);
-        match until.unwrap_or(DateTime::<Utc>::MAX_UTC) {
-            until if until > now => RetentionReason::Removed(until),
-            _ => RetentionReason::RemovedLongAgo,
-        }
-    }
-
     /// The fulls that make other snapshots superfluous, in ascending order.
     fn rests_on(self, reasons: &[RetentionReason]) -> Vec<usize> {
-        // A snapshot that was removed long ago goes whatever the fulls are.
-        let goes_because_of_a_full =
-            |r: &RetentionReason| !r.keeps() && *r != RetentionReason::RemovedLongAgo;
-        if !reasons.iter().any(goes_because_of_a_full) {
+        if reasons.iter().all(|r| r.keeps()) {
             return Vec::new();
         }
         let mut rests_on = self.kept.rests_on;
@@ -459,10 +440,7 @@ fn keep_v1_backups(catalog: &Catalog, kept: &mut KeepReasons) {
             continue;
         }
         for i in backup {
-            let s = &catalog.snapshots[i];
-            if !(s.excluded && s.removal_noted) {
-                kept.keep(i, RetentionReason::V1Backup);
-            }
+            kept.keep(i, RetentionReason::V1Backup);
         }
     }
 }

@@ -26,7 +26,7 @@ use crate::backup::catalog::Catalog;
 use crate::backup::name::SnapshotName;
 use crate::backup::timeline::Timelines;
 use chrono::{DateTime, TimeDelta, Utc};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use timeline_snapshots::TimelineSnapshots;
 
 /// The rule by which fulls are kept.
@@ -48,8 +48,6 @@ pub struct Options {
     pub delta_retention: Option<TimeDelta>,
     /// Every revision that can be restored and was current within this time before now stays restorable.
     pub restorable_window: Option<TimeDelta>,
-    /// The age of a removal note at which the removed snapshot is deleted for good; `None`: at once.
-    pub purge_after: Option<TimeDelta>,
 }
 
 /// The facts about a backup from which [`decide`] decides. Snapshots are given by their index in the catalog.
@@ -63,8 +61,6 @@ pub struct Facts<'a> {
     pub doubtful: &'a [usize],
     /// Tells whether a doubtful snapshot could not be read.
     pub is_unreadable: &'a dyn Fn(usize) -> bool,
-    /// The time at which a snapshot was noted as removed, if it is known.
-    pub noted_since: &'a HashMap<usize, DateTime<Utc>>,
     /// Fulls that are kept and otherwise ignored.
     pub uncounted: &'a BTreeMap<usize, Uncounted>,
     /// The current time: the earlier one if the clocks of this machine and of the store differ.

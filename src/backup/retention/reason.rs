@@ -43,8 +43,6 @@ pub enum RetentionReason {
     EndOfTimeline,
     /// Kept: another snapshot of its `v1` backup is kept, and these are kept as a whole.
     V1Backup,
-    /// Kept until this time: it is removed, and can be brought back.
-    Removed(DateTime<Utc>),
     /// Kept: a user excluded it, and it is not yet older than everything that the policy keeps.
     Excluded,
     /// Kept: a full that the policy would count if its content matched its name.
@@ -59,8 +57,6 @@ pub enum RetentionReason {
     NoBase,
     /// Goes: a user excluded it, and it is older than everything that the policy keeps.
     ExcludedBeyondPolicy,
-    /// Goes for good: it was removed at least `purge_after` ago.
-    RemovedLongAgo,
 }
 
 impl RetentionReason {
@@ -71,11 +67,7 @@ impl RetentionReason {
     pub fn keeps(self) -> bool {
         !matches!(
             self,
-            Self::BeyondPolicy
-                | Self::Superseded
-                | Self::NoBase
-                | Self::ExcludedBeyondPolicy
-                | Self::RemovedLongAgo
+            Self::BeyondPolicy | Self::Superseded | Self::NoBase | Self::ExcludedBeyondPolicy
         )
     }
 
@@ -92,13 +84,6 @@ impl RetentionReason {
             Self::Weekly(t) => return newest_full_of("week from", t, "%Y-%m-%d"),
             Self::Monthly(t) => return newest_full_of("month", t, "%Y-%m"),
             Self::WithinLimit(n) => return format!("one of the newest {n} fulls").into(),
-            Self::Removed(until) => {
-                let until = until.format("%Y-%m-%dT%H:%M:%SZ");
-                return format!(
-                    "removed, and can be brought back (deltafold undelete) until {until}"
-                )
-                .into();
-            }
             Self::NewestChain => "the newest chain needs it",
             Self::RestorableWindow => "a point within --restorable-window needs it",
             Self::Pinned => "a pinned chain needs it",
@@ -130,7 +115,6 @@ impl RetentionReason {
             Self::ExcludedBeyondPolicy => {
                 "excluded by a user, and older than everything that the policy keeps"
             }
-            Self::RemovedLongAgo => "removed, and the time to bring it back is over",
         };
         text.into()
     }

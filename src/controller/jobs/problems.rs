@@ -57,7 +57,6 @@ pub fn problems(policy: &EtcdBackupPolicy) -> Vec<String> {
         for (field, duration) in [
             ("spec.retention.deltaRetention", &rules.delta_retention),
             ("spec.retention.restorableWindow", &rules.restorable_window),
-            ("spec.retention.purgeAfter", &rules.purge_after),
         ] {
             problems.check_notation(field, duration.as_ref());
         }

@@ -35,7 +35,7 @@ impl Notes<'_> {
     pub(super) fn after(&self, planned: &Planned, snapshot: &Snapshot) -> Result<()> {
         if snapshot.excluded {
             // Other tools may know only the store's tag.
-            self.to.set_excluded(&planned.path, true)?;
+            self.to.exclude(&planned.path)?;
         }
         if snapshot.pinned {
             self.copy(PINS, planned, snapshot)?;

@@ -217,7 +217,6 @@ mod tests {
                     untrusted: false,
                     begins_timeline: false,
                     pinned: false,
-                    removal_noted: false,
                 },
                 after: Revision::NONE,
                 until: Revision(until),

@@ -6,20 +6,16 @@
 //! old, and only objects that both plans remove are removed. A failure stops the rest of its chain, and
 //! nothing else. Called by `ops::gc`.
 
+use super::deletion::Deleter;
 use super::plan::{Plan, Planner};
-use super::side_objects::{SideObject, SideReason};
-use super::versions::{self, LockReader, VersionedBucket};
-use super::{
-    Decision, Kind, LONGEST_NOTE, Object, Options, RemovalResult, RemovalStatus, as_json,
-    in_parallel, removal_note,
-};
+use super::side_objects::{SideObject, SideReason, decide_upload, upload_path};
+use super::{Decision, Kind, Object, Options, RemovalStatus, in_parallel};
 use crate::backup::Snapshot;
-use crate::backup::retention::{RetentionReason, removal_chains};
+use crate::backup::retention::removal_chains;
 use crate::error::{Reason, Result};
 use crate::ops::Context;
 use crate::store::lock::LockGuard;
 use chrono::{DateTime, Utc};
-use serde::{Deserialize, Serialize};
 use std::collections::{HashMap, HashSet, VecDeque};
 
 /// The most objects in a batch.
@@ -32,14 +28,6 @@ pub(super) struct Applied {
     pub(super) warnings: Vec<String>,
 }
 
-/// The content of a removal note.
-#[derive(Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) struct RemovalNote {
-    pub(super) removed_at: DateTime<Utc>,
-    pub(super) reason: String,
-}
-
 /// Returns all objects with their decisions, before anything is done.
 pub(super) fn decided_objects(
     ctx: &Context,
@@ -49,16 +37,13 @@ pub(super) fn decided_objects(
 ) -> Applied {
     let mut objects = Vec::new();
     for (i, s) in plan.catalog.snapshots.iter().enumerate() {
-        let (why, decision) = (plan.why[i], plan.decision(i, options));
+        let (why, decision) = (plan.why[i], plan.decision(i));
         let reason = (why.as_str(), why.text());
         let (path, kind) = (s.path.clone(), s.name.kind.into());
         objects.push(Object::new(path, kind, s.bytes, decision, reason));
     }
     for side in &plan.side_objects {
-        let decision = match side.reason.keeps() {
-            true => Decision::Keep,
-            false => Decision::Delete,
-        };
+        let decision = Decision::from_keeps(side.reason.keeps());
         let reason = side.reason.describe();
         let path = side.path.clone();
         objects.push(Object::new(path, side.kind, side.bytes, decision, reason));
@@ -67,47 +52,30 @@ pub(super) fn decided_objects(
     match ctx.store.uploads() {
         Ok(uploads) => {
             let uploads = uploads.iter();
-            objects.extend(uploads.filter_map(|u| versions::decide_upload(u, options, now)));
+            objects.extend(uploads.filter_map(|u| decide_upload(u, options.staging_age, now)));
         }
         Err(e) => warnings.push(format!("incomplete uploads are not cleaned up: {e}")),
     }
     Applied { objects, warnings }
 }
 
-/// Marks the objects that would be removed but are locked, for a dry run.
-pub(super) fn mark_locked(
-    ctx: &Context,
-    options: &Options,
-    now: DateTime<Utc>,
-    applied: &mut Applied,
-) -> Result<()> {
-    let to_delete: HashSet<&str> = paths_to(Decision::Delete, &applied.objects).collect();
-    let bucket = VersionedBucket::list(ctx, options, now, &to_delete, &mut applied.warnings)?;
-    let locks = LockReader::new(ctx, now);
+/// Marks the objects that would be deleted but are locked, for a dry run.
+pub(super) fn mark_locked(ctx: &Context, now: DateTime<Utc>, applied: &mut Applied) -> Result<()> {
+    let deleter = Deleter::new(ctx, now, &mut applied.warnings)?;
+    if !deleter.may_keep_versions {
+        return Ok(());
+    }
     // An incomplete upload is not an object.
-    let is_removed = |o: &Object| o.decision != Decision::Keep && o.kind != Kind::Upload;
-    let removed: Vec<usize> = (0..applied.objects.len())
-        .filter(|&i| is_removed(&applied.objects[i]))
-        .collect();
-    if bucket.may_keep_versions() {
-        let results = in_parallel(&removed, |&i| {
-            bucket.locked(&locks, &applied.objects[i].path)
-        });
-        for (i, locked) in removed.into_iter().zip(results) {
-            if let Some(until) = locked? {
-                applied.objects[i].fate = Some(RemovalStatus::Locked);
-                applied.objects[i].locked_until = until;
-            }
+    let is_deleted = |o: &&mut Object| o.decision == Decision::Delete && o.kind != Kind::Upload;
+    let mut deleted: Vec<&mut Object> = applied.objects.iter_mut().filter(is_deleted).collect();
+    let locked = in_parallel(&deleted, |object| deleter.locked(&object.path));
+    for (object, locked) in deleted.iter_mut().zip(locked) {
+        if let Some(until) = locked? {
+            object.fate = Some(RemovalStatus::Locked);
+            object.locked_until = until;
         }
     }
-    applied.objects.extend(bucket.old_versions());
     Ok(())
-}
-
-/// Returns the paths of the objects with this decision.
-fn paths_to(decision: Decision, objects: &[Object]) -> impl Iterator<Item = &str> {
-    let objects = objects.iter().filter(move |o| o.decision == decision);
-    objects.map(|o| o.path.as_str())
 }
 
 /// Removes what the plan decided, as far as later plans agree.
@@ -148,22 +116,16 @@ fn try_apply(
     applied: &mut Applied,
 ) -> Result<()> {
     let now = planner.now();
-    let to_delete: HashSet<&str> = paths_to(Decision::Delete, &applied.objects).collect();
-    let bucket = VersionedBucket::list(ctx, options, now, &to_delete, &mut applied.warnings)?;
     let mut remover = Remover {
         ctx,
         options,
         first,
         objects: &mut applied.objects,
-        bucket,
-        locks: LockReader::new(ctx, now),
+        deleter: Deleter::new(ctx, now, &mut applied.warnings)?,
     };
     let orphans = remover.remove_snapshots(planner, lock)?;
     remover.delete_side_objects(&orphans)?;
-    remover.abort_uploads()?;
-    let purged = remover.bucket.purge(&remover.locks)?;
-    remover.objects.extend(purged);
-    Ok(())
+    remover.abort_uploads()
 }
 
 /// Removes what the first plan decided.
@@ -173,8 +135,7 @@ struct Remover<'a> {
     first: &'a Plan,
     /// The objects of [`Applied`].
     objects: &'a mut Vec<Object>,
-    bucket: VersionedBucket,
-    locks: LockReader<'a>,
+    deleter: Deleter<'a>,
 }
 
 /// The snapshots of a batch, by chain.
@@ -208,7 +169,7 @@ impl Remover<'_> {
             .map(VecDeque::from)
             .collect();
         // With versions, each object is deleted by itself, and a locked one stops its chain.
-        let most_of_chain = match self.bucket.may_keep_versions() {
+        let most_of_chain = match self.deleter.may_keep_versions {
             true => 1,
             false => BATCH,
         };
@@ -225,7 +186,7 @@ impl Remover<'_> {
             }
             let batch = next_batch(&mut chains, most_of_chain, is_full);
             let removals = self.still_removed(&batch, later.as_ref());
-            self.remove(&removals, planner.now())?;
+            self.delete(&removals)?;
             for ChainBatch { next, rest } in batch {
                 if next.iter().any(|&i| stops_chain(self.objects[i].fate)) {
                     for i in next.into_iter().chain(rest) {
@@ -250,25 +211,15 @@ impl Remover<'_> {
 
     /// Returns the snapshots of a batch that the latest plan still removes. Records the result of the
     /// others.
-    fn still_removed(&mut self, batch: &Batch, later: Option<&LaterPlan>) -> Vec<Removal> {
+    fn still_removed(&mut self, batch: &Batch, later: Option<&LaterPlan>) -> Vec<usize> {
         let mut removals = Vec::new();
-        for (chain, ChainBatch { next, .. }) in batch.iter().enumerate() {
+        for ChainBatch { next, .. } in batch {
             for &i in next {
-                let decision = self.first.decision(i, self.options);
-                let has_note = match later {
-                    None => Ok(self.snapshot(i).removal_noted),
-                    Some(later) => later.has_note(&self.snapshot(i).path, decision, self.options),
-                };
-                match has_note {
-                    Ok(has_note) => removals.push(Removal {
-                        i,
-                        chain,
-                        decision,
-                        has_note,
-                    }),
-                    Err(status) => self.objects[i].fate = Some(status),
+                match later.and_then(|later| later.other_status(&self.snapshot(i).path)) {
+                    None => removals.push(i),
+                    Some(status) => self.objects[i].fate = Some(status),
                 }
-                if has_note == Err(RemovalStatus::Changed) {
+                if self.objects[i].fate == Some(RemovalStatus::Changed) {
                     break;
                 }
             }
@@ -276,100 +227,19 @@ impl Remover<'_> {
         removals
     }
 
-    /// Removes a batch. A snapshot without a result afterwards waits for another one of its chain.
-    fn remove(&mut self, removals: &[Removal], now: DateTime<Utc>) -> Result<()> {
-        let is_exclusion = |r: &&Removal| r.decision == Decision::Remove;
-        let (exclude, delete): (Vec<&Removal>, Vec<&Removal>) =
-            removals.iter().partition(is_exclusion);
-        let mut results: Vec<(&Removal, RemovalResult)> = Vec::new();
-        let mut stopped_chains: HashSet<usize> = HashSet::new();
-        let excluded = in_parallel(&exclude, |r| self.exclude(r, now));
-        for (removal, result) in exclude.into_iter().zip(excluded) {
-            if stops_chain(result.as_ref().ok().map(|(status, _)| *status)) {
-                stopped_chains.insert(removal.chain);
-            }
-            results.push((removal, result));
-        }
-
-        let due = in_parallel(&delete, |r| self.is_due(r, now));
-        let mut to_delete = Vec::new();
-        for (removal, due) in delete.into_iter().zip(due) {
-            match due {
-                _ if stopped_chains.contains(&removal.chain) => {}
-                Ok(true) => to_delete.push(removal),
-                not_due => {
-                    stopped_chains.insert(removal.chain);
-                    results.push((removal, not_due.map(|_| (RemovalStatus::Changed, None))));
-                }
-            }
-        }
-        let paths: Vec<String> = to_delete
-            .iter()
-            .map(|r| self.snapshot(r.i).path.clone())
-            .collect();
-        let deleted = self.bucket.delete(&self.locks, &paths)?;
-        results.extend(to_delete.into_iter().zip(deleted));
-        let mut errors = results
-            .iter()
-            .filter_map(|(_, result)| result.as_ref().err());
+    /// Deletes the snapshots of a batch.
+    fn delete(&mut self, snapshots: &[usize]) -> Result<()> {
+        let path = |&i: &usize| self.snapshot(i).path.clone();
+        let paths: Vec<String> = snapshots.iter().map(path).collect();
+        let results = self.deleter.delete(&paths)?;
+        let mut errors = results.iter().filter_map(|result| result.as_ref().err());
         if let Some(e) = errors.find(|e| e.reason() == Reason::Terminated) {
             return Err(e.again());
         }
-        for (removal, result) in results {
-            self.objects[removal.i].record(result);
+        for (&i, result) in snapshots.iter().zip(results) {
+            self.objects[i].record(result);
         }
         Ok(())
-    }
-
-    /// Excludes a snapshot, and writes its removal note.
-    fn exclude(&self, removal: &Removal, now: DateTime<Utc>) -> RemovalResult {
-        let (store, s) = (&self.ctx.store, self.snapshot(removal.i));
-        // A locked snapshot is meant to be used.
-        if self.bucket.may_keep_versions()
-            && let Some(until) = self.bucket.locked(&self.locks, &s.path)?
-        {
-            return Ok((RemovalStatus::Locked, until));
-        }
-        let text = as_json(&RemovalNote {
-            removed_at: now,
-            reason: self.first.why[removal.i].as_str().to_owned(),
-        })?;
-        let note = removal_note(&s.name);
-        if removal.has_note {
-            // The note is from an earlier removal, and must not make this one look as old.
-            store.replace_small(&note, &text)?;
-        }
-        match store.set_excluded(&s.path, true) {
-            Ok(()) => {}
-            // The next run finds out whether it is gone.
-            Err(e) if e.reason() == Reason::SnapshotVanished => {
-                return Ok((RemovalStatus::Changed, None));
-            }
-            Err(e) => return Err(e),
-        }
-        store.replace_small(&note, &text)?;
-        Ok((RemovalStatus::Done, None))
-    }
-
-    /// Returns whether a snapshot may be deleted: if it is to be purged, its removal note must still
-    /// exist and be old enough by its own date. The snapshot may just have been brought back.
-    fn is_due(&self, removal: &Removal, now: DateTime<Utc>) -> Result<bool> {
-        let is_purge = self.first.why[removal.i] == RetentionReason::RemovedLongAgo;
-        let Some(purge_after) = self.options.retention.purge_after else {
-            return Ok(true);
-        };
-        if !is_purge {
-            return Ok(true);
-        }
-        let note = removal_note(&self.snapshot(removal.i).name);
-        let Some(text) = self.ctx.store.read_small(&note, LONGEST_NOTE)? else {
-            return Ok(false);
-        };
-        // If the note cannot be parsed, its modification time counts, which the plan has checked.
-        Ok(match serde_json::from_slice::<RemovalNote>(&text) {
-            Ok(note) => now - note.removed_at >= purge_after,
-            Err(_) => true,
-        })
     }
 
     /// Deletes side objects. A note is deleted when the snapshots that it is about are gone.
@@ -388,7 +258,7 @@ impl Remover<'_> {
         for batch in to_delete.chunks(BATCH) {
             let path = |&i: &usize| self.objects[i].path.clone();
             let paths: Vec<String> = batch.iter().map(path).collect();
-            let deleted = self.bucket.delete(&self.locks, &paths)?;
+            let deleted = self.deleter.delete(&paths)?;
             for (&i, result) in batch.iter().zip(deleted) {
                 self.objects[i].record(result);
             }
@@ -425,9 +295,7 @@ impl Remover<'_> {
         let store = &self.ctx.store;
         let uploads = store.uploads()?;
         for object in aborted {
-            let mut of_object = uploads
-                .iter()
-                .filter(|u| object.path == versions::upload_path(u));
+            let mut of_object = uploads.iter().filter(|u| object.path == upload_path(u));
             let result = of_object.try_for_each(|u| store.abort_upload(u));
             object.record(result.map(|()| (RemovalStatus::Done, None)));
         }
@@ -491,30 +359,13 @@ impl LaterPlan {
         LaterPlan { plan, index }
     }
 
-    /// Returns whether a snapshot has a removal note, if this plan decides the same about it; otherwise
-    /// its result.
-    fn has_note(
-        &self,
-        path: &str,
-        decision: Decision,
-        options: &Options,
-    ) -> Result<bool, RemovalStatus> {
-        // Another run has deleted it.
-        let &i = self.index.get(path).ok_or(RemovalStatus::Done)?;
-        match self.plan.decision(i, options) == decision {
-            true => Ok(self.plan.catalog.snapshots[i].removal_noted),
-            false => Err(RemovalStatus::Changed),
+    /// Returns the result of a snapshot that this plan does not remove.
+    fn other_status(&self, path: &str) -> Option<RemovalStatus> {
+        match self.index.get(path) {
+            // Another run has deleted it.
+            None => Some(RemovalStatus::Done),
+            Some(&i) if self.plan.why[i].keeps() => Some(RemovalStatus::Changed),
+            Some(_) => None,
         }
     }
-}
-
-/// A snapshot to remove.
-struct Removal {
-    /// Its index in the first plan's catalog.
-    i: usize,
-    /// The index of its chain in the batch: a failure stops the rest of the chain.
-    chain: usize,
-    decision: Decision,
-    /// Whether it has a removal note.
-    has_note: bool,
 }

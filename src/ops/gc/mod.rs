@@ -2,22 +2,20 @@
 //! what uploads and removals leave.
 //!
 //! Steps: list the backup, decide (`backup::retention`), and before each batch list and decide again;
-//! then remove, of each chain the newest deltas first and the full last. `undelete` and `pin` are here
-//! too, since they use the same removal notes and lock. Called by `cli`.
+//! then delete, of each chain the newest deltas first and the full last. `pin` is here too, since it uses
+//! the same lock. Called by `cli`.
 
 mod apply;
+mod deletion;
 mod evidence;
 mod options;
 pub mod pin;
 mod plan;
 mod side_objects;
-pub mod undelete;
 mod verified_fulls;
-mod versions;
 
-use crate::backup::catalog::REMOVED;
-use crate::backup::retention::{self, RetentionReason};
-use crate::backup::{self, SnapshotName};
+use crate::backup;
+use crate::backup::retention;
 use crate::base::plural;
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::Revision;
@@ -41,7 +39,7 @@ use std::time::Duration;
 
 /// How long the lock of a dead run keeps others out.
 const LOCK_DURATION: Duration = Duration::from_secs(15);
-/// The name of the lock that `gc`, `undelete` and `pin` share.
+/// The name of the lock that `gc` and `pin` share.
 const LOCK: &str = "gc";
 /// The warning of `gc` if it runs without a lock.
 const SECOND_RUN: &str = "a second gc may run at the same time, which is safe but useless";
@@ -63,7 +61,7 @@ pub struct Options {
     pub staging_age: TimeDelta,
     /// Remove objects; otherwise only report what would be removed.
     pub apply: bool,
-    /// Remove even if the newest restorable revision becomes older.
+    /// Delete even if the newest restorable revision becomes older, or more than half of the fulls go.
     pub allow_shrink: bool,
     /// The plan is made anew before a batch if it is older than this. Zero: before every batch.
     pub look_again: Duration,
@@ -74,7 +72,7 @@ impl Options {
     pub const LOOK_AGAIN: Duration = Duration::from_secs(10);
 }
 
-/// The status of `gc`, `undelete` and `pin`.
+/// The status of `gc` and `pin`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
 pub enum Status {
     /// Something was done (or would be, in a dry run).
@@ -90,25 +88,29 @@ pub enum Status {
 pub enum Decision {
     /// It is kept.
     Keep,
-    /// It is excluded; `undelete` brings it back until it is purged.
-    Remove,
     /// It is deleted.
     Delete,
 }
 
-/// The result of removing or deleting an object.
+impl Decision {
+    fn from_keeps(keeps: bool) -> Self {
+        if keeps { Self::Keep } else { Self::Delete }
+    }
+}
+
+/// The result of deleting an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
 #[schemars(rename = "Fate")]
 pub enum RemovalStatus {
-    /// It is removed or deleted.
+    /// It is deleted.
     Done,
     /// It is deleted, but the bucket keeps a version of it.
     Hidden,
-    /// It is locked, and was not removed.
+    /// It is locked, and was not deleted.
     Locked,
-    /// Removing it failed.
+    /// Deleting it failed.
     Failed,
-    /// A snapshot that must go before it in its chain could not be removed.
+    /// A snapshot that must go before it in its chain could not be deleted.
     Waiting,
     /// A later plan keeps it: the backup was changed during the run.
     Changed,
@@ -129,8 +131,6 @@ pub enum Kind {
     Staging,
     /// An incomplete multipart upload.
     Upload,
-    /// A noncurrent version of a deleted object, or its delete marker.
-    Version,
 }
 
 impl From<backup::Kind> for Kind {
@@ -145,23 +145,22 @@ impl From<backup::Kind> for Kind {
 /// An object of the backup, with the decision and its result.
 #[derive(Debug, Clone, JsonSchema, Serialize)]
 pub struct Object {
-    /// The path below the store's prefix; for an incomplete upload or a version, its ID follows.
+    /// The path below the store's prefix; for an incomplete upload, its ID follows.
     pub path: String,
     /// The kind of the object.
     pub kind: Kind,
     /// Size in the store, in bytes.
     pub bytes: u64,
-    /// `Keep`: it is kept. `Remove`: it is excluded, and `deltafold undelete` can bring it back.
-    /// `Delete`: it is deleted.
+    /// `Keep`: it is kept. `Delete`: it is deleted.
     pub decision: Decision,
     /// The reason for the decision: docs/guides/gc.md lists all.
     #[schemars(extend("enum" = plan::reasons()))]
     pub reason: &'static str,
     /// The reason as human-readable text.
     pub explanation: Cow<'static, str>,
-    /// The result of removing or deleting it; null if it is kept, and in a dry run (except for
-    /// `Locked`). `Hidden`: deleted, but the bucket keeps a version. `Waiting`: a snapshot that must go
-    /// before it in its chain could not be removed. `Changed`: a later plan keeps it.
+    /// The result of deleting it; null if it is kept, and in a dry run (except for `Locked`). `Hidden`:
+    /// deleted, but the bucket keeps a version. `Waiting`: a snapshot that must go before it in its chain
+    /// could not be deleted. `Changed`: a later plan keeps it.
     pub fate: Option<RemovalStatus>,
     /// The time until which it is locked, if `fate` is `Locked`; null for a legal hold, which somebody
     /// has to lift.
@@ -192,7 +191,7 @@ impl Object {
         }
     }
 
-    /// Records the result of removing or deleting it.
+    /// Records the result of deleting it.
     fn record(&mut self, result: RemovalResult) {
         match result {
             Ok((fate, until)) => {
@@ -207,7 +206,7 @@ impl Object {
     }
 }
 
-/// The result of removing or deleting an object; for a locked one with the time until which it is
+/// The result of deleting an object; for a locked one with the time until which it is
 /// locked, if that is known.
 type RemovalResult = Result<(RemovalStatus, Option<DateTime<Utc>>)>;
 
@@ -233,11 +232,9 @@ impl Total {
 pub struct Totals {
     /// Objects that are kept.
     pub kept: Total,
-    /// Objects that are excluded and can be brought back.
-    pub removed: Total,
     /// Objects that are deleted.
     pub deleted: Total,
-    /// Objects that could not be removed: locked, failed, or waiting for such an object.
+    /// Objects that could not be deleted: locked, failed, or waiting for such an object.
     pub left: Total,
 }
 
@@ -319,8 +316,8 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
     warnings.extend(damage_warnings(&plan));
     let before = restorable_ranges(&plan, &|_| true);
     let mut applied = apply::decided_objects(ctx, options, &plan, now);
-    let shrinks = || would_shrink(&plan).or_else(|| would_purge_the_newest(&plan));
-    let mut error = (!options.allow_shrink).then(shrinks).flatten();
+    let refusal = || would_shrink(&plan).or_else(|| would_delete_most(&plan));
+    let mut error = (!options.allow_shrink).then(refusal).flatten();
     match options.apply {
         true if error.is_some() => apply::mark_waiting(&mut applied),
         true => {
@@ -334,7 +331,7 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
             );
             error = result.err();
         }
-        false => apply::mark_locked(ctx, options, now, &mut applied)?,
+        false => apply::mark_locked(ctx, now, &mut applied)?,
     }
     release(lock);
     tracing::debug!(tags_asked = planner.tags_asked, "requested tags");
@@ -437,7 +434,6 @@ fn outcome(
             (_, Some(RemovalStatus::Failed | RemovalStatus::Waiting | RemovalStatus::Locked)) => {
                 &mut totals.left
             }
-            (Decision::Remove, _) => &mut totals.removed,
             (Decision::Delete, fate) => {
                 match fate {
                     Some(RemovalStatus::Hidden) => hidden = hidden.saturating_add(o.bytes),
@@ -489,28 +485,20 @@ fn would_shrink(plan: &Plan) -> Option<Error> {
     )))
 }
 
-/// Returns an error if the plan purges a full that is newer than all that are left. `gc` itself removes
-/// no such full, but anybody who can write to the store can exclude a snapshot and add a removal note.
-fn would_purge_the_newest(plan: &Plan) -> Option<Error> {
-    let snapshots = &plan.catalog.snapshots;
-    let is_full = |&i: &usize| snapshots[i].name.is_full();
-    let is_left = |&i: &usize| plan.why[i].keeps() && !plan.is_damaged.contains(&i);
-    let newest_left = plan
-        .catalog
-        .usable()
-        .filter(is_full)
-        .filter(is_left)
-        .map(|i| snapshots[i].name.created)
-        .max();
-    let is_purged = |&i: &usize| plan.why[i] == RetentionReason::RemovedLongAgo;
-    let newer = (0..snapshots.len())
-        .filter(is_full)
-        .filter(is_purged)
-        .find(|&i| newest_left.is_none_or(|newest| snapshots[i].name.created > newest))?;
-    Some(Reason::WouldShrink.error(format!(
-        "{} has a removal note and is due to be deleted, but it is newer than every full that would remain: nothing was removed. If it should be kept, bring it back with `deltafold undelete`; otherwise give --allow-shrink",
-        snapshots[newer].path
-    )))
+/// Returns an error if the plan deletes more than half of the fulls that may be used: a wrong policy or prefix
+/// looks like this, and what is deleted does not come back.
+fn would_delete_most(plan: &Plan) -> Option<Error> {
+    let usable = plan.catalog.usable();
+    let fulls: Vec<usize> = usable
+        .filter(|&i| plan.catalog.snapshots[i].name.is_full())
+        .collect();
+    let deleted = fulls.iter().filter(|&&i| !plan.why[i].keeps()).count();
+    (deleted > fulls.len() / 2).then(|| {
+        Reason::WouldShrink.error(format!(
+            "{deleted} of {} would be deleted, which is more than half: nothing was removed. Look at the reasons without --apply; if they are right, give --allow-shrink this once",
+            plural::count(fulls.len(), "full")
+        ))
+    })
 }
 
 /// Returns the warnings about fulls that are ignored.
@@ -583,9 +571,4 @@ fn in_parallel<T: Sync, R: Send>(items: &[T], f: impl Fn(&T) -> R + Sync) -> Vec
 fn as_json(note: &impl Serialize) -> Result<Vec<u8>> {
     serde_json::to_vec(note)
         .map_err(|e| Error::internal(format!("a note cannot be written as JSON: {e}")))
-}
-
-/// Returns the path of a snapshot's removal note.
-fn removal_note(name: &SnapshotName) -> String {
-    format!("{REMOVED}/{name}")
 }

@@ -14,8 +14,6 @@ use serde::{Deserialize, Serialize};
 pub const DEFAULT_LIMIT: i64 = 7;
 /// The default time before now in which every revision stays restorable.
 const DEFAULT_RESTORABLE_WINDOW: TimeDelta = TimeDelta::days(7);
-/// The default time for which a removed snapshot can be brought back.
-const DEFAULT_PURGE_AFTER: TimeDelta = TimeDelta::days(7);
 
 /// Which fulls are kept.
 #[derive(
@@ -51,11 +49,6 @@ pub struct Rules {
     #[arg(long, value_name = "DURATION", default_value = "7d")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restorable_window: Option<TextValue<Span>>,
-    /// Keep removed snapshots for this time, hidden but recoverable with `deltafold undelete`, and then
-    /// delete them; 0s: delete at once
-    #[arg(long, value_name = "DURATION", default_value = "7d")]
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub purge_after: Option<TextValue<Span>>,
 }
 
 impl Rules {
@@ -76,7 +69,6 @@ impl Rules {
         let limit = u32::try_from(limit).map_err(|e| Reason::Usage.error(e.to_string()))?;
         let window = time_delta(self.restorable_window.as_ref())?;
         let window = window.unwrap_or(DEFAULT_RESTORABLE_WINDOW);
-        let purge_after = time_delta(self.purge_after.as_ref())?.unwrap_or(DEFAULT_PURGE_AFTER);
         Ok(retention::Options {
             policy: match self.policy {
                 PolicyName::Exponential => Policy::Exponential(periods),
@@ -84,7 +76,6 @@ impl Rules {
             },
             delta_retention: time_delta(self.delta_retention.as_ref())?,
             restorable_window: Some(window).filter(|window| !window.is_zero()),
-            purge_after: Some(purge_after).filter(|age| !age.is_zero()),
         })
     }
 }

@@ -1,10 +1,9 @@
 //! The operation `pin`: keeps a chain whatever the retention policy says, and lets it go again.
 //!
 //! A pin is an object below deltafold-pins/ with the name of the chain's full. It protects from `gc`
-//! only; `lock` protects from everybody. Called by `cli`.
+//! only; a bucket's object lock protects from everybody. Called by `cli`.
 
-use super::undelete::{catalog, is_named, keep_gc_away};
-use super::{LONGEST_NOTE, Status, as_json, release};
+use super::{LONGEST_NOTE, Status, as_json, release, take_lock};
 use crate::backup::Snapshot;
 use crate::backup::catalog::PINS;
 use crate::backup::retention::chain_of;
@@ -12,7 +11,7 @@ use crate::base::flag_values::yes_or_no;
 use crate::error::{Reason, Result};
 use crate::ops::Context;
 use crate::ops::report::{Report, ReportBuilder};
-use crate::ops::scan::{Depth, scan_with_tags};
+use crate::ops::scan::{Depth, by_names, no_snapshots_error, scan_with_tags};
 use crate::ops::tags::TagScope;
 use chrono::{DateTime, SubsecRound, Utc};
 use schemars::JsonSchema;
@@ -65,8 +64,12 @@ pub struct Outcome {
 /// deleted during the run, `LockHeld`, or an error of the store.
 pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
     let mut clock = ReportBuilder::start();
-    let lock = keep_gc_away(ctx, &mut clock.warnings)?;
-    let catalog = catalog(ctx)?;
+    let without_lock = "running without a lock: make sure that no gc runs at the same time";
+    let lock = take_lock(&ctx.store, without_lock, &mut clock.warnings)?;
+    let catalog = by_names(ctx)?;
+    if catalog.snapshots.is_empty() {
+        return Err(no_snapshots_error(ctx, &catalog));
+    }
     let full = catalog
         .snapshots
         .iter()
@@ -137,7 +140,7 @@ fn chain_paths(ctx: &Context, full: &Snapshot, warnings: &mut Vec<String>) -> Re
     match chain.iter().filter(|&&i| snapshots[i].excluded).count() {
         0 => {}
         n => warnings.push(format!(
-            "{n} of the chain's {} snapshots are excluded: they are kept, but not used until `deltafold undelete` brings them back",
+            "{n} of the chain's {} snapshots are excluded: they are kept, but not used",
             chain.len()
         )),
     }
@@ -145,4 +148,10 @@ fn chain_paths(ctx: &Context, full: &Snapshot, warnings: &mut Vec<String>) -> Re
         .into_iter()
         .map(|i| snapshots[i].path.clone())
         .collect())
+}
+
+/// Returns whether a path is the snapshot that an argument names, by its path or its name.
+fn is_named(path: &str, name: &str) -> bool {
+    let wanted = name.trim_start_matches('/');
+    path == wanted || path.rsplit('/').next() == Some(wanted)
 }

@@ -8,7 +8,7 @@ use super::evidence::{EarlierContents, EarlierEvidence};
 use super::side_objects::{SideObject, SideReason};
 use super::verified_fulls::{Damage, FullState, FullVersion, VerifiedFulls};
 use super::{DamagedFull, Decision, Kind, Options};
-use crate::backup::catalog::{EXCLUDE_SUFFIX, PINS, REMOVED, SNAPSHOTS, TIMELINES, snapshot_name};
+use crate::backup::catalog::{EXCLUDE_SUFFIX, PINS, SNAPSHOTS, TIMELINES, snapshot_name};
 use crate::backup::retention::{Facts, RetentionDecision, RetentionReason, Uncounted, decide};
 use crate::backup::timeline::{self, Evidence, Timelines};
 use crate::backup::{Catalog, ListedObject, Snapshot, SnapshotName};
@@ -25,10 +25,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::{Duration, Instant, SystemTime};
 
-/// The reason for deleting a version that only a delete marker hides.
-pub(super) const HIDDEN_VERSION: &str = "HiddenVersion";
-
-/// Returns every reason, for the JSON schema: those of snapshots, of side objects and of versions.
+/// Returns every reason, for the JSON schema: those of snapshots and of side objects.
 pub(super) fn reasons() -> Vec<&'static str> {
     use SideReason::{Abandoned, BelongsToRemoved, BelongsToSnapshot, InUse, Orphaned, Young};
     let side_reasons = [
@@ -41,7 +38,6 @@ pub(super) fn reasons() -> Vec<&'static str> {
     ];
     let mut reasons = RetentionReason::NAMES.to_vec();
     reasons.extend(side_reasons.map(|reason| reason.describe().0));
-    reasons.push(HIDDEN_VERSION);
     reasons
 }
 
@@ -92,13 +88,8 @@ impl Plan {
     }
 
     /// Returns what is done with the snapshot of this index.
-    pub(super) fn decision(&self, i: usize, options: &Options) -> Decision {
-        match self.why[i] {
-            why if why.keeps() => Decision::Keep,
-            RetentionReason::RemovedLongAgo => Decision::Delete,
-            _ if options.retention.purge_after.is_some() => Decision::Remove,
-            _ => Decision::Delete,
-        }
+    pub(super) fn decision(&self, i: usize) -> Decision {
+        Decision::from_keeps(self.why[i].keeps())
     }
 }
 
@@ -168,8 +159,6 @@ impl<'a> Planner<'a> {
         // Objects that are written from now on must not look old.
         let now = self.now();
         let mut input = self.list(now)?;
-        let noted: Vec<usize> = input.noted_since.keys().copied().collect();
-        self.ask_tags(&mut input, noted)?;
         let untrusted = self.untrusted(&input.catalog);
         input.ignored.add_damaged(untrusted);
         let Decisions {
@@ -220,19 +209,14 @@ impl<'a> Planner<'a> {
             ..PlanInput::default()
         };
         let mut listing = Vec::new();
-        let mut removed: HashMap<String, DateTime<Utc>> = HashMap::new();
         let mut objects = store.objects(&SNAPSHOTS)?;
-        objects.extend(store.objects(&[TIMELINES, PINS, REMOVED, STAGING])?);
+        objects.extend(store.objects(&[TIMELINES, PINS, STAGING])?);
         for o in objects {
             input.newest_modified = input.newest_modified.max(Some(o.modified));
             let kind = match o.path.split_once('/') {
                 // Not deltafold's, and no request can name it.
                 _ if o.is_odd => None,
                 Some((STAGING, _)) => Some(Kind::Staging),
-                Some((REMOVED, name)) => {
-                    removed.insert(name.to_owned(), o.modified);
-                    Some(Kind::Note)
-                }
                 Some((TIMELINES | PINS, _)) => Some(Kind::Note),
                 _ if o.path.ends_with(EXCLUDE_SUFFIX) => Some(Kind::Mark),
                 _ => None,
@@ -251,13 +235,6 @@ impl<'a> Planner<'a> {
         input.catalog = Catalog::from_listing(listing);
         if input.catalog.snapshots.is_empty() {
             return Err(no_snapshots_error(self.ctx, &input.catalog));
-        }
-        if !removed.is_empty() {
-            for (i, s) in input.catalog.snapshots.iter().enumerate() {
-                if let Some(&noted) = removed.get(&s.name.to_string()) {
-                    input.noted_since.insert(i, noted);
-                }
-            }
         }
         Ok(input)
     }
@@ -309,7 +286,6 @@ impl<'a> Planner<'a> {
             timelines: &timelines,
             doubtful: &doubtful,
             is_unreadable: &|i| evidence.is_unreadable(i),
-            noted_since: &input.noted_since,
             uncounted: &input.ignored.reasons,
             now: input.now,
         };
@@ -519,14 +495,8 @@ impl<'a> Planner<'a> {
         snapshots: &[usize],
         now: DateTime<Utc>,
     ) -> SideReason {
-        let is_deleted = |&i: &usize| plan.decision(i, self.options) == Decision::Delete;
-        // If the snapshots are not excluded, somebody else brought them back.
-        let is_stale = object.path.starts_with(REMOVED)
-            && !self.ctx.store.hides_tags()
-            && snapshots
-                .iter()
-                .all(|&i| !plan.catalog.snapshots[i].excluded);
-        match snapshots.is_empty() || is_stale {
+        let is_deleted = |&i: &usize| plan.decision(i) == Decision::Delete;
+        match snapshots.is_empty() {
             true if now - object.modified > self.options.staging_age => SideReason::Orphaned,
             true => SideReason::Young,
             false if snapshots.iter().all(is_deleted) => SideReason::BelongsToRemoved,
@@ -552,8 +522,6 @@ struct PlanInput {
     side_objects: Vec<(Kind, ObjectInfo)>,
     /// The versions of fulls, by path.
     versions: HashMap<String, FullVersion>,
-    /// When the snapshots of these indexes were noted as removed.
-    noted_since: HashMap<usize, DateTime<Utc>>,
     newest_modified: Option<DateTime<Utc>>,
     asked: ReadTags,
     tags_unread: usize,

@@ -1,8 +1,15 @@
-//! Side objects of a backup: notes, exclusion markers and staging objects, and why each is kept or deleted.
+//! Side objects of a backup: notes, exclusion markers, staging objects and incomplete uploads, and why each is
+//! kept or deleted.
 //!
-//! `ops::gc::plan` decides on them, `ops::gc::apply` deletes them.
+//! `ops::gc::plan` and `ops::gc::apply` decide on them, `ops::gc::apply` deletes them.
 
-use super::Kind;
+use super::{Decision, Kind, Object};
+use crate::backup::SnapshotName;
+use crate::backup::catalog::{EXCLUDE_SUFFIX, NOTES, snapshot_name};
+use crate::ops::verify::record::VERIFIED;
+use crate::store::staging::{STAGING, is_abandoned};
+use crate::store::{LOCKS, UnfinishedUpload};
+use chrono::{DateTime, TimeDelta, Utc};
 
 /// Why a note, marker or staging object is kept or deleted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,4 +63,51 @@ pub(super) struct SideObject {
     pub(super) reason: SideReason,
     /// The indexes of the snapshots that it is about.
     pub(super) snapshots: Vec<usize>,
+}
+
+/// Returns an incomplete upload's path in the outcome.
+pub(super) fn upload_path(u: &UnfinishedUpload) -> String {
+    format!("{}?uploadId={}", u.path, u.id)
+}
+
+/// Decides on an incomplete upload: it is deleted if it is older than `age`. Returns `None` if it is not
+/// deltafold's.
+pub(super) fn decide_upload(
+    u: &UnfinishedUpload,
+    age: TimeDelta,
+    now: DateTime<Utc>,
+) -> Option<Object> {
+    if !is_ours(&u.path) {
+        return None;
+    }
+    let reason = match now - u.begun > age {
+        true => SideReason::Abandoned,
+        false => SideReason::InUse,
+    };
+    let decision = Decision::from_keeps(reason.keeps());
+    let path = upload_path(u);
+    Some(Object::new(
+        path,
+        Kind::Upload,
+        0,
+        decision,
+        reason.describe(),
+    ))
+}
+
+/// Returns whether a path is that of one of deltafold's objects.
+fn is_ours(path: &str) -> bool {
+    let plain = path.strip_suffix(EXCLUDE_SUFFIX).unwrap_or(path);
+    if snapshot_name(plain).is_some() {
+        return true;
+    }
+    match path.split_once('/') {
+        Some((STAGING, name)) => {
+            let now = DateTime::UNIX_EPOCH;
+            is_abandoned(name, now, now, TimeDelta::zero()).is_some()
+        }
+        Some((LOCKS | VERIFIED, name)) => name.ends_with(".json") && !name.contains('/'),
+        Some((folder, name)) => NOTES.contains(&folder) && name.parse::<SnapshotName>().is_ok(),
+        None => false,
+    }
 }

@@ -1,14 +1,14 @@
-//! Requests of S3 that the object_store crate has no call for: versions, unfinished uploads, object lock,
+//! Requests of S3 that the object_store crate has no call for: versioning, unfinished uploads, object lock,
 //! copies by ranges.
 //!
-//! This file addresses and signs a request; `retrying_client` sends it. `copy` and `versions` know what to
+//! This file addresses and signs a request; `retrying_client` sends it. `copy` and `uploads` know what to
 //! request, as does `object_lock`.
 
 mod copy;
-mod versions;
+mod uploads;
 
 pub(super) use copy::{CopyOutcome, RangeCopier, UnnamedCopy};
-pub use versions::{ObjectVersion, UnfinishedUpload, Versioning};
+pub use uploads::{UnfinishedUpload, Versioning};
 
 use super::Store;
 use super::errors::store_error;

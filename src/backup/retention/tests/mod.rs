@@ -12,7 +12,7 @@ use crate::backup::timeline::Evidence;
 use crate::error::Result;
 use crate::mvcc::Revision;
 use random_backup::{Branch, RandomBackup};
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 fn random_options(rng: &mut fastrand::Rng, pace: i64) -> Options {
     let policy = match rng.bool() {
@@ -30,7 +30,6 @@ fn random_options(rng: &mut fastrand::Rng, pace: i64) -> Options {
         policy,
         delta_retention: rng.bool().then_some(retention),
         restorable_window: (rng.u8(..3) > 0).then_some(window),
-        purge_after: None,
     }
 }
 
@@ -45,7 +44,6 @@ fn reasons_for(
         timelines,
         doubtful: &doubtful,
         is_unreadable: &|_| false,
-        noted_since: &HashMap::new(),
         uncounted: &BTreeMap::new(),
         now: time_at(backup.now),
     };
@@ -231,7 +229,6 @@ fn collect_garbage(
             timelines: &timelines,
             doubtful: &reader.doubtful,
             is_unreadable: &|i| reader.is_unreadable(i),
-            noted_since: &HashMap::new(),
             uncounted: &uncounted,
             now: time_at(backup.now),
         };
@@ -459,7 +456,6 @@ fn reason_names(names: &[String], options: &Options) -> Vec<(String, &'static st
         timelines: &timelines,
         doubtful: &[],
         is_unreadable: &|_| false,
-        noted_since: &HashMap::new(),
         uncounted: &BTreeMap::new(),
         now: time_at(NOW),
     };
@@ -473,7 +469,6 @@ fn exponential() -> Options {
         policy: Policy::Exponential(Periods::default()),
         delta_retention: None,
         restorable_window: None,
-        purge_after: None,
     }
 }
 
@@ -531,7 +526,6 @@ fn the_newest_full_of_each_period_is_kept() {
     );
 }
 
-/// If it went, it would be newer than every full that remains, and `gc` would refuse to purge it.
 #[test]
 fn the_full_that_was_created_last_stays_though_it_ends_below_another() {
     let none = Options {
@@ -592,55 +586,6 @@ fn a_limit_keeps_the_deltas_of_its_fulls() {
         ..limit
     };
     assert_eq!(kept(&young).len(), 4);
-}
-
-#[test]
-fn removed_snapshots_wait_for_purge_after() {
-    let mut names = ten_weeks();
-    let gone = names[3].clone();
-    names.push(format!("{gone}.exclude"));
-    names.push(format!("deltafold-removed/{gone}"));
-    let backup = backup_of(&names);
-    let timelines = Timelines::build(&backup.catalog, &crate::backup::timeline::NamesOnly).unwrap();
-    let i = backup
-        .catalog
-        .snapshots
-        .iter()
-        .position(|s| s.excluded)
-        .unwrap();
-    let reason = |noted: Option<i64>, purge_after: Option<i64>| {
-        let since = noted.map(|ago| (i, time_at(NOW - ago)));
-        let facts = Facts {
-            catalog: &backup.catalog,
-            timelines: &timelines,
-            doubtful: &[],
-            is_unreadable: &|_| false,
-            noted_since: &since.into_iter().collect(),
-            uncounted: &BTreeMap::new(),
-            now: time_at(NOW),
-        };
-        let purge_after = purge_after.map(TimeDelta::seconds);
-        let options = Options {
-            purge_after,
-            ..exponential()
-        };
-        decide(&facts, &options).reasons[i]
-    };
-    assert_eq!(
-        reason(Some(99), Some(100)),
-        RetentionReason::Removed(time_at(NOW + 1))
-    );
-    assert_eq!(
-        reason(Some(100), Some(100)),
-        RetentionReason::RemovedLongAgo
-    );
-    // A removal note with a time in the future, or without a known time.
-    assert!(reason(Some(-5), Some(100)).keeps());
-    assert_eq!(
-        reason(None, Some(100)),
-        RetentionReason::Removed(time_at(NOW + 100))
-    );
-    assert_eq!(reason(Some(0), None), RetentionReason::RemovedLongAgo);
 }
 
 #[test]
@@ -775,7 +720,6 @@ fn names_are_those_of_all_reasons() {
         RetentionReason::DeltaRetention,
         RetentionReason::EndOfTimeline,
         RetentionReason::V1Backup,
-        RetentionReason::Removed(t),
         RetentionReason::Excluded,
         RetentionReason::Damaged,
         RetentionReason::NotRead,
@@ -783,7 +727,6 @@ fn names_are_those_of_all_reasons() {
         RetentionReason::Superseded,
         RetentionReason::NoBase,
         RetentionReason::ExcludedBeyondPolicy,
-        RetentionReason::RemovedLongAgo,
     ];
     assert_eq!(all.map(RetentionReason::as_str), RetentionReason::NAMES);
     assert!(all.iter().all(|r| r.text().len() > 10));

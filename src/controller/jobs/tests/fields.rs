@@ -48,7 +48,7 @@ fn all_leaves(crd: usize) -> BTreeSet<String> {
 
 #[test]
 fn every_policy_field_changes_an_object() {
-    let changes: [(MakeSpec, &str, Value); 53] = [
+    let changes: [(MakeSpec, &str, Value); 52] = [
         (rich, "etcd.endpoints", json!(["https://etcd-0:2379"])),
         (rich, "etcd.tlsSecretRef.name", json!("other")),
         (rich, "etcd.authSecretRef.name", json!("other")),
@@ -76,7 +76,6 @@ fn every_policy_field_changes_an_object() {
         (rich, "retention.limit", json!(6)),
         (rich, "retention.deltaRetention", json!("1w")),
         (rich, "retention.restorableWindow", json!("4d")),
-        (rich, "retention.purgeAfter", json!("3d")),
         (rich, "retention.schedule", json!("12 */6 * * *")),
         (rich, "verify.schedule", json!("1 5 * * *")),
         (rich, "verify.level", json!("names")),

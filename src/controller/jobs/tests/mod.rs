@@ -50,7 +50,6 @@ fn rich() -> Value {
             "limit": 5,
             "deltaRetention": "2w",
             "restorableWindow": "3d",
-            "purgeAfter": "2d",
             "schedule": "11 */6 * * *",
         },
         "verify": {"schedule": "0 5 * * *", "level": "fold", "againstCluster": true},

@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn problems_of_policies() {
-    let table: [(MakeSpec, &str, Value, &str); 40] = [
+    let table: [(MakeSpec, &str, Value, &str); 39] = [
         (
             rich,
             "snapshot.fullSchedule",
@@ -76,7 +76,6 @@ fn problems_of_policies() {
             json!("5y"),
             "restorableWindow",
         ),
-        (rich, "retention.purgeAfter", json!("a week"), "purgeAfter"),
         (
             rich,
             "jobTemplate.metricsScrapeWait",
