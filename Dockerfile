@@ -3,7 +3,7 @@
 #   docker buildx build --platform linux/amd64,linux/arm64 --tag deltafold:0.1.0 .
 #
 # UNTESTED: the tests have no docker and no registry. They pack an image of the profile release
-# with tests/cluster/image, for amd64 and without OSS, and run it on a real Kubernetes (tests/end-to-end).
+# with tests/cluster/image, for amd64, and run it on a real Kubernetes (tests/end-to-end).
 FROM rust:1.95-bookworm AS build
 ARG TARGETARCH
 WORKDIR /build
@@ -16,7 +16,7 @@ RUN set -eu; \
         *) echo "no target is known for $TARGETARCH" >&2; exit 1 ;; \
     esac; \
     RUSTFLAGS="-C target-feature=+crt-static" \
-        cargo rustc --profile dist --features oss --locked --target "$target" --bin deltafold -- -C strip=symbols -C link-arg=-Wl,-z,pack-relative-relocs; \
+        cargo rustc --profile dist --locked --target "$target" --bin deltafold -- -C strip=symbols -C link-arg=-Wl,-z,pack-relative-relocs; \
     mkdir -p /image/bin /image/etc/ssl/certs; \
     mkdir -m 1777 /image/tmp; \
     cp "target/$target/dist/deltafold" /image/deltafold; \

@@ -50,7 +50,7 @@ the target has a different object with the same name, 75 if some snapshots could
 again). docs/exit-codes.md lists all others.")]
 pub(super) struct CopyArgs {
     /// URL of the source, the folder that holds v2/ (or v1/): s3://bucket/prefix, gs://…, az://…, swift://…,
-    /// oss://…, file:///dir or a path
+    /// file:///dir or a path
     ///
     /// DELTAFOLD_FROM also sets --from of other commands.
     #[arg(long, value_name = "URL", help_heading = "Store")]

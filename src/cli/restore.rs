@@ -44,7 +44,7 @@ Examples:
 The exit code is 0 on success. docs/exit-codes.md lists all others."
 )]
 pub(super) struct RestoreArgs {
-    /// URL of the folder that holds v2/ (or v1/): s3://bucket/prefix, gs://…, az://…, swift://…, oss://…,
+    /// URL of the folder that holds v2/ (or v1/): s3://bucket/prefix, gs://…, az://…, swift://…,
     /// file:///dir or a path; repeatable
     ///
     /// Of several stores, restore uses the one with the newest revision; if several are equal, the first of

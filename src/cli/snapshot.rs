@@ -50,7 +50,7 @@ enum SnapshotCommand {
 struct CommonArgs {
     #[command(flatten)]
     live: EndpointArgs,
-    /// URL of the folder that holds v2/ (or v1/): s3://bucket/prefix, gs://…, az://…, swift://…, oss://…,
+    /// URL of the folder that holds v2/ (or v1/): s3://bucket/prefix, gs://…, az://…, swift://…,
     /// file:///dir or a path
     #[arg(long, value_name = "URL", help_heading = "Store")]
     store: String,

@@ -19,7 +19,7 @@ pub(super) const SNAPSHOTS_HELP: &str = "Take a plain snapshot file instead, or 
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Store")]
 pub(super) struct StoreArgs {
-    /// URL of the folder that holds v2/ (or v1/): s3://bucket/prefix, gs://…, az://…, swift://…, oss://…,
+    /// URL of the folder that holds v2/ (or v1/): s3://bucket/prefix, gs://…, az://…, swift://…,
     /// file:///dir or a path
     #[arg(long, value_name = "URL")]
     store: String,
@@ -46,7 +46,7 @@ fn hide_if_for_writing(arg: Arg) -> Arg {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Backup", mut_args(hide_if_for_writing))]
 pub(super) struct BackupArgs {
-    /// URL of the folder that holds v2/ (or v1/): s3://bucket/prefix, gs://…, az://…, swift://…, oss://…,
+    /// URL of the folder that holds v2/ (or v1/): s3://bucket/prefix, gs://…, az://…, swift://…,
     /// file:///dir or a path
     #[arg(long, value_name = "URL", required_unless_present = "snapshot")]
     store: Option<String>,

@@ -150,8 +150,6 @@ fn the_sbom_has_every_linked_crate() {
         "normal,no-proc-macro",
         "--prefix",
         "none",
-        "--features",
-        "oss",
     ]);
     tree.arg("--target")
         .arg(format!("{}-unknown-linux-gnu", std::env::consts::ARCH));

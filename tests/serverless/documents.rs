@@ -368,35 +368,17 @@ fn every_setting_of_a_store_exists() {
     for key in client {
         assert!(key.parse::<ClientConfigKey>().is_ok(), "{key}");
     }
-    for (section, url) in [("Swift settings", "swift://b"), ("OSS settings", "oss://b")] {
-        let keys = keys(section);
-        assert!(keys.len() > 5, "{section}");
-        if url == "oss://b" && !cfg!(feature = "oss") {
-            let (code, _, stderr) = run(&["list", "--store", url]);
-            assert!(code == 64 && stderr.contains("--features oss"), "{stderr}");
-            continue;
-        }
-        for key in keys {
-            let setting = format!("{key}=");
-            let (code, _, stderr) = run(&["list", "--store", url, "--store-option", &setting]);
-            assert_ne!(code, 0);
-            assert!(!stderr.contains("no such setting"), "{key}: {stderr}");
-        }
-    }
-    // The program accepts these settings: it fails later, for another reason.
-    for key in s3.iter().chain(&every) {
-        let setting = format!("{key}=");
-        let args = ["list", "--store", "s3://b/p", "--store-option", &setting];
-        let (code, _, stderr) = run(&args);
+    let keys = keys("Swift settings");
+    assert!(keys.len() > 5);
+    for key in keys {
+        let (setting, url) = (format!("{key}="), "swift://b");
+        let (code, _, stderr) = run(&["list", "--store", url, "--store-option", &setting]);
         assert_ne!(code, 0);
         assert!(!stderr.contains("no such setting"), "{key}: {stderr}");
     }
-    let args = ["list", "--store", "s3://b/p", "--store-option", "nope="];
-    let (code, _, stderr) = run(&args);
-    assert!(
-        code == 78 && stderr.contains("no such setting"),
-        "{code}: {stderr}"
-    );
+    let (code, _, stderr) = run(&["list", "--store", "oss://b"]);
+    assert_eq!(code, 64);
+    assert!(stderr.contains("virtual_hosted_style_request"), "{stderr}");
 }
 
 #[test]
@@ -414,8 +396,8 @@ fn the_two_commands_are_what_ci_runs() {
     assert!(lines.contains(&"set -euo pipefail"));
     for command in commands.into_iter().chain([
         "step 'formatting' cargo fmt --check",
-        "cargo clippy --all-targets --locked \"$@\" -- -D warnings",
-        "cargo clippy --test '*' --locked \"$@\" -- -D warnings",
+        "cargo clippy --all-targets --locked -- -D warnings",
+        "cargo clippy --test '*' --locked -- -D warnings",
         "step 'lints' lints",
     ]) {
         assert!(lines.contains(&command), ".ci/run does not run: {command}");

@@ -30,22 +30,10 @@ pub struct Lies {
     pub refuses_checksums: bool,
     /// Keeps no metadata.
     pub forgets_metadata: bool,
-    /// Accepts tags and keeps none.
-    pub forgets_tags: bool,
     /// Leaves out the number of tags when an object is read.
     pub hides_tag_counts: bool,
     /// Has no tags: 501.
     pub refuses_tags: bool,
-    /// Claims an object lock for the bucket, accepts retentions and keeps none.
-    pub forgets_retention: bool,
-    /// Has an object lock and keeps retentions.
-    pub locks: bool,
-    /// Refuses the first retention that is set.
-    pub denies_first_retention: bool,
-    /// Accepts a retention and writes it over the object, like Swift's S3. The bucket has no object lock.
-    pub retention_overwrites: bool,
-    /// Lists the state from before the last write.
-    pub lists_late: bool,
     /// Each page of a listing links to itself.
     pub lists_in_circles: bool,
     /// Announces a terabyte in the response to a write, and breaks off.
@@ -54,10 +42,6 @@ pub struct Lies {
     pub damages: bool,
     /// Confirms deletions without deleting.
     pub keeps_deleted: bool,
-    /// Loses the last part of a multipart upload.
-    pub loses_last_part: bool,
-    /// Seconds by which its clock is ahead.
-    pub clock_ahead: i64,
 }
 
 /// A running server. It ends with the process.
@@ -71,8 +55,6 @@ struct State {
     lies: Lies,
     /// By `bucket/key`.
     objects: BTreeMap<String, Object>,
-    /// The keys before the last write.
-    before: Vec<String>,
     /// By upload ID: the key and the parts.
     uploads: BTreeMap<String, (String, BTreeMap<u32, Vec<u8>>)>,
     count: u64,
@@ -87,7 +69,6 @@ struct Object {
     etag: String,
     modified: chrono::DateTime<chrono::Utc>,
     tags: String,
-    retention: String,
     /// Headers.
     metadata: Vec<(&'static str, String)>,
 }
@@ -115,7 +96,6 @@ impl LyingServer {
         let state = Arc::new(Mutex::new(State {
             lies,
             objects: BTreeMap::new(),
-            before: Vec::new(),
             uploads: BTreeMap::new(),
             count: 0,
             requests: Vec::new(),
@@ -155,7 +135,6 @@ impl LyingServer {
                 etag: state.next_etag(),
                 modified: chrono::Utc::now(),
                 tags: String::new(),
-                retention: String::new(),
                 metadata: Vec::new(),
             };
             state.objects.insert(path, object);
@@ -217,7 +196,7 @@ fn serve(client: TcpStream, state: &Mutex<State>) -> io::Result<()> {
             }
             return Ok(());
         }
-        let date = chrono::Utc::now() + chrono::TimeDelta::seconds(lies.clock_ahead);
+        let date = chrono::Utc::now();
         let mut head = format!(
             "HTTP/1.1 {} Whatever\r\nDate: {}\r\n",
             answer.status,
@@ -340,26 +319,15 @@ impl State {
         match (r.method.as_str(), key.is_empty()) {
             ("PUT", true) => said(""),
             ("GET", true) if has("object-lock") => {
-                match self.lies.forgets_retention || self.lies.locks {
-                    true => said(
-                        "<ObjectLockConfiguration><ObjectLockEnabled>Enabled</ObjectLockEnabled></ObjectLockConfiguration>",
-                    ),
-                    false => refused(404, "ObjectLockConfigurationNotFoundError"),
-                }
+                refused(404, "ObjectLockConfigurationNotFoundError")
             }
             ("GET", true) if has("versioning") => said("<VersioningConfiguration/>"),
-            ("GET", true) if has("versions") => self.list_versions(r),
             ("GET", true) if has("uploads") => self.list_uploads(r),
             ("GET", true) => self.list(r),
             ("POST", true) if has("delete") => self.delete_all(r),
             (_, true) => refused(501, "NotImplemented"),
             ("GET", _) if has("tagging") => self.tags(r),
             ("PUT", _) if has("tagging") => self.set_tags(r),
-            ("GET", _) if has("retention") => match self.objects.get(&r.path) {
-                Some(o) if !o.retention.is_empty() => said(o.retention.clone()),
-                _ => refused(404, "NoSuchObjectLockConfiguration"),
-            },
-            ("PUT", _) if has("retention") => self.set_retention(r),
             ("GET" | "HEAD", _) => self.get(r),
             ("POST", _) if has("uploads") => {
                 self.count += 1;
@@ -456,13 +424,7 @@ impl State {
         let Some((_, parts)) = self.uploads.get(id) else {
             return refused(404, "NoSuchUpload");
         };
-        let lost = usize::from(self.lies.loses_last_part && parts.len() > 1);
-        let body: Vec<u8> = parts
-            .values()
-            .take(parts.len() - lost)
-            .flatten()
-            .copied()
-            .collect();
+        let body: Vec<u8> = parts.values().flatten().copied().collect();
         let answer = self.put(r, body, false);
         if answer.status != 200 {
             return answer;
@@ -506,13 +468,11 @@ impl State {
             .get(UPLOAD)
             .filter(|_| !self.lies.forgets_metadata);
         let metadata = upload.map(|u| (UPLOAD, u.clone())).into_iter().collect();
-        self.before = self.objects.keys().cloned().collect();
         let object = Object {
             body,
             etag: etag.clone(),
-            modified: chrono::Utc::now() + chrono::TimeDelta::seconds(self.lies.clock_ahead),
+            modified: chrono::Utc::now(),
             tags: self.tags_of_header(r),
-            retention: String::new(),
             metadata,
         };
         self.objects.insert(r.path.clone(), object);
@@ -532,9 +492,6 @@ impl State {
         let Some(tags) = r.headers.get("x-amz-tagging") else {
             return String::new();
         };
-        if self.lies.forgets_tags {
-            return String::new();
-        }
         let tags = url::form_urlencoded::parse(tags.as_bytes());
         tag_set(tags)
     }
@@ -572,7 +529,6 @@ impl State {
 
     fn delete(&mut self, path: &str) {
         if !self.lies.keeps_deleted {
-            self.before = self.objects.keys().cloned().collect();
             self.objects.remove(path);
         }
     }
@@ -601,7 +557,6 @@ impl State {
                 let deeper = |b: &str| r.query.get("delimiter").is_some_and(|d| b.contains(&**d));
                 below.is_some_and(|below| !deeper(below))
             })
-            .filter(|(k, _)| !self.lies.lists_late || self.before.contains(k))
             .collect()
     }
 
@@ -659,22 +614,6 @@ impl State {
         ))
     }
 
-    fn list_versions(&self, r: &Request) -> Answer {
-        let mut versions = String::new();
-        for (path, object) in self.listed(r) {
-            let (_, key) = path.split_once('/').expect("a bucket");
-            let time = object.modified.to_rfc3339();
-            versions.push_str(&format!(
-                "<Version><Key>{}</Key><VersionId>null</VersionId><IsLatest>true</IsLatest><Size>{}</Size><LastModified>{time}</LastModified></Version>",
-                xml(key),
-                object.body.len()
-            ));
-        }
-        said(format!(
-            "<ListVersionsResult><IsTruncated>false</IsTruncated>{versions}</ListVersionsResult>"
-        ))
-    }
-
     fn tags(&self, r: &Request) -> Answer {
         if self.lies.refuses_tags {
             return refused(501, "NotImplemented");
@@ -690,32 +629,12 @@ impl State {
         if self.lies.refuses_tags {
             return refused(501, "NotImplemented");
         }
-        let forgets = self.lies.forgets_tags;
         match self.objects.get_mut(&r.path) {
             Some(o) => {
-                if !forgets {
-                    o.tags = String::from_utf8_lossy(&r.body).into_owned();
-                }
+                o.tags = String::from_utf8_lossy(&r.body).into_owned();
                 said("")
             }
             None => refused(404, "NoSuchKey"),
-        }
-    }
-
-    fn set_retention(&mut self, r: &Request) -> Answer {
-        if self.lies.retention_overwrites {
-            return self.put(r, r.body.clone(), false);
-        }
-        if std::mem::take(&mut self.lies.denies_first_retention) {
-            return refused(403, "AccessDenied");
-        }
-        match self.objects.get_mut(&r.path) {
-            Some(o) if self.lies.locks => {
-                o.retention = String::from_utf8_lossy(&r.body).into_owned();
-                said("")
-            }
-            _ if self.lies.forgets_retention => said(""),
-            _ => refused(400, "InvalidRequest"),
         }
     }
 }

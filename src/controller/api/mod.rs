@@ -87,7 +87,7 @@ fn flag_defaults() -> BTreeMap<String, String> {
     validation = Rule::new("(self.url.startsWith('/') || self.url.startsWith('file://')) == has(self.volume)").message("a store with a file:// URL or a path needs a volume; other stores must not have one")
 )]
 pub struct StoreSpec {
-    /// URL of the folder that holds v2/: s3://bucket/prefix, gs://…, az://…, swift://… or oss://…; or
+    /// URL of the folder that holds v2/: s3://bucket/prefix, gs://…, az://…, or swift://…; or
     /// file:///path with `volume`, which is mounted there
     #[schemars(length(min = 1, max = 2048))]
     pub url: String,

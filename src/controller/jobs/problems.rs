@@ -194,8 +194,12 @@ impl Problems {
         let url_field = format!("{field}.url");
         let url = &store.url;
         let Some(family) = Family::of(url) else {
-            let known = "s3://, gs://, az://, swift://, oss://, file:/// or an absolute path";
-            self.add(&url_field, format!("unknown store \"{url}\": use {known}"));
+            let known = "s3://, gs://, az://, swift://, file:/// or an absolute path";
+            let advice = Family::advice(url.split_once("://").map_or("", |u| u.0));
+            self.add(
+                &url_field,
+                format!("unknown store \"{url}\": use {known}{advice}"),
+            );
             return;
         };
         self.check(&url_field, refuse_layout(url, "the URL"));

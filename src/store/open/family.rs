@@ -15,8 +15,6 @@ pub enum Family {
     Azure,
     /// OpenStack Swift
     Swift,
-    /// Alibaba Cloud OSS
-    Oss,
 }
 
 /// Keys of a Secret that together are complete credentials.
@@ -39,7 +37,6 @@ impl Family {
             "gs" => Some(Family::Gcs),
             "az" | "azure" | "abfs" | "abfss" | "adl" => Some(Family::Azure),
             "swift" => Some(Family::Swift),
-            "oss" => Some(Family::Oss),
             _ => None,
         }
     }
@@ -49,10 +46,22 @@ impl Family {
         self == Family::Local
     }
 
-    /// Returns whether the stores can keep a lock. Swift and OSS cannot: they have no conditional writes over
-    /// an object.
+    /// Returns advice for the scheme of a URL that no store has; empty if there is none.
+    pub fn advice(scheme: &str) -> &'static str {
+        match scheme {
+            "oss" => {
+                "; OSS speaks S3's protocol: give s3://BUCKET/PREFIX, with --store-option endpoint=https://BUCKET.s3.oss-REGION.aliyuncs.com, virtual_hosted_style_request=true and region=oss-REGION"
+            }
+            "http" | "https" => {
+                "; of a server with S3's protocol give s3://BUCKET/PREFIX, and its URL as --store-option endpoint=URL"
+            }
+            _ => "",
+        }
+    }
+
+    /// Returns whether the stores can keep a lock. Swift cannot: it has no conditional writes over an object.
     pub fn keeps_locks(self) -> bool {
-        !matches!(self, Family::Swift | Family::Oss)
+        self != Family::Swift
     }
 
     /// Returns sets of keys; one set is enough. etcd-druid's come first, then the providers' variables.
@@ -89,14 +98,6 @@ impl Family {
                 &["OS_AUTH_URL", "OS_APPLICATION_CREDENTIAL_SECRET"],
                 &["ST_AUTH", "ST_USER", "ST_KEY"],
             ],
-            Family::Oss => &[
-                &["accessKeyID", "accessKeySecret"],
-                &["ALICLOUD_ACCESS_KEY_ID", "ALICLOUD_ACCESS_KEY_SECRET"],
-                &[
-                    "ALIBABA_CLOUD_ACCESS_KEY_ID",
-                    "ALIBABA_CLOUD_ACCESS_KEY_SECRET",
-                ],
-            ],
         }
     }
 
@@ -108,7 +109,6 @@ impl Family {
             Family::Gcs => &["GOOGLE_"],
             Family::Azure => &["AZURE_"],
             Family::Swift => &["OS_", "ST_"],
-            Family::Oss => &["ALICLOUD_", "ALIBABA_CLOUD_"],
         }
     }
 }

@@ -8,8 +8,6 @@ mod azure;
 mod family;
 mod gcs;
 pub mod options;
-#[cfg(feature = "oss")]
-mod oss;
 mod s3;
 mod secret;
 mod swift;
@@ -94,7 +92,7 @@ struct OpenConfig {
     options: Vec<(String, String)>,
 }
 
-/// Opens the store at `url`: `s3://bucket/prefix`, `gs://…`, `az://…`, `swift://container/prefix`, `oss://…`,
+/// Opens the store at `url`: `s3://bucket/prefix`, `gs://…`, `az://…`, `swift://container/prefix`,
 /// `file:///dir/prefix` or a plain path.
 ///
 /// # Errors
@@ -140,33 +138,28 @@ pub fn open(url: &str, options: &[(String, String)], handle: Handle) -> Result<S
     match Family::of_scheme(parsed.scheme()) {
         Some(Family::Local) => {
             let dir = parsed.to_file_path().map_err(|()| {
-                Reason::Usage.error(format!("--store {url} is not the URL of a local folder: write file:///folder"))
+                Reason::Usage.error(format!(
+                    "--store {url} is not the URL of a local folder: write file:///folder"
+                ))
             })?;
             open_local(&dir.to_string_lossy(), url, options, handle)
         }
         Some(Family::S3) => s3::open(&location, config("AWS_APPLICATION_CREDENTIALS")?, handle),
-        Some(Family::Gcs) => gcs::open(&location, config("GOOGLE_APPLICATION_CREDENTIALS")?, handle),
+        Some(Family::Gcs) => {
+            gcs::open(&location, config("GOOGLE_APPLICATION_CREDENTIALS")?, handle)
+        }
         Some(Family::Azure) => {
             azure::open(&location, config("AZURE_APPLICATION_CREDENTIALS")?, handle)
         }
-        Some(Family::Swift) => {
-            swift::open(&location, config("OPENSTACK_APPLICATION_CREDENTIALS")?, handle)
-        }
-        #[cfg(feature = "oss")]
-        Some(Family::Oss) => oss::open(&location, config("ALICLOUD_APPLICATION_CREDENTIALS")?, handle),
-        #[cfg(not(feature = "oss"))]
-        Some(Family::Oss) => Err(Reason::Usage.error(format!(
-            "--store {url}: this build has no support for OSS: build with `--features oss`, or use the image, which has it"
-        ))),
+        Some(Family::Swift) => swift::open(
+            &location,
+            config("OPENSTACK_APPLICATION_CREDENTIALS")?,
+            handle,
+        ),
         None => {
-            let advice = match parsed.scheme() {
-                "http" | "https" => {
-                    "; of a server with S3's protocol give s3://BUCKET/PREFIX, and its URL as --store-option endpoint=URL"
-                }
-                _ => "",
-            };
+            let advice = Family::advice(parsed.scheme());
             Err(Reason::Usage.error(format!(
-                "--store {url}: \"{}\" is no store deltafold knows: use s3://, gs://, az://, swift://, oss://, file:/// or a path{advice}",
+                "--store {url}: \"{}\" is no store deltafold knows: use s3://, gs://, az://, swift://, file:/// or a path{advice}",
                 parsed.scheme()
             )))
         }
