@@ -85,8 +85,6 @@ pub(super) struct CopyArgs {
     #[arg(long, requires = "wait_for_final", value_name = "DURATION", default_value = "0s", value_parser = duration::parse)]
     wait_timeout: Duration,
     /// Keep copying new snapshots until the command is stopped
-    ///
-    /// DELTAFOLD_FOLLOW also sets --follow of other commands.
     #[arg(long, value_parser = yes_or_no, conflicts_with = "dry_run")]
     follow: bool,
     /// With --wait-for-final or --follow: list the source this often

@@ -28,7 +28,6 @@ mod manifests;
 mod metrics;
 mod parse;
 mod pin;
-mod policy;
 mod print;
 mod refusal;
 mod restore;
@@ -115,7 +114,6 @@ enum Command {
     Pin(pin::PinArgs),
     Controller(controller::ControllerArgs),
     Task(task::TaskArgs),
-    Policy(policy::PolicyCommand),
     Manifests(manifests::ManifestsArgs),
     CopyProgram(copy_program::CopyProgramArgs),
     Completions(completions::CompletionsArgs),
@@ -266,7 +264,6 @@ fn run(cli: Cli) -> Ended {
         Command::Pin(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Controller(args) => with_signals(|cancel| args.run(cancel)).map(|()| None),
         Command::Task(args) => with_signals(|cancel| args.run(cancel, output)),
-        Command::Policy(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Manifests(args) => args.run(output).map(|()| None),
         Command::CopyProgram(args) => args.run().map(|()| None),
         Command::Completions(args) => args.run().map(|()| None),

@@ -3,8 +3,8 @@
 //! A test (`tests/serverless/schemas.rs`) compares them with the files, and writes the files on request.
 
 use super::print::{Failure, codes};
-use super::task::{TaskOutcome, TasksOutcome};
-use super::{diff, get, history, policy};
+use super::task::TaskOutcome;
+use super::{diff, get, history};
 use crate::ops::read::json::{KeyChange, KeyWithRecord, VersionJson};
 use crate::ops::report::Report;
 use crate::ops::{
@@ -42,19 +42,11 @@ pub fn schemas() -> Vec<(String, Value)> {
         }),
         of("maintain", |g| vec![report::<maintain::Outcome>(g)]),
         of("pin", |g| vec![report::<gc::pin::Outcome>(g)]),
-        of("policy", |g| {
-            vec![g.subschema_for::<policy::PoliciesOutcome>()]
-        }),
         of("restore", |g| vec![report::<restore::Outcome>(g)]),
         of("snapshot", |g| vec![report::<snapshot::Outcome>(g)]),
         of("status", |g| vec![report::<status::Outcome>(g)]),
         of("store-check", |g| vec![report::<store_check::Outcome>(g)]),
-        of("task", |g| {
-            vec![
-                g.subschema_for::<TaskOutcome>(),
-                g.subschema_for::<TasksOutcome>(),
-            ]
-        }),
+        of("task", |g| vec![g.subschema_for::<TaskOutcome>()]),
         message(),
         of("verify", |g| {
             vec![
@@ -81,6 +73,7 @@ fn of(command: &str, results: impl FnOnce(&mut SchemaGenerator) -> Vec<Schema>) 
         "follow" => "snapshot follow",
         "snapshot" => "snapshot full|delta",
         "store-check" => "store check",
+        "task" => "task create",
         other => other,
     };
     let title = format!("Output of `deltafold {command} --output json`");

@@ -1,7 +1,7 @@
 //! An async client of the Kubernetes API for interactive commands, with a kubeconfig and a context, for
 //! objects of any kind.
 //!
-//! Called by the commands `policy` and `task` of `cli`.
+//! Called by the command `task` of `cli`.
 
 use super::{
     REQUEST_TIMEOUT, WATCH_TIMEOUT, client, failure, status, status_text, timed_out, unlocatable,
@@ -22,15 +22,11 @@ pub struct UserClient {
 impl UserClient {
     /// Creates a client from `KUBECONFIG`, `~/.kube/config`, or the service account of the Pod. Nothing is
     /// sent. Without `context` and `namespace`, it uses the configured ones. A response may be silent for
-    /// about five minutes, or for ever with `silence`.
+    /// about five minutes.
     ///
     /// # Errors
     /// `Configuration`.
-    pub async fn connect(
-        context: Option<&str>,
-        namespace: Option<&str>,
-        silence: bool,
-    ) -> Result<Self> {
+    pub async fn connect(context: Option<&str>, namespace: Option<&str>) -> Result<Self> {
         const CHECK: &str = "set KUBECONFIG to a kubeconfig file, give --context one of its contexts, or run in a Pod with a service account";
         let config = match context {
             None => Config::infer().await.map_err(|e| unlocatable(&e, CHECK)),
@@ -45,7 +41,7 @@ impl UserClient {
             }
         };
         let mut config = config?;
-        config.read_timeout = (!silence).then_some(WATCH_TIMEOUT);
+        config.read_timeout = Some(WATCH_TIMEOUT);
         let configured = config.default_namespace.clone();
         let (client, server) = client(config)?;
         Ok(UserClient {
@@ -60,14 +56,6 @@ impl UserClient {
         &self.namespace
     }
 
-    /// Returns a client for another namespace.
-    pub fn in_namespace(&self, namespace: &str) -> Self {
-        UserClient {
-            namespace: namespace.to_owned(),
-            ..self.clone()
-        }
-    }
-
     /// Returns the API for objects of a kind in the namespace.
     pub fn api<K>(&self) -> Api<K>
     where
@@ -75,15 +63,6 @@ impl UserClient {
         K::DynamicType: Default,
     {
         Api::namespaced(self.client.clone(), &self.namespace)
-    }
-
-    /// Returns the API for objects of a kind in all namespaces.
-    pub fn all<K>(&self) -> Api<K>
-    where
-        K: Resource,
-        K::DynamicType: Default,
-    {
-        Api::all(self.client.clone())
     }
 
     /// Waits for a response, at most 15 s. `operation` names the request in messages.
@@ -115,7 +94,7 @@ impl UserClient {
             404 if has_name => (Reason::Usage, ""),
             404 => (
                 Reason::Configuration,
-                "; are the CRDs installed? deltafold manifests crds | kubectl apply --server-side -f -",
+                "; are the CRDs installed? kubectl apply --server-side -f jobs/crds.yaml",
             ),
             409 if s.reason == "AlreadyExists" => (Reason::TargetExists, ""),
             409 => (Reason::Conflict, ""),

@@ -493,12 +493,12 @@ async fn the_program_is_a_plugin_of_kubectl() {
         POLICY,
         "--task-name",
         "first",
+        "--wait",
     ]);
-    plugin(&["task", "wait", "first"]);
     world.succeeded("first");
-    assert!(plugin(&["task", "list"]).contains("first"));
-    assert!(plugin(&["task", "logs", "first"]).contains("Full-"));
-    assert!(plugin(&["policy", "status", POLICY]).contains("Full-"));
+    let selector = ["--selector", "deltafold.io/task=first", "--tail", "-1"];
+    let logs = world.kubectl(&[&["logs"], &selector[..]].concat());
+    assert!(logs.contains("Full-"), "{logs}");
 }
 
 // --- docs/quorum-loss.md ---

@@ -22,5 +22,4 @@ mod rights;
 mod snapshot_leases;
 mod soak;
 mod task_commands;
-mod task_logs;
 mod tenants;

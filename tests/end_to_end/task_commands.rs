@@ -1,6 +1,4 @@
-//! `deltafold task` and `deltafold policy` on a real API server. There is no controller: the tests play it.
-//!
-//! One file of more than 700 lines: all tests share one API server that knows the CRDs.
+//! `deltafold task create` on a real API server. There is no controller: the tests play it.
 
 use crate::support::etcd::Etcd;
 use crate::support::kube::{Apiserver, NOBODY, TOKEN};
@@ -92,17 +90,6 @@ impl Cluster {
         self.policies().create(&params, &policy).await.unwrap();
     }
 
-    async fn task(&self, name: &str) {
-        let task = json!({
-            "apiVersion": "deltafold.io/v1alpha1", "kind": "EtcdBackupTask",
-            "metadata": {"name": name},
-            "spec": {"policy": "main", "type": "Verify"},
-        });
-        let task = serde_json::from_value(task).unwrap();
-        let params = PostParams::default();
-        self.tasks().create(&params, &task).await.unwrap();
-    }
-
     /// Writes a status, as the controller would.
     async fn set(&self, name: &str, status: Value) {
         let patch = Patch::Merge(json!({"status": status}));
@@ -133,12 +120,20 @@ impl Cluster {
         run_json(self.command(args).args(["--output", "json"]))
     }
 
-    /// Starts `task wait`.
-    fn wait(&self, args: &[&str]) -> Child {
-        let mut command = self.command(&[&["task", "wait"], args].concat());
-        let command = command.args(["--output", "json"]).stdin(Stdio::null());
+    /// Starts `task create verify --wait`, and returns when the task exists.
+    async fn wait(&self, name: &str, more: &[&str]) -> Child {
+        let create = ["task", "create", "verify", "--policy", "main", "--wait"];
+        let name_args = ["--task-name", name, "--output", "json"];
+        let mut command = self.command(&[&create, &name_args[..], more].concat());
+        let command = command.stdin(Stdio::null());
         let command = command.stdout(Stdio::piped()).stderr(Stdio::piped());
-        command.spawn().unwrap()
+        let child = command.spawn().unwrap();
+        let started = Instant::now();
+        while self.tasks().get_opt(name).await.unwrap().is_none() {
+            assert!(started.elapsed() < PATIENCE);
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        child
     }
 }
 
@@ -301,7 +296,7 @@ async fn tasks_of_each_type_are_created_as_asked_for() {
         assert_eq!(spec["config"], config, "{args:?}");
         assert_eq!(spec["ttlSecondsAfterFinished"], 3600);
     }
-    // The text output is only the name.
+    // The text output is only the name; what follows is said beside it.
     let named = [
         "task",
         "create",
@@ -311,7 +306,10 @@ async fn tasks_of_each_type_are_created_as_asked_for() {
         "--task-name",
         "now",
     ];
-    assert_eq!(cluster.run(&named), (0, "now\n".to_owned(), String::new()));
+    let (code, name, stderr) = cluster.run(&named);
+    assert_eq!((code, name.as_str()), (0, "now\n"), "{stderr}");
+    let watch = format!("kubectl get ebt now --namespace {SPACE}");
+    assert!(stderr.contains(&watch), "{stderr}");
     let (code, result, _) = cluster.json(&named);
     assert_eq!((code, &result["reason"]), (73, &json!("TargetExists")));
     schema.check(&result);
@@ -340,7 +338,7 @@ async fn what_is_wrong_is_told_by_exit_code() {
     let missing = cluster.folder.path().join("missing");
     let create =
         |type_: &[&'static str]| [&["task", "create"], type_, &["--policy", "main"]].concat();
-    let table: [(&Path, Vec<&str>, i32, &str, &str); 11] = [
+    let table: [(&Path, Vec<&str>, i32, &str, &str); 7] = [
         (
             &config,
             vec!["task", "create", "verify", "--policy", "man"],
@@ -364,56 +362,28 @@ async fn what_is_wrong_is_told_by_exit_code() {
         ),
         (
             &config,
-            vec!["task", "wait", "none"],
-            64,
-            "Usage",
-            "no EtcdBackupTask none",
-        ),
-        (
-            &config,
-            vec!["task", "logs", "none"],
-            64,
-            "Usage",
-            "no EtcdBackupTask none",
-        ),
-        (
-            &config,
-            vec!["task", "logs", "none", "-f"],
-            64,
-            "Usage",
-            "no EtcdBackupTask none",
-        ),
-        (
-            &config,
-            vec!["task", "list", "--context", "other"],
+            [&create(&["verify"])[..], &["--context", "other"]].concat(),
             78,
             "Configuration",
             "--context",
         ),
         (
             &missing,
-            vec!["task", "list"],
+            create(&["verify"]),
             78,
             "Configuration",
             "KUBECONFIG",
         ),
         (
             &nobody,
-            vec!["task", "list"],
+            create(&["verify"]),
             77,
             "PermissionDenied",
-            "cannot list the tasks",
-        ),
-        (
-            &nobody,
-            vec!["task", "wait", "none"],
-            77,
-            "PermissionDenied",
-            "cannot watch the task",
+            "cannot create the task",
         ),
         (
             &nowhere,
-            vec!["task", "list"],
+            create(&["verify"]),
             69,
             "KubernetesUnreachable",
             "127.0.0.1:1",
@@ -428,9 +398,7 @@ async fn what_is_wrong_is_told_by_exit_code() {
             "{args:?}: {stderr}"
         );
         assert!(stderr.contains(says), "{args:?}: {stderr}");
-        if args[1] != "logs" {
-            schema.check(&result);
-        }
+        schema.check(&result);
     }
     // Wrong usage is detected without any server.
     for args in [
@@ -459,16 +427,12 @@ async fn what_is_wrong_is_told_by_exit_code() {
             "--bump-revision",
             "1",
         ],
-        &["policy", "status", "main", "-A"],
     ] {
         assert_eq!(cluster.run(args).0, 64, "{args:?}");
     }
     let bare = Cluster::bare().await;
-    let (code, _, stderr) = bare.run(&["policy", "status"]);
-    assert!(
-        code == 78 && stderr.contains("deltafold manifests crds"),
-        "{stderr}"
-    );
+    let (code, _, stderr) = bare.run(&create(&["verify"]));
+    assert!(code == 78 && stderr.contains("jobs/crds.yaml"), "{stderr}");
 }
 
 fn error(code: &str) -> Value {
@@ -478,6 +442,7 @@ fn error(code: &str) -> Value {
 #[tokio::test(flavor = "multi_thread")]
 async fn waiting_ends_with_the_task_and_with_its_exit_code() {
     let cluster = Cluster::start().await;
+    cluster.policy("main").await;
     let schema = Schema::of("task");
     let table = [
         ("Succeeded", None, 0),
@@ -489,8 +454,7 @@ async fn waiting_ends_with_the_task_and_with_its_exit_code() {
     ];
     let mut waiting = Vec::new();
     for n in 0..table.len() {
-        cluster.task(&format!("t{n}")).await;
-        waiting.push(cluster.wait(&[&format!("t{n}")]));
+        waiting.push(cluster.wait(&format!("t{n}"), &[]).await);
     }
     for (n, (state, code, _)) in table.iter().enumerate() {
         let name = format!("t{n}");
@@ -513,30 +477,15 @@ async fn waiting_ends_with_the_task_and_with_its_exit_code() {
         let told = stderr.contains("error: ");
         assert_eq!(told, error.is_some(), "{stderr}");
     }
-    // A task that has ended is reported at once, as text, too.
-    let (code, stdout, _) = cluster.run(&["task", "wait", "t1", "--timeout", "1m"]);
-    assert_eq!(code, 74);
-    assert!(
-        stdout.starts_with("t1 Failed\n") && stdout.contains("[NoSpace]"),
-        "{stdout}"
-    );
     // It does not wait forever, nor for a deleted task.
-    cluster.task("late").await;
-    let (code, result, stderr) = cluster.json(&["task", "wait", "late", "--timeout", "200ms"]);
+    let child = cluster.wait("slow", &["--timeout", "200ms"]).await;
+    let (code, result, stderr) = ended(child);
     assert_eq!(
         (code, &result["reason"]),
         (75, &json!("PartlyDone")),
         "{stderr}"
     );
-    let (code, result, stderr) = cluster.json(&["task", "logs", "late"]);
-    assert_eq!(
-        (code, &result["reason"]),
-        (75, &json!("Conflict")),
-        "{stderr}"
-    );
-    let child = cluster.wait(&["late"]);
-    // After it has seen the task; before that it would report that there is no such task.
-    tokio::time::sleep(Duration::from_secs(2)).await;
+    let child = cluster.wait("late", &[]).await;
     let params = DeleteParams::default();
     cluster.tasks().delete("late", &params).await.unwrap();
     let (code, result, stderr) = ended(child);
@@ -546,178 +495,4 @@ async fn waiting_ends_with_the_task_and_with_its_exit_code() {
         "{stderr}"
     );
     assert!(stderr.contains("deleted"), "{stderr}");
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn creating_and_waiting_is_one_command() {
-    let cluster = Cluster::start().await;
-    cluster.policy("main").await;
-    let mut command = cluster.command(&[
-        "task",
-        "create",
-        "verify",
-        "--policy",
-        "main",
-        "--task-name",
-        "now",
-        "--wait",
-        "--output",
-        "json",
-    ]);
-    let command = command.stdout(Stdio::piped()).stderr(Stdio::piped());
-    let child = command.spawn().unwrap();
-    let started = Instant::now();
-    while cluster.tasks().get_opt("now").await.unwrap().is_none() {
-        assert!(started.elapsed() < PATIENCE);
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    cluster
-        .set(
-            "now",
-            json!({"state": "Failed", "lastErrors": error("BackupDiffers")}),
-        )
-        .await;
-    let (code, outcome, stderr) = ended(child);
-    assert_eq!(
-        (code, &outcome["errors"][0]["code"]),
-        (65, &json!("BackupDiffers")),
-        "{stderr}"
-    );
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn tasks_are_listed_for_people_and_machines() {
-    let cluster = Cluster::start().await;
-    let schema = Schema::of("task");
-    assert_eq!(cluster.run(&["task", "list"]).1, "no tasks\n");
-    for name in ["first", "second"] {
-        cluster.task(name).await;
-    }
-    cluster
-        .set(
-            "first",
-            json!({"state": "Failed", "lastErrors": error("NoSpace")}),
-        )
-        .await;
-    let (code, list, stderr) = cluster.json(&["task", "list"]);
-    assert_eq!(code, 0, "{stderr}");
-    schema.check(&list);
-    let names = list["tasks"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|t| t["name"].as_str().unwrap());
-    let mut names: Vec<&str> = names.collect();
-    names.sort_unstable();
-    assert_eq!(names, ["first", "second"]);
-    let (_, text, _) = cluster.run(&["task", "list"]);
-    let header: Vec<&str> = text.lines().next().unwrap().split_whitespace().collect();
-    assert_eq!(header, ["NAME", "POLICY", "TYPE", "STATE", "ERROR", "AGE"]);
-    let row = text.lines().find(|l| l.starts_with("first")).unwrap();
-    let row: Vec<&str> = row.split_whitespace().collect();
-    assert_eq!(row[..5], ["first", "main", "Verify", "Failed", "NoSpace"]);
-    let others = cluster.run(&["task", "list", "--policy", "other"]);
-    assert_eq!(others.1, "no tasks\n");
-    assert_eq!(
-        cluster.run(&["task", "list", "-n", "default"]).1,
-        "no tasks\n"
-    );
-    let (_, text, _) = cluster.run(&["task", "list", "-A", "-n", "default"]);
-    assert!(text.contains("backup/first"), "{text}");
-    // As kubectl finds plugins.
-    let link = cluster.folder.path().join("kubectl-deltafold");
-    std::os::unix::fs::symlink(crate::support::program(), &link).unwrap();
-    let mut plugin = Command::new(&link);
-    let plugin = plugin.env("KUBECONFIG", cluster.config(TOKEN));
-    let (code, text, stderr) = run(plugin.args(["task", "list", "-n", SPACE]));
-    assert!(code == 0 && text.contains("second"), "{stderr}");
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn how_policies_are_is_told_for_people_and_machines() {
-    let cluster = Cluster::start().await;
-    let schema = Schema::of("policy");
-    assert_eq!(cluster.run(&["policy", "status"]).1, "no policies\n");
-    cluster.policy("main").await;
-    cluster.policy("new").await;
-    let ago = |minutes| {
-        let at = chrono::Utc::now() - chrono::TimeDelta::minutes(minutes);
-        at.to_rfc3339_opts(chrono::SecondsFormat::Secs, true)
-    };
-    let condition = |type_: &str, status: &str, reason: &str| {
-        json!({"type": type_, "status": status, "reason": reason, "message": format!("of {type_}"),
-            "lastTransitionTime": ago(150)})
-    };
-    let status = json!({
-        "observedGeneration": 1,
-        "conditions": [
-            condition("Ready", "True", "Applied"),
-            condition("BackupReady", "False", "Late"),
-            condition("BackupVerified", "Unknown", "Never"),
-            condition("CompactionHealthy", "True", "Succeeded"),
-        ],
-        "snapshots": {
-            "lastFull": {"name": "Full-1", "endRevision": 100, "time": ago(1441), "size": 1_048_576},
-            "lastDelta": {"name": "Incr-2", "startRevision": 101, "endRevision": 222, "time": ago(3)},
-            "accumulatedDeltaSize": 2048,
-            "accumulatedDeltaEvents": 122,
-        },
-        "restorableWindow": {"firstRevision": 7, "lastRevision": 222,
-            "firstTime": "2026-11-20T12:00:00Z", "lastTime": "2026-11-21T12:30:00Z"},
-        "lastCompaction": {"jobName": "main-compact-1", "trigger": "EventsThreshold", "fullRevision": 7,
-            "deltaRevision": 100, "state": "Failed", "reason": "NoSpace", "message": "full",
-            "completionTime": ago(60)},
-        "lastVerification": {"state": "Succeeded", "completionTime": ago(120), "revision": 200},
-        "activeJobs": ["main-full-1"],
-    });
-    let patch = Patch::Merge(json!({"status": status}));
-    let params = PatchParams::default();
-    let patched = cluster
-        .policies()
-        .patch_status("main", &params, &patch)
-        .await;
-    patched.unwrap();
-    let (code, all, stderr) = cluster.json(&["policy", "status"]);
-    assert_eq!(code, 0, "{stderr}");
-    schema.check(&all);
-    assert_eq!(all["policies"][0]["name"], "main");
-    let told = &all["policies"][0]["status"];
-    assert_eq!(told["snapshots"]["accumulatedDeltaEvents"], 122);
-    assert_eq!(told["conditions"][1]["reason"], "Late");
-    let (_, text, _) = cluster.run(&["policy", "status"]);
-    let rows: Vec<Vec<&str>> = text
-        .lines()
-        .map(|l| l.split_whitespace().collect())
-        .collect();
-    let shown = ["main", "True", "False", "Unknown", "True", "1d", "1m", "3m"];
-    assert_eq!(rows[1][..8], shown, "{text}");
-    assert!(rows[1].contains(&"122"), "{text}");
-    let window = "2026-11-20 12:00:00Z to 2026-11-21 12:30:00Z";
-    assert!(text.contains(window), "{text}");
-    assert_eq!(rows[2][..2], ["new", "-"]);
-    let (code, one, _) = cluster.json(&["policy", "status", "main"]);
-    assert_eq!((code, one["policies"].as_array().unwrap().len()), (0, 1));
-    let (_, text, _) = cluster.run(&["policy", "status", "main"]);
-    for said in [
-        "backup/main",
-        "s3://backups/main",
-        "BackupReady         False for 2h 30m [Late]: of BackupReady",
-        "last full           Full-1, to revision 100, 1.00 MiB, 1d 1m ago",
-        "Incr-2, to revision 222, 3m",
-        "122 events, 2.00 KiB",
-        "revisions 7 to 222, 2026-11-20 12:00:00Z to 2026-11-21 12:30:00Z",
-        "failed 1h",
-        "[NoSpace]: full; EventsThreshold",
-        "succeeded 2h",
-        "main-full-1",
-    ] {
-        assert!(text.contains(said), "{said}\n{text}");
-    }
-    let (_, text, _) = cluster.run(&["policy", "status", "new"]);
-    assert!(text.contains("not yet processed by a controller"), "{text}");
-    let (code, result, _) = cluster.json(&["policy", "status", "none"]);
-    assert_eq!((code, &result["reason"]), (64, &json!("Usage")));
-    schema.check(&result);
-    let (_, text, _) = cluster.run(&["policy", "status", "-A"]);
-    assert!(text.contains("backup/main"), "{text}");
 }

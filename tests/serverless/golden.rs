@@ -182,7 +182,6 @@ fn outputs_are_as_recorded() {
         ),
         ("store-check", "store check --store store", &kubernetes),
         ("status-empty", "status --store store", &empty),
-        ("policy-no-kubeconfig", "policy status", &nothing),
         ("no-store", "list", &nothing),
         ("unknown-flag", "list --stroe store", &nothing),
         ("missing-folder", "list --store store", &nothing),

@@ -18,7 +18,7 @@ use std::path::Path;
 fn schemas() -> Vec<&'static str> {
     let commands = COMMANDS.into_iter().filter(|c| *c != "snapshot");
     commands
-        .chain(["snapshot", "follow", "store-check", "task", "policy"])
+        .chain(["snapshot", "follow", "store-check", "task"])
         .collect()
 }
 

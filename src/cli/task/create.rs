@@ -12,6 +12,7 @@ use crate::controller::api::{
     OnDemandCompactionConfig, OnDemandSnapshotConfig, RestoreConfig, SecretRef, StoreSpec,
     StoreVolume, TaskConfig, TaskType, VerifyConfig, WaitForFinalSnapshot,
 };
+use crate::controller::jobs::LABEL_TASK;
 use crate::error::{Reason, Result};
 use crate::kubernetes::UserClient;
 use crate::ops::copy::plan::CopyLimits;
@@ -27,6 +28,10 @@ const MIN_WAIT: Duration = Duration::from_secs(1);
 const MAX_NAME_PART: usize = 36;
 
 /// Create a task and print its name
+///
+/// With --wait, the exit code is 0 if the task succeeded; that of its Job (docs/exit-codes.md) if it failed, or
+/// 143 if Kubernetes ended the Job; 75 if it was rejected because the same task is already waiting or running,
+/// or after --timeout, and 78 if it was rejected for another reason.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
@@ -70,7 +75,7 @@ struct CommonArgs {
     /// Delete the task this long after it has ended [default: 24h]
     #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     ttl: Option<Duration>,
-    /// Wait until the task has ended, like `deltafold task wait`
+    /// Wait until the task has ended
     #[arg(long, value_parser = yes_or_no)]
     wait: bool,
     /// With --wait: maximum time to wait; 0s: no limit
@@ -233,7 +238,7 @@ impl CreateType {
             status: None,
         };
         wait_for(cancel, async {
-            let client = common.cluster.client(false).await?;
+            let client = common.cluster.client().await?;
             check_policy(&client, &common.policy).await?;
             let tasks = client.api::<EtcdBackupTask>();
             let params = PostParams::default();
@@ -249,6 +254,11 @@ impl CreateType {
                 let task = wait_until_final(&client, &name, common.timeout).await?;
                 return print_task(&task, output);
             }
+            let (name, namespace) = (created.name_any(), client.namespace());
+            tracing::info!("watch it: kubectl get ebt {name} --namespace {namespace} --watch");
+            tracing::info!(
+                "its logs: kubectl logs --selector {LABEL_TASK}={name} --namespace {namespace} --tail -1"
+            );
             print_outcome(output, &TaskOutcome::of(&created), |o| {
                 format!("{}\n", o.name)
             })
@@ -266,7 +276,7 @@ async fn check_policy(client: &UserClient, name: &str) -> Result<()> {
     match client.ask("read the policy", policies.get_opt(name)).await {
         Ok(Some(_)) => Ok(()),
         Ok(None) => Err(Reason::Usage.error(format!(
-            "there is no EtcdBackupPolicy {name} in the namespace {}; `deltafold policy status` lists the policies",
+            "there is no EtcdBackupPolicy {name} in the namespace {}; `kubectl get ebp` lists the policies",
             client.namespace()
         ))),
         // A user who can create tasks may lack the permission to read policies.

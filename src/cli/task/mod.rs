@@ -1,24 +1,19 @@
-//! `deltafold task create|list|wait|logs`: their arguments, tasks as text, and the exit code of a task.
+//! `deltafold task create`: a task as text, waiting for it, and its exit code.
 //!
-//! The controller runs the tasks; these commands only talk to the API server.
+//! The controller runs the task; this command only talks to the API server.
 
 mod create;
-mod logs;
 
-use super::kubernetes::{ClusterArgs, age, table, wait_for};
 use super::text::Text;
 use super::{Ended, Output, print_outcome};
-use crate::base::flag_values::yes_or_no;
-use crate::base::{Cancel, duration};
+use crate::base::Cancel;
 use crate::controller::api::{EtcdBackupTask, TaskState, TaskType};
 use crate::error::{Error, Reason, Result};
 use crate::kubernetes::UserClient;
 use chrono::{DateTime, Utc};
-use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Subcommand};
 use futures::StreamExt;
 use kube::ResourceExt;
-use kube::api::ListParams;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, watch_object};
 use schemars::JsonSchema;
@@ -29,8 +24,8 @@ use std::time::Duration;
 /// Run a one-off task for a policy in Kubernetes
 ///
 /// A task is an EtcdBackupTask, which the controller runs. The tasks of a policy run one at a time, in the
-/// order of their creation. If the program is also installed as kubectl-deltafold, it is a kubectl plugin:
-/// kubectl deltafold task list.
+/// order of their creation. kubectl shows them: kubectl get etcdbackuptasks. If the program is also installed
+/// as kubectl-deltafold, it is a kubectl plugin: kubectl deltafold task create.
 #[derive(Debug, Args)]
 pub(super) struct TaskArgs {
     #[command(subcommand)]
@@ -40,44 +35,6 @@ pub(super) struct TaskArgs {
 #[derive(Debug, Subcommand)]
 enum TaskCommand {
     Create(Box<create::CreateArgs>),
-    List(ListArgs),
-    Wait(WaitArgs),
-    Logs(logs::LogsArgs),
-}
-
-/// List tasks, the oldest first
-#[derive(Debug, Args)]
-struct ListArgs {
-    /// Only list the tasks of this EtcdBackupPolicy
-    ///
-    /// DELTAFOLD_POLICY also sets --policy of `deltafold gc`, where it is a retention policy.
-    #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
-    policy: Option<String>,
-    /// List the tasks of all namespaces
-    #[arg(short = 'A', long, value_parser = yes_or_no)]
-    all_namespaces: bool,
-    #[command(flatten)]
-    cluster: ClusterArgs,
-}
-
-/// Wait until a task has ended
-///
-/// Exit codes: 0 if the task succeeded; the exit code of its Job (docs/exit-codes.md) if it failed, or 143 if
-/// Kubernetes ended the Job; 75 if it was rejected because the same task is already waiting or running, and
-/// 78 if it was rejected for another reason; 75 after --timeout.
-#[derive(Debug, Args)]
-#[command(after_long_help = "\
-Examples:
-  Wait up to an hour for a task:
-      deltafold task wait main-snapshot-x7k2p --timeout 1h")]
-struct WaitArgs {
-    /// Name of the task
-    name: String,
-    /// Maximum time to wait; 0s: no limit
-    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration::parse)]
-    timeout: Duration,
-    #[command(flatten)]
-    cluster: ClusterArgs,
 }
 
 /// A task. The fields are a contract.
@@ -117,13 +74,6 @@ struct TaskFailure {
     description: String,
     /// When the controller observed the error.
     observed_at: DateTime<Utc>,
-}
-
-/// A list of tasks.
-#[derive(Debug, JsonSchema, Serialize)]
-pub(super) struct TasksOutcome {
-    /// The tasks, the oldest first.
-    tasks: Vec<TaskOutcome>,
 }
 
 impl TaskOutcome {
@@ -200,9 +150,6 @@ impl TaskArgs {
     pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         match &self.command {
             TaskCommand::Create(args) => args.run(cancel, output),
-            TaskCommand::List(args) => args.run(cancel, output),
-            TaskCommand::Wait(args) => args.run(cancel, output),
-            TaskCommand::Logs(args) => args.run(cancel).map(|()| None),
         }
     }
 }
@@ -213,82 +160,10 @@ fn print_task(task: &EtcdBackupTask, output: Output) -> Ended {
     Ok(failure_of(task))
 }
 
-impl ListArgs {
-    fn run(&self, cancel: &Cancel, output: Output) -> Ended {
-        let mut tasks = wait_for(cancel, async {
-            let client = self.cluster.client(false).await?;
-            let api = match self.all_namespaces {
-                true => client.all::<EtcdBackupTask>(),
-                false => client.api(),
-            };
-            let params = ListParams::default();
-            client.ask("list the tasks", api.list(&params)).await
-        })?
-        .items;
-        tasks.retain(|t| self.policy.as_ref().is_none_or(|p| t.spec.policy == *p));
-        tasks.sort_by_key(|t| (created(t), t.namespace(), t.name_any()));
-        let tasks: Vec<TaskOutcome> = tasks.iter().map(TaskOutcome::of).collect();
-        let outcome = TasksOutcome { tasks };
-        print_outcome(output, &outcome, |o| o.to_text(self.all_namespaces))
-    }
-}
-
-impl TasksOutcome {
-    fn to_text(&self, with_namespace: bool) -> String {
-        if self.tasks.is_empty() {
-            return "no tasks\n".to_owned();
-        }
-        let now = Utc::now();
-        let header = ["NAME", "POLICY", "TYPE", "STATE", "ERROR", "AGE"];
-        let rows = self.tasks.iter().map(|t| t.row(with_namespace, now));
-        table(header, rows.collect())
-    }
-}
-
-impl TaskOutcome {
-    /// The row of the task in a list.
-    fn row(&self, with_namespace: bool, now: DateTime<Utc>) -> [String; 6] {
-        let name = match with_namespace {
-            true => format!("{}/{}", self.namespace, self.name),
-            false => self.name.clone(),
-        };
-        let error = self.errors.first().map(|e| e.code.clone());
-        [
-            name,
-            self.policy.clone(),
-            self.type_.as_str().to_owned(),
-            self.state.as_str().to_owned(),
-            error.unwrap_or_default(),
-            self.created.map_or(String::new(), |at| age(at, now)),
-        ]
-    }
-}
-
-impl WaitArgs {
-    fn run(&self, cancel: &Cancel, output: Output) -> Ended {
-        let task = wait_for(cancel, async {
-            let client = self.cluster.client(false).await?;
-            wait_until_final(&client, &self.name, self.timeout).await
-        })?;
-        print_task(&task, output)
-    }
-}
-
-fn watch_ended() -> Error {
-    Error::internal("a watch has ended")
-}
-
-fn no_task(client: &UserClient, name: &str) -> Error {
-    let namespace = client.namespace();
-    Reason::Usage.error(format!(
-        "there is no EtcdBackupTask {name} in the namespace {namespace}"
-    ))
-}
-
 /// Waits until the task has ended, and returns it. A `timeout` of zero is no timeout.
 ///
 /// # Errors
-/// `Usage` if there is no such task, `Conflict` if it is deleted before it ends, `PartlyDone` after the timeout.
+/// `Conflict` if it is deleted before it ends, `PartlyDone` after the timeout.
 async fn wait_until_final(
     client: &UserClient,
     name: &str,
@@ -309,12 +184,10 @@ async fn wait_until_final(
 
 async fn watch_until_final(client: &UserClient, name: &str) -> Result<EtcdBackupTask> {
     let mut tasks = pin!(watch_object(client.api::<EtcdBackupTask>(), name).default_backoff());
-    let mut exists = false;
     while let Some(task) = tasks.next().await {
         match task {
             Ok(Some(task)) if is_final(&task) => return Ok(task),
-            Ok(Some(_)) => exists = true,
-            Ok(None) if !exists => return Err(no_task(client, name)),
+            Ok(Some(_)) => {}
             Ok(None) => {
                 return Err(Reason::Conflict
                     .error(format!("the task {name} was deleted before it had ended")));
@@ -322,7 +195,7 @@ async fn watch_until_final(client: &UserClient, name: &str) -> Result<EtcdBackup
             Err(e) => retry_or_fail(client, "watch the task", &e)?,
         }
     }
-    Err(watch_ended())
+    Err(Error::internal("a watch has ended"))
 }
 
 /// Warns about an error that the watch retries itself. Returns all other errors.
