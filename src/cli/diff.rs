@@ -40,7 +40,7 @@ Marks in the list:
   ~  the key was changed
   -  the key was deleted
 
---output json prints one object: docs/diff-result.schema.json.")]
+--output json prints one object: deltafold schema diff.")]
 pub(super) struct DiffArgs {
     /// First point: a revision, or a time such as "yesterday 14:00"; see --time of `deltafold get`
     ///

@@ -29,7 +29,7 @@ Examples:
   Export the Secrets of a plain snapshot file:
       deltafold export --prefix /registry/secrets/ --snapshot snapshot.db
 
-The lines are the same with --output text and json: docs/export-result.schema.json. With --output json, a \
+The lines are the same with --output text and json: deltafold schema export. With --output json, a \
 failure is printed as the last line.")]
 pub(super) struct ExportArgs {
     /// Only export keys with this prefix

@@ -38,7 +38,7 @@ Examples:
       deltafold get my-key --raw --store /backups/etcd-main > value
 
 A KEY that does not exist is an error (KeyNotFound, exit code 66); a prefix without keys is not. --output json \
-prints one object: docs/get-result.schema.json.")]
+prints one object: deltafold schema get.")]
 pub(super) struct GetArgs {
     /// Key to show
     #[arg(

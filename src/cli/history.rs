@@ -33,7 +33,7 @@ Examples:
           --store s3://backups/etcd-main
 
 TIME is when the backup tool received the change. Versions that only a full snapshot has are shown without a \
-time. --output json prints one object: docs/history-result.schema.json.")]
+time. --output json prints one object: deltafold schema history.")]
 pub(super) struct HistoryArgs {
     /// Key to show
     #[arg(value_name = "KEY")]

@@ -116,6 +116,7 @@ enum Command {
     Task(task::TaskArgs),
     Manifests(manifests::ManifestsArgs),
     CopyProgram(copy_program::CopyProgramArgs),
+    Schema(schemas::SchemaArgs),
     Completions(completions::CompletionsArgs),
     Man(man::ManArgs),
 }
@@ -266,6 +267,7 @@ fn run(cli: Cli) -> Ended {
         Command::Task(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Manifests(args) => args.run(output).map(|()| None),
         Command::CopyProgram(args) => args.run().map(|()| None),
+        Command::Schema(args) => args.run().map(|()| None),
         Command::Completions(args) => args.run().map(|()| None),
         Command::Man(args) => args.run().map(|()| None),
     };

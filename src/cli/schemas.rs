@@ -1,10 +1,10 @@
-//! The JSON schemas in `docs/`, generated from the types that commands print.
-//!
-//! A test (`tests/serverless/schemas.rs`) compares them with the files, and writes the files on request.
+//! `deltafold schema`: the JSON schemas of results, made from the types that commands print.
 
+use super::print;
 use super::print::{Failure, codes};
 use super::task::TaskOutcome;
 use super::{diff, get, history};
+use crate::error::{Error, Result};
 use crate::ops::read::json::{KeyChange, KeyWithRecord, VersionJson};
 use crate::ops::report::Report;
 use crate::ops::{
@@ -12,6 +12,7 @@ use crate::ops::{
     verify,
 };
 use crate::telemetry::termination::Message;
+use clap::Args;
 use schemars::generate::{SchemaGenerator, SchemaSettings};
 use schemars::{JsonSchema, Schema};
 use serde_json::{Map, Value, json};
@@ -20,7 +21,33 @@ use serde_json::{Map, Value, json};
 /// reasons, which docs/exit-codes.md describes.
 const MAX_DESCRIBED_NAMES: usize = 20;
 
-/// Returns the schemas with their names: `docs/NAME.schema.json`.
+/// Print the JSON schema of a command's result
+///
+/// With --output json a command prints one JSON object on standard output; `export` prints one a line. The
+/// fields keep their names and meanings. A later version can add fields and values.
+#[derive(Debug, Args)]
+#[command(after_long_help = "\
+Examples:
+  Print the schema of `deltafold list --output json`:
+      deltafold schema list
+  Print that of the message with which a command ends in a Pod:
+      deltafold schema termination-message")]
+pub(super) struct SchemaArgs {
+    /// Command; `snapshot` stands for `snapshot full` and `snapshot delta`, `follow` for `snapshot follow`
+    #[arg(value_name = "COMMAND", value_parser = schemas().into_iter().map(|s| s.0).collect::<Vec<_>>())]
+    name: String,
+}
+
+impl SchemaArgs {
+    pub(super) fn run(&self) -> Result<()> {
+        let mut schemas = schemas().into_iter();
+        let schema = schemas.find(|(name, _)| *name == self.name);
+        let (_, schema) = schema.ok_or_else(|| Error::internal("no such schema"))?;
+        print(&format!("{schema:#}\n"))
+    }
+}
+
+/// Returns the schemas with the names by which `deltafold schema` knows them.
 pub fn schemas() -> Vec<(String, Value)> {
     vec![
         of("apply", |g| vec![report::<apply::Outcome>(g)]),
@@ -60,7 +87,7 @@ pub fn schemas() -> Vec<(String, Value)> {
 
 /// The schema of a command's output: one of `results`, or a failure.
 fn of(command: &str, results: impl FnOnce(&mut SchemaGenerator) -> Vec<Schema>) -> (String, Value) {
-    let name = format!("{command}-result");
+    let name = command;
     let settings = SchemaSettings::draft2020_12().for_serialize();
     let mut generator = settings.into_generator();
     let mut results = results(&mut generator);
@@ -78,7 +105,7 @@ fn of(command: &str, results: impl FnOnce(&mut SchemaGenerator) -> Vec<Schema>) 
     };
     let title = format!("Output of `deltafold {command} --output json`");
     let schema = json!({ "oneOf": results, "$defs": generator.take_definitions(true) });
-    document(&name, &title, format, schema)
+    document(name, &title, format, schema)
 }
 
 /// The schema of the termination message.

@@ -121,7 +121,7 @@ pub struct Skipped {
     pub message: String,
 }
 
-/// The result of `apply`. The fields are a contract: `docs/apply-result.schema.json`.
+/// The result of `apply`. The fields are a contract: `deltafold schema apply`.
 #[derive(Debug, Clone, Default, JsonSchema, Serialize)]
 pub struct Outcome {
     /// Whether all differences are written.

@@ -80,7 +80,7 @@ pub enum Status {
     NothingToDo,
 }
 
-/// The result of a compaction. The fields are a contract: `docs/compact-result.schema.json`.
+/// The result of a compaction. The fields are a contract: `deltafold schema compact`.
 #[derive(Debug, Clone, JsonSchema, Serialize)]
 pub struct Outcome {
     /// Whether anything was newer than the base.

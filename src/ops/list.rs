@@ -38,7 +38,7 @@ pub struct Options {
     pub all_tags: bool,
 }
 
-/// The result of `list`. The fields are a contract: `docs/list-result.schema.json`.
+/// The result of `list`. The fields are a contract: `deltafold schema list`.
 #[derive(Debug, Clone, JsonSchema, Serialize)]
 pub struct Outcome {
     /// The cluster whose backup it is, from the object `deltafold-identity.json`. null if there is no such

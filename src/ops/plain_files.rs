@@ -292,7 +292,7 @@ pub struct ListedFile {
     pub message: Option<String>,
 }
 
-/// The result of `list --snapshot`. The fields are a contract: `docs/list-result.schema.json`.
+/// The result of `list --snapshot`. The fields are a contract: `deltafold schema list`.
 #[derive(Debug, Clone, JsonSchema, Serialize)]
 pub struct Outcome {
     /// The file or folder that was listed.

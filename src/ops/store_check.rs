@@ -19,7 +19,7 @@ pub enum Status {
     Failed,
 }
 
-/// The result of a store check. The fields are a contract: `docs/store-check-result.schema.json`.
+/// The result of a store check. The fields are a contract: `deltafold schema store-check`.
 #[derive(Debug, Clone, JsonSchema, Serialize)]
 pub struct Outcome {
     /// Whether deltafold can work in the store.

@@ -22,7 +22,7 @@ const MAX_NAME: usize = 64;
 /// The end of a text that was cut.
 const ELLIPSIS: char = '…';
 
-/// How a command ended. The fields are a contract: `docs/termination-message.schema.json`.
+/// How a command ended. The fields are a contract: `deltafold schema termination-message`.
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Message {
     /// The command, such as `compact` or `snapshot full`. null if the command line does not begin with one.

@@ -1,7 +1,7 @@
 //! The book of docs/: mdBook builds it without a warning, and every link and anchor of its pages leads somewhere.
 
 use crate::support::manifests::path;
-use crate::support::{scratch, tools};
+use crate::support::{reference, scratch, tools};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Component, Path, PathBuf};
@@ -47,6 +47,7 @@ fn plain(path: &Path) -> PathBuf {
 
 #[test]
 fn the_book_builds_and_its_links_lead_somewhere() {
+    reference::write();
     let folder = scratch::folder().unwrap();
     let book = folder.path().join("book");
     let output = Command::new(tools::mdbook())

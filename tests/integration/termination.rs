@@ -35,7 +35,7 @@ struct Ended {
 
 impl Pod {
     fn new() -> Self {
-        let schema = Schema::named("termination-message");
+        let schema = Schema::of("termination-message");
         let folder = scratch::folder().unwrap();
         Pod { folder, schema }
     }

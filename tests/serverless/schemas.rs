@@ -1,9 +1,9 @@
-//! The JSON schemas in `docs/` match the program: they are made from its types, and every result and failure validates.
+//! Every result and failure is valid by the schema that `deltafold schema` prints.
 
 use super::documents::{COMMANDS, TEXT, run};
 use crate::support::gc_history::NEWEST_FULL;
 use crate::support::made_backups::{BASE, Bucket, LAST, T0};
-use crate::support::manifests::{path, read};
+use crate::support::manifests::read;
 use crate::support::pages;
 use crate::support::schema::Schema;
 use crate::support::scratch;
@@ -22,25 +22,15 @@ fn schemas() -> Vec<&'static str> {
         .collect()
 }
 
-/// `tests/generate` writes the files first.
 #[test]
-fn schemas_are_made_from_the_types() {
+fn each_schema_is_printed_by_its_name() {
     for (name, schema) in deltafold::cli::schemas() {
-        let file = format!("docs/{name}.schema.json");
-        let text = serde_json::to_string_pretty(&schema).unwrap() + "\n";
-        if crate::support::writes_generated() {
-            fs::write(path(&file), &text).unwrap();
-        }
-        let is_same = read(&file) == text;
-        assert!(
-            is_same,
-            "{file} is not as the types are: tests/generate writes it"
-        );
+        let (code, printed, stderr) = run(&["schema", &name]);
+        assert_eq!(code, 0, "{name}: {stderr}");
+        assert_eq!(serde_json::from_str::<Value>(&printed).unwrap(), schema);
     }
-}
-
-fn schema(name: &str) -> Value {
-    serde_json::from_str(&read(name)).unwrap_or_else(|e| panic!("{name}: {e}"))
+    let (code, _, stderr) = run(&["schema", "lst"]);
+    assert!(code == 64 && stderr.contains("'list'"), "{stderr}");
 }
 
 /// Every object with named fields describes them all, requires them all and allows no other.
@@ -75,8 +65,7 @@ fn schemas_describe_every_field() {
     }
     let real: Vec<&str> = Reason::ALL.iter().map(|r| r.as_str()).collect();
     for command in schemas() {
-        let name = &format!("docs/{command}-result.schema.json");
-        let schema = schema(name);
+        let (schema, name) = (Schema::json(command), command);
         check(&schema, name);
         let reasons = &schema["$defs"]["Reason"]["enum"];
         assert_eq!(*reasons, json!(real), "{name}");
@@ -415,8 +404,7 @@ fn results_of_collecting_garbage_are_as_documented() {
     assert_eq!(told("gc", &with(&["--apply"]), &gc), "Succeeded");
     assert_eq!(told("gc", &with(&["--apply"]), &gc), "NothingToDo");
     // Every reason is in the schema and in the documents.
-    let reasons =
-        &schema("docs/gc-result.schema.json")["$defs"]["Object"]["properties"]["reason"]["enum"];
+    let reasons = &Schema::json("gc")["$defs"]["Object"]["properties"]["reason"]["enum"];
     let reasons: Vec<&str> = reasons
         .as_array()
         .unwrap()

@@ -1,4 +1,4 @@
-//! Validates what commands print against the JSON schemas in `docs/`.
+//! Validates what commands print against the schemas that `deltafold schema` prints.
 
 use boon::{Compiler, SchemaIndex, Schemas};
 use serde_json::Value;
@@ -11,22 +11,15 @@ pub struct Schema {
 }
 
 impl Schema {
-    /// Returns the schema of a command's output.
-    pub fn of(command: &str) -> Self {
-        Self::named(&format!("{command}-result"))
-    }
-
-    /// Returns `docs/NAME.schema.json`, which must itself be a valid schema.
-    pub fn named(name: &str) -> Self {
+    /// Returns the schema that `deltafold schema NAME` prints, which must itself be a valid schema.
+    pub fn of(name: &str) -> Self {
         Self::compiled(name, Self::json(name))
     }
 
-    /// Reads `docs/NAME.schema.json`.
     pub fn json(name: &str) -> Value {
-        let name = format!("docs/{name}.schema.json");
-        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(&name);
-        let text = std::fs::read_to_string(path).unwrap_or_else(|e| panic!("{name}: {e}"));
-        serde_json::from_str(&text).unwrap_or_else(|e| panic!("{name}: {e}"))
+        let mut schemas = deltafold::cli::schemas().into_iter();
+        let schema = schemas.find(|(of, _)| of == name);
+        schema.unwrap_or_else(|| panic!("no schema {name}")).1
     }
 
     fn compiled(name: &str, json: Value) -> Self {
@@ -35,9 +28,9 @@ impl Schema {
         let (mut schemas, mut compiler) = (Schemas::new(), Compiler::new());
         compiler.enable_format_assertions();
         let added = compiler.add_resource(&location, json);
-        added.unwrap_or_else(|e| panic!("docs/{name}: {e}"));
+        added.unwrap_or_else(|e| panic!("{name}: {e}"));
         let index = compiler.compile(&location, &mut schemas);
-        let index = index.unwrap_or_else(|e| panic!("docs/{name}: {e:#}"));
+        let index = index.unwrap_or_else(|e| panic!("{name}: {e:#}"));
         Self {
             name,
             schemas,
@@ -53,7 +46,7 @@ impl Schema {
     #[track_caller]
     pub fn check(&self, value: &Value) {
         if let Err(error) = self.schemas.validate(value, self.index) {
-            panic!("not as docs/{} has it: {error:#}\n{value:#}", self.name);
+            panic!("not as {} has it: {error:#}\n{value:#}", self.name);
         }
     }
 }

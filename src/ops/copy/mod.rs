@@ -67,7 +67,7 @@ pub enum Status {
     Failed,
 }
 
-/// The result of a copy. The fields are a contract: `docs/copy-result.schema.json`.
+/// The result of a copy. The fields are a contract: `deltafold schema copy`.
 #[derive(Debug, Clone, Default, JsonSchema, Serialize)]
 pub struct Outcome {
     /// Whether anything was copied.

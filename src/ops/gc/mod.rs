@@ -249,7 +249,7 @@ pub struct DamagedFull {
     pub message: String,
 }
 
-/// The result of `gc`. The fields are a contract: `docs/gc-result.schema.json`.
+/// The result of `gc`. The fields are a contract: `deltafold schema gc`.
 #[derive(Debug, Clone, JsonSchema, Serialize)]
 pub struct Outcome {
     /// Whether anything was done.

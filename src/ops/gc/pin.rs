@@ -39,7 +39,7 @@ struct Pin {
     reason: Option<String>,
 }
 
-/// The result of `pin`. The fields are a contract: `docs/pin-result.schema.json`.
+/// The result of `pin`. The fields are a contract: `deltafold schema pin`.
 #[derive(Debug, Clone, JsonSchema, Serialize)]
 pub struct Outcome {
     /// Whether anything was changed.

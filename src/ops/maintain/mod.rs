@@ -94,7 +94,7 @@ pub enum Status {
     Failed,
 }
 
-/// The result of `maintain`. The fields are a contract: `docs/maintain-result.schema.json`.
+/// The result of `maintain`. The fields are a contract: `deltafold schema maintain`.
 #[derive(Debug, Clone, Default, JsonSchema, Serialize)]
 pub struct Outcome {
     /// Whether anything was done.

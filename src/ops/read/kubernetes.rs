@@ -15,7 +15,7 @@ const PREFIXES: [&str; 3] = ["/registry/", "/kubernetes.io/", "/openshift.io/"];
 /// The first bytes of an object in protobuf.
 const PROTOBUF: &[u8] = b"k8s\0";
 
-/// An object of an API server. The fields are a contract: `docs/get-result.schema.json`.
+/// An object of an API server. The fields are a contract: `deltafold schema get`.
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct Object<'a> {
     /// The API version, such as `apps/v1`; null if the value does not tell (deleted, encrypted).

@@ -24,7 +24,7 @@ pub enum CandidateStatus {
     Excluded,
 }
 
-/// A candidate in the report. The fields are a contract: `docs/restore-result.schema.json`.
+/// A candidate in the report. The fields are a contract: `deltafold schema restore`.
 #[derive(Debug, Clone, JsonSchema, Serialize)]
 #[schemars(rename = "Told", extend("oneOf" = [
     {"properties": {

@@ -59,7 +59,7 @@ pub struct Member {
     pub members: Vec<String>,
 }
 
-/// The result of a restore. The fields are a contract: `docs/restore-result.schema.json`.
+/// The result of a restore. The fields are a contract: `deltafold schema restore`.
 #[derive(Debug, Clone, Default, JsonSchema, Serialize)]
 pub struct Outcome {
     /// Whether something was restored.

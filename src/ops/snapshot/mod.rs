@@ -192,7 +192,7 @@ pub struct Hole {
 }
 
 /// The result of `snapshot full` and `snapshot delta`. The fields are a contract:
-/// `docs/snapshot-result.schema.json`.
+/// `deltafold schema snapshot`.
 #[derive(Debug, Clone, JsonSchema, Serialize)]
 pub struct Outcome {
     /// Whether anything was saved.

@@ -32,7 +32,7 @@ const VERIFY: &str = "`deltafold verify`";
 /// The time over which growth is averaged.
 const GROWTH_DAYS: i64 = 7;
 
-/// The result of `status`. The fields are a contract: `docs/status-result.schema.json`.
+/// The result of `status`. The fields are a contract: `deltafold schema status`.
 #[derive(Debug, Clone, JsonSchema, Serialize)]
 #[schemars(rename = "StatusOutcome")]
 pub struct Outcome {

@@ -38,7 +38,7 @@ pub enum Status {
     Equal,
 }
 
-/// The result of a comparison. The fields are a contract: `docs/verify-result.schema.json`.
+/// The result of a comparison. The fields are a contract: `deltafold schema verify`.
 #[derive(Debug, Clone, JsonSchema, Serialize)]
 pub struct Outcome {
     /// Always `Equal`.

@@ -68,7 +68,7 @@ pub struct ExpectedState {
     pub compact_revision: Revision,
 }
 
-/// The result of a drill. A part of `docs/verify-result.schema.json`.
+/// The result of a drill. A part of `deltafold schema verify`.
 #[derive(Debug, JsonSchema, Serialize)]
 pub struct Outcome {
     /// The timeline's ID.

@@ -52,7 +52,7 @@ pub struct VerifiedFile {
     pub has_checksum: Option<bool>,
 }
 
-/// The result of `verify --snapshot`. The fields are a contract: `docs/verify-result.schema.json`.
+/// The result of `verify --snapshot`. The fields are a contract: `deltafold schema verify`.
 #[derive(Debug, JsonSchema, Serialize)]
 #[schemars(rename = "PlainOutcome")]
 pub struct Outcome {

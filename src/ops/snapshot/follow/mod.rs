@@ -97,7 +97,7 @@ pub enum Status {
     Succeeded,
 }
 
-/// The result of `snapshot follow`. The fields are a contract: `docs/follow-result.schema.json`.
+/// The result of `snapshot follow`. The fields are a contract: `deltafold schema follow`.
 #[derive(Debug, Clone, Default, JsonSchema, Serialize)]
 pub struct Outcome {
     /// Always `Succeeded`.

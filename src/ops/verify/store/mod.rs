@@ -124,7 +124,7 @@ pub struct NewestState {
     pub snapshot_age_seconds: f64,
 }
 
-/// The result of a verification. The fields are a contract: `docs/verify-result.schema.json`.
+/// The result of a verification. The fields are a contract: `deltafold schema verify`.
 #[derive(Debug, JsonSchema, Serialize)]
 pub struct Outcome {
     /// Whether the backup is good.
