@@ -17,12 +17,10 @@ use tokio::runtime::Handle;
 ///
 /// Watches EtcdBackupPolicies, EtcdBackupTasks and snapshot Leases, and creates the CronJobs and Jobs for
 /// them. The Jobs read snapshots and connect to etcd; the controller does neither. Several replicas elect a
-/// leader.
+/// leader. jobs/install.yaml and the Helm chart install it with its resource definitions and rights.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
-  Install it in a cluster, with its resource definitions and RBAC:
-      deltafold manifests install | kubectl apply --server-side -f -
   Run it on your own machine with KUBECONFIG, for one namespace:
       deltafold controller --namespace default --leader-elect false --job-image deltafold:dev
 

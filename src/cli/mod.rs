@@ -24,7 +24,6 @@ mod leases;
 mod list;
 mod maintain;
 mod man;
-mod manifests;
 mod metrics;
 mod parse;
 mod pin;
@@ -114,7 +113,6 @@ enum Command {
     Pin(pin::PinArgs),
     Controller(controller::ControllerArgs),
     Task(task::TaskArgs),
-    Manifests(manifests::ManifestsArgs),
     CopyProgram(copy_program::CopyProgramArgs),
     Schema(schemas::SchemaArgs),
     Completions(completions::CompletionsArgs),
@@ -265,7 +263,6 @@ fn run(cli: Cli) -> Ended {
         Command::Pin(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Controller(args) => with_signals(|cancel| args.run(cancel)).map(|()| None),
         Command::Task(args) => with_signals(|cancel| args.run(cancel, output)),
-        Command::Manifests(args) => args.run(output).map(|()| None),
         Command::CopyProgram(args) => args.run().map(|()| None),
         Command::Schema(args) => args.run().map(|()| None),
         Command::Completions(args) => args.run().map(|()| None),

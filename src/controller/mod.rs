@@ -14,7 +14,6 @@
 pub mod api;
 mod apply;
 pub mod jobs;
-pub mod manifests;
 mod metrics;
 mod names;
 pub mod observe;

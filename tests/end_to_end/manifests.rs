@@ -1,19 +1,19 @@
-//! A real API server accepts what `deltafold manifests` prints, and the Helm chart renders the same.
+//! The Helm chart is the source of the installation: what it renders, and that a real API server accepts it.
 
+use crate::support::chart::{self, NAMESPACE};
 use crate::support::etcd::Etcd;
 use crate::support::kube::{Apiserver, TOKEN};
-use crate::support::manifests::{documents, kind, name, path, printed, read};
+use crate::support::manifests::{documents, kind, name, path, read};
 use crate::support::scratch;
-use crate::support::tools::{self, EtcdVersion};
+use crate::support::tools::EtcdVersion;
 use deltafold::controller::api::crds;
 use deltafold::controller::jobs::{Allowed, Settings};
-use deltafold::controller::manifests;
 use kube::api::{Api, DynamicObject, Patch, PatchParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::core::{ApiResource, GroupVersionKind};
 use kube::{Client, Config};
 use serde_json::{Value, json};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
@@ -21,139 +21,42 @@ use tempfile::TempDir;
 pub const SPACE: &str = "backup";
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The chart has no image of its own: this is the default of `manifests install`. Later values win.
-const IMAGE: &str = "image.repository=deltafold";
-
-fn helm(args: &[&str]) -> Vec<Value> {
-    helm_template(&[&["--set", IMAGE], args].concat()).unwrap()
-}
-
-/// Renders the chart, or returns why Helm refuses it.
-fn helm_template(args: &[&str]) -> Result<Vec<Value>, String> {
-    let chart = path("jobs/helm/deltafold");
-    let home = scratch::folder().unwrap();
-    let mut command = std::process::Command::new(tools::helm());
-    tools::forget_env(&mut command, &["HELM_", "KUBE"]);
-    let out = command
-        .env("HOME", home.path())
-        .args(["template", "deltafold"])
-        .arg(chart)
-        .args(["--namespace", manifests::NAMESPACE, "--include-crds"])
-        .args(["--kube-version", "1.36.3"])
-        .args(args)
-        .output()
-        .unwrap();
-    if !out.status.success() {
-        return Err(String::from_utf8_lossy(&out.stderr).into_owned());
-    }
-    // Helm's output begins with a separator, and a comment before each document names its template.
-    let text = String::from_utf8(out.stdout).unwrap();
-    Ok(documents(text.trim_start_matches("---\n")))
-}
-
 /// A default that cannot be pulled would end in ImagePullBackOff, minutes later and somewhere else.
 #[test]
 fn the_chart_asks_for_an_image() {
-    let refusal = helm_template(&[]).unwrap_err();
+    let refusal = chart::render(NAMESPACE, &[]).unwrap_err();
     assert!(
         refusal.contains("image.repository: name the image"),
         "{refusal}"
     );
     // Jobs may use another image; the controller still needs one.
-    let refusal = helm_template(&["--set", "jobImage=registry/jobs:7"]).unwrap_err();
+    let refusal = chart::render(NAMESPACE, &["--set", "jobImage=registry/jobs:7"]).unwrap_err();
     assert!(refusal.contains("image.repository"), "{refusal}");
 }
 
-/// Returns the objects by kind, namespace and name.
-fn sorted(objects: Vec<Value>) -> BTreeMap<[String; 3], Value> {
-    let key = |o: &Value| {
-        let namespace = o["metadata"]["namespace"].as_str().unwrap_or_default();
-        [kind(o), namespace, name(o)].map(str::to_owned)
-    };
-    let count = objects.len();
-    let sorted: BTreeMap<_, _> = objects.into_iter().map(|o| (key(&o), o)).collect();
-    assert_eq!(sorted.len(), count, "one of them is there twice");
-    sorted
-}
-
-/// Flags of `manifests install`, and the values of the chart with the same effect.
-const CHOICES: [(&[&str], &[&str]); 5] = [
-    (&[], &[]),
-    (
-        &["--watch-namespace", "one", "--watch-namespace", "two"],
-        &["watchNamespaces={one,two}"],
-    ),
-    (
-        &[
-            "--image",
-            "registry/x:7",
-            "--aggregate-roles",
-            "--api-server-port",
-            "16443",
-        ],
-        &[
-            "image.repository=registry/x",
-            "image.tag=7",
-            "aggregateRoles=true",
-            "apiServerPorts={16443}",
-        ],
-    ),
-    (
-        &[
-            "--allowed-image-prefix",
-            "registry.example/team",
-            "--allowed-image-prefix",
-            "x/",
-            "--allow-root",
-            "--allow-tolerations",
-        ],
-        &[
-            "allow.imagePrefixes={registry.example/team,x/}",
-            "allow.root=true",
-            "allow.tolerations=true",
-        ],
-    ),
-    (
-        &[
-            "--allow-host-path",
-            "--allow-host-network",
-            "--allow-service-account",
-            "--allow-root",
-            "--allow-priority-class",
-            "--watch-namespace",
-            "one",
-        ],
-        &[
-            "allow.hostPath=true",
-            "allow.hostNetwork=true",
-            "allow.serviceAccount=true",
-            "allow.root=true",
-            "allow.priorityClass=true",
-            "watchNamespaces={one}",
-        ],
-    ),
-];
-
 #[test]
-fn the_chart_makes_the_same_objects() {
-    for (flags, values) in CHOICES {
-        let mut wanted = sorted(documents(&printed(&[&["install"], flags].concat())));
-        // Helm creates it with --create-namespace.
-        let namespace = ["Namespace", "", manifests::NAMESPACE].map(str::to_owned);
-        assert!(wanted.remove(&namespace).is_some());
-        let values = values.iter().flat_map(|value| ["--set", value]);
-        let made = sorted(helm(&values.collect::<Vec<_>>()));
-        let names = |m: &BTreeMap<_, _>| m.keys().cloned().collect::<Vec<[String; 3]>>();
-        assert_eq!(names(&made), names(&wanted), "{flags:?}");
-        for (key, object) in &wanted {
-            assert_eq!(&made[key], object, "{flags:?} {key:?}");
-        }
+fn the_file_is_the_rendering_of_the_chart() {
+    let (file, text) = ("jobs/install.yaml", chart::install_yaml());
+    if crate::support::writes_generated() {
+        std::fs::write(path(file), &text).unwrap();
+    }
+    assert!(
+        text == read(file),
+        "{file} is out of step: tests/generate writes it"
+    );
+    // The documented line of sed replaces one image everywhere, and the rest is as of the chart.
+    let image = concat!("deltafold:", env!("CARGO_PKG_VERSION"));
+    let replaced = documents(&text.replace(image, "registry.example/x:7"));
+    let rendered = chart::objects(&["image.repository=registry.example/x", "image.tag=7"]);
+    assert_eq!(replaced[1..].len(), rendered.len());
+    for object in rendered {
+        assert!(replaced.contains(&object), "{object:#}");
     }
 }
 
 #[test]
 fn every_value_of_the_chart_has_an_effect() {
-    let plain = helm(&[]);
+    let plain = chart::objects(&[]);
     let changes = [
         "image.repository=registry/x",
         "image.tag=7",
@@ -185,7 +88,7 @@ fn every_value_of_the_chart_has_an_effect() {
     ];
     let mut seen = BTreeSet::new();
     for change in changes {
-        let made = helm(&["--set", change]);
+        let made = chart::objects(&[change]);
         assert_ne!(made, plain, "{change}");
         let key = change.split(['=', '.', '[']).next().unwrap();
         seen.insert(key.to_owned());
@@ -202,12 +105,9 @@ fn every_value_of_the_chart_has_an_effect() {
 
 #[test]
 fn the_chart_has_a_service_monitor_and_rules_for_the_prometheus_operator() {
-    let made = helm(&[
-        "--set",
+    let made = chart::objects(&[
         "metrics.serviceMonitor.enabled=true,metrics.prometheusRule.enabled=true",
-        "--set",
         "metrics.serviceMonitor.interval=20s,metrics.serviceMonitor.labels.release=a",
-        "--set",
         "metrics.prometheusRule.labels.release=b",
     ]);
     let of = |wanted: &str| made.iter().find(|o| kind(o) == wanted).unwrap();
@@ -230,14 +130,141 @@ fn the_chart_has_a_service_monitor_and_rules_for_the_prometheus_operator() {
     let alerts: Value = yaml_serde::from_str(&read("jobs/alerts-controller.yaml")).unwrap();
     assert_eq!(rule["spec"], alerts);
 
-    let refusal = helm_template(&[
-        "--set",
-        IMAGE,
-        "--set",
-        "metricsService=false,metrics.serviceMonitor.enabled=true",
-    ]);
+    let values = "metricsService=false,metrics.serviceMonitor.enabled=true";
+    let refusal = chart::render(NAMESPACE, &["--set", chart::IMAGE, "--set", values]);
     let refusal = refusal.unwrap_err();
     assert!(refusal.contains("metricsService: true"), "{refusal}");
+}
+
+fn args_of(objects: &[Value], kind_: &str) -> Vec<String> {
+    let object = objects.iter().find(|o| kind(o) == kind_).unwrap();
+    let container = &object["spec"]["template"]["spec"]["containers"][0];
+    serde_json::from_value(container["args"].clone()).unwrap()
+}
+
+#[test]
+fn what_is_allowed_is_said_to_the_controller_and_to_the_api_server() {
+    let flags = [
+        ("--allow-host-path", "allow.hostPath=true"),
+        ("--allow-host-network", "allow.hostNetwork=true"),
+        ("--allow-service-account", "allow.serviceAccount=true"),
+        ("--allow-root", "allow.root=true"),
+        ("--allow-tolerations", "allow.tolerations=true"),
+        ("--allow-priority-class", "allow.priorityClass=true"),
+    ];
+    let admission = |objects: &[Value]| -> Vec<Value> {
+        let policies = objects
+            .iter()
+            .filter(|o| kind(o) == "ValidatingAdmissionPolicy");
+        let all = policies.flat_map(|o| o["spec"]["validations"].as_array().unwrap());
+        all.cloned().collect()
+    };
+    let strict = chart::objects(&[]);
+    let all = admission(&strict).len();
+    let mut fewer = 0;
+    for (flag, value) in flags {
+        let objects = chart::objects(&[value]);
+        let args = args_of(&objects, "Deployment");
+        assert_eq!(args.iter().filter(|a| *a == flag).count(), 1);
+        deltafold::cli::check(&args).unwrap();
+        let validations = admission(&objects);
+        // The message of a rule names its flag.
+        assert!(!json!(validations).to_string().contains(flag), "{flag}");
+        assert!(
+            json!(admission(&strict)).to_string().contains(flag),
+            "{flag}"
+        );
+        fewer += all - validations.len();
+    }
+    // Every rule except the two about images.
+    assert_eq!(fewer, all - 2);
+    let lax = chart::objects(&flags.map(|f| f.1));
+    assert_eq!(admission(&lax).len(), 2);
+    let objects = chart::objects(&["allow.imagePrefixes={a.example/b,c.example}"]);
+    let args = args_of(&objects, "Deployment").join(" ");
+    let wanted = "--allowed-image-prefix a.example/b --allowed-image-prefix c.example";
+    assert!(args.ends_with(wanted), "{args}");
+}
+
+/// Returns all verbs that rules grant on a resource.
+fn verbs(rules: &Value, resource: &str) -> Vec<String> {
+    let rules = rules.as_array().unwrap().iter();
+    let of_it = rules.filter(|r| {
+        json!(r["resources"])
+            .as_array()
+            .unwrap()
+            .contains(&json!(resource))
+    });
+    let verbs = of_it.flat_map(|r| r["verbs"].as_array().unwrap());
+    verbs.map(|v| v.as_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn nobody_has_rights_on_secrets_or_to_escalate() {
+    for values in [&[][..], &["watchNamespaces={a,b}"]] {
+        for object in chart::objects(values) {
+            let rules = match &object["rules"] {
+                Value::Null => continue,
+                rules => rules,
+            };
+            for resource in [
+                "secrets",
+                "roles",
+                "*",
+                "pods/exec",
+                "serviceaccounts/token",
+            ] {
+                assert_eq!(verbs(rules, resource), Vec::<String>::new(), "{object:#}");
+            }
+            for rule in rules.as_array().unwrap() {
+                let verbs = rule["verbs"].as_array().unwrap();
+                for verb in ["*", "escalate", "impersonate"] {
+                    assert!(!verbs.contains(&json!(verb)), "{rule}");
+                }
+                if verbs.contains(&json!("bind")) {
+                    assert_eq!(rule["resourceNames"], json!(["deltafold-jobs"]));
+                    assert!(values.is_empty());
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn for_named_namespaces_nothing_is_bound_in_the_whole_cluster() {
+    let objects = chart::objects_in("own", &["watchNamespaces={a,b}"]);
+    let of =
+        |wanted: &str| -> Vec<&Value> { objects.iter().filter(|o| kind(o) == wanted).collect() };
+    assert!(of("ClusterRoleBinding").is_empty());
+    let made = |kind_: &str, namespace: &str| -> Vec<&str> {
+        let there = of(kind_)
+            .into_iter()
+            .filter(|o| o["metadata"]["namespace"] == namespace);
+        let mut names: Vec<&str> = there.map(name).collect();
+        names.sort_unstable();
+        names
+    };
+    for namespace in ["a", "b"] {
+        assert_eq!(made("Role", namespace), ["deltafold-controller"]);
+        assert_eq!(
+            made("RoleBinding", namespace),
+            ["deltafold-controller", "deltafold-jobs"]
+        );
+        assert_eq!(made("ServiceAccount", namespace), ["deltafold-jobs"]);
+        assert_eq!(made("NetworkPolicy", namespace), ["deltafold-jobs"]);
+    }
+    assert_eq!(made("Role", "own"), ["deltafold-controller-leader"]);
+    for role in of("Role") {
+        for resource in ["serviceaccounts", "rolebindings"] {
+            assert!(verbs(&role["rules"], resource).is_empty(), "{role:#}");
+        }
+    }
+    let args = args_of(&objects, "Deployment").join(" ");
+    assert!(args.contains("--namespace a --namespace b"), "{args}");
+    for binding in of("ValidatingAdmissionPolicyBinding") {
+        let selector = &binding["spec"]["matchResources"]["namespaceSelector"];
+        assert_eq!(selector["matchExpressions"][0]["values"], json!(["a", "b"]));
+    }
 }
 
 /// A real API server and a client of the kube crate.
@@ -277,7 +304,7 @@ impl Cluster {
 
     /// Applies all CRDs and waits until they are served.
     pub async fn define(&self) {
-        for crd in documents(&printed(&["crds"])) {
+        for crd in chart::crds() {
             self.apply(&crd).await.unwrap();
             self.wait_established(&crd).await;
         }
@@ -332,13 +359,26 @@ pub fn api(client: &Client, object: &Value) -> Api<DynamicObject> {
     }
 }
 
+/// Returns the objects of jobs/samples.
+fn samples() -> Vec<Value> {
+    let files = std::fs::read_dir(path("jobs/samples")).unwrap();
+    let texts = files.map(|f| std::fs::read_to_string(f.unwrap().path()).unwrap());
+    let mut samples: Vec<Value> = texts.flat_map(|text| documents(&text)).collect();
+    // Policies come before their tasks.
+    samples.sort_by_key(|s| kind(s) == "EtcdBackupTask");
+    samples
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_api_server_takes_all_of_it() {
     let cluster = Cluster::start().await;
     let mut objects = 0;
     // One of the samples names a ServiceAccount.
-    let args = ["install", "--allow-service-account"];
-    for object in documents(&printed(&args)) {
+    let values = ["allow.serviceAccount=true"];
+    let namespace =
+        json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}});
+    cluster.apply(&namespace).await.unwrap();
+    for object in chart::objects(&values) {
         let applied = cluster.apply(&object).await;
         applied.unwrap_or_else(|e| panic!("{} {}: {e}", kind(&object), name(&object)));
         if kind(&object) == "CustomResourceDefinition" {
@@ -346,9 +386,9 @@ async fn an_api_server_takes_all_of_it() {
         }
         objects += 1;
     }
-    assert_eq!(objects, 19);
+    assert_eq!(objects, 18);
     // Applying it again succeeds and changes nothing.
-    for object in documents(&printed(&args)) {
+    for object in chart::objects(&values) {
         let before = cluster.api(&object).get(name(&object)).await.unwrap();
         let after = cluster.apply(&object).await.unwrap();
         assert_eq!(
@@ -356,8 +396,9 @@ async fn an_api_server_takes_all_of_it() {
             "{object}"
         );
     }
-    let mut samples = 0;
-    for object in documents(&printed(&["samples"])) {
+    let samples = samples();
+    assert_eq!(samples.len(), 10);
+    for object in samples {
         let applied = cluster.apply(&object).await;
         let applied = applied.unwrap_or_else(|e| panic!("{}: {e}", name(&object)));
         assert!(applied.metadata.uid.is_some());
@@ -366,7 +407,7 @@ async fn an_api_server_takes_all_of_it() {
             let policy = serde_json::from_value(json!(applied)).unwrap();
             let problems = deltafold::controller::jobs::problems(&policy);
             assert_eq!(problems, Vec::<String>::new(), "{}", name(&object));
-            let settings = Settings::new(manifests::IMAGE);
+            let settings = Settings::new("deltafold:1");
             let forbidden = Allowed::default().problems(&policy, &settings);
             assert_eq!(
                 forbidden.is_empty(),
@@ -374,9 +415,7 @@ async fn an_api_server_takes_all_of_it() {
                 "{forbidden:?}"
             );
         }
-        samples += 1;
     }
-    assert_eq!(samples, 10);
     // The namespace can be read.
     let view = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SPACE}});
     assert!(cluster.api(&view).get(SPACE).await.is_ok());

@@ -1,10 +1,10 @@
 //! The rights in the manifests suffice for what the controller does and allow nothing else, and admission policies refuse what the controller refuses.
 
 use super::manifests::{Cluster, PATIENCE, SPACE, api, client};
-use crate::support::manifests::{documents, kind, name, printed};
+use crate::support::chart::{self, CONTROLLER, NAMESPACE};
+use crate::support::manifests::{kind, name};
 use crate::support::scratch;
 use deltafold::controller::jobs::{Allowed, Settings};
-use deltafold::controller::manifests;
 use kube::Client;
 use kube::api::{Api, DynamicObject, Patch, PatchParams, PostParams};
 use kube::core::{ApiResource, GroupVersionKind};
@@ -113,8 +113,10 @@ const NOT_NEEDED: [(&str, &str, &str); 17] = [
     ("get", "", "configmaps"),
 ];
 
-async fn install(cluster: &Cluster, args: &[&str]) {
-    for object in documents(&printed(args)) {
+async fn install(cluster: &Cluster, namespace: &str, values: &[&str]) {
+    let own = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}});
+    cluster.apply(&own).await.unwrap();
+    for object in chart::objects_in(namespace, values) {
         let applied = cluster.apply(&object).await;
         applied.unwrap_or_else(|e| panic!("{} {}: {e}", kind(&object), name(&object)));
         if kind(&object) == "CustomResourceDefinition" {
@@ -127,14 +129,14 @@ async fn install(cluster: &Cluster, args: &[&str]) {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_controllers_rights_are_what_it_needs() {
     let cluster = Cluster::start().await;
-    install(&cluster, &["install"]).await;
-    let own = Rights::of(&cluster, manifests::NAMESPACE, manifests::CONTROLLER).await;
+    install(&cluster, NAMESPACE, &[]).await;
+    let own = Rights::of(&cluster, NAMESPACE, CONTROLLER).await;
     own.check(SPACE, &NEEDED, true).await;
     own.check("", &NEEDED, true).await;
     own.check(SPACE, &NOT_NEEDED, false).await;
     let lease = "leases:deltafold-controller";
     let leader = [("get create patch", "coordination.k8s.io", lease)];
-    own.check(manifests::NAMESPACE, &leader, true).await;
+    own.check(NAMESPACE, &leader, true).await;
     let others = [("patch", "coordination.k8s.io", lease)];
     own.check(SPACE, &others, false).await;
     let events = [("create patch", "events.k8s.io", "events")];
@@ -190,17 +192,11 @@ async fn the_controllers_rights_are_what_it_needs() {
 async fn in_named_namespaces_it_has_rights_there_alone() {
     let cluster = Cluster::start().await;
     cluster.server.create_namespace("second").await;
-    let named = [
-        "install",
-        "--watch-namespace",
-        SPACE,
-        "--watch-namespace",
-        "second",
-    ];
-    install(&cluster, &named).await;
+    let named = &format!("watchNamespaces={{{SPACE},second}}");
+    install(&cluster, NAMESPACE, &[named]).await;
     // Applying it again succeeds.
-    install(&cluster, &named).await;
-    let own = Rights::of(&cluster, manifests::NAMESPACE, manifests::CONTROLLER).await;
+    install(&cluster, NAMESPACE, &[named]).await;
+    let own = Rights::of(&cluster, NAMESPACE, CONTROLLER).await;
     for namespace in [SPACE, "second"] {
         own.check(namespace, &NEEDED, true).await;
         own.check(namespace, &NOT_NEEDED, false).await;
@@ -220,9 +216,9 @@ async fn in_named_namespaces_it_has_rights_there_alone() {
     own.check("", &bind, false).await;
     let lease = "leases:deltafold-controller";
     let leader = [("get create patch", "coordination.k8s.io", lease)];
-    own.check(manifests::NAMESPACE, &leader, true).await;
+    own.check(NAMESPACE, &leader, true).await;
     let elsewhere = [("list watch", "coordination.k8s.io", "leases")];
-    own.check(manifests::NAMESPACE, &elsewhere, false).await;
+    own.check(NAMESPACE, &elsewhere, false).await;
 }
 
 fn policy_in(namespace: &str, name: &str, spec: Value) -> Value {
@@ -249,36 +245,23 @@ async fn the_api_server_refuses_what_the_flags_do_not_allow() {
     // It existed before.
     let mut old = policy_in("strict", "old", json!({"store": on_node}));
     cluster.apply(&old).await.unwrap();
+    let own = ["image.repository=own", "image.tag=1"];
     install(
         &cluster,
-        &[
-            "install",
-            "-n",
-            "one",
-            "--image",
-            "own:1",
-            "--watch-namespace",
-            "strict",
-        ],
+        "one",
+        &[&own[..], &["watchNamespaces={strict}"]].concat(),
     )
     .await;
     let lax = [
-        "install",
-        "-n",
-        "two",
-        "--image",
-        "own:1",
-        "--watch-namespace",
-        "lax",
-        "--allow-host-path",
-        "--allow-host-network",
-        "--allow-service-account",
-        "--allow-root",
-        "--allow-tolerations",
-        "--allowed-image-prefix",
-        "registry.example/team,a.example/",
+        "watchNamespaces={lax}",
+        "allow.hostPath=true",
+        "allow.hostNetwork=true",
+        "allow.serviceAccount=true",
+        "allow.root=true",
+        "allow.tolerations=true",
+        "allow.imagePrefixes={registry.example/team,a.example/}",
     ];
-    install(&cluster, &lax).await;
+    install(&cluster, "two", &[&own[..], &lax].concat()).await;
     let lax = Allowed {
         allow_host_path: true,
         allow_host_network: true,

@@ -418,7 +418,6 @@ fn variables_with_two_meanings_are_explained() {
     for (command, variable) in [
         ("gc", "DELTAFOLD_POLICY"),
         ("task create snapshot", "DELTAFOLD_POLICY"),
-        ("manifests install", "DELTAFOLD_NAMESPACE"),
         ("controller", "DELTAFOLD_NAMESPACE"),
         ("task create snapshot", "DELTAFOLD_NAMESPACE"),
         ("diff", "DELTAFOLD_FROM"),

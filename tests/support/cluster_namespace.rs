@@ -1,6 +1,7 @@
 //! A namespace on a real Kubernetes cluster with kubelet and containerd: an etcd with TLS, a MinIO on this machine, a
 //! policy. Used by the group `cluster` of `tests/end-to-end`.
 
+use super::chart;
 use super::etcd::Signal;
 use super::minio::Minio;
 use super::scratch;
@@ -109,23 +110,20 @@ pub fn wait<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// Runs `deltafold manifests install
-/// kubectl apply` with the image of the tests.
+/// Installs the chart with the image of the tests.
 pub fn install() {
     static DONE: OnceLock<()> = OnceLock::new();
     DONE.get_or_init(|| {
-        let mut command = deltafold();
-        command.args([
-            "manifests",
-            "install",
-            "--image",
-            &setting("IN_CLUSTER_IMAGE"),
-            "--allowed-image-prefix",
-            "deltafold.test/etcd",
+        let image = setting("IN_CLUSTER_IMAGE");
+        let (repository, tag) = image.rsplit_once(':').expect("an image with a tag");
+        let objects = chart::objects(&[
+            &format!("image.repository={repository}"),
+            &format!("image.tag={tag}"),
+            "allow.imagePrefixes={deltafold.test/etcd}",
         ]);
-        let output = command.output().unwrap();
-        assert!(output.status.success(), "{}", text(&output.stderr));
-        apply(&text(&output.stdout));
+        let namespace =
+            json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SYSTEM}});
+        apply_all(&[&[namespace], &objects[..]].concat());
         controller_is_there();
     });
 }

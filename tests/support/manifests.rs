@@ -1,4 +1,4 @@
-//! The output of `deltafold manifests`, and the files of the repository that it is compared with.
+//! Files of the repository, and Kubernetes objects.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,15 +12,6 @@ pub fn path(name: &str) -> PathBuf {
 
 pub fn read(name: &str) -> String {
     fs::read_to_string(path(name)).unwrap_or_else(|e| panic!("{name}: {e}"))
-}
-
-/// Returns what the program prints. Fails if it writes to standard error.
-pub fn printed(args: &[&str]) -> String {
-    let out = super::deltafold().arg("manifests").args(args).output();
-    let out = out.expect("run the command");
-    let said = String::from_utf8(out.stderr).expect("UTF-8");
-    assert!(out.status.success() && said.is_empty(), "{args:?}: {said}");
-    String::from_utf8(out.stdout).expect("UTF-8")
 }
 
 /// Returns the documents of a YAML text.

@@ -3,6 +3,7 @@
 // Each test program uses only a part of this.
 #![allow(dead_code)]
 
+pub mod chart;
 pub mod cluster_namespace;
 pub mod conformance;
 pub mod controller;

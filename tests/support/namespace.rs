@@ -5,6 +5,7 @@
 
 use super::etcd::{Etcd, EtcdVersion};
 use super::kube::{Api, Apiserver, Body, ControllerManager, Refused};
+use super::manifests::{documents, read};
 use super::object_recorder::Recorder;
 use super::process::free_port;
 use super::scratch;
@@ -128,22 +129,11 @@ async fn install(api: &Api) {
     }
 }
 
-/// Returns roles of `deltafold manifests install`: the controller has exactly these rights.
+/// Returns roles of jobs/install.yaml: the controller has exactly these rights.
 fn roles(kind: &str) -> Vec<Value> {
-    let printed = super::deltafold()
-        .args(["manifests", "install"])
-        .output()
-        .expect("run deltafold");
-    let text = String::from_utf8_lossy(&printed.stdout);
-    assert!(
-        printed.status.success(),
-        "{}",
-        String::from_utf8_lossy(&printed.stderr)
-    );
-    let documents = text.split("\n---\n");
-    let documents = documents.filter_map(|d| yaml_serde::from_str::<Value>(d).ok());
-    let roles: Vec<Value> = documents.filter(|d| d["kind"] == kind).collect();
-    assert!(!roles.is_empty(), "no {kind}:\n{text}");
+    let mut roles = documents(&read("jobs/install.yaml"));
+    roles.retain(|d| d["kind"] == kind);
+    assert!(!roles.is_empty(), "no {kind}");
     roles
 }
 
@@ -243,14 +233,16 @@ impl TestNamespace {
             });
             self.create("rolebindings", binding).await;
         }
-        // What the manifests contain for each namespace that the controller serves.
-        for document in deltafold::controller::manifests::namespace(&self.name) {
-            match document.object["kind"].as_str() {
-                Some("ServiceAccount") => self.create("serviceaccounts", document.object).await,
-                Some("RoleBinding") => self.create("rolebindings", document.object).await,
-                _ => continue,
-            };
-        }
+        // What the chart has for each namespace that the controller watches.
+        let jobs = json!({"name": "deltafold-jobs"});
+        self.create("serviceaccounts", json!({"metadata": jobs}))
+            .await;
+        let binding = json!({
+            "metadata": jobs,
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "deltafold-jobs"},
+            "subjects": [{"kind": "ServiceAccount", "name": "deltafold-jobs", "namespace": self.name}],
+        });
+        self.create("rolebindings", binding).await;
     }
 
     /// Returns the controller's token.

@@ -335,7 +335,7 @@ fn cell(text: &str) -> String {
     prose(text).replace('|', "\\|")
 }
 
-/// Returns the reference of the custom resources from the definitions that `deltafold manifests crds` prints.
+/// Returns the reference of the custom resources from their definitions.
 pub fn crds(definitions: &[Value]) -> String {
     let mut page = String::new();
     for definition in definitions {

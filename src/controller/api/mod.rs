@@ -3,7 +3,7 @@
 //!
 //! It has only types, with the rules that the API server checks (CEL); it decides nothing. The CRDs are
 //! generated from the types, and the doc comments are the descriptions that `kubectl explain` shows.
-//! `controller`, `cli::manifests` and `cli::task` use it.
+//! `controller` and `cli::task` use it.
 
 mod policy;
 mod task;

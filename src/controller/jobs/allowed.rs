@@ -2,8 +2,8 @@
 //! ServiceAccounts, other images, root, tolerations, priority classes.
 //!
 //! Checks a policy or a task against the controller's flags and returns a sentence for each violation. `plan`
-//! refuses such objects, and `manifests` turns the same rules into admission policies. So each rule is
-//! written twice, in Rust and in CEL; a test on a real API server compares both.
+//! refuses such objects. The Helm chart has the same rules in CEL, as admission policies
+//! (jobs/helm/deltafold/templates/admission.yaml); a test on a real API server compares both.
 
 use super::super::api::{CopyBackupsConfig, EtcdBackupPolicy, EtcdBackupTask, StoreSpec};
 use super::Settings;
@@ -73,18 +73,11 @@ fn is_below(image: &str, prefix: &str) -> bool {
     }
 }
 
-/// [`is_below`] as a CEL expression: whether any element of the list `prefixes` covers `image`.
-const IS_BELOW: &str = "prefixes.exists(p, image == p || image.startsWith(p + '/') || \
-    p.endsWith('/') && image.startsWith(p) || \
-    (image.startsWith(p + ':') || image.startsWith(p + '@')) && !image.substring(size(p)).contains('/'))";
-
 /// A request that is refused unless a flag allows it.
 struct Rule<K> {
     is_allowed: fn(&Allowed) -> bool,
     /// Whether the object makes the request
     is_requested: fn(&K) -> bool,
-    /// `is_requested` in CEL
-    cel: &'static str,
     /// The refusal, with the field and the flag
     message: &'static str,
 }
@@ -93,31 +86,26 @@ const POLICY_RULES: [Rule<EtcdBackupPolicy>; 5] = [
     Rule {
         is_allowed: |a| a.allow_host_path,
         is_requested: |p| has_host_path(&p.spec.store),
-        cel: "object.spec.?store.?volume.?hostPath.hasValue()",
         message: "spec.store.volume.hostPath: folders of nodes are not allowed; to allow them, start the controller with --allow-host-path",
     },
     Rule {
         is_allowed: |a| a.allow_host_network,
         is_requested: |p| p.spec.job_template.host_network,
-        cel: "object.spec.?jobTemplate.?hostNetwork.orValue(false)",
         message: "spec.jobTemplate.hostNetwork: the network of nodes is not allowed; to allow it, start the controller with --allow-host-network",
     },
     Rule {
         is_allowed: |a| a.allow_service_account,
         is_requested: |p| p.spec.job_template.service_account_name.is_some(),
-        cel: "object.spec.?jobTemplate.?serviceAccountName.hasValue()",
         message: "spec.jobTemplate.serviceAccountName: other ServiceAccounts are not allowed; to allow them, start the controller with --allow-service-account",
     },
     Rule {
         is_allowed: |a| a.allow_tolerations,
         is_requested: |p| !p.spec.job_template.tolerations.is_empty(),
-        cel: "size(object.spec.?jobTemplate.?tolerations.orValue([])) > 0",
         message: "spec.jobTemplate.tolerations: tolerations are not allowed; to allow them, start the controller with --allow-tolerations",
     },
     Rule {
         is_allowed: |a| a.allow_priority_class,
         is_requested: |p| p.spec.job_template.priority_class_name.is_some(),
-        cel: "object.spec.?jobTemplate.?priorityClassName.hasValue()",
         message: "spec.jobTemplate.priorityClassName: PriorityClasses are not allowed; to allow them, start the controller with --allow-priority-class",
     },
 ];
@@ -130,13 +118,11 @@ const TASK_RULES: [Rule<EtcdBackupTask>; 3] = [
     Rule {
         is_allowed: |a| a.allow_host_path,
         is_requested: |t| copy_config(t).is_some_and(|c| c.source_store.iter().any(has_host_path)),
-        cel: "object.spec.?config.?copyBackups.?sourceStore.?volume.?hostPath.hasValue()",
         message: "spec.config.copyBackups.sourceStore.volume.hostPath: folders of nodes are not allowed; to allow them, start the controller with --allow-host-path",
     },
     Rule {
         is_allowed: |a| a.allow_host_path,
         is_requested: |t| copy_config(t).is_some_and(|c| c.target_store.iter().any(has_host_path)),
-        cel: "object.spec.?config.?copyBackups.?targetStore.?volume.?hostPath.hasValue()",
         message: "spec.config.copyBackups.targetStore.volume.hostPath: folders of nodes are not allowed; to allow them, start the controller with --allow-host-path",
     },
     Rule {
@@ -146,7 +132,6 @@ const TASK_RULES: [Rule<EtcdBackupTask>; 3] = [
             let restore = config.and_then(|c| c.restore.as_ref());
             restore.is_some_and(|r| r.run_as_user == Some(0))
         },
-        cel: "object.spec.?config.?restore.?runAsUser.orValue(1) == 0",
         message: "spec.config.restore.runAsUser: user 0 is not allowed; to allow it, start the controller with --allow-root",
     },
 ];
@@ -158,15 +143,6 @@ fn has_host_path(store: &StoreSpec) -> bool {
 
 fn copy_config(task: &EtcdBackupTask) -> Option<&CopyBackupsConfig> {
     task.spec.config.as_ref()?.copy_backups.as_ref()
-}
-
-/// A rule in the form of an admission policy.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Validation {
-    /// A CEL expression on `object` that is true if the object is allowed
-    pub expression: String,
-    /// The refusal if the expression is false
-    pub message: &'static str,
 }
 
 impl Allowed {
@@ -207,54 +183,6 @@ impl Allowed {
     fn active<'r, K>(&self, rules: &'r [Rule<K>]) -> impl Iterator<Item = &'r Rule<K>> {
         rules.iter().filter(|rule| !(rule.is_allowed)(self))
     }
-
-    /// Returns the rules of [`problems`](Self::problems) as CEL validations for an admission policy.
-    /// `job_image` is the default image of Jobs, which is always allowed.
-    pub fn policy_validations(&self, job_image: &str) -> Vec<Validation> {
-        let mut all = self.validations(&POLICY_RULES);
-        let own = cel_string(job_image);
-        for (optional, field, message) in [
-            ("?jobTemplate.?image", "jobTemplate.image", OTHER_IMAGE),
-            (
-                "?verify.?drill.?etcdImage",
-                "verify.drill.etcdImage",
-                OTHER_ETCD_IMAGE,
-            ),
-        ] {
-            let mut expression = format!("object.spec.{optional}.orValue({own}) == {own}");
-            if !self.allowed_image_prefix.is_empty() {
-                let prefixes = self.allowed_image_prefix.iter();
-                let prefixes: Vec<String> = prefixes.map(|p| cel_string(p)).collect();
-                let is_below = IS_BELOW.replace("prefixes", &format!("[{}]", prefixes.join(",")));
-                // CEL has no `let`: `exists` on a list of one element gives the value a name.
-                expression += &format!(" || [object.spec.{field}].exists(image, {is_below})");
-            }
-            all.push(Validation {
-                expression,
-                message,
-            });
-        }
-        all
-    }
-
-    /// Returns the rules of [`task_problems`](Self::task_problems) for the API server; none if all is
-    /// allowed.
-    pub fn task_validations(&self) -> Vec<Validation> {
-        self.validations(&TASK_RULES)
-    }
-
-    fn validations<K>(&self, rules: &[Rule<K>]) -> Vec<Validation> {
-        let validations = self.active(rules).map(|rule| Validation {
-            expression: format!("!({})", rule.cel),
-            message: rule.message,
-        });
-        validations.collect()
-    }
-}
-
-/// Returns a string literal of CEL, which has the escapes of JSON.
-fn cel_string(text: &str) -> String {
-    serde_json::Value::from(text).to_string()
 }
 
 #[cfg(test)]
@@ -448,19 +376,5 @@ mod tests {
         );
         assert_eq!(parsed(&[]).unwrap(), Allowed::default());
         assert!(flags(&Allowed::default()).is_empty());
-    }
-
-    #[test]
-    fn the_api_server_gets_the_rules_that_no_flag_turns_off() {
-        let none = Allowed::default();
-        assert_eq!(none.policy_validations("i").len(), 7);
-        assert_eq!(none.task_validations().len(), 3);
-        // The rule for images is always there: without it, any image would be allowed.
-        let validations = all().policy_validations("own\"");
-        assert_eq!(validations.len(), 2);
-        let expression = &validations[0].expression;
-        assert!(expression.contains(r#"orValue("own\"") == "own\"""#));
-        assert!(expression.contains(r#"["a","registry.example/team"].exists(p, "#));
-        assert_eq!(all().task_validations(), []);
     }
 }

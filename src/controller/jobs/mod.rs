@@ -16,7 +16,7 @@ mod store_url;
 #[cfg(test)]
 mod tests;
 
-pub use allowed::{Allowed, Validation};
+pub use allowed::Allowed;
 pub use leases::{lease_names, lease_prefix, leases, lock_leases};
 pub use on_demand::{compaction_job, compaction_job_name, task_job, task_job_name};
 pub use problems::{problems, task_problems};
