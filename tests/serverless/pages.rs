@@ -3,16 +3,12 @@
 
 use crate::support::manifests::{path, read};
 use crate::support::pages::{all, anchors, blocks, links, of_users, prose};
-use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
 
 /// Blocks in these languages are not run.
 const NOT_RUN: [&str; 9] = [
     "", "text", "yaml", "json", "toml", "ini", "rust", "promql", "mermaid",
 ];
-/// The longest README and ARCHITECTURE, in lines.
-const LENGTHS: [(&str, usize); 2] = [("README.md", 250), ("ARCHITECTURE.md", 450)];
-
 /// Returns the path of a link's target, from the repository's root.
 fn target(page: &str, link: &str) -> PathBuf {
     let mut parts: Vec<Component> = Vec::new();
@@ -84,35 +80,6 @@ fn links_and_paths_lead_somewhere() {
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     assert!(count > 100, "{count}");
-}
-
-/// docs/SUMMARY.md is the table of contents of the book.
-#[test]
-fn the_book_has_every_page() {
-    let summary = "docs/SUMMARY.md";
-    let links: Vec<String> = links(&read(summary));
-    let listed: BTreeSet<String> = links.iter().map(|l| format!("docs/{l}")).collect();
-    assert_eq!(listed.len(), links.len(), "a page is listed twice");
-    let mut pages: BTreeSet<String> = all()
-        .into_iter()
-        .filter(|p| p.starts_with("docs/"))
-        .collect();
-    pages.remove(summary);
-    let missing: Vec<_> = listed.difference(&pages).collect();
-    assert!(
-        missing.is_empty(),
-        "{summary} lists pages that do not exist: {missing:?}"
-    );
-    let unlisted: Vec<_> = pages.difference(&listed).collect();
-    assert!(unlisted.is_empty(), "{summary} does not list {unlisted:?}");
-}
-
-#[test]
-fn the_first_pages_are_short() {
-    for (name, most) in LENGTHS {
-        let lines = read(name).lines().count();
-        assert!(lines <= most, "{name} has {lines} lines, more than {most}");
-    }
 }
 
 /// A block of `sh` is run by `integration/document_pages.rs` or `quorum_loss_page.rs`, or by `.ci/run` if it calls
