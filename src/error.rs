@@ -300,13 +300,24 @@ mod tests {
     }
 
     #[test]
-    fn only_exit_codes_69_74_and_75_are_retryable() {
-        for &r in Reason::ALL {
-            assert_eq!(
-                r.is_retryable(),
-                [69, 74, 75].contains(&r.exit_code()),
-                "{r}"
-            );
-        }
+    fn what_may_succeed_later_is_retryable() {
+        let retryable = Reason::ALL.iter().filter(|r| r.is_retryable());
+        let retryable: Vec<&str> = retryable.map(|r| r.as_str()).collect();
+        let expected = [
+            "StoreUnreachable",
+            "EtcdUnreachable",
+            "NoQuorum",
+            "KubernetesUnreachable",
+            "Io",
+            "NoSpace",
+            "SnapshotVanished",
+            "Conflict",
+            "PartlyDone",
+            "LockHeld",
+            "MemberUnhealthy",
+            "Stale",
+            "NotVerified",
+        ];
+        assert_eq!(retryable, expected);
     }
 }

@@ -1,7 +1,7 @@
 //! What commands that need a live etcd print at 80 columns, with colour and without: nobody changes it unseen.
 
 use crate::support::etcd::{Etcd, EtcdVersion};
-use crate::support::golden::Golden;
+use crate::support::golden;
 use crate::support::{copy_dir, deltafold, fixtures_dir};
 use std::path::Path;
 
@@ -69,7 +69,6 @@ fn with_other_backup(folder: &Path) -> Etcd {
 
 #[test]
 fn outputs_are_as_recorded() {
-    let mut golden = Golden::new("live");
     let cases: &[Case<'_>] = &[
         (
             "full",
@@ -136,7 +135,6 @@ fn outputs_are_as_recorded() {
     ];
     for (name, args, prepare) in cases {
         let args: Vec<&str> = args.split(' ').collect();
-        golden.check_live(name, &args, prepare);
+        golden::check_live(name, &args, prepare);
     }
-    golden.end();
 }

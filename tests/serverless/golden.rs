@@ -1,6 +1,6 @@
 //! What commands print at 80 columns, with colour and without: nobody changes it unseen.
 
-use crate::support::golden::{Folder, Golden};
+use crate::support::golden::{self, Folder};
 use crate::support::made_backups::{BASE, Bucket};
 use crate::support::terminal::Terminal;
 use crate::support::{copy_dir, deltafold, fixtures_dir};
@@ -62,7 +62,6 @@ const CM: &str = "/registry/configmaps/shop/cm-1";
 
 #[test]
 fn outputs_are_as_recorded() {
-    let mut golden = Golden::new("");
     let get = format!("get {CM} --store store --revision 300");
     let history = format!("history {CM} --store store");
     let cases: &[Case<'_>] = &[
@@ -188,9 +187,8 @@ fn outputs_are_as_recorded() {
     ];
     for (name, args, prepare) in cases {
         let args: Vec<&str> = args.split(' ').collect();
-        golden.check(name, &args, prepare);
+        golden::check(name, &args, prepare);
     }
-    golden.end();
 }
 
 /// Shows a verification of a backup with a gap on a terminal.

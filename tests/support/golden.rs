@@ -1,13 +1,9 @@
-//! Golden outputs: what a command prints at 80 columns, with colour and without.
-//!
-//! The files are `fixtures/golden/NAME.txt` and `NAME.color.txt`. With DELTAFOLD_TEST_WRITE they are
-//! written, otherwise compared.
+//! Golden outputs: what a command prints at 80 columns, in `fixtures/golden/NAME.snap`. Colour changes nothing but
+//! colour. `tests/generate` writes them.
 
 use super::etcd::Etcd;
 use super::{deltafold, fixtures_dir};
-use std::collections::BTreeSet;
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 /// The width of the terminal.
@@ -30,163 +26,79 @@ impl Folder {
     }
 }
 
-/// A set of golden outputs: a folder below `fixtures/golden`.
-pub struct Golden {
-    folder: PathBuf,
-    names: BTreeSet<String>,
-    problems: Vec<String>,
-    /// The etcd of the command that runs.
-    endpoint: Option<String>,
+/// Runs a command without colour and with it, each time in a new folder that `prepare` fills.
+pub fn check(name: &str, args: &[&str], prepare: impl Fn(&Path)) {
+    check_both(name, args, |folder| {
+        prepare(folder);
+        None
+    });
 }
 
-impl Golden {
-    /// `set` is the folder's name.
-    pub fn new(set: &str) -> Self {
-        let folder = fixtures_dir().join("golden").join(set);
-        fs::create_dir_all(&folder).expect("the folder of golden outputs");
-        Golden {
-            folder,
-            names: BTreeSet::new(),
-            problems: Vec::new(),
-            endpoint: None,
-        }
-    }
+/// Like `check`, with an etcd that `prepare` starts. Its URL replaces ENDPOINT in the arguments.
+pub fn check_live(name: &str, args: &[&str], prepare: impl Fn(&Path) -> Etcd) {
+    check_both(&format!("live-{name}"), args, |folder| {
+        Some(prepare(folder))
+    });
+}
 
-    /// Runs a command twice, without colour and with it, each time in a new folder that `prepare` fills.
-    pub fn check(&mut self, name: &str, args: &[&str], prepare: impl Fn(&Path)) {
-        self.check_both(name, args, |folder| {
-            prepare(folder);
-            None
-        });
-    }
-
-    /// Like `check`, with an etcd that `prepare` starts. Its URL replaces ENDPOINT in the arguments.
-    pub fn check_live(&mut self, name: &str, args: &[&str], prepare: impl Fn(&Path) -> Etcd) {
-        self.check_both(name, args, |folder| Some(prepare(folder)));
-    }
-
-    fn check_both(&mut self, name: &str, args: &[&str], prepare: impl Fn(&Path) -> Option<Etcd>) {
-        let mut plain = String::new();
-        for in_colour in [false, true] {
-            let folder = Folder::new();
-            let etcd = prepare(folder.path());
-            self.endpoint = etcd.as_ref().map(|etcd| etcd.endpoint().to_owned());
-            let endpoint = self.endpoint.as_deref().unwrap_or("ENDPOINT");
-            let mut command = deltafold();
-            command
-                .args(args.iter().map(|arg| arg.replace("ENDPOINT", endpoint)))
-                .current_dir(folder.path());
-            self.check_command(
-                name,
-                &mut command,
-                args,
-                folder.path(),
-                in_colour,
-                &mut plain,
-            );
+fn check_both(name: &str, args: &[&str], prepare: impl Fn(&Path) -> Option<Etcd>) {
+    let [plain, coloured] = [false, true].map(|in_colour| {
+        let folder = Folder::new();
+        let etcd = prepare(folder.path());
+        let endpoint = etcd.as_ref().map(|etcd| etcd.endpoint().to_owned());
+        let mut command = deltafold();
+        let url = endpoint.as_deref().unwrap_or("ENDPOINT");
+        command.args(args.iter().map(|arg| arg.replace("ENDPOINT", url)));
+        let text = printed(&mut command, args, folder.path(), in_colour);
+        match endpoint {
+            Some(endpoint) => masked_live(&masked(&text, folder.path()), &endpoint),
+            None => masked(&text, folder.path()),
         }
-    }
-
-    /// Runs a command in `folder` and compares its output. `plain` is the output without colour: written by the
-    /// run without colour, and compared with the other one.
-    pub fn check_command(
-        &mut self,
-        name: &str,
-        command: &mut Command,
-        args: &[&str],
-        folder: &Path,
-        in_colour: bool,
-        plain: &mut String,
-    ) {
-        command.env("COLUMNS", COLUMNS.to_string());
-        command.env_remove("KUBERNETES_SERVICE_HOST");
-        command.env_remove("KUBECONFIG").env("HOME", folder);
-        if in_colour {
-            command.env("CLICOLOR_FORCE", "1");
-        }
-        let output = command.output().expect("run the command");
-        let (stdout, stderr) = (&output.stdout, &output.stderr);
-        let mut text = format!("$ deltafold {}\n", args.join(" "));
-        text += &String::from_utf8_lossy(stdout);
-        let stderr = String::from_utf8_lossy(stderr);
-        let lines = stderr
-            .lines()
-            .filter(|l| !without_colours(l).contains("Z  INFO "));
-        let stderr: String = lines.map(|l| format!("{l}\n")).collect();
-        if !stderr.is_empty() {
-            text += "--- standard error\n";
-            text += &stderr;
-        }
-        let code = output.status.code().expect("no signal");
-        text += &format!("--- exit code {code}\n");
-        let text = match &self.endpoint {
-            Some(endpoint) => masked_live(&masked(&text, folder), endpoint),
-            None => masked(&text, folder),
-        };
-        if in_colour {
-            let uncoloured = without_colours(&text);
-            if uncoloured != *plain {
-                let difference = difference(plain, &uncoloured);
-                self.problem(name, &format!("colour changes the text:\n{difference}"));
-            }
-            self.compare(&format!("{name}.color.txt"), &text.replace('\u{1b}', "␛"));
-        } else {
-            if text.contains('\u{1b}') {
-                self.problem(name, "there is colour without a terminal");
-            }
-            // The command line itself is not the program's.
-            let lines = text.lines().skip(1).filter(|l| !l.starts_with("TIME "));
-            for line in lines.filter(|line| is_too_long(line)) {
-                self.problem(
-                    name,
-                    &format!("a line of more than {COLUMNS} columns:\n{line}"),
-                );
-            }
-            self.compare(&format!("{name}.txt"), &text);
-            *plain = text;
-        }
-    }
-
-    fn problem(&mut self, name: &str, problem: &str) {
-        self.problems.push(format!("{name}: {problem}"));
-    }
-
-    fn compare(&mut self, file: &str, text: &str) {
-        assert!(self.names.insert(file.to_owned()), "{file} twice");
-        let path = self.folder.join(file);
-        if is_writing() {
-            fs::write(&path, text).expect("write a golden output");
-            return;
-        }
-        let expected = fs::read_to_string(&path).unwrap_or_default();
-        if expected != text {
-            self.problem(file, &difference(&expected, text));
-        }
-    }
-
-    /// Fails with all differences, and with files that belong to no command any more.
-    pub fn end(mut self) {
-        for entry in fs::read_dir(&self.folder).expect("the golden outputs") {
-            let path = entry.expect("a golden output").path();
-            let name = path.file_name().and_then(|n| n.to_str()).expect("a name");
-            if path.is_dir() || self.names.contains(name) {
-                continue;
-            }
-            match is_writing() {
-                true => fs::remove_file(&path).expect("remove a golden output"),
-                false => self.problems.push(format!("{name}: no command prints it")),
-            }
-        }
-        let problems = self.problems.join("\n\n");
+    });
+    assert!(
+        !plain.contains('\u{1b}'),
+        "{name}: colour without a terminal"
+    );
+    assert_eq!(without_colours(&coloured), plain, "{name}");
+    // The command line itself is not the program's.
+    let lines = plain.lines().skip(1).filter(|l| !l.starts_with("TIME "));
+    for line in lines {
         assert!(
-            problems.is_empty(),
-            "{problems}\n\nIf the new output is right: tests/generate writes it."
+            !is_too_long(line),
+            "{name}: more than {COLUMNS} columns: {line}"
         );
     }
+    let mut settings = insta::Settings::new();
+    settings.set_snapshot_path(fixtures_dir().join("golden"));
+    settings.set_prepend_module_to_snapshot(false);
+    settings.set_omit_expression(true);
+    settings.bind(|| insta::assert_snapshot!(name, plain));
 }
 
-fn is_writing() -> bool {
-    super::writes_generated()
+/// Returns the command line, both outputs and the exit code of a command.
+fn printed(command: &mut Command, args: &[&str], folder: &Path, in_colour: bool) -> String {
+    command
+        .current_dir(folder)
+        .env("COLUMNS", COLUMNS.to_string());
+    command.env_remove("KUBERNETES_SERVICE_HOST");
+    command.env_remove("KUBECONFIG").env("HOME", folder);
+    if in_colour {
+        command.env("CLICOLOR_FORCE", "1");
+    }
+    let output = command.output().expect("run the command");
+    let mut text = format!("$ deltafold {}\n", args.join(" "));
+    text += &String::from_utf8_lossy(&output.stdout);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    let lines = stderr
+        .lines()
+        .filter(|l| !without_colours(l).contains("Z  INFO "));
+    let stderr: String = lines.map(|l| format!("{l}\n")).collect();
+    if !stderr.is_empty() {
+        text += "--- standard error\n";
+        text += &stderr;
+    }
+    let code = output.status.code().expect("no signal");
+    text + &format!("--- exit code {code}\n")
 }
 
 fn is_too_long(line: &str) -> bool {
@@ -194,22 +106,6 @@ fn is_too_long(line: &str) -> bool {
     let words = line.split(' ').map(|w| w.chars().count());
     let longest = words.max().unwrap_or(0);
     width > COLUMNS && (longest < UNBREAKABLE || width - longest > COLUMNS)
-}
-
-/// The lines that differ, with a few lines before them.
-fn difference(expected: &str, got: &str) -> String {
-    let (old, new): (Vec<_>, Vec<_>) = (expected.lines().collect(), got.lines().collect());
-    let begin = old.iter().zip(&new).take_while(|(a, b)| a == b).count();
-    let (old_rest, new_rest) = (&old[begin..], &new[begin..]);
-    let pairs = old_rest.iter().rev().zip(new_rest.iter().rev());
-    let end = pairs.take_while(|(a, b)| a == b).count();
-    let before = old[begin.saturating_sub(2)..begin].iter();
-    let mut lines: Vec<String> = before.map(|l| format!("  {l}")).collect();
-    let removed = &old_rest[..old_rest.len() - end];
-    let added = &new_rest[..new_rest.len() - end];
-    lines.extend(removed.iter().map(|l| format!("- {l}")));
-    lines.extend(added.iter().map(|l| format!("+ {l}")));
-    lines.join("\n")
 }
 
 fn without_colours(text: &str) -> String {

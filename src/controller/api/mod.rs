@@ -25,7 +25,6 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 
 /// The API group.
-pub const GROUP: &str = "deltafold.io";
 
 /// Returns the CRDs of both resources.
 pub fn crds() -> Vec<CustomResourceDefinition> {
