@@ -24,8 +24,6 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-/// The API group.
-
 /// Returns the CRDs of both resources.
 pub fn crds() -> Vec<CustomResourceDefinition> {
     let mut crds = vec![EtcdBackupPolicy::crd(), EtcdBackupTask::crd()];
