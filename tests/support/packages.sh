@@ -90,7 +90,7 @@ after_Debian_package() {
     say "manual pages"
     must man --where deltafold-restore
     local pages=(/usr/share/man/man1/deltafold*.1.gz) said
-    must [ ${#pages[@]} -gt 40 ]
+    must [ ${#pages[@]} -gt 30 ]
     said=$(printf '%s\n' "${pages[@]}" | MANWIDTH=80 xargs -P 4 -I {} man --warnings --local-file {} 2>&1 >/dev/null)
     [ -z "$said" ] || die "man: $said"
     # A command of the examples can be copied.
