@@ -24,11 +24,3 @@ pub fn yes_or_no(s: &str) -> Result<bool, String> {
 pub fn past_time(s: &str) -> Result<DateTime<Utc>, String> {
     time::parse(s, Utc::now(), Zone::local())
 }
-
-/// Parses a moment that may be in the future, in any form of [`time::parse_absolute`], in the local zone.
-///
-/// # Errors
-/// As [`past_time`].
-pub fn absolute_time(s: &str) -> Result<DateTime<Utc>, String> {
-    time::parse_absolute(s, Zone::local())
-}

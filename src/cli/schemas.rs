@@ -13,6 +13,7 @@ use crate::ops::{
 };
 use crate::telemetry::termination::Message;
 use clap::Args;
+use clap::builder::PossibleValuesParser;
 use schemars::generate::{SchemaGenerator, SchemaSettings};
 use schemars::{JsonSchema, Schema};
 use serde_json::{Map, Value, json};
@@ -34,69 +35,91 @@ Examples:
       deltafold schema termination-message")]
 pub(super) struct SchemaArgs {
     /// Command; `snapshot` stands for `snapshot full` and `snapshot delta`, `follow` for `snapshot follow`
-    #[arg(value_name = "COMMAND", value_parser = schemas().into_iter().map(|s| s.0).collect::<Vec<_>>())]
+    #[arg(value_name = "COMMAND", value_parser = PossibleValuesParser::new(names()))]
     name: String,
 }
 
 impl SchemaArgs {
     pub(super) fn run(&self) -> Result<()> {
-        let mut schemas = schemas().into_iter();
-        let schema = schemas.find(|(name, _)| *name == self.name);
-        let (_, schema) = schema.ok_or_else(|| Error::internal("no such schema"))?;
+        let schema = schema(&self.name);
+        let schema = schema.ok_or_else(|| Error::internal("no such schema"))?;
         print(&format!("{schema:#}\n"))
     }
 }
 
-/// Returns the schemas with the names by which `deltafold schema` knows them.
-pub fn schemas() -> Vec<(String, Value)> {
-    vec![
-        of("apply", |g| vec![report::<apply::Outcome>(g)]),
-        of("compact", |g| vec![report::<compact::Outcome>(g)]),
-        of("copy", |g| vec![report::<copy::Outcome>(g)]),
-        of("diff", |g| list::<diff::Head, KeyChange>(g, "changes")),
-        of("export", |g| vec![g.subschema_for::<KeyWithRecord>()]),
-        of("follow", |g| vec![report::<snapshot::follow::Outcome>(g)]),
-        of("gc", |g| vec![report::<gc::Outcome>(g)]),
-        of("get", |g| list::<get::Head, KeyWithRecord>(g, "keys")),
-        of("history", |g| {
-            list::<history::Head, VersionJson>(g, "versions")
-        }),
-        of("list", |g| {
-            vec![
-                report::<list::Outcome>(g),
-                report::<plain_files::Outcome>(g),
-            ]
-        }),
-        of("maintain", |g| vec![report::<maintain::Outcome>(g)]),
-        of("pin", |g| vec![report::<gc::pin::Outcome>(g)]),
-        of("restore", |g| vec![report::<restore::Outcome>(g)]),
-        of("snapshot", |g| vec![report::<snapshot::Outcome>(g)]),
-        of("status", |g| vec![report::<status::Outcome>(g)]),
-        of("store-check", |g| vec![report::<store_check::Outcome>(g)]),
-        of("task", |g| vec![g.subschema_for::<TaskOutcome>()]),
-        message(),
-        of("verify", |g| {
-            vec![
-                report::<verify::store::Outcome>(g),
-                report::<verify::cluster::Outcome>(g),
-                report::<verify::plain::Outcome>(g),
-            ]
-        }),
-    ]
+/// Returns the schemas of a command's results.
+type Results = fn(&mut SchemaGenerator) -> Vec<Schema>;
+
+/// The commands that print JSON, by the names of their schemas.
+const COMMANDS: [(&str, Results); 18] = [
+    ("apply", |g| vec![report::<apply::Outcome>(g)]),
+    ("compact", |g| vec![report::<compact::Outcome>(g)]),
+    ("copy", |g| vec![report::<copy::Outcome>(g)]),
+    ("diff", |g| list::<diff::Head, KeyChange>(g, "changes")),
+    ("export", |g| vec![g.subschema_for::<KeyWithRecord>()]),
+    ("follow", |g| vec![report::<snapshot::follow::Outcome>(g)]),
+    ("gc", |g| vec![report::<gc::Outcome>(g)]),
+    ("get", |g| list::<get::Head, KeyWithRecord>(g, "keys")),
+    ("history", |g| {
+        list::<history::Head, VersionJson>(g, "versions")
+    }),
+    ("list", |g| {
+        vec![
+            report::<list::Outcome>(g),
+            report::<plain_files::Outcome>(g),
+        ]
+    }),
+    ("maintain", |g| vec![report::<maintain::Outcome>(g)]),
+    ("pin", |g| vec![report::<gc::pin::Outcome>(g)]),
+    ("restore", |g| vec![report::<restore::Outcome>(g)]),
+    ("snapshot", |g| vec![report::<snapshot::Outcome>(g)]),
+    ("status", |g| vec![report::<status::Outcome>(g)]),
+    ("store-check", |g| vec![report::<store_check::Outcome>(g)]),
+    ("task", |g| vec![g.subschema_for::<TaskOutcome>()]),
+    ("verify", |g| {
+        vec![
+            report::<verify::store::Outcome>(g),
+            report::<verify::cluster::Outcome>(g),
+            report::<verify::plain::Outcome>(g),
+        ]
+    }),
+];
+/// The name of the schema of the termination message.
+const MESSAGE: &str = "termination-message";
+
+/// Returns the names by which `deltafold schema` knows the schemas. It makes none: every command line is built
+/// with them.
+fn names() -> impl Iterator<Item = &'static str> {
+    COMMANDS.iter().map(|(name, _)| *name).chain([MESSAGE])
+}
+
+/// Returns all schemas with their names.
+pub fn schemas() -> Vec<(&'static str, Value)> {
+    names()
+        .filter_map(|name| Some((name, schema(name)?)))
+        .collect()
+}
+
+/// Returns the schema of this name.
+fn schema(name: &str) -> Option<Value> {
+    if name == MESSAGE {
+        return Some(message());
+    }
+    let (command, results) = COMMANDS.iter().find(|(command, _)| *command == name)?;
+    Some(of(command, *results))
 }
 
 /// The schema of a command's output: one of `results`, or a failure.
-fn of(command: &str, results: impl FnOnce(&mut SchemaGenerator) -> Vec<Schema>) -> (String, Value) {
-    let name = command;
+fn of(name: &str, results: Results) -> Value {
     let settings = SchemaSettings::draft2020_12().for_serialize();
     let mut generator = settings.into_generator();
     let mut results = results(&mut generator);
     results.push(generator.subschema_for::<Failure>());
-    let format = match command {
+    let format = match name {
         "export" => "Each line is a JSON object",
         _ => "One JSON object on standard output",
     };
-    let command = match command {
+    let command = match name {
         "follow" => "snapshot follow",
         "snapshot" => "snapshot full|delta",
         "store-check" => "store check",
@@ -109,16 +132,16 @@ fn of(command: &str, results: impl FnOnce(&mut SchemaGenerator) -> Vec<Schema>) 
 }
 
 /// The schema of the termination message.
-fn message() -> (String, Value) {
+fn message() -> Value {
     let settings = SchemaSettings::draft2020_12().for_serialize();
     let schema = settings.into_generator().into_root_schema_for::<Message>();
     let title = "Content of the file that `--termination-log FILE` writes";
     let format = "One JSON object of less than 4096 bytes";
-    document("termination-message", title, format, schema.to_value())
+    document(MESSAGE, title, format, schema.to_value())
 }
 
 /// Completes a schema with its title, its description and its ID.
-fn document(name: &str, title: &str, format: &str, mut schema: Value) -> (String, Value) {
+fn document(name: &str, title: &str, format: &str, mut schema: Value) -> Value {
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema".into();
     schema["$id"] = format!("{name}.schema.json").into();
     schema["title"] = title.into();
@@ -127,7 +150,7 @@ fn document(name: &str, title: &str, format: &str, mut schema: Value) -> (String
     );
     schema["description"] = description.into();
     tidy(&mut schema);
-    (name.to_owned(), schema)
+    schema
 }
 
 fn report<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {

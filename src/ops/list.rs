@@ -259,8 +259,8 @@ fn locked_until(ctx: &Context, catalog: &Catalog, all: bool) -> Result<Vec<Optio
     let skipped = catalog.snapshots.len().saturating_sub(most);
     let newest = &catalog.snapshots[skipped..];
     let read = each(AT_ONCE, newest, |s| ctx.store.retained_until(&s.path));
+    let now = Utc::now();
     for (slot, until) in locked_until[skipped..].iter_mut().zip(read) {
-        let now = Utc::now();
         *slot = unless_denied(until)?.filter(|until| *until > now);
     }
     Ok(locked_until)

@@ -5,6 +5,7 @@
 
 use super::Context;
 use super::report::{FailureFields, Report, ReportBuilder};
+use crate::base::Cancel;
 use crate::error::{Error, Reason, Result};
 use crate::store::staging::{STAGING, StagingName};
 use schemars::JsonSchema;
@@ -93,7 +94,7 @@ pub fn run(ctx: &Context) -> Result<Report<Outcome>> {
         error: None,
     };
     round.add(Ability::List, Ok(()));
-    round.step(Ability::Put, || store.replace_small(path, &content));
+    let is_written = round.step(Ability::Put, || store.replace_small(path, &content));
     round.step(Ability::ConditionalCreate, || {
         store.refuses_to_replace(path)
     });
@@ -103,17 +104,17 @@ pub fn run(ctx: &Context) -> Result<Report<Outcome>> {
             _ => Err(wrong("other bytes came back than were written")),
         }
     });
-    // What was written goes, whatever failed after that.
-    if round.works(Ability::Put) {
-        let deleted = store.delete(path).and_then(|()| match store.exists(path)? {
-            true => Err(wrong("a deleted object is still there")),
-            false => Ok(()),
-        });
-        round.add(Ability::Delete, deleted);
-    } else {
-        round.step(Ability::Delete, || Ok(()));
-    }
-    store.cancel().check()?;
+    // The object goes whatever happened, also after a signal.
+    let store = store.clone().with_cancel(Cancel::default());
+    let deleted = store.delete(path).and_then(|()| match store.exists(path)? {
+        true => Err(wrong("a deleted object is still there")),
+        false => Ok(()),
+    });
+    match is_written {
+        true => round.add(Ability::Delete, deleted),
+        false => round.skip(Ability::Delete),
+    };
+    ctx.store.cancel().check()?;
 
     let error = round.error.map(|(ability, e)| {
         e.reason().error(format!(
@@ -145,37 +146,39 @@ struct Round {
 }
 
 impl Round {
-    /// Tries a step, unless one before it failed.
-    fn step(&mut self, ability: Ability, step: impl FnOnce() -> Result<()>) {
-        if self.error.is_none() {
-            return self.add(ability, step());
-        }
-        self.checks.push(Check {
-            ability,
-            state: AbilityState::NotTried,
-            needed_for: ability.needed_for().to_owned(),
-            error: None,
-        });
-    }
-
-    fn add(&mut self, ability: Ability, result: Result<()>) {
-        self.checks.push(Check {
-            ability,
-            state: match &result {
-                Ok(()) => AbilityState::Works,
-                Err(_) => AbilityState::Failed,
-            },
-            needed_for: ability.needed_for().to_owned(),
-            error: result.as_ref().err().map(Error::to_string),
-        });
-        if let (Err(e), None) = (result, &self.error) {
-            self.error = Some((ability, e));
+    /// Tries a step, unless one before it failed. Returns whether it worked.
+    fn step(&mut self, ability: Ability, step: impl FnOnce() -> Result<()>) -> bool {
+        match self.error {
+            None => self.add(ability, step()),
+            Some(_) => self.skip(ability),
         }
     }
 
-    fn works(&self, ability: Ability) -> bool {
-        let mut checks = self.checks.iter();
-        checks.any(|c| c.ability == ability && c.state == AbilityState::Works)
+    /// Adds the result of a step. Returns whether it worked.
+    fn add(&mut self, ability: Ability, result: Result<()>) -> bool {
+        match result {
+            Ok(()) => self.push(ability, AbilityState::Works, None),
+            Err(e) => {
+                self.push(ability, AbilityState::Failed, Some(e.to_string()));
+                self.error.get_or_insert((ability, e));
+            }
+        }
+        self.error.is_none()
+    }
+
+    /// Adds a step that was not tried.
+    fn skip(&mut self, ability: Ability) -> bool {
+        self.push(ability, AbilityState::NotTried, None);
+        false
+    }
+
+    fn push(&mut self, ability: Ability, state: AbilityState, error: Option<String>) {
+        self.checks.push(Check {
+            ability,
+            state,
+            needed_for: ability.needed_for().to_owned(),
+            error,
+        });
     }
 }
 

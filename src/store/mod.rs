@@ -46,7 +46,6 @@ pub use errors::store_error;
 pub use fetch::{ObjectReader, is_large};
 pub use folder::{FileMode, Folder};
 pub use lock::LOCKS;
-
 pub use open::open;
 pub use publish::{Staged, Upload};
 pub use read_ahead::{PrefetchGuard, ReadAhead};

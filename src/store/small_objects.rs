@@ -2,7 +2,7 @@
 //!
 //! Called by `ops`, and by `store::exclude`, `store::lock` and `store::publish`.
 
-use super::errors::{io_cause, refusal, store_error};
+use super::errors::{io_cause, store_error};
 use super::folder::FOLDER_ATTEMPTS;
 use super::requests::collect;
 use super::staging::StagingName;
@@ -123,10 +123,10 @@ impl Store {
                 "{} was overwritten, although the request said to write it only if it does not exist",
                 self.name(below)
             ))),
-            Err(e) => {
-                let action = format!("write {} on condition", self.name(below));
-                Err(refusal(&action, e)?)
-            }
+            Err(e) => Err(store_error(
+                format!("write {} on condition", self.name(below)),
+                e,
+            )),
         }
     }
 

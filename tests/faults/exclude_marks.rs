@@ -98,22 +98,20 @@ async fn marks_go_round_on_versitygw() {
 /// Where tags are refused, the marker is an object.
 #[tokio::test(flavor = "multi_thread")]
 async fn without_tags_an_object_is_the_mark() {
-    {
-        let server = LyingServer::start(Lies {
-            refuses_tags: true,
-            ..Lies::default()
-        });
-        let handle = tokio::runtime::Handle::current();
-        let store = server.s3().open("s3://b/p", &handle);
-        let raw = server.s3().store("b");
-        raw.put(&Path::from("p/v2/Full-1"), "x".into())
-            .await
-            .unwrap();
-        exclude(&store, "v2/Full-1").await.unwrap();
-        let names: Vec<String> = server.objects().into_keys().collect();
-        assert_eq!(names, ["b/p/v2/Full-1", "b/p/v2/Full-1.exclude"]);
-        let gone = exclude(&store, "v2/Full-2").await.unwrap_err();
-        assert_eq!(gone.reason(), Reason::SnapshotVanished, "{gone}");
-        assert_eq!(server.objects().len(), 2);
-    }
+    let server = LyingServer::start(Lies {
+        refuses_tags: true,
+        ..Lies::default()
+    });
+    let handle = tokio::runtime::Handle::current();
+    let store = server.s3().open("s3://b/p", &handle);
+    let raw = server.s3().store("b");
+    raw.put(&Path::from("p/v2/Full-1"), "x".into())
+        .await
+        .unwrap();
+    exclude(&store, "v2/Full-1").await.unwrap();
+    let names: Vec<String> = server.objects().into_keys().collect();
+    assert_eq!(names, ["b/p/v2/Full-1", "b/p/v2/Full-1.exclude"]);
+    let gone = exclude(&store, "v2/Full-2").await.unwrap_err();
+    assert_eq!(gone.reason(), Reason::SnapshotVanished, "{gone}");
+    assert_eq!(server.objects().len(), 2);
 }

@@ -88,7 +88,7 @@ fn fill(rt: &Runtime, objects: &Objects) -> Arc<InMemory> {
     inner
 }
 
-fn context(rt: &Runtime, faults: &FaultStore) -> Context {
+pub fn context(rt: &Runtime, faults: &FaultStore) -> Context {
     let store = Store::new(
         Arc::new(faults.clone()),
         Path::default(),

@@ -1,12 +1,18 @@
 //! `deltafold store check` names the step that does not work, and leaves nothing behind.
 
+use super::gc_faults::context;
+use crate::support::faults::{Call, Fault, FaultStore, PlannedFault};
 use crate::support::lying_s3::{Lies, LyingServer};
+use crate::support::made_backups::objects_of;
 use crate::support::process::free_port;
 use crate::support::s3::{Kind, S3};
 use crate::support::schema::Schema;
 use crate::support::versitygw::Versitygw;
 use crate::support::{deltafold, run_json, scratch};
+use deltafold::error::Reason;
+use object_store::memory::InMemory;
 use serde_json::Value;
+use std::sync::Arc;
 
 fn check(url: &str, env: &[(String, String)]) -> (i32, Value) {
     let mut c = deltafold();
@@ -63,6 +69,25 @@ fn the_step_that_fails_is_named_and_nothing_is_left() {
         let message = outcome["message"].as_str().unwrap();
         assert!(message.contains("deltafold cannot work"), "{message}");
         assert_eq!(server.objects().is_empty(), step != "Delete", "{step}");
+    }
+}
+
+/// A call hangs until a signal comes.
+#[test]
+fn ended_midway_it_leaves_nothing() {
+    let rt = tokio::runtime::Runtime::new().unwrap();
+    for call in [Call::Get, Call::Body] {
+        let inner = Arc::new(InMemory::new());
+        let (nth, fault) = (0, Fault::Hang);
+        let faults = FaultStore::new(inner.clone(), vec![PlannedFault { call, nth, fault }]);
+        let ended = deltafold::ops::store_check::run(&context(&rt, &faults));
+        assert_eq!(
+            ended.err().unwrap().reason(),
+            Reason::Terminated,
+            "{call:?}"
+        );
+        let left = rt.block_on(objects_of(&*inner));
+        assert!(left.is_empty(), "{call:?}: {:?}", left.keys());
     }
 }
 

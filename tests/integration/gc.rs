@@ -320,7 +320,7 @@ fn nothing_to_collect_is_said() {
     assert_eq!((code, result["reason"].as_str()), (66, Some("NoSnapshots")));
 }
 
-/// A pin keeps a chain, including deltas of it that somebody excluded.
+/// If a chain is pinned, its excluded deltas stay, too.
 #[test]
 fn a_pinned_chain_keeps_what_is_excluded_of_it() {
     let past = GcHistory::new();

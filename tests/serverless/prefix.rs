@@ -1,6 +1,7 @@
 //! The format of a prefix stays: `fixtures/prefix` has prefixes with every kind of note and lock, and what the
 //! commands said and did with them.
 
+use crate::support::gc_history::NEWEST_FULL;
 use crate::support::scratch;
 use crate::support::{copy_dir, deltafold, fixtures_dir, run_json};
 use deltafold::store::lock::{Attempt, Lock};
@@ -100,24 +101,15 @@ fn keep(value: &mut Value, place: &str) {
 }
 
 /// Keeps one full with its deltas, and no leftovers.
-const COLLECT: [&str; 10] = [
-    "gc",
-    "--restorable-window",
-    "0s",
-    "--policy",
-    "limit",
-    "--limit",
-    "1",
-    "--allow-shrink",
-    "--staging-age",
-    "0s",
-];
+fn collect() -> Vec<&'static str> {
+    [&["gc"], &NEWEST_FULL[..], &["--staging-age", "0s"]].concat()
+}
+
 /// Commands that change nothing, by the names of their outcomes.
-const READING: [(&str, &[&str]); 5] = [
+const READING: [(&str, &[&str]); 4] = [
     ("list", &["list"]),
     ("list, deep", &["list", "--deep"]),
     ("verify", &["verify", "--level", "fold", "--all-chains"]),
-    ("gc", &COLLECT),
     ("get", &["get", "--prefix", ""]),
 ];
 
@@ -127,6 +119,7 @@ fn decided(name: &str) -> Value {
     for (what, args) in READING {
         told.insert(what.to_owned(), prefix.run(args));
     }
+    told.insert("gc".to_owned(), prefix.run(&collect()));
     let file = prefix.folder.path().join("restored.db");
     let restore = ["restore", "--to-snapshot", file.to_str().unwrap()];
     told.insert("restore".to_owned(), prefix.run(&restore));
@@ -134,7 +127,7 @@ fn decided(name: &str) -> Value {
     // Each command runs on its own copy; then compare what is left.
     let mut changing: Vec<(&str, Vec<&str>)> = vec![
         ("compact", vec!["compact"]),
-        ("gc, applied", [&COLLECT[..], &["--apply"]].concat()),
+        ("gc, applied", [&collect()[..], &["--apply"]].concat()),
     ];
     let pins = prefix.files();
     let pinned = pins.iter().find_map(|f| f.strip_prefix("deltafold-pins/"));

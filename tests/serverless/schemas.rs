@@ -25,7 +25,7 @@ fn schemas() -> Vec<&'static str> {
 #[test]
 fn each_schema_is_printed_by_its_name() {
     for (name, schema) in deltafold::cli::schemas() {
-        let (code, printed, stderr) = run(&["schema", &name]);
+        let (code, printed, stderr) = run(&["schema", name]);
         assert_eq!(code, 0, "{name}: {stderr}");
         assert_eq!(serde_json::from_str::<Value>(&printed).unwrap(), schema);
     }

@@ -426,7 +426,7 @@ fn row(path: &str, field: &Value, is_required: bool, page: &mut String) {
     }
 }
 
-/// Writes the pages to target/reference/, where the book includes them.
+/// Writes the pages to target/reference/. The book includes these files.
 pub fn write() {
     let folder = path("target/reference");
     fs::create_dir_all(&folder).unwrap();

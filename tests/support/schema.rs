@@ -18,7 +18,7 @@ impl Schema {
 
     pub fn json(name: &str) -> Value {
         let mut schemas = deltafold::cli::schemas().into_iter();
-        let schema = schemas.find(|(of, _)| of == name);
+        let schema = schemas.find(|(of, _)| *of == name);
         schema.unwrap_or_else(|| panic!("no schema {name}")).1
     }
 

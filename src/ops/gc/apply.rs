@@ -12,7 +12,7 @@ use super::side_objects::{SideObject, SideReason, decide_upload, upload_path};
 use super::{Decision, Kind, Object, Options, RemovalStatus, in_parallel};
 use crate::backup::Snapshot;
 use crate::backup::retention::removal_chains;
-use crate::error::{Reason, Result};
+use crate::error::Result;
 use crate::ops::Context;
 use crate::store::lock::LockGuard;
 use chrono::{DateTime, Utc};
@@ -227,16 +227,12 @@ impl Remover<'_> {
         removals
     }
 
-    /// Deletes the snapshots of a batch.
-    fn delete(&mut self, snapshots: &[usize]) -> Result<()> {
-        let path = |&i: &usize| self.snapshot(i).path.clone();
-        let paths: Vec<String> = snapshots.iter().map(path).collect();
+    /// Deletes objects, given by their index, and records the results.
+    fn delete(&mut self, indexes: &[usize]) -> Result<()> {
+        let path = |&i: &usize| self.objects[i].path.clone();
+        let paths: Vec<String> = indexes.iter().map(path).collect();
         let results = self.deleter.delete(&paths)?;
-        let mut errors = results.iter().filter_map(|result| result.as_ref().err());
-        if let Some(e) = errors.find(|e| e.reason() == Reason::Terminated) {
-            return Err(e.again());
-        }
-        for (&i, result) in snapshots.iter().zip(results) {
+        for (&i, result) in indexes.iter().zip(results) {
             self.objects[i].record(result);
         }
         Ok(())
@@ -255,15 +251,9 @@ impl Remover<'_> {
                 status => self.objects[i].fate = Some(status),
             }
         }
-        for batch in to_delete.chunks(BATCH) {
-            let path = |&i: &usize| self.objects[i].path.clone();
-            let paths: Vec<String> = batch.iter().map(path).collect();
-            let deleted = self.deleter.delete(&paths)?;
-            for (&i, result) in batch.iter().zip(deleted) {
-                self.objects[i].record(result);
-            }
-        }
-        Ok(())
+        to_delete
+            .chunks(BATCH)
+            .try_for_each(|batch| self.delete(batch))
     }
 
     /// Returns `Done` if a side object may be deleted now, or why it may not.
