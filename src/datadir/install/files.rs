@@ -41,11 +41,21 @@ pub(super) fn resolve_links(path: &Path) -> PathBuf {
     path.to_owned()
 }
 
-/// Takes an exclusive lock on a directory. The lock ends when the file is closed.
-///
+/// An exclusive lock on a directory, until it is dropped.
+#[derive(Debug)]
+pub(super) struct DirectoryLock(File);
+
+impl Drop for DirectoryLock {
+    /// Closing the file is not enough: a child process that another thread has just forked holds a copy of it
+    /// until it runs its program.
+    fn drop(&mut self) {
+        let _ = rustix::fs::flock(&self.0, FlockOperation::Unlock);
+    }
+}
+
 /// # Errors
 /// `TargetInUse` if another process holds the lock; `Io`, `PermissionDenied`.
-pub(super) fn lock_directory(dir: &Path) -> Result<File> {
+pub(super) fn lock_directory(dir: &Path) -> Result<DirectoryLock> {
     let file = File::open(dir).map_err(io_error("open", dir))?;
     match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Err(Errno::WOULDBLOCK) => {
@@ -53,7 +63,7 @@ pub(super) fn lock_directory(dir: &Path) -> Result<File> {
                 .error(format!("another restore into {} is running", dir.display())))
         }
         // Some network file systems cannot lock directories. Without the lock only this check is missing.
-        Err(_) | Ok(()) => Ok(file),
+        Err(_) | Ok(()) => Ok(DirectoryLock(file)),
     }
 }
 

@@ -21,13 +21,13 @@ pub use files::sync_directory;
 use crate::base::none_if_missing;
 use crate::error::{Error, Reason, Result};
 use files::{
-    create_directory, create_file, exchange, holds_files, io_error, lock_directory,
+    DirectoryLock, create_directory, create_file, exchange, holds_files, io_error, lock_directory,
     remove_file_if_exists, rename, resolve_links, segments,
 };
 use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;
 use std::ffi::OsString;
-use std::fs::{self, File};
+use std::fs;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
@@ -236,7 +236,7 @@ pub struct LockedTarget {
     leftover: Leftover,
     // Fields are dropped in this order: the locks last.
     _created: CreatedDirectories,
-    _locks: Vec<File>,
+    _locks: Vec<DirectoryLock>,
 }
 
 impl LockedTarget {
