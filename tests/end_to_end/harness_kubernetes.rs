@@ -2,6 +2,7 @@
 
 use crate::support::etcd::Etcd;
 use crate::support::kube::{self, Apiserver, Informer};
+use crate::support::namespace::TestNamespace;
 use crate::support::scratch;
 use crate::support::tools::{self, EtcdVersion};
 
@@ -10,11 +11,11 @@ async fn kubernetes_serves() {
     let folder = scratch::folder().unwrap();
     let etcd = Etcd::start(EtcdVersion::V3_6, &folder.path().join("data"));
     let server = Apiserver::start(&etcd).await;
-    server.create_namespace("space").await;
-    server.create_config_map("space", "one", "1").await;
-    server.create_config_map("space", "two", "2").await;
+    let space = TestNamespace::named(&server.api(), "space").await;
+    kube::set_config_map(&space, "one", "1").await;
+    kube::set_config_map(&space, "two", "2").await;
     let mut informer = Informer::start(&server, "space");
-    let (revision, maps) = server.config_maps("space").await;
+    let (revision, maps) = kube::config_maps(&space).await;
     assert_eq!(maps.len(), 2);
     assert_eq!(maps["one"]["data"]["value"], "1");
     assert!(etcd.revision().await >= revision);
@@ -28,10 +29,10 @@ async fn kubernetes_serves() {
     // Another server takes the first one's place: the informer reconnects to it.
     let port = server.port();
     drop(server);
-    let server = Apiserver::start_at(port, &etcd).await;
-    server.replace_config_map("space", "one", "1, again").await;
-    server.delete_config_map("space", "two").await;
-    let (_, maps) = server.config_maps("space").await;
+    let _server = Apiserver::start_at(port, &etcd).await;
+    kube::set_config_map(&space, "one", "1, again").await;
+    space.delete("configmaps", "two").await;
+    let (_, maps) = kube::config_maps(&space).await;
     assert_eq!(maps.len(), 1);
     informer
         .wait_until(said.len(), "it has the one that is left", |said| {

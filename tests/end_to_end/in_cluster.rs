@@ -4,12 +4,12 @@
 //! Plain `cargo test` does not run this module: without the cluster it fails.
 
 use crate::support::cluster_namespace::{
-    BUCKET, ClusterNamespace, Content, Etcd, POLICY, SYSTEM, USER, apply_all, cluster,
-    controller_is_there, controller_pods, end, etcd_pod, host, kubectl, last_word, name, processes,
-    setting, text, wait,
+    BUCKET, ClusterNamespace, Content, Etcd, POLICY, SYSTEM, USER, cluster, controller_is_there,
+    end, etcd_pod, host, kubectl, last_word, processes, service, setting, text,
 };
 use crate::support::doc_commands;
 use crate::support::etcd::Signal;
+use crate::support::namespace::{POLICIES, TASKS, has_ended, name};
 use crate::support::tools;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -31,17 +31,18 @@ const EVENTS: usize = 3000;
 #[tokio::test(flavor = "multi_thread")]
 async fn a_policy_backs_an_etcd_up_and_a_task_restores_it() {
     let world = ClusterNamespace::new("story").await;
-    world.apply_policy(json!({
-        "snapshot": {"deltaSchedule": "* * * * *"},
-        "compaction": {"eventsThreshold": EVENTS},
-    }));
+    world
+        .apply_policy(json!({
+            "snapshot": {"deltaSchedule": "* * * * *"},
+            "compaction": {"eventsThreshold": EVENTS},
+        }))
+        .await;
 
     // Snapshots appear. The first is a full, because there is none.
-    let policy = wait("the first full snapshot is told", || {
-        let policy = world.policy();
-        let full = &policy["status"]["snapshots"]["lastFull"]["endRevision"];
-        full.is_i64().then_some(policy)
-    });
+    let is_told =
+        |policy: &Value| policy["status"]["snapshots"]["lastFull"]["endRevision"].is_i64();
+    let wanted = "the first full snapshot is told";
+    let policy = world.wait_policy(POLICY, wanted, is_told).await;
     let first = world.etcd.revision().await;
     assert_eq!(
         policy["status"]["snapshots"]["lastFull"]["endRevision"], first,
@@ -52,20 +53,19 @@ async fn a_policy_backs_an_etcd_up_and_a_task_restores_it() {
     // When everything written now is saved, the threshold is crossed and a compaction runs.
     world.etcd.write(1000, EVENTS).await;
     let newest = world.etcd.revision().await;
-    let policy = wait("a compaction", || {
-        let policy = world.policy();
+    let is_compacted = |policy: &Value| {
         let state = &policy["status"]["lastCompaction"]["state"];
         assert_ne!(state, "Failed", "{policy:#}");
-        (state == "Succeeded").then_some(policy)
-    });
+        state == "Succeeded"
+    };
+    let policy = world.wait_policy(POLICY, "it is compacted", is_compacted);
+    let policy = policy.await;
     let last = &policy["status"]["lastCompaction"];
     assert_eq!(last["trigger"], "EventsThreshold", "{policy:#}");
     let job = last["jobName"].as_str().unwrap();
-    let pods = world
-        .get(&["pods", "-l", &format!("job-name={job}")])
-        .unwrap();
-    let [pod] = &pods["items"].as_array().unwrap()[..] else {
-        panic!("{pods:#}")
+    let pods = world.list("pods", &format!("job-name={job}")).await;
+    let [pod] = &pods[..] else {
+        panic!("{pods:#?}")
     };
     let word = last_word(pod);
     assert_eq!(word["status"], "Succeeded", "{word:#}");
@@ -74,24 +74,19 @@ async fn a_policy_backs_an_etcd_up_and_a_task_restores_it() {
     // The full's HashKV, computed here by deltafold, is etcd's own.
     let of_source = world.etcd.compacted_hash(newest).await;
     assert_eq!(world.hash_of_store(newest), of_source);
-    let jobs = world
-        .get(&["jobs", "-l", "deltafold.io/work=compaction"])
-        .unwrap();
-    assert_eq!(jobs["items"].as_array().unwrap().len(), 1, "{jobs:#}");
+    let jobs = world.list("jobs", "deltafold.io/work=compaction").await;
+    assert_eq!(jobs.len(), 1, "{jobs:#?}");
 
     // A task restores it into a volume.
-    world.claim("restored");
-    world.task(
-        "restore",
-        "Restore",
-        json!({"restore": {"claimName": "restored", "revision": newest}}),
-    );
-    world.succeeded("restore");
-    let [pod] = &world.pods_of("restore")[..] else {
+    world.claim("restored").await;
+    let config = json!({"restore": {"claimName": "restored", "revision": newest}});
+    world.task("restore", POLICY, "Restore", config).await;
+    world.wait_task("restore", "Succeeded").await;
+    let [pod] = &world.pods_of("restore").await[..] else {
         panic!("not one Pod")
     };
     assert_eq!(last_word(pod)["status"], "Succeeded");
-    let served = world.etcd_on("restored", "default.etcd");
+    let served = world.etcd_on("restored", "default.etcd").await;
     assert_eq!(served.content().await, world.etcd.content().await);
     assert_eq!(served.revision().await, newest);
     served.write(9000, 3).await;
@@ -104,21 +99,22 @@ async fn a_verification_drills_with_the_etcd_of_another_image() {
     let world = ClusterNamespace::new("drill").await;
     // The backup is there before the first verification.
     let compaction = json!({"enabled": false});
-    world.apply_policy(json!({"compaction": compaction}));
-    world.snapshot("full", "full");
-    world.apply_policy(json!({
-        "verify": {
-            "schedule": "* * * * *",
-            "againstCluster": true,
-            "drill": {"etcdImage": setting("IN_CLUSTER_ETCD_IMAGE")},
-        },
-        "compaction": compaction,
-    }));
-    let verified = || {
-        let policy = world.policy();
-        (policy["status"]["lastVerification"]["state"] == "Succeeded").then_some(policy)
-    };
-    wait("a verification", verified);
+    world.apply_policy(json!({"compaction": compaction})).await;
+    world.snapshot(POLICY, "full", "full").await;
+    world
+        .apply_policy(json!({
+            "verify": {
+                "schedule": "* * * * *",
+                "againstCluster": true,
+                "drill": {"etcdImage": setting("IN_CLUSTER_ETCD_IMAGE")},
+            },
+            "compaction": compaction,
+        }))
+        .await;
+    let is_verified = |policy: &Value| policy["status"]["lastVerification"]["state"] == "Succeeded";
+    world
+        .wait_policy(POLICY, "it is verified", is_verified)
+        .await;
     let (code, status, said) = world.deltafold(&["status"]);
     assert_eq!(code, 0, "{said}");
     let verifications = status["verifications"].as_array().unwrap();
@@ -139,26 +135,26 @@ enum End {
     Killed,
 }
 
-fn wait_for_ends<P: std::fmt::Display>(pids: impl IntoIterator<Item = P>) {
+/// Waits until the processes of a Pod have ended.
+async fn wait_for_ends(world: &ClusterNamespace, pids: Vec<u32>) {
     for pid in pids {
         let process = PathBuf::from(format!("/proc/{pid}"));
-        wait("the end of the Pod's process", || {
-            (!process.exists()).then_some(())
-        });
+        let ended = async || (!process.exists()).then_some(());
+        world.wait("the end of the Pod's process", ended).await;
     }
 }
 
 /// A Pod that ends in the middle of its work is replaced by another one, which does it.
 async fn a_pod_ends(namespace: &str, how: End) {
     let world = ClusterNamespace::new(namespace).await;
-    world.apply_policy(json!({}));
+    world.apply_policy(json!({})).await;
     let pod = world.held_compaction("compact").await;
     match how {
         End::Deleted => {
             let pids = processes(&pod);
             world.kubectl(&["delete", "pod", name(&pod), "--wait=false"]);
             // If the store came back too soon, the Pod would finish before it is told to end.
-            wait_for_ends(pids);
+            wait_for_ends(&world, pids).await;
         }
         End::Forgotten => {
             drop(world.kubectl(&["delete", "pod", name(&pod), "--force", "--grace-period=0"]))
@@ -168,8 +164,8 @@ async fn a_pod_ends(namespace: &str, how: End) {
             .for_each(|pid| end(pid, Signal::KILL)),
     }
     world.go_on();
-    world.succeeded("compact");
-    let others = world.pods_of("compact");
+    world.wait_task("compact", "Succeeded").await;
+    let others = world.pods_of("compact").await;
     let done =
         |other: &&Value| other["status"]["phase"] == "Succeeded" && name(other) != name(&pod);
     assert_eq!(others.iter().filter(done).count(), 1, "{others:#?}");
@@ -195,79 +191,65 @@ async fn a_killed_pod_is_replaced() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_kubelet_restarts_in_the_midst_of_a_job() {
     let world = ClusterNamespace::new("kubelet").await;
-    world.apply_policy(json!({}));
+    world.apply_policy(json!({})).await;
     let pod = world.held_compaction("compact").await;
     let pids = processes(&pod);
     cluster(&["kill", "kubelet"]);
     world.go_on();
-    wait_for_ends(pids);
+    wait_for_ends(&world, pids).await;
     cluster(&["up"]);
-    world.succeeded("compact");
-    let pods = world.pods_of("compact");
-    assert_eq!(pods.len(), 1, "{pods:#?}");
-    assert_eq!(name(&pods[0]), name(&pod));
-    world.is_compacted().await;
+    world.is_done_by("compact", &pod).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_api_server_restarts_in_the_midst_of_a_job() {
     let world = ClusterNamespace::new("apiserver").await;
-    world.apply_policy(json!({}));
+    world.apply_policy(json!({})).await;
     let pod = world.held_compaction("compact").await;
     cluster(&["kill", "apiserver"]);
     world.go_on();
     // Time in which the Pod ends unobserved.
     std::thread::sleep(Duration::from_secs(5));
     cluster(&["up"]);
-    world.succeeded("compact");
-    let pods = world.pods_of("compact");
-    assert_eq!((pods.len(), name(&pods[0])), (1, name(&pod)), "{pods:#?}");
-    world.is_compacted().await;
+    world.is_done_by("compact", &pod).await;
+}
+
+/// Returns the Pods of the controller.
+async fn controller_pods(world: &ClusterNamespace) -> Vec<Value> {
+    let component = "app.kubernetes.io/component=controller";
+    let pods = world.system.list("pods", component).await;
+    assert!(!pods.is_empty(), "no Pod of the controller");
+    pods
 }
 
 /// Another controller takes over what the killed one has begun, and what it has not seen.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_controller_is_killed() {
     let world = ClusterNamespace::new("controller").await;
-    world.apply_policy(json!({}));
-    let kill = || {
-        for pod in controller_pods() {
-            kubectl(&[
-                "-n",
-                SYSTEM,
-                "delete",
-                "pod",
-                name(&pod),
-                "--force",
-                "--grace-period=0",
-            ]);
+    world.apply_policy(json!({})).await;
+    let kill = async || {
+        for pod in controller_pods(&world).await {
+            let delete = ["delete", "pod", name(&pod), "--force", "--grace-period=0"];
+            kubectl(&[&["-n", SYSTEM], &delete[..]].concat());
         }
     };
     // While a Job runs.
     let pod = world.held_compaction("compact").await;
-    kill();
+    kill().await;
     world.go_on();
-    world.succeeded("compact");
-    let pods = world.pods_of("compact");
-    assert_eq!((pods.len(), name(&pods[0])), (1, name(&pod)), "{pods:#?}");
-    world.is_compacted().await;
+    world.is_done_by("compact", &pod).await;
     // As soon as there is something to do; this time by killing its process.
     world.etcd.write(3000, 50).await;
-    world.task(
-        "delta",
-        "OnDemandSnapshot",
-        json!({"onDemandSnapshot": {"type": "delta"}}),
-    );
-    for pod in controller_pods() {
+    let delta = json!({"onDemandSnapshot": {"type": "delta"}});
+    world.task("delta", POLICY, "OnDemandSnapshot", delta).await;
+    for pod in controller_pods(&world).await {
         processes(&pod)
             .into_iter()
             .for_each(|pid| end(pid, Signal::KILL));
     }
-    world.succeeded("delta");
-    let jobs = world
-        .get(&["jobs", "-l", "deltafold.io/task=delta"])
-        .unwrap();
-    assert_eq!(jobs["items"].as_array().unwrap().len(), 1, "{jobs:#}");
+    world.wait_task("delta", "Succeeded").await;
+    let jobs = world.list("jobs", "deltafold.io/task=delta").await;
+    assert_eq!(jobs.len(), 1, "{jobs:#?}");
     controller_is_there();
 }
 
@@ -277,31 +259,35 @@ async fn the_controller_is_killed() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_secret_is_rotated() {
     let mut world = ClusterNamespace::new("rotated").await;
-    world.apply_policy(json!({}));
-    world.snapshot("full", "full");
-    let secret = world.get(&["secret", "store"]).unwrap();
+    world.apply_policy(json!({})).await;
+    world.snapshot(POLICY, "full", "full").await;
+    let secret = world.must_get("secrets", "store").await;
     assert_eq!(secret["metadata"]["finalizers"], Value::Null, "{secret:#}");
 
     world.minio.rotate("another-secret-key");
     world.etcd.write(1000, 50).await;
     let delta = json!({"onDemandSnapshot": {"type": "delta"}});
-    world.task("with-the-old-one", "OnDemandSnapshot", delta.clone());
-    let task = world.ended("with-the-old-one");
-    assert_eq!(task["status"]["state"], "Failed", "{task:#}");
+    let snapshot = "OnDemandSnapshot";
+    world
+        .task("with-the-old-one", POLICY, snapshot, delta.clone())
+        .await;
+    let task = world.wait_task("with-the-old-one", "Failed").await;
     assert_eq!(
         task["status"]["lastErrors"][0]["code"], "PermissionDenied",
         "{task:#}"
     );
     assert_eq!(
-        world.pods_of("with-the-old-one").len(),
+        world.pods_of("with-the-old-one").await.len(),
         1,
         "tried again in vain"
     );
 
-    let patch = json!({"stringData": {"secretAccessKey": "another-secret-key"}}).to_string();
-    world.kubectl(&["patch", "secret", "store", "-p", &patch]);
-    world.task("with-the-new-one", "OnDemandSnapshot", delta);
-    world.succeeded("with-the-new-one");
+    let patch = json!({"stringData": {"secretAccessKey": "another-secret-key"}});
+    world.patch("secrets", "store", patch).await;
+    world
+        .task("with-the-new-one", POLICY, snapshot, delta)
+        .await;
+    world.wait_task("with-the-new-one", "Succeeded").await;
 }
 
 /// Returns the kernel's status of a process.
@@ -344,31 +330,29 @@ fn is_confined(pod: &Value) {
 #[tokio::test(flavor = "multi_thread")]
 async fn pods_are_confined() {
     let world = ClusterNamespace::new("confined").await;
-    world.apply_policy(json!({"snapshot": {"follow": {"deltaPeriod": "1s"}}}));
-    for pod in controller_pods() {
+    world
+        .apply_policy(json!({"snapshot": {"follow": {"deltaPeriod": "1s"}}}))
+        .await;
+    for pod in controller_pods(&world).await {
         is_confined(&pod);
     }
-    let follower = wait("a follower", || {
-        let pods = world.get(&["pods", "-l", "deltafold.io/work=follow"])?;
-        let pod = pods["items"][0].clone();
-        (!pod["status"]["containerStatuses"][0]["state"]["running"].is_null()).then_some(pod)
-    });
-    is_confined(&follower);
-    wait("a first full", || {
-        let full = &world.policy()["status"]["snapshots"]["lastFull"];
-        full["endRevision"].is_i64().then_some(())
-    });
+    is_confined(&world.running_pod("deltafold.io/work=follow").await);
+    let is_full =
+        |policy: &Value| policy["status"]["snapshots"]["lastFull"]["endRevision"].is_i64();
+    world.wait_policy(POLICY, "it has a full", is_full).await;
     // The follower works: a delta is saved within moments.
     world.etcd.write(1000, 200).await;
     let newest = world.etcd.revision().await;
-    wait("a delta", || {
-        let delta = &world.policy()["status"]["snapshots"]["lastDelta"];
-        (delta["endRevision"] == newest).then_some(())
-    });
+    let is_newest =
+        |policy: &Value| policy["status"]["snapshots"]["lastDelta"]["endRevision"] == newest;
+    world
+        .wait_policy(POLICY, "a delta has it all", is_newest)
+        .await;
     // A Job as well, whose store secret is visible nowhere else.
     world.minio.signal(Signal::STOP);
-    world.task("compact", "OnDemandCompaction", Value::Null);
-    let pod = world.running_pod("compact");
+    let compaction = "OnDemandCompaction";
+    world.task("compact", POLICY, compaction, Value::Null).await;
+    let pod = world.running_pod("deltafold.io/task=compact").await;
     is_confined(&pod);
     for pid in processes(&pod) {
         for file in ["cmdline", "environ"] {
@@ -377,7 +361,7 @@ async fn pods_are_confined() {
         }
     }
     world.go_on();
-    world.succeeded("compact");
+    world.wait_task("compact", "Succeeded").await;
 }
 
 /// Starts a DNS server that responds to every query with one address. It ends with the test.
@@ -426,8 +410,7 @@ async fn the_image_resolves_names() {
     let store = format!("s3://{BUCKET}/names");
     let pod = |name: &str, how: Value| {
         let mut pod = json!({
-            "apiVersion": "v1", "kind": "Pod",
-            "metadata": {"name": name, "namespace": world.namespace},
+            "metadata": {"name": name},
             "spec": {
                 "restartPolicy": "Never",
                 "containers": [{
@@ -440,22 +423,16 @@ async fn the_image_resolves_names() {
         pod["spec"].as_object_mut().unwrap().extend(how);
         pod
     };
-    apply_all(&[
-        pod(
-            "by-dns",
-            json!({"dnsPolicy": "None", "dnsConfig": {"nameservers": [host()]}}),
-        ),
-        pod(
-            "by-hosts",
-            json!({"hostAliases": [{"ip": host(), "hostnames": ["minio.storage.test"]}]}),
-        ),
-    ]);
-    for name in ["by-dns", "by-hosts"] {
-        let pod = wait("the end of a Pod", || {
-            let pod = world.get(&["pod", name])?;
-            let phase = pod["status"]["phase"].as_str()?;
-            ["Succeeded", "Failed"].contains(&phase).then_some(pod)
-        });
+    let dns = json!({"dnsPolicy": "None", "dnsConfig": {"nameservers": [host()]}});
+    let hosts = json!({"hostAliases": [{"ip": host(), "hostnames": ["minio.storage.test"]}]});
+    for (name, how) in [("by-dns", dns), ("by-hosts", hosts)] {
+        world.create("pods", pod(name, how)).await;
+        let has_ended = |pod: &Value| {
+            let phase = pod["status"]["phase"].as_str();
+            phase.is_some_and(|p| ["Succeeded", "Failed"].contains(&p))
+        };
+        let pod = world.wait_until("pods", name, "it has ended", has_ended);
+        let pod = pod.await;
         assert_eq!(
             pod["status"]["phase"], "Succeeded",
             "{name}: {:#}",
@@ -468,19 +445,15 @@ async fn the_image_resolves_names() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_program_is_a_plugin_of_kubectl() {
     let world = ClusterNamespace::new("plugin").await;
-    world.apply_policy(json!({}));
-    let bin = world.folder.path().join("bin");
-    fs::create_dir(&bin).unwrap();
+    world.apply_policy(json!({})).await;
+    let bin = world.folder("bin");
     symlink(crate::support::program(), bin.join("kubectl-deltafold")).unwrap();
     let path = format!("{}:{}", bin.display(), env::var("PATH").unwrap());
     let plugin = |args: &[&str]| {
         let mut command = Command::new("kubectl");
         tools::forget_env(&mut command, &["DELTAFOLD_"]);
         command.arg("deltafold").args(args).env("PATH", &path);
-        let output = command
-            .args(["--namespace", &world.namespace])
-            .output()
-            .unwrap();
+        let output = command.args(["--namespace", &world.name]).output().unwrap();
         let err = text(&output.stderr);
         assert!(output.status.success(), "{args:?}: {err}");
         text(&output.stdout)
@@ -495,7 +468,7 @@ async fn the_program_is_a_plugin_of_kubectl() {
         "first",
         "--wait",
     ]);
-    world.succeeded("first");
+    world.wait_task("first", "Succeeded").await;
     let selector = ["--selector", "deltafold.io/task=first", "--tail", "-1"];
     let logs = world.kubectl(&[&["logs"], &selector[..]].concat());
     assert!(logs.contains("Full-"), "{logs}");
@@ -504,27 +477,20 @@ async fn the_program_is_a_plugin_of_kubectl() {
 // --- docs/quorum-loss.md ---
 
 /// Starts three members of a StatefulSet, with the names of the page but without DNS.
-pub fn members(world: &ClusterNamespace) -> Vec<Etcd> {
+async fn members(world: &ClusterNamespace) -> Vec<Etcd> {
     let names: Vec<String> = (0..3).map(|n| format!("etcd-{n}")).collect();
     let mut aliases = Vec::new();
     let mut members = Vec::new();
     for name in &names {
-        apply_all(&[json!({
-            "apiVersion": "v1", "kind": "Service",
-            "metadata": {"name": name, "namespace": world.namespace},
-            "spec": {
-                "selector": {"statefulset.kubernetes.io/pod-name": name},
-                "ports": [{"name": "client", "port": 2379}, {"name": "peer", "port": 2380}],
-            },
-        })]);
-        let service = world.get(&["service", name]).unwrap();
-        let address = service["spec"]["clusterIP"].as_str().unwrap();
+        let selector = json!({"statefulset.kubernetes.io/pod-name": name});
+        let ports = json!([{"name": "client", "port": 2379}, {"name": "peer", "port": 2380}]);
+        let address = service(world, name, selector, ports).await;
         aliases.push(json!({"ip": address, "hostnames": [format!("{name}.etcd")]}));
         members.push(Etcd {
             endpoint: format!("http://{address}:2379"),
             certs: None,
         });
-        world.claim(&format!("data-{name}"));
+        world.claim(&format!("data-{name}")).await;
     }
     let all: Vec<String> = names
         .iter()
@@ -540,7 +506,7 @@ pub fn members(world: &ClusterNamespace) -> Vec<Etcd> {
         &format!("--initial-cluster={}", all.join(",")),
         "--unsafe-no-fsync",
     ];
-    let pod = etcd_pod(&world.namespace, "member", &args, json!([]));
+    let pod = etcd_pod("member", &args, json!([]));
     let mut template =
         json!({"metadata": {"labels": pod["metadata"]["labels"]}, "spec": pod["spec"]});
     template["spec"]["hostAliases"] = json!(aliases);
@@ -551,9 +517,8 @@ pub fn members(world: &ClusterNamespace) -> Vec<Etcd> {
         field("POD", "metadata.name"),
         field("ADDRESS", "status.podIP")
     ]);
-    apply_all(&[json!({
-        "apiVersion": "apps/v1", "kind": "StatefulSet",
-        "metadata": {"name": "etcd", "namespace": world.namespace},
+    let set = json!({
+        "metadata": {"name": "etcd"},
         "spec": {
             "serviceName": "etcd", "replicas": 3, "podManagementPolicy": "Parallel",
             "selector": {"matchLabels": pod["metadata"]["labels"]},
@@ -563,7 +528,8 @@ pub fn members(world: &ClusterNamespace) -> Vec<Etcd> {
                 "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
             }],
         },
-    })]);
+    });
+    world.create("statefulsets", set).await;
     members
 }
 
@@ -572,28 +538,28 @@ pub fn members(world: &ClusterNamespace) -> Vec<Etcd> {
 async fn a_lost_quorum_is_recovered_as_the_page_says() {
     let world = ClusterNamespace::new("quorum").await;
     let policy = "etcd-main";
-    let etcd = members(&world);
+    let etcd = members(&world).await;
     let delta = json!({"onDemandSnapshot": {"type": "delta"}});
     etcd[0].write(0, 50).await;
-    world.apply_policy_of(policy, &etcd.iter().collect::<Vec<_>>(), json!({}));
-    let full = json!({"onDemandSnapshot": {"type": "full"}});
-    world.task_of(policy, "full", "OnDemandSnapshot", full);
-    world.succeeded("full");
+    let all: Vec<&Etcd> = etcd.iter().collect();
+    world.apply_policy_of(policy, &all, json!({})).await;
+    world.snapshot(policy, "full", "full").await;
     etcd[0].write(100, 50).await;
-    world.task_of(policy, "delta", "OnDemandSnapshot", delta.clone());
-    world.succeeded("delta");
+    world.snapshot(policy, "delta", "delta").await;
     let (wanted, newest) = (etcd[0].content().await, etcd[0].revision().await);
 
     // The loss. A task that needs a quorum is refused.
     world.kubectl(&["scale", "statefulset", "etcd", "--replicas", "1"]);
     for lost in ["etcd-1", "etcd-2"] {
-        wait("the end of a member", || {
-            world.get(&["pod", lost]).is_none().then_some(())
-        });
+        world.wait_until_gone("pods", lost).await;
         fs::remove_dir_all(world.volume(&format!("data-{lost}")).join("default.etcd")).unwrap();
     }
-    world.task_of(policy, "too-late", "OnDemandSnapshot", delta);
-    let task = world.ended("too-late");
+    world
+        .task("too-late", policy, "OnDemandSnapshot", delta)
+        .await;
+    let task = world
+        .wait_until(TASKS, "too-late", "it has ended", has_ended)
+        .await;
     assert_ne!(task["status"]["state"], "Succeeded", "{task:#}");
     assert_eq!(
         task["status"]["lastErrors"][0]["code"], "NoQuorum",
@@ -615,7 +581,7 @@ async fn a_lost_quorum_is_recovered_as_the_page_says() {
     };
     shell(&format!(
         "kubectl config set-context --current --namespace {}",
-        world.namespace
+        world.name
     ));
     let blocks = doc_commands::blocks("quorum-loss.md").into_iter();
     let blocks: Vec<_> = blocks.filter(|b| b.heading == "By tasks").collect();
@@ -644,6 +610,6 @@ async fn a_lost_quorum_is_recovered_as_the_page_says() {
         assert_eq!(member.revision().await, bumped);
     }
     assert_eq!(world.fulls().last(), Some(&bumped));
-    let policy = world.get(&["etcdbackuppolicy", policy]).unwrap();
+    let policy = world.must_get(POLICIES, policy).await;
     assert_eq!(policy["spec"]["suspend"], false, "{policy:#}");
 }

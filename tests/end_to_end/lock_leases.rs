@@ -1,44 +1,29 @@
 //! A lock that is a Lease on a real API server: concurrent threads and processes, dead holders, an outage.
 
-use crate::support::etcd::Etcd;
-use crate::support::kube::{Apiserver, TOKEN};
+use crate::support::kube::{Apiserver, TOKEN, write_kubeconfig};
 use crate::support::lock_suite::{self, NAME, Place, SHORT, held, wait_until};
-use crate::support::scratch;
-use crate::support::tools::EtcdVersion;
+use crate::support::namespace::Alone;
 use deltafold::Reason;
 use deltafold::base::Cancel;
-use tempfile::TempDir;
 use tokio::runtime::Runtime;
-
-const SPACE: &str = "backup";
 
 /// The servers of the Lease. They end when this is dropped.
 struct Servers {
+    alone: Alone,
     rt: Runtime,
-    folder: TempDir,
-    server: Option<Apiserver>,
-    etcd: Etcd,
 }
 
 impl Servers {
     fn start() -> Self {
         let rt = Runtime::new().unwrap();
-        let folder = scratch::folder().unwrap();
-        let etcd = Etcd::start(EtcdVersion::V3_6, &folder.path().join("etcd"));
-        let server = rt.block_on(Apiserver::start(&etcd));
-        rt.block_on(server.create_namespace(SPACE));
-        Servers {
-            rt,
-            folder,
-            server: Some(server),
-            etcd,
-        }
+        let alone = rt.block_on(Alone::start());
+        Servers { alone, rt }
     }
 
     fn place(&self) -> Place {
-        let kubeconfig = self.folder.path().join("kubeconfig");
-        let server = self.server.as_ref().unwrap();
-        server.lasting_kubeconfig(&kubeconfig, SPACE, TOKEN);
+        let kubeconfig = self.alone.folder.path().join("kubeconfig");
+        let space = &self.alone.space;
+        write_kubeconfig(&kubeconfig, space.api.url(), &space.name, TOKEN);
         Place::lease(&kubeconfig)
     }
 }
@@ -64,30 +49,35 @@ fn a_process_of_its_own() {
 #[test]
 fn processes_take_turns_and_those_that_are_killed_block_nobody_for_good() {
     let servers = Servers::start();
-    let log = servers.folder.path().join("log");
+    let log = servers.alone.folder.path().join("log");
     lock_suite::processes_take_turns(module_path!(), &servers.place(), &log);
 }
 
 #[test]
 fn a_lock_survives_an_outage_of_the_api_server() {
-    let mut servers = Servers::start();
+    let servers = Servers::start();
     let place = servers.place();
-    let handle = servers.rt.handle().clone();
+    let Servers { alone, rt } = servers;
+    let handle = rt.handle().clone();
     let mut lock = place.lock(&handle, &Cancel::default(), "holder", SHORT);
     let held = held(lock.try_acquire().unwrap());
-    let port = servers.server.as_ref().unwrap().port();
-    servers.server = None;
+    let Alone {
+        server,
+        etcd,
+        space,
+        folder: _folder,
+    } = alone;
+    let port = server.port();
+    drop(server);
     wait_until("it has expired", || !held.is_held());
     let e = held.check().unwrap_err();
     assert_eq!(e.reason(), Reason::LockHeld, "{e}");
     let e = held.renew().unwrap_err();
     assert_eq!(e.reason(), Reason::KubernetesUnreachable, "{e}");
-    let server = servers
-        .rt
-        .block_on(Apiserver::start_at(port, &servers.etcd));
+    let _server = rt.block_on(Apiserver::start_at(port, &etcd));
     wait_until("it goes on", || held.is_held());
     // The Lease has client-go's fields, and other fields stay as they are.
-    let mut lease = servers.rt.block_on(server.lease(SPACE, NAME)).unwrap();
+    let mut lease = rt.block_on(space.must_get("leases", NAME));
     let spec = &lease["spec"];
     assert!(
         spec["holderIdentity"]
@@ -102,18 +92,14 @@ fn a_lock_survives_an_outage_of_the_api_server() {
         "{lease}"
     );
     lease["metadata"]["labels"] = serde_json::json!({"others": "stay"});
-    while servers
-        .rt
-        .block_on(server.replace_lease(SPACE, &lease))
-        .is_err()
-    {
-        let now = servers.rt.block_on(server.lease(SPACE, NAME)).unwrap();
+    while rt.block_on(space.replace("leases", &lease)).is_err() {
+        let now = rt.block_on(space.must_get("leases", NAME));
         lease["metadata"]["resourceVersion"] = now["metadata"]["resourceVersion"].clone();
         lease["spec"] = now["spec"].clone();
     }
     held.renew().unwrap();
     held.release().unwrap();
-    let lease = servers.rt.block_on(server.lease(SPACE, NAME)).unwrap();
+    let lease = rt.block_on(space.must_get("leases", NAME));
     assert_eq!(lease["metadata"]["labels"]["others"], "stay");
     assert_eq!(lease["spec"]["holderIdentity"], "");
 }

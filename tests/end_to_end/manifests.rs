@@ -1,25 +1,12 @@
 //! The Helm chart is the source of the installation: what it renders, and that a real API server accepts it.
 
 use crate::support::chart::{self, NAMESPACE};
-use crate::support::etcd::Etcd;
-use crate::support::kube::{Apiserver, TOKEN};
 use crate::support::manifests::{documents, kind, name, path, read};
-use crate::support::scratch;
-use crate::support::tools::EtcdVersion;
+use crate::support::namespace::Alone;
 use deltafold::controller::api::crds;
 use deltafold::controller::jobs::{Allowed, Settings};
-use kube::api::{Api, DynamicObject, Patch, PatchParams};
-use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::core::{ApiResource, GroupVersionKind};
-use kube::{Client, Config};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
-use std::path::Path;
-use std::time::{Duration, Instant};
-use tempfile::TempDir;
-
-pub const SPACE: &str = "backup";
-pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A default that cannot be pulled would end in ImagePullBackOff, minutes later and somewhere else.
 #[test]
@@ -267,98 +254,6 @@ fn for_named_namespaces_nothing_is_bound_in_the_whole_cluster() {
     }
 }
 
-/// A real API server and a client of the kube crate.
-pub struct Cluster {
-    pub server: Apiserver,
-    pub client: Client,
-    pub _etcd: Etcd,
-    pub _folder: TempDir,
-}
-
-impl Cluster {
-    pub async fn start() -> Self {
-        let folder = scratch::folder().unwrap();
-        let etcd = Etcd::start(EtcdVersion::V3_6, &folder.path().join("etcd"));
-        let server = Apiserver::start(&etcd).await;
-        server.create_namespace(SPACE).await;
-        let client = client(&server, folder.path(), TOKEN).await;
-        Cluster {
-            server,
-            client,
-            _etcd: etcd,
-            _folder: folder,
-        }
-    }
-
-    pub fn api(&self, object: &Value) -> Api<DynamicObject> {
-        api(&self.client, object)
-    }
-
-    /// Applies an object as `kubectl apply --server-side` does, with strict validation.
-    pub async fn apply(&self, object: &Value) -> Result<DynamicObject, kube::Error> {
-        let mut params = PatchParams::apply("kubectl").force();
-        params.field_validation = Some(kube::api::ValidationDirective::Strict);
-        let patch = Patch::Apply(object);
-        self.api(object).patch(name(object), &params, &patch).await
-    }
-
-    /// Applies all CRDs and waits until they are served.
-    pub async fn define(&self) {
-        for crd in chart::crds() {
-            self.apply(&crd).await.unwrap();
-            self.wait_established(&crd).await;
-        }
-    }
-
-    pub async fn wait_established(&self, crd: &Value) {
-        let started = Instant::now();
-        loop {
-            let there = self.api(crd).get(name(crd)).await.unwrap();
-            let conditions = there.data["status"]["conditions"].as_array().cloned();
-            let holds = |type_: &str, status: &str| {
-                let mut all = conditions.iter().flatten();
-                all.any(|c| c["type"] == type_ && c["status"] == status)
-            };
-            assert!(!holds("NonStructuralSchema", "True"), "{conditions:?}");
-            if holds("Established", "True") && holds("NamesAccepted", "True") {
-                return;
-            }
-            assert!(started.elapsed() < PATIENCE, "{conditions:?}");
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-    }
-}
-
-pub async fn client(server: &Apiserver, folder: &Path, token: &str) -> Client {
-    let file = folder.join(format!("config-{}", token.len()));
-    server.kubeconfig(&file, SPACE, token);
-    let config = Kubeconfig::read_from(&file).unwrap();
-    let options = KubeConfigOptions::default();
-    let config = Config::from_custom_kubeconfig(config, &options).await;
-    Client::try_from(config.unwrap()).unwrap()
-}
-
-pub fn api(client: &Client, object: &Value) -> Api<DynamicObject> {
-    let version = object["apiVersion"].as_str().unwrap();
-    let (group, version) = version.split_once('/').unwrap_or(("", version));
-    let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind(object)));
-    let of_cluster = [
-        "Namespace",
-        "CustomResourceDefinition",
-        "ClusterRole",
-        "ClusterRoleBinding",
-        "ValidatingAdmissionPolicy",
-        "ValidatingAdmissionPolicyBinding",
-    ];
-    let is_ours = kind(object).starts_with("EtcdBackup");
-    match object["metadata"]["namespace"].as_str() {
-        Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource),
-        None if of_cluster.contains(&kind(object)) => Api::all_with(client.clone(), &resource),
-        None if is_ours => Api::namespaced_with(client.clone(), SPACE, &resource),
-        None => panic!("{object}"),
-    }
-}
-
 /// Returns the objects of jobs/samples.
 fn samples() -> Vec<Value> {
     let files = std::fs::read_dir(path("jobs/samples")).unwrap();
@@ -371,40 +266,31 @@ fn samples() -> Vec<Value> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_api_server_takes_all_of_it() {
-    let cluster = Cluster::start().await;
-    let mut objects = 0;
+    let alone = Alone::start().await;
+    let cluster = &alone.space;
     // One of the samples names a ServiceAccount.
-    let values = ["allow.serviceAccount=true"];
     let namespace =
         json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}});
-    cluster.apply(&namespace).await.unwrap();
-    for object in chart::objects(&values) {
-        let applied = cluster.apply(&object).await;
-        applied.unwrap_or_else(|e| panic!("{} {}: {e}", kind(&object), name(&object)));
-        if kind(&object) == "CustomResourceDefinition" {
-            cluster.wait_established(&object).await;
-        }
-        objects += 1;
-    }
-    assert_eq!(objects, 18);
+    cluster.apply_all(&[namespace]).await;
+    let objects = chart::objects(&["allow.serviceAccount=true"]);
+    cluster.apply_all(&objects).await;
+    assert_eq!(objects.len(), 18);
     // Applying it again succeeds and changes nothing.
-    for object in chart::objects(&values) {
-        let before = cluster.api(&object).get(name(&object)).await.unwrap();
-        let after = cluster.apply(&object).await.unwrap();
-        assert_eq!(
-            before.metadata.generation, after.metadata.generation,
-            "{object}"
-        );
+    let generation = |object: &Value| object["metadata"]["generation"].clone();
+    for object in objects {
+        let before = cluster.api.get(&cluster.path_to(&object)).await;
+        let after = cluster.apply_object(&object).await.unwrap();
+        assert_eq!(generation(&before.unwrap()), generation(&after), "{object}");
     }
     let samples = samples();
     assert_eq!(samples.len(), 10);
     for object in samples {
-        let applied = cluster.apply(&object).await;
+        let applied = cluster.apply_object(&object).await;
         let applied = applied.unwrap_or_else(|e| panic!("{}: {e}", name(&object)));
-        assert!(applied.metadata.uid.is_some());
+        assert!(applied["metadata"]["uid"].is_string());
         // The controller accepts it, too. With the default permissions, it refuses only the sample `gcs`.
         if kind(&object) == "EtcdBackupPolicy" {
-            let policy = serde_json::from_value(json!(applied)).unwrap();
+            let policy = serde_json::from_value(applied).unwrap();
             let problems = deltafold::controller::jobs::problems(&policy);
             assert_eq!(problems, Vec::<String>::new(), "{}", name(&object));
             let settings = Settings::new("deltafold:1");
@@ -417,8 +303,8 @@ async fn an_api_server_takes_all_of_it() {
         }
     }
     // The namespace can be read.
-    let view = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SPACE}});
-    assert!(cluster.api(&view).get(SPACE).await.is_ok());
+    let view = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": cluster.name}});
+    assert!(cluster.api.get(&cluster.path_to(&view)).await.is_some());
     // The columns of `kubectl get`.
     let columns = crds().into_iter().flat_map(|crd| crd.spec.versions);
     let columns = columns.map(|v| v.additional_printer_columns.unwrap_or_default().len());
@@ -428,8 +314,9 @@ async fn an_api_server_takes_all_of_it() {
 /// What is refused, and with which of our sentences.
 #[tokio::test(flavor = "multi_thread")]
 async fn wrong_objects_are_refused_in_our_words() {
-    let cluster = Cluster::start().await;
-    cluster.define().await;
+    let alone = Alone::start().await;
+    let cluster = &alone.space;
+    cluster.apply_all(&chart::crds()).await;
     let s3 = json!({"url": "s3://b/p"});
     let live = json!({"endpoints": ["http://etcd:2379"]});
     let policies = [
@@ -506,13 +393,13 @@ async fn wrong_objects_are_refused_in_our_words() {
     for (spec, says) in &policies {
         let object = json!({"apiVersion": "deltafold.io/v1alpha1", "kind": "EtcdBackupPolicy",
             "metadata": {"name": "bad"}, "spec": spec});
-        let refused = cluster.apply(&object).await.unwrap_err().to_string();
+        let refused = cluster.apply_object(&object).await.unwrap_err().message();
         assert!(refused.contains(says), "{spec}: {refused}");
         seen += 1;
     }
     let long = json!({"apiVersion": "deltafold.io/v1alpha1", "kind": "EtcdBackupPolicy",
         "metadata": {"name": "n".repeat(41)}, "spec": {"store": s3}});
-    let refused = cluster.apply(&long).await.unwrap_err().to_string();
+    let refused = cluster.apply_object(&long).await.unwrap_err().message();
     assert!(refused.contains("at most 40 characters"), "{refused}");
 
     let of =
@@ -587,7 +474,7 @@ async fn wrong_objects_are_refused_in_our_words() {
     for (spec, says) in &tasks {
         let object = json!({"apiVersion": "deltafold.io/v1alpha1", "kind": "EtcdBackupTask",
             "metadata": {"name": "bad"}, "spec": spec});
-        let refused = cluster.apply(&object).await.unwrap_err().to_string();
+        let refused = cluster.apply_object(&object).await.unwrap_err().message();
         assert!(refused.contains(says), "{spec}: {refused}");
         seen += 1;
     }
@@ -595,9 +482,9 @@ async fn wrong_objects_are_refused_in_our_words() {
     // A task cannot be changed.
     let mut task = json!({"apiVersion": "deltafold.io/v1alpha1", "kind": "EtcdBackupTask",
         "metadata": {"name": "good"}, "spec": {"policy": "main", "type": "Verify"}});
-    cluster.apply(&task).await.unwrap();
+    cluster.apply_object(&task).await.unwrap();
     task["spec"]["policy"] = "other".into();
-    let refused = cluster.apply(&task).await.unwrap_err().to_string();
+    let refused = cluster.apply_object(&task).await.unwrap_err().message();
     assert!(
         refused.contains("a task's spec cannot be changed"),
         "{refused}"

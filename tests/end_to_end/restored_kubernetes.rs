@@ -4,6 +4,7 @@
 use crate::support::etcd::Etcd;
 use crate::support::history::{Compression, Recorder};
 use crate::support::kube::{self, Apiserver, ConfigMaps, Informer};
+use crate::support::namespace::TestNamespace;
 use crate::support::scratch;
 use crate::support::tools::EtcdVersion;
 use crate::support::{copy_fixture, expected, restore};
@@ -18,7 +19,7 @@ const BUMP: i64 = 1_000_000_000;
 
 /// An API server on a restored etcd, and an informer that was connected to the source.
 struct Swapped {
-    server: Apiserver,
+    space: TestNamespace,
     informer: Informer,
     /// The number of lines that the informer had printed before.
     said: usize,
@@ -26,7 +27,8 @@ struct Swapped {
     then: ConfigMaps,
     /// The newest revision that the informer had seen.
     seen: i64,
-    // Declared after the server, which needs it: fields are dropped in order.
+    // Declared before etcd, which it needs: fields are dropped in order.
+    _server: Apiserver,
     etcd: Etcd,
     _folder: TempDir,
 }
@@ -37,32 +39,30 @@ async fn swapped(version: EtcdVersion, args: &[&str]) -> Swapped {
     let folder = scratch::folder().unwrap();
     let etcd = Etcd::start(version, &folder.path().join("source"));
     let server = Apiserver::start(&etcd).await;
-    server.create_namespace(SPACE).await;
+    let space = TestNamespace::named(&server.api(), SPACE).await;
     for n in 0..10 {
         let name = format!("map-{n}");
-        server.create_config_map(SPACE, &name, "in the full").await;
+        kube::set_config_map(&space, &name, "in the full").await;
     }
     let mut recorder = Recorder::start(&etcd).await;
     recorder.take_full(&etcd).await;
     for n in 0..4 {
         let name = format!("map-{n}");
-        server.replace_config_map(SPACE, &name, "in a delta").await;
+        kube::set_config_map(&space, &name, "in a delta").await;
     }
-    server.delete_config_map(SPACE, "map-4").await;
-    server.create_config_map(SPACE, "map-10", "new").await;
-    let (revision, then) = server.config_maps(SPACE).await;
+    space.delete("configmaps", "map-4").await;
+    kube::set_config_map(&space, "map-10", "new").await;
+    let (revision, then) = kube::config_maps(&space).await;
 
     let mut informer = Informer::start(&server, SPACE);
-    server
-        .create_config_map(SPACE, "lost", "created later")
-        .await;
+    kube::set_config_map(&space, "lost", "created later").await;
     for n in 0..20 {
         let value = format!("{n} times changed later");
-        server.replace_config_map(SPACE, "map-0", &value).await;
+        kube::set_config_map(&space, "map-0", &value).await;
     }
-    server.delete_config_map(SPACE, "map-5").await;
-    server.replace_config_map(SPACE, "map-6", "later").await;
-    let (_, later) = server.config_maps(SPACE).await;
+    space.delete("configmaps", "map-5").await;
+    kube::set_config_map(&space, "map-6", "later").await;
+    let (_, later) = kube::config_maps(&space).await;
     let said = informer
         .wait_until(0, "it has seen the last change", |said| {
             kube::store(said).as_ref() == Some(&later)
@@ -93,11 +93,12 @@ async fn swapped(version: EtcdVersion, args: &[&str]) -> Swapped {
     let said = informer.said().len();
     let server = Apiserver::start_at(port, &etcd).await;
     Swapped {
-        server,
+        space,
         informer,
         said,
         then,
         seen,
+        _server: server,
         etcd,
         _folder: folder,
     }
@@ -117,7 +118,7 @@ async fn informer_relists(version: EtcdVersion) {
     let args = ["--bump-revision", &bump, "--mark-compacted"];
     let mut s = swapped(version, &args).await;
     // The same objects with the versions that they had.
-    let (revision, now) = s.server.config_maps(SPACE).await;
+    let (revision, now) = kube::config_maps(&s.space).await;
     assert_eq!(now, s.then);
     assert!(revision >= BUMP, "{revision}");
     let said = s
@@ -144,12 +145,10 @@ async fn informer_relists(version: EtcdVersion) {
 
     // And it continues from there.
     let before = s.said + said.len();
-    s.server
-        .create_config_map(SPACE, "after", "the restore")
-        .await;
-    s.server.replace_config_map(SPACE, "map-0", "after").await;
-    s.server.delete_config_map(SPACE, "map-1").await;
-    let (revision, now) = s.server.config_maps(SPACE).await;
+    kube::set_config_map(&s.space, "after", "the restore").await;
+    kube::set_config_map(&s.space, "map-0", "after").await;
+    s.space.delete("configmaps", "map-1").await;
+    let (revision, now) = kube::config_maps(&s.space).await;
     assert!(revision > BUMP && revision > s.seen, "{revision}");
     assert!(s.etcd.revision().await >= revision);
     s.informer
@@ -204,14 +203,15 @@ async fn a_whole_cluster_is_served_again() {
         let of_etcd: Vec<_> = of_etcd.collect();
         assert!(!of_etcd.is_empty());
         let server = Apiserver::start(&etcd).await;
-        let (revision, maps) = server.config_maps("kube-system").await;
+        let space = TestNamespace::existing(&server.api(), "kube-system").await;
+        let (revision, maps) = kube::config_maps(&space).await;
         assert!(revision >= row.revision + BUMP, "{revision}");
         for (name, version) in of_etcd {
             assert!(maps.contains_key(&name), "{name}: {maps:?}");
             assert_eq!(maps[&name]["resource_version"], version, "{name}");
         }
         let name = "after-the-restore";
-        server.create_config_map("kube-system", name, "new").await;
+        kube::set_config_map(&space, name, "new").await;
     }
 }
 
@@ -220,15 +220,15 @@ async fn a_whole_cluster_is_served_again() {
 #[tokio::test(flavor = "multi_thread")]
 async fn without_a_bump_it_would_believe_what_it_knew() {
     let mut s = swapped(EtcdVersion::V3_6, &[]).await;
-    let (revision, now) = s.server.config_maps(SPACE).await;
+    let (revision, now) = kube::config_maps(&s.space).await;
     assert_eq!(now, s.then);
     assert!(revision < s.seen, "{revision}");
-    s.server.create_config_map(SPACE, "missed", "new").await;
+    kube::set_config_map(&s.space, "missed", "new").await;
     while s.etcd.revision().await <= s.seen {
-        s.server.replace_config_map(SPACE, "map-1", "new").await;
-        s.server.replace_config_map(SPACE, "map-1", "newer").await;
+        kube::set_config_map(&s.space, "map-1", "new").await;
+        kube::set_config_map(&s.space, "map-1", "newer").await;
     }
-    s.server.create_config_map(SPACE, "noticed", "new").await;
+    kube::set_config_map(&s.space, "noticed", "new").await;
     let has = |said: &[Value], name: &str| {
         kube::store(said).is_some_and(|store| store.contains_key(name))
     };

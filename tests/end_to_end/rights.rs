@@ -1,36 +1,30 @@
 //! The rights in the manifests suffice for what the controller does and allow nothing else, and admission policies refuse what the controller refuses.
 
-use super::manifests::{Cluster, PATIENCE, SPACE, api, client};
 use crate::support::chart::{self, CONTROLLER, NAMESPACE};
-use crate::support::manifests::{kind, name};
-use crate::support::scratch;
+use crate::support::kube::{Api, Body, Refused, collection};
+use crate::support::namespace::{Alone, TestNamespace};
 use deltafold::controller::jobs::{Allowed, Settings};
-use kube::Client;
-use kube::api::{Api, DynamicObject, Patch, PatchParams, PostParams};
-use kube::core::{ApiResource, GroupVersionKind};
+use reqwest::Method;
 use serde_json::{Value, json};
-use std::time::{Duration, Instant};
-use tempfile::TempDir;
+
+/// The namespace of `Alone`.
+const SPACE: &str = "backup";
 
 /// The rights of a user, according to the API server, as `kubectl auth can-i` reports them.
-struct Rights {
-    own: Client,
-    // Contains the kubeconfig.
-    _folder: TempDir,
-}
+struct Rights(Api);
 
 impl Rights {
-    async fn of(cluster: &Cluster, namespace: &str, account: &str) -> Self {
-        let token = cluster
-            .server
-            .service_account_token(namespace, account)
-            .await;
-        let folder = scratch::folder().unwrap();
-        let own = client(&cluster.server, folder.path(), &token).await;
-        Rights {
-            own,
-            _folder: folder,
-        }
+    async fn of(cluster: &TestNamespace, namespace: &str, account: &str) -> Self {
+        let token = cluster.api.token(namespace, account).await.unwrap();
+        Rights(Api::new(cluster.api.url(), &token))
+    }
+
+    /// Creates an object as this user.
+    async fn create(&self, object: &Value) -> Result<Value, Refused> {
+        let path = collection(object, SPACE);
+        self.0
+            .ask(Method::POST, &path, Some((Body::Json, object)))
+            .await
     }
 
     /// In a namespace, or in all if it is empty.
@@ -40,16 +34,11 @@ impl Rights {
         let review = json!({
             "apiVersion": "authorization.k8s.io/v1",
             "kind": "SelfSubjectAccessReview",
-            "metadata": {},
             "spec": {"resourceAttributes": {"namespace": namespace, "verb": verb, "group": group,
                 "resource": resource, "subresource": subresource, "name": name}},
         });
-        let review = serde_json::from_value(review).unwrap();
-        let kind = GroupVersionKind::gvk("authorization.k8s.io", "v1", "SelfSubjectAccessReview");
-        let api: Api<DynamicObject> =
-            Api::all_with(self.own.clone(), &ApiResource::from_gvk(&kind));
-        let answer = api.create(&PostParams::default(), &review).await.unwrap();
-        answer.data["status"]["allowed"] == true
+        let answer = self.create(&review).await.unwrap();
+        answer["status"]["allowed"] == true
     }
 
     /// Asserts that each verb on each resource (`resource:name`) is allowed in the namespace, or that none is.
@@ -113,24 +102,20 @@ const NOT_NEEDED: [(&str, &str, &str); 17] = [
     ("get", "", "configmaps"),
 ];
 
-async fn install(cluster: &Cluster, namespace: &str, values: &[&str]) {
+async fn install(cluster: &TestNamespace, namespace: &str, values: &[&str]) {
     let own = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}});
-    cluster.apply(&own).await.unwrap();
-    for object in chart::objects_in(namespace, values) {
-        let applied = cluster.apply(&object).await;
-        applied.unwrap_or_else(|e| panic!("{} {}: {e}", kind(&object), name(&object)));
-        if kind(&object) == "CustomResourceDefinition" {
-            cluster.wait_established(&object).await;
-        }
-    }
+    cluster.apply_all(&[own]).await;
+    let objects = chart::objects_in(namespace, values);
+    cluster.apply_all(&objects).await;
 }
 
 /// The rights suffice for what the controller does, and allow nothing else.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_controllers_rights_are_what_it_needs() {
-    let cluster = Cluster::start().await;
-    install(&cluster, NAMESPACE, &[]).await;
-    let own = Rights::of(&cluster, NAMESPACE, CONTROLLER).await;
+    let alone = Alone::start().await;
+    let cluster = &alone.space;
+    install(cluster, NAMESPACE, &[]).await;
+    let own = Rights::of(cluster, NAMESPACE, CONTROLLER).await;
     own.check(SPACE, &NEEDED, true).await;
     own.check("", &NEEDED, true).await;
     own.check(SPACE, &NOT_NEEDED, false).await;
@@ -152,31 +137,26 @@ async fn the_controllers_rights_are_what_it_needs() {
             "subjects": [{"kind": "ServiceAccount", "name": "deltafold-jobs", "namespace": SPACE}],
         })
     };
-    let create = async |object: &Value| {
-        let typed = serde_json::from_value(object.clone()).unwrap();
-        let api = api(&own.own, object);
-        api.create(&PostParams::default(), &typed).await
-    };
-    create(&account).await.unwrap();
+    own.create(&account).await.unwrap();
     let wanted = binding("deltafold-jobs", "ClusterRole", "deltafold-jobs");
-    create(&wanted).await.unwrap();
+    own.create(&wanted).await.unwrap();
     let role = json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role",
         "metadata": {"name": "deltafold-jobs", "namespace": SPACE},
         "rules": [{"apiGroups": [""], "resources": ["secrets"], "verbs": ["get"]}]});
-    cluster.apply(&role).await.unwrap();
+    cluster.apply_object(&role).await.unwrap();
     for (role, kind) in [
         ("cluster-admin", "ClusterRole"),
         ("system:aggregate-to-edit", "ClusterRole"),
         ("deltafold-edit", "ClusterRole"),
         ("deltafold-jobs", "Role"),
     ] {
-        let refused = create(&binding(role, kind, "more")).await.unwrap_err();
-        let refused = refused.to_string();
+        let refused = own.create(&binding(role, kind, "more")).await;
+        let refused = refused.unwrap_err().message();
         let escalates = "attempting to grant RBAC permissions";
         assert!(refused.contains(escalates), "{kind} {role}: {refused}");
     }
     // The rights of a Job.
-    let of_job = Rights::of(&cluster, SPACE, "deltafold-jobs").await;
+    let of_job = Rights::of(cluster, SPACE, "deltafold-jobs").await;
     let leases = |verbs| [(verbs, "coordination.k8s.io", "leases")];
     of_job.check(SPACE, &leases("get create patch"), true).await;
     let not_needed = leases("list watch update delete");
@@ -190,13 +170,14 @@ async fn the_controllers_rights_are_what_it_needs() {
 /// With named namespaces, the controller has no rights in others.
 #[tokio::test(flavor = "multi_thread")]
 async fn in_named_namespaces_it_has_rights_there_alone() {
-    let cluster = Cluster::start().await;
-    cluster.server.create_namespace("second").await;
+    let alone = Alone::start().await;
+    let cluster = &alone.space;
+    let _second = TestNamespace::named(&cluster.api, "second").await;
     let named = &format!("watchNamespaces={{{SPACE},second}}");
-    install(&cluster, NAMESPACE, &[named]).await;
+    install(cluster, NAMESPACE, &[named]).await;
     // Applying it again succeeds.
-    install(&cluster, NAMESPACE, &[named]).await;
-    let own = Rights::of(&cluster, NAMESPACE, CONTROLLER).await;
+    install(cluster, NAMESPACE, &[named]).await;
+    let own = Rights::of(cluster, NAMESPACE, CONTROLLER).await;
     for namespace in [SPACE, "second"] {
         own.check(namespace, &NEEDED, true).await;
         own.check(namespace, &NOT_NEEDED, false).await;
@@ -205,7 +186,7 @@ async fn in_named_namespaces_it_has_rights_there_alone() {
             ("get create", RBAC, "rolebindings"),
         ];
         own.check(namespace, &made, false).await;
-        let of_jobs = Rights::of(&cluster, namespace, "deltafold-jobs").await;
+        let of_jobs = Rights::of(cluster, namespace, "deltafold-jobs").await;
         let leases = [("get create patch", "coordination.k8s.io", "leases")];
         of_jobs.check(namespace, &leases, true).await;
     }
@@ -236,18 +217,19 @@ fn task_in(namespace: &str, type_: &str, config: Value) -> Value {
 /// installations.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_api_server_refuses_what_the_flags_do_not_allow() {
-    let cluster = Cluster::start().await;
-    cluster.define().await;
+    let alone = Alone::start().await;
+    let cluster = &alone.space;
+    cluster.apply_all(&chart::crds()).await;
     for namespace in ["strict", "lax", "unwatched"] {
-        cluster.server.create_namespace(namespace).await;
+        TestNamespace::named(&cluster.api, namespace).await;
     }
     let on_node = json!({"url": "/b", "volume": {"hostPath": "/b"}});
     // It existed before.
     let mut old = policy_in("strict", "old", json!({"store": on_node}));
-    cluster.apply(&old).await.unwrap();
+    cluster.apply_object(&old).await.unwrap();
     let own = ["image.repository=own", "image.tag=1"];
     install(
-        &cluster,
+        cluster,
         "one",
         &[&own[..], &["watchNamespaces={strict}"]].concat(),
     )
@@ -261,7 +243,7 @@ async fn the_api_server_refuses_what_the_flags_do_not_allow() {
         "allow.tolerations=true",
         "allow.imagePrefixes={registry.example/team,a.example/}",
     ];
-    install(&cluster, "two", &[&own[..], &lax].concat()).await;
+    install(cluster, "two", &[&own[..], &lax].concat()).await;
     let lax = Allowed {
         allow_host_path: true,
         allow_host_network: true,
@@ -273,10 +255,10 @@ async fn the_api_server_refuses_what_the_flags_do_not_allow() {
     };
     let settings = Settings::new("own:1");
     let would_apply = async |object: &Value| {
-        let mut params = PatchParams::apply("kubectl").force();
-        params.dry_run = true;
-        let (api, patch) = (cluster.api(object), Patch::Apply(object));
-        api.patch(name(object), &params, &patch).await
+        let path = cluster.path_to(object);
+        let path = format!("{path}?fieldManager=kubectl&force=true&dryRun=All");
+        let body = Some((Body::Apply, object));
+        cluster.api.ask(Method::PATCH, &path, body).await
     };
     // The policies take effect a moment after they are written.
     for namespace in ["strict", "lax"] {
@@ -285,13 +267,12 @@ async fn the_api_server_refuses_what_the_flags_do_not_allow() {
         let policy = policy_in(namespace, "probe", spec);
         let copy = json!({"copyBackups": {"targetStore": on_node}});
         let task = task_in(namespace, "CopyBackups", copy);
-        let started = Instant::now();
-        while would_apply(&policy).await.is_ok()
-            || namespace == "strict" && would_apply(&task).await.is_ok()
-        {
-            assert!(started.elapsed() < PATIENCE, "{namespace}");
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
+        let refuses = async || {
+            let allowed = would_apply(&policy).await.is_ok()
+                || namespace == "strict" && would_apply(&task).await.is_ok();
+            (!allowed).then_some(())
+        };
+        cluster.wait(namespace, refuses).await;
     }
     let s3 = json!({"url": "s3://b/p"});
     let with = |field: &str, value: Value| json!({"store": s3, "jobTemplate": {field: value}});
@@ -365,14 +346,8 @@ async fn the_api_server_refuses_what_the_flags_do_not_allow() {
                 told.unwrap_or_else(|e| panic!("{namespace} {}: {e}", object["spec"]));
                 continue;
             };
-            let kube::Error::Api(refused) = told.unwrap_err() else {
-                panic!("{object}: no refusal");
-            };
-            assert!(
-                refused.message.ends_with(problem),
-                "{}: {problem}",
-                refused.message
-            );
+            let refused = told.unwrap_err();
+            assert!(refused.message().ends_with(problem), "{refused}: {problem}");
             assert_eq!(refused.code, 403);
             refusals += 1;
         }
@@ -380,18 +355,17 @@ async fn the_api_server_refuses_what_the_flags_do_not_allow() {
     assert!(refusals > 25, "{refusals}");
     // An existing object stays accepted, whatever else is changed.
     old["metadata"]["labels"] = json!({"a": "b"});
-    cluster.apply(&old).await.unwrap();
+    cluster.apply_object(&old).await.unwrap();
     let status = json!({"apiVersion": old["apiVersion"], "kind": old["kind"], "status": {"activeJobs": ["x"]}});
-    let params = PatchParams::apply("deltafold").force();
-    let (api, patch) = (cluster.api(&old), Patch::Apply(&status));
-    api.patch_status("old", &params, &patch).await.unwrap();
+    let path = format!("{}/status", cluster.path_to(&old));
+    cluster.api.apply(&path, &status).await.unwrap();
     for more in [json!(true), json!(false)] {
         let mut changed = old.clone();
         changed["spec"]["suspend"] = more.clone();
-        let changed = cluster.apply(&changed).await;
+        let changed = cluster.apply_object(&changed).await;
         // Setting the default is no change.
         assert_eq!(changed.is_ok(), more == false, "{more}");
     }
     old["spec"]["store"] = json!({"url": "s3://b/p"});
-    cluster.apply(&old).await.unwrap();
+    cluster.apply_object(&old).await.unwrap();
 }

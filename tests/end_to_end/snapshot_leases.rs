@@ -2,10 +2,11 @@
 
 use crate::support::etcd::Etcd;
 use crate::support::follower::{Follower, QUICK, snapshot_command};
-use crate::support::kube::{Apiserver, NOBODY, TOKEN};
+use crate::support::kube::{NOBODY, TOKEN, write_kubeconfig};
 use crate::support::made_backups::{BASE, Bucket, LAST};
+use crate::support::manifests::{documents, read};
+use crate::support::namespace::{self, Alone, TestNamespace, until};
 use crate::support::restorable::Prefix;
-use crate::support::scratch;
 use crate::support::tools::{self, EtcdVersion};
 use crate::support::{copy_fixture, deltafold, run_json};
 use serde_json::{Value, json};
@@ -13,70 +14,43 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
-use tempfile::TempDir;
+use std::time::Duration;
 
 const SPACE: &str = "backup";
 const NAME: &str = "etcd-main";
 const FULL: &str = "etcd-main-full-snap";
 const DELTA: &str = "etcd-main-delta-snap";
 
-struct Cluster {
-    server: Apiserver,
-    _etcd: Etcd,
-    folder: TempDir,
+fn kubeconfig(cluster: &Alone, namespace: &str, token: &str) -> PathBuf {
+    let file = cluster.folder.path().join("kubeconfig");
+    cluster.server.kubeconfig(&file, namespace, token);
+    file
 }
 
-impl Cluster {
-    async fn start() -> Self {
-        let folder = scratch::folder().unwrap();
-        let etcd = Etcd::start(EtcdVersion::V3_6, &folder.path().join("etcd"));
-        let server = Apiserver::start(&etcd).await;
-        server.create_namespace(SPACE).await;
-        Cluster {
-            server,
-            _etcd: etcd,
-            folder,
-        }
-    }
-
-    fn kubeconfig(&self, namespace: &str, token: &str) -> PathBuf {
-        let file = self.folder.path().join("kubeconfig");
-        self.server.kubeconfig(&file, namespace, token);
-        file
-    }
-
-    async fn lease(&self, name: &str) -> Value {
-        self.server.lease(SPACE, name).await.unwrap()
-    }
-
-    /// Creates a Lease as etcd-druid does, with a holder.
-    async fn create(&self, name: &str, holder: Option<&str>) -> Value {
-        let lease = json!({
-            "apiVersion": "coordination.k8s.io/v1",
-            "kind": "Lease",
+/// Creates a Lease as etcd-druid does, with a holder.
+async fn create(cluster: &Alone, name: &str, holder: Option<&str>) -> Value {
+    let lease = json!({
             "metadata": {
-                "name": name,
-                "labels": {
-                    "app.kubernetes.io/component": "snapshot-lease",
-                    "app.kubernetes.io/managed-by": "etcd-druid",
-                    "app.kubernetes.io/part-of": NAME,
-                },
-                "annotations": {"others": "stay"},
-                "finalizers": ["example.com/stays"],
-                "ownerReferences": [{
-                    "apiVersion": "druid.gardener.cloud/v1alpha1",
-                    "kind": "Etcd",
-                    "name": NAME,
-                    "uid": "8e9e05c5-2164-694d-cdf8-18194e3a8c32",
-                    "controller": true,
-                    "blockOwnerDeletion": true,
-                }],
+            "name": name,
+            "labels": {
+                "app.kubernetes.io/component": "snapshot-lease",
+                "app.kubernetes.io/managed-by": "etcd-druid",
+                "app.kubernetes.io/part-of": NAME,
             },
-            "spec": {"holderIdentity": holder, "leaseTransitions": 3},
-        });
-        self.server.create(SPACE, &lease).await
-    }
+            "annotations": {"others": "stay"},
+            "finalizers": ["example.com/stays"],
+            "ownerReferences": [{
+                "apiVersion": "druid.gardener.cloud/v1alpha1",
+                "kind": "Etcd",
+                "name": NAME,
+                "uid": "8e9e05c5-2164-694d-cdf8-18194e3a8c32",
+                "controller": true,
+                "blockOwnerDeletion": true,
+            }],
+        },
+        "spec": {"holderIdentity": holder, "leaseTransitions": 3},
+    });
+    cluster.space.create("leases", lease).await
 }
 
 fn compact(store: &Path, kubeconfig: &Path, args: &[&str]) -> (i32, Value, String) {
@@ -99,9 +73,7 @@ fn holder(lease: &Value) -> &str {
 }
 
 fn annotation<'l>(lease: &'l Value, name: &str) -> &'l str {
-    lease["metadata"]["annotations"][format!("deltafold.io/{name}")]
-        .as_str()
-        .unwrap()
+    namespace::annotation(lease, name).unwrap()
 }
 
 /// Asserts that the Lease reports this snapshot: its size in the store, and the time in its name.
@@ -130,15 +102,15 @@ fn others(lease: &Value) -> Value {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn leases_of_etcd_druid_are_renewed_and_otherwise_untouched() {
-    let cluster = Cluster::start().await;
-    let full = cluster.create(FULL, Some("275")).await;
-    let delta = cluster.create(DELTA, Some("628")).await;
-    let config = cluster.kubeconfig(SPACE, TOKEN);
+    let cluster = Alone::start().await;
+    let full = create(&cluster, FULL, Some("275")).await;
+    let delta = create(&cluster, DELTA, Some("628")).await;
+    let config = kubeconfig(&cluster, SPACE, TOKEN);
     let store = copy_fixture("kubernetes");
     let (code, outcome, stderr) = compact(store.path(), &config, &["--dry-run"]);
     assert_eq!(code, 0, "{stderr}");
     assert_eq!(warnings(&outcome), Vec::<&str>::new());
-    assert_eq!(cluster.lease(FULL).await, full);
+    assert_eq!(cluster.space.must_get("leases", FULL).await, full);
     // Half of the deltas, then all of them.
     for (args, revision, events) in [
         (&["--revision", "505"][..], "505", "123"),
@@ -146,7 +118,10 @@ async fn leases_of_etcd_druid_are_renewed_and_otherwise_untouched() {
     ] {
         let (code, outcome, stderr) = compact(store.path(), &config, args);
         assert_eq!((code, warnings(&outcome)), (0, vec![]), "{stderr}");
-        let (full_now, delta_now) = (cluster.lease(FULL).await, cluster.lease(DELTA).await);
+        let (full_now, delta_now) = (
+            cluster.space.must_get("leases", FULL).await,
+            cluster.space.must_get("leases", DELTA).await,
+        );
         assert_eq!((holder(&full_now), holder(&delta_now)), (revision, "628"));
         assert_eq!(others(&full_now), others(&full));
         assert_eq!(others(&delta_now), others(&delta));
@@ -177,19 +152,19 @@ async fn leases_of_etcd_druid_are_renewed_and_otherwise_untouched() {
         assert_eq!(bytes, after, "{revision}");
     }
     // There is nothing to do, so nothing is written.
-    let before = cluster.lease(FULL).await;
+    let before = cluster.space.must_get("leases", FULL).await;
     let (code, outcome, stderr) = compact(store.path(), &config, &[]);
     assert_eq!((code, warnings(&outcome)), (0, vec![]), "{stderr}");
     assert_eq!(outcome["status"], "NothingToDo");
-    assert_eq!(cluster.lease(FULL).await, before);
+    assert_eq!(cluster.space.must_get("leases", FULL).await, before);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn snapshots_of_a_live_etcd_bring_the_leases_forward() {
-    let cluster = Cluster::start().await;
-    cluster.create(FULL, None).await;
-    let druids = cluster.create(DELTA, None).await;
-    let config = cluster.kubeconfig(SPACE, TOKEN);
+    let cluster = Alone::start().await;
+    create(&cluster, FULL, None).await;
+    let druids = create(&cluster, DELTA, None).await;
+    let config = kubeconfig(&cluster, SPACE, TOKEN);
     let etcd = Etcd::start(EtcdVersion::V3_6, &cluster.folder.path().join("saved"));
     let store = cluster.folder.path().join("store");
     let put = async |n: usize| {
@@ -212,13 +187,19 @@ async fn snapshots_of_a_live_etcd_bring_the_leases_forward() {
     };
     let first = put(20).await;
     save("delta");
-    assert_eq!(holder(&cluster.lease(FULL).await), first.to_string());
+    assert_eq!(
+        holder(&cluster.space.must_get("leases", FULL).await),
+        first.to_string()
+    );
     let second = put(30).await;
     let bytes = save("delta")["bytes_written"].as_u64().unwrap();
     let third = put(5).await;
     let bytes = bytes + save("delta")["bytes_written"].as_u64().unwrap();
     assert!(second > first && third > second);
-    let (full, delta) = (cluster.lease(FULL).await, cluster.lease(DELTA).await);
+    let (full, delta) = (
+        cluster.space.must_get("leases", FULL).await,
+        cluster.space.must_get("leases", DELTA).await,
+    );
     assert_eq!(holder(&full), first.to_string());
     assert_eq!(holder(&delta), third.to_string());
     assert_eq!(
@@ -239,7 +220,10 @@ async fn snapshots_of_a_live_etcd_bring_the_leases_forward() {
     // A full resets the counts.
     let fourth = put(3).await;
     save("full");
-    let (full, delta) = (cluster.lease(FULL).await, cluster.lease(DELTA).await);
+    let (full, delta) = (
+        cluster.space.must_get("leases", FULL).await,
+        cluster.space.must_get("leases", DELTA).await,
+    );
     assert_eq!(holder(&full), fourth.to_string());
     assert_eq!(annotation(&delta, "accumulated-delta-bytes"), "0");
     assert_eq!(annotation(&delta, "accumulated-delta-events"), "0");
@@ -251,8 +235,8 @@ async fn snapshots_of_a_live_etcd_bring_the_leases_forward() {
 /// A follower does not list its store for each delta; it learns of a compaction from the Lease.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_follower_sees_by_the_lease_that_somebody_has_compacted() {
-    let cluster = Cluster::start().await;
-    let config = cluster.kubeconfig(SPACE, TOKEN);
+    let cluster = Alone::start().await;
+    let config = kubeconfig(&cluster, SPACE, TOKEN);
     let etcd = Etcd::start(EtcdVersion::V3_6, &cluster.folder.path().join("saved"));
     let prefix = Prefix::local(&cluster.folder.path().join("store"));
     let mut c = snapshot_command("follow", &prefix, &[etcd.endpoint().to_owned()]);
@@ -266,25 +250,28 @@ async fn a_follower_sees_by_the_lease_that_somebody_has_compacted() {
             kv.put(format!("/k/{i}"), vec![7; 300], None).await.unwrap();
         }
         let revision = etcd.revision().await;
-        let until = Instant::now() + Duration::from_secs(90);
-        loop {
+        let told = until(Duration::from_secs(90), async || {
             follower.assert_runs();
-            let lease = cluster.server.lease(SPACE, DELTA).await;
-            if lease.is_some_and(|l| holder(&l) == revision.to_string()) {
-                return revision;
-            }
-            assert!(Instant::now() < until, "{revision}: {}", follower.log());
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
+            let lease = cluster.space.get("leases", DELTA).await?;
+            (holder(&lease) == revision.to_string()).then_some(revision)
+        });
+        let told = told.await;
+        told.unwrap_or_else(|| panic!("{revision}: {}", follower.log()))
     };
     put().await;
     let compacted = put().await;
     let store = Path::new(&prefix.url);
     let (code, outcome, stderr) = compact(store, &config, &[]);
     assert_eq!((code, warnings(&outcome)), (0, vec![]), "{stderr}");
-    assert_eq!(holder(&cluster.lease(FULL).await), compacted.to_string());
+    assert_eq!(
+        holder(&cluster.space.must_get("leases", FULL).await),
+        compacted.to_string()
+    );
     let last = put().await;
-    let (full, delta) = (cluster.lease(FULL).await, cluster.lease(DELTA).await);
+    let (full, delta) = (
+        cluster.space.must_get("leases", FULL).await,
+        cluster.space.must_get("leases", DELTA).await,
+    );
     assert_eq!(holder(&full), compacted.to_string());
     let events = (last - compacted).to_string();
     assert_eq!(annotation(&delta, "accumulated-delta-events"), events);
@@ -294,16 +281,16 @@ async fn a_follower_sees_by_the_lease_that_somebody_has_compacted() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn missing_leases_are_created_where_they_are_wanted() {
-    let cluster = Cluster::start().await;
-    cluster.server.create_namespace("elsewhere").await;
-    let config = cluster.kubeconfig(SPACE, TOKEN);
+    let cluster = Alone::start().await;
+    let elsewhere = TestNamespace::named(&cluster.space.api, "elsewhere").await;
+    let config = kubeconfig(&cluster, SPACE, TOKEN);
     let store = copy_fixture("kubernetes");
     let (code, outcome, stderr) =
         compact(store.path(), &config, &["--lease-namespace", "elsewhere"]);
     assert_eq!((code, warnings(&outcome)), (0, vec![]), "{stderr}");
-    assert_eq!(cluster.server.lease(SPACE, FULL).await, None);
+    assert_eq!(cluster.space.get("leases", FULL).await, None);
     for name in [FULL, DELTA] {
-        let lease = cluster.server.lease("elsewhere", name).await.unwrap();
+        let lease = elsewhere.must_get("leases", name).await;
         assert_eq!(holder(&lease), "628");
         assert!(lease["spec"]["renewTime"].is_string(), "{lease}");
     }
@@ -311,7 +298,7 @@ async fn missing_leases_are_created_where_they_are_wanted() {
     let (code, outcome, stderr) = compact(store.path(), &config, &[]);
     assert_eq!((code, warnings(&outcome)), (0, vec![]), "{stderr}");
     assert_eq!(outcome["status"], "NothingToDo");
-    assert_eq!(holder(&cluster.lease(FULL).await), "628");
+    assert_eq!(holder(&cluster.space.must_get("leases", FULL).await), "628");
     // A namespace that does not exist.
     let (code, outcome, stderr) = compact(store.path(), &config, &["--lease-namespace", "nowhere"]);
     assert_eq!(code, 0, "{stderr}");
@@ -321,10 +308,10 @@ async fn missing_leases_are_created_where_they_are_wanted() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_higher_revision_and_somebody_elses_lease_are_left_alone() {
-    let cluster = Cluster::start().await;
-    let full = cluster.create(FULL, Some("629")).await;
-    let delta = cluster.create(DELTA, Some("etcd-main-0")).await;
-    let config = cluster.kubeconfig(SPACE, TOKEN);
+    let cluster = Alone::start().await;
+    let full = create(&cluster, FULL, Some("629")).await;
+    let delta = create(&cluster, DELTA, Some("etcd-main-0")).await;
+    let config = kubeconfig(&cluster, SPACE, TOKEN);
     let store = copy_fixture("kubernetes");
     let (code, outcome, stderr) = compact(store.path(), &config, &[]);
     assert_eq!(code, 0, "{stderr}");
@@ -334,17 +321,17 @@ async fn a_higher_revision_and_somebody_elses_lease_are_left_alone() {
         "{said:?}"
     );
     assert!(said[1].contains("\"etcd-main-0\""), "{said:?}");
-    assert_eq!(cluster.lease(FULL).await, full);
-    assert_eq!(cluster.lease(DELTA).await, delta);
+    assert_eq!(cluster.space.must_get("leases", FULL).await, full);
+    assert_eq!(cluster.space.must_get("leases", DELTA).await, delta);
 }
 
 /// Somebody writes the Leases all the time, and several runs do at once.
 #[tokio::test(flavor = "multi_thread")]
 async fn conflicting_writers_lose_nothing() {
-    let cluster = Cluster::start().await;
-    cluster.create(FULL, Some("0")).await;
-    cluster.create(DELTA, None).await;
-    let config = cluster.kubeconfig(SPACE, TOKEN);
+    let cluster = Alone::start().await;
+    create(&cluster, FULL, Some("0")).await;
+    create(&cluster, DELTA, None).await;
+    let config = kubeconfig(&cluster, SPACE, TOKEN);
     let bucket = Bucket::with_base();
     let steps = [900, 1100, 1300, 1499, 1700, 1900, 2100, LAST];
     let mut from = BASE + 1;
@@ -373,9 +360,9 @@ async fn conflicting_writers_lose_nothing() {
     let mut written = 0;
     while !done.load(Ordering::Relaxed) {
         for name in [FULL, DELTA] {
-            let mut lease = cluster.lease(name).await;
+            let mut lease = cluster.space.must_get("leases", name).await;
             lease["metadata"]["labels"]["written"] = written.to_string().into();
-            written += usize::from(cluster.server.replace_lease(SPACE, &lease).await.is_ok());
+            written += usize::from(cluster.space.replace("leases", &lease).await.is_ok());
             tokio::time::sleep(std::time::Duration::from_millis(2)).await;
         }
     }
@@ -386,7 +373,10 @@ async fn conflicting_writers_lose_nothing() {
     // None of the runs saw the final state; this one does.
     let (code, outcome, stderr) = compact(bucket.path(), &config, &[]);
     assert_eq!((code, warnings(&outcome)), (0, vec![]), "{stderr}");
-    let (full, delta) = (cluster.lease(FULL).await, cluster.lease(DELTA).await);
+    let (full, delta) = (
+        cluster.space.must_get("leases", FULL).await,
+        cluster.space.must_get("leases", DELTA).await,
+    );
     let last = LAST.to_string();
     assert_eq!((holder(&full), holder(&delta)), (&*last, &*last));
     assert_eq!(annotation(&delta, "accumulated-delta-events"), "0");
@@ -395,46 +385,38 @@ async fn conflicting_writers_lose_nothing() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_role_that_comes_along_is_enough_and_less_is_a_warning() {
-    let cluster = Cluster::start().await;
-    let rbac = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("jobs/rbac.yaml"));
-    for document in rbac.unwrap().split("\n---\n") {
-        let mut object: Value = yaml_serde::from_str(document).unwrap();
-        if object["kind"] == "RoleBinding" {
-            object["subjects"][0]["namespace"] = SPACE.into();
-        }
-        cluster.server.create(SPACE, &object).await;
-    }
-    let token = cluster
-        .server
-        .service_account_token(SPACE, "deltafold")
-        .await;
+    let cluster = Alone::start().await;
+    let namespace = format!("namespace: {SPACE}");
+    let rbac = read("jobs/rbac.yaml").replace("namespace: default", &namespace);
+    cluster.space.apply_all(&documents(&rbac)).await;
+    let token = cluster.space.token_of("deltafold").await;
     let store = copy_fixture("kubernetes");
     for (token, sign) in [(NOBODY, "jobs/rbac.yaml"), ("unknown", "Unauthorized")] {
-        let config = cluster.kubeconfig(SPACE, token);
+        let config = kubeconfig(&cluster, SPACE, token);
         let (code, outcome, stderr) = compact(store.path(), &config, &[]);
         assert_eq!(code, 0, "{stderr}");
         let said = warnings(&outcome);
         assert!(said.len() == 2 && said[0].contains(sign), "{said:?}");
         assert!(stderr.contains(sign), "{stderr}");
-        assert_eq!(cluster.server.lease(SPACE, FULL).await, None);
+        assert_eq!(cluster.space.get("leases", FULL).await, None);
     }
-    let config = cluster.kubeconfig(SPACE, &token);
+    let config = kubeconfig(&cluster, SPACE, &token);
     for _ in ["create", "patch"] {
         let bucket = copy_fixture("kubernetes");
         let (code, outcome, stderr) = compact(bucket.path(), &config, &[]);
         assert_eq!((code, warnings(&outcome)), (0, vec![]), "{stderr}");
     }
-    assert_eq!(holder(&cluster.lease(FULL).await), "628");
+    assert_eq!(holder(&cluster.space.must_get("leases", FULL).await), "628");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn without_kubernetes_the_snapshot_is_taken_all_the_same() {
-    let cluster = Cluster::start().await;
-    let config = cluster.kubeconfig(SPACE, TOKEN);
+    let cluster = Alone::start().await;
+    let config = kubeconfig(&cluster, SPACE, TOKEN);
     // The kubeconfig names a file that vanishes with the server.
     let lasting = cluster.folder.path().join("lasting");
-    cluster.server.lasting_kubeconfig(&lasting, SPACE, TOKEN);
-    let Cluster { server, folder, .. } = cluster;
+    write_kubeconfig(&lasting, &cluster.server.url(), SPACE, TOKEN);
+    let Alone { server, folder, .. } = cluster;
     drop(server);
     let nowhere = folder.path().join("no-such-file");
     for (config, sign) in [

@@ -1,143 +1,39 @@
 //! `deltafold task create` on a real API server. There is no controller: the tests play it.
 
-use crate::support::etcd::Etcd;
-use crate::support::kube::{Apiserver, NOBODY, TOKEN};
+use crate::support::kube::{NOBODY, TOKEN};
+use crate::support::namespace::{Alone, Kubernetes, POLICIES, TASKS, TestNamespace};
 use crate::support::schema::Schema;
-use crate::support::scratch;
-use crate::support::tools::EtcdVersion;
 use crate::support::{deltafold, run_json};
-use deltafold::controller::api::{EtcdBackupPolicy, EtcdBackupTask, crds};
-use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
-use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Client, Config};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
-use tempfile::TempDir;
 
-pub const SPACE: &str = "backup";
-const PATIENCE: Duration = Duration::from_secs(60);
-
-/// A real API server with our CRDs.
-struct Cluster {
-    server: Apiserver,
-    client: Client,
-    folder: TempDir,
-    _etcd: Etcd,
+async fn policy(space: &TestNamespace, name: &str) {
+    let policy = json!({
+        "metadata": {"name": name},
+        "spec": {"store": {"url": "s3://backups/main"}, "etcd": {"endpoints": ["http://etcd:2379"]}},
+    });
+    space.create(POLICIES, policy).await;
 }
 
-impl Cluster {
-    async fn start() -> Self {
-        let cluster = Self::bare().await;
-        let api: Api<k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition> =
-            Api::all(cluster.client.clone());
-        for crd in crds() {
-            api.create(&PostParams::default(), &crd).await.unwrap();
-        }
-        let started = Instant::now();
-        // Served as soon as they are established.
-        while cluster.tasks().list(&ListParams::default()).await.is_err()
-            || cluster
-                .policies()
-                .list(&ListParams::default())
-                .await
-                .is_err()
-        {
-            assert!(started.elapsed() < PATIENCE);
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-        cluster
-    }
-
-    /// An API server without our CRDs.
-    async fn bare() -> Self {
-        let folder = scratch::folder().unwrap();
-        let etcd = Etcd::start(EtcdVersion::V3_6, &folder.path().join("etcd"));
-        let server = Apiserver::start(&etcd).await;
-        server.create_namespace(SPACE).await;
-        let config = folder.path().join("admin");
-        server.kubeconfig(&config, SPACE, TOKEN);
-        let config = Kubeconfig::read_from(&config).unwrap();
-        let options = KubeConfigOptions::default();
-        let config = Config::from_custom_kubeconfig(config, &options).await;
-        let client = Client::try_from(config.unwrap()).unwrap();
-        Cluster {
-            server,
-            client,
-            folder,
-            _etcd: etcd,
-        }
-    }
-
-    fn tasks(&self) -> Api<EtcdBackupTask> {
-        Api::namespaced(self.client.clone(), SPACE)
-    }
-
-    fn policies(&self) -> Api<EtcdBackupPolicy> {
-        Api::namespaced(self.client.clone(), SPACE)
-    }
-
-    async fn policy(&self, name: &str) {
-        let policy = json!({
-            "apiVersion": "deltafold.io/v1alpha1", "kind": "EtcdBackupPolicy",
-            "metadata": {"name": name},
-            "spec": {"store": {"url": "s3://backups/main"}, "etcd": {"endpoints": ["http://etcd:2379"]}},
-        });
-        let policy = serde_json::from_value(policy).unwrap();
-        let params = PostParams::default();
-        self.policies().create(&params, &policy).await.unwrap();
-    }
-
-    /// Writes a status, as the controller would.
-    async fn set(&self, name: &str, status: Value) {
-        let patch = Patch::Merge(json!({"status": status}));
-        let params = PatchParams::default();
-        let patched = self.tasks().patch_status(name, &params, &patch).await;
-        patched.unwrap();
-    }
-
-    /// Written once: other tests may be reading it.
-    fn config(&self, token: &str) -> PathBuf {
-        let file = self.folder.path().join(format!("config-{token}"));
-        if !file.exists() {
-            self.server.kubeconfig(&file, SPACE, token);
-        }
-        file
-    }
-
-    fn command(&self, args: &[&str]) -> Command {
-        command(&self.config(TOKEN), args)
-    }
-
-    /// Returns the exit code, standard output and standard error.
-    fn run(&self, args: &[&str]) -> (i32, String, String) {
-        run(&mut self.command(args))
-    }
-
-    fn json(&self, args: &[&str]) -> (i32, Value, String) {
-        run_json(self.command(args).args(["--output", "json"]))
-    }
-
-    /// Starts `task create verify --wait`, and returns when the task exists.
-    async fn wait(&self, name: &str, more: &[&str]) -> Child {
-        let create = ["task", "create", "verify", "--policy", "main", "--wait"];
-        let name_args = ["--task-name", name, "--output", "json"];
-        let mut command = self.command(&[&create, &name_args[..], more].concat());
-        let command = command.stdin(Stdio::null());
-        let command = command.stdout(Stdio::piped()).stderr(Stdio::piped());
-        let child = command.spawn().unwrap();
-        let started = Instant::now();
-        while self.tasks().get_opt(name).await.unwrap().is_none() {
-            assert!(started.elapsed() < PATIENCE);
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-        child
-    }
+/// Writes a status, as the controller would.
+async fn set(space: &TestNamespace, name: &str, status: Value) {
+    let status = json!({"status": status});
+    space.patch(TASKS, &format!("{name}/status"), status).await;
 }
 
-pub fn command(config: &Path, args: &[&str]) -> Command {
+/// Written once: other tests may be reading it.
+fn config(space: &TestNamespace, token: &str) -> PathBuf {
+    let file = space.folder.path().join(format!("config-{token}"));
+    if !file.exists() {
+        let server = &Kubernetes::shared().server;
+        server.kubeconfig(&file, &space.name, token);
+    }
+    file
+}
+
+fn command(config: &Path, args: &[&str]) -> Command {
     let mut command = deltafold();
     command.env("KUBECONFIG", config).args(args);
     // Text logs, even if the tests run in a Pod.
@@ -146,14 +42,37 @@ pub fn command(config: &Path, args: &[&str]) -> Command {
     command
 }
 
-pub fn run(command: &mut Command) -> (i32, String, String) {
+/// Returns the exit code, standard output and standard error.
+fn said(command: &mut Command) -> (i32, String, String) {
     let out = command.output().unwrap();
     let text = |b: Vec<u8>| String::from_utf8(b).unwrap();
     let code = out.status.code().unwrap();
     (code, text(out.stdout), text(out.stderr))
 }
 
-pub fn ended(child: Child) -> (i32, Value, String) {
+fn run(space: &TestNamespace, args: &[&str]) -> (i32, String, String) {
+    said(&mut command(&config(space, TOKEN), args))
+}
+
+fn json(space: &TestNamespace, args: &[&str]) -> (i32, Value, String) {
+    let mut command = command(&config(space, TOKEN), args);
+    run_json(command.args(["--output", "json"]))
+}
+
+/// Starts `task create verify --wait`, and returns when the task exists.
+async fn wait(space: &TestNamespace, name: &str, more: &[&str]) -> Child {
+    let create = ["task", "create", "verify", "--policy", "main", "--wait"];
+    let name_args = ["--task-name", name, "--output", "json"];
+    let args = [&create, &name_args[..], more].concat();
+    let mut command = command(&config(space, TOKEN), &args);
+    let command = command.stdin(Stdio::null());
+    let command = command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child = command.spawn().unwrap();
+    space.wait_for(TASKS, name).await;
+    child
+}
+
+fn ended(child: Child) -> (i32, Value, String) {
     let out = child.wait_with_output().unwrap();
     let stdout = String::from_utf8(out.stdout).unwrap();
     let stderr = String::from_utf8(out.stderr).unwrap();
@@ -163,8 +82,8 @@ pub fn ended(child: Child) -> (i32, Value, String) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn tasks_of_each_type_are_created_as_asked_for() {
-    let cluster = Cluster::start().await;
-    cluster.policy("main").await;
+    let cluster = TestNamespace::new("tasks").await;
+    policy(&cluster, "main").await;
     let schema = Schema::of("task");
     let table: [(&[&str], &str, Value); 9] = [
         (
@@ -282,7 +201,7 @@ async fn tasks_of_each_type_are_created_as_asked_for() {
             &["--policy", "main", "--ttl", "1h"],
         ]
         .concat();
-        let (code, outcome, stderr) = cluster.json(&args);
+        let (code, outcome, stderr) = json(&cluster, &args);
         assert_eq!(code, 0, "{args:?}: {stderr}");
         schema.check(&outcome);
         assert_eq!(
@@ -291,8 +210,7 @@ async fn tasks_of_each_type_are_created_as_asked_for() {
         );
         let name = outcome["name"].as_str().unwrap();
         assert!(name.starts_with("main-") && name.len() <= 52, "{name}");
-        let there = cluster.tasks().get(name).await.unwrap();
-        let spec = serde_json::to_value(&there.spec).unwrap();
+        let spec = cluster.must_get(TASKS, name).await["spec"].clone();
         assert_eq!(spec["config"], config, "{args:?}");
         assert_eq!(spec["ttlSecondsAfterFinished"], 3600);
     }
@@ -306,17 +224,17 @@ async fn tasks_of_each_type_are_created_as_asked_for() {
         "--task-name",
         "now",
     ];
-    let (code, name, stderr) = cluster.run(&named);
+    let (code, name, stderr) = run(&cluster, &named);
     assert_eq!((code, name.as_str()), (0, "now\n"), "{stderr}");
-    let watch = format!("kubectl get ebt now --namespace {SPACE}");
+    let watch = format!("kubectl get ebt now --namespace {}", cluster.name);
     assert!(stderr.contains(&watch), "{stderr}");
-    let (code, result, _) = cluster.json(&named);
+    let (code, result, _) = json(&cluster, &named);
     assert_eq!((code, &result["reason"]), (73, &json!("TargetExists")));
     schema.check(&result);
     // A long policy name leaves room for the rest.
-    cluster.policy(&"p".repeat(40)).await;
+    policy(&cluster, &"p".repeat(40)).await;
     let long = ["task", "create", "snapshot", "--policy", &"p".repeat(40)];
-    let (code, name, stderr) = cluster.run(&long);
+    let (code, name, stderr) = run(&cluster, &long);
     assert_eq!(
         (code, name.trim().len() <= 52),
         (0, true),
@@ -326,15 +244,15 @@ async fn tasks_of_each_type_are_created_as_asked_for() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_wrong_is_told_by_exit_code() {
-    let cluster = Cluster::start().await;
-    cluster.policy("main").await;
+    let cluster = TestNamespace::new("tasks").await;
+    policy(&cluster, "main").await;
     let schema = Schema::of("task");
-    let nobody = cluster.config(NOBODY);
+    let nobody = config(&cluster, NOBODY);
     let nowhere = cluster.folder.path().join("nowhere");
-    let text = fs::read_to_string(cluster.config(TOKEN)).unwrap();
-    let gone = text.replace(&cluster.server.url(), "https://127.0.0.1:1");
+    let text = fs::read_to_string(config(&cluster, TOKEN)).unwrap();
+    let gone = text.replace(cluster.api.url(), "https://127.0.0.1:1");
     fs::write(&nowhere, gone).unwrap();
-    let config = cluster.config(TOKEN);
+    let config = config(&cluster, TOKEN);
     let missing = cluster.folder.path().join("missing");
     let create =
         |type_: &[&'static str]| [&["task", "create"], type_, &["--policy", "main"]].concat();
@@ -428,10 +346,13 @@ async fn what_is_wrong_is_told_by_exit_code() {
             "1",
         ],
     ] {
-        assert_eq!(cluster.run(args).0, 64, "{args:?}");
+        assert_eq!(run(&cluster, args).0, 64, "{args:?}");
     }
-    let bare = Cluster::bare().await;
-    let (code, _, stderr) = bare.run(&create(&["verify"]));
+    // A server without our CRDs.
+    let bare = Alone::start().await;
+    let config = bare.folder.path().join("config");
+    bare.server.kubeconfig(&config, "backup", TOKEN);
+    let (code, _, stderr) = said(&mut command(&config, &create(&["verify"])));
     assert!(code == 78 && stderr.contains("jobs/crds.yaml"), "{stderr}");
 }
 
@@ -441,8 +362,8 @@ fn error(code: &str) -> Value {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn waiting_ends_with_the_task_and_with_its_exit_code() {
-    let cluster = Cluster::start().await;
-    cluster.policy("main").await;
+    let cluster = TestNamespace::new("tasks").await;
+    policy(&cluster, "main").await;
     let schema = Schema::of("task");
     let table = [
         ("Succeeded", None, 0),
@@ -454,7 +375,7 @@ async fn waiting_ends_with_the_task_and_with_its_exit_code() {
     ];
     let mut waiting = Vec::new();
     for n in 0..table.len() {
-        waiting.push(cluster.wait(&format!("t{n}"), &[]).await);
+        waiting.push(wait(&cluster, &format!("t{n}"), &[]).await);
     }
     for (n, (state, code, _)) in table.iter().enumerate() {
         let name = format!("t{n}");
@@ -462,12 +383,15 @@ async fn waiting_ends_with_the_task_and_with_its_exit_code() {
             "lastTransitionTime": "2026-11-20T12:00:00Z"});
         let begun = json!({"state": "InProgress", "jobName": "job", "lastOperation": operation,
             "initiatedAt": "2026-11-20T12:00:00Z"});
-        cluster.set(&name, begun).await;
+        set(&cluster, &name, begun).await;
         assert_eq!(waiting[n].try_wait().unwrap(), None, "{name}");
         let errors = code.map_or(json!([]), error);
-        cluster
-            .set(&name, json!({"state": state, "lastErrors": errors}))
-            .await;
+        set(
+            &cluster,
+            &name,
+            json!({"state": state, "lastErrors": errors}),
+        )
+        .await;
     }
     for (child, (state, error, code)) in waiting.into_iter().zip(table) {
         let (got, outcome, stderr) = ended(child);
@@ -478,16 +402,15 @@ async fn waiting_ends_with_the_task_and_with_its_exit_code() {
         assert_eq!(told, error.is_some(), "{stderr}");
     }
     // It does not wait forever, nor for a deleted task.
-    let child = cluster.wait("slow", &["--timeout", "200ms"]).await;
+    let child = wait(&cluster, "slow", &["--timeout", "200ms"]).await;
     let (code, result, stderr) = ended(child);
     assert_eq!(
         (code, &result["reason"]),
         (75, &json!("PartlyDone")),
         "{stderr}"
     );
-    let child = cluster.wait("late", &[]).await;
-    let params = DeleteParams::default();
-    cluster.tasks().delete("late", &params).await.unwrap();
+    let child = wait(&cluster, "late", &[]).await;
+    cluster.delete(TASKS, "late").await;
     let (code, result, stderr) = ended(child);
     assert_eq!(
         (code, &result["reason"]),

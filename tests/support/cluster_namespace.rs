@@ -2,9 +2,12 @@
 //! policy. Used by the group `cluster` of `tests/end-to-end`.
 
 use super::chart;
+pub use super::chart::{CONTROLLER, NAMESPACE as SYSTEM};
 use super::etcd::Signal;
+use super::kube::Api;
+use super::manifests::name;
 use super::minio::Minio;
-use super::scratch;
+use super::namespace::{POLICIES, TestNamespace, until};
 use super::tools;
 use super::{deltafold, run_json};
 use etcd_client::{
@@ -14,13 +17,13 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::env;
 use std::fs;
-use std::io::Write as _;
+use std::ops::Deref;
 use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::Command;
 use std::sync::OnceLock;
-use std::time::{Duration, Instant};
-use tempfile::TempDir;
+use std::time::Duration;
+use tokio::sync::OnceCell;
 
 /// The user of everything in the image, and of etcd's data.
 pub const USER: u32 = 65_532;
@@ -28,11 +31,6 @@ pub const USER: u32 = 65_532;
 pub const BUCKET: &str = "backups";
 
 pub const POLICY: &str = "main";
-
-/// The controller's namespace.
-pub const SYSTEM: &str = "deltafold-system";
-
-pub const CONTROLLER: &str = "deltafold-controller";
 
 /// Generous: the machine may be busy, and a CronJob waits for its minute.
 pub const PATIENCE: Duration = Duration::from_secs(240);
@@ -52,68 +50,37 @@ pub fn cluster(args: &[&str]) {
     assert!(status.success(), "{args:?}");
 }
 
-pub fn kubectl_with(args: &[&str], input: Option<&str>) -> Output {
-    let mut command = Command::new("kubectl");
-    command
-        .args(args)
-        .stdin(input.map_or_else(Stdio::null, |_| Stdio::piped()))
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    let mut child = command.spawn().expect("kubectl");
-    if let Some(input) = input {
-        let mut stdin = child.stdin.take().unwrap();
-        stdin.write_all(input.as_bytes()).unwrap();
-    }
-    child.wait_with_output().unwrap()
-}
-
 pub fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
 /// Runs kubectl, which must succeed. Returns its output.
 pub fn kubectl(args: &[&str]) -> String {
-    let output = kubectl_with(args, None);
+    let output = Command::new("kubectl").args(args).output().unwrap();
     let err = text(&output.stderr);
     assert!(output.status.success(), "kubectl {args:?}: {err}");
     text(&output.stdout)
 }
 
-/// Returns the JSON of `kubectl get` if the object exists and the API server responds.
-pub fn get(args: &[&str]) -> Option<Value> {
-    let output = kubectl_with(&[&["get", "-o", "json"], args].concat(), None);
-    let there = output.status.success();
-    there.then(|| serde_json::from_slice(&output.stdout).unwrap())
-}
-
-pub fn apply(documents: &str) {
-    let args = ["apply", "--server-side", "-f", "-"];
-    let output = kubectl_with(&args, Some(documents));
-    let err = text(&output.stderr);
-    assert!(output.status.success(), "{err}\n{documents}");
-}
-
-pub fn apply_all(objects: &[Value]) {
-    let documents: Vec<String> = objects.iter().map(Value::to_string).collect();
-    apply(&documents.join("\n---\n"));
-}
-
-/// Polls until there is a result.
-pub fn wait<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
-    let started = Instant::now();
-    loop {
-        if let Some(answer) = ask() {
-            return answer;
-        }
-        assert!(started.elapsed() < PATIENCE, "not in time: {what}");
-        std::thread::sleep(Duration::from_millis(200));
-    }
+/// Returns the API of the cluster, for an administrator.
+fn api() -> Api {
+    static ADMIN: OnceLock<(String, String)> = OnceLock::new();
+    let (url, token) = ADMIN.get_or_init(|| {
+        let run = |command: &str| kubectl(&command.split(' ').collect::<Vec<_>>());
+        run("-n kube-system create serviceaccount tests");
+        run("create clusterrolebinding tests --clusterrole=cluster-admin --serviceaccount=kube-system:tests");
+        (
+            run("config view -o jsonpath={.clusters[0].cluster.server}"),
+            run("-n kube-system create token tests --duration=12h"),
+        )
+    });
+    Api::new(url, token)
 }
 
 /// Installs the chart with the image of the tests.
-pub fn install() {
-    static DONE: OnceLock<()> = OnceLock::new();
-    DONE.get_or_init(|| {
+async fn install(api: &Api) {
+    static DONE: OnceCell<()> = OnceCell::const_new();
+    let install = async || {
         let image = setting("IN_CLUSTER_IMAGE");
         let (repository, tag) = image.rsplit_once(':').expect("an image with a tag");
         let objects = chart::objects(&[
@@ -121,36 +88,22 @@ pub fn install() {
             &format!("image.tag={tag}"),
             "allow.imagePrefixes={deltafold.test/etcd}",
         ]);
-        let namespace =
-            json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SYSTEM}});
-        apply_all(&[&[namespace], &objects[..]].concat());
+        let system = TestNamespace::named(api, SYSTEM).await;
+        system.apply_all(&objects).await;
         controller_is_there();
-    });
+    };
+    DONE.get_or_init(install).await;
 }
 
 pub fn controller_is_there() {
     let deployment = format!("deployment/{CONTROLLER}");
-    kubectl(&[
-        "-n",
-        SYSTEM,
-        "rollout",
-        "status",
-        &deployment,
-        "--timeout=180s",
-    ]);
+    let wait = ["rollout", "status", &deployment, "--timeout=180s"];
+    kubectl(&[&["-n", SYSTEM], &wait[..]].concat());
 }
 
-/// Returns the Pods of the controller.
-pub fn controller_pods() -> Vec<Value> {
-    let selector = "app.kubernetes.io/component=controller";
-    let list = get(&["-n", SYSTEM, "pods", "-l", selector]).expect("the controller's Pods");
-    let pods = list["items"].as_array().unwrap().clone();
-    assert!(!pods.is_empty(), "{list:#}");
-    pods
-}
-
-pub fn name(object: &Value) -> &str {
-    object["metadata"]["name"].as_str().unwrap()
+/// Returns whether a Pod's container runs.
+pub fn runs(pod: &Value) -> bool {
+    !pod["status"]["containerStatuses"][0]["state"]["running"].is_null()
 }
 
 /// Returns the pids of a Pod's containers on this machine.
@@ -200,19 +153,14 @@ impl Etcd {
                 .identity(Identity::from_pem(read("node.crt"), read("node.key")));
             options = options.with_tls(tls);
         }
-        let started = Instant::now();
-        loop {
+        let connected = until(PATIENCE, async || {
             let connected = Client::connect([&self.endpoint], Some(options.clone())).await;
-            let answer = match connected {
-                Ok(mut client) => client.status().await.map(|_| client),
-                Err(e) => Err(e),
-            };
-            match answer {
-                Ok(client) => return client,
-                Err(e) => assert!(started.elapsed() < PATIENCE, "{}: {e}", self.endpoint),
-            }
-            tokio::time::sleep(Duration::from_millis(200)).await;
-        }
+            let mut client = connected.ok()?;
+            client.status().await.ok()?;
+            Some(client)
+        });
+        let client = connected.await;
+        client.unwrap_or_else(|| panic!("{} is not served", self.endpoint))
     }
 
     /// Writes `count` revisions: keys that stay, and one that keeps changing.
@@ -258,98 +206,86 @@ impl Etcd {
 
 /// A namespace with an etcd that uses TLS, and a bucket on a MinIO of this machine.
 pub struct ClusterNamespace {
-    pub namespace: String,
-    pub folder: TempDir,
+    pub space: TestNamespace,
+    /// The controller's namespace.
+    pub system: TestNamespace,
     pub minio: Minio,
     pub etcd: Etcd,
 }
 
+impl Deref for ClusterNamespace {
+    type Target = TestNamespace;
+
+    fn deref(&self) -> &TestNamespace {
+        &self.space
+    }
+}
+
 impl ClusterNamespace {
     pub async fn new(namespace: &str) -> Self {
-        install();
-        apply_all(&[
-            json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}),
-        ]);
+        let api = api();
+        install(&api).await;
+        let mut space = TestNamespace::named(&api, namespace).await;
+        space.patience = PATIENCE;
         // Kubernetes adds it a moment later; before that, no Pod can be created.
-        wait("the service account of a namespace", || {
-            get(&["-n", namespace, "serviceaccount", "default"])
-        });
+        space.wait_for("serviceaccounts", "default").await;
         let minio = Minio::start_at(&host());
         minio.create_bucket(BUCKET).await;
-        let folder = scratch::folder().unwrap();
-        let metadata = |name: &str| json!({"name": name, "namespace": namespace});
-        let secret = |name: &str, data: Value| json!({"apiVersion": "v1", "kind": "Secret", "metadata": metadata(name), "stringData": data});
         // The certificate needs the address of the Service.
-        apply_all(&[json!({
-            "apiVersion": "v1", "kind": "Service", "metadata": metadata("etcd"),
-            "spec": {"selector": {"app": "etcd"}, "ports": [{"port": 2379}]},
-        })]);
-        let service = get(&["-n", namespace, "service", "etcd"]).unwrap();
-        let address = service["spec"]["clusterIP"].as_str().unwrap();
-        let certs = folder.path().join("certs");
-        fs::create_dir(&certs).unwrap();
-        tools::write_certs_for(&certs, &[address]);
+        let ports = json!([{"port": 2379}]);
+        let address = service(&space, "etcd", json!({"app": "etcd"}), ports).await;
+        let certs = space.folder("certs");
+        tools::write_certs_for(&certs, &[&address]);
         let pem = |name: &str| fs::read_to_string(certs.join(name)).unwrap();
+        let tls = json!({
+            "ca.crt": pem("ca.crt"), "tls.crt": pem("node.crt"), "tls.key": pem("node.key"),
+        });
+        let store = json!({
+            "accessKeyID": minio.access_key(), "secretAccessKey": minio.secret_key(),
+        });
+        for (name, data) in [("etcd-tls", tls), ("store", store)] {
+            let secret = json!({"metadata": {"name": name}, "stringData": data});
+            space.create("secrets", secret).await;
+        }
         let endpoint = format!("https://{address}:2379");
-        apply_all(&[
-            secret(
-                "etcd-tls",
-                json!({
-                    "ca.crt": pem("ca.crt"), "tls.crt": pem("node.crt"), "tls.key": pem("node.key"),
-                }),
-            ),
-            secret(
-                "store",
-                json!({
-                    "accessKeyID": minio.access_key(), "secretAccessKey": minio.secret_key(),
-                }),
-            ),
-            etcd_pod(
-                namespace,
-                "etcd",
-                &[
-                    "--data-dir=/data/etcd",
-                    "--listen-client-urls=https://0.0.0.0:2379",
-                    &format!("--advertise-client-urls={endpoint}"),
-                    "--trusted-ca-file=/tls/ca.crt",
-                    "--cert-file=/tls/tls.crt",
-                    "--key-file=/tls/tls.key",
-                    "--client-cert-auth",
-                    "--unsafe-no-fsync",
-                ],
-                json!([
-                    {"name": "data", "emptyDir": {}},
-                    {"name": "tls", "secret": {"secretName": "etcd-tls"}},
-                ]),
-            ),
+        let args = [
+            "--data-dir=/data/etcd",
+            "--listen-client-urls=https://0.0.0.0:2379",
+            &format!("--advertise-client-urls={endpoint}"),
+            "--trusted-ca-file=/tls/ca.crt",
+            "--cert-file=/tls/tls.crt",
+            "--key-file=/tls/tls.key",
+            "--client-cert-auth",
+            "--unsafe-no-fsync",
+        ];
+        let volumes = json!([
+            {"name": "data", "emptyDir": {}},
+            {"name": "tls", "secret": {"secretName": "etcd-tls"}},
         ]);
+        space.create("pods", etcd_pod("etcd", &args, volumes)).await;
         let world = ClusterNamespace {
-            namespace: namespace.to_owned(),
+            system: TestNamespace::existing(&api, SYSTEM).await,
+            space,
             minio,
             etcd: Etcd {
                 endpoint,
                 certs: Some(certs),
             },
-            folder,
         };
         world.etcd.write(0, 100).await;
         world
     }
 
-    pub fn get(&self, args: &[&str]) -> Option<Value> {
-        get(&[&["-n", self.namespace.as_str()], args].concat())
-    }
-
     pub fn kubectl(&self, args: &[&str]) -> String {
-        kubectl(&[&["-n", self.namespace.as_str()], args].concat())
+        kubectl(&[&["-n", self.name.as_str()], args].concat())
     }
 
     /// Applies a policy for this etcd and bucket, with `more` in its spec.
-    pub fn apply_policy(&self, more: Value) {
-        self.apply_policy_of(POLICY, &[&self.etcd], more);
+    pub async fn apply_policy(&self, more: Value) {
+        self.apply_policy_of(POLICY, &[&self.etcd], more).await;
     }
 
-    pub fn apply_policy_of(&self, policy: &str, members: &[&Etcd], more: Value) {
+    pub async fn apply_policy_of(&self, policy: &str, members: &[&Etcd], more: Value) {
         let endpoints: Vec<&str> = members.iter().map(|e| e.endpoint.as_str()).collect();
         let mut etcd = json!({"endpoints": endpoints});
         if members[0].certs.is_some() {
@@ -366,87 +302,47 @@ impl ClusterNamespace {
         });
         let more = more.as_object().unwrap().clone();
         spec.as_object_mut().unwrap().extend(more);
-        apply_all(&[self.object("EtcdBackupPolicy", policy, spec)]);
-    }
-
-    pub fn object(&self, kind: &str, name: &str, spec: Value) -> Value {
-        json!({
-            "apiVersion": "deltafold.io/v1alpha1",
-            "kind": kind,
-            "metadata": {"name": name, "namespace": self.namespace},
-            "spec": spec,
-        })
-    }
-
-    pub fn policy(&self) -> Value {
-        self.get(&["etcdbackuppolicy", POLICY]).unwrap_or_default()
-    }
-
-    /// Creates a task.
-    pub fn task(&self, name: &str, kind: &str, config: Value) {
-        self.task_of(POLICY, name, kind, config);
-    }
-
-    pub fn task_of(&self, policy: &str, name: &str, kind: &str, config: Value) {
-        let mut spec = json!({"policy": policy, "type": kind});
-        if !config.is_null() {
-            spec["config"] = config;
-        }
-        apply_all(&[self.object("EtcdBackupTask", name, spec)]);
-    }
-
-    /// Waits until a task has ended.
-    pub fn ended(&self, name: &str) -> Value {
-        wait(&format!("the end of task {name}"), || {
-            let task = self.get(&["etcdbackuptask", name])?;
-            let state = task["status"]["state"].as_str()?;
-            ["Succeeded", "Failed", "Rejected"]
-                .contains(&state)
-                .then_some(task)
-        })
-    }
-
-    pub fn succeeded(&self, name: &str) -> Value {
-        let task = self.ended(name);
-        assert_eq!(task["status"]["state"], "Succeeded", "{:#}", task["status"]);
-        task
+        let policy = json!({"metadata": {"name": policy}, "spec": spec});
+        self.apply(POLICIES, policy).await;
     }
 
     /// Takes a snapshot by a task.
-    pub fn snapshot(&self, name: &str, kind: &str) {
-        self.task(
-            name,
-            "OnDemandSnapshot",
-            json!({"onDemandSnapshot": {"type": kind}}),
-        );
-        self.succeeded(name);
+    pub async fn snapshot(&self, policy: &str, name: &str, kind: &str) {
+        let config = json!({"onDemandSnapshot": {"type": kind}});
+        self.task(name, policy, "OnDemandSnapshot", config).await;
+        self.wait_task(name, "Succeeded").await;
     }
 
     /// Returns the Pods of a task's Job.
-    pub fn pods_of(&self, task: &str) -> Vec<Value> {
-        let selector = format!("deltafold.io/task={task}");
-        let list = self.get(&["pods", "-l", &selector]).unwrap_or_default();
-        list["items"].as_array().cloned().unwrap_or_default()
+    pub async fn pods_of(&self, task: &str) -> Vec<Value> {
+        self.list("pods", &format!("deltafold.io/task={task}"))
+            .await
     }
 
-    /// Waits for the running Pod of a task.
-    pub fn running_pod(&self, task: &str) -> Value {
-        wait(&format!("a Pod of task {task} runs"), || {
-            let pods = self.pods_of(task);
-            let runs =
-                |pod: &&Value| !pod["status"]["containerStatuses"][0]["state"]["running"].is_null();
-            pods.iter().find(runs).cloned()
-        })
+    /// Waits for a running Pod with these labels.
+    pub async fn running_pod(&self, labels: &str) -> Value {
+        let found = async || self.list("pods", labels).await.into_iter().find(runs);
+        self.wait(&format!("a Pod with {labels} runs"), found).await
     }
 
     /// Takes a full and a delta, and starts a compaction that hangs because the store does not respond.
     pub async fn held_compaction(&self, task: &str) -> Value {
-        self.snapshot(&format!("{task}-full"), "full");
+        self.snapshot(POLICY, &format!("{task}-full"), "full").await;
         self.etcd.write(1000, 200).await;
-        self.snapshot(&format!("{task}-delta"), "delta");
+        self.snapshot(POLICY, &format!("{task}-delta"), "delta")
+            .await;
         self.minio.signal(Signal::STOP);
-        self.task(task, "OnDemandCompaction", Value::Null);
-        self.running_pod(task)
+        self.task(task, POLICY, "OnDemandCompaction", Value::Null)
+            .await;
+        self.running_pod(&format!("deltafold.io/task={task}")).await
+    }
+
+    /// Waits until the held compaction has succeeded, by the same Pod.
+    pub async fn is_done_by(&self, task: &str, pod: &Value) {
+        self.wait_task(task, "Succeeded").await;
+        let pods = self.pods_of(task).await;
+        assert_eq!((pods.len(), name(&pods[0])), (1, name(pod)), "{pods:#?}");
+        self.is_compacted().await;
     }
 
     /// Asserts that the newest full is up to date and right.
@@ -487,7 +383,7 @@ impl ClusterNamespace {
 
     /// Returns the HashKV of the backup at a revision, without history, computed by deltafold on this machine.
     pub fn hash_of_store(&self, revision: i64) -> u32 {
-        let file = self.folder.path().join(format!("at-{revision}.db"));
+        let file = self.space.folder.path().join(format!("at-{revision}.db"));
         let (code, result, stderr) = self.deltafold(&[
             "restore",
             "--revision",
@@ -504,53 +400,48 @@ impl ClusterNamespace {
     /// Returns the folder of a claim's volume.
     pub fn volume(&self, claim: &str) -> PathBuf {
         let volumes = Path::new(&setting("IN_CLUSTER_SCRATCH")).join("volumes");
-        volumes.join(&self.namespace).join(claim)
+        volumes.join(&self.name).join(claim)
     }
 
     /// Creates a volume on this machine that etcd's user may write to, and its claim.
-    pub fn claim(&self, claim: &str) {
+    pub async fn claim(&self, claim: &str) {
         let folder = self.volume(claim);
         fs::create_dir_all(&folder).unwrap();
         chown(&folder, Some(USER), Some(USER)).unwrap();
         let size = json!({"storage": "1Gi"});
-        let volume = format!("{}-{claim}", self.namespace);
-        apply_all(&[
-            json!({
-                "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": volume},
-                "spec": {
-                    "capacity": size, "accessModes": ["ReadWriteOnce"], "storageClassName": "",
-                    "persistentVolumeReclaimPolicy": "Retain",
-                    "hostPath": {"path": folder, "type": "Directory"},
-                    "claimRef": {"namespace": self.namespace, "name": claim},
-                },
-            }),
-            json!({
-                "apiVersion": "v1", "kind": "PersistentVolumeClaim",
-                "metadata": {"name": claim, "namespace": self.namespace},
-                "spec": {
-                    "accessModes": ["ReadWriteOnce"], "storageClassName": "", "volumeName": volume,
-                    "resources": {"requests": size},
-                },
-            }),
-        ]);
+        let volume = format!("{}-{claim}", self.name);
+        let object = json!({
+            "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": volume},
+            "spec": {
+                "capacity": size, "accessModes": ["ReadWriteOnce"], "storageClassName": "",
+                "persistentVolumeReclaimPolicy": "Retain",
+                "hostPath": {"path": folder, "type": "Directory"},
+                "claimRef": {"namespace": self.name, "name": claim},
+            },
+        });
+        self.apply_all(&[object]).await;
+        let object = json!({
+            "metadata": {"name": claim},
+            "spec": {
+                "accessModes": ["ReadWriteOnce"], "storageClassName": "", "volumeName": volume,
+                "resources": {"requests": size},
+            },
+        });
+        self.create("persistentvolumeclaims", object).await;
     }
 
     /// Starts an etcd in a Pod on a claim.
-    pub fn etcd_on(&self, claim: &str, data_dir: &str) -> Etcd {
-        apply_all(&[etcd_pod(
-            &self.namespace,
-            claim,
-            &[
-                &format!("--data-dir=/data/{data_dir}"),
-                "--listen-client-urls=http://0.0.0.0:2379",
-                "--advertise-client-urls=http://localhost:2379",
-            ],
-            json!([{"name": "data", "persistentVolumeClaim": {"claimName": claim}}]),
-        )]);
-        let address = wait("the address of an etcd's Pod", || {
-            let pod = self.get(&["pod", claim])?;
-            Some(pod["status"]["podIP"].as_str()?.to_owned())
-        });
+    pub async fn etcd_on(&self, claim: &str, data_dir: &str) -> Etcd {
+        let args = [
+            &format!("--data-dir=/data/{data_dir}"),
+            "--listen-client-urls=http://0.0.0.0:2379",
+            "--advertise-client-urls=http://localhost:2379",
+        ];
+        let volumes = json!([{"name": "data", "persistentVolumeClaim": {"claimName": claim}}]);
+        self.create("pods", etcd_pod(claim, &args, volumes)).await;
+        let has_address = |pod: &Value| pod["status"]["podIP"].is_string();
+        let pod = self.wait_until("pods", claim, "it has an address", has_address);
+        let address = pod.await["status"]["podIP"].as_str().unwrap().to_owned();
         Etcd {
             endpoint: format!("http://{address}:2379"),
             certs: None,
@@ -558,30 +449,23 @@ impl ClusterNamespace {
     }
 
     /// Prints what a person would look at.
-    pub fn tell(&self) {
-        let show = |args: &[&str]| {
-            let output = kubectl_with(args, None);
-            let said = [output.stdout, output.stderr].concat();
-            eprintln!("$ kubectl {}\n{}", args.join(" "), text(&said));
-        };
-        let ns = self.namespace.as_str();
-        show(&[
-            "-n",
-            ns,
-            "get",
-            "pods,jobs,cronjobs,deployments,leases,ebp,ebt",
-            "-o",
-            "wide",
-        ]);
-        show(&["-n", ns, "get", "ebp,ebt", "-o", "yaml"]);
-        show(&["-n", ns, "get", "events", "--sort-by=.lastTimestamp"]);
-        let pods = self.get(&["pods"]).unwrap_or_default();
-        for pod in pods["items"].as_array().into_iter().flatten() {
-            show(&["-n", ns, "logs", name(pod), "--all-containers", "--tail=15"]);
-        }
-        show(&["-n", SYSTEM, "get", "pods", "-o", "wide"]);
-        let deployment = format!("deployment/{CONTROLLER}");
-        show(&["-n", SYSTEM, "logs", &deployment, "--all-pods", "--tail=60"]);
+    fn tell(&self) {
+        let script = "
+            exec 2>&1
+            set -x
+            kubectl -n $0 get pods,jobs,cronjobs,deployments,leases,ebp,ebt -o wide
+            kubectl -n $0 get ebp,ebt -o yaml
+            kubectl -n $0 get events --sort-by=.lastTimestamp
+            for pod in $(kubectl -n $0 get pods -o name); do
+                kubectl -n $0 logs $pod --all-containers --tail=15
+            done
+            kubectl -n $1 get pods -o wide
+            kubectl -n $1 logs deployment/$2 --all-pods --tail=60
+        ";
+        let mut command = Command::new("sh");
+        let command = command.args(["-c", script, &self.name, SYSTEM, CONTROLLER]);
+        let output = command.output().unwrap();
+        eprintln!("{}", text(&output.stdout));
     }
 }
 
@@ -591,24 +475,27 @@ impl Drop for ClusterNamespace {
         if std::thread::panicking() {
             self.tell();
         } else {
-            kubectl_with(
-                &["delete", "namespace", &self.namespace, "--wait=false"],
-                None,
-            );
+            self.kubectl(&["delete", "namespace", &self.name, "--wait=false"]);
         }
     }
 }
 
+/// Creates a Service and returns its address.
+pub async fn service(space: &TestNamespace, name: &str, selector: Value, ports: Value) -> String {
+    let spec = json!({"selector": selector, "ports": ports});
+    let service = json!({"metadata": {"name": name}, "spec": spec});
+    let service = space.create("services", service).await;
+    service["spec"]["clusterIP"].as_str().unwrap().to_owned()
+}
+
 /// Returns a Pod with a one-member etcd. Volumes are mounted under their names.
-pub fn etcd_pod(namespace: &str, name: &str, args: &[&str], volumes: Value) -> Value {
+pub fn etcd_pod(name: &str, args: &[&str], volumes: Value) -> Value {
     let mounts = volumes.as_array().unwrap().iter().map(|volume| {
         let name = volume["name"].as_str().unwrap();
         json!({"name": name, "mountPath": format!("/{name}")})
     });
     json!({
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": name, "namespace": namespace, "labels": {"app": name}},
+        "metadata": {"name": name, "labels": {"app": name}},
         "spec": {
             "automountServiceAccountToken": false,
             "terminationGracePeriodSeconds": 2,

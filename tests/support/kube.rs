@@ -12,6 +12,8 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::etcd::Etcd;
+use super::manifests::{kind, name};
+use super::namespace::TestNamespace;
 use super::process::{Process, free_port};
 use super::tools::{self, tail};
 
@@ -35,6 +37,14 @@ pub struct Refused {
 impl std::fmt::Display for Refused {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}: {}", self.code, self.text)
+    }
+}
+
+impl Refused {
+    /// Returns the sentence of the API server.
+    pub fn message(&self) -> String {
+        let status: Value = serde_json::from_str(&self.text).unwrap_or_default();
+        status["message"].as_str().unwrap_or(&self.text).to_owned()
     }
 }
 
@@ -94,16 +104,6 @@ impl Api {
         path: &str,
         body: Option<(Body, &Value)>,
     ) -> Result<Value, Refused> {
-        let text = self.text(method, path, body).await?;
-        Ok(serde_json::from_str(&text).unwrap_or(Value::String(text)))
-    }
-
-    async fn text(
-        &self,
-        method: Method,
-        path: &str,
-        body: Option<(Body, &Value)>,
-    ) -> Result<String, Refused> {
         let mut request = self
             .client
             .request(method, format!("{}{path}", self.url))
@@ -124,7 +124,7 @@ impl Api {
         let status = answer.status();
         let text = answer.text().await.map_err(lost)?;
         match status.is_success() {
-            true => Ok(text),
+            true => Ok(serde_json::from_str(&text).unwrap_or(Value::String(text))),
             false => Err(Refused {
                 code: status.as_u16(),
                 text,
@@ -168,6 +168,49 @@ impl Api {
             Err(refused) => panic!("DELETE {path}: {refused}"),
         }
     }
+
+    /// Returns a token of a service account.
+    pub async fn token(&self, namespace: &str, account: &str) -> Result<String, Refused> {
+        let path = format!("/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token");
+        let request =
+            json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}});
+        let answer = self
+            .ask(Method::POST, &path, Some((Body::Json, &request)))
+            .await?;
+        let token = answer["status"]["token"].as_str();
+        Ok(token.expect("a token").to_owned())
+    }
+}
+
+/// Returns the API path of all objects of this one's kind: in its own namespace, or in this one if it names none.
+pub fn collection(object: &Value, namespace: &str) -> String {
+    let kind = kind(object).to_lowercase();
+    let plural = match kind.strip_suffix('y') {
+        Some(stem) => format!("{stem}ies"),
+        None => format!("{kind}s"),
+    };
+    let version = object["apiVersion"].as_str().expect("a version");
+    let root = match version.contains('/') {
+        true => "apis",
+        false => "api",
+    };
+    let of_cluster = [
+        "namespaces",
+        "persistentvolumes",
+        "customresourcedefinitions",
+        "clusterroles",
+        "clusterrolebindings",
+        "validatingadmissionpolicies",
+        "validatingadmissionpolicybindings",
+        "selfsubjectaccessreviews",
+    ];
+    if of_cluster.contains(&&*plural) {
+        return format!("/{root}/{version}/{plural}");
+    }
+    let namespace = object["metadata"]["namespace"]
+        .as_str()
+        .unwrap_or(namespace);
+    format!("/{root}/{version}/namespaces/{namespace}/{plural}")
 }
 
 fn kubeconfig(url: &str, namespace: &str, token: &str, trust: &Value) -> Value {
@@ -183,7 +226,7 @@ fn kubeconfig(url: &str, namespace: &str, token: &str, trust: &Value) -> Value {
     })
 }
 
-/// Writes a kubeconfig for this URL that trusts any certificate.
+/// Writes a kubeconfig for this URL that trusts any certificate, also that of another server that takes the port.
 pub fn write_kubeconfig(file: &Path, url: &str, namespace: &str, token: &str) {
     let trust = match url.starts_with("https:") {
         true => json!({"insecure-skip-tls-verify": true}),
@@ -279,7 +322,7 @@ impl Apiserver {
                 );
             }
             // Only this server knows the token.
-            if self.ask(Method::GET, "/readyz", None).await.is_ok() {
+            if self.api.ask(Method::GET, "/readyz", None).await.is_ok() {
                 return;
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
@@ -308,148 +351,13 @@ impl Apiserver {
         String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()
     }
 
-    pub async fn create_namespace(&self, name: &str) {
-        let object = json!({"metadata": {"name": name}});
-        self.must(Method::POST, "/api/v1/namespaces", Some(object))
-            .await;
-    }
-
-    pub async fn create_config_map(&self, namespace: &str, name: &str, value: &str) {
-        let object = json!({"metadata": {"name": name}, "data": {"value": value}});
-        self.must(Method::POST, &config_maps(namespace), Some(object))
-            .await;
-    }
-
-    pub async fn replace_config_map(&self, namespace: &str, name: &str, value: &str) {
-        let object = json!({"metadata": {"name": name}, "data": {"value": value}});
-        let path = format!("{}/{name}", config_maps(namespace));
-        self.must(Method::PUT, &path, Some(object)).await;
-    }
-
-    pub async fn delete_config_map(&self, namespace: &str, name: &str) {
-        let path = format!("{}/{name}", config_maps(namespace));
-        self.must(Method::DELETE, &path, None).await;
-    }
-
-    /// Returns the ConfigMaps of a namespace and the revision of the list.
-    pub async fn config_maps(&self, namespace: &str) -> (i64, ConfigMaps) {
-        let list = self.must(Method::GET, &config_maps(namespace), None).await;
-        let revision = list["metadata"]["resourceVersion"].as_str();
-        let revision = revision.expect("a revision").parse().expect("a number");
-        let items = list["items"].as_array().expect("the items").iter();
-        let maps = items.map(|item| {
-            let name = item["metadata"]["name"].as_str().expect("a name");
-            let shown = json!({
-                "resource_version": item["metadata"]["resourceVersion"],
-                "data": item["data"],
-            });
-            (name.to_owned(), shown)
-        });
-        (revision, maps.collect())
-    }
-
-    /// Has the server validate an object strictly, without creating it.
-    pub async fn would_create(&self, namespace: &str, object: &Value) {
-        let kind = object["kind"].as_str().expect("a kind").to_lowercase();
-        let version = object["apiVersion"].as_str().expect("a version");
-        let path = format!(
-            "{}/namespaces/{namespace}/{kind}s?dryRun=All&fieldValidation=Strict",
-            group(version)
-        );
-        self.must(Method::POST, &path, Some(object.clone())).await;
-    }
-
-    /// Creates an object and returns it.
-    pub async fn create(&self, namespace: &str, object: &Value) -> Value {
-        let kind = object["kind"].as_str().expect("a kind").to_lowercase();
-        let version = object["apiVersion"].as_str().expect("a version");
-        let path = format!("{}/namespaces/{namespace}/{kind}s", group(version));
-        self.must(Method::POST, &path, Some(object.clone())).await
-    }
-
-    /// Returns a Lease if it exists.
-    pub async fn lease(&self, namespace: &str, name: &str) -> Option<Value> {
-        let answer = self.ask(Method::GET, &lease(namespace, name), None).await;
-        match answer {
-            Ok(text) => Some(serde_json::from_str(&text).expect("a Lease")),
-            Err(e) if e.starts_with("404") => None,
-            Err(e) => panic!("{e}"),
-        }
-    }
-
-    /// Replaces a Lease. Fails if the resourceVersion is old.
-    pub async fn replace_lease(&self, namespace: &str, lease_: &Value) -> Result<Value, String> {
-        let name = lease_["metadata"]["name"].as_str().expect("a name");
-        let path = lease(namespace, name);
-        let text = self.ask(Method::PUT, &path, Some(lease_.clone())).await?;
-        Ok(serde_json::from_str(&text).expect("a Lease"))
-    }
-
-    /// Returns a token of a service account.
-    pub async fn service_account_token(&self, namespace: &str, name: &str) -> String {
-        let path = format!("/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token");
-        let request =
-            json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}});
-        let answer = self.must(Method::POST, &path, Some(request)).await;
-        answer["status"]["token"]
-            .as_str()
-            .expect("a token")
-            .to_owned()
-    }
-
-    /// Writes a kubeconfig for the owner of a token.
+    /// Writes a kubeconfig for the owner of a token, valid as long as the server runs.
     pub fn kubeconfig(&self, file: &Path, namespace: &str, token: &str) {
         let authority = self._folder.path().join("certs/apiserver.crt");
-        self.write_kubeconfig(
-            file,
-            namespace,
-            token,
-            &json!({"certificate-authority": authority}),
-        );
-    }
-
-    /// Writes a kubeconfig that stays valid if another server takes the port.
-    pub fn lasting_kubeconfig(&self, file: &Path, namespace: &str, token: &str) {
-        self.write_kubeconfig(
-            file,
-            namespace,
-            token,
-            &json!({"insecure-skip-tls-verify": true}),
-        );
-    }
-
-    fn write_kubeconfig(&self, file: &Path, namespace: &str, token: &str, trust: &Value) {
-        let config = kubeconfig(&self.url(), namespace, token, trust);
-        // JSON is valid YAML.
+        let trust = json!({"certificate-authority": authority});
+        let config = kubeconfig(&self.url(), namespace, token, &trust);
         fs::write(file, config.to_string()).expect("write a kubeconfig");
     }
-
-    async fn must(&self, method: Method, path: &str, body: Option<Value>) -> Value {
-        let body = body.as_ref().map(|body| (Body::Json, body));
-        self.api.must(method, path, body).await
-    }
-
-    async fn ask(&self, method: Method, path: &str, body: Option<Value>) -> Result<String, String> {
-        let body = body.as_ref().map(|body| (Body::Json, body));
-        let answer = self.api.text(method, path, body).await;
-        answer.map_err(|refused| refused.to_string())
-    }
-}
-
-/// Returns the API path of an apiVersion.
-fn group(version: &str) -> String {
-    match version.contains('/') {
-        true => format!("/apis/{version}"),
-        false => format!("/api/{version}"),
-    }
-}
-
-fn lease(namespace: &str, name: &str) -> String {
-    format!("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}")
-}
-
-fn config_maps(namespace: &str) -> String {
-    format!("/api/v1/namespaces/{namespace}/configmaps")
 }
 
 /// The controllers of Kubernetes that Jobs, their Pods and owned objects need.
@@ -484,7 +392,7 @@ impl ControllerManager {
         let program = tools::kube_controller_manager();
         let log = folder.path().join("controllers.log");
         let config = folder.path().join("kubeconfig");
-        server.lasting_kubeconfig(&config, "default", TOKEN);
+        write_kubeconfig(&config, &server.url(), "default", TOKEN);
         let mut command = Command::new(&program);
         tools::forget_env(&mut command, &["KUBE"]);
         command
@@ -574,6 +482,31 @@ impl Informer {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
+}
+
+/// Creates or replaces a ConfigMap.
+pub async fn set_config_map(space: &TestNamespace, name: &str, value: &str) {
+    let object = json!({"metadata": {"name": name}, "data": {"value": value}});
+    space.apply("configmaps", object).await;
+}
+
+/// Returns the ConfigMaps of a namespace and the revision of the list.
+pub async fn config_maps(space: &TestNamespace) -> (i64, ConfigMaps) {
+    let list = space
+        .api
+        .must(Method::GET, &space.path("configmaps"), None)
+        .await;
+    let revision = list["metadata"]["resourceVersion"].as_str();
+    let revision = revision.expect("a revision").parse().expect("a number");
+    let items = list["items"].as_array().expect("the items").iter();
+    let maps = items.map(|item| {
+        let shown = json!({
+            "resource_version": item["metadata"]["resourceVersion"],
+            "data": item["data"],
+        });
+        (name(item).to_owned(), shown)
+    });
+    (revision, maps.collect())
 }
 
 /// Returns the newest store among the lines.

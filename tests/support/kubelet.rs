@@ -217,6 +217,11 @@ pub fn message(command: &str, code: i32, reason: &str, text: &str) -> String {
     .to_string()
 }
 
+/// The plan of a Pod that succeeds.
+pub fn done() -> Plan {
+    Plan::Exit(0, message("compact", 0, "", ""))
+}
+
 impl Shared {
     fn see(self: &Arc<Self>, pod: &Pod) {
         let uid = pod.metadata.uid.clone().unwrap_or_default();
@@ -539,7 +544,8 @@ impl Shared {
         let config = folder.join("kubeconfig");
         if has_account {
             let account = text(&pod["spec"]["serviceAccountName"]);
-            let token = self.token(&account).await?;
+            let token = self.api.token(&self.namespace, &account).await;
+            let token = token.map_err(|err| err.to_string())?;
             write_kubeconfig(&config, self.api.url(), &self.namespace, &token);
         }
         command.env("KUBECONFIG", &config);
@@ -633,21 +639,6 @@ impl Shared {
             (key.clone(), bytes.expect("base64"))
         });
         Ok(decoded.collect())
-    }
-
-    async fn token(&self, account: &str) -> Result<String, String> {
-        let path = format!(
-            "/api/v1/namespaces/{}/serviceaccounts/{account}/token",
-            self.namespace
-        );
-        let request =
-            json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}});
-        let answer = self
-            .api
-            .ask(Method::POST, &path, Some((Body::Json, &request)))
-            .await;
-        let answer = answer.map_err(|err| err.to_string())?;
-        Ok(text(&answer["status"]["token"]))
     }
 
     async fn variables(

@@ -1,11 +1,14 @@
-//! A namespace for one test, on a Kubernetes that all tests of a program share.
+//! A namespace for one test, mostly on a Kubernetes that all tests of a program share.
 //!
 //! etcd, the API server and Kubernetes' own controllers start once per program, with our CRDs. Most tests of
-//! the controller start with `TestNamespace::new`.
+//! the controller start with `TestNamespace::new`. Some have an API server of their own (`Alone`), some a cluster
+//! with nodes (`cluster_namespace`).
 
+use super::chart;
 use super::etcd::{Etcd, EtcdVersion};
-use super::kube::{Api, Apiserver, Body, ControllerManager, Refused};
-use super::manifests::{documents, read};
+use super::kube::{Api, Apiserver, Body, ControllerManager, Refused, collection};
+pub use super::manifests::name;
+use super::manifests::{documents, kind, read};
 use super::object_recorder::Recorder;
 use super::process::free_port;
 use super::scratch;
@@ -20,6 +23,13 @@ use tempfile::TempDir;
 
 /// The longest wait for something that takes a second or two on an idle machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A schedule that never fires during a test.
+pub const NEVER: &str = "0 0 1 1 *";
+pub const POLICIES: &str = "etcdbackuppolicies";
+pub const TASKS: &str = "etcdbackuptasks";
+/// The arguments of a controller that starts at once.
+pub const NO_ELECTION: [&str; 2] = ["--leader-elect", "false"];
 
 /// The service account of the controller.
 const ACCOUNT: &str = "deltafold-controller";
@@ -94,38 +104,64 @@ fn guard(kubernetes: &Kubernetes) -> Child {
         .expect("start the guard")
 }
 
-/// Returns the current CRDs.
-pub fn definitions() -> Vec<Value> {
-    let crds = deltafold::controller::api::crds().into_iter();
-    crds.map(|crd| serde_json::to_value(crd).expect("a CRD"))
-        .collect()
-}
-
-/// Applies CRDs and waits until the API server serves them.
-pub async fn define(api: &Api, crds: &[Value]) {
-    let path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
-    for crd in crds {
-        let applied = api.apply(&format!("{path}/{}", name(crd)), crd).await;
-        applied.unwrap_or_else(|err| panic!("{}: {err}", name(crd)));
-    }
+/// Applies a CRD and waits until the API server serves it.
+async fn define(api: &Api, crd: &Value) {
+    let path = format!("{}/{}", collection(crd, ""), name(crd));
+    let applied = api.apply(&path, crd).await;
+    applied.unwrap_or_else(|err| panic!("{}: {err}", name(crd)));
+    let (group, version) = (&crd["spec"]["group"], &crd["spec"]["versions"][0]["name"]);
+    let [group, version] = [group, version].map(|text| text.as_str().expect("a text"));
+    let plural = &crd["spec"]["names"]["plural"].as_str().expect("a plural");
+    let objects = format!("/apis/{group}/{version}/{plural}");
+    let mut there = Value::Null;
+    let served = until(PATIENCE, async || {
+        there = api.get(&path).await?;
+        let holds =
+            |type_: &str| condition_of(&there, type_).is_some_and(|c| c["status"] == "True");
+        assert!(!holds("NonStructuralSchema"), "{}", shown(&there["status"]));
+        let is_known = holds("Established") && holds("NamesAccepted");
+        (is_known && api.ask(Method::GET, &objects, None).await.is_ok()).then_some(())
+    });
+    assert!(
+        served.await.is_some(),
+        "{plural}: {}",
+        shown(&there["status"])
+    );
 }
 
 /// Applies the CRDs and the controller's roles.
 async fn install(api: &Api) {
-    define(api, &definitions()).await;
-    for (_, plural) in OURS {
-        let path = format!("/apis/deltafold.io/v1alpha1/{plural}");
-        let started = Instant::now();
-        while api.ask(Method::GET, &path, None).await.is_err() {
-            assert!(started.elapsed() < PATIENCE, "{plural} are not served");
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
+    for crd in chart::crds() {
+        define(api, &crd).await;
     }
     for role in roles("ClusterRole") {
-        let name = role["metadata"]["name"].as_str().expect("a name");
-        let path = format!("/apis/rbac.authorization.k8s.io/v1/clusterroles/{name}");
+        let path = format!("{}/{}", collection(&role, ""), name(&role));
         let applied = api.apply(&path, &role).await;
-        applied.unwrap_or_else(|err| panic!("the role {name}: {err}"));
+        applied.unwrap_or_else(|err| panic!("the role {}: {err}", name(&role)));
+    }
+}
+
+/// An API server of a test's own, without CRDs and controllers, and a namespace on it.
+#[derive(Debug)]
+pub struct Alone {
+    pub server: Apiserver,
+    pub etcd: Etcd,
+    pub space: TestNamespace,
+    // Declared after the processes, so removed after them.
+    pub folder: TempDir,
+}
+
+impl Alone {
+    pub async fn start() -> Self {
+        let folder = scratch::folder().expect("a folder for the servers");
+        let etcd = Etcd::start(EtcdVersion::V3_6, &folder.path().join("etcd"));
+        let server = Apiserver::start(&etcd).await;
+        Self {
+            space: TestNamespace::named(&server.api(), "backup").await,
+            server,
+            etcd,
+            folder,
+        }
     }
 }
 
@@ -136,11 +172,6 @@ fn roles(kind: &str) -> Vec<Value> {
     assert!(!roles.is_empty(), "no {kind}");
     roles
 }
-
-const OURS: [(&str, &str); 2] = [
-    ("EtcdBackupPolicy", "etcdbackuppolicies"),
-    ("EtcdBackupTask", "etcdbackuptasks"),
-];
 
 /// Returns the apiVersion and the kind of a resource.
 pub fn kind_of(resource: &str) -> (&'static str, &'static str) {
@@ -154,12 +185,14 @@ pub fn kind_of(resource: &str) -> (&'static str, &'static str) {
         "events" => ("v1", "Event"),
         "jobs" => ("batch/v1", "Job"),
         "leases" => ("coordination.k8s.io/v1", "Lease"),
+        "persistentvolumeclaims" => ("v1", "PersistentVolumeClaim"),
         "pods" => ("v1", "Pod"),
         "rolebindings" => ("rbac.authorization.k8s.io/v1", "RoleBinding"),
         "roles" => ("rbac.authorization.k8s.io/v1", "Role"),
         "secrets" => ("v1", "Secret"),
         "serviceaccounts" => ("v1", "ServiceAccount"),
         "services" => ("v1", "Service"),
+        "statefulsets" => ("apps/v1", "StatefulSet"),
         other => panic!("which API has {other}?"),
     }
 }
@@ -169,8 +202,10 @@ pub fn kind_of(resource: &str) -> (&'static str, &'static str) {
 pub struct TestNamespace {
     pub api: Api,
     pub name: String,
-    /// Every Job that ever existed in the namespace.
+    /// Every Job that ever existed in the namespace, from this object's creation on.
     pub jobs: Recorder,
+    /// The longest wait for anything.
+    pub patience: Duration,
     /// A folder for the files of the test.
     pub folder: TempDir,
 }
@@ -181,25 +216,34 @@ impl TestNamespace {
         Self::on(&Kubernetes::shared().server.api(), name).await
     }
 
-    /// Creates a namespace.
+    /// Creates a namespace, with the rights of a controller and of Jobs.
     pub async fn on(api: &Api, name: &str) -> Self {
         static NUMBER: AtomicUsize = AtomicUsize::new(1);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let name = format!("{name}-{number}");
-        let object = json!({"metadata": {"name": name}});
-        let namespaces = "/api/v1/namespaces";
-        api.must(Method::POST, namespaces, Some((Body::Json, &object)))
-            .await;
-        let space = Self {
-            jobs: Recorder::start(api, &name, "jobs").await,
-            api: api.clone(),
-            folder: scratch::folder_named("space-").expect("a folder for the test"),
-            name,
-        };
+        let space = Self::named(api, &format!("{name}-{number}")).await;
         space.give_rights().await;
         // Pods need it; Kubernetes' controllers create it.
         space.wait_for("serviceaccounts", "default").await;
         space
+    }
+
+    /// Creates a namespace of exactly this name, with nothing in it.
+    pub async fn named(api: &Api, name: &str) -> Self {
+        let object = json!({"metadata": {"name": name}});
+        let body = Some((Body::Json, &object));
+        api.must(Method::POST, "/api/v1/namespaces", body).await;
+        Self::existing(api, name).await
+    }
+
+    /// Returns a namespace that exists.
+    pub async fn existing(api: &Api, name: &str) -> Self {
+        Self {
+            jobs: Recorder::start(api, name, "jobs").await,
+            api: api.clone(),
+            patience: PATIENCE,
+            folder: scratch::folder_named("space-").expect("a folder for the test"),
+            name: name.to_owned(),
+        }
     }
 
     pub async fn give_rights(&self) {
@@ -252,15 +296,8 @@ impl TestNamespace {
 
     /// Returns a token of a service account.
     pub async fn token_of(&self, account: &str) -> String {
-        let path = format!("{}/{account}/token", self.path("serviceaccounts"));
-        let request =
-            json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}});
-        let answer = self
-            .api
-            .must(Method::POST, &path, Some((Body::Json, &request)))
-            .await;
-        let token = answer["status"]["token"].as_str();
-        token.expect("a token").to_owned()
+        let token = self.api.token(&self.name, account).await;
+        token.unwrap_or_else(|err| panic!("the token of {account}: {err}"))
     }
 
     /// Returns a folder of the test, which is created.
@@ -338,6 +375,37 @@ impl TestNamespace {
         applied.unwrap_or_else(|err| panic!("apply {path}: {err}"))
     }
 
+    /// Applies an object of any kind, with its own namespace if it names one.
+    pub async fn apply_object(&self, object: &Value) -> Result<Value, Refused> {
+        self.api.apply(&self.path_to(object), object).await
+    }
+
+    /// Applies objects of any kind. CRDs are served when it returns.
+    pub async fn apply_all(&self, objects: &[Value]) {
+        for object in objects {
+            match kind(object) {
+                "CustomResourceDefinition" => define(&self.api, object).await,
+                kind => {
+                    let applied = self.apply_object(object).await;
+                    applied.unwrap_or_else(|err| panic!("{kind} {}: {err}", name(object)));
+                }
+            }
+        }
+    }
+
+    /// Returns the API path of an object of any kind.
+    pub fn path_to(&self, object: &Value) -> String {
+        format!("{}/{}", collection(object, &self.name), name(object))
+    }
+
+    /// Replaces an object. Fails if its resourceVersion is old.
+    pub async fn replace(&self, resource: &str, object: &Value) -> Result<Value, Refused> {
+        let path = self.path_of(resource, name(object));
+        self.api
+            .ask(Method::PUT, &path, Some((Body::Json, object)))
+            .await
+    }
+
     /// Sends a merge patch.
     pub async fn patch(&self, resource: &str, name: &str, patch: Value) -> Value {
         let path = self.path_of(resource, name);
@@ -366,26 +434,30 @@ impl TestNamespace {
         wanted: &str,
         is_so: impl Fn(&Value) -> bool,
     ) -> Value {
-        let mut last = None;
-        let found = until(PATIENCE, async || {
-            last = self.get(resource, name).await;
-            last.clone().filter(&is_so)
+        let path = self.path_of(resource, name);
+        let mut last = Ok(Value::Null);
+        let found = until(self.patience, async || {
+            // The API server may be down for a while.
+            last = self.api.ask(Method::GET, &path, None).await;
+            last.clone().ok().filter(&is_so)
         });
         match found.await {
             Some(found) => found,
             None => panic!(
                 "{name} of the {resource} in {}: never that {wanted}; now:\n{}",
                 self.name,
-                shown(last.as_ref().unwrap_or(&Value::Null))
+                last.map_or_else(|err| err.to_string(), |last| shown(&last))
             ),
         }
     }
 
     /// Waits until an object is gone.
     pub async fn wait_until_gone(&self, resource: &str, name: &str) {
-        let gone = until(PATIENCE, async || match self.get(resource, name).await {
-            None => Some(()),
-            Some(_) => None,
+        let gone = until(self.patience, async || {
+            match self.get(resource, name).await {
+                None => Some(()),
+                Some(_) => None,
+            }
         });
         assert!(
             gone.await.is_some(),
@@ -397,7 +469,7 @@ impl TestNamespace {
     /// Waits until exactly `count` objects have these labels.
     pub async fn wait_for_some(&self, resource: &str, labels: &str, count: usize) -> Vec<Value> {
         let mut last = Vec::new();
-        let found = until(PATIENCE, async || {
+        let found = until(self.patience, async || {
             last = self.list(resource, labels).await;
             (last.len() == count).then(|| last.clone())
         });
@@ -449,7 +521,7 @@ impl TestNamespace {
 
     /// Waits until a policy has had `count` Jobs for a kind of work.
     pub async fn wait_for_jobs(&self, policy: &str, work: &str, count: usize) -> Vec<Value> {
-        let found = until(PATIENCE, async || {
+        let found = until(self.patience, async || {
             let jobs = self.jobs_for(policy, work);
             (jobs.len() >= count).then_some(jobs)
         });
@@ -471,7 +543,7 @@ impl TestNamespace {
 
     /// Waits until `count` Jobs of a policy have ended.
     pub async fn wait_until_ended(&self, policy: &str, work: &str, count: usize) -> Vec<Value> {
-        let found = until(PATIENCE, async || {
+        let found = until(self.patience, async || {
             let jobs = self.jobs_for(policy, work);
             let done = jobs.into_iter().filter(|j| ended(j).is_some());
             let done: Vec<Value> = done.collect();
@@ -498,7 +570,7 @@ impl TestNamespace {
 
     /// Waits for an Event about an object and returns its message.
     pub async fn wait_for_event(&self, about: &str, reason: &str) -> String {
-        let found = until(PATIENCE, async || {
+        let found = until(self.patience, async || {
             let events = self.events(about).await;
             let found = events.into_iter().find(|(r, _)| r == reason);
             found.map(|(_, message)| message)
@@ -534,13 +606,37 @@ impl TestNamespace {
         condition_of(&found, condition).expect("it").clone()
     }
 
-    /// Waits until a task has this state.
+    /// Creates a task.
+    pub async fn task(&self, name: &str, policy: &str, type_: &str, config: Value) -> Value {
+        let mut spec = json!({"policy": policy, "type": type_});
+        if !config.is_null() {
+            spec["config"] = config;
+        }
+        let task = json!({"metadata": {"name": name}, "spec": spec});
+        self.create(TASKS, task).await
+    }
+
+    /// Waits until a task has this state. Fails at once if it ends in another one.
     pub async fn wait_task(&self, name: &str, state: &str) -> Value {
         let wanted = format!("it is {state}");
-        self.wait_until("etcdbackuptasks", name, &wanted, |t| {
-            t["status"]["state"] == state
-        })
-        .await
+        let is_so = |task: &Value| task["status"]["state"] == state || has_ended(task);
+        let task = self.wait_until(TASKS, name, &wanted, is_so).await;
+        assert_eq!(task["status"]["state"], state, "{}", shown(&task));
+        task
+    }
+
+    /// Waits until there is a result.
+    pub async fn wait<T>(&self, what: &str, ask: impl AsyncFnMut() -> Option<T>) -> T {
+        let found = until(self.patience, ask).await;
+        found.unwrap_or_else(|| panic!("{}: not in time: {what}", self.name))
+    }
+
+    /// Renews both Leases of a prefix as etcd-druid's sidecar does.
+    pub async fn leases(&self, prefix: &str, full: i64, delta: i64) {
+        for (kind, revision) in [("full", full), ("delta", delta)] {
+            let name = format!("{prefix}-{kind}-snap");
+            self.renew(&name, revision, &moment(0), Value::Null).await;
+        }
     }
 
     /// Renews a Lease as etcd-druid's sidecar or one of our Jobs does. Creates it if it does not exist.
@@ -560,10 +656,6 @@ impl TestNamespace {
             created => drop(created.unwrap_or_else(|err| panic!("renew the Lease {name}: {err}"))),
         }
     }
-}
-
-pub fn name(object: &Value) -> &str {
-    object["metadata"]["name"].as_str().unwrap_or_default()
 }
 
 /// Returns one of our labels.
@@ -587,9 +679,15 @@ pub fn ended(job: &Value) -> Option<&str> {
     })
 }
 
-/// Returns a condition of a policy.
-pub fn condition_of<'p>(policy: &'p Value, type_: &str) -> Option<&'p Value> {
-    let conditions = policy["status"]["conditions"].as_array()?;
+/// Returns whether a task has ended.
+pub fn has_ended(task: &Value) -> bool {
+    let state = task["status"]["state"].as_str().unwrap_or_default();
+    ["Succeeded", "Failed", "Rejected"].contains(&state)
+}
+
+/// Returns a condition of an object.
+pub fn condition_of<'o>(object: &'o Value, type_: &str) -> Option<&'o Value> {
+    let conditions = object["status"]["conditions"].as_array()?;
     conditions.iter().find(|c| c["type"] == type_)
 }
 
