@@ -4,7 +4,7 @@ use crate::support::copy_fixture;
 use crate::support::faulty_proxy::{Effect, Proxy, Timing};
 use crate::support::kube::{Api, TOKEN};
 use crate::support::kubelet::{self, Kubelet, Plan, expanded, moved};
-use crate::support::namespace::{TestNamespace, ended, until};
+use crate::support::namespace::{POLICIES, TestNamespace, ended, until};
 use reqwest::Method;
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -147,14 +147,14 @@ async fn what_an_owner_leaves_is_collected() {
         "metadata": {"name": "main"},
         "spec": {"store": {"url": "s3://bucket/main"}},
     });
-    let policy = space.create("etcdbackuppolicies", policy).await;
+    let policy = space.create(POLICIES, policy).await;
     let owner = json!([{
         "apiVersion": "deltafold.io/v1alpha1", "kind": "EtcdBackupPolicy", "name": "main",
         "uid": policy["metadata"]["uid"], "controller": true, "blockOwnerDeletion": true,
     }]);
     let lease = json!({"metadata": {"name": "owned", "ownerReferences": owner}, "spec": {}});
     space.create("leases", lease).await;
-    space.delete("etcdbackuppolicies", "main").await;
+    space.delete(POLICIES, "main").await;
     space.wait_until_gone("leases", "owned").await;
 }
 

@@ -5,7 +5,9 @@ use crate::support::controller::Controller;
 use crate::support::etcd::Signal;
 use crate::support::faulty_proxy::{Effect, Proxy, Timing};
 use crate::support::kubelet::{Kubelet, Plan, message};
-use crate::support::namespace::{TestNamespace, ended, label, moment, name, until};
+use crate::support::namespace::{
+    NEVER, NO_ELECTION, POLICIES, TASKS, TestNamespace, ended, label, moment, name, until,
+};
 use futures::StreamExt as _;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -14,8 +16,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// A schedule that never fires during a test.
-const NEVER: &str = "0 0 1 1 *";
 /// The number of stories that run at once: they mostly wait.
 const AT_ONCE: usize = 6;
 const PATIENCE: Duration = Duration::from_secs(90);
@@ -41,12 +41,12 @@ impl Story {
                 "compaction": {"eventsThreshold": 100},
             },
         });
-        space.create("etcdbackuppolicies", policy).await;
+        space.create(POLICIES, policy).await;
         let task = json!({
             "metadata": {"name": "check"},
             "spec": {"policy": "main", "type": "Verify"},
         });
-        space.create("etcdbackuptasks", task).await;
+        space.create(TASKS, task).await;
         let proxy = Proxy::start(space.api.url()).await;
         Self {
             space,
@@ -72,8 +72,8 @@ impl Story {
     /// Returns what is still missing at the end of the story.
     async fn lacks(&self) -> Vec<&'static str> {
         self.renew().await;
-        let policy = self.space.must_get("etcdbackuppolicies", "main").await;
-        let task = self.space.must_get("etcdbackuptasks", "check").await;
+        let policy = self.space.must_get(POLICIES, "main").await;
+        let task = self.space.must_get(TASKS, "check").await;
         let crons = self
             .space
             .names("cronjobs", "deltafold.io/policy=main")
@@ -123,8 +123,7 @@ async fn killed_at(n: usize, when: Timing) -> bool {
     let what = format!("killed at write {n}, {when:?}");
     let story = Story::begin().await;
     // Without leader election it starts at once.
-    let mut first =
-        Controller::through(&story.proxy, &story.space, &["--leader-elect", "false"]).await;
+    let mut first = Controller::through(&story.proxy, &story.space, &NO_ELECTION).await;
     let pid = rustix::process::Pid::from_raw(first.id().try_into().unwrap()).unwrap();
     let kill = move || {
         // Not waited for, so the pid is still its own.
@@ -157,7 +156,7 @@ async fn killed_at(n: usize, when: Timing) -> bool {
         first.tail()
     );
     drop(first);
-    let second = Controller::start(&story.space, &["--leader-elect", "false"]).await;
+    let second = Controller::start(&story.space, &NO_ELECTION).await;
     let done = until(PATIENCE, async || {
         story.lacks().await.is_empty().then_some(())
     });
@@ -214,8 +213,7 @@ async fn failing(part: u64, (when, then): (Timing, fn() -> Effect)) -> usize {
         call.works() && is_of_part && seen.lock().unwrap().insert(what)
     };
     story.proxy.inject(which, 0, usize::MAX, when, then());
-    let controller =
-        Controller::through(&story.proxy, &story.space, &["--leader-elect", "false"]).await;
+    let controller = Controller::through(&story.proxy, &story.space, &NO_ELECTION).await;
     let done = until(2 * PATIENCE, async || {
         story.lacks().await.is_empty().then_some(())
     });
@@ -251,8 +249,7 @@ async fn every_write_fails_in_every_way_and_succeeds_at_last() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_api_server_goes_and_comes() {
     let story = Arc::new(Story::begin().await);
-    let controller =
-        Controller::through(&story.proxy, &story.space, &["--leader-elect", "false"]).await;
+    let controller = Controller::through(&story.proxy, &story.space, &NO_ELECTION).await;
     let stop = Arc::new(AtomicBool::new(false));
     let seed = crate::support::seed();
     let (of_cuts, stops) = (story.clone(), stop.clone());

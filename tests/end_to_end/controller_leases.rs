@@ -3,15 +3,14 @@
 //! The tests decide how Pods end. Leases of etcd-druid have no annotations.
 
 use crate::support::controller::Controller;
-use crate::support::kubelet::{Kubelet, Plan, message};
+use crate::support::kubelet::{Kubelet, Plan, done, message};
 use crate::support::namespace::{
-    PATIENCE, TestNamespace, condition_of, ended, label, moment, name, until,
+    NEVER, NO_ELECTION, PATIENCE, POLICIES, TASKS, TestNamespace, condition_of, ended, label,
+    moment, name, until,
 };
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
-/// A schedule that never fires during a test.
-const NEVER: &str = "0 0 1 1 *";
 /// Long enough for something forbidden to happen.
 const SILENCE: Duration = Duration::from_secs(3);
 
@@ -21,7 +20,7 @@ async fn policy(space: &TestNamespace, name: &str, compaction: Value) {
         "metadata": {"name": name},
         "spec": {"store": {"url": format!("s3://bucket/{name}")}, "compaction": compaction},
     });
-    space.apply("etcdbackuppolicies", policy).await;
+    space.apply(POLICIES, policy).await;
 }
 
 /// Applies a policy that can take a full snapshot, too.
@@ -35,24 +34,12 @@ async fn policy_with_etcd(space: &TestNamespace, name: &str, compaction: Value) 
             "compaction": compaction,
         },
     });
-    space.apply("etcdbackuppolicies", policy).await;
-}
-
-/// Renews both Leases as etcd-druid's sidecar does.
-async fn leases(space: &TestNamespace, prefix: &str, full: i64, delta: i64) {
-    for (kind, revision) in [("full", full), ("delta", delta)] {
-        let name = format!("{prefix}-{kind}-snap");
-        space.renew(&name, revision, &moment(0), Value::Null).await;
-    }
+    space.apply(POLICIES, policy).await;
 }
 
 async fn delta(space: &TestNamespace, prefix: &str, revision: i64) {
     let name = format!("{prefix}-delta-snap");
     space.renew(&name, revision, &moment(0), Value::Null).await;
-}
-
-fn done() -> Plan {
-    Plan::Exit(0, message("compact", 0, "", ""))
 }
 
 fn fails(code: i32, reason: &str) -> Plan {
@@ -94,7 +81,7 @@ async fn a_status_that_does_not_move_starts_no_second_job() {
         });
         space.create("leases", lease).await;
     }
-    let mut controller = Controller::start(&space, &["--leader-elect", "false"]).await;
+    let mut controller = Controller::start(&space, &NO_ELECTION).await;
     let main = json!({
         "metadata": {"name": "main"},
         "spec": {
@@ -103,8 +90,8 @@ async fn a_status_that_does_not_move_starts_no_second_job() {
             "compaction": {"eventsThreshold": 1000},
         },
     });
-    space.apply("etcdbackuppolicies", main).await;
-    leases(&space, "etcd-main", 100, 1099).await;
+    space.apply(POLICIES, main).await;
+    space.leases("etcd-main", 100, 1099).await;
     let counted = space
         .wait_policy("main", "it counts 999 events", |p| {
             p["status"]["snapshots"]["accumulatedDeltaEvents"] == 999
@@ -134,7 +121,7 @@ async fn a_status_that_does_not_move_starts_no_second_job() {
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(space.jobs.ever().len(), 1);
     // What the Job does at its end.
-    leases(&space, "etcd-main", 5000, 5000).await;
+    space.leases("etcd-main", 5000, 5000).await;
     kubelet.plan(&[], done());
     let last = wait_last(&space, "main", "Succeeded").await;
     assert_eq!(
@@ -152,7 +139,7 @@ async fn a_status_that_does_not_move_starts_no_second_job() {
         tokio::time::sleep(Duration::from_millis(500)).await;
     }
     controller.kill();
-    let _controller = Controller::start(&space, &["--leader-elect", "false"]).await;
+    let _controller = Controller::start(&space, &NO_ELECTION).await;
     delta(&space, "etcd-main", 6000).await;
     tokio::time::sleep(SILENCE).await;
     assert_eq!(space.jobs_for("main", "compaction").len(), 2);
@@ -174,7 +161,7 @@ async fn a_status_that_does_not_move_starts_no_second_job() {
 async fn failures_are_tried_again_or_not_by_their_code() {
     let space = TestNamespace::new("codes").await;
     let kubelet = Kubelet::start(&space).await;
-    let controller = Controller::start(&space, &["--leader-elect", "false"]).await;
+    let controller = Controller::start(&space, &NO_ELECTION).await;
     let threshold = json!({"eventsThreshold": 100});
     let finals = [
         ("gap", 65, "RevisionGap"),
@@ -212,7 +199,7 @@ async fn failures_are_tried_again_or_not_by_their_code() {
     }
     policy_with_etcd(&space, "service", threshold).await;
     for policy_ in all.into_iter().chain(["service"]) {
-        leases(&space, policy_, 100, 300).await;
+        space.leases(policy_, 100, 300).await;
     }
 
     for (policy_, code, reason) in finals {
@@ -303,7 +290,7 @@ async fn failures_are_tried_again_or_not_by_their_code() {
 async fn too_late_or_too_much_makes_a_full_snapshot() {
     let space = TestNamespace::new("fulls").await;
     let kubelet = Kubelet::start(&space).await;
-    let _controller = Controller::start(&space, &["--leader-elect", "false"]).await;
+    let _controller = Controller::start(&space, &NO_ELECTION).await;
     let late = json!({"eventsThreshold": 100, "activeDeadline": "2s"});
     let many = json!({"eventsThreshold": 100, "fullSnapshotThreshold": 5000});
     kubelet.plan(&[("policy", "late"), ("work", "compaction")], Plan::Hang);
@@ -326,10 +313,10 @@ async fn too_late_or_too_much_makes_a_full_snapshot() {
     for policy_ in ["many", "no-etcd", "large"] {
         kubelet.plan(&[("policy", policy_)], done());
     }
-    leases(&space, "late", 100, 300).await;
-    leases(&space, "many", 100, 5100).await;
-    leases(&space, "no-etcd", 100, 5100).await;
-    leases(&space, "off", 100, 5100).await;
+    space.leases("late", 100, 300).await;
+    space.leases("many", 100, 5100).await;
+    space.leases("no-etcd", 100, 5100).await;
+    space.leases("off", 100, 5100).await;
 
     let fulls = space.wait_for_jobs("many", "full-snapshot", 1).await;
     assert!(
@@ -400,7 +387,7 @@ async fn ages_by_clocks_that_are_wrong() {
     let space = TestNamespace::new("ages").await;
     let kubelet = Kubelet::start(&space).await;
     kubelet.plan(&[], done());
-    let mut controller = Controller::start(&space, &["--leader-elect", "false"]).await;
+    let mut controller = Controller::start(&space, &NO_ELECTION).await;
     let by_age = json!({"eventsThreshold": 1_000_000, "ageThreshold": "1h"});
     let all = ["old", "soon", "future", "idle"];
     for policy_ in all {
@@ -451,7 +438,7 @@ async fn ages_by_clocks_that_are_wrong() {
             space.renew(&name, 100, &moment(seconds), Value::Null).await;
         }
         controller.kill();
-        controller = Controller::start(&space, &["--leader-elect", "false"]).await;
+        controller = Controller::start(&space, &NO_ELECTION).await;
         let wanted = format!("BackupReady is {status} {reason} with {full}, {delta}");
         let found = space
             .wait_policy("fresh", &wanted, |p| {
@@ -496,7 +483,7 @@ async fn a_cap_is_kept_and_turns_are_fair() {
     let all = ["a", "b", "c", "d", "e"];
     for policy_ in all {
         policy(&space, policy_, json!({"eventsThreshold": 100})).await;
-        leases(&space, policy_, 100, 300).await;
+        space.leases(policy_, 100, 300).await;
     }
     let of_all = || {
         let jobs = space.jobs.ever().into_iter();
@@ -514,7 +501,7 @@ async fn a_cap_is_kept_and_turns_are_fair() {
         let active = of_all();
         let first = active.iter().find(|j| ended(j).is_none()).unwrap();
         let of = label(first, "policy").unwrap().to_owned();
-        leases(&space, &of, 300, 300).await;
+        space.leases(&of, 300, 300).await;
         kubelet.plan(&[("policy", &of)], done());
         went.push(of);
         until(PATIENCE, async || (of_all().len() == n).then_some(()))
@@ -529,7 +516,7 @@ async fn a_cap_is_kept_and_turns_are_fair() {
     let args = ["--leader-elect", "false", "--max-jobs", "1"];
     let controller = Controller::start(&space, &args).await;
     policy(&space, "f", json!({"eventsThreshold": 100})).await;
-    leases(&space, "f", 100, 300).await;
+    space.leases("f", 100, 300).await;
     let told = space.wait_for_event("f", "TooManyJobs").await;
     assert!(told.contains('2') && told.contains('1'), "{told}");
     // Frozen until none is left, so that it does not hover at the limit.
@@ -538,7 +525,7 @@ async fn a_cap_is_kept_and_turns_are_fair() {
         .filter(|j| ended(j).is_none())
         .map(|j| label(j, "policy").unwrap().to_owned())
         .collect();
-    leases(&space, &running[0], 300, 300).await;
+    space.leases(&running[0], 300, 300).await;
     kubelet.plan(&[("policy", &running[0])], done());
     wait_last(&space, &running[0], "Succeeded").await;
     tokio::time::sleep(SILENCE).await;
@@ -548,7 +535,7 @@ async fn a_cap_is_kept_and_turns_are_fair() {
         "{}",
         controller.tail()
     );
-    leases(&space, &running[1], 300, 300).await;
+    space.leases(&running[1], 300, 300).await;
     kubelet.plan(&[("policy", &running[1])], done());
     space.wait_for_jobs("f", "compaction", 1).await;
     let times = space.events("f").await;
@@ -564,19 +551,19 @@ async fn a_cap_is_kept_and_turns_are_fair() {
             "metadata": {"name": name},
             "spec": {"policy": "a", "type": "Verify", "config": {"verify": {"level": level}}},
         });
-        space.create("etcdbackuptasks", task).await;
+        space.create(TASKS, task).await;
         // Their order is that of their creation times, which have whole seconds.
         tokio::time::sleep(Duration::from_millis(1100)).await;
     }
     policy(&space, "g", json!({"eventsThreshold": 100})).await;
-    leases(&space, "g", 100, 300).await;
+    space.leases("g", 100, 300).await;
     space
         .wait_policy("g", "it has been looked at", |p| {
             !p["status"]["snapshots"].is_null()
         })
         .await;
     tokio::time::sleep(Duration::from_secs(1)).await;
-    leases(&space, "f", 300, 300).await;
+    space.leases("f", 300, 300).await;
     kubelet.plan(&[], done());
     for task in ["one", "two", "three"] {
         space.wait_task(task, "Succeeded").await;

@@ -3,18 +3,14 @@
 
 use crate::support::controller::Controller;
 use crate::support::faulty_proxy::{Effect, Proxy, Timing};
-use crate::support::kubelet::{Kubelet, Plan, message};
-use crate::support::namespace::{Kubernetes, PATIENCE, TestNamespace, moment, name, until};
+use crate::support::kubelet::{Kubelet, Plan, done};
+use crate::support::namespace::{
+    Kubernetes, NEVER, NO_ELECTION, PATIENCE, POLICIES, TASKS, TestNamespace, name, until,
+};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
-/// A schedule that never fires during a test.
-const NEVER: &str = "0 0 1 1 *";
 const SILENCE: Duration = Duration::from_secs(2);
-
-fn done() -> Plan {
-    Plan::Exit(0, message("compact", 0, "", ""))
-}
 
 async fn policy(space: &TestNamespace, name: &str) {
     let policy = json!({
@@ -24,14 +20,7 @@ async fn policy(space: &TestNamespace, name: &str) {
             "compaction": {"eventsThreshold": 100},
         },
     });
-    space.apply("etcdbackuppolicies", policy).await;
-}
-
-async fn leases(space: &TestNamespace, prefix: &str, full: i64, delta: i64) {
-    for (kind, revision) in [("full", full), ("delta", delta)] {
-        let name = format!("{prefix}-{kind}-snap");
-        space.renew(&name, revision, &moment(0), Value::Null).await;
-    }
+    space.apply(POLICIES, policy).await;
 }
 
 async fn compacted(space: &TestNamespace, policy: &str) {
@@ -71,7 +60,7 @@ async fn two_replicas_and_one_leader() {
     let mut second = Controller::through(&ways[1], &space, &[]).await;
     second.wait_until_ready().await;
     policy(&space, "one").await;
-    leases(&space, "one", 100, 300).await;
+    space.leases("one", 100, 300).await;
     compacted(&space, "one").await;
     assert!(!leads(&second));
     assert_eq!(works(1), 0, "one that stands by wrote something");
@@ -86,7 +75,7 @@ async fn two_replicas_and_one_leader() {
         began.elapsed()
     );
     policy(&space, "two").await;
-    leases(&space, "two", 100, 300).await;
+    space.leases("two", 100, 300).await;
     compacted(&space, "two").await;
 
     // Cut off, it is no longer the leader, and another one takes over when the Lease has expired. Back again,
@@ -95,7 +84,7 @@ async fn two_replicas_and_one_leader() {
     third.wait_until_ready().await;
     ways[1].cut();
     policy(&space, "three").await;
-    leases(&space, "three", 100, 300).await;
+    space.leases("three", 100, 300).await;
     wait_until_leads(&mut third).await;
     let until_cut = works(1);
     ways[1].mend();
@@ -106,7 +95,7 @@ async fn two_replicas_and_one_leader() {
     });
     assert!(gives_up.await.is_some(), "two lead:\n{}", second.tail());
     policy(&space, "four").await;
-    leases(&space, "four", 100, 300).await;
+    space.leases("four", 100, 300).await;
     compacted(&space, "four").await;
     assert_eq!(works(1), until_cut, "one that was deposed wrote something");
 
@@ -116,7 +105,7 @@ async fn two_replicas_and_one_leader() {
     fourth.wait_until_ready().await;
     third.kill();
     policy(&space, "five").await;
-    leases(&space, "five", 100, 300).await;
+    space.leases("five", 100, 300).await;
     wait_until_leads(&mut fourth).await;
     compacted(&space, "five").await;
     for policy in ["one", "two", "three", "four", "five"] {
@@ -129,7 +118,7 @@ async fn two_policies_on_one_prefix() {
     let space = TestNamespace::new("prefix").await;
     let kubelet = Kubelet::start(&space).await;
     kubelet.plan(&[], done());
-    let _controller = Controller::start(&space, &["--leader-elect", "false"]).await;
+    let _controller = Controller::start(&space, &NO_ELECTION).await;
     let on = |name: &str, url: &str| {
         json!({
             "metadata": {"name": name},
@@ -142,16 +131,16 @@ async fn two_policies_on_one_prefix() {
         })
     };
     space
-        .apply("etcdbackuppolicies", on("first", "s3://bucket/prefix"))
+        .apply(POLICIES, on("first", "s3://bucket/prefix"))
         .await;
     space.wait_condition("first", "Ready", "True").await;
     // Older by a second: creation times have whole seconds.
     tokio::time::sleep(Duration::from_millis(1100)).await;
     space
-        .apply("etcdbackuppolicies", on("second", "s3://bucket/prefix/"))
+        .apply(POLICIES, on("second", "s3://bucket/prefix/"))
         .await;
     space
-        .apply("etcdbackuppolicies", on("beside", "s3://bucket/prefix2"))
+        .apply(POLICIES, on("beside", "s3://bucket/prefix2"))
         .await;
     space.wait_condition("beside", "Ready", "True").await;
     let not_ready = space.wait_condition("second", "Ready", "False").await;
@@ -161,16 +150,16 @@ async fn two_policies_on_one_prefix() {
     for cron in space.list("cronjobs", "deltafold.io/policy=second").await {
         assert_eq!(cron["spec"]["suspend"], true, "{}", name(&cron));
     }
-    leases(&space, "second", 100, 300).await;
+    space.leases("second", 100, 300).await;
     let task =
         json!({"metadata": {"name": "check"}, "spec": {"policy": "second", "type": "Verify"}});
-    space.create("etcdbackuptasks", task).await;
+    space.create(TASKS, task).await;
     tokio::time::sleep(SILENCE).await;
     assert_eq!(space.jobs.ever().len(), 0);
     space.wait_condition("first", "Ready", "True").await;
 
     // When the first policy is gone, the second gets the prefix, and what was waiting starts.
-    space.delete("etcdbackuppolicies", "first").await;
+    space.delete(POLICIES, "first").await;
     space.wait_condition("second", "Ready", "True").await;
     space
         .wait_until("cronjobs", "second-full", "it goes", |c| {
@@ -183,19 +172,19 @@ async fn two_policies_on_one_prefix() {
     // The policy that has it moves away.
     tokio::time::sleep(Duration::from_millis(1100)).await;
     space
-        .apply("etcdbackuppolicies", on("third", "s3a://bucket/prefix"))
+        .apply(POLICIES, on("third", "s3a://bucket/prefix"))
         .await;
     let not_ready = space.wait_condition("third", "Ready", "False").await;
     assert_eq!(not_ready["reason"], "StorePrefixTaken");
     space
-        .apply("etcdbackuppolicies", on("second", "s3://bucket/elsewhere"))
+        .apply(POLICIES, on("second", "s3://bucket/elsewhere"))
         .await;
     space.wait_condition("third", "Ready", "True").await;
 
     // The same Leases would mix two backups, too.
     let mut leases_taken = on("fourth", "s3://bucket/fourth");
     leases_taken["spec"]["snapshot"]["leasePrefix"] = json!("beside");
-    space.apply("etcdbackuppolicies", leases_taken).await;
+    space.apply(POLICIES, leases_taken).await;
     let not_ready = space.wait_condition("fourth", "Ready", "False").await;
     assert_eq!(not_ready["reason"], "LeasePrefixTaken");
 }
@@ -204,7 +193,7 @@ async fn two_policies_on_one_prefix() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_others_do_is_mended_or_told() {
     let space = TestNamespace::new("others").await;
-    let mut controller = Controller::start(&space, &["--leader-elect", "false"]).await;
+    let mut controller = Controller::start(&space, &NO_ELECTION).await;
     let policy = json!({
         "metadata": {"name": "main"},
         "spec": {
@@ -213,7 +202,7 @@ async fn what_others_do_is_mended_or_told() {
             "snapshot": {"fullSchedule": NEVER, "deltaSchedule": NEVER},
         },
     });
-    space.apply("etcdbackuppolicies", policy).await;
+    space.apply(POLICIES, policy).await;
     space.wait_condition("main", "Ready", "True").await;
     let lease = space.must_get("leases", "main-full-snap").await;
     space.delete("leases", "main-full-snap").await;
@@ -229,7 +218,7 @@ async fn what_others_do_is_mended_or_told() {
     space
         .patch("cronjobs", "main-full", suspended.clone())
         .await;
-    let _controller = Controller::start(&space, &["--leader-elect", "false"]).await;
+    let _controller = Controller::start(&space, &NO_ELECTION).await;
     space
         .wait_until("cronjobs", "main-full", "it goes", |c| {
             c["spec"]["suspend"] == false
@@ -239,26 +228,22 @@ async fn what_others_do_is_mended_or_told() {
     // What the API server refuses is reported, and the rest of the status as well.
     let with = |resources: Value| json!({"spec": {"jobTemplate": {"resources": resources}}});
     let too_much = json!({"requests": {"cpu": "2"}, "limits": {"cpu": "1"}});
-    space
-        .patch("etcdbackuppolicies", "main", with(too_much))
-        .await;
+    space.patch(POLICIES, "main", with(too_much)).await;
     let refused = space.wait_condition("main", "Ready", "False").await;
     assert_eq!(refused["reason"], "ApplyRefused");
     let text = refused["message"].as_str().unwrap();
     assert!(text.contains("main-full") && text.contains("cpu"), "{text}");
-    space
-        .patch("etcdbackuppolicies", "main", with(Value::Null))
-        .await;
+    space.patch(POLICIES, "main", with(Value::Null)).await;
     space.wait_condition("main", "Ready", "True").await;
 
     // An invalid field stops nothing; suspending with an invalid field stops everything.
     let wrong = json!({"spec": {"snapshot": {"fullSchedule": "61 0 * * *"}}});
-    space.patch("etcdbackuppolicies", "main", wrong).await;
+    space.patch(POLICIES, "main", wrong).await;
     let invalid = space.wait_condition("main", "Ready", "False").await;
     assert_eq!(invalid["reason"], "SpecInvalid");
     let goes_on = space.must_get("cronjobs", "main-full").await;
     assert_eq!(goes_on["spec"]["suspend"], false);
-    space.patch("etcdbackuppolicies", "main", suspended).await;
+    space.patch(POLICIES, "main", suspended).await;
     for name in ["main-full", "main-delta"] {
         space
             .wait_until("cronjobs", name, "it is suspended", |c| {
@@ -279,13 +264,13 @@ async fn another_api_server() {
     let controller = Controller::start(&space, &[]).await;
     policy(&space, "before").await;
     policy(&space, "after").await;
-    leases(&space, "before", 100, 300).await;
-    leases(&space, "after", 100, 100).await;
+    space.leases("before", 100, 300).await;
+    space.leases("after", 100, 100).await;
     space.wait_for_jobs("before", "compaction", 1).await;
     kubernetes.server.restart(&kubernetes.etcd).await;
     kubelet.plan(&[], done());
     compacted(&space, "before").await;
-    leases(&space, "after", 100, 300).await;
+    space.leases("after", 100, 300).await;
     compacted(&space, "after").await;
     for policy in ["before", "after"] {
         assert_eq!(
@@ -347,11 +332,11 @@ async fn what_is_refused_is_tried_again() {
         Timing::Before,
         Effect::Answer(500, "InternalError"),
     );
-    let controller = Controller::through(&proxy, &space, &["--leader-elect", "false"]).await;
+    let controller = Controller::through(&proxy, &space, &NO_ELECTION).await;
     let all = ["fine", "denied", "invalid", "many", "conflict"];
     for name in all {
         policy(&space, name).await;
-        leases(&space, name, 100, 300).await;
+        space.leases(name, 100, 300).await;
     }
     compacted(&space, "fine").await;
     for name in all {

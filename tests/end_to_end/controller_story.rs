@@ -5,15 +5,14 @@ use crate::support::etcd::{Etcd, EtcdOptions, EtcdVersion, Tls};
 use crate::support::keys::Key;
 use crate::support::kubelet::{Kubelet, Plan};
 use crate::support::made_backups::objects_in;
-use crate::support::namespace::{TestNamespace, condition_of, ended, label, name, until};
+use crate::support::namespace::{
+    NEVER, POLICIES, TASKS, TestNamespace, condition_of, ended, label, name, until,
+};
 use crate::support::{namespace::PATIENCE, tools};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-
-/// A schedule that never fires during a test.
-const NEVER: &str = "0 0 1 1 *";
 
 /// Puts `count` keys and returns the revision.
 async fn put(etcd: &Etcd, count: usize) -> i64 {
@@ -88,9 +87,7 @@ async fn a_policy_backs_up_compacts_and_restores() {
 
     // The policy is applied, and all its objects appear.
     let mut controller = Controller::start(&space, &["--allow-host-path"]).await;
-    let applied = space
-        .apply("etcdbackuppolicies", policy(&etcd, &store))
-        .await;
+    let applied = space.apply(POLICIES, policy(&etcd, &store)).await;
     let ready = space.wait_condition("main", "Ready", "True").await;
     assert_eq!(ready["observedGeneration"], 1);
     let crons = space.list("cronjobs", "deltafold.io/policy=main").await;
@@ -233,13 +230,13 @@ async fn a_policy_backs_up_compacts_and_restores() {
     for (name, mut spec) in tasks.clone() {
         spec["policy"] = "main".into();
         let task = json!({"metadata": {"name": name}, "spec": spec});
-        space.create("etcdbackuptasks", task).await;
+        space.create(TASKS, task).await;
         // They run in order of their creation times, which have whole seconds.
         tokio::time::sleep(Duration::from_millis(1100)).await;
     }
     for (name, spec) in &tasks {
         let task = until(PATIENCE, async || {
-            let task = space.must_get("etcdbackuptasks", name).await;
+            let task = space.must_get(TASKS, name).await;
             let state = task["status"]["state"].as_str().unwrap_or_default();
             ["Succeeded", "Failed", "Rejected"]
                 .contains(&state)
@@ -311,7 +308,7 @@ async fn a_policy_backs_up_compacts_and_restores() {
     // A changed policy changes its CronJobs and nothing else.
     let before = space.must_get("cronjobs", "main-delta").await;
     let change = json!({"spec": {"snapshot": {"fullSchedule": "30 1 1 1 *"}, "verify": null}});
-    space.patch("etcdbackuppolicies", "main", change).await;
+    space.patch(POLICIES, "main", change).await;
     space
         .wait_until(
             "cronjobs",
@@ -334,11 +331,7 @@ async fn a_policy_backs_up_compacts_and_restores() {
 
     // A suspended policy starts nothing; a threshold that was crossed meanwhile acts afterwards.
     space
-        .patch(
-            "etcdbackuppolicies",
-            "main",
-            json!({"spec": {"suspend": true}}),
-        )
+        .patch(POLICIES, "main", json!({"spec": {"suspend": true}}))
         .await;
     for cron in ["main-full", "main-delta", "main-gc", "main-maintain"] {
         space
@@ -355,11 +348,7 @@ async fn a_policy_backs_up_compacts_and_restores() {
     tokio::time::sleep(std::time::Duration::from_secs(1)).await;
     assert_eq!(space.jobs_for("main", "compaction").len(), 1);
     space
-        .patch(
-            "etcdbackuppolicies",
-            "main",
-            json!({"spec": {"suspend": false}}),
-        )
+        .patch(POLICIES, "main", json!({"spec": {"suspend": false}}))
         .await;
     let jobs = space.wait_until_ended("main", "compaction", 2).await;
     assert_eq!(ended(&jobs[1]), Some("Complete"), "{}", kubelet.logs());
@@ -391,14 +380,14 @@ async fn a_policy_backs_up_compacts_and_restores() {
     kubelet.plan(&[("work", "full-snapshot")], Plan::Hang);
     let job = space.fire("main-full").await;
     until(PATIENCE, async || {
-        let policy = space.must_get("etcdbackuppolicies", "main").await;
+        let policy = space.must_get(POLICIES, "main").await;
         (policy["status"]["activeJobs"] == json!([job])).then_some(())
     })
     .await
     .expect("the Job among those that are active");
     let bucket = objects_in(&store);
-    space.delete("etcdbackuppolicies", "main").await;
-    space.wait_until_gone("etcdbackuppolicies", "main").await;
+    space.delete(POLICIES, "main").await;
+    space.wait_until_gone(POLICIES, "main").await;
     for kind in [
         "cronjobs",
         "jobs",
@@ -434,7 +423,7 @@ async fn a_follower_saves_and_thresholds_act_beside_it() {
             "compaction": {"eventsThreshold": 200},
         },
     });
-    space.apply("etcdbackuppolicies", policy).await;
+    space.apply(POLICIES, policy).await;
     space
         .wait_until("deployments", "main-follow", "its Pod is ready", |d| {
             d["status"]["readyReplicas"] == 1
@@ -452,7 +441,7 @@ async fn a_follower_saves_and_thresholds_act_beside_it() {
 
     // Another period rolls out a new follower, suspending stops it cleanly.
     let change = json!({"spec": {"snapshot": {"follow": {"deltaPeriod": "2s"}}}});
-    space.patch("etcdbackuppolicies", "main", change).await;
+    space.patch(POLICIES, "main", change).await;
     let ran = until(PATIENCE, async || {
         let ran = kubelet.ran(&[("work", "follow")]);
         (ran.len() == 2).then_some(ran)
@@ -466,14 +455,14 @@ async fn a_follower_saves_and_thresholds_act_beside_it() {
         kubelet.logs()
     );
     let change = json!({"spec": {"suspend": true}});
-    space.patch("etcdbackuppolicies", "main", change).await;
+    space.patch(POLICIES, "main", change).await;
     space
         .wait_for_some("pods", "deltafold.io/work=follow", 0)
         .await;
     let last = etcd.revision().await;
     let saved = space.must_get("leases", "etcd-main-delta-snap").await;
     assert_eq!(saved["spec"]["holderIdentity"], last.to_string());
-    let policy = space.must_get("etcdbackuppolicies", "main").await;
+    let policy = space.must_get(POLICIES, "main").await;
     let ready = condition_of(&policy, "Ready").unwrap();
     assert_eq!(
         (&ready["status"], &ready["reason"]),
@@ -531,7 +520,7 @@ async fn secrets_of_all_kinds_reach_the_program() {
         },
     });
     let controller = Controller::start(&space, &["--allow-host-path"]).await;
-    space.apply("etcdbackuppolicies", policy).await;
+    space.apply(POLICIES, policy).await;
     space.wait_condition("main", "Ready", "True").await;
     run_all(&space, "main-full", &kubelet).await;
     put(&etcd, 30).await;

@@ -4,13 +4,13 @@
 
 use crate::support::controller::Controller;
 use crate::support::faulty_proxy::{Effect, Proxy, Timing};
-use crate::support::kubelet::{Kubelet, Plan, message};
-use crate::support::namespace::{PATIENCE, TestNamespace, ended, moment, until};
+use crate::support::kubelet::{Kubelet, Plan, done, message};
+use crate::support::namespace::{
+    NEVER, NO_ELECTION, PATIENCE, POLICIES, TASKS, TestNamespace, ended, until,
+};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
-/// A schedule that never fires during a test.
-const NEVER: &str = "0 0 1 1 *";
 const SILENCE: Duration = Duration::from_secs(2);
 
 async fn policy(space: &TestNamespace, name: &str) {
@@ -22,38 +22,12 @@ async fn policy(space: &TestNamespace, name: &str) {
             "snapshot": {"fullSchedule": NEVER, "deltaSchedule": NEVER},
         },
     });
-    space.apply("etcdbackuppolicies", policy).await;
-}
-
-async fn leases(space: &TestNamespace, policy: &str) {
-    for kind in ["full", "delta"] {
-        let name = format!("{policy}-{kind}-snap");
-        space.renew(&name, 100, &moment(0), Value::Null).await;
-    }
-}
-
-async fn task(
-    space: &TestNamespace,
-    name: &str,
-    policy: &str,
-    type_: &str,
-    config: Value,
-) -> Value {
-    let mut spec = json!({"policy": policy, "type": type_});
-    if !config.is_null() {
-        spec["config"] = config;
-    }
-    let task = json!({"metadata": {"name": name}, "spec": spec});
-    space.create("etcdbackuptasks", task).await
+    space.apply(POLICIES, policy).await;
 }
 
 async fn verify(space: &TestNamespace, name: &str, policy: &str, level: &str) {
     let config = json!({"verify": {"level": level}});
-    task(space, name, policy, "Verify", config).await;
-}
-
-fn done() -> Plan {
-    Plan::Exit(0, message("verify", 0, "", ""))
+    space.task(name, policy, "Verify", config).await;
 }
 
 fn of(task: &str) -> [(&str, &str); 1] {
@@ -77,7 +51,7 @@ fn operation(task: &Value) -> String {
 async fn wait_operation(space: &TestNamespace, name: &str, text: &str) -> Value {
     space
         .wait_until(
-            "etcdbackuptasks",
+            TASKS,
             name,
             &format!("its operation tells of {text}"),
             |t| operation(t).contains(text),
@@ -90,13 +64,15 @@ async fn one_after_the_other_and_no_duplicates() {
     let space = TestNamespace::new("order").await;
     let kubelet = Kubelet::start(&space).await;
     kubelet.plan(&[], Plan::Hang);
-    let mut controller = Controller::start(&space, &["--leader-elect", "false"]).await;
+    let mut controller = Controller::start(&space, &NO_ELECTION).await;
     for name in ["main", "other"] {
         policy(&space, name).await;
     }
     verify(&space, "a", "main", "names").await;
     verify(&space, "b", "main", "fold").await;
-    task(&space, "c", "main", "OnDemandCompaction", Value::Null).await;
+    space
+        .task("c", "main", "OnDemandCompaction", Value::Null)
+        .await;
     verify(&space, "x", "other", "names").await;
     let first = space.wait_task("a", "InProgress").await;
     assert!(
@@ -126,7 +102,7 @@ async fn one_after_the_other_and_no_duplicates() {
 
     // A new controller knows the order, too.
     controller.kill();
-    let _controller = Controller::start(&space, &["--leader-elect", "false"]).await;
+    let _controller = Controller::start(&space, &NO_ELECTION).await;
     for (ends, begins) in [("a", Some("b")), ("b", Some("c")), ("c", None)] {
         kubelet.plan(&of(ends), done());
         space.wait_task(ends, "Succeeded").await;
@@ -149,7 +125,7 @@ async fn every_end_has_its_reason() {
     let space = TestNamespace::new("ends").await;
     let kubelet = Kubelet::start(&space).await;
     kubelet.plan(&[], done());
-    let controller = Controller::start(&space, &["--leader-elect", "false"]).await;
+    let controller = Controller::start(&space, &NO_ELECTION).await;
     let began = Instant::now();
     // A task for a policy that never appears.
     verify(&space, "orphan", "nobody", "names").await;
@@ -188,7 +164,7 @@ async fn every_end_has_its_reason() {
     kubelet.plan(&of("slow"), Plan::Exit(69, said));
     verify(&space, "slow", "slow", "names").await;
     let running = space
-        .wait_until("etcdbackuptasks", "slow", "it has failed once", |t| {
+        .wait_until(TASKS, "slow", "it has failed once", |t| {
             !errors(t).is_empty()
         })
         .await;
@@ -206,7 +182,9 @@ async fn every_end_has_its_reason() {
     );
     kubelet.plan(&of("quorum"), Plan::Exit(69, said));
     let full = json!({"onDemandSnapshot": {"type": "full"}});
-    task(&space, "quorum", "quorum", "OnDemandSnapshot", full).await;
+    space
+        .task("quorum", "quorum", "OnDemandSnapshot", full)
+        .await;
     let rejected = space.wait_task("quorum", "Rejected").await;
     assert_eq!(errors(&rejected), ["NoQuorum"]);
     let job = rejected["status"]["jobName"].as_str().unwrap();
@@ -217,31 +195,33 @@ async fn every_end_has_its_reason() {
     let without = json!({
         "metadata": {"name": "no-etcd"}, "spec": {"store": {"url": "s3://bucket/no-etcd"}},
     });
-    space.apply("etcdbackuppolicies", without).await;
+    space.apply(POLICIES, without).await;
     let delta = json!({"onDemandSnapshot": {"type": "delta"}});
-    task(&space, "delta", "no-etcd", "OnDemandSnapshot", delta).await;
+    space
+        .task("delta", "no-etcd", "OnDemandSnapshot", delta)
+        .await;
     let rejected = space.wait_task("delta", "Rejected").await;
     assert_eq!(errors(&rejected), ["EtcdMissing"]);
     let copy = json!({"copyBackups": {"targetStore": {"url": "s3://bucket/no-etcd"}}});
-    task(&space, "copy", "no-etcd", "CopyBackups", copy).await;
+    space.task("copy", "no-etcd", "CopyBackups", copy).await;
     let rejected = space.wait_task("copy", "Rejected").await;
     assert_eq!(errors(&rejected), ["InvalidConfig"]);
 
     // Maintenance waits for an up-to-date backup; other tasks do not wait for it.
     policy(&space, "bare").await;
     let defrag = json!({"maintenance": {"defrag": "always"}});
-    task(&space, "tidy", "bare", "Maintenance", defrag).await;
+    space.task("tidy", "bare", "Maintenance", defrag).await;
     wait_operation(&space, "tidy", "MaintenancePostponed").await;
     verify(&space, "behind", "bare", "names").await;
     space.wait_task("behind", "Succeeded").await;
-    leases(&space, "bare").await;
+    space.leases("bare", 100, 100).await;
     space.wait_task("tidy", "Succeeded").await;
 
     let slow = space.wait_task("slow", "Succeeded").await;
     assert_eq!(errors(&slow), ["StoreUnreachable"]);
     assert_eq!(kubelet.ran(&of("slow")).len(), 2);
     let orphan = until(Duration::from_secs(90), async || {
-        let task = space.must_get("etcdbackuptasks", "orphan").await;
+        let task = space.must_get(TASKS, "orphan").await;
         (task["status"]["state"] == "Rejected").then_some(task)
     });
     assert_eq!(errors(&orphan.await.expect("rejected")), ["PolicyNotFound"]);
@@ -266,7 +246,7 @@ async fn what_is_deleted_stops() {
     let space = TestNamespace::new("deleted").await;
     let kubelet = Kubelet::start(&space).await;
     kubelet.plan(&[], done());
-    let _controller = Controller::start(&space, &["--leader-elect", "false"]).await;
+    let _controller = Controller::start(&space, &NO_ELECTION).await;
     for name in ["main", "gone"] {
         policy(&space, name).await;
     }
@@ -275,8 +255,8 @@ async fn what_is_deleted_stops() {
         "metadata": {"name": "short"},
         "spec": {"policy": "main", "type": "Verify", "ttlSecondsAfterFinished": 1},
     });
-    space.create("etcdbackuptasks", short).await;
-    space.wait_until_gone("etcdbackuptasks", "short").await;
+    space.create(TASKS, short).await;
+    space.wait_until_gone(TASKS, "short").await;
     let job = &space.jobs.ever()[0];
     assert_eq!(ended(job), Some("Complete"));
     space
@@ -295,7 +275,7 @@ async fn what_is_deleted_stops() {
         (!kubelet.ran(&of("stops")).is_empty()).then_some(())
     });
     runs.await.expect("its Pod");
-    space.delete("etcdbackuptasks", "stops").await;
+    space.delete(TASKS, "stops").await;
     space.wait_until_gone("jobs", job).await;
     space.wait_task("waits", "Succeeded").await;
     let stopped = &kubelet.ran(&of("stops"))[0];
@@ -309,7 +289,7 @@ async fn what_is_deleted_stops() {
     // A task whose policy is deleted while it runs.
     verify(&space, "runs", "gone", "names").await;
     space.wait_task("runs", "InProgress").await;
-    space.delete("etcdbackuppolicies", "gone").await;
+    space.delete(POLICIES, "gone").await;
     let failed = space.wait_task("runs", "Failed").await;
     assert_eq!(errors(&failed), ["PolicyDeleted"]);
     let job = failed["status"]["jobName"].as_str().unwrap();
@@ -317,7 +297,7 @@ async fn what_is_deleted_stops() {
 
     // While suspended, schedules and thresholds start nothing, but tasks are done.
     let suspend = json!({"spec": {"suspend": true}});
-    space.patch("etcdbackuppolicies", "main", suspend).await;
+    space.patch(POLICIES, "main", suspend).await;
     verify(&space, "asked", "main", "names").await;
     space.wait_task("asked", "Succeeded").await;
 }
@@ -331,17 +311,16 @@ async fn what_stands_in_the_way_of_a_job() {
     kubelet.plan(&[], done());
     kubelet.plan(&[("work", "compaction")], Plan::Hang);
     let proxy = Proxy::start(space.api.url()).await;
-    let _controller = Controller::through(&proxy, &space, &["--leader-elect", "false"]).await;
+    let _controller = Controller::through(&proxy, &space, &NO_ELECTION).await;
     policy(&space, "main").await;
-    for (kind, revision) in [("full", 100), ("delta", 5_000_000)] {
-        let name = format!("main-{kind}-snap");
-        space.renew(&name, revision, &moment(0), Value::Null).await;
-    }
+    space.leases("main", 100, 5_000_000).await;
     let runs = until(PATIENCE, async || {
         (!kubelet.ran(&[("work", "compaction")]).is_empty()).then_some(())
     });
     runs.await.expect("a threshold's Pod");
-    task(&space, "asked", "main", "OnDemandCompaction", Value::Null).await;
+    space
+        .task("asked", "main", "OnDemandCompaction", Value::Null)
+        .await;
     wait_operation(&space, "asked", "Queued").await;
     tokio::time::sleep(SILENCE).await;
     assert!(kubelet.ran(&of("asked")).is_empty());
@@ -367,7 +346,7 @@ async fn what_stands_in_the_way_of_a_job() {
     proxy.clear_faults();
     // It would be retried within a minute; any change of the task is sooner.
     let touched = json!({"metadata": {"annotations": {"touched": "yes"}}});
-    space.patch("etcdbackuptasks", "denied", touched).await;
+    space.patch(TASKS, "denied", touched).await;
     space.wait_task("denied", "Succeeded").await;
 }
 
@@ -388,20 +367,17 @@ async fn what_is_turned_off_is_not_done() {
     policy(&space, "main").await;
     space.wait_condition("main", "Ready", "True").await;
     verify(&space, "check", "main", "names").await;
-    for (kind, revision) in [("full", 100), ("delta", 9_000_000)] {
-        let name = format!("main-{kind}-snap");
-        space.renew(&name, revision, &moment(0), Value::Null).await;
-    }
+    space.leases("main", 100, 9_000_000).await;
     space.wait_condition("main", "BackupReady", "True").await;
     tokio::time::sleep(SILENCE).await;
     assert_eq!(space.jobs.ever().len(), 0);
-    let task = space.must_get("etcdbackuptasks", "check").await;
+    let task = space.must_get(TASKS, "check").await;
     assert!(
         task["status"].is_null() || task["status"]["state"] == "Pending",
         "{task}"
     );
     controller.kill();
-    let _controller = Controller::start(&space, &["--leader-elect", "false"]).await;
+    let _controller = Controller::start(&space, &NO_ELECTION).await;
     space.wait_task("check", "Succeeded").await;
     space.wait_for_jobs("main", "compaction", 1).await;
 }

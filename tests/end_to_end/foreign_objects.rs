@@ -1,15 +1,13 @@
 //! Objects of somebody else that have one of our names, labels or owners are neither taken over nor counted.
 
-use super::tenants::{
-    NEVER, NO_ELECTION, POLICIES, TASKS, done, following, forged, idle, is_seen, leases, scheduled,
-    task, wait_not_ready, wait_ready,
-};
+use super::tenants::{following, forged, idle, is_seen, scheduled, wait_not_ready, wait_ready};
 use crate::support::controller::Controller;
 use crate::support::faulty_proxy::Proxy;
-use crate::support::kubelet::Kubelet;
+use crate::support::kubelet::{Kubelet, done};
 use crate::support::manifests::{documents, read};
 use crate::support::namespace::{
-    Kubernetes, PATIENCE, TestNamespace, condition_of, moment, name, shown, until,
+    Kubernetes, NEVER, NO_ELECTION, PATIENCE, POLICIES, TASKS, TestNamespace, condition_of, moment,
+    name, shown, until,
 };
 use serde_json::{Value, json};
 
@@ -221,14 +219,14 @@ async fn jobs_of_somebody_else_are_not_taken_for_ours() {
     let mut of_same_name = idle("main");
     of_same_name["spec"]["store"]["url"] = json!("s3://bucket/elsewhere");
     elsewhere.apply(POLICIES, of_same_name).await;
-    leases(&elsewhere, "main", 100, 300).await;
+    elsewhere.leases("main", 100, 300).await;
     let job = elsewhere.wait_for_jobs("main", "compaction", 1).await;
     let compaction = name(&job[0]).to_owned();
     // The name of a task's Job is known as soon as the task exists.
     space.apply(POLICIES, idle("tasks")).await;
     wait_ready(&space, "tasks").await;
     controller.kill();
-    let of_task = task(&space, "check", "tasks", "Verify", Value::Null).await;
+    let of_task = space.task("check", "tasks", "Verify", Value::Null).await;
     let uid = of_task["metadata"]["uid"].as_str().unwrap();
     let of_task = format!("check-{}", &uid[..8]);
 
@@ -243,7 +241,7 @@ async fn jobs_of_somebody_else_are_not_taken_for_ours() {
     }
     let _controller = Controller::of_several(&[&space, &elsewhere], &NO_ELECTION).await;
     space.apply(POLICIES, idle("main")).await;
-    leases(&space, "main", 100, 300).await;
+    space.leases("main", 100, 300).await;
     space
         .wait_policy("main", "it tells whose the Job is", |p| {
             condition_of(p, "CompactionHealthy").is_some_and(|c| {

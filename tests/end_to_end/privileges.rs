@@ -1,14 +1,12 @@
 //! Privileges of policies and tasks (host paths, root, images, Secrets) need a flag of the controller, which itself reads no Secret.
 
 use super::foreign_objects::Theirs;
-use super::tenants::{
-    NO_ELECTION, POLICIES, done, idle, is_seen, leases, scheduled, task, wait_not_ready, wait_ready,
-};
+use super::tenants::{idle, is_seen, scheduled, wait_not_ready, wait_ready};
 use crate::support::controller::Controller;
 use crate::support::faulty_proxy::Proxy;
 use crate::support::kube::Api;
-use crate::support::kubelet::{Kubelet, Plan};
-use crate::support::namespace::{PATIENCE, TestNamespace, shown, until};
+use crate::support::kubelet::{Kubelet, Plan, done};
+use crate::support::namespace::{NO_ELECTION, PATIENCE, POLICIES, TestNamespace, shown, until};
 use crate::support::object_recorder::Running;
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -53,11 +51,11 @@ fn privileges() -> [(&'static str, Value, &'static [&'static str]); 6] {
 async fn privileged_tasks(space: &TestNamespace, round: usize) -> [String; 2] {
     let (root, copy) = (format!("root-{round}"), format!("copy-{round}"));
     let as_root = json!({"restore": {"claimName": "data", "runAsUser": 0}});
-    task(space, &root, "fine", "Restore", as_root).await;
+    space.task(&root, "fine", "Restore", as_root).await;
     let to_host = json!({"copyBackups": {"targetStore": {
         "url": "/srv/copies", "volume": {"hostPath": "/srv/copies"},
     }}});
-    task(space, &copy, "fine", "CopyBackups", to_host).await;
+    space.task(&copy, "fine", "CopyBackups", to_host).await;
     [root, copy]
 }
 
@@ -75,7 +73,7 @@ async fn privileges_need_a_flag() {
             object["spec"][part] = value.clone();
         }
         space.apply(POLICIES, object).await;
-        leases(&space, policy, 100, 300).await;
+        space.leases(policy, 100, 300).await;
     }
     space.apply(POLICIES, idle("fine")).await;
     wait_ready(&space, "fine").await;
@@ -92,14 +90,14 @@ async fn privileges_need_a_flag() {
         assert_eq!(made, [""; 0], "{policy}");
         let message = wait_not_ready(&space, policy, "NotAllowed").await;
         assert!(message.contains(flags[0]), "{policy}: {message}");
-        task(
-            &space,
-            policy,
-            policy,
-            "Verify",
-            json!({"verify": {"level": "names"}}),
-        )
-        .await;
+        space
+            .task(
+                policy,
+                policy,
+                "Verify",
+                json!({"verify": {"level": "names"}}),
+            )
+            .await;
     }
     for task in privileged_tasks(&space, 0).await {
         let rejected = space.wait_task(&task, "Rejected").await;
@@ -198,7 +196,7 @@ async fn copy(space: &TestNamespace, policy: &str) {
     let config = json!({"copyBackups": {"targetStore": {
         "url": "s3://elsewhere/x", "secretRef": {"name": "target"},
     }}});
-    task(space, "copy", policy, "CopyBackups", config).await;
+    space.task("copy", policy, "CopyBackups", config).await;
 }
 
 /// The controller's token opens no Secret, and no Secret has a finalizer of the controller.
@@ -215,7 +213,7 @@ async fn secrets_are_not_the_controllers_business() {
     let _controller = Controller::through(&proxy, &space, &NO_ELECTION).await;
     space.apply(POLICIES, with_secrets("main")).await;
     wait_ready(&space, "main").await;
-    leases(&space, "main", 100, 300).await;
+    space.leases("main", 100, 300).await;
     space
         .wait_policy("main", "it is compacted", |p| {
             p["status"]["lastCompaction"]["state"] == "Succeeded"
@@ -234,7 +232,7 @@ async fn secrets_are_not_the_controllers_business() {
     without["spec"]["store"]["secretRef"] = json!({"name": "missing"});
     space.apply(POLICIES, without).await;
     wait_ready(&space, "without").await;
-    leases(&space, "without", 100, 300).await;
+    space.leases("without", 100, 300).await;
     space.wait_until_ended("without", "compaction", 1).await;
     for call in proxy.calls() {
         let asked = call.resource.split('/').next() == Some("secrets");
@@ -267,7 +265,7 @@ async fn a_namespace_goes_while_the_controller_is_down() {
     }
     copy(&space, "main").await;
     space.wait_task("copy", "InProgress").await;
-    leases(&space, "follows", 100, 300).await;
+    space.leases("follows", 100, 300).await;
     space.wait_for_jobs("follows", "compaction", 1).await;
     until(PATIENCE, async || {
         (kubelet.ran(&[]).len() >= 3).then_some(())

@@ -5,23 +5,14 @@
 
 use crate::support::controller::Controller;
 use crate::support::faulty_proxy::Proxy;
-use crate::support::kubelet::{Kubelet, Plan, message};
+use crate::support::kubelet::{Kubelet, Plan, done};
 use crate::support::namespace::{
-    PATIENCE, TestNamespace, condition_of, ended, label, moment, name, until,
+    NEVER, NO_ELECTION, PATIENCE, POLICIES, TASKS, TestNamespace, condition_of, ended, label, name,
+    until,
 };
 use crate::support::object_recorder::Running;
 use serde_json::{Value, json};
 use std::time::Duration;
-
-/// A schedule that never fires during a test.
-pub const NEVER: &str = "0 0 1 1 *";
-pub const NO_ELECTION: [&str; 2] = ["--leader-elect", "false"];
-pub const POLICIES: &str = "etcdbackuppolicies";
-pub const TASKS: &str = "etcdbackuptasks";
-
-pub fn done() -> Plan {
-    Plan::Exit(0, message("compact", 0, "", ""))
-}
 
 /// Returns a policy with two CronJobs and a threshold of 100 events.
 pub fn scheduled(name: &str, url: &str) -> Value {
@@ -60,31 +51,9 @@ async fn a_second_later() {
     tokio::time::sleep(Duration::from_millis(1100)).await;
 }
 
-pub async fn leases(space: &TestNamespace, prefix: &str, full: i64, delta: i64) {
-    for (kind, revision) in [("full", full), ("delta", delta)] {
-        let name = format!("{prefix}-{kind}-snap");
-        space.renew(&name, revision, &moment(0), Value::Null).await;
-    }
-}
-
-pub async fn task(
-    space: &TestNamespace,
-    name: &str,
-    policy: &str,
-    type_: &str,
-    config: Value,
-) -> Value {
-    let mut spec = json!({"policy": policy, "type": type_});
-    if !config.is_null() {
-        spec["config"] = config;
-    }
-    let task = json!({"metadata": {"name": name}, "spec": spec});
-    space.create(TASKS, task).await
-}
-
 pub async fn restore(space: &TestNamespace, name: &str, policy: &str) {
     let config = json!({"restore": {"claimName": format!("data-{name}")}});
-    task(space, name, policy, "Restore", config).await;
+    space.task(name, policy, "Restore", config).await;
 }
 
 async fn move_to(space: &TestNamespace, policy: &str, url: &str) {
@@ -163,7 +132,7 @@ async fn an_older_policy_elsewhere_moves_to_the_same_store() {
     // A new controller decides the same, and thresholds still act.
     controller.kill();
     let _controller = Controller::of_several(&[&theirs, &ours], &NO_ELECTION).await;
-    leases(&ours, "follows", 100, 300).await;
+    ours.leases("follows", 100, 300).await;
     ours.wait_for_jobs("follows", "compaction", 1).await;
     wait_ready(&ours, "follows").await;
 
@@ -256,7 +225,7 @@ async fn an_older_policy_moves_to_the_store_of_one_that_runs() {
         wait_ready(&space, first).await;
         assert_eq!(running.stopped(first), [""; 0], "{first} was stopped");
     }
-    leases(&space, "store", 100, 300).await;
+    space.leases("store", 100, 300).await;
     space.wait_for_jobs("store", "compaction", 1).await;
     assert_eq!(space.jobs_for("older-store", "compaction").len(), 0);
 
@@ -310,10 +279,10 @@ fn owner(kind: &str, name: &str, uid: &Value) -> Value {
 /// Asserts that a Restore and a threshold start, whatever runs elsewhere.
 async fn starts_at_once(space: &TestNamespace) {
     restore(space, "urgent", "main").await;
-    leases(space, "main", 100, 300).await;
+    space.leases("main", 100, 300).await;
     space.wait_task("urgent", "InProgress").await;
     // A task and a compaction of the same policy may not run at the same time.
-    leases(space, "beside", 100, 300).await;
+    space.leases("beside", 100, 300).await;
     space.wait_for_jobs("beside", "compaction", 1).await;
 }
 
@@ -388,7 +357,7 @@ async fn end_some(
             break;
         };
         let policy = label(&job, "policy").unwrap().to_owned();
-        leases(space, &policy, 300, 300).await;
+        space.leases(&policy, 300, 300).await;
         kubelet.plan(&[("policy", &policy)], done());
         // Its slot belongs to another Job now.
         until(PATIENCE, async || {
@@ -411,7 +380,7 @@ async fn one_tenants_thresholds_do_not_use_up_all_jobs() {
     for n in 0..60 {
         let policy = format!("p{n}");
         busy.apply(POLICIES, idle(&policy)).await;
-        leases(&busy, &policy, 100, 300).await;
+        busy.leases(&policy, 100, 300).await;
     }
     for policy in ["main", "beside"] {
         ours.apply(POLICIES, idle(policy)).await;
@@ -431,7 +400,7 @@ async fn one_tenants_thresholds_do_not_use_up_all_jobs() {
     // A slot is reserved for a restore, even if all others are in use.
     restore(&ours, "urgent", "main").await;
     ours.wait_task("urgent", "InProgress").await;
-    leases(&ours, "beside", 100, 300).await;
+    ours.leases("beside", 100, 300).await;
     let has_come = || !ours.jobs_for("beside", "compaction").is_empty();
     let came = end_some(&busy, &kubelet, 4, has_come).await;
     assert!(
@@ -489,7 +458,7 @@ async fn changes_of_one_tenant_delay_nobody() {
     let proxy = Proxy::start(busy.api.url()).await;
     let controller = Controller::of_several_through(&proxy, &[&busy, &ours], &NO_ELECTION).await;
     ours.apply(POLICIES, idle("main")).await;
-    leases(&ours, "main", 100, 100).await;
+    ours.leases("main", 100, 100).await;
     for n in 0..MANY {
         busy.apply(POLICIES, idle(&format!("p{n}"))).await;
     }
@@ -522,7 +491,7 @@ async fn changes_of_one_tenant_delay_nobody() {
     let is_busy = until(2 * PATIENCE, async || (of_busy() >= MANY).then_some(()));
     assert!(is_busy.await.is_some(), "{}", controller.tail());
     proxy.forget();
-    leases(&ours, "main", 100, 300).await;
+    ours.leases("main", 100, 300).await;
     ours.wait_for_jobs("main", "compaction", 1).await;
     let calls = proxy.calls();
     let created = calls
