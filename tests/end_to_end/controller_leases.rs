@@ -5,8 +5,8 @@
 use crate::support::controller::Controller;
 use crate::support::kubelet::{Kubelet, Plan, done, message};
 use crate::support::namespace::{
-    NEVER, NO_ELECTION, PATIENCE, POLICIES, TASKS, TestNamespace, condition_of, ended, label,
-    moment, name, until,
+    NEVER, NO_ELECTION, POLICIES, TASKS, TestNamespace, condition_of, ended, label, moment, name,
+    until,
 };
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
@@ -232,10 +232,8 @@ async fn failures_are_tried_again_or_not_by_their_code() {
         kubelet.plan(&[("policy", policy_)], done());
     }
     one_try(&space, killed).await;
-    let runs = until(PATIENCE, async || {
-        (!kubelet.ran(&[("policy", killed)]).is_empty()).then_some(())
-    });
-    runs.await.expect("its Pod");
+    let runs = async || (!kubelet.ran(&[("policy", killed)]).is_empty()).then_some(());
+    space.wait("its Pod", runs).await;
     kubelet.kill(&[("policy", killed)]);
     let last = wait_last(&space, killed, "Failed").await;
     assert_eq!(last["exitCode"], 137);
@@ -490,9 +488,8 @@ async fn a_cap_is_kept_and_turns_are_fair() {
         jobs.filter(|j| label(j, "work") == Some("compaction"))
             .collect::<Vec<_>>()
     };
-    until(PATIENCE, async || (of_all().len() == 2).then_some(()))
-        .await
-        .expect("two Jobs");
+    let are_two = async || (of_all().len() == 2).then_some(());
+    space.wait("two Jobs", are_two).await;
     tokio::time::sleep(SILENCE).await;
     assert_eq!(of_all().len(), 2);
     // Each Job that ends lets another one start.
@@ -504,9 +501,8 @@ async fn a_cap_is_kept_and_turns_are_fair() {
         space.leases(&of, 300, 300).await;
         kubelet.plan(&[("policy", &of)], done());
         went.push(of);
-        until(PATIENCE, async || (of_all().len() == n).then_some(()))
-            .await
-            .expect("another Job");
+        let is_next = async || (of_all().len() == n).then_some(());
+        space.wait("another Job", is_next).await;
     }
     assert_eq!(kubelet.most_at_once(&[("work", "compaction")]), 2);
 

@@ -206,11 +206,11 @@ async fn what_others_do_is_mended_or_told() {
     space.wait_condition("main", "Ready", "True").await;
     let lease = space.must_get("leases", "main-full-snap").await;
     space.delete("leases", "main-full-snap").await;
-    let again = until(PATIENCE, async || {
+    let again = async || {
         let there = space.get("leases", "main-full-snap").await?;
         (there["metadata"]["uid"] != lease["metadata"]["uid"]).then_some(())
-    });
-    again.await.expect("another Lease");
+    };
+    space.wait("another Lease", again).await;
 
     // While no controller runs.
     controller.kill();

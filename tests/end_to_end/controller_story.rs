@@ -6,7 +6,7 @@ use crate::support::keys::Key;
 use crate::support::kubelet::{Kubelet, Plan};
 use crate::support::made_backups::objects_in;
 use crate::support::namespace::{
-    NEVER, POLICIES, TASKS, TestNamespace, condition_of, ended, label, name, until,
+    NEVER, POLICIES, TASKS, TestNamespace, condition_of, ended, has_ended, label, name, until,
 };
 use crate::support::{namespace::PATIENCE, tools};
 use serde_json::{Value, json};
@@ -235,14 +235,8 @@ async fn a_policy_backs_up_compacts_and_restores() {
         tokio::time::sleep(Duration::from_millis(1100)).await;
     }
     for (name, spec) in &tasks {
-        let task = until(PATIENCE, async || {
-            let task = space.must_get(TASKS, name).await;
-            let state = task["status"]["state"].as_str().unwrap_or_default();
-            ["Succeeded", "Failed", "Rejected"]
-                .contains(&state)
-                .then_some(task)
-        });
-        let task = task.await.unwrap_or_else(|| panic!("{name} never ended"));
+        let task = space.wait_until(TASKS, name, "it has ended", has_ended);
+        let task = task.await;
         let status = &task["status"];
         assert_eq!(
             status["state"],
@@ -379,12 +373,10 @@ async fn a_policy_backs_up_compacts_and_restores() {
     // Deleting a policy keeps the backup and stops what runs.
     kubelet.plan(&[("work", "full-snapshot")], Plan::Hang);
     let job = space.fire("main-full").await;
-    until(PATIENCE, async || {
-        let policy = space.must_get(POLICIES, "main").await;
-        (policy["status"]["activeJobs"] == json!([job])).then_some(())
-    })
-    .await
-    .expect("the Job among those that are active");
+    let is_active = |policy: &Value| policy["status"]["activeJobs"] == json!([job]);
+    space
+        .wait_policy("main", "its Job is active", is_active)
+        .await;
     let bucket = objects_in(&store);
     space.delete(POLICIES, "main").await;
     space.wait_until_gone(POLICIES, "main").await;
@@ -442,11 +434,11 @@ async fn a_follower_saves_and_thresholds_act_beside_it() {
     // Another period rolls out a new follower, suspending stops it cleanly.
     let change = json!({"spec": {"snapshot": {"follow": {"deltaPeriod": "2s"}}}});
     space.patch(POLICIES, "main", change).await;
-    let ran = until(PATIENCE, async || {
+    let ran = async || {
         let ran = kubelet.ran(&[("work", "follow")]);
         (ran.len() == 2).then_some(ran)
-    });
-    let ran = ran.await.expect("another Pod");
+    };
+    let ran = space.wait("another Pod", ran).await;
     assert_eq!(kubelet.most_at_once(&[("work", "follow")]), 1);
     assert_eq!(
         ran[0].ended.map(|(_, code)| code),

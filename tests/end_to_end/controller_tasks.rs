@@ -271,10 +271,8 @@ async fn what_is_deleted_stops() {
     verify(&space, "waits", "main", "fold").await;
     let task = space.wait_task("stops", "InProgress").await;
     let job = task["status"]["jobName"].as_str().unwrap();
-    let runs = until(PATIENCE, async || {
-        (!kubelet.ran(&of("stops")).is_empty()).then_some(())
-    });
-    runs.await.expect("its Pod");
+    let runs = async || (!kubelet.ran(&of("stops")).is_empty()).then_some(());
+    space.wait("its Pod", runs).await;
     space.delete(TASKS, "stops").await;
     space.wait_until_gone("jobs", job).await;
     space.wait_task("waits", "Succeeded").await;
@@ -314,10 +312,8 @@ async fn what_stands_in_the_way_of_a_job() {
     let _controller = Controller::through(&proxy, &space, &NO_ELECTION).await;
     policy(&space, "main").await;
     space.leases("main", 100, 5_000_000).await;
-    let runs = until(PATIENCE, async || {
-        (!kubelet.ran(&[("work", "compaction")]).is_empty()).then_some(())
-    });
-    runs.await.expect("a threshold's Pod");
+    let runs = async || (!kubelet.ran(&[("work", "compaction")]).is_empty()).then_some(());
+    space.wait("a threshold's Pod", runs).await;
     space
         .task("asked", "main", "OnDemandCompaction", Value::Null)
         .await;

@@ -78,12 +78,9 @@ async fn privileges_need_a_flag() {
     space.apply(POLICIES, idle("fine")).await;
     wait_ready(&space, "fine").await;
     for (policy, _, flags) in privileges() {
-        until(PATIENCE, async || {
-            let there = space.must_get(POLICIES, policy).await;
-            is_seen(&there).then_some(())
-        })
-        .await
-        .expect("it has been acted on");
+        space
+            .wait_policy(policy, "it has been acted on", is_seen)
+            .await;
         let made = space
             .names("cronjobs", &format!("deltafold.io/policy={policy}"))
             .await;
@@ -267,11 +264,10 @@ async fn a_namespace_goes_while_the_controller_is_down() {
     space.wait_task("copy", "InProgress").await;
     space.leases("follows", 100, 300).await;
     space.wait_for_jobs("follows", "compaction", 1).await;
-    until(PATIENCE, async || {
-        (kubelet.ran(&[]).len() >= 3).then_some(())
-    })
-    .await
-    .expect("the Pods of a follower, a task and a compaction");
+    let run = async || (kubelet.ran(&[]).len() >= 3).then_some(());
+    space
+        .wait("the Pods of a follower, a task and a compaction", run)
+        .await;
     controller.kill();
     let path = format!("/api/v1/namespaces/{}", space.name);
     space.api.delete(&path).await;

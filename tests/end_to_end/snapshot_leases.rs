@@ -30,7 +30,7 @@ fn kubeconfig(cluster: &Alone, namespace: &str, token: &str) -> PathBuf {
 /// Creates a Lease as etcd-druid does, with a holder.
 async fn create(cluster: &Alone, name: &str, holder: Option<&str>) -> Value {
     let lease = json!({
-            "metadata": {
+        "metadata": {
             "name": name,
             "labels": {
                 "app.kubernetes.io/component": "snapshot-lease",

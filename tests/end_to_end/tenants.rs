@@ -392,11 +392,8 @@ async fn one_tenants_thresholds_do_not_use_up_all_jobs() {
         })
         .await;
     }
-    until(PATIENCE, async || {
-        (!unfinished(&busy).is_empty()).then_some(())
-    })
-    .await
-    .expect("a Job");
+    let runs = async || (!unfinished(&busy).is_empty()).then_some(());
+    busy.wait("a Job", runs).await;
     // A slot is reserved for a restore, even if all others are in use.
     restore(&ours, "urgent", "main").await;
     ours.wait_task("urgent", "InProgress").await;

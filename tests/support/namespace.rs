@@ -314,12 +314,8 @@ impl TestNamespace {
 
     /// Returns the API path of a resource.
     pub fn path(&self, resource: &str) -> String {
-        let (version, _) = kind_of(resource);
-        let root = match version.contains('/') {
-            true => "apis",
-            false => "api",
-        };
-        format!("/{root}/{version}/namespaces/{}/{resource}", self.name)
+        let (version, kind) = kind_of(resource);
+        collection(&json!({"apiVersion": version, "kind": kind}), &self.name)
     }
 
     pub fn path_of(&self, resource: &str, name: &str) -> String {
