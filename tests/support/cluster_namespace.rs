@@ -153,14 +153,17 @@ impl Etcd {
                 .identity(Identity::from_pem(read("node.crt"), read("node.key")));
             options = options.with_tls(tls);
         }
+        let mut last = None;
         let connected = until(PATIENCE, async || {
             let connected = Client::connect([&self.endpoint], Some(options.clone())).await;
-            let mut client = connected.ok()?;
-            client.status().await.ok()?;
-            Some(client)
+            let answer = match connected {
+                Ok(mut client) => client.status().await.map(|_| client),
+                Err(e) => Err(e),
+            };
+            answer.map_err(|e| last = Some(e)).ok()
         });
         let client = connected.await;
-        client.unwrap_or_else(|| panic!("{} is not served", self.endpoint))
+        client.unwrap_or_else(|| panic!("{}: {last:?}", self.endpoint))
     }
 
     /// Writes `count` revisions: keys that stay, and one that keeps changing.
