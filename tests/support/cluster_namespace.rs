@@ -62,17 +62,18 @@ pub fn kubectl(args: &[&str]) -> String {
     text(&output.stdout)
 }
 
-/// Returns the API of the cluster, for an administrator.
+/// Returns the API of the cluster, for an administrator. Fails before it touches a cluster that is not the tests' own.
 fn api() -> Api {
     static ADMIN: OnceLock<(String, String)> = OnceLock::new();
     let (url, token) = ADMIN.get_or_init(|| {
+        let url = format!("https://{}:", host());
+        let server = kubectl(&["config", "view", "--minify", "-o", "jsonpath={.clusters[0].cluster.server}"]);
+        assert!(server.starts_with(&url), "{server} is not of {url}");
         let run = |command: &str| kubectl(&command.split(' ').collect::<Vec<_>>());
         run("-n kube-system create serviceaccount tests");
         run("create clusterrolebinding tests --clusterrole=cluster-admin --serviceaccount=kube-system:tests");
-        (
-            run("config view -o jsonpath={.clusters[0].cluster.server}"),
-            run("-n kube-system create token tests --duration=12h"),
-        )
+        let token = run("-n kube-system create token tests --duration=12h");
+        (server, token)
     });
     Api::new(url, token)
 }
