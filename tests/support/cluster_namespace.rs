@@ -66,12 +66,15 @@ pub fn kubectl(args: &[&str]) -> String {
 fn api() -> Api {
     static ADMIN: OnceLock<(String, String)> = OnceLock::new();
     let (url, token) = ADMIN.get_or_init(|| {
-        let url = format!("https://{}:", host());
-        let server = kubectl(&["config", "view", "--minify", "-o", "jsonpath={.clusters[0].cluster.server}"]);
-        assert!(server.starts_with(&url), "{server} is not of {url}");
         let run = |command: &str| kubectl(&command.split(' ').collect::<Vec<_>>());
+        let url = format!("https://{}:", host());
+        let server = run("config view --minify -o jsonpath={.clusters[0].cluster.server}");
+        assert!(server.starts_with(&url), "{server} is not of {url}");
+        let admin = "clusterrolebinding tests --clusterrole=cluster-admin";
         run("-n kube-system create serviceaccount tests");
-        run("create clusterrolebinding tests --clusterrole=cluster-admin --serviceaccount=kube-system:tests");
+        run(&format!(
+            "create {admin} --serviceaccount=kube-system:tests"
+        ));
         let token = run("-n kube-system create token tests --duration=12h");
         (server, token)
     });
