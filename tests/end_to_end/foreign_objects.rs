@@ -5,12 +5,12 @@ use super::tenants::{
     task, wait_not_ready, wait_ready,
 };
 use crate::support::controller::Controller;
-use crate::support::faulty_proxy::Proxy;
 use crate::support::kubelet::Kubelet;
 use crate::support::manifests::{documents, read};
 use crate::support::namespace::{
     Kubernetes, PATIENCE, TestNamespace, condition_of, moment, name, shown, until,
 };
+use crate::support::proxy::Proxy;
 use serde_json::{Value, json};
 
 /// Returns an object without what Kubernetes' own controllers write.
@@ -294,7 +294,7 @@ async fn the_account_of_jobs_is_somebody_elses() {
         "subjects": [{"kind": "ServiceAccount", "name": "theirs", "namespace": with_binding.name}],
     });
     let binding = Theirs::create(&with_binding, "rolebindings", binding).await;
-    let proxy = Proxy::start(api.url()).await;
+    let proxy = Proxy::start(api.url());
     let _controller = Controller::of_all(&proxy, &fine, &NO_ELECTION).await;
     for space in [&with_account, &with_binding, &fine] {
         let url = format!("s3://bucket/{}", space.name);

@@ -5,11 +5,11 @@ use super::tenants::{
     NO_ELECTION, POLICIES, done, idle, is_seen, leases, scheduled, task, wait_not_ready, wait_ready,
 };
 use crate::support::controller::Controller;
-use crate::support::faulty_proxy::Proxy;
 use crate::support::kube::Api;
 use crate::support::kubelet::{Kubelet, Plan};
 use crate::support::namespace::{PATIENCE, TestNamespace, shown, until};
 use crate::support::object_recorder::Running;
+use crate::support::proxy::Proxy;
 use reqwest::Method;
 use serde_json::{Value, json};
 
@@ -211,7 +211,7 @@ async fn secrets_are_not_the_controllers_business() {
     for name in SECRETS {
         all.push(Theirs::create(&space, "secrets", secret(name)).await);
     }
-    let proxy = Proxy::start(space.api.url()).await;
+    let proxy = Proxy::start(space.api.url());
     let _controller = Controller::through(&proxy, &space, &NO_ELECTION).await;
     space.apply(POLICIES, with_secrets("main")).await;
     wait_ready(&space, "main").await;
