@@ -220,7 +220,7 @@ pub fn that_start_on(source: &str) -> &'static [EtcdVersion] {
 }
 
 /// Runs a command to its end. Returns the exit code, the JSON on standard output (null if there is none) and
-/// standard error.
+/// standard error. The JSON of every deltafold must match the command's schema.
 pub fn run_json(command: &mut Command) -> (i32, serde_json::Value, String) {
     let output = command.output().expect("run the command");
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -239,5 +239,6 @@ pub fn run_json(command: &mut Command) -> (i32, serde_json::Value, String) {
             )
         })
     };
+    schema::check_result(command, &json);
     (code, json, stderr)
 }
