@@ -21,9 +21,9 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use support::controller::Controller;
-use support::faulty_proxy::{Call, Proxy};
 use support::kube::{Api, Body, Refused};
 use support::namespace::{Kubernetes, TestNamespace, moment};
+use support::proxy::{Call, Proxy};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
@@ -506,7 +506,7 @@ fn main() -> Result<()> {
         drop(controllers);
         let bench = Bench {
             api: server.api(),
-            proxy: Proxy::start(&server.url()).await,
+            proxy: Proxy::start(&server.url()),
             space,
             policies: (0..args.policies).map(Policy).collect(),
             revisions: (0..args.policies).map(|_| AtomicI64::new(100)).collect(),

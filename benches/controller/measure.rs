@@ -2,7 +2,7 @@
 
 use crate::Result;
 use crate::support::controller::Controller;
-use crate::support::faulty_proxy::{Call, Proxy};
+use crate::support::proxy::{Call, Proxy};
 use std::collections::BTreeMap;
 use std::fs;
 use std::time::Instant;
@@ -66,7 +66,7 @@ pub struct Cost {
 impl Phase {
     /// Begins a period now. Without a controller, the period includes everything that the next one does.
     pub fn begin(controller: Option<&Controller>, proxy: &Proxy) -> Result<Self> {
-        proxy.forget();
+        proxy.take();
         let usage = controller.map(|c| usage(c.id())).transpose()?;
         Ok(Self {
             began: Instant::now(),

@@ -3,8 +3,8 @@
 use crate::measure::{Goal, MIB, Run, resident, row};
 use crate::support::etcd::{Etcd, EtcdVersion};
 use crate::support::follower::Follower;
+use crate::support::proxy::{Call, Traffic};
 use crate::support::restorable::Prefix;
-use crate::support::slow_line::{Request, Traffic};
 use crate::{Bench, Result, Server};
 use chrono::DateTime;
 use deltafold::backup::events::{EventRef, encode_event};
@@ -39,12 +39,12 @@ impl Bench {
         let server = Server::start();
         let writers = Writers::start(&self.runtime, &etcd, 20);
         let (mut follower, prefix) = self.follow(&etcd, &server, "2s")?;
-        server.line.delay(delay);
+        server.proxy.delay(delay);
         let deltas = |n| move || prefix.deltas().len() >= n;
         follower.wait_until("a delta", deltas.clone()(2));
-        server.line.take();
+        server.proxy.take();
         follower.wait_until("ten deltas", deltas(12));
-        let traffic = server.line.take();
+        let traffic = server.proxy.take();
         let resident = resident(follower.id());
         drop(writers);
         follower.terminate();
@@ -76,18 +76,18 @@ impl Bench {
         let folder = self.scratch()?;
         let etcd = Etcd::start(VERSION, &folder.path().join("data"));
         let server = Server::start();
-        server.line.delay(delay);
+        server.proxy.delay(delay);
         let writers = Writers::start(&self.runtime, &etcd, CHANGES_PER_SECOND);
         let (mut follower, prefix) = self.follow(&etcd, &server, "5s")?;
         let saved = prefix.last_saved();
         follower.wait_until("the first delta", || prefix.last_saved() > saved);
-        server.line.cut();
+        server.proxy.cut();
         std::thread::sleep(Duration::from_secs(self.args.outage));
         follower.assert_runs();
         let (before, saved) = (prefix.deltas().len(), prefix.last_saved());
         let revision = self.runtime.block_on(etcd.revision());
-        server.line.take();
-        server.line.mend();
+        server.proxy.take();
+        server.proxy.mend();
         let began = Instant::now();
         let timeout = Duration::from_secs(self.args.give_up);
         // Not `wait_saved`: its time-out may be shorter.
@@ -99,7 +99,7 @@ impl Bench {
             seconds: began.elapsed().as_secs_f64(),
             resident: resident(follower.id()),
             timed_out: prefix.last_saved() < revision,
-            traffic: server.line.take(),
+            traffic: server.proxy.take(),
             ..Run::default()
         };
         let deltas = prefix.deltas().len() - before;
@@ -126,9 +126,9 @@ impl Bench {
 }
 
 /// Groups requests by the pauses between them. Each burst belongs to one delta.
-fn bursts(traffic: &Traffic) -> Vec<Vec<Request>> {
+fn bursts(traffic: &Traffic) -> Vec<Vec<Call>> {
     const PAUSE: Duration = Duration::from_millis(400);
-    let mut bursts: Vec<Vec<Request>> = Vec::new();
+    let mut bursts: Vec<Vec<Call>> = Vec::new();
     let mut quiet_from: Option<Instant> = None;
     for request in &traffic.requests {
         let ended = request.ended.unwrap_or(request.began);
@@ -144,7 +144,7 @@ fn bursts(traffic: &Traffic) -> Vec<Vec<Request>> {
 }
 
 /// Returns the seconds from the first request to the last response.
-fn burst_seconds(burst: &[Request]) -> f64 {
+fn burst_seconds(burst: &[Call]) -> f64 {
     let began = burst.iter().map(|r| r.began).min();
     let ended = burst.iter().filter_map(|r| r.ended).max();
     let duration = began.zip(ended).map(|(began, ended)| ended - began);

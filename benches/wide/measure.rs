@@ -2,7 +2,7 @@
 
 use crate::Result;
 use crate::process_memory::field;
-use crate::support::slow_line::Traffic;
+use crate::support::proxy::Traffic;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::fs;

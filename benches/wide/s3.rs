@@ -1,11 +1,11 @@
-//! Measures commands on an S3 server behind a slow line: the wide backup, a copy, deletions, and one large
+//! Measures commands on an S3 server behind a proxy that delays: the wide backup, a copy, deletions, and one large
 //! object.
 
 use crate::measure::{Goal, MB, MIB, Run, row};
 use crate::support::history::Compression;
 use crate::support::minio::Minio;
+use crate::support::proxy::Proxy;
 use crate::support::s3::S3;
-use crate::support::slow_line::Line;
 use crate::support::tiny_backup::{database, object};
 use crate::{Bench, Result, generate, in_scratch, published};
 use futures::{StreamExt, TryStreamExt};
@@ -17,22 +17,22 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// An S3 server behind a slow line.
+/// An S3 server behind a proxy that delays.
 pub struct Server {
-    pub line: Line,
+    pub proxy: Proxy,
     pub minio: Minio,
 }
 
 impl Server {
     pub fn start() -> Self {
         let minio = Minio::start();
-        let line = Line::start(minio.endpoint());
-        Server { line, minio }
+        let proxy = Proxy::start(minio.endpoint());
+        Server { proxy, minio }
     }
 
     /// Returns the environment variables with which the program reaches the server.
     pub fn env(&self) -> Vec<(String, String)> {
-        S3::new(&self.line.endpoint()).env()
+        S3::new(&self.proxy.url()).env()
     }
 }
 
@@ -171,16 +171,16 @@ impl Bench {
         args: impl Fn(usize) -> Vec<String>,
         store: &AmazonS3,
     ) -> Result<Run> {
-        server.line.delay(delay);
+        server.proxy.delay(delay);
         Run::median(self.args.runs, |round| {
             let args = args(round);
             let args: Vec<&str> = args.iter().map(String::as_str).collect();
             let scratch = self.scratch()?;
             let mut command = self.command(&args, &server.env());
             in_scratch(&mut command, &args, scratch.path());
-            server.line.take();
+            server.proxy.take();
             let mut run = self.run(&mut command)?;
-            run.traffic = server.line.take();
+            run.traffic = server.proxy.take();
             if let Some(snapshot) = published(&args, &run) {
                 let path = object_store::path::Path::from(format!("v2/{snapshot}"));
                 self.runtime.block_on(store.delete(&path))?;
@@ -231,13 +231,13 @@ impl Bench {
                 true => Ok(full_object.clone()),
                 false => Ok(b"x".to_vec()),
             })?;
-            server.line.delay(delay);
-            server.line.take();
+            server.proxy.delay(delay);
+            server.proxy.take();
             let args = args(&bucket);
             let args: Vec<&str> = args.iter().map(String::as_str).collect();
             let mut command = self.command(&args, &server.env());
             let mut run = self.run(command.args(["--output", "json"]))?;
-            run.traffic = server.line.take();
+            run.traffic = server.proxy.take();
             let left = self
                 .runtime
                 .block_on(object_store::ObjectStore::list(&*store, None).count());
@@ -267,7 +267,7 @@ impl Bench {
         let server = Server::start();
         let objects = self.upload(&server, &folder, "object")?;
         self.runtime.block_on(server.minio.create_bucket("uploads"));
-        server.line.hold_to(STREAM_RATE);
+        server.proxy.hold_to(STREAM_RATE);
         let min_rate = 0.8 * (STREAM_RATE * STREAMS) as f64 / MB;
         let goals = || [Goal::Rate(min_rate), Goal::Resident(256 * MIB)];
         let delay = self.delay();

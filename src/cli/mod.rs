@@ -50,7 +50,7 @@ use crate::telemetry::memory;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 pub use parse::check;
 use print::{fail, print, print_json, print_outcome, print_report, size};
-pub use schemas::schemas;
+pub use schemas::{schema, schema_names};
 use signals::with_signals;
 use std::ffi::OsString;
 use std::io::{IsTerminal, Write};

@@ -35,7 +35,7 @@ Examples:
       deltafold schema termination-message")]
 pub(super) struct SchemaArgs {
     /// Command; `snapshot` stands for `snapshot full` and `snapshot delta`, `follow` for `snapshot follow`
-    #[arg(value_name = "COMMAND", value_parser = PossibleValuesParser::new(names()))]
+    #[arg(value_name = "COMMAND", value_parser = PossibleValuesParser::new(schema_names()))]
     name: String,
 }
 
@@ -89,19 +89,12 @@ const MESSAGE: &str = "termination-message";
 
 /// Returns the names by which `deltafold schema` knows the schemas. It makes none: every command line is built
 /// with them.
-fn names() -> impl Iterator<Item = &'static str> {
+pub fn schema_names() -> impl Iterator<Item = &'static str> {
     COMMANDS.iter().map(|(name, _)| *name).chain([MESSAGE])
 }
 
-/// Returns all schemas with their names.
-pub fn schemas() -> Vec<(&'static str, Value)> {
-    names()
-        .filter_map(|name| Some((name, schema(name)?)))
-        .collect()
-}
-
 /// Returns the schema of this name.
-fn schema(name: &str) -> Option<Value> {
+pub fn schema(name: &str) -> Option<Value> {
     if name == MESSAGE {
         return Some(message());
     }

@@ -1,10 +1,10 @@
 //! The tools of the controller's tests work: the kubelet really runs Pods, and the proxy really injects faults.
 
 use crate::support::copy_fixture;
-use crate::support::faulty_proxy::{Effect, Proxy, Timing};
 use crate::support::kube::{Api, TOKEN};
 use crate::support::kubelet::{self, Kubelet, Plan, expanded, moved};
 use crate::support::namespace::{POLICIES, TestNamespace, ended, until};
+use crate::support::proxy::{Effect, Proxy, Timing};
 use reqwest::Method;
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -161,7 +161,7 @@ async fn what_an_owner_leaves_is_collected() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_way_counts_and_fails_as_it_is_told() {
     let space = TestNamespace::new("way").await;
-    let proxy = Proxy::start(space.api.url()).await;
+    let proxy = Proxy::start(space.api.url());
     let through = Api::new(&proxy.url(), TOKEN);
     let maps = space.path("configmaps");
     let map = |name: &str| json!({"metadata": {"name": name}, "data": {"a": "b"}});

@@ -3,11 +3,11 @@
 
 use crate::support::controller::Controller;
 use crate::support::etcd::Signal;
-use crate::support::faulty_proxy::{Effect, Proxy, Timing};
 use crate::support::kubelet::{Kubelet, Plan, message};
 use crate::support::namespace::{
     NEVER, NO_ELECTION, POLICIES, TASKS, TestNamespace, ended, label, moment, name, until,
 };
+use crate::support::proxy::{Effect, Proxy, Timing};
 use futures::StreamExt as _;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -47,7 +47,7 @@ impl Story {
             "spec": {"policy": "main", "type": "Verify"},
         });
         space.create(TASKS, task).await;
-        let proxy = Proxy::start(space.api.url()).await;
+        let proxy = Proxy::start(space.api.url());
         Self {
             space,
             _kubelet: kubelet,
@@ -205,7 +205,7 @@ async fn failing(part: u64, (when, then): (Timing, fn() -> Effect)) -> usize {
     let story = Story::begin().await;
     let failed: Arc<Mutex<BTreeSet<String>>> = Arc::default();
     let seen = failed.clone();
-    let which = move |call: &crate::support::faulty_proxy::Call| {
+    let which = move |call: &crate::support::proxy::Call| {
         let what = format!("{} {} {}", call.verb, call.resource, call.name);
         let mut hasher = DefaultHasher::new();
         what.hash(&mut hasher);

@@ -2,11 +2,11 @@
 //! other.
 
 use crate::support::controller::Controller;
-use crate::support::faulty_proxy::{Effect, Proxy, Timing};
 use crate::support::kubelet::{Kubelet, Plan, done};
 use crate::support::namespace::{
     Kubernetes, NEVER, NO_ELECTION, PATIENCE, POLICIES, TASKS, TestNamespace, name, until,
 };
+use crate::support::proxy::{Effect, Proxy, Timing};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
@@ -50,10 +50,7 @@ async fn two_replicas_and_one_leader() {
     let space = TestNamespace::new("replicas").await;
     let kubelet = Kubelet::start(&space).await;
     kubelet.plan(&[], done());
-    let ways = [
-        Proxy::start(space.api.url()).await,
-        Proxy::start(space.api.url()).await,
-    ];
+    let ways = [Proxy::start(space.api.url()), Proxy::start(space.api.url())];
     let works = |way: usize| ways[way].calls().iter().filter(|c| c.works()).count();
     let mut first = Controller::through(&ways[0], &space, &[]).await;
     wait_until_leads(&mut first).await;
@@ -288,11 +285,9 @@ async fn what_is_refused_is_tried_again() {
     let space = TestNamespace::new("refused").await;
     let kubelet = Kubelet::start(&space).await;
     kubelet.plan(&[], done());
-    let proxy = Proxy::start(space.api.url()).await;
+    let proxy = Proxy::start(space.api.url());
     let of = |policy: &'static str| {
-        move |call: &crate::support::faulty_proxy::Call| {
-            call.works() && call.name.starts_with(policy)
-        }
+        move |call: &crate::support::proxy::Call| call.works() && call.name.starts_with(policy)
     };
     proxy.inject(
         of("denied"),
@@ -322,9 +317,8 @@ async fn what_is_refused_is_tried_again() {
         Timing::Before,
         Effect::Answer(409, "Conflict"),
     );
-    let creates = |call: &crate::support::faulty_proxy::Call| {
-        call.verb == "create" && call.resource == "jobs"
-    };
+    let creates =
+        |call: &crate::support::proxy::Call| call.verb == "create" && call.resource == "jobs";
     proxy.inject(
         creates,
         0,

@@ -3,11 +3,11 @@
 //! The tests decide how Pods end.
 
 use crate::support::controller::Controller;
-use crate::support::faulty_proxy::{Effect, Proxy, Timing};
 use crate::support::kubelet::{Kubelet, Plan, done, message};
 use crate::support::namespace::{
     NEVER, NO_ELECTION, PATIENCE, POLICIES, TASKS, TestNamespace, ended, until,
 };
+use crate::support::proxy::{Effect, Proxy, Timing};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
@@ -308,7 +308,7 @@ async fn what_stands_in_the_way_of_a_job() {
     let kubelet = Kubelet::start(&space).await;
     kubelet.plan(&[], done());
     kubelet.plan(&[("work", "compaction")], Plan::Hang);
-    let proxy = Proxy::start(space.api.url()).await;
+    let proxy = Proxy::start(space.api.url());
     let _controller = Controller::through(&proxy, &space, &NO_ELECTION).await;
     policy(&space, "main").await;
     space.leases("main", 100, 5_000_000).await;
@@ -325,7 +325,7 @@ async fn what_stands_in_the_way_of_a_job() {
 
     // Refused forever, and refused for now.
     let creates = |name: &'static str| {
-        move |call: &crate::support::faulty_proxy::Call| {
+        move |call: &crate::support::proxy::Call| {
             let job = call.json()["metadata"]["name"].as_str().map(str::to_owned);
             call.verb == "create" && job.is_some_and(|job| job.starts_with(name))
         }

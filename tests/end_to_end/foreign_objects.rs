@@ -2,13 +2,13 @@
 
 use super::tenants::{following, forged, idle, is_seen, scheduled, wait_not_ready, wait_ready};
 use crate::support::controller::Controller;
-use crate::support::faulty_proxy::Proxy;
 use crate::support::kubelet::{Kubelet, done};
 use crate::support::manifests::{documents, read};
 use crate::support::namespace::{
     Kubernetes, NEVER, NO_ELECTION, PATIENCE, POLICIES, TASKS, TestNamespace, condition_of, moment,
     name, shown, until,
 };
+use crate::support::proxy::Proxy;
 use serde_json::{Value, json};
 
 /// Returns an object without what Kubernetes' own controllers write.
@@ -292,7 +292,7 @@ async fn the_account_of_jobs_is_somebody_elses() {
         "subjects": [{"kind": "ServiceAccount", "name": "theirs", "namespace": with_binding.name}],
     });
     let binding = Theirs::create(&with_binding, "rolebindings", binding).await;
-    let proxy = Proxy::start(api.url()).await;
+    let proxy = Proxy::start(api.url());
     let _controller = Controller::of_all(&proxy, &fine, &NO_ELECTION).await;
     for space in [&with_account, &with_binding, &fine] {
         let url = format!("s3://bucket/{}", space.name);

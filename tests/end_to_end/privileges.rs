@@ -3,11 +3,11 @@
 use super::foreign_objects::Theirs;
 use super::tenants::{idle, is_seen, scheduled, wait_not_ready, wait_ready};
 use crate::support::controller::Controller;
-use crate::support::faulty_proxy::Proxy;
 use crate::support::kube::Api;
 use crate::support::kubelet::{Kubelet, Plan, done};
 use crate::support::namespace::{NO_ELECTION, PATIENCE, POLICIES, TestNamespace, shown, until};
 use crate::support::object_recorder::Running;
+use crate::support::proxy::Proxy;
 use reqwest::Method;
 use serde_json::{Value, json};
 
@@ -206,7 +206,7 @@ async fn secrets_are_not_the_controllers_business() {
     for name in SECRETS {
         all.push(Theirs::create(&space, "secrets", secret(name)).await);
     }
-    let proxy = Proxy::start(space.api.url()).await;
+    let proxy = Proxy::start(space.api.url());
     let _controller = Controller::through(&proxy, &space, &NO_ELECTION).await;
     space.apply(POLICIES, with_secrets("main")).await;
     wait_ready(&space, "main").await;

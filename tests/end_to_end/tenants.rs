@@ -4,13 +4,13 @@
 //! namespace, or in a shared one. The tests decide how Pods end.
 
 use crate::support::controller::Controller;
-use crate::support::faulty_proxy::Proxy;
 use crate::support::kubelet::{Kubelet, Plan, done};
 use crate::support::namespace::{
     NEVER, NO_ELECTION, PATIENCE, POLICIES, TASKS, TestNamespace, condition_of, ended, label, name,
     until,
 };
 use crate::support::object_recorder::Running;
+use crate::support::proxy::Proxy;
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -452,7 +452,7 @@ async fn changes_of_one_tenant_delay_nobody() {
     const MANY: usize = 300;
     let busy = TestNamespace::new("busy").await;
     let ours = TestNamespace::new("victims").await;
-    let proxy = Proxy::start(busy.api.url()).await;
+    let proxy = Proxy::start(busy.api.url());
     let controller = Controller::of_several_through(&proxy, &[&busy, &ours], &NO_ELECTION).await;
     ours.apply(POLICIES, idle("main")).await;
     ours.leases("main", 100, 100).await;
@@ -484,10 +484,10 @@ async fn changes_of_one_tenant_delay_nobody() {
             .count()
     };
     // All of them are queued, more than once.
-    proxy.forget();
+    proxy.take();
     let is_busy = until(2 * PATIENCE, async || (of_busy() >= MANY).then_some(()));
     assert!(is_busy.await.is_some(), "{}", controller.tail());
-    proxy.forget();
+    proxy.take();
     ours.leases("main", 100, 300).await;
     ours.wait_for_jobs("main", "compaction", 1).await;
     let calls = proxy.calls();

@@ -1,31 +1,37 @@
 //! Encrypted backups under damage, kills and concurrent runs, without plain text anywhere meanwhile.
 
+use crate::support::deltafold;
 use crate::support::history::{Compression, with_checksum};
 use crate::support::keys::{
     Key, args, holds_mark, marks, object, seal_all, sealed_bucket, sealed_for,
 };
-use crate::support::kill_times::KillTimes;
+use crate::support::killed;
 use crate::support::made_backups::{BASE, Bucket, LAST, objects_in};
 use crate::support::scratch;
 use crate::support::tiny_backup::*;
-use crate::support::{deltafold, seed};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use deltafold::Reason;
 use memchr::memmem;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{Read as _, Write as _};
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
-fn start(bucket: &Bucket, flags: &[&str]) -> Child {
+fn compact(bucket: &Bucket, flags: &[&str]) -> Command {
     let mut c = deltafold();
     c.args(["compact", "--output", "json", "--store"])
         .arg(bucket.path());
-    c.args(flags).stdout(Stdio::null()).stderr(Stdio::piped());
+    c.args(flags);
+    c
+}
+
+fn start(bucket: &Bucket, flags: &[&str]) -> Child {
+    let mut c = compact(bucket, flags);
+    c.stdout(Stdio::null()).stderr(Stdio::piped());
     c.spawn().unwrap()
 }
 
@@ -192,7 +198,6 @@ fn no_plain_text_is_left_anywhere() {
 
 #[test]
 fn what_was_killed_midway_is_done_by_the_next_run() {
-    let mut rng = fastrand::Rng::with_seed(seed());
     let key = Key::new();
     let bucket = Bucket::with_base();
     bucket.delta(BASE + 1, LAST, 6);
@@ -212,27 +217,22 @@ fn what_was_killed_midway_is_done_by_the_next_run() {
     let flags = [&["--compression", "none"], &args(&flags)[..]].concat();
     let started = Instant::now();
     let made = bucket.compact(&flags);
-    let mut moments = KillTimes::of(started.elapsed());
+    let whole = started.elapsed();
     let result = made["snapshot"].as_str().unwrap().to_owned();
     let path = bucket.path().join("v2").join(&result);
-    // On a busy machine the first runs may end before they are killed.
-    for round in 0..20 {
-        if round >= 5 && moments.killed() > 0 {
-            break;
-        }
-        fs::remove_file(&path).unwrap();
-        let mut job = start(&bucket, &flags);
-        std::thread::sleep(moments.whole().mul_f64(rng.f64()));
-        let _ = kill_process(Pid::from_child(&job), Signal::KILL);
-        moments.note(job.wait().unwrap());
+    fs::remove_file(&path).unwrap();
+    let command = || compact(&bucket, &flags);
+    let moment = killed::any_moment;
+    killed::at_random_moments(5, Signal::KILL, whole, command, moment, |ended| {
+        let what = &ended.what;
         let again = bucket.compact(&flags);
-        assert_eq!(again["hash_kv"], made["hash_kv"], "round {round}");
+        assert_eq!(again["hash_kv"], made["hash_kv"], "{what}");
         let mut after = bucket.objects();
         let bytes = after.remove(&format!("v2/{result}")).expect("the result");
-        assert!(after == inputs, "round {round}: {:?}", after.keys());
-        assert!(key.opens(&bytes).unwrap() == plain, "round {round}");
-    }
-    assert!(moments.killed() > 0, "none was killed");
+        assert!(after == inputs, "{what}: {:?}", after.keys());
+        assert!(key.opens(&bytes).unwrap() == plain, "{what}");
+        fs::remove_file(&path).unwrap();
+    });
 }
 
 /// Returns the bytes of an age header that wrap the file's key: damage there cannot be distinguished from a

@@ -4,10 +4,11 @@
 use crate::support::faults::{Call, Fault, FaultStore, PlannedFault};
 use crate::support::gc_history::NEWEST_FULL;
 use crate::support::history::Compression;
+use crate::support::killed;
 use crate::support::made_backups::{Bucket, Objects, objects_of};
 use crate::support::scratch;
 use crate::support::tiny_backup::{database, object};
-use crate::support::{deltafold, run_json, seed};
+use crate::support::{deltafold, run_json};
 use chrono::TimeDelta;
 use deltafold::backup::retention::{self, Periods, Policy};
 use deltafold::ops::Context;
@@ -19,11 +20,12 @@ use deltafold::{Error, Reason};
 use object_store::ObjectStoreExt;
 use object_store::memory::InMemory;
 use object_store::path::Path;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::process::Stdio;
+use std::process::Child;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::runtime::Runtime;
 
 const HOUR: i64 = 3600;
@@ -362,10 +364,9 @@ fn a_clock_an_hour_ahead_removes_nothing_early() {
     );
 }
 
-/// Killed at random moments and run again; two at once.
+/// Killed while it deletes and run again; two at once.
 #[test]
 fn killed_midway_and_two_at_once_leave_what_is_needed() {
-    let mut rng = fastrand::Rng::with_seed(seed());
     let (mut objects, needed) = bucket();
     let now = chrono::Utc::now().timestamp();
     // Enough to be killed in the middle.
@@ -373,66 +374,50 @@ fn killed_midway_and_two_at_once_leave_what_is_needed() {
         let (r, t) = (n * 90 / 300 + 1, now - 100 * HOUR + n);
         objects.insert(name("Full", 0, r, t), b"content".to_vec());
     }
-    let args = [&["gc"], &NEWEST_FULL[..], &["--apply"]].concat();
-    let mut midway = 0;
-    for round in 0..14 {
-        let b = Bucket::of(&objects);
-        let command = || {
-            let mut c = deltafold();
-            c.args(&args)
-                .args(["--output", "json", "--store"])
-                .arg(b.path());
-            c.stdout(Stdio::null()).stderr(Stdio::null());
-            c
-        };
-        let mut child = command().spawn().unwrap();
-        let started = Instant::now();
-        // Some are killed as soon as something has been removed.
-        let untouched = || {
-            let listed = std::fs::read_dir(b.path().join("v2")).unwrap();
-            listed.count() == objects.len()
-        };
-        while untouched() && child.try_wait().unwrap().is_none() {
-            std::thread::sleep(Duration::from_micros(200));
-        }
+    let b = RefCell::new(Bucket::of(&objects));
+    let command = || {
+        let mut c = deltafold();
+        c.arg("gc").args(NEWEST_FULL).arg("--apply");
+        c.args(["--output", "json", "--store"]);
+        c.arg(b.borrow().path());
+        c
+    };
+    let moment = |job: &mut Child, rng: &mut fastrand::Rng, _| {
+        let v2 = b.borrow().path().join("v2");
+        let is_touched = || std::fs::read_dir(&v2).unwrap().count() < objects.len();
+        killed::wait_until(job, is_touched);
         std::thread::sleep(Duration::from_micros(rng.u64(..20_000)));
-        let pid = Pid::from_raw(child.id() as i32).unwrap();
-        let _ = kill_process(pid, Signal::KILL);
-        child.wait().unwrap();
-        let after = b.objects();
+    };
+    let mut midway = 0;
+    killed::at_random_moments(14, Signal::KILL, Duration::ZERO, command, moment, |ended| {
+        let after = b.borrow().objects();
         let gone = objects.keys().filter(|k| !after.contains_key(*k)).count();
         midway += usize::from(gone > 0 && gone < objects.len() - 1 - needed.len());
-        let context = format!("round {round}, {gone} gone after {:?}", started.elapsed());
+        let context = format!("{}, {gone} gone", ended.what);
         for path in &needed {
             assert!(after.contains_key(path), "{context}: {path}");
         }
         is_sound(&after, &bucket_of_chains(&objects), true, &context);
         // The next run takes over the dead run's lock, as if time had passed.
-        let _ = std::fs::remove_dir_all(b.path().join("deltafold-locks"));
+        let _ = std::fs::remove_dir_all(b.borrow().path().join("deltafold-locks"));
+        let mut both = [command(), command()];
         let codes: Vec<i32> = std::thread::scope(|scope| {
-            let both = [(), ()].map(|()| {
-                scope.spawn(|| {
-                    let mut c = deltafold();
-                    c.args(&args)
-                        .args(["--output", "json", "--store"])
-                        .arg(b.path());
-                    run_json(&mut c).0
-                })
-            });
-            both.map(|h| h.join().unwrap()).to_vec()
+            let runs = both.each_mut().map(|c| scope.spawn(|| run_json(c).0));
+            runs.map(|run| run.join().unwrap()).to_vec()
         });
         // The lock keeps one of them away, or they run one after the other.
         assert!(
             codes.contains(&0) && codes.iter().all(|c| [0, 75].contains(c)),
             "{codes:?}"
         );
-        let last = b.objects();
+        let last = b.borrow().objects();
         for path in &needed {
             assert!(last.contains_key(path), "{context}: {path}");
         }
         assert_eq!(of_v2(&last), needed, "{context}");
-    }
-    println!("{midway} of 14 were killed midway");
+        b.replace(Bucket::of(&objects));
+    });
+    println!("{midway} were killed midway");
     assert!(midway >= 3);
 }
 

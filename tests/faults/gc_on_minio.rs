@@ -1,10 +1,10 @@
 //! `gc` on a real S3 server: tags, versions, object locks and refusals.
 
-use crate::support::denying_proxy::denying;
 use crate::support::gc_history::{GcHistory, NOTHING, reasons, snapshots};
 use crate::support::made_backups::{BASE, LAST, Objects, objects_of};
 use crate::support::minio::Minio;
-use crate::support::s3::Kind;
+use crate::support::proxy::Proxy;
+use crate::support::s3::{Kind, S3};
 use crate::support::{deltafold, run_json};
 use chrono::{DateTime, SecondsFormat, SubsecRound, TimeDelta, Utc};
 use object_store::ObjectStoreExt;
@@ -172,7 +172,9 @@ fn what_is_locked_is_left_where_versioning_is_unknown() {
     let locked = p.full(1499, 7);
     server.fill("unknown", Kind::Locked);
     server.lock("unknown", &locked);
-    let role = denying(server.minio.endpoint(), |line| line.contains("versioning="));
+    let proxy = Proxy::start(server.minio.endpoint());
+    proxy.deny(|call| call.query().contains("versioning="));
+    let role = S3::new(&proxy.url());
     for apply in [&[][..], &["--apply"]] {
         let mut c: Command = deltafold();
         let store = ["gc", "--output", "json", "--store", "s3://unknown/p"];
@@ -207,7 +209,9 @@ fn nothing_is_removed_where_tags_must_not_be_read() {
         .set_tag("tags", &bad, "x-etcd-snapshot-exclude", "true");
     server.rt.block_on(set);
     let before = snapshots(&server.objects("tags"));
-    let role = denying(server.minio.endpoint(), |line| line.contains("tagging="));
+    let proxy = Proxy::start(server.minio.endpoint());
+    proxy.deny(|call| call.query().contains("tagging="));
+    let role = S3::new(&proxy.url());
     let run = |args: &[&str]| {
         let mut c: Command = deltafold();
         c.args(

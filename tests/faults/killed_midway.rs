@@ -1,17 +1,16 @@
-//! Compactions that are killed at random moments, then a rerun: the inputs stay, the result is right or not
+//! Compactions that are killed at each request or at random moments, then a rerun: the inputs stay, the result is right or not
 //! there, and nothing is left behind.
 
-use crate::support::kill_times::KillTimes;
+use crate::support::killed::{self, Ended};
 use crate::support::made_backups::{BASE, Bucket, LAST, Objects, objects_of};
 use crate::support::minio::Minio;
-use crate::support::{deltafold, run_json, seed};
+use crate::support::{deltafold, run_json};
 use object_store::ObjectStoreExt;
 use object_store::aws::AmazonS3;
 use object_store::path::Path;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use serde_json::Value;
 use std::fs;
-use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -56,14 +55,26 @@ impl Site {
         Site::Server { rt, minio, store }
     }
 
-    fn command(&self) -> Command {
+    /// Returns a compaction of this store; a server is reached at `url`.
+    fn command_at(&self, url: &str) -> Command {
         let mut c = deltafold();
         c.args(["compact", "--compression", "none", "--output", "json"]);
         match self {
             Site::Folder(bucket) => c.arg("--store").arg(bucket.path()),
-            Site::Server { minio, .. } => c.args(["--store", "s3://backups"]).envs(minio.env()),
+            Site::Server { minio, .. } => c
+                .args(["--store", "s3://backups"])
+                .envs(minio.env())
+                .env("AWS_ENDPOINT_URL", url),
         };
         c
+    }
+
+    fn command(&self) -> Command {
+        let url = match self {
+            Site::Folder(_) => "",
+            Site::Server { minio, .. } => minio.endpoint(),
+        };
+        self.command_at(url)
     }
 
     fn objects(&self) -> Objects {
@@ -79,33 +90,14 @@ impl Site {
             Site::Server { rt, store, .. } => rt.block_on(store.delete(&Path::from(path))).unwrap(),
         }
     }
-
-    /// Waits for the moment to kill a run: any moment, or one during the upload if that is visible.
-    fn moment(&self, job: &mut Child, rng: &mut fastrand::Rng, whole: Duration) {
-        let late = rng.bool();
-        let mut delay = whole.mul_f64(rng.f64() * 1.1);
-        match self {
-            Site::Folder(bucket) if late => {
-                let staging = bucket.path().join(STAGING);
-                while !staging.exists() && job.try_wait().unwrap().is_none() {
-                    std::thread::sleep(Duration::from_millis(1));
-                }
-                delay /= 4;
-            }
-            Site::Server { .. } if late => delay = delay / 2 + whole / 2,
-            _ => {}
-        }
-        std::thread::sleep(delay);
-    }
 }
 
-/// Kills runs; checks after each what is there, and runs again.
+/// Ends runs by a signal; checks after each what is there, and runs again.
 fn killed_and_run_again(site: &Site, rounds: usize, signal: Signal) {
-    let mut rng = fastrand::Rng::with_seed(seed());
     let inputs = site.objects();
     let started = Instant::now();
     let (code, clean, stderr) = run_json(&mut site.command());
-    let mut moments = KillTimes::of(started.elapsed());
+    let whole = started.elapsed();
     assert_eq!(code, 0, "{stderr}");
     let path = format!("v2/{}", clean["snapshot"].as_str().unwrap());
     let with_result = site.objects();
@@ -113,26 +105,8 @@ fn killed_and_run_again(site: &Site, rounds: usize, signal: Signal) {
     site.remove(&path);
 
     let mut debris = 0;
-    for round in 0..rounds {
-        let mut command = site.command();
-        command.stdout(Stdio::null()).stderr(Stdio::piped());
-        let mut job = command.spawn().unwrap();
-        site.moment(&mut job, &mut rng, moments.whole());
-        // Not waited for yet, so the pid is still this child's.
-        let _ = kill_process(Pid::from_child(&job), signal);
-        let ended = job.wait_with_output().unwrap();
-        let stderr = String::from_utf8_lossy(&ended.stderr);
-        let what = format!("round {round}: {} {stderr}", ended.status);
-        let by_signal = ended.status.signal() == Some(signal.as_raw());
-        moments.note(ended.status);
-        match ended.status.code() {
-            // It had finished.
-            Some(0) => {}
-            Some(143) if signal == Signal::TERM => {}
-            // SIGTERM kills it only before it has set up its handler.
-            _ => assert!(by_signal, "{what}"),
-        }
-
+    let check = |ended: &Ended| {
+        let what = &ended.what;
         let (staging, left): (Objects, Objects) = site
             .objects()
             .into_iter()
@@ -146,7 +120,6 @@ fn killed_and_run_again(site: &Site, rounds: usize, signal: Signal) {
         if signal == Signal::TERM {
             assert!(staging.is_empty() || !ended.status.success(), "{what}");
         }
-
         let (code, again, stderr) = run_json(&mut site.command());
         assert_eq!(code, 0, "{what}, then {stderr}");
         assert_eq!(again["hash_kv"], clean["hash_kv"], "{what}");
@@ -162,12 +135,32 @@ fn killed_and_run_again(site: &Site, rounds: usize, signal: Signal) {
             assert!(!bucket.path().join(STAGING).exists(), "{what}");
         }
         site.remove(&path);
-    }
-    let killed = moments.killed();
-    println!("{killed} of {rounds} jobs were killed, {debris} left something in staging");
-    assert!(killed * 4 > rounds, "hardly a job was killed");
-    if signal == Signal::KILL && matches!(site, Site::Folder(_)) {
-        assert!(debris > 0, "no job was killed while it uploaded");
+    };
+    match site {
+        Site::Server { minio, .. } => {
+            killed::at_each_request(
+                minio.endpoint(),
+                signal,
+                1,
+                |url| site.command_at(url),
+                check,
+            );
+        }
+        Site::Folder(bucket) => {
+            let staging = bucket.path().join(STAGING);
+            // Any moment, or one during the upload.
+            let moment = |job: &mut Child, rng: &mut fastrand::Rng, whole: Duration| {
+                let mut delay = whole.mul_f64(rng.f64() * 1.1);
+                if rng.bool() {
+                    killed::wait_until(job, || staging.exists());
+                    delay /= 4;
+                }
+                std::thread::sleep(delay);
+            };
+            killed::at_random_moments(rounds, signal, whole, || site.command(), moment, check);
+            let is_kill = signal == Signal::KILL;
+            assert!(debris > 0 || !is_kill, "none was killed while it uploaded");
+        }
     }
 }
 
@@ -233,21 +226,16 @@ fn sigkill_in_a_local_folder() {
 }
 
 #[test]
-fn sigterm_on_minio() {
-    killed_and_run_again(&Site::minio(&bucket()), 20, Signal::TERM);
+fn sigterm_at_each_request_to_minio() {
+    killed_and_run_again(&Site::minio(&bucket()), 0, Signal::TERM);
 }
 
 #[test]
-fn sigkill_on_minio() {
-    killed_and_run_again(&Site::minio(&bucket()), 24, Signal::KILL);
+fn sigkill_at_each_request_to_minio() {
+    killed_and_run_again(&Site::minio(&bucket()), 0, Signal::KILL);
 }
 
 #[test]
-fn sigterm_on_minio_while_the_result_is_put_at_once() {
-    killed_and_run_again(&Site::minio(&small()), 20, Signal::TERM);
-}
-
-#[test]
-fn sigkill_on_minio_while_the_result_is_put_at_once() {
-    killed_and_run_again(&Site::minio(&small()), 24, Signal::KILL);
+fn sigkill_at_each_request_to_minio_while_the_result_is_put_at_once() {
+    killed_and_run_again(&Site::minio(&small()), 0, Signal::KILL);
 }

@@ -1,19 +1,18 @@
-//! Restores that are killed at random moments, then a rerun: the old member is there, or the new one, or the
+//! Restores that are ended at random moments, then a rerun: the old member is there, or the new one, or the
 //! rerun completes it. The replaced member is kept byte for byte, and nothing else is left.
 
 use crate::support::disk::{assert_was_mounted, in_a_mount_namespace};
-use crate::support::kill_times::KillTimes;
+use crate::support::killed::{self, Ended};
 use crate::support::made_backups::{BASE, Bucket, LAST};
 use crate::support::member::{
     Files, assert_whole, debris, files, flip, hash_of, segment, write_files,
 };
 use crate::support::scratch;
 use crate::support::{deltafold, run_json, seed};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use std::collections::BTreeMap;
-use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
@@ -126,9 +125,7 @@ impl Site {
             ),
         };
         if let Some(path) = awaited {
-            while !path.exists() && job.try_wait().unwrap().is_none() {
-                std::thread::sleep(Duration::from_micros(50));
-            }
+            killed::wait_until(job, || path.exists());
         }
         std::thread::sleep(longest.mul_f64(rng.f64()));
     }
@@ -200,36 +197,20 @@ fn damage_a_record(db: &Path) {
     flip(db, at as u64);
 }
 
-/// Kills restores; checks after each what is there, and runs again.
+/// Ends restores by a signal; checks after each what is there, and runs again.
 fn killed_and_run_again(site: &Site, rounds: usize, signal: Signal) {
-    let mut rng = fastrand::Rng::with_seed(seed());
     let if_needed = site.args.contains(&"--if-needed");
     site.reset();
     let started = Instant::now();
     let (code, clean, stderr) = run_json(&mut site.command());
-    let mut moments = KillTimes::of(started.elapsed());
+    let whole = started.elapsed();
     assert_eq!(code, 0, "{stderr}");
     assert_eq!(clean["hash_kv"], site.hash);
     site.assert_new("a clean run");
 
     let mut phases = BTreeMap::new();
-    // On a busy machine a restore may end before it is killed.
-    for round in 0..4 * rounds {
-        if round >= rounds && moments.killed() > 0 {
-            break;
-        }
-        site.reset();
-        let mut command = site.command();
-        command.stdout(Stdio::null()).stderr(Stdio::piped());
-        let mut job = command.spawn().unwrap();
-        site.moment(&mut job, &mut rng, moments.whole(), signal);
-        // Not waited for yet, so the pid is still this child's.
-        let _ = kill_process(Pid::from_child(&job), signal);
-        let ended = job.wait_with_output().unwrap();
-        let stderr = String::from_utf8_lossy(&ended.stderr);
-        let what = format!("round {round}: {} {stderr}", ended.status);
-        let by_signal = ended.status.signal() == Some(signal.as_raw());
-        moments.note(ended.status);
+    let check = |ended: &Ended| {
+        let what = &ended.what;
         let phase = site.phase();
         *phases.entry(phase).or_insert(0) += 1;
         match ended.status.code() {
@@ -239,9 +220,7 @@ fn killed_and_run_again(site: &Site, rounds: usize, signal: Signal) {
                 assert!(site.is_old(), "{what}: {phase}");
                 assert_eq!(debris(site.root.path()), [""; 0], "{what}");
             }
-            // SIGTERM kills it only before it has set up its handler.
             _ => {
-                assert!(by_signal, "{what}");
                 match phase {
                     "before it wrote" => assert!(site.is_old(), "{what}"),
                     "done" => site.assert_new(&what),
@@ -272,10 +251,14 @@ fn killed_and_run_again(site: &Site, rounds: usize, signal: Signal) {
         let status = &again["status"];
         assert!(!before || code == 73 || status == "NotNeeded", "{what}");
         site.assert_new(&what);
-    }
-    let killed = moments.killed();
-    println!("{killed} restores were killed; how far they came: {phases:?}");
-    assert!(killed > 0, "no restore was killed");
+        site.reset();
+    };
+    site.reset();
+    let moment = |job: &mut Child, rng: &mut fastrand::Rng, whole| {
+        site.moment(job, rng, whole, signal);
+    };
+    killed::at_random_moments(rounds, signal, whole, || site.command(), moment, check);
+    println!("how far they came: {phases:?}");
     if signal == Signal::KILL {
         assert!(
             phases.contains_key("writing"),

@@ -7,10 +7,10 @@ use crate::support::faults::{Call, Fault, FaultStore, PlannedFault};
 use crate::support::follower::QUICK;
 use crate::support::lying_s3::{Lies, LyingServer};
 use crate::support::minio::Minio;
+use crate::support::proxy::Proxy;
 use crate::support::recorded_etcd::with_etcd;
 use crate::support::restorable::Prefix;
 use crate::support::s3::{Kind, S3};
-use crate::support::slow_line::Line;
 use crate::support::versitygw::Versitygw;
 use deltafold::Reason;
 use deltafold::store::exclude::ExcludeTags;
@@ -229,21 +229,21 @@ fn requests_of_deltas(server: &S3) {
     const DELTAS: usize = 20;
     with_etcd(EtcdVersion::V3_6, |world| {
         world.wait(server.create_bucket("follow", Kind::Plain));
-        let line = Line::start(server.endpoint());
-        world.prefix = Prefix::s3(&S3::new(&line.endpoint()), "follow", "prefix");
+        let proxy = Proxy::start(server.endpoint());
+        world.prefix = Prefix::s3(&S3::new(&proxy.url()), "follow", "prefix");
         let seen = Prefix::s3(server, "follow", "prefix");
         let mut follower = world.follow(&QUICK);
         let revision = world.put_many("/first/", 3, 100);
         follower.wait_saved(&seen, revision);
         let before = seen.deltas().len();
-        line.take();
+        proxy.take();
         while seen.deltas().len() < before + DELTAS {
             let revision = world.put_many("/k/", 3, 100);
             follower.wait_saved(&seen, revision);
         }
         // The last one may be read back a moment later.
         let deltas = seen.deltas().len() - before;
-        let mut requests = line.take().requests;
+        let mut requests = proxy.take().requests;
         requests.retain(|r| !r.target.contains("deltafold-locks"));
         println!("{} requests for {deltas} deltas", requests.len());
         assert!(requests.len() <= 4 * deltas, "{deltas}: {requests:#?}");

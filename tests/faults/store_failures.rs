@@ -4,7 +4,7 @@ use crate::support::conformance::runtime;
 use crate::support::faults::{Call, Fault, FaultStore, PlannedFault};
 use crate::support::made_backups::{BASE, Bucket, LAST, Objects, T0, objects_of};
 use crate::support::minio::Minio;
-use crate::support::slow_line::Line;
+use crate::support::proxy::{Effect, Proxy, Timing};
 use crate::support::{deltafold, expected, run_json, scratch};
 use deltafold::ops::Context;
 use deltafold::ops::compact::{Options, Outcome, Status, run};
@@ -475,19 +475,22 @@ fn every_answer_of_minio_is_lost_once() {
             put(&rt, &*store, path, bytes);
         }
         let here = Place::Server(store.clone());
-        let line = Line::start(minio.endpoint());
+        let proxy = Proxy::start(minio.endpoint());
         let run = || {
             let mut c = deltafold();
-            c.envs(minio.env()).env("AWS_ENDPOINT_URL", line.endpoint());
+            c.envs(minio.env()).env("AWS_ENDPOINT_URL", proxy.url());
             c.args(["compact", "--compression", sample.compression]);
             c.args(["--output", "json", "--store", &format!("s3://{name}")]);
             run_json(&mut c)
         };
         let (mut nth, mut requests) = (None, Vec::new());
         while nth.is_none_or(|n| n < requests.len()) {
-            line.lose(nth);
+            if let Some(nth) = nth {
+                proxy.inject(|_| true, nth, 1, Timing::After, Effect::Break);
+            }
             let (code, json, stderr) = run();
-            let seen = line.lose(None);
+            let seen = proxy.take().requests;
+            assert!(proxy.all_faults_struck());
             let what = match nth {
                 None => "a clean run".to_owned(),
                 Some(n) => format!("the answer lost to {}", seen[n]),

@@ -12,10 +12,10 @@ use crate::support::etcd::{Etcd, Signal, bbolt_check, etcdutl_status};
 use crate::support::etcd_cluster::{Cluster, Member};
 use crate::support::history::{Compression, History, HistoryOptions, Recorder};
 use crate::support::lying_s3::{Lies, LyingServer};
+use crate::support::proxy::{Effect, Proxy, Timing};
 use crate::support::random_load::{Load, LoadOptions};
 use crate::support::restorable::Prefix;
 use crate::support::s3::S3;
-use crate::support::slow_line::Line;
 use crate::support::tools::{self, EtcdVersion};
 use crate::support::truth::Truth;
 
@@ -290,13 +290,13 @@ fn the_truth_of_a_cluster_under_load_3_7() {
     truth_of_a_cluster(EtcdVersion::V3_7);
 }
 
-/// The slow line forwards, counts and loses requests, and requests do not wait for each other.
+/// The proxy forwards, counts and loses requests, and requests do not wait for each other.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_line_passes_all_on_and_counts_it() {
+async fn a_proxy_passes_all_on_and_counts_it() {
     const DELAY: Duration = Duration::from_millis(300);
     let server = LyingServer::start(Lies::default());
-    let line = Line::start(server.s3().endpoint());
-    let store = S3::new(&line.endpoint()).store("bucket");
+    let proxy = Proxy::start(server.s3().endpoint());
+    let store = S3::new(&proxy.url()).store("bucket");
     let body: Vec<u8> = (0..3_000_000u32).map(|n| (n % 251) as u8).collect();
     let (one, two) = (Path::from("v2/one"), Path::from("v2/two"));
     store.put(&one, body.clone().into()).await.unwrap();
@@ -308,7 +308,7 @@ async fn a_line_passes_all_on_and_counts_it() {
     store.head(&two).await.unwrap();
     let listed: Vec<_> = store.list(None).try_collect().await.unwrap();
     assert_eq!(listed.len(), 2);
-    let traffic = line.take();
+    let traffic = proxy.take();
     let counts: Vec<_> = traffic.counts().into_iter().collect();
     let kinds = [
         "GET",
@@ -325,24 +325,24 @@ async fn a_line_passes_all_on_and_counts_it() {
     assert_eq!(traffic.most_at_once, 1);
 
     // Twenty at once, each of them delayed.
-    line.delay(DELAY);
+    proxy.delay(DELAY);
     let began = Instant::now();
     let heads = (0..20).map(|_| store.head(&one));
     futures::future::try_join_all(heads).await.unwrap();
     assert!(began.elapsed() >= DELAY, "{:?}", began.elapsed());
-    let traffic = line.take();
+    let traffic = proxy.take();
     assert_eq!(traffic.requests.len(), 20);
     assert!(traffic.most_at_once > 1, "they waited for each other");
-    line.delay(Duration::ZERO);
+    proxy.delay(Duration::ZERO);
 
     // A lost response and an outage look like failures to the client.
-    line.lose(Some(0));
+    proxy.inject(|_| true, 0, 1, Timing::After, Effect::Break);
     store.head(&one).await.unwrap();
-    assert_eq!(line.lose(None).len(), 2, "the client asks again");
-    line.cut();
-    let address = line.endpoint();
+    assert_eq!(proxy.take().requests.len(), 2, "the client asks again");
+    proxy.cut();
+    let address = proxy.url();
     let once = || crate::support::http_client().build().unwrap();
     assert!(once().get(&address).send().await.is_err());
-    line.mend();
+    proxy.mend();
     assert!(once().get(&address).send().await.is_ok());
 }

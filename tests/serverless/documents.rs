@@ -11,12 +11,6 @@ use serde_json::Value;
 use std::collections::BTreeSet;
 use std::fs;
 
-/// Commands that print JSON, each with a schema.
-pub const COMMANDS: [&str; 15] = [
-    "snapshot", "compact", "list", "status", "restore", "get", "history", "diff", "export",
-    "apply", "verify", "maintain", "copy", "gc", "pin",
-];
-
 /// deltafold's own settings of every object store.
 const OWN_SETTINGS: [&str; 5] = [
     "max_retries",

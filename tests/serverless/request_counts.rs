@@ -7,8 +7,8 @@ use std::time::Duration;
 use crate::support::gc_history::NOTHING;
 use crate::support::history::Compression;
 use crate::support::lying_s3::{Lies, LyingServer};
+use crate::support::proxy::{Proxy, Traffic};
 use crate::support::s3::S3;
-use crate::support::slow_line::{Line, Traffic};
 use crate::support::tiny_backup::{SMALL_BASE, database, object, put_events, small_database};
 use crate::support::{deltafold, run_json, scratch};
 use deltafold::store::exclude::EXCLUDE_TAG;
@@ -217,20 +217,20 @@ fn one_after_the_other(traffic: &Traffic) -> usize {
 #[test]
 fn few_requests_of_a_compaction_stand_one_after_the_other() {
     let few = Wide::new(Lies::default(), 3);
-    let line = Line::start(few.server.s3().endpoint());
+    let proxy = Proxy::start(few.server.s3().endpoint());
     // Long enough to show which requests run concurrently, even on a busy machine.
-    line.delay(Duration::from_millis(150));
+    proxy.delay(Duration::from_millis(150));
     let mut run = deltafold();
     run.args(["compact", "--output", "json", "--store", "s3://b/p"])
         .arg("--temp-dir")
         .arg(scratch::place())
-        .envs(S3::new(&line.endpoint()).env());
+        .envs(S3::new(&proxy.url()).env());
     let (code, outcome, stderr) = run_json(&mut run);
     assert_eq!(code, 0, "{outcome}: {stderr}");
     // Ten: 1 lists the snapshots, 1 the notes (concurrently with tags), 5 test what the server can do
     // (concurrently with reads), 1 writes the result, 1 reads it back, and removing the probe objects may add
     // 1.
-    assert!(one_after_the_other(&line.take()) <= 10);
+    assert!(one_after_the_other(&proxy.take()) <= 10);
 }
 
 #[test]

@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::etcd::Signal;
-use super::faulty_proxy::Proxy;
 use super::kube::write_kubeconfig;
 use super::namespace::{PATIENCE, TestNamespace, until};
 use super::process::{Process, free_port, http};
+use super::proxy::Proxy;
 use super::tools::{forget_env, tail};
 
 /// A running `deltafold controller`, killed when dropped.

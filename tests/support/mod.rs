@@ -7,13 +7,11 @@ pub mod chart;
 pub mod cluster_namespace;
 pub mod conformance;
 pub mod controller;
-pub mod denying_proxy;
 pub mod disk;
 pub mod doc_commands;
 pub mod etcd;
 pub mod etcd_cluster;
 pub mod faults;
-pub mod faulty_proxy;
 pub mod follower;
 pub mod fuzz_hostile;
 pub mod fuzz_targets;
@@ -22,7 +20,7 @@ pub mod gcs;
 pub mod golden;
 pub mod history;
 pub mod keys;
-pub mod kill_times;
+pub mod killed;
 pub mod kube;
 pub mod kubelet;
 pub mod lock_suite;
@@ -37,6 +35,7 @@ pub mod object_recorder;
 pub mod orphan_deltas;
 pub mod pages;
 pub mod process;
+pub mod proxy;
 pub mod random;
 pub mod random_load;
 pub mod random_writer;
@@ -46,7 +45,6 @@ pub mod restorable;
 pub mod s3;
 pub mod schema;
 pub mod scratch;
-pub mod slow_line;
 pub mod terminal;
 pub mod tiny_backup;
 pub mod tools;
@@ -222,7 +220,7 @@ pub fn that_start_on(source: &str) -> &'static [EtcdVersion] {
 }
 
 /// Runs a command to its end. Returns the exit code, the JSON on standard output (null if there is none) and
-/// standard error.
+/// standard error. The JSON of every deltafold must match the command's schema.
 pub fn run_json(command: &mut Command) -> (i32, serde_json::Value, String) {
     let output = command.output().expect("run the command");
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -241,5 +239,6 @@ pub fn run_json(command: &mut Command) -> (i32, serde_json::Value, String) {
             )
         })
     };
+    schema::check_result(command, &json);
     (code, json, stderr)
 }

@@ -1,5 +1,9 @@
 //! Validates what commands print against the schemas that `deltafold schema` prints.
 
+use std::collections::BTreeMap;
+use std::process::Command;
+use std::sync::Mutex;
+
 use boon::{Compiler, SchemaIndex, Schemas};
 use serde_json::Value;
 
@@ -17,9 +21,7 @@ impl Schema {
     }
 
     pub fn json(name: &str) -> Value {
-        let mut schemas = deltafold::cli::schemas().into_iter();
-        let schema = schemas.find(|(of, _)| *of == name);
-        schema.unwrap_or_else(|| panic!("no schema {name}")).1
+        deltafold::cli::schema(name).unwrap_or_else(|| panic!("no schema {name}"))
     }
 
     fn compiled(name: &str, json: Value) -> Self {
@@ -48,5 +50,38 @@ impl Schema {
         if let Err(error) = self.schemas.validate(value, self.index) {
             panic!("not as {} has it: {error:#}\n{value:#}", self.name);
         }
+    }
+}
+
+/// Returns the name of the schema for what a run of the program prints.
+fn name_for(command: &Command) -> Option<&str> {
+    let program = std::path::Path::new(command.get_program());
+    let args: Vec<&str> = command.get_args().filter_map(|a| a.to_str()).collect();
+    if program.file_name()? != "deltafold" {
+        return None;
+    }
+    match args.first()? {
+        &"snapshot" if args.get(1) == Some(&"follow") => Some("follow"),
+        &"store" => Some("store-check"),
+        name => deltafold::cli::schema_names().find(|n| n == name),
+    }
+}
+
+/// Panics if a result of the program does not match its schema.
+#[track_caller]
+pub fn check_result(command: &Command, result: &Value) {
+    static COMPILED: Mutex<BTreeMap<String, Schema>> = Mutex::new(BTreeMap::new());
+    let Some(name) = name_for(command).filter(|_| !result.is_null()) else {
+        return;
+    };
+    let error = {
+        let mut compiled = COMPILED.lock().expect("nobody panicked");
+        let schema = compiled.entry(name.to_owned());
+        let schema = schema.or_insert_with(|| Schema::of(name));
+        let valid = schema.schemas.validate(result, schema.index);
+        valid.err().map(|error| format!("{error:#}"))
+    };
+    if let Some(error) = error {
+        panic!("{command:?} printed what its schema does not have: {error}\n{result:#}");
     }
 }
