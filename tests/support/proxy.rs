@@ -320,8 +320,11 @@ impl Proxy {
     /// Breaks every connection and accepts no new one.
     pub fn cut(&self) {
         self.shared.way.send_replace(Way::Cut);
-        for (_, connection) in std::mem::take(&mut *locked(&self.shared.connections)) {
-            connection.abort();
+        let connections = std::mem::take(&mut *locked(&self.shared.connections));
+        connections.values().for_each(AbortHandle::abort);
+        // A client that finds its connection open may use it again.
+        while !connections.values().all(AbortHandle::is_finished) {
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
 
