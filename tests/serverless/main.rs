@@ -15,6 +15,7 @@ mod gc_attacks;
 mod golden;
 mod help_pages;
 mod hostile_bucket;
+mod hostile_data_dir;
 mod irregular_backups;
 mod local_stores;
 mod long_chains;

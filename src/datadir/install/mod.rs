@@ -1,47 +1,38 @@
-//! Installs a restored member: stages its files in the data directory, then moves them to their final place,
-//! completely or not at all, even if the process is killed.
+//! Installs a restored member: stages its files in the data directory, then moves them to their final place, even
+//! if the process is killed meanwhile.
 //!
-//! If a restore is interrupted, the next one completes or undoes it, by the journal. This module moves files
-//! and does not read them. Called by `ops::restore`.
+//! Before the journal is written, nothing but staged files exists: the next restore removes them. From then on
+//! only moves are left, and the next restore completes them. This module moves files and does not read them.
+//! Called by `ops::restore`.
+//!
+//! The data directory may belong to another user, often etcd's. So what lies below a staging folder is believed
+//! only if that folder is ours, and every step is relative to an open directory, without following links.
 //!
 //! ```text
-//! DIR/member                            the member that etcd uses
-//! DIR/.deltafold-restore/new/member     the staged member
-//! DIR/.deltafold-restore/wal-dir        with --wal-dir only: the path of that directory
-//! DIR/.deltafold-restore/journal        written before the first move, deleted after the last one
-//! DIR/member.bad-<time>                 the previous member, kept aside
-//! WAL-DIR/.deltafold-restore            with --wal-dir only: the staged segment
-//! WAL-DIR/bad-<time>                    with --wal-dir only: the previous segments, kept aside
+//! DIR/member                       the member that etcd uses
+//! DIR/.deltafold-restore/member    the staged member
+//! DIR/.deltafold-restore/journal   written before the first move, deleted after the last one
+//! DIR/member.bad-<time>            the previous member, kept aside
+//! WAL-DIR/.deltafold-restore       with --wal-dir only: the staged segment
+//! WAL-DIR/bad-<time>               with --wal-dir only: the previous segments, kept aside
 //! ```
 
 mod files;
 
-pub use files::sync_directory;
+pub use files::{Dir, sync_directory};
 
-use crate::base::none_if_missing;
 use crate::error::{Error, Reason, Result};
-use files::{
-    DirectoryLock, create_directory, create_file, exchange, holds_files, io_error, lock_directory,
-    remove_file_if_exists, rename, resolve_links, segments,
-};
+use files::{create_directory, holds_files, resolve_links, segments};
 use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;
-use std::ffi::OsString;
 use std::fs;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 /// The folder of a member in its data directory.
 pub const MEMBER: &str = "member";
 /// The staging folder, in the data directory and in the directory of `--wal-dir`.
 pub const STAGING: &str = ".deltafold-restore";
-const NEW: &str = "new";
 const JOURNAL: &str = "journal";
-/// The file with the path of the WAL directory, by which the next restore finds the segment that is staged
-/// there.
-const WAL_DIR: &str = "wal-dir";
-/// A marker in a member that is in its final place, until the restore is complete.
-const MARK: &str = ".deltafold-new";
 
 /// The data directory and the WAL directory of a member.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,10 +44,21 @@ pub struct InstallTarget {
 /// The content of the journal.
 #[derive(Debug, Serialize, Deserialize)]
 struct Journal {
-    /// The suffix of the names under which the previous files are kept.
+    /// The suffix of the names under which the previous files are kept: `bad-<time>`.
     aside: String,
     /// The directory of `--wal-dir`, and the name of the new segment in it.
     wal: Option<(PathBuf, String)>,
+}
+
+impl Journal {
+    /// Whether its names have the form in which a restore writes them, so that none leads out of a directory.
+    fn is_sound(&self) -> bool {
+        let is_of = |text: &str, set: &str| text.chars().all(|c| set.contains(c));
+        let aside = self.aside.strip_prefix("bad-");
+        let segment = self.wal.as_ref().map(|(_, name)| name.strip_suffix(".wal"));
+        aside.is_some_and(|time| is_of(time, "0123456789TZ-"))
+            && segment.is_none_or(|name| name.is_some_and(|n| is_of(n, "0123456789abcdef-")))
+    }
 }
 
 /// What was done about an earlier restore that was interrupted.
@@ -64,9 +66,9 @@ struct Journal {
 pub enum Leftover {
     /// No restore was interrupted.
     None,
-    /// The new member was in its final place; the restore was completed.
+    /// The moves had begun; they were completed.
     Completed,
-    /// The new member was not in its final place; the restore was undone.
+    /// The moves had not begun; the staged files were removed.
     Undone,
 }
 
@@ -138,40 +140,32 @@ impl InstallTarget {
     /// # Errors
     /// `Io`, `PermissionDenied`.
     pub fn is_taken(&self) -> Result<bool> {
-        if holds_files(&self.member())? {
+        let open = |dir: &Path| Dir::open_if_exists(dir);
+        if let Some(dir) = open(&self.dir)?
+            && holds_files(&dir, MEMBER)?
+        {
             return Ok(true);
         }
-        let segments = self.wal_dir.as_deref().map(segments).transpose()?;
+        let wal = self.wal_dir.as_deref().map(open).transpose()?.flatten();
+        let segments = wal.as_ref().map(segments).transpose()?;
         Ok(segments.is_some_and(|s| !s.is_empty()))
     }
 
     /// Whether an earlier restore was interrupted. Nothing is changed.
     pub fn has_leftover(&self) -> bool {
-        self.staging().exists()
+        self.staging().symlink_metadata().is_ok()
     }
 
     fn staging(&self) -> PathBuf {
         self.dir.join(STAGING)
     }
 
-    fn staged_member(&self) -> PathBuf {
-        self.staging().join(NEW).join(MEMBER)
-    }
-
-    fn staged_wal(&self) -> Option<PathBuf> {
-        self.wal_dir.as_ref().map(|w| w.join(STAGING))
-    }
-
-    fn kept_member(&self, aside: &str) -> PathBuf {
-        self.dir.join(format!("{MEMBER}.{aside}"))
-    }
-
     /// Locks the directories for this process, and completes or undoes an interrupted restore.
     ///
     /// # Errors
-    /// `TargetInUse` if another restore holds a lock; `CorruptDataDir` if the journal is damaged;
-    /// `Configuration` if the WAL directory of the interrupted restore is missing; `Io`, `NoSpace`,
-    /// `PermissionDenied`.
+    /// `TargetInUse` if another restore holds a lock; `PermissionDenied` if a staging folder belongs to another
+    /// user; `CorruptDataDir` if the journal is damaged; `Configuration` if the WAL directory of the interrupted
+    /// restore is missing or another one; `Io`, `NoSpace`.
     pub fn lock(&self) -> Result<LockedTarget> {
         self.lock_with(&mut |_| ())
     }
@@ -179,39 +173,22 @@ impl InstallTarget {
     /// `done` is called after every step.
     fn lock_with(&self, done: &mut dyn FnMut(&'static str)) -> Result<LockedTarget> {
         let mut created = CreatedDirectories(Vec::new());
-        let mut locks = Vec::new();
-        for dir in [Some(&self.dir), self.wal_dir.as_ref()]
-            .into_iter()
-            .flatten()
-        {
-            let missing = dir.ancestors().take_while(|d| !d.exists());
+        let mut open = |path: &PathBuf| {
+            let missing = path.ancestors().take_while(|d| !d.exists());
             created.0.extend(missing.map(Path::to_owned));
-            create_directory(dir)?;
-            locks.push(lock_directory(dir)?);
-        }
+            create_directory(path)?;
+            Dir::lock(path)
+        };
+        let dir = open(&self.dir)?;
+        let wal = self.wal_dir.as_ref().map(open).transpose()?;
         let mut locked = LockedTarget {
-            target: self.clone(),
             leftover: Leftover::None,
             _created: created,
-            _locks: locks,
+            wal,
+            dir,
         };
         locked.leftover = locked.recover(done)?;
         Ok(locked)
-    }
-
-    /// Returns an unused suffix for kept files: `aside`, or that with a number. Another restore may have used
-    /// `aside` in the same second.
-    fn free_name(&self, aside: &str) -> String {
-        let exists = |path: PathBuf| path.symlink_metadata().is_ok();
-        let mut name = aside.to_owned();
-        let mut n = 1;
-        while exists(self.kept_member(&name))
-            || self.wal_dir.as_ref().is_some_and(|w| exists(w.join(&name)))
-        {
-            n += 1;
-            name = format!("{aside}-{n}");
-        }
-        name
     }
 }
 
@@ -232,11 +209,21 @@ impl Drop for CreatedDirectories {
 /// A target that no other restore can use. Dropping it removes the staged files.
 #[derive(Debug)]
 pub struct LockedTarget {
-    target: InstallTarget,
     leftover: Leftover,
     // Fields are dropped in this order: the locks last.
     _created: CreatedDirectories,
-    _locks: Vec<DirectoryLock>,
+    /// The directory of `--wal-dir`.
+    wal: Option<Dir>,
+    dir: Dir,
+}
+
+/// The staging directories of a new member.
+#[derive(Debug)]
+pub struct Staged {
+    /// For the database and the `.snap` file.
+    pub snap: Dir,
+    /// For the first segment of the WAL.
+    pub wal: Dir,
 }
 
 impl LockedTarget {
@@ -245,233 +232,241 @@ impl LockedTarget {
         self.leftover
     }
 
-    /// Creates the staging directories of a new member: one for the database and the `.snap` file, and one
-    /// for the WAL.
+    /// Creates the staging directories of a new member.
     ///
     /// # Errors
     /// `Io`, `NoSpace`, `PermissionDenied`.
-    pub fn stage(&self) -> Result<(PathBuf, PathBuf)> {
-        let member = self.target.staged_member();
-        let snap = member.join("snap");
-        let wal = self.target.staged_wal().unwrap_or(member.join("wal"));
+    pub fn stage(&self) -> Result<Staged> {
         // Another candidate may have left files.
         self.clear()?;
-        create_directory(&snap)?;
-        if let Some(w) = &self.target.wal_dir {
-            let wal_dir_file = self.target.staging().join(WAL_DIR);
-            create_file(&wal_dir_file, w.as_os_str().as_bytes())?;
-        }
-        create_directory(&wal)?;
-        Ok((snap, wal))
+        let member = self.dir.make(STAGING)?.make(MEMBER)?;
+        Ok(Staged {
+            snap: member.make("snap")?,
+            wal: match &self.wal {
+                Some(wal) => wal.make(STAGING)?,
+                None => member.make("wal")?,
+            },
+        })
     }
 
     /// Moves the staged files to their final place. The caller must have synced them.
     ///
-    /// Previous files are kept under names that end in `aside`, or in `aside` and a number if such names
-    /// exist. Returns these names. `done` is called after every step.
+    /// Previous files are kept under names that end in `aside` (`bad-<time>`), or in `aside` and a number if
+    /// such names exist. Returns their paths. `done` is called after every step.
     ///
     /// # Errors
-    /// `Io`, `NoSpace`, `PermissionDenied`. The previous files are then in their place again.
+    /// `Io`, `NoSpace`, `PermissionDenied`. The previous files are then in their place again; or, if the error
+    /// says so, the next restore completes this one.
     pub fn put_in_place(
         self,
         aside: &str,
         done: &mut dyn FnMut(&'static str),
     ) -> Result<Vec<PathBuf>> {
-        let aside = self.target.free_name(aside);
-        let result = self.try_put_in_place(&aside, done);
-        if result.is_err() {
-            // If this fails too, the first error matters more, and the next restore undoes the rest.
-            let _ = self.recover(&mut |_| ());
+        let staging = self.dir.need_own(STAGING)?;
+        let member = staging.need_own(MEMBER)?;
+        let wal = match &self.wal {
+            Some(wal) => wal.need_own(STAGING)?,
+            None => member.need_own("wal")?,
+        };
+        for dir in [&wal, &member.need_own("snap")?, &member] {
+            dir.sync()?;
         }
-        result
-    }
-
-    fn try_put_in_place(
-        &self,
-        aside: &str,
-        done: &mut dyn FnMut(&'static str),
-    ) -> Result<Vec<PathBuf>> {
-        let target = &self.target;
-        let (staging, member) = (target.staging(), target.staged_member());
-        create_file(&member.join(MARK), b"")?;
-        let wal = target.staged_wal().unwrap_or(member.join("wal"));
-        for dir in [&wal, &member.join("snap"), &member, &staging.join(NEW)] {
-            sync_directory(dir)?;
-        }
+        let segment = match &self.wal {
+            Some(dir) => segments(&wal)?.pop().map(|name| (dir.path().into(), name)),
+            None => None,
+        };
         let journal = Journal {
-            aside: aside.to_owned(),
-            wal: match &target.wal_dir {
-                Some(w) => segments(&wal)?.pop().map(|segment| (w.clone(), segment)),
-                None => None,
-            },
+            aside: self.free_name(aside)?,
+            wal: segment,
         };
         let text = serde_json::to_vec(&journal)
             .map_err(|e| Error::internal(format!("encode the journal: {e}")))?;
-        let temporary = staging.join(format!("{JOURNAL}.tmp"));
-        create_file(&temporary, &text)?;
+        staging.create("journal.tmp", &text)?;
         done("wrote the journal's content");
-        rename(&temporary, &staging.join(JOURNAL))?;
-        sync_directory(&staging)?;
-        sync_directory(&target.dir)?;
+        staging.rename("journal.tmp", &staging, JOURNAL)?;
+        staging.sync()?;
+        self.dir.sync()?;
         done("wrote the journal");
-
-        let mut kept = Vec::new();
-        if let Some((w, segment)) = &journal.wal {
-            let old = segments(w)?;
-            if !old.is_empty() {
-                let aside = w.join(aside);
-                create_directory(&aside)?;
-                for name in &old {
-                    done("next old segment");
-                    rename(&w.join(name), &aside.join(name))?;
-                }
-                sync_directory(&aside)?;
-                kept.push(aside);
+        match self.finish(&staging, &journal, done) {
+            Err(e) if staging.exists(MEMBER)? => {
+                // If this fails too, the first error matters more, and the next restore completes the moves.
+                let _ = self.give_up(&staging, &journal);
+                Err(e)
             }
-            done("put the old segments aside");
-            rename(&wal.join(segment), &w.join(segment))?;
-            sync_directory(w)?;
-            done("put the new segment in place");
+            Err(e) => Err(Error::new(
+                e.reason(),
+                format!(
+                    "{e}; the new member is in place, its WAL is not: the next restore into these directories completes it"
+                ),
+            )),
+            Ok(kept) => Ok(kept),
         }
-        let final_member = target.member();
-        if !final_member.exists() {
-            rename(&member, &final_member)?;
-        } else if !exchange(&member, &final_member)? {
-            // The file system cannot exchange two directories: for a moment there is no member.
-            rename(&final_member, &target.kept_member(aside))?;
-            sync_directory(&target.dir)?;
-            done("put the old member aside");
-            rename(&member, &final_member)?;
-        }
-        sync_directory(&target.dir)?;
-        sync_directory(&staging.join(NEW))?;
-        done("put the new member in place");
-        kept.extend(self.complete(&journal, done)?);
-        Ok(kept)
     }
 
-    /// Completes a restore whose new member is in its final place. Returns the path of the kept previous
-    /// member.
-    fn complete(
+    /// Returns an unused suffix for kept files: `aside`, or that with a number. Another restore may have used
+    /// `aside` in the same second.
+    fn free_name(&self, aside: &str) -> Result<String> {
+        let mut name = aside.to_owned();
+        let mut n = 1;
+        loop {
+            let in_wal_dir = self.wal.as_ref().map(|w| w.exists(&name)).transpose()?;
+            if !self.dir.exists(&kept_member(&name))? && in_wal_dir != Some(true) {
+                return Ok(name);
+            }
+            n += 1;
+            name = format!("{aside}-{n}");
+        }
+    }
+
+    /// Makes the moves of a journal that are not made yet, and removes what was staged. It can be interrupted
+    /// and repeated. Returns the paths of the kept files.
+    fn finish(
         &self,
+        staging: &Dir,
         journal: &Journal,
         done: &mut dyn FnMut(&'static str),
-    ) -> Result<Option<PathBuf>> {
-        let target = &self.target;
-        let (old, kept) = (target.staged_member(), target.kept_member(&journal.aside));
-        // A relative link to the old member may be dangling in the staging folder.
-        if old.is_symlink() || holds_files(&old)? {
-            rename(&old, &kept)?;
-            sync_directory(&target.dir)?;
-            done("put the old member aside");
+    ) -> Result<Vec<PathBuf>> {
+        let dir = &self.dir;
+        let wal = self.staged_wal(staging, journal)?;
+        let mut kept = Vec::new();
+        let kept_member = kept_member(&journal.aside);
+        if staging.exists(MEMBER)? {
+            if holds_files(dir, MEMBER)? {
+                dir.rename(MEMBER, dir, &kept_member)?;
+                done("put the old member aside");
+            } else {
+                dir.remove_all(MEMBER)?;
+            }
+            staging.rename(MEMBER, dir, MEMBER)?;
+            dir.sync()?;
+            staging.sync()?;
+            done("put the new member in place");
         }
-        remove_file_if_exists(&target.staging().join(JOURNAL))?;
-        sync_directory(&target.staging())?;
+        if let Some((wal, staged, segment)) = &wal {
+            if let Some(staged) = staged {
+                let old = segments(wal)?;
+                if !old.is_empty() {
+                    let aside = wal.make(&journal.aside)?;
+                    for name in &old {
+                        done("next old segment");
+                        wal.rename(name, &aside, name)?;
+                    }
+                    aside.sync()?;
+                }
+                done("put the old segments aside");
+                staged.rename(segment, wal, segment)?;
+                wal.sync()?;
+                done("put the new segment in place");
+            }
+            if wal.exists(&journal.aside)? {
+                kept.push(wal.path().join(&journal.aside));
+            }
+        }
+        if dir.exists(&kept_member)? {
+            kept.push(dir.path().join(kept_member));
+        }
+        staging.remove(JOURNAL)?;
+        staging.sync()?;
         done("removed the journal");
         self.clear()?;
         done("removed what was staged");
-        // The marker is removed last: `recover` uses it to tell a complete restore from one to undo.
-        remove_file_if_exists(&target.member().join(MARK))?;
-        sync_directory(&target.member())?;
-        done("removed the mark");
-        Ok(kept.symlink_metadata().is_ok().then_some(kept))
+        Ok(kept)
+    }
+
+    /// Returns the WAL directory of a journal that has one, its staging folder if that still holds the new
+    /// segment, and the name of that segment.
+    fn staged_wal<'s>(
+        &'s self,
+        staging: &Dir,
+        journal: &'s Journal,
+    ) -> Result<Option<(&'s Dir, Option<Dir>, &'s str)>> {
+        let Some((path, segment)) = &journal.wal else {
+            return Ok(None);
+        };
+        let refused = |what: &str, todo: &str| {
+            Reason::Configuration.error(format!(
+                "an interrupted restore used --wal-dir {}{what}: {todo}; or save the files that you need from it and from {}, then remove {}",
+                path.display(),
+                self.dir.path().display(),
+                staging.path().display()
+            ))
+        };
+        let Some(wal) = self.wal.as_ref().filter(|wal| wal.path() == path) else {
+            return Err(refused("", "run restore with that flag"));
+        };
+        let staged = match wal.own(STAGING)? {
+            Some(staged) if staged.exists(segment)? => Some(staged),
+            _ => None,
+        };
+        // The segment is put in place after the member.
+        let is_placed = !staging.exists(MEMBER)? && wal.exists(segment)?;
+        match staged.is_some() || is_placed {
+            true => Ok(Some((wal, staged, segment))),
+            false => Err(refused(
+                ", and its segment is missing now",
+                "mount that directory",
+            )),
+        }
+    }
+
+    /// Puts the old member back, after a failure before the new one was in place.
+    fn give_up(&self, staging: &Dir, journal: &Journal) -> Result<()> {
+        let kept = kept_member(&journal.aside);
+        if !self.dir.exists(MEMBER)? && self.dir.exists(&kept)? {
+            self.dir.rename(&kept, &self.dir, MEMBER)?;
+            self.dir.sync()?;
+        }
+        staging.remove(JOURNAL)
     }
 
     /// Completes or undoes an interrupted restore. `done` is called after every step.
     fn recover(&self, done: &mut dyn FnMut(&'static str)) -> Result<Leftover> {
-        let target = &self.target;
-        let path = target.staging().join(JOURNAL);
-        let journal = none_if_missing(fs::read(&path)).map_err(io_error("read", &path))?;
-        let Some(journal) = journal else {
-            let leftover = match (target.member().join(MARK).exists(), target.has_leftover()) {
-                (true, _) => Leftover::Completed,
-                (false, true) => Leftover::Undone,
-                (false, false) => Leftover::None,
+        if let Some(wal) = &self.wal {
+            wal.own(STAGING)?;
+        }
+        let Some(staging) = self.dir.own(STAGING)? else {
+            self.clear()?;
+            return Ok(Leftover::None);
+        };
+        let Some(text) = staging.read(JOURNAL)? else {
+            // Without a member the last restore was killed at its very begin or end.
+            let leftover = match staging.exists(MEMBER)? {
+                true => Leftover::Undone,
+                false => Leftover::None,
             };
             self.clear()?;
             done("removed what was staged");
-            remove_file_if_exists(&target.member().join(MARK))?;
             return Ok(leftover);
         };
-        let journal: Journal = serde_json::from_slice(&journal).map_err(|e| {
+        let journal: Option<Journal> = serde_json::from_slice(&text).ok();
+        let journal = journal.filter(Journal::is_sound).ok_or_else(|| {
             Reason::CorruptDataDir.error(format!(
-                "the journal {} of an interrupted restore is damaged ({e}): save the files that you need from {}, then remove that folder",
-                path.display(),
-                target.staging().display()
+                "the journal of an interrupted restore is damaged: save the files that you need from {}, then remove that folder",
+                staging.path().display()
             ))
         })?;
-        if target.member().join(MARK).exists() {
-            self.complete(&journal, done)?;
-            return Ok(Leftover::Completed);
-        }
-        self.undo(&journal, done)?;
-        remove_file_if_exists(&path)?;
-        sync_directory(&target.staging())?;
-        done("removed the journal");
-        self.clear()?;
-        Ok(Leftover::Undone)
-    }
-
-    /// Moves the files of an interrupted restore back. It can be interrupted and repeated itself.
-    fn undo(&self, journal: &Journal, done: &mut dyn FnMut(&'static str)) -> Result<()> {
-        let target = &self.target;
-        let kept = target.kept_member(&journal.aside);
-        if !target.member().exists() && kept.exists() {
-            rename(&kept, &target.member())?;
-            sync_directory(&target.dir)?;
-            done("put the old member back");
-        }
-        if let Some((w, segment)) = &journal.wal {
-            let old = w.join(&journal.aside);
-            // If staging does not hold the new segment, the segment of that name in the WAL directory is the
-            // new one. It is moved back to staging, so that the undo can be repeated.
-            let (staged, placed) = (w.join(STAGING).join(segment), w.join(segment));
-            match (staged.exists(), placed.exists()) {
-                (true, _) => {}
-                (false, true) => rename(&placed, &staged)?,
-                (false, false) => {
-                    return Err(Reason::Configuration.error(format!(
-                        "an interrupted restore had staged a WAL segment in {}, which is missing now: mount that directory; or save the files that you need from it and from {}, then remove {}",
-                        w.display(),
-                        target.dir.display(),
-                        target.staging().display()
-                    )));
-                }
-            }
-            done("took the new segment back");
-            for name in segments(&old)? {
-                rename(&old.join(&name), &w.join(&name))?;
-                done("put an old segment back");
-            }
-            sync_directory(w)?;
-            if old.exists() {
-                fs::remove_dir(&old).map_err(io_error("remove", &old))?;
-            }
-            done("removed the folder of the old segments");
-        }
-        Ok(())
+        self.finish(&staging, &journal, done)?;
+        Ok(Leftover::Completed)
     }
 
     /// Removes the staging folders, unless there is a journal: then they hold files that are still needed.
     fn clear(&self) -> Result<()> {
-        let staging = self.target.staging();
-        if staging.join(JOURNAL).exists() {
+        if let Some(staging) = self.dir.own(STAGING)?
+            && staging.exists(JOURNAL)?
+        {
             return Ok(());
         }
-        let wal_dir_file = staging.join(WAL_DIR);
-        let recorded_path =
-            none_if_missing(fs::read(&wal_dir_file)).map_err(io_error("read", &wal_dir_file))?;
-        let recorded_staging =
-            recorded_path.map(|path| PathBuf::from(OsString::from_vec(path)).join(STAGING));
-        // The folder with the recorded path is removed last.
-        for dir in [recorded_staging, self.target.staged_wal(), Some(staging)]
-            .into_iter()
-            .flatten()
-        {
-            none_if_missing(fs::remove_dir_all(&dir)).map_err(io_error("remove", &dir))?;
+        for dir in self.wal.iter().chain([&self.dir]) {
+            if dir.own(STAGING)?.is_some() {
+                dir.remove_all(STAGING)?;
+            }
         }
         Ok(())
     }
+}
+
+fn kept_member(aside: &str) -> String {
+    format!("{MEMBER}.{aside}")
 }
 
 impl Drop for LockedTarget {

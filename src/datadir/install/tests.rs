@@ -2,8 +2,10 @@
 
 use super::*;
 use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::fs::PermissionsExt as _;
 
-const ASIDE: &str = "bad-x";
+const ASIDE: &str = "bad-1";
+const STAGED_MEMBER: &str = ".deltafold-restore/member";
 const SEGMENT_0: &str = "0000000000000000-0000000000000000.wal";
 
 /// The files and folders below a folder; the content of a folder is `None`.
@@ -84,7 +86,7 @@ const CASES: [Case; 9] = [
         existing: &[
             "data/lost+found/",
             "data/notes.txt",
-            "data/member.bad-x/snap/db",
+            "data/member.bad-1/snap/db",
             "data/member/snap/db",
             "data/member/snap/0000000000000001-0000000000000001.snap",
             "data/member/wal/0000000000000000-0000000000000000.wal",
@@ -128,8 +130,8 @@ const CASES: [Case; 9] = [
         wal_dir: true,
         existing: &[
             "data/member/snap/db",
-            "data/member.bad-x-2/snap/db",
-            "wal/bad-x/0000000000000000-0000000000000000.wal",
+            "data/member.bad-1-2/snap/db",
+            "wal/bad-1/0000000000000000-0000000000000000.wal",
             "wal/0000000000000000-0000000000000000.wal",
         ],
     },
@@ -160,7 +162,7 @@ impl Bench {
         let old = tree(root.path());
         let wal_dir = case.wal_dir.then(|| root.path().join("wal"));
         let target = InstallTarget::new(&root.path().join("data"), wal_dir.as_deref()).unwrap();
-        let aside = target.free_name(ASIDE);
+        let aside = target.lock().unwrap().free_name(ASIDE).unwrap();
         // The expectation is computed from names only, independently of the tested code.
         let moved = |path: &PathBuf| {
             let text = path.to_str().unwrap();
@@ -189,10 +191,10 @@ impl Bench {
 
     fn stage(&self) -> LockedTarget {
         let locked = self.target.lock().unwrap();
-        let (snap, wal) = locked.stage().unwrap();
-        fs::write(snap.join("db"), "new db").unwrap();
-        fs::write(snap.join("1.snap"), "new snap").unwrap();
-        fs::write(wal.join(SEGMENT_0), "new segment").unwrap();
+        let Staged { snap, wal } = locked.stage().unwrap();
+        fs::write(snap.at("db"), "new db").unwrap();
+        fs::write(snap.at("1.snap"), "new snap").unwrap();
+        fs::write(wal.at(SEGMENT_0), "new segment").unwrap();
         locked
     }
 
@@ -282,7 +284,8 @@ fn a_recovery_that_is_killed_is_repeated_with_the_same_result() {
             let mut kills = Vec::new();
             let mut done = |step| kills.push((step, bench.now()));
             drop(bench.target.lock_with(&mut done).unwrap());
-            assert!(!kills.is_empty(), "{what}");
+            let is_left = left.contains_key(&Path::new("data").join(STAGING));
+            assert_eq!(is_left, !kills.is_empty(), "{what}");
             for (step, left) in kills {
                 let what = format!("{what}, again after: {step}");
                 assert_eq!(
@@ -295,83 +298,34 @@ fn a_recovery_that_is_killed_is_repeated_with_the_same_result() {
     }
 }
 
-/// File systems that cannot exchange directories are rare, so the test renames the folders itself.
-#[test]
-fn a_kill_between_the_two_renames_is_undone() {
-    for case in CASES
-        .iter()
-        .filter(|c| c.existing.contains(&"data/member/snap/db"))
-    {
-        let bench = Bench::new(case);
-        let kills = bench.kills();
-        // The last step before the exchange.
-        let at = kills
-            .iter()
-            .position(|k| k.0 == "put the new member in place");
-        let (_, before) = &kills[at.unwrap() - 1];
-        lay_out(bench.root.path(), before);
-        let kept = bench.target.kept_member(&{
-            let journal = fs::read(bench.target.staging().join(JOURNAL)).unwrap();
-            serde_json::from_slice::<Journal>(&journal).unwrap().aside
-        });
-        rename(&bench.target.member(), &kept).unwrap();
-        let left = bench.now();
-        let what = format!("{}, no member", case.name);
-        assert!(!bench.recovers(&bench.target, &left, &what));
-        lay_out(bench.root.path(), &left);
-        let mut undoing = Vec::new();
-        let mut done = |step| undoing.push((step, bench.now()));
-        drop(bench.target.lock_with(&mut done).unwrap());
-        assert_eq!(undoing[0].0, "put the old member back");
-        for (step, left) in undoing {
-            let what = format!("{what}, again after: {step}");
-            assert!(!bench.recovers(&bench.target, &left, &what));
-        }
-        lay_out(bench.root.path(), &left);
-        rename(&bench.target.staged_member(), &bench.target.member()).unwrap();
-        let left = bench.now();
-        assert!(bench.recovers(&bench.target, &left, case.name));
-    }
-}
-
-#[test]
-fn a_restore_with_another_wal_directory_is_recovered_there() {
-    for case in CASES.iter().filter(|c| c.wal_dir) {
-        let bench = Bench::new(case);
-        let dir = bench.target.dir().to_owned();
-        let elsewhere = bench.root.path().join("data/other-wal");
-        for (step, left) in bench.kills() {
-            for other in [None, Some(elsewhere.as_path())] {
-                let place = InstallTarget::new(&dir, other).unwrap();
-                let what = format!("{}, killed after: {step}, then {other:?}", case.name);
-                bench.recovers(&place, &left, &what);
-            }
-        }
-    }
-}
-
+/// What is left of a restore with a WAL directory is recovered only with that directory.
 #[test]
 fn a_recovery_without_the_wal_directory_of_the_restore_fails() {
     let bench = Bench::new(&CASES[6]);
-    let kills = bench.kills();
-    let half = kills.iter().find(|k| k.0 == "put the new segment in place");
-    lay_out(bench.root.path(), &half.unwrap().1);
-    let wal = bench.root.path().join("wal");
-    let unmounted = bench.root.path().join("unmounted");
-    fs::rename(&wal, &unmounted).unwrap();
-    fs::create_dir(&wal).unwrap();
-    for place in [
-        bench.target.clone(),
-        InstallTarget::new(bench.target.dir(), None).unwrap(),
-    ] {
-        let e = place.lock().unwrap_err();
-        assert_eq!(e.reason(), Reason::Configuration, "{e}");
+    let dir = bench.target.dir().to_owned();
+    let (wal, elsewhere) = (bench.root.path().join("wal"), dir.join("other-wal"));
+    let places = [None, Some(elsewhere.as_path())].map(|w| InstallTarget::new(&dir, w).unwrap());
+    for (step, left) in bench.kills() {
+        let journal = dir.join(STAGING).join(JOURNAL);
+        lay_out(bench.root.path(), &left);
+        if !journal.exists() {
+            continue;
+        }
+        for place in &places {
+            let e = place.lock().unwrap_err();
+            assert_eq!(e.reason(), Reason::Configuration, "{step}: {e}");
+            assert!(e.to_string().contains(wal.to_str().unwrap()), "{e}");
+        }
+        assert_eq!(files(&bench.now()), files(&left), "{step}");
+        // The directory is there, but what was mounted there is not.
+        let unmounted = bench.root.path().join("unmounted");
+        fs::rename(&wal, &unmounted).unwrap();
+        let e = bench.target.lock().unwrap_err();
+        assert_eq!(e.reason(), Reason::Configuration, "{step}: {e}");
         assert!(e.to_string().contains("mount"), "{e}");
+        fs::rename(&unmounted, &wal).unwrap();
+        assert!(bench.recovers(&bench.target, &left, step));
     }
-    fs::remove_dir(&wal).unwrap();
-    fs::rename(&unmounted, &wal).unwrap();
-    let left = bench.now();
-    assert!(!bench.recovers(&bench.target, &left, "mounted again"));
 }
 
 #[test]
@@ -382,24 +336,43 @@ fn a_restore_that_fails_or_gives_up_restores_the_old_files() {
         assert_eq!(bench.now(), bench.old, "{}", case.name);
         // Without the staged database folder, syncing fails.
         let locked = bench.stage();
-        fs::remove_dir_all(bench.target.staged_member().join("snap")).unwrap();
+        fs::remove_dir_all(bench.target.dir().join(STAGED_MEMBER).join("snap")).unwrap();
         locked.put_in_place(ASIDE, &mut |_| ()).unwrap_err();
         assert_eq!(bench.now(), bench.old, "{}", case.name);
     }
-    // A step in the middle fails, after the old segments were moved.
+    // The new member cannot be put in place, after the old one was moved.
     let bench = Bench::new(&CASES[6]);
     let locked = bench.stage();
-    let staged = bench.target.staged_member();
+    let mut done = |step: &'static str| {
+        if step == "put the old member aside" {
+            fs::create_dir_all(bench.target.member().join("snap")).unwrap();
+        }
+    };
+    locked.put_in_place(ASIDE, &mut done).unwrap_err();
+    fs::remove_dir_all(bench.target.member()).unwrap();
+    let kept = bench.target.dir().join(kept_member(ASIDE));
+    fs::rename(kept, bench.target.member()).unwrap();
+    assert_eq!(bench.now(), bench.old);
+}
+
+/// From the first segment on, a failure is like a kill: the next restore completes the moves.
+#[test]
+fn a_failure_after_the_member_is_in_place_is_completed_by_the_next_restore() {
+    let bench = Bench::new(&CASES[6]);
+    let locked = bench.stage();
+    let staged = bench.root.path().join("wal").join(STAGING).join(SEGMENT_0);
     let hidden = bench.root.path().join("hidden");
     let mut done = |step: &'static str| {
-        if step == "put the new segment in place" {
+        if step == "put the old segments aside" {
             fs::rename(&staged, &hidden).unwrap();
         }
     };
     let e = locked.put_in_place(ASIDE, &mut done).unwrap_err();
     assert_eq!(e.reason(), Reason::Io, "{e}");
-    fs::remove_dir_all(&hidden).unwrap();
-    assert_eq!(bench.now(), bench.old);
+    assert!(e.to_string().contains("the next restore"), "{e}");
+    fs::rename(&hidden, &staged).unwrap();
+    let left = bench.now();
+    assert!(bench.recovers(&bench.target, &left, "after a failure"));
 }
 
 #[test]
@@ -462,14 +435,76 @@ fn a_wal_directory_in_a_moved_directory_is_refused_even_through_links() {
 }
 
 #[test]
-fn a_damaged_journal_is_an_error_and_nothing_is_changed() {
-    let bench = Bench::new(&CASES[3]);
+fn a_damaged_or_forged_journal_is_an_error_and_nothing_is_changed() {
+    let bench = Bench::new(&CASES[6]);
     let kills = bench.kills();
     let (_, left) = kills.iter().find(|k| k.0 == "wrote the journal").unwrap();
-    lay_out(bench.root.path(), left);
-    fs::write(bench.target.staging().join(JOURNAL), "{").unwrap();
-    let before = bench.now();
-    let e = bench.target.lock().unwrap_err();
-    assert_eq!(e.reason(), Reason::CorruptDataDir, "{e}");
-    assert_eq!(bench.now(), before);
+    let wal = bench.root.path().join("wal");
+    let aside = |aside: &str| serde_json::json!({"aside": aside, "wal": null}).to_string();
+    let segment =
+        |name: &str| serde_json::json!({"aside": "bad-1", "wal": [wal, name]}).to_string();
+    for text in [
+        "{".to_owned(),
+        aside("../../../rootonly/x"),
+        aside("bad-/../x"),
+        aside("20261126T000000Z"),
+        segment("../../rootonly/shadow"),
+        segment("../0000000000000000-0000000000000000.wal"),
+        segment("0000000000000000-0000000000000000"),
+    ] {
+        lay_out(bench.root.path(), left);
+        fs::write(bench.target.staging().join(JOURNAL), &text).unwrap();
+        let before = bench.now();
+        let e = bench.target.lock().unwrap_err();
+        assert_eq!(e.reason(), Reason::CorruptDataDir, "{text}: {e}");
+        assert_eq!(bench.now(), before, "{text}");
+    }
+}
+
+/// A staging folder is believed only if nobody else can have made it or written into it.
+#[test]
+fn a_staging_folder_that_is_a_link_or_open_to_others_is_refused() {
+    let bench = Bench::new(&CASES[6]);
+    let elsewhere = bench.root.path().join("elsewhere");
+    let (staging, of_wal) = (
+        bench.target.staging(),
+        bench.root.path().join("wal").join(STAGING),
+    );
+    fs::create_dir_all(elsewhere.join(MEMBER)).unwrap();
+    for place in [&staging, &of_wal] {
+        let is_refused = || {
+            let before = bench.now();
+            let e = bench.target.lock().unwrap_err();
+            assert_eq!(e.reason(), Reason::PermissionDenied, "{e}");
+            assert!(e.to_string().contains(place.to_str().unwrap()), "{e}");
+            assert_eq!(bench.now(), before);
+        };
+        std::os::unix::fs::symlink(&elsewhere, place).unwrap();
+        is_refused();
+        fs::remove_file(place).unwrap();
+        fs::create_dir(place).unwrap();
+        fs::set_permissions(place, fs::Permissions::from_mode(0o777)).unwrap();
+        is_refused();
+        fs::remove_dir(place).unwrap();
+    }
+    bench.target.lock().unwrap();
+}
+
+/// A directory that is replaced by a link while it is used stays the one that was opened.
+#[test]
+fn a_data_directory_that_is_replaced_meanwhile_is_not_followed() {
+    let bench = Bench::new(&CASES[3]);
+    let elsewhere = bench.root.path().join("elsewhere");
+    fs::create_dir_all(elsewhere.join("member/snap")).unwrap();
+    let locked = bench.target.lock().unwrap();
+    let staged = locked.stage().unwrap();
+    let (staging, hidden) = (bench.target.staging(), bench.target.dir().join("hidden"));
+    fs::rename(&staging, &hidden).unwrap();
+    std::os::unix::fs::symlink(&elsewhere, &staging).unwrap();
+    fs::write(staged.snap.at("db"), "new db").unwrap();
+    assert!(hidden.join("member/snap/db").exists());
+    let e = locked.put_in_place(ASIDE, &mut |_| ()).unwrap_err();
+    assert_eq!(e.reason(), Reason::PermissionDenied, "{e}");
+    let left = tree(&elsewhere);
+    assert_eq!(left.len(), 2, "{left:?}");
 }

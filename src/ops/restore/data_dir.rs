@@ -8,7 +8,7 @@ use super::needed::{self, Action, Decision, Depth, Inspection};
 use super::output::WriteFailure;
 use super::write::WrittenDatabase;
 use super::{Member, Outcome, Restoration, Status, path_text, write};
-use crate::datadir::install::{InstallTarget, Leftover, LockedTarget};
+use crate::datadir::install::{InstallTarget, Leftover, LockedTarget, Staged};
 use crate::datadir::membership::Cluster;
 use crate::datadir::{self, snap, wal};
 use crate::error::{Error, Reason, Result};
@@ -112,10 +112,12 @@ impl Restoration<'_> {
         source: &Source,
         ctx: &Context,
     ) -> Result<WrittenDatabase, WriteFailure> {
-        let (snap_dir, wal_dir) = occupied.stage().map_err(WriteFailure::Target)?;
+        let Staged { snap, wal } = occupied.stage().map_err(WriteFailure::Target)?;
         let rebuild = self.plan(source, ctx, Some(cluster))?;
-        let written = write::database(ctx, &rebuild, &snap_dir.join("db"))?;
-        write_log(cluster, &snap_dir, &wal_dir).map_err(WriteFailure::Target)?;
+        let written = write::database(ctx, &rebuild, &snap.at("db"));
+        let written = written.map_err(|failure| failure.map(|e| snap.explain(e)))?;
+        let log = write_log(cluster, &snap.at(""), &wal.at(""));
+        log.map_err(|e| WriteFailure::Target(wal.explain(snap.explain(e))))?;
         Ok(written)
     }
 
@@ -134,9 +136,8 @@ impl Restoration<'_> {
         let occupied = place.lock()?;
         match occupied.leftover() {
             Leftover::Completed => {
-                self.clock.warn(
-                    "an earlier restore was interrupted when it was almost done: it was completed",
-                );
+                self.clock
+                    .warn("an earlier restore was interrupted while it put its member in place: it was completed");
             }
             Leftover::Undone => {
                 self.clock

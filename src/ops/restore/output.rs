@@ -18,6 +18,16 @@ pub(super) enum WriteFailure {
     Target(Error),
 }
 
+impl WriteFailure {
+    /// Changes the error.
+    pub(super) fn map(self, change: impl FnOnce(Error) -> Error) -> Self {
+        match self {
+            WriteFailure::Candidate(e) => WriteFailure::Candidate(change(e)),
+            WriteFailure::Target(e) => WriteFailure::Target(change(e)),
+        }
+    }
+}
+
 /// Errors are the candidate's unless converted explicitly.
 impl From<Error> for WriteFailure {
     fn from(e: Error) -> Self {
