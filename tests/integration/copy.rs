@@ -253,6 +253,35 @@ fn another_clusters_target_is_refused_unless_told() {
     assert_eq!(now["formerClusterIds"], serde_json::json!(["beef"]));
 }
 
+/// Whoever can write to the source can write there whose successor it is.
+#[test]
+fn a_source_that_calls_itself_the_successor_of_the_targets_cluster_is_refused() {
+    const IDENTITY: &str = "deltafold-identity.json";
+    let (bucket, target) = (mixed(), scratch::folder().unwrap());
+    bucket.put(
+        IDENTITY,
+        br#"{"clusterId": "cafe", "formerClusterIds": ["beef"], "more": "unchecked"}"#,
+    );
+    let theirs = br#"{"clusterId": "beef"}"#;
+    fs::write(target.path().join(IDENTITY), theirs).unwrap();
+    assert_eq!(
+        refused(bucket.path(), target.path(), &[]),
+        (65, "OtherCluster".into())
+    );
+    assert_eq!(fs::read(target.path().join(IDENTITY)).unwrap(), theirs);
+
+    // What is written is what was checked.
+    let empty = scratch::folder().unwrap();
+    for (to, args) in [(&target, &["--take-over"][..]), (&empty, &[])] {
+        copies(bucket.path(), to.path(), args);
+        let now = fs::read(to.path().join(IDENTITY)).unwrap();
+        let now: Value = serde_json::from_slice(&now).unwrap();
+        assert_eq!(now["clusterId"], "cafe");
+        assert_eq!(now["formerClusterIds"], serde_json::json!(["beef"]));
+        assert_eq!(now["more"], Value::Null);
+    }
+}
+
 /// Without an identity object, copying into another cluster's backup is refused if the two overlap in time.
 #[test]
 fn two_backups_are_not_mixed_where_no_identity_tells() {

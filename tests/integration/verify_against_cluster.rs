@@ -244,7 +244,10 @@ async fn a_changed_backup_and_another_cluster_differ() {
     }
     // Up to the fork they are equal.
     let before = recording.full_revision.to_string();
-    equal(&store, other.endpoint(), &["--revision", &before]);
+    let json = equal(&store, other.endpoint(), &["--revision", &before]);
+    // An earlier revision does not hide that the newest differs.
+    assert_eq!(json["recorded"], Value::Null);
+    assert_eq!(recorded(&store), failed);
 
     // A cluster that is behind the backup, for example after a restore.
     let behind = Etcd::start(EtcdVersion::V3_6, &dir.path().join("behind"));

@@ -259,3 +259,70 @@ fn every_layout_has_a_status() {
         );
     }
 }
+
+/// Flips a bit in the middle of a snapshot.
+fn damage(snapshot: &Path) {
+    let mut bytes = fs::read(snapshot).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    fs::write(snapshot, bytes).unwrap();
+}
+
+/// A verification is of one store's bytes: the source of a copy, which an attacker may own, does not speak for
+/// the target.
+#[test]
+fn the_source_of_a_copy_cannot_call_a_damaged_target_healthy() {
+    let (source, target) = (fresh("kubernetes"), scratch::folder().unwrap());
+    let copy = || {
+        let mut c = deltafold();
+        c.args(["copy", "--output", "json", "--from"]);
+        let (code, json, stderr) = run_json(c.arg(source.path()).arg("--to").arg(target.path()));
+        assert_eq!(code, 0, "{json:#} {stderr}");
+    };
+    copy();
+    let files = fs::read_dir(target.path().join("v2")).unwrap();
+    let mut files = files.map(|e| e.unwrap().path());
+    damage(
+        &files
+            .find(|p| p.to_str().unwrap().contains("Incr-00000276"))
+            .unwrap(),
+    );
+    assert_eq!(verify(target.path(), &[]), 65);
+    // Later by the clock, or dated so.
+    assert_eq!(verify(source.path(), &[]), 0);
+    let record = source.path().join("deltafold-verified/checksums.json");
+    let text = fs::read_to_string(&record).unwrap();
+    fs::write(record, text.replace("\"time\": \"20", "\"time\": \"29")).unwrap();
+    copy();
+    is(target.path(), &[], "Damaged", &["CorruptSnapshot"]);
+}
+
+#[test]
+fn the_source_of_a_copy_cannot_call_a_good_target_damaged() {
+    let (source, target) = (fresh("kubernetes"), scratch::folder().unwrap());
+    fs::create_dir(source.path().join("deltafold-verified")).unwrap();
+    let forged = r#"{"formatVersion": 1, "level": "fold", "time": "2999-11-20T12:00:00Z", "result": "Failed",
+        "reason": "DrillFailed", "drillSucceeded": false}"#;
+    fs::write(source.path().join("deltafold-verified/fold.json"), forged).unwrap();
+    let mut c = deltafold();
+    c.args(["copy", "--output", "json", "--from"]);
+    assert_eq!(
+        run_json(c.arg(source.path()).arg("--to").arg(target.path())).0,
+        0
+    );
+    assert_eq!(verify(target.path(), &["--level", "fold"]), 0);
+    is(target.path(), &[], "Healthy", &[]);
+}
+
+/// Whoever can write may add a good timeline, but the state that a restore gives is that of the newest one.
+#[test]
+fn a_good_timeline_does_not_hide_that_the_newest_is_damaged() {
+    let store = scratch::folder().unwrap();
+    copy_dir(&fixtures_dir().join("prefix/plain"), store.path());
+    damage(&store.path().join("v2/Incr-00000056-00000065-1795431115.gz"));
+    let long = ["--max-age", "36500d"];
+    assert_eq!(verify(store.path(), &[]), 65);
+    is(store.path(), &long, "Damaged", &["CorruptSnapshot"]);
+    assert_eq!(verify(store.path(), &["--timeline", "main"]), 0);
+    is(store.path(), &long, "Damaged", &["CorruptSnapshot"]);
+}

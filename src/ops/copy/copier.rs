@@ -15,8 +15,6 @@ use crate::error::{Error, Reason, Result};
 use crate::ops::Context;
 use crate::ops::report::ReportBuilder;
 use crate::ops::scan::{TAGS_UNREADABLE, by_names, untrusted_error, untrusted_warning};
-use crate::ops::verify::record::{self, VERIFIED};
-use crate::store::ObjectInfo;
 use crate::telemetry::metrics::Metrics;
 use chrono::Utc;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -47,8 +45,6 @@ pub(super) struct Copier<'a> {
     target_tags: HashMap<String, bool>,
     /// When `damaged` and `target_tags` were last cleared.
     remembered_since: Instant,
-    /// The source's verification records when they were last carried to the target.
-    carried_records: Vec<ObjectInfo>,
     /// The warnings so far; each is given once.
     warned: HashSet<String>,
     /// Bytes read and written that are already counted in the metrics.
@@ -73,7 +69,6 @@ impl<'a> Copier<'a> {
             damaged: HashMap::new(),
             target_tags: HashMap::new(),
             remembered_since: Instant::now(),
-            carried_records: Vec::new(),
             warned: HashSet::new(),
             counted_bytes: (0, 0),
         }
@@ -237,9 +232,6 @@ impl<'a> Copier<'a> {
             let has_progress = self.outcome.bytes_written > written_before;
             let may_help = has_failed(Reason::SnapshotVanished) || is_store_away && has_progress;
             if round >= MOST_ROUNDS || !may_help {
-                if failures.is_empty() && !self.options.dry_run {
-                    self.carry_records();
-                }
                 let is_partly_done = self.outcome.copied + self.outcome.kept > 0;
                 return Ok(summarize(failures, is_partly_done));
             }
@@ -249,25 +241,6 @@ impl<'a> Copier<'a> {
             tracing::info!("listing both stores again, since something changed or failed");
         }
         Ok(None)
-    }
-
-    /// Carries the source's verification records to the target, if they have changed. A failure is a warning:
-    /// no restore needs them.
-    fn carry_records(&mut self) {
-        let (from, to) = (&self.from.store, &self.to.store);
-        let listed = from.objects(&[VERIFIED]);
-        let carried = listed.and_then(|records| {
-            if records != self.carried_records {
-                record::carry(from, to)?;
-            }
-            Ok(records)
-        });
-        match carried {
-            Ok(records) => self.carried_records = records,
-            Err(e) => self.warn(format!(
-                "the verification records in {VERIFIED}/ are not copied: {e}"
-            )),
-        }
     }
 
     /// Lists both stores.

@@ -12,7 +12,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use std::time::Duration;
 
-/// How far clocks may differ. A snapshot or a record that is later than that is from the future.
+/// How far clocks may differ. A snapshot that is later than that is from the future.
 const CLOCK_SKEW: TimeDelta = TimeDelta::minutes(5);
 /// The allowed age of the newest snapshot if there are deltas, and if there are none: a daily full, and an
 /// hour for it.
@@ -96,7 +96,7 @@ pub(super) struct Facts<'a> {
     /// When the newest snapshot was taken that is not from the future; `None` if there is none.
     pub(super) newest: Option<DateTime<Utc>>,
     pub(super) has_deltas: bool,
-    /// The last verification of each level.
+    /// The last verification of each level. A time in the future counts as now.
     pub(super) records: &'a [VerificationRecord],
     /// Whether verifications can be recorded: not of plain snapshot files.
     pub(super) has_records: bool,
@@ -130,7 +130,7 @@ pub(super) fn decide(facts: &Facts, options: &Options, now: DateTime<Utc>) -> Ve
         }
     }
     if let Some(gap) = &facts.possible_gap
-        && !is_closed(gap, facts.records, now)
+        && !is_closed(gap, facts.records)
     {
         findings.push(Finding::new(Reason::RevisionGap, gap.message.clone()));
     }
@@ -173,8 +173,7 @@ fn is_refuted(
 ) -> bool {
     records.iter().any(|r| {
         r.result == RecordResult::Verified
-            && !is_future(r.time, now)
-            && r.time > failed.time
+            && r.time.min(now) > failed.time.min(now)
             && r.drill_succeeded != Some(false)
             && r.covers(failed)
     })
@@ -200,10 +199,9 @@ fn failure(record: &VerificationRecord) -> Finding {
 }
 
 /// Returns whether a verification has read the snapshots at the gap and found none.
-fn is_closed(gap: &PossibleGap, records: &[VerificationRecord], now: DateTime<Utc>) -> bool {
+fn is_closed(gap: &PossibleGap, records: &[VerificationRecord]) -> bool {
     records.iter().any(|r| {
         r.result == RecordResult::Verified
-            && !is_future(r.time, now)
             && r.level >= RecordLevel::Checksums
             && r.revision >= Some(gap.until)
     })
@@ -232,9 +230,7 @@ fn staleness(facts: &Facts, max_age: Duration, now: DateTime<Utc>) -> Option<Fin
 fn lack_of_verification(facts: &Facts, options: &Options, now: DateTime<Utc>) -> Option<Finding> {
     let within = options.verified_within.filter(|_| facts.has_records)?;
     let is_good = |r: &&VerificationRecord| {
-        r.result == RecordResult::Verified
-            && r.level >= RecordLevel::Checksums
-            && !is_future(r.time, now)
+        r.result == RecordResult::Verified && r.level >= RecordLevel::Checksums
     };
     let last = facts.records.iter().filter(is_good).map(|r| r.time).max();
     let message = match last.map(|t| age(t, now)) {
@@ -376,11 +372,16 @@ mod tests {
             (Names, 50, Status::Damaged),
             (Fold, 100, Status::Damaged),
             (Fold, 150, Status::Damaged),
-            (Fold, -60, Status::Damaged),
+            (Fold, -60, Status::Healthy),
         ] {
             let records = [failed(Checksums, 100), record(level, minutes)];
             assert_eq!(of_records(&records), expected, "{level:?} {minutes}");
         }
+        // A time in the future counts as now, so no success of today is later.
+        assert_eq!(
+            of_records(&[failed(Checksums, -60), record(Fold, 0)]),
+            Status::Damaged
+        );
         // The newest chain alone does not refute a failure of all chains, nor a fold a failed drill.
         let wide = VerificationRecord {
             all_chains: true,
@@ -419,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn only_verifications_that_read_snapshots_count_and_none_from_the_future() {
+    fn only_verifications_that_read_snapshots_count() {
         use RecordLevel::*;
         let options = Options {
             verified_within: Some(Duration::from_secs(3600)),
@@ -434,7 +435,7 @@ mod tests {
         assert!(!verified(&[record(Names, 1)]));
         assert!(verified(&[record(Checksums, 60)]));
         assert!(!verified(&[record(Cluster, 61)]));
-        assert!(!verified(&[record(Fold, -6)]));
+        assert!(verified(&[record(Fold, -6)]));
         assert!(verified(&[record(Names, 1), record(Cluster, 5)]));
         // Without the option, and of plain files, the age of a verification is only shown.
         assert_eq!(of_records(&[record(Fold, 1_000_000)]), Status::Healthy);
@@ -464,6 +465,5 @@ mod tests {
         assert_eq!(status(&[record(Names, 5)], 100), gap);
         assert_eq!(status(&[record(Checksums, 5)], 100), healthy);
         assert_eq!(status(&[record(Checksums, 5)], 101), gap);
-        assert_eq!(status(&[record(Checksums, -60)], 100), gap);
     }
 }

@@ -131,7 +131,7 @@ pub fn choose_revision(
         None if saved > live => Ok((
             live,
             Some(format!(
-                "the cluster is at revision {live}, behind the backup's {saved}, and was compared there; it may have been restored"
+                "the cluster is at revision {live}, behind the backup's {saved}, and was compared there, which is not recorded; it may have been restored"
             )),
         )),
         None => Ok((saved, None)),
@@ -152,7 +152,7 @@ pub fn run(ctx: &Context, connector: &Connector, options: &Options) -> Result<Re
             connector,
             options,
             clock: clock.clone(),
-            is_other_cluster: false,
+            records: options.record,
         };
         comparison.run()
     })
@@ -164,8 +164,8 @@ struct Comparison<'a> {
     connector: &'a Connector,
     options: &'a Options,
     clock: ReportBuilder,
-    /// Whether the prefix records another cluster than the one that is compared.
-    is_other_cluster: bool,
+    /// Whether the result is recorded: it must be about this backup's cluster and the whole newest chain.
+    records: bool,
 }
 
 /// The backup's side of a comparison.
@@ -184,7 +184,7 @@ impl Comparison<'_> {
             && !recorded.is_of(cluster.cluster_id)
         {
             // A clone that was restored from the backup equals it, whatever the live cluster holds.
-            self.is_other_cluster = true;
+            self.records = false;
             self.clock.warn(format!(
                 "{} is the backup of cluster {}, but --endpoints is cluster {}, so this comparison is not recorded: check --endpoints and --store",
                 self.ctx.store.url(),
@@ -202,6 +202,15 @@ impl Comparison<'_> {
         if let Some(warning) = warning {
             self.clock.warn(warning);
         }
+        let bound = match (&self.options.timeline, self.options.revision) {
+            (Some(_), _) => Some("--timeline"),
+            (None, Some(_)) => Some("--revision"),
+            (None, None) => None,
+        };
+        if let Some(flag) = bound.filter(|_| self.records) {
+            self.clock.warn(record::not_recorded(flag));
+        }
+        self.records &= bound.is_none() && revision == saved;
         tracing::info!(
             revision = revision.0,
             saved = saved.0,
@@ -273,7 +282,7 @@ impl Comparison<'_> {
         hash: Option<HashKv>,
         failure: Option<Reason>,
     ) -> Option<String> {
-        if !self.options.record || self.is_other_cluster {
+        if !self.records {
             return None;
         }
         let record = VerificationRecord {

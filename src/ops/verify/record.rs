@@ -1,7 +1,8 @@
 //! Verification records: the last verification of each level, as one small object beside the snapshots.
 //!
-//! The records prove nothing: anybody who can write to the store can write them. They hold no messages and
-//! no keys. `ops::verify` writes them, `ops::status` reads them, and `ops::copy` carries them to the target.
+//! A record is about the bytes of one store, so `copy` leaves it behind. The records prove nothing: anybody who
+//! can write to the store can write them. They hold no messages and no keys. `ops::verify` writes them, and
+//! `ops::status` reads them.
 
 use crate::base::time::utc;
 use crate::error::{Error, Reason, Result};
@@ -212,6 +213,11 @@ pub(super) fn save(
     }
 }
 
+/// Returns the warning about a verification that a flag has bounded: a record tells of the whole newest chain.
+pub(super) fn not_recorded(flag: &str) -> String {
+    format!("this verification is not recorded for `deltafold status`, because of {flag}")
+}
+
 fn replace(store: &Store, record: &VerificationRecord) -> Result<()> {
     let mut bytes = serde_json::to_vec_pretty(record)
         .map_err(|e| Error::internal(format!("a record cannot be written as JSON: {e}")))?;
@@ -243,28 +249,6 @@ pub fn read(
             store.name(&path)
         )
     }))
-}
-
-/// Carries the records of a store to another one. A record of the target that is as new or newer stays.
-/// Returns the number of records written.
-///
-/// # Errors
-/// Errors of both stores. An object that is no record is not carried.
-pub(in crate::ops) fn carry(from: &Store, to: &Store) -> Result<usize> {
-    let mut written = 0;
-    for level in RecordLevel::ALL {
-        let Ok(Some(record)) = read(from, level)? else {
-            continue;
-        };
-        if let Ok(Some(own)) = read(to, level)?
-            && own.time >= record.time
-        {
-            continue;
-        }
-        replace(to, &record)?;
-        written += 1;
-    }
-    Ok(written)
 }
 
 #[cfg(test)]

@@ -174,7 +174,9 @@ pub struct Outcome {
 pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
     let mut clock = ReportBuilder::start();
     let (mut outcome, failure) = without_excluded(|| verify(ctx, options))?;
-    if options.record {
+    if options.record && options.timeline.is_some() {
+        clock.warn(record::not_recorded("--timeline"));
+    } else if options.record {
         outcome.recorded = record::save(&ctx.store, &outcome.to_record(), &mut clock);
     }
     Ok(clock.report_with(outcome, failure))
