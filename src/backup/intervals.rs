@@ -1,8 +1,8 @@
 //! Intervals of revisions, and a search for those that hold a revision.
 //!
-//! The first revisions are fixed; the last ones can be set, changed and cleared. An operation takes
+//! The first revisions are fixed; the last ones can be set, changed and removed. An operation takes
 //! logarithmic time in the number of intervals, and a search also linear time in the number of results.
-//! Called by `timeline` and `survey`.
+//! Called by `timeline`.
 
 use crate::mvcc::Revision;
 use std::rc::Rc;
@@ -39,11 +39,6 @@ impl Intervals {
         }
     }
 
-    /// Makes all intervals absent.
-    pub fn clear(&mut self) {
-        self.lasts.fill(ABSENT);
-    }
-
     /// Sets the last revision of interval `i`, which makes it present.
     pub fn set(&mut self, i: usize, last: Revision) {
         let mut node = self.lasts.len() / 2 + self.positions[i];
@@ -54,15 +49,25 @@ impl Intervals {
         }
     }
 
-    /// Returns the intervals that hold `revision`, in no particular order.
+    /// Makes an interval absent.
+    pub fn remove(&mut self, i: usize) {
+        self.set(i, ABSENT);
+    }
+
+    /// Returns the intervals that hold `revision`. The first one is that which begins last.
     pub fn holding(&self, revision: Revision) -> impl Iterator<Item = usize> + '_ {
+        self.meeting(revision, revision)
+    }
+
+    /// Returns the intervals that hold a revision from `from` to `to`. The first one is that which begins last.
+    pub fn meeting(&self, from: Revision, to: Revision) -> impl Iterator<Item = usize> + '_ {
         let leaves = self.lasts.len() / 2;
-        let begun = self.starts.partition_point(|s| s.0 <= revision);
+        let begun = self.starts.partition_point(|s| s.0 <= to);
         // The nodes to visit, each with its first leaf and the number of its leaves.
         let mut open = vec![(1, 0, leaves)];
         std::iter::from_fn(move || {
             while let Some((node, first, count)) = open.pop() {
-                if first >= begun || self.lasts[node] < revision {
+                if first >= begun || self.lasts[node] < from {
                     continue;
                 }
                 if count == 1 {
@@ -90,20 +95,21 @@ mod tests {
             let mut lasts: Vec<Option<i64>> = vec![None; count];
             let mut intervals = Intervals::new(starts.iter().map(|&s| Revision(s)));
             for _ in 0..30 {
-                if rng.u8(..20) == 0 {
-                    intervals.clear();
-                    lasts.fill(None);
-                } else if count > 0 {
+                if count > 0 {
                     let (i, last) = (rng.usize(..count), rng.i64(-1..35));
-                    intervals.set(i, Revision(last));
-                    lasts[i] = Some(last);
+                    lasts[i] = (rng.u8(..8) > 0).then_some(last);
+                    match lasts[i] {
+                        Some(last) => intervals.set(i, Revision(last)),
+                        None => intervals.remove(i),
+                    }
                 }
-                let r = rng.i64(-1..36);
-                let mut found: Vec<usize> = intervals.holding(Revision(r)).collect();
-                found.sort_unstable();
-                let holds = |i: &usize| starts[*i] <= r && lasts[*i].is_some_and(|l| r <= l);
-                let expected: Vec<usize> = (0..count).filter(holds).collect();
-                assert_eq!(found, expected, "{r} in {starts:?} to {lasts:?}");
+                let from = rng.i64(-1..36);
+                let to = from + rng.i64(..4);
+                let found: Vec<usize> = intervals.meeting(Revision(from), Revision(to)).collect();
+                let meets = |i: &usize| starts[*i] <= to && lasts[*i].is_some_and(|l| from <= l);
+                let mut expected: Vec<usize> = (0..count).filter(meets).collect();
+                expected.sort_by_key(|&i| std::cmp::Reverse((starts[i], i)));
+                assert_eq!(found, expected, "{from} to {to} in {starts:?} to {lasts:?}");
             }
         }
     }

@@ -3,9 +3,10 @@
 //! Fingerprints go to the temporary directory, not into memory. Called by `ops::scan` and `ops::gc`.
 
 use crate::backup::chain::KnownBases;
-use crate::backup::survey::{Comparison, Continuity, FingerprintFiles, Survey, Surveyor};
+use crate::backup::survey::{Comparison, Continuity, FingerprintFiles, Held, Survey, Surveyor};
 use crate::backup::timeline::Evidence;
 use crate::backup::{Catalog, Kind};
+use crate::base::cancel::Cancel;
 use crate::base::lock;
 use crate::bolt::Database;
 use crate::error::{Error, Result};
@@ -13,7 +14,7 @@ use crate::mvcc::Revision;
 use crate::ops::Context;
 use crate::ops::fold::open::{DatabaseFile, SnapshotReader};
 use crate::ops::parallel::find_first;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Mutex;
 
 /// The results of reading snapshots, by their index in the catalog.
@@ -24,8 +25,9 @@ pub struct Contents {
     pub surveys: BTreeMap<usize, Survey>,
     /// The errors of snapshots that could not be read.
     pub unreadable: BTreeMap<usize, Error>,
-    /// For each doubtful snapshot, the comparisons with doubtful snapshots before it.
-    compared: HashMap<usize, Vec<(usize, Comparison)>>,
+    /// Only these are compared, so that the timelines do not depend on the depth of the scan.
+    doubtful: HashSet<usize>,
+    cancel: Cancel,
 }
 
 impl Contents {
@@ -41,10 +43,7 @@ impl Contents {
     /// # Errors
     /// `Io`.
     pub fn disagreement(&self, a: usize, b: usize) -> Result<Option<Revision>> {
-        let Some((fingerprints, a, b)) = self.pair(a, b) else {
-            return Ok(None);
-        };
-        Ok(fingerprints.compare(a, b)?.conflict)
+        Ok(self.compare(a, b)?.conflict)
     }
 
     fn pair(&self, a: usize, b: usize) -> Option<(&FingerprintFiles, &Survey, &Survey)> {
@@ -54,11 +53,21 @@ impl Contents {
 }
 
 impl Evidence for Contents {
-    fn compared(&self, snapshot: usize) -> Vec<(usize, Comparison)> {
-        self.compared.get(&snapshot).cloned().unwrap_or_default()
+    fn held(&self, snapshot: usize) -> Option<Held> {
+        let survey = self.surveys.get(&snapshot)?;
+        self.doubtful.contains(&snapshot).then(|| survey.held())
+    }
+
+    fn compare(&self, a: usize, b: usize) -> Result<Comparison> {
+        self.cancel.check()?;
+        match self.pair(a, b) {
+            Some((fingerprints, a, b)) => fingerprints.compare(a, b),
+            None => Ok(Comparison::default()),
+        }
     }
 
     fn continuity(&self, before: usize, until: Revision, after: usize) -> Result<Continuity> {
+        self.cancel.check()?;
         match self.pair(before, after) {
             Some((fingerprints, before, after)) => fingerprints.continuity(before, until, after),
             None => Ok(Continuity::Unknown),
@@ -87,8 +96,7 @@ impl Evidence for Contents {
     }
 }
 
-/// Reads the snapshots in `to_read`, and compares the doubtful ones with each other. Calls `check_full` for
-/// every full. Errors for which `is_damage` is true are put into [`Contents::unreadable`].
+/// Reads the snapshots in `to_read`. Calls `check_full` for every full. Errors for which `is_damage` is true are put into [`Contents::unreadable`].
 ///
 /// # Errors
 /// All other errors: those of the store; `Io`, `NoSpace`.
@@ -100,7 +108,11 @@ pub(super) fn read_contents(
     is_damage: impl Fn(&Error) -> bool + Sync,
     check_full: impl Fn(&Database<DatabaseFile>) -> Result<()> + Sync,
 ) -> Result<Contents> {
-    let mut contents = Contents::default();
+    let mut contents = Contents {
+        doubtful: doubtful.iter().copied().collect(),
+        cancel: ctx.store.cancel().clone(),
+        ..Contents::default()
+    };
     if to_read.is_empty() {
         return Ok(contents);
     }
@@ -125,13 +137,6 @@ pub(super) fn read_contents(
             }
             Ok(None::<()>)
         })?;
-    }
-    // Only doubtful snapshots are compared, so that the timelines do not depend on the depth of the scan.
-    let read = |&i: &usize| Some((i, contents.surveys.get(&i)?));
-    let (indexes, surveys): (Vec<usize>, Vec<&Survey>) = doubtful.iter().filter_map(read).unzip();
-    for (&i, with) in indexes.iter().zip(fingerprints.compare_all(&surveys)?) {
-        let with = with.into_iter().map(|(other, c)| (indexes[other], c));
-        contents.compared.insert(i, with.collect());
     }
     contents.fingerprints = Some(fingerprints);
     Ok(contents)

@@ -122,7 +122,7 @@ pub struct ListedSnapshot {
 }
 
 /// The reasons of problems that are not errors of `compact`.
-const PROBLEMS: [&str; 7] = [
+const PROBLEMS: [&str; 8] = [
     "ForeignObject",
     "IdentityUnreadable",
     "RecordUnreadable",
@@ -130,6 +130,7 @@ const PROBLEMS: [&str; 7] = [
     "TagsNotRead",
     "TagsUnreadable",
     "TimelinesUnverified",
+    "TooManyTimelines",
 ];
 
 /// A problem or a remark.
@@ -141,7 +142,7 @@ pub struct Problem {
     /// history forked: use --deep), `RevisionPastName` (a full holds later revisions than its name says;
     /// harmless), `TagsNotRead` (the tags of more than 64 snapshots were not read: use --all-tags),
     /// `TagsUnreadable` (the store does not permit to read tags, so excluded snapshots are not recognized),
-    /// or the reason with which `compact` would fail, see exit-codes.md.
+    /// `TooManyTimelines` (more than 100 histories contradict each other: these snapshots are on no timeline), or the reason with which `compact` would fail, see exit-codes.md.
     #[schemars(extend("enum" = reasons_and(&PROBLEMS)))]
     pub reason: &'static str,
     /// Human-readable text. It may change.
@@ -331,6 +332,14 @@ pub(super) fn listing_problems(
     if !foreign.is_empty() {
         let message = "the names of these objects are not those of snapshots: they are left alone";
         problems.push(Problem::new("ForeignObject", message, foreign.clone()));
+    }
+    if let Some(message) = scan.timelines.warning() {
+        let left_out = scan.timelines.left_out.iter().map(|&i| path(scan, i));
+        problems.push(Problem::new(
+            "TooManyTimelines",
+            message,
+            left_out.collect(),
+        ));
     }
     if ctx.store.hides_tags() {
         let problem = Problem::new("TagsUnreadable", TAGS_UNREADABLE, Vec::new());

@@ -1,8 +1,9 @@
 //! Histories that fork: a restore to an older revision, or two clusters on one prefix.
 
 use crate::support::expected;
-use crate::support::made_backups::{BASE, Bucket, LAST, alter, revision};
+use crate::support::made_backups::{BASE, Bucket, LAST, T0, alter, revision};
 use serde_json::Value;
+use std::collections::BTreeSet;
 
 /// Returns the hash of the fixture's own history, compacted at its end.
 fn own_hash() -> u64 {
@@ -308,4 +309,43 @@ fn a_late_full_of_the_old_branch_is_no_base_of_the_new_one() {
         "{result}"
     );
     assert_eq!(b.compact(&["--timeline", "main"])["revision"], 1499);
+}
+
+/// Whoever can write may forge a history with each small delta. At most 100 are told apart, so time and memory
+/// grow only in proportion.
+#[test]
+fn a_writer_of_contradicting_deltas_stops_no_restore_and_makes_gc_remove_nothing() {
+    let b = with_old_branch();
+    for i in 0..150 {
+        let forged = alter(b.events(1499, 1501), format!("forged {i}").as_bytes());
+        b.delta_of(1499, 1501, 20 + i, &forged);
+    }
+    let names = b.names();
+    let (code, list, stderr) = b.run("list", &["--deep"]);
+    assert_eq!(code, 0, "{stderr}");
+    let snapshots = list["snapshots"].as_array().unwrap().iter();
+    let ids: BTreeSet<&str> = snapshots.filter_map(|s| s["timeline"].as_str()).collect();
+    assert_eq!(ids.len(), 100);
+    let problems = list["problems"].as_array().unwrap();
+    let problem = problems.iter().find(|p| p["reason"] == "TooManyTimelines");
+    let left_out = problem.unwrap()["snapshots"].as_array().unwrap();
+    // The main timeline and the newest forged ones are told apart.
+    assert_eq!(left_out.len(), 150 - 99);
+    let newest = format!("v2/Incr-00001499-00001501-{}.gz", T0 + 20 + 51);
+    assert!(left_out.iter().all(|path| path.as_str() < Some(&newest)));
+
+    let all = [
+        "--policy",
+        "limit",
+        "--limit",
+        "1",
+        "--restorable-window",
+        "0s",
+        "--apply",
+    ];
+    let (code, result, stderr) = b.run("gc", &[&all[..], &["--allow-shrink"]].concat());
+    assert_eq!(code, 0, "{result:#} {stderr}");
+    assert_eq!(b.names(), names);
+    let restored = b.compact(&["--timeline", "main"]);
+    assert_eq!(restored["hash_kv"], own_hash());
 }

@@ -30,13 +30,6 @@ fn record(store: &TempDir, level: &str) -> Value {
     serde_json::from_slice(&fs::read(record_path(store, level)).unwrap()).unwrap()
 }
 
-/// Sets the time of a record.
-fn set_time(store: &TempDir, level: &str, time: &str) {
-    let mut changed = record(store, level);
-    changed["time"] = time.into();
-    fs::write(record_path(store, level), changed.to_string()).unwrap();
-}
-
 #[test]
 fn each_level_has_one_record_which_the_next_run_replaces() {
     let store = copy_fixture("kubernetes");
@@ -169,14 +162,14 @@ fn whatever_stands_where_a_record_should_be_is_ignored_and_named() {
             "{what}"
         );
     }
-    // One from the future is shown and does not count.
+    // One from the future counts as now.
     fs::write(
         record_path(&store, "fold"),
         good.replace(&year, "\"time\": \"2999-"),
     )
     .unwrap();
     let (code, outcome, _) = run("status", store.path(), &long);
-    assert_eq!((code, &outcome["reason"]), (75, &"NotVerified".into()));
+    assert_eq!(code, 0, "{outcome:#}");
     assert!(outcome["verifications"][0]["age_seconds"].as_f64() < Some(0.0));
 
     // What is no file neither hangs nor fails anything.
@@ -188,6 +181,7 @@ fn whatever_stands_where_a_record_should_be_is_ignored_and_named() {
     assert!(made.success());
     fs::create_dir(record_path(&store, "names")).unwrap();
     symlink("/etc/passwd", record_path(&store, "cluster")).unwrap();
+    fs::remove_file(record_path(&store, "fold")).unwrap();
     let (code, outcome, stderr) = run("status", store.path(), &long);
     assert_eq!(code, 75, "{outcome:#} {stderr}");
     assert!(!outcome.to_string().contains("root:"), "{outcome:#}");
@@ -210,41 +204,4 @@ fn records_disturb_no_other_command() {
     assert_eq!(code, 0, "{collected:#}");
     assert!(!collected.to_string().contains(FOLDER), "{collected:#}");
     assert_eq!(fs::read(record_path(&store, "fold")).unwrap(), before);
-}
-
-fn copy(from: &TempDir, to: &TempDir, args: &[&str]) {
-    let mut c = deltafold();
-    c.args(["copy", "--output", "json", "--from"])
-        .arg(from.path());
-    let (code, outcome, stderr) = run_json(c.arg("--to").arg(to.path()).args(args));
-    assert_eq!((code, &outcome["warnings"]), (0, &json!([])), "{stderr}");
-}
-
-#[test]
-fn a_copy_takes_records_along_and_leaves_newer_ones() {
-    let store = copy_fixture("kubernetes");
-    let target = scratch::folder().unwrap();
-    for level in ["names", "fold"] {
-        assert_eq!(run("verify", store.path(), &["--level", level]).0, 0);
-    }
-    copy(&store, &target, &["--dry-run"]);
-    assert!(!target.path().join(FOLDER).exists());
-    copy(&store, &target, &[]);
-    for level in ["names", "fold"] {
-        assert_eq!(record(&target, level), record(&store, level));
-    }
-    // A newer one of the target stays, and one that is no record gives way.
-    set_time(&store, "names", "2026-11-20T10:00:00Z");
-    set_time(&store, "fold", "2026-11-20T10:00:00Z");
-    set_time(&target, "fold", "2026-11-20T10:00:01Z");
-    fs::write(record_path(&target, "names"), "rubbish").unwrap();
-    copy(&store, &target, &[]);
-    assert_eq!(record(&target, "fold")["time"], "2026-11-20T10:00:01Z");
-    assert_eq!(record(&target, "names")["time"], "2026-11-20T10:00:00Z");
-    set_time(&store, "fold", "2026-11-20T10:00:02Z");
-    // What is no record is not carried.
-    fs::write(record_path(&store, "names"), "rubbish").unwrap();
-    copy(&store, &target, &[]);
-    assert_eq!(record(&target, "fold")["time"], "2026-11-20T10:00:02Z");
-    assert_eq!(record(&target, "names")["time"], "2026-11-20T10:00:00Z");
 }

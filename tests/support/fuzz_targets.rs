@@ -8,7 +8,7 @@
 use deltafold::backup::chain::{self, Choice, KnownBases};
 use deltafold::backup::delta::DeltaReader;
 use deltafold::backup::frame::{FrameReader, FrameWriter};
-use deltafold::backup::survey::{Comparison, Continuity};
+use deltafold::backup::survey::{Comparison, Continuity, Held};
 use deltafold::backup::timeline::{self, Evidence, NamesOnly, Timeline, Timelines};
 use deltafold::backup::{Catalog, Compression, Kind, ListedObject, SnapshotName, codec};
 use deltafold::base::ReadAt;
@@ -320,10 +320,17 @@ impl Histories {
 }
 
 impl Evidence for Histories {
-    fn compared(&self, x: usize) -> Vec<(usize, Comparison)> {
-        (0..x)
-            .map(|other| (other, self.compare(other, x)))
-            .collect()
+    fn held(&self, x: usize) -> Option<Held> {
+        let (_, first, last) = self.told[x];
+        let (first, last) = (Revision(first), Revision(last));
+        Some(Held {
+            first,
+            complete_from: first,
+            last,
+        })
+    }
+    fn compare(&self, a: usize, b: usize) -> Result<Comparison> {
+        Ok(Histories::compare(self, a, b))
     }
     fn continuity(&self, before: usize, until: Revision, after: usize) -> Result<Continuity> {
         let (x, y) = (self.told[before].0, self.told[after].0);

@@ -149,7 +149,8 @@ impl<'a> Decider<'a> {
         let Facts {
             catalog, doubtful, ..
         } = *self.facts;
-        let reason = if self.newest.is_none() {
+        let has_more = !self.facts.timelines.left_out.is_empty();
+        let reason = if self.newest.is_none() || has_more {
             Some(RetentionReason::InterleavedTimelines)
         } else if doubtful.iter().any(|&i| (self.facts.is_unreadable)(i)) {
             Some(RetentionReason::Unreadable)

@@ -10,7 +10,6 @@ mod fingerprints;
 mod tests;
 
 use crate::backup::delta::DeltaReader;
-use crate::backup::intervals::Intervals;
 use crate::base::ReadAt;
 use crate::base::hash::hex;
 use crate::base::temp::TempFile;
@@ -39,12 +38,26 @@ pub struct Survey {
 }
 
 impl Survey {
-    /// The first and the last revision of the snapshot.
-    fn span(&self) -> (Revision, Revision) {
+    /// The revisions that the snapshot holds.
+    pub fn held(&self) -> Held {
         let first = self.stored.blocks.first().copied();
-        let first = first.map_or(self.complete_from, |f| f.min(self.complete_from));
-        (first, self.last)
+        Held {
+            first: first.map_or(self.complete_from, |f| f.min(self.complete_from)),
+            complete_from: self.complete_from,
+            last: self.last,
+        }
     }
+}
+
+/// The revisions that a snapshot holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Held {
+    /// The first one with a change.
+    pub first: Revision,
+    /// From here to `last` the snapshot holds every change; below, only what a compaction left.
+    pub complete_from: Revision,
+    /// The last one.
+    pub last: Revision,
 }
 
 /// The result of comparing two snapshots.
@@ -210,41 +223,6 @@ impl FingerprintFiles {
         compare(&mut self.fingerprints(a), &mut self.fingerprints(b))
     }
 
-    /// Compares all surveys with each other. Returns for each survey the comparisons with those before it in
-    /// `surveys`; pairs that share no change are left out.
-    ///
-    /// # Errors
-    /// `Io`.
-    pub fn compare_all(&self, surveys: &[&Survey]) -> Result<Vec<Vec<(usize, Comparison)>>> {
-        let mut comparisons = vec![Vec::new(); surveys.len()];
-        let mut add = |a: usize, b: usize, compared: Comparison| {
-            if compared != Comparison::default() {
-                comparisons[a.max(b)].push((a.min(b), compared));
-            }
-        };
-        let is_delta = |&i: &usize| surveys[i].base.is_none();
-        let (mut deltas, fulls): (Vec<usize>, Vec<usize>) = (0..surveys.len()).partition(is_delta);
-        deltas.sort_unstable_by_key(|&i| surveys[i].complete_from);
-        for (a, b) in overlapping(surveys, &deltas) {
-            add(a, b, self.compare(surveys[a], surveys[b])?);
-        }
-        for (n, &full) in fulls.iter().enumerate() {
-            let mut fingerprints = self.fingerprints(surveys[full]);
-            // The deltas are in the order of their revisions, so the full is read only once.
-            for &delta in &deltas {
-                if surveys[delta].complete_from > surveys[full].last {
-                    break;
-                }
-                let compared = compare(&mut fingerprints, &mut self.fingerprints(surveys[delta]))?;
-                add(full, delta, compared);
-            }
-            for &other in &fulls[..n] {
-                add(full, other, self.compare(surveys[full], surveys[other])?);
-            }
-        }
-        Ok(comparisons)
-    }
-
     /// Returns whether the events of `after` above `until` follow the state of `before` at `until`, by the
     /// versions of the keys that are in both.
     ///
@@ -308,25 +286,13 @@ impl FingerprintFiles {
     }
 }
 
-/// Returns the pairs of `deltas` that share a revision. `deltas` are in the order of their first revisions.
-fn overlapping(surveys: &[&Survey], deltas: &[usize]) -> Vec<(usize, usize)> {
-    let mut before = Intervals::new(surveys.iter().map(|s| s.complete_from));
-    let mut pairs = Vec::new();
-    for &delta in deltas {
-        let others = before.holding(surveys[delta].complete_from);
-        pairs.extend(others.map(|other| (other, delta)));
-        before.set(delta, surveys[delta].last);
-    }
-    pairs
-}
-
 fn compare(
     left: &mut FingerprintReader<'_>,
     right: &mut FingerprintReader<'_>,
 ) -> Result<Comparison> {
     let mut comparison = Comparison::default();
     let (a, b) = (left.survey, right.survey);
-    let (from, to) = (a.span().0.max(b.span().0), a.span().1.min(b.span().1));
+    let (from, to) = (a.held().first.max(b.held().first), a.last.min(b.last));
     if from > to {
         return Ok(comparison);
     }

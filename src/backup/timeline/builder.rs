@@ -2,13 +2,20 @@
 //!
 //! Called by [`Timelines::build`](super::Timelines::build).
 
-use super::{Evidence, MAIN, Timeline, TimelineMember, divergence, last_of, lower_of};
+use super::{
+    Evidence, MAIN, MOST_TIMELINES, Timeline, TimelineMember, Timelines, divergence, last_of,
+    lower_of,
+};
 use crate::backup::catalog::Catalog;
 use crate::backup::intervals::Intervals;
 use crate::backup::name::Kind;
-use crate::backup::survey::{Comparison, Continuity};
+use crate::backup::survey::{Comparison, Continuity, Held};
 use crate::error::{Error, Result};
 use crate::mvcc::Revision;
+use std::collections::HashMap;
+
+/// The most snapshots of a timeline that a delta is checked against: those that begin last before it.
+const MOST_HOLDERS: usize = 16;
 
 /// How a snapshot goes on a timeline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -52,12 +59,26 @@ pub(super) struct GrowingTimeline {
     /// For each member, the range of revisions that it holds. A delta that begins right after one of them may
     /// follow it.
     pub(super) followed: Intervals,
+    /// For each member that can be compared, the range of its content.
+    held: Intervals,
+}
+
+/// What is known of the snapshot that is being placed and others: timelines share members.
+#[derive(Default)]
+struct Known {
+    comparisons: HashMap<usize, Comparison>,
+    continuities: HashMap<usize, Continuity>,
 }
 
 pub(super) struct Builder<'a> {
     catalog: &'a Catalog,
     evidence: &'a dyn Evidence,
+    /// For each snapshot of the catalog, what [`Evidence::held`] returns.
+    held: Vec<Option<Held>>,
     pub(super) timelines: Vec<GrowingTimeline>,
+    /// Number of forks so far.
+    forks: usize,
+    left_out: Vec<usize>,
 }
 
 impl<'a> Builder<'a> {
@@ -66,6 +87,9 @@ impl<'a> Builder<'a> {
             Kind::Full => s.name.last,
             Kind::Incr => s.name.start,
         });
+        let all = 0..catalog.snapshots.len();
+        let held: Vec<Option<Held>> = all.map(|i| evidence.held(i)).collect();
+        let first = |h: &Option<Held>| h.map_or(Revision(0), |h| h.first);
         let main = GrowingTimeline {
             timeline: Timeline {
                 id: MAIN.to_owned(),
@@ -75,16 +99,24 @@ impl<'a> Builder<'a> {
             last: None,
             activity: None,
             followed: Intervals::new(starts),
+            held: Intervals::new(held.iter().map(first)),
         };
         Builder {
             catalog,
             evidence,
+            held,
             timelines: vec![main],
+            forks: 0,
+            left_out: Vec::new(),
         }
     }
 
-    pub(super) fn finish(self) -> Vec<Timeline> {
-        self.timelines.into_iter().map(|t| t.timeline).collect()
+    pub(super) fn finish(mut self) -> Timelines {
+        self.left_out.sort_unstable();
+        Timelines {
+            all: self.timelines.into_iter().map(|t| t.timeline).collect(),
+            left_out: self.left_out,
+        }
     }
 
     fn last_of(&self, snapshot: usize) -> Revision {
@@ -93,11 +125,11 @@ impl<'a> Builder<'a> {
 
     /// Places the next snapshot: it joins the timeline that it fits best, or forks off it.
     pub(super) fn place(&mut self, snapshot: usize) -> Result<()> {
-        let compared = self.evidence.compared(snapshot);
+        let mut known = Known::default();
         let mut conflicts = Vec::with_capacity(self.timelines.len());
         let mut best = None;
         for t in 0..self.timelines.len() {
-            let (fit, placement) = self.fit(t, snapshot, &compared)?;
+            let (fit, placement) = self.fit(t, snapshot, &mut known)?;
             conflicts.push(match placement {
                 Placement::Fork(r) => Some(r),
                 Placement::Begin => Some(Revision(1)),
@@ -119,7 +151,33 @@ impl<'a> Builder<'a> {
             }
         };
         self.share(chosen, &conflicts, snapshot);
+        if self.timelines.len() > MOST_TIMELINES {
+            self.leave_one_out();
+        }
         Ok(())
+    }
+
+    /// Takes a timeline away: one without a readable full of its own if there is one, and among these the one
+    /// that was written to least recently. The main timeline stays.
+    fn leave_one_out(&mut self) {
+        let is_full = |m: &&TimelineMember| {
+            self.catalog.snapshots[m.snapshot].name.is_full() && self.evidence.was_read(m.snapshot)
+        };
+        let value = |t: &usize| {
+            let own = self.timelines[*t]
+                .timeline
+                .members
+                .iter()
+                .rev()
+                .filter(|m| m.own);
+            let newest = own.clone().next().map(|m| m.snapshot);
+            (own.clone().any(|m| is_full(&m)), newest)
+        };
+        if let Some(t) = (1..self.timelines.len()).min_by_key(value) {
+            let left_out = self.timelines.remove(t).timeline.members.into_iter();
+            self.left_out
+                .extend(left_out.filter(|m| m.own).map(|m| m.snapshot));
+        }
     }
 
     /// Appends a member to timeline `t`.
@@ -138,16 +196,24 @@ impl<'a> Builder<'a> {
             growing.activity = growing.activity.max(Some((created, m.snapshot)));
         }
         growing.followed.set(m.snapshot, last);
+        if let Some(held) = self.held[m.snapshot] {
+            growing.held.set(m.snapshot, held.last.min(m.until));
+        }
     }
 
-    /// Finds the facts about all members of timeline `t` anew, after some were cut or taken away.
-    fn note_all_members(&mut self, t: usize) {
+    /// Cuts the members of timeline `t` for which `is_cut` is true to their revisions below `fork`, and finds
+    /// the facts about its members anew.
+    fn cut_members(&mut self, t: usize, fork: Revision, is_cut: impl Fn(&TimelineMember) -> bool) {
         let growing = &mut self.timelines[t];
         (growing.last, growing.activity) = (None, None);
-        growing.followed.clear();
-        for i in 0..growing.timeline.members.len() {
-            let member = self.timelines[t].timeline.members[i];
-            self.note_member(t, &member);
+        for mut m in std::mem::take(&mut growing.timeline.members) {
+            if is_cut(&m) && !cut_below(self.catalog, self.evidence, &mut m, fork) {
+                let growing = &mut self.timelines[t];
+                growing.followed.remove(m.snapshot);
+                growing.held.remove(m.snapshot);
+            } else {
+                self.push(t, m);
+            }
         }
     }
 
@@ -160,10 +226,7 @@ impl<'a> Builder<'a> {
     /// Lowers the fork of timeline `t`: its own history begins at `fork`, and it shares nothing from there
     /// on.
     fn lower_fork(&mut self, t: usize, fork: Revision) {
-        let (catalog, evidence) = (self.catalog, self.evidence);
-        let members = &mut self.timelines[t].timeline.members;
-        members.retain_mut(|m| m.own || cut_below(catalog, evidence, m, fork));
-        self.note_all_members(t);
+        self.cut_members(t, fork, |m| !m.own);
         let Some(&(number, _)) = self.timelines[t].timeline.lineage.last() else {
             return;
         };
@@ -177,24 +240,10 @@ impl<'a> Builder<'a> {
     }
 
     /// Returns how well a snapshot fits timeline `t`, and how it would go there.
-    fn fit(
-        &self,
-        t: usize,
-        snapshot: usize,
-        compared: &[(usize, Comparison)],
-    ) -> Result<(Fit, Placement)> {
+    fn fit(&self, t: usize, snapshot: usize, known: &mut Known) -> Result<(Fit, Placement)> {
         let growing = &self.timelines[t];
         let timeline = &growing.timeline;
-        // The comparison with the timeline's own members, and with those that it shares.
-        let (mut own, mut shared) = (Comparison::default(), Comparison::default());
-        for &(other, c) in compared {
-            let Some(m) = timeline.member(other) else {
-                continue;
-            };
-            let with = if m.own { &mut own } else { &mut shared };
-            with.conflict = lower_of(with.conflict, c.conflict.filter(|&r| r <= m.until));
-            with.agreed = with.agreed.max(c.agreed.map(|r| r.min(m.until)));
-        }
+        let (own, shared) = self.compare(t, snapshot, known)?;
         // If the snapshot conflicts with the shared history at a revision, and agrees with the timeline's own
         // history there or later, the timeline forked off earlier than was known.
         let forked_at = shared.conflict.filter(|&r| {
@@ -221,7 +270,7 @@ impl<'a> Builder<'a> {
         // With one timeline there is no choice to make.
         let (connected, confirmed) = match self.timelines.len() {
             1 => (true, false),
-            _ => self.follows(t, snapshot)?,
+            _ => self.follows(t, snapshot, known)?,
         };
         let start = self.catalog.snapshots[snapshot].name.start;
         let fit = Fit {
@@ -236,9 +285,44 @@ impl<'a> Builder<'a> {
         Ok((fit, placement))
     }
 
+    /// Compares a snapshot with timeline `t`: with its own members, and with those that it shares.
+    ///
+    /// The members of a timeline do not contradict each other, so of those that hold every change of a range
+    /// only as many are compared as cover it.
+    fn compare(
+        &self,
+        t: usize,
+        snapshot: usize,
+        known: &mut Known,
+    ) -> Result<(Comparison, Comparison)> {
+        let mut compared = (Comparison::default(), Comparison::default());
+        let Some(held) = self.held[snapshot] else {
+            return Ok(compared);
+        };
+        let growing = &self.timelines[t];
+        let (mut own, mut shared) = (Vec::new(), Vec::new());
+        for other in growing.held.meeting(held.first, held.last) {
+            if let (Some(m), Some(h)) = (growing.timeline.member(other), self.held[other]) {
+                if m.own { &mut own } else { &mut shared }.push((h, m));
+            }
+        }
+        for (result, members) in [(&mut compared.0, own), (&mut compared.1, shared)] {
+            for m in cover(held, members) {
+                let c = match known.comparisons.get(&m.snapshot) {
+                    Some(&c) => c,
+                    None => self.evidence.compare(m.snapshot, snapshot)?,
+                };
+                known.comparisons.insert(m.snapshot, c);
+                result.conflict = lower_of(result.conflict, c.conflict.filter(|&r| r <= m.until));
+                result.agreed = result.agreed.max(c.agreed.map(|r| r.min(m.until)));
+            }
+        }
+        Ok(compared)
+    }
+
     /// Returns two facts: whether a delta may follow timeline `t`, which holds the revision before it and
     /// does not contradict it; and whether the versions of keys show that it follows. A full always may.
-    fn follows(&self, t: usize, snapshot: usize) -> Result<(bool, bool)> {
+    fn follows(&self, t: usize, snapshot: usize, known: &mut Known) -> Result<(bool, bool)> {
         let name = &self.catalog.snapshots[snapshot].name;
         if name.is_full() {
             return Ok((true, false));
@@ -248,12 +332,17 @@ impl<'a> Builder<'a> {
         if !self.evidence.was_read(snapshot) {
             return Ok((holders.next().is_some(), false));
         }
-        let mut holders: Vec<usize> = holders.collect();
+        let mut holders: Vec<usize> = holders.take(MOST_HOLDERS).collect();
         holders.sort_unstable();
         let (mut connected, mut confirmed) = (false, false);
         // The newest holders first: these decide most often.
         for &holder in holders.iter().rev() {
-            match self.evidence.continuity(holder, before, snapshot)? {
+            let continuity = match known.continuities.get(&holder) {
+                Some(&continuity) => continuity,
+                None => self.evidence.continuity(holder, before, snapshot)?,
+            };
+            known.continuities.insert(holder, continuity);
+            match continuity {
                 Continuity::Contradicted => return Ok((false, confirmed)),
                 Continuity::Confirmed => (connected, confirmed) = (true, true),
                 Continuity::Unknown => connected = true,
@@ -302,44 +391,74 @@ impl<'a> Builder<'a> {
         snapshot: usize,
     ) -> Result<usize> {
         let parent = &self.timelines[parent];
-        let mut members = parent.timeline.members.clone();
-        members.retain_mut(|m| {
-            m.own = false;
-            cut_below(self.catalog, self.evidence, m, fork)
-        });
-        members.push(TimelineMember::own(snapshot, true));
+        let members = parent.timeline.members.iter();
+        let members = members.map(|m| TimelineMember { own: false, ..*m });
         let mut lineage = parent.timeline.lineage.clone();
-        lineage.retain(|f| f.1 <= fork);
-        lineage.push((self.timelines.len(), fork));
-        let mut id = format!(
+        // Of a parent that forked off there or later, nothing of its own is shared.
+        lineage.retain(|f| f.1 < fork);
+        self.forks += 1;
+        lineage.push((self.forks, fork));
+        let first_id = format!(
             "r{named_at}-{}",
             self.evidence.fingerprint(snapshot, named_at)?
         );
         // Two timelines may have the same fingerprint there and differ elsewhere.
-        let numbered = format!("{id}-");
-        let ids = self.timelines.iter().map(|t| &t.timeline.id);
-        match ids
-            .filter(|i| **i == id || i.starts_with(&numbered))
-            .count()
-        {
-            0 => {}
-            n => id = format!("{numbered}{}", n + 1),
+        let mut id = first_id.clone();
+        let mut n = 1;
+        while self.timelines.iter().any(|t| t.timeline.id == id) {
+            n += 1;
+            id = format!("{first_id}-{n}");
         }
         let new = GrowingTimeline {
             timeline: Timeline {
                 id,
-                members,
+                members: members.collect(),
                 lineage,
             },
             last: None,
             activity: None,
             followed: parent.followed.clone(),
+            held: parent.held.clone(),
         };
         let t = self.timelines.len();
         self.timelines.push(new);
-        self.note_all_members(t);
+        self.cut_members(t, fork, |_| true);
+        self.push(t, TimelineMember::own(snapshot, true));
         Ok(t)
     }
+}
+
+/// Returns the members to compare with a snapshot: few that cover its revisions, each reaching farthest, and
+/// every one of which a compaction left only a part there.
+fn cover(snapshot: Held, members: Vec<(Held, &TimelineMember)>) -> Vec<&TimelineMember> {
+    let (whole, mut chosen): (Vec<_>, Vec<_>) = members
+        .into_iter()
+        .partition(|(h, _)| h.first == h.complete_from || h.complete_from <= snapshot.first);
+    let mut whole: Vec<_> = whole
+        .into_iter()
+        .map(|(h, m)| (h.first, h.last.min(m.until), m))
+        .collect();
+    whole.sort_unstable_by_key(|&(first, ..)| first);
+    let mut chosen: Vec<&TimelineMember> = chosen.drain(..).map(|(_, m)| m).collect();
+    let mut whole = whole.into_iter().peekable();
+    let (mut at, mut farthest) = (snapshot.first, None);
+    while at <= snapshot.last {
+        while let Some(next) = whole.next_if(|w| w.0 <= at) {
+            let reaches = (next.1, next.2.snapshot);
+            if farthest.is_none_or(|(f, _)| f < reaches) {
+                farthest = Some((reaches, next.2));
+            }
+        }
+        match (farthest, whole.peek()) {
+            (Some(((last, _), m)), _) if last >= at => {
+                chosen.push(m);
+                at = last.next();
+            }
+            (_, Some(next)) => at = next.0,
+            (_, None) => break,
+        }
+    }
+    chosen
 }
 
 /// Cuts a member to its revisions below `fork`. Returns false if it has none there.

@@ -14,26 +14,35 @@ mod tests;
 
 use crate::backup::catalog::Catalog;
 use crate::backup::name::Kind;
-use crate::backup::survey::{Comparison, Continuity};
+use crate::backup::survey::{Comparison, Continuity, Held};
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::Revision;
 use builder::Builder;
 
 /// The ID of the timeline of the oldest snapshot.
 pub const MAIN: &str = "main";
+/// The most timelines that are told apart. A writer of the store can forge a history with a few bytes, and each
+/// one costs time and memory for every snapshot.
+pub const MOST_TIMELINES: usize = 100;
 
 /// What the contents of snapshots show. Snapshots are given by their index in the catalog. Of a snapshot that
 /// was not read, nothing is known.
 pub trait Evidence {
-    /// Compares a snapshot with those before it in the catalog. Returns an entry for each of these that was
-    /// read and shares a revision with it.
-    fn compared(&self, _snapshot: usize) -> Vec<(usize, Comparison)> {
-        Vec::new()
+    /// Returns the revisions that a snapshot holds, if it can be compared with others.
+    fn held(&self, _snapshot: usize) -> Option<Held> {
+        None
+    }
+    /// Compares two snapshots that can be compared.
+    ///
+    /// # Errors
+    /// `Io`, `Terminated`.
+    fn compare(&self, _a: usize, _b: usize) -> Result<Comparison> {
+        Ok(Comparison::default())
     }
     /// Returns whether the events of `after` follow the state that `before` has at `until`.
     ///
     /// # Errors
-    /// `Io`.
+    /// `Io`, `Terminated`.
     fn continuity(&self, _before: usize, _until: Revision, _after: usize) -> Result<Continuity> {
         Ok(Continuity::Unknown)
     }
@@ -200,8 +209,11 @@ pub fn doubtful(catalog: &Catalog) -> Vec<usize> {
 /// All timelines of a prefix.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Timelines {
-    /// The timelines, in order of their first own snapshot.
+    /// The timelines, in order of their first own snapshot; at most [`MOST_TIMELINES`]. Of more, those with a
+    /// readable full of their own are here first, and then those with the newest snapshots.
     pub all: Vec<Timeline>,
+    /// The own snapshots of timelines beyond that number. They are on no timeline.
+    pub left_out: Vec<usize>,
 }
 
 impl Timelines {
@@ -216,8 +228,17 @@ impl Timelines {
                 builder.place(snapshot)?;
             }
         }
-        let all = builder.finish();
-        Ok(Timelines { all })
+        Ok(builder.finish())
+    }
+
+    /// Returns a warning if there are more timelines than can be told apart.
+    pub fn warning(&self) -> Option<String> {
+        (!self.left_out.is_empty()).then(|| {
+            format!(
+                "more than {MOST_TIMELINES} histories contradict each other, so {} snapshots are on no timeline: somebody may write forged snapshots to this store",
+                self.left_out.len()
+            )
+        })
     }
 
     /// Returns the timeline with this ID.

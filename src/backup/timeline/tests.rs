@@ -123,9 +123,17 @@ impl LetterBackup {
 }
 
 impl Evidence for LetterBackup {
-    fn compared(&self, x: usize) -> Vec<(usize, Comparison)> {
-        let read = (0..x).filter(|&i| self.was_read(i) && self.was_read(x));
-        read.map(|other| (other, self.compare(other, x))).collect()
+    fn held(&self, x: usize) -> Option<Held> {
+        let revisions = self.content[x].keys().map(|&r| Revision(r));
+        let (first, last) = (revisions.clone().min()?, revisions.max()?);
+        self.was_read(x).then_some(Held {
+            first,
+            complete_from: first,
+            last,
+        })
+    }
+    fn compare(&self, a: usize, b: usize) -> Result<Comparison> {
+        Ok(LetterBackup::compare(self, a, b))
     }
     fn continuity(&self, before: usize, _: Revision, after: usize) -> Result<Continuity> {
         self.continuity_calls.update(|n| n + 1);

@@ -105,6 +105,9 @@ fn warn_about_scan(ctx: &Context, scan: &Scan, warnings: &mut Vec<String>) {
     if let Some(message) = scan.untrusted_warning() {
         warn(warnings, message);
     }
+    if let Some(message) = scan.timelines.warning() {
+        warn(warnings, message);
+    }
     for (&i, e) in &scan.contents.unreadable {
         let message = format!("{} is ignored: {e}", catalog.snapshots[i].path);
         warn(warnings, message);

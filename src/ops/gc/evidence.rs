@@ -3,7 +3,7 @@
 //! Reads nothing itself. Called by `ops::gc::plan`.
 
 use crate::backup::Catalog;
-use crate::backup::survey::{Comparison, Continuity};
+use crate::backup::survey::{Comparison, Continuity, Held};
 use crate::backup::timeline::Evidence;
 use crate::error::{Error, Result};
 use crate::mvcc::Revision;
@@ -21,8 +21,6 @@ pub(super) struct EarlierEvidence<'a> {
     contents: Option<&'a Contents>,
     /// Indexes in `contents`, by the index in the current catalog.
     earlier: HashMap<usize, usize>,
-    /// Indexes in the current catalog, by the index in `contents`.
-    current: HashMap<usize, usize>,
 }
 
 impl<'a> EarlierEvidence<'a> {
@@ -32,19 +30,17 @@ impl<'a> EarlierEvidence<'a> {
         catalog: &Catalog,
         doubtful: &[usize],
     ) -> Self {
-        let (mut earlier, mut current) = (HashMap::new(), HashMap::new());
+        let mut earlier = HashMap::new();
         if let Some(read) = &read {
             for &i in doubtful {
                 if let Some(&index) = read.paths.get(&catalog.snapshots[i].path) {
                     earlier.insert(i, index);
-                    current.insert(index, i);
                 }
             }
         }
         EarlierEvidence {
             contents: read.map(|r| r.contents),
             earlier,
-            current,
         }
     }
 
@@ -60,14 +56,16 @@ impl<'a> EarlierEvidence<'a> {
 }
 
 impl Evidence for EarlierEvidence<'_> {
-    fn compared(&self, snapshot: usize) -> Vec<(usize, Comparison)> {
-        let Some((contents, index)) = self.find(snapshot) else {
-            return Vec::new();
-        };
-        let comparisons = contents.compared(index).into_iter();
-        comparisons
-            .filter_map(|(other, c)| Some((*self.current.get(&other)?, c)))
-            .collect()
+    fn held(&self, snapshot: usize) -> Option<Held> {
+        let (contents, i) = self.find(snapshot)?;
+        contents.held(i)
+    }
+
+    fn compare(&self, a: usize, b: usize) -> Result<Comparison> {
+        match (self.find(a), self.find(b)) {
+            (Some((contents, a)), Some((_, b))) => contents.compare(a, b),
+            _ => Ok(Comparison::default()),
+        }
     }
 
     fn continuity(&self, before: usize, until: Revision, after: usize) -> Result<Continuity> {

@@ -293,6 +293,7 @@ impl<'a> Planner<'a> {
             reasons: why,
             rests_on,
         } = decide(&facts, &self.options.retention);
+        doubts.extend(timelines.warning());
         if let Err(e) = timelines.newest(&counted) {
             doubts.insert(0, e.to_string());
         }

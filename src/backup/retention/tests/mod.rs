@@ -7,7 +7,7 @@ mod random_backup;
 use super::periods::{month, oldest_period_start, week};
 use super::*;
 use crate::backup::catalog::{ListedObject, Snapshot};
-use crate::backup::survey::{Comparison, Continuity};
+use crate::backup::survey::{Comparison, Continuity, Held};
 use crate::backup::timeline::Evidence;
 use crate::error::Result;
 use crate::mvcc::Revision;
@@ -153,14 +153,11 @@ impl ReadDoubtful<'_> {
 }
 
 impl Evidence for ReadDoubtful<'_> {
-    fn compared(&self, x: usize) -> Vec<(usize, Comparison)> {
-        if !self.has_read(x) {
-            return Vec::new();
-        }
-        let before = (0..x).filter(|&other| self.has_read(other));
-        before
-            .map(|other| (other, self.backup.compare(other, x)))
-            .collect()
+    fn held(&self, x: usize) -> Option<Held> {
+        self.backup.held(x).filter(|_| self.has_read(x))
+    }
+    fn compare(&self, a: usize, b: usize) -> Result<Comparison> {
+        Evidence::compare(self.backup, a, b)
     }
     fn continuity(&self, before: usize, until: Revision, after: usize) -> Result<Continuity> {
         match self.has_read(before) && self.has_read(after) {

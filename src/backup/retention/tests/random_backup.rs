@@ -1,7 +1,7 @@
 //! Random backups with known histories, and a plain search for what they can restore.
 
 use crate::backup::catalog::{Catalog, ListedObject};
-use crate::backup::survey::{Comparison, Continuity};
+use crate::backup::survey::{Comparison, Continuity, Held};
 use crate::backup::timeline::Evidence;
 use crate::error::Result;
 use crate::mvcc::Revision;
@@ -226,10 +226,17 @@ impl RandomBackup {
 /// The evidence of contents that were all read: a full holds every revision up to its last, a delta those of
 /// its name.
 impl Evidence for RandomBackup {
-    fn compared(&self, x: usize) -> Vec<(usize, Comparison)> {
-        (0..x)
-            .map(|other| (other, self.compare(other, x)))
-            .collect()
+    fn held(&self, x: usize) -> Option<Held> {
+        let name = &self.catalog.snapshots[x].name;
+        let first = name.start.max(Revision(1));
+        Some(Held {
+            first,
+            complete_from: first,
+            last: name.last,
+        })
+    }
+    fn compare(&self, a: usize, b: usize) -> Result<Comparison> {
+        Ok(RandomBackup::compare(self, a, b))
     }
     fn continuity(&self, before: usize, until: Revision, after: usize) -> Result<Continuity> {
         let (x, y) = (self.branch[before], self.branch[after]);

@@ -22,7 +22,7 @@ pub enum Severity {
 }
 
 /// The reasons of notes. Errors have the reasons of exit-codes.md.
-const NOTES: [&str; 13] = [
+const NOTES: [&str; 14] = [
     "DrillSkipped",
     "Excluded",
     "ForeignObject",
@@ -36,6 +36,7 @@ const NOTES: [&str; 13] = [
     "TagsNotRead",
     "TagsUnreadable",
     "TimelinesUnverified",
+    "TooManyTimelines",
 ];
 
 /// One finding.
@@ -52,7 +53,8 @@ pub struct Finding {
     /// more than its name says; harmless), `RevisionsNotCovered` (no deltas lead up to a full), `TagsNotRead`
     /// (the tags of more than 64 snapshots: use --all-tags), `TagsUnreadable` (the store does not say which
     /// snapshots are excluded by a tag), `TimelinesUnverified` (only the contents show whether the history
-    /// forked).
+    /// forked), `TooManyTimelines` (more than 100 histories contradict each other, so these snapshots were not
+    /// verified).
     #[schemars(extend("enum" = reasons_and(&NOTES)))]
     pub reason: &'static str,
     /// The ID of the timeline; null if the finding is about none, or about several.
