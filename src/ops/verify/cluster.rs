@@ -131,7 +131,7 @@ pub fn choose_revision(
         None if saved > live => Ok((
             live,
             Some(format!(
-                "the cluster is at revision {live}, behind the backup's {saved}, and was compared there, which is not recorded; it may have been restored"
+                "the cluster is at revision {live}, behind the backup's {saved}, and was compared there; it may have been restored"
             )),
         )),
         None => Ok((saved, None)),
@@ -164,7 +164,7 @@ struct Comparison<'a> {
     connector: &'a Connector,
     options: &'a Options,
     clock: ReportBuilder,
-    /// Whether the result is recorded: it must be about this backup's cluster and the whole newest chain.
+    /// Whether the result is recorded: it must be about this backup's cluster and the newest chain.
     records: bool,
 }
 
@@ -210,7 +210,7 @@ impl Comparison<'_> {
         if let Some(flag) = bound.filter(|_| self.records) {
             self.clock.warn(record::not_recorded(flag));
         }
-        self.records &= bound.is_none() && revision == saved;
+        self.records &= bound.is_none();
         tracing::info!(
             revision = revision.0,
             saved = saved.0,
@@ -258,6 +258,8 @@ impl Comparison<'_> {
         let Some(Ok(first)) = folded.remove(&compact) else {
             return Err(Error::internal("a member was compared without a fold"));
         };
+        // A cluster that is behind the backup has not confirmed the whole newest chain.
+        self.records &= revision == saved;
         let recorded = self.record(&timeline.id, revision, Some(first.hash), None);
         Ok(self.clock.report(Outcome {
             status: Status::Equal,
