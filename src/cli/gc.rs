@@ -7,9 +7,10 @@ use super::terminal::Style;
 use super::text::Text;
 use super::{Ended, Output, StoreArgs, print_report, size};
 use crate::backup::retention::Periods;
+use crate::base::Cancel;
+use crate::base::duration::{self, parse_above_zero};
 use crate::base::flag_values::yes_or_no;
 use crate::base::plural::count;
-use crate::base::{Cancel, duration};
 use crate::error::{Reason, Result};
 use crate::ops::gc::{
     DEFAULT_LIMIT, Decision, Object, Options, Outcome, PolicyName, RemovalStatus, Rules, Status,
@@ -20,6 +21,7 @@ use crate::ops::restorable::Restorable;
 use chrono::TimeDelta;
 use clap::Args;
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 const POLICY_HELP: &str = "\
 Retention policy: which fulls to keep
@@ -31,7 +33,7 @@ DELTAFOLD_POLICY also sets --policy of `deltafold task`, where it is the name of
 /// Without --apply, gc only shows which objects it would remove, and why. It always keeps the newest chain of
 /// the newest timeline, pinned chains, what --restorable-window needs, and snapshots for which it is unclear to
 /// which timeline they belong. Before gc removes snapshots because a newer full has superseded them, it reads
-/// that full completely, once. What gc deletes does not come back, unless the bucket keeps versions. Objects
+/// that full completely. What gc deletes does not come back, unless the bucket keeps versions. Objects
 /// under object lock stay and are reported.
 #[derive(Debug, Args)]
 // The controller's policies share this option. Their documentation has no environment variables.
@@ -47,7 +49,7 @@ Examples:
       deltafold gc --store /backups/etcd-main --policy exponential --output json |
           jq -r '.objects[] | select(.decision != \"Keep\") | [.path, .explanation] | @tsv'
 
-Exit codes: 0 on success, 75 if not all objects could be removed or another gc is running. \
+Exit codes: 0 on success, 75 if not all objects could be removed, time was too short to remove any, or another gc is running. \
 docs/exit-codes.md lists all others.")]
 pub(super) struct GcArgs {
     #[command(flatten)]
@@ -58,6 +60,9 @@ pub(super) struct GcArgs {
     /// longer exist
     #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = staging_age)]
     staging_age: TimeDelta,
+    /// Read no further full after this time: what rests on the others is removed by the next run
+    #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = parse_above_zero)]
+    timeout: Duration,
     /// Remove snapshots even if the newest revision that can be restored becomes lower, or more than half of the
     /// fulls go
     #[arg(long, value_parser = yes_or_no)]
@@ -94,6 +99,7 @@ impl GcArgs {
             staging_age: self.staging_age,
             apply: self.apply,
             allow_shrink: self.allow_shrink,
+            timeout: self.timeout,
             look_again: Options::LOOK_AGAIN,
         })
     }

@@ -77,6 +77,7 @@ fn options() -> Options {
         staging_age: TimeDelta::hours(24),
         apply: true,
         allow_shrink: true,
+        timeout: Duration::from_secs(3600),
         look_again: Duration::ZERO,
     }
 }

@@ -612,6 +612,7 @@ fn options(rng: &mut Rng, window: Option<i64>) -> Options {
         staging_age: TimeDelta::hours(24),
         apply: true,
         allow_shrink: true,
+        timeout: Duration::from_secs(3600),
         look_again: Duration::ZERO,
     }
 }

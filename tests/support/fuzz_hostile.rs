@@ -431,6 +431,7 @@ fn collect(ctx: &Context, apply: bool) -> Result<()> {
         staging_age: TimeDelta::hours(24),
         apply,
         allow_shrink: true,
+        timeout: Duration::from_secs(3600),
         look_again: ops::gc::Options::LOOK_AGAIN,
     };
     ops::gc::run(ctx, &options).map(|_| ())

@@ -108,7 +108,9 @@ impl RetentionReason {
             Self::Damaged => {
                 "its content is damaged or does not match its name: it is kept but not counted"
             }
-            Self::NotRead => "its content was not read yet: it is not counted until a later run",
+            Self::NotRead => {
+                "there was no time or space to read its content: it is not counted until a later run"
+            }
             Self::BeyondPolicy => "a full that the policy does not keep",
             Self::Superseded => "a newer full has superseded this delta",
             Self::NoBase => "no kept full leads to this delta",

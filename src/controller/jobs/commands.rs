@@ -7,6 +7,7 @@ use super::super::api::{
 };
 use super::pod::{CopySide, PodBuilder};
 use super::{DEFAULT_USER, Settings, duration, time_zone};
+use crate::base::Span;
 use crate::ops::maintain::Upkeep;
 use crate::ops::verify::store::{Level, Thoroughness};
 use std::time::Duration;
@@ -143,6 +144,11 @@ pub(super) fn garbage_collection<'a>(
         .recipients()
         .metrics()
         .options(&retention.rules.effective())
+        // The other half of the deadline is for the removal.
+        .flag(
+            "--timeout",
+            &Span(settings.deadlines.retention / 2).to_string(),
+        )
         .switch("--apply");
     Some(pod)
 }

@@ -11,12 +11,12 @@ mod evidence;
 mod options;
 pub mod pin;
 mod plan;
+mod read_fulls;
 mod side_objects;
-mod verified_fulls;
 
 use crate::backup;
 use crate::backup::retention;
-use crate::base::plural;
+use crate::base::{duration, plural};
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::Revision;
 use crate::ops::Context;
@@ -63,6 +63,8 @@ pub struct Options {
     pub apply: bool,
     /// Delete even if the newest restorable revision becomes older, or more than half of the fulls go.
     pub allow_shrink: bool,
+    /// No further full is read after this time. What rests on the others is removed by a later run.
+    pub timeout: Duration,
     /// The plan is made anew before a batch if it is older than this. Zero: before every batch.
     pub look_again: Duration,
 }
@@ -278,9 +280,9 @@ pub struct Outcome {
     /// Revisions that can be restored after the run (in a dry run: could be), by the names of the
     /// snapshots.
     pub restorable_after: Vec<Restorable>,
-    /// Fulls that this run read. Each full is read once, when a decision first depends on it.
+    /// Fulls that this run read, since a removal rests on them.
     pub fulls_read: usize,
-    /// Fulls that are kept and ignored until a later run reads them.
+    /// Fulls that are kept and ignored, since this run had no time or space to read them.
     pub fulls_not_read: usize,
     /// Fulls that are kept and ignored, since their content is not what their names say. Only fulls on
     /// which a decision depends, or whose timeline is in doubt, are checked.
@@ -309,10 +311,7 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
     let now = planner.now();
     let plan = planner.plan()?;
     add_plan_warnings(ctx, options, &plan, now, warnings);
-    if options.apply {
-        planner.verified.save(plan.fulls());
-    }
-    warnings.append(&mut planner.verified.warnings);
+    warnings.append(&mut planner.fulls.warnings);
     warnings.extend(damage_warnings(&plan));
     let before = restorable_ranges(&plan, &|_| true);
     let mut applied = apply::decided_objects(ctx, options, &plan, now);
@@ -337,9 +336,10 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
     tracing::debug!(tags_asked = planner.tags_asked, "requested tags");
     warnings.append(&mut applied.warnings);
     let mut outcome = outcome(&plan, options, now, applied, before);
-    outcome.fulls_read = planner.verified.read;
+    outcome.fulls_read = planner.fulls.count;
     // An error that ended the run comes before those of single objects.
     let error = error.or_else(|| partly_done(&outcome));
+    let error = error.or_else(|| out_of_time(&outcome, options));
     if error.is_some() {
         outcome.status = Status::Failed;
     }
@@ -395,6 +395,22 @@ fn partly_done(o: &Outcome) -> Option<Error> {
         "{} could not be removed and {waiting} wait for them, all others are done: {}; run again",
         plural::count(failed, "object"),
         failed_one.error.as_deref().unwrap_or("no reason is known")
+    )))
+}
+
+/// Returns the error of a run that removed no snapshot for lack of time to read fulls.
+fn out_of_time(o: &Outcome, options: &Options) -> Option<Error> {
+    let is_removed = |x: &Object| {
+        let is_snapshot = matches!(x.kind, Kind::Full | Kind::Incr);
+        is_snapshot && matches!(x.fate, Some(RemovalStatus::Done | RemovalStatus::Hidden))
+    };
+    if !options.apply || o.fulls_not_read == 0 || o.objects.iter().any(is_removed) {
+        return None;
+    }
+    Some(Reason::PartlyDone.error(format!(
+        "no snapshot was removed: {} on which removals rest could not be read in the {} of --timeout; give more time",
+        plural::count(o.fulls_not_read, "full"),
+        duration::whole(options.timeout)
     )))
 }
 
@@ -515,7 +531,7 @@ fn damage_warnings(plan: &Plan) -> Vec<String> {
     }
     if plan.not_read > 0 {
         warnings.push(format!(
-            "{} {} not read, since one run reads only a few: kept but ignored until a later run reads them",
+            "{} {} not read, for lack of time or space: kept but ignored until a later run reads them",
             plural::count(plan.not_read, "full"),
             plural::either(plan.not_read, "was", "were")
         ));

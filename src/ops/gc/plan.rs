@@ -5,8 +5,8 @@
 //! batch that it removes.
 
 use super::evidence::{EarlierContents, EarlierEvidence};
+use super::read_fulls::{Damage, FullState, FullVersion, ReadFulls};
 use super::side_objects::{SideObject, SideReason};
-use super::verified_fulls::{Damage, FullState, FullVersion, VerifiedFulls};
 use super::{DamagedFull, Decision, Kind, Options};
 use crate::backup::catalog::{EXCLUDE_SUFFIX, PINS, SNAPSHOTS, TIMELINES, snapshot_name};
 use crate::backup::retention::{Facts, RetentionDecision, RetentionReason, Uncounted, decide};
@@ -68,13 +68,6 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// Returns the paths of all fulls, in order of creation.
-    pub(super) fn fulls(&self) -> impl Iterator<Item = &str> {
-        let all = self.catalog.snapshots.iter();
-        let fulls = all.filter(|s| s.name.is_full());
-        fulls.map(|s| s.path.as_str())
-    }
-
     /// Returns whether the plan is older than `after`. Uses two clocks, since one of them may stop
     /// while the machine sleeps.
     pub(super) fn is_stale(&self, after: Duration) -> bool {
@@ -101,7 +94,7 @@ pub(super) struct Planner<'a> {
     skew: TimeDelta,
     /// The contents that were read, and the indexes that the snapshots of these paths had then.
     read: Option<(Contents, HashMap<String, usize>)>,
-    pub(super) verified: VerifiedFulls<'a>,
+    pub(super) fulls: ReadFulls<'a>,
     /// Number of requests for tags, for the log.
     pub(super) tags_asked: usize,
 }
@@ -113,7 +106,7 @@ impl<'a> Planner<'a> {
             options,
             skew: TimeDelta::zero(),
             read: None,
-            verified: VerifiedFulls::new(ctx),
+            fulls: ReadFulls::new(ctx, options.timeout),
             tags_asked: 0,
         }
     }
@@ -346,38 +339,36 @@ impl<'a> Planner<'a> {
         if input.rounds < ROUNDS && are_all_read {
             return Ok(input.ignored.add(states));
         }
+        // The oldest first, as they are removed.
         let mut fulls: Vec<usize> = input.catalog.usable().collect();
         fulls.retain(|&i| {
             let s = &input.catalog.snapshots[i];
             s.name.is_full() && !self.was_read(s)
         });
-        // The newest first: they matter most to later runs.
-        fulls.reverse();
         let states = self.full_states(input, fulls)?;
         Ok(input.ignored.add(states))
     }
 
-    /// Returns the state of each of these fulls. Reads those of unknown state, as many as one run may.
+    /// Returns the state of each of these fulls. Reads those of unknown state, while there is time.
     fn full_states(
         &mut self,
         input: &PlanInput,
         fulls: Vec<usize>,
     ) -> Result<Vec<(usize, FullState)>> {
-        self.verified.load()?;
         let mut unknown = Vec::new();
         for &i in &fulls {
             if let Some((snapshot, version)) = input.snapshot_version(i)
-                && self.verified.state(&snapshot.path, version).is_none()
+                && self.fulls.state(&snapshot.path, version).is_none()
             {
                 unknown.push((snapshot, version));
             }
         }
-        self.verified.read(&unknown)?;
+        self.fulls.read(&unknown)?;
         let mut states = Vec::with_capacity(fulls.len());
         for i in fulls {
             let known = input
                 .snapshot_version(i)
-                .and_then(|(snapshot, version)| self.verified.state(&snapshot.path, version));
+                .and_then(|(snapshot, version)| self.fulls.state(&snapshot.path, version));
             states.push((i, known.unwrap_or(FullState::NotRead)));
         }
         Ok(states)

@@ -8,17 +8,15 @@ use super::database_file::DatabaseFile;
 use crate::backup::delta::DeltaReader;
 use crate::backup::frame::FrameReader;
 use crate::backup::{Compression, Snapshot, codec};
-use crate::base::hash::hex;
 use crate::base::lock;
 use crate::bolt::Database;
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::Base;
 use crate::ops::{Context, free_space};
-use crate::store::{ObjectReader, ReadAhead};
+use crate::store::ReadAhead;
 use crate::telemetry::progress::Step;
-use sha2::{Digest, Sha256};
-use std::io::{self, Read};
-use std::sync::{Arc, Mutex};
+use std::io::Read;
+use std::sync::Mutex;
 
 /// The uncompressed payload of a snapshot.
 pub type Payload = FrameReader<Box<dyn Read + Send>>;
@@ -47,20 +45,6 @@ impl Context {
     /// of the store; `Io`, `NoSpace`.
     pub fn full(&self, snapshot: &Snapshot) -> Result<(Database<DatabaseFile>, Base)> {
         SnapshotReader::new(self, [snapshot]).full(0)
-    }
-}
-
-/// Hashes an object while it is read.
-struct HashingReader {
-    object: ObjectReader,
-    hash: Arc<Mutex<Sha256>>,
-}
-
-impl Read for HashingReader {
-    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
-        let n = self.object.read(out)?;
-        lock(&self.hash).update(&out[..n]);
-        Ok(n)
     }
 }
 
@@ -101,16 +85,11 @@ impl<'a> SnapshotReader<'a> {
 
     /// As [`Context::payload`].
     pub(crate) fn payload(&self, nth: usize) -> Result<Payload> {
-        self.payload_of(nth, self.ahead.take(nth))
-    }
-
-    /// Returns the payload of a snapshot whose transfer has begun.
-    fn payload_of(&self, nth: usize, object: impl Read + Send + 'static) -> Result<Payload> {
         /// The least size in bytes for which a separate thread pays off.
         const WORTH_A_THREAD: u64 = 256 << 10;
         let (ctx, snapshot) = (self.ctx, self.snapshots[nth]);
         let name = &snapshot.name;
-        let object = self.progress.reader(object);
+        let object = self.progress.reader(self.ahead.take(nth));
         let opened: Box<dyn Read + Send> = match name.is_encrypted {
             true => Box::new(ctx.keys.decrypt(object).map_err(ctx.at(snapshot))?),
             false => Box::new(object),
@@ -144,37 +123,13 @@ impl<'a> SnapshotReader<'a> {
         }))
     }
 
-    /// As [`Context::full`].
+    /// As [`Context::full`]: copies a full to a temporary file, and opens it.
     pub(crate) fn full(&self, nth: usize) -> Result<(Database<DatabaseFile>, Base)> {
-        self.full_of(nth, |object| object)
-    }
-
-    /// As [`full`](Self::full). Returns the SHA-256 of the object in hexadecimal, too.
-    pub(crate) fn full_with_hash(
-        &self,
-        nth: usize,
-    ) -> Result<(Database<DatabaseFile>, Base, String)> {
-        let hash = Arc::new(Mutex::new(Sha256::new()));
-        // The hash covers the whole object, since bytes after the end of the snapshot are an error.
-        let (db, base) = self.full_of(nth, |object| HashingReader {
-            object,
-            hash: Arc::clone(&hash),
-        })?;
-        let hash = lock(&hash).clone().finalize();
-        Ok((db, base, hex(&hash)))
-    }
-
-    /// Copies a full to a temporary file, and opens it. The object is read `through` a reader.
-    fn full_of<R: Read + Send + 'static>(
-        &self,
-        nth: usize,
-        through: impl FnOnce(ObjectReader) -> R,
-    ) -> Result<(Database<DatabaseFile>, Base)> {
         let (ctx, snapshot) = (self.ctx, self.snapshots[nth]);
         let at = ctx.at(snapshot);
         // A snapshot is no smaller when it is decompressed.
         free_space::check(&ctx.temp_dir, snapshot.bytes, &snapshot.path)?;
-        let payload = self.payload_of(nth, through(self.ahead.take(nth)))?;
+        let payload = self.payload(nth)?;
         let read_error = |e| at(Error::io("read", e));
         let file = ctx.copy_database(payload, 0, &snapshot.path, read_error, |_| ())?;
         let db = Database::open_within(ctx.database_file(file), ctx.limits).map_err(&at)?;
