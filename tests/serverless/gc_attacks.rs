@@ -2,7 +2,7 @@
 //! damaged fulls.
 
 use crate::support::gc_history::{
-    GcHistory, HOUR, NEWEST_FULL, NOTHING, decided, reasons, snapshots, window_alone,
+    GcHistory, HOUR, NEWEST_FULL, NOTHING, decided, reasons, snapshots,
 };
 use crate::support::keys::Key;
 use crate::support::made_backups::{BASE, LAST};
