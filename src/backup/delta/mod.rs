@@ -411,10 +411,13 @@ impl<'l, R: Read> DeltaReader<'l, R> {
             };
         }
         let scanned = EventScanner::new(&self.buf[..self.end], self.at).event();
+        // What is not UTF-8 is left to the parser, so that the error does not depend on where a buffer ends.
+        let scanned = scanned.and_then(|raw| {
+            let time = std::str::from_utf8(&self.buf[raw.time.clone()]).ok()?;
+            Some((time, raw))
+        });
         let raw = match scanned {
-            Some(raw) => {
-                let time = std::str::from_utf8(&self.buf[raw.time.clone()])
-                    .map_err(|_| Error::corrupt("the time of an event is not UTF-8"))?;
+            Some((time, raw)) => {
                 self.time.clear();
                 self.time.push_str(time);
                 self.unescaped.clear();
