@@ -3,6 +3,7 @@
 //! Every error has a [`Reason`]: a stable CamelCase name, an exit code, and whether a retry can help. `cli`
 //! decides how an error is printed.
 
+use crate::base::printable;
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::fmt;
@@ -201,11 +202,12 @@ pub struct Error {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// Creates an error. The message is lower case and has no full stop.
+    /// Creates an error. The message is lower case and has no full stop; of a message of more than 1 KiB the
+    /// middle is left out.
     pub fn new(reason: Reason, message: impl Into<String>) -> Self {
         Error {
             reason,
-            message: message.into(),
+            message: printable::message(message.into()),
             plans_again: false,
         }
     }
@@ -270,13 +272,13 @@ impl Error {
 
     /// Puts `place` and a colon before the message.
     pub fn at(mut self, place: impl fmt::Display) -> Self {
-        self.message = format!("{place}: {}", self.message);
+        self.message = printable::message(format!("{place}: {}", self.message));
         self
     }
 
     /// Replaces a part of the message.
     pub(crate) fn with(mut self, part: &str, by: &str) -> Self {
-        self.message = self.message.replace(part, by);
+        self.message = printable::message(self.message.replace(part, by));
         self
     }
 

@@ -27,7 +27,7 @@ pub(super) fn print(text: &str) -> Result<()> {
 pub(super) fn print_json(value: &impl Serialize) -> Result<()> {
     let text = serde_json::to_string_pretty(value)
         .map_err(|e| Error::internal(format!("a result cannot be written as JSON: {e}")))?;
-    print(&(text + "\n"))
+    print(&(printable::json(&text) + "\n"))
 }
 
 /// Prints a command's outcome in the requested format, and keeps it for the termination message.

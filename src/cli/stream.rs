@@ -4,6 +4,7 @@
 //! failure ([`end_with`]), so that JSON stays valid. `get`, `history`, `diff` and `export` use it.
 
 use super::Ended;
+use crate::base::printable::{self, SafeJson};
 use crate::error::{Error, Result};
 use serde::Serialize;
 use std::io::{BufWriter, ErrorKind, Stdout, Write};
@@ -87,7 +88,7 @@ impl Stream {
     /// Serializes directly into the output buffer. A string with the JSON of a long value would take several
     /// times its size in memory.
     fn json(&mut self, item: &impl Serialize) -> Result<()> {
-        serde_json::to_writer(&mut self.out, item).map_err(|e| match e.is_io() {
+        serde_json::to_writer(SafeJson(&mut self.out), item).map_err(|e| match e.is_io() {
             true => self.failed(e.into()),
             false => json_error(&e),
         })
@@ -173,7 +174,8 @@ pub(super) fn end_with(failure: &impl Serialize) -> Result<()> {
 }
 
 fn to_json(value: &impl Serialize) -> Result<String> {
-    serde_json::to_string(value).map_err(|e| json_error(&e))
+    let text = serde_json::to_string(value).map_err(|e| json_error(&e))?;
+    Ok(printable::json(&text).into_owned())
 }
 
 fn json_error(e: &serde_json::Error) -> Error {

@@ -34,6 +34,7 @@ pub mod verify;
 use crate::backup::Snapshot;
 use crate::backup::trust::Trust;
 use crate::base::limits::Limits;
+use crate::base::printable;
 use crate::base::temp::{self, TempFile};
 use crate::error::{Error, Reason, Result};
 use crate::store::{Keys, Store};
@@ -97,7 +98,7 @@ impl Context {
 
 /// Logs a warning, and adds it to the warnings of a report.
 fn warn(warnings: &mut Vec<String>, message: impl Into<String>) {
-    let message = message.into();
+    let message = printable::message(message.into());
     tracing::warn!("{message}");
     warnings.push(message);
 }

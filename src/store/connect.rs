@@ -8,6 +8,7 @@
 use crate::base::lock;
 use crate::base::random::random_word;
 use async_trait::async_trait;
+use futures::TryStreamExt;
 use http::header::{AUTHORIZATION, LOCATION};
 use http::{HeaderMap, HeaderName, Method, StatusCode, Uri};
 use object_store::client::{
@@ -24,7 +25,7 @@ use std::time::Duration;
 use url::{Host, Url};
 
 /// Headers with which their reader could act as us, or decrypt what is stored.
-const SECRET_HEADERS: [HeaderName; 6] = [
+static SECRET_HEADERS: [HeaderName; 6] = [
     AUTHORIZATION,
     HeaderName::from_static("x-auth-token"),
     HeaderName::from_static("x-auth-key"),
@@ -32,6 +33,15 @@ const SECRET_HEADERS: [HeaderName; 6] = [
     HeaderName::from_static("x-amz-server-side-encryption-customer-key"),
     HeaderName::from_static("x-amz-copy-source-server-side-encryption-customer-key"),
 ];
+/// Parameters of a URL with which its reader could act as us.
+const SECRET_PARAMETERS: [&str; 4] = [
+    "sig",
+    "X-Amz-Signature",
+    "X-Amz-Security-Token",
+    "X-Goog-Signature",
+];
+/// The most bytes of a refusal that are read.
+const LONGEST_REFUSAL: usize = 64 << 10;
 
 /// Returns a client with these settings. It trusts these certificates, and the system's unless
 /// NoSystemCertificates is set.
@@ -202,12 +212,55 @@ impl HttpService for WithoutRedirects {
         if let Some(origin) = shows_secrets(request.method(), &uri, request.headers()) {
             warn_once(&origin);
         }
+        let secrets = secrets(&request);
         let response = self.0.execute(request).await?;
-        Ok(match is_redirect(response.status()) {
-            true => refusal(&uri, &response),
-            false => response,
-        })
+        let status = response.status();
+        match is_redirect(status) {
+            true => Ok(refusal(&uri, &response)),
+            false if status.is_success() => Ok(response),
+            false => without_secrets(response, &secrets).await,
+        }
     }
+}
+
+/// Returns the values of a request with which somebody could act as us.
+fn secrets(request: &HttpRequest) -> Vec<String> {
+    let headers = SECRET_HEADERS.iter();
+    let headers = headers.flat_map(|name| request.headers().get_all(name));
+    let headers = headers.filter_map(|value| value.to_str().ok());
+    // `Bearer TOKEN`
+    let values = headers.flat_map(|value| [value, value.rsplit(' ').next().unwrap_or_default()]);
+    let query = request.uri().query().unwrap_or_default();
+    let signatures = query.split('&').filter_map(|pair| pair.split_once('='));
+    let signatures = signatures.filter(|(name, _)| SECRET_PARAMETERS.contains(name));
+    let secrets = values.chain(signatures.map(|(_, value)| value));
+    secrets
+        .filter(|s| !s.is_empty())
+        .map(str::to_owned)
+        .collect()
+}
+
+/// Returns the beginning of a refusal, which becomes a message, without the secrets of its request: a server may
+/// echo them.
+async fn without_secrets(
+    response: HttpResponse,
+    secrets: &[String],
+) -> Result<HttpResponse, HttpError> {
+    let (parts, body) = response.into_parts();
+    let mut stream = body.bytes_stream();
+    let mut whole = Vec::new();
+    while whole.len() < LONGEST_REFUSAL
+        && let Some(piece) = stream.try_next().await?
+    {
+        whole.extend_from_slice(&piece);
+    }
+    whole.truncate(LONGEST_REFUSAL);
+    let mut text = String::from_utf8_lossy(&whole).into_owned();
+    for secret in secrets {
+        text = text.replace(secret, "…");
+    }
+    let body = HttpResponseBody::from(text.into_bytes());
+    Ok(HttpResponse::from_parts(parts, body))
 }
 
 fn is_redirect(status: StatusCode) -> bool {
@@ -250,7 +303,7 @@ fn shows_secrets(method: &Method, uri: &Uri, headers: &HeaderMap) -> Option<Stri
     let query = uri.query().unwrap_or_default();
     let is_signed = query.split('&').any(|pair| {
         let name = pair.split('=').next().unwrap_or_default();
-        matches!(name, "sig" | "X-Amz-Signature" | "X-Goog-Signature")
+        SECRET_PARAMETERS.contains(&name)
     });
     let has_header = SECRET_HEADERS.iter().any(|name| headers.contains_key(name));
     let url = Url::parse(&uri.to_string()).ok()?;

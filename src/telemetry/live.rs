@@ -3,6 +3,7 @@
 //! Without a terminal on standard error nothing is shown: the logs have the same events. Called by `ops`.
 
 use super::progress::BARS;
+use crate::base::printable;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
 
@@ -26,7 +27,7 @@ impl LiveLine {
     /// Shows a text in the live line. It is computed only if the line is visible.
     pub fn set(&self, text: impl FnOnce() -> String) {
         if let Some(bar) = &self.0 {
-            bar.set_message(text());
+            bar.set_message(printable::line(&text()).into_owned());
             bar.tick();
         }
     }
@@ -36,7 +37,7 @@ impl LiveLine {
         if self.0.is_some() {
             for line in lines() {
                 // Ignore a failure: the work goes on without a terminal.
-                let _ = BARS.println(crate::base::printable::line(&line));
+                let _ = BARS.println(printable::line(&line));
             }
         }
     }

@@ -2,7 +2,8 @@
 //!
 //! Called by `cli` at the start.
 
-use crate::base::printable;
+use super::progress::LogWriter;
+use crate::base::printable::{self, SafeJson};
 use anstream::{AutoStream, ColorChoice};
 use std::fmt::Debug;
 use std::io::IsTerminal;
@@ -62,12 +63,15 @@ pub fn init(format: LogFormat, level: &str) -> Result<(), String> {
     let filter: Targets = filter
         .parse()
         .map_err(|e: tracing_subscriber::filter::ParseError| e.to_string())?;
-    let lines = fmt::layer()
-        .with_writer(super::progress::LogWriter::default)
-        .with_target(false);
+    let lines = fmt::layer().with_target(false);
     let lines = match format {
-        LogFormat::Json => lines.json().flatten_event(true).boxed(),
+        LogFormat::Json => lines
+            .with_writer(|| SafeJson(LogWriter))
+            .json()
+            .flatten_event(true)
+            .boxed(),
         LogFormat::Text => lines
+            .with_writer(LogWriter::default)
             .with_ansi(AutoStream::choice(&std::io::stderr()) != ColorChoice::Never)
             .compact()
             .fmt_fields(fmt::format::debug_fn(write_field).delimited(" "))

@@ -2,7 +2,7 @@
 //!
 //! Called by `ops`.
 
-use crate::base::lock;
+use crate::base::{lock, printable};
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use std::io::{self, IsTerminal, Write};
 use std::sync::{Arc, LazyLock, Mutex};
@@ -46,7 +46,7 @@ struct Inner {
 impl Step {
     /// Begins a step. `total` is its number of bytes, if that is known.
     pub fn new(description: impl Into<String>, total: Option<u64>) -> Self {
-        let description = description.into();
+        let description = printable::line(&description.into()).into_owned();
         let bar = io::stderr()
             .is_terminal()
             .then(|| new_bar(description.clone(), total));

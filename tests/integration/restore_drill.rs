@@ -56,6 +56,22 @@ fn a_real_etcd_holds_what_is_folded() {
     }
 }
 
+/// Who may write to the temporary directory puts links there that look like a killed drill's folder.
+#[test]
+fn a_drill_follows_no_link_of_another_user() {
+    let temp = scratch::folder().unwrap();
+    let theirs = temp.path().join("theirs");
+    fs::create_dir(&theirs).unwrap();
+    fs::write(theirs.join("lock"), "").unwrap();
+    let link = temp.path().join("deltafold-drill-link");
+    std::os::unix::fs::symlink(&theirs, &link).unwrap();
+    let etcd = tools::etcd(EtcdVersion::V3_6);
+    let (code, json) = drill(copy_fixture(FIXTURE).path(), &etcd, temp.path(), &[]);
+    assert_eq!(code, 0, "{json:#}");
+    assert!(fs::symlink_metadata(&link).is_ok(), "the link is gone");
+    assert!(theirs.join("lock").exists());
+}
+
 #[test]
 fn each_timeline_has_its_drill() {
     let temp = scratch::folder().unwrap();

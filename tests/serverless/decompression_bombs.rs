@@ -182,6 +182,60 @@ fn put_around(revision: i64) -> (String, String) {
     (before.to_owned(), behind.to_owned())
 }
 
+/// Returns a zip archive with this many empty files.
+fn zip_of(files: u64) -> Vec<u8> {
+    let (mut archive, mut directory) = (Vec::new(), Vec::new());
+    for i in 0..files {
+        let (begin, name) = (archive.len() as u32, format!("f{i:07}"));
+        archive.extend(b"PK\x03\x04");
+        archive.extend([0; 22]);
+        archive.extend([8, 0, 0, 0]);
+        archive.extend(name.bytes());
+        directory.extend(b"PK\x01\x02");
+        directory.extend([0; 24]);
+        directory.extend([8, 0]);
+        directory.extend([0; 12]);
+        directory.extend(begin.to_le_bytes());
+        directory.extend(name.bytes());
+    }
+    let (begin, length) = (archive.len() as u64, directory.len() as u64);
+    let end = begin + length;
+    archive.extend(directory);
+    archive.extend(b"PK\x06\x06");
+    archive.extend(44_u64.to_le_bytes());
+    archive.extend([45, 0, 45, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+    for number in [files, files, length, begin] {
+        archive.extend(number.to_le_bytes());
+    }
+    archive.extend(b"PK\x06\x07\0\0\0\0");
+    archive.extend(end.to_le_bytes());
+    archive.extend([1, 0, 0, 0]);
+    archive.extend(b"PK\x05\x06\0\0\0\0");
+    archive.extend([0xff; 12]);
+    archive.extend([0, 0]);
+    archive
+}
+
+/// An archive of 151 MiB once cost 593 MB before it was refused.
+#[test]
+fn a_zip_of_a_million_files_is_not_held() {
+    let folder = scratch::folder().unwrap();
+    let (file, data) = (folder.path().join("x.zip"), folder.path().join("data"));
+    let confined = Confined {
+        memory: 80 * MIB,
+        file: MIB,
+    };
+    for (files, said) in [(2, "several files"), (1_000_000, "too many files")] {
+        fs::write(&file, zip_of(files)).unwrap();
+        let (file, data) = (file.to_str().unwrap(), data.to_str().unwrap());
+        let restore = ["restore", "--snapshot", file, "--data-dir", data];
+        let (code, json, stderr) = confined.run(&restore);
+        assert_eq!(code, 65, "{files} files: {json} {stderr}");
+        assert_eq!(json["reason"], "CorruptSnapshot", "{files} files: {json}");
+        assert!(json["message"].as_str().unwrap().contains(said), "{json}");
+    }
+}
+
 /// An object of 80 KiB once filled the temporary directory with 2 GiB before it was refused.
 #[test]
 fn a_full_that_unpacks_without_end_is_not_stored() {

@@ -212,8 +212,18 @@ fn who_names_keys_does_not_steer_the_terminal() {
             }
         }
     }
-    // JSON has the names unchanged.
+    // JSON has the names unchanged, as escapes.
+    for log in ["text", "json"] {
+        let mut list = bucket.command(&["list", "--store", "s3://b/p", "--output", "json"]);
+        let output = list.args(["--log-format", log]).output().unwrap();
+        for text in [output.stdout, output.stderr] {
+            let text = String::from_utf8(text).unwrap();
+            let steers = |c: char| (c.is_control() && c != '\n') || c == '\u{202e}';
+            assert!(!text.contains(steers), "{text:?}");
+        }
+    }
     let list = bucket.succeeds(&["list"]);
+    assert!(foreign(&list["problems"]).contains(&"v2/\u{9b}31m".to_owned()));
     assert!(foreign(&list["problems"]).contains(&forged.to_owned()));
 }
 
@@ -313,6 +323,35 @@ fn who_redirects_is_sent_no_credentials() {
     let (code, _, stderr) = run_json(&mut bucket.command(&args));
     assert_eq!(code, 78, "{stderr}");
     assert_eq!(listener.requests(), [""; 0]);
+}
+
+#[test]
+fn who_echoes_what_was_asked_has_no_secret_printed() {
+    let server = LyingServer::start(Lies {
+        refuses_at_length: true,
+        ..Lies::default()
+    });
+    for (url, options) in stores(server.s3().endpoint()) {
+        let mut command = deltafold();
+        command.args(["list", "--output", "json", "--store", url]);
+        command.args(["--log-format", "json", "--log-level", "debug"]);
+        for option in &options {
+            command.args(["--store-option", option]);
+        }
+        let (code, outcome, stderr) = run_json(&mut command);
+        let message = outcome["message"].as_str().unwrap_or_default();
+        assert_eq!(code, 77, "{url}: {message:.2000}");
+        assert!(message.len() <= 1024, "{url}: {}", message.len());
+        assert!(stderr.len() < 10_000, "{url}: {}", stderr.len());
+        assert!(
+            message.ends_with("check the credentials and what they allow"),
+            "{message}"
+        );
+        for secret in ["secret-", "c2VjcmV0c2Vj", "Signature=", "SharedKey a:"] {
+            assert!(!message.contains(secret), "{url}: {message}");
+            assert!(!stderr.contains(secret), "{url}: {stderr}");
+        }
+    }
 }
 
 #[test]

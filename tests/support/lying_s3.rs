@@ -42,6 +42,8 @@ pub struct Lies {
     pub damages: bool,
     /// Confirms deletions without deleting.
     pub keeps_deleted: bool,
+    /// Refuses each request with all its headers and 27 MiB of text.
+    pub refuses_at_length: bool,
 }
 
 /// A running server. It ends with the process.
@@ -312,6 +314,16 @@ impl State {
                 status: *status,
                 headers: vec![("Location", format!("{to}{}", r.target))],
                 body: Vec::new(),
+            };
+        }
+        if self.lies.refuses_at_length {
+            let mut body = format!("{:?} {:?}", r.query, r.headers).into_bytes();
+            body.resize(27 << 20, b'x');
+            let headers = Vec::new();
+            return Answer {
+                status: 403,
+                headers,
+                body,
             };
         }
         let has = |name: &str| r.query.contains_key(name);

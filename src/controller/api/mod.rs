@@ -17,12 +17,17 @@ use crate::ops::snapshot::follow::Pace;
 use chrono::{DateTime, Utc};
 use clap::{Args, Command};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
-    CustomResourceDefinition, JSONSchemaProps,
+    CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
 };
 use kube::{CustomResourceExt, KubeSchema};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
+
+/// The longest text of a spec, in characters, unless the field says otherwise.
+const LONGEST_TEXT: i64 = 1024;
+/// The most elements of a list or map of a spec, unless the field says otherwise.
+const MOST_ITEMS: i64 = 64;
 
 /// Returns the CRDs of both resources.
 pub fn crds() -> Vec<CustomResourceDefinition> {
@@ -33,9 +38,34 @@ pub fn crds() -> Vec<CustomResourceDefinition> {
         let fields = schema.and_then(|s| s.open_api_v3_schema.as_mut()?.properties.as_mut());
         if let Some(spec) = fields.and_then(|fields| fields.get_mut("spec")) {
             explain(spec, &defaults);
+            limit(spec);
         }
     }
     crds
+}
+
+/// Limits each text, list and map of a spec that has no limit of its own, so that nobody's object is huge.
+fn limit(schema: &mut JSONSchemaProps) {
+    match schema.type_.as_deref() {
+        Some("string") => _ = schema.max_length.get_or_insert(LONGEST_TEXT),
+        Some("array") => _ = schema.max_items.get_or_insert(MOST_ITEMS),
+        Some("object") if schema.properties.is_none() => {
+            schema.max_properties.get_or_insert(MOST_ITEMS);
+        }
+        _ => {}
+    }
+    let fields = schema
+        .properties
+        .iter_mut()
+        .flatten()
+        .map(|(_, field)| field);
+    fields.for_each(limit);
+    if let Some(JSONSchemaPropsOrArray::Schema(item)) = &mut schema.items {
+        limit(item);
+    }
+    if let Some(JSONSchemaPropsOrBool::Schema(value)) = &mut schema.additional_properties {
+        limit(value);
+    }
 }
 
 /// Completes the descriptions of a spec for `kubectl explain`, which shows no defaults: adds them, and writes enums as a resource

@@ -5,7 +5,7 @@
 
 use super::{API_TIMEOUT, Writer, timeout_text};
 use crate::base::causes::causes;
-use crate::base::lock;
+use crate::base::{lock, printable};
 use crate::controller::plan::PlannedEvent;
 use futures::stream::StreamExt;
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -69,7 +69,7 @@ impl Events {
                 false => EventType::Normal,
             },
             reason: note.reason.clone(),
-            note: Some(shortened(text)),
+            note: Some(printable::message(text.to_owned())),
             action: note.action.to_owned(),
             secondary: None,
         };
@@ -127,14 +127,5 @@ impl Publisher {
                 count.remove();
             }
         }
-    }
-}
-
-/// Returns a note that is not longer than the API server accepts.
-fn shortened(note: &str) -> String {
-    const LONGEST: usize = 1000;
-    match note.char_indices().nth(LONGEST) {
-        None => note.to_owned(),
-        Some((end, _)) => format!("{}…", &note[..end]),
     }
 }

@@ -243,14 +243,10 @@ impl Problems {
             self.add(&url_field, "not a path of a folder: use file:///folder");
             return;
         };
-        let path = path.trim_end_matches('/');
-        let is_in = |dir: &str| {
-            let rest = path.strip_prefix(dir);
-            rest.is_some_and(|r| r.is_empty() || r.starts_with('/'))
-        };
         let is_odd = path.contains(':') || path.split('/').any(|part| part == "..");
-        let is_reserved = SYSTEM_DIRS.contains(&path) || RESERVED_DIRS.iter().any(|d| is_in(d));
-        if path.is_empty() || is_reserved || is_odd {
+        let is_system = SYSTEM_DIRS.contains(&&*path);
+        let is_reserved = RESERVED_DIRS.iter().any(|d| is_at_or_below(&path, d));
+        if is_system || is_reserved || is_odd {
             let problem = format!(
                 "a volume cannot be mounted at \"{path}\": use another path, such as /backups"
             );
@@ -357,8 +353,7 @@ impl Problems {
         if copy.source_store.is_none() && copy.target_store.is_none() {
             self.add(field, "give sourceStore, targetStore, or both");
         } else if let (Some(a), Some(b)) = (local_path(&source.url), local_path(&target.url)) {
-            let (a, b) = (a.trim_end_matches('/'), b.trim_end_matches('/'));
-            if is_at_or_below(a, b) || is_at_or_below(b, a) {
+            if is_at_or_below(&a, &b) || is_at_or_below(&b, &a) {
                 let problem =
                     "both stores would be mounted at the same path: change the path of one of them";
                 self.add(field, problem);

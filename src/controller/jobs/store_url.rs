@@ -4,11 +4,15 @@
 //! It does not check URLs: `problems` does. Called by `problems`, `pod` and `observe::claims`.
 
 use crate::store::open::Family;
+use std::path::PathBuf;
 use url::Url;
 
-/// Returns a text for comparing store URLs: without slashes at the end, and with the store's family in place of
-/// the scheme. It is not a URL itself.
+/// Returns a text for comparing store URLs: the path of a local store; else without slashes at the end, and with
+/// the store's family in place of the scheme. It is not a URL itself.
 pub fn plain_url(url: &str) -> String {
+    if let Some(path) = local_path(url) {
+        return path;
+    }
     let url = url.trim_end_matches('/');
     match (url.split_once("://"), Family::of(url)) {
         (Some((_, rest)), Some(family)) => format!("{family:?}://{rest}"),
@@ -16,11 +20,16 @@ pub fn plain_url(url: &str) -> String {
     }
 }
 
-/// Returns the folder of a local store, or `None` for any other URL.
+/// Returns the folder of a local store, or `None` for any other URL. A path has one spelling: `/b` for `//b`,
+/// `/./b` and `/b/`. `..` stays.
 pub(super) fn local_path(url: &str) -> Option<String> {
-    if url.starts_with('/') {
-        return Some(url.to_owned());
-    }
-    let path = Url::parse(url).ok().filter(|u| u.scheme() == "file")?;
-    Some(path.to_file_path().ok()?.to_str()?.to_owned())
+    let path = match url.starts_with('/') {
+        true => url.into(),
+        false => {
+            let url = Url::parse(url).ok().filter(|u| u.scheme() == "file")?;
+            url.to_file_path().ok()?
+        }
+    };
+    let path: PathBuf = path.components().collect();
+    Some(path.to_str()?.to_owned())
 }

@@ -3,6 +3,7 @@
 //! A Pod leaves a termination message (docs/exit-codes.md), or none if it was killed. Any other text there is
 //! ignored. Pure functions that decide nothing. Called by `plan`, `threshold_jobs` and the metrics.
 
+use crate::base::printable;
 use crate::controller::api::{LastRun, RunState};
 use crate::controller::jobs::{CONTAINER, CONTAINER_BEFORE, COPY_CONTAINERS};
 use crate::controller::times::utc;
@@ -19,8 +20,6 @@ use std::borrow::Borrow;
 const POD_STATUS_TIMEOUT: TimeDelta = TimeDelta::seconds(5);
 /// How long to wait for the status of a Pod before looking again.
 pub const POD_STATUS_DELAY: TimeDelta = TimeDelta::seconds(2);
-/// The longest message in a status, in characters.
-const LONGEST_MESSAGE: usize = 1024;
 /// Kubernetes' reason for a Job that exceeded its deadline.
 pub const DEADLINE_EXCEEDED: &str = "DeadlineExceeded";
 /// The reason for a Job that was deleted before the controller saw its end.
@@ -50,22 +49,16 @@ impl TerminationSummary {
             exit_code: Some(i32::from(message.code)),
             revision: message.revision(),
             reason: not_empty(message.reason).map(|r| r.chars().take(64).collect()),
-            message: not_empty(message.message).map(|m| shortened(&m)),
+            message: not_empty(message.message).map(printable::message),
             finished_at: message.finished_at,
         })
     }
 }
 
-fn shortened(text: &str) -> String {
-    match text.char_indices().nth(LONGEST_MESSAGE) {
-        Some((end, _)) => format!("{}…", &text[..end]),
-        None => text.to_owned(),
-    }
-}
-
 /// Returns a text, shortened, or `None` if it is empty.
 fn not_empty(text: Option<&str>) -> Option<String> {
-    text.filter(|t| !t.is_empty()).map(shortened)
+    text.filter(|t| !t.is_empty())
+        .map(|t| printable::message(t.to_owned()))
 }
 
 /// The state of a Job's Pod, or its result.
@@ -146,7 +139,9 @@ fn waiting_reason(waiting: &ContainerStateWaiting) -> Option<String> {
     }
     let message = waiting.message.as_deref().unwrap_or_default();
     let text = format!("{reason}: {message}");
-    Some(shortened(text.trim_end_matches([':', ' '])))
+    Some(printable::message(
+        text.trim_end_matches([':', ' ']).to_owned(),
+    ))
 }
 
 impl PodOutcome {
@@ -674,7 +669,7 @@ pub(in crate::controller) mod tests {
                 (RunState::Failed, Some(65)),
                 "{text}"
             );
-            assert!(run.message.unwrap_or_default().chars().count() <= LONGEST_MESSAGE + 1);
+            assert!(run.message.unwrap_or_default().len() <= 1024);
         }
         // The message of another exit code is ignored.
         let run = last_run(

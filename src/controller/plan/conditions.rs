@@ -6,6 +6,7 @@
 
 use super::compaction::up_to_revision;
 use super::freshness::{self, Cadence, Freshness, RenewalTimes, last_renewal};
+use crate::base::printable;
 use crate::controller::api::{
     Condition, ConditionStatus, EtcdBackupPolicy, LastCompaction, LastRun, RunState,
 };
@@ -37,7 +38,7 @@ impl Assessment {
         Assessment {
             status,
             reason: reason.to_owned(),
-            message: message.into(),
+            message: printable::message(message.into()),
             stale_at: None,
         }
     }

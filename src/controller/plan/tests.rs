@@ -194,6 +194,21 @@ fn a_policy_that_is_not_allowed_is_not_started() {
 }
 
 #[test]
+fn a_policy_with_a_thousand_problems_has_a_short_condition() {
+    let mut wrong = policy();
+    let option = |i| (format!("{i:01000}"), String::new());
+    wrong.spec.store.options = (0..700).map(option).collect();
+    let plan = plan_of(&observed(wrong), &options());
+    assert_eq!(
+        condition(&plan, "Ready"),
+        is(ConditionStatus::False, "SpecInvalid")
+    );
+    for condition in plan.policy.unwrap().status.conditions {
+        assert!(condition.message.len() <= 1024, "{condition:?}");
+    }
+}
+
+#[test]
 fn a_policy_with_a_shared_store_is_warned_or_waits() {
     let mut shared = observed(policy());
     shared.is_shared = true;

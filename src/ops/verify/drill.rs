@@ -13,14 +13,14 @@ use crate::ops::Context;
 use crate::ops::options::Point;
 use crate::ops::report::{Report, ReportBuilder};
 use crate::ops::restore::{self, BackupLocation, Membership};
-use rustix::fs::{FlockOperation, OFlags};
+use rustix::fs::FlockOperation;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::ffi::OsStr;
-use std::fs::{File, OpenOptions, Permissions};
+use std::fs::{File, Permissions};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -552,7 +552,7 @@ impl DrillFolder {
     }
 }
 
-/// Removes the directories of killed drills.
+/// Removes the directories of this user's killed drills.
 fn remove_leftovers(temp_dir: &Path) {
     let entries = std::fs::read_dir(temp_dir).into_iter().flatten().flatten();
     for entry in entries {
@@ -560,13 +560,15 @@ fn remove_leftovers(temp_dir: &Path) {
         if !name.to_str().is_some_and(|n| n.starts_with(FOLDER_PREFIX)) {
             continue;
         }
-        // A directory without a lock is being created by another drill. NONBLOCK: another user may have put a
-        // named pipe there, which would block.
-        let lock = OpenOptions::new()
-            .read(true)
-            .custom_flags(OFlags::NONBLOCK.bits() as i32)
-            .open(entry.path().join(LOCK));
-        let Ok(lock) = lock else {
+        // Other users may put links and folders there.
+        let is_ours = entry.metadata().is_ok_and(|found| {
+            found.is_dir() && found.uid() == rustix::process::geteuid().as_raw()
+        });
+        // A directory without a lock is being created by another drill.
+        let Some(lock) = is_ours
+            .then(|| File::open(entry.path().join(LOCK)).ok())
+            .flatten()
+        else {
             continue;
         };
         if rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok() {

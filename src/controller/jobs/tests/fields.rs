@@ -46,6 +46,39 @@ fn all_leaves(crd: usize) -> BTreeSet<String> {
     paths
 }
 
+/// Collects the paths of the texts, lists and maps that may be longer than any reader expects.
+fn unlimited(schema: &Value, at: &str, paths: &mut Vec<String>) {
+    let limit = match schema["type"].as_str() {
+        Some("string") => "maxLength",
+        Some("array") => "maxItems",
+        Some("object") if schema["properties"].is_null() => "maxProperties",
+        _ => "type",
+    };
+    let has_limit = limit == "type" || schema[limit].as_u64().is_some_and(|n| n <= 4096);
+    if !has_limit {
+        paths.push(at.to_owned());
+    }
+    for part in ["items", "additionalProperties"] {
+        if schema[part].is_object() {
+            unlimited(&schema[part], &format!("{at}.{part}"), paths);
+        }
+    }
+    for (name, field) in schema["properties"].as_object().into_iter().flatten() {
+        unlimited(field, &format!("{at}.{name}"), paths);
+    }
+}
+
+#[test]
+fn every_text_list_and_map_of_a_spec_has_a_limit() {
+    for crd in crds() {
+        let crd = serde_json::to_value(crd).unwrap();
+        let schema = &crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
+        let mut paths = Vec::new();
+        unlimited(&schema["properties"]["spec"], "spec", &mut paths);
+        assert!(paths.is_empty(), "{paths:?}");
+    }
+}
+
 #[test]
 fn every_policy_field_changes_an_object() {
     let changes: [(MakeSpec, &str, Value); 52] = [

@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn problems_of_policies() {
-    let table: [(MakeSpec, &str, Value, &str); 39] = [
+    let table: [(MakeSpec, &str, Value, &str); 45] = [
         (
             rich,
             "snapshot.fullSchedule",
@@ -167,6 +167,13 @@ fn problems_of_policies() {
         ),
         (local, "store.url", json!("file:///etc"), "mounted"),
         (local, "store.url", json!("/secrets/x"), "mounted"),
+        // Who spells a path in another way does not replace the program.
+        (local, "store.url", json!("//bin"), "mounted"),
+        (local, "store.url", json!("/./bin"), "mounted"),
+        (local, "store.url", json!("/bin/."), "mounted"),
+        (local, "store.url", json!("/.//secrets//x"), "mounted"),
+        (local, "store.url", json!("file:////bin/"), "mounted"),
+        (local, "store.url", json!("/."), "mounted"),
         (
             local,
             "store.options",

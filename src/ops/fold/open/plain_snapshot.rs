@@ -19,10 +19,15 @@ use crate::store::encryption;
 use crate::store::open::holds_backup;
 use crate::telemetry::progress::Step;
 use sha2::{Digest, Sha256};
+use std::cell::Cell;
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Cursor, Read, Seek, Write};
+use std::io::{self, BufRead, BufReader, Cursor, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 use std::sync::Arc;
+
+/// How many bytes of a zip archive are read to find its only file. Its list of files is held in memory, and may be
+/// long.
+const LONGEST_ZIP_DIRECTORY: usize = 1 << 20;
 
 /// An open plain snapshot file.
 pub struct PlainSnapshot {
@@ -300,6 +305,8 @@ impl Opener<'_> {
 
     /// Unpacks the only file of a zip archive.
     fn unzip(&self, file: impl Read + Seek) -> Result<Unpacked> {
+        let left = Cell::new(LONGEST_ZIP_DIRECTORY);
+        let file = LimitedFile { file, left: &left };
         let mut archive = zip::ZipArchive::new(BufReader::new(file)).map_err(zip_error)?;
         let mut only_file = None;
         for i in 0..archive.len() {
@@ -313,6 +320,7 @@ impl Opener<'_> {
         let Some(i) = only_file else {
             return Err(Error::corrupt("the zip archive holds no file"));
         };
+        left.set(usize::MAX);
         self.copy_out(archive.by_index(i).map_err(zip_error)?)
     }
 
@@ -429,9 +437,35 @@ fn refuse_delta(head: &[u8]) -> Result<()> {
     }
 }
 
+/// An archive of which a number of bytes can be read.
+struct LimitedFile<'a, F> {
+    file: F,
+    left: &'a Cell<usize>,
+}
+
+impl<F: Read> Read for LimitedFile<'_, F> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let n = self.file.read(out)?;
+        let Some(left) = self.left.get().checked_sub(n) else {
+            return Err(io::Error::from(Error::corrupt(
+                "the zip archive lists too many files, and that of a snapshot holds one: unpack it and give the snapshot file",
+            )));
+        };
+        self.left.set(left);
+        Ok(n)
+    }
+}
+
+impl<F: Seek> Seek for LimitedFile<'_, F> {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        self.file.seek(to)
+    }
+}
+
 fn zip_error(e: zip::result::ZipError) -> Error {
     use zip::result::ZipError;
     match e {
+        ZipError::Io(e) if e.get_ref().is_some_and(|e| e.is::<Error>()) => Error::io("", e),
         ZipError::Io(e) if e.raw_os_error().is_some() => Error::io("read the zip archive", e),
         ZipError::UnsupportedArchive(why) => Error::corrupt(format!(
             "the zip archive cannot be read ({why}): unpack it first"
