@@ -20,6 +20,15 @@ fn is_unsafe(c: char) -> bool {
 
 /// Escapes the unsafe characters of a text, except those for which `allowed` is true.
 pub(crate) fn escape_unsafe(text: &str, allowed: fn(char) -> bool) -> Cow<'_, str> {
+    replace_unsafe(text, allowed, |out, c| out.extend(c.escape_default()))
+}
+
+/// Replaces the unsafe characters of a text, except those for which `allowed` is true, with what `escape` appends.
+fn replace_unsafe(
+    text: &str,
+    allowed: fn(char) -> bool,
+    escape: fn(&mut String, char),
+) -> Cow<'_, str> {
     let escaped = |c: char| is_unsafe(c) && !allowed(c);
     if !text.chars().any(escaped) {
         return Cow::Borrowed(text);
@@ -27,7 +36,7 @@ pub(crate) fn escape_unsafe(text: &str, allowed: fn(char) -> bool) -> Cow<'_, st
     let mut out = String::with_capacity(text.len() + 16);
     for c in text.chars() {
         match escaped(c) {
-            true => out.extend(c.escape_default()),
+            true => escape(&mut out, c),
             false => out.push(c),
         }
     }
@@ -54,24 +63,14 @@ pub(crate) fn message(text: String) -> String {
     format!("{}…{}", &text[..begin], &text[end..])
 }
 
-/// Escapes the unsafe characters of JSON. It has them only in its strings, and a parser reads them as before.
+/// Escapes the unsafe characters of JSON, which are all in its strings. A parser reads the same values.
 pub(crate) fn json(text: &str) -> Cow<'_, str> {
-    let escaped = |c: char| is_unsafe(c) && c != '\n';
-    if !text.chars().any(escaped) {
-        return Cow::Borrowed(text);
-    }
-    let mut out = String::with_capacity(text.len() + 16);
-    for c in text.chars() {
-        match escaped(c) {
-            // None of them needs more than 16 bits.
-            true => out += &format!("\\u{:04x}", u32::from(c)),
-            false => out.push(c),
-        }
-    }
-    Cow::Owned(out)
+    // No unsafe character needs more than 16 bits.
+    let escape = |out: &mut String, c| *out += &format!("\\u{:04x}", u32::from(c));
+    replace_unsafe(text, |c| c == '\n', escape)
 }
 
-/// A writer of JSON that [escapes](json) it. A write must not end within a character: serializers end none there.
+/// A writer of JSON that [escapes](json) it. Serializers never end a write within a character.
 pub(crate) struct SafeJson<W>(pub W);
 
 impl<W: Write> Write for SafeJson<W> {

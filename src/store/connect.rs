@@ -214,30 +214,39 @@ impl HttpService for WithoutRedirects {
         }
         let secrets = secrets(&request);
         let response = self.0.execute(request).await?;
-        let status = response.status();
-        match is_redirect(status) {
-            true => Ok(refusal(&uri, &response)),
-            false if status.is_success() => Ok(response),
-            false => without_secrets(response, &secrets).await,
+        if is_redirect(response.status()) {
+            Ok(refusal(&uri, &response))
+        } else if response.status().is_success() {
+            Ok(response)
+        } else {
+            without_secrets(response, &secrets).await
         }
     }
 }
 
 /// Returns the values of a request with which somebody could act as us.
 fn secrets(request: &HttpRequest) -> Vec<String> {
-    let headers = SECRET_HEADERS.iter();
-    let headers = headers.flat_map(|name| request.headers().get_all(name));
-    let headers = headers.filter_map(|value| value.to_str().ok());
-    // `Bearer TOKEN`
-    let values = headers.flat_map(|value| [value, value.rsplit(' ').next().unwrap_or_default()]);
-    let query = request.uri().query().unwrap_or_default();
-    let signatures = query.split('&').filter_map(|pair| pair.split_once('='));
-    let signatures = signatures.filter(|(name, _)| SECRET_PARAMETERS.contains(name));
-    let secrets = values.chain(signatures.map(|(_, value)| value));
+    let mut secrets = Vec::new();
+    for name in &SECRET_HEADERS {
+        for value in request.headers().get_all(name) {
+            let Ok(value) = value.to_str() else { continue };
+            secrets.push(value.to_owned());
+            // The token of `Bearer TOKEN`.
+            secrets.extend(value.rsplit_once(' ').map(|(_, token)| token.to_owned()));
+        }
+    }
+    secrets.extend(secret_parameters(request.uri()).map(str::to_owned));
+    secrets.retain(|secret| !secret.is_empty());
     secrets
-        .filter(|s| !s.is_empty())
-        .map(str::to_owned)
-        .collect()
+}
+
+/// Returns the values of the secret parameters of a URL. They may be empty.
+fn secret_parameters(uri: &Uri) -> impl Iterator<Item = &str> {
+    let pairs = uri.query().unwrap_or_default().split('&');
+    pairs.filter_map(|pair| {
+        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        SECRET_PARAMETERS.contains(&name).then_some(value)
+    })
 }
 
 /// Returns the beginning of a refusal, which becomes a message, without the secrets of its request: a server may
@@ -300,11 +309,7 @@ fn shows_secrets(method: &Method, uri: &Uri, headers: &HeaderMap) -> Option<Stri
         return None;
     }
     let is_login = *method == Method::POST && uri.path().ends_with("/auth/tokens");
-    let query = uri.query().unwrap_or_default();
-    let is_signed = query.split('&').any(|pair| {
-        let name = pair.split('=').next().unwrap_or_default();
-        SECRET_PARAMETERS.contains(&name)
-    });
+    let is_signed = secret_parameters(uri).next().is_some();
     let has_header = SECRET_HEADERS.iter().any(|name| headers.contains_key(name));
     let url = Url::parse(&uri.to_string()).ok()?;
     (is_login || is_signed || has_header)

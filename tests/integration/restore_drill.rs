@@ -56,7 +56,7 @@ fn a_real_etcd_holds_what_is_folded() {
     }
 }
 
-/// Who may write to the temporary directory puts links there that look like a killed drill's folder.
+/// Another user can put a link into the temporary directory that looks like the directory of a killed drill.
 #[test]
 fn a_drill_follows_no_link_of_another_user() {
     let temp = scratch::folder().unwrap();

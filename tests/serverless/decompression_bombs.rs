@@ -222,7 +222,7 @@ fn a_zip_of_a_million_files_is_not_held() {
     let folder = scratch::folder().unwrap();
     let (file, data) = (folder.path().join("x.zip"), folder.path().join("data"));
     let confined = Confined {
-        // 138 MiB of it are reserved for the files that the archive announces, and never used.
+        // The zip reader reserves 138 MiB for the announced files, before it reads their list.
         memory: 218 * MIB,
         file: MIB,
     };

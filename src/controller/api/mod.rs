@@ -54,12 +54,9 @@ fn limit(schema: &mut JSONSchemaProps) {
         }
         _ => {}
     }
-    let fields = schema
-        .properties
-        .iter_mut()
-        .flatten()
-        .map(|(_, field)| field);
-    fields.for_each(limit);
+    for (_, field) in schema.properties.iter_mut().flatten() {
+        limit(field);
+    }
     if let Some(JSONSchemaPropsOrArray::Schema(item)) = &mut schema.items {
         limit(item);
     }

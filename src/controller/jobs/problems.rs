@@ -244,7 +244,7 @@ impl Problems {
             return;
         };
         let is_odd = path.contains(':') || path.split('/').any(|part| part == "..");
-        let is_system = SYSTEM_DIRS.contains(&&*path);
+        let is_system = SYSTEM_DIRS.contains(&path.as_str());
         let is_reserved = RESERVED_DIRS.iter().any(|d| is_at_or_below(&path, d));
         if is_system || is_reserved || is_odd {
             let problem = format!(

@@ -23,12 +23,11 @@ pub fn plain_url(url: &str) -> String {
 /// Returns the folder of a local store, or `None` for any other URL. A path has one spelling: `/b` for `//b`,
 /// `/./b` and `/b/`. `..` stays.
 pub(super) fn local_path(url: &str) -> Option<String> {
-    let path = match url.starts_with('/') {
-        true => url.into(),
-        false => {
-            let url = Url::parse(url).ok().filter(|u| u.scheme() == "file")?;
-            url.to_file_path().ok()?
-        }
+    let path = if url.starts_with('/') {
+        PathBuf::from(url)
+    } else {
+        let url = Url::parse(url).ok().filter(|u| u.scheme() == "file")?;
+        url.to_file_path().ok()?
     };
     let path: PathBuf = path.components().collect();
     Some(path.to_str()?.to_owned())

@@ -6,6 +6,7 @@
 use super::compaction::up_to_revision;
 use super::task_queue::{QUEUED, TaskRefusal, failed_precondition};
 use super::{Action, PlannedEvent};
+use crate::base::printable;
 use crate::controller::api::{
     DEFAULT_TTL_SECONDS, EtcdBackupPolicy, EtcdBackupTask, EtcdBackupTaskStatus, LastOperation,
     LastRun, RunState, TaskError, TaskState, TaskType,
@@ -275,7 +276,7 @@ pub fn status(
             new.finished_at = Some(now);
             let error = TaskError {
                 code: refusal.code.to_owned(),
-                description: refusal.message.clone(),
+                description: printable::message(refusal.message.clone()),
                 observed_at: now,
             };
             new.last_errors.insert(0, error);
@@ -301,7 +302,7 @@ pub fn status(
         name: operation.to_owned(),
         state: operation_state.to_owned(),
         last_transition_time: unchanged.map_or(now, |o| o.last_transition_time),
-        reason,
+        reason: printable::message(reason),
     });
     new
 }

@@ -3,7 +3,6 @@
 //! Pure, over all tasks of a policy. First in, first out; but a task that waits for something else than its
 //! turn does not block the tasks behind it, because one of them may be what it waits for. Called by `plan`.
 
-use crate::base::printable;
 use crate::controller::api::{EtcdBackupPolicy, EtcdBackupTask, TaskConfig, TaskState, TaskType};
 use crate::controller::jobs;
 use crate::controller::observe::outcome::PodOutcome;
@@ -193,13 +192,13 @@ fn permanent_refusal(
     if !problems.is_empty() {
         return Some(TaskRefusal {
             code: "InvalidConfig",
-            message: printable::message(problems.join("; ")),
+            message: problems.join("; "),
         });
     }
     let not_allowed = (context.not_allowed)(task);
     (!not_allowed.is_empty()).then(|| TaskRefusal {
         code: "NotAllowed",
-        message: printable::message(not_allowed.join("; ")),
+        message: not_allowed.join("; "),
     })
 }
 

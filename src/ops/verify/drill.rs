@@ -554,21 +554,20 @@ impl DrillFolder {
 
 /// Removes the directories of this user's killed drills.
 fn remove_leftovers(temp_dir: &Path) {
+    let us = rustix::process::geteuid().as_raw();
     let entries = std::fs::read_dir(temp_dir).into_iter().flatten().flatten();
     for entry in entries {
         let name = entry.file_name();
         if !name.to_str().is_some_and(|n| n.starts_with(FOLDER_PREFIX)) {
             continue;
         }
-        // Other users may put links and folders there.
-        let is_ours = entry.metadata().is_ok_and(|found| {
-            found.is_dir() && found.uid() == rustix::process::geteuid().as_raw()
-        });
+        // Other users may put links and directories there.
+        let is_ours = entry.metadata().is_ok_and(|m| m.is_dir() && m.uid() == us);
+        if !is_ours {
+            continue;
+        }
         // A directory without a lock is being created by another drill.
-        let Some(lock) = is_ours
-            .then(|| File::open(entry.path().join(LOCK)).ok())
-            .flatten()
-        else {
+        let Ok(lock) = File::open(entry.path().join(LOCK)) else {
             continue;
         };
         if rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok() {

@@ -46,16 +46,15 @@ fn all_leaves(crd: usize) -> BTreeSet<String> {
     paths
 }
 
-/// Collects the paths of the texts, lists and maps that may be longer than any reader expects.
+/// Collects the paths of the texts, lists and maps without a limit, or with one above 4096.
 fn unlimited(schema: &Value, at: &str, paths: &mut Vec<String>) {
     let limit = match schema["type"].as_str() {
-        Some("string") => "maxLength",
-        Some("array") => "maxItems",
-        Some("object") if schema["properties"].is_null() => "maxProperties",
-        _ => "type",
+        Some("string") => Some("maxLength"),
+        Some("array") => Some("maxItems"),
+        Some("object") if schema["properties"].is_null() => Some("maxProperties"),
+        _ => None,
     };
-    let has_limit = limit == "type" || schema[limit].as_u64().is_some_and(|n| n <= 4096);
-    if !has_limit {
+    if limit.is_some_and(|name| schema[name].as_u64().is_none_or(|n| n > 4096)) {
         paths.push(at.to_owned());
     }
     for part in ["items", "additionalProperties"] {

@@ -167,7 +167,7 @@ fn problems_of_policies() {
         ),
         (local, "store.url", json!("file:///etc"), "mounted"),
         (local, "store.url", json!("/secrets/x"), "mounted"),
-        // Who spells a path in another way does not replace the program.
+        // No other spelling of a path replaces the program.
         (local, "store.url", json!("//bin"), "mounted"),
         (local, "store.url", json!("/./bin"), "mounted"),
         (local, "store.url", json!("/bin/."), "mounted"),

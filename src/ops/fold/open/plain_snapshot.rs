@@ -437,7 +437,7 @@ fn refuse_delta(head: &[u8]) -> Result<()> {
     }
 }
 
-/// An archive of which a number of bytes can be read.
+/// A zip archive that fails to be read after `left` bytes.
 struct LimitedFile<'a, F> {
     file: F,
     left: &'a Cell<usize>,
