@@ -29,6 +29,14 @@ use tokio::runtime::Runtime;
 
 pub const STAGING: &str = "deltafold-staging/";
 const IDENTITY: &str = "deltafold-identity.json";
+/// An identity in the form in which it is written, so that a copy of it has the same bytes.
+const RECORDED: &str = r#"{
+  "clusterId": "cafe",
+  "memberNames": [],
+  "recordedAt": "",
+  "formerClusterIds": []
+}
+"#;
 
 /// A snapshot of noise: `copy` checks only the checksum of its content.
 fn noise(bytes: usize, compression: Compression) -> Vec<u8> {
@@ -68,7 +76,7 @@ pub fn small() -> Objects {
         "deltafold-pins/Full-00000000-00000100-1000.gz",
         br#"{"reason": "audit"}"#,
     );
-    put(IDENTITY, br#"{"clusterId": "cafe"}"#);
+    put(IDENTITY, RECORDED.as_bytes());
     all
 }
 
