@@ -237,7 +237,8 @@ impl Drop for KeptFolder<'_> {
 impl Store {
     /// Returns how far the store's clock is ahead of this machine's; negative if it is behind. Writes and
     /// deletes an object to find out. Returns zero if the duration of the request, or times in whole seconds,
-    /// can explain the difference.
+    /// can explain the difference, and otherwise the lowest value that is possible: a time that is computed
+    /// with it is never later than the store's.
     ///
     /// # Errors
     /// Fails with the store's errors.
@@ -260,12 +261,12 @@ impl Store {
         self.remove_staging_folder();
         let modified = written?.map_err(failed)?.last_modified;
         // Some stores have whole seconds.
-        Ok(if modified + TimeDelta::seconds(1) < before {
-            modified - before
-        } else if modified > after {
-            modified - after
-        } else {
+        let is_explained =
+            (before..=after + TimeDelta::seconds(1)).contains(&(modified + TimeDelta::seconds(1)));
+        Ok(if is_explained {
             TimeDelta::zero()
+        } else {
+            modified - after
         })
     }
 
