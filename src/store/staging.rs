@@ -261,12 +261,11 @@ impl Store {
         self.remove_staging_folder();
         let modified = written?.map_err(failed)?.last_modified;
         // Some stores have whole seconds.
-        let is_explained =
-            (before..=after + TimeDelta::seconds(1)).contains(&(modified + TimeDelta::seconds(1)));
-        Ok(if is_explained {
-            TimeDelta::zero()
-        } else {
+        let is_behind = modified + TimeDelta::seconds(1) < before;
+        Ok(if is_behind || modified > after {
             modified - after
+        } else {
+            TimeDelta::zero()
         })
     }
 
