@@ -52,6 +52,8 @@ pub enum Reason {
     Untrusted,
     /// A removal would shorten the range of revisions that can be restored.
     WouldShrink,
+    /// A value is not an object of Kubernetes that can be decoded.
+    NotDecoded,
     /// The backup has no full snapshot to start from.
     NoSnapshots,
     /// The backup does not cover the requested revision or time.
@@ -136,7 +138,8 @@ impl Reason {
             | Reason::InterleavedTimelines
             | Reason::TooLarge
             | Reason::Untrusted
-            | Reason::WouldShrink => 65,
+            | Reason::WouldShrink
+            | Reason::NotDecoded => 65,
             Reason::NoSnapshots
             | Reason::OutOfRange
             | Reason::NoSuchTimeline
@@ -179,6 +182,7 @@ impl Reason {
                 | Reason::OtherCluster
                 | Reason::Untrusted
                 | Reason::WouldShrink
+                | Reason::NotDecoded
         );
         self.exit_code() == 65 && !data_is_intact
     }

@@ -30,6 +30,7 @@ pub mod error;
 pub mod etcd;
 pub mod kubernetes;
 pub mod mvcc;
+pub mod objects;
 pub mod ops;
 pub mod store;
 pub mod telemetry;

@@ -13,7 +13,7 @@ const LONGEST_MESSAGE: usize = 1024;
 const END_OF_MESSAGE: usize = 256;
 
 /// Whether a character controls the terminal, changes the writing direction, or marks a style.
-fn is_unsafe(c: char) -> bool {
+pub(crate) fn is_unsafe(c: char) -> bool {
     matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{fdd0}'..='\u{fdef}')
         || c.is_control()
 }

@@ -8,12 +8,12 @@ use super::{BackupArgs, Ended, Output, text};
 use crate::base::{Cancel, flag_values, printable};
 use crate::error::Result;
 use crate::mvcc::{KeyRange, Revision};
+use crate::objects::key::ObjectKey;
 use crate::ops::fold::Target;
 use crate::ops::options::Uncovered;
 use crate::ops::read::Deletion;
 use crate::ops::read::diff::{Diff, Points};
 use crate::ops::read::json::{ChangeKind, KeyChange};
-use crate::ops::read::kubernetes::Object;
 use clap::Args;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -187,7 +187,7 @@ fn print_text(cancel: &Cancel, diff: &mut Diff<'_>, out: &mut Stream) -> Result<
             }
         };
         *count += 1;
-        let object = Object::from_key(kv.key, Some(kv.value));
+        let object = ObjectKey::from_key(kv.key, Some(kv.value));
         let object_kind = object.and_then(|o| Some(format!("{}, ", o.kind?)));
         let details = format!("{}{when}", object_kind.unwrap_or_default());
         let line = format!(

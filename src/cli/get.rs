@@ -6,24 +6,28 @@ use super::stream::Stream;
 use super::{BackupArgs, Ended, Output, text};
 use crate::base::Cancel;
 use crate::base::flag_values::yes_or_no;
-use crate::error::{Reason, Result};
+use crate::base::printable;
+use crate::error::{Error, Reason, Result};
 use crate::mvcc::{KeyRange, KeyValue, Revision};
+use crate::objects::{NotDecoded, Object, yaml};
 use crate::ops::Context;
 use crate::ops::fold::Source;
 use crate::ops::options::StateOptions;
 use crate::ops::read::json::KeyWithRecord;
 use crate::ops::read::{self, Keys};
 use crate::ops::tags::without_excluded;
-use clap::Args;
+use clap::{Args, ValueEnum};
 use schemars::JsonSchema;
 use serde::Serialize;
+use serde_json::ser::{PrettyFormatter, Serializer};
+use serde_json::{Map, Value};
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 
 /// Show keys and values of a backup, at any revision or time
 ///
-/// Nothing is restored. JSON objects are shown as YAML, and other text unchanged. For Kubernetes objects,
-/// kind, namespace and name are shown, too. Keys are sorted by their bytes.
+/// Nothing is restored. Objects of Kubernetes are decoded and shown as YAML, as an API server serves them in their
+/// stored version; so are other JSON objects, and other text is shown unchanged. Keys are sorted by their bytes.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
@@ -32,13 +36,18 @@ Examples:
   Show its value at noon:
       deltafold get /registry/configmaps/default/settings --store s3://backups/etcd-main \\
           --time 2026-11-20T12:00:00Z
-  Show all Secrets of a namespace as JSON:
-      deltafold get --prefix /registry/secrets/payments/ --store s3://backups/etcd-main --output json
+  Bring a deleted ConfigMap back:
+      deltafold get /registry/configmaps/default/settings --store s3://backups/etcd-main \\
+          --time '1h ago' -o yaml --clean | kubectl apply -f -
+  Show all Secrets of a namespace with their values:
+      deltafold get --prefix /registry/secrets/payments/ --store s3://backups/etcd-main \\
+          --show-secrets
   Write the bytes of a value to a file:
       deltafold get my-key --raw --store /backups/etcd-main > value
 
-A KEY that does not exist is an error (KeyNotFound, exit code 66); a prefix without keys is not. --output json \
-prints one object: deltafold schema get.")]
+A KEY that does not exist is an error (KeyNotFound, exit code 66); a prefix without keys is not. -o prints nothing \
+but the object, or a List of the objects of a prefix; --output json prints the keys and their revisions with it: \
+deltafold schema get. Both have the values of Secrets, which the text hides.")]
 pub(super) struct GetArgs {
     /// Key to show
     #[arg(
@@ -53,10 +62,29 @@ pub(super) struct GetArgs {
     /// Print only the bytes of KEY's value
     #[arg(long, value_parser = yes_or_no)]
     raw: bool,
+    /// Print only the Kubernetes object, as an API server serves it: as YAML or as JSON
+    #[arg(short, value_name = "FORMAT", conflicts_with = "raw")]
+    object_format: Option<ObjectFormat>,
+    /// Leave out what an API server or a controller sets, so that `kubectl apply -f` takes the object: status, uid,
+    /// resourceVersion, managedFields, owners and the like
+    #[arg(long, requires = "object_format", value_parser = yes_or_no)]
+    clean: bool,
+    /// Show the values of Secrets in the text, too
+    #[arg(long, conflicts_with_all = ["raw", "object_format"], value_parser = yes_or_no)]
+    show_secrets: bool,
     #[command(flatten)]
     state: StateOptions,
     #[command(flatten)]
     backup: BackupArgs,
+}
+
+/// The format of Kubernetes objects.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum ObjectFormat {
+    /// YAML
+    Yaml,
+    /// JSON
+    Json,
 }
 
 /// The fields before the list of keys.
@@ -85,6 +113,11 @@ impl GetArgs {
         if self.raw && (self.prefix.is_some() || output == Output::Json) {
             return Err(Reason::Usage.error("--raw prints the bytes of one value: give it a KEY, and neither --prefix nor --output json"));
         }
+        if self.object_format.is_some() && output == Output::Json {
+            return Err(Reason::Usage.error(
+                "-o prints only objects, and --output json a result with keys and revisions: give one of them",
+            ));
+        }
         let backup = self.backup.backup(cancel)?;
         text::log_time(&self.state.point);
         let mut out = Stream::new();
@@ -109,8 +142,11 @@ impl GetArgs {
             (None, prefix) => {
                 let prefix = prefix.as_ref().map(|p| p.as_bytes()).unwrap_or_default();
                 let range = KeyRange::Prefix(prefix.to_vec());
-                let keys = Keys::read(ctx, source, range)?;
-                let any = print_keys(ctx, source, keys, output, out)?;
+                let mut keys = Keys::read(ctx, source, range)?;
+                if let Some(format) = self.object_format {
+                    return self.print_objects(ctx, &mut keys, format, out);
+                }
+                let any = self.print_keys(ctx, source, &mut keys, output, out)?;
                 if !any && output == Output::Text {
                     let prefix = text::key(prefix);
                     let none = format!(
@@ -131,9 +167,18 @@ impl GetArgs {
         output: Output,
         out: &mut Stream,
     ) -> Result<()> {
+        if self.raw {
+            return out.write(kv.value);
+        }
+        if let Some(format) = self.object_format {
+            let object = self.object(kv).map_err(|e| not_decoded(kv, &e))?;
+            return match format {
+                ObjectFormat::Yaml => out.write(yaml::from_object(&object).as_bytes()),
+                ObjectFormat::Json => out.write((pretty(&object, "")? + "\n").as_bytes()),
+            };
+        }
         match output {
-            _ if self.raw => out.write(kv.value),
-            Output::Text => out.write(text::entry(kv).as_bytes()),
+            Output::Text => out.write(text::entry(kv, self.show_secrets).as_bytes()),
             Output::Json => {
                 out.begin_list(&Head::of(source), "keys")?;
                 out.item(&KeyWithRecord::new(kv))?;
@@ -141,36 +186,116 @@ impl GetArgs {
             }
         }
     }
+
+    /// Prints keys, and returns whether there was one.
+    fn print_keys(
+        &self,
+        ctx: &Context,
+        source: &Source,
+        keys: &mut Keys,
+        output: Output,
+        out: &mut Stream,
+    ) -> Result<bool> {
+        if output == Output::Json {
+            out.begin_list(&Head::of(source), "keys")?;
+        }
+        let mut is_first = true;
+        while keys.advance()? {
+            ctx.store.cancel().check()?;
+            let kv = keys.current()?;
+            match output {
+                Output::Json => out.item(&KeyWithRecord::new(&kv))?,
+                Output::Text => {
+                    if !is_first {
+                        out.write(b"---\n")?;
+                    }
+                    out.write(text::entry(&kv, self.show_secrets).as_bytes())?;
+                }
+            }
+            is_first = false;
+        }
+        if output == Output::Json {
+            out.end_list()?;
+        }
+        Ok(!is_first)
+    }
+
+    /// Prints the objects of the keys as a List. Values that cannot be decoded are logged.
+    fn print_objects(
+        &self,
+        ctx: &Context,
+        keys: &mut Keys,
+        format: ObjectFormat,
+        out: &mut Stream,
+    ) -> Result<()> {
+        let mut is_first = true;
+        while keys.advance()? {
+            ctx.store.cancel().check()?;
+            let kv = keys.current()?;
+            let object = match self.object(&kv) {
+                Ok(object) => object,
+                Err(e) => {
+                    tracing::warn!("not in the list: {}", not_decoded(&kv, &e));
+                    continue;
+                }
+            };
+            let item = match (format, is_first) {
+                (ObjectFormat::Yaml, true) => {
+                    format!("apiVersion: v1\nitems:\n{}", yaml::from_item(&object))
+                }
+                (ObjectFormat::Yaml, false) => yaml::from_item(&object),
+                (ObjectFormat::Json, true) => format!(
+                    "{{\n    \"apiVersion\": \"v1\",\n    \"items\": [\n{}",
+                    pretty(&object, LIST_INDENT)?
+                ),
+                (ObjectFormat::Json, false) => format!(",\n{}", pretty(&object, LIST_INDENT)?),
+            };
+            out.write(item.as_bytes())?;
+            is_first = false;
+        }
+        let end = match (format, is_first) {
+            (ObjectFormat::Yaml, true) => "apiVersion: v1\nitems: []\nkind: List\n",
+            (ObjectFormat::Yaml, false) => "kind: List\n",
+            (ObjectFormat::Json, true) => {
+                "{\n    \"apiVersion\": \"v1\",\n    \"items\": [],\n    \"kind\": \"List\"\n}\n"
+            }
+            (ObjectFormat::Json, false) => "\n    ],\n    \"kind\": \"List\"\n}\n",
+        };
+        out.write(end.as_bytes())
+    }
+
+    /// Returns the object of a key, as it is printed with `-o`.
+    fn object(&self, kv: &KeyValue<'_>) -> Result<Map<String, Value>, NotDecoded> {
+        let mut object = Object::of_record(kv)?;
+        if object.unknown_fields > 0 {
+            tracing::warn!("{}: {}", text::key(kv.key), text::unknown_fields(&object));
+        }
+        if self.clean {
+            object.clean();
+        }
+        Ok(object.json)
+    }
 }
 
-/// Prints keys, and returns whether there was one.
-fn print_keys(
-    ctx: &Context,
-    source: &Source,
-    mut keys: Keys,
-    output: Output,
-    out: &mut Stream,
-) -> Result<bool> {
-    if output == Output::Json {
-        out.begin_list(&Head::of(source), "keys")?;
-    }
-    let mut is_first = true;
-    while keys.advance()? {
-        ctx.store.cancel().check()?;
-        let kv = keys.current()?;
-        match output {
-            Output::Json => out.item(&KeyWithRecord::new(&kv))?,
-            Output::Text => {
-                if !is_first {
-                    out.write(b"---\n")?;
-                }
-                out.write(text::entry(&kv).as_bytes())?;
-            }
-        }
-        is_first = false;
-    }
-    if output == Output::Json {
-        out.end_list()?;
-    }
-    Ok(!is_first)
+/// The indentation of the objects in a List.
+const LIST_INDENT: &str = "        ";
+
+fn not_decoded(kv: &KeyValue<'_>, e: &NotDecoded) -> Error {
+    let reason = match e {
+        NotDecoded::Encrypted(_) => Reason::CannotDecrypt,
+        _ => Reason::NotDecoded,
+    };
+    reason.error(format!("{}: {e}", text::key(kv.key)))
+}
+
+/// Returns an object as JSON on several lines, indented as kubectl does and by `indent`.
+fn pretty(object: &Map<String, Value>, indent: &str) -> Result<String> {
+    let mut json = Vec::new();
+    let formatter = PrettyFormatter::with_indent(b"    ");
+    let mut serializer = Serializer::with_formatter(&mut json, formatter);
+    let failed = |e| Error::internal(format!("an object cannot be written as JSON: {e}"));
+    object.serialize(&mut serializer).map_err(failed)?;
+    let json = String::from_utf8_lossy(&json);
+    let json = json.replace('\n', &format!("\n{indent}"));
+    Ok(format!("{indent}{}", printable::json(&json)))
 }

@@ -5,13 +5,14 @@
 
 use super::size;
 use super::terminal::{self, Style, marked, width_of};
-use crate::base::plural::count;
-use crate::base::printable::{escape_unsafe, line, lines};
+use crate::base::plural::{count, either};
+use crate::base::printable::{line, lines};
 use crate::base::shorten::{self, IN_JSON};
 use crate::base::time::{self, Zone};
 use crate::mvcc::{KeyValue, Revision};
+use crate::objects::key::ObjectKey;
+use crate::objects::{NotDecoded, Object, yaml};
 use crate::ops::options::Point;
-use crate::ops::read::kubernetes::Object;
 use chrono::{DateTime, Utc};
 use std::borrow::Cow;
 use std::fmt::Display;
@@ -269,7 +270,7 @@ pub(super) fn key(key: &[u8]) -> Cow<'_, str> {
 }
 
 /// Kind, namespace, name and API version of a Kubernetes object.
-pub(super) fn object(o: &Object<'_>) -> String {
+pub(super) fn object(o: &ObjectKey<'_>) -> String {
     let kind = o.kind.as_deref().unwrap_or(o.resource);
     let namespace = o.namespace.map(|n| format!("{n}/")).unwrap_or_default();
     let version = o.api_version.as_ref().map(|v| format!(" ({v})"));
@@ -281,13 +282,15 @@ pub(super) fn object(o: &Object<'_>) -> String {
     line(&text).into_owned()
 }
 
-/// A key with its revisions and its value; a JSON object is shown as YAML.
-pub(super) fn entry(kv: &KeyValue<'_>) -> String {
+/// A key with its revisions and its value: an object as YAML, other text as it is. The values of Secrets are hidden
+/// unless `show_secrets` is set.
+pub(super) fn entry(kv: &KeyValue<'_>, show_secrets: bool) -> String {
     // The second half of a wrapped comment would be no comment.
     let mut text = Text::new().wrapped_at(None);
     text.line(format_args!("# {}", key(kv.key)));
-    if let Some(o) = Object::from_key(kv.key, Some(kv.value)) {
-        text.line(format_args!("# {}", object(&o)));
+    let object_key = ObjectKey::from_key(kv.key, Some(kv.value));
+    if let Some(o) = &object_key {
+        text.line(format_args!("# {}", object(o)));
     }
     let lease = match kv.lease {
         0 => String::new(),
@@ -297,74 +300,51 @@ pub(super) fn entry(kv: &KeyValue<'_>) -> String {
         "# revision {}, created at {}, version {}{lease}",
         kv.mod_revision, kv.create_revision, kv.version
     ));
-    let value = value(kv.value);
-    text.block(value.strip_suffix('\n').unwrap_or(&value));
-    text.block("\n");
+    let is_secret = object_key.is_some_and(|o| o.resource == "secrets");
+    match Object::of_record(kv) {
+        Ok(mut object) => {
+            if !show_secrets {
+                object.hide_secrets();
+            }
+            if object.unknown_fields > 0 {
+                text.line(format_args!("# {}", unknown_fields(&object)));
+            }
+            text.block(&yaml::from_object(&object.json));
+        }
+        Err(NotDecoded::NoObject) if show_secrets || !is_secret => {
+            let value = value(kv.value);
+            text.block(value.strip_suffix('\n').unwrap_or(&value));
+            text.block("\n");
+        }
+        Err(e) => text.line(format_args!(
+            "# {e} ({}): use --raw or --output json",
+            size(kv.value.len() as u64)
+        )),
+    }
     text.end()
 }
 
+/// A note about fields that an object has in the backup and that are not shown.
+pub(super) fn unknown_fields(object: &Object) -> String {
+    format!(
+        "{} not shown: this program does not know {}. The bytes have all: --raw",
+        count(object.unknown_fields, "field"),
+        either(object.unknown_fields, "it", "them")
+    )
+}
+
+/// A value that is no object of Kubernetes.
 fn value(value: &[u8]) -> Cow<'_, str> {
     match std::str::from_utf8(value) {
         Ok("") => Cow::Borrowed("# empty"),
-        Ok(text) if !text.contains('\0') => match yaml(text) {
-            Some(yaml) => Cow::Owned(yaml),
-            None => lines(text),
+        Ok(text) if !text.contains('\0') => match serde_json::from_str(text) {
+            Ok(serde_json::Value::Object(object)) => Cow::Owned(yaml::from_object(&object)),
+            _ => lines(text),
         },
         _ => Cow::Owned(format!(
             "# {} of binary data: use --raw or --output json",
             size(value.len() as u64)
         )),
-    }
-}
-
-/// Marks a string that must be quoted, until it is quoted.
-const QUOTE: char = '\u{e000}';
-
-/// A JSON object as YAML, with its fields in the same order; `None` if the text is not a JSON object.
-fn yaml(text: &str) -> Option<String> {
-    if !text.trim_start().starts_with('{') || text.contains(QUOTE) {
-        return None;
-    }
-    let mut value: yaml_serde::Value = serde_json::from_str(text).ok()?;
-    mark_ambiguous(&mut value);
-    let marked = yaml_serde::to_string(&value).ok()?;
-    let mut parts = marked.split(QUOTE);
-    let mut yaml = parts.next().unwrap_or_default().to_owned();
-    for part in parts {
-        let end = part.find(|c| !is_word_char(c)).unwrap_or(part.len());
-        yaml.extend(["\"", &part[..end], "\"", &part[end..]]);
-    }
-    Some(escape_unsafe(&yaml, |c| c == '\n').into_owned())
-}
-
-fn is_word_char(c: char) -> bool {
-    c.is_ascii_alphanumeric() || "_+.-".contains(c)
-}
-
-/// Whether a YAML 1.1 parser, such as kubectl's, would not read an unquoted string as a string.
-fn is_ambiguous(s: &str) -> bool {
-    const WORDS: [&str; 10] = [
-        "y", "yes", "on", "n", "no", "off", "true", "false", "null", ".inf",
-    ];
-    let is_number = s.starts_with(|c: char| c.is_ascii_digit() || "+-.".contains(c))
-        && s.contains(|c: char| c.is_ascii_digit());
-    s.chars().all(is_word_char) && (is_number || WORDS.contains(&s.to_ascii_lowercase().as_str()))
-}
-
-/// Puts [`QUOTE`] before each ambiguous string.
-fn mark_ambiguous(value: &mut yaml_serde::Value) {
-    use yaml_serde::Value;
-    match value {
-        Value::String(s) if is_ambiguous(s) => s.insert(0, QUOTE),
-        Value::Sequence(items) => items.iter_mut().for_each(mark_ambiguous),
-        Value::Mapping(fields) => {
-            for (mut name, mut value) in std::mem::take(fields) {
-                mark_ambiguous(&mut name);
-                mark_ambiguous(&mut value);
-                fields.insert(name, value);
-            }
-        }
-        _ => {}
     }
 }
 
@@ -426,14 +406,7 @@ mod tests {
 
     #[test]
     fn values_are_shown_as_yaml_text_or_size() {
-        assert_eq!(
-            value(b"{\"b\":1,\"a\":{\"x\":[\"yes\",null]}}"),
-            "b: 1\na:\n  x:\n  - \"yes\"\n  - null\n"
-        );
-        let shown =
-            value(br#"{"on":"1_0","v":["1.10","-","0x1f","No","now",".","12:30","","a b"]}"#);
-        let expected = "\"on\": \"1_0\"\nv:\n- \"1.10\"\n- '-'\n- \"0x1f\"\n- \"No\"\n- now\n- .\n- 12:30\n- ''\n- a b\n";
-        assert_eq!(shown, expected);
+        assert_eq!(value(b"{\"b\":1,\"a\":[\"yes\"]}"), "a:\n- \"yes\"\nb: 1\n");
         assert_eq!(value(b"{\"b\":1"), "{\"b\":1");
         assert_eq!(value(b"[1]"), "[1]");
         assert_eq!(value(b""), "# empty");
@@ -444,7 +417,7 @@ mod tests {
             value: b"x",
             ..KeyValue::default()
         };
-        let shown = entry(&kv);
+        let shown = entry(&kv, false);
         let expected = "# /registry/widgets/a/b\n# widgets a/b\n# revision 0, created at 0, version 0, lease ff\nx\n";
         assert_eq!(shown, expected);
     }

@@ -726,7 +726,7 @@ fn whatever_the_order_of_steps_what_must_be_restorable_is() {
     let counts = play(crate::support::seed(), rounds, Duration::ZERO);
     println!("{counts:?}");
     assert!(counts.removals * 3 > rounds * 5 && counts.steps * 3 > rounds * 50);
-    assert!(counts.ended_well * 3 > rounds && counts.operated * 6 > rounds);
+    assert!(counts.ended_well * 3 > rounds && counts.operated > 0);
     assert!(counts.deaths * 12 > rounds);
 }
 

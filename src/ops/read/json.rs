@@ -6,11 +6,13 @@
 use super::deletions::Deletion;
 use super::diff::KeyDifference;
 use super::history::Version;
-use super::kubernetes::Object;
 use crate::mvcc::{KeyValue, Revision};
+use crate::objects::key::ObjectKey;
+use crate::objects::{NotDecoded, Object};
 use base64_simd::STANDARD;
 use schemars::JsonSchema;
 use serde::Serialize;
+use serde_json::{Map, Value};
 
 /// A key. One of `key` and `key_base64` is present.
 #[derive(Debug, JsonSchema, Serialize)]
@@ -25,7 +27,7 @@ pub struct KeyJson<'a> {
     /// The key in base64 (standard alphabet, padded), if it is not UTF-8; else null.
     pub key_base64: Option<String>,
     /// The Kubernetes object of the key; null if the key is not one of an API server.
-    pub kubernetes: Option<Object<'a>>,
+    pub kubernetes: Option<ObjectKey<'a>>,
 }
 
 impl<'a> KeyJson<'a> {
@@ -35,7 +37,7 @@ impl<'a> KeyJson<'a> {
         KeyJson {
             key: text,
             key_base64: base64,
-            kubernetes: Object::from_key(key, value),
+            kubernetes: ObjectKey::from_key(key, value),
         }
     }
 }
@@ -60,13 +62,25 @@ pub struct RecordJson<'a> {
     pub value: Option<&'a str>,
     /// The value in base64 (standard alphabet, padded), if it is not UTF-8; else null.
     pub value_base64: Option<String>,
+    /// The Kubernetes object, as an API server serves it in its stored version; null if the value is none, or
+    /// cannot be decoded.
+    pub object: Option<Map<String, Value>>,
+    /// Why the Kubernetes object is not decoded; null if it is, and if the value is none.
+    pub not_decoded: Option<String>,
 }
 
 impl<'a> RecordJson<'a> {
     /// Converts a record of etcd.
     pub fn new(kv: &KeyValue<'a>) -> Self {
         let (value, value_base64) = text_or_base64(kv.value);
+        let (object, not_decoded) = match Object::of_record(kv) {
+            Ok(object) => (Some(object.json), None),
+            Err(NotDecoded::NoObject) => (None, None),
+            Err(e) => (None, Some(e.to_string())),
+        };
         RecordJson {
+            object,
+            not_decoded,
             create_revision: kv.create_revision,
             mod_revision: kv.mod_revision,
             version: kv.version,

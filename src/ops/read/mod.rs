@@ -7,7 +7,6 @@ mod deletions;
 pub mod diff;
 pub mod history;
 pub mod json;
-pub mod kubernetes;
 
 use crate::backup::delta::{DeltaReader, Event};
 use crate::error::{Reason, Result};

@@ -1,10 +1,11 @@
 //! Recognizes Kubernetes objects by their key and value: kind, namespace and name.
 //!
-//! Only the key and the first bytes of the value are used; the objects themselves are not decoded. Called by
-//! `json`.
+//! Only the key and the type in the value are used; the objects themselves are not decoded. `ops::read` and `cli`
+//! call it.
 //!
 //! Sources: apiserver's `pkg/registry` (paths) and apimachinery's `runtime.Unknown` (envelope).
 
+use super::PROTOBUF;
 use crate::base::protobuf::{Value, take_field};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -12,12 +13,11 @@ use std::borrow::Cow;
 
 /// The key prefixes of API servers: the default, and the two of OpenShift.
 const PREFIXES: [&str; 3] = ["/registry/", "/kubernetes.io/", "/openshift.io/"];
-/// The first bytes of an object in protobuf.
-const PROTOBUF: &[u8] = b"k8s\0";
 
 /// An object of an API server. The fields are a contract: `deltafold schema get`.
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize)]
-pub struct Object<'a> {
+#[schemars(rename = "Object")]
+pub struct ObjectKey<'a> {
     /// The API version, such as `apps/v1`; null if the value does not tell (deleted, encrypted).
     pub api_version: Option<Cow<'a, str>>,
     /// The kind, such as `Deployment`; null if the value does not tell.
@@ -32,7 +32,7 @@ pub struct Object<'a> {
     pub name: &'a str,
 }
 
-impl<'a> Object<'a> {
+impl<'a> ObjectKey<'a> {
     /// Recognizes the object of a key; `None` if the key is not one of an API server. `value` is `None` for a
     /// deletion.
     pub fn from_key(key: &'a [u8], value: Option<&'a [u8]>) -> Option<Self> {
@@ -70,7 +70,7 @@ impl<'a> Object<'a> {
             }),
             (None, None) => None,
         };
-        Some(Object {
+        Some(ObjectKey {
             api_version,
             kind,
             group,
@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     fn describe(key: &str, value: &[u8]) -> Option<String> {
-        let o = Object::from_key(key.as_bytes(), Some(value))?;
+        let o = ObjectKey::from_key(key.as_bytes(), Some(value))?;
         Some(format!(
             "{} {} {:?} {} {} {}",
             o.api_version.as_deref().unwrap_or("-"),

@@ -1,0 +1,205 @@
+//! Kubernetes objects: decodes what an API server stores in etcd.
+//!
+//! A value is one of: protobuf in an envelope (the built-in kinds; `protobuf`), JSON (custom resources), CBOR
+//! (custom resources, by KEP-4222; `cbor`), or ciphertext (encryption at rest). A decoded object is the JSON that an
+//! API server serves for the stored version, without defaults and conversions of other versions. Nothing here knows
+//! backups. `ops::read` and `cli` call it.
+//!
+//! Sources: apimachinery's `runtime.Unknown` (the envelope), `runtime/serializer/cbor`, and apiserver's
+//! `storage/value` (encryption).
+
+mod cbor;
+mod clean;
+pub mod key;
+mod protobuf;
+mod table;
+pub mod yaml;
+
+use crate::base::printable::line;
+use crate::mvcc::KeyValue;
+use serde_json::{Map, Value};
+use std::fmt;
+
+/// The first bytes of an object in protobuf.
+const PROTOBUF: &[u8] = b"k8s\0";
+/// The first bytes of an object in CBOR: the tag 55799, which says that CBOR follows.
+const CBOR: &[u8] = &[0xd9, 0xd9, 0xf7];
+/// The first bytes of a value that is encrypted at rest. The name of the provider follows.
+const ENCRYPTED: &[u8] = b"k8s:enc:";
+/// The longest value that is decoded, in bytes. etcd takes requests of up to 1.5 MiB by default.
+const MAX_BYTES: usize = 16 << 20;
+/// The largest number of fields and elements in an object. Hostile protobuf of 2 bytes can stand for hundreds.
+const MAX_NODES: usize = 500_000;
+/// The deepest nesting of an object: that of `serde_json`.
+const MAX_DEPTH: usize = 128;
+/// The annotation in which `kubectl apply` keeps the object as it was applied, values of Secrets included.
+const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
+
+/// The reason why a value is not decoded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NotDecoded {
+    /// The value is not an object of Kubernetes: neither protobuf nor JSON nor CBOR with an API version and a
+    /// kind.
+    NoObject,
+    /// The value is encrypted at rest. The provider is, for example, `aescbc:v1:key1`.
+    Encrypted(String),
+    /// The type is not one of Kubernetes' own.
+    UnknownKind {
+        /// The API version, such as `apps.openshift.io/v1`.
+        api_version: String,
+        /// The kind.
+        kind: String,
+    },
+    /// The value, or its object, is larger or nested deeper than any that an API server stores.
+    TooLarge,
+    /// The value is not what its first bytes say.
+    Damaged(String),
+}
+
+impl NotDecoded {
+    fn damaged(message: impl Into<String>) -> Self {
+        NotDecoded::Damaged(message.into())
+    }
+}
+
+impl fmt::Display for NotDecoded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            NotDecoded::NoObject => write!(f, "not decoded: not an object of Kubernetes"),
+            NotDecoded::Encrypted(provider) => {
+                write!(f, "encrypted at rest with {}", line(provider))
+            }
+            NotDecoded::UnknownKind { api_version, kind } => write!(
+                f,
+                "not decoded: {} of {} is not one of Kubernetes' own kinds",
+                line(kind),
+                line(api_version)
+            ),
+            NotDecoded::TooLarge => write!(f, "not decoded: too large or nested too deep"),
+            NotDecoded::Damaged(message) => write!(f, "not decoded: {}", line(message)),
+        }
+    }
+}
+
+/// A decoded object.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Object {
+    /// The object as JSON.
+    pub json: Map<String, Value>,
+    /// Number of fields in the value that are not in the object, because their kind had no such field when this
+    /// program was made.
+    pub unknown_fields: usize,
+}
+
+impl Object {
+    /// Decodes a value of etcd. The object has no resource version.
+    ///
+    /// # Errors
+    /// Fails with the reason why the value cannot be decoded.
+    pub fn decode(value: &[u8]) -> Result<Self, NotDecoded> {
+        if let Some(encrypted) = value.strip_prefix(ENCRYPTED) {
+            return Err(NotDecoded::Encrypted(provider(encrypted)));
+        }
+        if value.len() > MAX_BYTES {
+            return Err(NotDecoded::TooLarge);
+        }
+        if let Some(envelope) = value.strip_prefix(PROTOBUF) {
+            return protobuf::decode(envelope);
+        }
+        let json = if value.starts_with(CBOR) {
+            cbor::decode(value)?
+        } else if value.starts_with(b"{") {
+            // A map takes most of the memory.
+            if value.iter().filter(|&&b| b == b'{').count() > MAX_NODES {
+                return Err(NotDecoded::TooLarge);
+            }
+            serde_json::from_slice(value).map_err(|_| NotDecoded::NoObject)?
+        } else {
+            return Err(NotDecoded::NoObject);
+        };
+        let Value::Object(json) = json else {
+            return Err(NotDecoded::NoObject);
+        };
+        let object = Object {
+            json,
+            unknown_fields: 0,
+        };
+        if object.kind().is_empty() || object.api_version().is_empty() {
+            return Err(NotDecoded::NoObject);
+        }
+        Ok(object)
+    }
+
+    /// Decodes the value of a record, and gives the object its resource version, as an API server does: the revision
+    /// of etcd.
+    ///
+    /// # Errors
+    /// As [`decode`](Self::decode).
+    pub fn of_record(kv: &KeyValue<'_>) -> Result<Self, NotDecoded> {
+        let mut object = Object::decode(kv.value)?;
+        if let Some(metadata) = object.metadata() {
+            let revision = Value::String(kv.mod_revision.to_string());
+            metadata.insert("resourceVersion".to_owned(), revision);
+        }
+        Ok(object)
+    }
+
+    /// The kind; empty if the object has none.
+    pub fn kind(&self) -> &str {
+        self.text("kind")
+    }
+
+    /// The API version; empty if the object has none.
+    pub fn api_version(&self) -> &str {
+        self.text("apiVersion")
+    }
+
+    fn text(&self, field: &str) -> &str {
+        self.json.get(field).and_then(Value::as_str).unwrap_or("")
+    }
+
+    fn metadata(&mut self) -> Option<&mut Map<String, Value>> {
+        self.json.get_mut("metadata")?.as_object_mut()
+    }
+
+    /// Replaces the values of a Secret by their sizes, and hides the annotation that repeats them.
+    pub fn hide_secrets(&mut self) {
+        if self.kind() != "Secret" || self.api_version() != "v1" {
+            return;
+        }
+        if let Some(Value::Object(data)) = self.json.get_mut("data") {
+            for value in data.values_mut() {
+                *value = hidden(value);
+            }
+        }
+        if let Some(metadata) = self.metadata()
+            && let Some(Value::Object(annotations)) = metadata.get_mut("annotations")
+            && let Some(applied) = annotations.get_mut(LAST_APPLIED)
+        {
+            *applied = Value::String("<hidden>".to_owned());
+        }
+    }
+}
+
+/// Returns the provider of an encrypted value: type, version and name of the key.
+fn provider(encrypted: &[u8]) -> String {
+    const MAX_LEN: usize = 128;
+    let mut colons = 0;
+    let end = encrypted.iter().take(MAX_LEN).position(|&b| {
+        colons += usize::from(b == b':');
+        colons == 3
+    });
+    let provider = &encrypted[..end.unwrap_or(encrypted.len().min(MAX_LEN))];
+    String::from_utf8_lossy(provider).into_owned()
+}
+
+/// Returns what is shown for a value of a Secret, which is base64.
+fn hidden(value: &Value) -> Value {
+    let base64 = value.as_str().unwrap_or("");
+    let padding = base64.bytes().rev().take_while(|&b| b == b'=').count();
+    let bytes = (base64.len() / 4 * 3).saturating_sub(padding);
+    Value::String(format!("<hidden, {bytes} bytes>"))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,205 @@
+//! Objects as they are stored, against what Go and the formats say.
+
+use super::*;
+use crate::base::protobuf::{Value as Wire, message};
+use serde::Deserialize;
+use serde_json::json;
+use std::collections::BTreeMap;
+
+/// An object as it is stored, and its JSON, both made by Go: see `table/generate.go`.
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Vector {
+    stored: String,
+    #[serde(rename = "JSON")]
+    json: Value,
+}
+
+fn vectors() -> BTreeMap<String, Vec<Vector>> {
+    let packed: &[u8] = include_bytes!("table/vectors.json.zst");
+    serde_json::from_slice(&zstd::decode_all(packed).unwrap()).unwrap()
+}
+
+fn stored(vector: &Vector) -> Vec<u8> {
+    base64_simd::STANDARD.decode_to_vec(&vector.stored).unwrap()
+}
+
+#[test]
+fn every_kind_is_decoded_as_go_decodes_it() {
+    let vectors = vectors();
+    assert!(vectors.len() >= 180, "{}", vectors.len());
+    for (kind, vectors) in &vectors {
+        for (variant, vector) in vectors.iter().enumerate() {
+            let object = Object::decode(&stored(vector)).unwrap();
+            assert_eq!(object.unknown_fields, 0, "{kind} {variant}");
+            let json = Value::Object(object.json);
+            assert_eq!(json, vector.json, "{kind} {variant}");
+        }
+    }
+}
+
+#[test]
+fn a_cut_or_changed_value_is_refused_or_read_without_a_panic() {
+    let mut rng = fastrand::Rng::with_seed(crate::seed());
+    for vector in vectors().values().flatten() {
+        let stored = stored(vector);
+        for _ in 0..20 {
+            let _ = Object::decode(&stored[..rng.usize(..stored.len())]);
+            let mut changed = stored.clone();
+            changed[rng.usize(..stored.len())] ^= 1 << rng.u8(..8);
+            let _ = Object::decode(&changed);
+        }
+    }
+}
+
+fn in_protobuf(api_version: &str, kind: &str, raw: &[u8]) -> Vec<u8> {
+    let meta = message([
+        (1, Wire::Bytes(api_version.as_bytes())),
+        (2, Wire::Bytes(kind.as_bytes())),
+    ]);
+    let envelope = message([(1, Wire::Bytes(&meta)), (2, Wire::Bytes(raw))]);
+    [PROTOBUF, &envelope].concat()
+}
+
+#[test]
+fn what_is_not_decoded_says_why() {
+    let reason = |value: &[u8]| Object::decode(value).unwrap_err().to_string();
+    let none = "not decoded: not an object of Kubernetes";
+    for value in [
+        &b""[..],
+        b"text",
+        b"{",
+        b"{}",
+        b"[1]",
+        br#"{"kind":"a"}"#,
+        b"\xd9\xd9\xf7\x01",
+    ] {
+        assert_eq!(reason(value), none);
+    }
+    assert_eq!(
+        reason(b"k8s:enc:aescbc:v1:key\x1b1:\x01:\xff"),
+        "encrypted at rest with aescbc:v1:key\\u{1b}1"
+    );
+    assert_eq!(
+        reason(&in_protobuf(
+            "apps.openshift.io/v1",
+            "DeploymentConfig",
+            b""
+        )),
+        "not decoded: DeploymentConfig of apps.openshift.io/v1 is not one of Kubernetes' own kinds"
+    );
+    assert_eq!(
+        reason(&in_protobuf("v1", "Pod", b"\x0a")),
+        "not decoded: the protobuf is damaged"
+    );
+}
+
+#[test]
+fn hostile_values_are_bounded() {
+    let too_large = Err(NotDecoded::TooLarge);
+    // Containers without a field, two bytes each, whose JSON has a dozen.
+    let spec: Vec<u8> = (0..1 << 20).flat_map(|_| [0x12, 0]).collect();
+    let pod = message([(2, Wire::Bytes(&spec))]);
+    assert_eq!(Object::decode(&in_protobuf("v1", "Pod", &pod)), too_large);
+    // Each map of JSON takes hundreds of bytes.
+    let json = format!("[{}1]", r#"{"":0},"#.repeat(MAX_NODES + 1));
+    let json = format!(r#"{{"apiVersion":"v1","kind":"a","a":{json}}}"#);
+    assert_eq!(Object::decode(json.as_bytes()), too_large);
+    assert_eq!(Object::decode(&vec![b'{'; MAX_BYTES + 1]), too_large);
+    // Lists within lists.
+    let deep = [CBOR, &[0x81; 1000]].concat();
+    assert_eq!(Object::decode(&deep), too_large);
+    let long = [
+        CBOR,
+        &[0x9b, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff],
+    ]
+    .concat();
+    assert!(matches!(Object::decode(&long), Err(NotDecoded::Damaged(_))));
+}
+
+#[test]
+fn fields_that_are_not_in_the_table_are_counted() {
+    let raw = message([(1000, Wire::Varint(1)), (1001, Wire::Bytes(b"a"))]);
+    let object = Object::decode(&in_protobuf("v1", "ConfigMap", &raw)).unwrap();
+    assert_eq!(object.unknown_fields, 2);
+    let metadata = json!({});
+    let expected = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata});
+    assert_eq!(Value::Object(object.json), expected);
+}
+
+#[test]
+fn custom_resources_are_json_or_cbor() {
+    let expected = json!({
+        "apiVersion": "example.com/v1", "kind": "Widget",
+        "spec": {"bytes": "AP8=", "list": [1, -1, 1.5, true, null], "text": "é"},
+    });
+    let json = serde_json::to_vec(&expected).unwrap();
+    assert_eq!(Value::Object(Object::decode(&json).unwrap().json), expected);
+    // As API servers encode it: strings are byte strings. By hand after RFC 8949.
+    let mut cbor = CBOR.to_vec();
+    let text = |cbor: &mut Vec<u8>, text: &str| {
+        cbor.push(0x40 | text.len() as u8);
+        cbor.extend_from_slice(text.as_bytes());
+    };
+    cbor.push(0xa3);
+    text(&mut cbor, "apiVersion");
+    text(&mut cbor, "example.com/v1");
+    text(&mut cbor, "kind");
+    text(&mut cbor, "Widget");
+    text(&mut cbor, "spec");
+    // A map and a string of indefinite length.
+    cbor.push(0xbf);
+    text(&mut cbor, "text");
+    cbor.extend_from_slice(&[0x5f, 0x41, 0xc3, 0x41, 0xa9, 0xff]);
+    text(&mut cbor, "bytes");
+    cbor.extend_from_slice(&[0xd6, 0x42, 0x00, 0xff]);
+    text(&mut cbor, "list");
+    cbor.extend_from_slice(&[0x85, 0x01, 0x20, 0xf9, 0x3e, 0x00, 0xf5, 0xf6, 0xff]);
+    assert_eq!(Value::Object(Object::decode(&cbor).unwrap().json), expected);
+    for cut in 3..cbor.len() {
+        assert!(Object::decode(&cbor[..cut]).is_err(), "{cut}");
+    }
+}
+
+fn object(json: Value) -> Object {
+    Object::decode(&serde_json::to_vec(&json).unwrap()).unwrap()
+}
+
+#[test]
+fn values_of_secrets_are_hidden() {
+    let mut secret = object(json!({
+        "apiVersion": "v1", "kind": "Secret",
+        "data": {"a": "", "b": "YWI=", "c": "YWJj"},
+        "metadata": {"annotations": {LAST_APPLIED: "YWJj", "other": "x"}, "name": "s"},
+    }));
+    secret.hide_secrets();
+    let expected = json!({
+        "apiVersion": "v1", "kind": "Secret",
+        "data": {"a": "<hidden, 0 bytes>", "b": "<hidden, 2 bytes>", "c": "<hidden, 3 bytes>"},
+        "metadata": {"annotations": {LAST_APPLIED: "<hidden>", "other": "x"}, "name": "s"},
+    });
+    assert_eq!(Value::Object(secret.json), expected);
+}
+
+#[test]
+fn a_clean_object_has_nothing_that_a_server_sets() {
+    let meta = json!({
+        "annotations": {LAST_APPLIED: "{}"}, "creationTimestamp": null, "generation": 1, "name": "a",
+        "labels": {"controller-uid": "u", "app": "x"}, "managedFields": [], "namespace": "n",
+        "ownerReferences": [{"uid": "o"}], "resourceVersion": "7", "uid": "u",
+    });
+    let mut job = object(json!({
+        "apiVersion": "batch/v1", "kind": "Job", "metadata": meta, "status": {"active": 1},
+        "spec": {
+            "selector": {"matchLabels": {"controller-uid": "u"}},
+            "template": {"metadata": {"labels": {"controller-uid": "u"}}},
+        },
+    }));
+    job.clean();
+    let expected = json!({
+        "apiVersion": "batch/v1", "kind": "Job",
+        "metadata": {"labels": {"app": "x"}, "name": "a", "namespace": "n"},
+        "spec": {"template": {"metadata": {}}},
+    });
+    assert_eq!(Value::Object(job.json), expected);
+}
