@@ -21,5 +21,6 @@ mod restored_kubernetes;
 mod rights;
 mod snapshot_leases;
 mod soak;
+mod stored_objects;
 mod task_commands;
 mod tenants;

@@ -1,0 +1,217 @@
+//! What a real API server stored is decoded to what it serves.
+//!
+//! The danger: a field that is lost or changed on the way looks like the object that somebody wants back.
+
+use crate::support::etcd::Etcd;
+use crate::support::kube::{Api, Apiserver, Body};
+use crate::support::manifests::{documents, name};
+use crate::support::tools::EtcdVersion;
+use crate::support::{deltafold, run_json, scratch};
+use reqwest::Method;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Duration;
+
+const NAMESPACE: &str = "default";
+
+/// The resources of an API server: plural and whether they have a namespace, by API version and kind.
+struct Resources(BTreeMap<(String, String), (String, bool)>);
+
+impl Resources {
+    async fn of(api: &Api) -> Self {
+        let mut versions = vec!["v1".to_owned()];
+        let groups = api.must(Method::GET, "/apis", None).await;
+        for group in groups["groups"].as_array().unwrap() {
+            for version in group["versions"].as_array().unwrap() {
+                versions.push(version["groupVersion"].as_str().unwrap().to_owned());
+            }
+        }
+        let mut all = BTreeMap::new();
+        for version in versions {
+            // A group without a server behind it has no list.
+            let Ok(list) = api.ask(Method::GET, &root(&version), None).await else {
+                continue;
+            };
+            for resource in list["resources"].as_array().unwrap() {
+                let text = |field: &str| resource[field].as_str().unwrap().to_owned();
+                if !text("name").contains('/') {
+                    let namespaced = resource["namespaced"].as_bool().unwrap();
+                    all.insert((version.clone(), text("kind")), (text("name"), namespaced));
+                }
+            }
+        }
+        Resources(all)
+    }
+
+    /// The path of all objects of this one's kind in its namespace; `None` if the server does not serve the kind.
+    fn collection(&self, object: &Value) -> Option<String> {
+        let text = |field: &str| object[field].as_str().unwrap().to_owned();
+        let (plural, namespaced) = self.0.get(&(text("apiVersion"), text("kind")))?;
+        let root = root(&text("apiVersion"));
+        let namespace = object["metadata"]["namespace"].as_str();
+        Some(match namespaced {
+            true => format!(
+                "{root}/namespaces/{}/{plural}",
+                namespace.unwrap_or(NAMESPACE)
+            ),
+            false => format!("{root}/{plural}"),
+        })
+    }
+
+    fn path(&self, object: &Value) -> Option<String> {
+        let name = object["metadata"]["name"].as_str()?;
+        Some(format!("{}/{name}", self.collection(object)?))
+    }
+}
+
+fn root(version: &str) -> String {
+    match version.contains('/') {
+        true => format!("/apis/{version}"),
+        false => format!("/api/{version}"),
+    }
+}
+
+fn objects() -> Vec<Value> {
+    documents(include_str!("stored_objects.yaml"))
+}
+
+async fn create_all(api: &Api, objects: &[Value]) {
+    let resources = Resources::of(api).await;
+    let mut refusals = Vec::new();
+    for object in objects {
+        let collection = resources.collection(object);
+        let collection = collection.unwrap_or_else(|| panic!("no such kind: {object}"));
+        let path = format!("{collection}?fieldValidation=Strict");
+        let created = api.ask(Method::POST, &path, Some((Body::Json, object)));
+        let mut result = created.await;
+        // Some defaults are set when an object is read, so they are stored by its second write.
+        let path = format!("{collection}/{}", name(object));
+        let annotation = json!({"metadata": {"annotations": {"second": "write"}}});
+        if result.is_ok() {
+            result = api.merge(&path, &annotation).await;
+        }
+        if let Err(refused) = result {
+            refusals.push(format!("{}: {}", object["kind"], refused.message()));
+        }
+    }
+    assert_eq!(refusals, [""; 0]);
+}
+
+async fn take_full(etcd: &Etcd, store: &Path) {
+    let mut full = deltafold();
+    full.args([
+        "snapshot",
+        "full",
+        "--output",
+        "json",
+        "--endpoints",
+        etcd.endpoint(),
+        "--store",
+    ]);
+    let (code, _, stderr) = run_json(full.arg(store));
+    assert_eq!(code, 0, "{stderr}");
+}
+
+/// Every object of the store, as `get` prints it.
+fn stored(store: &Path) -> Vec<Value> {
+    let mut get = deltafold();
+    get.args([
+        "get",
+        "--prefix",
+        "/registry/",
+        "--output",
+        "json",
+        "--store",
+    ]);
+    let (code, result, stderr) = run_json(get.arg(store));
+    assert_eq!(code, 0, "{stderr}");
+    result["keys"].as_array().unwrap().clone()
+}
+
+/// Allocations of addresses and ports, and what servers tell each other, are served to nobody. CRDs are stored in a
+/// version that is not served any more.
+fn is_unserved(object: &Value) -> bool {
+    let has_no_name = object["metadata"]["name"].is_null();
+    has_no_name || object["kind"] == "CustomResourceDefinition"
+}
+
+/// `get --clean` prints objects that a new cluster takes.
+async fn is_taken_by_another_server(store: &Path, objects: &[Value]) {
+    let folder = scratch::folder().unwrap();
+    let etcd = Etcd::start(EtcdVersion::V3_6, &folder.path().join("data"));
+    let server = Apiserver::start(&etcd).await;
+    let api = server.api();
+    let mut get = deltafold();
+    get.args([
+        "get",
+        "--prefix",
+        "/registry/",
+        "-o",
+        "json",
+        "--clean",
+        "--store",
+    ]);
+    let printed = get.arg(store).output().unwrap();
+    let list: Value = serde_json::from_slice(&printed.stdout).unwrap();
+    assert_eq!(list["kind"], "List");
+    let same = |a: &Value, b: &Value| {
+        a["kind"] == b["kind"] && a["metadata"]["name"] == b["metadata"]["name"]
+    };
+    let items = list["items"].as_array().unwrap();
+    let clean: Vec<Value> = objects
+        .iter()
+        .filter(|o| !is_unserved(o) && o["kind"] != "Widget")
+        .map(|o| items.iter().find(|item| same(o, item)).unwrap().clone())
+        .collect();
+    create_all(&api, &clean).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_object_is_what_the_server_serves() {
+    let folder = scratch::folder().unwrap();
+    let etcd = Etcd::start(EtcdVersion::V3_6, &folder.path().join("data"));
+    let server = Apiserver::start(&etcd).await;
+    let api = server.api();
+    let objects = objects();
+    create_all(&api, &objects).await;
+    // A custom resource is served a moment after its definition.
+    while api.get("/apis/example.com/v1").await.is_none() {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let widget = json!({
+        "apiVersion": "example.com/v1", "kind": "Widget", "metadata": {"name": "w"},
+        "spec": {"size": 3, "ratio": 0.5, "none": null, "list": [{"a": "é"}]},
+    });
+    create_all(&api, std::slice::from_ref(&widget)).await;
+    let store = folder.path().join("store");
+    take_full(&etcd, &store).await;
+
+    let resources = Resources::of(&api).await;
+    let (mut same, mut changed, mut kinds) = (0, 0, BTreeMap::new());
+    for key in stored(&store) {
+        let object = &key["object"];
+        assert!(object.is_object(), "{}: {}", key["key"], key["not_decoded"]);
+        let Some(path) = resources.path(object) else {
+            assert!(is_unserved(object), "{}", key["key"]);
+            continue;
+        };
+        let served = api.must(Method::GET, &path, None).await;
+        if served["metadata"]["resourceVersion"] != object["metadata"]["resourceVersion"] {
+            // Servers renew their Leases and report conditions.
+            changed += 1;
+            continue;
+        }
+        assert_eq!(*object, served, "{}", key["key"]);
+        same += 1;
+        *kinds.entry(object["kind"].to_string()).or_insert(0) += 1;
+    }
+    println!("{same} are the same, {changed} have changed: {kinds:?}");
+    assert!(same > 200 && changed < 10, "{same} {changed}");
+    let objects = objects.iter().chain([&widget]);
+    for object in objects.clone().filter(|o| !is_unserved(o)) {
+        let kind = object["kind"].to_string();
+        assert!(kinds.contains_key(&kind), "{kind} was not compared");
+    }
+    is_taken_by_another_server(&store, &objects.cloned().collect::<Vec<_>>()).await;
+}
