@@ -2,12 +2,14 @@
 //!
 //! The comparison itself is `ops::read::diff`.
 
+use super::objects::ObjectArgs;
 use super::stream::Stream;
 use super::terminal::{self, Style};
 use super::{BackupArgs, Ended, Output, text};
 use crate::base::{Cancel, flag_values, printable};
 use crate::error::Result;
 use crate::mvcc::{KeyRange, Revision};
+use crate::objects::EncryptionKeys;
 use crate::objects::key::ObjectKey;
 use crate::ops::fold::Target;
 use crate::ops::options::Uncovered;
@@ -64,6 +66,8 @@ pub(super) struct DiffArgs {
     #[command(flatten)]
     uncovered: Uncovered,
     #[command(flatten)]
+    objects: ObjectArgs,
+    #[command(flatten)]
     backup: BackupArgs,
 }
 
@@ -107,9 +111,10 @@ impl DiffArgs {
         let prefix = self.prefix.as_ref().map(|p| p.as_bytes().to_vec());
         let range = KeyRange::Prefix(prefix.unwrap_or_default());
         let mut diff = Diff::read(&backup, first.as_ref(), &points, &range)?;
+        let keys = self.objects.keys()?;
         let mut out = Stream::new();
         let printed = match output {
-            Output::Json => print_json(cancel, &mut diff, &mut out),
+            Output::Json => print_json(cancel, &mut diff, &keys, &mut out),
             Output::Text => print_text(cancel, &mut diff, &mut out)
                 .and_then(|()| self.print_times(&diff, &mut out)),
         };
@@ -134,7 +139,12 @@ impl DiffArgs {
     }
 }
 
-fn print_json(cancel: &Cancel, diff: &mut Diff<'_>, out: &mut Stream) -> Result<()> {
+fn print_json(
+    cancel: &Cancel,
+    diff: &mut Diff<'_>,
+    keys: &EncryptionKeys,
+    out: &mut Stream,
+) -> Result<()> {
     // Both points may have the same warnings.
     let (old, new) = (&diff.from, &diff.to);
     let only_new = new.warnings.iter().filter(|w| !old.warnings.contains(w));
@@ -147,7 +157,7 @@ fn print_json(cancel: &Cancel, diff: &mut Diff<'_>, out: &mut Stream) -> Result<
     out.begin_list(&head, "changes")?;
     while let Some(changed) = diff.next()? {
         cancel.check()?;
-        if let Some(change) = KeyChange::new(&changed) {
+        if let Some(change) = KeyChange::new(&changed, keys) {
             out.item(&change)?;
         }
     }

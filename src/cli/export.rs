@@ -2,6 +2,7 @@
 //!
 //! `ops::read` reads the keys.
 
+use super::objects::ObjectArgs;
 use super::stream::Stream;
 use super::{BackupArgs, Ended, text};
 use crate::base::Cancel;
@@ -38,6 +39,8 @@ pub(super) struct ExportArgs {
     #[command(flatten)]
     state: StateOptions,
     #[command(flatten)]
+    objects: ObjectArgs,
+    #[command(flatten)]
     backup: BackupArgs,
 }
 
@@ -50,6 +53,7 @@ impl ExportArgs {
     }
 
     fn print(&self, cancel: &Cancel, out: &mut Stream) -> Result<()> {
+        let object_keys = self.objects.keys()?;
         let backup = self.backup.backup(cancel)?;
         text::log_time(&self.state.point);
         let prefix = self.prefix.as_ref().map(|p| p.as_bytes().to_vec());
@@ -62,7 +66,7 @@ impl ExportArgs {
         while keys.advance()? {
             is_empty = false;
             cancel.check()?;
-            out.line(&KeyWithRecord::new(&keys.current()?))?;
+            out.line(&KeyWithRecord::new(&keys.current()?, &object_keys))?;
         }
         if is_empty {
             // Standard output has nothing but keys.

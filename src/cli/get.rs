@@ -2,6 +2,7 @@
 //!
 //! `ops::read` reads the keys.
 
+use super::objects::ObjectArgs;
 use super::stream::Stream;
 use super::{BackupArgs, Ended, Output, text};
 use crate::base::Cancel;
@@ -9,7 +10,7 @@ use crate::base::flag_values::yes_or_no;
 use crate::base::printable;
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::{KeyRange, KeyValue, Revision};
-use crate::objects::{NotDecoded, Object, yaml};
+use crate::objects::{EncryptionKeys, NotDecoded, Object, yaml};
 use crate::ops::Context;
 use crate::ops::fold::Source;
 use crate::ops::options::StateOptions;
@@ -75,6 +76,8 @@ pub(super) struct GetArgs {
     #[command(flatten)]
     state: StateOptions,
     #[command(flatten)]
+    objects: ObjectArgs,
+    #[command(flatten)]
     backup: BackupArgs,
 }
 
@@ -118,73 +121,76 @@ impl GetArgs {
                 "-o prints only objects, and --output json a result with keys and revisions: give one of them",
             ));
         }
+        let printer = Printer {
+            args: self,
+            output,
+            keys: self.objects.keys()?,
+        };
         let backup = self.backup.backup(cancel)?;
         text::log_time(&self.state.point);
         let mut out = Stream::new();
         let printed = without_excluded(|| {
             let (ctx, source) = backup.open(&self.state.request())?;
-            self.print(ctx, &source, output, &mut out)
+            printer.print(ctx, &source, &mut out)
         });
         out.end(printed)
     }
+}
 
-    fn print(
-        &self,
-        ctx: &Context,
-        source: &Source,
-        output: Output,
-        out: &mut Stream,
-    ) -> Result<()> {
-        match (&self.key, &self.prefix) {
-            (Some(key), _) => read::get(ctx, source, key.as_bytes(), |kv| {
-                self.print_key(source, kv, output, out)
-            }),
-            (None, prefix) => {
-                let prefix = prefix.as_ref().map(|p| p.as_bytes()).unwrap_or_default();
-                let range = KeyRange::Prefix(prefix.to_vec());
-                let mut keys = Keys::read(ctx, source, range)?;
-                if let Some(format) = self.object_format {
-                    return self.print_objects(ctx, &mut keys, format, out);
-                }
-                let any = self.print_keys(ctx, source, &mut keys, output, out)?;
-                if !any && output == Output::Text {
-                    let prefix = text::key(prefix);
-                    let none = format!(
-                        "# no key begins with \"{prefix}\" at revision {}\n",
-                        source.target
-                    );
-                    out.write(none.as_bytes())?;
-                }
-                Ok(())
-            }
+/// How keys are printed.
+struct Printer<'a> {
+    args: &'a GetArgs,
+    output: Output,
+    /// What opens objects that an API server has encrypted.
+    keys: EncryptionKeys,
+}
+
+impl Printer<'_> {
+    fn print(&self, ctx: &Context, source: &Source, out: &mut Stream) -> Result<()> {
+        if let Some(key) = &self.args.key {
+            return read::get(ctx, source, key.as_bytes(), |kv| {
+                self.print_key(source, kv, out)
+            });
         }
+        let prefix = self.args.prefix.as_ref().map(|p| p.as_bytes());
+        let prefix = prefix.unwrap_or_default();
+        let mut keys = Keys::read(ctx, source, KeyRange::Prefix(prefix.to_vec()))?;
+        if let Some(format) = self.args.object_format {
+            return self.print_objects(ctx, &mut keys, format, out);
+        }
+        let has_keys = self.print_keys(ctx, source, &mut keys, out)?;
+        if !has_keys && self.output == Output::Text {
+            let prefix = text::key(prefix);
+            let revision = source.target;
+            let none = format!("# no key begins with \"{prefix}\" at revision {revision}\n");
+            out.write(none.as_bytes())?;
+        }
+        Ok(())
     }
 
-    fn print_key(
-        &self,
-        source: &Source,
-        kv: &KeyValue<'_>,
-        output: Output,
-        out: &mut Stream,
-    ) -> Result<()> {
-        if self.raw {
+    fn print_key(&self, source: &Source, kv: &KeyValue<'_>, out: &mut Stream) -> Result<()> {
+        if self.args.raw {
             return out.write(kv.value);
         }
-        if let Some(format) = self.object_format {
+        if let Some(format) = self.args.object_format {
             let object = self.object(kv).map_err(|e| not_decoded(kv, &e))?;
             return match format {
                 ObjectFormat::Yaml => out.write(yaml::from_object(&object).as_bytes()),
                 ObjectFormat::Json => out.write((pretty(&object, "")? + "\n").as_bytes()),
             };
         }
-        match output {
-            Output::Text => out.write(text::entry(kv, self.show_secrets).as_bytes()),
+        match self.output {
+            Output::Text => out.write(self.text(kv).as_bytes()),
             Output::Json => {
                 out.begin_list(&Head::of(source), "keys")?;
-                out.item(&KeyWithRecord::new(kv))?;
+                out.item(&KeyWithRecord::new(kv, &self.keys))?;
                 out.end_list()
             }
         }
+    }
+
+    fn text(&self, kv: &KeyValue<'_>) -> String {
+        text::entry(kv, &self.keys, self.args.show_secrets)
     }
 
     /// Prints keys, and returns whether there was one.
@@ -193,28 +199,27 @@ impl GetArgs {
         ctx: &Context,
         source: &Source,
         keys: &mut Keys,
-        output: Output,
         out: &mut Stream,
     ) -> Result<bool> {
-        if output == Output::Json {
+        if self.output == Output::Json {
             out.begin_list(&Head::of(source), "keys")?;
         }
         let mut is_first = true;
         while keys.advance()? {
             ctx.store.cancel().check()?;
             let kv = keys.current()?;
-            match output {
-                Output::Json => out.item(&KeyWithRecord::new(&kv))?,
+            match self.output {
+                Output::Json => out.item(&KeyWithRecord::new(&kv, &self.keys))?,
                 Output::Text => {
                     if !is_first {
                         out.write(b"---\n")?;
                     }
-                    out.write(text::entry(&kv, self.show_secrets).as_bytes())?;
+                    out.write(self.text(&kv).as_bytes())?;
                 }
             }
             is_first = false;
         }
-        if output == Output::Json {
+        if self.output == Output::Json {
             out.end_list()?;
         }
         Ok(!is_first)
@@ -266,11 +271,11 @@ impl GetArgs {
 
     /// Returns the object of a key, as it is printed with `-o`.
     fn object(&self, kv: &KeyValue<'_>) -> Result<Map<String, Value>, NotDecoded> {
-        let mut object = Object::of_record(kv)?;
+        let mut object = Object::of_record(kv, &self.keys)?;
         if object.unknown_fields > 0 {
             tracing::warn!("{}: {}", text::key(kv.key), text::unknown_fields(&object));
         }
-        if self.clean {
+        if self.args.clean {
             object.clean();
         }
         Ok(object.json)
@@ -282,7 +287,7 @@ const LIST_INDENT: &str = "        ";
 
 fn not_decoded(kv: &KeyValue<'_>, e: &NotDecoded) -> Error {
     let reason = match e {
-        NotDecoded::Encrypted(_) => Reason::CannotDecrypt,
+        NotDecoded::Encrypted { .. } => Reason::CannotDecrypt,
         _ => Reason::NotDecoded,
     };
     reason.error(format!("{}: {e}", text::key(kv.key)))

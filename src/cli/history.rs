@@ -2,6 +2,7 @@
 //!
 //! `ops::read::history` collects the versions.
 
+use super::objects::ObjectArgs;
 use super::stream::Stream;
 use super::{BackupArgs, Ended, Output, size, text};
 use crate::backup::chain::{RevisionRange, show_ranges};
@@ -41,6 +42,8 @@ pub(super) struct HistoryArgs {
     /// ID of the timeline to read, from `deltafold list --deep` [default: the newest timeline]
     #[arg(long, value_name = "ID")]
     timeline: Option<String>,
+    #[command(flatten)]
+    objects: ObjectArgs,
     #[command(flatten)]
     backup: BackupArgs,
 }
@@ -93,6 +96,7 @@ impl HistoryArgs {
     }
 
     fn print_json(&self, cancel: &Cancel, history: &mut History, out: &mut Stream) -> Result<()> {
+        let keys = self.objects.keys()?;
         let head = Head {
             name: KeyJson::new(self.key.as_bytes(), None),
             timeline: history.timeline.as_deref(),
@@ -103,7 +107,7 @@ impl HistoryArgs {
         out.begin_list(&head, "versions")?;
         while let Some(version) = history.next()? {
             cancel.check()?;
-            out.item(&VersionJson::new(&version))?;
+            out.item(&VersionJson::new(&version, &keys))?;
         }
         out.end_list()
     }

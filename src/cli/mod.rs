@@ -25,6 +25,7 @@ mod list;
 mod maintain;
 mod man;
 mod metrics;
+mod objects;
 mod parse;
 mod pin;
 mod print;

@@ -11,7 +11,7 @@ use crate::base::shorten::{self, IN_JSON};
 use crate::base::time::{self, Zone};
 use crate::mvcc::{KeyValue, Revision};
 use crate::objects::key::ObjectKey;
-use crate::objects::{NotDecoded, Object, yaml};
+use crate::objects::{EncryptionKeys, NotDecoded, Object, yaml};
 use crate::ops::options::Point;
 use chrono::{DateTime, Utc};
 use std::borrow::Cow;
@@ -284,7 +284,7 @@ pub(super) fn object(o: &ObjectKey<'_>) -> String {
 
 /// A key with its revisions and its value: an object as YAML, other text as it is. The values of Secrets are hidden
 /// unless `show_secrets` is set.
-pub(super) fn entry(kv: &KeyValue<'_>, show_secrets: bool) -> String {
+pub(super) fn entry(kv: &KeyValue<'_>, keys: &EncryptionKeys, show_secrets: bool) -> String {
     // The second half of a wrapped comment would be no comment.
     let mut text = Text::new().wrapped_at(None);
     text.line(format_args!("# {}", key(kv.key)));
@@ -301,7 +301,7 @@ pub(super) fn entry(kv: &KeyValue<'_>, show_secrets: bool) -> String {
         kv.mod_revision, kv.create_revision, kv.version
     ));
     let is_secret = object_key.is_some_and(|o| o.resource == "secrets");
-    match Object::of_record(kv) {
+    match Object::of_record(kv, keys) {
         Ok(mut object) => {
             if !show_secrets {
                 object.hide_secrets();
@@ -417,7 +417,7 @@ mod tests {
             value: b"x",
             ..KeyValue::default()
         };
-        let shown = entry(&kv, false);
+        let shown = entry(&kv, &EncryptionKeys::default(), false);
         let expected = "# /registry/widgets/a/b\n# widgets a/b\n# revision 0, created at 0, version 0, lease ff\nx\n";
         assert_eq!(shown, expected);
     }

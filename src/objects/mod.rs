@@ -10,6 +10,7 @@
 
 mod cbor;
 mod clean;
+mod encryption;
 pub mod key;
 mod protobuf;
 mod table;
@@ -17,6 +18,7 @@ pub mod yaml;
 
 use crate::base::printable::line;
 use crate::mvcc::KeyValue;
+pub use encryption::EncryptionKeys;
 use serde_json::{Map, Value};
 use std::fmt;
 
@@ -41,8 +43,13 @@ pub enum NotDecoded {
     /// The value is not an object of Kubernetes: neither protobuf nor JSON nor CBOR with an API version and a
     /// kind.
     NoObject,
-    /// The value is encrypted at rest. The provider is, for example, `aescbc:v1:key1`.
-    Encrypted(String),
+    /// The value is encrypted at rest.
+    Encrypted {
+        /// The provider and its key, such as `aescbc:v1:key1`.
+        provider: String,
+        /// Whether a key of that name was given, which does not open the value.
+        has_key: bool,
+    },
     /// The type is not one of Kubernetes' own.
     UnknownKind {
         /// The API version, such as `apps.openshift.io/v1`.
@@ -66,8 +73,13 @@ impl fmt::Display for NotDecoded {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             NotDecoded::NoObject => write!(f, "not decoded: not an object of Kubernetes"),
-            NotDecoded::Encrypted(provider) => {
-                write!(f, "encrypted at rest with {}", line(provider))
+            NotDecoded::Encrypted { provider, has_key } => {
+                let why = if *has_key {
+                    "the key of that name in --encryption-config does not open it"
+                } else {
+                    "give its key with --encryption-config"
+                };
+                write!(f, "encrypted at rest with {}: {why}", line(provider))
             }
             NotDecoded::UnknownKind { api_version, kind } => write!(
                 f,
@@ -98,7 +110,10 @@ impl Object {
     /// Fails with the reason why the value cannot be decoded.
     pub fn decode(value: &[u8]) -> Result<Self, NotDecoded> {
         if let Some(encrypted) = value.strip_prefix(ENCRYPTED) {
-            return Err(NotDecoded::Encrypted(provider(encrypted)));
+            return Err(NotDecoded::Encrypted {
+                provider: provider(encrypted),
+                has_key: false,
+            });
         }
         if value.len() > MAX_BYTES {
             return Err(NotDecoded::TooLarge);
@@ -130,13 +145,24 @@ impl Object {
         Ok(object)
     }
 
-    /// Decodes the value of a record, and gives the object its resource version, as an API server does: the revision
-    /// of etcd.
+    /// Decodes the value of a record, and opens it if it is encrypted at rest. Gives the object its resource version,
+    /// as an API server does: the revision of etcd.
     ///
     /// # Errors
     /// As [`decode`](Self::decode).
-    pub fn of_record(kv: &KeyValue<'_>) -> Result<Self, NotDecoded> {
-        let mut object = Object::decode(kv.value)?;
+    pub fn of_record(kv: &KeyValue<'_>, keys: &EncryptionKeys) -> Result<Self, NotDecoded> {
+        let mut object = match kv.value.strip_prefix(ENCRYPTED) {
+            None => Object::decode(kv.value)?,
+            Some(encrypted) => match keys.open(kv.key, encrypted) {
+                Some(value) => Object::decode(&value)?,
+                None => {
+                    return Err(NotDecoded::Encrypted {
+                        provider: provider(encrypted),
+                        has_key: keys.names(encrypted),
+                    });
+                }
+            },
+        };
         if let Some(metadata) = object.metadata() {
             let revision = Value::String(kv.mod_revision.to_string());
             metadata.insert("resourceVersion".to_owned(), revision);

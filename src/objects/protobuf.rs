@@ -91,9 +91,10 @@ impl Decoder<'_> {
         for (field, value) in fields.iter().zip(values) {
             self.count_node()?;
             let is_encoded = value.is_some();
+            let is_nullable = field.is_pointer || field.shape != Shape::One;
             let value = match value {
                 Some(value) => value,
-                None if field.is_pointer || field.shape != Shape::One => Value::Null,
+                None if is_nullable || field.r#type == Type::Bytes => Value::Null,
                 None => self.value(field, field.r#type.zero(), depth)?,
             };
             let is_empty = if field.is_pointer {

@@ -7,9 +7,10 @@ use crate::support::kube::{Api, Apiserver, Body};
 use crate::support::manifests::{documents, name};
 use crate::support::tools::EtcdVersion;
 use crate::support::{deltafold, run_json, scratch};
+use base64::prelude::{BASE64_STANDARD as STANDARD, Engine as _};
 use reqwest::Method;
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::Duration;
 
@@ -98,6 +99,19 @@ async fn create_all(api: &Api, objects: &[Value]) {
     assert_eq!(refusals, [""; 0]);
 }
 
+/// Creates a custom resource, which is served a moment after its definition, and returns it.
+async fn create_widget(api: &Api) -> Value {
+    while api.get("/apis/example.com/v1").await.is_none() {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let widget = json!({
+        "apiVersion": "example.com/v1", "kind": "Widget", "metadata": {"name": "w"},
+        "spec": {"size": 3, "ratio": 0.5, "none": null, "list": [{"a": "é"}]},
+    });
+    create_all(api, std::slice::from_ref(&widget)).await;
+    widget
+}
+
 async fn take_full(etcd: &Etcd, store: &Path) {
     let mut full = deltafold();
     full.args([
@@ -113,8 +127,8 @@ async fn take_full(etcd: &Etcd, store: &Path) {
     assert_eq!(code, 0, "{stderr}");
 }
 
-/// Every object of the store, as `get` prints it.
-fn stored(store: &Path) -> Vec<Value> {
+/// Every key of the store, as `get` prints it.
+fn stored(store: &Path, args: &[&str]) -> Vec<Value> {
     let mut get = deltafold();
     get.args([
         "get",
@@ -124,7 +138,7 @@ fn stored(store: &Path) -> Vec<Value> {
         "json",
         "--store",
     ]);
-    let (code, result, stderr) = run_json(get.arg(store));
+    let (code, result, stderr) = run_json(get.arg(store).args(args));
     assert_eq!(code, 0, "{stderr}");
     result["keys"].as_array().unwrap().clone()
 }
@@ -175,21 +189,13 @@ async fn every_object_is_what_the_server_serves() {
     let api = server.api();
     let objects = objects();
     create_all(&api, &objects).await;
-    // A custom resource is served a moment after its definition.
-    while api.get("/apis/example.com/v1").await.is_none() {
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-    let widget = json!({
-        "apiVersion": "example.com/v1", "kind": "Widget", "metadata": {"name": "w"},
-        "spec": {"size": 3, "ratio": 0.5, "none": null, "list": [{"a": "é"}]},
-    });
-    create_all(&api, std::slice::from_ref(&widget)).await;
+    let widget = create_widget(&api).await;
     let store = folder.path().join("store");
     take_full(&etcd, &store).await;
 
     let resources = Resources::of(&api).await;
     let (mut same, mut changed, mut kinds) = (0, 0, BTreeMap::new());
-    for key in stored(&store) {
+    for key in stored(&store, &[]) {
         let object = &key["object"];
         assert!(object.is_object(), "{}: {}", key["key"], key["not_decoded"]);
         let Some(path) = resources.path(object) else {
@@ -214,4 +220,87 @@ async fn every_object_is_what_the_server_serves() {
         assert!(kinds.contains_key(&kind), "{kind} was not compared");
     }
     is_taken_by_another_server(&store, &objects.cloned().collect::<Vec<_>>()).await;
+}
+
+/// Custom resources in CBOR, and objects that are encrypted at rest with each provider whose keys are in a file.
+#[tokio::test(flavor = "multi_thread")]
+async fn cbor_and_encryption_at_rest() {
+    let folder = scratch::folder().unwrap();
+    let secret = |n: u8, len: usize| STANDARD.encode(vec![n; len]);
+    let keys = |name: &str, secret: String| json!({"keys": [{"name": name, "secret": secret}]});
+    let provider = |resource: &str, provider: &str, keys: Value| json!({"resources": [resource], "providers": [{provider: keys}, {"identity": {}}]});
+    let configuration = json!({
+        "apiVersion": "apiserver.config.k8s.io/v1",
+        "kind": "EncryptionConfiguration",
+        "resources": [
+            provider("secrets", "aescbc", keys("a", secret(1, 32))),
+            provider("configmaps", "aesgcm", keys("b", secret(2, 24))),
+            provider("serviceaccounts", "aesgcm", keys("c", secret(3, 16))),
+            provider("deployments.apps", "secretbox", keys("d", secret(4, 32))),
+        ],
+    });
+    let file = folder.path().join("encryption.yaml");
+    std::fs::write(&file, configuration.to_string()).unwrap();
+    let file = file.to_str().unwrap();
+    let etcd = Etcd::start(EtcdVersion::V3_6, &folder.path().join("data"));
+    let args = [
+        format!("--encryption-provider-config={file}"),
+        "--feature-gates=CBORServingAndStorage=true".to_owned(),
+    ];
+    let server = Apiserver::start_with(&etcd, &args).await;
+    let api = server.api();
+    let encrypted = ["Secret", "ConfigMap", "ServiceAccount", "Deployment"];
+    let objects = objects();
+    let wanted = |o: &&Value| {
+        let kind = o["kind"].as_str().unwrap();
+        encrypted.contains(&kind) || kind == "CustomResourceDefinition"
+    };
+    create_all(
+        &api,
+        &objects.iter().filter(wanted).cloned().collect::<Vec<_>>(),
+    )
+    .await;
+    create_widget(&api).await;
+    let store = folder.path().join("store");
+    take_full(&etcd, &store).await;
+
+    let resources = Resources::of(&api).await;
+    let mut compared = BTreeSet::new();
+    for key in stored(&store, &["--encryption-config", file]) {
+        let object = &key["object"];
+        let kind = object["kind"].as_str().unwrap();
+        if encrypted.contains(&kind) || kind == "Widget" {
+            let path = resources.path(object).unwrap();
+            assert_eq!(*object, api.must(Method::GET, &path, None).await);
+            compared.insert(kind.to_owned());
+        }
+        let value = key["value_base64"].as_str().unwrap_or("");
+        let value = STANDARD.decode(value).unwrap();
+        if kind == "Widget" {
+            assert!(value.starts_with(b"\xd9\xd9\xf7"), "{kind}: {value:?}");
+        } else if encrypted.contains(&kind) {
+            assert!(value.starts_with(b"k8s:enc:"), "{kind}: {value:?}");
+        }
+    }
+    assert_eq!(compared.len(), 5, "{compared:?}");
+
+    // Without the keys, and with others of the same names.
+    let others = configuration.to_string().replace("AQEB", "BQUF");
+    let wrong = folder.path().join("others.yaml");
+    std::fs::write(&wrong, others).unwrap();
+    let wrong = ["--encryption-config", wrong.to_str().unwrap()];
+    for (args, why) in [
+        (&[][..], "give its key with --encryption-config"),
+        (
+            &wrong[..],
+            "the key of that name in --encryption-config does not open it",
+        ),
+    ] {
+        let all = stored(&store, args);
+        let secret = all
+            .iter()
+            .find(|k| k["key"] == "/registry/secrets/default/secret");
+        let expected = format!("encrypted at rest with aescbc:v1:a: {why}");
+        assert_eq!(secret.unwrap()["not_decoded"], expected);
+    }
 }

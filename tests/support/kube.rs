@@ -243,6 +243,8 @@ pub struct Apiserver {
     port: u16,
     api: Api,
     process: Process,
+    /// Its flags, beside those of every test.
+    args: Vec<String>,
     log: PathBuf,
     // Declared after the process, so removed after it.
     _folder: TempDir,
@@ -259,14 +261,25 @@ impl Apiserver {
         Self::start_in(folder, port, etcd).await
     }
 
+    /// Starts a server with further flags.
+    pub async fn start_with(etcd: &Etcd, args: &[String]) -> Self {
+        let folder = scratch::folder_named("apiserver-").expect("a folder for kube-apiserver");
+        Self::start_all(folder, free_port(), etcd, args).await
+    }
+
     /// Starts a server that keeps its own files in this folder.
     pub async fn start_in(folder: TempDir, port: u16, etcd: &Etcd) -> Self {
+        Self::start_all(folder, port, etcd, &[]).await
+    }
+
+    async fn start_all(folder: TempDir, port: u16, etcd: &Etcd, args: &[String]) -> Self {
         let tokens = format!("{TOKEN},admin,admin,system:masters\n{NOBODY},nobody,nobody\n");
         fs::write(folder.path().join("tokens.csv"), tokens).expect("write the tokens");
         let mut server = Self {
             port,
             api: Api::new(&format!("https://127.0.0.1:{port}"), TOKEN),
-            process: Self::spawn(folder.path(), port, etcd),
+            process: Self::spawn(folder.path(), port, etcd, args),
+            args: args.to_vec(),
             log: folder.path().join("apiserver.log"),
             _folder: folder,
         };
@@ -277,11 +290,11 @@ impl Apiserver {
     /// Restarts the server, as an upgrade does. Tokens that it signed stay valid.
     pub async fn restart(&mut self, etcd: &Etcd) {
         self.process.end();
-        self.process = Self::spawn(self._folder.path(), self.port, etcd);
+        self.process = Self::spawn(self._folder.path(), self.port, etcd, &self.args);
         self.wait_until_ready().await;
     }
 
-    fn spawn(folder: &Path, port: u16, etcd: &Etcd) -> Process {
+    fn spawn(folder: &Path, port: u16, etcd: &Etcd, args: &[String]) -> Process {
         let program = tools::kube_apiserver();
         let certs = folder.join("certs");
         // The server creates its own certificate there first. Its key also serves for service account tokens.
@@ -305,7 +318,8 @@ impl Apiserver {
             .args(["--service-account-issuer", "https://kubernetes.default.svc"])
             .args(["--authorization-mode", "RBAC"])
             .arg("--token-auth-file")
-            .arg(folder.join("tokens.csv"));
+            .arg(folder.join("tokens.csv"))
+            .args(args);
         let log = folder.join("apiserver.log");
         Process::spawn(&mut command, &log).unwrap_or_else(|err| panic!("{err}"))
     }

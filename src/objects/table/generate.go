@@ -81,9 +81,10 @@ func (g *generator) message(t reflect.Type) string {
 	fields := map[int]Field{}
 	for _, f := range g.table.Types[name] {
 		// A field that this version no longer has is in the JSON only if it is encoded.
-		removed := f
-		removed.Pointer, removed.Omit = true, true
-		fields[f.Number] = removed
+		if !f.Omit {
+			f.Pointer, f.Omit = true, true
+		}
+		fields[f.Number] = f
 	}
 	for _, f := range g.fields(t) {
 		if before, ok := fields[f.Number]; ok && (before.Name != f.Name || before.Type != f.Type) {

@@ -8,7 +8,7 @@ use super::diff::KeyDifference;
 use super::history::Version;
 use crate::mvcc::{KeyValue, Revision};
 use crate::objects::key::ObjectKey;
-use crate::objects::{NotDecoded, Object};
+use crate::objects::{EncryptionKeys, NotDecoded, Object};
 use base64_simd::STANDARD;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -70,10 +70,10 @@ pub struct RecordJson<'a> {
 }
 
 impl<'a> RecordJson<'a> {
-    /// Converts a record of etcd.
-    pub fn new(kv: &KeyValue<'a>) -> Self {
+    /// Converts a record of etcd. `keys` open what an API server has encrypted.
+    pub fn new(kv: &KeyValue<'a>, keys: &EncryptionKeys) -> Self {
         let (value, value_base64) = text_or_base64(kv.value);
-        let (object, not_decoded) = match Object::of_record(kv) {
+        let (object, not_decoded) = match Object::of_record(kv, keys) {
             Ok(object) => (Some(object.json), None),
             Err(NotDecoded::NoObject) => (None, None),
             Err(e) => (None, Some(e.to_string())),
@@ -102,11 +102,11 @@ pub struct KeyWithRecord<'a> {
 }
 
 impl<'a> KeyWithRecord<'a> {
-    /// Converts a record of etcd.
-    pub fn new(kv: &KeyValue<'a>) -> Self {
+    /// Converts a record of etcd. `keys` open what an API server has encrypted.
+    pub fn new(kv: &KeyValue<'a>, keys: &EncryptionKeys) -> Self {
         KeyWithRecord {
             key: KeyJson::new(kv.key, Some(kv.value)),
-            record: RecordJson::new(kv),
+            record: RecordJson::new(kv, keys),
         }
     }
 }
@@ -156,14 +156,14 @@ pub struct KeyChange<'a> {
 
 impl<'a> KeyChange<'a> {
     /// Converts a difference; `None` if it has neither an old nor a new record.
-    pub fn new(changed: &KeyDifference<'a>) -> Option<Self> {
+    pub fn new(changed: &KeyDifference<'a>, keys: &EncryptionKeys) -> Option<Self> {
         let change = ChangeKind::new(changed)?;
         let kv = changed.new.or(changed.old)?;
         Some(KeyChange {
             change,
             key: KeyJson::new(kv.key, Some(kv.value)),
-            old: changed.old.as_ref().map(RecordJson::new),
-            new: changed.new.as_ref().map(RecordJson::new),
+            old: changed.old.map(|kv| RecordJson::new(&kv, keys)),
+            new: changed.new.map(|kv| RecordJson::new(&kv, keys)),
             deletion: changed.deletion.clone(),
         })
     }
@@ -185,12 +185,12 @@ pub struct VersionJson<'a> {
 
 impl<'a> VersionJson<'a> {
     /// Converts a version.
-    pub fn new(version: &Version<'a>) -> Self {
+    pub fn new(version: &Version<'a>, keys: &EncryptionKeys) -> Self {
         VersionJson {
             revision: version.revision,
             time: version.time,
             deleted: version.kv.is_none(),
-            record: version.kv.as_ref().map(RecordJson::new),
+            record: version.kv.map(|kv| RecordJson::new(&kv, keys)),
         }
     }
 }
