@@ -10,9 +10,13 @@
 
 mod cbor;
 mod clean;
+pub mod columns;
 mod encryption;
 pub mod key;
 mod protobuf;
+pub mod reference;
+pub mod resource;
+pub mod selector;
 mod table;
 pub mod yaml;
 

@@ -4,7 +4,7 @@
 
 use crate::support::etcd::Etcd;
 use crate::support::kube::{Api, Apiserver, Body};
-use crate::support::manifests::{documents, name};
+use crate::support::manifests::{documents, kind, name};
 use crate::support::tools::EtcdVersion;
 use crate::support::{deltafold, run_json, scratch};
 use base64::prelude::{BASE64_STANDARD as STANDARD, Engine as _};
@@ -150,6 +150,53 @@ fn is_unserved(object: &Value) -> bool {
     has_no_name || object["kind"] == "CustomResourceDefinition"
 }
 
+/// `get KIND/NAMESPACE/NAME` finds every object.
+async fn objects_have_names(
+    store: &Path,
+    resources: &Resources,
+    api: &Api,
+    objects: impl Iterator<Item = &Value>,
+) {
+    for object in objects.filter(|o| !is_unserved(o)) {
+        let path = resources.path(object).unwrap();
+        let parts = match path.contains("/namespaces/default/") {
+            true => [kind(object), NAMESPACE, name(object)].join("/"),
+            false => [kind(object), name(object)].join("/"),
+        };
+        let mut get = deltafold();
+        get.args(["get", &parts, "-o", "json", "--store"])
+            .arg(store);
+        let printed = get.output().unwrap();
+        let stderr = String::from_utf8_lossy(&printed.stderr);
+        let got = serde_json::from_slice(&printed.stdout);
+        let got: Value = got.unwrap_or_else(|e| panic!("{parts}: {e}: {stderr}"));
+        assert_eq!(got, api.must(Method::GET, &path, None).await, "{parts}");
+    }
+    for (args, expected) in [
+        (
+            &["get", "wd", "--all"][..],
+            "NAMESPACE   NAME   SIZE   AGE\ndefault     w      3      ",
+        ),
+        (
+            &["get", "widgets.example.com", "-n", NAMESPACE],
+            "NAME   SIZE   AGE\nw      3      ",
+        ),
+        (
+            &["get", "po", "-n", NAMESPACE, "-l", "app in (web), !other"],
+            "NAME   READY   STATUS",
+        ),
+        (
+            &["get", "pod", "-n", NAMESPACE, "-l", "app!=web"],
+            "no pods at revision ",
+        ),
+    ] {
+        let mut get = deltafold();
+        let printed = get.args(args).arg("--store").arg(store).output().unwrap();
+        let stdout = String::from_utf8_lossy(&printed.stdout);
+        assert!(stdout.starts_with(expected), "{args:?}: {stdout}");
+    }
+}
+
 /// `get --clean` prints objects that a new cluster takes.
 async fn is_taken_by_another_server(store: &Path, objects: &[Value]) {
     let folder = scratch::folder().unwrap();
@@ -210,15 +257,18 @@ async fn every_object_is_what_the_server_serves() {
         }
         assert_eq!(*object, served, "{}", key["key"]);
         same += 1;
-        *kinds.entry(object["kind"].to_string()).or_insert(0) += 1;
+        *kinds.entry(kind(object).to_owned()).or_insert(0) += 1;
     }
     println!("{same} are the same, {changed} have changed: {kinds:?}");
     assert!(same > 200 && changed < 10, "{same} {changed}");
     let objects = objects.iter().chain([&widget]);
     for object in objects.clone().filter(|o| !is_unserved(o)) {
-        let kind = object["kind"].to_string();
-        assert!(kinds.contains_key(&kind), "{kind} was not compared");
+        assert!(
+            kinds.contains_key(kind(object)),
+            "{object} was not compared"
+        );
     }
+    objects_have_names(&store, &resources, &api, objects.clone()).await;
     is_taken_by_another_server(&store, &objects.cloned().collect::<Vec<_>>()).await;
 }
 

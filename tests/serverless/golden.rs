@@ -124,6 +124,12 @@ fn outputs_are_as_recorded() {
             "get --prefix /nothing/ --store store",
             &kubernetes,
         ),
+        (
+            "get-table",
+            "get configmaps -n shop --time 2026-11-21T02:31:00Z --store store",
+            &kubernetes,
+        ),
+        ("get-no-kind", "get gadget/a --store store", &kubernetes),
         ("get-no-key", "get /nothing --store store", &kubernetes),
         ("history", &history, &kubernetes),
         (

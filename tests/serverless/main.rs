@@ -22,6 +22,7 @@ mod long_chains;
 mod manifests;
 mod metrics;
 mod mounted_secrets;
+mod object_names;
 mod pages;
 mod plain_folders;
 mod prefix;

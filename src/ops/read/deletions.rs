@@ -1,7 +1,7 @@
 //! Finds when keys were deleted between two states of a timeline.
 //!
 //! Deltas record deletions with their times, and fulls the deletions that are not compacted. Both are read once,
-//! and sorted by key on disk if there are many. Called by [`super::diff`], for the first deleted key.
+//! and sorted by key on disk if there are many. Called by [`super::diff`], for the first deleted key, and by `cli`.
 
 use super::SORT_BUFFER_BYTES;
 use crate::backup::chain::RevisionRange;
@@ -37,7 +37,7 @@ pub struct Deletion {
 
 /// The deletions between two states, sorted by key.
 #[derive(Debug)]
-pub(super) struct Deletions {
+pub struct Deletions {
     sorted: Sorted,
     ended: bool,
     /// The time of the full in which a deletion without a time is seen.
@@ -50,7 +50,7 @@ impl Deletions {
     ///
     /// # Errors
     /// `Terminated`, `Io`, `NoSpace`.
-    pub(super) fn read(
+    pub(crate) fn read(
         ctx: &Context,
         scan: Option<&Scan>,
         new: &Source,
@@ -100,7 +100,7 @@ impl Deletions {
     ///
     /// # Errors
     /// `Io`.
-    pub(super) fn last_of(&mut self, key: &[u8]) -> Result<Deletion> {
+    pub fn last_of(&mut self, key: &[u8]) -> Result<Deletion> {
         while !self.ended && self.sorted.current().0 < key {
             self.advance()?;
         }

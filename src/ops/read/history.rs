@@ -241,12 +241,12 @@ impl VersionCollector<'_> {
 
     /// Reads deltas, on several threads.
     fn read_deltas(&mut self, ctx: &Context, slices: &[DeltaSlice]) -> Result<()> {
-        let key = self.key;
         let reader = SnapshotReader::new(ctx, slices.iter().map(|s| &s.snapshot));
+        let keys = [self.key.to_vec()];
         let collector = Mutex::new(&mut *self);
         find_first(ctx.threads, slices.len(), |nth| {
             let delta = reader.delta_in_turn(nth)?;
-            for_each_change(ctx, delta, &slices[nth], key, |e, kv| {
+            for_each_change(ctx, delta, &slices[nth], &keys, |_, e, kv| {
                 e.instant()?;
                 let mut collector = lock(&collector);
                 collector.add_version((e.main, e.sub), nth, Some(e.time), kv)

@@ -9,8 +9,11 @@ pub mod history;
 pub mod json;
 
 use crate::backup::delta::{DeltaReader, Event};
+use crate::base::{lock, unpoisoned};
 use crate::error::{Reason, Result};
 use crate::mvcc::{Change, KeyRange, KeyValue};
+use crate::objects::Object;
+use crate::objects::resource::{DEFINITIONS, Resource};
 use crate::ops::Context;
 use crate::ops::external_sort::{Sorted, Sorter};
 use crate::ops::fold::Source;
@@ -18,7 +21,8 @@ use crate::ops::fold::open::Payload;
 use crate::ops::fold::open::SnapshotReader;
 use crate::ops::fold::select::DeltaSlice;
 use crate::ops::parallel::find_first;
-pub use deletions::{Deletion, deletion_advice};
+pub use deletions::{Deletion, Deletions, deletion_advice};
+use std::sync::Mutex;
 
 /// The bytes of records that are held in memory while they are sorted.
 const SORT_BUFFER_BYTES: usize = 16 << 20;
@@ -65,62 +69,89 @@ impl Keys {
     }
 }
 
-/// Calls `each` with the newest record of a key. Deltas are read from the newest one back, until one changes
-/// the key.
+/// Calls `each` with the newest record of the first of these keys that exists. Deltas are read from the newest one
+/// back: of one key, until one changes it; of several, all, unless one has the first key.
 ///
 /// # Errors
-/// `KeyNotFound`; as [`Source::for_each_live`].
+/// `KeyNotFound`, about the first key; as [`Source::for_each_live`].
 pub fn get(
     ctx: &Context,
     source: &Source,
-    key: &[u8],
+    keys: &[Vec<u8>],
     mut each: impl FnMut(&KeyValue<'_>) -> Result<()>,
 ) -> Result<()> {
     let slices = source.delta_slices();
     let reader = SnapshotReader::new(ctx, slices.iter().rev().map(|s| &s.snapshot));
-    let newest_change = |nth: usize| {
+    // The newest change of each key, with the place of its delta.
+    let newest: Mutex<Vec<Option<(usize, Record)>>> = Mutex::new(vec![None; keys.len()]);
+    let read_delta = |nth: usize| {
         let slice = &slices[slices.len() - 1 - nth];
-        newest_change_in(ctx, reader.delta_in_turn(nth)?, slice, key)
+        let changes = newest_changes_in(ctx, reader.delta_in_turn(nth)?, slice, keys)?;
+        let is_decided = match changes.first() {
+            Some(Some(first)) => !first.is_empty() || keys.len() == 1,
+            _ => false,
+        };
+        for (newest, change) in lock(&newest).iter_mut().zip(changes) {
+            if let Some(change) = change
+                && newest.as_ref().is_none_or(|(before, _)| nth < *before)
+            {
+                *newest = Some((nth, change));
+            }
+        }
+        Ok(is_decided.then_some(()))
     };
-    let changed =
-        source.read_some_deltas(ctx, || find_first(ctx.threads, slices.len(), newest_change))?;
-    let is_in_base = changed.is_none();
-    let mut record = changed.unwrap_or_default();
+    source.read_some_deltas(ctx, || find_first(ctx.threads, slices.len(), read_delta))?;
+    let newest = unpoisoned(newest.into_inner());
+    let mut records: Vec<Option<Record>> = newest
+        .into_iter()
+        .map(|change| change.map(|(_, record)| record))
+        .collect();
     let mut begins_others = false;
-    if is_in_base {
+    if records
+        .first()
+        .is_some_and(|first| first.as_ref().is_none_or(Vec::is_empty))
+    {
         // Reading on may still fail, so `each` is called after everything was read.
-        source.for_each_live_in_base(ctx, KeyRange::Prefix(key.to_vec()), |kv| {
-            match kv.key == key {
-                true => kv.encode(&mut record),
-                false => begins_others = true,
+        let range = KeyRange::prefixes(keys.to_vec());
+        source.for_each_live_in_base(ctx, range, |kv| {
+            match keys.iter().position(|key| kv.key == key) {
+                None => begins_others |= keys.first().is_some_and(|k| kv.key.starts_with(k)),
+                Some(nth) if records[nth].is_none() => {
+                    kv.encode(records[nth].get_or_insert_default());
+                }
+                Some(_) => {}
             }
             Ok(())
         })?;
     }
-    if record.is_empty() {
-        let (key, revision) = (key.escape_ascii(), source.target);
-        let advice = match begins_others {
-            true => format!("for the keys that begin so give --prefix {key}"),
-            false => "see `deltafold history` for when it existed, or `deltafold get --prefix` for the keys that exist".to_owned(),
-        };
-        return Err(Reason::KeyNotFound.error(format!(
-            "there is no key \"{key}\" at revision {revision}: {advice}"
-        )));
+    if let Some(record) = records.iter().flatten().find(|record| !record.is_empty()) {
+        return each(&KeyValue::decode(record)?);
     }
-    each(&KeyValue::decode(&record)?)
+    let key = keys.first().map(|key| key.escape_ascii().to_string());
+    let (key, revision) = (key.unwrap_or_default(), source.target);
+    let advice = if begins_others {
+        format!("for the keys that begin so give --prefix {key}")
+    } else {
+        "see `deltafold history` for when it existed, or `deltafold get --prefix` for the keys that exist".to_owned()
+    };
+    Err(Reason::KeyNotFound.error(format!(
+        "there is no key \"{key}\" at revision {revision}: {advice}"
+    )))
 }
 
-/// Returns the newest record of `key` in a delta, which is empty if the key was deleted; `None` if the delta does
-/// not change the key.
-fn newest_change_in(
+/// An encoded record; empty for a deletion.
+type Record = Vec<u8>;
+
+/// Returns the newest change of each key in a delta; `None` if the delta does not change the key.
+fn newest_changes_in(
     ctx: &Context,
     delta: DeltaReader<'_, Payload>,
     slice: &DeltaSlice,
-    key: &[u8],
-) -> Result<Option<Vec<u8>>> {
-    let mut newest: Option<Vec<u8>> = None;
-    for_each_change(ctx, delta, slice, key, |_, kv| {
-        let record = newest.get_or_insert_default();
+    keys: &[Vec<u8>],
+) -> Result<Vec<Option<Record>>> {
+    let mut newest: Vec<Option<Record>> = vec![None; keys.len()];
+    for_each_change(ctx, delta, slice, keys, |nth, _, kv| {
+        let record = newest[nth].get_or_insert_default();
         record.clear();
         if let Some(kv) = kv {
             kv.encode(record);
@@ -130,18 +161,22 @@ fn newest_change_in(
     Ok(newest)
 }
 
-/// Calls `each` for every change of `key` in a delta, with the record of a put or `None` for a deletion.
+/// Calls `each` for every change of a key in a delta, with the index of the key, and the record of a put or `None` for a
+/// deletion.
 fn for_each_change(
     ctx: &Context,
     mut delta: DeltaReader<'_, Payload>,
     slice: &DeltaSlice,
-    key: &[u8],
-    mut each: impl FnMut(&Event<'_>, Option<&KeyValue<'_>>) -> Result<()>,
+    keys: &[Vec<u8>],
+    mut each: impl FnMut(usize, &Event<'_>, Option<&KeyValue<'_>>) -> Result<()>,
 ) -> Result<()> {
     let at = ctx.at(&slice.snapshot);
     let mut value = Vec::new();
     while let Some(e) = delta.next().map_err(&at)? {
-        if !slice.contains(e.main) || e.change.key() != key {
+        let Some(nth) = keys.iter().position(|key| e.change.key() == key) else {
+            continue;
+        };
+        if !slice.contains(e.main) {
             continue;
         }
         value.clear();
@@ -154,11 +189,30 @@ fn for_each_change(
                 }),
                 Change::Delete { .. } => None,
             };
-            each(&e, kv.as_ref())
+            each(nth, &e, kv.as_ref())
         };
         if let Err(e) = decode_change() {
             return Err(at(delta.explain(e)));
         }
     }
     Ok(())
+}
+
+/// Returns the kinds of the custom resources that a state defines. `prefix` is that of the API server. Definitions that
+/// cannot be decoded are logged.
+///
+/// # Errors
+/// As [`Source::for_each_live`].
+pub fn custom_resources(ctx: &Context, source: &Source, prefix: &str) -> Result<Vec<Resource>> {
+    let definitions = format!("{prefix}/{DEFINITIONS}/");
+    let mut keys = Keys::read(ctx, source, KeyRange::Prefix(definitions.into_bytes()))?;
+    let mut resources = Vec::new();
+    while keys.advance()? {
+        let kv = keys.current()?;
+        match Object::decode(kv.value) {
+            Ok(definition) => resources.extend(Resource::of_definition(&definition)),
+            Err(e) => tracing::warn!("{}: {e}", kv.key.escape_ascii()),
+        }
+    }
+    Ok(resources)
 }

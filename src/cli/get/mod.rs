@@ -1,18 +1,24 @@
 //! `deltafold get`: its arguments, and keys with their values as text or JSON.
 //!
-//! `ops::read` reads the keys.
+//! `objects` prints objects alone, and `table` the table of a kind. `ops::read` reads the keys.
+
+mod objects;
+mod table;
 
 use super::objects::ObjectArgs;
 use super::stream::Stream;
 use super::{BackupArgs, Ended, Output, text};
 use crate::base::Cancel;
 use crate::base::flag_values::yes_or_no;
-use crate::base::printable;
-use crate::error::{Error, Reason, Result};
+use crate::error::{Reason, Result};
 use crate::mvcc::{KeyRange, KeyValue, Revision};
-use crate::objects::{EncryptionKeys, NotDecoded, Object, yaml};
+use crate::objects::reference::Reference;
+use crate::objects::resource::{Resource, labels};
+use crate::objects::selector::Selector;
+use crate::objects::{EncryptionKeys, Object, yaml};
 use crate::ops::Context;
 use crate::ops::fold::Source;
+use crate::ops::fold::open::BackupLocation;
 use crate::ops::options::StateOptions;
 use crate::ops::read::json::KeyWithRecord;
 use crate::ops::read::{self, Keys};
@@ -20,7 +26,6 @@ use crate::ops::tags::without_excluded;
 use clap::{Args, ValueEnum};
 use schemars::JsonSchema;
 use serde::Serialize;
-use serde_json::ser::{PrettyFormatter, Serializer};
 use serde_json::{Map, Value};
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
@@ -38,11 +43,12 @@ Examples:
       deltafold get /registry/configmaps/default/settings --store s3://backups/etcd-main \\
           --time 2026-11-20T12:00:00Z
   Bring a deleted ConfigMap back:
-      deltafold get /registry/configmaps/default/settings --store s3://backups/etcd-main \\
+      deltafold get configmap/default/settings --store s3://backups/etcd-main \\
           --time '1h ago' -o yaml --clean | kubectl apply -f -
-  Show all Secrets of a namespace with their values:
-      deltafold get --prefix /registry/secrets/payments/ --store s3://backups/etcd-main \\
-          --show-secrets
+  Show the Pods of a namespace as they were at noon:
+      deltafold get pods -n shop --store s3://backups/etcd-main --time 12:00
+  Show a Secret with its values:
+      deltafold get secret/shop/db --store s3://backups/etcd-main --show-secrets
   Write the bytes of a value to a file:
       deltafold get my-key --raw --store /backups/etcd-main > value
 
@@ -50,7 +56,10 @@ A KEY that does not exist is an error (KeyNotFound, exit code 66); a prefix with
 but the object, or a List of the objects of a prefix; --output json prints the keys and their revisions with it: \
 deltafold schema get. Both have the values of Secrets, which the text hides.")]
 pub(super) struct GetArgs {
-    /// Key to show
+    /// Key to show, or KIND/NAMESPACE/NAME of a Kubernetes object, or KIND for a table of objects
+    ///
+    /// The kind is in any case, singular, plural or a short name (deployment, Deployments, deploy); KIND.GROUP if two
+    /// have the same name. KIND/NAME if the kind has no namespace. A key that exists exactly as given comes first.
     #[arg(
         value_name = "KEY",
         required_unless_present = "prefix",
@@ -60,6 +69,18 @@ pub(super) struct GetArgs {
     /// Show all keys with this prefix; an empty prefix means all keys
     #[arg(long, value_name = "P")]
     prefix: Option<OsString>,
+    /// Namespace of the objects
+    #[arg(short, long, value_name = "NAMESPACE", conflicts_with = "prefix")]
+    namespace: Option<String>,
+    /// Show the objects of KIND in all namespaces
+    #[arg(long, conflicts_with_all = ["prefix", "namespace"], value_parser = yes_or_no)]
+    all: bool,
+    /// Only show objects with these labels, such as app=web, "tier in (a, b)" or !legacy
+    #[arg(short = 'l', long, value_name = "LABELS", conflicts_with = "prefix")]
+    selector: Option<Selector>,
+    /// What the API server's keys begin with: its --etcd-prefix
+    #[arg(long, value_name = "PREFIX", default_value = "/registry")]
+    etcd_prefix: String,
     /// Print only the bytes of KEY's value
     #[arg(long, value_parser = yes_or_no)]
     raw: bool,
@@ -112,6 +133,11 @@ impl<'a> Head<'a> {
 }
 
 impl GetArgs {
+    /// Whether flags say that KEY is a kind or an object.
+    fn means_objects(&self) -> bool {
+        self.namespace.is_some() || self.all || self.selector.is_some()
+    }
+
     pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         if self.raw && (self.prefix.is_some() || output == Output::Json) {
             return Err(Reason::Usage.error("--raw prints the bytes of one value: give it a KEY, and neither --prefix nor --output json"));
@@ -121,12 +147,13 @@ impl GetArgs {
                 "-o prints only objects, and --output json a result with keys and revisions: give one of them",
             ));
         }
+        let backup = self.backup.backup(cancel)?;
         let printer = Printer {
             args: self,
             output,
             keys: self.objects.keys()?,
+            backup: &backup,
         };
-        let backup = self.backup.backup(cancel)?;
         text::log_time(&self.state.point);
         let mut out = Stream::new();
         let printed = without_excluded(|| {
@@ -143,17 +170,118 @@ struct Printer<'a> {
     output: Output,
     /// What opens objects that an API server has encrypted.
     keys: EncryptionKeys,
+    backup: &'a BackupLocation,
 }
 
 impl Printer<'_> {
     fn print(&self, ctx: &Context, source: &Source, out: &mut Stream) -> Result<()> {
-        if let Some(key) = &self.args.key {
-            return read::get(ctx, source, key.as_bytes(), |kv| {
-                self.print_key(source, kv, out)
-            });
+        let Some(key) = &self.args.key else {
+            let prefix = self.args.prefix.as_ref().map(|p| p.as_bytes());
+            return self.print_prefix(ctx, source, prefix.unwrap_or_default(), out);
+        };
+        let namespace = self.args.namespace.as_deref();
+        let reference = key.to_str().and_then(|k| Reference::parse(k, namespace));
+        match reference {
+            Some(reference) => self.print_referred(ctx, source, key.as_bytes(), &reference, out),
+            None => self.print_first_of(ctx, source, &[key.as_bytes().to_vec()], out),
         }
-        let prefix = self.args.prefix.as_ref().map(|p| p.as_bytes());
-        let prefix = prefix.unwrap_or_default();
+    }
+
+    /// Prints a key that may be the name of an object, or of a kind. A key that exists exactly as given comes first.
+    fn print_referred(
+        &self,
+        ctx: &Context,
+        source: &Source,
+        exact: &[u8],
+        reference: &Reference,
+        out: &mut Stream,
+    ) -> Result<()> {
+        let etcd_prefix = self.args.etcd_prefix.trim_end_matches('/');
+        let mut resources: Vec<Resource> = Resource::built_in().collect();
+        let mut resource = reference.resource(&resources)?;
+        let mut not_found = None;
+        if !self.args.means_objects() {
+            let mut keys = vec![exact.to_vec()];
+            if let Some(resource) = resource
+                && let Ok(key) = reference.key(resource, etcd_prefix)
+                && reference.name.is_some()
+            {
+                keys.push(key.into_bytes());
+            }
+            match self.print_first_of(ctx, source, &keys, out) {
+                Err(e) if e.reason() == Reason::KeyNotFound => not_found = Some(e),
+                printed => return printed,
+            }
+        }
+        let is_built_in = resource.is_some();
+        if !is_built_in {
+            resources = read::custom_resources(ctx, source, etcd_prefix)?;
+            resource = reference.resource(&resources)?;
+        }
+        let Some(resource) = resource else {
+            if let (Some(e), None) = (not_found, &reference.name) {
+                return Err(e);
+            }
+            let kind = &reference.kind;
+            return Err(Reason::KeyNotFound.error(format!(
+                "there is no key \"{}\" at revision {}, and \"{kind}\" is neither a kind of Kubernetes' own nor of a CustomResourceDefinition below {etcd_prefix}: check the name, or --etcd-prefix",
+                text::key(exact),
+                source.target,
+            )));
+        };
+        if reference.name.is_none() {
+            let range = reference.range(resource, etcd_prefix, self.args.all)?;
+            return self.print_kind(ctx, source, resource, &range, out);
+        }
+        if self.args.all || self.args.selector.is_some() {
+            return Err(Reason::Usage
+                .error("--all and --selector are for all objects of a KIND: leave out the name"));
+        }
+        let key = reference.key(resource, etcd_prefix)?;
+        match not_found {
+            Some(e) if is_built_in => Err(e),
+            _ => self.print_first_of(ctx, source, &[key.into_bytes()], out),
+        }
+    }
+
+    /// Prints all objects of a kind whose keys begin so.
+    fn print_kind(
+        &self,
+        ctx: &Context,
+        source: &Source,
+        resource: &Resource,
+        prefix: &str,
+        out: &mut Stream,
+    ) -> Result<()> {
+        let range = KeyRange::Prefix(prefix.as_bytes().to_vec());
+        if self.output == Output::Text && self.args.object_format.is_none() {
+            return self.print_table(ctx, source, resource, range, out);
+        }
+        let mut keys = Keys::read(ctx, source, range)?;
+        match self.args.object_format {
+            Some(format) => self.print_objects(ctx, &mut keys, format, out),
+            None => self.print_keys(ctx, source, &mut keys, out).map(drop),
+        }
+    }
+
+    /// Prints the first of these keys that exists.
+    fn print_first_of(
+        &self,
+        ctx: &Context,
+        source: &Source,
+        keys: &[Vec<u8>],
+        out: &mut Stream,
+    ) -> Result<()> {
+        read::get(ctx, source, keys, |kv| self.print_key(source, kv, out))
+    }
+
+    fn print_prefix(
+        &self,
+        ctx: &Context,
+        source: &Source,
+        prefix: &[u8],
+        out: &mut Stream,
+    ) -> Result<()> {
         let mut keys = Keys::read(ctx, source, KeyRange::Prefix(prefix.to_vec()))?;
         if let Some(format) = self.args.object_format {
             return self.print_objects(ctx, &mut keys, format, out);
@@ -168,15 +296,21 @@ impl Printer<'_> {
         Ok(())
     }
 
+    /// Whether the labels of an object are those that are asked for.
+    fn is_selected(&self, object: &Map<String, Value>) -> bool {
+        let selector = self.args.selector.as_ref();
+        selector.is_none_or(|selector| selector.matches(labels(object)))
+    }
+
     fn print_key(&self, source: &Source, kv: &KeyValue<'_>, out: &mut Stream) -> Result<()> {
         if self.args.raw {
             return out.write(kv.value);
         }
         if let Some(format) = self.args.object_format {
-            let object = self.object(kv).map_err(|e| not_decoded(kv, &e))?;
+            let object = self.object(kv).map_err(|e| objects::not_decoded(kv, &e))?;
             return match format {
                 ObjectFormat::Yaml => out.write(yaml::from_object(&object).as_bytes()),
-                ObjectFormat::Json => out.write((pretty(&object, "")? + "\n").as_bytes()),
+                ObjectFormat::Json => out.write((objects::pretty(&object, "")? + "\n").as_bytes()),
             };
         }
         match self.output {
@@ -208,6 +342,12 @@ impl Printer<'_> {
         while keys.advance()? {
             ctx.store.cancel().check()?;
             let kv = keys.current()?;
+            if self.args.selector.is_some() {
+                let object = Object::of_record(&kv, &self.keys);
+                if !object.is_ok_and(|object| self.is_selected(&object.json)) {
+                    continue;
+                }
+            }
             match self.output {
                 Output::Json => out.item(&KeyWithRecord::new(&kv, &self.keys))?,
                 Output::Text => {
@@ -224,83 +364,4 @@ impl Printer<'_> {
         }
         Ok(!is_first)
     }
-
-    /// Prints the objects of the keys as a List. Values that cannot be decoded are logged.
-    fn print_objects(
-        &self,
-        ctx: &Context,
-        keys: &mut Keys,
-        format: ObjectFormat,
-        out: &mut Stream,
-    ) -> Result<()> {
-        let mut is_first = true;
-        while keys.advance()? {
-            ctx.store.cancel().check()?;
-            let kv = keys.current()?;
-            let object = match self.object(&kv) {
-                Ok(object) => object,
-                Err(e) => {
-                    tracing::warn!("not in the list: {}", not_decoded(&kv, &e));
-                    continue;
-                }
-            };
-            let item = match (format, is_first) {
-                (ObjectFormat::Yaml, true) => {
-                    format!("apiVersion: v1\nitems:\n{}", yaml::from_item(&object))
-                }
-                (ObjectFormat::Yaml, false) => yaml::from_item(&object),
-                (ObjectFormat::Json, true) => format!(
-                    "{{\n    \"apiVersion\": \"v1\",\n    \"items\": [\n{}",
-                    pretty(&object, LIST_INDENT)?
-                ),
-                (ObjectFormat::Json, false) => format!(",\n{}", pretty(&object, LIST_INDENT)?),
-            };
-            out.write(item.as_bytes())?;
-            is_first = false;
-        }
-        let end = match (format, is_first) {
-            (ObjectFormat::Yaml, true) => "apiVersion: v1\nitems: []\nkind: List\n",
-            (ObjectFormat::Yaml, false) => "kind: List\n",
-            (ObjectFormat::Json, true) => {
-                "{\n    \"apiVersion\": \"v1\",\n    \"items\": [],\n    \"kind\": \"List\"\n}\n"
-            }
-            (ObjectFormat::Json, false) => "\n    ],\n    \"kind\": \"List\"\n}\n",
-        };
-        out.write(end.as_bytes())
-    }
-
-    /// Returns the object of a key, as it is printed with `-o`.
-    fn object(&self, kv: &KeyValue<'_>) -> Result<Map<String, Value>, NotDecoded> {
-        let mut object = Object::of_record(kv, &self.keys)?;
-        if object.unknown_fields > 0 {
-            tracing::warn!("{}: {}", text::key(kv.key), text::unknown_fields(&object));
-        }
-        if self.args.clean {
-            object.clean();
-        }
-        Ok(object.json)
-    }
-}
-
-/// The indentation of the objects in a List.
-const LIST_INDENT: &str = "        ";
-
-fn not_decoded(kv: &KeyValue<'_>, e: &NotDecoded) -> Error {
-    let reason = match e {
-        NotDecoded::Encrypted { .. } => Reason::CannotDecrypt,
-        _ => Reason::NotDecoded,
-    };
-    reason.error(format!("{}: {e}", text::key(kv.key)))
-}
-
-/// Returns an object as JSON on several lines, indented as kubectl does and by `indent`.
-fn pretty(object: &Map<String, Value>, indent: &str) -> Result<String> {
-    let mut json = Vec::new();
-    let formatter = PrettyFormatter::with_indent(b"    ");
-    let mut serializer = Serializer::with_formatter(&mut json, formatter);
-    let failed = |e| Error::internal(format!("an object cannot be written as JSON: {e}"));
-    object.serialize(&mut serializer).map_err(failed)?;
-    let json = String::from_utf8_lossy(&json);
-    let json = json.replace('\n', &format!("\n{indent}"));
-    Ok(format!("{indent}{}", printable::json(&json)))
 }

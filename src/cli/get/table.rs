@@ -1,0 +1,198 @@
+//! `deltafold get KIND`: a table of the objects of a kind.
+
+use super::super::stream::Stream;
+use super::super::text;
+use super::Printer;
+use crate::base::duration;
+use crate::base::printable::line;
+use crate::error::Result;
+use crate::mvcc::{KeyRange, KeyValue};
+use crate::objects::Object;
+use crate::objects::columns::{CellValue, Column};
+use crate::objects::resource::Resource;
+use crate::ops::Context;
+use crate::ops::fold::{Source, Target};
+use crate::ops::read::diff::{Diff, Points};
+use crate::ops::read::{Deletion, Keys};
+use chrono::{DateTime, Utc};
+use serde_json::Value;
+use std::collections::HashMap;
+
+/// The rows by which the widths of columns are decided. Later rows are printed one by one.
+const ROWS_FOR_WIDTHS: usize = 1000;
+
+impl Printer<'_> {
+    /// Prints a table of the objects of a range. For a moment in the past, it has a column with the time at which the
+    /// object was deleted later.
+    pub(super) fn print_table(
+        &self,
+        ctx: &Context,
+        source: &Source,
+        resource: &Resource,
+        range: KeyRange,
+        out: &mut Stream,
+    ) -> Result<()> {
+        let all_keys = resource.prefix(&self.args.etcd_prefix, None);
+        let point = &self.args.state.point;
+        let is_past = point.time.is_some() || point.revision.is_some();
+        let deletions = if is_past {
+            Some(self.later_deletions(source, &range)?)
+        } else {
+            None
+        };
+        let columns = Column::of(resource);
+        let has_namespaces = resource.is_namespaced && self.args.namespace.is_none();
+        let mut header: Vec<String> = Vec::new();
+        if has_namespaces {
+            header.push("NAMESPACE".to_owned());
+        }
+        header.push("NAME".to_owned());
+        header.extend(columns.iter().map(|c| c.header.clone()));
+        header.push("AGE".to_owned());
+        if is_past {
+            header.push("DELETED".to_owned());
+        }
+        let mut table = Table {
+            waiting: vec![header],
+            widths: Vec::new(),
+        };
+        let mut has_rows = false;
+        let now = point.time.unwrap_or_else(Utc::now);
+        let mut keys = Keys::read(ctx, source, range)?;
+        while keys.advance()? {
+            ctx.store.cancel().check()?;
+            let kv = keys.current()?;
+            let Some(mut row) = self.row(&kv, all_keys.len(), &columns, now) else {
+                continue;
+            };
+            if let Some(deletions) = &deletions {
+                row.push(deletions.get(kv.key).map_or_else(String::new, deleted));
+            }
+            table.add(row, out)?;
+            has_rows = true;
+        }
+        if !has_rows {
+            let none = format!("no {} at revision {}\n", resource.plural, source.target);
+            return out.write(none.as_bytes());
+        }
+        table.end(out)
+    }
+
+    /// Returns the row of an object, without its deletion; `None` if its labels are others than are asked for. The name
+    /// begins at `name_at` in the key, with the namespace if it has one.
+    fn row(
+        &self,
+        kv: &KeyValue<'_>,
+        name_at: usize,
+        columns: &[Column],
+        now: DateTime<Utc>,
+    ) -> Option<Vec<String>> {
+        let name = text::key(kv.key.get(name_at..).unwrap_or_default());
+        let mut row = Vec::new();
+        match name.split_once('/') {
+            Some((_, name)) if self.args.namespace.is_some() => row.push(name.to_owned()),
+            Some((namespace, name)) => row.extend([namespace.to_owned(), name.to_owned()]),
+            None => row.push(name.into_owned()),
+        }
+        match Object::of_record(kv, &self.keys) {
+            Ok(object) => {
+                if !self.is_selected(&object.json) {
+                    return None;
+                }
+                let object = Value::Object(object.json);
+                let age = |time: &str| {
+                    let time = DateTime::parse_from_rfc3339(time).ok();
+                    time.map(|t| duration::age((now - t.to_utc()).as_seconds_f64()))
+                };
+                let cells = columns.iter().map(|column| match column.value(&object) {
+                    CellValue::Text(text) => text,
+                    CellValue::Time(time) => age(&time).unwrap_or(time),
+                });
+                row.extend(cells);
+                let created = object.pointer("/metadata/creationTimestamp");
+                let created = created.and_then(Value::as_str).and_then(age);
+                row.push(created.unwrap_or_default());
+            }
+            Err(_) if self.args.selector.is_some() => return None,
+            Err(e) => {
+                row.extend(columns.iter().map(|_| String::new()));
+                row.push(e.to_string());
+            }
+        }
+        Some(row)
+    }
+
+    /// Returns the deletions of keys after a state.
+    fn later_deletions(
+        &self,
+        source: &Source,
+        range: &KeyRange,
+    ) -> Result<HashMap<Vec<u8>, Deletion>> {
+        let points = Points {
+            from: Target::Revision(source.target),
+            to: Target::Newest,
+            timeline: self.args.state.timeline.clone(),
+            or_newest: false,
+        };
+        let mut diff = Diff::read(self.backup, None, &points, range)?;
+        let mut deletions = HashMap::new();
+        while let Some(changed) = diff.next()? {
+            if let (Some(old), None) = (changed.old, changed.new) {
+                deletions.insert(old.key.to_vec(), changed.deletion.unwrap_or_default());
+            }
+        }
+        Ok(deletions)
+    }
+}
+
+/// When an object was deleted.
+fn deleted(deletion: &Deletion) -> String {
+    match (&deletion.time, &deletion.not_after, deletion.revision) {
+        (Some(time), _, _) => text::event_time(time),
+        (None, Some(time), _) => format!("by {}", text::event_time(time)),
+        (None, None, Some(revision)) => format!("revision {revision}"),
+        (None, None, None) => "yes".to_owned(),
+    }
+}
+
+/// A table that is printed while it is made.
+struct Table {
+    /// The rows until the widths are decided.
+    waiting: Vec<Vec<String>>,
+    widths: Vec<usize>,
+}
+
+impl Table {
+    fn add(&mut self, row: Vec<String>, out: &mut Stream) -> Result<()> {
+        if self.widths.is_empty() {
+            self.waiting.push(row);
+            if self.waiting.len() > ROWS_FOR_WIDTHS {
+                self.end(out)?;
+            }
+            return Ok(());
+        }
+        self.print(&row, out)
+    }
+
+    /// Decides the widths, and prints the rows that wait.
+    fn end(&mut self, out: &mut Stream) -> Result<()> {
+        let waiting = std::mem::take(&mut self.waiting);
+        for row in &waiting {
+            self.widths.resize(self.widths.len().max(row.len()), 0);
+            for (width, cell) in self.widths.iter_mut().zip(row) {
+                *width = cell.chars().count().max(*width);
+            }
+        }
+        waiting.iter().try_for_each(|row| self.print(row, out))
+    }
+
+    fn print(&self, row: &[String], out: &mut Stream) -> Result<()> {
+        let widths = self.widths.iter().chain(std::iter::repeat(&0));
+        let cells = row.iter().zip(widths);
+        let cells: Vec<String> = cells
+            .map(|(cell, &width)| format!("{:width$}", line(cell)))
+            .collect();
+        let text = format!("{}\n", cells.join("   ").trim_end());
+        out.write(text.as_bytes())
+    }
+}

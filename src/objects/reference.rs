@@ -1,0 +1,175 @@
+//! Objects by name: `KIND/NAMESPACE/NAME`.
+
+use super::resource::{Resource, called};
+use crate::error::{Error, Reason};
+
+/// What a user calls an object, or all objects of a kind: `KIND[.GROUP][/NAMESPACE][/NAME]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Reference {
+    /// The kind, in any case, its plural or a short name; with or without its group.
+    pub kind: String,
+    /// The namespace, if one is named.
+    pub namespace: Option<String>,
+    /// The name; `None` for all objects of the kind.
+    pub name: Option<String>,
+}
+
+impl Reference {
+    /// Parses a reference; `None` if the text is none, such as a key that begins with a slash. `namespace` is that of
+    /// a flag.
+    pub fn parse(text: &str, namespace: Option<&str>) -> Option<Self> {
+        let parts: Vec<&str> = text.split('/').collect();
+        let (kind, own_namespace, name) = match *parts {
+            [kind] => (kind, None, None),
+            [kind, name] => (kind, None, Some(name)),
+            [kind, namespace, name] => (kind, Some(namespace), Some(name)),
+            _ => return None,
+        };
+        let namespace = own_namespace.or(namespace);
+        if parts.iter().any(|part| part.is_empty()) {
+            return None;
+        }
+        Some(Reference {
+            kind: kind.to_owned(),
+            namespace: namespace.map(str::to_owned),
+            name: name.map(str::to_owned),
+        })
+    }
+
+    /// Returns the kind among `resources`; `None` if it is unknown.
+    ///
+    /// # Errors
+    /// Fails with `Usage` if several have the name.
+    pub fn resource<'r>(&self, resources: &'r [Resource]) -> Result<Option<&'r Resource>, Error> {
+        let all: Vec<&Resource> = called(resources, &self.kind).collect();
+        match *all {
+            [] => Ok(None),
+            [only] => Ok(Some(only)),
+            _ => {
+                let names: Vec<String> = all.iter().map(|r| r.full_name()).collect();
+                Err(Reason::Usage.error(format!(
+                    "\"{}\" means several kinds: give one of {}",
+                    self.kind,
+                    names.join(", ")
+                )))
+            }
+        }
+    }
+
+    /// Returns the key of the object. `prefix` is that of the API server.
+    ///
+    /// # Errors
+    /// Fails with `Usage` if the kind has a namespace and none is named, or the other way round.
+    pub fn key(&self, resource: &Resource, prefix: &str) -> Result<String, Error> {
+        let name = self.name.as_deref().unwrap_or_default();
+        if resource.is_namespaced && self.namespace.is_none() {
+            let (plural, kind) = (&resource.plural, &self.kind);
+            return Err(Reason::Usage.error(format!(
+                "{plural} have a namespace: give {kind}/NAMESPACE/{name}, or -n NAMESPACE"
+            )));
+        }
+        Ok(self.prefix(resource, prefix)? + name)
+    }
+
+    /// Returns what the keys of all objects of the kind begin with, or of those in the namespace. `all` means all
+    /// namespaces.
+    ///
+    /// # Errors
+    /// Fails with `Usage` if the kind has a namespace and none is named, or the other way round.
+    pub fn range(&self, resource: &Resource, prefix: &str, all: bool) -> Result<String, Error> {
+        if resource.is_namespaced && self.namespace.is_none() && !all {
+            return Err(Reason::Usage.error(format!(
+                "{} have a namespace: give -n NAMESPACE, or --all for those of all namespaces",
+                resource.plural
+            )));
+        }
+        self.prefix(resource, prefix)
+    }
+
+    fn prefix(&self, resource: &Resource, prefix: &str) -> Result<String, Error> {
+        if !resource.is_namespaced && self.namespace.is_some() {
+            return Err(Reason::Usage.error(format!(
+                "{} have no namespace: leave it out",
+                resource.plural
+            )));
+        }
+        Ok(resource.prefix(prefix, self.namespace.as_deref()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn key(text: &str, namespace: Option<&str>) -> String {
+        let reference = Reference::parse(text, namespace).unwrap();
+        let mut resources: Vec<Resource> = Resource::built_in().collect();
+        for (group, kind) in [("a.example.com", "Widget"), ("b.example.com", "Widget")] {
+            let definition = json!({
+                "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+                "spec": {
+                    "group": group, "scope": "Namespaced",
+                    "names": {"kind": kind, "plural": "widgets", "shortNames": ["WD"]},
+                },
+            });
+            let definition = serde_json::to_vec(&definition).unwrap();
+            let definition = super::super::Object::decode(&definition).unwrap();
+            resources.push(Resource::of_definition(&definition).unwrap());
+        }
+        let resource = match reference.resource(&resources) {
+            Ok(Some(resource)) => resource,
+            Ok(None) => return "unknown".to_owned(),
+            Err(e) => return e.to_string(),
+        };
+        let key = reference.key(resource, "/registry");
+        key.unwrap_or_else(|e| e.to_string())
+    }
+
+    #[test]
+    fn objects_are_found_by_every_name_of_their_kind() {
+        for (text, expected) in [
+            ("Deployment/shop/web", "/registry/deployments/shop/web"),
+            ("deploy/shop/web", "/registry/deployments/shop/web"),
+            (
+                "DEPLOYMENTS.apps/shop/web",
+                "/registry/deployments/shop/web",
+            ),
+            ("svc/a/b", "/registry/services/specs/a/b"),
+            ("ep/a/b", "/registry/services/endpoints/a/b"),
+            ("node/n", "/registry/minions/n"),
+            ("minions/n", "/registry/minions/n"),
+            ("ing/a/b", "/registry/ingress/a/b"),
+            ("rc/a/b", "/registry/controllers/a/b"),
+            ("netpol/a/b", "/registry/networkpolicies/a/b"),
+            (
+                "crd/x.y",
+                "/registry/apiextensions.k8s.io/customresourcedefinitions/x.y",
+            ),
+            (
+                "widget.a.example.com/n/w",
+                "/registry/a.example.com/widgets/n/w",
+            ),
+            (
+                "wd.b.example.com/n/w",
+                "/registry/b.example.com/widgets/n/w",
+            ),
+            (
+                "wd/n/w",
+                "\"wd\" means several kinds: give one of widgets.a.example.com, widgets.b.example.com",
+            ),
+            ("gadget/n/w", "unknown"),
+            (
+                "pod/web",
+                "pods have a namespace: give pod/NAMESPACE/web, or -n NAMESPACE",
+            ),
+            ("node/a/n", "nodes have no namespace: leave it out"),
+        ] {
+            assert_eq!(key(text, None), expected, "{text}");
+        }
+        assert_eq!(key("po/web", Some("shop")), "/registry/pods/shop/web");
+        for text in ["/registry/pods/a/b", "a/b/c/d", "pods//b", ""] {
+            assert_eq!(Reference::parse(text, None), None, "{text}");
+        }
+    }
+}
