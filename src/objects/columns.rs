@@ -10,8 +10,11 @@ pub struct Column {
     cell: Cell,
 }
 
+/// Returns the cell of an object of a common kind.
+type BuiltInCell = fn(&Value) -> String;
+
 enum Cell {
-    BuiltIn(fn(&Value) -> String),
+    BuiltIn(BuiltInCell),
     /// A JSONPath of RFC 9535, and whether the value is a time.
     Path(String, bool),
 }
@@ -39,7 +42,7 @@ impl Column {
                 })
                 .collect();
         }
-        let built_in: &[(&str, fn(&Value) -> String)] = match &*resource.full_name() {
+        let built_in: &[(&str, BuiltInCell)] = match &*resource.full_name() {
             "pods" => &[
                 ("READY", ready_containers),
                 ("STATUS", phase),
