@@ -6,7 +6,7 @@ use super::objects::ObjectArgs;
 use super::stream::Stream;
 use super::terminal::{self, Style};
 use super::{BackupArgs, Ended, Output, text};
-use crate::base::{Cancel, flag_values, printable};
+use crate::base::{Cancel, printable};
 use crate::error::Result;
 use crate::mvcc::{KeyRange, Revision};
 use crate::objects::EncryptionKeys;
@@ -47,7 +47,7 @@ pub(super) struct DiffArgs {
     /// First point: a revision, or a time such as "yesterday 14:00"; see --time of `deltafold get`
     ///
     /// DELTAFOLD_FROM also sets --from of other commands.
-    #[arg(long, value_name = "REV|TIME", value_parser = parse_point, required_unless_present = "from_snapshot")]
+    #[arg(long, value_name = "REV|TIME", value_parser = Target::parse, required_unless_present = "from_snapshot")]
     from: Option<Target>,
     /// First state: this plain snapshot file, at its newest revision or at --from
     #[arg(long, value_name = "FILE")]
@@ -55,7 +55,7 @@ pub(super) struct DiffArgs {
     /// Second point: a revision or a time, as --from [default: the newest revision]
     ///
     /// DELTAFOLD_TO also sets --to of other commands.
-    #[arg(long, value_name = "REV|TIME", value_parser = parse_point)]
+    #[arg(long, value_name = "REV|TIME", value_parser = Target::parse)]
     to: Option<Target>,
     /// Only compare keys with this prefix
     #[arg(long, value_name = "P")]
@@ -69,17 +69,6 @@ pub(super) struct DiffArgs {
     objects: ObjectArgs,
     #[command(flatten)]
     backup: BackupArgs,
-}
-
-/// Parses a revision or a time.
-fn parse_point(s: &str) -> Result<Target, String> {
-    match s.parse() {
-        Ok(r) if r > 0 => Ok(Target::Revision(Revision(r))),
-        Ok(r) => Err(format!("{r} is not a revision: revisions begin at 1")),
-        Err(_) => flag_values::past_time(s)
-            .map(Target::Time)
-            .map_err(|e| format!("neither a revision nor a time: {e}")),
-    }
 }
 
 /// The fields before the list of changes.

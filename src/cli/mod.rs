@@ -11,6 +11,7 @@ mod completions;
 mod controller;
 mod copy;
 mod copy_program;
+mod deleted;
 mod diff;
 mod encryption;
 mod endpoints;
@@ -105,6 +106,7 @@ enum Command {
     Get(get::GetArgs),
     History(history::HistoryArgs),
     Diff(diff::DiffArgs),
+    Deleted(deleted::DeletedArgs),
     Export(export::ExportArgs),
     Apply(apply::ApplyArgs),
     Verify(verify::VerifyArgs),
@@ -255,6 +257,7 @@ fn run(cli: Cli) -> Ended {
         Command::Get(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::History(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Diff(args) => with_signals(|cancel| args.run(cancel, output)),
+        Command::Deleted(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Export(args) => with_signals(|cancel| args.run(cancel)),
         Command::Apply(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Verify(args) => with_signals(|cancel| args.run(cancel, output)),

@@ -3,7 +3,7 @@
 use super::print;
 use super::print::{Failure, codes};
 use super::task::TaskOutcome;
-use super::{diff, get, history};
+use super::{deleted, diff, get, history};
 use crate::error::{Error, Result};
 use crate::ops::read::json::{KeyChange, KeyWithRecord, VersionJson};
 use crate::ops::report::Report;
@@ -51,10 +51,13 @@ impl SchemaArgs {
 type Results = fn(&mut SchemaGenerator) -> Vec<Schema>;
 
 /// The commands that print JSON, by the names of their schemas.
-const COMMANDS: [(&str, Results); 18] = [
+const COMMANDS: [(&str, Results); 19] = [
     ("apply", |g| vec![report::<apply::Outcome>(g)]),
     ("compact", |g| vec![report::<compact::Outcome>(g)]),
     ("copy", |g| vec![report::<copy::Outcome>(g)]),
+    ("deleted", |g| {
+        list::<deleted::Head, deleted::DeletedJson>(g, "deleted")
+    }),
     ("diff", |g| list::<diff::Head, KeyChange>(g, "changes")),
     ("export", |g| vec![g.subschema_for::<KeyWithRecord>()]),
     ("follow", |g| vec![report::<snapshot::follow::Outcome>(g)]),

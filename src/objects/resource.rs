@@ -9,6 +9,7 @@
 use super::Object;
 use serde_json::{Map, Value};
 use std::borrow::Cow;
+use std::fmt;
 
 /// The place of the CustomResourceDefinitions, below the prefix of the API server.
 pub const DEFINITIONS: &str = "apiextensions.k8s.io/customresourcedefinitions";
@@ -259,6 +260,61 @@ impl Resource {
             keys.extend([namespace, "/"]);
         }
         keys
+    }
+}
+
+/// The names of the objects of keys.
+pub struct KeyNames(Vec<(String, Resource)>);
+
+impl KeyNames {
+    /// Names the objects of these kinds. `prefix` is that of the API server.
+    pub fn new(resources: impl IntoIterator<Item = Resource>, prefix: &str) -> Self {
+        let named = resources.into_iter().map(|r| (r.prefix(prefix, None), r));
+        KeyNames(named.collect())
+    }
+
+    /// Returns the object of a key; `None` if the key is not one of these kinds.
+    pub fn object<'a>(&'a self, key: &'a [u8]) -> Option<ObjectName<'a>> {
+        let key = std::str::from_utf8(key).ok()?;
+        self.0.iter().find_map(|(prefix, resource)| {
+            let rest = key.strip_prefix(prefix.as_str())?;
+            let (namespace, name) = match rest.split_once('/') {
+                Some((namespace, name)) => (Some(namespace), name),
+                None => (None, rest),
+            };
+            Some(ObjectName {
+                resource,
+                namespace,
+                name,
+            })
+        })
+    }
+}
+
+/// The name of an object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ObjectName<'a> {
+    /// The kind.
+    pub resource: &'a Resource,
+    /// The namespace; `None` if the kind has none.
+    pub namespace: Option<&'a str>,
+    /// The name.
+    pub name: &'a str,
+}
+
+/// The text by which `get` finds the object.
+impl fmt::Display for ObjectName<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.resource.kind.to_lowercase())?;
+        // Only custom resources share a kind with others.
+        let group = &self.resource.group;
+        if group.contains('.') && !group.ends_with(".k8s.io") {
+            write!(f, ".{group}")?;
+        }
+        if let Some(namespace) = self.namespace {
+            write!(f, "/{namespace}")?;
+        }
+        write!(f, "/{}", self.name)
     }
 }
 

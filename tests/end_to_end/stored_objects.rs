@@ -3,15 +3,17 @@
 //! The danger: a field that is lost or changed on the way looks like the object that somebody wants back.
 
 use crate::support::etcd::Etcd;
-use crate::support::kube::{Api, Apiserver, Body};
+use crate::support::kube::{Api, Apiserver, Body, TOKEN};
 use crate::support::manifests::{documents, kind, name};
-use crate::support::tools::EtcdVersion;
-use crate::support::{deltafold, run_json, scratch};
+use crate::support::tools::{self, EtcdVersion};
+use crate::support::{deltafold, pages, run_json, scratch};
 use base64::prelude::{BASE64_STANDARD as STANDARD, Engine as _};
 use reqwest::Method;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::fs::symlink;
 use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
 const NAMESPACE: &str = "default";
@@ -353,4 +355,76 @@ async fn cbor_and_encryption_at_rest() {
         let expected = format!("encrypted at rest with aescbc:v1:a: {why}");
         assert_eq!(secret.unwrap()["not_decoded"], expected);
     }
+}
+
+/// The guide, on a real cluster: a ConfigMap, and then its whole namespace, is deleted and brought back.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_deleted_config_map_is_brought_back() {
+    let folder = scratch::folder().unwrap();
+    let etcd = Etcd::start(EtcdVersion::V3_6, &folder.path().join("data"));
+    let server = Apiserver::start(&etcd).await;
+    let api = server.api();
+    let store = folder.path().join("store");
+    let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "shop"}});
+    let settings = |data: &str| {
+        json!({
+            "apiVersion": "v1", "kind": "ConfigMap", "data": {"colour": data},
+            "metadata": {"name": "settings", "namespace": "shop"},
+        })
+    };
+    create_all(&api, &[namespace]).await;
+    take_full(&etcd, &store).await;
+    let begin = etcd.revision().await;
+    create_all(&api, &[settings("green")]).await;
+    let path = "/api/v1/namespaces/shop/configmaps/settings";
+    api.delete(path).await;
+    let deleted = etcd.revision().await;
+    let mut delta = deltafold();
+    delta.args([
+        "snapshot",
+        "delta",
+        "--output",
+        "json",
+        "--endpoints",
+        etcd.endpoint(),
+    ]);
+    let (code, _, stderr) = run_json(delta.arg("--store").arg(&store));
+    assert_eq!(code, 0, "{stderr}");
+
+    let bin = folder.path().join("bin");
+    std::fs::create_dir(&bin).unwrap();
+    let program = std::path::absolute(deltafold().get_program()).unwrap();
+    symlink(program, bin.join("deltafold")).unwrap();
+    symlink(tools::kubectl(), bin.join("kubectl")).unwrap();
+    let kubeconfig = folder.path().join("kubeconfig");
+    server.kubeconfig(&kubeconfig, "default", TOKEN);
+    let blocks = pages::blocks("docs/guides/deleted-object.md");
+    let blocks = blocks.iter().filter(|b| b.language == "sh");
+    let script: Vec<String> = blocks.map(|b| b.lines.join("\n")).collect();
+    let script = script.join("\n");
+    // The page's times and revisions are others than those of the test.
+    let script = script
+        .replace("--since 2h", &format!("--since {begin}"))
+        .replace("597", &(deleted - 1).to_string());
+    let mut shell = Command::new("bash");
+    let system = std::env::var("PATH").unwrap();
+    shell
+        .args(["-euxo", "pipefail", "-c", &script])
+        .current_dir(folder.path())
+        .env("PATH", format!("{}:{system}", bin.display()))
+        .env("DELTAFOLD_STORE", &store)
+        .env("KUBECONFIG", &kubeconfig);
+    let ran = shell.output().unwrap();
+    let (stdout, stderr) = (
+        String::from_utf8_lossy(&ran.stdout),
+        String::from_utf8_lossy(&ran.stderr),
+    );
+    assert!(ran.status.success(), "{stdout}\n{stderr}");
+    let advice = format!(
+        "deltafold get configmap/shop/settings --revision {} -o yaml --clean |\n    kubectl apply -f -",
+        deleted - 1
+    );
+    assert!(stdout.contains(&advice), "{stdout}");
+    let back = api.get(path).await.unwrap();
+    assert_eq!(back["data"], settings("green")["data"]);
 }

@@ -19,9 +19,10 @@ use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Run by other tests: on three machines, and as root on a system with packages and systemd.
-const ELSEWHERE: [&str; 3] = [
+/// Run by other tests: on three machines, on a real API server, and as root on a system with packages and systemd.
+const ELSEWHERE: [&str; 4] = [
     "docs/quorum-loss.md",
+    "docs/guides/deleted-object.md",
     "docs/guides/install.md",
     "docs/guides/systemd.md",
 ];

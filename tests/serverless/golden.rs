@@ -137,6 +137,12 @@ fn outputs_are_as_recorded() {
             "history /nothing --store store",
             &kubernetes,
         ),
+        ("deleted", "deleted --since 550 --store store", &kubernetes),
+        (
+            "deleted-nothing",
+            "deleted secrets --since 550 --store store",
+            &kubernetes,
+        ),
         ("diff", "diff --from 550 --store store", &kubernetes),
         (
             "diff-deleted",

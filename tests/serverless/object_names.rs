@@ -1,5 +1,6 @@
 //! What `get NAME` shows: a key, an object or a table.
 
+use crate::support::deltafold;
 use crate::support::made_backups::{BASE, Bucket};
 use base64::prelude::{BASE64_STANDARD as STANDARD, Engine as _};
 use serde_json::{Value, json};
@@ -84,4 +85,77 @@ fn options_that_contradict_each_other_are_refused() {
             "{args:?}: {code} {told}"
         );
     }
+}
+
+#[test]
+fn what_was_deleted_is_shown_even_if_it_was_created_meanwhile() {
+    let owned = r#"{"apiVersion":"v1","kind":"Pod","metadata":{"ownerReferences":[{"kind":"Job","name":"j"}]}}"#;
+    let bucket = Bucket::with_base();
+    change(
+        &bucket,
+        &[
+            ("/registry/namespaces/gone", Some("{}")),
+            ("/registry/pods/gone/a", Some("{}")),
+            ("/registry/pods/gone/b", Some("{}")),
+            ("/registry/pods/left/owned", Some(owned)),
+            ("/registry/pods/left/again", Some("{}")),
+            ("/registry/events/left/e", Some("{}")),
+            ("own-key", Some("x")),
+            ("/registry/pods/left/owned", None),
+            ("/registry/pods/left/again", None),
+            ("/registry/pods/left/again", Some("{}")),
+            ("/registry/pods/gone/a", None),
+            ("/registry/pods/gone/b", None),
+            ("/registry/events/left/e", None),
+            ("/registry/namespaces/gone", None),
+            ("own-key", None),
+        ],
+    );
+    let since = BASE.to_string();
+    let (_, result, _) = bucket.run("deleted", &["--since", &since]);
+    let all = result["deleted"].as_array().unwrap();
+    let shown = |d: &Value| {
+        let name = d["object"].as_str().or(d["key"].as_str()).unwrap();
+        let owner = d["owner"]["name"].as_str().unwrap_or("-");
+        let at = d["revision"].as_i64().unwrap() - BASE;
+        format!("{at} {name} {owner} {}", d["recreated"])
+    };
+    assert_eq!(
+        all.iter().map(shown).collect::<Vec<_>>(),
+        [
+            "8 pod/left/owned j false",
+            "9 pod/left/again - true",
+            "11 pod/gone/a - false",
+            "12 pod/gone/b - false",
+            "13 event/left/e - false",
+            "14 namespace/gone - false",
+            "15 own-key - false",
+        ]
+    );
+    let text = |args: &[&str]| {
+        let mut deleted = deltafold();
+        deleted.args(["deleted", "--since", &since]).args(args);
+        let printed = deleted.arg("--store").arg(bucket.path()).output().unwrap();
+        let lines = String::from_utf8(printed.stdout).unwrap();
+        let columns = lines
+            .lines()
+            .map(|l| l.split_whitespace().skip(3).collect::<Vec<_>>());
+        columns
+            .map(|c| c.join(" "))
+            .filter(|l| !l.is_empty())
+            .collect::<Vec<_>>()
+    };
+    let summary = text(&[]);
+    assert!(
+        summary.contains(&"namespace/gone and 2 objects in it".to_owned()),
+        "{summary:?}"
+    );
+    assert!(
+        summary.contains(&"pod/left/again (exists again)".to_owned()),
+        "{summary:?}"
+    );
+    assert!(summary.contains(&"own-key".to_owned()), "{summary:?}");
+    assert!(!summary.iter().any(|l| l.contains("gone/a")), "{summary:?}");
+    assert!(text(&["-n", "gone"]).contains(&"pod/gone/a".to_owned()));
+    assert!(text(&["events"]).contains(&"event/left/e".to_owned()));
 }

@@ -167,6 +167,11 @@ pub fn kube_controller_manager() -> PathBuf {
     )
 }
 
+/// Returns kubectl.
+pub fn kubectl() -> PathBuf {
+    kubernetes("kubectl", "1 to 2 minutes after kube-apiserver")
+}
+
 /// Builds a program of Kubernetes' repository.
 fn kubernetes(name: &str, time: &str) -> PathBuf {
     let version = format!("v1.{KUBERNETES}");

@@ -6,7 +6,7 @@
 use crate::backup::chain::{self, Chain, Choice, KnownBases};
 use crate::backup::timeline::Timeline;
 use crate::backup::{Catalog, Snapshot};
-use crate::base::shorten;
+use crate::base::{flag_values, shorten};
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::{Base, Revision};
 use crate::ops::scan::{Scan, TAGS_UNREADABLE};
@@ -24,6 +24,22 @@ pub enum Target {
     Revision(Revision),
     /// The last event at or before this time.
     Time(DateTime<Utc>),
+}
+
+impl Target {
+    /// Parses a revision or a time.
+    ///
+    /// # Errors
+    /// A message that says what is wrong.
+    pub fn parse(s: &str) -> Result<Self, String> {
+        match s.parse() {
+            Ok(r) if r > 0 => Ok(Target::Revision(Revision(r))),
+            Ok(r) => Err(format!("{r} is not a revision: revisions begin at 1")),
+            Err(_) => flag_values::past_time(s)
+                .map(Target::Time)
+                .map_err(|e| format!("neither a revision nor a time: {e}")),
+        }
+    }
 }
 
 /// The request for a state of a backup.

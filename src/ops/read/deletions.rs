@@ -159,7 +159,7 @@ fn tolerate(read: Result<()>) -> Result<()> {
 }
 
 /// The deltas of the timeline of `new` that may hold deletions within `between`.
-fn slices(scan: &Scan, new: &Source, between: RevisionRange) -> Result<Vec<DeltaSlice>> {
+pub(super) fn slices(scan: &Scan, new: &Source, between: RevisionRange) -> Result<Vec<DeltaSlice>> {
     let timeline = scan.timelines.by_id(&new.timeline)?;
     let mut slices = select::all_delta_slices(&scan.catalog, timeline);
     slices.retain(|slice| {

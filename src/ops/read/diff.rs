@@ -50,14 +50,15 @@ pub struct Diff<'c> {
     has_keys: bool,
 }
 
+/// The keys of a state, which are walked.
 #[derive(Debug)]
-struct Side {
-    keys: Keys,
-    ended: bool,
+pub(super) struct Side {
+    pub(super) keys: Keys,
+    pub(super) ended: bool,
 }
 
 impl Side {
-    fn advance(&mut self) -> Result<()> {
+    pub(super) fn advance(&mut self) -> Result<()> {
         self.ended = self.ended || !self.keys.advance()?;
         Ok(())
     }

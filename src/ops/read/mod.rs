@@ -3,6 +3,7 @@
 //! Nothing is restored, and only temporary files are written. Results are given record by record, so that no
 //! state has to fit into memory. Called by `cli`, which prints the records.
 
+pub mod deleted;
 mod deletions;
 pub mod diff;
 pub mod history;

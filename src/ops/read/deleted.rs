@@ -1,0 +1,281 @@
+//! Finds what was deleted between two points of a timeline, also if it was created in between.
+//!
+//! The events of the window are read once and sorted by key, and then walked beside both states, which tell what a
+//! deletion that no delta records took away. Called by `cli`.
+
+use super::deletions::slices;
+use super::diff::{Points, Side};
+use super::{Keys, SORT_BUFFER_BYTES};
+use crate::backup::chain::RevisionRange;
+use crate::base::lock;
+use crate::error::{Error, Reason, Result};
+use crate::mvcc::{Change, KeyRange, KeyValue, Revision};
+use crate::objects::{EncryptionKeys, Object};
+use crate::ops::Context;
+use crate::ops::external_sort::{Sorted, Sorter};
+use crate::ops::fold::open::{BackupLocation, SnapshotReader};
+use crate::ops::fold::select::DeltaSlice;
+use crate::ops::fold::{Request, Source};
+use crate::ops::parallel::find_first;
+use crate::ops::tags::without_excluded;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use std::sync::Mutex;
+
+/// The largest number of deletions that are held in memory.
+const MAX_DELETED: usize = 1_000_000;
+
+/// A key that was deleted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeletedKey {
+    /// The key.
+    pub key: Vec<u8>,
+    /// The revision of the last deletion; `None` if no delta records it.
+    pub revision: Option<Revision>,
+    /// When the deletion was recorded in a delta (RFC 3339); `None` if no delta records it.
+    pub time: Option<String>,
+    /// The owner of the object, if it had one.
+    pub owner: Option<Owner>,
+    /// Whether the key exists again at the second point.
+    pub is_recreated: bool,
+}
+
+/// The owner of an object.
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+pub struct Owner {
+    /// The kind, such as `ReplicaSet`.
+    pub kind: String,
+    /// The name.
+    pub name: String,
+}
+
+/// The deletions of a window, in the order of their revisions; those without one come first.
+pub struct Deleted {
+    /// The first state.
+    pub from: Source,
+    /// The second state.
+    pub to: Source,
+    /// The keys.
+    pub keys: Vec<DeletedKey>,
+}
+
+/// A change of a key in the window, as it is sorted.
+#[derive(Debug, Serialize, Deserialize)]
+struct WindowChange {
+    main: Revision,
+    sub: u32,
+    time: String,
+    is_deletion: bool,
+    owner: Option<Owner>,
+}
+
+impl Deleted {
+    /// Reads the deletions of the keys of a range. `keys` open what an API server has encrypted.
+    ///
+    /// # Errors
+    /// `TooLarge` if there are more than a million; as [`Source::open`] and [`Source::for_each_live`].
+    pub fn read(
+        backup: &BackupLocation,
+        points: &Points,
+        range: &KeyRange,
+        keys: &EncryptionKeys,
+    ) -> Result<Self> {
+        without_excluded(|| Self::try_read(backup, points, range, keys))
+    }
+
+    fn try_read(
+        backup: &BackupLocation,
+        points: &Points,
+        range: &KeyRange,
+        keys: &EncryptionKeys,
+    ) -> Result<Self> {
+        let ctx = backup.context()?;
+        let request = |target| Request {
+            target,
+            timeline: points.timeline.clone(),
+            or_newest: points.or_newest,
+        };
+        let (from, _) = backup.open_with_scan(&request(points.from))?;
+        let (to, scan) = backup.open_with_scan(&request(points.to))?;
+        let side = |source| {
+            let keys = Keys::read(ctx, source, range.clone())?;
+            let mut side = Side { keys, ended: false };
+            side.advance()?;
+            Ok::<_, Error>(side)
+        };
+        let mut walk = Walk {
+            old: side(&from)?,
+            new: side(&to)?,
+            changes: window_changes(ctx, scan.as_ref(), &from, &to, range, keys)?,
+            changes_ended: false,
+            object_keys: keys,
+        };
+        walk.advance_changes()?;
+        let mut deleted = Vec::new();
+        while let Some(key) = walk.next()? {
+            ctx.store.cancel().check()?;
+            deleted.extend(key);
+            if deleted.len() > MAX_DELETED {
+                return Err(Reason::TooLarge.error(format!(
+                    "more than {MAX_DELETED} keys were deleted: give a shorter time, a kind or a namespace"
+                )));
+            }
+        }
+        deleted.sort_by_key(|d| d.revision);
+        Ok(Deleted {
+            from,
+            to,
+            keys: deleted,
+        })
+    }
+}
+
+/// Both states and the changes in between, each sorted by key.
+struct Walk<'k> {
+    old: Side,
+    new: Side,
+    changes: Sorted,
+    changes_ended: bool,
+    object_keys: &'k EncryptionKeys,
+}
+
+impl Walk<'_> {
+    fn advance_changes(&mut self) -> Result<()> {
+        self.changes_ended = self.changes_ended || !self.changes.advance()?;
+        Ok(())
+    }
+
+    /// Moves to the next key that the first state or a change has. Returns the key if it was deleted; the outer `None` is
+    /// the end.
+    fn next(&mut self) -> Result<Option<Option<DeletedKey>>> {
+        let old = (!self.old.ended).then(|| self.old.keys.key());
+        let changed = (!self.changes_ended).then(|| self.changes.current().0);
+        let Some(key) = old.into_iter().chain(changed).min().map(<[u8]>::to_vec) else {
+            return Ok(None);
+        };
+        let mut changes: Vec<WindowChange> = Vec::new();
+        while !self.changes_ended && self.changes.current().0 == key {
+            changes.push(decode(self.changes.current().1)?);
+            self.advance_changes()?;
+        }
+        changes.sort_by_key(|change| (change.main, change.sub));
+        let mut owner = None;
+        let is_in_old = !self.old.ended && self.old.keys.key() == key;
+        if is_in_old {
+            owner = owner_of(&self.old.keys.current()?, self.object_keys);
+            self.old.advance()?;
+        }
+        while !self.new.ended && self.new.keys.key() < key.as_slice() {
+            self.new.advance()?;
+        }
+        let is_in_new = !self.new.ended && self.new.keys.key() == key;
+        let last = changes.iter().rposition(|change| change.is_deletion);
+        let deletion = last.map(|last| &changes[last]);
+        if deletion.is_none() && (!is_in_old || is_in_new) {
+            return Ok(Some(None));
+        }
+        let before = &changes[..last.unwrap_or(0)];
+        let last_put = before.iter().rev().find(|change| !change.is_deletion);
+        if let Some(put) = last_put {
+            owner = put.owner.clone();
+        }
+        Ok(Some(Some(DeletedKey {
+            revision: deletion.map(|d| d.main),
+            time: deletion.map(|d| d.time.clone()),
+            owner,
+            is_recreated: is_in_new,
+            key,
+        })))
+    }
+}
+
+/// Reads the changes of the deltas between two states, sorted by key.
+fn window_changes(
+    ctx: &Context,
+    scan: Option<&crate::ops::scan::Scan>,
+    from: &Source,
+    to: &Source,
+    range: &KeyRange,
+    keys: &EncryptionKeys,
+) -> Result<Sorted> {
+    let mut sorter = Sorter::new(ctx.temp(), SORT_BUFFER_BYTES);
+    let between = (from.target.next(), to.target);
+    if let Some(scan) = scan {
+        let slices = slices(scan, to, between)?;
+        read_deltas(ctx, &slices, between, range, keys, &mut sorter)?;
+    }
+    sorter.finish()
+}
+
+fn read_deltas(
+    ctx: &Context,
+    slices: &[DeltaSlice],
+    between: RevisionRange,
+    range: &KeyRange,
+    keys: &EncryptionKeys,
+    sorter: &mut Sorter,
+) -> Result<()> {
+    let reader = SnapshotReader::new(ctx, slices.iter().map(|s| &s.snapshot));
+    let sorter = Mutex::new(sorter);
+    find_first(ctx.threads, slices.len(), |nth| {
+        let slice = &slices[nth];
+        let at = ctx.at(&slice.snapshot);
+        let mut delta = reader.delta_in_turn(nth)?;
+        let mut value = Vec::new();
+        while let Some(e) = delta.next().map_err(&at)? {
+            let is_within = between.0 <= e.main && e.main <= between.1 && slice.contains(e.main);
+            if !is_within || !range.contains(e.change.key()) {
+                continue;
+            }
+            e.instant().map_err(&at)?;
+            value.clear();
+            e.change.append_value(e.main, &mut value).map_err(&at)?;
+            let owner = match e.change {
+                Change::Put(kv) | Change::PutBase64(kv) => owner_of(
+                    &KeyValue {
+                        value: &value,
+                        ..kv
+                    },
+                    keys,
+                ),
+                Change::Delete { .. } => None,
+            };
+            let change = WindowChange {
+                main: e.main,
+                sub: e.sub,
+                time: e.time.to_owned(),
+                is_deletion: matches!(e.change, Change::Delete { .. }),
+                owner,
+            };
+            lock(&sorter).push(e.change.key(), &encode(&change)?)?;
+        }
+        Ok(None::<()>)
+    })?;
+    Ok(())
+}
+
+/// Returns the owner of an object: the controller, or the first one.
+fn owner_of(kv: &KeyValue<'_>, keys: &EncryptionKeys) -> Option<Owner> {
+    let object = Object::of_record(kv, keys).ok()?;
+    let owners = object.json.get("metadata")?.get("ownerReferences")?;
+    let owners = owners.as_array()?;
+    let controller = owners.iter().find(|owner| owner["controller"] == true);
+    let owner = controller.or(owners.first())?;
+    Some(Owner {
+        kind: owner.get("kind")?.as_str()?.to_owned(),
+        name: owner.get("name")?.as_str()?.to_owned(),
+    })
+}
+
+fn encode(change: &WindowChange) -> Result<Vec<u8>> {
+    serde_json::to_vec(change)
+        .map_err(|e| Error::internal(format!("a change cannot be written as JSON: {e}")))
+}
+
+fn decode(change: &[u8]) -> Result<WindowChange> {
+    serde_json::from_slice(change).map_err(|e| {
+        Error::internal(format!(
+            "a change in the temporary directory cannot be read back: {e}"
+        ))
+    })
+}
