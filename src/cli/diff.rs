@@ -6,11 +6,12 @@ use super::objects::ObjectArgs;
 use super::stream::Stream;
 use super::terminal::{self, Style};
 use super::{BackupArgs, Ended, Output, text};
+use crate::base::flag_values::yes_or_no;
 use crate::base::{Cancel, printable};
 use crate::error::Result;
-use crate::mvcc::{KeyRange, Revision};
-use crate::objects::EncryptionKeys;
+use crate::mvcc::{KeyRange, KeyValue, Revision};
 use crate::objects::key::ObjectKey;
+use crate::objects::{EncryptionKeys, Object};
 use crate::ops::fold::Target;
 use crate::ops::options::Uncovered;
 use crate::ops::read::Deletion;
@@ -25,7 +26,8 @@ use std::path::PathBuf;
 
 /// Show which keys were added, changed and deleted between two points
 ///
-/// Keys are sorted by their bytes. A key that was written again counts as changed, even with the same value.
+/// Keys are sorted by their bytes. A key that was written again counts as changed, even with the same value. Of
+/// Kubernetes objects, the fields that changed are shown, with the managers who wrote them.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
@@ -65,6 +67,9 @@ pub(super) struct DiffArgs {
     timeline: Option<String>,
     #[command(flatten)]
     uncovered: Uncovered,
+    /// Show the values of Secrets in the text, too
+    #[arg(long, value_parser = yes_or_no)]
+    show_secrets: bool,
     #[command(flatten)]
     objects: ObjectArgs,
     #[command(flatten)]
@@ -104,7 +109,8 @@ impl DiffArgs {
         let mut out = Stream::new();
         let printed = match output {
             Output::Json => print_json(cancel, &mut diff, &keys, &mut out),
-            Output::Text => print_text(cancel, &mut diff, &mut out)
+            Output::Text => self
+                .print_text(cancel, &mut diff, &keys, &mut out)
                 .and_then(|()| self.print_times(&diff, &mut out)),
         };
         out.end(printed)
@@ -112,6 +118,75 @@ impl DiffArgs {
 }
 
 impl DiffArgs {
+    fn print_text(
+        &self,
+        cancel: &Cancel,
+        diff: &mut Diff<'_>,
+        keys: &EncryptionKeys,
+        out: &mut Stream,
+    ) -> Result<()> {
+        let (mut added, mut differ, mut deleted) = (0u64, 0u64, 0u64);
+        let in_colour = terminal::stdout_has_colour();
+        while let Some(changed) = diff.next()? {
+            cancel.check()?;
+            let Some(kind) = ChangeKind::new(&changed) else {
+                continue;
+            };
+            let Some(kv) = changed.new.or(changed.old) else {
+                continue;
+            };
+            let revision = kv.mod_revision;
+            let (mark, style, count, when) = match (kind, changed.old) {
+                (ChangeKind::Added, _) => (
+                    '+',
+                    Style::Added,
+                    &mut added,
+                    format!("revision {revision}"),
+                ),
+                (ChangeKind::Changed, Some(old)) => {
+                    let when = format!("revision {} to {revision}", old.mod_revision);
+                    ('~', Style::Changed, &mut differ, when)
+                }
+                (ChangeKind::Changed, None) => {
+                    ('~', Style::Changed, &mut differ, format!("to {revision}"))
+                }
+                (ChangeKind::Deleted, _) => {
+                    let deletion = changed.deletion.as_ref();
+                    let when = deletion_text(&deletion.cloned().unwrap_or_default(), revision);
+                    ('-', Style::Deleted, &mut deleted, when)
+                }
+            };
+            *count += 1;
+            let object = ObjectKey::from_key(kv.key, Some(kv.value));
+            let object_kind = object.and_then(|o| Some(format!("{}, ", o.kind?)));
+            let details = format!("{}{when}", object_kind.unwrap_or_default());
+            let line = format!(
+                "{mark} {} ({})",
+                text::key(kv.key),
+                printable::line(&details)
+            );
+            let line = terminal::painted(style, &line, in_colour);
+            out.write((line + "\n").as_bytes())?;
+            let decode = |kv: &KeyValue<'_>| Object::of_record(kv, keys).ok();
+            let versions = changed.old.as_ref().zip(changed.new.as_ref());
+            if let Some((old, new)) = versions
+                && let (Some(old), Some(new)) = (decode(old), decode(new))
+            {
+                let changes = text::changes(&new, Some(&old), self.show_secrets);
+                out.write(changes.as_bytes())?;
+            }
+        }
+        let (from, to) = diff.revisions();
+        if !diff.has_keys() {
+            let none = format!("no keys match, neither at revision {from} nor at {to}\n");
+            return out.write(none.as_bytes());
+        }
+        let sum = format!(
+            "{added} added, {differ} changed, {deleted} deleted from revision {from} to {to}\n"
+        );
+        out.write(sum.as_bytes())
+    }
+
     /// Prints which times the revisions stand for, if the points were given as times.
     fn print_times(&self, diff: &Diff<'_>, out: &mut Stream) -> Result<()> {
         for (point, source) in [(self.from, &diff.from), (self.to, &diff.to)] {
@@ -151,61 +226,6 @@ fn print_json(
         }
     }
     out.end_list()
-}
-
-fn print_text(cancel: &Cancel, diff: &mut Diff<'_>, out: &mut Stream) -> Result<()> {
-    let (mut added, mut differ, mut deleted) = (0u64, 0u64, 0u64);
-    let in_colour = terminal::stdout_has_colour();
-    while let Some(changed) = diff.next()? {
-        cancel.check()?;
-        let Some(kind) = ChangeKind::new(&changed) else {
-            continue;
-        };
-        let Some(kv) = changed.new.or(changed.old) else {
-            continue;
-        };
-        let revision = kv.mod_revision;
-        let (mark, style, count, when) = match (kind, changed.old) {
-            (ChangeKind::Added, _) => (
-                '+',
-                Style::Added,
-                &mut added,
-                format!("revision {revision}"),
-            ),
-            (ChangeKind::Changed, Some(old)) => {
-                let when = format!("revision {} to {revision}", old.mod_revision);
-                ('~', Style::Changed, &mut differ, when)
-            }
-            (ChangeKind::Changed, None) => {
-                ('~', Style::Changed, &mut differ, format!("to {revision}"))
-            }
-            (ChangeKind::Deleted, _) => {
-                let deletion = changed.deletion.as_ref();
-                let when = deletion_text(&deletion.cloned().unwrap_or_default(), revision);
-                ('-', Style::Deleted, &mut deleted, when)
-            }
-        };
-        *count += 1;
-        let object = ObjectKey::from_key(kv.key, Some(kv.value));
-        let object_kind = object.and_then(|o| Some(format!("{}, ", o.kind?)));
-        let details = format!("{}{when}", object_kind.unwrap_or_default());
-        let line = format!(
-            "{mark} {} ({})",
-            text::key(kv.key),
-            printable::line(&details)
-        );
-        let line = terminal::painted(style, &line, in_colour);
-        out.write((line + "\n").as_bytes())?;
-    }
-    let (from, to) = diff.revisions();
-    if !diff.has_keys() {
-        let none = format!("no keys match, neither at revision {from} nor at {to}\n");
-        return out.write(none.as_bytes());
-    }
-    let sum = format!(
-        "{added} added, {differ} changed, {deleted} deleted from revision {from} to {to}\n"
-    );
-    out.write(sum.as_bytes())
 }
 
 /// When a key was deleted. `last` is the revision of its last version before.

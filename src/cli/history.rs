@@ -7,9 +7,17 @@ use super::stream::Stream;
 use super::{BackupArgs, Ended, Output, size, text};
 use crate::backup::chain::{RevisionRange, show_ranges};
 use crate::base::Cancel;
-use crate::error::Result;
+use crate::base::flag_values::yes_or_no;
+use crate::base::printable::line;
+use crate::error::{Reason, Result};
 use crate::mvcc::Revision;
-use crate::ops::read::history::{History, Version};
+use crate::objects::reference::Reference;
+use crate::objects::resource::{KeyNames, Resource};
+use crate::objects::{EncryptionKeys, Object};
+use crate::ops::fold::open::BackupLocation;
+use crate::ops::options::Point;
+use crate::ops::read::custom_resources;
+use crate::ops::read::history::{DatedEvent, EventsOf, History, Version};
 use crate::ops::read::json::{KeyJson, VersionJson};
 use clap::Args;
 use schemars::JsonSchema;
@@ -17,13 +25,16 @@ use serde::Serialize;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 
-/// Show every recorded version of a key, including deletions
+/// Show every recorded version of a key or object: what changed, and who changed it
 ///
-/// Reads the snapshots of the timeline: all deltas, the oldest full, and each full that follows missing
+/// For a Kubernetes object, its fields that changed are shown with the managers who wrote them, and the Event objects
+/// about it. Reads the snapshots of the timeline: all deltas, the oldest full, and each full that follows missing
 /// deltas. Revisions for which some changes are not recorded are listed at the end.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
+  Show what happened to a Deployment:
+      deltafold history deployment/shop/web --store s3://backups/etcd-main
   Show when a key was changed and deleted:
       deltafold history /registry/configmaps/default/settings --store s3://backups/etcd-main
   Show the values, too:
@@ -36,9 +47,18 @@ Examples:
 TIME is when the backup tool received the change. Versions that only a full snapshot has are shown without a \
 time. --output json prints one object: deltafold schema history.")]
 pub(super) struct HistoryArgs {
-    /// Key to show
+    /// Key to show, or KIND/NAMESPACE/NAME of a Kubernetes object
     #[arg(value_name = "KEY")]
     key: OsString,
+    /// Namespace of the object
+    #[arg(short, long, value_name = "NAMESPACE")]
+    namespace: Option<String>,
+    /// What the API server's keys begin with: its --etcd-prefix
+    #[arg(long, value_name = "PREFIX", default_value = "/registry")]
+    etcd_prefix: String,
+    /// Show the values of Secrets in the text, too
+    #[arg(long, value_parser = yes_or_no)]
+    show_secrets: bool,
     /// ID of the timeline to read, from `deltafold list --deep` [default: the newest timeline]
     #[arg(long, value_name = "ID")]
     timeline: Option<String>,
@@ -60,6 +80,8 @@ pub(super) struct Head<'a> {
     /// Ranges of revisions, up to `revision`, for which the snapshots do not record every change, in order.
     /// Versions may be missing there.
     missing: Vec<Missing>,
+    /// What Event objects say of the object, in the order of their revisions, at most 10,000.
+    events: &'a [DatedEvent],
     /// Warnings for the operator.
     warnings: &'a [String],
 }
@@ -84,38 +106,95 @@ impl From<&RevisionRange> for Missing {
 
 impl HistoryArgs {
     pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
+        let keys = self.objects.keys()?;
         let backup = self.backup.backup(cancel)?;
-        let timeline = self.timeline.as_deref();
-        let mut history = History::read(&backup, timeline, self.key.as_bytes())?;
+        let (key, mut history) = self.read(&backup, &keys)?;
         let mut out = Stream::new();
         let printed = match output {
-            Output::Json => self.print_json(cancel, &mut history, &mut out),
-            Output::Text => self.print_text(cancel, &mut history, &mut out),
+            Output::Json => print_json(cancel, &key, &mut history, &keys, &mut out),
+            Output::Text => self.print_text(cancel, &mut history, &keys, &mut out),
         };
         out.end(printed)
     }
 
-    fn print_json(&self, cancel: &Cancel, history: &mut History, out: &mut Stream) -> Result<()> {
-        let keys = self.objects.keys()?;
-        let head = Head {
-            name: KeyJson::new(self.key.as_bytes(), None),
-            timeline: history.timeline.as_deref(),
-            revision: history.revision,
-            missing: history.missing.iter().map(Missing::from).collect(),
-            warnings: &history.warnings,
+    /// Reads the history of the key, and returns the key. A key that exists exactly as given comes before an object of
+    /// that name.
+    fn read(&self, backup: &BackupLocation, keys: &EncryptionKeys) -> Result<(Vec<u8>, History)> {
+        let timeline = self.timeline.as_deref();
+        let exact = self.key.as_bytes();
+        let namespace = self.namespace.as_deref();
+        let reference = self
+            .key
+            .to_str()
+            .and_then(|k| Reference::parse(k, namespace));
+        let reference = reference.filter(|r| r.name.is_some());
+        let not_found = match &reference {
+            Some(_) if namespace.is_some() => None,
+            _ => match self.read_key(backup, exact, keys) {
+                Err(e) if e.reason() == Reason::KeyNotFound => Some(e),
+                history => return Ok((exact.to_vec(), history?)),
+            },
         };
-        out.begin_list(&head, "versions")?;
-        while let Some(version) = history.next()? {
-            cancel.check()?;
-            out.item(&VersionJson::new(&version, &keys))?;
+        let prefix = self.etcd_prefix.trim_end_matches('/');
+        let mut resources: Vec<Resource> = Resource::built_in().collect();
+        if let Some(reference) = &reference
+            && reference.resource(&resources)?.is_none()
+        {
+            let request = Point::default().request(timeline, false);
+            let (ctx, source) = backup.open(&request)?;
+            resources = custom_resources(ctx, &source, prefix)?;
         }
-        out.end_list()
+        let resource = reference.as_ref().map(|r| r.resource(&resources));
+        match (reference, resource.transpose()?.flatten(), not_found) {
+            (Some(reference), Some(resource), _) => {
+                let key = reference.key(resource, prefix)?.into_bytes();
+                let history = self.read_key(backup, &key, keys)?;
+                Ok((key, history))
+            }
+            (_, _, Some(e)) => Err(e),
+            (_, _, None) => Err(Reason::KeyNotFound.error(format!(
+                "\"{}\" is no object of a kind that the backup knows",
+                text::key(exact)
+            ))),
+        }
     }
 
-    fn print_text(&self, cancel: &Cancel, history: &mut History, out: &mut Stream) -> Result<()> {
+    /// Reads the history of a key, with the Event objects if it is an object.
+    fn read_key(
+        &self,
+        backup: &BackupLocation,
+        key: &[u8],
+        keys: &EncryptionKeys,
+    ) -> Result<History> {
+        let prefix = self.etcd_prefix.trim_end_matches('/');
+        let names = KeyNames::new(Resource::built_in(), prefix);
+        let object = names.object(key);
+        let events = object.map(|object| EventsOf {
+            // The Events of objects without a namespace are in this one.
+            prefix: format!("{prefix}/events/{}/", object.namespace.unwrap_or("default")),
+            kind: &object.resource.kind,
+            name: object.name,
+            keys,
+        });
+        History::read(backup, self.timeline.as_deref(), key, events.as_ref())
+    }
+
+    fn print_text(
+        &self,
+        cancel: &Cancel,
+        history: &mut History,
+        keys: &EncryptionKeys,
+        out: &mut Stream,
+    ) -> Result<()> {
         out.write(row(["REVISION", "TIME", "CHANGE", "VERSION", "SIZE"]).as_bytes())?;
-        while let Some(Version { revision, time, kv }) = history.next()? {
+        let mut events = std::mem::take(&mut history.events).into_iter().peekable();
+        let mut before = None;
+        while let Some(version) = history.next()? {
             cancel.check()?;
+            while let Some(event) = events.next_if(|event| event.revision < version.revision) {
+                out.write(event_row(&event).as_bytes())?;
+            }
+            let Version { revision, time, kv } = version;
             let revision = revision.to_string();
             let time = time.map_or_else(|| "-".to_owned(), text::event_time);
             let row = match kv {
@@ -127,6 +206,15 @@ impl HistoryArgs {
                 None => row([&revision, &time, "delete", "", ""]),
             };
             out.write(row.as_bytes())?;
+            let object = kv.and_then(|kv| Object::of_record(&kv, keys).ok());
+            if let Some(object) = &object {
+                let changes = text::changes(object, before.as_ref(), self.show_secrets);
+                out.write(changes.as_bytes())?;
+            }
+            before = object;
+        }
+        for event in events {
+            out.write(event_row(&event).as_bytes())?;
         }
         if !history.missing.is_empty() {
             let ranges = show_ranges(&history.missing);
@@ -135,6 +223,50 @@ impl HistoryArgs {
         }
         Ok(())
     }
+}
+
+fn event_row(event: &DatedEvent) -> String {
+    let time = event
+        .time
+        .as_deref()
+        .map_or_else(|| "-".to_owned(), text::event_time);
+    let note = event.note.to_string();
+    let revision = event.revision.to_string();
+    format!("{revision:>10}  {time:20}  event   {}\n", line(&note))
+}
+
+fn print_json(
+    cancel: &Cancel,
+    key: &[u8],
+    history: &mut History,
+    keys: &EncryptionKeys,
+    out: &mut Stream,
+) -> Result<()> {
+    let head = Head {
+        name: KeyJson::new(key, None),
+        timeline: history.timeline.as_deref(),
+        revision: history.revision,
+        missing: history.missing.iter().map(Missing::from).collect(),
+        events: &history.events,
+        warnings: &history.warnings,
+    };
+    out.begin_list(&head, "versions")?;
+    let mut before: Option<Object> = None;
+    while let Some(version) = history.next()? {
+        cancel.check()?;
+        let object = version.kv.and_then(|kv| Object::of_record(&kv, keys).ok());
+        let managers = object.as_ref().map(|o| o.managers_since(before.as_ref()));
+        let changes = object.as_ref().zip(before.as_ref());
+        let changes = changes.map(|(object, before)| object.changes_since(before));
+        out.item(&VersionJson::new(
+            &version,
+            keys,
+            managers.unwrap_or_default(),
+            changes.unwrap_or_default(),
+        ))?;
+        before = object;
+    }
+    out.end_list()
 }
 
 /// A line of the table. Rows are written one by one, so the widths are fixed.

@@ -324,6 +324,29 @@ pub(super) fn entry(kv: &KeyValue<'_>, keys: &EncryptionKeys, show_secrets: bool
     text.end()
 }
 
+/// The indentation of what belongs to a version of an object.
+const DETAILS: usize = 4;
+
+/// Lines with the managers and the changed fields of a version of an object. The values of Secrets are hidden unless
+/// `show_secrets` is set.
+pub(super) fn changes(object: &Object, before: Option<&Object>, show_secrets: bool) -> String {
+    let mut lines = Vec::new();
+    let managers = object.managers_since(before);
+    if !managers.is_empty() {
+        lines.push(format!("by {}", managers.join(", ")));
+    }
+    let changes = before.map(|before| object.changes_since(before));
+    for change in changes.unwrap_or_default() {
+        let is_hidden = !show_secrets && object.is_secret_field(&change.path);
+        lines.push(change.text(is_hidden));
+    }
+    let mut text = Text::new();
+    for line in shorten::lines(&lines, IN_JSON) {
+        text.hanging(DETAILS + 2, format_args!("{:DETAILS$}{line}", ""));
+    }
+    text.end()
+}
+
 /// A note about fields that an object has in the backup and that are not shown.
 pub(super) fn unknown_fields(object: &Object) -> String {
     format!(

@@ -9,6 +9,7 @@
 //! `storage/value` (encryption).
 
 mod cbor;
+pub mod changes;
 mod clean;
 pub mod columns;
 mod encryption;
@@ -97,6 +98,15 @@ impl fmt::Display for NotDecoded {
     }
 }
 
+/// How much of an object is decoded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Detail {
+    /// All of it.
+    Whole,
+    /// All but `metadata.managedFields`, which may be half of an object: for tables.
+    WithoutManagers,
+}
+
 /// A decoded object.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Object {
@@ -113,6 +123,10 @@ impl Object {
     /// # Errors
     /// Fails with the reason why the value cannot be decoded.
     pub fn decode(value: &[u8]) -> Result<Self, NotDecoded> {
+        Object::decode_with(value, Detail::Whole)
+    }
+
+    fn decode_with(value: &[u8], detail: Detail) -> Result<Self, NotDecoded> {
         if let Some(encrypted) = value.strip_prefix(ENCRYPTED) {
             return Err(NotDecoded::Encrypted {
                 provider: provider(encrypted),
@@ -123,7 +137,7 @@ impl Object {
             return Err(NotDecoded::TooLarge);
         }
         if let Some(envelope) = value.strip_prefix(PROTOBUF) {
-            return protobuf::decode(envelope);
+            return protobuf::decode(envelope, detail);
         }
         let json = if value.starts_with(CBOR) {
             cbor::decode(value)?
@@ -155,10 +169,22 @@ impl Object {
     /// # Errors
     /// As [`decode`](Self::decode).
     pub fn of_record(kv: &KeyValue<'_>, keys: &EncryptionKeys) -> Result<Self, NotDecoded> {
+        Object::of_record_with(kv, keys, Detail::Whole)
+    }
+
+    /// Decodes a record as [`of_record`](Self::of_record) does, possibly in part.
+    ///
+    /// # Errors
+    /// As [`decode`](Self::decode).
+    pub fn of_record_with(
+        kv: &KeyValue<'_>,
+        keys: &EncryptionKeys,
+        detail: Detail,
+    ) -> Result<Self, NotDecoded> {
         let mut object = match kv.value.strip_prefix(ENCRYPTED) {
-            None => Object::decode(kv.value)?,
+            None => Object::decode_with(kv.value, detail)?,
             Some(encrypted) => match keys.open(kv.key, encrypted) {
-                Some(value) => Object::decode(&value)?,
+                Some(value) => Object::decode_with(&value, detail)?,
                 None => {
                     return Err(NotDecoded::Encrypted {
                         provider: provider(encrypted),

@@ -4,7 +4,7 @@
 //! `objects`.
 
 use super::table::{Field, Shape, Table, Type};
-use super::{MAX_DEPTH, MAX_NODES, NotDecoded, Object};
+use super::{Detail, MAX_DEPTH, MAX_NODES, NotDecoded, Object};
 use crate::base::protobuf::{Value as Wire, take_field, take_varint};
 use base64_simd::STANDARD;
 use chrono::{DateTime, SecondsFormat};
@@ -17,7 +17,7 @@ const EMPTY: Wire<'_> = Wire::Bytes(b"");
 ///
 /// # Errors
 /// Fails with the reason why it cannot be decoded.
-pub(super) fn decode(envelope: &[u8]) -> Result<Object, NotDecoded> {
+pub(super) fn decode(envelope: &[u8], detail: Detail) -> Result<Object, NotDecoded> {
     let (mut type_meta, mut raw) = (&b""[..], &b""[..]);
     for_each_field(envelope, |number, value| {
         match (number, value) {
@@ -42,6 +42,7 @@ pub(super) fn decode(envelope: &[u8]) -> Result<Object, NotDecoded> {
     };
     let mut decoder = Decoder {
         table,
+        detail,
         nodes_left: MAX_NODES,
         unknown_fields: 0,
     };
@@ -60,6 +61,7 @@ fn add_type(json: &mut Map<String, Value>, api_version: &str, kind: &str) {
 
 struct Decoder<'t> {
     table: &'t Table,
+    detail: Detail,
     /// Fields and elements that the object may still have.
     nodes_left: usize,
     unknown_fields: usize,
@@ -77,9 +79,12 @@ impl Decoder<'_> {
             return Err(NotDecoded::TooLarge);
         }
         let fields = self.table.fields(message);
+        let skips_managers = self.detail == Detail::WithoutManagers;
+        let is_skipped = |field: &Field| skips_managers && field.name == "managedFields";
         let mut values: Vec<Option<Value>> = vec![None; fields.len()];
         for_each_field(bytes, |number, wire| {
             match fields.binary_search_by_key(&number, |f| f.number) {
+                Ok(nth) if is_skipped(&fields[nth]) => Ok(()),
                 Ok(nth) => self.add(&mut values[nth], &fields[nth], wire, depth),
                 Err(_) => {
                     self.unknown_fields += 1;

@@ -124,3 +124,12 @@ fn listings_and_notes() {
         rounds(60, 1000),
     );
 }
+
+#[test]
+fn object_decoder() {
+    replay_and_mutate(
+        "object_decoder",
+        crate::support::fuzz_targets::object_decoder,
+        rounds(2000, 40_000),
+    );
+}

@@ -133,6 +133,11 @@ fn outputs_are_as_recorded() {
         ("get-no-key", "get /nothing --store store", &kubernetes),
         ("history", &history, &kubernetes),
         (
+            "history-object",
+            "history configmap/shop/cm-3 --store store",
+            &kubernetes,
+        ),
+        (
             "history-no-key",
             "history /nothing --store store",
             &kubernetes,

@@ -16,7 +16,8 @@ use deltafold::bolt::page::{Meta, PAGE_HEADER_SIZE};
 use deltafold::bolt::{
     Bucket, BucketValue, Database, PageBudget, PageId, TreeBuilder, Writer, write_file,
 };
-use deltafold::mvcc::{Base, Revision, hash_kv};
+use deltafold::mvcc::{Base, KeyValue, Revision, hash_kv};
+use deltafold::objects::{EncryptionKeys, Object, yaml};
 use deltafold::{Error, Reason, Result};
 use std::cell::Cell;
 use std::io::{self, Read, Write};
@@ -564,4 +565,26 @@ fn reaches(catalog: &Catalog, t: &Timeline, base: &Base, goal: Revision) -> bool
         }
     }
     base.first_revision() <= goal
+}
+
+/// Decodes a value of etcd as an object of Kubernetes, and shows it in every form.
+pub fn object_decoder(data: &[u8]) {
+    let kv = KeyValue {
+        key: b"/registry/secrets/a/b",
+        value: data,
+        ..KeyValue::default()
+    };
+    let Ok(mut object) = Object::of_record(&kv, &EncryptionKeys::default()) else {
+        return;
+    };
+    let yaml = yaml::from_object(&object.json);
+    let is_safe = |c: char| c == '\n' || c == '\t' || !c.is_control();
+    assert!(yaml.chars().all(is_safe), "{yaml:?}");
+    // JSON of it is an object again.
+    let json = serde_json::to_vec(&object.json).expect("JSON");
+    let again = Object::decode(&json).map(|object| object.json);
+    assert!(again.as_ref() == Ok(&object.json), "{again:?}");
+    assert!(object.changes_since(&object.clone()).is_empty());
+    object.hide_secrets();
+    object.clean();
 }

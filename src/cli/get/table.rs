@@ -7,9 +7,9 @@ use crate::base::duration;
 use crate::base::printable::line;
 use crate::error::Result;
 use crate::mvcc::{KeyRange, KeyValue};
-use crate::objects::Object;
 use crate::objects::columns::{CellValue, Column};
 use crate::objects::resource::Resource;
+use crate::objects::{Detail, Object};
 use crate::ops::Context;
 use crate::ops::fold::{Source, Target};
 use crate::ops::read::diff::{Diff, Points};
@@ -94,7 +94,7 @@ impl Printer<'_> {
             Some((namespace, name)) => row.extend([namespace.to_owned(), name.to_owned()]),
             None => row.push(name.into_owned()),
         }
-        match Object::of_record(kv, &self.keys) {
+        match Object::of_record_with(kv, &self.keys, Detail::WithoutManagers) {
             Ok(object) => {
                 if !self.is_selected(&object.json) {
                     return None;

@@ -11,6 +11,8 @@ use crate::bolt::Database;
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::history::key_bucket;
 use crate::mvcc::{Base, KeyValue, RecordKey, Revision};
+use crate::objects::changes::EventNote;
+use crate::objects::{EncryptionKeys, Object};
 use crate::ops::Context;
 use crate::ops::external_sort::{Sorted, Sorter};
 use crate::ops::fold::open::{BackupLocation, SnapshotReader};
@@ -19,8 +21,16 @@ use crate::ops::fold::{Request, Source, select};
 use crate::ops::parallel::find_first;
 use crate::ops::scan::{Depth, scan};
 use crate::ops::tags::{unless_excluded, without_excluded};
+use schemars::JsonSchema;
+use serde::Serialize;
 use std::path::Path;
 use std::sync::Mutex;
+
+/// The largest number of versions of Event objects that are collected.
+const MAX_EVENTS: usize = 10_000;
+/// What a change in a delta is about: the key, or an Event object.
+const KEY: usize = 0;
+const EVENT: usize = 1;
 
 /// The history of a key.
 #[derive(Debug)]
@@ -34,9 +44,51 @@ pub struct History {
     pub missing: Vec<RevisionRange>,
     /// Warnings for the report.
     pub warnings: Vec<String>,
+    /// What Event objects say of the object, in the order of their revisions.
+    pub events: Vec<DatedEvent>,
     versions: Sorted,
     /// The version that was returned last.
     last: Option<(Revision, u32)>,
+}
+
+/// The Event objects that are about an object.
+#[derive(Debug)]
+pub struct EventsOf<'a> {
+    /// What the keys of the Event objects begin with.
+    pub prefix: String,
+    /// The kind of the object.
+    pub kind: &'a str,
+    /// The name of the object.
+    pub name: &'a str,
+    /// What opens Event objects that an API server has encrypted.
+    pub keys: &'a EncryptionKeys,
+}
+
+impl EventsOf<'_> {
+    /// Returns what a record says of the object; `None` if it is not an Event about it.
+    fn note(&self, kv: &KeyValue<'_>) -> Option<EventNote> {
+        if !self.contains(kv.key) {
+            return None;
+        }
+        let event = Object::of_record(kv, self.keys).ok()?;
+        EventNote::about(&event, self.kind, self.name)
+    }
+
+    fn contains(&self, key: &[u8]) -> bool {
+        key.starts_with(self.prefix.as_bytes())
+    }
+}
+
+/// A version of an Event object.
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize)]
+pub struct DatedEvent {
+    /// The revision of the version.
+    pub revision: Revision,
+    /// When it was recorded in a delta (RFC 3339); null if only a full snapshot holds it.
+    pub time: Option<String>,
+    /// What it says.
+    #[serde(flatten)]
+    pub note: EventNote,
 }
 
 /// A version of the key, or its deletion.
@@ -51,19 +103,32 @@ pub struct Version<'a> {
 }
 
 impl History {
-    /// Collects the versions of `key` on the timeline with this ID, or on the newest one.
+    /// Collects the versions of `key` on the timeline with this ID, or on the newest one, and the Event objects that are
+    /// asked for.
     ///
     /// # Errors
     /// `KeyNotFound` if there is no version; `NoSnapshots`, `NoSuchTimeline`, `InterleavedTimelines`; errors
     /// of damaged snapshots; errors of the store; `Io`, `NoSpace`, `Terminated`.
-    pub fn read(backup: &BackupLocation, timeline: Option<&str>, key: &[u8]) -> Result<History> {
-        without_excluded(|| Self::try_read(backup, timeline, key))
+    pub fn read(
+        backup: &BackupLocation,
+        timeline: Option<&str>,
+        key: &[u8],
+        events: Option<&EventsOf<'_>>,
+    ) -> Result<History> {
+        without_excluded(|| Self::try_read(backup, timeline, key, events))
     }
 
-    fn try_read(backup: &BackupLocation, timeline: Option<&str>, key: &[u8]) -> Result<History> {
+    fn try_read(
+        backup: &BackupLocation,
+        timeline: Option<&str>,
+        key: &[u8],
+        events: Option<&EventsOf<'_>>,
+    ) -> Result<History> {
         let ctx = backup.context()?;
         let mut collector = VersionCollector {
             key,
+            events_of: events,
+            events: Vec::new(),
             sorter: Sorter::new(ctx.temp(), SORT_BUFFER_BYTES),
             found_any: false,
             covered: Vec::new(),
@@ -91,7 +156,18 @@ impl History {
             }
             return Err(Reason::KeyNotFound.error(message));
         }
+        let mut events = collector.events;
+        events.sort_by_key(|event| event.revision);
+        // A full and a delta may hold the same version, and the delta has its time.
+        events.dedup_by(|later, first| {
+            let is_same = later.revision == first.revision && later.note == first.note;
+            if is_same && first.time.is_none() {
+                first.time = later.time.take();
+            }
+            is_same
+        });
         Ok(History {
+            events,
             timeline,
             revision: collector.newest,
             missing,
@@ -126,6 +202,8 @@ impl History {
 /// Collects the versions of a key from snapshots.
 struct VersionCollector<'k> {
     key: &'k [u8],
+    events_of: Option<&'k EventsOf<'k>>,
+    events: Vec<DatedEvent>,
     sorter: Sorter,
     found_any: bool,
     /// The revisions whose changes are all known.
@@ -208,6 +286,17 @@ impl VersionCollector<'_> {
             .push(&encode_sort_key(version, time.is_some(), nth), &record)
     }
 
+    /// Adds a version of an Event object.
+    fn add_event(&mut self, revision: Revision, time: Option<&str>, note: EventNote) {
+        if self.events.len() < MAX_EVENTS {
+            self.events.push(DatedEvent {
+                revision,
+                time: time.map(str::to_owned),
+                note,
+            });
+        }
+    }
+
     /// Reads a full up to the revision `until`.
     fn read_full<R: ReadAt>(
         &mut self,
@@ -228,6 +317,8 @@ impl VersionCollector<'_> {
             if kv.key == self.key {
                 let put = (!rk.tombstone).then_some(&kv);
                 self.add_version((rk.main, rk.sub), 0, None, put)?;
+            } else if let Some(note) = self.events_of.and_then(|events| events.note(&kv)) {
+                self.add_event(rk.main, None, note);
             }
         }
         // At and below the compacted revision only the newest version of each key is left.
@@ -242,12 +333,27 @@ impl VersionCollector<'_> {
     /// Reads deltas, on several threads.
     fn read_deltas(&mut self, ctx: &Context, slices: &[DeltaSlice]) -> Result<()> {
         let reader = SnapshotReader::new(ctx, slices.iter().map(|s| &s.snapshot));
-        let keys = [self.key.to_vec()];
+        let (key, events_of) = (self.key, self.events_of);
+        let nth_of = |changed: &[u8]| {
+            if changed == key {
+                return Some(KEY);
+            }
+            events_of
+                .is_some_and(|events| events.contains(changed))
+                .then_some(EVENT)
+        };
         let collector = Mutex::new(&mut *self);
         find_first(ctx.threads, slices.len(), |nth| {
             let delta = reader.delta_in_turn(nth)?;
-            for_each_change(ctx, delta, &slices[nth], &keys, |_, e, kv| {
+            for_each_change(ctx, delta, &slices[nth], nth_of, |what, e, kv| {
                 e.instant()?;
+                if what == EVENT {
+                    let note = kv.zip(events_of).and_then(|(kv, events)| events.note(kv));
+                    if let Some(note) = note {
+                        lock(&collector).add_event(e.main, Some(e.time), note);
+                    }
+                    return Ok(());
+                }
                 let mut collector = lock(&collector);
                 collector.add_version((e.main, e.sub), nth, Some(e.time), kv)
             })?;

@@ -7,6 +7,7 @@ use super::deletions::Deletion;
 use super::diff::KeyDifference;
 use super::history::Version;
 use crate::mvcc::{KeyValue, Revision};
+use crate::objects::changes::FieldChange;
 use crate::objects::key::ObjectKey;
 use crate::objects::{EncryptionKeys, NotDecoded, Object};
 use base64_simd::STANDARD;
@@ -181,12 +182,23 @@ pub struct VersionJson<'a> {
     deleted: bool,
     /// The version; null for a deletion.
     record: Option<RecordJson<'a>>,
+    /// Who wrote the version of an object: the managers whose entries in its managedFields are new.
+    managers: Vec<String>,
+    /// The fields of an object that differ from the version before, at most a thousand; empty if there is none.
+    changes: Vec<FieldChange>,
 }
 
 impl<'a> VersionJson<'a> {
     /// Converts a version.
-    pub fn new(version: &Version<'a>, keys: &EncryptionKeys) -> Self {
+    pub fn new(
+        version: &Version<'a>,
+        keys: &EncryptionKeys,
+        managers: Vec<String>,
+        changes: Vec<FieldChange>,
+    ) -> Self {
         VersionJson {
+            managers,
+            changes,
             revision: version.revision,
             time: version.time,
             deleted: version.kv.is_none(),

@@ -151,7 +151,8 @@ fn newest_changes_in(
     keys: &[Vec<u8>],
 ) -> Result<Vec<Option<Record>>> {
     let mut newest: Vec<Option<Record>> = vec![None; keys.len()];
-    for_each_change(ctx, delta, slice, keys, |nth, _, kv| {
+    let nth_of = |key: &[u8]| keys.iter().position(|k| k == key);
+    for_each_change(ctx, delta, slice, nth_of, |nth, _, kv| {
         let record = newest[nth].get_or_insert_default();
         record.clear();
         if let Some(kv) = kv {
@@ -162,19 +163,19 @@ fn newest_changes_in(
     Ok(newest)
 }
 
-/// Calls `each` for every change of a key in a delta, with the index of the key, and the record of a put or `None` for a
-/// deletion.
+/// Calls `each` for every change in a delta of a key for which `nth_of` returns an index, with that index, and the record
+/// of a put or `None` for a deletion.
 fn for_each_change(
     ctx: &Context,
     mut delta: DeltaReader<'_, Payload>,
     slice: &DeltaSlice,
-    keys: &[Vec<u8>],
+    nth_of: impl Fn(&[u8]) -> Option<usize>,
     mut each: impl FnMut(usize, &Event<'_>, Option<&KeyValue<'_>>) -> Result<()>,
 ) -> Result<()> {
     let at = ctx.at(&slice.snapshot);
     let mut value = Vec::new();
     while let Some(e) = delta.next().map_err(&at)? {
-        let Some(nth) = keys.iter().position(|key| e.change.key() == key) else {
+        let Some(nth) = nth_of(e.change.key()) else {
             continue;
         };
         if !slice.contains(e.main) {

@@ -1,0 +1,291 @@
+//! What changed between two versions of an object, field by field, and who changed it.
+//!
+//! Called by `ops::read` and `cli`.
+
+use super::{LAST_APPLIED, Object};
+use schemars::JsonSchema;
+use serde::Serialize;
+use serde_json::{Map, Value};
+use std::collections::BTreeSet;
+use std::fmt;
+
+/// The largest number of changes of one version. A hostile version could have hundreds of thousands.
+const MAX_CHANGES: usize = 1000;
+/// The longest value that is shown in text, in characters.
+const MAX_SHOWN: usize = 50;
+/// Fields that every change of an object changes.
+const IGNORED: [&str; 3] = [
+    "metadata.generation",
+    "metadata.managedFields",
+    "metadata.resourceVersion",
+];
+
+/// A change of a field.
+#[derive(Debug, Clone, PartialEq, JsonSchema, Serialize)]
+pub struct FieldChange {
+    /// The field, such as `spec.template.spec.containers[web].image`. An element of a list is named by its `name`,
+    /// `type` or `key`, or by its index.
+    pub path: String,
+    /// The value before; null if the field was added.
+    pub old: Option<Value>,
+    /// The value after; null if the field was removed.
+    pub new: Option<Value>,
+}
+
+impl FieldChange {
+    /// Returns the change as text. The values are hidden if `is_hidden` is set.
+    pub fn text(&self, is_hidden: bool) -> String {
+        let path = &self.path;
+        let shown = |value: &Value| {
+            if is_hidden {
+                "(hidden)".to_owned()
+            } else {
+                shorten(value)
+            }
+        };
+        match (&self.old, &self.new) {
+            (None, Some(new)) => format!("+ {path}: {}", shown(new)),
+            (Some(old), None) => format!("- {path}: {}", shown(old)),
+            (Some(old), Some(new)) => format!("~ {path}: {} -> {}", shown(old), shown(new)),
+            (None, None) => path.clone(),
+        }
+    }
+}
+
+fn shorten(value: &Value) -> String {
+    let text = value.to_string();
+    match text.char_indices().nth(MAX_SHOWN) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text,
+    }
+}
+
+impl Object {
+    /// Returns the fields that differ from an earlier version of the object, at most a thousand.
+    pub fn changes_since(&self, old: &Object) -> Vec<FieldChange> {
+        let mut changes = Vec::new();
+        compare_maps("", &old.json, &self.json, &mut changes);
+        changes
+    }
+
+    /// Returns who wrote this version: the managers whose entries differ from those of the version before.
+    pub fn managers_since(&self, old: Option<&Object>) -> Vec<String> {
+        let before: Vec<&Value> = old.into_iter().flat_map(managed_fields).collect();
+        let changed = managed_fields(self).filter(|entry| !before.contains(entry));
+        let names: BTreeSet<String> = changed.filter_map(manager).collect();
+        names.into_iter().collect()
+    }
+
+    /// Whether the values of a field are those of a Secret, which text hides.
+    pub fn is_secret_field(&self, path: &str) -> bool {
+        let is_secret = self.kind() == "Secret" && self.api_version() == "v1";
+        is_secret && (path == "data" || path.starts_with("data.") || path.contains(LAST_APPLIED))
+    }
+}
+
+fn managed_fields(object: &Object) -> impl Iterator<Item = &Value> {
+    let metadata = object.json.get("metadata");
+    let entries = metadata.and_then(|m| m.get("managedFields"));
+    entries.and_then(Value::as_array).into_iter().flatten()
+}
+
+/// The name of a manager, with the subresource that it wrote.
+fn manager(entry: &Value) -> Option<String> {
+    let name = entry.get("manager")?.as_str()?;
+    Some(match entry.get("subresource").and_then(Value::as_str) {
+        Some(subresource) => format!("{name} ({subresource})"),
+        None => name.to_owned(),
+    })
+}
+
+fn compare_maps(
+    path: &str,
+    old: &Map<String, Value>,
+    new: &Map<String, Value>,
+    changes: &mut Vec<FieldChange>,
+) {
+    let added = new.keys().filter(|key| !old.contains_key(*key));
+    for key in old.keys().chain(added) {
+        let path = if path.is_empty() {
+            key.clone()
+        } else {
+            format!("{path}.{key}")
+        };
+        compare(path, old.get(key), new.get(key), changes);
+    }
+}
+
+fn compare(path: String, old: Option<&Value>, new: Option<&Value>, changes: &mut Vec<FieldChange>) {
+    if old == new || changes.len() == MAX_CHANGES || IGNORED.contains(&path.as_str()) {
+        return;
+    }
+    match (old, new) {
+        (Some(Value::Object(old)), Some(Value::Object(new))) => {
+            compare_maps(&path, old, new, changes);
+        }
+        (Some(Value::Array(old)), Some(Value::Array(new))) => {
+            compare_lists(&path, old, new, changes);
+        }
+        _ => changes.push(FieldChange {
+            path,
+            old: old.cloned(),
+            new: new.cloned(),
+        }),
+    }
+}
+
+/// Compares lists: element by element by their names, if all have one, otherwise by index.
+fn compare_lists(path: &str, old: &[Value], new: &[Value], changes: &mut Vec<FieldChange>) {
+    let by_name = |list: &[Value]| -> Option<Map<String, Value>> {
+        let named: Option<Map<_, _>> = list
+            .iter()
+            .map(|element| Some((name_of(element)?, element.clone())))
+            .collect();
+        named.filter(|named| named.len() == list.len())
+    };
+    let by_index = |list: &[Value]| {
+        let indexes = list.iter().enumerate();
+        indexes.map(|(i, v)| (i.to_string(), v.clone())).collect()
+    };
+    let (old, new) = match (by_name(old), by_name(new)) {
+        (Some(old), Some(new)) => (old, new),
+        _ => (by_index(old), by_index(new)),
+    };
+    let old: &Map<String, Value> = &old;
+    let added = new.keys().filter(|key| !old.contains_key(*key));
+    for key in old.keys().chain(added) {
+        compare(
+            format!("{path}[{key}]"),
+            old.get(key),
+            new.get(key),
+            changes,
+        );
+    }
+}
+
+/// The name of an element, by the keys of Kubernetes' lists.
+fn name_of(element: &Value) -> Option<String> {
+    ["name", "type", "key"]
+        .iter()
+        .find_map(|field| Some(element.get(field)?.as_str()?.to_owned()))
+}
+
+/// What an Event object says of another object.
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize)]
+pub struct EventNote {
+    /// `Normal` or `Warning`.
+    pub r#type: String,
+    /// The reason, such as `ScalingReplicaSet`.
+    pub reason: String,
+    /// The message.
+    pub message: String,
+    /// How often it happened.
+    pub count: i64,
+}
+
+impl EventNote {
+    /// Reads an Event object; `None` if it is about another object than the one of this kind and name.
+    pub fn about(event: &Object, kind: &str, name: &str) -> Option<Self> {
+        let involved = event.json.get("involvedObject")?;
+        if involved.get("kind")?.as_str()? != kind || involved.get("name")?.as_str()? != name {
+            return None;
+        }
+        let text = |field: &str| {
+            let value = event.json.get(field).and_then(Value::as_str);
+            value.unwrap_or_default().to_owned()
+        };
+        let series = event.json.get("series").and_then(|s| s.get("count"));
+        let count = series.or(event.json.get("count"));
+        Some(EventNote {
+            r#type: text("type"),
+            reason: text("reason"),
+            message: text("message"),
+            count: count.and_then(Value::as_i64).unwrap_or(1),
+        })
+    }
+}
+
+impl fmt::Display for EventNote {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}: {}", self.r#type, self.reason, self.message)?;
+        if self.count > 1 {
+            write!(f, " ({} times)", self.count)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn object(json: Value) -> Object {
+        Object::decode(&serde_json::to_vec(&json).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn changes_are_named_field_by_field_with_their_managers() {
+        let version = |replicas: i64, image: &str, labels: Value, managed: Value| {
+            object(json!({
+                "apiVersion": "apps/v1", "kind": "Deployment",
+                "metadata": {"generation": replicas, "labels": labels, "managedFields": managed, "resourceVersion": image},
+                "spec": {"containers": [{"name": "web", "image": image}, {"name": "b"}], "replicas": replicas, "args": ["a"]},
+            }))
+        };
+        let entry = |manager: &str, time: &str| json!({"manager": manager, "operation": "Update", "time": time});
+        let old = version(
+            1,
+            "a:1",
+            json!({"x": "1"}),
+            json!([entry("kubectl", "1"), entry("other", "1")]),
+        );
+        let mut status = entry("kube-controller-manager", "2");
+        status["subresource"] = "status".into();
+        let managed = json!([entry("kubectl", "2"), entry("other", "1"), status]);
+        let new = version(2, "a:2", json!({"y": "1"}), managed);
+        let changes = new.changes_since(&old);
+        let texts: Vec<String> = changes.iter().map(|c| c.text(false)).collect();
+        assert_eq!(
+            texts,
+            [
+                "- metadata.labels.x: \"1\"",
+                "+ metadata.labels.y: \"1\"",
+                "~ spec.containers[web].image: \"a:1\" -> \"a:2\"",
+                "~ spec.replicas: 1 -> 2",
+            ]
+        );
+        assert_eq!(
+            new.managers_since(Some(&old)),
+            ["kube-controller-manager (status)", "kubectl"]
+        );
+        assert_eq!(old.managers_since(None), ["kubectl", "other"]);
+    }
+
+    #[test]
+    fn values_of_secrets_are_hidden_and_changes_are_bounded() {
+        let secret = |value: &str| {
+            let data = json!({"a": value});
+            let annotations = json!({LAST_APPLIED: value, "other": value});
+            object(json!({
+                "apiVersion": "v1", "kind": "Secret", "data": data, "metadata": {"annotations": annotations},
+            }))
+        };
+        let (old, new) = (secret("b2xk"), secret("bmV3"));
+        let changes = new.changes_since(&old);
+        let texts = changes.iter().map(|c| c.text(new.is_secret_field(&c.path)));
+        assert_eq!(
+            texts.collect::<Vec<_>>(),
+            [
+                "~ data.a: (hidden) -> (hidden)",
+                "~ metadata.annotations.kubectl.kubernetes.io/last-applied-configuration: (hidden) -> (hidden)",
+                "~ metadata.annotations.other: \"b2xk\" -> \"bmV3\"",
+            ]
+        );
+        let large = |value: i64| {
+            let list: Vec<i64> = vec![value; 100_000];
+            object(json!({"apiVersion": "v1", "kind": "A", "list": list}))
+        };
+        assert_eq!(large(2).changes_since(&large(1)).len(), MAX_CHANGES);
+    }
+}
