@@ -390,7 +390,7 @@ fn kubernetes_objects_are_told_by_kind() {
             assert!(key.ends_with(&format!("/{namespace}/{name}")), "{key}");
         }
     }
-    // As text: YAML if the object is JSON, and no raw bytes otherwise.
+    // As text: every object is decoded.
     let mut c = deltafold();
     c.args(["get", "--prefix", "/registry/"])
         .args(store(bucket.path()));
@@ -399,7 +399,8 @@ fn kubernetes_objects_are_told_by_kind() {
         text.contains("# Namespace kube-system (v1)\n"),
         "{text:.2000}"
     );
-    assert!(text.contains("of binary data: use --raw or --output json"));
+    assert!(text.contains("\nkind: Namespace\n"), "{text:.2000}");
+    assert!(!text.contains("not decoded") && !text.contains("binary data"));
     assert!(text.contains("\n---\n# /registry/"));
     assert!(!text.contains(|c: char| c.is_control() && c != '\n'));
 }
@@ -424,7 +425,7 @@ fn a_custom_resource_is_shown_as_yaml() {
         text,
         format!(
             "# {key}\n# Widget default/a (example.com/v1)\n# revision 747, created at 747, version 1, lease ff\n\
-             kind: Widget\napiVersion: example.com/v1\nspec:\n  size: 3\n  \"on\": \"yes\"\n  evil: \"\\e[2J\"\n"
+             apiVersion: example.com/v1\nkind: Widget\nspec:\n  evil: \"\\u001b[2J\"\n  \"on\": \"yes\"\n  size: 3\n"
         )
     );
     let out = deltafold()
