@@ -59,18 +59,20 @@ impl Printer<'_> {
         let mut has_rows = false;
         let now = point.time.unwrap_or_else(Utc::now);
         let mut keys = Keys::read(ctx, source, range)?;
-        while keys.advance()? {
-            ctx.store.cancel().check()?;
-            let kv = keys.current()?;
-            let Some(mut row) = self.row(&kv, all_keys.len(), &columns, now) else {
-                continue;
-            };
+        let row = |kv: &KeyValue<'_>| {
+            let mut row = self.row(kv, all_keys.len(), &columns, now)?;
             if let Some(deletions) = &deletions {
                 row.push(deletions.get(kv.key).map_or_else(String::new, deleted));
             }
-            table.add(row, out)?;
+            Some(row)
+        };
+        keys.map(ctx, row, |row| {
+            let Some(row) = row else {
+                return Ok(());
+            };
             has_rows = true;
-        }
+            table.add(row, out)
+        })?;
         if !has_rows {
             let none = format!("no {} at revision {}\n", resource.plural, source.target);
             return out.write(none.as_bytes());

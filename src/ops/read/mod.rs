@@ -21,12 +21,16 @@ use crate::ops::fold::Source;
 use crate::ops::fold::open::Payload;
 use crate::ops::fold::open::SnapshotReader;
 use crate::ops::fold::select::DeltaSlice;
-use crate::ops::parallel::find_first;
+use crate::ops::parallel::{self, find_first};
 pub use deletions::{Deletion, Deletions, deletion_advice};
 use std::sync::Mutex;
 
 /// The bytes of records that are held in memory while they are sorted.
 const SORT_BUFFER_BYTES: usize = 16 << 20;
+
+/// The records that are worked on at once: their number and their bytes, except for the last one.
+const BATCH: usize = 1000;
+const BATCH_BYTES: usize = 4 << 20;
 
 /// The live keys of a state, sorted by their bytes.
 #[derive(Debug)]
@@ -62,6 +66,34 @@ impl Keys {
     /// `CorruptSnapshot`.
     pub fn current(&self) -> Result<KeyValue<'_>> {
         KeyValue::decode(self.0.current().1)
+    }
+
+    /// Calls `work` for the remaining keys, on several threads, and `each` with the results in the order of the keys.
+    ///
+    /// # Errors
+    /// `Io`, `CorruptSnapshot`, `Terminated`, and those of `each`.
+    pub fn map<R: Send>(
+        &mut self,
+        ctx: &Context,
+        work: impl Fn(&KeyValue<'_>) -> R + Sync,
+        mut each: impl FnMut(R) -> Result<()>,
+    ) -> Result<()> {
+        loop {
+            ctx.store.cancel().check()?;
+            let mut records: Vec<Vec<u8>> = Vec::new();
+            let mut bytes = 0;
+            while records.len() < BATCH && bytes < BATCH_BYTES && self.advance()? {
+                let record = self.0.current().1;
+                bytes += record.len();
+                records.push(record.to_vec());
+            }
+            if records.is_empty() {
+                return Ok(());
+            }
+            let work = |record: &Vec<u8>| Ok(work(&KeyValue::decode(record)?));
+            let results: Vec<Result<R>> = parallel::each(ctx.threads, &records, work);
+            results.into_iter().try_for_each(|result| each(result?))?;
+        }
     }
 
     /// Returns the key alone.
