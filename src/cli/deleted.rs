@@ -2,7 +2,7 @@
 //!
 //! `ops::read::deleted` finds it.
 
-use super::objects::ObjectArgs;
+use super::objects::{NameArgs, ObjectArgs};
 use super::stream::Stream;
 use super::text::{self, Row, Text};
 use super::{BackupArgs, Ended, Output};
@@ -48,12 +48,8 @@ pub(super) struct DeletedArgs {
     /// End of the span, as --since [default: the newest revision]
     #[arg(long, value_name = "DURATION|TIME|REV", value_parser = parse_since)]
     until: Option<Target>,
-    /// Only show objects in this namespace
-    #[arg(short, long, value_name = "NAMESPACE")]
-    namespace: Option<String>,
-    /// What the API server's keys begin with: its --etcd-prefix
-    #[arg(long, value_name = "PREFIX", default_value = "/registry")]
-    etcd_prefix: String,
+    #[command(flatten)]
+    names: NameArgs,
     /// ID of the timeline to read, from `deltafold list --deep` [default: the newest timeline]
     #[arg(long, value_name = "ID")]
     timeline: Option<String>,
@@ -119,18 +115,16 @@ impl DeletedArgs {
         let mut deleted = Deleted::read(&backup, &points, &KeyRange::All, &keys)?;
         let ctx = backup.context()?;
         let mut resources: Vec<Resource> = Resource::built_in().collect();
-        let prefix = self.etcd_prefix.trim_end_matches('/');
+        let prefix = self.names.etcd_prefix();
         resources.extend(custom_resources(ctx, &deleted.from, prefix)?);
         let wanted = self.wanted_kind(&resources)?;
         let names = KeyNames::new(resources, prefix);
-        let is_wanted = |d: &DeletedKey| match (names.object(&d.key), &wanted, &self.namespace) {
-            (None, wanted, namespace) => wanted.is_none() && namespace.is_none(),
-            (Some(object), wanted, namespace) => {
-                wanted.as_ref().is_none_or(|kind| kind == object.resource)
-                    && namespace
-                        .as_deref()
-                        .is_none_or(|n| object.namespace == Some(n))
-            }
+        let namespace = self.names.namespace.as_deref();
+        let is_wanted = |d: &DeletedKey| {
+            let object = names.object(&d.key);
+            let is_kind = |kind: &Resource| object.is_some_and(|o| o.resource == kind);
+            let is_inside = |n: &str| object.is_some_and(|o| o.namespace == Some(n));
+            wanted.as_ref().is_none_or(is_kind) && namespace.is_none_or(is_inside)
         };
         deleted.keys.retain(is_wanted);
         let mut out = Stream::new();
@@ -160,7 +154,7 @@ impl DeletedArgs {
         let all = deleted.keys.iter().map(|d| (d, names.object(&d.key)));
         let all: Vec<(&DeletedKey, Option<ObjectName<'_>>)> = all.collect();
         // Unless a kind or a namespace is asked for, a deleted namespace stands for all that was in it.
-        let is_summary = self.kind.is_none() && self.namespace.is_none();
+        let is_summary = self.kind.is_none() && self.names.namespace.is_none();
         let objects = all.iter().filter_map(|(_, object)| *object);
         let namespaces = objects.filter(|o| is_summary && kind_of(o) == "namespaces");
         let mut inside: HashMap<&str, usize> = namespaces.map(|o| (o.name, 0)).collect();

@@ -2,7 +2,7 @@
 //!
 //! `ops::read::history` collects the versions.
 
-use super::objects::ObjectArgs;
+use super::objects::{NameArgs, ObjectArgs};
 use super::stream::Stream;
 use super::{BackupArgs, Ended, Output, size, text};
 use crate::backup::chain::{RevisionRange, show_ranges};
@@ -50,12 +50,8 @@ pub(super) struct HistoryArgs {
     /// Key to show, or KIND/NAMESPACE/NAME of a Kubernetes object
     #[arg(value_name = "KEY")]
     key: OsString,
-    /// Namespace of the object
-    #[arg(short, long, value_name = "NAMESPACE")]
-    namespace: Option<String>,
-    /// What the API server's keys begin with: its --etcd-prefix
-    #[arg(long, value_name = "PREFIX", default_value = "/registry")]
-    etcd_prefix: String,
+    #[command(flatten)]
+    names: NameArgs,
     /// Show the values of Secrets in the text, too
     #[arg(long, value_parser = yes_or_no)]
     show_secrets: bool,
@@ -122,7 +118,7 @@ impl HistoryArgs {
     fn read(&self, backup: &BackupLocation, keys: &EncryptionKeys) -> Result<(Vec<u8>, History)> {
         let timeline = self.timeline.as_deref();
         let exact = self.key.as_bytes();
-        let namespace = self.namespace.as_deref();
+        let namespace = self.names.namespace.as_deref();
         let reference = self
             .key
             .to_str()
@@ -135,7 +131,7 @@ impl HistoryArgs {
                 history => return Ok((exact.to_vec(), history?)),
             },
         };
-        let prefix = self.etcd_prefix.trim_end_matches('/');
+        let prefix = self.names.etcd_prefix();
         let mut resources: Vec<Resource> = Resource::built_in().collect();
         if let Some(reference) = &reference
             && reference.resource(&resources)?.is_none()
@@ -166,7 +162,7 @@ impl HistoryArgs {
         key: &[u8],
         keys: &EncryptionKeys,
     ) -> Result<History> {
-        let prefix = self.etcd_prefix.trim_end_matches('/');
+        let prefix = self.names.etcd_prefix();
         let names = KeyNames::new(Resource::built_in(), prefix);
         let object = names.object(key);
         let events = object.map(|object| EventsOf {

@@ -28,3 +28,22 @@ impl ObjectArgs {
             .unwrap_or_default())
     }
 }
+
+/// How Kubernetes objects are named.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Kubernetes objects")]
+pub(super) struct NameArgs {
+    /// Namespace of the objects
+    #[arg(short, long, value_name = "NAMESPACE")]
+    pub(super) namespace: Option<String>,
+    /// What the API server's keys begin with: its --etcd-prefix
+    #[arg(long, value_name = "PREFIX", default_value = "/registry")]
+    etcd_prefix: String,
+}
+
+impl NameArgs {
+    /// What the API server's keys begin with, without a slash at the end.
+    pub(super) fn etcd_prefix(&self) -> &str {
+        self.etcd_prefix.trim_end_matches('/')
+    }
+}

@@ -77,6 +77,7 @@ fn options_that_contradict_each_other_are_refused() {
         (&["pod/x"], "give pod/NAMESPACE/x"),
         (&["node/a/x"], "nodes have no namespace"),
         (&["node/x", "-o", "yaml"], "give one of them"),
+        (&["--prefix", "node", "-n", "a"], "give one of them"),
     ] {
         let (code, result, _) = bucket.run("get", args);
         let told = result["message"].as_str().unwrap();

@@ -5,7 +5,7 @@
 mod objects;
 mod table;
 
-use super::objects::ObjectArgs;
+use super::objects::{NameArgs, ObjectArgs};
 use super::stream::Stream;
 use super::{BackupArgs, Ended, Output, text};
 use crate::base::Cancel;
@@ -69,18 +69,14 @@ pub(super) struct GetArgs {
     /// Show all keys with this prefix; an empty prefix means all keys
     #[arg(long, value_name = "P")]
     prefix: Option<OsString>,
-    /// Namespace of the objects
-    #[arg(short, long, value_name = "NAMESPACE", conflicts_with = "prefix")]
-    namespace: Option<String>,
+    #[command(flatten)]
+    names: NameArgs,
     /// Show the objects of KIND in all namespaces
     #[arg(long, conflicts_with_all = ["prefix", "namespace"], value_parser = yes_or_no)]
     all: bool,
     /// Only show objects with these labels, such as app=web, "tier in (a, b)" or !legacy
     #[arg(short = 'l', long, value_name = "LABELS", conflicts_with = "prefix")]
     selector: Option<Selector>,
-    /// What the API server's keys begin with: its --etcd-prefix
-    #[arg(long, value_name = "PREFIX", default_value = "/registry")]
-    etcd_prefix: String,
     /// Print only the bytes of KEY's value
     #[arg(long, value_parser = yes_or_no)]
     raw: bool,
@@ -135,12 +131,16 @@ impl<'a> Head<'a> {
 impl GetArgs {
     /// Whether flags say that KEY is a kind or an object.
     fn means_objects(&self) -> bool {
-        self.namespace.is_some() || self.all || self.selector.is_some()
+        self.names.namespace.is_some() || self.all || self.selector.is_some()
     }
 
     pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         if self.raw && (self.prefix.is_some() || output == Output::Json) {
             return Err(Reason::Usage.error("--raw prints the bytes of one value: give it a KEY, and neither --prefix nor --output json"));
+        }
+        if self.names.namespace.is_some() && self.prefix.is_some() {
+            return Err(Reason::Usage
+                .error("--namespace is for objects, and --prefix for keys: give one of them"));
         }
         if self.object_format.is_some() && output == Output::Json {
             return Err(Reason::Usage.error(
@@ -179,7 +179,7 @@ impl Printer<'_> {
             let prefix = self.args.prefix.as_ref().map(|p| p.as_bytes());
             return self.print_prefix(ctx, source, prefix.unwrap_or_default(), out);
         };
-        let namespace = self.args.namespace.as_deref();
+        let namespace = self.args.names.namespace.as_deref();
         let reference = key.to_str().and_then(|k| Reference::parse(k, namespace));
         match reference {
             Some(reference) => self.print_referred(ctx, source, key.as_bytes(), &reference, out),
@@ -196,7 +196,7 @@ impl Printer<'_> {
         reference: &Reference,
         out: &mut Stream,
     ) -> Result<()> {
-        let etcd_prefix = self.args.etcd_prefix.trim_end_matches('/');
+        let etcd_prefix = self.args.names.etcd_prefix();
         let mut resources: Vec<Resource> = Resource::built_in().collect();
         let mut resource = reference.resource(&resources)?;
         let mut not_found = None;
@@ -230,6 +230,11 @@ impl Printer<'_> {
             )));
         };
         if reference.name.is_none() {
+            if self.args.raw {
+                return Err(Reason::Usage.error(
+                    "--raw prints the bytes of one value: give a KEY or the name of an object",
+                ));
+            }
             let range = reference.range(resource, etcd_prefix, self.args.all)?;
             return self.print_kind(ctx, source, resource, &range, out);
         }

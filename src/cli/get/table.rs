@@ -32,7 +32,7 @@ impl Printer<'_> {
         range: KeyRange,
         out: &mut Stream,
     ) -> Result<()> {
-        let all_keys = resource.prefix(&self.args.etcd_prefix, None);
+        let all_keys = resource.prefix(self.args.names.etcd_prefix(), None);
         let point = &self.args.state.point;
         let is_past = point.time.is_some() || point.revision.is_some();
         let deletions = if is_past {
@@ -41,7 +41,7 @@ impl Printer<'_> {
             None
         };
         let columns = Column::of(resource);
-        let has_namespaces = resource.is_namespaced && self.args.namespace.is_none();
+        let has_namespaces = resource.is_namespaced && self.args.names.namespace.is_none();
         let mut header: Vec<String> = Vec::new();
         if has_namespaces {
             header.push("NAMESPACE".to_owned());
@@ -92,7 +92,7 @@ impl Printer<'_> {
         let name = text::key(kv.key.get(name_at..).unwrap_or_default());
         let mut row = Vec::new();
         match name.split_once('/') {
-            Some((_, name)) if self.args.namespace.is_some() => row.push(name.to_owned()),
+            Some((_, name)) if self.args.names.namespace.is_some() => row.push(name.to_owned()),
             Some((namespace, name)) => row.extend([namespace.to_owned(), name.to_owned()]),
             None => row.push(name.into_owned()),
         }

@@ -160,15 +160,17 @@ pub fn get(
     if let Some(record) = records.iter().flatten().find(|record| !record.is_empty()) {
         return each(&KeyValue::decode(record)?);
     }
-    let key = keys.first().map(|key| key.escape_ascii().to_string());
-    let (key, revision) = (key.unwrap_or_default(), source.target);
+    let shown = |key: &Vec<u8>| key.escape_ascii().to_string();
+    let (key, revision) = (keys.first().map(shown).unwrap_or_default(), source.target);
+    let others = keys.iter().skip(1);
+    let others: String = others.map(|k| format!(" nor \"{}\"", shown(k))).collect();
     let advice = if begins_others {
         format!("for the keys that begin so give --prefix {key}")
     } else {
         "see `deltafold history` for when it existed, or `deltafold get --prefix` for the keys that exist".to_owned()
     };
     Err(Reason::KeyNotFound.error(format!(
-        "there is no key \"{key}\" at revision {revision}: {advice}"
+        "there is no key \"{key}\"{others} at revision {revision}: {advice}"
     )))
 }
 
