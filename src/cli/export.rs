@@ -18,7 +18,8 @@ use std::os::unix::ffi::OsStrExt;
 
 /// Print all keys and values of a backup as JSON lines
 ///
-/// Nothing is restored. Standard output has one key per line, sorted by the keys' bytes.
+/// Nothing is restored. Standard output has one key per line, sorted by the keys' bytes. Nothing is hidden: the values of
+/// Secrets are in it.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:

@@ -77,7 +77,7 @@ pub(super) struct GetArgs {
     /// Only show objects with these labels, such as app=web, "tier in (a, b)" or !legacy
     #[arg(short = 'l', long, value_name = "LABELS", conflicts_with = "prefix")]
     selector: Option<Selector>,
-    /// Print only the bytes of KEY's value
+    /// Print only the bytes of the value, as etcd has them: those of a Secret, too
     #[arg(long, value_parser = yes_or_no)]
     raw: bool,
     /// Print only the Kubernetes object, as an API server serves it: as YAML or as JSON
