@@ -4,7 +4,7 @@
 #
 # UNTESTED: the tests have no docker and no registry. They pack an image of the profile release
 # with tests/cluster/image, for amd64, and run it on a real Kubernetes (tests/end-to-end).
-# A digest, because whoever moves a tag changes what is built. Update it by hand.
+# Pinned by digest: a moved tag would change the image. Update it by hand.
 FROM rust:1.95-bookworm@sha256:6258907abe69656e41cd992e0b705cdcfabcbbe3db374f92ed2d47121282d4a1 AS build
 ARG TARGETARCH
 WORKDIR /build

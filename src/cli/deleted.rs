@@ -14,7 +14,6 @@ use crate::mvcc::{KeyRange, Revision};
 use crate::objects::reference::Reference;
 use crate::objects::resource::{KeyNames, ObjectName, Resource};
 use crate::ops::fold::Target;
-use crate::ops::read::custom_resources;
 use crate::ops::read::deleted::{Deleted, DeletedKey, Owner};
 use crate::ops::read::diff::Points;
 use crate::ops::read::json::KeyJson;
@@ -112,21 +111,10 @@ impl DeletedArgs {
             timeline: self.timeline.clone(),
             or_newest: true,
         };
-        let mut deleted = Deleted::read(&backup, &points, &KeyRange::All, &keys)?;
-        let ctx = backup.context()?;
-        let mut resources: Vec<Resource> = Resource::built_in().collect();
         let prefix = self.names.etcd_prefix();
-        resources.extend(custom_resources(ctx, &deleted.from, prefix)?);
-        let wanted = self.wanted_kind(&resources)?;
-        let names = KeyNames::new(resources, prefix);
-        let namespace = self.names.namespace.as_deref();
-        let is_wanted = |d: &DeletedKey| {
-            let object = names.object(&d.key);
-            let is_kind = |kind: &Resource| object.is_some_and(|o| o.resource == kind);
-            let is_inside = |n: &str| object.is_some_and(|o| o.namespace == Some(n));
-            wanted.as_ref().is_none_or(is_kind) && namespace.is_none_or(is_inside)
-        };
-        deleted.keys.retain(is_wanted);
+        let range = |resources: &[Resource]| self.range(resources);
+        let mut deleted = Deleted::read(&backup, &points, prefix, range, &keys)?;
+        let names = KeyNames::new(std::mem::take(&mut deleted.resources), prefix);
         let mut out = Stream::new();
         let printed = match output {
             Output::Json => print_json(cancel, &deleted, &names, &mut out),
@@ -135,15 +123,23 @@ impl DeletedArgs {
         out.end(printed)
     }
 
-    /// Returns the kind of the arguments.
-    fn wanted_kind(&self, resources: &[Resource]) -> Result<Option<Resource>> {
+    /// Returns the keys of the kind and the namespace of the arguments.
+    fn range(&self, resources: &[Resource]) -> Result<KeyRange> {
+        let namespace = self.names.namespace.as_deref();
+        let keys_of = |r: &Resource| r.prefix(self.names.etcd_prefix(), namespace).into_bytes();
         let Some(kind) = &self.kind else {
-            return Ok(None);
+            return Ok(match namespace {
+                None => KeyRange::All,
+                Some(_) => {
+                    let namespaced = resources.iter().filter(|r| r.is_namespaced);
+                    KeyRange::prefixes(namespaced.map(keys_of))
+                }
+            });
         };
         let reference = Reference::parse(kind, None).filter(|r| r.name.is_none());
-        let resource = reference.map(|r| r.resource(resources).map(|r| r.cloned()));
-        match resource.transpose()?.flatten() {
-            Some(resource) => Ok(Some(resource)),
+        let resource = reference.map(|r| r.resource(resources)).transpose()?;
+        match resource.flatten() {
+            Some(resource) => Ok(KeyRange::Prefix(keys_of(resource))),
             None => Err(Reason::Usage.error(format!(
                 "\"{kind}\" is neither a kind of Kubernetes' own nor of a CustomResourceDefinition in the backup"
             ))),

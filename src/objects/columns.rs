@@ -1,6 +1,9 @@
 //! What a table shows of an object, beside its name and age.
 
 use super::resource::Resource;
+use jsonpath_rust::parser::model::JpQuery;
+use jsonpath_rust::parser::parse_json_path;
+use jsonpath_rust::query::js_path_process;
 use serde_json::Value;
 
 /// A column: its header, and its cell of an object.
@@ -15,8 +18,8 @@ type BuiltInCell = fn(&Value) -> String;
 
 enum Cell {
     BuiltIn(BuiltInCell),
-    /// A JSONPath of RFC 9535, and whether the value is a time.
-    Path(String, bool),
+    /// A path, if it is valid, and whether the value is a time.
+    Path(Option<JpQuery>, bool),
 }
 
 /// The value of a cell.
@@ -38,7 +41,10 @@ impl Column {
             return columns
                 .map(|c| Column {
                     header: c.name.to_uppercase(),
-                    cell: Cell::Path(format!("${}", c.json_path), c.is_date),
+                    cell: Cell::Path(
+                        parse_json_path(&format!("${}", c.json_path)).ok(),
+                        c.is_date,
+                    ),
                 })
                 .collect();
         }
@@ -94,13 +100,13 @@ impl Column {
 
     /// Returns the cell of an object.
     pub fn value(&self, object: &Value) -> CellValue {
-        use jsonpath_rust::JsonPath as _;
         match &self.cell {
             Cell::BuiltIn(cell) => CellValue::Text(cell(object)),
             Cell::Path(path, is_date) => {
-                // A path that is none, or that leads nowhere, gives an empty cell, as in kubectl.
-                let found = object.query(path).unwrap_or_default();
-                let texts: Vec<String> = found.into_iter().map(shown).collect();
+                // An invalid path, or one without a value, gives an empty cell, as in kubectl.
+                let found = path.as_ref().map(|path| js_path_process(path, object).ok());
+                let found = found.flatten().unwrap_or_default();
+                let texts: Vec<String> = found.into_iter().map(|f| shown(f.val)).collect();
                 let text = texts.join(",");
                 if *is_date && !text.is_empty() {
                     CellValue::Time(text)

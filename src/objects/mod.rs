@@ -101,9 +101,9 @@ impl fmt::Display for NotDecoded {
 /// How much of an object is decoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Detail {
-    /// All of it.
+    /// The whole object.
     Whole,
-    /// All but `metadata.managedFields`, which may be half of an object: for tables.
+    /// The object without `metadata.managedFields`, which may be half of it.
     WithoutManagers,
 }
 
@@ -123,16 +123,28 @@ impl Object {
     /// # Errors
     /// Fails with the reason why the value cannot be decoded.
     pub fn decode(value: &[u8]) -> Result<Self, NotDecoded> {
-        Object::decode_with(value, Detail::Whole)
+        let kv = KeyValue {
+            value,
+            ..KeyValue::default()
+        };
+        Object::open(&kv, &EncryptionKeys::default(), Detail::Whole)
     }
 
-    fn decode_with(value: &[u8], detail: Detail) -> Result<Self, NotDecoded> {
-        if let Some(encrypted) = value.strip_prefix(ENCRYPTED) {
-            return Err(NotDecoded::Encrypted {
+    /// Decodes the value of a record, and opens it if it is encrypted at rest.
+    fn open(kv: &KeyValue<'_>, keys: &EncryptionKeys, detail: Detail) -> Result<Self, NotDecoded> {
+        let Some(encrypted) = kv.value.strip_prefix(ENCRYPTED) else {
+            return Object::decode_plain(kv.value, detail);
+        };
+        match keys.open(kv.key, encrypted) {
+            Some(value) => Object::decode_plain(&value, detail),
+            None => Err(NotDecoded::Encrypted {
                 provider: provider(encrypted),
-                has_key: false,
-            });
+                has_key: keys.names(encrypted),
+            }),
         }
+    }
+
+    fn decode_plain(value: &[u8], detail: Detail) -> Result<Self, NotDecoded> {
         if value.len() > MAX_BYTES {
             return Err(NotDecoded::TooLarge);
         }
@@ -181,18 +193,7 @@ impl Object {
         keys: &EncryptionKeys,
         detail: Detail,
     ) -> Result<Self, NotDecoded> {
-        let mut object = match kv.value.strip_prefix(ENCRYPTED) {
-            None => Object::decode_with(kv.value, detail)?,
-            Some(encrypted) => match keys.open(kv.key, encrypted) {
-                Some(value) => Object::decode_with(&value, detail)?,
-                None => {
-                    return Err(NotDecoded::Encrypted {
-                        provider: provider(encrypted),
-                        has_key: keys.names(encrypted),
-                    });
-                }
-            },
-        };
+        let mut object = Object::open(kv, keys, detail)?;
         if let Some(metadata) = object.metadata() {
             let revision = Value::String(kv.mod_revision.to_string());
             metadata.insert("resourceVersion".to_owned(), revision);

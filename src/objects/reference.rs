@@ -36,12 +36,16 @@ impl Reference {
         })
     }
 
-    /// Returns the kind among `resources`; `None` if it is unknown.
+    /// Returns the kind among `resources`; `None` if it is unknown. A kind of Kubernetes' own comes before those of
+    /// custom resources, which have their groups in their names.
     ///
     /// # Errors
     /// Fails with `Usage` if several have the name.
     pub fn resource<'r>(&self, resources: &'r [Resource]) -> Result<Option<&'r Resource>, Error> {
         let all: Vec<&Resource> = called(resources, &self.kind).collect();
+        if let Some(built_in) = all.iter().find(|r| !r.is_custom) {
+            return Ok(Some(built_in));
+        }
         match *all {
             [] => Ok(None),
             [only] => Ok(Some(only)),
@@ -105,12 +109,16 @@ mod tests {
     fn key(text: &str, namespace: Option<&str>) -> String {
         let reference = Reference::parse(text, namespace).unwrap();
         let mut resources: Vec<Resource> = Resource::built_in().collect();
-        for (group, kind) in [("a.example.com", "Widget"), ("b.example.com", "Widget")] {
+        for (group, kind, plural) in [
+            ("a.example.com", "Widget", "widgets"),
+            ("b.example.com", "Widget", "widgets"),
+            ("serving.example.com", "Service", "services"),
+        ] {
             let definition = json!({
                 "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
                 "spec": {
                     "group": group, "scope": "Namespaced",
-                    "names": {"kind": kind, "plural": "widgets", "shortNames": ["WD"]},
+                    "names": {"kind": kind, "plural": plural, "shortNames": [if kind == "Widget" { "WD" } else { "SRV" }]},
                 },
             });
             let definition = serde_json::to_vec(&definition).unwrap();
@@ -157,6 +165,11 @@ mod tests {
             (
                 "wd/n/w",
                 "\"wd\" means several kinds: give one of widgets.a.example.com, widgets.b.example.com",
+            ),
+            ("services/n/s", "/registry/services/specs/n/s"),
+            (
+                "service.serving.example.com/n/s",
+                "/registry/serving.example.com/services/n/s",
             ),
             ("gadget/n/w", "unknown"),
             (

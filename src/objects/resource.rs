@@ -1,4 +1,4 @@
-//! The kinds of objects: their names, and where an API server keeps their objects in etcd.
+//! Kinds of Kubernetes objects: their names, and the prefixes of their keys in etcd.
 //!
 //! Kubernetes' own kinds are listed here; those of custom resources come from the CustomResourceDefinitions in a backup.
 //! Called by `ops::read` and `cli`.
@@ -25,6 +25,8 @@ pub struct Resource {
     pub plural: String,
     /// Other names in lower case: the singular and short ones.
     names: Vec<Cow<'static, str>>,
+    /// Whether a CustomResourceDefinition defines it.
+    pub is_custom: bool,
     /// Whether its objects have a namespace.
     pub is_namespaced: bool,
     /// The place of its objects, below the prefix of the API server.
@@ -198,6 +200,7 @@ impl Resource {
                 path: path.to_owned(),
                 names: std::iter::once(singular.into()).chain(short).collect(),
                 plural,
+                is_custom: false,
                 is_namespaced,
                 columns: Vec::new(),
             }
@@ -225,6 +228,7 @@ impl Resource {
                 .map(Cow::Owned)
                 .collect(),
             kind: kind.into(),
+            is_custom: true,
             is_namespaced: spec.get("scope").and_then(Value::as_str) == Some("Namespaced"),
             path: format!("{group}/{plural}"),
             columns: printer_columns(spec),
@@ -307,9 +311,8 @@ impl fmt::Display for ObjectName<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.resource.kind.to_lowercase())?;
         // Only custom resources share a kind with others.
-        let group = &self.resource.group;
-        if group.contains('.') && !group.ends_with(".k8s.io") {
-            write!(f, ".{group}")?;
+        if self.resource.is_custom {
+            write!(f, ".{}", self.resource.group)?;
         }
         if let Some(namespace) = self.namespace {
             write!(f, "/{namespace}")?;

@@ -160,7 +160,7 @@ fn is_plain(text: &str) -> bool {
         && !is_nan(text)
 }
 
-/// Whether a parser reads the text as a number that is none or is infinite, or as a merge key.
+/// Whether a YAML parser reads the text as NaN, as infinity or as a merge key.
 fn is_nan(text: &str) -> bool {
     [".nan", "+.inf", "-.inf", "<<"]
         .iter()

@@ -29,7 +29,7 @@ use tokio::runtime::Runtime;
 
 pub const STAGING: &str = "deltafold-staging/";
 const IDENTITY: &str = "deltafold-identity.json";
-/// An identity in the form in which it is written, so that a copy of it has the same bytes.
+/// An identity as deltafold writes it: `copy` writes the same bytes.
 const RECORDED: &str = r#"{
   "clusterId": "cafe",
   "memberNames": [],

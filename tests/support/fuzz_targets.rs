@@ -580,7 +580,7 @@ pub fn object_decoder(data: &[u8]) {
     let yaml = yaml::from_object(&object.json);
     let is_safe = |c: char| c == '\n' || c == '\t' || !c.is_control();
     assert!(yaml.chars().all(is_safe), "{yaml:?}");
-    // JSON of it is an object again.
+    // The JSON of the object decodes to the same object.
     let json = serde_json::to_vec(&object.json).expect("JSON");
     let again = Object::decode(&json).map(|object| object.json);
     assert!(again.as_ref() == Ok(&object.json), "{again:?}");

@@ -3,20 +3,20 @@
 //! The events of the window are read once and sorted by key, and then walked beside both states, which tell what a
 //! deletion that no delta records took away. Called by `cli`.
 
-use super::deletions::slices;
+use super::deletions::{for_each_change_within, slices};
 use super::diff::{Points, Side};
-use super::{Keys, SORT_BUFFER_BYTES};
-use crate::backup::chain::RevisionRange;
-use crate::base::lock;
+use super::{Keys, SORT_BUFFER_BYTES, custom_resources};
+use crate::backup::delta::Event;
+use crate::base::{lock, unpoisoned};
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::{Change, KeyRange, KeyValue, Revision};
-use crate::objects::{EncryptionKeys, Object};
+use crate::objects::resource::Resource;
+use crate::objects::{Detail, EncryptionKeys, Object};
 use crate::ops::Context;
 use crate::ops::external_sort::{Sorted, Sorter};
-use crate::ops::fold::open::{BackupLocation, SnapshotReader};
-use crate::ops::fold::select::DeltaSlice;
+use crate::ops::fold::open::BackupLocation;
 use crate::ops::fold::{Request, Source};
-use crate::ops::parallel::find_first;
+use crate::ops::scan::Scan;
 use crate::ops::tags::without_excluded;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -55,6 +55,8 @@ pub struct Deleted {
     pub from: Source,
     /// The second state.
     pub to: Source,
+    /// The kinds of objects: Kubernetes' own, and those that the first state defines.
+    pub resources: Vec<Resource>,
     /// The keys.
     pub keys: Vec<DeletedKey>,
 }
@@ -70,23 +72,26 @@ struct WindowChange {
 }
 
 impl Deleted {
-    /// Reads the deletions of the keys of a range. `keys` open what an API server has encrypted.
+    /// Reads the deletions of the keys of a range, which `range` chooses by the kinds of objects. `etcd_prefix` is that
+    /// of the API server, and `keys` open what it has encrypted.
     ///
     /// # Errors
-    /// `TooLarge` if there are more than a million; as [`Source::open`] and [`Source::for_each_live`].
+    /// `TooLarge` if there are more than a million; those of `range`; as [`Source::open`] and [`Source::for_each_live`].
     pub fn read(
         backup: &BackupLocation,
         points: &Points,
-        range: &KeyRange,
+        etcd_prefix: &str,
+        range: impl Fn(&[Resource]) -> Result<KeyRange>,
         keys: &EncryptionKeys,
     ) -> Result<Self> {
-        without_excluded(|| Self::try_read(backup, points, range, keys))
+        without_excluded(|| Self::try_read(backup, points, etcd_prefix, &range, keys))
     }
 
     fn try_read(
         backup: &BackupLocation,
         points: &Points,
-        range: &KeyRange,
+        etcd_prefix: &str,
+        range: &dyn Fn(&[Resource]) -> Result<KeyRange>,
         keys: &EncryptionKeys,
     ) -> Result<Self> {
         let ctx = backup.context()?;
@@ -96,6 +101,9 @@ impl Deleted {
             or_newest: points.or_newest,
         };
         let (from, _) = backup.open_with_scan(&request(points.from))?;
+        let mut resources: Vec<Resource> = Resource::built_in().collect();
+        resources.extend(custom_resources(ctx, &from, etcd_prefix)?);
+        let range = range(&resources)?;
         let (to, scan) = backup.open_with_scan(&request(points.to))?;
         let side = |source| {
             let keys = Keys::read(ctx, source, range.clone())?;
@@ -106,7 +114,7 @@ impl Deleted {
         let mut walk = Walk {
             old: side(&from)?,
             new: side(&to)?,
-            changes: window_changes(ctx, scan.as_ref(), &from, &to, range, keys)?,
+            changes: window_changes(ctx, scan.as_ref(), &from, &to, &range, keys)?,
             changes_ended: false,
             object_keys: keys,
         };
@@ -125,6 +133,7 @@ impl Deleted {
         Ok(Deleted {
             from,
             to,
+            resources,
             keys: deleted,
         })
     }
@@ -159,104 +168,78 @@ impl Walk<'_> {
             self.advance_changes()?;
         }
         changes.sort_by_key(|change| (change.main, change.sub));
-        let mut owner = None;
-        let is_in_old = !self.old.ended && self.old.keys.key() == key;
-        if is_in_old {
-            owner = owner_of(&self.old.keys.current()?, self.object_keys);
-            self.old.advance()?;
-        }
         while !self.new.ended && self.new.keys.key() < key.as_slice() {
             self.new.advance()?;
         }
-        let is_in_new = !self.new.ended && self.new.keys.key() == key;
+        let has = |side: &Side| !side.ended && side.keys.key() == key;
+        let (is_in_old, is_in_new) = (has(&self.old), has(&self.new));
         let last = changes.iter().rposition(|change| change.is_deletion);
-        let deletion = last.map(|last| &changes[last]);
-        if deletion.is_none() && (!is_in_old || is_in_new) {
-            return Ok(Some(None));
+        let mut deleted = None;
+        if last.is_some() || (is_in_old && !is_in_new) {
+            let before = &changes[..last.unwrap_or(0)];
+            let last_put = before.iter().rev().find(|change| !change.is_deletion);
+            let owner = match last_put {
+                Some(put) => put.owner.clone(),
+                None if is_in_old => owner_of(&self.old.keys.current()?, self.object_keys),
+                None => None,
+            };
+            let deletion = last.map(|last| &changes[last]);
+            deleted = Some(DeletedKey {
+                revision: deletion.map(|d| d.main),
+                time: deletion.map(|d| d.time.clone()),
+                owner,
+                is_recreated: is_in_new,
+                key,
+            });
         }
-        let before = &changes[..last.unwrap_or(0)];
-        let last_put = before.iter().rev().find(|change| !change.is_deletion);
-        if let Some(put) = last_put {
-            owner = put.owner.clone();
+        if is_in_old {
+            self.old.advance()?;
         }
-        Ok(Some(Some(DeletedKey {
-            revision: deletion.map(|d| d.main),
-            time: deletion.map(|d| d.time.clone()),
-            owner,
-            is_recreated: is_in_new,
-            key,
-        })))
+        Ok(Some(deleted))
     }
 }
 
 /// Reads the changes of the deltas between two states, sorted by key.
 fn window_changes(
     ctx: &Context,
-    scan: Option<&crate::ops::scan::Scan>,
+    scan: Option<&Scan>,
     from: &Source,
     to: &Source,
     range: &KeyRange,
     keys: &EncryptionKeys,
 ) -> Result<Sorted> {
-    let mut sorter = Sorter::new(ctx.temp(), SORT_BUFFER_BYTES);
+    let sorter = Mutex::new(Sorter::new(ctx.temp(), SORT_BUFFER_BYTES));
     let between = (from.target.next(), to.target);
+    let add = |e: &Event<'_>, at: &dyn Fn(Error) -> Error| {
+        e.instant().map_err(at)?;
+        let mut value = Vec::new();
+        e.change.append_value(e.main, &mut value).map_err(at)?;
+        let put = match e.change {
+            Change::Put(kv) | Change::PutBase64(kv) => Some(KeyValue {
+                value: &value,
+                ..kv
+            }),
+            Change::Delete { .. } => None,
+        };
+        let change = WindowChange {
+            main: e.main,
+            sub: e.sub,
+            time: e.time.to_owned(),
+            is_deletion: put.is_none(),
+            owner: put.and_then(|kv| owner_of(&kv, keys)),
+        };
+        lock(&sorter).push(e.change.key(), &encode(&change)?)
+    };
     if let Some(scan) = scan {
         let slices = slices(scan, to, between)?;
-        read_deltas(ctx, &slices, between, range, keys, &mut sorter)?;
+        for_each_change_within(ctx, &slices, range, between, add)?;
     }
-    sorter.finish()
-}
-
-fn read_deltas(
-    ctx: &Context,
-    slices: &[DeltaSlice],
-    between: RevisionRange,
-    range: &KeyRange,
-    keys: &EncryptionKeys,
-    sorter: &mut Sorter,
-) -> Result<()> {
-    let reader = SnapshotReader::new(ctx, slices.iter().map(|s| &s.snapshot));
-    let sorter = Mutex::new(sorter);
-    find_first(ctx.threads, slices.len(), |nth| {
-        let slice = &slices[nth];
-        let at = ctx.at(&slice.snapshot);
-        let mut delta = reader.delta_in_turn(nth)?;
-        let mut value = Vec::new();
-        while let Some(e) = delta.next().map_err(&at)? {
-            let is_within = between.0 <= e.main && e.main <= between.1 && slice.contains(e.main);
-            if !is_within || !range.contains(e.change.key()) {
-                continue;
-            }
-            e.instant().map_err(&at)?;
-            value.clear();
-            e.change.append_value(e.main, &mut value).map_err(&at)?;
-            let owner = match e.change {
-                Change::Put(kv) | Change::PutBase64(kv) => owner_of(
-                    &KeyValue {
-                        value: &value,
-                        ..kv
-                    },
-                    keys,
-                ),
-                Change::Delete { .. } => None,
-            };
-            let change = WindowChange {
-                main: e.main,
-                sub: e.sub,
-                time: e.time.to_owned(),
-                is_deletion: matches!(e.change, Change::Delete { .. }),
-                owner,
-            };
-            lock(&sorter).push(e.change.key(), &encode(&change)?)?;
-        }
-        Ok(None::<()>)
-    })?;
-    Ok(())
+    unpoisoned(sorter.into_inner()).finish()
 }
 
 /// Returns the owner of an object: the controller, or the first one.
 fn owner_of(kv: &KeyValue<'_>, keys: &EncryptionKeys) -> Option<Owner> {
-    let object = Object::of_record(kv, keys).ok()?;
+    let object = Object::of_record_with(kv, keys, Detail::WithoutManagers).ok()?;
     let owners = object.json.get("metadata")?.get("ownerReferences")?;
     let owners = owners.as_array()?;
     let controller = owners.iter().find(|owner| owner["controller"] == true);

@@ -1,10 +1,11 @@
 //! Finds when keys were deleted between two states of a timeline.
 //!
 //! Deltas record deletions with their times, and fulls the deletions that are not compacted. Both are read once,
-//! and sorted by key on disk if there are many. Called by [`super::diff`], for the first deleted key, and by `cli`.
+//! and sorted by key on disk if there are many. Called by [`super::diff`], for the first deleted key.
 
 use super::SORT_BUFFER_BYTES;
 use crate::backup::chain::RevisionRange;
+use crate::backup::delta::Event;
 use crate::base::lock;
 use crate::base::time::utc;
 use crate::error::{Error, Reason, Result};
@@ -37,7 +38,7 @@ pub struct Deletion {
 
 /// The deletions between two states, sorted by key.
 #[derive(Debug)]
-pub struct Deletions {
+pub(super) struct Deletions {
     sorted: Sorted,
     ended: bool,
     /// The time of the full in which a deletion without a time is seen.
@@ -50,7 +51,7 @@ impl Deletions {
     ///
     /// # Errors
     /// `Terminated`, `Io`, `NoSpace`.
-    pub(crate) fn read(
+    pub(super) fn read(
         ctx: &Context,
         scan: Option<&Scan>,
         new: &Source,
@@ -100,7 +101,7 @@ impl Deletions {
     ///
     /// # Errors
     /// `Io`.
-    pub fn last_of(&mut self, key: &[u8]) -> Result<Deletion> {
+    pub(super) fn last_of(&mut self, key: &[u8]) -> Result<Deletion> {
         while !self.ended && self.sorted.current().0 < key {
             self.advance()?;
         }
@@ -158,7 +159,7 @@ fn tolerate(read: Result<()>) -> Result<()> {
     }
 }
 
-/// The deltas of the timeline of `new` that may hold deletions within `between`.
+/// The deltas of the timeline of `new` that may hold changes within `between`.
 pub(super) fn slices(scan: &Scan, new: &Source, between: RevisionRange) -> Result<Vec<DeltaSlice>> {
     let timeline = scan.timelines.by_id(&new.timeline)?;
     let mut slices = select::all_delta_slices(&scan.catalog, timeline);
@@ -169,6 +170,7 @@ pub(super) fn slices(scan: &Scan, new: &Source, between: RevisionRange) -> Resul
     Ok(slices)
 }
 
+/// Sorts the deletions that deltas record.
 fn read_deltas(
     ctx: &Context,
     slices: &[DeltaSlice],
@@ -176,20 +178,37 @@ fn read_deltas(
     between: RevisionRange,
     sorter: &mut Sorter,
 ) -> Result<()> {
-    let reader = SnapshotReader::new(ctx, slices.iter().map(|s| &s.snapshot));
     let sorter = Mutex::new(sorter);
+    for_each_change_within(ctx, slices, range, between, |e, at| match e.change {
+        Change::Delete { key } => {
+            e.instant().map_err(at)?;
+            lock(&sorter).push(key, &encode(e.main, e.time))
+        }
+        _ => Ok(()),
+    })
+}
+
+/// Calls `each` for the changes of the keys of `range` within `between`, with what adds the snapshot to an error. The
+/// deltas are read on several threads.
+///
+/// # Errors
+/// Those of damaged deltas and of `each`; errors of the store; `Terminated`, `Io`.
+pub(super) fn for_each_change_within(
+    ctx: &Context,
+    slices: &[DeltaSlice],
+    range: &KeyRange,
+    between: RevisionRange,
+    each: impl Fn(&Event<'_>, &dyn Fn(Error) -> Error) -> Result<()> + Sync,
+) -> Result<()> {
+    let reader = SnapshotReader::new(ctx, slices.iter().map(|s| &s.snapshot));
     find_first(ctx.threads, slices.len(), |nth| {
         let slice = &slices[nth];
         let at = ctx.at(&slice.snapshot);
         let mut delta = reader.delta_in_turn(nth)?;
         while let Some(e) = delta.next().map_err(&at)? {
             let is_within = between.0 <= e.main && e.main <= between.1 && slice.contains(e.main);
-            if let Change::Delete { key } = e.change
-                && is_within
-                && range.contains(key)
-            {
-                e.instant().map_err(&at)?;
-                lock(&sorter).push(key, &encode(e.main, e.time))?;
+            if is_within && range.contains(e.change.key()) {
+                each(&e, &at)?;
             }
         }
         Ok(None::<()>)

@@ -22,7 +22,7 @@ use crate::ops::fold::open::Payload;
 use crate::ops::fold::open::SnapshotReader;
 use crate::ops::fold::select::DeltaSlice;
 use crate::ops::parallel::{self, find_first};
-pub use deletions::{Deletion, Deletions, deletion_advice};
+pub use deletions::{Deletion, deletion_advice};
 use std::sync::Mutex;
 
 /// The bytes of records that are held in memory while they are sorted.
