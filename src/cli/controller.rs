@@ -5,7 +5,7 @@
 use crate::base::Cancel;
 use crate::base::flag_values::yes_or_no;
 use crate::controller::jobs::{Allowed, Settings};
-use crate::controller::{ControllerMetrics, Options, plan, run};
+use crate::controller::{ControllerMetrics, Options, decide, run};
 use crate::error::Result;
 use crate::kubernetes::Client;
 use crate::store::lock::identity;
@@ -48,7 +48,7 @@ pub(super) struct ControllerArgs {
     task_workers: u16,
     /// Maximum number of concurrent Jobs for thresholds and tasks, over all policies; 0 for no limit
     ///
-    /// Restores may exceed the limit by a tenth, and by at least one Job.
+    /// Restores do not wait, and do not count.
     #[arg(long, value_name = "N", default_value = "20")]
     max_jobs: u32,
     /// Maximum number of these Jobs per namespace; 0 for half of --max-jobs
@@ -92,7 +92,7 @@ impl ControllerArgs {
             self.task_workers,
         ];
         let options = Options {
-            plan: plan::Options {
+            decide: decide::Options {
                 settings: Settings::new(self.job_image.clone()),
                 namespaces: self.namespace.clone(),
                 allowed: self.allowed.clone(),

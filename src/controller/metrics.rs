@@ -3,11 +3,11 @@
 //! Counters are incremented by the loop in `controller`; ages, conditions and running Jobs are computed from
 //! the caches at each scrape. It does not serve them: `cli::controller` does.
 
-use super::api::{EtcdBackupPolicy, TaskState, TaskType};
-use super::names::owner;
-use super::observe::ClusterState;
-use super::observe::{outcome, threshold_jobs};
-use super::plan;
+use super::api::{EtcdBackupPolicy, EtcdBackupTask, TaskState, TaskType};
+use super::cluster::{Cluster, Group, Tables};
+use super::decide::{self, FailedRun};
+use super::facts::threshold_jobs;
+use super::names::{NamespacedName, owner};
 use crate::base::lock;
 use crate::error::Error;
 use crate::telemetry::endpoint::Exposition;
@@ -16,7 +16,7 @@ use kube::ResourceExt;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, text};
 use prometheus_client::metrics::MetricType;
-use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::counter::{ConstCounter, Counter};
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::histogram::Histogram;
@@ -40,6 +40,33 @@ fn durations() -> Histogram {
     Histogram::new(DURATIONS)
 }
 
+/// The number of failed Jobs by policy, kind and reason.
+type FailureCounts = BTreeMap<(NamespacedName, String, String), u64>;
+
+#[derive(Debug, Clone, Default)]
+struct JobFailures(Arc<Mutex<FailureCounts>>);
+
+impl Collector for JobFailures {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let mut metric = encoder.encode_descriptor(
+            "job_failures",
+            "Failed scheduled Jobs of a policy",
+            None,
+            MetricType::Counter,
+        )?;
+        for ((policy, kind, reason), count) in &*lock(&self.0) {
+            let labels = [
+                ("namespace", policy.namespace.as_str()),
+                ("policy", policy.name.as_str()),
+                ("kind", kind.as_str()),
+                ("reason", reason.as_str()),
+            ];
+            ConstCounter::new(*count).encode(metric.encode_family(&labels)?)?;
+        }
+        Ok(())
+    }
+}
+
 type Histograms<const N: usize> = Family<Labels<N>, Histogram, fn() -> Histogram>;
 
 /// The metrics of a controller. Clones share them.
@@ -52,6 +79,7 @@ pub struct ControllerMetrics {
     compactions: Family<Labels<1>, Counter>,
     compaction_seconds: Histograms<1>,
     delta_events: Family<Labels<2>, Gauge>,
+    job_failures: JobFailures,
     tasks: Family<Labels<4>, Counter>,
     task_seconds: Histograms<4>,
     errors: Family<Labels<1>, Counter>,
@@ -69,7 +97,7 @@ impl Default for ControllerMetrics {
     }
 }
 
-type SharedCluster = Arc<Mutex<Weak<ClusterState>>>;
+type SharedCluster = Arc<Mutex<Weak<Cluster>>>;
 
 /// The metrics that are computed from the caches at each scrape.
 #[derive(Debug)]
@@ -81,16 +109,17 @@ impl Collector for CacheCollector {
         let Some(cluster) = cluster else {
             return Ok(());
         };
-        let policies = cluster.policies();
-        encode_snapshot_ages(&mut encoder, &cluster, &policies)?;
+        let tables = cluster.tables();
+        let policies: Vec<_> = tables.policies.all().map(|(_, p)| p.clone()).collect();
+        encode_snapshot_ages(&mut encoder, &tables, &policies)?;
         encode_conditions(&mut encoder, &policies)?;
-        encode_running_jobs(&mut encoder, &cluster, &policies)
+        encode_running_jobs(&mut encoder, &tables, &policies)
     }
 }
 
 fn encode_snapshot_ages(
     encoder: &mut DescriptorEncoder<'_>,
-    cluster: &ClusterState,
+    tables: &Tables,
     policies: &[Arc<EtcdBackupPolicy>],
 ) -> fmt::Result {
     let mut metric = encoder.encode_descriptor(
@@ -100,7 +129,7 @@ fn encode_snapshot_ages(
         MetricType::Gauge,
     )?;
     for policy in policies {
-        let ages = plan::snapshot_ages(policy, &cluster.facts(policy), Utc::now());
+        let ages = decide::snapshot_ages(policy, &tables.lease_facts(policy), Utc::now());
         for (kind, seconds) in ages {
             let labels = [
                 ("namespace", policy.namespace().unwrap_or_default()),
@@ -142,7 +171,7 @@ fn encode_conditions(
 /// Encodes the number of running threshold Jobs of each namespace that has policies.
 fn encode_running_jobs(
     encoder: &mut DescriptorEncoder<'_>,
-    cluster: &ClusterState,
+    tables: &Tables,
     policies: &[Arc<EtcdBackupPolicy>],
 ) -> fmt::Result {
     let mut running: BTreeMap<String, i64> = BTreeMap::new();
@@ -151,9 +180,9 @@ fn encode_running_jobs(
         running.entry(namespace).or_default();
     }
     let uids: BTreeSet<String> = policies.iter().filter_map(|p| p.uid()).collect();
-    for job in cluster.jobs() {
-        let is_own = owner(&*job).is_some_and(|uid| uids.contains(uid));
-        if is_own && threshold_jobs::is_of_threshold(&job) && !outcome::is_finished(&job) {
+    for job in tables.jobs.in_group(&Group::Unfinished) {
+        let is_own = owner(&**job).is_some_and(|uid| uids.contains(uid));
+        if is_own && threshold_jobs::is_of_threshold(job) {
             let namespace = job.namespace().unwrap_or_default();
             *running.entry(namespace).or_default() += 1;
         }
@@ -195,9 +224,11 @@ impl ControllerMetrics {
         let delta_events = Family::default();
         registry.register(
             "compaction_num_delta_events",
-            "Events since the last full when the last compaction Job of a policy was started",
+            "Revisions since the last full when the last compaction Job of a policy was started",
             delta_events.clone(),
         );
+        let job_failures = JobFailures::default();
+        registry.register_collector(Box::new(job_failures.clone()));
         let tasks = Family::default();
         registry.register("tasks", "Finished tasks", tasks.clone());
         let task_seconds: Histograms<4> = Family::new_with_constructor(durations);
@@ -222,6 +253,7 @@ impl ControllerMetrics {
             compactions,
             compaction_seconds,
             delta_events,
+            job_failures,
             tasks,
             task_seconds,
             errors,
@@ -240,7 +272,7 @@ impl ControllerMetrics {
     }
 
     /// Sets the caches to compute metrics from.
-    pub(super) fn show(&self, cluster: &Arc<ClusterState>) {
+    pub(super) fn show(&self, cluster: &Arc<Cluster>) {
         *lock(&self.cluster) = Arc::downgrade(cluster);
     }
 
@@ -253,26 +285,27 @@ impl ControllerMetrics {
         self.errors.get_or_create(&labels).inc();
     }
 
-    /// Records the start of a threshold's Job: the number of events since the last full.
-    pub fn compaction_started(&self, namespace: &str, policy: &str, events: u64) {
-        let labels = [
-            ("namespace", namespace.to_owned()),
-            ("policy", policy.to_owned()),
-        ];
-        let events = i64::try_from(events).unwrap_or(i64::MAX);
-        self.delta_events.get_or_create(&labels).set(events);
+    /// Records the start of a threshold's Job: the number of revisions since the last full.
+    pub fn compaction_started(&self, policy: &NamespacedName, revisions: i64) {
+        self.delta_events
+            .get_or_create(&policy_labels(policy))
+            .set(revisions);
+    }
+
+    /// Counts a scheduled Job that has failed.
+    pub fn job_failed(&self, policy: &NamespacedName, failure: &FailedRun) {
+        let (kind, reason) = (failure.kind.clone(), failure.reason.clone());
+        let mut counts = lock(&self.job_failures.0);
+        *counts.entry((policy.clone(), kind, reason)).or_default() += 1;
     }
 
     /// Removes the metrics of a policy that is gone.
-    pub fn forget(&self, namespace: &str, policy: &str) {
-        let labels = [
-            ("namespace", namespace.to_owned()),
-            ("policy", policy.to_owned()),
-        ];
-        self.delta_events.remove(&labels);
+    pub fn forget(&self, policy: &NamespacedName) {
+        self.delta_events.remove(&policy_labels(policy));
+        lock(&self.job_failures.0).retain(|(of, _, _), _| of != policy);
         for type_ in TaskType::VARIANTS {
             for state in TaskState::FINAL {
-                let labels = task_labels(namespace, policy, *type_, state);
+                let labels = task_labels(policy, *type_, state);
                 self.tasks.remove(&labels);
                 self.task_seconds.remove(&labels);
             }
@@ -288,15 +321,9 @@ impl ControllerMetrics {
     }
 
     /// Counts a task that has ended. `took` is the duration of its Job, if it had one.
-    pub fn task_ended(
-        &self,
-        namespace: &str,
-        policy: &str,
-        type_: TaskType,
-        state: TaskState,
-        took: Option<Duration>,
-    ) {
-        let labels = task_labels(namespace, policy, type_, state);
+    pub fn task_ended(&self, task: &EtcdBackupTask, state: TaskState, took: Option<Duration>) {
+        let policy = NamespacedName::new(task.namespace().unwrap_or_default(), &task.spec.policy);
+        let labels = task_labels(&policy, task.spec.type_, state);
         self.tasks.get_or_create(&labels).inc();
         if let Some(took) = took {
             let seconds = self.task_seconds.get_or_create(&labels);
@@ -305,12 +332,19 @@ impl ControllerMetrics {
     }
 }
 
-fn task_labels(namespace: &str, policy: &str, type_: TaskType, state: TaskState) -> Labels<4> {
+fn policy_labels(policy: &NamespacedName) -> Labels<2> {
+    [
+        ("namespace", policy.namespace.clone()),
+        ("policy", policy.name.clone()),
+    ]
+}
+
+fn task_labels(policy: &NamespacedName, type_: TaskType, state: TaskState) -> Labels<4> {
     [
         ("type", type_.as_str().to_owned()),
         ("state", state.as_str().to_owned()),
-        ("policy", policy.to_owned()),
-        ("namespace", namespace.to_owned()),
+        ("policy", policy.name.clone()),
+        ("namespace", policy.namespace.clone()),
     ]
 }
 
@@ -323,14 +357,23 @@ mod tests {
         let metrics = ControllerMetrics::new();
         metrics.set_leader(true);
         metrics.reconcile_failed("task");
-        metrics.compaction_started("a", "b", 7);
+        let policy = NamespacedName::new("a", "b");
+        metrics.compaction_started(&policy, 7);
         metrics.compaction_ended(false, Duration::from_secs(3));
-        metrics.task_ended("a", "b", TaskType::Verify, TaskState::Failed, None);
+        let failure = FailedRun {
+            kind: "full".to_owned(),
+            reason: "NoSpace".to_owned(),
+            text: String::new(),
+        };
+        metrics.job_failed(&policy, &failure);
+        let labels = task_labels(&policy, TaskType::Verify, TaskState::Failed);
+        metrics.tasks.get_or_create(&labels).inc();
         let text = metrics.exposition()().unwrap();
         for line in [
             "deltafold_leader 1",
             "deltafold_reconcile_errors_total{controller=\"task\"} 1",
             "deltafold_compaction_num_delta_events{namespace=\"a\",policy=\"b\"} 7",
+            "deltafold_job_failures_total{namespace=\"a\",policy=\"b\",kind=\"full\",reason=\"NoSpace\"} 1",
             "deltafold_compaction_jobs_total{succeeded=\"false\"} 1",
             "deltafold_compaction_job_duration_seconds_count{succeeded=\"false\"} 1",
             "deltafold_tasks_total{type=\"Verify\",state=\"Failed\",policy=\"b\",namespace=\"a\"} 1",

@@ -3,42 +3,49 @@
 //! It never reads a snapshot and never talks to an etcd or a store: its Jobs do, and report through exit
 //! codes, termination messages and Leases. Called by `cli::controller`.
 //!
-//! One loop, **observe → plan → apply**, reconciles a policy together with its tasks, on the leader alone:
+//! On the leader alone, kube's watchers fill the [`cluster`] caches, and each change requests a reconciliation of the
+//! policies that it affects; kube's scheduler merges the requests, and one worker at a time reconciles a policy together
+//! with its tasks:
 //!
-//! 1. [`observe`] keeps the objects that the watches report, and collects all facts about one policy.
-//! 2. [`plan`] decides from these facts, without I/O, what to write: objects, statuses and Events.
-//! 3. [`apply`] is the only module that writes to the API server.
+//! 1. [`facts`] is all that the caches say about the policy.
+//! 2. [`decide`] decides from the facts, without I/O, what to write: objects, statuses and Events.
+//! 3. [`write`] is the only module that writes to the API server.
 //!
-//! The loop may be interrupted at any line: the next reconciliation observes what was written and goes on.
+//! A reconciliation may be interrupted at any line: the next one reads what was written and goes on. An object's name is
+//! a function of its purpose, so nothing is done twice.
 
 pub mod api;
-mod apply;
+pub mod cluster;
+pub mod decide;
+pub mod facts;
 pub mod jobs;
+mod limits;
 mod metrics;
 mod names;
-pub mod observe;
-pub mod plan;
 pub mod times;
-mod work_queue;
+mod write;
 
 pub use metrics::ControllerMetrics;
 
 use crate::base::{Cancel, lock};
 use crate::error::{Error, Reason, Result};
 use crate::kubernetes::{self, lease};
-use crate::store::lock::{Attempt, LockGuard};
+use crate::store::lock::{Attempt as LockAttempt, LockGuard};
 use crate::telemetry::endpoint::MetricsServer;
-use apply::{Events, Failure, Writer};
-use chrono::{DateTime, Utc};
-use names::Key;
-use observe::{AttemptedAction, ClusterState, Observed};
-use plan::job_limits::{JobLimiter, SlotDecision, SlotRequest};
-use plan::{Action, Plan, PlannedEvent};
-use std::collections::BTreeMap;
+use chrono::Utc;
+use cluster::{Cluster, Requests};
+use decide::{Action, Decision, PlannedEvent, decide};
+use facts::{Attempt, Facts, start};
+use futures::StreamExt;
+use kube::runtime::scheduler::scheduler;
+use limits::Limits;
+use names::NamespacedName;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use tokio::sync::oneshot;
 use tokio::task::JoinSet;
+use tokio::time::Instant;
+use write::{Events, Failure, Writer};
 
 /// A standby takes over when the leader has not renewed its Lease for this long.
 const LEASE_DURATION: Duration = Duration::from_secs(15);
@@ -49,11 +56,11 @@ const LEADERSHIP_CHECK_PERIOD: Duration = Duration::from_millis(500);
 
 /// The back-off after the first failure of a reconciliation. It doubles with each further failure.
 const FIRST_BACK_OFF: Duration = Duration::from_secs(1);
-const LONGEST_BACK_OFF: Duration = Duration::from_secs(60);
-/// The back-off after a conflict with another writer.
+const MAX_BACK_OFF: Duration = Duration::from_secs(60);
+/// The back-off after a conflict with another writer: the cache is behind, and shows the newer object soon.
 const CONFLICT_BACK_OFF: Duration = Duration::from_millis(100);
 /// The shortest wait until a policy is due again although nothing has changed.
-const SHORTEST_REQUEUE: Duration = Duration::from_millis(500);
+const MIN_REQUEUE: Duration = Duration::from_millis(500);
 /// The most actions, and the most task statuses, of one reconciliation. If there are more, the policy is
 /// requeued behind the others.
 const MAX_WRITES: usize = 30;
@@ -61,8 +68,8 @@ const MAX_WRITES: usize = 30;
 /// The settings of a controller process.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Settings that the plans depend on.
-    pub plan: plan::Options,
+    /// Settings that the decisions depend on.
+    pub decide: decide::Options,
     /// The namespace and name of the leader's Lease; `None` if there is only one replica.
     pub leader_lease: Option<(String, String)>,
     /// The identity of this replica, as lease holder and in Events.
@@ -119,7 +126,7 @@ pub fn run(
         // A signal is the normal end.
         Err(e) if e.reason() == Reason::Terminated => Ok(()),
         Err(e) => Err(e),
-        Ok(result) => result,
+        Ok(ended) => Err(ended),
     }
 }
 
@@ -134,8 +141,8 @@ fn become_leader(
     let mut is_standby_logged = false;
     loop {
         match lock.try_acquire() {
-            Ok(Attempt::Acquired(leadership)) => return Ok(leadership),
-            Ok(Attempt::HeldBy(holder)) => {
+            Ok(LockAttempt::Acquired(leadership)) => return Ok(leadership),
+            Ok(LockAttempt::HeldBy(holder)) => {
                 if !is_standby_logged {
                     tracing::info!(
                         leader = holder.identity,
@@ -156,157 +163,176 @@ fn become_leader(
     }
 }
 
-/// What all workers of the leader share.
-struct Controller {
-    cluster: Arc<ClusterState>,
-    job_limiter: Mutex<JobLimiter>,
-    writer: Arc<Writer>,
-    events: Events,
-    metrics: ControllerMetrics,
-    options: plan::Options,
-}
-
-/// Watches and reconciles all policies until leadership is lost.
+/// Watches and reconciles all policies. Returns why it has ended.
 async fn reconcile_all(
     client: &kubernetes::Client,
     options: Options,
     metrics: &ControllerMetrics,
     server: Option<&MetricsServer>,
     leadership: Option<&LockGuard>,
-) -> Result<()> {
-    let limit = |n: u32| usize::try_from(n).unwrap_or(usize::MAX);
-    let job_limiter = JobLimiter::new(
-        limit(options.max_jobs),
-        limit(options.max_jobs_per_namespace),
-    );
-    let workers = options.workers.max(1);
-    let cluster = Arc::new(ClusterState::new(workers));
+) -> Error {
+    let (cluster, requests) = Cluster::new(&options.decide.namespaces);
+    let cluster = Arc::new(cluster);
     metrics.show(&cluster);
-    let writer = Arc::new(Writer::new(
-        client.inner(),
-        leadership.map(LockGuard::watch),
-    ));
-    let (events, publish_events) = Events::new(client.inner(), &options.identity, writer.clone());
+    let api = client.inner();
+    let writer = Arc::new(Writer::new(api.clone(), leadership.map(LockGuard::watch)));
+    let (events, publish_events) = Events::new(api.clone(), &options.identity, writer.clone());
     let controller = Arc::new(Controller {
         cluster: cluster.clone(),
-        job_limiter: Mutex::new(job_limiter),
+        limits: Mutex::new(Limits::new(
+            options.max_jobs,
+            options.max_jobs_per_namespace,
+        )),
+        accounts: Mutex::default(),
+        failures: Mutex::default(),
         writer,
         events,
         metrics: metrics.clone(),
-        options: options.plan,
+        options: options.decide,
     });
-    let mut background = JoinSet::new();
-    background.spawn(publish_events);
-
-    let (send_listed, listed) = oneshot::channel();
-    let api = client.inner();
-    let namespaces = &controller.options.namespaces;
-    let watches = observe::watch_all(&cluster, &api, namespaces, || {
-        let _ = send_listed.send(());
-    });
+    let run = run_workers(&controller, options.workers.max(1), requests, server);
     tokio::select! {
-        ended = watches => ended,
-        failed = run_workers(&controller, workers, listed, background, server) => Err(failed),
+        ended = cluster.watch(&api) => ended,
+        ended = run => ended,
+        () = publish_events => Error::internal("the writer of Events has ended"),
         lost = leadership_loss(leadership) => lost,
     }
 }
 
-/// Starts the workers once all objects have been listed. Returns only if a background task ends, which is a
-/// bug.
+/// Reconciles the requested policies, each by one worker at a time. Policies of one namespace get at most two thirds of
+/// the workers, so that others need not wait for them. Returns only if a worker panics, which is a bug.
 async fn run_workers(
     controller: &Arc<Controller>,
-    workers: usize,
-    listed: oneshot::Receiver<()>,
-    mut background: JoinSet<()>,
+    max_workers: usize,
+    requests: Requests,
     server: Option<&MetricsServer>,
 ) -> Error {
-    // Never fails: the future of the watches owns the sender, and the caller's `select!` drops that future
-    // together with this one.
-    let _ = listed.await;
-    controller.count_existing_jobs();
-    tracing::info!(
-        policies = controller.cluster.policies().len(),
-        "all objects have been listed"
-    );
-    if let Some(server) = server {
-        server.set_ready(true);
-    }
-    for _ in 0..workers {
-        background.spawn(run_worker(controller.clone()));
-    }
-    match background.join_next().await {
-        Some(Err(e)) => Error::internal(format!("a worker of the controller has ended: {e}")),
-        _ => Error::internal("a worker of the controller has ended"),
+    let mut scheduler = std::pin::pin!(scheduler(requests));
+    let mut workers = JoinSet::new();
+    let mut in_progress: HashSet<NamespacedName> = HashSet::new();
+    let mut by_namespace: HashMap<String, usize> = HashMap::new();
+    let max_of_namespace = (max_workers * 2).div_ceil(3);
+    let mut is_ready = false;
+    loop {
+        let next = scheduler.as_mut().hold_unless(|policy| {
+            let of_namespace = by_namespace.get(&policy.namespace).copied();
+            of_namespace.unwrap_or_default() < max_of_namespace && !in_progress.contains(policy)
+        });
+        let mut next = std::pin::pin!(next);
+        tokio::select! {
+            Some(policy) = next.next(), if workers.len() < max_workers => {
+                if !is_ready && controller.cluster.is_listed() {
+                    is_ready = true;
+                    tracing::info!("all objects have been listed");
+                    if let Some(server) = server {
+                        server.set_ready(true);
+                    }
+                }
+                *by_namespace.entry(policy.namespace.clone()).or_default() += 1;
+                in_progress.insert(policy.clone());
+                let controller = controller.clone();
+                workers.spawn(async move {
+                    let again_after = controller.work(&policy).await;
+                    (policy, again_after)
+                });
+            }
+            Some(done) = workers.join_next() => match done {
+                Ok((policy, again_after)) => {
+                    in_progress.remove(&policy);
+                    if let Some(count) = by_namespace.get_mut(&policy.namespace) {
+                        *count -= 1;
+                    }
+                    if let Some(pause) = again_after {
+                        controller.cluster.request(policy, Instant::now() + pause);
+                    }
+                }
+                Err(e) => return Error::internal(format!("a worker of the controller has ended: {e}")),
+            },
+        }
     }
 }
 
 /// Waits until this replica has lost its leadership; forever if it needs none.
-async fn leadership_loss(leadership: Option<&LockGuard>) -> Result<()> {
+async fn leadership_loss(leadership: Option<&LockGuard>) -> Error {
     loop {
         tokio::time::sleep(LEADERSHIP_CHECK_PERIOD).await;
         if let Some(leadership) = leadership
-            && !leadership.is_held()
+            && let Err(lost) = leadership.check()
         {
-            return leadership.check();
+            return lost;
         }
     }
 }
 
-/// Reconciles one policy after the other.
-async fn run_worker(controller: Arc<Controller>) {
-    let cluster = &controller.cluster;
-    loop {
-        let key = cluster.work.next().await;
-        if !cluster.is_listed(&key.0) {
-            cluster.work.done(key, None);
-            continue;
-        }
-        let requeue_after = match controller.reconcile(&key).await {
-            Ok(requeue_after) => {
-                cluster.reconcile_succeeded(&key);
-                requeue_after
-            }
-            Err(failure) => Some(controller.back_off_after(&key, &failure)),
-        };
-        cluster.work.done(key, requeue_after);
-    }
+/// The failures of a policy's reconciliation since the last success.
+#[derive(Debug, Default)]
+struct Failures {
+    count: u32,
+    /// The end of the current back-off.
+    until: Option<Instant>,
+    /// The last one, which is not logged twice in a row.
+    last: String,
+}
+
+/// What all workers of the leader share.
+struct Controller {
+    cluster: Arc<Cluster>,
+    limits: Mutex<Limits>,
+    /// The namespaces in which the Jobs' ServiceAccount is known to exist.
+    accounts: Mutex<BTreeSet<String>>,
+    failures: Mutex<HashMap<NamespacedName, Failures>>,
+    writer: Arc<Writer>,
+    events: Events,
+    metrics: ControllerMetrics,
+    options: decide::Options,
 }
 
 impl Controller {
-    /// Counts all Jobs that exist, so that a new leader does not exceed the limits with its first Jobs.
-    fn count_existing_jobs(&self) {
-        let now = Utc::now();
-        for key in self.cluster.policy_keys() {
-            let observed = self.cluster.observe(&key, &[], now);
-            let jobs = plan::limited_jobs(&observed);
-            lock(&self.job_limiter).set_jobs(&key, &jobs, now);
+    /// Reconciles a policy, and returns the time until it is due again; `None` if only a change makes it due.
+    async fn work(&self, policy: &NamespacedName) -> Option<Duration> {
+        if !self.cluster.is_listed() || !self.cluster.is_namespace_listed(&policy.namespace) {
+            // The end of the lists requests all policies.
+            return None;
+        }
+        match self.reconcile(policy).await {
+            Ok(again_after) => {
+                lock(&self.failures).remove(policy);
+                again_after
+            }
+            Err(failure) => Some(self.back_off(policy, &failure)),
         }
     }
 
-    /// Reconciles a policy and its tasks: observes, plans and applies until a plan has no actions left, and
-    /// then writes the statuses. Returns the time until the policy is due again; `None` if only a change
-    /// makes it due.
-    async fn reconcile(&self, key: &Key) -> Result<Option<Duration>, Failure> {
-        let mut attempted = Vec::new();
+    /// Reconciles a policy and its tasks: decides and acts until a decision has no actions left, and then writes the
+    /// statuses.
+    async fn reconcile(&self, policy: &NamespacedName) -> Result<Option<Duration>, Failure> {
+        self.confirm_jobs(policy).await?;
+        let mut facts = self.facts(policy);
+        let (warnings, warnings_again_at) = self.read_warnings(&facts).await?;
         let mut refused = None;
-        let (plan, now) = loop {
+        let mut attempts = Vec::new();
+        let (decision, now) = loop {
             let now = Utc::now();
-            let observed = self.cluster.observe(key, &attempted, now);
-            let plan = self.plan(&observed);
-            self.publish_for_policy(&observed, &plan.events);
-            if plan.actions.is_empty() {
-                break (plan, now);
+            facts.warnings.clone_from(&warnings);
+            facts.attempts.clone_from(&attempts);
+            let decision = decide(&facts, &self.options, now);
+            if decision.actions.is_empty() {
+                break (decision, now);
             }
-            let failure = self
-                .apply_actions(&plan.actions, &observed, &mut attempted)
-                .await?;
-            refused = refused.or(failure);
-            if attempted.len() >= MAX_WRITES {
+            for action in decision.actions.iter().take(MAX_WRITES) {
+                let (attempt, failure) = self.act(action, &facts).await?;
+                attempts.push(attempt);
+                refused = refused.or(failure);
+            }
+            if attempts.len() >= MAX_WRITES {
                 // Other policies go first before this one writes the rest.
                 return refused.map_or(Ok(Some(Duration::ZERO)), Err);
             }
+            facts = self.facts(policy);
         };
-        let is_complete = self.write_statuses(plan.policy, plan.tasks).await?;
+        self.share_slots(&facts, &decision);
+        let again_at = times::sooner(decision.again_at, warnings_again_at);
+        let is_complete = self.write_statuses(decision).await?;
         if let Some(failure) = refused {
             // Retry later: the cause of the refusal, such as a quota, may be gone by then.
             return Err(failure);
@@ -314,187 +340,236 @@ impl Controller {
         if !is_complete {
             return Ok(Some(Duration::ZERO));
         }
-        let requeue_after = plan
-            .requeue_at
-            .map(|at| (at - now).to_std().unwrap_or_default());
-        Ok(requeue_after.map(|wait| wait.max(SHORTEST_REQUEUE)))
+        let pause = again_at.map(|at| (at - now).to_std().unwrap_or_default());
+        Ok(pause.map(|pause| pause.max(MIN_REQUEUE)))
     }
 
-    /// Plans for a policy, with the job slots that the limiter grants it. Queues other policies that may have
-    /// a slot.
-    fn plan(&self, observed: &Observed) -> Plan {
+    /// Looks for the Jobs whose creation got no response: whether they exist must be known before the next decision.
+    async fn confirm_jobs(&self, policy: &NamespacedName) -> Result<(), Failure> {
+        lock(&self.limits).forget_seen(&self.cluster.tables(), Utc::now());
+        let (_, unconfirmed) = lock(&self.limits).unseen(policy);
+        for name in unconfirmed {
+            let job = self.writer.get(&name).await?;
+            lock(&self.limits).answered(&name, job);
+        }
+        Ok(())
+    }
+
+    /// Returns what is known of a policy.
+    fn facts(&self, policy: &NamespacedName) -> Facts {
+        let tables = self.cluster.tables();
+        let mut facts = Facts::read(&tables, policy);
+        drop(tables);
+        let (unseen, unconfirmed) = lock(&self.limits).unseen(policy);
+        for job in unseen {
+            if facts
+                .job(job.metadata.name.as_deref().unwrap_or_default())
+                .is_none()
+            {
+                facts.jobs.push(job);
+            }
+        }
+        facts.unconfirmed_jobs = unconfirmed.into_iter().map(|job| job.name).collect();
+        facts.has_account = lock(&self.accounts).contains(&policy.namespace);
+        facts
+    }
+
+    /// Reads the Warnings about Jobs and Pods that have not started and whose status does not say why. Also returns when
+    /// to look again.
+    async fn read_warnings(
+        &self,
+        facts: &Facts,
+    ) -> Result<(BTreeMap<String, String>, Option<chrono::DateTime<Utc>>), Failure> {
         let now = Utc::now();
-        let decisions = plan::decide(observed, &self.options, now);
-        let requests = decisions.slot_requests();
-        let (slots, next_policies) = self.request_slots(observed, &requests, now);
-        for policy in next_policies {
-            self.cluster.work.add(policy);
+        let mut warnings = BTreeMap::new();
+        let mut again_at = None;
+        for job in &facts.jobs {
+            let (silent, look_at) = start::silent(job, &facts.pods_of(job), now);
+            again_at = times::sooner(again_at, look_at);
+            let Some(silent) = silent else {
+                continue;
+            };
+            let namespace = &facts.key.namespace;
+            if let Some(warning) = self.writer.newest_warning(namespace, &silent).await? {
+                warnings.insert(silent.name, warning);
+            }
         }
-        decisions.plan(&slots)
+        Ok((warnings, again_at))
     }
 
-    /// Counts the Jobs of a policy and asks for slots for its new ones. Returns the decision for each Job,
-    /// and the policies that may have a slot now.
-    fn request_slots(
-        &self,
-        observed: &Observed,
-        requests: &[SlotRequest],
-        now: DateTime<Utc>,
-    ) -> (BTreeMap<Key, SlotDecision>, Vec<Key>) {
-        let key = &observed.key;
-        let mut limiter = lock(&self.job_limiter);
-        if observed.policy.is_none() && observed.tasks.is_empty() {
-            limiter.forget_policy(key, now);
-            self.metrics.forget(&key.0, &key.1);
-        } else {
-            limiter.set_jobs(key, &plan::limited_jobs(observed), now);
-        }
-        let slots = limiter.request(key, requests, now);
-        (slots, limiter.call_next(now))
-    }
-
-    /// Applies actions one after the other, and records each in `attempted`. Returns the first refusal.
+    /// Carries out an action, and publishes its Event. Returns the attempt, with the refusal if there is one; and the
+    /// failure to retry later.
     ///
-    /// Stops with an error at the first failure that is not a refusal. It may be unknown whether that write
-    /// took effect: the next reconciliation observes it.
-    async fn apply_actions(
+    /// Fails if the action was not refused: it may be unknown whether the write took effect, which the next
+    /// reconciliation finds out.
+    async fn act(
         &self,
-        actions: &[Action],
-        observed: &Observed,
-        attempted: &mut Vec<AttemptedAction>,
-    ) -> Result<Option<Failure>, Failure> {
-        let mut refused = None;
-        for action in actions.iter().take(MAX_WRITES) {
-            let done = self.apply_action(action, observed).await;
-            match done.failure {
-                Some(failure) if done.attempt.refusal.is_none() => return Err(failure),
-                failure => refused = refused.or(failure),
-            }
-            attempted.push(done.attempt);
-        }
-        Ok(refused)
-    }
-
-    /// Applies one action, publishes its Event, and updates limits and metrics.
-    async fn apply_action(&self, action: &Action, observed: &Observed) -> apply::ActionResult {
-        let mut done = self.writer.act(action, observed, &self.cluster).await;
-        if let Some(job) = &done.uncreated_job {
-            lock(&self.job_limiter).release(job, Utc::now());
-        }
-        let Some(event) = &done.event else {
-            if is_refused_task_job(action, &done) {
-                // The task's status reports the refusal and requeues the task.
-                done.failure = None;
-            }
-            return done;
+        action: &Action,
+        facts: &Facts,
+    ) -> Result<(Attempt, Option<Failure>), Failure> {
+        let policy = &facts.key;
+        let mut attempt = Attempt {
+            action: action.description(),
+            refusal: None,
         };
-        let mut owning_task = None;
-        if let Action::CreateJob { job, start, .. } = action {
-            if let Some(start) = start {
-                let (namespace, name) = &observed.key;
-                let events = u64::try_from(start.events).unwrap_or_default();
-                self.metrics.compaction_started(namespace, name, events);
+        let done = if let Action::CreateJob { job, .. } = action {
+            let slot = {
+                let tables = self.cluster.tables();
+                lock(&self.limits).take_slot(&tables, policy, job, Utc::now())
+            };
+            if let Err(message) = slot {
+                attempt.refusal = Some(facts::Refusal {
+                    reason: decide::TOO_MANY_JOBS,
+                    message,
+                    is_final: false,
+                });
+                return Ok((attempt, None));
             }
-            let mut tasks = observed.tasks.iter();
-            owning_task = tasks.find(|task| names::is_owned(&**job, &***task));
-        }
-        match (owning_task, &observed.policy) {
-            (Some(task), _) => self.events.publish(&**task, event),
-            (None, Some(policy)) => self.events.publish(&**policy, event),
-            (None, None) => {}
-        }
-        done
-    }
-
-    /// Writes the changed statuses and publishes their Events. Returns false if some are left to write.
-    async fn write_statuses(
-        &self,
-        policy: Option<plan::PolicyStatus>,
-        tasks: Vec<plan::TaskStatus>,
-    ) -> Result<bool, Failure> {
-        let is_complete = tasks.len() <= MAX_WRITES;
-        if let Some(planned) = policy {
-            self.write_policy_status(planned).await?;
-        }
-        for planned in tasks.into_iter().take(MAX_WRITES) {
-            self.write_task_status(planned).await?;
-        }
-        Ok(is_complete)
-    }
-
-    async fn write_policy_status(&self, planned: plan::PolicyStatus) -> Result<(), Failure> {
-        let plan::PolicyStatus {
-            policy,
-            status,
-            events,
-            compaction_ended,
-        } = planned;
-        self.writer
-            .write_policy_status(&policy, &status, &self.cluster)
-            .await?;
-        if let Some((succeeded, duration)) = compaction_ended {
-            self.metrics.compaction_ended(succeeded, duration);
-        }
-        for event in &events {
-            self.events.publish(&*policy, event);
-        }
-        Ok(())
-    }
-
-    async fn write_task_status(&self, planned: plan::TaskStatus) -> Result<(), Failure> {
-        let plan::TaskStatus {
-            task,
-            status,
-            event,
-            duration,
-        } = planned;
-        self.writer
-            .write_task_status(&task, &status, &self.cluster)
-            .await?;
-        if status.state.is_final() {
-            let (namespace, _) = names::key(&*task);
-            let spec = &task.spec;
-            self.metrics
-                .task_ended(&namespace, &spec.policy, spec.type_, status.state, duration);
-        }
-        if let Some(event) = &event {
-            self.events.publish(&*task, event);
-        }
-        Ok(())
-    }
-
-    fn publish_for_policy(&self, observed: &Observed, events: &[PlannedEvent]) {
-        let Some(policy) = &observed.policy else {
-            return;
+            let created = self.writer.create_job(job).await;
+            let name = NamespacedName::of(&**job);
+            match &created {
+                Ok((job, _)) => lock(&self.limits).answered(&name, Some(job.clone())),
+                Err(failure) if failure.had_no_effect() => lock(&self.limits).answered(&name, None),
+                Err(_) => {}
+            }
+            created.map(|(_, is_new)| is_new)
+        } else {
+            self.writer.act(action, policy).await
         };
-        for event in events {
+        let is_new = match done {
+            Ok(is_new) => is_new,
+            Err(failure) => {
+                attempt.refusal = failure.refusal(action);
+                if attempt.refusal.is_none() {
+                    return Err(failure);
+                }
+                // The status of a task reports its refused Job, and says when to retry.
+                let is_task_job = matches!(
+                    action,
+                    Action::CreateJob {
+                        revisions: None,
+                        ..
+                    }
+                );
+                return Ok((attempt, Some(failure).filter(|_| !is_task_job)));
+            }
+        };
+        if matches!(action, Action::MakeAccount) {
+            lock(&self.accounts).insert(policy.namespace.clone());
+        }
+        if is_new {
+            self.publish_action(action, facts);
+        }
+        Ok((attempt, None))
+    }
+
+    /// Publishes the Event of an action that has changed something.
+    fn publish_action(&self, action: &Action, facts: &Facts) {
+        let event = match action {
+            Action::CreateJob { event, .. } | Action::Apply(_, event) => event,
+            _ => return,
+        };
+        if let Action::CreateJob { job, revisions, .. } = action {
+            if let Some(revisions) = revisions {
+                self.metrics.compaction_started(&facts.key, *revisions);
+            }
+            let mut tasks = facts.tasks.iter();
+            if let Some(task) = tasks.find(|task| names::is_owned(&**job, &***task)) {
+                return self.events.publish(&**task, event);
+            }
+        }
+        if let Some(policy) = &facts.policy {
             self.events.publish(&**policy, event);
         }
     }
 
+    /// Wakes the policies that may have a slot now.
+    fn share_slots(&self, facts: &Facts, decision: &Decision) {
+        let tables = self.cluster.tables();
+        let mut limits = lock(&self.limits);
+        if !decision.waits_for_slot {
+            limits.stop_waiting(&facts.key);
+        }
+        let woken = limits.wake(&tables, Utc::now());
+        drop((limits, tables));
+        for policy in woken {
+            self.cluster.request(policy, Instant::now());
+        }
+        if facts.policy.is_none() && facts.tasks.is_empty() {
+            self.metrics.forget(&facts.key);
+            // The namespace may be deleted and created again without the ServiceAccount.
+            lock(&self.accounts).remove(&facts.key.namespace);
+        }
+    }
+
+    /// Writes the changed statuses and publishes their Events. Returns false if some are left to write.
+    async fn write_statuses(&self, decision: Decision) -> Result<bool, Failure> {
+        if let Some(planned) = decision.policy {
+            let policy = &*planned.policy;
+            self.writer
+                .write_status(policy, &planned.policy.status, &planned.status)
+                .await?;
+            if let Some((succeeded, duration)) = planned.compaction_ended {
+                self.metrics.compaction_ended(succeeded, duration);
+            }
+            for failure in &planned.failures {
+                self.metrics
+                    .job_failed(&NamespacedName::of(policy), failure);
+            }
+            self.publish_all(policy, &planned.events);
+        }
+        let is_complete = decision.tasks.len() <= MAX_WRITES;
+        for planned in decision.tasks.into_iter().take(MAX_WRITES) {
+            let task = &*planned.task;
+            self.writer
+                .write_status(task, &task.status, &planned.status)
+                .await?;
+            if planned.status.state.is_final() {
+                self.metrics
+                    .task_ended(task, planned.status.state, planned.duration);
+            }
+            self.publish_all(task, planned.event.as_slice());
+        }
+        Ok(is_complete)
+    }
+
+    fn publish_all<K: kube::Resource<DynamicType = ()>>(
+        &self,
+        object: &K,
+        events: &[PlannedEvent],
+    ) {
+        for event in events {
+            self.events.publish(object, event);
+        }
+    }
+
     /// Logs and counts a failed reconciliation. Returns the time until the next attempt.
-    fn back_off_after(&self, key: &Key, failure: &Failure) -> Duration {
-        let pause = |failures| back_off(failures, failure);
-        let requeue_after = self.cluster.reconcile_failed(key, Utc::now(), pause);
-        let (namespace, policy) = key;
-        let again_in = requeue_after.as_secs_f64();
-        tracing::warn!(namespace, policy, again_in, "{failure}");
-        self.metrics.reconcile_failed("policy");
-        requeue_after
+    fn back_off(&self, policy: &NamespacedName, failure: &Failure) -> Duration {
+        let mut failures = lock(&self.failures);
+        let failures = failures.entry(policy.clone()).or_default();
+        // A reconciliation during the back-off ran early because something had changed, and does not count.
+        if failures.until.is_none_or(|until| until <= Instant::now()) {
+            failures.count = failures.count.saturating_add(1);
+        }
+        let pause = if failure.is_conflict() && failures.count <= 3 {
+            CONFLICT_BACK_OFF
+        } else {
+            let doublings = (failures.count - 1).min(6);
+            (FIRST_BACK_OFF * 2_u32.pow(doublings)).min(MAX_BACK_OFF)
+        };
+        failures.until = Some(Instant::now() + pause);
+        let text = failure.to_string();
+        let (namespace, name) = (&policy.namespace, &policy.name);
+        let again_in = pause.as_secs_f64();
+        if failure.is_expected() || failures.last == text {
+            tracing::debug!(namespace, policy = name, again_in, "{text}");
+        } else {
+            tracing::warn!(namespace, policy = name, again_in, "{text}");
+        }
+        failures.last = text;
+        if !failure.is_expected() {
+            self.metrics.reconcile_failed("policy");
+        }
+        pause
     }
-}
-
-/// Returns the back-off after this many failures in a row.
-fn back_off(failures: u32, failure: &Failure) -> Duration {
-    if failure.is_conflict() && failures <= 3 {
-        return CONFLICT_BACK_OFF;
-    }
-    let doublings = failures.saturating_sub(1).min(6);
-    (FIRST_BACK_OFF * 2_u32.pow(doublings)).min(LONGEST_BACK_OFF)
-}
-
-/// Whether the API server refused the Job of a task.
-fn is_refused_task_job(action: &Action, done: &apply::ActionResult) -> bool {
-    let is_task_job = matches!(action, Action::CreateJob { start: None, .. });
-    is_task_job && done.attempt.refusal.is_some()
 }

@@ -4,18 +4,36 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::{Resource, ResourceExt};
+use std::fmt;
 
-/// A namespace and a name.
-pub type Key = (String, String);
+/// The namespace and the name of an object.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct NamespacedName {
+    /// The namespace.
+    pub namespace: String,
+    /// The name.
+    pub name: String,
+}
 
-/// The annotation with the hash of an object as this controller applied it. Comparing hashes shows whether
-/// the object must be applied again; comparing the objects would not, because the API server fills in
-/// defaults.
-pub const APPLIED_HASH: &str = "deltafold.io/applied-hash";
+impl NamespacedName {
+    /// Returns this name in this namespace.
+    pub fn new(namespace: impl Into<String>, name: impl Into<String>) -> Self {
+        NamespacedName {
+            namespace: namespace.into(),
+            name: name.into(),
+        }
+    }
 
-/// Returns an object's namespace and name.
-pub fn key<K: Resource>(object: &K) -> Key {
-    (object.namespace().unwrap_or_default(), object.name_any())
+    /// Returns the namespace and the name of an object.
+    pub fn of<K: Resource>(object: &K) -> Self {
+        NamespacedName::new(object.namespace().unwrap_or_default(), object.name_any())
+    }
+}
+
+impl fmt::Display for NamespacedName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
 }
 
 /// Returns the value of a label.

@@ -41,6 +41,10 @@ pub const ACCUMULATED_BYTES: &str = "deltafold.io/accumulated-delta-bytes";
 /// The annotation with the number of revisions in the deltas after the newest full.
 pub const ACCUMULATED_EVENTS: &str = "deltafold.io/accumulated-delta-events";
 
+/// The annotation of the delta Lease with the reason why the follower saves nothing: a reason of docs/exit-codes.md, a
+/// colon and a sentence.
+pub const FOLLOWER_PROBLEM: &str = "deltafold.io/follower-problem";
+
 /// A snapshot, as the Leases describe it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SnapState {

@@ -95,6 +95,20 @@ impl Message {
         ];
         fields.into_iter().flatten().find_map(positive_number)
     }
+
+    /// Returns the name of the newest snapshot in the result.
+    pub fn snapshot(&self) -> Option<&str> {
+        let result = self.result.as_ref()?;
+        let last = result.get("snapshots").and_then(|list| match list {
+            Value::Array(all) => all.last(),
+            cut => cut.get("last"),
+        });
+        let names = [
+            result.get("snapshot"),
+            last.and_then(|last| last.get("name")),
+        ];
+        names.into_iter().flatten().find_map(Value::as_str)
+    }
 }
 
 /// Returns a positive number. Some results have a revision as text, so that no reader rounds it.

@@ -513,9 +513,11 @@ async fn a_cap_is_kept_and_turns_are_fair() {
     let controller = Controller::start(&space, &args).await;
     policy(&space, "f", json!({"eventsThreshold": 100})).await;
     space.leases("f", 100, 300).await;
-    let told = space.wait_for_event("f", "TooManyJobs").await;
-    assert!(told.contains('2') && told.contains('1'), "{told}");
-    // Frozen until none is left, so that it does not hover at the limit.
+    let waits = |p: &Value| {
+        let healthy = condition_of(p, "CompactionHealthy");
+        healthy.is_some_and(|c| c["reason"] == "TooManyJobs")
+    };
+    space.wait_policy("f", "it waits for a slot", waits).await;
     let running: Vec<String> = of_all()
         .iter()
         .filter(|j| ended(j).is_none())
@@ -534,14 +536,8 @@ async fn a_cap_is_kept_and_turns_are_fair() {
     space.leases(&running[1], 300, 300).await;
     kubelet.plan(&[("policy", &running[1])], done());
     space.wait_for_jobs("f", "compaction", 1).await;
-    let times = space.events("f").await;
-    assert_eq!(
-        times.iter().filter(|(r, _)| r == "TooManyJobs").count(),
-        1,
-        "{times:?}"
-    );
 
-    // Many tasks of one policy do not delay others: each policy in turn.
+    // Many tasks of one policy do not delay another policy, which has waited longer.
     for (name, level) in [("one", "names"), ("two", "checksums"), ("three", "fold")] {
         let task = json!({
             "metadata": {"name": name},

@@ -4,13 +4,11 @@
 use crate::support::controller::Controller;
 use crate::support::kubelet::{Kubelet, Plan, done};
 use crate::support::namespace::{
-    Kubernetes, NEVER, NO_ELECTION, PATIENCE, POLICIES, TASKS, TestNamespace, name, until,
+    Kubernetes, NEVER, NO_ELECTION, PATIENCE, POLICIES, TestNamespace, condition_of, until,
 };
 use crate::support::proxy::{Effect, Proxy, Timing};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
-
-const SILENCE: Duration = Duration::from_secs(2);
 
 async fn policy(space: &TestNamespace, name: &str) {
     let policy = json!({
@@ -123,6 +121,7 @@ async fn two_policies_on_one_prefix() {
                 "etcd": {"endpoints": [format!("http://{name}:2379")]},
                 "store": {"url": url},
                 "snapshot": {"fullSchedule": NEVER},
+                "retention": {"schedule": NEVER},
                 "compaction": {"eventsThreshold": 100},
             },
         })
@@ -140,50 +139,40 @@ async fn two_policies_on_one_prefix() {
         .apply(POLICIES, on("beside", "s3://bucket/prefix2"))
         .await;
     space.wait_condition("beside", "Ready", "True").await;
-    let not_ready = space.wait_condition("second", "Ready", "False").await;
-    let text = not_ready["message"].as_str().unwrap();
-    assert!(text.contains("first"), "{text}");
-    // Nothing of it runs: not by schedule, threshold or task.
-    for cron in space.list("cronjobs", "deltafold.io/policy=second").await {
-        assert_eq!(cron["spec"]["suspend"], true, "{}", name(&cron));
+    // Both are warned, and both work. Only the younger one removes nothing.
+    for (policy, other) in [("first", "second"), ("second", "first")] {
+        let shared = space.wait_condition(policy, "StoreShared", "True").await;
+        assert_eq!(shared["reason"], "SameStore");
+        let text = shared["message"].as_str().unwrap();
+        assert!(text.contains(other), "{text}");
+        space.wait_condition(policy, "Ready", "True").await;
     }
+    let is_suspended = async |cron: &str, wanted: bool| {
+        let what = format!("suspended: {wanted}");
+        let is_so = |c: &Value| c["spec"]["suspend"] == wanted;
+        space.wait_until("cronjobs", cron, &what, is_so).await;
+    };
+    is_suspended("first-gc", false).await;
+    is_suspended("second-gc", true).await;
+    is_suspended("second-full", false).await;
     space.leases("second", 100, 300).await;
-    let task =
-        json!({"metadata": {"name": "check"}, "spec": {"policy": "second", "type": "Verify"}});
-    space.create(TASKS, task).await;
-    tokio::time::sleep(SILENCE).await;
-    assert_eq!(space.jobs.ever().len(), 0);
-    space.wait_condition("first", "Ready", "True").await;
+    compacted(&space, "second").await;
 
-    // When the first policy is gone, the second gets the prefix, and what was waiting starts.
+    // When the first policy is gone, nothing is shared any more.
     space.delete(POLICIES, "first").await;
-    space.wait_condition("second", "Ready", "True").await;
+    is_suspended("second-gc", false).await;
     space
-        .wait_until("cronjobs", "second-full", "it goes", |c| {
-            c["spec"]["suspend"] == false
+        .wait_policy("second", "it shares nothing", |p| {
+            condition_of(p, "StoreShared").is_none()
         })
         .await;
-    compacted(&space, "second").await;
-    space.wait_task("check", "Succeeded").await;
-
-    // The policy that has it moves away.
-    tokio::time::sleep(Duration::from_millis(1100)).await;
-    space
-        .apply(POLICIES, on("third", "s3a://bucket/prefix"))
-        .await;
-    let not_ready = space.wait_condition("third", "Ready", "False").await;
-    assert_eq!(not_ready["reason"], "StorePrefixTaken");
-    space
-        .apply(POLICIES, on("second", "s3://bucket/elsewhere"))
-        .await;
-    space.wait_condition("third", "Ready", "True").await;
 
     // The same Leases would mix two backups, too.
-    let mut leases_taken = on("fourth", "s3://bucket/fourth");
-    leases_taken["spec"]["snapshot"]["leasePrefix"] = json!("beside");
-    space.apply(POLICIES, leases_taken).await;
-    let not_ready = space.wait_condition("fourth", "Ready", "False").await;
-    assert_eq!(not_ready["reason"], "LeasePrefixTaken");
+    let mut same_leases = on("fourth", "s3://bucket/fourth");
+    same_leases["spec"]["snapshot"]["leasePrefix"] = json!("beside");
+    space.apply(POLICIES, same_leases).await;
+    let shared = space.wait_condition("fourth", "StoreShared", "True").await;
+    assert_eq!(shared["reason"], "SameLeases");
 }
 
 /// What others delete or change is repaired; what they refuse is reported.

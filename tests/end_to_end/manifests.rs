@@ -308,7 +308,7 @@ async fn an_api_server_takes_all_of_it() {
     // The columns of `kubectl get`.
     let columns = crds().into_iter().flat_map(|crd| crd.spec.versions);
     let columns = columns.map(|v| v.additional_printer_columns.unwrap_or_default().len());
-    assert_eq!(columns.collect::<Vec<_>>(), [13, 5]);
+    assert_eq!(columns.collect::<Vec<_>>(), [14, 5]);
 }
 
 /// What is refused, and with which of our sentences.

@@ -124,7 +124,7 @@ async fn the_controllers_rights_are_what_it_needs() {
     own.check(NAMESPACE, &leader, true).await;
     let others = [("patch", "coordination.k8s.io", lease)];
     own.check(SPACE, &others, false).await;
-    let events = [("create patch", "events.k8s.io", "events")];
+    let events = [("create get list patch", "", "events")];
     own.check(SPACE, &events, true).await;
     // It creates what Jobs need in a namespace, and can bind no other role.
     let account = json!({"apiVersion": "v1", "kind": "ServiceAccount",

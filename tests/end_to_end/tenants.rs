@@ -6,8 +6,7 @@
 use crate::support::controller::Controller;
 use crate::support::kubelet::{Kubelet, Plan, done};
 use crate::support::namespace::{
-    NEVER, NO_ELECTION, PATIENCE, POLICIES, TASKS, TestNamespace, condition_of, ended, label, name,
-    until,
+    NEVER, NO_ELECTION, PATIENCE, POLICIES, TASKS, TestNamespace, condition_of, ended, label, until,
 };
 use crate::support::object_recorder::Running;
 use crate::support::proxy::Proxy;
@@ -90,7 +89,8 @@ pub async fn wait_ready(space: &TestNamespace, policy: &str) -> Value {
         .await
 }
 
-/// The age of a policy does not matter across namespaces.
+/// Across namespaces, a policy that names the store of another one changes nothing for it and learns nothing: the store's
+/// own identity and lock decide.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_older_policy_elsewhere_moves_to_the_same_store() {
     let theirs = TestNamespace::new("attackers").await;
@@ -114,20 +114,10 @@ async fn an_older_policy_elsewhere_moves_to_the_same_store() {
 
     for policy in ["alice", "follows"] {
         move_to(&theirs, "mallory", &format!("s3://bucket/{policy}/")).await;
-        until(PATIENCE, async || {
-            let shared = is_true(&ours.must_get(POLICIES, policy).await, "StoreShared")
-                && is_true(&theirs.must_get(POLICIES, "mallory").await, "StoreShared");
-            (shared || !running.stopped(policy).is_empty()).then_some(())
-        })
-        .await;
-        assert_eq!(running.stopped(policy), [""; 0], "{policy} was stopped");
-        ours.wait_condition(policy, "StoreShared", "True").await;
-        theirs
-            .wait_condition("mallory", "StoreShared", "True")
-            .await;
+        let moved = wait_ready(&theirs, "mallory").await;
+        assert_eq!(condition_of(&moved, "StoreShared"), None);
         wait_ready(&ours, policy).await;
-        // Both get a warning, and the other one is not stopped either: Jobs check the identity of the prefix.
-        wait_ready(&theirs, "mallory").await;
+        assert_eq!(running.stopped(policy), [""; 0], "{policy} was stopped");
     }
     // A new controller decides the same, and thresholds still act.
     controller.kill();
@@ -135,15 +125,6 @@ async fn an_older_policy_elsewhere_moves_to_the_same_store() {
     ours.leases("follows", 100, 300).await;
     ours.wait_for_jobs("follows", "compaction", 1).await;
     wait_ready(&ours, "follows").await;
-
-    move_to(&theirs, "mallory", "s3://bucket/mallory").await;
-    for (space, policy) in [(&theirs, "mallory"), (&ours, "follows"), (&ours, "alice")] {
-        space
-            .wait_policy(policy, "it shares its store with nobody", |p| {
-                is_seen(p) && !is_true(p, "StoreShared")
-            })
-            .await;
-    }
     for policy in ["follows", "alice"] {
         assert_eq!(running.stopped(policy), [""; 0], "{policy} was stopped");
     }
@@ -151,94 +132,6 @@ async fn an_older_policy_elsewhere_moves_to_the_same_store() {
         let status = version["status"].to_string();
         assert!(!status.contains(&theirs.name), "{status}");
         assert!(!status.contains("mallory"), "{status}");
-    }
-}
-
-/// Within a namespace, the policy that claimed a URL first has it, whatever their ages.
-#[tokio::test(flavor = "multi_thread")]
-async fn an_older_policy_moves_to_the_store_of_one_that_runs() {
-    let space = TestNamespace::new("claims").await;
-    let running = Running::watch(&space).await;
-    let mut controller = Controller::start(&space, &NO_ELECTION).await;
-    let older = [("older-store", "a"), ("older-leases", "b")];
-    for (policy, prefix) in older {
-        space
-            .apply(
-                POLICIES,
-                scheduled(policy, &format!("s3://bucket/{prefix}")),
-            )
-            .await;
-        wait_ready(&space, policy).await;
-    }
-    a_second_later().await;
-    for policy in ["store", "leases-of"] {
-        let url = format!("s3://bucket/{policy}");
-        space.apply(POLICIES, following(policy, &url)).await;
-        wait_ready(&space, policy).await;
-    }
-
-    move_to(&space, "older-store", "s3://bucket/store/").await;
-    // The other one moves while no controller runs.
-    controller.kill();
-    let lease_prefix = json!({"spec": {"snapshot": {"leasePrefix": "leases-of"}}});
-    space.patch(POLICIES, "older-leases", lease_prefix).await;
-    let mut controller = Controller::start(&space, &NO_ELECTION).await;
-    let taken = [
-        ("older-store", "StorePrefixTaken", "store"),
-        ("older-leases", "LeasePrefixTaken", "leases-of"),
-    ];
-    for round in ["at first", "after a restart"] {
-        for (policy, reason, first) in taken {
-            until(PATIENCE, async || {
-                let refused = space.must_get(POLICIES, policy).await;
-                let ready = condition_of(&refused, "Ready").cloned();
-                let is_refused = ready.is_some_and(|r| r["reason"] == reason);
-                (is_refused || !running.stopped(first).is_empty()).then_some(())
-            })
-            .await;
-            assert_eq!(running.stopped(first), [""; 0], "{first} stopped {round}");
-            let message = wait_not_ready(&space, policy, reason).await;
-            assert!(message.contains(first), "{message}");
-            // Nothing of the refused policy runs.
-            let of_it = format!("deltafold.io/policy={policy}");
-            for cron in space.list("cronjobs", &of_it).await {
-                let runs = format!("{} stands still", name(&cron));
-                space
-                    .wait_until("cronjobs", name(&cron), &runs, |c| {
-                        c["spec"]["suspend"] == true
-                    })
-                    .await;
-            }
-            wait_ready(&space, first).await;
-        }
-        controller.kill();
-        controller = Controller::start(&space, &NO_ELECTION).await;
-        // When it has acted on a later change, it has looked at all of them.
-        for (policy, ..) in taken {
-            let touched = json!({"spec": {"verify": {"schedule": NEVER, "level":
-                if round == "at first" { "names" } else { "fold" }}}});
-            space.patch(POLICIES, policy, touched).await;
-        }
-    }
-    for (policy, reason, first) in taken {
-        wait_not_ready(&space, policy, reason).await;
-        wait_ready(&space, first).await;
-        assert_eq!(running.stopped(first), [""; 0], "{first} was stopped");
-    }
-    space.leases("store", 100, 300).await;
-    space.wait_for_jobs("store", "compaction", 1).await;
-    assert_eq!(space.jobs_for("older-store", "compaction").len(), 0);
-
-    // When those are deleted, the others get it.
-    for (policy, _, first) in taken {
-        space.delete(POLICIES, first).await;
-        wait_ready(&space, policy).await;
-        let full = format!("{policy}-full");
-        space
-            .wait_until("cronjobs", &full, "it goes", |c| {
-                c["spec"]["suspend"] == false
-            })
-            .await;
     }
 }
 

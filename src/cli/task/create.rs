@@ -6,7 +6,7 @@ use super::super::kubernetes::{ClusterArgs, wait_for};
 use super::super::{Ended, Output, parse_options, print_outcome};
 use super::{TaskOutcome, print_task, wait_until_final};
 use crate::base::flag_values::yes_or_no;
-use crate::base::{Cancel, Span, duration};
+use crate::base::{Cancel, Span, TextValue, duration};
 use crate::controller::api::{
     CopyBackupsConfig, EtcdBackupPolicy, EtcdBackupTask, EtcdBackupTaskSpec, MaintenanceConfig,
     OnDemandCompactionConfig, OnDemandSnapshotConfig, RestoreConfig, SecretRef, StoreSpec,
@@ -72,6 +72,9 @@ struct CommonArgs {
     /// Name of the task [default: the policy's name, the type and a random suffix]
     #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     task_name: Option<String>,
+    /// Fail if no Pod of the task has started after this time [default: 10m]
+    #[arg(long, value_name = "DURATION", value_parser = clap::value_parser!(TextValue<Span>))]
+    start_deadline: Option<TextValue<Span>>,
     /// Delete the task this long after it has ended [default: 24h]
     #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     ttl: Option<Duration>,
@@ -220,6 +223,7 @@ impl CreateType {
             policy: common.policy.clone(),
             type_,
             config,
+            start_deadline: common.start_deadline.clone(),
             ttl_seconds_after_finished: ttl
                 .map_err(|_| Reason::Usage.error("--ttl is too long"))?,
         };

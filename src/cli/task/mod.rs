@@ -228,6 +228,7 @@ mod tests {
             policy: "main".to_owned(),
             type_: TaskType::Verify,
             config: None,
+            start_deadline: None,
             ttl_seconds_after_finished: None,
         };
         let mut task = EtcdBackupTask::new("now", spec);

@@ -1,6 +1,6 @@
 //! EtcdBackupPolicy: the backup of one etcd in one store, and its schedules.
 //!
-//! It has only types; `controller::plan` decides what they mean.
+//! It has only types; `controller::decide` decides what they mean.
 
 use super::{Condition, SecretRef, StoreSpec};
 use crate::backup::Compression;
@@ -33,10 +33,11 @@ use std::collections::BTreeMap;
     derive = "PartialEq",
     printcolumn(json_path = ".status.conditions[?(@.type==\"Ready\")].status", name = "Ready", type_ = "string"),
     printcolumn(json_path = ".status.conditions[?(@.type==\"BackupReady\")].status", name = "BackupReady", type_ = "string"),
+    printcolumn(json_path = ".status.conditions[?(@.type==\"BackupReady\")].reason", name = "Reason", type_ = "string"),
     printcolumn(json_path = ".status.conditions[?(@.type==\"BackupVerified\")].status", name = "Verified", type_ = "string"),
     printcolumn(json_path = ".status.snapshots.lastFull.time", name = "LastFull", type_ = "date"),
     printcolumn(json_path = ".status.snapshots.lastDelta.time", name = "LastDelta", type_ = "date"),
-    printcolumn(json_path = ".status.snapshots.accumulatedDeltaEvents", name = "Events", type_ = "integer"),
+    printcolumn(json_path = ".status.snapshots.accumulatedDeltaEvents", name = "Revisions", type_ = "integer"),
     printcolumn(json_path = ".status.restorableWindow.firstTime", name = "RestorableFrom", type_ = "string"),
     printcolumn(json_path = ".status.restorableWindow.lastTime", name = "RestorableTo", type_ = "string"),
     printcolumn(json_path = ".status.restorableWindow.firstRevision", name = "FirstRevision", type_ = "integer", priority = 1),
@@ -152,7 +153,7 @@ pub struct SnapshotSpec {
 pub struct CompactionSpec {
     /// Start compactions by threshold
     pub enabled: bool,
-    /// Start a compaction at this number of events since the last full snapshot
+    /// Start a compaction at this number of revisions since the last full snapshot. etcd-druid calls them events
     #[schemars(range(min = 1))]
     pub events_threshold: i64,
     /// Start a compaction at this size of the deltas in the store since the last full snapshot [default: no
@@ -163,7 +164,7 @@ pub struct CompactionSpec {
     /// threshold]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub age_threshold: Option<TextValue<Span>>,
-    /// Take a full snapshot of the live etcd, instead of a compaction, at this number of events since the
+    /// Take a full snapshot of the live etcd, instead of a compaction, at this number of revisions since the
     /// last full snapshot [default: no threshold]
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
@@ -318,6 +319,9 @@ pub struct EtcdBackupPolicyStatus {
     /// Generation of the spec that the controller has processed
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
+    /// When the controller first saw a change of the spec to that generation
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub changed_at: Option<DateTime<Utc>>,
     /// Conditions: Ready, BackupReady, BackupVerified and CompactionHealthy; StoreShared only if true
     #[serde(default)]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
@@ -328,6 +332,9 @@ pub struct EtcdBackupPolicyStatus {
     /// Revisions and times that can be restored, as the last Job reported
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restorable_window: Option<RestorableWindow>,
+    /// Last runs of the CronJobs that have ended: full, delta, gc, verify and maintain
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub last_runs: BTreeMap<String, ScheduledRun>,
     /// Last compaction started by a threshold
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_compaction: Option<LastCompaction>,
@@ -343,9 +350,6 @@ pub struct EtcdBackupPolicyStatus {
     /// Names of the Jobs that have not ended
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub active_jobs: Vec<String>,
-    /// Store and Leases that the policy has reserved for itself in its namespace
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub claims: Vec<Claim>,
 }
 
 impl EtcdBackupPolicyStatus {
@@ -355,35 +359,32 @@ impl EtcdBackupPolicyStatus {
     }
 }
 
-/// A resource that only one policy of a namespace can use: the policy that claimed it first.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+/// A run of a CronJob that has ended.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct Claim {
-    /// Kind of the resource: Store or Leases
-    pub what: Claimed,
-    /// What was claimed: the location of the store, or the prefix of the Leases
-    pub of: String,
-    /// When it was claimed
-    pub since: DateTime<Utc>,
-}
-
-/// The kinds of resources that a policy claims.
-#[derive(
-    Debug,
-    Clone,
-    Copy,
-    PartialEq,
-    Eq,
-    Serialize,
-    Deserialize,
-    schemars::JsonSchema,
-    strum::IntoStaticStr,
-)]
-pub enum Claimed {
-    /// The store of the backup
-    Store,
-    /// The snapshot Leases
-    Leases,
+pub struct ScheduledRun {
+    /// Name of the Job
+    pub job: String,
+    /// When the Job was created
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub started: Option<DateTime<Utc>>,
+    /// When the Job ended
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended: Option<DateTime<Utc>>,
+    /// Result: Succeeded or Failed
+    pub result: RunState,
+    /// Reason for a failure: one of docs/exit-codes.md, or one of Kubernetes
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Human-readable description of a failure
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+    /// Name of the newest snapshot that the Job saved
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshot: Option<String>,
+    /// Newest revision that the Job processed
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub revision: Option<i64>,
 }
 
 /// The newest snapshots, as the snapshot Leases record them.
@@ -399,7 +400,7 @@ pub struct SnapshotsStatus {
     /// Size of the deltas after the newest full, in bytes in the store
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub accumulated_delta_size: Option<i64>,
-    /// Number of events in the deltas after the newest full
+    /// Number of revisions in the deltas after the newest full. etcd-druid calls them events
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub accumulated_delta_events: Option<i64>,
 }
@@ -456,6 +457,9 @@ pub struct LastCompaction {
     /// Whether the Job took a full snapshot of the live etcd instead of a compaction
     #[serde(default)]
     pub full_snapshot: bool,
+    /// Generation of the spec when it was started
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub generation: Option<i64>,
     /// Number of Jobs that have failed in a row
     #[serde(default)]
     pub failures: i32,
@@ -489,6 +493,9 @@ pub struct LastRun {
     /// Newest revision that the Job processed
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub revision: Option<i64>,
+    /// Name of the newest snapshot that the Job saved
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshot: Option<String>,
 }
 
 /// The state of a Job.

@@ -1,6 +1,6 @@
 //! EtcdBackupTask: one-off work for a policy.
 //!
-//! It has only types, which are also the arguments of `deltafold task create`; `controller::plan` runs the
+//! It has only types, which are also the arguments of `deltafold task create`; `controller::decide` runs the
 //! tasks.
 
 use super::StoreSpec;
@@ -67,6 +67,9 @@ pub struct EtcdBackupTaskSpec {
     /// Configuration of the task. Only the field for the type may be set
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub config: Option<TaskConfig>,
+    /// Fail if no Pod of the task has started after this time [default: 10m]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start_deadline: Option<TextValue<Span>>,
     /// Delete the task this many seconds after it has ended [default: 86400, a day]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 31_536_000))]

@@ -1,7 +1,6 @@
 //! Leases of a policy: the two snapshot Leases, and locks for stores that cannot keep one.
 //!
-//! They are created empty, and Jobs renew them. `observe::leases` reads the snapshot Leases. Called by
-//! `plan`, `observe` and `pod`.
+//! They are created empty, and Jobs renew them. `facts::leases` reads the snapshot Leases.
 
 use super::super::api::EtcdBackupPolicy;
 use super::{DELTA_LEASE_SUFFIX, FULL_LEASE_SUFFIX, metadata, policy_labels, policy_name};

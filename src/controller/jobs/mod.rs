@@ -1,7 +1,7 @@
 //! Kubernetes objects of a policy and its tasks: CronJobs, follower, Jobs, Leases and ServiceAccount.
 //!
 //! Pure functions of a policy, a task and the [`Settings`]. They never read a Secret: they use only its name,
-//! and the Job reports what the Secret lacks. `plan` decides when an object is needed, `apply` writes it.
+//! and the Job reports what the Secret lacks. `decide` decides when an object is needed, `write` writes it.
 //! `commands` maps an operation to its Pod, and `pod` builds Pods.
 
 mod allowed;
@@ -20,8 +20,8 @@ pub use allowed::Allowed;
 pub use leases::{lease_names, lease_prefix, leases, lock_leases};
 pub use on_demand::{compaction_job, compaction_job_name, task_job, task_job_name};
 pub use problems::{problems, task_problems};
-pub use scheduled::{cron_jobs, follower};
-pub use store_url::plain_url;
+pub use scheduled::{Postponed, cron_jobs, follower};
+pub use store_url::store_location;
 
 use super::api::EtcdBackupPolicy;
 use crate::base::{Span, TextValue};
@@ -158,6 +158,29 @@ pub enum WorkKind {
 }
 
 impl WorkKind {
+    /// The work of the CronJobs.
+    pub const SCHEDULED: [WorkKind; 5] = [
+        WorkKind::FullSnapshot,
+        WorkKind::DeltaSnapshot,
+        WorkKind::Retention,
+        WorkKind::Verification,
+        WorkKind::Maintenance,
+    ];
+
+    /// Returns the end of the name of the CronJob that does this work.
+    pub fn schedule_suffix(self) -> &'static str {
+        match self {
+            WorkKind::FullSnapshot => "full",
+            WorkKind::DeltaSnapshot => "delta",
+            WorkKind::Retention => "gc",
+            WorkKind::Verification => "verify",
+            WorkKind::Maintenance => "maintain",
+            WorkKind::Follow => "follow",
+            WorkKind::Compaction => "compact",
+            WorkKind::Task => "task",
+        }
+    }
+
     /// Returns the value of the label [`LABEL_WORK`].
     pub fn as_str(self) -> &'static str {
         self.into()

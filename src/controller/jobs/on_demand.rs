@@ -1,6 +1,6 @@
 //! Jobs that run once: after a crossed threshold, or for a task.
 //!
-//! It does not decide whether a Job is started. Called by `plan`.
+//! It does not decide whether a Job is started.
 
 use super::super::api::{EtcdBackupPolicy, EtcdBackupTask, SnapshotType, TaskConfig, TaskType};
 use super::pod::PodBuilder;
@@ -17,7 +17,7 @@ use std::time::Duration;
 /// How long Kubernetes keeps a finished threshold Job, so that an operator can read its log: a day.
 const TTL_SECONDS: i32 = 86_400;
 
-/// Returns the name of a threshold's Job. The same revisions and attempt give the same name, so that the API
+/// Returns the name of a threshold's Job. The same policy, revisions and attempt give the same name, so that the API
 /// server refuses a second Job for them.
 pub fn compaction_job_name(
     policy: &EtcdBackupPolicy,
@@ -26,7 +26,11 @@ pub fn compaction_job_name(
     attempt: u32,
     full_snapshot_instead: bool,
 ) -> String {
-    let hash = short_hash(format!("{full_revision}/{delta_revision}/{attempt}"), 4);
+    let uid = policy.metadata.uid.as_deref().unwrap_or_default();
+    let hash = short_hash(
+        format!("{uid}/{full_revision}/{delta_revision}/{attempt}"),
+        4,
+    );
     let command = match full_snapshot_instead {
         true => "fullsnap",
         false => "compact",

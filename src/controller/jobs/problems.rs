@@ -89,6 +89,7 @@ pub fn task_problems(policy: &EtcdBackupPolicy, task: &EtcdBackupTask) -> Vec<St
         let problem = format!("{name} has no etcd.endpoints, and the task needs a live etcd");
         problems.add("spec.policy", problem);
     }
+    problems.check_duration_above_zero("spec.startDeadline", task.spec.start_deadline.as_ref());
     if let Some(copy) = &config.copy_backups {
         problems.check_copy(policy, copy);
     }

@@ -1,6 +1,6 @@
 //! What runs by itself for a policy: its CronJobs, and the Deployment that follows the etcd.
 //!
-//! It does not decide whether they are applied. Called by `plan`.
+//! It does not decide whether they are applied.
 
 use super::super::api::EtcdBackupPolicy;
 use super::pod::PodBuilder;
@@ -20,21 +20,33 @@ const STARTING_DEADLINE_SECONDS: i64 = 3600;
 /// The parts in which the CronJobs of a policy differ.
 struct Scheduled<'a> {
     work: WorkKind,
-    suffix: &'static str,
     schedule: &'a str,
     deadline: Duration,
     pod: PodBuilder<'a>,
 }
 
+/// The CronJobs that are suspended although the policy is not.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Postponed {
+    /// The maintenance.
+    pub maintenance: bool,
+    /// The garbage collection.
+    pub retention: bool,
+}
+
 /// Returns a CronJob for each schedule of a policy. With a follower there is none for snapshots, because the
-/// follower takes both kinds itself. `postpone_maintenance` suspends the CronJob of the maintenance.
+/// follower takes both kinds itself.
 pub fn cron_jobs(
     policy: &EtcdBackupPolicy,
     settings: &Settings,
-    postpone_maintenance: bool,
+    postponed: Postponed,
 ) -> Vec<CronJob> {
     let to_cron_job = |scheduled: Scheduled<'_>| {
-        let is_postponed = scheduled.work == WorkKind::Maintenance && postpone_maintenance;
+        let is_postponed = match scheduled.work {
+            WorkKind::Maintenance => postponed.maintenance,
+            WorkKind::Retention => postponed.retention,
+            _ => false,
+        };
         cron_job(policy, scheduled, policy.spec.suspend || is_postponed)
     };
     let scheduled = scheduled(policy, settings);
@@ -51,7 +63,6 @@ fn scheduled<'a>(policy: &'a EtcdBackupPolicy, settings: &'a Settings) -> Vec<Sc
         if let Some(schedule) = &snapshot.full_schedule {
             all.push(Scheduled {
                 work: WorkKind::FullSnapshot,
-                suffix: "full",
                 schedule,
                 deadline: deadlines.full_snapshot,
                 pod: commands::full_snapshot(policy, settings),
@@ -61,7 +72,6 @@ fn scheduled<'a>(policy: &'a EtcdBackupPolicy, settings: &'a Settings) -> Vec<Sc
             let fulls_are_scheduled = snapshot.full_schedule.is_some();
             all.push(Scheduled {
                 work: WorkKind::DeltaSnapshot,
-                suffix: "delta",
                 schedule,
                 deadline: deadlines.delta_snapshot,
                 pod: commands::delta_snapshot(policy, settings, fulls_are_scheduled),
@@ -72,7 +82,6 @@ fn scheduled<'a>(policy: &'a EtcdBackupPolicy, settings: &'a Settings) -> Vec<Sc
     if let (Some(retention), Some(pod)) = (&spec.retention, garbage_collection) {
         all.push(Scheduled {
             work: WorkKind::Retention,
-            suffix: "gc",
             schedule: &retention.schedule,
             deadline: deadlines.retention,
             pod,
@@ -82,7 +91,6 @@ fn scheduled<'a>(policy: &'a EtcdBackupPolicy, settings: &'a Settings) -> Vec<Sc
         let against_cluster = verify.against_cluster && has_etcd;
         all.push(Scheduled {
             work: WorkKind::Verification,
-            suffix: "verify",
             schedule: &verify.schedule,
             deadline: deadlines.verification,
             pod: commands::verification(
@@ -97,7 +105,6 @@ fn scheduled<'a>(policy: &'a EtcdBackupPolicy, settings: &'a Settings) -> Vec<Sc
     if let Some(maintenance) = spec.maintenance.as_ref().filter(|_| has_etcd) {
         all.push(Scheduled {
             work: WorkKind::Maintenance,
-            suffix: "maintain",
             schedule: &maintenance.schedule,
             deadline: deadlines.maintenance,
             pod: commands::maintenance(policy, settings, &maintenance.upkeep),
@@ -109,7 +116,11 @@ fn scheduled<'a>(policy: &'a EtcdBackupPolicy, settings: &'a Settings) -> Vec<Sc
 fn cron_job(policy: &EtcdBackupPolicy, scheduled: Scheduled<'_>, suspend: bool) -> CronJob {
     let labels = labels(policy, scheduled.work);
     let pod_labels = pod_labels(policy, labels.clone());
-    let name = format!("{}-{}", policy_name(policy), scheduled.suffix);
+    let name = format!(
+        "{}-{}",
+        policy_name(policy),
+        scheduled.work.schedule_suffix()
+    );
     CronJob {
         metadata: metadata(policy, &name, labels),
         spec: CronJobSpec {

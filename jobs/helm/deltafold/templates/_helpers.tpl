@@ -39,9 +39,9 @@ app.kubernetes.io/component: controller
 - apiGroups: ["discovery.k8s.io"]
   resources: ["endpointslices"]
   verbs: ["get", "list", "watch"]
-- apiGroups: ["events.k8s.io"]
+- apiGroups: [""]
   resources: ["events"]
-  verbs: ["create", "patch"]
+  verbs: ["create", "get", "list", "patch"]
 {{- end }}
 {{- /* An admission policy and its binding. The argument is a dict of root, what, resource and validations. */ -}}
 {{- define "deltafold.admission" -}}

@@ -10,7 +10,7 @@ fn all_objects(policy: &EtcdBackupPolicy) -> Value {
         compaction_job(policy, &settings, "job", instead, none)
     };
     json!({
-        "cron": cron_jobs(policy, &settings, false),
+        "cron": cron_jobs(policy, &settings, Postponed::default()),
         "follower": follower(policy, &settings),
         "account": service_account_name(policy),
         "leases": leases(policy),
@@ -208,7 +208,7 @@ fn every_task_field_changes_its_job() {
         serde_json::to_value(job).unwrap()
     };
     // These are read by the controller only.
-    let other_fields = ["policy", "type", "ttlSecondsAfterFinished"];
+    let other_fields = ["policy", "type", "startDeadline", "ttlSecondsAfterFinished"];
     // Tested with the target store.
     let source_volume = ["hostPath", "persistentVolumeClaim"];
     let source_volume = source_volume.map(|v| format!("config.copyBackups.sourceStore.volume.{v}"));

@@ -173,7 +173,7 @@ fn settings() -> Settings {
 fn pods(policy: &EtcdBackupPolicy) -> Vec<(String, PodTemplateSpec)> {
     let settings = settings();
     let mut pods = Vec::new();
-    for job in cron_jobs(policy, &settings, false) {
+    for job in cron_jobs(policy, &settings, Postponed::default()) {
         let spec = job.spec.job_template.spec.unwrap();
         pods.push((job.metadata.name.unwrap(), spec.template));
     }
@@ -235,7 +235,11 @@ fn with(spec: &Value, path: &str, value: &Value) -> Value {
 fn names_owners_and_labels() {
     let policy = policy(&rich());
     let settings = settings();
-    let jobs = cron_jobs(&policy, &settings, true);
+    let postponed = Postponed {
+        maintenance: true,
+        retention: false,
+    };
+    let jobs = cron_jobs(&policy, &settings, postponed);
     let names_and_suspension: Vec<(String, bool)> = jobs
         .iter()
         .map(|j| {

@@ -295,7 +295,7 @@ fn user_text_is_not_expanded_as_a_variable() {
 
 #[test]
 fn the_live_etcd_gets_its_secrets() {
-    let jobs = cron_jobs(&policy(&rich()), &settings(), false);
+    let jobs = cron_jobs(&policy(&rich()), &settings(), Postponed::default());
     let spec = jobs[0].spec.job_template.spec.clone();
     let container = spec.unwrap().template.spec.unwrap().containers.remove(0);
     let tls = values(&container, "--tls-secret");
