@@ -297,6 +297,39 @@ impl SnapshotLeases {
     }
 }
 
+impl SnapshotLeases {
+    /// Writes into the delta Lease why the follower saves nothing, or with `None` that it works. It blocks, so it must not
+    /// run on the threads of the runtime.
+    ///
+    /// # Errors
+    /// Fails if the Kubernetes API cannot be used.
+    pub fn set_follower_problem(
+        &self,
+        problem: Option<&str>,
+        handle: &Handle,
+        cancel: &Cancel,
+    ) -> Result<()> {
+        let client = Client::connect(self.namespace.as_deref(), handle.clone(), cancel.clone())?;
+        let (leases, name) = (client.leases(), format!("{}{DELTA_SUFFIX}", self.prefix));
+        let failed = |e| match e {
+            RequestError::Final(e) => e,
+            RequestError::Conflict => Reason::Conflict.error(format!("{name} was changed at once")),
+        };
+        let current = client.ask("read", &name, leases.get_opt(&name));
+        let annotations = current
+            .map_err(failed)?
+            .and_then(|lease| lease.metadata.annotations);
+        let known = annotations.as_ref().and_then(|a| a.get(FOLLOWER_PROBLEM));
+        if known.map(String::as_str) == problem {
+            return Ok(());
+        }
+        let annotations = json!({"metadata": {"annotations": {FOLLOWER_PROBLEM: problem}}});
+        let (params, patch) = (PatchParams::default(), Patch::Merge(&annotations));
+        let annotated = client.ask("annotate", &name, leases.patch(&name, &params, &patch));
+        annotated.map(drop).map_err(failed)
+    }
+}
+
 /// The result of the update of one Lease. A text is a warning.
 enum RenewalResult {
     UpToDate,

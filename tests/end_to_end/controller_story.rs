@@ -1,7 +1,7 @@
 //! A policy from beginning to end on a real Kubernetes: its Pods really run, with a real etcd.
 
 use crate::support::controller::Controller;
-use crate::support::etcd::{Etcd, EtcdOptions, EtcdVersion, Tls};
+use crate::support::etcd::{Etcd, EtcdOptions, EtcdVersion, Signal, Tls};
 use crate::support::keys::Key;
 use crate::support::kubelet::{Kubelet, Plan};
 use crate::support::made_backups::objects_in;
@@ -430,6 +430,15 @@ async fn a_follower_saves_and_thresholds_act_beside_it() {
     put(&etcd, 300).await;
     let jobs = space.wait_until_ended("main", "compaction", 1).await;
     assert_eq!(ended(&jobs[0]), Some("Complete"), "{}", kubelet.logs());
+
+    // If etcd does not respond, the follower says so in the delta Lease, and the policy long before a delta is overdue.
+    etcd.signal(Signal::STOP);
+    let down = space.wait_condition("main", "BackupReady", "False").await;
+    assert_eq!(down["reason"], "EtcdUnreachable", "{down}");
+    let text = down["message"].as_str().unwrap();
+    assert!(text.contains("main-follow"), "{text}");
+    etcd.signal(Signal::CONT);
+    space.wait_condition("main", "BackupReady", "True").await;
 
     // Another period rolls out a new follower, suspending stops it cleanly.
     let change = json!({"spec": {"snapshot": {"follow": {"deltaPeriod": "2s"}}}});

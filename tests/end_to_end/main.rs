@@ -6,6 +6,7 @@ mod controller_harness;
 mod controller_interrupted;
 mod controller_leases;
 mod controller_replicas;
+mod controller_reports;
 mod controller_story;
 mod controller_tasks;
 mod foreign_objects;

@@ -283,7 +283,7 @@ async fn an_api_server_takes_all_of_it() {
         assert_eq!(generation(&before.unwrap()), generation(&after), "{object}");
     }
     let samples = samples();
-    assert_eq!(samples.len(), 10);
+    assert_eq!(samples.len(), 11);
     for object in samples {
         let applied = cluster.apply_object(&object).await;
         let applied = applied.unwrap_or_else(|e| panic!("{}: {e}", name(&object)));
@@ -366,6 +366,18 @@ async fn wrong_objects_are_refused_in_our_words() {
         (
             json!({"store": s3, "etcd": {"endpoints": []}}),
             "at least 1 items",
+        ),
+        (
+            json!({"store": s3, "etcd": {"endpoints": ["etcd:2379"]}}),
+            "give each endpoint as a URL",
+        ),
+        (
+            json!({"store": s3, "etcd": live, "snapshot": {"fullSchedule": "every night"}}),
+            "give a cron schedule of five fields",
+        ),
+        (
+            json!({"store": s3, "verify": {"schedule": "daily"}}),
+            "give a cron schedule of five fields",
         ),
         (
             json!({"store": s3, "compaction": {"eventsThreshold": 0}}),
@@ -478,7 +490,7 @@ async fn wrong_objects_are_refused_in_our_words() {
         assert!(refused.contains(says), "{spec}: {refused}");
         seen += 1;
     }
-    assert_eq!(seen, 34);
+    assert_eq!(seen, 37);
     // A task cannot be changed.
     let mut task = json!({"apiVersion": "deltafold.io/v1alpha1", "kind": "EtcdBackupTask",
         "metadata": {"name": "good"}, "spec": {"policy": "main", "type": "Verify"}});

@@ -375,13 +375,14 @@ impl Apiserver {
 }
 
 /// The controllers of Kubernetes that Jobs, their Pods and owned objects need.
-const CONTROLLERS: [&str; 8] = [
+const CONTROLLERS: [&str; 9] = [
     "cronjob-controller",
     "deployment-controller",
     "garbage-collector-controller",
     "job-controller",
     "namespace-controller",
     "replicaset-controller",
+    "resourcequota-controller",
     "serviceaccount-controller",
     "ttl-after-finished-controller",
 ];

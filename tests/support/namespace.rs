@@ -188,6 +188,7 @@ pub fn kind_of(resource: &str) -> (&'static str, &'static str) {
         "persistentvolumeclaims" => ("v1", "PersistentVolumeClaim"),
         "pods" => ("v1", "Pod"),
         "rolebindings" => ("rbac.authorization.k8s.io/v1", "RoleBinding"),
+        "resourcequotas" => ("v1", "ResourceQuota"),
         "roles" => ("rbac.authorization.k8s.io/v1", "Role"),
         "secrets" => ("v1", "Secret"),
         "serviceaccounts" => ("v1", "ServiceAccount"),

@@ -8,9 +8,10 @@ use super::{TaskOutcome, print_task, wait_until_final};
 use crate::base::flag_values::yes_or_no;
 use crate::base::{Cancel, Span, TextValue, duration};
 use crate::controller::api::{
-    CopyBackupsConfig, EtcdBackupPolicy, EtcdBackupTask, EtcdBackupTaskSpec, MaintenanceConfig,
-    OnDemandCompactionConfig, OnDemandSnapshotConfig, RestoreConfig, SecretRef, StoreSpec,
-    StoreVolume, TaskConfig, TaskType, VerifyConfig, WaitForFinalSnapshot,
+    CopyBackupsConfig, EtcdBackupPolicy, EtcdBackupTask, EtcdBackupTaskSpec,
+    GarbageCollectionConfig, MaintenanceConfig, OnDemandCompactionConfig, OnDemandSnapshotConfig,
+    RestoreConfig, SecretRef, StoreSpec, StoreVolume, TaskConfig, TaskType, VerifyConfig,
+    WaitForFinalSnapshot,
 };
 use crate::controller::jobs::LABEL_TASK;
 use crate::error::{Reason, Result};
@@ -58,6 +59,8 @@ enum CreateType {
     Verify(VerifyArgs),
     #[command(visible_alias = "Maintenance")]
     Maintenance(MaintenanceArgs),
+    #[command(visible_alias = "GarbageCollection")]
+    Gc(GcArgs),
 }
 
 /// The arguments of all task types.
@@ -176,6 +179,15 @@ struct MaintenanceArgs {
     common: CommonArgs,
 }
 
+/// Remove old snapshots by the policy's retention rules
+#[derive(Debug, Args)]
+struct GcArgs {
+    #[command(flatten)]
+    config: GarbageCollectionConfig,
+    #[command(flatten)]
+    common: CommonArgs,
+}
+
 impl CreateArgs {
     pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         self.type_.run(cancel, output)
@@ -210,6 +222,10 @@ impl CreateType {
             CreateType::Maintenance(a) => {
                 config.maintenance = Some(a.config.clone());
                 (&a.common, TaskType::Maintenance, "maintain")
+            }
+            CreateType::Gc(a) => {
+                config.garbage_collection = Some(a.config.clone()).filter(is_given);
+                (&a.common, TaskType::GarbageCollection, "gc")
             }
         };
         Ok((common, type_, word, Some(config).filter(is_given)))

@@ -17,11 +17,11 @@ use crate::ops::snapshot::follow::Pace;
 use chrono::{DateTime, Utc};
 use clap::{Args, Command};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
-    CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
+    CustomResourceDefinition, JSON, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
 };
 use kube::{CustomResourceExt, KubeSchema};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
 /// The longest text of a spec, in characters, unless the field says otherwise.
@@ -36,12 +36,40 @@ pub fn crds() -> Vec<CustomResourceDefinition> {
     for version in crds.iter_mut().flat_map(|crd| &mut crd.spec.versions) {
         let schema = version.schema.as_mut();
         let fields = schema.and_then(|s| s.open_api_v3_schema.as_mut()?.properties.as_mut());
-        if let Some(spec) = fields.and_then(|fields| fields.get_mut("spec")) {
+        let Some(fields) = fields else {
+            continue;
+        };
+        if let Some(spec) = fields.get_mut("spec") {
             explain(spec, &defaults);
             limit(spec);
         }
+        if let Some(status) = fields.get_mut("status") {
+            status.default = Some(JSON(not_processed(status)));
+        }
     }
     crds
+}
+
+/// Returns the status of an object that no controller has processed, as in the Gateway API: otherwise nobody would tell
+/// that there is no controller.
+fn not_processed(schema: &JSONSchemaProps) -> Value {
+    let message = "no controller has processed this object yet: if this stays, check that a deltafold controller runs and watches this namespace";
+    let never = "1970-01-01T00:00:00Z";
+    let is_task = schema
+        .properties
+        .iter()
+        .flatten()
+        .any(|(name, _)| name == "state");
+    if is_task {
+        return json!({"state": TaskState::Pending, "lastOperation": {
+            "name": "Admission", "state": "Pending", "lastTransitionTime": never,
+            "reason": format!("NotProcessed: {message}"),
+        }});
+    }
+    json!({"conditions": [{
+        "type": "Ready", "status": ConditionStatus::Unknown, "reason": "NotProcessed",
+        "message": message, "lastTransitionTime": never,
+    }]})
 }
 
 /// Limits each text, list and map of a spec that has no limit of its own, so that nobody's object is huge.

@@ -13,9 +13,17 @@ use crate::ops::snapshot::follow::Pace;
 use crate::ops::verify::store::Level;
 use chrono::{DateTime, Utc};
 use k8s_openapi::api::core::v1::{ResourceRequirements, Toleration};
+use kube::core::Rule;
 use kube::{CustomResource, KubeSchema};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+
+/// The rule of a cron schedule: `@daily` and the like, or five or more fields. What it cannot express makes the policy
+/// not Ready.
+fn schedule_rule() -> Rule {
+    let rule = r"self.matches('^(@[a-z]+|[0-9A-Za-z*/,?-]+( +[0-9A-Za-z*/,?#-]+){4,6})$')";
+    Rule::new(rule).message("give a cron schedule of five fields, such as 0 3 * * *, or @daily")
+}
 
 /// The backup of an etcd: schedules, compaction thresholds and retention.
 #[derive(Debug, Clone, Default, PartialEq, CustomResource, Serialize, Deserialize, KubeSchema)]
@@ -89,9 +97,13 @@ pub struct EtcdBackupPolicySpec {
 /// A live etcd.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("self.endpoints.all(e, e.startsWith('http://') || e.startsWith('https://'))").message("give each endpoint as a URL, such as https://etcd-0.etcd:2379"))]
 pub struct EtcdSpec {
     /// Client URLs of the members
-    #[schemars(length(min = 1, max = 32))]
+    #[schemars(
+        length(min = 1, max = 32),
+        inner(regex(pattern = r"^https?://[^\s,]+$"))
+    )]
     pub endpoints: Vec<String>,
     /// Secret with ca.crt, and with tls.crt and tls.key if etcd requires a client certificate
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -127,10 +139,12 @@ pub struct SnapshotSpec {
     /// Cron schedule of full snapshots
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 128))]
+    #[x_kube(validation = schedule_rule())]
     pub full_schedule: Option<String>,
     /// Cron schedule of delta snapshots
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 128))]
+    #[x_kube(validation = schedule_rule())]
     pub delta_schedule: Option<String>,
     /// Run a Pod that takes delta snapshots continuously, instead of deltaSchedule
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -204,6 +218,7 @@ pub struct RetentionSpec {
     /// Cron schedule for removing old snapshots [default: every six hours]
     #[serde(default = "collect_every_six_hours")]
     #[schemars(length(min = 1, max = 128))]
+    #[x_kube(validation = schedule_rule())]
     pub schedule: String,
 }
 
@@ -217,6 +232,7 @@ fn collect_every_six_hours() -> String {
 pub struct VerifySpec {
     /// Cron schedule
     #[schemars(length(min = 1, max = 128))]
+    #[x_kube(validation = schedule_rule())]
     pub schedule: String,
     /// How thoroughly the backup is verified
     #[serde(default)]
@@ -245,6 +261,7 @@ pub struct DrillSpec {
 pub struct MaintenanceSpec {
     /// Cron schedule
     #[schemars(length(min = 1, max = 128))]
+    #[x_kube(validation = schedule_rule())]
     pub schedule: String,
     /// The work to do
     #[serde(flatten)]

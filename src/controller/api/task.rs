@@ -50,6 +50,7 @@ pub const DEFAULT_TTL_SECONDS: i64 = 86_400;
     validation = Rule::new("self.type != 'CopyBackups' || has(self.config) && has(self.config.copyBackups)").message("CopyBackups needs config.copyBackups"),
     validation = Rule::new("self.type != 'Restore' || has(self.config) && has(self.config.restore)").message("Restore needs config.restore"),
     validation = Rule::new("self.type != 'Maintenance' || has(self.config) && has(self.config.maintenance)").message("Maintenance needs config.maintenance"),
+    validation = Rule::new("!has(self.config) || !has(self.config.garbageCollection) || self.type == 'GarbageCollection'").message("config.garbageCollection is for the type GarbageCollection"),
     validation = Rule::new("!has(self.config) || !has(self.config.onDemandSnapshot) || self.type == 'OnDemandSnapshot'").message("config.onDemandSnapshot is for the type OnDemandSnapshot"),
     validation = Rule::new("!has(self.config) || !has(self.config.onDemandCompaction) || self.type == 'OnDemandCompaction'").message("config.onDemandCompaction is for the type OnDemandCompaction"),
     validation = Rule::new("!has(self.config) || !has(self.config.copyBackups) || self.type == 'CopyBackups'").message("config.copyBackups is for the type CopyBackups"),
@@ -105,6 +106,8 @@ pub enum TaskType {
     Verify,
     /// Compact or defragment the live etcd
     Maintenance,
+    /// Remove old snapshots by the policy's rules
+    GarbageCollection,
 }
 
 impl TaskType {
@@ -136,6 +139,9 @@ pub struct TaskConfig {
     /// Configuration of a Maintenance
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub maintenance: Option<MaintenanceConfig>,
+    /// Configuration of a GarbageCollection
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub garbage_collection: Option<GarbageCollectionConfig>,
 }
 
 /// A snapshot of the live etcd.
@@ -256,6 +262,16 @@ pub struct MaintenanceConfig {
     #[command(flatten)]
     #[serde(flatten)]
     pub upkeep: Upkeep,
+}
+
+/// A garbage collection by the retention rules of the policy.
+#[derive(Debug, Clone, Default, PartialEq, Args, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct GarbageCollectionConfig {
+    /// Remove old snapshots even if much less can be restored afterwards
+    #[arg(long, value_parser = yes_or_no)]
+    #[serde(default)]
+    pub allow_shrink: bool,
 }
 
 /// The observed state of a task.

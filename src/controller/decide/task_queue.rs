@@ -210,7 +210,10 @@ fn needs_etcd(task: &EtcdBackupTask) -> bool {
             let verify = config.and_then(|c| c.verify.as_ref());
             verify.is_some_and(|v| v.against_cluster)
         }
-        TaskType::OnDemandCompaction | TaskType::CopyBackups | TaskType::Restore => false,
+        TaskType::OnDemandCompaction
+        | TaskType::CopyBackups
+        | TaskType::Restore
+        | TaskType::GarbageCollection => false,
     }
 }
 
@@ -256,6 +259,9 @@ fn config_with_defaults(task: &EtcdBackupTask) -> TaskConfig {
         TaskType::Restore => config.restore = given.restore,
         TaskType::Verify => config.verify = Some(given.verify.unwrap_or_default()),
         TaskType::Maintenance => config.maintenance = given.maintenance,
+        TaskType::GarbageCollection => {
+            config.garbage_collection = Some(given.garbage_collection.unwrap_or_default());
+        }
     }
     config
 }

@@ -21,7 +21,7 @@ pub const WARNING_PERIOD: TimeDelta = TimeDelta::seconds(10);
 /// What to do about a Pod that cannot start, by words in the reason or the message of Kubernetes.
 const REMEDIES: [(&str, &str); 11] = [
     (
-        "exceeded quota",
+        "quota",
         "raise the ResourceQuota of the namespace, or lower jobTemplate.resources",
     ),
     (

@@ -3,7 +3,8 @@
 //! They decide neither when a Pod runs nor for how long. Called by `scheduled` and `on_demand`.
 
 use super::super::api::{
-    CopyBackupsConfig, DrillSpec, EtcdBackupPolicy, OnDemandCompactionConfig, RestoreConfig,
+    CopyBackupsConfig, DrillSpec, EtcdBackupPolicy, GarbageCollectionConfig,
+    OnDemandCompactionConfig, RestoreConfig,
 };
 use super::pod::{CopySide, PodBuilder};
 use super::{DEFAULT_USER, Settings, duration, time_zone};
@@ -137,6 +138,7 @@ pub(super) fn maintenance<'a>(
 pub(super) fn garbage_collection<'a>(
     policy: &'a EtcdBackupPolicy,
     settings: &'a Settings,
+    config: &GarbageCollectionConfig,
 ) -> Option<PodBuilder<'a>> {
     let retention = policy.spec.retention.as_ref()?;
     let pod = PodBuilder::new(policy, settings, &["gc"])
@@ -144,6 +146,7 @@ pub(super) fn garbage_collection<'a>(
         .recipients()
         .metrics()
         .options(&retention.rules.effective())
+        .options(config)
         // The other half of the deadline is for the removal.
         .flag(
             "--timeout",

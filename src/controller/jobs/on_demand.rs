@@ -151,5 +151,12 @@ fn task_pod<'a>(
             let pod = commands::maintenance(policy, settings, &config.upkeep);
             (pod, deadlines.maintenance)
         }
+        TaskType::GarbageCollection => {
+            let config = config.garbage_collection.clone().unwrap_or_default();
+            let pod = commands::garbage_collection(policy, settings, &config);
+            // `problems` refuses the task of a policy without rules.
+            let pod = pod.unwrap_or_else(|| PodBuilder::new(policy, settings, &["gc"]));
+            (pod, deadlines.retention)
+        }
     }
 }

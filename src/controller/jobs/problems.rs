@@ -82,8 +82,16 @@ pub fn task_problems(policy: &EtcdBackupPolicy, task: &EtcdBackupTask) -> Vec<St
     let needs_etcd = match task.spec.type_ {
         TaskType::OnDemandSnapshot | TaskType::Maintenance => true,
         TaskType::Verify => verify.is_some_and(|v| v.against_cluster),
-        TaskType::OnDemandCompaction | TaskType::CopyBackups | TaskType::Restore => false,
+        TaskType::OnDemandCompaction
+        | TaskType::CopyBackups
+        | TaskType::Restore
+        | TaskType::GarbageCollection => false,
     };
+    if task.spec.type_ == TaskType::GarbageCollection && policy.spec.retention.is_none() {
+        let name = super::policy_name(policy);
+        let problem = format!("{name} has no spec.retention, so there are no rules to remove by");
+        problems.add("spec.policy", problem);
+    }
     if needs_etcd && policy.spec.etcd.is_none() {
         let name = super::policy_name(policy);
         let problem = format!("{name} has no etcd.endpoints, and the task needs a live etcd");

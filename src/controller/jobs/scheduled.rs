@@ -2,7 +2,7 @@
 //!
 //! It does not decide whether they are applied.
 
-use super::super::api::EtcdBackupPolicy;
+use super::super::api::{EtcdBackupPolicy, GarbageCollectionConfig};
 use super::pod::PodBuilder;
 use super::{
     LABEL_NAME, LABEL_POLICY, LABEL_WORK, Settings, WorkKind, commands, job_spec, labels, metadata,
@@ -78,7 +78,8 @@ fn scheduled<'a>(policy: &'a EtcdBackupPolicy, settings: &'a Settings) -> Vec<Sc
             });
         }
     }
-    let garbage_collection = commands::garbage_collection(policy, settings);
+    let garbage_collection =
+        commands::garbage_collection(policy, settings, &GarbageCollectionConfig::default());
     if let (Some(retention), Some(pod)) = (&spec.retention, garbage_collection) {
         all.push(Scheduled {
             work: WorkKind::Retention,

@@ -200,6 +200,7 @@ fn every_task_field_changes_its_job() {
         (4, "verify.againstCluster", json!(false)),
         (5, "maintenance.compactKeep", json!("1h")),
         (5, "maintenance.defrag", json!("0.1")),
+        (6, "garbageCollection.allowShrink", json!(false)),
     ];
     let policy = policy(&rich());
     let settings = settings();

@@ -162,6 +162,8 @@ fn tasks() -> Vec<Value> {
             "config": {"verify": {"level": "names", "againstCluster": true}}}),
         json!({"policy": "main", "type": "Maintenance",
             "config": {"maintenance": {"compactKeep": "1000", "defrag": "always"}}}),
+        json!({"policy": "main", "type": "GarbageCollection",
+            "config": {"garbageCollection": {"allowShrink": true}}}),
     ]
 }
 

@@ -15,7 +15,7 @@ use super::saver::Saver;
 use super::{Hole, SnapshotSettings};
 use crate::base::flag_values::yes_or_no;
 use crate::base::retry::{BackoffBuilder, Pauses, backoff};
-use crate::base::{Cancel, Size, Span, TextValue, byte_size, duration};
+use crate::base::{Cancel, Size, Span, TextValue, byte_size, duration, printable};
 use crate::error::{Error, Reason, Result};
 use crate::etcd::cluster::Cluster;
 use crate::mvcc::Revision;
@@ -132,6 +132,8 @@ const MAX_LISTED: usize = 100;
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
 /// How often the loops check for signals and due snapshots, at least.
 const TICK: Duration = Duration::from_millis(250);
+/// The pause after a failed attempt to annotate the delta Lease.
+const PROBLEM_REPORT_PAUSE: Duration = Duration::from_secs(30);
 /// The name of a failed full in metrics and logs.
 const FULL: &str = "full";
 /// The name of a failed session in metrics and logs.
@@ -162,6 +164,8 @@ pub fn follow(
         cluster: None,
         back_offs: new_back_offs(),
         live: LiveLine::begin(),
+        reported_problem: None,
+        next_problem_report: Instant::now(),
     };
     follower.refuse_other_cluster()?;
     let plan = || view::plan(ctx.store.url(), options, Utc::now());
@@ -221,6 +225,10 @@ struct Follower<'a> {
     back_offs: Pauses,
     /// What a person at a terminal sees.
     live: LiveLine,
+    /// Why nothing is saved, as the delta Lease says; the outer `None` means that it is unknown.
+    reported_problem: Option<Option<Reason>>,
+    /// When to try again to annotate the Lease.
+    next_problem_report: Instant,
 }
 
 impl Follower<'_> {
@@ -264,8 +272,33 @@ impl Follower<'_> {
         self.sleep(pause)
     }
 
+    /// Writes into the delta Lease why nothing is saved, or with `None` that the follower works, if that has changed.
+    fn report_problem(&mut self, problem: Option<(Reason, &str)>) {
+        let reason = problem.map(|(reason, _)| reason);
+        let Some(leases) = &self.settings.leases else {
+            return;
+        };
+        if self.reported_problem == Some(reason) || Instant::now() < self.next_problem_report {
+            return;
+        }
+        let text =
+            problem.map(|(reason, why)| printable::message(format!("{}: {why}", reason.as_str())));
+        let store = &self.ctx.store;
+        match leases.set_follower_problem(text.as_deref(), store.handle(), store.cancel()) {
+            Ok(()) => self.reported_problem = Some(reason),
+            Err(e) => {
+                tracing::warn!("the delta Lease was not annotated: {e}");
+                self.next_problem_report = Instant::now() + PROBLEM_REPORT_PAUSE;
+            }
+        }
+    }
+
     /// Records a failure, and returns the time until the retry.
     fn record_failure(&mut self, operation: &'static str, e: &Error) -> Duration {
+        // A full that failed is tried again beside the deltas, which go on.
+        if operation != FULL {
+            self.report_problem(Some((e.reason(), &e.to_string())));
+        }
         self.reporter.metrics.failed(operation, e.reason());
         self.outcome.failures += 1;
         let pause = self.back_offs.next().unwrap_or(BACK_OFF.1);

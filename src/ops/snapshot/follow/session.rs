@@ -20,6 +20,8 @@ use std::time::{Duration, Instant};
 const FINAL_DRAIN: Duration = Duration::from_secs(2);
 /// How long the watch may take to reach the revision of a full, or of the end.
 pub(super) const CATCH_UP: Duration = Duration::from_secs(20);
+/// A watch that fails for longer is reported in the delta Lease: members may restart one after the other.
+const WATCH_GRACE: Duration = Duration::from_secs(5);
 /// The name of a failed delta in metrics and logs.
 const DELTA: &str = "delta";
 
@@ -40,6 +42,8 @@ pub(super) struct Session<'s, 'a> {
     reconnects: u64,
     /// Failures of the running watch that are counted in the metrics.
     watch_failures: u64,
+    /// Whether the store does not take the delta that is being saved.
+    is_saving_failing: bool,
     pub(super) lock: &'s LockGuard,
     pub(super) follower: &'s mut Follower<'a>,
 }
@@ -59,6 +63,7 @@ impl<'s, 'a> Session<'s, 'a> {
             full_retry_at: None,
             reconnects: 0,
             watch_failures: 0,
+            is_saving_failing: false,
             lock,
             follower,
         };
@@ -251,6 +256,7 @@ impl<'s, 'a> Session<'s, 'a> {
             match self.saver.save(&sealed) {
                 Ok(()) => {
                     self.saving_since = None;
+                    self.is_saving_failing = false;
                     self.follower.back_offs = new_back_offs();
                     let metrics = &self.follower.reporter.metrics;
                     metrics.snapshot_took(SnapshotKind::Delta, started.elapsed(), true);
@@ -266,7 +272,10 @@ impl<'s, 'a> Session<'s, 'a> {
                     self.follower.ctx.store.cancel().check()?;
                     std::thread::sleep(BACK_OFF.0);
                 }
-                Err(e) => self.follower.wait_after(DELTA, e)?,
+                Err(e) => {
+                    self.is_saving_failing = true;
+                    self.follower.wait_after(DELTA, e)?;
+                }
             }
             self.update_metrics();
         }
@@ -333,6 +342,7 @@ impl<'s, 'a> Session<'s, 'a> {
             self.follower.outcome.failures += status.failures - self.watch_failures;
             self.watch_failures = status.failures;
         }
+        self.report_health(&status);
         let last_saved = self.saver.last().unwrap_or_default().0;
         let oldest_unsaved = self.saving_since.or(self.pending.first_arrived());
         self.follower.live.set(|| {
@@ -342,6 +352,27 @@ impl<'s, 'a> Session<'s, 'a> {
         self.follower
             .reporter
             .set_watch_status(&status, last_saved, oldest_unsaved);
+    }
+
+    /// Reports a watch that has failed for a while, or that everything works. A store that takes no delta is reported when
+    /// the delta fails.
+    fn report_health(&mut self, status: &WatchStatus) {
+        let is_down = status.down_for.is_some_and(|down| down >= WATCH_GRACE);
+        match status.failure.filter(|_| is_down) {
+            Some(reason) => {
+                let endpoints = self
+                    .follower
+                    .settings
+                    .connector
+                    .options()
+                    .endpoints
+                    .join(",");
+                let why = format!("etcd does not deliver its events: check {endpoints}");
+                self.follower.report_problem(Some((reason, &why)));
+            }
+            None if self.is_saving_failing || self.watch.is_none() => {}
+            None => self.follower.report_problem(None),
+        }
     }
 
     /// Adds what was saved to the metrics, the Leases and the outcome.
