@@ -180,7 +180,7 @@ fn fact(kept: Option<&KeptLease>) -> (Option<SnapshotFact>, Option<String>) {
 }
 
 #[cfg(test)]
-pub(in crate::controller) mod tests {
+pub(crate) mod tests {
     use super::*;
     use k8s_openapi::api::coordination::v1::LeaseSpec;
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};

@@ -5,6 +5,7 @@
 
 use crate::base::printable;
 use crate::controller::api::{LastRun, RunState};
+use crate::controller::jobs::flags::in_fields;
 use crate::controller::jobs::{CONTAINER, CONTAINER_BEFORE, COPY_CONTAINERS};
 use crate::controller::times::{later, utc};
 use crate::error::Reason;
@@ -52,7 +53,7 @@ impl TerminationSummary {
             revision: message.revision(),
             snapshot: message.snapshot().map(|s| s.chars().take(253).collect()),
             reason: not_empty(message.reason).map(|r| r.chars().take(64).collect()),
-            message: not_empty(message.message).map(printable::message),
+            message: not_empty(message.message).map(|text| printable::message(in_fields(&text))),
             finished_at: message.finished_at,
         })
     }
@@ -382,7 +383,7 @@ pub fn failure_text(run: &LastRun) -> String {
 }
 
 #[cfg(test)]
-pub(in crate::controller) mod tests {
+pub(crate) mod tests {
     use super::*;
     use k8s_openapi::api::batch::v1::{JobCondition, JobStatus};
     use k8s_openapi::api::core::v1::{

@@ -15,16 +15,10 @@ use crate::base::limits;
 use crate::base::{Size, Span, TextValue};
 use crate::store::open::OPTION_SECRET_DIR;
 use clap::Args;
-use k8s_openapi::api::core::v1::{
-    Capabilities, Container, ContainerPort, EmptyDirVolumeSource, HTTPGetAction,
-    HostPathVolumeSource, PersistentVolumeClaimVolumeSource, PodSecurityContext, PodSpec,
-    PodTemplateSpec, Probe, ResourceRequirements, SeccompProfile, SecretVolumeSource,
-    SecurityContext, Volume, VolumeMount,
-};
+use k8s_openapi::api::core::v1::{PodTemplateSpec, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use serde::Serialize;
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
 /// The port of the metrics.
@@ -46,8 +40,8 @@ pub(super) struct PodBuilder<'a> {
     policy: &'a EtcdBackupPolicy,
     settings: &'a Settings,
     args: Vec<String>,
-    volumes: Vec<Volume>,
-    mounts: Vec<VolumeMount>,
+    volumes: Vec<Value>,
+    mounts: Vec<Value>,
     resources: Option<&'a ResourceRequirements>,
     user: i64,
     /// Whether the Pod uses the Kubernetes API.
@@ -114,13 +108,7 @@ impl<'a> PodBuilder<'a> {
                 pod = pod.flag(flag, size.as_str());
             }
         }
-        let scratch = Volume {
-            empty_dir: Some(EmptyDirVolumeSource {
-                size_limit: Some(mebibytes(scratch_bytes(template))),
-                ..EmptyDirVolumeSource::default()
-            }),
-            ..Volume::default()
-        };
+        let scratch = json!({"emptyDir": {"sizeLimit": mebibytes(scratch_bytes(template))}});
         pod.mount("scratch", scratch, SCRATCH, false)
     }
 
@@ -148,17 +136,12 @@ impl<'a> PodBuilder<'a> {
         self.flag(flag, &Span(duration(value)).to_string())
     }
 
-    fn mount(mut self, name: &str, volume: Volume, path: &str, read_only: bool) -> Self {
-        self.volumes.push(Volume {
-            name: name.to_owned(),
-            ..volume
-        });
-        self.mounts.push(VolumeMount {
-            name: name.to_owned(),
-            mount_path: path.to_owned(),
-            read_only: read_only.then_some(true),
-            ..VolumeMount::default()
-        });
+    fn mount(mut self, name: &str, mut volume: Value, path: &str, read_only: bool) -> Self {
+        volume["name"] = name.into();
+        self.volumes.push(volume);
+        let read_only = read_only.then_some(true);
+        self.mounts
+            .push(json!({"name": name, "mountPath": path, "readOnly": read_only}));
         self
     }
 
@@ -168,28 +151,16 @@ impl<'a> PodBuilder<'a> {
     fn secret(self, use_: &str, secret: &SecretRef) -> (Self, String) {
         let name = &secret.name;
         let path = format!("{SECRETS}/{use_}/{name}");
-        let volume = Volume {
-            secret: Some(SecretVolumeSource {
-                secret_name: Some(name.clone()),
-                default_mode: Some(SECRET_MODE),
-                optional: Some(true),
-                ..SecretVolumeSource::default()
-            }),
-            ..Volume::default()
-        };
+        let volume = json!({"secret": {
+            "secretName": name, "defaultMode": SECRET_MODE, "optional": true,
+        }});
         let pod = self.mount(&format!("secret-{use_}"), volume, &path, true);
         (pod, path)
     }
 
     /// Mounts a PersistentVolumeClaim of the namespace.
     pub(super) fn claim(self, claim: &str, path: &str) -> Self {
-        let volume = Volume {
-            persistent_volume_claim: Some(PersistentVolumeClaimVolumeSource {
-                claim_name: claim.to_owned(),
-                read_only: None,
-            }),
-            ..Volume::default()
-        };
+        let volume = json!({"persistentVolumeClaim": {"claimName": claim}});
         self.mount("data", volume, path, false)
     }
 
@@ -198,21 +169,13 @@ impl<'a> PodBuilder<'a> {
         let (Some(path), Some(volume)) = (local_path(&store.url), &store.volume) else {
             return self;
         };
-        let claim = volume.persistent_volume_claim.clone();
-        let folder = volume.host_path.clone();
-        let volume = Volume {
-            persistent_volume_claim: claim.map(|claim_name| PersistentVolumeClaimVolumeSource {
-                claim_name,
-                read_only: None,
-            }),
-            // The directory must exist and be writable for the Pod's user: the kubelet would create it for
-            // root.
-            host_path: folder.map(|path| HostPathVolumeSource {
-                path,
-                type_: Some("Directory".to_owned()),
-            }),
-            ..Volume::default()
-        };
+        let claim = volume.persistent_volume_claim.as_ref();
+        let folder = volume.host_path.as_ref();
+        let volume = json!({
+            "persistentVolumeClaim": claim.map(|claim| json!({"claimName": claim})),
+            // The directory must exist and be writable for the Pod's user: the kubelet would create it for root.
+            "hostPath": folder.map(|path| json!({"path": path, "type": "Directory"})),
+        });
         self.mount(name, volume, &path, read_only)
     }
 
@@ -401,56 +364,47 @@ impl<'a> PodBuilder<'a> {
 
     /// Returns the init containers that copy the etcd of another image. An image of etcd has no shell: deltafold
     /// copies itself into the scratch volume, and then runs in that image.
-    fn copy_etcd(&self, image: &str) -> [Container; 2] {
+    fn copy_etcd(&self, image: &str) -> [Value; 2] {
         const PROGRAM: &str = "/scratch/deltafold";
         let container = |name: &str, args: &[&str]| {
             let args = ["copy-program", "--termination-log", TERMINATION_LOG]
                 .iter()
                 .chain(args);
             let mut container = self.container(name, args.map(|a| (*a).to_owned()).collect());
-            let mounts = container.volume_mounts.iter_mut();
-            mounts.for_each(|m| m.retain(|m| m.mount_path == SCRATCH));
+            let mounts = self.mounts.iter();
+            let scratch = mounts.filter(|mount| mount["mountPath"] == SCRATCH);
+            container["volumeMounts"] = scratch.cloned().collect();
             container
         };
         let [program, etcd] = COPY_CONTAINERS;
         let itself = container(program, &[PROGRAM]);
-        let etcd = container(etcd, &["--program", ETCD_IN_IMAGE, DRILL_ETCD]);
-        let etcd = Container {
-            image: Some(image.to_owned()),
-            image_pull_policy: None,
-            command: Some(vec![PROGRAM.to_owned()]),
-            ..etcd
-        };
+        let mut etcd = container(etcd, &["--program", ETCD_IN_IMAGE, DRILL_ETCD]);
+        etcd["image"] = image.into();
+        etcd["imagePullPolicy"] = Value::Null;
+        etcd["command"] = json!([PROGRAM]);
         [itself, etcd]
     }
 
-    fn container(&self, name: &str, args: Vec<String>) -> Container {
+    fn container(&self, name: &str, args: Vec<String>) -> Value {
         let template = &self.policy.spec.job_template;
-        let image = template.image.clone();
         let pull = template.image_pull_policy.map(|p| p.to_string());
-        Container {
-            name: name.to_owned(),
-            image: Some(image.unwrap_or_else(|| self.settings.image.clone())),
-            image_pull_policy: pull.or_else(|| self.settings.image_pull_policy.clone()),
-            command: Some(vec!["deltafold".to_owned()]),
-            args: Some(args),
-            resources: Some(resources(self.resources, template)),
-            security_context: Some(SecurityContext {
-                allow_privilege_escalation: Some(false),
-                read_only_root_filesystem: Some(true),
-                capabilities: Some(Capabilities {
-                    drop: Some(vec!["ALL".to_owned()]),
-                    add: None,
-                }),
-                ..SecurityContext::default()
-            }),
-            // Not FallbackToLogsOnError: the log of a killed process could be taken for a termination
-            // message.
-            termination_message_path: Some(TERMINATION_LOG.to_owned()),
-            termination_message_policy: Some("File".to_owned()),
-            volume_mounts: Some(self.mounts.clone()),
-            ..Container::default()
-        }
+        json!({
+            "name": name,
+            "image": template.image.as_ref().unwrap_or(&self.settings.image),
+            "imagePullPolicy": pull.or_else(|| self.settings.image_pull_policy.clone()),
+            "command": ["deltafold"],
+            "args": args,
+            "resources": resources(self.resources, template),
+            "securityContext": {
+                "allowPrivilegeEscalation": false,
+                "readOnlyRootFilesystem": true,
+                "capabilities": {"drop": ["ALL"]},
+            },
+            // Not FallbackToLogsOnError: the log of a killed process could be taken for a termination message.
+            "terminationMessagePath": TERMINATION_LOG,
+            "terminationMessagePolicy": "File",
+            "volumeMounts": self.mounts,
+        })
     }
 
     /// Returns the finished Pod, with these labels.
@@ -460,62 +414,48 @@ impl<'a> PodBuilder<'a> {
         let init_args = self.init_args.take();
         let copies = self.etcd_image.map(|image| self.copy_etcd(image));
         let before = init_args.map(|args| self.container(CONTAINER_BEFORE, args));
-        let init_containers: Vec<_> = copies.into_iter().flatten().chain(before).collect();
+        let init_containers: Vec<Value> = copies.into_iter().flatten().chain(before).collect();
         let is_long_running = self.stop_grace.is_some();
         if self.serves_metrics {
-            main.ports = Some(vec![ContainerPort {
-                name: Some(PORT_NAME.to_owned()),
-                container_port: PORT,
-                ..ContainerPort::default()
-            }]);
+            main["ports"] = json!([{"name": PORT_NAME, "containerPort": PORT}]);
             if is_long_running {
-                main.liveness_probe = Some(probe("/healthz"));
-                main.readiness_probe = Some(probe("/readyz"));
+                let probe = |path| json!({"httpGet": {"path": path, "port": PORT_NAME}});
+                main["livenessProbe"] = probe("/healthz");
+                main["readinessProbe"] = probe("/readyz");
             }
         }
         let template = &self.policy.spec.job_template;
-        let node_selector = &template.node_selector;
         let host_network = template.host_network;
-        PodTemplateSpec {
-            metadata: Some(ObjectMeta {
-                labels: Some(labels),
-                ..ObjectMeta::default()
-            }),
-            spec: Some(PodSpec {
-                containers: vec![main],
-                init_containers: (!init_containers.is_empty()).then_some(init_containers),
-                restart_policy: Some(match is_long_running {
-                    true => "Always".to_owned(),
-                    false => "Never".to_owned(),
-                }),
-                termination_grace_period_seconds: self.stop_grace,
-                service_account_name: Some(service_account_name(self.policy)),
-                automount_service_account_token: Some(self.needs_token),
-                enable_service_links: Some(false),
-                host_network: host_network.then_some(true),
-                dns_policy: host_network.then(|| "ClusterFirstWithHostNet".to_owned()),
-                node_selector: (!node_selector.is_empty()).then(|| node_selector.clone()),
-                tolerations: (!template.tolerations.is_empty())
-                    .then(|| template.tolerations.clone()),
-                priority_class_name: template.priority_class_name.clone(),
-                security_context: Some(PodSecurityContext {
-                    run_as_non_root: Some(self.user != 0),
-                    run_as_user: Some(self.user),
-                    run_as_group: Some(self.user),
+        let pod = json!({
+            "metadata": {"labels": labels},
+            "spec": {
+                "containers": [main],
+                "initContainers": (!init_containers.is_empty()).then_some(init_containers),
+                "restartPolicy": if is_long_running { "Always" } else { "Never" },
+                "terminationGracePeriodSeconds": self.stop_grace,
+                "serviceAccountName": service_account_name(self.policy),
+                "automountServiceAccountToken": self.needs_token,
+                "enableServiceLinks": false,
+                "hostNetwork": host_network.then_some(true),
+                "dnsPolicy": host_network.then_some("ClusterFirstWithHostNet"),
+                "nodeSelector": Some(&template.node_selector).filter(|s| !s.is_empty()),
+                "tolerations": Some(&template.tolerations).filter(|t| !t.is_empty()),
+                "priorityClassName": template.priority_class_name,
+                "securityContext": {
+                    "runAsNonRoot": self.user != 0,
+                    "runAsUser": self.user,
+                    "runAsGroup": self.user,
                     // With it the user can write to volumes and read Secrets.
-                    fs_group: Some(self.user),
+                    "fsGroup": self.user,
                     // The default would change every file of a local store before each run.
-                    fs_group_change_policy: Some("OnRootMismatch".to_owned()),
-                    seccomp_profile: Some(SeccompProfile {
-                        type_: "RuntimeDefault".to_owned(),
-                        localhost_profile: None,
-                    }),
-                    ..PodSecurityContext::default()
-                }),
-                volumes: Some(self.volumes),
-                ..PodSpec::default()
-            }),
-        }
+                    "fsGroupChangePolicy": "OnRootMismatch",
+                    "seccompProfile": {"type": "RuntimeDefault"},
+                },
+                "volumes": self.volumes,
+            },
+        });
+        // A template of these fields cannot fail; tests build Pods of all kinds.
+        serde_json::from_value(pod).unwrap_or_default()
     }
 }
 
@@ -580,19 +520,5 @@ fn larger<'q>(default: &'q str, configured: &'q str) -> &'q str {
 }
 
 fn smaller<'q>(a: &'q str, b: &'q str) -> &'q str {
-    match bytes(b) < bytes(a) {
-        true => b,
-        false => a,
-    }
-}
-
-fn probe(path: &str) -> Probe {
-    Probe {
-        http_get: Some(HTTPGetAction {
-            path: Some(path.to_owned()),
-            port: IntOrString::String(PORT_NAME.to_owned()),
-            ..HTTPGetAction::default()
-        }),
-        ..Probe::default()
-    }
+    if bytes(b) < bytes(a) { b } else { a }
 }
