@@ -277,6 +277,7 @@ struct Failures {
 /// What all workers of the leader share.
 struct Controller {
     cluster: Arc<Cluster>,
+    /// Whoever locks the caches, too, locks them first.
     limits: Mutex<Limits>,
     /// The namespaces in which the Jobs' ServiceAccount is known to exist.
     accounts: Mutex<BTreeSet<String>>,
@@ -346,8 +347,12 @@ impl Controller {
 
     /// Looks for the Jobs whose creation got no response: whether they exist must be known before the next decision.
     async fn confirm_jobs(&self, policy: &NamespacedName) -> Result<(), Failure> {
-        lock(&self.limits).forget_seen(&self.cluster.tables(), Utc::now());
-        let (_, unconfirmed) = lock(&self.limits).unseen(policy);
+        let unconfirmed = {
+            let tables = self.cluster.tables();
+            let mut limits = lock(&self.limits);
+            limits.forget_seen(&tables, Utc::now());
+            limits.unseen(policy).1
+        };
         for name in unconfirmed {
             let job = self.writer.get(&name).await?;
             lock(&self.limits).answered(&name, job);

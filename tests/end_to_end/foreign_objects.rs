@@ -212,16 +212,9 @@ async fn snapshot_leases_of_somebody_else_are_used_as_they_are() {
 #[tokio::test(flavor = "multi_thread")]
 async fn jobs_of_somebody_else_are_not_taken_for_ours() {
     let space = TestNamespace::new("squatted").await;
-    let elsewhere = TestNamespace::new("foresight").await;
     let kubelet = Kubelet::start(&space).await;
     kubelet.plan(&[], done());
-    let mut controller = Controller::of_several(&[&space, &elsewhere], &NO_ELECTION).await;
-    let mut of_same_name = idle("main");
-    of_same_name["spec"]["store"]["url"] = json!("s3://bucket/elsewhere");
-    elsewhere.apply(POLICIES, of_same_name).await;
-    elsewhere.leases("main", 100, 300).await;
-    let job = elsewhere.wait_for_jobs("main", "compaction", 1).await;
-    let compaction = name(&job[0]).to_owned();
+    let mut controller = Controller::start(&space, &NO_ELECTION).await;
     // The name of a task's Job is known as soon as the task exists.
     space.apply(POLICIES, idle("tasks")).await;
     wait_ready(&space, "tasks").await;
@@ -229,6 +222,10 @@ async fn jobs_of_somebody_else_are_not_taken_for_ours() {
     let of_task = space.task("check", "tasks", "Verify", Value::Null).await;
     let uid = of_task["metadata"]["uid"].as_str().unwrap();
     let of_task = format!("check-{}", &uid[..8]);
+    // That of a threshold's Job when its policy exists.
+    let main = space.apply(POLICIES, idle("main")).await;
+    let main = serde_json::from_value(main).unwrap();
+    let compaction = deltafold::controller::jobs::compaction_job_name(&main, 100, 300, 0, false);
 
     let mut all = Vec::new();
     for (name, policy, work) in [
@@ -239,8 +236,7 @@ async fn jobs_of_somebody_else_are_not_taken_for_ours() {
         job["metadata"]["finalizers"] = Value::Null;
         all.push(Theirs::create(&space, "jobs", job).await);
     }
-    let _controller = Controller::of_several(&[&space, &elsewhere], &NO_ELECTION).await;
-    space.apply(POLICIES, idle("main")).await;
+    let _controller = Controller::start(&space, &NO_ELECTION).await;
     space.leases("main", 100, 300).await;
     space
         .wait_policy("main", "it tells whose the Job is", |p| {

@@ -369,7 +369,23 @@ async fn wrong_objects_are_refused_in_our_words() {
         ),
         (
             json!({"store": s3, "etcd": {"endpoints": ["etcd:2379"]}}),
-            "give each endpoint as a URL",
+            "as a URL such as",
+        ),
+        (
+            json!({"store": s3, "etcd": {"endpoints": ["https://a:1,https://b:1"]}}),
+            "an endpoint of its own",
+        ),
+        (
+            json!({"store": s3, "etcd": {"endpoints": ["http://a:1"], "tlsSecretRef": {"name": "tls"}}}),
+            "without TLS",
+        ),
+        (
+            json!({"store": {"url": "s3://b", "secretRef": {"name": "../../bin"}}}),
+            "not a valid name of a Secret",
+        ),
+        (
+            json!({"store": s3, "etcd": live, "snapshot": {"leasePrefix": "Main"}}),
+            "cannot begin the name of a Lease",
         ),
         (
             json!({"store": s3, "etcd": live, "snapshot": {"fullSchedule": "every night"}}),
@@ -425,6 +441,31 @@ async fn wrong_objects_are_refused_in_our_words() {
         (
             json!({"policy": "main", "type": "Restore"}),
             "Restore needs config.restore",
+        ),
+        (
+            of(
+                "Restore",
+                json!({"restore": {"claimName": "x", "bumpRevision": 1}}),
+            ),
+            "belong together",
+        ),
+        (
+            of(
+                "Restore",
+                json!({"restore": {"claimName": "x", "markCompacted": true}}),
+            ),
+            "belong together",
+        ),
+        (
+            of(
+                "Restore",
+                json!({"restore": {"claimName": "x", "subPath": "a/../.."}}),
+            ),
+            "below the root",
+        ),
+        (
+            of("CopyBackups", json!({"copyBackups": {}})),
+            "give sourceStore, targetStore, or both",
         ),
         (
             json!({"policy": "main", "type": "OnDemandSnapshot"}),
@@ -490,7 +531,7 @@ async fn wrong_objects_are_refused_in_our_words() {
         assert!(refused.contains(says), "{spec}: {refused}");
         seen += 1;
     }
-    assert_eq!(seen, 37);
+    assert_eq!(seen, 45);
     // A task cannot be changed.
     let mut task = json!({"apiVersion": "deltafold.io/v1alpha1", "kind": "EtcdBackupTask",
         "metadata": {"name": "good"}, "spec": {"policy": "main", "type": "Verify"}});

@@ -168,9 +168,10 @@ pub struct StoreVolume {
     pub host_path: Option<String>,
 }
 
-/// A Secret in the same namespace.
+/// A Secret in the same namespace. Its name becomes the end of a path in the Pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("self.name.matches('^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$')").message("not a valid name of a Secret"))]
 pub struct SecretRef {
     /// Name of the Secret
     #[schemars(length(min = 1, max = 253))]

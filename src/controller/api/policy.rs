@@ -97,7 +97,10 @@ pub struct EtcdBackupPolicySpec {
 /// A live etcd.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
-#[x_kube(validation = Rule::new("self.endpoints.all(e, e.startsWith('http://') || e.startsWith('https://'))").message("give each endpoint as a URL, such as https://etcd-0.etcd:2379"))]
+#[x_kube(
+    validation = Rule::new(r"self.endpoints.all(e, e.matches('^https?://[^, ]+$'))").message("give each member an endpoint of its own, as a URL such as https://etcd-0.etcd:2379"),
+    validation = Rule::new("!has(self.tlsSecretRef) || self.endpoints.all(e, e.startsWith('https://'))").message("an endpoint is without TLS, but tlsSecretRef is set: use https, or remove tlsSecretRef")
+)]
 pub struct EtcdSpec {
     /// Client URLs of the members
     #[schemars(
@@ -158,6 +161,7 @@ pub struct SnapshotSpec {
     /// Prefix of the snapshot Leases PREFIX-full-snap and PREFIX-delta-snap [default: the policy's name]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 200))]
+    #[x_kube(validation = Rule::new("self.matches('^[a-z0-9]([-a-z0-9.]*[-a-z0-9])?$')").message("cannot begin the name of a Lease"))]
     pub lease_prefix: Option<String>,
 }
 

@@ -187,6 +187,7 @@ pub struct OnDemandCompactionConfig {
 /// A copy of the backup.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("has(self.sourceStore) || has(self.targetStore)").message("give sourceStore, targetStore, or both"))]
 pub struct CopyBackupsConfig {
     /// Store to copy from [default: the policy's store]
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -217,7 +218,11 @@ pub struct WaitForFinalSnapshot {
 #[derive(Debug, Clone, Default, PartialEq, Args, Serialize, Deserialize, KubeSchema)]
 #[command(mut_args(|a| a.help_heading(None::<&str>)))]
 #[serde(rename_all = "camelCase")]
-#[x_kube(validation = Rule::new("!(has(self.revision) && has(self.time))").message("give either revision or time"))]
+#[x_kube(
+    validation = Rule::new("!(has(self.revision) && has(self.time))").message("give either revision or time"),
+    validation = Rule::new("has(self.bumpRevision) == (has(self.markCompacted) && self.markCompacted)").message("bumpRevision and markCompacted belong together: give both, or neither"),
+    validation = Rule::new("!has(self.subPath) || !self.subPath.split('/').exists(p, p == '.' || p == '..')").message("subPath must be below the root of the volume, without . and ..")
+)]
 pub struct RestoreConfig {
     /// Name of the PersistentVolumeClaim, in the same namespace
     #[arg(long = "claim", value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]

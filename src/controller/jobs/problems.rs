@@ -1,4 +1,4 @@
-//! Checks of policies and tasks that the schema cannot express: schedules, durations, sizes, URLs, and fields
+//! Checks of policies and tasks that the schema and its rules (CEL, in `api`) cannot express: schedules, durations, sizes, URLs, and fields
 //! that depend on each other.
 //!
 //! Pure functions that return a sentence for each problem. They do not check permissions: `allowed` does.
@@ -6,8 +6,8 @@
 //! created for either.
 
 use super::super::api::{
-    CopyBackupsConfig, EncryptionSpec, EtcdBackupPolicy, EtcdBackupTask, EtcdSpec, JobTemplate,
-    RestoreConfig, SecretRef, SnapshotSpec, StoreSpec, TaskType,
+    CopyBackupsConfig, EncryptionSpec, EtcdBackupPolicy, EtcdBackupTask, JobTemplate, SnapshotSpec,
+    StoreSpec, TaskType,
 };
 use super::store_url::local_path;
 use crate::base::text_value::Notation;
@@ -21,21 +21,12 @@ use age::x25519::Recipient;
 const RESERVED_DIRS: [&str; 6] = ["/scratch", "/secrets", "/restore", "/dev", "/proc", "/sys"];
 /// Directories of a Pod that a store must not hide. A store may be mounted below them.
 const SYSTEM_DIRS: [&str; 5] = ["/", "/bin", "/etc", "/usr", "/var"];
-/// The longest prefix of Lease names: Kubernetes allows 253 characters, and the longer suffix has 11.
-const LONGEST_LEASE_PREFIX: usize = 242;
 
 /// Returns the problems of a policy, each with its field.
 pub fn problems(policy: &EtcdBackupPolicy) -> Vec<String> {
     let spec = &policy.spec;
     let mut problems = Problems(Vec::new());
     problems.check_store("spec.store", &spec.store);
-    if let Some(encryption) = &spec.encryption {
-        let identity = encryption.identity_secret_ref.as_ref();
-        problems.check_secret("spec.encryption.identitySecretRef", identity);
-    }
-    if let Some(etcd) = &spec.etcd {
-        problems.check_etcd(etcd);
-    }
     if let Some(encryption) = &spec.encryption {
         problems.check_recipients(encryption);
     }
@@ -100,9 +91,6 @@ pub fn task_problems(policy: &EtcdBackupPolicy, task: &EtcdBackupTask) -> Vec<St
     problems.check_duration_above_zero("spec.startDeadline", task.spec.start_deadline.as_ref());
     if let Some(copy) = &config.copy_backups {
         problems.check_copy(policy, copy);
-    }
-    if let Some(restore) = &config.restore {
-        problems.check_restore(restore);
     }
     if let Some(maintenance) = &config.maintenance {
         problems.check_upkeep("spec.config.maintenance", &maintenance.upkeep);
@@ -187,19 +175,7 @@ impl Problems {
         self.check_notation(&format!("{field}.defrag"), upkeep.defrag.as_ref());
     }
 
-    /// Checks the name of a Secret, which becomes the end of a path in the Pod.
-    fn check_secret(&mut self, field: &str, secret: Option<&SecretRef>) {
-        let Some(SecretRef { name }) = secret else {
-            return;
-        };
-        let is_valid = is_domain(name) && name.starts_with(alphanumeric) && !name.ends_with('.');
-        if !is_valid {
-            self.add(field, format!("\"{name}\" is not a valid name of a Secret"));
-        }
-    }
-
     fn check_store(&mut self, field: &str, store: &StoreSpec) {
-        self.check_secret(&format!("{field}.secretRef"), store.secret_ref.as_ref());
         let url_field = format!("{field}.url");
         let url = &store.url;
         let Some(family) = Family::of(url) else {
@@ -263,25 +239,6 @@ impl Problems {
         }
     }
 
-    fn check_etcd(&mut self, etcd: &EtcdSpec) {
-        self.check_secret("spec.etcd.tlsSecretRef", etcd.tls_secret_ref.as_ref());
-        self.check_secret("spec.etcd.authSecretRef", etcd.auth_secret_ref.as_ref());
-        for endpoint in &etcd.endpoints {
-            let is_separator = |c: char| c == ',' || c.is_whitespace();
-            let scheme = endpoint.split_once("://").map(|(scheme, _)| scheme);
-            let problem = if endpoint.is_empty() || endpoint.contains(is_separator) {
-                "is not the URL of one member: give each member an entry of its own"
-            } else if scheme.is_some_and(|s| s != "http" && s != "https") {
-                "is neither http nor https"
-            } else if scheme == Some("http") && etcd.tls_secret_ref.is_some() {
-                "is without TLS, but tlsSecretRef is set: use https, or remove tlsSecretRef"
-            } else {
-                continue;
-            };
-            self.add("spec.etcd.endpoints", format!("\"{endpoint}\" {problem}"));
-        }
-    }
-
     fn check_recipients(&mut self, encryption: &EncryptionSpec) {
         for recipient in &encryption.recipients {
             let parsed: Result<Recipient, _> = recipient.parse();
@@ -310,15 +267,6 @@ impl Problems {
             let bytes = follow.delta_bytes.as_ref();
             self.check_size_above_zero("spec.snapshot.follow.deltaBytes", bytes);
         }
-        if let Some(prefix) = &snapshot.lease_prefix
-            && !is_lease_prefix(prefix)
-        {
-            let problem = format!(
-                "\"{prefix}\" cannot begin the name of a Lease: use up to {LONGEST_LEASE_PREFIX} lower-case letters, \
-                 digits, - and ., with a letter or digit first and no . at the end"
-            );
-            self.add("spec.snapshot.leasePrefix", problem);
-        }
     }
 
     fn check_job_template(&mut self, template: &JobTemplate) {
@@ -334,19 +282,6 @@ impl Problems {
         ] {
             self.check_size_above_zero(field, size.as_ref());
         }
-        for (key, value) in &template.labels {
-            let field = "spec.jobTemplate.labels";
-            let (domain, name) = match key.split_once('/') {
-                Some((domain, name)) => (Some(domain), name),
-                None => (None, key.as_str()),
-            };
-            if !is_label_name(name) || !domain.is_none_or(is_domain) {
-                self.add(field, format!("\"{key}\" is not a valid key of a label"));
-            } else if !value.is_empty() && !is_label_name(value) {
-                let problem = format!("\"{value}\" is not a valid value of the label {key}");
-                self.add(field, problem);
-            }
-        }
     }
 
     fn check_copy(&mut self, policy: &EtcdBackupPolicy, copy: &CopyBackupsConfig) {
@@ -359,9 +294,7 @@ impl Problems {
         }
         let source = copy.source_store.as_ref().unwrap_or(&policy.spec.store);
         let target = copy.target_store.as_ref().unwrap_or(&policy.spec.store);
-        if copy.source_store.is_none() && copy.target_store.is_none() {
-            self.add(field, "give sourceStore, targetStore, or both");
-        } else if let (Some(a), Some(b)) = (local_path(&source.url), local_path(&target.url)) {
+        if let (Some(a), Some(b)) = (local_path(&source.url), local_path(&target.url)) {
             if is_at_or_below(&a, &b) || is_at_or_below(&b, &a) {
                 let problem =
                     "both stores would be mounted at the same path: change the path of one of them";
@@ -379,19 +312,6 @@ impl Problems {
         let timeout_field = format!("{field}.waitForFinalSnapshot.timeout");
         self.check_duration_above_zero(&timeout_field, timeout);
     }
-
-    fn check_restore(&mut self, restore: &RestoreConfig) {
-        let field = "spec.config.restore";
-        if restore.wanted.bump_revision.is_some() != restore.wanted.mark_compacted {
-            let problem = "bumpRevision and markCompacted belong together: give both, or neither";
-            self.add(field, problem);
-        }
-        let mut parts = restore.sub_path.iter().flat_map(|p| p.split('/'));
-        if parts.any(|part| part == "." || part == "..") {
-            let problem = "must be a path below the root of the volume, without . and ..";
-            self.add(&format!("{field}.subPath"), problem);
-        }
-    }
 }
 
 /// Returns whether a URL has a bucket, and neither a port nor a query. A URL without `://` has no bucket.
@@ -405,27 +325,4 @@ fn is_bucket_url(url: &str) -> bool {
 
 fn is_at_or_below(path: &str, dir: &str) -> bool {
     path == dir || path.starts_with(&format!("{dir}/"))
-}
-
-fn is_lease_prefix(prefix: &str) -> bool {
-    let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-.".contains(c);
-    prefix.starts_with(alphanumeric)
-        && prefix.len() <= LONGEST_LEASE_PREFIX
-        && prefix.chars().all(fits)
-        && !prefix.ends_with('.')
-}
-
-/// Returns whether a text can be the value of a label, or the part of its key after the domain.
-fn is_label_name(s: &str) -> bool {
-    let fits = |c: char| alphanumeric(c) || "-_.".contains(c);
-    s.starts_with(alphanumeric) && s.ends_with(alphanumeric) && s.len() <= 63 && s.chars().all(fits)
-}
-
-fn is_domain(s: &str) -> bool {
-    let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-.".contains(c);
-    !s.is_empty() && s.len() <= 253 && s.chars().all(fits)
-}
-
-fn alphanumeric(c: char) -> bool {
-    c.is_ascii_alphanumeric()
 }
