@@ -190,13 +190,24 @@ async fn reconcile_all(
         metrics: metrics.clone(),
         options: options.decide,
     });
-    let run = run_workers(&controller, options.workers.max(1), requests, server);
+    let run = run_workers(&controller, options.workers.max(1), requests);
     tokio::select! {
         ended = cluster.watch(&api) => ended,
         ended = run => ended,
         () = publish_events => Error::internal("the writer of Events has ended"),
         lost = leadership_loss(leadership) => lost,
+        never = announce(&cluster, server) => never,
     }
+}
+
+/// Reports readiness when all objects have been listed. Never returns.
+async fn announce(cluster: &Cluster, server: Option<&MetricsServer>) -> Error {
+    cluster.listed().await;
+    tracing::info!("all objects have been listed");
+    if let Some(server) = server {
+        server.set_ready(true);
+    }
+    std::future::pending().await
 }
 
 /// Reconciles the requested policies, each by one worker at a time. Policies of one namespace get at most two thirds of
@@ -205,14 +216,12 @@ async fn run_workers(
     controller: &Arc<Controller>,
     max_workers: usize,
     requests: Requests,
-    server: Option<&MetricsServer>,
 ) -> Error {
     let mut scheduler = std::pin::pin!(scheduler(requests));
     let mut workers = JoinSet::new();
     let mut in_progress: HashSet<NamespacedName> = HashSet::new();
     let mut by_namespace: HashMap<String, usize> = HashMap::new();
     let max_of_namespace = (max_workers * 2).div_ceil(3);
-    let mut is_ready = false;
     loop {
         let next = scheduler.as_mut().hold_unless(|policy| {
             let of_namespace = by_namespace.get(&policy.namespace).copied();
@@ -221,13 +230,6 @@ async fn run_workers(
         let mut next = std::pin::pin!(next);
         tokio::select! {
             Some(policy) = next.next(), if workers.len() < max_workers => {
-                if !is_ready && controller.cluster.is_listed() {
-                    is_ready = true;
-                    tracing::info!("all objects have been listed");
-                    if let Some(server) = server {
-                        server.set_ready(true);
-                    }
-                }
                 *by_namespace.entry(policy.namespace.clone()).or_default() += 1;
                 in_progress.insert(policy.clone());
                 let controller = controller.clone();
@@ -295,7 +297,10 @@ impl Controller {
             // The end of the lists requests all policies.
             return None;
         }
-        match self.reconcile(policy).await {
+        let result = self.reconcile(policy).await;
+        // A Job may have ended, whatever else has failed.
+        self.wake_waiters();
+        match result {
             Ok(again_after) => {
                 lock(&self.failures).remove(policy);
                 again_after
@@ -331,7 +336,7 @@ impl Controller {
             }
             facts = self.facts(policy);
         };
-        self.share_slots(&facts, &decision);
+        self.forget_unneeded(&facts, &decision);
         let again_at = times::sooner(decision.again_at, warnings_again_at);
         let is_complete = self.write_statuses(decision).await?;
         if let Some(failure) = refused {
@@ -363,17 +368,9 @@ impl Controller {
     /// Returns what is known of a policy.
     fn facts(&self, policy: &NamespacedName) -> Facts {
         let tables = self.cluster.tables();
-        let mut facts = Facts::read(&tables, policy);
-        drop(tables);
         let (unseen, unconfirmed) = lock(&self.limits).unseen(policy);
-        for job in unseen {
-            if facts
-                .job(job.metadata.name.as_deref().unwrap_or_default())
-                .is_none()
-            {
-                facts.jobs.push(job);
-            }
-        }
+        let mut facts = Facts::read(&tables, policy, unseen);
+        drop(tables);
         facts.unconfirmed_jobs = unconfirmed.into_iter().map(|job| job.name).collect();
         facts.has_account = lock(&self.accounts).contains(&policy.namespace);
         facts
@@ -388,8 +385,12 @@ impl Controller {
         let now = Utc::now();
         let mut warnings = BTreeMap::new();
         let mut again_at = None;
-        for job in &facts.jobs {
-            let (silent, look_at) = start::silent(job, &facts.pods_of(job), now);
+        let of_jobs = facts
+            .jobs
+            .iter()
+            .map(|job| start::silent(job, &facts.pods_of(job), now));
+        let of_followers = facts.follower_pods().map(|pod| start::silent_pod(pod, now));
+        for (silent, look_at) in of_jobs.chain(of_followers) {
             again_at = times::sooner(again_at, look_at);
             let Some(silent) = silent else {
                 continue;
@@ -489,16 +490,20 @@ impl Controller {
     }
 
     /// Wakes the policies that may have a slot now.
-    fn share_slots(&self, facts: &Facts, decision: &Decision) {
-        let tables = self.cluster.tables();
-        let mut limits = lock(&self.limits);
-        if !decision.waits_for_slot {
-            limits.stop_waiting(&facts.key);
-        }
-        let woken = limits.wake(&tables, Utc::now());
-        drop((limits, tables));
+    fn wake_waiters(&self) {
+        let woken = {
+            let tables = self.cluster.tables();
+            lock(&self.limits).wake(&tables, Utc::now())
+        };
         for policy in woken {
             self.cluster.request(policy, Instant::now());
+        }
+    }
+
+    /// Forgets what a policy does not need any more.
+    fn forget_unneeded(&self, facts: &Facts, decision: &Decision) {
+        if !decision.waits_for_slot {
+            lock(&self.limits).stop_waiting(&facts.key);
         }
         if facts.policy.is_none() && facts.tasks.is_empty() {
             self.metrics.forget(&facts.key);

@@ -36,6 +36,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex, MutexGuard};
 use table::Table;
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 /// The objects of a page of a list. Each may have 1.5 MiB before it is cut.
@@ -105,6 +106,7 @@ pub struct Cluster {
     tables: Mutex<Tables>,
     scopes: Mutex<Vec<Scope>>,
     requests: UnboundedSender<ScheduleRequest<NamespacedName>>,
+    listed: Notify,
 }
 
 /// The stream of requests for reconciliations.
@@ -128,6 +130,7 @@ impl Cluster {
             tables: Mutex::default(),
             scopes: Mutex::new(scopes.collect()),
             requests,
+            listed: Notify::new(),
         };
         (cluster, received)
     }
@@ -154,6 +157,11 @@ impl Cluster {
         scopes
             .iter()
             .all(|s| s.unlisted == 0 || (s.has_failed && s.namespace.is_some()))
+    }
+
+    /// Waits until [`is_listed`](Self::is_listed).
+    pub async fn listed(&self) {
+        self.listed.notified().await;
     }
 
     /// Returns whether the policies of a namespace may be reconciled.
@@ -283,8 +291,12 @@ impl<'a> Watch<'a> {
         };
         let before = state(self.cluster);
         update(&mut lock(&self.cluster.scopes)[self.scope]);
-        if state(self.cluster) != before {
+        let now = state(self.cluster);
+        if now != before {
             self.cluster.request_all();
+        }
+        if now.0 {
+            self.cluster.listed.notify_one();
         }
     }
 

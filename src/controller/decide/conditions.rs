@@ -188,11 +188,11 @@ fn not_started(
             waiting.push((format!("the Job {}: {why}", job.name_any()), &job.metadata));
         }
     }
-    let has_follower = kinds.contains(&WorkKind::Follow);
-    for pod in facts.pods.iter().filter(|_| has_follower) {
-        let is_follower = label(&**pod, jobs::LABEL_WORK) == Some(WorkKind::Follow.as_str());
-        if is_follower && let Some(why) = start::why_pod_not_started(pod, &facts.warnings) {
-            waiting.push((format!("the follower: {why}"), &pod.metadata));
+    if kinds.contains(&WorkKind::Follow) {
+        for pod in facts.follower_pods() {
+            if let Some(why) = start::why_pod_not_started(pod, &facts.warnings) {
+                waiting.push((format!("the follower: {why}"), &pod.metadata));
+            }
         }
     }
     let mut again_at = None;

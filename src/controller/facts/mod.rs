@@ -9,8 +9,8 @@ pub mod threshold_jobs;
 
 use super::api::{EtcdBackupPolicy, EtcdBackupTask, LastRun, RunState};
 use super::cluster::{Group, Tables, Workload};
-use super::jobs;
-use super::names::{NamespacedName, is_owned, owner};
+use super::jobs::{self, WorkKind};
+use super::names::{NamespacedName, is_owned, label, owner};
 use super::times::utc;
 use chrono::{DateTime, Utc};
 use k8s_openapi::api::apps::v1::Deployment;
@@ -88,8 +88,8 @@ pub struct Facts {
 }
 
 impl Facts {
-    /// Reads what the caches say about a policy.
-    pub fn read(tables: &Tables, key: &NamespacedName) -> Facts {
+    /// Reads what the caches say about a policy. `unseen` are Jobs that were created and that no cache shows yet.
+    pub fn read(tables: &Tables, key: &NamespacedName, unseen: Vec<Arc<Job>>) -> Facts {
         let group = Group::Policy(key.clone());
         let policy = tables.policies.get(key).cloned();
         let policy = policy.filter(|p| p.metadata.deletion_timestamp.is_none());
@@ -103,7 +103,11 @@ impl Facts {
             ..Facts::default()
         };
         let owners = facts.job_owners();
-        let jobs = tables.jobs.in_group(&group);
+        let unseen = unseen.iter().filter(|job| {
+            let name = NamespacedName::of(&***job);
+            tables.jobs.get(&name).is_none()
+        });
+        let jobs = tables.jobs.in_group(&group).chain(unseen);
         let own_jobs = jobs.filter(|job| owner(&***job).is_some_and(|uid| owners.contains(uid)));
         facts.jobs = own_jobs.cloned().collect();
         if let Some(policy) = facts.policy.clone() {
@@ -155,6 +159,12 @@ impl Facts {
     pub fn pods_of(&self, job: &Job) -> Vec<&Pod> {
         let pods = self.pods.iter().map(|pod| &**pod);
         pods.filter(|pod| is_owned(*pod, job)).collect()
+    }
+
+    /// Returns the Pods of the follower.
+    pub fn follower_pods(&self) -> impl Iterator<Item = &Pod> {
+        let pods = self.pods.iter().map(|pod| &**pod);
+        pods.filter(|pod| label(*pod, jobs::LABEL_WORK) == Some(WorkKind::Follow.as_str()))
     }
 
     /// Returns the Job of this name.

@@ -9,14 +9,15 @@ use crate::controller::times::{later, utc};
 use chrono::{DateTime, TimeDelta, Utc};
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::ResourceExt;
 use std::borrow::Borrow;
 use std::collections::BTreeMap;
 
 /// A Pod usually starts within this time. After it, the Warnings about the Pod are read.
-pub const USUAL_START: TimeDelta = TimeDelta::seconds(10);
+const USUAL_START: TimeDelta = TimeDelta::seconds(10);
 /// How often the Warnings about a Pod that has not started are read.
-pub const WARNING_PERIOD: TimeDelta = TimeDelta::seconds(10);
+const WARNING_PERIOD: TimeDelta = TimeDelta::seconds(10);
 
 /// What to do about a Pod that cannot start, by words in the reason or the message of Kubernetes.
 const REMEDIES: [(&str, &str); 11] = [
@@ -156,11 +157,25 @@ pub fn silent<P: Borrow<Pod>>(
     {
         return (None, None);
     }
-    let (kind, metadata) = match newest_pod(pods) {
-        Some(pod) if pod_problem(pod).is_some() => return (None, None),
-        Some(pod) => ("Pod", &pod.metadata),
-        None => ("Job", &job.metadata),
-    };
+    match newest_pod(pods) {
+        Some(pod) => silent_pod(pod, now),
+        None => silent_object("Job", &job.metadata, now),
+    }
+}
+
+/// Like [`silent`], for a Pod.
+pub fn silent_pod(pod: &Pod, now: DateTime<Utc>) -> (Option<Silent>, Option<DateTime<Utc>>) {
+    if has_started(pod) || pod_problem(pod).is_some() {
+        return (None, None);
+    }
+    silent_object("Pod", &pod.metadata, now)
+}
+
+fn silent_object(
+    kind: &'static str,
+    metadata: &ObjectMeta,
+    now: DateTime<Utc>,
+) -> (Option<Silent>, Option<DateTime<Utc>>) {
     let created = metadata.creation_timestamp.as_ref().map(utc);
     let overdue = later(created.unwrap_or(now), USUAL_START);
     if now < overdue {

@@ -71,12 +71,14 @@ impl Failure {
     /// Returns whether the failure is a normal event: a conflict, or a namespace that is being deleted.
     pub fn is_expected(&self) -> bool {
         match self {
-            Failure::Api { cause, .. } => {
-                self.is_conflict() || cause.contains("because it is being terminated")
-            }
+            Failure::Api { .. } => self.is_conflict() || self.is_of_terminating_namespace(),
             Failure::BeingDeleted(_) => true,
             Failure::NameTaken(_) | Failure::NotLeading => false,
         }
+    }
+
+    fn is_of_terminating_namespace(&self) -> bool {
+        matches!(self, Failure::Api { cause, .. } if cause.contains("because it is being terminated"))
     }
 
     /// Returns whether the request certainly had no effect. Without a response, or with that of a server that gave up, it
@@ -92,6 +94,8 @@ impl Failure {
     /// quota, a webhook or missing permissions, or if its name is taken.
     pub fn refusal(&self, action: &Action) -> Option<Refusal> {
         let reason = match (self, action) {
+            // Its objects go with it: nothing is to be reported there.
+            _ if self.is_of_terminating_namespace() => return None,
             (Failure::NameTaken(_), _) => "NameTaken",
             (Failure::BeingDeleted(_), Action::CreateJob { .. }) => "JobRefused",
             (Failure::Api { code, .. }, _) if !matches!(code, Some(400 | 403 | 422)) => {
