@@ -6,6 +6,7 @@
 
 use super::api::TaskType;
 use super::cluster::{Group, Tables};
+use super::facts::outcome;
 use super::facts::threshold_jobs::{is_of_task, is_of_threshold};
 use super::jobs;
 use super::names::{NamespacedName, label, owner};
@@ -265,9 +266,8 @@ impl Limits {
 
 /// Returns whether a Job counts for the limits. A Job that a user has suspended has no Pods, and may never end.
 fn counts(job: &Job) -> bool {
-    let is_suspended = job.spec.as_ref().is_some_and(|s| s.suspend == Some(true));
-    let is_restore = label(job, jobs::LABEL_TASK_TYPE) == Some(TaskType::Restore.as_str());
-    (is_of_threshold(job) || is_of_task(job)) && !is_suspended && !is_restore
+    let is_restore = jobs::is_of_task_type(job, TaskType::Restore);
+    (is_of_threshold(job) || is_of_task(job)) && !outcome::is_suspended(job) && !is_restore
 }
 
 /// Returns the policy of a Job, if the policy or one of its tasks owns the Job.

@@ -32,11 +32,12 @@ use crate::error::{Error, Reason, Result};
 use crate::kubernetes::{self, lease};
 use crate::store::lock::{Attempt as LockAttempt, LockGuard};
 use crate::telemetry::endpoint::MetricsServer;
-use chrono::Utc;
+use chrono::{DateTime, Utc};
 use cluster::{Cluster, Requests};
 use decide::{Action, Decision, PlannedEvent, decide};
 use facts::{Attempt, Facts, start};
 use futures::StreamExt;
+use k8s_openapi::api::batch::v1::Job;
 use kube::runtime::scheduler::scheduler;
 use limits::Limits;
 use names::NamespacedName;
@@ -279,7 +280,7 @@ struct Failures {
 /// What all workers of the leader share.
 struct Controller {
     cluster: Arc<Cluster>,
-    /// Whoever locks the caches, too, locks them first.
+    /// Lock order: the caches before the limits.
     limits: Mutex<Limits>,
     /// The namespaces in which the Jobs' ServiceAccount is known to exist.
     accounts: Mutex<BTreeSet<String>>,
@@ -314,17 +315,16 @@ impl Controller {
     async fn reconcile(&self, policy: &NamespacedName) -> Result<Option<Duration>, Failure> {
         self.confirm_jobs(policy).await?;
         let mut facts = self.facts(policy);
-        let (warnings, warnings_again_at) = self.read_warnings(&facts).await?;
+        let warnings_again_at;
+        (facts.warnings, warnings_again_at) = self.read_warnings(&facts).await?;
         let mut refused = None;
-        let mut attempts = Vec::new();
         let (decision, now) = loop {
             let now = Utc::now();
-            facts.warnings.clone_from(&warnings);
-            facts.attempts.clone_from(&attempts);
             let decision = decide(&facts, &self.options, now);
             if decision.actions.is_empty() {
                 break (decision, now);
             }
+            let mut attempts = std::mem::take(&mut facts.attempts);
             for action in decision.actions.iter().take(MAX_WRITES) {
                 let (attempt, failure) = self.act(action, &facts).await?;
                 attempts.push(attempt);
@@ -334,7 +334,11 @@ impl Controller {
                 // Other policies go first before this one writes the rest.
                 return refused.map_or(Ok(Some(Duration::ZERO)), Err);
             }
-            facts = self.facts(policy);
+            facts = Facts {
+                attempts,
+                warnings: facts.warnings,
+                ..self.facts(policy)
+            };
         };
         self.forget_unneeded(&facts, &decision);
         let again_at = times::sooner(decision.again_at, warnings_again_at);
@@ -381,7 +385,7 @@ impl Controller {
     async fn read_warnings(
         &self,
         facts: &Facts,
-    ) -> Result<(BTreeMap<String, String>, Option<chrono::DateTime<Utc>>), Failure> {
+    ) -> Result<(BTreeMap<String, String>, Option<DateTime<Utc>>), Failure> {
         let now = Utc::now();
         let mut warnings = BTreeMap::new();
         let mut again_at = None;
@@ -419,11 +423,7 @@ impl Controller {
             refusal: None,
         };
         let done = if let Action::CreateJob { job, .. } = action {
-            let slot = {
-                let tables = self.cluster.tables();
-                lock(&self.limits).take_slot(&tables, policy, job, Utc::now())
-            };
-            if let Err(message) = slot {
+            if let Err(message) = self.take_slot(policy, job) {
                 attempt.refusal = Some(facts::Refusal {
                     reason: decide::TOO_MANY_JOBS,
                     message,
@@ -431,14 +431,7 @@ impl Controller {
                 });
                 return Ok((attempt, None));
             }
-            let created = self.writer.create_job(job).await;
-            let name = NamespacedName::of(&**job);
-            match &created {
-                Ok((job, _)) => lock(&self.limits).answered(&name, Some(job.clone())),
-                Err(failure) if failure.had_no_effect() => lock(&self.limits).answered(&name, None),
-                Err(_) => {}
-            }
-            created.map(|(_, is_new)| is_new)
+            self.create_job(job).await
         } else {
             self.writer.act(action, policy).await
         };
@@ -467,6 +460,24 @@ impl Controller {
             self.publish_action(action, facts);
         }
         Ok((attempt, None))
+    }
+
+    /// Takes a slot for a Job, or returns why the policy has to wait.
+    fn take_slot(&self, policy: &NamespacedName, job: &Job) -> Result<(), String> {
+        let tables = self.cluster.tables();
+        lock(&self.limits).take_slot(&tables, policy, job, Utc::now())
+    }
+
+    /// Creates a Job that has a slot. Returns whether it is new.
+    async fn create_job(&self, job: &Job) -> Result<bool, Failure> {
+        let name = NamespacedName::of(job);
+        let created = self.writer.create_job(job).await;
+        match &created {
+            Ok((job, _)) => lock(&self.limits).answered(&name, Some(job.clone())),
+            Err(failure) if failure.had_no_effect() => lock(&self.limits).answered(&name, None),
+            Err(_) => {}
+        }
+        created.map(|(_, is_new)| is_new)
     }
 
     /// Publishes the Event of an action that has changed something.

@@ -3,7 +3,7 @@
 //! Reads no clock. Called by all decisions of the controller that depend on an object's times.
 
 use chrono::{DateTime, SecondsFormat, TimeDelta, Utc};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, Time};
 use std::time::Duration;
 
 /// Converts the time type of most Kubernetes objects, which has whole seconds.
@@ -14,6 +14,11 @@ pub fn utc(time: &Time) -> DateTime<Utc> {
 /// Converts the time type of Leases, which has microseconds.
 pub fn utc_of_micro(time: &MicroTime) -> DateTime<Utc> {
     DateTime::from_timestamp_micros(time.0.as_microsecond()).unwrap_or_default()
+}
+
+/// Returns when an object was created.
+pub fn created(metadata: &ObjectMeta) -> Option<DateTime<Utc>> {
+    metadata.creation_timestamp.as_ref().map(utc)
 }
 
 /// Formats a time for messages. Messages contain times and not ages: an age would change the message each

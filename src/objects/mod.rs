@@ -103,7 +103,7 @@ impl fmt::Display for NotDecoded {
 pub enum Detail {
     /// The whole object.
     Whole,
-    /// The object without `metadata.managedFields`, which may be half of it.
+    /// The object without `metadata.managedFields`, which may be half of its size.
     WithoutManagers,
 }
 

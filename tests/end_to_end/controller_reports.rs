@@ -1,23 +1,14 @@
-//! What users are told: scheduled Jobs that fail, and Pods that cannot start.
+//! Reports to users: scheduled Jobs that fail, and Pods that cannot start.
 
+use super::controller_tasks::policy;
 use crate::support::controller::Controller;
 use crate::support::kubelet::{Kubelet, Plan, message};
-use crate::support::namespace::{
-    NEVER, NO_ELECTION, POLICIES, TASKS, TestNamespace, condition_of, until,
-};
+use crate::support::namespace::{NO_ELECTION, POLICIES, TASKS, TestNamespace, condition_of, until};
 use serde_json::{Value, json};
 use std::time::Duration;
 
-async fn policy(space: &TestNamespace, name: &str) {
-    let policy = json!({
-        "metadata": {"name": name},
-        "spec": {
-            "etcd": {"endpoints": ["http://etcd:2379"]},
-            "store": {"url": format!("s3://bucket/{name}")},
-            "snapshot": {"fullSchedule": NEVER, "deltaSchedule": NEVER},
-        },
-    });
-    space.apply(POLICIES, policy).await;
+async fn ready_policy(space: &TestNamespace, name: &str) {
+    policy(space, name).await;
     space.wait_condition(name, "Ready", "True").await;
 }
 
@@ -47,7 +38,7 @@ async fn a_failed_scheduled_job_leaves_a_trace() {
     let space = TestNamespace::new("traces").await;
     let kubelet = Kubelet::start(&space).await;
     let controller = Controller::start(&space, &NO_ELECTION).await;
-    policy(&space, "main").await;
+    ready_policy(&space, "main").await;
     space.leases("main", 100, 100).await;
     space.wait_condition("main", "BackupReady", "True").await;
     // Lease times have whole seconds.
@@ -113,7 +104,7 @@ async fn a_pod_that_cannot_start_is_told_with_the_remedy() {
     let quota = json!({"metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}});
     space.create("resourcequotas", quota).await;
     let _controller = Controller::start(&space, &NO_ELECTION).await;
-    policy(&space, "main").await;
+    ready_policy(&space, "main").await;
     let task = json!({
         "metadata": {"name": "check"},
         "spec": {"policy": "main", "type": "Verify", "startDeadline": "25s"},

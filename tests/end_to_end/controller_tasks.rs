@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 const SILENCE: Duration = Duration::from_secs(2);
 
-async fn policy(space: &TestNamespace, name: &str) {
+pub async fn policy(space: &TestNamespace, name: &str) {
     let policy = json!({
         "metadata": {"name": name},
         "spec": {

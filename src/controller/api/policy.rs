@@ -17,6 +17,7 @@ use kube::core::Rule;
 use kube::{CustomResource, KubeSchema};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 /// The rule of a cron schedule: `@daily` and the like, or five or more fields. What it cannot express makes the policy
 /// not Ready.
@@ -98,15 +99,12 @@ pub struct EtcdBackupPolicySpec {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
-    validation = Rule::new(r"self.endpoints.all(e, e.matches('^https?://[^, ]+$'))").message("give each member an endpoint of its own, as a URL such as https://etcd-0.etcd:2379"),
+    validation = Rule::new(r"self.endpoints.all(e, e.matches(r'^https?://[^\s,]+$'))").message("give each member an endpoint of its own, as a URL such as https://etcd-0.etcd:2379"),
     validation = Rule::new("!has(self.tlsSecretRef) || self.endpoints.all(e, e.startsWith('https://'))").message("an endpoint is without TLS, but tlsSecretRef is set: use https, or remove tlsSecretRef")
 )]
 pub struct EtcdSpec {
     /// Client URLs of the members
-    #[schemars(
-        length(min = 1, max = 32),
-        inner(regex(pattern = r"^https?://[^\s,]+$"))
-    )]
+    #[schemars(length(min = 1, max = 32))]
     pub endpoints: Vec<String>,
     /// Secret with ca.crt, and with tls.crt and tls.key if etcd requires a client certificate
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -517,6 +515,14 @@ pub struct LastRun {
     /// Name of the newest snapshot that the Job saved
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub snapshot: Option<String>,
+}
+
+impl LastRun {
+    /// Returns how long the Job took; `None` if it has not ended.
+    pub fn duration(&self) -> Option<Duration> {
+        let (end, start) = self.completion_time.zip(self.start_time)?;
+        (end - start).to_std().ok()
+    }
 }
 
 /// The state of a Job.

@@ -1,4 +1,4 @@
-//! What the caches keep of each object, and which policies a change of it affects.
+//! The part of each object that the caches keep, and the policies that a change affects.
 //!
 //! Objects are cut on the way in, because anybody may write large ones, and there may be ten thousand policies. A
 //! cut is a pure function of the object, the one before it, and the time. Decides nothing.
@@ -76,7 +76,7 @@ fn policies_of(tables: &Tables, groups: impl Iterator<Item = Group>) -> Vec<Name
 }
 
 /// Returns the parts of an object's metadata that the controller uses.
-pub(super) fn cut_metadata(metadata: &ObjectMeta) -> ObjectMeta {
+fn cut_metadata(metadata: &ObjectMeta) -> ObjectMeta {
     let owners = metadata.owner_references.iter().flatten();
     let owner = owners.filter(|o| o.controller == Some(true)).take(1);
     let own_values = |values: &Option<BTreeMap<String, String>>| {

@@ -1,7 +1,7 @@
 //! The controller's view of the cluster: one cache for each kind of object, which the watches keep up to date.
 //!
-//! A watch that ends starts again by itself, from where it was or with a new list. Each event replaces what its
-//! cache [keeps](kept::Kept) of the object, and requests a reconciliation of the policies that the change affects.
+//! If a watch ends, it is started again from its last version, or with a new list. Each event replaces the [kept
+//! part](kept::Kept) of its object, and requests a reconciliation of the affected policies.
 //! Nothing is decided or written here.
 
 mod kept;
@@ -300,7 +300,7 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Returns what is kept of an object. If the object cannot be read, what is known of it stays.
+    /// Returns the kept part of an object. If the object cannot be read, the earlier part stays.
     fn keep<T: Kept>(
         self,
         name: &NamespacedName,

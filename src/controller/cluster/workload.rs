@@ -2,10 +2,9 @@
 //!
 //! It compares an object with the desired one, and does not decide what to do about a difference.
 
-use super::kept::{cut_metadata, policy_of_label};
+use super::kept::policy_of_label;
 use crate::controller::names::{NamespacedName, owner};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::Resource;
+use kube::{Resource, ResourceExt};
 use serde::Serialize;
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -18,7 +17,8 @@ const MAX_FIELDS: usize = 4096;
 /// A CronJob or a follower in the cluster.
 #[derive(Debug, Clone)]
 pub struct Workload<K> {
-    metadata: ObjectMeta,
+    name: String,
+    uid: Option<String>,
     /// Whether it is a CronJob that is not suspended, or a follower with a replica.
     pub is_active: bool,
     /// The hash of each field, in order.
@@ -39,7 +39,8 @@ impl<K: Resource + Serialize> Workload<K> {
             fields.clear();
         }
         Workload {
-            metadata: cut_metadata(object.meta()),
+            name: object.name_any(),
+            uid: object.uid(),
             is_active,
             fields: fields.into_boxed_slice(),
             policy: policy_of_label(object),
@@ -52,12 +53,12 @@ impl<K: Resource + Serialize> Workload<K> {
 impl<K> Workload<K> {
     /// Returns the name of the object.
     pub fn name(&self) -> &str {
-        self.metadata.name.as_deref().unwrap_or_default()
+        &self.name
     }
 
     /// Returns the UID of the object.
     pub fn uid(&self) -> Option<&str> {
-        self.metadata.uid.as_deref()
+        self.uid.as_deref()
     }
 
     /// Returns whether an object with this UID owns it.

@@ -11,7 +11,7 @@ use crate::controller::facts::leases::LeaseFacts;
 use crate::controller::facts::outcome::{self, JOB_DELETED};
 use crate::controller::facts::threshold_jobs::{ThresholdJob, ThresholdStart, is_of_threshold};
 use crate::controller::jobs::{self, Settings, WorkKind};
-use crate::controller::names::{is_owned, label};
+use crate::controller::names::is_owned;
 use crate::controller::times::{later, sooner};
 use chrono::{DateTime, SubsecRound, Utc};
 use k8s_openapi::api::batch::v1::Job;
@@ -26,7 +26,7 @@ pub struct CompactionActivity {
     running_job: Option<String>,
     /// The name of an unfinished Job that takes a full snapshot.
     running_full_snapshot: Option<String>,
-    /// When to observe again even if no watch reports a change.
+    /// When to decide again even if no watch reports a change.
     pub again_at: Option<DateTime<Utc>>,
 }
 
@@ -51,9 +51,7 @@ impl CompactionActivity {
             if running_job.is_none() && is_compaction(job, policy) {
                 running_job = Some(job.name_any());
             }
-            let takes_full =
-                label(&**job, jobs::LABEL_WORK) == Some(WorkKind::FullSnapshot.as_str());
-            if running_full_snapshot.is_none() && takes_full {
+            if running_full_snapshot.is_none() && WorkKind::FullSnapshot.is_of(&**job) {
                 running_full_snapshot = Some(job.name_any());
             }
         }
@@ -94,7 +92,7 @@ impl CompactionActivity {
 }
 
 /// Returns the newest Job of a threshold with its result so far. If its Pods may still report more, the
-/// result counts as running, and the time to observe again is returned too.
+/// result counts as running, and the time to decide again is returned too.
 fn newest_job(
     policy: &EtcdBackupPolicy,
     facts: &Facts,
@@ -130,7 +128,7 @@ fn newest_job(
     )
 }
 
-/// Returns the names of the Jobs that may exist although no watch has reported them, and when to observe
+/// Returns the names of the Jobs that may exist although no watch has reported them, and when to decide
 /// again if none ever does.
 fn unseen_jobs(
     facts: &Facts,
@@ -190,8 +188,7 @@ fn is_threshold_job(job: &Job, policy: &EtcdBackupPolicy) -> bool {
 
 /// Whether a threshold started the Job, or the Job compacts for a task.
 fn is_compaction(job: &Job, policy: &EtcdBackupPolicy) -> bool {
-    let task_type = label(job, jobs::LABEL_TASK_TYPE);
-    is_threshold_job(job, policy) || task_type == Some(TaskType::OnDemandCompaction.as_str())
+    is_threshold_job(job, policy) || jobs::is_of_task_type(job, TaskType::OnDemandCompaction)
 }
 
 /// Whether a Job was created so recently that the watch may not have reported it.

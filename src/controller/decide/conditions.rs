@@ -13,9 +13,8 @@ use crate::controller::api::{
 };
 use crate::controller::facts::leases::{LeaseFacts, SnapshotFact};
 use crate::controller::facts::{Facts, Refusal, outcome, start};
-use crate::controller::jobs::{self, WorkKind};
-use crate::controller::names::label;
-use crate::controller::times::{later, rfc3339, sooner, utc};
+use crate::controller::jobs::WorkKind;
+use crate::controller::times::{created, later, rfc3339, sooner};
 use ConditionStatus::{False, True, Unknown};
 use chrono::{DateTime, TimeDelta, Utc};
 use kube::ResourceExt;
@@ -58,11 +57,6 @@ impl Assessment {
 
     fn until(self, stale_at: Option<DateTime<Utc>>) -> Self {
         Assessment { stale_at, ..self }
-    }
-
-    fn until_sooner(self, at: Option<DateTime<Utc>>) -> Self {
-        let stale_at = sooner(self.stale_at, at);
-        self.until(stale_at)
     }
 }
 
@@ -176,15 +170,11 @@ fn not_started(
 ) -> (Option<String>, Option<DateTime<Utc>>) {
     let mut waiting = Vec::new();
     for job in &facts.jobs {
-        let does_work = kinds
-            .iter()
-            .any(|kind| label(&**job, jobs::LABEL_WORK) == Some(kind.as_str()));
-        if does_work
-            && let Some(why) = facts
-                .run(job)
-                .message
-                .filter(|_| !outcome::is_finished(job))
-        {
+        let does_work = kinds.iter().any(|kind| kind.is_of(&**job));
+        if !does_work || outcome::is_finished(job) {
+            continue;
+        }
+        if let Some(why) = facts.run(job).message {
             waiting.push((format!("the Job {}: {why}", job.name_any()), &job.metadata));
         }
     }
@@ -197,7 +187,7 @@ fn not_started(
     }
     let mut again_at = None;
     for (why, metadata) in waiting {
-        let created = metadata.creation_timestamp.as_ref().map(utc);
+        let created = created(metadata);
         let counts_at = later(created.unwrap_or(now), START_GRACE);
         if counts_at <= now {
             return (Some(why), None);
@@ -225,7 +215,9 @@ pub fn backup_verified(
     if let Some(not_started) = not_started {
         return Assessment::new(Unknown, NOT_STARTED, not_started);
     }
-    assess_verification(policy, &verify.schedule, last, now).until_sooner(again_at)
+    let verified = assess_verification(policy, &verify.schedule, last, now);
+    let stale_at = sooner(verified.stale_at, again_at);
+    verified.until(stale_at)
 }
 
 fn assess_verification(

@@ -4,7 +4,7 @@
 
 use crate::controller::api::{ConditionStatus, EtcdBackupPolicy};
 use crate::controller::facts::leases::{LeaseFacts, SnapshotFact};
-use crate::controller::times::{later, rfc3339, time_delta, utc};
+use crate::controller::times::{created, later, rfc3339, time_delta};
 use crate::ops::schedule::Schedule;
 use chrono::{DateTime, TimeDelta, Utc};
 use kube::ResourceExt;
@@ -210,7 +210,7 @@ pub fn assess(policy: &EtcdBackupPolicy, facts: &LeaseFacts, now: DateTime<Utc>)
     let full_renewal = full.and_then(|fact| last_renewal(fact, now));
     let delta = facts.delta.as_ref();
     let delta_renewal = delta.and_then(|fact| last_renewal(fact, now));
-    let created = policy.metadata.creation_timestamp.as_ref().map(utc);
+    let created = created(&policy.metadata);
     let spec_changed = fresh_spec(policy, now);
     let [expected_full, expected_delta] = expected(policy);
 

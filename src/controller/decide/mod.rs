@@ -438,8 +438,6 @@ fn changed_status(
 
 /// Returns whether a compaction succeeded, and how long it took.
 fn compaction_result(last: &LastCompaction) -> (bool, Duration) {
-    let times = last.run.completion_time.zip(last.run.start_time);
-    let duration = times.and_then(|(end, start)| (end - start).to_std().ok());
     let succeeded = last.run.state == RunState::Succeeded;
-    (succeeded, duration.unwrap_or_default())
+    (succeeded, last.run.duration().unwrap_or_default())
 }

@@ -12,8 +12,7 @@ use crate::controller::api::{
 use crate::controller::facts::leases::{LeaseFacts, SnapshotFact};
 use crate::controller::facts::{Facts, Neighbour, outcome};
 use crate::controller::jobs::{self, WorkKind};
-use crate::controller::names::label;
-use crate::controller::times::{sooner, utc};
+use crate::controller::times::{created, sooner};
 use chrono::{DateTime, SubsecRound, Utc};
 use k8s_openapi::api::batch::v1::Job;
 use kube::ResourceExt;
@@ -127,10 +126,7 @@ fn last_run(
     task_type: TaskType,
     now: DateTime<Utc>,
 ) -> (Option<LastRun>, Option<DateTime<Utc>>) {
-    let does_work = |job: &Job| {
-        label(job, jobs::LABEL_WORK) == Some(work.as_str())
-            || label(job, jobs::LABEL_TASK_TYPE) == Some(task_type.as_str())
-    };
+    let does_work = |job: &Job| work.is_of(job) || jobs::is_of_task_type(job, task_type);
     let newest = NewestEnded::find(facts, does_work, now);
     (newest.job.map(|(_, run)| run), newest.again_at)
 }
@@ -150,7 +146,7 @@ fn latest_run(in_status: Option<LastRun>, newest: Option<LastRun>) -> Option<Las
     if keeps_old { in_status } else { newest }
 }
 
-/// The decisions that the status of a policy depends on, in addition to the observation.
+/// The decisions that the status of a policy depends on, in addition to the facts.
 pub struct PolicyFindings<'f> {
     /// The conditions of the backup.
     pub health: &'f BackupHealth,
@@ -159,7 +155,7 @@ pub struct PolicyFindings<'f> {
     /// The last compaction and the condition CompactionHealthy; `None` if the controller starts no
     /// compactions.
     pub compaction: Option<(Option<LastCompaction>, &'f Assessment)>,
-    /// The restore tasks that end with this plan.
+    /// The restore tasks that end with this decision.
     pub restorations: Vec<&'f LastRun>,
 }
 
@@ -288,7 +284,7 @@ pub fn snapshot_ages(
     facts: &LeaseFacts,
     now: DateTime<Utc>,
 ) -> Vec<(&'static str, f64)> {
-    let created = policy.metadata.creation_timestamp.as_ref().map(utc);
+    let created = created(&policy.metadata);
     let [expects_full, expects_delta] = freshness::expects(policy);
     // A full snapshot counts as a delta until there is one.
     let full = facts.full.as_ref();

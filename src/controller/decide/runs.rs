@@ -5,9 +5,8 @@
 use super::PlannedEvent;
 use crate::controller::api::{EtcdBackupPolicyStatus, LastRun, RunState, ScheduledRun};
 use crate::controller::facts::{Facts, outcome};
-use crate::controller::jobs::{self, WorkKind};
-use crate::controller::names::label;
-use crate::controller::times::utc;
+use crate::controller::jobs::WorkKind;
+use crate::controller::times::created;
 use chrono::{DateTime, Utc};
 use k8s_openapi::api::batch::v1::Job;
 use kube::ResourceExt;
@@ -53,12 +52,7 @@ impl NewestEnded<'_> {
         now: DateTime<Utc>,
     ) -> NewestEnded<'_> {
         let mut newest = NewestEnded::default();
-        let age = |job: &Job| {
-            (
-                job.metadata.creation_timestamp.as_ref().map(utc),
-                job.name_any(),
-            )
-        };
+        let age = |job: &Job| (created(&job.metadata), job.name_any());
         for job in &facts.jobs {
             if !counts(job) || !outcome::is_finished(job) {
                 continue;
@@ -90,9 +84,8 @@ pub fn last_runs(
     for work in WorkKind::SCHEDULED {
         // A threshold's full has the same label; no CronJob owns it.
         let is_of_schedule = |job: &Job| {
-            let is_of_work = label(job, jobs::LABEL_WORK) == Some(work.as_str());
             let mut owners = job.owner_references().iter();
-            is_of_work && owners.any(|owner| owner.kind == "CronJob")
+            work.is_of(job) && owners.any(|owner| owner.kind == "CronJob")
         };
         let newest = NewestEnded::find(facts, is_of_schedule, now);
         again_at = again_at.max(newest.again_at);
@@ -123,11 +116,9 @@ fn scheduled_run(job: &Job, run: LastRun) -> ScheduledRun {
         started: run.start_time,
         ended: run.completion_time,
         result: run.state,
-        reason: run.reason.or_else(|| {
-            run.exit_code
-                .filter(|&c| c != 0)
-                .map(|c| format!("ExitCode{c}"))
-        }),
+        reason: run
+            .reason
+            .or_else(|| outcome::reason_of_code(run.exit_code?)),
         message,
         snapshot: run.snapshot,
         revision: run.revision,

@@ -14,7 +14,7 @@ use crate::controller::facts::threshold_jobs::{is_of_task, is_of_threshold};
 use crate::controller::facts::{Facts, Refusal, outcome, start};
 use crate::controller::jobs;
 use crate::controller::names::{is_owned, label};
-use crate::controller::times::{later, sooner, time_delta, utc};
+use crate::controller::times::{created, later, sooner, time_delta, utc};
 use chrono::{DateTime, SubsecRound, TimeDelta, Utc};
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::Pod;
@@ -183,11 +183,10 @@ fn start_deadline(
     pods: &[&Pod],
     now: DateTime<Utc>,
 ) -> Option<DateTime<Utc>> {
-    let is_suspended = job.spec.as_ref().is_some_and(|s| s.suspend == Some(true));
-    if is_suspended || pods.iter().any(|pod| start::has_started(pod)) {
+    if outcome::is_suspended(job) || pods.iter().any(|pod| start::has_started(pod)) {
         return None;
     }
-    let created = job.metadata.creation_timestamp.as_ref().map(utc);
+    let created = created(&job.metadata);
     let deadline = task.spec.start_deadline.as_ref().and_then(|d| d.value());
     let deadline = deadline.map_or(DEFAULT_START_DEADLINE, |span| span.0);
     Some(later(created.unwrap_or(now).min(now), time_delta(deadline)))
@@ -215,7 +214,7 @@ fn pod_error(pod: &Pod) -> Option<TaskError> {
     let exit_code = outcome.exit_code;
     let code = outcome
         .reason
-        .or_else(|| exit_code.map(|c| format!("ExitCode{c}")))?;
+        .or_else(|| outcome::reason_of_code(exit_code?))?;
     let description = outcome.message.unwrap_or_else(|| match exit_code {
         Some(code) => format!("the Pod ended with exit code {code}"),
         None => "the Pod ended without an exit code".to_owned(),
@@ -380,7 +379,7 @@ pub fn clean_up(
 }
 
 fn expires_at(task: &EtcdBackupTask, status: &EtcdBackupTaskStatus) -> DateTime<Utc> {
-    let created = task.metadata.creation_timestamp.as_ref().map(utc);
+    let created = created(&task.metadata);
     let ended = status.finished_at.or(status.initiated_at).or(created);
     let ttl_seconds = task
         .spec
@@ -437,11 +436,10 @@ fn waiting_reason(status: &EtcdBackupTaskStatus) -> Option<&str> {
 
 /// Returns how long the Job of a task took; `None` if it has not ended.
 pub fn duration(progress: &TaskProgress) -> Option<Duration> {
-    let TaskProgress::Ended { run, .. } = progress else {
-        return None;
-    };
-    let (end, start) = run.completion_time.zip(run.start_time)?;
-    (end - start).to_std().ok()
+    match progress {
+        TaskProgress::Ended { run, .. } => run.duration(),
+        _ => None,
+    }
 }
 
 /// Returns the result of a restore that has ended, for the status of the policy.

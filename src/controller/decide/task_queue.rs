@@ -6,7 +6,7 @@
 use crate::controller::api::{EtcdBackupPolicy, EtcdBackupTask, TaskConfig, TaskState, TaskType};
 use crate::controller::facts::outcome::PodOutcome;
 use crate::controller::jobs;
-use crate::controller::times::{later, rfc3339, utc};
+use crate::controller::times::{created, later, rfc3339};
 use crate::error::Reason;
 use chrono::{DateTime, TimeDelta, Utc};
 use kube::ResourceExt;
@@ -154,7 +154,7 @@ fn admit_one(
 fn without_policy(task: &EtcdBackupTask, now: DateTime<Utc>) -> Admission {
     let policy = &task.spec.policy;
     let problem = format!("there is no EtcdBackupPolicy {policy} in this namespace");
-    let created = task.metadata.creation_timestamp.as_ref().map(utc);
+    let created = created(&task.metadata);
     let grace_ends = created.map(|created| later(created, POLICY_GRACE));
     match grace_ends.filter(|&at| at > now) {
         Some(grace_ends) => Admission::Wait {
@@ -232,7 +232,7 @@ fn is_open(task: &EtcdBackupTask) -> bool {
 
 /// The order of tasks: those that run first, then by age, then by name.
 fn queue_order(task: &EtcdBackupTask) -> (bool, Option<DateTime<Utc>>, String) {
-    let created = task.metadata.creation_timestamp.as_ref().map(utc);
+    let created = created(&task.metadata);
     (
         state(task) != TaskState::InProgress,
         created,

@@ -372,7 +372,7 @@ fn a_failed_run_of_a_schedule_is_told_once_and_remembered() {
             .iter()
             .any(|e| e.warning && e.reason == "JobFailed" && e.text.contains("NoSpace"))
     );
-    // The Job is gone; the status stays, and nothing is told again.
+    // The Job was deleted. The status stays, and no Event is published again.
     let mut after = policy();
     after.status = Some(written.status.clone());
     facts.policy = Some(Arc::new(after));

@@ -10,8 +10,8 @@ pub mod threshold_jobs;
 use super::api::{EtcdBackupPolicy, EtcdBackupTask, LastRun, RunState};
 use super::cluster::{Group, Tables, Workload};
 use super::jobs::{self, WorkKind};
-use super::names::{NamespacedName, is_owned, label, owner};
-use super::times::utc;
+use super::names::{NamespacedName, is_owned, owner};
+use super::times::created;
 use chrono::{DateTime, Utc};
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::batch::v1::{CronJob, Job};
@@ -164,7 +164,7 @@ impl Facts {
     /// Returns the Pods of the follower.
     pub fn follower_pods(&self) -> impl Iterator<Item = &Pod> {
         let pods = self.pods.iter().map(|pod| &**pod);
-        pods.filter(|pod| label(*pod, jobs::LABEL_WORK) == Some(WorkKind::Follow.as_str()))
+        pods.filter(|pod| WorkKind::Follow.is_of(*pod))
     }
 
     /// Returns the Job of this name.
@@ -191,7 +191,7 @@ impl Facts {
 /// Returns the oldest other policy of a group.
 fn neighbour(tables: &Tables, policy: &EtcdBackupPolicy, group: Group) -> Option<Neighbour> {
     let age = |policy: &EtcdBackupPolicy| {
-        let created = policy.metadata.creation_timestamp.as_ref().map(utc);
+        let created = created(&policy.metadata);
         (created, policy.name_any())
     };
     let mut oldest: Option<&EtcdBackupPolicy> = None;

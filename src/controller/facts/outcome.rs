@@ -7,7 +7,7 @@ use crate::base::printable;
 use crate::controller::api::{LastRun, RunState};
 use crate::controller::jobs::flags::in_fields;
 use crate::controller::jobs::{CONTAINER, CONTAINER_BEFORE, COPY_CONTAINERS};
-use crate::controller::times::{later, utc};
+use crate::controller::times::{created, later, utc};
 use crate::error::Reason;
 use crate::telemetry::termination::Message;
 use chrono::{DateTime, TimeDelta, Utc};
@@ -188,7 +188,7 @@ pub fn newest<P: Borrow<Pod>>(pods: &[P]) -> Option<PodOutcome> {
         (pod, pod_outcome(pod))
     });
     let age = |(pod, outcome): &(&Pod, PodOutcome)| {
-        let created = pod.metadata.creation_timestamp.as_ref().map(utc);
+        let created = created(&pod.metadata);
         let changed = outcome.finished_at.max(created);
         (outcome.ended, changed, pod.metadata.name.clone())
     };
@@ -202,6 +202,16 @@ pub fn first_ended<P: Borrow<Pod>>(pods: &[P]) -> Option<PodOutcome> {
     let outcomes = pods.iter().map(|pod| pod_outcome(pod.borrow()));
     let ended = outcomes.filter(|o| o.ended);
     ended.min_by_key(|o| o.finished_at)
+}
+
+/// Returns whether a user has suspended a Job, so that it has no Pods.
+pub fn is_suspended(job: &Job) -> bool {
+    job.spec.as_ref().is_some_and(|s| s.suspend == Some(true))
+}
+
+/// Returns the reason of a failure of which only the exit code is known; `None` for success.
+pub fn reason_of_code(code: i32) -> Option<String> {
+    (code != 0).then(|| format!("ExitCode{code}"))
 }
 
 /// Returns whether a Job has succeeded or failed.
@@ -241,7 +251,7 @@ pub fn last_run<P: Borrow<Pod>>(job: &Job, pods: &[P]) -> LastRun {
     let (state, job_reason, job_message) = state(job);
     let pod = newest(pods);
     let run = LastRun {
-        start_time: job.metadata.creation_timestamp.as_ref().map(utc),
+        start_time: created(&job.metadata),
         state,
         ..LastRun::default()
     };

@@ -5,7 +5,7 @@
 
 use super::outcome;
 use crate::base::printable;
-use crate::controller::times::{later, utc};
+use crate::controller::times::{created, later};
 use chrono::{DateTime, TimeDelta, Utc};
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::Pod;
@@ -152,8 +152,9 @@ pub fn silent<P: Borrow<Pod>>(
     pods: &[P],
     now: DateTime<Utc>,
 ) -> (Option<Silent>, Option<DateTime<Utc>>) {
-    let is_suspended = job.spec.as_ref().is_some_and(|s| s.suspend == Some(true));
-    if outcome::is_finished(job) || is_suspended || pods.iter().any(|pod| has_started(pod.borrow()))
+    if outcome::is_finished(job)
+        || outcome::is_suspended(job)
+        || pods.iter().any(|pod| has_started(pod.borrow()))
     {
         return (None, None);
     }
@@ -176,7 +177,7 @@ fn silent_object(
     metadata: &ObjectMeta,
     now: DateTime<Utc>,
 ) -> (Option<Silent>, Option<DateTime<Utc>>) {
-    let created = metadata.creation_timestamp.as_ref().map(utc);
+    let created = created(metadata);
     let overdue = later(created.unwrap_or(now), USUAL_START);
     if now < overdue {
         return (None, Some(overdue));
@@ -192,6 +193,7 @@ fn silent_object(
 mod tests {
     use super::*;
     use crate::controller::facts::outcome::tests::{job, time};
+    use crate::controller::times::utc;
     use k8s_openapi::api::core::v1::{PodCondition, PodStatus};
 
     fn pending(conditions: Vec<PodCondition>) -> Pod {

@@ -1,13 +1,12 @@
 //! Threshold Jobs, whose annotations record what they were created for.
 //!
 //! The annotations are the truth, so that a lost write of the status loses nothing. It does not decide when a
-//! Job is created: `plan::compaction`, which calls it, does.
+//! Job is created: `decide::compaction` does.
 
 use super::outcome;
 use crate::controller::api::{LastCompaction, LastRun, RunState};
-use crate::controller::jobs::{self, WorkKind};
-use crate::controller::names::label;
-use crate::controller::times::utc;
+use crate::controller::jobs::WorkKind;
+use crate::controller::times::created;
 use chrono::{DateTime, Utc};
 use k8s_openapi::api::batch::v1::Job;
 use kube::ResourceExt;
@@ -29,13 +28,12 @@ const REASON: &str = "deltafold.io/reason";
 /// have the same label as scheduled ones.
 pub fn is_of_threshold(job: &Job) -> bool {
     let annotations = job.metadata.annotations.as_ref();
-    annotations.is_some_and(|a| a.contains_key(TRIGGER))
-        || label(job, jobs::LABEL_WORK) == Some(WorkKind::Compaction.as_str())
+    annotations.is_some_and(|a| a.contains_key(TRIGGER)) || WorkKind::Compaction.is_of(job)
 }
 
 /// Returns whether the Job belongs to a task.
 pub fn is_of_task(job: &Job) -> bool {
-    label(job, jobs::LABEL_WORK) == Some(WorkKind::Task.as_str())
+    WorkKind::Task.is_of(job)
 }
 
 /// A threshold Job, as its annotations describe it.
@@ -71,12 +69,12 @@ impl ThresholdJob {
             trigger: annotations.get(TRIGGER)?.clone(),
             full_revision: number(FULL_REVISION)?,
             delta_revision: number(DELTA_REVISION)?,
-            full_snapshot: label(job, jobs::LABEL_WORK) == Some(WorkKind::FullSnapshot.as_str()),
+            full_snapshot: WorkKind::FullSnapshot.is_of(job),
             attempt: number(ATTEMPT)
                 .and_then(|n| i32::try_from(n).ok())
                 .unwrap_or(0),
             generation: number(GENERATION),
-            created: job.metadata.creation_timestamp.as_ref().map(utc),
+            created: created(&job.metadata),
             finished: outcome::is_finished(job),
         })
     }

@@ -1,7 +1,7 @@
 //! Which privileged features policies and tasks may use: folders and the network of nodes, other
 //! ServiceAccounts, other images, root, tolerations, priority classes.
 //!
-//! Checks a policy or a task against the controller's flags and returns a sentence for each violation. `plan`
+//! Checks a policy or a task against the controller's flags and returns a sentence for each violation. `decide`
 //! refuses such objects. The Helm chart has the same rules in CEL, as admission policies
 //! (jobs/helm/deltafold/templates/admission.yaml); a test on a real API server compares both.
 

@@ -23,11 +23,12 @@ pub use problems::{problems, task_problems};
 pub use scheduled::{Postponed, cron_jobs, follower};
 pub use store_url::store_location;
 
-use super::api::EtcdBackupPolicy;
+use super::api::{EtcdBackupPolicy, TaskType};
+use super::names::label;
 use crate::base::{Span, TextValue};
 use crate::error::Reason;
 use k8s_openapi::api::batch::v1::{
-    JobSpec, PodFailurePolicy, PodFailurePolicyOnExitCodesRequirement,
+    Job, JobSpec, PodFailurePolicy, PodFailurePolicyOnExitCodesRequirement,
     PodFailurePolicyOnPodConditionsPattern, PodFailurePolicyRule,
 };
 use k8s_openapi::api::core::v1::ServiceAccount;
@@ -181,10 +182,20 @@ impl WorkKind {
         }
     }
 
+    /// Returns whether an object does this work, by its label.
+    pub fn is_of<K: Resource>(self, object: &K) -> bool {
+        label(object, LABEL_WORK) == Some(self.as_str())
+    }
+
     /// Returns the value of the label [`LABEL_WORK`].
     pub fn as_str(self) -> &'static str {
         self.into()
     }
+}
+
+/// Returns whether a Job is that of a task of this type, by its label.
+pub fn is_of_task_type(job: &Job, type_: TaskType) -> bool {
+    label(job, LABEL_TASK_TYPE) == Some(type_.as_str())
 }
 
 /// Returns the name of a policy.

@@ -2,7 +2,7 @@
 //! that depend on each other.
 //!
 //! Pure functions that return a sentence for each problem. They do not check permissions: `allowed` does.
-//! Called by `plan`: a policy with a problem is not Ready, a task with one is Rejected, and nothing is
+//! Called by `decide`: a policy with a problem is not Ready, a task with one is Rejected, and nothing is
 //! created for either.
 
 use super::super::api::{
