@@ -48,23 +48,37 @@ struct JobFailures(Arc<Mutex<FailureCounts>>);
 
 impl Collector for JobFailures {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let mut metric = encoder.encode_descriptor(
-            "job_failures",
-            "Failed scheduled Jobs of a policy",
-            None,
+        let counts = lock(&self.0);
+        let samples = counts.iter().map(|((policy, kind, reason), count)| {
+            let [namespace, name] = policy_labels(policy);
+            let kind = ("kind", kind.clone());
+            let labels = [namespace, name, kind, ("reason", reason.clone())];
+            (labels, ConstCounter::new(*count))
+        });
+        let help = "Failed scheduled Jobs of a policy";
+        encode_samples(
+            &mut encoder,
             MetricType::Counter,
-        )?;
-        for ((policy, kind, reason), count) in &*lock(&self.0) {
-            let labels = [
-                ("namespace", policy.namespace.as_str()),
-                ("policy", policy.name.as_str()),
-                ("kind", kind.as_str()),
-                ("reason", reason.as_str()),
-            ];
-            ConstCounter::new(*count).encode(metric.encode_family(&labels)?)?;
-        }
-        Ok(())
+            "job_failures",
+            help,
+            samples,
+        )
     }
+}
+
+/// Encodes a metric with these labels and values.
+fn encode_samples<const N: usize>(
+    encoder: &mut DescriptorEncoder<'_>,
+    type_: MetricType,
+    name: &str,
+    help: &str,
+    samples: impl IntoIterator<Item = (Labels<N>, impl EncodeMetric)>,
+) -> fmt::Result {
+    let mut metric = encoder.encode_descriptor(name, help, None, type_)?;
+    for (labels, value) in samples {
+        value.encode(metric.encode_family(&labels)?)?;
+    }
+    Ok(())
 }
 
 type Histograms<const N: usize> = Family<Labels<N>, Histogram, fn() -> Histogram>;
@@ -111,93 +125,81 @@ impl Collector for CacheCollector {
         };
         let tables = cluster.tables();
         let policies: Vec<_> = tables.policies.all().map(|(_, p)| p.clone()).collect();
-        encode_snapshot_ages(&mut encoder, &tables, &policies)?;
-        encode_conditions(&mut encoder, &policies)?;
-        encode_running_jobs(&mut encoder, &tables, &policies)
+        encode_samples(
+            &mut encoder,
+            MetricType::Gauge,
+            "seconds_since_last_snapshot",
+            "Time since the newest snapshot of a kind was saved, by its Lease; before the first one, the age of the policy",
+            policies
+                .iter()
+                .flat_map(|policy| snapshot_ages(&tables, policy)),
+        )?;
+        encode_samples(
+            &mut encoder,
+            MetricType::Gauge,
+            "policy_condition",
+            "1 for the current status and reason of each condition of a policy",
+            policies.iter().flat_map(|policy| conditions(policy)),
+        )?;
+        encode_samples(
+            &mut encoder,
+            MetricType::Gauge,
+            "compaction_jobs_current",
+            "Running compaction Jobs that were started by a threshold",
+            running_jobs(&tables, &policies),
+        )
     }
 }
 
-fn encode_snapshot_ages(
-    encoder: &mut DescriptorEncoder<'_>,
+fn snapshot_ages(
+    tables: &Tables,
+    policy: &EtcdBackupPolicy,
+) -> impl Iterator<Item = (Labels<3>, ConstGauge<f64>)> {
+    let [namespace, name] = policy_labels(&NamespacedName::of(policy));
+    let ages = decide::snapshot_ages(policy, &tables.lease_facts(policy), Utc::now());
+    ages.into_iter().map(move |(kind, seconds)| {
+        let labels = [namespace.clone(), name.clone(), ("kind", kind.to_owned())];
+        (labels, ConstGauge::new(seconds))
+    })
+}
+
+fn conditions(policy: &EtcdBackupPolicy) -> impl Iterator<Item = (Labels<5>, ConstGauge<i64>)> {
+    let [namespace, name] = policy_labels(&NamespacedName::of(policy));
+    let conditions = policy.status.iter().flat_map(|s| &s.conditions);
+    conditions.map(move |condition| {
+        let labels = [
+            namespace.clone(),
+            name.clone(),
+            ("type", condition.type_.clone()),
+            ("status", condition.status.as_str().to_owned()),
+            ("reason", condition.reason.clone()),
+        ];
+        (labels, ConstGauge::new(1))
+    })
+}
+
+/// Returns the number of running threshold Jobs of each namespace that has policies.
+fn running_jobs(
     tables: &Tables,
     policies: &[Arc<EtcdBackupPolicy>],
-) -> fmt::Result {
-    let mut metric = encoder.encode_descriptor(
-        "seconds_since_last_snapshot",
-        "Time since the newest snapshot of a kind was saved, by its Lease; before the first one, the age of the policy",
-        None,
-        MetricType::Gauge,
-    )?;
-    for policy in policies {
-        let ages = decide::snapshot_ages(policy, &tables.lease_facts(policy), Utc::now());
-        for (kind, seconds) in ages {
-            let labels = [
-                ("namespace", policy.namespace().unwrap_or_default()),
-                ("policy", policy.name_any()),
-                ("kind", kind.to_owned()),
-            ];
-            ConstGauge::new(seconds).encode(metric.encode_family(&labels)?)?;
-        }
-    }
-    Ok(())
-}
-
-fn encode_conditions(
-    encoder: &mut DescriptorEncoder<'_>,
-    policies: &[Arc<EtcdBackupPolicy>],
-) -> fmt::Result {
-    let mut metric = encoder.encode_descriptor(
-        "policy_condition",
-        "1 for the current status and reason of each condition of a policy",
-        None,
-        MetricType::Gauge,
-    )?;
-    for policy in policies {
-        let conditions = policy.status.iter().flat_map(|s| &s.conditions);
-        for condition in conditions {
-            let labels = [
-                ("namespace", policy.namespace().unwrap_or_default()),
-                ("policy", policy.name_any()),
-                ("type", condition.type_.clone()),
-                ("status", condition.status.as_str().to_owned()),
-                ("reason", condition.reason.clone()),
-            ];
-            ConstGauge::new(1).encode(metric.encode_family(&labels)?)?;
-        }
-    }
-    Ok(())
-}
-
-/// Encodes the number of running threshold Jobs of each namespace that has policies.
-fn encode_running_jobs(
-    encoder: &mut DescriptorEncoder<'_>,
-    tables: &Tables,
-    policies: &[Arc<EtcdBackupPolicy>],
-) -> fmt::Result {
+) -> impl Iterator<Item = (Labels<1>, ConstGauge<i64>)> {
     let mut running: BTreeMap<String, i64> = BTreeMap::new();
     for policy in policies {
-        let namespace = policy.namespace().unwrap_or_default();
-        running.entry(namespace).or_default();
+        running
+            .entry(NamespacedName::of(&**policy).namespace)
+            .or_default();
     }
     let uids: BTreeSet<String> = policies.iter().filter_map(|p| p.uid()).collect();
     for job in tables.jobs.in_group(&Group::Unfinished) {
         let is_own = owner(&**job).is_some_and(|uid| uids.contains(uid));
         if is_own && threshold_jobs::is_of_threshold(job) {
-            let namespace = job.namespace().unwrap_or_default();
-            *running.entry(namespace).or_default() += 1;
+            *running
+                .entry(NamespacedName::of(&**job).namespace)
+                .or_default() += 1;
         }
     }
-    let mut metric = encoder.encode_descriptor(
-        "compaction_jobs_current",
-        "Running compaction Jobs that were started by a threshold",
-        None,
-        MetricType::Gauge,
-    )?;
-    for (namespace, count) in running {
-        let labels = [("namespace", namespace)];
-        ConstGauge::new(count).encode(metric.encode_family(&labels)?)?;
-    }
-    Ok(())
+    let running = running.into_iter();
+    running.map(|(namespace, count)| ([("namespace", namespace)], ConstGauge::new(count)))
 }
 
 impl ControllerMetrics {

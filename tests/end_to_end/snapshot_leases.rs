@@ -369,7 +369,8 @@ async fn conflicting_writers_lose_nothing() {
     for (code, _, stderr) in waits.join().unwrap() {
         assert_eq!(code, 0, "{stderr}");
     }
-    assert!(written > 10, "{written}");
+    // How often depends on the machine's load.
+    assert!(written > 0, "nobody else wrote during the runs");
     // None of the runs saw the final state; this one does.
     let (code, outcome, stderr) = compact(bucket.path(), &config, &[]);
     assert_eq!((code, warnings(&outcome)), (0, vec![]), "{stderr}");

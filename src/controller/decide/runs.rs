@@ -93,7 +93,7 @@ pub fn last_runs(
             continue;
         };
         let new = scheduled_run(job, run);
-        let kind = work.schedule_suffix();
+        let kind = work.short_name();
         let keeps_old = runs.get(kind).is_some_and(|old| {
             // The Job of the run in the status may have been deleted, so that only older Jobs are left; and its Pod may
             // be gone, with the details.

@@ -21,43 +21,13 @@ use std::borrow::Borrow;
 const POD_STATUS_TIMEOUT: TimeDelta = TimeDelta::seconds(5);
 /// How long to wait for the status of a Pod before looking again.
 const POD_STATUS_DELAY: TimeDelta = TimeDelta::seconds(2);
+/// The longest kept name of a snapshot, and the longest kept reason, in characters.
+const MAX_NAME: usize = 253;
+const MAX_REASON: usize = 64;
 /// Kubernetes' reason for a Job that exceeded its deadline.
 pub const DEADLINE_EXCEEDED: &str = "DeadlineExceeded";
 /// The reason for a Job that was deleted before the controller saw its end.
 pub const JOB_DELETED: &str = "JobDeleted";
-
-/// The parts of a termination message that the controller uses.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct TerminationSummary {
-    /// The exit code.
-    pub exit_code: Option<i32>,
-    /// The reason, one of docs/exit-codes.md.
-    pub reason: Option<String>,
-    /// The error message.
-    pub message: Option<String>,
-    /// The newest revision that the command processed.
-    pub revision: Option<i64>,
-    /// The name of the newest snapshot that the command saved.
-    pub snapshot: Option<String>,
-    /// When the command ended.
-    pub finished_at: Option<DateTime<Utc>>,
-}
-
-impl TerminationSummary {
-    /// Parses a termination message. Returns `None` if deltafold did not write it.
-    pub fn read(text: &str) -> Option<TerminationSummary> {
-        let message: Message = serde_json::from_str(text).ok()?;
-        let not_empty = |text: Option<String>| text.filter(|t| !t.is_empty());
-        Some(TerminationSummary {
-            exit_code: Some(i32::from(message.code)),
-            revision: message.revision(),
-            snapshot: message.snapshot().map(|s| s.chars().take(253).collect()),
-            reason: not_empty(message.reason).map(|r| r.chars().take(64).collect()),
-            message: not_empty(message.message).map(|text| printable::message(in_fields(&text))),
-            finished_at: message.finished_at,
-        })
-    }
-}
 
 /// Returns a text, shortened, or `None` if it is empty.
 fn not_empty(text: Option<&str>) -> Option<String> {
@@ -160,22 +130,26 @@ impl PodOutcome {
         self.ended = true;
         self.exit_code = Some(terminated.exit_code);
         self.finished_at = terminated.finished_at.as_ref().map(utc);
-        let summary = terminated.message.as_deref();
-        let Some(summary) = summary.and_then(TerminationSummary::read) else {
-            // The reason `Error` says no more than the exit code does.
+        let text = terminated.message.as_deref().unwrap_or_default();
+        let Ok(message) = serde_json::from_str::<Message>(text) else {
+            // deltafold did not write it. The reason `Error` says no more than the exit code does.
             let reason = terminated.reason.as_deref().filter(|r| *r != "Error");
             if has_failed && self.reason.is_none() {
                 self.reason = not_empty(reason);
             }
             return;
         };
-        self.revision = summary.revision;
-        self.snapshot = summary.snapshot;
-        self.finished_at = self.finished_at.or(summary.finished_at);
+        self.revision = message.revision();
+        let snapshot = message.snapshot();
+        self.snapshot = snapshot.map(|name| name.chars().take(MAX_NAME).collect());
+        self.finished_at = self.finished_at.or(message.finished_at);
         // A message with another exit code was left by an earlier process.
-        if has_failed && summary.exit_code == self.exit_code {
-            self.reason = self.reason.take().or(summary.reason);
-            self.message = self.message.take().or(summary.message);
+        if has_failed && i32::from(message.code) == terminated.exit_code {
+            let reason = message.reason.filter(|reason| !reason.is_empty());
+            let reason = reason.map(|reason| reason.chars().take(MAX_REASON).collect());
+            self.reason = self.reason.take().or(reason);
+            let text = message.message.map(|text| in_fields(&text));
+            self.message = self.message.take().or(not_empty(text.as_deref()));
         }
     }
 }
@@ -507,7 +481,7 @@ pub(crate) mod tests {
         ] {
             let text = format!(r#"{{"status":"Verified","code":0,"result":{result}}}"#);
             assert_eq!(
-                TerminationSummary::read(&text).unwrap().revision,
+                pod_outcome(&pod("a", 1, 0, &text)).revision,
                 revision,
                 "{text}"
             );

@@ -2,40 +2,36 @@
 //!
 //! Pure functions of a policy, a task and the [`Settings`]. They never read a Secret: they use only its name,
 //! and the Job reports what the Secret lacks. `decide` decides when an object is needed, `write` writes it.
-//! `commands` maps an operation to its Pod, and `pod` builds Pods.
+//! `table` maps work to a Pod, `pod` builds Pods, and `build` the objects around them.
 
 mod allowed;
-mod commands;
+mod build;
 pub(super) mod flags;
 mod leases;
-mod on_demand;
 mod pod;
 mod problems;
-mod scheduled;
 mod store_url;
+mod table;
 #[cfg(test)]
 mod tests;
 
 pub use allowed::Allowed;
+pub use build::{
+    Postponed, compaction_job, compaction_job_name, cron_jobs, follower, task_job, task_job_name,
+};
 pub use leases::{lease_names, lease_prefix, leases, lock_leases};
-pub use on_demand::{compaction_job, compaction_job_name, task_job, task_job_name};
 pub use problems::{problems, task_problems};
-pub use scheduled::{Postponed, cron_jobs, follower};
 pub use store_url::store_location;
 
 use super::api::{EtcdBackupPolicy, TaskType};
 use super::names::label;
 use crate::base::{Span, TextValue};
 use crate::error::Reason;
-use k8s_openapi::api::batch::v1::{
-    Job, JobSpec, PodFailurePolicy, PodFailurePolicyOnExitCodesRequirement,
-    PodFailurePolicyOnPodConditionsPattern, PodFailurePolicyRule,
-};
+use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::ServiceAccount;
 use k8s_openapi::api::rbac::v1::{RoleBinding, RoleRef, Subject};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::Resource;
-use pod::PodBuilder;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -69,10 +65,6 @@ pub const FULL_LEASE_SUFFIX: &str = "-full-snap";
 /// The end of the name of the Lease for deltas; the Lease prefix comes before it.
 pub const DELTA_LEASE_SUFFIX: &str = "-delta-snap";
 
-/// How often Kubernetes retries a Job after failures that a retry can mend.
-const BACKOFF_LIMIT: i32 = 4;
-/// Kubernetes counts deadlines in nanoseconds in 64 bits, which overflow after 292 years.
-const LONGEST_DEADLINE: Duration = Duration::from_secs(100 * 365 * 86_400);
 /// The user and group of Pods and of restored data directories, unless a restore task names another user.
 const DEFAULT_USER: i64 = 65_532;
 
@@ -168,17 +160,15 @@ impl WorkKind {
         WorkKind::Maintenance,
     ];
 
-    /// Returns the end of the name of the CronJob that does this work.
-    pub fn schedule_suffix(self) -> &'static str {
+    /// Returns the end of the names of objects that do this work, and its name in `status.lastRuns`.
+    pub fn short_name(self) -> &'static str {
         match self {
             WorkKind::FullSnapshot => "full",
             WorkKind::DeltaSnapshot => "delta",
             WorkKind::Retention => "gc",
             WorkKind::Verification => "verify",
             WorkKind::Maintenance => "maintain",
-            WorkKind::Follow => "follow",
-            WorkKind::Compaction => "compact",
-            WorkKind::Task => "task",
+            other => other.as_str(),
         }
     }
 
@@ -221,16 +211,6 @@ fn common_labels() -> BTreeMap<String, String> {
     labels.map(|(k, v)| (k.to_owned(), v.to_owned())).into()
 }
 
-/// Returns the labels of the policy's Job template with `own`, which take precedence.
-fn pod_labels(
-    policy: &EtcdBackupPolicy,
-    own: BTreeMap<String, String>,
-) -> BTreeMap<String, String> {
-    let mut labels = policy.spec.job_template.labels.clone();
-    labels.extend(own);
-    labels
-}
-
 /// Returns a reference to an owner. Kubernetes deletes the objects that have it after the owner.
 pub fn owner<K: Resource<DynamicType = ()>>(object: &K) -> OwnerReference {
     OwnerReference {
@@ -264,47 +244,6 @@ pub fn final_exit_codes() -> Vec<i32> {
     let final_reasons = Reason::ALL.iter().filter(is_final);
     let codes: BTreeSet<i32> = final_reasons.map(|r| i32::from(r.exit_code())).collect();
     codes.into_iter().collect()
-}
-
-/// Returns the Pod failure policy of docs/exit-codes.md.
-fn pod_failure_policy(containers: &[&str]) -> PodFailurePolicy {
-    let fail = containers.iter().map(|name| PodFailurePolicyRule {
-        action: "FailJob".to_owned(),
-        on_exit_codes: Some(PodFailurePolicyOnExitCodesRequirement {
-            container_name: Some((*name).to_owned()),
-            operator: "In".to_owned(),
-            values: final_exit_codes(),
-        }),
-        on_pod_conditions: None,
-    });
-    let ignore = PodFailurePolicyRule {
-        action: "Ignore".to_owned(),
-        on_exit_codes: None,
-        on_pod_conditions: Some(vec![PodFailurePolicyOnPodConditionsPattern {
-            status: Some("True".to_owned()),
-            type_: "DisruptionTarget".to_owned(),
-        }]),
-    };
-    PodFailurePolicy {
-        rules: fail.chain([ignore]).collect(),
-    }
-}
-
-fn deadline_seconds(deadline: Duration) -> i64 {
-    let seconds = deadline
-        .clamp(Duration::from_secs(1), LONGEST_DEADLINE)
-        .as_secs();
-    i64::try_from(seconds).unwrap_or(i64::MAX)
-}
-
-fn job_spec(pod: PodBuilder<'_>, deadline: Duration, labels: BTreeMap<String, String>) -> JobSpec {
-    JobSpec {
-        active_deadline_seconds: Some(deadline_seconds(deadline)),
-        backoff_limit: Some(BACKOFF_LIMIT),
-        pod_failure_policy: Some(pod_failure_policy(&pod.container_names())),
-        template: pod.template(labels),
-        ..JobSpec::default()
-    }
 }
 
 /// Returns the value of a duration field, or zero if it is invalid: [`problems`] reports it, and the

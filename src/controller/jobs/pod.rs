@@ -1,7 +1,7 @@
 //! A builder of Pods that run one command of deltafold for a policy.
 //!
 //! Each method adds flags together with the volumes that they refer to, so that neither is forgotten. It does
-//! not know which command needs what: `commands`, which calls it, does.
+//! not know which command needs what: `table`, which calls it, does.
 
 use super::super::api::{EtcdBackupPolicy, JobTemplate, SecretRef, StoreSpec};
 use super::flags::flags;
@@ -9,17 +9,19 @@ use super::leases::{lock_lease_name, needs_lock_leases};
 use super::store_url::local_path;
 use super::{
     CONTAINER, CONTAINER_BEFORE, COPY_CONTAINERS, DEFAULT_USER, Settings, TERMINATION_LOG,
-    duration, lease_prefix, service_account_name,
+    duration, final_exit_codes, lease_prefix, service_account_name,
 };
 use crate::base::limits;
 use crate::base::{Size, Span, TextValue};
 use crate::store::open::OPTION_SECRET_DIR;
 use clap::Args;
+use k8s_openapi::api::batch::v1::PodFailurePolicy;
 use k8s_openapi::api::core::v1::{PodTemplateSpec, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 /// The port of the metrics.
 const PORT: i32 = 8080;
@@ -35,6 +37,9 @@ const SECRETS: &str = "/secrets";
 /// Files of a Secret are readable by owner and group only.
 const SECRET_MODE: i32 = 0o440;
 
+/// Kubernetes counts deadlines in nanoseconds in 64 bits, which overflow after 292 years.
+const MAX_DEADLINE: Duration = Duration::from_secs(100 * 365 * 86_400);
+
 /// A Pod under construction.
 pub(super) struct PodBuilder<'a> {
     policy: &'a EtcdBackupPolicy,
@@ -44,6 +49,8 @@ pub(super) struct PodBuilder<'a> {
     mounts: Vec<Value>,
     resources: Option<&'a ResourceRequirements>,
     user: i64,
+    /// How long a Job of the Pod may run.
+    deadline: Duration,
     /// Whether the Pod uses the Kubernetes API.
     needs_token: bool,
     serves_metrics: bool,
@@ -91,6 +98,7 @@ impl<'a> PodBuilder<'a> {
             mounts: Vec::new(),
             resources: policy.spec.job_template.resources.as_ref(),
             user: DEFAULT_USER,
+            deadline: MAX_DEADLINE,
             needs_token: false,
             serves_metrics: false,
             stop_grace: None,
@@ -110,6 +118,12 @@ impl<'a> PodBuilder<'a> {
         }
         let scratch = json!({"emptyDir": {"sizeLimit": mebibytes(scratch_bytes(template))}});
         pod.mount("scratch", scratch, SCRATCH, false)
+    }
+
+    /// Sets how long a Job of the Pod may run.
+    pub(super) fn within(mut self, deadline: Duration) -> Self {
+        self.deadline = deadline;
+        self
     }
 
     /// Adds a flag and its value.
@@ -350,16 +364,27 @@ impl<'a> PodBuilder<'a> {
         self
     }
 
-    /// Returns the names of the Pod's containers.
-    pub(super) fn container_names(&self) -> Vec<&'static str> {
-        let before = self.init_args.as_ref().map(|_| CONTAINER_BEFORE);
-        let copies = self.etcd_image.map(|_| COPY_CONTAINERS);
-        let copies = copies.into_iter().flatten();
-        [CONTAINER]
-            .into_iter()
-            .chain(before)
-            .chain(copies)
-            .collect()
+    /// Returns how long a Job of the Pod may run, in seconds.
+    pub(super) fn deadline_seconds(&self) -> i64 {
+        let deadline = self.deadline.clamp(Duration::from_secs(1), MAX_DEADLINE);
+        i64::try_from(deadline.as_secs()).unwrap_or(i64::MAX)
+    }
+
+    /// Returns the Pod failure policy of docs/exit-codes.md.
+    pub(super) fn failure_policy(&self) -> PodFailurePolicy {
+        let mut containers = vec![CONTAINER];
+        containers.extend(self.init_args.as_ref().map(|_| CONTAINER_BEFORE));
+        containers.extend(self.etcd_image.map(|_| COPY_CONTAINERS).iter().flatten());
+        let mut rules = Vec::new();
+        for name in containers {
+            let codes =
+                json!({"containerName": name, "operator": "In", "values": final_exit_codes()});
+            rules.push(json!({"action": "FailJob", "onExitCodes": codes}));
+        }
+        let disrupted = json!([{"type": "DisruptionTarget", "status": "True"}]);
+        rules.push(json!({"action": "Ignore", "onPodConditions": disrupted}));
+        // These fields are all that a rule needs; tests compare them.
+        serde_json::from_value(json!({"rules": rules})).unwrap_or_default()
     }
 
     /// Returns the init containers that copy the etcd of another image. An image of etcd has no shell: deltafold

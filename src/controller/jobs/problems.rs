@@ -69,23 +69,9 @@ pub fn problems(policy: &EtcdBackupPolicy) -> Vec<String> {
 pub fn task_problems(policy: &EtcdBackupPolicy, task: &EtcdBackupTask) -> Vec<String> {
     let mut problems = Problems(Vec::new());
     let config = task.spec.config.clone().unwrap_or_default();
-    let verify = config.verify.as_ref();
-    let needs_etcd = match task.spec.type_ {
-        TaskType::OnDemandSnapshot | TaskType::Maintenance => true,
-        TaskType::Verify => verify.is_some_and(|v| v.against_cluster),
-        TaskType::OnDemandCompaction
-        | TaskType::CopyBackups
-        | TaskType::Restore
-        | TaskType::GarbageCollection => false,
-    };
     if task.spec.type_ == TaskType::GarbageCollection && policy.spec.retention.is_none() {
         let name = super::policy_name(policy);
         let problem = format!("{name} has no spec.retention, so there are no rules to remove by");
-        problems.add("spec.policy", problem);
-    }
-    if needs_etcd && policy.spec.etcd.is_none() {
-        let name = super::policy_name(policy);
-        let problem = format!("{name} has no etcd.endpoints, and the task needs a live etcd");
         problems.add("spec.policy", problem);
     }
     problems.check_duration_above_zero("spec.startDeadline", task.spec.start_deadline.as_ref());
