@@ -178,7 +178,7 @@ fn permanent_refusal(
     policy: &EtcdBackupPolicy,
     context: &AdmissionContext<'_>,
 ) -> Option<TaskRefusal> {
-    if needs_etcd(task) && policy.spec.etcd.is_none() {
+    if jobs::needs_etcd(task) && policy.spec.etcd.is_none() {
         return Some(TaskRefusal {
             code: "EtcdMissing",
             message: format!(
@@ -200,21 +200,6 @@ fn permanent_refusal(
         code: "NotAllowed",
         message: not_allowed.join("; "),
     })
-}
-
-fn needs_etcd(task: &EtcdBackupTask) -> bool {
-    match task.spec.type_ {
-        TaskType::OnDemandSnapshot | TaskType::Maintenance => true,
-        TaskType::Verify => {
-            let config = task.spec.config.as_ref();
-            let verify = config.and_then(|c| c.verify.as_ref());
-            verify.is_some_and(|v| v.against_cluster)
-        }
-        TaskType::OnDemandCompaction
-        | TaskType::CopyBackups
-        | TaskType::Restore
-        | TaskType::GarbageCollection => false,
-    }
 }
 
 fn state(task: &EtcdBackupTask) -> TaskState {

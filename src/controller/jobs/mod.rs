@@ -20,7 +20,7 @@ pub use build::{
     Postponed, compaction_job, compaction_job_name, cron_jobs, follower, task_job, task_job_name,
 };
 pub use leases::{lease_names, lease_prefix, leases, lock_leases};
-pub use problems::{problems, task_problems};
+pub use problems::{needs_etcd, problems, task_problems};
 pub use store_url::store_location;
 
 use super::api::{EtcdBackupPolicy, TaskType};

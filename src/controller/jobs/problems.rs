@@ -64,8 +64,8 @@ pub fn problems(policy: &EtcdBackupPolicy) -> Vec<String> {
     problems.0
 }
 
-/// Returns the problems of a task of this policy, each with its field. Other tasks of the policy are not
-/// considered.
+/// Returns the problems of a task of this policy, each with its field. It does not check that the policy has an etcd
+/// if the task [needs one](needs_etcd). Other tasks of the policy are not considered.
 pub fn task_problems(policy: &EtcdBackupPolicy, task: &EtcdBackupTask) -> Vec<String> {
     let mut problems = Problems(Vec::new());
     let config = task.spec.config.clone().unwrap_or_default();
@@ -82,6 +82,22 @@ pub fn task_problems(policy: &EtcdBackupPolicy, task: &EtcdBackupTask) -> Vec<St
         problems.check_upkeep("spec.config.maintenance", &maintenance.upkeep);
     }
     problems.0
+}
+
+/// Returns whether a task can only run for a policy with an etcd.
+pub fn needs_etcd(task: &EtcdBackupTask) -> bool {
+    match task.spec.type_ {
+        TaskType::OnDemandSnapshot | TaskType::Maintenance => true,
+        TaskType::Verify => {
+            let config = task.spec.config.as_ref();
+            let verify = config.and_then(|c| c.verify.as_ref());
+            verify.is_some_and(|v| v.against_cluster)
+        }
+        TaskType::OnDemandCompaction
+        | TaskType::CopyBackups
+        | TaskType::Restore
+        | TaskType::GarbageCollection => false,
+    }
 }
 
 /// The problems found so far, each beginning with its field.

@@ -203,7 +203,8 @@ fn pods(policy: &EtcdBackupPolicy) -> Vec<(String, PodTemplateSpec)> {
     ]);
     for spec in every {
         let task = task(&spec);
-        if task_problems(policy, &task).is_empty() {
+        let lacks_etcd = needs_etcd(&task) && policy.spec.etcd.is_none();
+        if !lacks_etcd && task_problems(policy, &task).is_empty() {
             let job = task_job(policy, &task, &settings);
             pods.push((format!("task {spec}"), job.spec.unwrap().template));
         }

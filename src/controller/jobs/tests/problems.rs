@@ -164,9 +164,6 @@ fn problems_of_tasks() {
     let copy = |config: Value| json!({"policy": "main", "type": "CopyBackups", "config": {"copyBackups": config}});
     let claim = json!({"url": "/backups", "volume": {"persistentVolumeClaim": "x"}});
     let table = [
-        (&local, tasks()[0].clone(), "live etcd"),
-        (&local, tasks()[4].clone(), "live etcd"),
-        (&local, tasks()[5].clone(), "live etcd"),
         (
             &rich,
             copy(json!({"targetStore": rich.spec.store})),
