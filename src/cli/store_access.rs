@@ -96,7 +96,7 @@ pub(super) struct AccessArgs {
     #[arg(long, value_name = "DIR")]
     store_secret: Option<PathBuf>,
     /// Send at most this many requests to a store at a time (1 to 1024); local folders have no limit
-    #[arg(long, value_name = "N", default_value_t = store::DEFAULT_REQUESTS as u16, value_parser = clap::value_parser!(u16).range(1..=store::MOST_REQUESTS as i64))]
+    #[arg(long, value_name = "N", default_value_t = store::DEFAULT_REQUESTS as u16, value_parser = clap::value_parser!(u16).range(1..=store::MAX_REQUESTS as i64))]
     requests: u16,
     /// Mode of new files in a local folder, such as 0640; new folders get the matching mode, such as 0750
     /// [default: 0600]

@@ -6,7 +6,6 @@
 //! SSE-C. Also warns once for each host that gets credentials without TLS. Called by `requests`.
 
 use crate::base::lock;
-use crate::base::random::random_word;
 use async_trait::async_trait;
 use futures::TryStreamExt;
 use http::header::{AUTHORIZATION, LOCATION};
@@ -15,11 +14,10 @@ use object_store::client::{
     HttpClient, HttpError, HttpRequest, HttpResponse, HttpResponseBody, HttpService,
 };
 use object_store::{ClientConfigKey as Key, ClientOptions};
-use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use reqwest::redirect::Policy;
 use reqwest::{Certificate, ClientBuilder, NoProxy, Proxy};
 use std::collections::BTreeSet;
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::net::IpAddr;
 use std::sync::Mutex;
 use std::time::Duration;
 use url::{Host, Url};
@@ -68,12 +66,9 @@ fn builder(
     certificates: &[Certificate],
 ) -> object_store::Result<ClientBuilder> {
     let settings = Settings(options);
-    let agent = settings.text(Key::UserAgent);
-    let agent =
-        agent.unwrap_or_else(|| concat!("deltafold/", env!("CARGO_PKG_VERSION")).to_owned());
     let mut builder = ClientBuilder::new()
         .redirect(Policy::none())
-        .user_agent(agent)
+        .user_agent(concat!("deltafold/", env!("CARGO_PKG_VERSION")))
         // Objects must be read as they were written, whatever features reqwest is built with.
         .no_gzip()
         .no_brotli()
@@ -105,35 +100,8 @@ fn builder(
     if let Some(time) = settings.duration(Key::ReadTimeout)? {
         builder = builder.read_timeout(time);
     }
-    if let Some(time) = settings.duration(Key::PoolIdleTimeout)? {
-        builder = builder.pool_idle_timeout(time);
-    }
-    if let Some(most) = settings.number(Key::PoolMaxIdlePerHost)? {
-        builder = builder.pool_max_idle_per_host(most as usize);
-    }
-    if let Some(time) = settings.duration(Key::Http2KeepAliveInterval)? {
-        builder = builder.http2_keep_alive_interval(time);
-    }
-    if let Some(time) = settings.duration(Key::Http2KeepAliveTimeout)? {
-        builder = builder.http2_keep_alive_timeout(time);
-    }
-    if settings.flag(Key::Http2KeepAliveWhileIdle)? {
-        builder = builder.http2_keep_alive_while_idle(true);
-    }
-    if let Some(bytes) = settings.number(Key::Http2MaxFrameSize)? {
-        builder = builder.http2_max_frame_size(Some(bytes));
-    }
-    if settings.flag(Key::Http1Only)? {
-        builder = builder.http1_only();
-    }
-    if settings.flag(Key::Http2Only)? {
-        builder = builder.http2_prior_knowledge();
-    }
     if settings.flag(Key::AllowInvalidCertificates)? {
         builder = builder.tls_danger_accept_invalid_certs(true);
-    }
-    if settings.flag(Key::RandomizeAddresses)? {
-        builder = builder.dns_resolver(RandomFirstAddress);
     }
     Ok(builder)
 }
@@ -173,31 +141,8 @@ impl Settings<'_> {
         Ok(self.parsed(key, flag)?.unwrap_or_default())
     }
 
-    fn number(&self, key: Key) -> object_store::Result<Option<u32>> {
-        self.parsed(key, |text| text.parse().ok())
-    }
-
     fn duration(&self, key: Key) -> object_store::Result<Option<Duration>> {
         self.parsed(key, |text| humantime::parse_duration(text).ok())
-    }
-}
-
-/// Resolves a name to its addresses, from a random one on, so that not all processes connect to the first.
-struct RandomFirstAddress;
-
-impl Resolve for RandomFirstAddress {
-    fn resolve(&self, name: Name) -> Resolving {
-        Box::pin(async move {
-            let lookup = tokio::task::spawn_blocking(move || {
-                (name.as_str(), 0).to_socket_addrs().map(Vec::from_iter)
-            });
-            let mut addresses: Vec<SocketAddr> = lookup.await??;
-            if !addresses.is_empty() {
-                let first = random_word() as usize % addresses.len();
-                addresses.rotate_left(first);
-            }
-            Ok(Box::new(addresses.into_iter()) as Addrs)
-        })
     }
 }
 
@@ -444,7 +389,6 @@ mod tests {
         for (key, value) in [
             (Key::Timeout, "soon"),
             (Key::AllowHttp, "perhaps"),
-            (Key::PoolMaxIdlePerHost, "-1"),
             (Key::ProxyUrl, "http://[nowhere"),
         ] {
             let e = builder(&with(key, value), &[]).unwrap_err();

@@ -21,8 +21,10 @@ use quick_xml::events::Event;
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The most objects of a listing: more than a prefix ever has, and few enough for the memory.
-pub(super) const LARGEST_LISTING: usize = 10_000_000;
+/// The most bytes of a listing in memory: more than a prefix ever needs. A million snapshots take a quarter.
+pub(super) const MAX_LISTING: usize = 1 << 30;
+/// The bytes of an object in a listing, beside its name.
+pub(super) const OBJECT_COST: usize = 160;
 /// The most empty pages in a row. S3 sends some after many deletions.
 const EMPTY_PAGES: usize = 1000;
 /// The error for a listing without an end.
@@ -66,21 +68,17 @@ pub(super) fn asks_for_page(method: &Method, uri: &Uri) -> bool {
 #[derive(Default)]
 pub(super) struct ListingProgress {
     seen: HashSet<[String; 2]>,
-    entries: usize,
+    bytes: usize,
     empty: usize,
 }
 
 impl ListingProgress {
     /// Returns whether the listing can have an end, after a page with `entries` entries that leads to `next`.
     pub(super) fn may_end(&mut self, entries: usize, next: &[String; 2]) -> bool {
-        self.entries = self.entries.saturating_add(entries);
-        self.empty = match entries {
-            0 => self.empty + 1,
-            _ => 0,
-        };
-        self.entries <= LARGEST_LISTING
-            && self.empty <= EMPTY_PAGES
-            && self.seen.insert(next.clone())
+        let markers: usize = next.iter().map(String::len).sum();
+        self.bytes = self.bytes.saturating_add(entries * OBJECT_COST + markers);
+        self.empty = if entries == 0 { self.empty + 1 } else { 0 };
+        self.bytes <= MAX_LISTING && self.empty <= EMPTY_PAGES && self.seen.insert(next.clone())
     }
 }
 
@@ -296,7 +294,7 @@ mod tests {
         assert!(progress.may_end(1, &marker("b", "1")));
         assert!(!progress.may_end(1, &marker("a", "2")));
         let mut progress = ListingProgress::default();
-        assert!(!progress.may_end(LARGEST_LISTING + 1, &marker("a", "")));
+        assert!(!progress.may_end(MAX_LISTING / OBJECT_COST + 1, &marker("a", "")));
         let mut progress = ListingProgress::default();
         let pages = (0..).take_while(|n| progress.may_end(0, &marker(&n.to_string(), "")));
         assert_eq!(pages.count(), EMPTY_PAGES);

@@ -49,7 +49,7 @@ pub use lock::LOCKS;
 pub use open::open;
 pub use publish::{Staged, Upload};
 pub use read_ahead::{PrefetchGuard, ReadAhead};
-pub use requests::{DEFAULT_REQUESTS, MOST_REQUESTS};
+pub use requests::{DEFAULT_REQUESTS, MAX_REQUESTS};
 pub use s3::{UnfinishedUpload, Versioning};
 
 use crate::base::Cancel;
@@ -59,7 +59,7 @@ use chrono::{DateTime, Utc};
 use exclude::ExcludeTags;
 use futures::{StreamExt, TryStreamExt};
 use object_store::path::Path;
-use object_store::{ObjectStore, ObjectStoreExt};
+use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt};
 use publish::direct::Direct;
 use read_ahead::PrefetchedTransfers;
 use s3::S3;
@@ -326,8 +326,18 @@ impl Store {
     async fn list_folder(&self, folder: &str) -> Result<Vec<ObjectInfo>> {
         let failed = |e| store_error(format!("list {}", self.url), e);
         let mut objects = Vec::new();
+        let mut budget = listing::MAX_LISTING;
         let mut listing = self.inner.list(Some(&self.path(folder)));
         while let Some(object) = listing.try_next().await.map_err(failed)? {
+            let cost = listing::OBJECT_COST + object.location.as_ref().len();
+            budget = budget.saturating_sub(cost);
+            if budget == 0 {
+                return Err(Reason::StoreUnreachable.error(format!(
+                    "cannot list {}: {}",
+                    self.url,
+                    listing::ENDLESS
+                )));
+            }
             let odd = listing::odd_key(&object.location);
             let below = match &odd {
                 Some(key) => self.odd_below(key, folder),
@@ -343,13 +353,6 @@ impl Store {
                 etag: object.e_tag,
                 is_odd: odd.is_some(),
             }));
-            if objects.len() > listing::LARGEST_LISTING {
-                return Err(Reason::StoreUnreachable.error(format!(
-                    "cannot list {}: {}",
-                    self.url,
-                    listing::ENDLESS
-                )));
-            }
         }
         Ok(objects)
     }
@@ -364,23 +367,31 @@ impl Store {
         rest.starts_with('/').then(|| below.to_owned())
     }
 
-    /// Returns the names of the objects directly at the prefix, 1000 at most: for hints in messages.
+    /// Returns the names of the objects directly at the prefix, among the first thousand below it: for hints in
+    /// messages.
     ///
     /// # Errors
     /// Fails with the errors of [`objects`](Self::objects).
     pub fn list_directly(&self) -> Result<Vec<String>> {
+        let listed = self.first_below(&self.prefix);
+        let objects = listed?.map_err(|e| store_error(format!("list {}", self.url), e))?;
+        let depth = self.prefix.parts().count() + 1;
+        let here = objects.iter().filter(|path| path.parts().count() == depth);
+        Ok(here
+            .filter_map(|path| path.filename().map(str::to_owned))
+            .collect())
+    }
+
+    /// Returns the paths of the first thousand objects below a prefix, without odd ones: one page of a listing.
+    fn first_below(&self, prefix: &Path) -> Result<object_store::Result<Vec<Path>>> {
+        const PAGE: usize = 1000;
+        let listing = self.inner.list(Some(prefix)).take(PAGE);
+        let is_plain = |path: &Path| listing::odd_key(path).is_none();
         self.block_on(async {
-            let listing = self
-                .inner
-                .list_with_delimiter(Some(&self.prefix))
-                .await
-                .map_err(|e| store_error(format!("list {}", self.url), e))?;
-            let names = listing.objects.into_iter().take(1000);
-            Ok(names
-                .filter(|o| listing::odd_key(&o.location).is_none())
-                .filter_map(|o| o.location.filename().map(str::to_owned))
-                .collect())
-        })?
+            let objects: Vec<ObjectMeta> = listing.try_collect().await?;
+            let paths = objects.into_iter().map(|object| object.location);
+            Ok(paths.filter(is_plain).collect())
+        })
     }
 
     /// Returns whether the store has refused to show tags, so that snapshots excluded by a tag are unknown.

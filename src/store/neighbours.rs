@@ -2,8 +2,8 @@
 
 use super::Store;
 use super::open::local_folder;
-use futures::{StreamExt, TryStreamExt};
 use object_store::path::Path;
+use std::collections::BTreeMap;
 use std::path::Path as FilePath;
 
 /// At most this many places beside the prefix are looked at, and this many names in each of their folders.
@@ -18,35 +18,33 @@ impl Store {
             Some(dir) => {
                 std::path::absolute(dir).map_or_else(|_| Vec::new(), |d| beside_folder(&d, folders))
             }
-            None => self
-                .block_on(self.beside_prefix(folders))
-                .unwrap_or_default(),
+            None => self.beside_prefix(folders),
         }
     }
 
-    async fn beside_prefix(&self, folders: &[&str]) -> Vec<(String, Vec<String>)> {
+    fn beside_prefix(&self, folders: &[&str]) -> Vec<(String, Vec<String>)> {
         let own: Vec<_> = self.prefix.parts().collect();
         let Some((_, above)) = own.split_last() else {
             return Vec::new();
         };
         let above: Path = above.iter().cloned().collect();
-        let Ok(listed) = self.inner.list_with_delimiter(Some(&above)).await else {
-            return Vec::new();
-        };
-        let places = listed.common_prefixes.into_iter();
-        let mut neighbours = Vec::new();
-        for place in places.filter(|p| *p != self.prefix).take(MAX_PLACES) {
-            let mut names = Vec::new();
-            for folder in folders {
-                let objects = self.inner.list(Some(&place.clone().join(*folder)));
-                let objects = objects.take(MAX_NAMES).try_collect::<Vec<_>>().await;
-                let objects = objects.unwrap_or_default().into_iter();
-                names.extend(objects.filter_map(|o| o.location.filename().map(str::to_owned)));
+        let listed = self.first_below(&above).ok().and_then(Result::ok);
+        let mut neighbours: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        for path in listed.unwrap_or_default() {
+            if path.prefix_matches(&self.prefix) {
+                continue;
             }
-            let name = place.filename().unwrap_or_default();
-            neighbours.push((format!("…/{name}"), names));
+            let below: Vec<_> = path.parts().skip(own.len() - 1).collect();
+            if let [place, folder, .., name] = below.as_slice()
+                && folders.contains(&folder.as_ref())
+            {
+                let names = neighbours
+                    .entry(format!("…/{}", place.as_ref()))
+                    .or_default();
+                names.push(name.as_ref().to_owned());
+            }
         }
-        neighbours
+        neighbours.into_iter().take(MAX_PLACES).collect()
     }
 }
 

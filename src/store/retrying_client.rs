@@ -4,7 +4,7 @@
 //! Does not sign, and does not know what a request is for: `s3`, `azure` and `gcs`, the callers, do.
 
 use super::errors::{redact, status_error, store_error};
-use super::requests::{LONGEST_RESPONSE, collect};
+use super::requests::{MAX_RESPONSE, collect};
 use super::xml::Document;
 use crate::base::causes::causes;
 use crate::base::percent::encoded;
@@ -96,10 +96,10 @@ impl RetryingClient {
             .await
             .map_err(|e| redact(&causes(&e)))?;
         let status = response.status().as_u16();
-        let body = collect(response.into_body().bytes_stream(), LONGEST_RESPONSE).await;
+        let body = collect(response.into_body().bytes_stream(), MAX_RESPONSE).await;
         let Some(body) = body.map_err(|e| redact(&causes(&e)))? else {
             return Err(format!(
-                "the response has more than {LONGEST_RESPONSE} bytes, so it is not what was requested"
+                "the response has more than {MAX_RESPONSE} bytes, so it is not what was requested"
             ));
         };
         Ok(StoreResponse {

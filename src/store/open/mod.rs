@@ -16,7 +16,7 @@ use super::Store;
 use super::errors::store_error;
 use super::exclude::ExcludeTags;
 use super::folder::{FileMode, Folder};
-use super::requests::{Connector, DEFAULT_REQUESTS, MOST_REQUESTS, Requests};
+use super::requests::{Connector, DEFAULT_REQUESTS, MAX_REQUESTS, Requests};
 use super::retrying_client::RetryingClient;
 use crate::error::{Error, Reason, Result};
 use object_store::client::{HttpClient, HttpConnector};
@@ -38,16 +38,12 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// The longest time without a byte. A whole transfer may take as long as it needs.
 const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The settings of a connection that are read from the environment, too.
-const CLIENT_KEYS: [ClientConfigKey; 13] = [
+/// The settings of a connection. `connect` uses these and no others of the object_store crate.
+const CLIENT_KEYS: [ClientConfigKey; 9] = [
     ClientConfigKey::AllowHttp,
     ClientConfigKey::AllowInvalidCertificates,
     ClientConfigKey::NoSystemCertificates,
     ClientConfigKey::ConnectTimeout,
-    ClientConfigKey::Http1Only,
-    ClientConfigKey::Http2Only,
-    ClientConfigKey::PoolIdleTimeout,
-    ClientConfigKey::PoolMaxIdlePerHost,
     ClientConfigKey::ReadTimeout,
     ClientConfigKey::Timeout,
     ClientConfigKey::ProxyUrl,
@@ -178,7 +174,7 @@ impl OpenConfig {
         let mut config = OpenConfig {
             retry: RetryConfig {
                 backoff: BackoffConfig::default(),
-                max_retries: 5,
+                max_retries: 10,
                 retry_timeout: Duration::from_secs(60),
             },
             requests: Requests::new(DEFAULT_REQUESTS),
@@ -194,9 +190,9 @@ impl OpenConfig {
                 }
                 OPTION_REQUESTS => {
                     let most = whole_number(key, value)?;
-                    if !(1..=MOST_REQUESTS as u64).contains(&most) {
+                    if !(1..=MAX_REQUESTS as u64).contains(&most) {
                         return Err(Reason::Configuration.error(format!(
-                            "--store-option {key}={value}: give a number from 1 to {MOST_REQUESTS}"
+                            "--store-option {key}={value}: give a number from 1 to {MAX_REQUESTS}"
                         )));
                     }
                     config.requests = Requests::new(most as usize);
@@ -564,6 +560,11 @@ fn misconfigured(action: &str, e: object_store::Error) -> Error {
 }
 
 fn config_key<K: FromStr<Err = object_store::Error>>(key: &str) -> Result<K> {
+    if let Ok(of_client) = key.parse::<ClientConfigKey>()
+        && !CLIENT_KEYS.contains(&of_client)
+    {
+        return Err(no_such_setting(key));
+    }
     key.parse().map_err(|_| no_such_setting(key))
 }
 

@@ -8,7 +8,7 @@ use url::Url;
 const PREFIXES: [&str; 4] = ["aws_", "google_", "azure_storage_", "azure_"];
 
 /// Names of settings that are not secret, without the providers' prefixes. Every other setting may be secret.
-const PLAIN: [&str; 91] = [
+const PLAIN: [&str; 80] = [
     // S3
     "bucket",
     "bucket_name",
@@ -84,23 +84,12 @@ const PLAIN: [&str; 91] = [
     "allow_http",
     "allow_invalid_certificates",
     "connect_timeout",
-    "default_content_type",
     "disable_system_certificates",
-    "http1_only",
-    "http2_keep_alive_interval",
-    "http2_keep_alive_timeout",
-    "http2_keep_alive_while_idle",
-    "http2_max_frame_size",
-    "http2_only",
-    "pool_idle_timeout",
-    "pool_max_idle_per_host",
     "proxy_ca_certificate",
     "proxy_excludes",
     "proxy_url",
-    "randomize_addresses",
     "read_timeout",
     "timeout",
-    "user_agent",
     // Our own
     super::OPTION_CA_CERTIFICATE,
     super::OPTION_MAX_RETRIES,

@@ -83,7 +83,7 @@ impl Swift {
             prefix,
             delimiter,
             marker: String::new(),
-            entries: 0,
+            bytes: 0,
         };
         stream::try_unfold(cursor, PageCursor::next)
     }
@@ -110,7 +110,7 @@ struct PageCursor {
     delimiter: &'static str,
     /// The last name so far.
     marker: String,
-    entries: usize,
+    bytes: usize,
 }
 
 impl PageCursor {
@@ -122,8 +122,11 @@ impl PageCursor {
             return Ok(None);
         };
         let next = last.subdir.as_ref().unwrap_or(&last.name).clone();
-        self.entries += page.len();
-        if next <= self.marker || self.entries > listing::LARGEST_LISTING {
+        let names = page
+            .iter()
+            .map(|entry| listing::OBJECT_COST + entry.name.len());
+        self.bytes = self.bytes.saturating_add(names.sum());
+        if next <= self.marker || self.bytes > listing::MAX_LISTING {
             return Err(failed(listing::ENDLESS));
         }
         self.marker = next;
