@@ -10,23 +10,20 @@ use crate::backup::frame::FrameWriter;
 use crate::backup::{Compression, Kind, SnapshotName};
 use crate::base::TextValue;
 use crate::base::flag_values::yes_or_no;
-use crate::error::{Error, Result};
+use crate::error::{Error, Reason, Result};
 use crate::kubernetes::SnapshotLeases;
 use crate::mvcc::{Fold, HashKv, KeepHistory, KeyRange, Revision};
 use crate::ops::fold::Source;
-use crate::ops::fold::publish::{
-    SnapshotUpload, StagedSnapshot, TeeWriter, give_name, refuse_plaintext,
-};
+use crate::ops::fold::publish::{Packer, TeeWriter, UnnamedSnapshot, refuse_plaintext};
 use crate::ops::fold::rebuild::{Leases, Rebuild};
 use crate::ops::options::StateOptions;
 use crate::ops::parallel::side_by_side;
 use crate::ops::report::{Report, ReportBuilder};
-use crate::ops::scan::{Depth, Scan, scan};
+use crate::ops::scan::{Depth, scan};
 use crate::ops::snapshot_leases::{self, News};
-use crate::ops::tags::{FEW, without_excluded};
+use crate::ops::tags::without_excluded;
 use crate::ops::{Context, free_space};
 use crate::telemetry::progress::Step;
-use chrono::Utc;
 use clap::Args;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -137,6 +134,9 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
     })
 }
 
+/// The number of names that are tried: if a name is taken, that of one second later is next.
+const NAMES_TRIED: u32 = 10;
+
 /// A compaction under way.
 struct Compaction<'a> {
     ctx: &'a Context,
@@ -147,15 +147,7 @@ struct Compaction<'a> {
 impl Compaction<'_> {
     fn run(mut self) -> Result<Report<Outcome>> {
         let scan = scan(self.ctx, Depth::Doubtful)?;
-        // Both run in the background while this reads and folds. Dropping the guards waits for them.
-        let store = &self.ctx.store;
         let writes = !self.options.dry_run;
-        let _cleaning = writes.then(|| {
-            store.in_background(|store| {
-                store.clean_staging(Utc::now());
-            })
-        });
-        let _preparing = (writes && is_delta_newest(&scan)).then(|| store.prepare_naming());
         let request = &self.options.state.request();
         let source = match writes {
             true => Source::open_to_fold(self.ctx, &scan, request)?,
@@ -175,11 +167,6 @@ impl Compaction<'_> {
             let outcome = self.outcome(&source, encoding);
             return Ok(self.clock.report(outcome));
         }
-        if source.deltas().len() > FEW {
-            self.ctx.store.probe_tag_headers()?;
-        }
-        let compact = source.compact_revision(self.ctx, self.options.keep_history())?;
-        let (fold, events) = source.fold(self.ctx, compact, KeyRange::All, false)?;
         let newest = self.newest_name(&source)?;
         let mut new_name = SnapshotName {
             kind: Kind::Full,
@@ -190,8 +177,7 @@ impl Compaction<'_> {
             is_final: newest.is_final,
             is_encrypted: self.ctx.keys.encrypts(),
         };
-        let (packed, folded) = self.write(&source, compact, fold, &new_name, encoding)?;
-        let bytes = give_name(self.ctx, &packed, &mut new_name)?;
+        let (events, folded, bytes) = self.fold_and_write(&source, encoding, &mut new_name)?;
         tracing::info!(
             snapshot = %new_name,
             revision = source.target.0,
@@ -304,6 +290,30 @@ impl Compaction<'_> {
         outcome.compact_revision = Some(hash.compact_revision);
     }
 
+    /// Folds the chain and writes the result under the first free name from `name` on, and updates `name`. Returns the
+    /// number of events, the hash, and the bytes that were written: 0 if the same snapshot exists already.
+    fn fold_and_write(
+        &self,
+        source: &Source,
+        encoding: codec::Encoding,
+        name: &mut SnapshotName,
+    ) -> Result<(u64, HashKv, u64)> {
+        let compact = source.compact_revision(self.ctx, self.options.keep_history())?;
+        for _ in 0..NAMES_TRIED {
+            let (fold, events) = source.fold(self.ctx, compact, KeyRange::All, false)?;
+            let (unnamed, folded) = self.write(source, compact, fold, name, encoding)?;
+            if let Some(bytes) = unnamed.complete(self.ctx, name)? {
+                return Ok((events, folded, bytes));
+            }
+            // An upload is bound to its name, so all is written again. That is rare.
+            tracing::warn!("{name} is taken by another snapshot: trying the next name");
+            name.created += 1;
+        }
+        Err(Reason::TargetExists.error(format!(
+            "{name} and the {NAMES_TRIED} names before it are taken by other snapshots: check whether several clusters write to this prefix"
+        )))
+    }
+
     /// Writes the new database: lays it out, compresses and uploads it, and verifies it concurrently
     /// with the upload.
     fn write(
@@ -313,7 +323,7 @@ impl Compaction<'_> {
         mut fold: Fold<'_>,
         name: &SnapshotName,
         encoding: codec::Encoding,
-    ) -> Result<(StagedSnapshot, HashKv)> {
+    ) -> Result<(UnnamedSnapshot, HashKv)> {
         let rebuild = Rebuild {
             source,
             compact,
@@ -327,7 +337,7 @@ impl Compaction<'_> {
         let failed = |e| Error::io("write the new snapshot", e);
         let mut both = TeeWriter::new(
             Some(self.ctx.temp_file()?),
-            FrameWriter::new(SnapshotUpload::named(self.ctx, name, encoding)?),
+            FrameWriter::new(Packer::to_store(self.ctx, name, encoding)?),
             Some(Step::new(
                 format!("write {}", name.label()),
                 Some(layout.bytes()),
@@ -337,18 +347,12 @@ impl Compaction<'_> {
         let (file, stream) = both.into_parts().map_err(failed)?;
         let file = file.ok_or_else(|| Error::internal("the new database has no file"))?;
         let verify = || rebuild.verify(self.ctx.database_file(file), &folded, &layout);
-        let stage = || stream.finish().map_err(failed)?.finish();
-        let (verified, packed) = side_by_side(self.ctx.threads, verify, stage);
-        let packed = packed?;
+        let upload = || stream.finish().map_err(failed)?.uploaded();
+        let (verified, unnamed) = side_by_side(self.ctx.threads, verify, upload);
+        let unnamed = unnamed?;
         verified?;
-        Ok((packed, folded))
+        Ok((unnamed, folded))
     }
-}
-
-/// Returns whether the newest snapshot is a delta, so that there is probably something to fold.
-fn is_delta_newest(scan: &Scan) -> bool {
-    let newest = scan.catalog.usable().last();
-    newest.is_some_and(|i| scan.catalog.snapshots[i].name.kind == Kind::Incr)
 }
 
 /// Returns the creation time of the newest input, in seconds since 1970.

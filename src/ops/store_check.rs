@@ -7,7 +7,7 @@ use super::Context;
 use super::report::{FailureFields, Report, ReportBuilder};
 use crate::base::Cancel;
 use crate::error::{Error, Reason, Result};
-use crate::store::staging::{STAGING, StagingName};
+use crate::store::staging::{STAGING, temporary_path};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -83,9 +83,7 @@ pub fn run(ctx: &Context) -> Result<Report<Outcome>> {
     let clock = ReportBuilder::start();
     let store = &ctx.store;
     store.list(&[STAGING])?;
-    let _folder = store.keep_staging_folder();
-    let name = StagingName::new("check");
-    let path = &name.path;
+    let path = &temporary_path("check");
     let content = format!("deltafold checks this store: {path}").into_bytes();
     let most = content.len() as u64;
 
@@ -191,8 +189,8 @@ impl Ability {
             Ability::ConditionalCreate => {
                 "only one of several runs may give a snapshot its name, or hold the lock"
             }
-            Ability::ReadBack => "every snapshot is read back before it gets its name",
-            Ability::Delete => "staging objects and old snapshots are deleted",
+            Ability::ReadBack => "every snapshot is read back when it is used",
+            Ability::Delete => "old snapshots are deleted",
         }
     }
 }

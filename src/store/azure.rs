@@ -1,15 +1,25 @@
-//! Requests for Azure's blob tags, for which the object_store crate has no call.
+//! Requests of Azure that the object_store crate has no call for: blob tags, and committing a blob on condition that its
+//! name is free.
 //!
-//! Knows the URL of a blob and how to sign. What is requested, and what a response means, is `exclude`'s, the
-//! caller.
+//! Knows the URL of a blob and how to sign. What a request for tags means is `exclude`'s, the caller.
 
 use super::retrying_client::{RetryingClient, StoreResponse, query_string, request};
-use crate::error::{Error, Result};
+use crate::base::lock;
+use crate::error::{Error, Reason, Result};
+use async_trait::async_trait;
+use futures::stream::BoxStream;
 use http::Method;
 use object_store::azure::{AzureAuthorizer, MicrosoftAzure};
 use object_store::client::HttpRequest;
+use object_store::multipart::MultipartStore;
 use object_store::path::Path;
-use std::sync::Arc;
+use object_store::{
+    CopyOptions, Extensions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta,
+    ObjectStore, PutMultipartOptions, PutOptions, PutPayload, PutResult, UploadPart,
+};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex};
 use url::Url;
 
 /// The emulator's URL, unless its variable has another.
@@ -66,20 +76,172 @@ impl Azure {
         query: &[(&str, &str)],
         body: String,
     ) -> Result<StoreResponse> {
+        let request = self.request(action, method, path, query, &[], body)?;
+        let sign = async |request: &mut HttpRequest| self.sign(request).await;
+        self.client.send(action, request, sign).await
+    }
+
+    fn request(
+        &self,
+        action: &str,
+        method: Method,
+        path: &Path,
+        query: &[(&str, &str)],
+        headers: &[(&'static str, String)],
+        body: String,
+    ) -> Result<HttpRequest> {
         let url = blob_url(&self.url, path, query)
             .ok_or_else(|| Error::internal(format!("cannot {action}: no URL")))?;
-        let mut headers = Vec::new();
+        let mut headers = headers.to_vec();
         if !body.is_empty() {
             // The length is a part of the signature.
             headers.push(("content-length", body.len().to_string()));
             headers.push(("content-type", "application/xml; charset=UTF-8".to_owned()));
         }
-        let request = request(method, &url, &headers, body)?;
-        let sign = async |request: &mut HttpRequest| {
-            let credential = self.store.credentials().get_credential().await?;
-            AzureAuthorizer::new(&credential, &self.account).try_authorize(request)
+        request(method, &url, &headers, body)
+    }
+
+    async fn sign(&self, request: &mut HttpRequest) -> object_store::Result<()> {
+        let credential = self.store.credentials().get_credential().await?;
+        AzureAuthorizer::new(&credential, &self.account).try_authorize(request)
+    }
+}
+
+/// A container in which an upload gets its name only if the name is free.
+#[derive(Debug)]
+pub struct Conditional(pub Arc<Azure>);
+
+impl fmt::Debug for Azure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Azure({})", self.url)
+    }
+}
+
+impl fmt::Display for Conditional {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.store.fmt(f)
+    }
+}
+
+#[async_trait]
+impl ObjectStore for Conditional {
+    async fn put_opts(
+        &self,
+        path: &Path,
+        payload: PutPayload,
+        options: PutOptions,
+    ) -> object_store::Result<PutResult> {
+        self.0.store.put_opts(path, payload, options).await
+    }
+
+    async fn put_multipart_opts(
+        &self,
+        path: &Path,
+        _: PutMultipartOptions,
+    ) -> object_store::Result<Box<dyn MultipartUpload>> {
+        Ok(Box::new(BlockUpload {
+            azure: self.0.clone(),
+            path: path.clone(),
+            count: 0,
+            blocks: Arc::default(),
+        }))
+    }
+
+    async fn get_opts(&self, path: &Path, options: GetOptions) -> object_store::Result<GetResult> {
+        self.0.store.get_opts(path, options).await
+    }
+
+    fn delete_stream(
+        &self,
+        paths: BoxStream<'static, object_store::Result<Path>>,
+    ) -> BoxStream<'static, object_store::Result<Path>> {
+        self.0.store.delete_stream(paths)
+    }
+
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, object_store::Result<ObjectMeta>> {
+        self.0.store.list(prefix)
+    }
+
+    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> object_store::Result<ListResult> {
+        self.0.store.list_with_delimiter(prefix).await
+    }
+
+    async fn copy_opts(
+        &self,
+        from: &Path,
+        to: &Path,
+        options: CopyOptions,
+    ) -> object_store::Result<()> {
+        self.0.store.copy_opts(from, to, options).await
+    }
+}
+
+/// An upload in blocks. Azure removes blocks that are not committed within a week.
+#[derive(Debug)]
+struct BlockUpload {
+    azure: Arc<Azure>,
+    path: Path,
+    count: usize,
+    /// The IDs of the blocks that are at the server, by their number.
+    blocks: Arc<Mutex<BTreeMap<usize, String>>>,
+}
+
+#[async_trait]
+impl MultipartUpload for BlockUpload {
+    fn put_part(&mut self, data: PutPayload) -> UploadPart {
+        let (azure, path, blocks) = (self.azure.clone(), self.path.clone(), self.blocks.clone());
+        let number = self.count;
+        self.count += 1;
+        Box::pin(async move {
+            let upload = String::new();
+            let part = azure.store.put_part(&path, &upload, number, data).await?;
+            let id = part.content_id;
+            lock(&blocks).insert(number, base64_simd::STANDARD.encode_to_string(id));
+            Ok(())
+        })
+    }
+
+    async fn complete(&mut self) -> object_store::Result<PutResult> {
+        let mut list = String::new();
+        for id in lock(&self.blocks).values() {
+            list += &format!("<Uncommitted>{id}</Uncommitted>");
+        }
+        let body = format!("<BlockList>{list}</BlockList>");
+        let action = format!("complete {}", self.path);
+        let failed = |source: Error| object_store::Error::Generic {
+            store: "Azure",
+            source: source.into(),
         };
-        self.client.send(action, request, sign).await
+        let request = self.azure.request(
+            &action,
+            Method::PUT,
+            &self.path,
+            &[("comp", "blocklist")],
+            &[("if-none-match", "*".to_owned())],
+            body,
+        );
+        let mut request = request.map_err(failed)?;
+        self.azure.sign(&mut request).await?;
+        // Without retries: after an error, `publish` looks at the name first.
+        let response = self.azure.client.send_once(request).await;
+        let response = response.map_err(|e| failed(Reason::StoreUnreachable.error(e)))?;
+        let path = self.path.to_string();
+        match response.status {
+            200..=299 => Ok(PutResult {
+                e_tag: None,
+                version: None,
+                extensions: Extensions::default(),
+            }),
+            409 | 412 => Err(object_store::Error::AlreadyExists {
+                path,
+                source: response.refusal(&action).into(),
+            }),
+            _ => Err(failed(response.refusal(&action))),
+        }
+    }
+
+    async fn abort(&mut self) -> object_store::Result<()> {
+        Ok(())
     }
 }
 

@@ -4,7 +4,7 @@
 //! Removes secrets in URLs from the text. Called by everything in `store` that sends a request.
 
 use crate::base::causes;
-use crate::error::{Error, Reason, Result};
+use crate::error::{Error, Reason};
 use url::Url;
 
 /// The name of a local folder in the crate's errors.
@@ -162,26 +162,6 @@ pub(super) fn write_error(name: &str, e: object_store::Error) -> Error {
 pub(super) fn is_taken(e: &object_store::Error) -> bool {
     use object_store::Error as E;
     matches!(e, E::AlreadyExists { .. } | E::Precondition { .. })
-}
-
-/// Returns our error for a refusal of the store, to find out what it can do.
-///
-/// # Errors
-/// Fails with the error if it is no refusal: a later attempt may succeed.
-pub(super) fn refusal(action: &str, e: object_store::Error) -> Result<Error> {
-    use object_store::Error as E;
-    let is_refusal = matches!(e, E::NotImplemented { .. } | E::NotSupported { .. });
-    let e = store_error(action, e);
-    match e.reason() {
-        // The crate takes a server's 501 for an outage.
-        Reason::StoreUnreachable
-            if !is_refusal && !e.to_string().contains("501 Not Implemented") =>
-        {
-            Err(e)
-        }
-        Reason::Terminated => Err(e),
-        _ => Ok(e),
-    }
 }
 
 /// Returns the error for a refusal. `text` has its status and its body.

@@ -9,8 +9,6 @@ use super::azure::Azure;
 use super::gcs::Gcs;
 use super::retrying_client::StoreResponse;
 use super::s3::S3;
-use super::small_objects::bytes_of;
-use super::staging::StagingName;
 use super::tag_counts::TagKnowledge;
 use super::xml::{Document, Tag, TagSet, Tagging};
 use super::{Store, store_error};
@@ -18,7 +16,7 @@ use crate::error::{Error, Reason, Result};
 use futures::{StreamExt, TryStreamExt};
 use http::Method;
 use object_store::path::Path;
-use object_store::{Attribute, GetOptions, ObjectStore, ObjectStoreExt, PutOptions, PutPayload};
+use object_store::{Attribute, GetOptions, ObjectStore};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -117,6 +115,11 @@ impl ExcludeTags {
     /// Returns whether it refused for lack of a permission.
     pub(super) fn was_denied(&self) -> bool {
         self.denied.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether the server is known to obey the conditions of writes.
+    pub(super) fn keeps_conditions(&self) -> bool {
+        self.tagged.keeps_conditions()
     }
 
     pub(super) async fn is_excluded(
@@ -274,37 +277,6 @@ impl Store {
     /// Returns whether any object is known to have tags.
     pub fn knows_tags(&self) -> bool {
         self.tags.tagged.knows_any()
-    }
-
-    /// Finds out whether [responses to reads tell of tags](Self::tells_tags): writes, reads and deletes a
-    /// small object with a tag in the staging folder. If that fails, it stays unknown.
-    ///
-    /// # Errors
-    /// Fails with `Terminated`.
-    pub fn probe_tag_headers(&self) -> Result<()> {
-        if !self.asks_tags() || self.tells_tags() {
-            return Ok(());
-        }
-        let name = StagingName::new("tags");
-        let path = self.path(&name.path);
-        let mut tags = object_store::TagSet::default();
-        tags.push("deltafold", "probe");
-        let options = PutOptions::from(tags);
-        let tried = self.block_on(async {
-            let payload = PutPayload::from_static(b"x");
-            self.inner.put_opts(&path, payload, options).await?;
-            bytes_of(self.inner.get(&path).await?, 1).await
-        })?;
-        if let Err(e) = self.clean_up(self.inner.delete(&path)) {
-            tracing::warn!(staging = %name.path, "a staging object is left behind: {e}");
-        }
-        let error = tried.err().map(|e| e.to_string());
-        tracing::debug!(
-            tells = self.tells_tags(),
-            error,
-            "tested whether responses to reads tell of tags"
-        );
-        Ok(())
     }
 
     /// Excludes a snapshot: by tag or metadata if the store has them, else by an object `<below>.exclude`. Other

@@ -35,8 +35,6 @@ const LEASE_BREAKS: Duration = Duration::from_secs(45);
 const LEASE_PAUSE: Duration = Duration::from_millis(50);
 /// The most levels of folders below a listed one. The old layout has one.
 pub(super) const DEEPEST: usize = 4;
-/// Attempts to create a file in a folder that other processes may remove while it is empty.
-pub(super) const FOLDER_ATTEMPTS: u32 = 100;
 
 /// The mode of new files. New folders also have an execute bit for each read bit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -156,15 +154,6 @@ impl From<PathBuf> for Folder {
     }
 }
 
-/// The result of renaming a file to a free name.
-pub(super) enum RenameOutcome {
-    Done,
-    /// Another file has the name.
-    Taken,
-    /// The file system has no such call, or the target's folder does not exist.
-    NotPossible,
-}
-
 /// A file, folder or link in a folder.
 struct FolderEntry {
     name: String,
@@ -277,38 +266,28 @@ impl Folder {
         Ok(())
     }
 
-    /// Creates a folder at the root, without syncing its name.
-    pub(super) fn make_without_sync(&self, name: &str) -> io::Result<()> {
-        self.mode.make(self.root()?.as_fd(), name).map(|_| ())
-    }
-
     /// Renames a file, and replaces the one that has the name.
     pub(super) fn rename(&self, from: &str, to: &str) -> io::Result<()> {
         let ((from, old), (to, new)) = (self.open_parent(from)?, self.open_parent(to)?);
         Ok(renameat(&from, old, &to, new)?)
     }
 
-    /// Renames a file if the new name is free.
-    pub(super) fn rename_if_free(&self, from: &str, to: &str) -> io::Result<RenameOutcome> {
-        let (from, old) = self.open_parent(from)?;
-        let (to, new) = match self.open_parent(to) {
-            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(RenameOutcome::NotPossible),
-            parent => parent?,
-        };
-        match renameat_with(&from, old, &to, new, RenameFlags::NOREPLACE) {
-            Ok(()) => Ok(RenameOutcome::Done),
-            Err(Errno::EXIST) => Ok(RenameOutcome::Taken),
-            Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP | Errno::NOENT) => {
-                Ok(RenameOutcome::NotPossible)
+    /// Renames a file if the new name is free. Returns false if another file has the name. If the file system has no
+    /// such call, the file gets a second name and loses the first.
+    pub(super) fn rename_if_free(&self, from: &str, to: &str) -> io::Result<bool> {
+        let ((from, old), (to, new)) = (self.open_parent(from)?, self.open_parent(to)?);
+        let renamed = match renameat_with(&from, old, &to, new, RenameFlags::NOREPLACE) {
+            Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => {
+                linkat(&from, old, &to, new, AtFlags::empty())
+                    .and_then(|()| unlinkat(&from, old, AtFlags::empty()))
             }
+            renamed => renamed,
+        };
+        match renamed {
+            Ok(()) => Ok(true),
+            Err(Errno::EXIST) => Ok(false),
             Err(e) => Err(e.into()),
         }
-    }
-
-    /// Gives a file a second name, which must be free.
-    pub(super) fn link(&self, from: &str, to: &str) -> io::Result<()> {
-        let ((from, old), (to, new)) = (self.open_parent(from)?, self.open_parent(to)?);
-        Ok(linkat(&from, old, &to, new, AtFlags::empty())?)
     }
 
     /// Deletes a file by its listed name; the object_store crate cannot delete a name with a `#`. Succeeds if
@@ -326,12 +305,6 @@ impl Folder {
     pub(super) fn remove(&self, below: &str) -> io::Result<()> {
         let (at, name) = self.open_parent(below)?;
         Ok(unlinkat(&at, name, AtFlags::empty())?)
-    }
-
-    /// Removes an empty folder.
-    pub(super) fn remove_empty(&self, below: &str) -> io::Result<()> {
-        let (at, name) = self.open_parent(below)?;
-        Ok(unlinkat(&at, name, AtFlags::REMOVEDIR)?)
     }
 
     /// Syncs a folder: the names in it survive a power loss.
@@ -586,7 +559,6 @@ mod tests {
             folder.rename("v2/new", "linked/file"),
             folder.rename("linked/file", "v2/stolen"),
             folder.rename_if_free("v2/new", "linked/x").map(|_| ()),
-            folder.link("linked/file", "v2/stolen"),
             folder.remove("linked/file"),
             folder.sync("linked"),
             folder
@@ -660,7 +632,7 @@ mod tests {
         assert!(shared.create("old/new/file").is_err());
         let own = Folder::from(dir.path().to_owned());
         own.create("file").unwrap();
-        own.make_without_sync("folder").unwrap();
+        own.make("folder").unwrap();
         assert_eq!((mode("file"), mode("folder")), (0o600, 0o700));
     }
 }

@@ -1,67 +1,121 @@
-//! A local folder as an object store, and staging files in it.
+//! A local folder as an object store, and the files in it that do not have their names yet.
 //!
-//! A small object is written, synced, and renamed to its name, with as few calls as that takes. The sync of a
-//! file makes its content survive a power loss; the sync of its folder makes its name survive, and all names
-//! that were given there before. The staging folder is not synced: an object that is lost there had no name
-//! yet. `folder` opens all files. Called by `publish`, and through the object_store trait by everything in
-//! `store`.
+//! An object is written to a temporary file, synced, and renamed to its name if that is free. The sync of a file makes
+//! its content survive a power loss, the sync of its folder its name. `folder` opens all files. Called by `publish`, and
+//! through the object_store trait by everything in `store`.
 
-use super::Store;
 use super::errors::LOCAL;
-use super::folder::{DEEPEST, FOLDER_ATTEMPTS, Folder, LINK, RenameOutcome, modified, split};
-use super::staging::STAGING;
+use super::folder::{DEEPEST, Folder, modified, split};
+use super::staging::{STAGING, temporary_path};
 use crate::error::{Error, Result};
 use async_trait::async_trait;
+use futures::StreamExt;
 use futures::stream::BoxStream;
-use futures::{FutureExt, StreamExt};
 use object_store::path::Path;
 use object_store::{
-    Attributes, CopyMode, CopyOptions, Error as E, Extensions, GetOptions, GetResult,
-    GetResultPayload, ListResult, MultipartUpload, ObjectMeta, ObjectStore, PutMode,
-    PutMultipartOptions, PutOptions, PutPayload, PutResult, RenameOptions, RenameTargetMode,
-    UploadPart,
+    Attributes, CopyOptions, Error as E, Extensions, GetOptions, GetResult, GetResultPayload,
+    ListResult, MultipartUpload, ObjectMeta, ObjectStore, PutMode, PutMultipartOptions, PutOptions,
+    PutPayload, PutResult,
 };
 use rustix::fs::Stat;
-use std::collections::BTreeSet;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::FileExt;
-use std::sync::Arc;
 
-/// Writes a new staging file.
-pub(super) fn write(folder: &Folder, below: &str, content: &[u8]) -> io::Result<()> {
-    let mut attempts = 0;
-    let mut file = loop {
-        attempts += 1;
-        match folder.create(below) {
-            // Another process has removed the empty staging folder meanwhile.
-            Err(e) if e.kind() == ErrorKind::NotFound && attempts < FOLDER_ATTEMPTS => {
-                folder.make_without_sync(STAGING)?;
-            }
-            created => break created?,
-        }
-    };
-    file.write_all(content)?;
-    file.sync_all()
+/// A file without its name, in the folder of temporary objects. Dropping it removes it.
+pub(super) struct TemporaryFile {
+    folder: Folder,
+    path: String,
+    file: File,
+    is_named: bool,
 }
 
-impl Store {
-    /// Makes names that [`Staged::name`](super::Staged::name) gave survive a power loss, by one sync for each
-    /// folder. Only a local folder needs it.
+impl TemporaryFile {
+    /// Creates an empty file.
     ///
     /// # Errors
-    /// Fails with `Io`.
-    pub fn sync_names<'p>(&self, paths: impl IntoIterator<Item = &'p str>) -> Result<()> {
-        let Some(root) = &self.local_root else {
-            return Ok(());
+    /// Fails with `Io`, `PermissionDenied` or `NoSpace`.
+    pub(super) fn create(folder: &Folder) -> Result<Self> {
+        let path = temporary_path("new");
+        let file = match folder.create(&path) {
+            Err(e) if e.kind() == ErrorKind::NotFound => {
+                folder.make(STAGING).and_then(|()| folder.create(&path))
+            }
+            created => created,
         };
-        let folders: BTreeSet<&str> = paths.into_iter().map(|path| split(path).0).collect();
-        for folder in folders {
-            let synced = root.sync(folder);
-            synced.map_err(|e| Error::io(format!("sync {}", self.name(folder)), e))?;
+        let failed = |e| Error::io(format!("create {}", folder.shown(&path).display()), e);
+        Ok(TemporaryFile {
+            folder: folder.clone(),
+            file: file.map_err(failed)?,
+            path,
+            is_named: false,
+        })
+    }
+
+    /// Makes the content survive a power loss.
+    ///
+    /// # Errors
+    /// Fails with `Io` or `NoSpace`.
+    pub(super) fn synced(self) -> Result<Self> {
+        let failed = |e| {
+            Error::io(
+                format!("write {}", self.folder.shown(&self.path).display()),
+                e,
+            )
+        };
+        self.file.sync_all().map_err(failed)?;
+        Ok(self)
+    }
+
+    /// Gives the file its name, which then survives a power loss. Returns false if another file has the name.
+    pub(super) fn name_if_free(&mut self, below: &str) -> io::Result<bool> {
+        self.rename(below, Folder::rename_if_free)
+    }
+
+    /// Gives the file its name, in place of the one that has it.
+    fn replace(&mut self, below: &str) -> io::Result<bool> {
+        self.rename(below, |folder, from, to| {
+            folder.rename(from, to).map(|()| true)
+        })
+    }
+
+    /// Renames the file. Creates the folder of the name if it is missing. Returns whether the file has the name.
+    fn rename(
+        &mut self,
+        below: &str,
+        rename: impl Fn(&Folder, &str, &str) -> io::Result<bool>,
+    ) -> io::Result<bool> {
+        let (folder, parent) = (&self.folder, split(below).0);
+        self.is_named = match rename(folder, &self.path, below) {
+            Err(e) if e.kind() == ErrorKind::NotFound => {
+                folder.make(parent)?;
+                rename(folder, &self.path, below)?
+            }
+            renamed => renamed?,
+        };
+        if self.is_named {
+            folder.sync(parent)?;
         }
+        Ok(self.is_named)
+    }
+}
+
+impl Write for TemporaryFile {
+    fn write(&mut self, b: &[u8]) -> io::Result<usize> {
+        self.file.write(b)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+impl Drop for TemporaryFile {
+    fn drop(&mut self) {
+        if !self.is_named {
+            // If this fails, gc removes the file.
+            let _ = self.folder.remove(&self.path);
+        }
     }
 }
 
@@ -94,14 +148,6 @@ fn e_tag(stat: &Stat) -> String {
     format!("\"{inode:x}-{:x}-{size:x}\"", at.timestamp_micros())
 }
 
-fn put_result(file: &File) -> io::Result<PutResult> {
-    Ok(PutResult {
-        e_tag: Some(e_tag(&rustix::fs::fstat(file)?)),
-        version: None,
-        extensions: Extensions::default(),
-    })
-}
-
 fn not_implemented<T>(operation: &str) -> object_store::Result<T> {
     Err(E::NotImplemented {
         operation: operation.to_owned(),
@@ -109,74 +155,7 @@ fn not_implemented<T>(operation: &str) -> object_store::Result<T> {
     })
 }
 
-/// Returns whether a name is that of an unfinished write: `<name>#<number>`.
-fn is_unfinished(name: &str) -> bool {
-    let number = name.rsplit_once('#').map(|(_, number)| number);
-    number.is_some_and(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()))
-}
-
 impl Folder {
-    /// Creates an unfinished file beside its later name, and its folder if that is missing. Returns it and
-    /// its name.
-    fn create_unfinished(&self, to: &str) -> io::Result<(File, String)> {
-        let (mut number, mut attempts) = (1u64, 0);
-        loop {
-            let unfinished = format!("{to}#{number}");
-            match self.create(&unfinished) {
-                Ok(file) => return Ok((file, unfinished)),
-                Err(e) if e.kind() == ErrorKind::AlreadyExists => number += 1,
-                // Another process has removed the empty folder meanwhile.
-                Err(e) if e.kind() == ErrorKind::NotFound && attempts < FOLDER_ATTEMPTS => {
-                    attempts += 1;
-                    self.make(split(to).0)?;
-                }
-                Err(e) => return Err(e),
-            }
-        }
-    }
-
-    /// Renames a complete file to its name, and syncs the name.
-    fn finish(&self, from: &str, to: &str, if_free: bool) -> io::Result<()> {
-        match if_free {
-            false => self.rename(from, to)?,
-            true => match self.rename_if_free(from, to)? {
-                RenameOutcome::Done => {}
-                RenameOutcome::Taken => return Err(ErrorKind::AlreadyExists.into()),
-                RenameOutcome::NotPossible => {
-                    self.link(from, to)?;
-                    self.remove(from)?;
-                }
-            },
-        }
-        self.sync(split(to).0)
-    }
-
-    /// Copies a file: gives it a second name. The content of a file never changes, so both names may share
-    /// it.
-    fn copy(&self, from: &str, to: &str, if_free: bool) -> io::Result<()> {
-        let link = |to: &str| match self.link(from, to) {
-            // Create the folder, but only if the file exists.
-            Err(e) if e.kind() == ErrorKind::NotFound && self.read(from).is_ok() => {
-                self.make(split(to).0)?;
-                self.link(from, to)
-            }
-            linked => linked,
-        };
-        if if_free {
-            link(to)?;
-            return self.sync(split(to).0);
-        }
-        let mut number = 1u64;
-        loop {
-            let beside = format!("{to}#{number}");
-            match link(&beside) {
-                Ok(()) => return self.finish(&beside, to, false),
-                Err(e) if e.kind() == ErrorKind::AlreadyExists => number += 1,
-                Err(e) => return Err(e),
-            }
-        }
-    }
-
     fn list_objects(
         &self,
         prefix: Option<&Path>,
@@ -189,7 +168,7 @@ impl Folder {
         })?;
         let mut objects = Vec::new();
         for object in listed {
-            if is_unfinished(&object.path) || object.path.ends_with(LINK) {
+            if object.is_odd {
                 continue;
             }
             if let Ok(location) = Path::parse(&object.path) {
@@ -225,43 +204,34 @@ impl ObjectStore for Folder {
             PutMode::Overwrite => false,
             PutMode::Update(_) => return not_implemented("a write on condition of a version"),
         };
-        if !options.attributes.is_empty() {
-            return not_implemented("attributes");
-        }
         let to = location.as_ref();
-        let failed = |e| store_error(to, e);
-        let (mut file, unfinished) = self.create_unfinished(to).map_err(failed)?;
-        let mut write = || {
-            payload.iter().try_for_each(|b| file.write_all(b))?;
-            file.sync_all()?;
-            let put = put_result(&file)?;
-            self.finish(&unfinished, to, if_free).map(|()| put)
+        let put = || -> io::Result<bool> {
+            let mut file = TemporaryFile::create(self)?;
+            payload.iter().try_for_each(|bytes| file.write_all(bytes))?;
+            let mut file = file.synced()?;
+            if if_free {
+                file.name_if_free(to)
+            } else {
+                file.replace(to)
+            }
         };
-        write().map_err(|e| {
-            // The first error is the one to report.
-            let _ = self.remove(&unfinished);
-            failed(e)
-        })
+        if put().map_err(|e| store_error(to, e))? {
+            Ok(PutResult {
+                e_tag: None,
+                version: None,
+                extensions: Extensions::default(),
+            })
+        } else {
+            Err(store_error(to, ErrorKind::AlreadyExists.into()))
+        }
     }
 
     async fn put_multipart_opts(
         &self,
-        location: &Path,
-        options: PutMultipartOptions,
+        _: &Path,
+        _: PutMultipartOptions,
     ) -> object_store::Result<Box<dyn MultipartUpload>> {
-        if !options.attributes.is_empty() {
-            return not_implemented("attributes");
-        }
-        let to = location.to_string();
-        let created = self.create_unfinished(&to);
-        let (file, unfinished) = created.map_err(|e| store_error(&to, e))?;
-        Ok(Box::new(LocalUpload {
-            folder: self.clone(),
-            unfinished: Some(unfinished),
-            to,
-            file: Arc::new(file),
-            end: 0,
-        }))
+        not_implemented("an upload in parts")
     }
 
     async fn get_opts(
@@ -326,128 +296,7 @@ impl ObjectStore for Folder {
         })
     }
 
-    async fn copy_opts(
-        &self,
-        from: &Path,
-        to: &Path,
-        options: CopyOptions,
-    ) -> object_store::Result<()> {
-        let if_free = matches!(options.mode, CopyMode::Create);
-        let copied = self.copy(from.as_ref(), to.as_ref(), if_free);
-        copied.map_err(|e| store_error(to.as_ref(), e))
-    }
-
-    async fn rename_opts(
-        &self,
-        from: &Path,
-        to: &Path,
-        options: RenameOptions,
-    ) -> object_store::Result<()> {
-        let if_free = matches!(options.target_mode, RenameTargetMode::Create);
-        let rename = || self.finish(from.as_ref(), to.as_ref(), if_free);
-        let renamed = match rename() {
-            Err(e) if e.kind() == ErrorKind::NotFound && self.read(from.as_ref()).is_ok() => {
-                self.make(split(to.as_ref()).0).and_then(|()| rename())
-            }
-            renamed => renamed,
-        };
-        renamed.map_err(|e| store_error(to.as_ref(), e))
-    }
-}
-
-/// A file that is written part by part, and renamed to its name when it is complete.
-#[derive(Debug)]
-struct LocalUpload {
-    folder: Folder,
-    unfinished: Option<String>,
-    to: String,
-    file: Arc<File>,
-    /// Where the next part begins.
-    end: u64,
-}
-
-#[async_trait]
-impl MultipartUpload for LocalUpload {
-    fn put_part(&mut self, part: PutPayload) -> UploadPart {
-        let mut at = self.end;
-        self.end += part.content_length() as u64;
-        let file = Arc::clone(&self.file);
-        let mut write = move || {
-            for bytes in part.iter() {
-                file.write_all_at(bytes, at).map_err(unnamed_error)?;
-                at += bytes.len() as u64;
-            }
-            Ok(())
-        };
-        async move {
-            match tokio::runtime::Handle::try_current() {
-                Ok(handle) => handle.spawn_blocking(write).await.map_err(E::from)?,
-                Err(_) => write(),
-            }
-        }
-        .boxed()
-    }
-
-    async fn complete(&mut self) -> object_store::Result<PutResult> {
-        let Some(unfinished) = self.unfinished.take() else {
-            return Err(unnamed_error(ErrorKind::NotFound.into()));
-        };
-        let write = || {
-            self.file.sync_all()?;
-            let put = put_result(&self.file)?;
-            self.folder
-                .finish(&unfinished, &self.to, false)
-                .map(|()| put)
-        };
-        write().map_err(|e| {
-            // The first error is the one to report.
-            let _ = self.folder.remove(&unfinished);
-            store_error(&self.to, e)
-        })
-    }
-
-    async fn abort(&mut self) -> object_store::Result<()> {
-        match self.unfinished.take() {
-            Some(unfinished) => self.folder.remove(&unfinished).map_err(unnamed_error),
-            None => Ok(()),
-        }
-    }
-}
-
-impl Drop for LocalUpload {
-    fn drop(&mut self) {
-        if let Some(unfinished) = &self.unfinished {
-            // If this fails, the next run removes the file as debris.
-            let _ = self.folder.remove(unfinished);
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::fs;
-
-    #[test]
-    fn a_name_is_given_once_and_its_object_stays() {
-        let dir = tempfile::tempdir().unwrap();
-        let (root, a, b) = (dir.path(), "deltafold-staging/a", "deltafold-staging/b");
-        let folder = Folder::from(root.to_owned());
-        let read = |below: &str| fs::read(root.join(below)).unwrap();
-        // `write` creates the staging folder.
-        write(&folder, a, b"one").unwrap();
-        write(&folder, b, b"two").unwrap();
-        let again = write(&folder, a, b"three").unwrap_err();
-        assert_eq!(again.kind(), ErrorKind::AlreadyExists);
-        assert_eq!(read(a), b"one");
-
-        // The target's folder does not exist yet.
-        let rename = |from| folder.rename_if_free(from, "v2/full").unwrap();
-        assert!(matches!(rename(a), RenameOutcome::NotPossible));
-        fs::create_dir(root.join("v2")).unwrap();
-        assert!(matches!(rename(a), RenameOutcome::Done));
-        assert!(matches!(rename(b), RenameOutcome::Taken));
-        assert_eq!((read("v2/full"), read(b)), (b"one".into(), b"two".into()));
-        assert!(!root.join(a).exists());
+    async fn copy_opts(&self, _: &Path, _: &Path, _: CopyOptions) -> object_store::Result<()> {
+        not_implemented("a copy")
     }
 }

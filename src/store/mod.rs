@@ -4,7 +4,8 @@
 //!
 //! - `open`: from a URL to a [`Store`]; one file a provider
 //! - `fetch`, `read_ahead`, `listing`: reading
-//! - `publish`, `staging`: writing an object so that it appears whole or not at all, and never over another
+//! - `publish`: writing an object so that it appears whole or not at all, and never over another
+//! - `staging`: the folder of temporary objects
 //! - `small_objects`: markers, notes and pins; deletions
 //! - `lock`: mutual exclusion; `object_lock`: S3's; `exclude`, `tag_counts`: tags
 //! - `requests`, `connect`, `bandwidth`: how many requests, over which connections, how fast
@@ -12,8 +13,6 @@
 
 pub mod azure;
 pub mod bandwidth;
-mod capability;
-
 mod connect;
 
 pub mod encryption;
@@ -40,32 +39,30 @@ mod tag_counts;
 mod xml;
 
 pub use bandwidth::Bandwidth;
-pub use capability::BackgroundTask;
 pub use encryption::{EncryptingWriter, Keys};
 pub use errors::store_error;
 pub use fetch::{ObjectReader, is_large};
 pub use folder::{FileMode, Folder};
 pub use lock::LOCKS;
 pub use open::open;
-pub use publish::{Staged, Upload};
+pub use publish::{LookFirst, Unnamed, Upload};
 pub use read_ahead::{PrefetchGuard, ReadAhead};
 pub use requests::{DEFAULT_REQUESTS, MAX_REQUESTS};
 pub use s3::{UnfinishedUpload, Versioning};
 
 use crate::base::Cancel;
 use crate::error::{Reason, Result};
-use capability::Capability;
 use chrono::{DateTime, Utc};
 use exclude::ExcludeTags;
 use futures::{StreamExt, TryStreamExt};
 use object_store::path::Path;
 use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt};
-use publish::direct::Direct;
 use read_ahead::PrefetchedTransfers;
 use s3::S3;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+use swift::Swift;
 use tokio::runtime::Handle;
 use tokio::sync::{OnceCell, Semaphore};
 
@@ -109,16 +106,14 @@ pub struct Store {
     tags: ExcludeTags,
     /// The client for S3's own requests, if the store is S3.
     s3: Option<Arc<S3>>,
+    /// Swift's client, if the store is Swift.
+    swift: Option<Swift>,
     /// The bucket's object lock, once it has been requested.
     object_lock: Arc<OnceCell<bool>>,
     /// The folder, if the store is a local one. Its calls run on the calling thread.
     local_root: Option<Folder>,
-    /// The most bytes that the store can copy. Larger objects cannot be published.
-    largest_copy: Option<u64>,
-    /// The most bytes that one request copies. Larger objects are copied by ranges.
-    largest_range: Option<u64>,
-    /// Whether the server ignores the conditions of writes; `None` if it certainly does not.
-    ignores_conditions: Option<Capability>,
+    /// Before which writes the store is asked whether the name is free.
+    look_first: LookFirst,
     /// The most requests under way at once.
     requests: usize,
     /// A permit for each range of a large object under way; `None` if large objects are read by one request.
@@ -127,10 +122,6 @@ pub struct Store {
     prefetched: PrefetchedTransfers,
     /// A permit for each byte of an upload under way.
     uploads: Arc<Semaphore>,
-    /// Publishes small objects with one request.
-    direct: Option<Direct>,
-    /// The number of guards that keep the staging folder of a local folder.
-    staging_kept: Arc<AtomicUsize>,
     handle: Handle,
     cancel: Cancel,
     bytes_read: Arc<AtomicU64>,
@@ -153,17 +144,14 @@ impl Store {
             url,
             tags,
             s3: None,
+            swift: None,
             object_lock: Arc::default(),
             local_root: None,
-            largest_copy: None,
-            largest_range: None,
-            ignores_conditions: None,
+            look_first: LookFirst::Never,
             requests: DEFAULT_REQUESTS,
             ranges: None,
             prefetched: PrefetchedTransfers::default(),
             uploads: Arc::new(Semaphore::new(publish::UPLOAD_BYTES)),
-            direct: None,
-            staging_kept: Arc::default(),
             handle,
             cancel: Cancel::default(),
             bytes_read: Arc::default(),
@@ -180,6 +168,12 @@ impl Store {
     /// Adds S3's own requests: object retention, uploads, copies by ranges.
     pub fn with_s3(mut self, s3: Arc<S3>) -> Self {
         self.s3 = Some(s3);
+        self
+    }
+
+    /// Adds Swift's own requests: unfinished uploads.
+    fn with_swift(mut self, swift: Swift) -> Self {
+        self.swift = Some(swift);
         self
     }
 
@@ -201,28 +195,9 @@ impl Store {
         self
     }
 
-    /// Limits the size of objects to what the store can copy.
-    pub fn with_largest_copy(mut self, bytes: u64) -> Self {
-        self.largest_copy = Some(bytes);
-        self
-    }
-
-    /// Doubts that the server obeys the conditions of writes. That is tested before the first object is
-    /// named. If the server ignores them, writers claim names (`publish::claim`).
-    pub fn with_doubted_conditions(mut self) -> Self {
-        self.ignores_conditions = Some(Capability::default());
-        self
-    }
-
-    /// Publishes small objects with one request if a test shows that it is safe.
-    pub fn with_direct(mut self, direct: Direct) -> Self {
-        self.direct = Some(direct);
-        self
-    }
-
-    /// Copies objects of more than `bytes` by ranges. S3 only.
-    pub fn with_largest_range(mut self, bytes: u64) -> Self {
-        self.largest_range = Some(bytes);
+    /// Asks before some writes whether the name is free.
+    pub fn with_look_first(mut self, look_first: LookFirst) -> Self {
+        self.look_first = look_first;
         self
     }
 
@@ -409,13 +384,14 @@ impl Store {
     /// # Errors
     /// Fails with the store's errors.
     pub fn exists(&self, below: &str) -> Result<bool> {
-        self.block_on(self.is_there(below))?
+        Ok(self.size_of(below)?.is_some())
     }
 
-    async fn is_there(&self, below: &str) -> Result<bool> {
-        match self.inner.head(&self.path(below)).await {
-            Ok(_) => Ok(true),
-            Err(object_store::Error::NotFound { .. }) => Ok(false),
+    /// Returns the size of an object in bytes; `None` if it does not exist.
+    fn size_of(&self, below: &str) -> Result<Option<u64>> {
+        match self.block_on(self.inner.head(&self.path(below)))? {
+            Ok(object) => Ok(Some(object.size)),
+            Err(object_store::Error::NotFound { .. }) => Ok(None),
             Err(e) => Err(store_error(
                 format!("read the headers of {}", self.name(below)),
                 e,

@@ -9,7 +9,8 @@ use super::{connect, listing};
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures::{Stream, TryStreamExt};
-use http::Method;
+use http::header::IF_NONE_MATCH;
+use http::{HeaderValue, Method};
 use object_store::ClientOptions;
 use object_store::client::{
     HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse,
@@ -29,6 +30,9 @@ pub const MAX_REQUESTS: usize = 1024;
 /// The longest response that is read into memory, in bytes. A page of a listing has a few MiB; a hostile
 /// server may send any number of bytes.
 pub(super) const MAX_RESPONSE: usize = 32 << 20;
+
+/// The condition that no object has the name.
+const IF_FREE: HeaderValue = HeaderValue::from_static("*");
 
 /// The limits of one store, which all its clients share.
 #[derive(Debug)]
@@ -85,7 +89,10 @@ struct LimitedClient {
 }
 
 impl LimitedClient {
-    async fn send(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+    async fn send(&self, mut request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        if completes_upload(&request) {
+            request.headers_mut().insert(IF_NONE_MATCH, IF_FREE);
+        }
         let changes_nothing = matches!(*request.method(), Method::GET | Method::HEAD);
         let is_read = request.method() == Method::GET && !is_query(&request);
         let limit = if changes_nothing {
@@ -106,6 +113,13 @@ impl LimitedClient {
             read_whole(response).await
         }
     }
+}
+
+/// Returns whether a request completes an upload to S3, which gives the object its name. The object_store crate completes
+/// without a condition. S3 takes headers that are not signed.
+fn completes_upload(request: &HttpRequest) -> bool {
+    let query = request.uri().query().unwrap_or_default();
+    request.method() == Method::POST && query.starts_with("uploadId=")
 }
 
 /// Returns whether a GET request is for something else than an object: a login, a listing, or facts about an
@@ -188,6 +202,7 @@ impl HttpService for LimitedClient {
         let object = tag_counts::reads_object(request.method(), request.uri());
         let object = object.then(|| request.uri().clone());
         let response = self.send(request).await?;
+        self.requests.tagged.learn_server(response.headers());
         if let Some(uri) = object {
             self.requests.tagged.learn_from(&uri, &response);
         }

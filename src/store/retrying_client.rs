@@ -89,7 +89,8 @@ impl RetryingClient {
         }
     }
 
-    async fn send_once(&self, request: HttpRequest) -> Result<StoreResponse, String> {
+    /// Sends a signed request once.
+    pub(super) async fn send_once(&self, request: HttpRequest) -> Result<StoreResponse, String> {
         let response = self
             .http
             .execute(request)

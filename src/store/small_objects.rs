@@ -2,10 +2,8 @@
 //!
 //! Called by `ops`, and by `store::exclude`, `store::lock` and `store::publish`.
 
-use super::errors::{io_cause, store_error};
-use super::folder::FOLDER_ATTEMPTS;
+use super::errors::store_error;
 use super::requests::collect;
-use super::staging::StagingName;
 use super::{Published, Store, Upload};
 use crate::error::{Error, Reason, Result};
 use bytes::Bytes;
@@ -14,16 +12,12 @@ use object_store::path::Path;
 use object_store::{GetResult, ObjectStore, ObjectStoreExt, PutMode, PutPayload};
 use std::collections::HashSet;
 use std::future::ready;
-use std::io::{ErrorKind, Write};
+use std::io::Write;
 
 /// The number of paths in one batch. A batch's paths and results are held in memory.
 const BATCH: usize = 1000;
 /// Single deletions under way at once.
 const PARALLEL_DELETIONS: usize = 16;
-
-fn is_missing(e: &object_store::Error) -> bool {
-    matches!(e, object_store::Error::NotFound { .. }) || io_cause(e) == Some(ErrorKind::NotFound)
-}
 
 /// Checks the result of a deletion. An object that does not exist counts as deleted.
 fn check_deleted(name: &str, result: object_store::Result<()>) -> Result<()> {
@@ -93,18 +87,16 @@ impl Store {
         })?
     }
 
-    /// Creates a small object as snapshots are published: uploads it to staging, reads it back, and gives it
-    /// its name only if no object has that name.
+    /// Creates a small object, if no object has its name.
     ///
     /// # Errors
-    /// Fails with the errors of [`Upload::finish`] and [`Staged::publish`](super::Staged::publish).
+    /// Fails with the errors of [`Upload::finish`] and [`Unnamed::complete`](super::Unnamed::complete).
     pub fn create_small(&self, below: &str, content: &[u8]) -> Result<Published> {
-        let hint = below.rsplit('/').next().unwrap_or(below);
-        let mut upload = Upload::new(self, hint, 1);
+        let mut upload = Upload::new(self, below)?;
         upload
             .write_all(content)
             .map_err(|e| Error::io(format!("write {}", self.name(below)), e))?;
-        upload.finish()?.publish(below)
+        upload.finish()?.complete()
     }
 
     /// Tests that a write on condition that an object does not exist is refused if it exists. If the condition
@@ -135,36 +127,10 @@ impl Store {
     /// # Errors
     /// Fails with the store's errors.
     pub fn replace_small(&self, below: &str, content: &[u8]) -> Result<()> {
-        let failed = |e| store_error(format!("write {}", self.name(below)), e);
         let payload = PutPayload::from(content.to_vec());
-        if self.local_root.is_none() {
-            let put = self.block_on(self.inner.put(&self.path(below), payload))?;
-            return put.map(|_| ()).map_err(failed);
-        }
-        // In a local folder, an unfinished write is a file `<name>#<number>`. Write in the staging folder and
-        // rename, so that a killed process leaves no such file beside the object.
-        let hint = below.rsplit('/').next().unwrap_or(below);
-        let name = StagingName::new(hint);
-        let staging = self.path(&name.path);
-        let mut retries = FOLDER_ATTEMPTS;
-        let written = loop {
-            match self.block_on(self.inner.put(&staging, payload.clone()))? {
-                // Another process has removed the empty staging folder meanwhile.
-                Err(e) if is_missing(&e) && retries > 0 => retries -= 1,
-                written => break written,
-            }
-        };
-        let renamed = match written {
-            Ok(_) => self.block_on(self.inner.rename(&staging, &self.path(below)))?,
-            Err(e) => Err(e),
-        };
-        if renamed.is_err()
-            && let Err(e) = self.clean_up(self.inner.delete(&staging))
-        {
-            tracing::warn!(staging = %name.path, "a staging object is left behind: {e}");
-        }
-        // Leave the staging folder: other processes may be about to write to it.
-        renamed.map_err(failed)
+        let put = self.block_on(self.inner.put(&self.path(below), payload))?;
+        put.map(|_| ())
+            .map_err(|e| store_error(format!("write {}", self.name(below)), e))
     }
 
     /// Deletes an object. Succeeds if it does not exist.

@@ -1,11 +1,12 @@
-//! Learns from the responses to reads which objects have tags, so that few tags have to be requested.
+//! Learns from responses what a server promises, and which objects have tags, so that few tags have to be requested.
 //!
 //! On S3 and Azure, the response to a read has a header with the number of tags if the object has any; on
 //! Google Cloud Storage it has the metadata itself. Not every server sends the header. So a response without
-//! it means "no tags" only after another response of this server had it. Called by `requests` for each
-//! response, and by `exclude`.
+//! it means "no tags" only if the server is known to send it: by its name, or because it has sent one. Called by
+//! `requests` for each response, and by `exclude`.
 
 use crate::base::lock;
+use http::header::SERVER;
 use http::{HeaderMap, Method, StatusCode, Uri};
 use object_store::client::HttpResponse;
 use std::collections::HashSet;
@@ -18,6 +19,9 @@ pub const EXCLUDE_TAG: &str = "x-etcd-snapshot-exclude";
 const MOST_NAMES: usize = 100_000;
 /// The headers with the number of an object's tags.
 const COUNT_HEADERS: [&str; 2] = ["x-amz-tagging-count", "x-ms-tag-count"];
+/// Servers of S3's protocol, by their header `Server`, that send the number of tags and obey the conditions of writes.
+/// docs/stores.md lists them.
+const KNOWN_SERVERS: [&str; 3] = ["AmazonS3", "MinIO", "VERSITYGW"];
 /// The prefix of a header with metadata on Google Cloud Storage.
 const METADATA_PREFIX: &str = "x-goog-meta-";
 
@@ -26,6 +30,8 @@ const METADATA_PREFIX: &str = "x-goog-meta-";
 pub struct TagKnowledge {
     /// The store sends the header for objects with tags.
     tells: AtomicBool,
+    /// The server obeys the conditions of writes.
+    keeps_conditions: AtomicBool,
     /// The last parts of the paths of objects that may have tags. That is enough: a name too many costs one
     /// request.
     names: Mutex<HashSet<String>>,
@@ -42,6 +48,20 @@ impl TagKnowledge {
     /// Returns whether the store sends the header. Then an object that was read without it has no tags.
     pub fn tells(&self) -> bool {
         self.tells.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether the server is known to obey the conditions of writes.
+    pub fn keeps_conditions(&self) -> bool {
+        self.keeps_conditions.load(Ordering::Relaxed)
+    }
+
+    /// Learns from the name of a server.
+    pub(super) fn learn_server(&self, headers: &HeaderMap) {
+        let name = headers.get(SERVER).and_then(|name| name.to_str().ok());
+        if name.is_some_and(|name| KNOWN_SERVERS.contains(&name)) {
+            self.set_tells();
+            self.keeps_conditions.store(true, Ordering::Relaxed);
+        }
     }
 
     /// Remembers that an object may have tags.

@@ -5,7 +5,6 @@
 //! `s3`.
 
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
 
 /// A document, by the name of its root element.
 #[derive(Debug, Deserialize)]
@@ -20,8 +19,6 @@ pub(super) enum Document {
     ObjectLockConfiguration(LockConfiguration),
     VersioningConfiguration(StatusDocument),
     ListMultipartUploadsResult(ListingPage),
-    /// The part's ETag and checksums. The request that completes the upload must repeat the checksums.
-    CopyPartResult(BTreeMap<String, String>),
 }
 
 impl Document {

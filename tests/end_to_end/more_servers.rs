@@ -4,7 +4,7 @@
 //! Plain `cargo test` does not run this module: without the servers it fails.
 
 use crate::support::conformance::{
-    Abilities, Server, conforms, content, nothing_is_staged, paths, runtime, the_program_works_on,
+    Abilities, Server, conforms, content, paths, runtime, the_program_works_on,
 };
 use crate::support::gcs::Gcs;
 use crate::support::made_backups::{BASE, Bucket, LAST};
@@ -12,9 +12,11 @@ use crate::support::mounted_secret::Mounted;
 use crate::support::{deltafold, run_json};
 use chrono::{DateTime, Utc};
 use deltafold::Reason;
+use deltafold::store::{Published, Upload};
 use serde_json::{Value, json};
 use std::env;
 use std::fs;
+use std::io::Write;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::runtime::Runtime;
@@ -24,11 +26,12 @@ const AZURITE_ACCOUNT: &str = "devstoreaccount1";
 const AZURITE_KEY: &str =
     "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==";
 
-/// What Azure and Google Cloud Storage have.
+/// What Azure has.
 const HAVE: Abilities = Abilities {
     versions: false,
     tags: true,
     conditional_update: true,
+    conditional_completion: true,
 };
 
 fn address(name: &str) -> String {
@@ -134,20 +137,29 @@ fn swift_objects_of_the_other_tool_are_read_copied_and_deleted_whole() {
     assert_eq!(left.len(), 5, "{left:?}");
 }
 
-/// Static large objects: the staging object is one, and is deleted with its segments.
+/// Static large objects: the segments of a killed run are an unfinished upload, those of an object are not.
 #[test]
 fn swift_segments_of_a_run_that_was_killed_are_cleaned_away() {
     let server = swift_server("segments");
     let store = server.store("p");
-    // Parts of a run on this machine that has ended, and of an unknown one.
-    for name in ["00000000.Full.0000000000000000.1.1.1", "00000001.Full.x"] {
-        let path = format!("segments/p/deltafold-staging/{name}");
+    let whole = vec![7; 12 << 20];
+    let mut upload = Upload::new(&store, "v2/whole").unwrap();
+    upload.write_all(&whole).unwrap();
+    assert_eq!(
+        upload.finish().unwrap().complete().unwrap(),
+        Published::Created
+    );
+    for number in ["00000000", "00000001"] {
+        let path = format!("segments/p/v2/killed/0123456789abcdef/{number}");
         swift(&server.runtime, "PUT", &path, &[], b"part".to_vec());
     }
-    assert!(store.clean_staging(Utc::now()).is_empty());
-    let later = Utc::now() + chrono::TimeDelta::hours(25);
-    assert_eq!(store.clean_staging(later).len(), 2);
-    nothing_is_staged(&store);
+    assert_eq!(paths(&store, "v2"), ["v2/whole".to_owned()].into());
+    let unfinished = store.uploads().unwrap();
+    let found: Vec<_> = unfinished.iter().map(|u| (&*u.path, &*u.id)).collect();
+    assert_eq!(found, [("v2/killed", "0123456789abcdef")]);
+    store.abort_upload(&unfinished[0]).unwrap();
+    assert_eq!(store.uploads().unwrap(), []);
+    assert!(content(&store, "v2/whole") == whole);
 }
 
 #[test]
@@ -410,7 +422,11 @@ fn google_does_all_of_it() {
         ("service_account_key", &key),
     ];
     let server = Server::new(runtime, "gs://cycle", &options);
-    conforms(&server.store("conforms"), HAVE);
+    let has = Abilities {
+        conditional_completion: false,
+        ..HAVE
+    };
+    conforms(&server.store("conforms"), has);
     the_program_works_on(&server);
 }
 

@@ -124,7 +124,7 @@ fn jobs_at_once_leave_one_valid_result() {
     }
 }
 
-/// Each run cleans up after killed ones while others are alive.
+/// Killed runs do not disturb those that are alive.
 #[test]
 fn jobs_at_once_some_of_which_are_killed() {
     let b = Bucket::with_base();
@@ -163,10 +163,10 @@ fn jobs_at_once_some_of_which_are_killed() {
         debris += b.objects().len() - left.len();
         assert!(left == with_result, "round {round}: {:?}", left.keys());
         assert_eq!(b.compact(&[])["status"], "NothingToDo");
-        let left = b.objects();
-        assert!(left == with_result, "round {round}: {:?}", left.keys());
     }
     assert_eq!(with_result.len(), inputs.len() + 1);
-    println!("{killed} jobs were killed, {debris} staging objects were left at the end of a round");
+    println!(
+        "{killed} jobs were killed, {debris} files without names were left at the end of a round"
+    );
     assert!(killed > 2, "hardly a job was killed");
 }

@@ -48,13 +48,15 @@ fn is_completed(
     check: impl Fn(&[String]),
 ) {
     let what = &ended.what;
+    // A file without its name may be left in the folder of temporary objects.
+    let there = || {
+        let mut named = there();
+        named.retain(|path, _| !path.starts_with(STAGING));
+        named
+    };
     let left = there();
-    for (path, bytes) in left.iter().filter(|(p, _)| !p.starts_with(STAGING)) {
-        // A local file that is being written has a temporary name.
-        assert!(
-            path.contains('#') || objects.get(path) == Some(bytes),
-            "{what}: {path}"
-        );
+    for (path, bytes) in &left {
+        assert!(objects.get(path) == Some(bytes), "{what}: {path}");
     }
     check(&left.keys().cloned().collect::<Vec<_>>());
     let (code, again, stderr) = run_json(&mut again);
@@ -141,7 +143,7 @@ fn sigkill_in_a_large_plan_and_a_rerun() {
 
 #[test]
 fn sigkill_at_requests_of_a_large_plan_and_a_rerun() {
-    killed_at_requests(&wide(), 53, |left| {
+    killed_at_requests(&wide(), 17, |left| {
         assert_eq!(without_full(&catalog(left)), [""; 0]);
         let (missing, _) = gap(left);
         assert!(missing < 32, "{missing} are missing before the last");

@@ -228,6 +228,7 @@ fn what_was_killed_midway_is_done_by_the_next_run() {
         let again = bucket.compact(&flags);
         assert_eq!(again["hash_kv"], made["hash_kv"], "{what}");
         let mut after = bucket.objects();
+        after.retain(|path, _| !path.starts_with("deltafold-staging/"));
         let bytes = after.remove(&format!("v2/{result}")).expect("the result");
         assert!(after == inputs, "{what}: {:?}", after.keys());
         assert!(key.opens(&bytes).unwrap() == plain, "{what}");

@@ -39,8 +39,6 @@ enum Kind {
 struct Bench {
     runtime: Runtime,
     endpoint: String,
-    /// Whether small objects are put by one request.
-    at_once: bool,
     /// The content of the store before each run.
     objects: Objects,
 }
@@ -64,10 +62,6 @@ impl Bench {
             ExcludeTags::metadata(),
             self.runtime.handle().clone(),
         );
-        let store = match self.at_once {
-            true => store.with_direct(faults.direct()),
-            false => store,
-        };
         Context {
             store: store.with_cancel(cancel.clone()),
             temp_dir: scratch::place(),
@@ -141,7 +135,7 @@ fn visible(objects: Objects) -> Objects {
     objects.into_iter().filter(|(p, _)| !staged(p)).collect()
 }
 
-fn every_call_fails(kind: Kind, at_once: bool) {
+fn every_call_fails(kind: Kind) {
     let runtime = Runtime::new().unwrap();
     let folder = scratch::folder().unwrap();
     let _within = runtime.enter();
@@ -158,7 +152,6 @@ fn every_call_fails(kind: Kind, at_once: bool) {
     put(20);
     let mut bench = Bench {
         endpoint: etcd.endpoint().to_owned(),
-        at_once,
         objects: Objects::new(),
         runtime: Runtime::new().unwrap(),
     };
@@ -197,11 +190,10 @@ fn every_call_fails(kind: Kind, at_once: bool) {
         let nth = *seen.entry(call).and_modify(|n| *n += 1).or_insert(0);
         for fault in Fault::of(call) {
             // Deleting the snapshots of others is not a fault of the store.
-            if fault == Fault::Gone && !path.starts_with("deltafold-staging") {
+            if fault == Fault::Gone {
                 continue;
             }
-            let what =
-                format!("{kind:?}, at once {at_once}: {fault:?} at {call:?} {nth} of {path}");
+            let what = format!("{kind:?}: {fault:?} at {call:?} {nth} of {path}");
             let place = bench.place();
             let faults = FaultStore::new(place.clone(), vec![PlannedFault { call, nth, fault }]);
             let result = bench.run(kind, &faults);
@@ -257,20 +249,10 @@ fn assert_failure(e: &Error, what: &str) {
 
 #[test]
 fn every_call_of_a_full() {
-    every_call_fails(Kind::Full, false);
+    every_call_fails(Kind::Full);
 }
 
 #[test]
 fn every_call_of_deltas() {
-    every_call_fails(Kind::Delta, false);
-}
-
-#[test]
-fn every_call_of_a_full_that_is_put_at_once() {
-    every_call_fails(Kind::Full, true);
-}
-
-#[test]
-fn every_call_of_deltas_that_are_put_at_once() {
-    every_call_fails(Kind::Delta, true);
+    every_call_fails(Kind::Delta);
 }

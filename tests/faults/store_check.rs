@@ -45,7 +45,16 @@ fn a_folder_and_a_server_work() {
         assert_eq!(code, 0, "{outcome}");
         assert_eq!(those(&outcome, "Works").len(), 5, "{outcome}");
     }
-    assert_eq!(std::fs::read_dir(url).unwrap().count(), 0);
+    let left = std::fs::read_dir(url)
+        .unwrap()
+        .map(|e| e.unwrap().file_name());
+    assert_eq!(left.collect::<Vec<_>>(), ["deltafold-staging"]);
+    assert_eq!(
+        std::fs::read_dir(folder.path().join("deltafold-staging"))
+            .unwrap()
+            .count(),
+        0
+    );
 }
 
 #[test]

@@ -10,13 +10,13 @@ use deltafold::ops::Context;
 use deltafold::ops::compact::{Options, Outcome, Status, run};
 use deltafold::ops::report::Report;
 use deltafold::store::exclude::ExcludeTags;
-use deltafold::store::{Folder, Store};
+use deltafold::store::{Folder, LookFirst, Store};
 use deltafold::{Error, Reason};
 use object_store::aws::AmazonS3;
 use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::Read;
 use std::sync::Arc;
@@ -90,8 +90,6 @@ fn put(rt: &Runtime, store: &dyn ObjectStore, path: &str, bytes: &[u8]) {
 /// A kind of store.
 enum Place {
     Memory(Arc<InMemory>),
-    /// The same, and small objects are put by one request.
-    Direct(Arc<InMemory>),
     Folder(Bucket),
     Server(Arc<AmazonS3>),
 }
@@ -105,20 +103,13 @@ impl Place {
         Place::Memory(Arc::new(store))
     }
 
-    fn direct(rt: &Runtime, objects: &Objects) -> Self {
-        match Self::memory(rt, objects) {
-            Place::Memory(store) => Place::Direct(store),
-            other => other,
-        }
-    }
-
     fn folder(_: &Runtime, objects: &Objects) -> Self {
         Place::Folder(Bucket::of(objects))
     }
 
     fn inner(&self) -> Arc<dyn ObjectStore> {
         match self {
-            Place::Memory(store) | Place::Direct(store) => store.clone(),
+            Place::Memory(store) => store.clone(),
             Place::Server(store) => store.clone(),
             Place::Folder(bucket) => Arc::new(Folder::from(bucket.path().to_owned())),
         }
@@ -133,7 +124,7 @@ impl Place {
 
     fn store(&self, rt: &Runtime, faults: &FaultStore) -> Store {
         let tags = match self {
-            Place::Memory(_) | Place::Direct(_) => ExcludeTags::metadata(),
+            Place::Memory(_) => ExcludeTags::metadata(),
             Place::Folder(_) | Place::Server(_) => ExcludeTags::none(),
         };
         let inner = Arc::new(faults.clone());
@@ -141,7 +132,6 @@ impl Place {
         let store = Store::new(inner, Path::default(), url, tags, rt.handle().clone());
         match self {
             Place::Memory(_) | Place::Server(_) => store,
-            Place::Direct(_) => store.with_direct(faults.direct()),
             Place::Folder(bucket) => store.with_local_root(bucket.path().to_owned()),
         }
     }
@@ -187,45 +177,37 @@ fn compact(store: Store, options: &Options) -> Result<Report<Outcome>, Error> {
     run(&ctx, options)
 }
 
-/// Returns the allowed reasons for a fault; none: the run must succeed. `again`: the same call was made on the
-/// same path before. `at_once`: the result is put by one request, so objects in staging only probe the store.
-fn outcome_of(
-    call: Call,
-    path: &str,
-    again: bool,
-    at_once: Option<&str>,
-    fault: Fault,
-) -> Vec<Reason> {
-    let staging = path.starts_with("deltafold-staging");
-    if staging && at_once.is_some() {
-        return match fault {
-            Fault::Hang => vec![Reason::Terminated],
-            _ => Vec::new(),
-        };
-    }
+/// Returns the allowed reasons for a fault; none: the run must succeed. `result` is the path of the result, which this
+/// run writes.
+fn outcome_of(call: Call, path: &str, result: &str, fault: Fault) -> Vec<Reason> {
+    let is_result = path == result;
     let reason = match (call, fault) {
         // A failure of the clean-up fails no run.
         (Call::Delete | Call::Abort, _) => return Vec::new(),
         (_, Fault::Hang) => Reason::Terminated,
-        (Call::List, _) if staging => return Vec::new(),
-        (_, Fault::Denied) => Reason::PermissionDenied,
-        (_, Fault::Full) => Reason::NoSpace,
-        // Only the response is lost.
-        (Call::Put | Call::Complete | Call::Copy, Fault::LostAnswer | Fault::LostThenRefused) => {
+        // A further attempt.
+        (Call::Put | Call::Complete, Fault::ServerError | Fault::Timeout | Fault::Throttled)
+            if is_result =>
+        {
             return Vec::new();
         }
+        // Only the response is lost.
+        (Call::Put | Call::Complete, Fault::LostAnswer | Fault::LostThenRefused) => {
+            return Vec::new();
+        }
+        (_, Fault::Denied) => Reason::PermissionDenied,
+        (_, Fault::Full) => Reason::NoSpace,
         (Call::List, Fault::NotFound) => Reason::NoSnapshots,
         // No tags, or a free name.
-        (Call::Head, Fault::NotFound) if !again => return Vec::new(),
+        (Call::Head, Fault::NotFound) => return Vec::new(),
         (_, Fault::NotFound | Fault::Gone) => Reason::SnapshotVanished,
-        (Call::Body, Fault::Flipped) if !staging && at_once != Some(path) => {
+        (Call::Body, Fault::Flipped) => {
             return Reason::ALL
                 .iter()
                 .copied()
                 .filter(|r| r.is_bad_data())
                 .collect();
         }
-        (_, Fault::Flipped) => Reason::Io,
         _ => Reason::StoreUnreachable,
     };
     vec![reason]
@@ -244,16 +226,14 @@ fn every_call_fails(
     clean.run(&rt, &faults, &sample.options()).unwrap();
     clean.is(&rt, &sample.with_result(), "a clean run");
     let mut seen = BTreeMap::new();
-    let mut paths = BTreeSet::new();
     let (mut runs, mut failed) = (0, 0);
     for (call, path) in faults.calls() {
         let nth = *seen.entry(call).and_modify(|n| *n += 1).or_insert(0);
-        let again = !paths.insert((call, path.clone()));
         if !wanted(call, &path) {
             continue;
         }
         for fault in Fault::of(call) {
-            if fault == Fault::Gone && !path.starts_with("deltafold-staging") {
+            if fault == Fault::Gone {
                 continue;
             }
             let strike = PlannedFault { call, nth, fault };
@@ -261,14 +241,15 @@ fn every_call_fails(
             let place = place(&rt, &sample.objects);
             let faults = FaultStore::new(place.inner(), vec![strike]);
             let result = place.run(&rt, &faults, &sample.options());
-            let at_once = matches!(place, Place::Direct(_)).then_some(&*sample.path);
-            let reasons = outcome_of(call, &path, again, at_once, fault);
+            let reasons = outcome_of(call, &path, &sample.path, fault);
             match &result {
                 Ok(outcome) => {
                     assert!(reasons.is_empty(), "{what} was not noticed");
                     assert_eq!(outcome.status, Status::Succeeded, "{what}");
                     assert_eq!(outcome.hash_kv, Some(sample.hash), "{what}");
-                    assert_eq!(outcome.bytes_written, sample.full.len() as u64, "{what}");
+                    // The result of a write whose answer was lost is found, not written again.
+                    let written = [0, sample.full.len() as u64];
+                    assert!(written.contains(&outcome.bytes_written), "{what}");
                 }
                 Err(e) => {
                     failed += 1;
@@ -290,7 +271,6 @@ fn every_call_fails(
                 );
             }
             let mut left = place.objects(&rt);
-            left.retain(|path, _| !path.starts_with("deltafold-staging"));
             let named = left.remove(&sample.path);
             assert!(left == sample.objects, "{what}: {:?}", left.keys());
             assert!(
@@ -315,20 +295,17 @@ fn every_call_of_a_run_in_an_object_store() {
 }
 
 #[test]
-fn every_call_of_a_run_that_puts_its_result_at_once() {
-    let sample = Sample::small();
-    every_call_fails(&sample, Place::direct, |_, _| true);
-}
-
-#[test]
 fn every_call_of_a_run_in_a_local_folder() {
     every_call_fails(&Sample::small(), Place::folder, |_, _| true);
 }
 
 #[test]
 fn every_call_of_an_upload_in_parts() {
-    let of_upload = |call, path: &str| {
-        path.starts_with("deltafold-staging") && !matches!(call, Call::List | Call::Delete)
+    let of_upload = |call, _: &str| {
+        matches!(
+            call,
+            Call::Multipart | Call::Part | Call::Complete | Call::Abort | Call::Head
+        )
     };
     every_call_fails(&Sample::large(), Place::memory, of_upload);
 }
@@ -337,7 +314,7 @@ fn every_call_of_an_upload_in_parts() {
 fn an_upload_that_fails_and_cannot_be_given_up() {
     let (rt, sample) = (runtime(), Sample::large());
     for fault in Fault::of(Call::Abort) {
-        let place = Place::folder(&rt, &sample.objects);
+        let place = Place::memory(&rt, &sample.objects);
         let strikes = [(Call::Part, 1, Fault::ServerError), (Call::Abort, 0, fault)];
         let strikes = strikes.map(|(call, nth, fault)| PlannedFault { call, nth, fault });
         let faults = FaultStore::new(place.inner(), strikes.to_vec());
@@ -409,25 +386,24 @@ fn a_local_file_that_is_cut_short_while_it_is_read() {
     assert_eq!(Error::io("", e).reason(), Reason::StoreUnreachable);
 }
 
-/// Some servers accept conditional writes and ignore the condition.
+/// Some servers accept conditional writes and ignore the condition: the look before the write keeps a taken name.
 #[test]
 fn conditions_that_are_ignored() {
     let (rt, sample) = (runtime(), Sample::small());
     let here = Place::memory(&rt, &sample.objects);
     // Another object has the name; it is not a snapshot of this history.
-    let another = b"another's".to_vec();
     let mut expected = sample.objects.clone();
     for (path, bytes) in [
-        (sample.path.clone(), another),
+        (sample.path.clone(), b"another's".to_vec()),
         (format!("{}.exclude", sample.path), Vec::new()),
     ] {
         put(&rt, &here.inner(), &path, &bytes);
         expected.insert(path, bytes);
     }
     let faults = FaultStore::ignoring_conditions(here.inner());
-    let outcome = here.run(&rt, &faults, &sample.options()).unwrap();
+    let store = here.store(&rt, &faults).with_look_first(LookFirst::Always);
+    compact(store, &sample.options()).unwrap();
     let next = format!("v2/Full-00000000-{LAST:08}-{}.gz", T0 + 11);
-    assert_eq!(format!("v2/{}", outcome.snapshot.clone().unwrap()), next);
     expected.insert(next, sample.full.clone());
     here.is(&rt, &expected, "a name that was taken");
 
@@ -442,25 +418,6 @@ fn conditions_that_are_ignored() {
         });
         here.is(&rt, &sample.with_result(), "Jobs at once");
     }
-}
-
-#[test]
-fn a_result_that_the_store_cannot_copy_is_refused_while_it_is_written() {
-    let (rt, sample) = (runtime(), Sample::large());
-    let here = Place::memory(&rt, &sample.objects);
-    let faults = FaultStore::new(here.inner(), Vec::new());
-    let store = here
-        .store(&rt, &faults)
-        .with_largest_copy(sample.full.len() as u64 - 1);
-    let e = compact(store, &sample.options()).unwrap_err();
-    assert_eq!(e.reason(), Reason::Configuration);
-    assert!(e.to_string().contains("--compression zstd"), "{e}");
-    here.is(&rt, &sample.objects, "too large to copy");
-    let store = here
-        .store(&rt, &faults)
-        .with_largest_copy(sample.full.len() as u64);
-    compact(store, &sample.options()).unwrap();
-    here.is(&rt, &sample.with_result(), "just small enough");
 }
 
 /// The client's own retries on a real server: an effect of the first try must not be mistaken for a conflict.
@@ -497,7 +454,8 @@ fn every_answer_of_minio_is_lost_once() {
             };
             assert_eq!(code, 0, "{what}: {stderr}");
             assert_eq!(json["hash_kv"], sample.hash, "{what}");
-            assert_eq!(json["bytes_written"], sample.full.len(), "{what}");
+            let written = json["bytes_written"].as_u64().unwrap();
+            assert!([0, sample.full.len() as u64].contains(&written), "{what}");
             here.is(&rt, &sample.with_result(), &what);
             rt.block_on(store.delete(&Path::from(sample.path.as_str())))
                 .unwrap();
@@ -507,6 +465,6 @@ fn every_answer_of_minio_is_lost_once() {
             nth = Some(nth.map_or(0, |n| n + 1));
         }
         println!("{} answers were lost", requests.len());
-        assert!(requests.len() > 15, "{requests:?}");
+        assert!(requests.len() >= 10, "{}", requests.len());
     }
 }

@@ -183,9 +183,7 @@ fn what_is_left_behind_goes_and_what_is_not_ours_stays() {
         "deltafold-timelines/Full-00000000-00000001-1700000000.gz",
         "deltafold-pins/Full-00000000-00000001-1700000000.gz",
         "v2/Full-00000000-00000001-1700000000.gz.exclude",
-        "deltafold-staging/Full-00000000-00000009-100.gz.0000000000000abc.17.99.0000000000000003",
-        // A file that object_store leaves when it is killed.
-        "deltafold-staging/Full-00000000-00000009-100.gz.0000000000000abc.17.99.0000000000000004#1",
+        "deltafold-staging/Full-00000000-00000009-100.gz.0000000000000003",
     ];
     let foreign = [
         "v2/notes.txt",

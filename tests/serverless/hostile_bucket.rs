@@ -381,6 +381,10 @@ fn who_announces_a_terabyte_ends_no_process() {
     let retries = ["--store-option", "max_retries=0"];
     let args = ["compact", "--output", "json", "--store", "s3://b/p"];
     let (code, outcome, stderr) = run_json(&mut bucket.command(&[&args[..], &retries].concat()));
-    assert_eq!(outcome["reason"], "StoreUnreachable", "{outcome} {stderr}");
-    assert_ne!(code, 0);
+    // The object is there, whatever the server says about it.
+    assert_eq!(
+        (code, &outcome["status"]),
+        (0, &"Succeeded".into()),
+        "{outcome} {stderr}"
+    );
 }

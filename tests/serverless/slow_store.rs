@@ -449,9 +449,9 @@ fn parts_under_way_are_few_whatever_the_number_of_uploads() {
         for name in ["v2/one", "v2/other"] {
             let (store, content) = (store.clone(), &content);
             scope.spawn(move || {
-                let mut upload = Upload::new(&store, "large", 1);
+                let mut upload = Upload::new(&store, name).unwrap();
                 upload.write_all(content).unwrap();
-                upload.finish().unwrap().publish(name).unwrap();
+                upload.finish().unwrap().complete().unwrap();
             });
         }
         let reached = wait_until(&parts.now, |now| now >= SHARED_PARTS + 2);

@@ -3,7 +3,7 @@
 use crate::support::conformance::{Abilities, conforms, runtime};
 use crate::support::scratch;
 use deltafold::store::exclude::ExcludeTags;
-use deltafold::store::{Store, Versioning};
+use deltafold::store::{LookFirst, Store, Versioning};
 use object_store::memory::InMemory;
 use object_store::path::Path;
 use std::sync::Arc;
@@ -12,6 +12,7 @@ const HAVE: Abilities = Abilities {
     versions: false,
     tags: false,
     conditional_update: true,
+    conditional_completion: true,
 };
 
 fn hides_nothing(store: &Store) {
@@ -39,6 +40,12 @@ fn memory_does() {
         ExcludeTags::none(),
         runtime.handle().clone(),
     );
-    conforms(&store, HAVE);
+    conforms(
+        &store.clone().with_look_first(LookFirst::Large),
+        Abilities {
+            conditional_completion: false,
+            ..HAVE
+        },
+    );
     hides_nothing(&store);
 }

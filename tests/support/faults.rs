@@ -8,14 +8,13 @@ use std::sync::{Arc, Mutex};
 use async_trait::async_trait;
 use bytes::Bytes;
 use deltafold::base::Cancel;
-use deltafold::store::publish::direct::Direct;
 use futures::StreamExt as _;
 use futures::stream::{self, BoxStream};
 use object_store::path::Path;
 use object_store::{
-    CopyMode, CopyOptions, Error, GetOptions, GetResult, GetResultPayload, ListResult,
-    MultipartUpload, ObjectMeta, ObjectStore, ObjectStoreExt as _, PutMode, PutMultipartOptions,
-    PutOptions, PutPayload, PutResult, Result, UploadPart,
+    CopyOptions, Error, GetOptions, GetResult, GetResultPayload, ListResult, MultipartUpload,
+    ObjectMeta, ObjectStore, ObjectStoreExt as _, PutMode, PutMultipartOptions, PutOptions,
+    PutPayload, PutResult, Result, UploadPart,
 };
 
 /// A request, or the body of its response.
@@ -30,7 +29,6 @@ pub enum Call {
     Part,
     Complete,
     Abort,
-    Copy,
     Delete,
 }
 
@@ -51,7 +49,7 @@ pub enum Fault {
     Midway,
     /// The stream ends in the middle, as if it were complete.
     Short,
-    /// A bit flips in what is read or written.
+    /// A bit flips in what is read.
     Flipped,
     /// The object is deleted just before the call.
     Gone,
@@ -72,12 +70,11 @@ impl Fault {
             Head => &[],
             Get => &[Gone],
             Body => &[Midway, Short, Flipped],
-            Put => &[Full, LostAnswer, LostThenRefused, Flipped],
+            Put => &[Full, LostAnswer, LostThenRefused],
             Multipart => &[Full, LostAnswer],
-            Part => &[Full, LostAnswer, Flipped],
+            Part => &[Full, LostAnswer],
             Complete => &[Full, LostAnswer, LostThenRefused],
             Abort | Delete => &[LostAnswer],
-            Copy => &[Full, LostAnswer, LostThenRefused, Gone],
         });
         all
     }
@@ -96,7 +93,6 @@ impl Fault {
             Fault::NotFound => Error::NotFound { path, source },
             Fault::Denied => Error::PermissionDenied { path, source },
             Fault::LostThenRefused if call == Call::Complete => Error::NotFound { path, source },
-            Fault::LostThenRefused if call == Call::Copy => Error::AlreadyExists { path, source },
             Fault::Full => Error::Generic {
                 store: "LocalFileSystem",
                 source: io::Error::from(io::ErrorKind::StorageFull).into(),
@@ -122,7 +118,6 @@ pub struct FaultStore {
     inner: Arc<dyn ObjectStore>,
     plan: Arc<Plan>,
     ignores_conditions: bool,
-    refuses_puts: bool,
 }
 
 struct Plan {
@@ -148,22 +143,7 @@ impl FaultStore {
                 cancel: Mutex::default(),
             }),
             ignores_conditions: false,
-            refuses_puts: false,
         }
-    }
-
-    /// Settings for putting small objects by one request: this store refuses damaged bodies.
-    pub fn direct(&self) -> Direct {
-        let refusing = FaultStore {
-            refuses_puts: true,
-            ..self.clone()
-        };
-        Direct::new(Arc::new(self.clone()), Arc::new(refusing))
-    }
-
-    /// The same settings, for a store that accepts damaged bodies.
-    pub fn careless(&self) -> Direct {
-        Direct::new(Arc::new(self.clone()), Arc::new(self.clone()))
     }
 
     /// A store that accepts conditional writes and ignores the condition.
@@ -291,13 +271,6 @@ fn flipped(bytes: &[u8]) -> Bytes {
     bytes.into()
 }
 
-fn written(payload: PutPayload, fault: Option<Fault>) -> PutPayload {
-    match fault {
-        Some(Fault::Flipped) => flipped(&Bytes::from(payload)).into(),
-        _ => payload,
-    }
-}
-
 impl fmt::Debug for FaultStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{self}: {:?}", self.plan.strikes)
@@ -323,17 +296,7 @@ impl ObjectStore for FaultStore {
         }
         let is_create = matches!(options.mode, PutMode::Create);
         let fault = self.count(Call::Put, path);
-        let put = async {
-            if self.refuses_puts {
-                let source = "Server returned non-2xx status code: 400 Bad Request: BadDigest";
-                return Err(Error::Generic {
-                    store: "S3",
-                    source: source.into(),
-                });
-            }
-            let payload = written(payload, fault);
-            self.inner.put_opts(path, payload, options).await
-        };
+        let put = async { self.inner.put_opts(path, payload, options).await };
         match self.call(Call::Put, path, fault, put).await {
             // Only a condition makes the same request fail the second time.
             Err(source) if is_create && fault == Some(Fault::LostThenRefused) => {
@@ -423,14 +386,8 @@ impl ObjectStore for FaultStore {
         self.call(Call::List, &path, fault, listed).await
     }
 
-    async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
-        let options = match self.ignores_conditions {
-            true => options.with_mode(CopyMode::Overwrite),
-            false => options,
-        };
-        let fault = self.count(Call::Copy, from);
-        let copied = self.inner.copy_opts(from, to, options);
-        self.call(Call::Copy, from, fault, copied).await
+    async fn copy_opts(&self, _: &Path, _: &Path, _: CopyOptions) -> Result<()> {
+        panic!("nothing is copied in a store");
     }
 }
 
@@ -446,12 +403,19 @@ impl MultipartUpload for FaultUpload {
     fn put_part(&mut self, part: PutPayload) -> UploadPart {
         let (store, path) = (self.store.clone(), self.path.clone());
         let fault = store.count(Call::Part, &path);
-        let sent = self.inner.put_part(written(part, fault));
+        let sent = self.inner.put_part(part);
         Box::pin(async move { store.call(Call::Part, &path, fault, sent).await })
     }
 
     async fn complete(&mut self) -> Result<PutResult> {
         let fault = self.store.count(Call::Complete, &self.path);
+        let is_taken =
+            !self.store.ignores_conditions && self.store.inner.head(&self.path).await.is_ok();
+        if is_taken {
+            // As S3 and Azure do.
+            let (path, source) = (self.path.to_string(), "the name is taken".into());
+            return Err(Error::Precondition { path, source });
+        }
         let completed = self.inner.complete();
         self.store
             .call(Call::Complete, &self.path, fault, completed)

@@ -373,6 +373,7 @@ pub fn listings_and_notes(data: &[u8]) {
         "v2",
         "deltafold-timelines",
         "deltafold-pins",
+        "deltafold-staging",
         "deltafold-identity.json",
     ];
     for name in names(&target) {

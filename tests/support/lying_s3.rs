@@ -2,7 +2,7 @@
 //! that no client can name, or redirects requests.
 //!
 //! A small S3 in memory without checks of signatures. Without lies it behaves like S3, as far as deltafold
-//! needs it: objects, listings, multipart uploads, conditional writes, copies, tags; no versions.
+//! needs it: objects, listings, multipart uploads, conditional writes, tags; no versions.
 //!
 //! One file of more than 700 lines: each lie belongs beside the honest answer.
 
@@ -20,16 +20,8 @@ use super::s3::S3;
 pub struct Lies {
     /// Accepts conditional writes, responds with 200 and overwrites, like Garage.
     pub ignores_conditions: bool,
-    /// Conditions count only if the object is at least 10 s old: of concurrent writers all win.
-    pub lets_racers_win: bool,
     /// Has no conditional writes: 501.
     pub refuses_conditions: bool,
-    /// Ignores the checksums of uploads.
-    pub takes_damaged: bool,
-    /// Has no checksums: 501.
-    pub refuses_checksums: bool,
-    /// Keeps no metadata.
-    pub forgets_metadata: bool,
     /// Leaves out the number of tags when an object is read.
     pub hides_tag_counts: bool,
     /// Has no tags: 501.
@@ -71,8 +63,6 @@ struct Object {
     etag: String,
     modified: chrono::DateTime<chrono::Utc>,
     tags: String,
-    /// Headers.
-    metadata: Vec<(&'static str, String)>,
 }
 
 struct Request {
@@ -137,7 +127,6 @@ impl LyingServer {
                 etag: state.next_etag(),
                 modified: chrono::Utc::now(),
                 tags: String::new(),
-                metadata: Vec::new(),
             };
             state.objects.insert(path, object);
         }
@@ -204,6 +193,10 @@ fn serve(client: TcpStream, state: &Mutex<State>) -> io::Result<()> {
             answer.status,
             date.format("%a, %d %b %Y %H:%M:%S GMT")
         );
+        // A server of unknown make promises nothing.
+        if !lies.ignores_conditions && !lies.hides_tag_counts {
+            head.push_str("Server: MinIO\r\n");
+        }
         for (name, value) in &answer.headers {
             head.push_str(&format!("{name}: {value}\r\n"));
         }
@@ -359,15 +352,9 @@ impl State {
                     ..said("")
                 }
             }
-            ("PUT", _) => match r.headers.get("x-amz-copy-source") {
-                Some(source) => match self.source(source) {
-                    Some(body) => self.put(r, body, true),
-                    None => refused(404, "NoSuchKey"),
-                },
-                None => match self.checked(r) {
-                    Some(refusal) => refusal,
-                    None => self.put(r, r.body.clone(), false),
-                },
+            ("PUT", _) => match self.checked(r) {
+                Some(refusal) => refusal,
+                None => self.put(r, r.body.clone()),
             },
             ("DELETE", _) => {
                 self.delete(&r.path);
@@ -383,51 +370,23 @@ impl State {
     /// Returns the refusal of a body that does not match its checksum.
     fn checked(&self, r: &Request) -> Option<Answer> {
         let sum = r.headers.get("x-amz-checksum-sha256")?;
-        if self.lies.refuses_checksums {
-            return Some(refused(501, "NotImplemented"));
-        }
         let own = base64_simd::STANDARD.encode_to_string(Sha256::digest(&r.body));
-        (own != *sum && !self.lies.takes_damaged).then(|| refused(400, "BadDigest"))
-    }
-
-    fn source(&self, source: &str) -> Option<Vec<u8>> {
-        let path = decoded(source.trim_start_matches('/'));
-        Some(self.objects.get(&path)?.body.clone())
+        (own != *sum).then(|| refused(400, "BadDigest"))
     }
 
     fn put_part(&mut self, r: &Request) -> Answer {
         let number: u32 = r.query["partNumber"].parse().expect("a part's number");
-        let body = match r.headers.get("x-amz-copy-source") {
-            None => r.body.clone(),
-            Some(source) => {
-                let Some(body) = self.source(source) else {
-                    return refused(404, "NoSuchKey");
-                };
-                match r.headers.get("x-amz-copy-source-range") {
-                    None => body,
-                    Some(range) => {
-                        let range = range.trim_start_matches("bytes=");
-                        let (first, last) = range.split_once('-').expect("a range");
-                        let first: usize = first.parse().expect("a range");
-                        let last: usize = last.parse().expect("a range");
-                        body[first..=last].to_vec()
-                    }
-                }
-            }
-        };
+        if let Some(refusal) = self.checked(r) {
+            return refusal;
+        }
         let etag = self.next_etag();
         let Some((_, parts)) = self.uploads.get_mut(&r.query["uploadId"]) else {
             return refused(404, "NoSuchUpload");
         };
-        parts.insert(number, body);
-        match r.headers.contains_key("x-amz-copy-source") {
-            true => said(format!(
-                "<CopyPartResult><ETag>{etag}</ETag><LastModified>2026-11-21T00:00:00Z</LastModified></CopyPartResult>"
-            )),
-            false => Answer {
-                headers: vec![("ETag", etag)],
-                ..said("")
-            },
+        parts.insert(number, r.body.clone());
+        Answer {
+            headers: vec![("ETag", etag)],
+            ..said("")
         }
     }
 
@@ -437,7 +396,7 @@ impl State {
             return refused(404, "NoSuchUpload");
         };
         let body: Vec<u8> = parts.values().flatten().copied().collect();
-        let answer = self.put(r, body, false);
+        let answer = self.put(r, body);
         if answer.status != 200 {
             return answer;
         }
@@ -453,7 +412,7 @@ impl State {
         format!("\"{:032x}\"", self.count)
     }
 
-    fn put(&mut self, r: &Request, body: Vec<u8>, is_copy: bool) -> Answer {
+    fn put(&mut self, r: &Request, body: Vec<u8>) -> Answer {
         let there = self.objects.get(&r.path);
         let none_match = r.headers.get("if-none-match");
         let is_match = r.headers.get("if-match");
@@ -461,12 +420,7 @@ impl State {
             return refused(501, "NotImplemented");
         }
         if !self.lies.ignores_conditions {
-            let now = chrono::Utc::now();
-            let counts = there.is_some_and(|o| {
-                let age = now - o.modified;
-                !self.lies.lets_racers_win || age > chrono::TimeDelta::seconds(10)
-            });
-            if none_match.is_some() && counts {
+            if none_match.is_some() && there.is_some() {
                 return refused(412, "PreconditionFailed");
             }
             if is_match.is_some() && there.map(|o| &o.etag) != is_match {
@@ -474,28 +428,16 @@ impl State {
             }
         }
         let etag = self.next_etag();
-        const UPLOAD: &str = "x-amz-meta-deltafold-upload";
-        let upload = r
-            .headers
-            .get(UPLOAD)
-            .filter(|_| !self.lies.forgets_metadata);
-        let metadata = upload.map(|u| (UPLOAD, u.clone())).into_iter().collect();
         let object = Object {
             body,
             etag: etag.clone(),
             modified: chrono::Utc::now(),
             tags: self.tags_of_header(r),
-            metadata,
         };
         self.objects.insert(r.path.clone(), object);
-        match is_copy {
-            true => said(format!(
-                "<CopyObjectResult><ETag>{etag}</ETag><LastModified>2026-11-21T00:00:00Z</LastModified></CopyObjectResult>"
-            )),
-            false => Answer {
-                headers: vec![("ETag", etag)],
-                ..said("")
-            },
+        Answer {
+            headers: vec![("ETag", etag)],
+            ..said("")
         }
     }
 
@@ -523,7 +465,6 @@ impl State {
             ("ETag", object.etag.clone()),
             ("Last-Modified", modified.to_string()),
         ];
-        headers.extend(object.metadata.iter().cloned());
         let tags = object.tags.matches("<Tag>").count();
         if tags > 0 && !self.lies.hides_tag_counts {
             headers.push(("x-amz-tagging-count", tags.to_string()));

@@ -155,7 +155,7 @@ impl<'a> Copier<'a> {
         self.wait_for_final()?;
         loop {
             let copied_before = self.outcome.copied;
-            match self.copy_rounds(self.outcome.rounds == 0) {
+            match self.copy_rounds() {
                 Ok(None) => {
                     if let Some(metrics) = &self.metrics {
                         metrics.in_step();
@@ -178,10 +178,7 @@ impl<'a> Copier<'a> {
 
     /// Copies in rounds until no further listing helps. Returns one error for all failures of the last
     /// round.
-    pub(super) fn copy_rounds(&mut self, is_first: bool) -> Result<Option<Error>> {
-        if is_first && !self.options.dry_run {
-            self.to.store.clean_staging(Utc::now());
-        }
+    pub(super) fn copy_rounds(&mut self) -> Result<Option<Error>> {
         for round in 1.. {
             let listings = match self.list() {
                 Ok(listings) => listings,

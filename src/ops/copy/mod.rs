@@ -157,7 +157,7 @@ pub enum CopyStatus {
 pub fn run(from: &Context, to: &Context, options: &Options) -> Result<Report<Outcome>> {
     let mut copier = Copier::new(from, to, options);
     copier.wait_for_final()?;
-    let failure = copier.copy_rounds(true)?;
+    let failure = copier.copy_rounds()?;
     Ok(copier.report(failure))
 }
 

@@ -1,10 +1,10 @@
-//! The transfer of one snapshot between stores: streamed, checked, uploaded and read back. It has no
-//! name in the target then; `round` gives it one.
+//! The transfer of one snapshot between stores: streamed, checked and uploaded. It has no name in the target then;
+//! `round` gives it one.
 //!
 //! If its bytes are copied unchanged, another thread decodes them and checks the SHA-256 inside, so
 //! that a damaged snapshot is never copied silently. Called by `ops::copy::round`.
 
-use super::plan::{Encryption, Form};
+use super::plan::{Encryption, Form, Planned};
 use crate::backup::codec;
 use crate::backup::frame::{FrameReader, FrameWriter};
 use crate::backup::full::FullReader;
@@ -14,7 +14,7 @@ use crate::base::limits::Limits;
 use crate::bolt::{METAS_END, newest_meta};
 use crate::error::{Error, Reason, Result};
 use crate::ops::Context;
-use crate::store::{EncryptingWriter, Staged, Upload};
+use crate::store::{EncryptingWriter, Unnamed, Upload};
 use crate::telemetry::progress::Step;
 use std::io::{self, Read, Write};
 use std::sync::mpsc;
@@ -25,18 +25,15 @@ const PIECE: usize = 256 << 10;
 pub(super) const SMALL: u64 = 1 << 20;
 /// The most pieces that wait for the check.
 const PIECES_AHEAD: usize = 8;
-/// The parts of an upload that are in memory; one more is being filled.
-const PARTS_IN_FLIGHT: usize = 2;
 
 /// A snapshot that is in the target without its name.
 pub(super) struct Transferred {
-    pub(super) staged: Staged,
+    pub(super) object: Unnamed,
     /// Whether its content was checked, which is impossible without an identity that decrypts it.
     pub(super) is_checked: bool,
 }
 
-/// Copies a snapshot to the target's staging folder. `name` is its name there; `threads` compress it if
-/// its compression changes.
+/// Copies a snapshot to the target, where it has no name then. `threads` compress it if its compression changes.
 ///
 /// # Errors
 /// Fails with `CorruptSnapshot` if the source's snapshot is damaged, `CannotDecrypt`,
@@ -46,15 +43,15 @@ pub(super) fn transfer(
     to: &Context,
     form: &Form,
     snapshot: &Snapshot,
-    name: &SnapshotName,
+    planned: &Planned,
     threads: usize,
 ) -> Result<Transferred> {
-    let upload = Upload::new(&to.store, &name.to_string(), PARTS_IN_FLIGHT + 1);
+    let upload = Upload::new(&to.store, &planned.path)?;
     let at = from.at(snapshot);
-    if name.compression != snapshot.name.compression {
-        let staged = recompress(from, to, form, snapshot, upload, threads).map_err(at)?;
+    if planned.name.compression != snapshot.name.compression {
+        let object = recompress(from, to, form, snapshot, upload, threads).map_err(at)?;
         return Ok(Transferred {
-            staged,
+            object,
             is_checked: true,
         });
     }
@@ -77,8 +74,8 @@ pub(super) fn transfer(
         false => copy_checked(from, object, &snapshot.name, snapshot.bytes, sealed),
     };
     let (sealed, is_checked) = copied.map_err(at)?;
-    let staged = sealed.finish().map_err(copy_error)?.finish()?;
-    Ok(Transferred { staged, is_checked })
+    let object = sealed.finish().map_err(copy_error)?.finish()?;
+    Ok(Transferred { object, is_checked })
 }
 
 fn copy_error(e: io::Error) -> Error {
@@ -101,7 +98,7 @@ fn recompress(
     snapshot: &Snapshot,
     upload: Upload,
     threads: usize,
-) -> Result<Staged> {
+) -> Result<Unnamed> {
     let Some(encoding) = form.encoding else {
         return Err(Error::internal(
             "a snapshot changes its compression, but none was requested",

@@ -1,7 +1,7 @@
 //! Publish: writes a new snapshot compressed and encrypted to the store, and gives it its name.
 //!
-//! The snapshot is also written to a file, so that it can be verified before it gets its name. The content is
-//! plain bytes here. Called by `compact` and `snapshot`; `restore` uses the writer to a file and a target.
+//! The snapshot is also written to a file, so that it can be verified before it gets its name. If the name depends on the
+//! content, the packed snapshot waits in a file, too: an upload is bound to its name. The content is plain bytes here. Called by `compact` and `snapshot`; `restore` uses the writer to a file and a target.
 
 use crate::backup::SnapshotName;
 use crate::backup::catalog::V2;
@@ -10,13 +10,13 @@ use crate::base::read_all::for_each_piece;
 use crate::base::temp::TempFile;
 use crate::error::{Error, Reason, Result};
 use crate::ops::Context;
-use crate::store::{EncryptingWriter, Published, Staged, Upload};
+use crate::store::{EncryptingWriter, Published, Unnamed, Upload};
 use crate::telemetry::progress::Step;
 use sha2::{Digest, Sha256};
 use std::io::{self, BufWriter, IntoInnerError, Write};
 
 /// The number of names that are tried: if a name is taken, that of one second later is next.
-const NAMES_TRIED: i64 = 3600;
+const NAMES_TRIED: i64 = 60;
 
 /// Writes a new database to two places: a file to verify it, and a stream to the store or to the target of a
 /// restore.
@@ -82,10 +82,9 @@ pub(crate) fn refuse_plaintext(ctx: &Context, existing: Option<&SnapshotName>) -
     }
 }
 
-/// Uploads a snapshot: compresses it, encrypts it if recipients are given, and writes it to a staging object.
-/// An encrypted snapshot is hashed before its encryption, since two encrypted objects of the same content
-/// differ.
-pub(crate) struct SnapshotUpload(Encoder<HashingWriter<EncryptingWriter<Upload>>>);
+/// Compresses a snapshot, and encrypts it if recipients are given. An encrypted snapshot is hashed before its
+/// encryption, since two encrypted objects of the same content differ.
+pub(crate) struct Packer<W: Write>(Encoder<HashingWriter<EncryptingWriter<W>>>);
 
 /// A writer that hashes its bytes if `hash` is set.
 pub(crate) struct HashingWriter<W> {
@@ -107,46 +106,72 @@ impl<W: Write> Write for HashingWriter<W> {
     }
 }
 
-impl SnapshotUpload {
-    /// Begins an upload. `hint` becomes a part of the name of the staging object.
+impl<W: Write> Packer<W> {
+    /// Begins to pack a snapshot into `out`.
     ///
     /// # Errors
-    /// Errors of the store.
-    pub(crate) fn new(ctx: &Context, hint: &str, encoding: Encoding) -> Result<Self> {
-        Self::of(ctx, Upload::new(&ctx.store, hint, ctx.threads), encoding)
-    }
-
-    /// Begins the upload of a snapshot that will get this name, unless the name is taken.
-    ///
-    /// # Errors
-    /// Errors of the store.
-    pub(crate) fn named(ctx: &Context, name: &SnapshotName, encoding: Encoding) -> Result<Self> {
-        let upload = Upload::new(&ctx.store, &name.to_string(), ctx.threads);
-        Self::of(ctx, upload.likely_named(format!("{V2}/{name}")), encoding)
-    }
-
-    fn of(ctx: &Context, upload: Upload, encoding: Encoding) -> Result<Self> {
+    /// Errors of `out`.
+    pub(crate) fn new(ctx: &Context, encoding: Encoding, out: W) -> Result<Self> {
         let hashing = HashingWriter {
-            inner: ctx.keys.encrypt(upload)?,
+            inner: ctx.keys.encrypt(out)?,
             hash: ctx.keys.encrypts().then(Sha256::new),
         };
         let encoder = codec::encoder(encoding, ctx.threads, hashing);
-        Ok(SnapshotUpload(encoder.map_err(write_error)?))
+        Ok(Packer(encoder.map_err(write_error)?))
     }
 
-    /// Completes the upload, and reads the staging object back.
-    ///
-    /// # Errors
-    /// Errors of the store.
-    pub(crate) fn finish(self) -> Result<StagedSnapshot> {
+    /// Writes the end. Returns `out`, and the hash of the content if the snapshot is encrypted.
+    fn finish(self) -> Result<(W, Option<ContentHash>)> {
         let HashingWriter { inner, hash } = self.0.finish().map_err(write_error)?;
-        let staged = inner.finish().map_err(write_error)?.finish()?;
-        let content = hash.map(|hash| hash.finalize().into());
-        Ok(StagedSnapshot { staged, content })
+        let out = inner.finish().map_err(write_error)?;
+        Ok((out, hash.map(|hash| hash.finalize().into())))
     }
 }
 
-impl Write for SnapshotUpload {
+impl Packer<Upload> {
+    /// Begins to write a snapshot to the store under this name.
+    ///
+    /// # Errors
+    /// Errors of the store.
+    pub(crate) fn to_store(ctx: &Context, name: &SnapshotName, encoding: Encoding) -> Result<Self> {
+        Packer::new(ctx, encoding, Upload::new(&ctx.store, &path_of(name))?)
+    }
+
+    /// Completes the snapshot, which has no name yet.
+    ///
+    /// # Errors
+    /// Errors of the store.
+    pub(crate) fn uploaded(self) -> Result<UnnamedSnapshot> {
+        let (upload, content) = self.finish()?;
+        Ok(UnnamedSnapshot {
+            object: upload.finish()?,
+            content,
+        })
+    }
+}
+
+impl Packer<BufWriter<TempFile>> {
+    /// Begins to pack a snapshot into a temporary file, if its name is not known yet.
+    ///
+    /// # Errors
+    /// `Io`, `NoSpace`, `PermissionDenied`.
+    pub(crate) fn to_file(ctx: &Context, encoding: Encoding) -> Result<Self> {
+        let file = BufWriter::with_capacity(256 << 10, ctx.temp_file()?);
+        Packer::new(ctx, encoding, file)
+    }
+
+    /// Completes the file.
+    ///
+    /// # Errors
+    /// `Io`, `NoSpace`.
+    pub(crate) fn packed(self) -> Result<PackedSnapshot> {
+        let (file, content) = self.finish()?;
+        let file = file.into_inner().map_err(|e| write_error(e.into_error()))?;
+        Ok(PackedSnapshot { file, content })
+    }
+}
+
+impl<W: Write> Write for Packer<W> {
     fn write(&mut self, b: &[u8]) -> io::Result<usize> {
         self.0.write(b)
     }
@@ -160,30 +185,99 @@ fn write_error(e: io::Error) -> Error {
     Error::io("write the new snapshot", e)
 }
 
-/// An uploaded snapshot that does not have its name yet.
-pub(crate) struct StagedSnapshot {
-    staged: Staged,
+fn path_of(name: &SnapshotName) -> String {
+    format!("{V2}/{name}")
+}
+
+/// A snapshot whose bytes are at the store, without its name.
+pub(crate) struct UnnamedSnapshot {
+    object: Unnamed,
     /// The hash of the content if the snapshot is encrypted.
     content: Option<ContentHash>,
 }
 
-impl StagedSnapshot {
-    /// Returns the size in the store, in bytes.
+impl UnnamedSnapshot {
+    /// Gives the snapshot its name. Returns its size in bytes, or 0 if an object with the same bytes or the same
+    /// encrypted content has the name already; `None` if another object has it.
+    ///
+    /// # Errors
+    /// Errors of the store.
+    pub(crate) fn complete(self, ctx: &Context, name: &SnapshotName) -> Result<Option<u64>> {
+        let bytes = self.object.bytes();
+        Ok(match self.object.complete()? {
+            Published::Created => Some(bytes),
+            Published::Identical => Some(0),
+            Published::Taken if has_content(ctx, name, self.content)? => Some(0),
+            Published::Taken => None,
+        })
+    }
+}
+
+/// A snapshot in a temporary file, as the store will have it.
+pub(crate) struct PackedSnapshot {
+    file: TempFile,
+    content: Option<ContentHash>,
+}
+
+impl PackedSnapshot {
+    /// Returns the size in bytes.
     pub(crate) fn bytes(&self) -> u64 {
-        self.staged.bytes()
+        self.file.len()
     }
 
-    /// Returns whether the object `below` the prefix has the same content, encrypted separately. An object
-    /// that cannot be decrypted or is damaged does not.
-    fn has_content_of(&self, ctx: &Context, below: &str) -> Result<bool> {
-        let Some(content) = self.content.filter(|_| ctx.keys.decrypts()) else {
-            return Ok(false);
-        };
-        match content_hash(ctx, below) {
-            Ok(hash) => Ok(hash == content),
-            Err(e) if e.reason().is_bad_data() || e.reason() == Reason::CannotDecrypt => Ok(false),
-            Err(e) => Err(e),
+    /// Writes the snapshot to the store under the first free name from `name` on, and updates `name`. Returns whether
+    /// it is new: an object with the same bytes or the same encrypted content may have the name already.
+    ///
+    /// # Errors
+    /// `TargetExists` if all names that are tried are taken; errors of the store, `Io`.
+    pub(crate) fn publish(&self, ctx: &Context, name: &mut SnapshotName) -> Result<bool> {
+        let first = name.created;
+        while name.created < first + NAMES_TRIED {
+            let mut object = Upload::new(&ctx.store, &path_of(name))?;
+            self.copy_to(ctx, &mut object)?;
+            let content = self.content;
+            let object = object.finish()?;
+            let unnamed = UnnamedSnapshot { object, content };
+            match unnamed.complete(ctx, name)? {
+                Some(bytes) => return Ok(bytes > 0),
+                None => name.created += 1,
+            }
         }
+        name.created = first;
+        Err(Reason::TargetExists.error(format!(
+            "{} and the {NAMES_TRIED} names after it are taken by other snapshots: check whether several clusters write to this prefix",
+            ctx.store.name(&path_of(name))
+        )))
+    }
+
+    fn copy_to(&self, ctx: &Context, out: &mut impl Write) -> Result<()> {
+        let mut buf = vec![0; 256 << 10];
+        let mut offset = 0;
+        loop {
+            ctx.store.cancel().check()?;
+            let n = self
+                .file
+                .read_at(&mut buf, offset)
+                .map_err(|e| Error::io("read the temporary directory", e))?;
+            if n == 0 {
+                return Ok(());
+            }
+            out.write_all(&buf[..n]).map_err(write_error)?;
+            offset += n as u64;
+        }
+    }
+}
+
+/// Returns whether the object of this name has the same content, encrypted separately. An object that cannot be
+/// decrypted or is damaged does not.
+fn has_content(ctx: &Context, name: &SnapshotName, content: Option<ContentHash>) -> Result<bool> {
+    let Some(content) = content.filter(|_| ctx.keys.decrypts()) else {
+        return Ok(false);
+    };
+    match content_hash(ctx, &path_of(name)) {
+        Ok(hash) => Ok(hash == content),
+        Err(e) if e.reason().is_bad_data() || e.reason() == Reason::CannotDecrypt => Ok(false),
+        Err(e) => Err(e),
     }
 }
 
@@ -197,31 +291,4 @@ fn content_hash(ctx: &Context, below: &str) -> Result<ContentHash> {
         Ok(())
     })?;
     Ok(hash.finalize().into())
-}
-
-/// Gives a staged snapshot the first free name from `name` on, and updates `name`. Returns the size in bytes,
-/// or 0 if an object with the same bytes or the same encrypted content exists already.
-///
-/// # Errors
-/// `TargetExists` if all names that are tried are taken; errors of the store.
-pub(crate) fn give_name(
-    ctx: &Context,
-    staged: &StagedSnapshot,
-    name: &mut SnapshotName,
-) -> Result<u64> {
-    let first = name.created;
-    while name.created < first + NAMES_TRIED {
-        let below = format!("{V2}/{name}");
-        match staged.staged.publish(&below)? {
-            Published::Created => return Ok(staged.bytes()),
-            Published::Identical => return Ok(0),
-            Published::Taken if staged.has_content_of(ctx, &below)? => return Ok(0),
-            Published::Taken => name.created += 1,
-        }
-    }
-    name.created = first;
-    Err(Reason::TargetExists.error(format!(
-        "{} and the {NAMES_TRIED} names after it are taken by other snapshots: check whether several clusters write to this prefix",
-        ctx.store.name(&format!("{V2}/{name}"))
-    )))
 }

@@ -18,7 +18,7 @@ use crate::ops::fold::rebuild::read_every_page;
 use crate::ops::scan::{Contents, TAGS_UNREADABLE, no_snapshots_error, read_contents};
 use crate::ops::tags::{FEW, ReadTags};
 use crate::store::ObjectInfo;
-use crate::store::staging::{STAGING, is_abandoned};
+use crate::store::staging::{STAGING, is_temporary};
 use chrono::{DateTime, TimeDelta, Utc};
 use std::borrow::Cow;
 use std::cmp::Reverse;
@@ -455,12 +455,13 @@ impl<'a> Planner<'a> {
         let snapshots = match kind {
             Kind::Staging => {
                 let name = object.path.rsplit('/').next().unwrap_or_default();
-                let age = self.options.staging_age;
-                let reason = match is_abandoned(name, object.modified, now, age)? {
-                    true => SideReason::Abandoned,
-                    false => SideReason::InUse,
+                let is_old = now - object.modified > self.options.staging_age;
+                let reason = if is_old {
+                    SideReason::Abandoned
+                } else {
+                    SideReason::InUse
                 };
-                return Some((reason, Vec::new()));
+                return is_temporary(name).then(|| (reason, Vec::new()));
             }
             Kind::Mark => {
                 let path = object.path.strip_suffix(EXCLUDE_SUFFIX)?;

@@ -7,7 +7,7 @@ use super::{Decision, Kind, Object};
 use crate::backup::SnapshotName;
 use crate::backup::catalog::{EXCLUDE_SUFFIX, NOTES, snapshot_name};
 use crate::ops::verify::record::VERIFIED;
-use crate::store::staging::{STAGING, is_abandoned};
+use crate::store::staging::{STAGING, is_temporary};
 use crate::store::{LOCKS, UnfinishedUpload};
 use chrono::{DateTime, TimeDelta, Utc};
 
@@ -102,10 +102,7 @@ fn is_ours(path: &str) -> bool {
         return true;
     }
     match path.split_once('/') {
-        Some((STAGING, name)) => {
-            let now = DateTime::UNIX_EPOCH;
-            is_abandoned(name, now, now, TimeDelta::zero()).is_some()
-        }
+        Some((STAGING, name)) => is_temporary(name),
         Some((LOCKS | VERIFIED, name)) => name.ends_with(".json") && !name.contains('/'),
         Some((folder, name)) => NOTES.contains(&folder) && name.parse::<SnapshotName>().is_ok(),
         None => false,

@@ -55,7 +55,6 @@ pub fn delta(
     reporter: &MetricsReporter,
 ) -> Result<Report<Outcome>> {
     let clock = ReportBuilder::start();
-    ctx.store.clean_staging(Utc::now());
     let mut saver = Saver::open(ctx, settings)?;
     let cluster = Cluster::observe(&settings.connector)?;
     saver.claim(&cluster)?;

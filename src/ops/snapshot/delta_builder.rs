@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::etcd::feed::{KeyChange, Position, Transaction};
 use crate::mvcc::{Change, KeyValue, Revision};
 use crate::ops::Context;
-use crate::ops::fold::publish::{SnapshotUpload, give_name};
+use crate::ops::fold::publish::Packer;
 use chrono::{DateTime, Utc};
 use std::cell::OnceCell;
 use std::io::Write;
@@ -242,7 +242,7 @@ impl SealedDelta {
             is_encrypted: ctx.keys.encrypts(),
         };
         let write_error = |e| Error::io("write the new delta", e);
-        let mut frame = FrameWriter::new(SnapshotUpload::new(ctx, "Incr", encoding)?);
+        let mut frame = FrameWriter::new(Packer::to_file(ctx, encoding)?);
         let mut buf = vec![0; 256 << 10];
         let mut offset = 0;
         loop {
@@ -257,8 +257,8 @@ impl SealedDelta {
             frame.write_all(&buf[..n]).map_err(write_error)?;
             offset += n as u64;
         }
-        let packed = frame.finish().map_err(write_error)?.finish()?;
-        give_name(ctx, &packed, &mut name)?;
+        let packed = frame.finish().map_err(write_error)?.packed()?;
+        packed.publish(ctx, &mut name)?;
         tracing::info!(
             snapshot = %name,
             events = self.events,

@@ -1,7 +1,7 @@
 //! Takes a full snapshot from a member that holds the same data as the majority.
 //!
-//! The member's snapshot stream is verified, compressed and uploaded while it arrives. The snapshot gets its
-//! name at the end, because only then its revision is known. This module does not decide when a full is
+//! The member's snapshot stream is compressed while it arrives, verified, and then uploaded: only then its revision is
+//! known, and so its name. This module does not decide when a full is
 //! taken. Called by [`super::saver`].
 
 use super::last_saved;
@@ -13,6 +13,7 @@ use crate::backup::frame::FrameReader;
 use crate::backup::{Kind, SnapshotName};
 use crate::base::ReadAt;
 use crate::base::limits::Limits;
+use crate::base::temp::TempFile;
 use crate::bolt::Database;
 use crate::error::{Error, Reason, Result};
 use crate::etcd::cluster::{Cluster, MemberHash, compare};
@@ -21,22 +22,22 @@ use crate::etcd::snapshot::SnapshotReader;
 use crate::mvcc::{Base, HashKv, Revision, hash_kv};
 use crate::ops::Context;
 use crate::ops::fold::open::DatabaseFile;
-use crate::ops::fold::publish::{SnapshotUpload, StagedSnapshot, give_name};
+use crate::ops::fold::publish::{PackedSnapshot, Packer};
 use crate::ops::fold::rebuild::read_every_page;
 use crate::ops::identity::{self, ClusterFacts};
 use crate::ops::parallel::side_by_side;
 use crate::telemetry::progress::Step;
 use chrono::Utc;
-use std::io::{self, Read, Write};
+use std::io::{self, BufWriter, Read, Write};
 use std::time::Instant;
 
 /// How often the members are asked for their hashes, if compactions between the answers make them
 /// incomparable.
 const HASH_ATTEMPTS: u32 = 3;
 
-/// A full snapshot that is verified and uploaded, but not published: its object has no name yet.
+/// A full snapshot that is verified and packed, but not at the store yet.
 pub(super) struct UnpublishedFull {
-    packed: StagedSnapshot,
+    packed: PackedSnapshot,
     encoding: Encoding,
     /// When the snapshot was begun.
     pub(super) started: Instant,
@@ -70,7 +71,7 @@ impl UnpublishedFull {
         self.base.compact_revision < self.revision
     }
 
-    /// Publishes the uploaded snapshot under its name.
+    /// Writes the snapshot to the store under its name.
     ///
     /// # Errors
     /// Fails with the store's errors, and with `TargetExists` if another object has the name.
@@ -95,7 +96,7 @@ impl UnpublishedFull {
             note_timeline(ctx, &name)?;
         }
         let noted_time = name.created;
-        give_name(ctx, &self.packed, &mut name)?;
+        self.packed.publish(ctx, &mut name)?;
         if begins_timeline && name.created != noted_time {
             note_timeline(ctx, &name)?;
         }
@@ -327,10 +328,10 @@ fn compare_members(
     Ok((comparisons, hashes))
 }
 
-/// A reader that also passes everything to the packer, which compresses and uploads it.
+/// A reader that also passes everything to the packer.
 struct Tee {
     inner: Box<dyn Read>,
-    packer: SnapshotUpload,
+    packer: Packer<BufWriter<TempFile>>,
 }
 
 impl Read for Tee {
@@ -382,7 +383,7 @@ fn take_from(
     // etcd's stream has the format of a full's payload: the database, followed by its SHA-256.
     let mut payload = FrameReader::new(Tee {
         inner: stream,
-        packer: SnapshotUpload::new(ctx, "Full", encoding)?,
+        packer: Packer::to_file(ctx, encoding)?,
     });
     let step = Step::new(format!("save {endpoint}"), None);
     let mut file = ctx.temp_file()?;
@@ -407,7 +408,7 @@ fn take_from(
         Ok((db, base, hash))
     };
     // Two threads even if only one is allowed: both mostly wait for I/O.
-    let (verified, packed) = side_by_side(ctx.threads.max(2), verify, || packer.finish());
+    let (verified, packed) = side_by_side(ctx.threads.max(2), verify, || packer.packed());
     drop(step);
     let (db, base, hash) = verified.map_err(|e| e.at(format!("the snapshot of {endpoint}")))?;
     let packed = packed?;

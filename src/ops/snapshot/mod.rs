@@ -243,7 +243,6 @@ pub fn full(
     reporter: &MetricsReporter,
 ) -> Result<Report<Outcome>> {
     let clock = ReportBuilder::start();
-    ctx.store.clean_staging(chrono::Utc::now());
     let mut saver = Saver::open(ctx, settings)?;
     match saver.backup() {
         None => saver.full_now(nothing_saved(), is_final, reporter)?,

@@ -7,7 +7,7 @@ use crate::base::none_if_missing;
 use crate::error::{Error, Reason, Result};
 use crate::store::Store;
 use crate::store::errors::store_error;
-use crate::store::folder::{FOLDER_ATTEMPTS, Folder};
+use crate::store::folder::Folder;
 use crate::store::lock::{ConditionalWrite, Lock, LockRecord, LockStore, RecordVersion};
 use crate::store::small_objects::{bytes_of, get_if_exists};
 use async_trait::async_trait;
@@ -170,20 +170,15 @@ impl FileRecord {
     /// Opens the file for `flock`, and creates it if it is missing.
     fn flock_file(&self) -> io::Result<File> {
         let path = self.file("flock");
-        for _ in 0..FOLDER_ATTEMPTS {
-            let opened = match self.root.write(&path) {
-                Err(e) if e.kind() == ErrorKind::NotFound => {
-                    self.root.make(LOCKS)?;
-                    self.root.create(&path)
-                }
-                opened => opened,
-            };
-            match opened {
-                Err(e) if matches!(e.kind(), ErrorKind::AlreadyExists | ErrorKind::NotFound) => {}
-                opened => return opened,
-            }
+        match self.root.write(&path) {
+            Err(e) if e.kind() == ErrorKind::NotFound => self.root.make(LOCKS)?,
+            opened => return opened,
         }
-        self.root.write(&path)
+        match self.root.create(&path) {
+            // Another process was faster.
+            Err(e) if e.kind() == ErrorKind::AlreadyExists => self.root.write(&path),
+            created => created,
+        }
     }
 
     /// Waits until this process holds the `flock`. Dropping the file gives it back, as does the end of the

@@ -5,9 +5,9 @@
 use super::secret::{Provider, Secret, SecretDerived};
 use super::{Family, Location, OpenConfig, check_endpoint, config_key, misconfigured};
 use crate::error::{Error, Reason, Result};
-use crate::store::Store;
-use crate::store::azure::{self, Azure};
+use crate::store::azure::{self, Azure, Conditional};
 use crate::store::exclude::{ExcludeTags, TagKind};
+use crate::store::{LookFirst, Store};
 use object_store::ClientOptions;
 use object_store::azure::{AzureConfigKey, AzureCredential, MicrosoftAzureBuilder};
 use std::sync::Arc;
@@ -47,15 +47,17 @@ pub(super) fn open(location: &Location, config: OpenConfig, handle: Handle) -> R
         .build()
         .map_err(|e| without_account(&location.action, e))?;
     let store = Arc::new(store);
-    let tags = match Azure::new(store.clone(), client, &server) {
-        Some(own) if !unsigned => {
-            ExcludeTags::of(TagKind::Azure(Arc::new(own))).with_tagged(tagged)
-        }
-        _ => ExcludeTags::none(),
-    };
     let requests = config.requests.most();
-    let store = location.store(store, tags, handle).with_requests(requests);
-    Ok(store.with_ranges())
+    let own = Azure::new(store.clone(), client, &server).filter(|_| !unsigned);
+    let store = if let Some(own) = own {
+        let own = Arc::new(own);
+        let tags = ExcludeTags::of(TagKind::Azure(own.clone())).with_tagged(tagged);
+        location.store(Arc::new(Conditional(own)), tags, handle)
+    } else {
+        let store = location.store(store, ExcludeTags::none(), handle);
+        store.with_look_first(LookFirst::Large)
+    };
+    Ok(store.with_requests(requests).with_ranges())
 }
 
 /// Returns the error for a builder that fails. Without an account, it names the settings.

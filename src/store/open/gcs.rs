@@ -7,9 +7,9 @@
 use super::secret::{Provider, Secret, SecretDerived, SecretSource};
 use super::{Family, Location, OpenConfig, check_endpoint, config_key, misconfigured};
 use crate::error::Result;
-use crate::store::Store;
 use crate::store::exclude::{ExcludeTags, TagKind};
 use crate::store::gcs::Gcs;
+use crate::store::{LookFirst, Store};
 use object_store::ClientOptions;
 use object_store::gcp::{GcpCredential, GoogleCloudStorageBuilder, GoogleConfigKey};
 use serde_json::Value;
@@ -66,7 +66,7 @@ pub(super) fn open(location: &Location, mut config: OpenConfig, handle: Handle) 
     let tags = ExcludeTags::of(TagKind::Metadata(Some(Arc::new(own)))).with_tagged(tagged);
     let requests = config.requests.most();
     let store = location.store(store, tags, handle).with_requests(requests);
-    Ok(store.with_ranges())
+    Ok(store.with_ranges().with_look_first(LookFirst::Large))
 }
 
 /// Returns the error for a Secret without a usable key.

@@ -1,28 +1,17 @@
 //! Opens S3, and servers that speak its protocol.
-//!
-//! Besides the store, connects the clients that test and use single conditional writes (`publish::direct`).
 
 use super::secret::{Provider, Secret, SecretDerived};
 use super::{Family, Location, OpenConfig, check_endpoint, config_key, misconfigured};
 use crate::error::{Reason, Result};
-use crate::store::Store;
 use crate::store::exclude::{ExcludeTags, TagKind};
-use crate::store::publish::direct::Direct;
 use crate::store::s3::S3;
-use async_trait::async_trait;
-use object_store::aws::{
-    AmazonS3, AmazonS3Builder, AmazonS3ConfigKey, AwsCredential, Checksum, S3CopyIfNotExists,
-};
-use object_store::client::{
-    HttpClient, HttpConnector, HttpError, HttpRequest, HttpResponse, HttpService,
-};
+use crate::store::{LookFirst, Store};
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, AwsCredential, Checksum};
 use object_store::{ClientConfigKey, ClientOptions};
 use std::sync::Arc;
 use tokio::runtime::Handle;
 use url::Url;
 
-/// The most bytes that one request of S3 copies.
-const LARGEST_COPY: u64 = 5 << 30;
 /// A setting of our own: `false` puts the bucket into the host name, also into that of `endpoint`.
 const OPTION_PATH_STYLE: &str = "path_style";
 /// Parts of the names of options with credentials. If one of them is given, the Secret's credentials are not
@@ -56,11 +45,13 @@ pub(super) fn open(location: &Location, mut config: OpenConfig, handle: Handle) 
         .is_some_and(|e| !e.contains(".amazonaws.com"));
     let request_payer = is_set(AmazonS3ConfigKey::RequestPayer);
     let region = setting(AmazonS3ConfigKey::Region);
-    // The crate's key type for this setting is private. Its name is the only way to it.
-    let encryption = config_key::<AmazonS3ConfigKey>("aws_server_side_encryption")?;
-    let has_customer_key = setting(encryption).as_deref() == Some("sse-c");
-    let http = config.http(&client, &location.action)?;
-    let (store, direct) = build_stores(location, builder, http)?;
+    if setting(AmazonS3ConfigKey::Checksum).is_none() {
+        builder = builder.with_checksum_algorithm(Checksum::SHA256);
+    }
+    let store = builder
+        .build()
+        .map_err(|e| misconfigured(&location.action, e))?;
+    let store = Arc::new(store);
     let tagged = config.requests.tagged.clone();
     let store = if unsigned {
         location.store(store, ExcludeTags::none(), handle)
@@ -74,71 +65,16 @@ pub(super) fn open(location: &Location, mut config: OpenConfig, handle: Handle) 
         let tags = ExcludeTags::of(TagKind::S3(own.clone())).with_tagged(tagged);
         location.store(store, tags, handle).with_s3(own)
     };
-    let store = store
+    // AWS obeys the conditions of writes. Of another server nobody knows.
+    let look_first = if is_other_server {
+        LookFirst::Always
+    } else {
+        LookFirst::Never
+    };
+    Ok(store
         .with_requests(config.requests.most())
         .with_ranges()
-        .with_direct(direct);
-    // Copies by ranges must be signed. With a customer's key, each request would have to show it.
-    let store = match unsigned || has_customer_key {
-        true => store.with_largest_copy(LARGEST_COPY),
-        false => store.with_largest_range(LARGEST_COPY),
-    };
-    Ok(match is_other_server {
-        true => store.with_doubted_conditions(),
-        false => store,
-    })
-}
-
-/// Builds the store and the stores for single writes. They share the credentials and the connections.
-fn build_stores(
-    location: &Location,
-    builder: AmazonS3Builder,
-    http: HttpClient,
-) -> Result<(Arc<AmazonS3>, Direct)> {
-    let build = |builder: AmazonS3Builder| {
-        let store = builder.build();
-        store.map_err(|e| misconfigured(&location.action, e))
-    };
-    // The first build asks for credentials through connections of its own.
-    let credentials = build(builder.clone())?.credentials().clone();
-    let builder = builder.with_credentials(credentials);
-    let build_on = |builder: &AmazonS3Builder, http: HttpClient| {
-        build(builder.clone().with_http_connector(SharedConnection(http))).map(Arc::new)
-    };
-    let store = build_on(&builder, http.clone())?;
-    let with_checksums = match builder.get_config_value(&AmazonS3ConfigKey::Checksum) {
-        Some(_) => builder,
-        None => builder.with_checksum_algorithm(Checksum::SHA256),
-    };
-    let damaging = HttpClient::new(DamagingClient(http.clone()));
-    let direct = Direct::new(
-        build_on(&with_checksums, http)?,
-        build_on(&with_checksums, damaging)?,
-    );
-    Ok((store, direct))
-}
-
-/// A connector that returns an existing client.
-#[derive(Debug)]
-struct SharedConnection(HttpClient);
-
-impl HttpConnector for SharedConnection {
-    fn connect(&self, _: &ClientOptions) -> object_store::Result<HttpClient> {
-        Ok(self.0.clone())
-    }
-}
-
-/// A client that replaces a request's body after it was signed and summed, as a broken network would.
-#[derive(Debug)]
-struct DamagingClient(HttpClient);
-
-#[async_trait]
-impl HttpService for DamagingClient {
-    async fn call(&self, mut request: HttpRequest) -> Result<HttpResponse, HttpError> {
-        let length = request.body().content_length();
-        *request.body_mut() = vec![b'?'; length].into();
-        self.0.execute(request).await
-    }
+        .with_look_first(look_first))
 }
 
 /// Returns the provider of the credentials in a Secret.
@@ -166,8 +102,7 @@ fn configure(
     let mut builder = from_variables(config, secret)
         .with_url(&location.url)
         .with_retry(config.retry.clone())
-        .with_http_connector(config.connector())
-        .with_copy_if_not_exists(S3CopyIfNotExists::Multipart);
+        .with_http_connector(config.connector());
     let mut settings = config.timeouts();
     if let Some(secret) = secret {
         settings.extend(from_secret(secret)?);

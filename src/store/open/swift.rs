@@ -7,9 +7,9 @@
 use super::secret::{Secret, SecretDerived};
 use super::{Family, Location, OpenConfig, no_such_setting};
 use crate::error::{Reason, Result};
-use crate::store::Store;
 use crate::store::exclude::ExcludeTags;
-use crate::store::swift::{LARGEST_OBJECT, Login, Swift};
+use crate::store::swift::{Login, Swift};
+use crate::store::{LookFirst, Store};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -129,9 +129,10 @@ pub(super) fn open(location: &Location, config: OpenConfig, handle: Handle) -> R
     };
     let swift = Swift::new(http, location.bucket.clone(), config.retry, login);
     Ok(location
-        .store(Arc::new(swift), ExcludeTags::none(), handle)
+        .store(Arc::new(swift.clone()), ExcludeTags::none(), handle)
+        .with_swift(swift)
         .with_requests(requests)
-        .with_largest_copy(LARGEST_OBJECT))
+        .with_look_first(LookFirst::Large))
 }
 
 /// Returns the login from all settings, or an error that says what is missing.

@@ -1,13 +1,10 @@
-//! Requests of S3 that the object_store crate has no call for: versioning, unfinished uploads, object lock,
-//! copies by ranges.
+//! Requests of S3 that the object_store crate has no call for: versioning, unfinished uploads, object lock, tags.
 //!
-//! This file addresses and signs a request; `retrying_client` sends it. `copy` and `uploads` know what to
-//! request, as does `object_lock`.
+//! This file addresses and signs a request; `retrying_client` sends it. `uploads` knows what to request, as do
+//! `object_lock` and `exclude`.
 
-mod copy;
 mod uploads;
 
-pub(super) use copy::{CopyOutcome, RangeCopier, UnnamedCopy};
 pub use uploads::{UnfinishedUpload, Versioning};
 
 use super::Store;
@@ -48,15 +45,6 @@ impl S3 {
             region: region.unwrap_or_else(|| "us-east-1".to_owned()),
             request_payer,
         }
-    }
-
-    /// Returns the bucket's name.
-    fn bucket(&self) -> String {
-        // The crate shows the name only in its Display.
-        let shown = self.store.to_string();
-        let name = shown.strip_prefix("AmazonS3(");
-        let name = name.and_then(|n| n.strip_suffix(')'));
-        name.unwrap_or(&shown).to_owned()
     }
 
     /// Requests something about an object, or about the bucket if `path` is empty. See [`send`](Self::send).

@@ -1,4 +1,4 @@
-//! What a plain listing does not show: whether the bucket keeps old versions, and unfinished uploads. S3 only.
+//! What a plain listing does not show: whether the bucket keeps old versions (S3), and unfinished uploads (S3 and Swift).
 //!
 //! Lists uploads and aborts them; does not decide which. Called by `ops::gc`.
 
@@ -81,7 +81,23 @@ impl Store {
             "" => String::new(),
             prefix => format!("{prefix}/"),
         };
-        self.block_on(self.uploads_of(&prefix))?
+        let Some(swift) = &self.swift else {
+            return self.block_on(self.uploads_of(&prefix))?;
+        };
+        let unfinished = self.block_on(swift.unfinished(prefix))?;
+        let failed = |e| store_error(format!("list the unfinished uploads in {}", self.url()), e);
+        let mut uploads = Vec::new();
+        for (path, id, begun) in unfinished.map_err(failed)? {
+            let below = path.prefix_match(&self.prefix);
+            let parts: Option<Vec<String>> =
+                below.map(|parts| parts.map(|part| part.as_ref().to_owned()).collect());
+            uploads.extend(parts.map(|parts| UnfinishedUpload {
+                path: parts.join("/"),
+                id,
+                begun,
+            }));
+        }
+        Ok(uploads)
     }
 
     /// Aborts an unfinished upload and frees its parts. Succeeds if it does not exist.
@@ -90,7 +106,12 @@ impl Store {
     /// Fails with the store's errors.
     pub fn abort_upload(&self, upload: &UnfinishedUpload) -> Result<()> {
         let action = format!("abort an unfinished upload of {}", self.name(&upload.path));
-        let (path, query) = (self.path(&upload.path), [("uploadId", &*upload.id)]);
+        let path = self.path(&upload.path);
+        if let Some(swift) = &self.swift {
+            let aborted = self.block_on(swift.abort(&path, &upload.id))?;
+            return aborted.map_err(|e| store_error(action, e));
+        }
+        let query = [("uploadId", &*upload.id)];
         let response = self.s3(&action)?.delete(&action, &path, &query);
         self.block_on(response)??.removed(&action)
     }

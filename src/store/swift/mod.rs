@@ -28,9 +28,9 @@ use login::Session;
 use object_store::client::{HttpClient, HttpResponse};
 use object_store::path::Path;
 use object_store::{
-    Attributes, CopyMode, CopyOptions, Error, Extensions, GetOptions, GetRange, GetResult,
-    GetResultPayload, ListResult, MultipartUpload, ObjectMeta, ObjectStore, PutMode,
-    PutMultipartOptions, PutOptions, PutPayload, PutResult, Result, RetryConfig,
+    Attributes, CopyOptions, Error, Extensions, GetOptions, GetRange, GetResult, GetResultPayload,
+    ListResult, MultipartUpload, ObjectMeta, ObjectStore, PutMode, PutMultipartOptions, PutOptions,
+    PutPayload, PutResult, Result, RetryConfig,
 };
 use segments::SegmentUpload;
 use serde_json::Value;
@@ -39,12 +39,9 @@ use std::ops::Range;
 use std::pin::pin;
 use std::sync::Arc;
 
-/// The most bytes of an object without segments, and so of a copy. A limit of Swift.
-pub(super) const LARGEST_OBJECT: u64 = 5 << 30;
 /// Deletions under way at once.
 const PARALLEL_DELETIONS: usize = 10;
 
-const X_COPY_FROM: HeaderName = HeaderName::from_static("x-copy-from");
 const X_OBJECT_MANIFEST: HeaderName = HeaderName::from_static("x-object-manifest");
 const X_STATIC_LARGE_OBJECT: HeaderName = HeaderName::from_static("x-static-large-object");
 /// A client for one container of Swift.
@@ -349,7 +346,10 @@ impl ObjectStore for Swift {
     }
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+        let is_object = |object: &ObjectMeta| segments::upload_of(&object.location).is_none();
         self.listing(folder(prefix))
+            .try_filter(move |object| std::future::ready(is_object(object)))
+            .boxed()
     }
 
     async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
@@ -371,17 +371,11 @@ impl ObjectStore for Swift {
         })
     }
 
-    /// Swift has a condition for the source of a copy, but none for its target.
-    async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
-        if options.mode == CopyMode::Create {
-            return Err(Error::NotSupported {
-                source: "Swift does not copy on condition that a name is free".into(),
-            });
-        }
-        let source = format!("{}/{from}", self.0.container);
-        let request = Request::new(Method::PUT, Some(to));
-        let request = request.header(X_COPY_FROM, &encoded_path(&source))?;
-        self.send(request).await.map(|_| ())
+    async fn copy_opts(&self, _: &Path, _: &Path, _: CopyOptions) -> Result<()> {
+        Err(Error::NotImplemented {
+            operation: "a copy".to_owned(),
+            implementer: "Swift".to_owned(),
+        })
     }
 }
 

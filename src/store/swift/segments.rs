@@ -2,25 +2,44 @@
 //!
 //! Called by `store::swift`.
 
-use super::client::Request;
+use super::client::{Request, text};
 use super::{Swift, put_result};
 use crate::base::lock;
+use crate::base::random::random_word;
 use async_trait::async_trait;
-use http::Method;
+use chrono::{DateTime, Utc};
+use futures::TryStreamExt;
+use http::{HeaderName, Method};
 use object_store::path::Path;
-use object_store::{Error, MultipartUpload, PutPayload, PutResult, Result, UploadPart};
+use object_store::{Error, MultipartUpload, ObjectMeta, PutPayload, PutResult, Result, UploadPart};
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// An upload in segments. They are beside the object and carry its name, so the cleanup after a killed
-/// process finds them.
+/// The metadata of a manifest that names its upload.
+const X_UPLOAD: HeaderName = HeaderName::from_static("x-object-meta-deltafold-upload");
+
+/// An upload in segments, which are below the object's name: `NAME/WORD/00000000` is the first.
 pub(super) struct SegmentUpload {
     swift: Swift,
     path: Path,
+    /// Tells the segments of this upload from those of others.
+    word: String,
     begun: usize,
     written: Arc<Mutex<Vec<Segment>>>,
+}
+
+/// Returns the object and the upload of a segment, by its path; `None` if the path is another object's.
+pub(super) fn upload_of(segment: &Path) -> Option<(Path, String)> {
+    let mut parts: Vec<_> = segment.parts().collect();
+    let (number, word) = (parts.pop()?, parts.pop()?);
+    let (number, word) = (number.as_ref(), word.as_ref());
+    let is_number = number.len() == 8 && number.bytes().all(|b| b.is_ascii_digit());
+    let is_word = word.len() == 16 && word.bytes().all(|b| b.is_ascii_hexdigit());
+    let is_segment = is_number && is_word && !parts.is_empty();
+    is_segment.then(|| (parts.into_iter().collect(), word.to_owned()))
 }
 
 /// A segment that was written.
@@ -42,18 +61,58 @@ impl SegmentUpload {
         SegmentUpload {
             swift: swift.clone(),
             path: path.clone(),
+            word: format!("{:016x}", random_word()),
             begun: 0,
             written: Arc::default(),
         }
     }
 
-    /// Returns the name of a segment: `00000000.NAME` for the first.
     fn segment(&self, number: usize) -> Path {
-        let name = self.path.filename().unwrap_or_default();
-        let mut parts: Vec<_> = self.path.parts().map(|p| p.as_ref().to_owned()).collect();
-        parts.pop();
-        parts.push(format!("{number:08}.{name}"));
-        parts.into_iter().collect()
+        let folder = self.path.clone().join(self.word.as_str());
+        folder.join(format!("{number:08}"))
+    }
+}
+
+impl Swift {
+    /// Returns the uploads below a prefix whose segments belong to no object: the object's path, the upload's word, and
+    /// when the last segment was written.
+    pub(in crate::store) async fn unfinished(
+        &self,
+        prefix: String,
+    ) -> Result<Vec<(Path, String, DateTime<Utc>)>> {
+        let mut found: BTreeMap<(Path, String), DateTime<Utc>> = BTreeMap::new();
+        let mut listing = self.listing(prefix);
+        while let Some(object) = listing.try_next().await? {
+            if let Some(upload) = upload_of(&object.location) {
+                let last = found.entry(upload).or_insert(object.last_modified);
+                *last = (*last).max(object.last_modified);
+            }
+        }
+        let mut unfinished = Vec::new();
+        for ((path, word), begun) in found {
+            let of_object = match self.head(&path).await {
+                Ok(headers) => text(&headers, X_UPLOAD),
+                Err(Error::NotFound { .. }) => None,
+                Err(e) => return Err(e),
+            };
+            if of_object.as_ref() != Some(&word) {
+                unfinished.push((path, word, begun));
+            }
+        }
+        Ok(unfinished)
+    }
+
+    /// Deletes the segments of an upload.
+    pub(in crate::store) async fn abort(&self, path: &Path, word: &str) -> Result<()> {
+        let segments = self.listing(format!("{path}/{word}/"));
+        let segments: Vec<ObjectMeta> = segments.try_collect().await?;
+        for segment in segments {
+            match self.remove(&segment.location).await {
+                Ok(()) | Err(Error::NotFound { .. }) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(())
     }
 }
 
@@ -92,6 +151,7 @@ impl MultipartUpload for SegmentUpload {
         }
         let request = Request::new(Method::PUT, Some(&self.path))
             .query("multipart-manifest=put")
+            .header(X_UPLOAD, &self.word)?
             .body(Value::from(manifest).to_string());
         Ok(put_result(&self.swift.send(request).await?))
     }

@@ -349,7 +349,6 @@ impl Follower<'_> {
 
     /// Follows the cluster while the lock is held, starting at the last saved revision.
     fn run_session(&mut self, lock: &LockGuard) -> Result<()> {
-        self.ctx.store.clean_staging(chrono::Utc::now());
         let mut session = Session::new(self, lock)?;
         let result = session.run();
         session.report_saved();
