@@ -10,7 +10,8 @@ use crate::mvcc::Revision;
 use clap::Args;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap};
+use std::ops::Range;
 use strum::IntoStaticStr;
 
 /// Seconds per day.
@@ -111,8 +112,6 @@ pub enum Decision {
 pub enum CopyReason {
     /// It is selected, and not in the target.
     Wanted,
-    /// It is beyond the limits, but a selected delta needs it.
-    NeededByNewer,
     /// The target has it under the same name.
     AlreadyThere,
     /// The target has it with another compression or encryption.
@@ -141,7 +140,6 @@ impl CopyReason {
     pub fn describe(self) -> &'static str {
         match self {
             CopyReason::Wanted => "it is not in the target",
-            CopyReason::NeededByNewer => "a delta that is copied needs it",
             CopyReason::AlreadyThere => "the target has it",
             CopyReason::ThereInOtherForm => {
                 "the target has it with another compression or encryption"
@@ -171,26 +169,18 @@ pub struct Planned {
     pub decision: Decision,
     /// The reason.
     pub reason: CopyReason,
-    /// The snapshots that a copied delta follows: any one of them must be in the target before it.
-    /// Empty if nothing must.
-    pub needs: Vec<Need>,
+    /// The full of the backup that a copied delta belongs to, if it is copied, too: its index in the plan.
+    pub full: Option<usize>,
 }
 
-/// A snapshot that a delta follows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Need {
-    /// It is in the target.
-    InTarget,
-    /// It is copied; its index in the plan.
-    Planned(usize),
-}
-
-/// All snapshots of the source, in the order in which they get their names in the target: each copied
-/// one comes after one that it follows.
+/// All snapshots of the source, in the order in which they get their names in the target: by their last revisions, so
+/// that each delta comes after what it follows.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Plan {
     /// The snapshots.
     pub objects: Vec<Planned>,
+    /// The last revisions of the usable snapshots that the target has.
+    pub there: BTreeSet<Revision>,
     /// The number of backups in the source: usable fulls, each with its deltas.
     pub backups: usize,
     /// The number of backups within the limits.
@@ -203,71 +193,6 @@ impl Plan {
     pub fn is_large(&self) -> bool {
         let copies = self.objects.iter();
         copies.filter(|p| p.decision == Decision::Copy).count() > FEW
-    }
-}
-
-/// A snapshot in the source, in the target, or in both.
-struct Node<'a> {
-    snapshot: &'a Snapshot,
-    /// The index in the source's catalog; `None` if only the target has it.
-    source: Option<usize>,
-    /// The path and the name in the target.
-    path: String,
-    name: SnapshotName,
-    /// Set if the target has it in this form or another, or gets it from another snapshot.
-    in_target: Option<CopyReason>,
-    /// Whether the target's copy may be used.
-    is_usable_in_target: bool,
-    /// Whether the target should have it after the copy.
-    is_selected: bool,
-    /// The section of the order of creation that it belongs to: a new section begins where revisions
-    /// start again.
-    section: usize,
-}
-
-impl<'a> Node<'a> {
-    /// Returns a node for a snapshot that has this path and name in the target.
-    fn new(
-        snapshot: &'a Snapshot,
-        path: String,
-        name: SnapshotName,
-        in_target: Option<CopyReason>,
-    ) -> Self {
-        Node {
-            snapshot,
-            source: None,
-            path,
-            name,
-            in_target,
-            is_usable_in_target: false,
-            is_selected: false,
-            section: 0,
-        }
-    }
-
-    fn is_full(&self) -> bool {
-        self.snapshot.name.is_full()
-    }
-
-    /// Returns whether it is the full of a backup in the source.
-    fn is_usable_full(&self) -> bool {
-        self.source.is_some() && self.is_full() && !self.snapshot.excluded
-    }
-
-    /// Returns whether it may be copied to be used.
-    fn may_be_copied(&self) -> bool {
-        !self.snapshot.excluded && self.in_target.is_none()
-    }
-
-    /// Returns whether it is a delta that is copied to be used.
-    fn is_delta_to_copy(&self) -> bool {
-        self.is_selected && self.may_be_copied() && !self.is_full()
-    }
-
-    /// Returns whether a delta from `start` to `last` may follow it: a full at the start, or a delta
-    /// that leads into the delta.
-    fn supports(&self, start: Revision, last: Revision) -> bool {
-        (start.previous()..last).contains(&self.snapshot.name.last)
     }
 }
 
@@ -287,376 +212,233 @@ pub(super) fn identity(path: &str, name: &SnapshotName) -> String {
     format!("{}{plain}", folder(path))
 }
 
+/// Returns the last revisions of snapshots that a delta may follow: of a full at its start, or of any snapshot that
+/// leads into it.
+pub(super) fn follows(delta: &SnapshotName) -> Range<Revision> {
+    // A hostile name may end before it starts.
+    let first = delta.start.previous().min(delta.last);
+    first..delta.last
+}
+
 /// Returns the plan of a copy. `now` is in seconds since 1970.
 pub fn plan(source: &Catalog, target: &Catalog, selection: &Selection, now: i64) -> Plan {
-    let mut planner = Planner {
-        nodes: nodes(source, target, selection),
-        by_last: Vec::new(),
+    let backups = Backups::new(source, selection, now);
+    let forms = Forms::new(source, target, selection);
+    let usable_there = || target.snapshots.iter().filter(|t| forms.is_usable(t));
+    let mut plan = Plan {
+        there: usable_there().map(|t| t.name.last).collect(),
+        backups: backups.fulls,
+        backups_wanted: backups.fulls - backups.refused.len(),
+        ..Plan::default()
     };
-    planner.order();
-    let chosen = planner.choose(source, selection, now);
-    let in_target = planner.supported(|i| planner.nodes[i].is_usable_in_target);
-    planner.select_needed(&in_target);
-    let supported = planner.supported(|i| planner.will_be_there(i));
-    planner.plan(selection, &chosen, &in_target, &supported)
-}
-
-/// Merges the two listings into nodes.
-fn nodes<'a>(source: &'a Catalog, target: &'a Catalog, selection: &Selection) -> Vec<Node<'a>> {
-    let target_by_path: HashMap<&str, &Snapshot> = target
-        .snapshots
-        .iter()
-        .map(|s| (s.path.as_str(), s))
-        .collect();
-    let mut other_forms: HashMap<String, Vec<&Snapshot>> = HashMap::new();
-    for s in &target.snapshots {
-        let forms = other_forms.entry(identity(&s.path, &s.name)).or_default();
-        forms.push(s);
-    }
-    let target_name = |s: &Snapshot| {
-        let name = selection.form.name(&s.name);
-        (format!("{}{name}", folder(&s.path)), name)
-    };
-    let mut source_by_target_path: HashMap<String, usize> = HashMap::new();
-    // If several snapshots become the same object, prefer one that may be used, then one that needs no
-    // change of form.
-    let rank = |i: usize| {
-        let s = &source.snapshots[i];
-        (s.excluded, !selection.form.is_verbatim(&s.name), i)
-    };
-    for (i, s) in source.snapshots.iter().enumerate() {
-        let first = source_by_target_path.entry(target_name(s).0).or_insert(i);
-        if rank(i) < rank(*first) {
-            *first = i;
-        }
-    }
-    let mut nodes = Vec::with_capacity(source.snapshots.len() + target.snapshots.len());
-    let mut matched: HashSet<&str> = HashSet::new();
-    for (i, s) in source.snapshots.iter().enumerate() {
-        let (path, name) = target_name(s);
-        let same = target_by_path.get(path.as_str()).copied();
-        // If the source has two forms of a snapshot, the copy of the one is not a copy of the other.
-        let other = other_forms
-            .get(&identity(&s.path, &s.name))
-            .into_iter()
-            .flatten()
-            .find(|t| !source_by_target_path.contains_key(&t.path));
-        let verbatim = selection.form.is_verbatim(&s.name);
-        let (in_target, copy) = match (same, other) {
-            // Nothing may follow this: the object of that name is no copy.
-            (Some(t), _) if verbatim && t.bytes != s.bytes => {
-                matched.insert(&t.path);
-                (Some(CopyReason::OtherSize), None)
+    // What the target has comes first of equals: it is not copied.
+    let of_source = source.snapshots.iter().enumerate();
+    let mut all: Vec<(&Snapshot, Option<usize>)> = usable_there().map(|t| (t, None)).collect();
+    all.extend(of_source.map(|(i, s)| (s, Some(i))));
+    all.sort_by_key(|(s, i)| (s.name.last, i.is_some()));
+    // The last revisions of snapshots that are, or will be, in the target with all that they follow.
+    let mut complete = BTreeSet::new();
+    let mut planned_as = HashMap::new();
+    for (s, source_index) in all {
+        let has_base = s.name.is_full() || complete.range(follows(&s.name)).next().is_some();
+        let Some(i) = source_index else {
+            if has_base {
+                complete.insert(s.name.last);
             }
-            (Some(t), _) => (Some(CopyReason::AlreadyThere), Some(t)),
-            (None, Some(t)) => (Some(CopyReason::ThereInOtherForm), Some(*t)),
-            (None, None) if source_by_target_path.get(&path) != Some(&i) => {
-                (Some(CopyReason::SameAsAnother), None)
-            }
-            (None, None) => (None, None),
+            continue;
         };
-        if let Some(t) = copy {
-            matched.insert(&t.path);
-        }
-        nodes.push(Node {
-            source: Some(i),
-            is_usable_in_target: copy.is_some_and(|t| !t.excluded),
-            ..Node::new(s, path, name, in_target)
-        });
-    }
-    let target_only = target.snapshots.iter();
-    for t in target_only.filter(|t| !matched.contains(t.path.as_str())) {
-        let in_target = Some(CopyReason::AlreadyThere);
-        nodes.push(Node {
-            is_usable_in_target: !t.excluded,
-            ..Node::new(t, t.path.clone(), t.name.clone(), in_target)
-        });
-    }
-    nodes
-}
-
-/// Makes the plan from the nodes.
-struct Planner<'a> {
-    /// In order of creation.
-    nodes: Vec<Node<'a>>,
-    /// Indexes of nodes with the snapshots' last revisions, sorted by these.
-    by_last: Vec<(Revision, usize)>,
-}
-
-/// The backups within the limits, and why other snapshots are not selected.
-struct ChosenBackups {
-    backups: usize,
-    backups_wanted: usize,
-    /// The reasons against snapshots that are not selected, by index of the node.
-    reasons_against: HashMap<usize, CopyReason>,
-}
-
-impl Planner<'_> {
-    /// Sorts the nodes like a catalog, and numbers the sections in which revisions grow.
-    fn order(&mut self) {
-        self.nodes.sort_by(|a, b| {
-            let key = |n: &Node<'_>| {
-                let name = &n.snapshot.name;
-                (name.created, n.is_full(), name.last, name.start)
-            };
-            key(a).cmp(&key(b)).then_with(|| a.path.cmp(&b.path))
-        });
-        let (mut section, mut highest) = (0, Revision(-1));
-        for n in &mut self.nodes {
-            let begins = n.snapshot.begins_timeline || n.snapshot.name.last < highest;
-            if n.snapshot.name.is_full() && begins {
-                section += 1;
-                highest = n.snapshot.name.last;
-            }
-            highest = highest.max(n.snapshot.name.last);
-            n.section = section;
-        }
-        let nodes = self.nodes.iter().enumerate();
-        self.by_last = nodes.map(|(i, n)| (n.snapshot.name.last, i)).collect();
-        self.by_last.sort_unstable();
-    }
-
-    /// Returns the snapshots that a delta may follow, and their rank by names alone: 0 for those before
-    /// it in its own section, 1 for others before it, 2 for those after it. Only the best rank with any
-    /// snapshot counts.
-    fn may_follow(&self, delta: usize, is_member: impl Fn(usize) -> bool) -> (u8, Vec<usize>) {
-        let n = &self.nodes[delta];
-        let (start, last) = (n.snapshot.name.start, n.snapshot.name.last);
-        let from = self.by_last.partition_point(|&(l, _)| l < start.previous());
-        let near = self.by_last[from..]
-            .iter()
-            .take_while(|&&(l, _)| l < last)
-            .map(|&(_, i)| i)
-            .filter(|&i| self.nodes[i].supports(start, last) && is_member(i));
-        let mut by_rank: [Vec<usize>; 3] = Default::default();
-        for i in near {
-            let rank = match i < delta {
-                true if self.nodes[i].section == n.section => 0,
-                true => 1,
-                false => 2,
-            };
-            by_rank[rank].push(i);
-        }
-        by_rank.iter_mut().for_each(|nodes| nodes.sort_unstable());
-        by_rank[..2].iter_mut().for_each(|nodes| nodes.reverse());
-        let mut by_rank = (0..).zip(by_rank);
-        let best = by_rank.find(|(_, nodes)| !nodes.is_empty());
-        best.unwrap_or((u8::MAX, Vec::new()))
-    }
-
-    /// Returns whether a node is, or will be, in the target to be used.
-    fn will_be_there(&self, i: usize) -> bool {
-        let n = &self.nodes[i];
-        n.is_usable_in_target || n.is_selected && n.may_be_copied()
-    }
-
-    /// Selects the snapshots that belong to backups within the limits.
-    fn choose(&mut self, source: &Catalog, selection: &Selection, now: i64) -> ChosenBackups {
-        let refused = self.refused(selection, now);
-        let is_usable = |s: &&Snapshot| !s.excluded && s.name.is_full();
-        let fulls = self.nodes.iter().filter(|n| n.is_usable_full()).count();
-        let mut chosen = ChosenBackups {
-            backups: source.snapshots.iter().filter(is_usable).count(),
-            backups_wanted: fulls - refused.len(),
-            reasons_against: HashMap::new(),
-        };
-        // The reason against deltas that are older than every full.
-        let oldest = match (selection.max_backups, selection.max_backup_age_days) {
-            (Some(_), _) => Some(CopyReason::BeyondMaxBackups),
-            (None, Some(_)) => Some(CopyReason::TooOld),
-            (None, None) => None,
-        };
-        let mut newest = None;
-        // In the layout v1, a folder is a backup.
-        let mut newest_in: HashMap<&str, usize> = HashMap::new();
-        for (i, n) in self.nodes.iter_mut().enumerate() {
-            if n.source.is_none() {
-                continue;
-            }
-            let folder = folder(&n.snapshot.path);
-            if n.is_usable_full() {
-                newest = Some(i);
-                newest_in.insert(folder, i);
-            }
-            let owner = match folder.starts_with(V1) {
-                true => newest_in.get(folder).copied().or(newest),
-                false => newest,
-            };
-            let reason = match owner {
-                _ if n.snapshot.excluded && !selection.excluded => Some(CopyReason::Excluded),
-                Some(full) => refused.get(&full).copied(),
-                None => oldest,
-            };
-            n.is_selected = reason.is_none();
-            if let Some(reason) = reason {
-                chosen.reasons_against.insert(i, reason);
-            }
-        }
-        chosen
-    }
-
-    /// Returns the fulls of the source that are beyond the limits, with the reason.
-    fn refused(&self, selection: &Selection, now: i64) -> HashMap<usize, CopyReason> {
-        let days = selection.max_backup_age_days.map(i64::from);
-        let oldest = days.map(|d| now.saturating_sub(d.saturating_mul(DAY)));
-        let newest_first = self.nodes.iter().enumerate().rev();
-        let fulls = newest_first.filter(|(_, n)| n.is_usable_full());
-        let mut refused = HashMap::new();
-        for (newer, (i, n)) in fulls.enumerate() {
-            if selection
-                .max_backups
-                .is_some_and(|most| newer >= most as usize)
-            {
-                refused.insert(i, CopyReason::BeyondMaxBackups);
-            } else if oldest.is_some_and(|oldest| n.snapshot.name.created < oldest) {
-                refused.insert(i, CopyReason::TooOld);
-            }
-        }
-        refused
-    }
-
-    /// Selects also the snapshots that selected deltas need.
-    fn select_needed(&mut self, in_target: &[bool]) {
-        let could_be_there =
-            |n: &Node<'_>| n.is_usable_in_target || n.source.is_some() && n.may_be_copied();
-        // A delta in the target that has lost its base needs one as well if others follow it.
-        let has_lost_base =
-            |n: &Node<'_>, i: usize| n.is_usable_in_target && !n.is_full() && !in_target[i];
-        let mut open: Vec<usize> = (0..self.nodes.len())
-            .filter(|&i| self.nodes[i].is_delta_to_copy())
-            .collect();
-        let mut seen: HashSet<usize> = open.iter().copied().collect();
-        while let Some(delta) = open.pop() {
-            let (rank, available) = self.may_follow(delta, |i| self.will_be_there(i));
-            let (possible_rank, possible) =
-                self.may_follow(delta, |i| could_be_there(&self.nodes[i]));
-            // A base of a better rank than all that will be there is worth copying.
-            let bases = match rank <= possible_rank {
-                true => available,
-                false => possible.into_iter().take(1).collect(),
-            };
-            for base in bases {
-                let n = &mut self.nodes[base];
-                n.is_selected |= rank > possible_rank && n.in_target.is_none();
-                if (n.is_delta_to_copy() || has_lost_base(n, base)) && seen.insert(base) {
-                    open.push(base);
-                }
-            }
-        }
-    }
-
-    /// Returns for each node whether `is_member` holds for it and for its base, all the way down to a
-    /// full.
-    fn supported(&self, is_member: impl Fn(usize) -> bool) -> Vec<bool> {
-        let mut supported = vec![false; self.nodes.len()];
-        // Bases end before the deltas that follow them, so they come first.
-        for &(_, i) in &self.by_last {
-            supported[i] = is_member(i)
-                && (self.nodes[i].is_full() || !self.may_follow(i, |p| supported[p]).1.is_empty());
-        }
-        supported
-    }
-
-    /// Puts the snapshots in order, and decides on each.
-    fn plan(
-        self,
-        selection: &Selection,
-        chosen: &ChosenBackups,
-        in_target: &[bool],
-        supported: &[bool],
-    ) -> Plan {
-        let mut plan = Plan {
-            objects: Vec::new(),
-            backups: chosen.backups,
-            backups_wanted: chosen.backups_wanted,
-        };
-        // For each node: it is of use once any one of these is in the target.
-        let mut usable_after: Vec<Vec<Need>> = (0..self.nodes.len())
-            .map(|i| match in_target[i] {
-                true => vec![Need::InTarget],
-                false => Vec::new(),
-            })
-            .collect();
-        // Deltas come after what they follow, whatever their times: in rounds, each in order of
-        // creation.
-        let mut round: BTreeSet<usize> = (0..self.nodes.len()).collect();
-        let mut next_round = BTreeSet::new();
-        // The nodes that wait for the node of this index.
-        let mut waiting: HashMap<usize, Vec<usize>> = HashMap::new();
-        let mut is_done = vec![false; self.nodes.len()];
-        while let Some(i) = round.pop_first().or_else(|| {
-            std::mem::swap(&mut round, &mut next_round);
-            round.pop_first()
-        }) {
-            if is_done[i] {
-                continue;
-            }
-            let (decision, reason) = self.decide(i, selection, chosen, supported);
-            let n = &self.nodes[i];
-            let copies = decision == Decision::Copy && !n.snapshot.excluded;
-            let follows = !n.is_full() && supported[i] && !in_target[i];
-            let mut needs = Vec::new();
-            if follows {
-                let (_, bases) = self.may_follow(i, |p| supported[p]);
-                let mut seen = HashSet::new();
-                let of_bases = bases.iter().flat_map(|&p| &usable_after[p]).copied();
-                needs.extend(of_bases.filter(|&n| seen.insert(n)));
-                if needs.is_empty() {
-                    for base in bases {
-                        waiting.entry(base).or_default().push(i);
-                    }
-                    continue;
-                }
-            }
-            is_done[i] = true;
-            match copies {
-                true => usable_after[i] = vec![Need::Planned(plan.objects.len())],
-                false if follows => usable_after[i].clone_from(&needs),
-                false => {}
-            }
-            if !usable_after[i].is_empty() {
-                for follower in waiting.remove(&i).unwrap_or_default() {
-                    match follower > i {
-                        true => round.insert(follower),
-                        false => next_round.insert(follower),
-                    };
-                }
-            }
-            if let Some(source) = n.source {
-                plan.objects.push(Planned {
-                    source,
-                    name: n.name.clone(),
-                    path: n.path.clone(),
-                    decision,
-                    reason,
-                    needs: if copies { needs } else { Vec::new() },
-                });
-            }
-        }
-        plan
-    }
-
-    /// Decides on a snapshot, apart from the order.
-    fn decide(
-        &self,
-        i: usize,
-        selection: &Selection,
-        chosen: &ChosenBackups,
-        supported: &[bool],
-    ) -> (Decision, CopyReason) {
-        let n = &self.nodes[i];
-        match (n.in_target, chosen.reasons_against.get(&i).copied()) {
-            (Some(why @ CopyReason::OtherSize), _) if n.is_selected => (Decision::Conflict, why),
+        let (decision, reason) = match (forms.in_target(i), backups.reason_against(i)) {
+            (Some(why @ CopyReason::OtherSize), None) => (Decision::Conflict, why),
             (Some(why @ (CopyReason::AlreadyThere | CopyReason::ThereInOtherForm)), _) => {
                 (Decision::Keep, why)
             }
-            (Some(why @ CopyReason::SameAsAnother), _) if n.is_selected => (Decision::Skip, why),
-            (_, Some(why)) if !n.is_selected => (Decision::Skip, why),
+            (_, Some(why)) => (Decision::Skip, why),
+            (Some(why), None) => (Decision::Skip, why),
             // An excluded snapshot is not used, so it needs no base.
-            _ if n.snapshot.excluded && selection.excluded => (Decision::Copy, CopyReason::Wanted),
-            _ if !supported[i] => (Decision::Skip, CopyReason::NoBase),
-            (_, Some(_)) => (Decision::Copy, CopyReason::NeededByNewer),
-            (_, None) => (Decision::Copy, CopyReason::Wanted),
+            (None, None) if s.excluded || has_base => (Decision::Copy, CopyReason::Wanted),
+            (None, None) => (Decision::Skip, CopyReason::NoBase),
+        };
+        let is_used = decision == Decision::Copy && !s.excluded;
+        if is_used {
+            complete.insert(s.name.last);
+            planned_as.insert(i, plan.objects.len());
         }
+        let full = backups.full_of[i].filter(|_| is_used && !s.name.is_full());
+        let (path, name) = forms.in_form(s);
+        plan.objects.push(Planned {
+            source: i,
+            name,
+            path,
+            decision,
+            reason,
+            full: full.and_then(|full| planned_as.get(&full).copied()),
+        });
+    }
+    plan
+}
+
+/// The backups of the source, and which of them are beyond the limits.
+struct Backups {
+    /// The number of backups.
+    fulls: usize,
+    /// For each snapshot: the full of its backup, which is the newest before it.
+    full_of: Vec<Option<usize>>,
+    /// The reasons against backups, by their fulls.
+    refused: HashMap<usize, CopyReason>,
+    /// The reason against deltas that are older than every full.
+    against_oldest: Option<CopyReason>,
+    /// The deltas that end after the full that was created next, by its index: what follows that full follows them.
+    leads_into: HashMap<usize, usize>,
+    /// Excluded snapshots that are not copied.
+    excluded: Vec<bool>,
+}
+
+impl Backups {
+    fn new(source: &Catalog, selection: &Selection, now: i64) -> Self {
+        let snapshots = &source.snapshots;
+        let mut full_of = Vec::with_capacity(snapshots.len());
+        let mut leads_into = HashMap::new();
+        let mut fulls = Vec::new();
+        // In the layout v1, a folder is a backup.
+        let mut newest_in: HashMap<&str, usize> = HashMap::new();
+        for (i, s) in snapshots.iter().enumerate() {
+            let folder = folder(&s.path);
+            if s.name.is_full() && !s.excluded {
+                let begin = fulls.last().copied().unwrap_or_default();
+                let before = (begin..i).filter(|_| !s.begins_timeline);
+                let leads = |d: &usize| {
+                    let name = &snapshots[*d].name;
+                    !name.is_full() && name.last > s.name.last
+                };
+                leads_into.extend(before.filter(leads).map(|d| (d, i)));
+                fulls.push(i);
+                newest_in.insert(folder, i);
+            }
+            let in_folder = newest_in.get(folder).filter(|_| folder.starts_with(V1));
+            full_of.push(in_folder.or(fulls.last()).copied());
+        }
+        let days = selection.max_backup_age_days.map(i64::from);
+        let oldest = days.map(|d| now.saturating_sub(d.saturating_mul(DAY)));
+        let reason = |newer: usize, full: usize| {
+            let most = selection.max_backups.map(|most| most as usize);
+            let created = snapshots[full].name.created;
+            match (most, oldest) {
+                (Some(most), _) if newer >= most => Some(CopyReason::BeyondMaxBackups),
+                (_, Some(oldest)) if created < oldest => Some(CopyReason::TooOld),
+                _ => None,
+            }
+        };
+        let newest_first = fulls.iter().rev().enumerate();
+        let refused = newest_first.filter_map(|(newer, &f)| Some((f, reason(newer, f)?)));
+        Backups {
+            refused: refused.collect(),
+            fulls: fulls.len(),
+            full_of,
+            against_oldest: match (selection.max_backups, oldest) {
+                (Some(_), _) => Some(CopyReason::BeyondMaxBackups),
+                (None, Some(_)) => Some(CopyReason::TooOld),
+                (None, None) => None,
+            },
+            leads_into,
+            excluded: snapshots
+                .iter()
+                .map(|s| s.excluded && !selection.excluded)
+                .collect(),
+        }
+    }
+
+    /// Returns why a snapshot is not selected.
+    fn reason_against(&self, i: usize) -> Option<CopyReason> {
+        if self.excluded[i] {
+            return Some(CopyReason::Excluded);
+        }
+        let against = match self.full_of[i] {
+            Some(full) => self.refused.get(&full).copied(),
+            None => self.against_oldest,
+        };
+        let next = self.leads_into.get(&i);
+        against.filter(|_| next.is_none_or(|full| self.refused.contains_key(full)))
+    }
+}
+
+/// What the source's snapshots are in the target.
+struct Forms<'a> {
+    source: &'a Catalog,
+    form: &'a Form,
+    /// The target's snapshots by path.
+    by_path: HashMap<&'a str, &'a Snapshot>,
+    /// The target's snapshots by what they have in common in every form, without those that are a form of another
+    /// snapshot of the source.
+    by_identity: HashMap<String, &'a Snapshot>,
+    /// The snapshot of the source that becomes the object of a path.
+    becomes: HashMap<String, usize>,
+}
+
+impl<'a> Forms<'a> {
+    fn new(source: &'a Catalog, target: &'a Catalog, selection: &'a Selection) -> Self {
+        let mut forms = Forms {
+            source,
+            form: &selection.form,
+            by_path: target
+                .snapshots
+                .iter()
+                .map(|t| (t.path.as_str(), t))
+                .collect(),
+            by_identity: HashMap::new(),
+            becomes: HashMap::new(),
+        };
+        // If several snapshots become the same object, prefer one that may be used, then one that needs no change of
+        // form.
+        let rank = |i: usize| {
+            let s = &source.snapshots[i];
+            (s.excluded, !selection.form.is_verbatim(&s.name), i)
+        };
+        for (i, s) in source.snapshots.iter().enumerate() {
+            let (path, _) = forms.in_form(s);
+            let first = forms.becomes.entry(path).or_insert(i);
+            if rank(i) < rank(*first) {
+                *first = i;
+            }
+        }
+        for t in &target.snapshots {
+            // If the source has two forms of a snapshot, the copy of the one is not a copy of the other.
+            if !forms.becomes.contains_key(&t.path) {
+                let identity = identity(&t.path, &t.name);
+                forms.by_identity.entry(identity).or_insert(t);
+            }
+        }
+        forms
+    }
+
+    /// Returns the path and the name of a copy.
+    fn in_form(&self, s: &Snapshot) -> (String, SnapshotName) {
+        let name = self.form.name(&s.name);
+        (format!("{}{name}", folder(&s.path)), name)
+    }
+
+    /// Returns why a snapshot of the source is not copied, if the target has or gets it.
+    fn in_target(&self, i: usize) -> Option<CopyReason> {
+        let s = &self.source.snapshots[i];
+        let (path, _) = self.in_form(s);
+        match self.by_path.get(path.as_str()) {
+            Some(t) if self.is_other(s, t) => Some(CopyReason::OtherSize),
+            Some(_) => Some(CopyReason::AlreadyThere),
+            None if self.by_identity.contains_key(&identity(&s.path, &s.name)) => {
+                Some(CopyReason::ThereInOtherForm)
+            }
+            None => (self.becomes.get(&path) != Some(&i)).then_some(CopyReason::SameAsAnother),
+        }
+    }
+
+    /// Returns whether the target's object of a copy's name is no copy.
+    fn is_other(&self, s: &Snapshot, t: &Snapshot) -> bool {
+        self.form.is_verbatim(&s.name) && t.bytes != s.bytes
+    }
+
+    /// Returns whether deltas may follow a snapshot of the target.
+    fn is_usable(&self, t: &Snapshot) -> bool {
+        let copied = self.becomes.get(&t.path);
+        let is_other = copied.is_some_and(|&i| self.is_other(&self.source.snapshots[i], t));
+        !t.excluded && !is_other
     }
 }

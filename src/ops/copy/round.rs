@@ -7,11 +7,12 @@
 
 use super::Options;
 use super::notes::Notes;
-use super::plan::{Decision, Need, Plan, Planned};
+use super::plan::{Decision, Plan, Planned, follows};
 use super::transfer::{SMALL, Transferred, transfer};
 use crate::backup::{Catalog, Snapshot};
 use crate::base::{lock, unpoisoned};
 use crate::error::{Error, Reason, Result};
+use crate::mvcc::Revision;
 use crate::ops::Context;
 use crate::store::{Published, Store, Unnamed};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -70,7 +71,11 @@ pub(super) struct Round<'a> {
 struct RoundState {
     /// The next snapshot to transfer, as an index in the order of copying. All other indexes are indexes in the plan.
     next: usize,
-    /// Snapshots that are being named. What each of them needs is in the target, or being named, too.
+    /// The last revisions of usable snapshots in the target.
+    there: BTreeSet<Revision>,
+    /// Snapshots that are transferred or named.
+    under_way: BTreeSet<usize>,
+    /// Those of them that are being named. What each of them follows is in the target, or being named, too.
     naming: BTreeSet<usize>,
     /// The number of large snapshots under way.
     large: usize,
@@ -106,7 +111,10 @@ impl Round<'_> {
         let order: Vec<usize> = (0..objects.len())
             .filter(|&i| objects[i].decision == Decision::Copy)
             .collect();
-        let mut state = RoundState::default();
+        let mut state = RoundState {
+            there: self.plan.there.clone(),
+            ..RoundState::default()
+        };
         for &i in &order {
             let (_, snapshot) = self.planned(i);
             // A damaged snapshot is not fetched in every round.
@@ -191,6 +199,7 @@ impl Round<'_> {
                 continue;
             }
             state.next += 1;
+            state.under_way.insert(i);
             state.large += usize::from(is_large);
             if self.readiness(&state, i) != Readiness::Never {
                 drop(state);
@@ -245,31 +254,30 @@ impl Round<'_> {
     }
 
     fn readiness(&self, state: &RoundState, i: usize) -> Readiness {
+        let (planned, snapshot) = self.planned(i);
+        let name = &snapshot.name;
+        if name.is_full() || snapshot.excluded {
+            return Readiness::Now;
+        }
+        // A delta needs the full of its backup: another history may have the same revisions.
+        match planned.full.map(|full| state.results.get(&full)) {
+            Some(Some(result)) if !result.is_in_target() => return Readiness::Never,
+            Some(None) => return Readiness::Later,
+            _ => {}
+        }
+        let bases = follows(name);
+        let is_base = |j: &usize| *j < i && bases.contains(&self.planned(*j).1.name.last);
+        let is_delta = |j: &&usize| !self.planned(**j).1.name.is_full();
         let is_concurrent = self.to.store.requests().is_some() && self.plan.is_large();
-        let needs = &self.plan.objects[i].needs;
-        let mut readiness = if needs.is_empty() {
+        if state.there.range(bases.clone()).next().is_some()
+            || is_concurrent && state.naming.iter().filter(is_delta).any(is_base)
+        {
             Readiness::Now
+        } else if state.under_way.iter().any(is_base) {
+            Readiness::Later
         } else {
             Readiness::Never
-        };
-        for need in needs {
-            let Need::Planned(j) = need else {
-                return Readiness::Now;
-            };
-            match state.results.get(j) {
-                Some(result) if result.is_in_target() => return Readiness::Now,
-                Some(_) => {}
-                // Its full is in the target: the first delta after it was named only then.
-                None if is_concurrent
-                    && state.naming.contains(j)
-                    && !self.planned(*j).1.name.is_full() =>
-                {
-                    return Readiness::Now;
-                }
-                None => readiness = Readiness::Later,
-            }
         }
-        readiness
     }
 
     fn planned(&self, i: usize) -> (&Planned, &Snapshot) {
@@ -352,6 +360,11 @@ impl Round<'_> {
             }
             _ => state.failures = 0,
         }
+        let (_, snapshot) = self.planned(i);
+        if result.is_in_target() && !snapshot.excluded {
+            state.there.insert(snapshot.name.last);
+        }
+        state.under_way.remove(&i);
         state.results.insert(i, result);
     }
 }
