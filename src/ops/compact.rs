@@ -10,11 +10,13 @@ use crate::backup::frame::FrameWriter;
 use crate::backup::{Compression, Kind, SnapshotName};
 use crate::base::TextValue;
 use crate::base::flag_values::yes_or_no;
-use crate::error::{Error, Reason, Result};
+use crate::error::{Error, Result};
 use crate::kubernetes::SnapshotLeases;
 use crate::mvcc::{Fold, HashKv, KeepHistory, KeyRange, Revision};
 use crate::ops::fold::Source;
-use crate::ops::fold::publish::{Packer, TeeWriter, UnnamedSnapshot, refuse_plaintext};
+use crate::ops::fold::publish::{
+    Packer, TeeWriter, UnnamedSnapshot, names_are_taken, refuse_plaintext,
+};
 use crate::ops::fold::rebuild::{Leases, Rebuild};
 use crate::ops::options::StateOptions;
 use crate::ops::parallel::side_by_side;
@@ -135,7 +137,7 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
 }
 
 /// The number of names that are tried: if a name is taken, that of one second later is next.
-const NAMES_TRIED: u32 = 10;
+const NAMES_TRIED: i64 = 10;
 
 /// A compaction under way.
 struct Compaction<'a> {
@@ -299,7 +301,8 @@ impl Compaction<'_> {
         name: &mut SnapshotName,
     ) -> Result<(u64, HashKv, u64)> {
         let compact = source.compact_revision(self.ctx, self.options.keep_history())?;
-        for _ in 0..NAMES_TRIED {
+        let first = name.clone();
+        while name.created < first.created + NAMES_TRIED {
             let (fold, events) = source.fold(self.ctx, compact, KeyRange::All, false)?;
             let (unnamed, folded) = self.write(source, compact, fold, name, encoding)?;
             if let Some(bytes) = unnamed.complete(self.ctx, name)? {
@@ -309,9 +312,7 @@ impl Compaction<'_> {
             tracing::warn!("{name} is taken by another snapshot: trying the next name");
             name.created += 1;
         }
-        Err(Reason::TargetExists.error(format!(
-            "{name} and the {NAMES_TRIED} names before it are taken by other snapshots: check whether several clusters write to this prefix"
-        )))
+        Err(names_are_taken(self.ctx, &first, NAMES_TRIED))
     }
 
     /// Writes the new database: lays it out, compresses and uploads it, and verifies it concurrently

@@ -1,7 +1,8 @@
 //! Publish: writes a new snapshot compressed and encrypted to the store, and gives it its name.
 //!
-//! The snapshot is also written to a file, so that it can be verified before it gets its name. If the name depends on the
-//! content, the packed snapshot waits in a file, too: an upload is bound to its name. The content is plain bytes here. Called by `compact` and `snapshot`; `restore` uses the writer to a file and a target.
+//! The snapshot is also written to a file, so that it can be verified before it gets its name. If the name depends on
+//! the content, the packed snapshot waits in a file, too: an upload is bound to its name. The content is plain bytes
+//! here. Called by `compact` and `snapshot`; `restore` uses the writer to a file and a target.
 
 use crate::backup::SnapshotName;
 use crate::backup::catalog::V2;
@@ -244,10 +245,7 @@ impl PackedSnapshot {
             }
         }
         name.created = first;
-        Err(Reason::TargetExists.error(format!(
-            "{} and the {NAMES_TRIED} names after it are taken by other snapshots: check whether several clusters write to this prefix",
-            ctx.store.name(&path_of(name))
-        )))
+        Err(names_are_taken(ctx, name, NAMES_TRIED))
     }
 
     fn copy_to(&self, ctx: &Context, out: &mut impl Write) -> Result<()> {
@@ -266,6 +264,15 @@ impl PackedSnapshot {
             offset += n as u64;
         }
     }
+}
+
+/// Returns the error that `tried` names from `first` on are taken.
+pub(crate) fn names_are_taken(ctx: &Context, first: &SnapshotName, tried: i64) -> Error {
+    Reason::TargetExists.error(format!(
+        "{} and the names of the {} seconds after it are taken by other snapshots: check whether several clusters write to this prefix",
+        ctx.store.name(&path_of(first)),
+        tried - 1
+    ))
 }
 
 /// Returns whether the object of this name has the same content, encrypted separately. An object that cannot be
