@@ -1,9 +1,9 @@
-//! One round of a copy: transfers several snapshots at the same time, the oldest first, and gives each its name once a
-//! snapshot that it follows has its own.
+//! One round of a copy: transfers several snapshots at the same time in the order of the plan, and gives each its name
+//! once a snapshot that it follows has its own.
 //!
-//! In an object store, the deltas of a large plan are named concurrently as soon as their full has its
-//! name: they are begun in order, a few at once. A failure affects only the snapshots that depend on it, but a store that
-//! cannot be reached ends the round. `plan` has decided what is copied. Called by `ops::copy::copier`.
+//! In an object store, the deltas of a large plan are named concurrently as soon as their full has its name. A failure
+//! affects only the snapshots that depend on it, but a store that cannot be reached ends the round. `plan` has decided
+//! what is copied. Called by `ops::copy::copier`.
 
 use super::Options;
 use super::notes::Notes;
