@@ -118,6 +118,27 @@ impl TempFile {
         }
         Ok(n)
     }
+
+    /// Returns a reader of the whole file, apart from the position of [`Read`].
+    pub fn reader(&self) -> impl Read + '_ {
+        WholeFile {
+            file: self,
+            position: 0,
+        }
+    }
+}
+
+struct WholeFile<'a> {
+    file: &'a TempFile,
+    position: u64,
+}
+
+impl Read for WholeFile<'_> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let n = self.file.read_at(out, self.position)?;
+        self.position += n as u64;
+        Ok(n)
+    }
 }
 
 impl ReadAt for TempFile {

@@ -10,11 +10,12 @@ use super::errors::{is_taken, write_error};
 use super::fetch::acquire_permit;
 use super::local::TemporaryFile;
 use super::{Published, Store};
+use crate::base::read_all::for_each_piece;
 use crate::error::{Error, Reason, Result};
 use bytes::Bytes;
 use object_store::{MultipartUpload, ObjectStore, ObjectStoreExt, PutMode, PutPayload, PutResult};
 use sha2::{Digest, Sha256};
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Semaphore;
@@ -280,7 +281,7 @@ impl Unnamed {
             return if is_named {
                 Ok(Published::Created)
             } else {
-                self.compare()
+                Ok(self.compare()?.unwrap_or(Published::Taken))
             };
         }
         let looks_first = match self.store.look_first {
@@ -288,8 +289,8 @@ impl Unnamed {
             LookFirst::Large => matches!(self.content, Complete::Parts(_)),
             LookFirst::Always => !self.store.tags.keeps_conditions(),
         };
-        if looks_first && self.store.exists(&self.below)? {
-            return self.compare();
+        if looks_first && let Some(compared) = self.compare()? {
+            return Ok(compared);
         }
         for attempt in 1.. {
             let e = match self.write_if_free()? {
@@ -297,12 +298,11 @@ impl Unnamed {
                 Err(e) => e,
             };
             let is_taken = is_taken(&e);
-            if self.store.exists(&self.below)? {
-                return match self.compare()? {
-                    // The write took effect, and its response was lost.
-                    Published::Identical if !is_taken => Ok(Published::Created),
-                    compared => Ok(compared),
-                };
+            match self.compare()? {
+                // The write took effect, and its response was lost.
+                Some(Published::Identical) if !is_taken => return Ok(Published::Created),
+                Some(compared) => return Ok(compared),
+                None => {}
             }
             let e = write_error(&self.store.name(&self.below), e);
             let may_help = is_taken || e.reason() == Reason::StoreUnreachable;
@@ -338,29 +338,26 @@ impl Unnamed {
         }
     }
 
-    /// Compares this object with the one that has the name.
-    fn compare(&self) -> Result<Published> {
+    /// Compares this object with the one that has the name; `None` if none has it.
+    fn compare(&self) -> Result<Option<Published>> {
         let store = &self.store;
-        if store.size_of(&self.below)? != Some(self.bytes) {
-            return Ok(Published::Taken);
+        match store.size_of(&self.below)? {
+            None => return Ok(None),
+            Some(bytes) if bytes != self.bytes => return Ok(Some(Published::Taken)),
+            Some(_) => {}
         }
-        let mut object = store.fetch(&self.below, self.bytes);
+        let object = store.fetch(&self.below, self.bytes);
+        let read_error = |e| Error::io(format!("read {}", store.name(&self.below)), e);
         let mut hash = Sha256::new();
-        let mut buf = vec![0; 256 << 10];
-        loop {
-            let n = object
-                .read(&mut buf)
-                .map_err(|e| Error::io(format!("read {}", store.name(&self.below)), e))?;
-            if n == 0 {
-                break;
-            }
-            hash.update(&buf[..n]);
-        }
+        for_each_piece(object, &store.cancel, read_error, |piece| {
+            hash.update(piece);
+            Ok(())
+        })?;
         let hash: [u8; 32] = hash.finalize().into();
-        Ok(if hash == self.hash {
+        Ok(Some(if hash == self.hash {
             Published::Identical
         } else {
             Published::Taken
-        })
+        }))
     }
 }

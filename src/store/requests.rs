@@ -71,6 +71,8 @@ pub(super) struct Connector {
     pub(super) requests: Arc<Requests>,
     /// Trusted beside the system's.
     pub(super) certificates: Vec<Certificate>,
+    /// Completes uploads on condition that the name is free, which S3 knows.
+    pub(super) completes_if_free: bool,
 }
 
 impl HttpConnector for Connector {
@@ -78,6 +80,7 @@ impl HttpConnector for Connector {
         Ok(HttpClient::new(LimitedClient {
             inner: connect::connect(options, &self.certificates)?,
             requests: Arc::clone(&self.requests),
+            completes_if_free: self.completes_if_free,
         }))
     }
 }
@@ -86,11 +89,12 @@ impl HttpConnector for Connector {
 struct LimitedClient {
     inner: HttpClient,
     requests: Arc<Requests>,
+    completes_if_free: bool,
 }
 
 impl LimitedClient {
     async fn send(&self, mut request: HttpRequest) -> Result<HttpResponse, HttpError> {
-        if completes_upload(&request) {
+        if self.completes_if_free && completes_upload(&request) {
             request.headers_mut().insert(IF_NONE_MATCH, IF_FREE);
         }
         let changes_nothing = matches!(*request.method(), Method::GET | Method::HEAD);
@@ -266,6 +270,7 @@ mod tests {
                 let client = LimitedClient {
                     inner: HttpClient::new(Long(status, MAX_RESPONSE + more)),
                     requests: Requests::new(4),
+                    completes_if_free: false,
                 };
                 let mut request = request(method.clone());
                 *request.uri_mut() = uri.parse().unwrap();
@@ -285,11 +290,52 @@ mod tests {
             let client = LimitedClient {
                 inner: HttpClient::new(Long(StatusCode::OK, MAX_RESPONSE + 1)),
                 requests: Requests::new(4),
+                completes_if_free: false,
             };
             let mut login = request(Method::GET);
             let value = http::HeaderValue::from_static("x");
             login.headers_mut().insert(header, value);
             client.call(login).await.unwrap_err();
+        }
+    }
+
+    /// Accepts a request that has the condition, and refuses others.
+    #[derive(Debug)]
+    struct WantsCondition;
+
+    #[async_trait]
+    impl HttpService for WantsCondition {
+        async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+            let mut response = http::Response::new(HttpResponseBody::from(Vec::new()));
+            if request.headers().get(IF_NONE_MATCH) != Some(&IF_FREE) {
+                *response.status_mut() = StatusCode::PRECONDITION_REQUIRED;
+            }
+            Ok(response)
+        }
+    }
+
+    #[tokio::test]
+    async fn only_s3_completes_an_upload_on_condition() {
+        for (completes_if_free, method, query, has_condition) in [
+            (true, Method::POST, "uploadId=x", true),
+            (false, Method::POST, "uploadId=x", false),
+            (true, Method::POST, "uploads", false),
+            (true, Method::PUT, "partNumber=1&uploadId=x", false),
+            (true, Method::DELETE, "uploadId=x", false),
+        ] {
+            let client = LimitedClient {
+                inner: HttpClient::new(WantsCondition),
+                requests: Requests::new(1),
+                completes_if_free,
+            };
+            let mut request = request(method.clone());
+            *request.uri_mut() = format!("http://h/b/v2/x?{query}").parse().unwrap();
+            let response = client.call(request).await.unwrap();
+            assert_eq!(
+                response.status().is_success(),
+                has_condition,
+                "{method} {query}"
+            );
         }
     }
 
@@ -311,6 +357,7 @@ mod tests {
         let client = LimitedClient {
             inner: HttpClient::new(Hanging(Arc::clone(&asked))),
             requests: Requests::new(3),
+            completes_if_free: false,
         };
         for (method, under_way) in [(Method::GET, 3), (Method::PUT, 6), (Method::HEAD, 6)] {
             let calls = (0..5).map(|_| client.call(request(method.clone())));

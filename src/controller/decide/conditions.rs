@@ -72,11 +72,7 @@ pub fn backup_ready(
     now: DateTime<Utc>,
 ) -> Assessment {
     if policy.spec.suspend {
-        return Assessment::new(
-            Unknown,
-            "Suspended",
-            "the policy is suspended, so no snapshots are taken: set spec.suspend to false to resume",
-        );
+        return suspended("no snapshots are taken");
     }
     let leases = &facts.leases;
     let failed = failed_snapshot("full", last_runs, leases.full.as_ref(), now)
@@ -266,6 +262,13 @@ fn failed_verification(last: &LastRun) -> Assessment {
     }
 }
 
+/// Returns the assessment of a policy that is suspended, with what is not done then.
+fn suspended(what: &str) -> Assessment {
+    let message =
+        format!("the policy is suspended, so {what}: set spec.suspend to false to resume");
+    Assessment::new(Unknown, "Suspended", message)
+}
+
 /// Assesses CompactionHealthy: whether the compactions that thresholds start succeed.
 pub fn compaction_healthy(
     policy: &EtcdBackupPolicy,
@@ -274,11 +277,7 @@ pub fn compaction_healthy(
     now: DateTime<Utc>,
 ) -> Assessment {
     if policy.spec.suspend {
-        return Assessment::new(
-            Unknown,
-            "Suspended",
-            "the policy is suspended, so nothing is compacted: set spec.suspend to false to resume",
-        );
+        return suspended("nothing is compacted");
     }
     if !policy.spec.compaction.enabled {
         return Assessment::new(

@@ -183,7 +183,7 @@ pub fn is_suspended(job: &Job) -> bool {
     job.spec.as_ref().is_some_and(|s| s.suspend == Some(true))
 }
 
-/// Returns the reason of a failure of which only the exit code is known; `None` for success.
+/// Returns the reason of a failure from its exit code, if nothing else is known; `None` for success.
 pub fn reason_of_code(code: i32) -> Option<String> {
     (code != 0).then(|| format!("ExitCode{code}"))
 }

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use url::Url;
 
 /// Returns the location of a backup: the URL, with the server and account of the options. Settings in a Secret are
-/// unknown here. The location of a local store is its whole volume, because every Pod mounts all of it.
+/// unknown here. A local store's location is the whole volume: every Pod mounts all of it.
 pub fn store_location(store: &StoreSpec) -> String {
     match store.volume.clone().unwrap_or_default() {
         StoreVolume {

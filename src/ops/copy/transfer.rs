@@ -33,7 +33,7 @@ pub(super) struct Transferred {
     pub(super) is_checked: bool,
 }
 
-/// Copies a snapshot to the target, where it has no name then. `threads` compress it if its compression changes.
+/// Copies a snapshot to the target without its name. If its compression changes, `threads` threads compress it.
 ///
 /// # Errors
 /// Fails with `CorruptSnapshot` if the source's snapshot is damaged, `CannotDecrypt`,

@@ -235,7 +235,13 @@ impl PackedSnapshot {
         let first = name.created;
         while name.created < first + NAMES_TRIED {
             let mut object = Upload::new(&ctx.store, &path_of(name))?;
-            self.copy_to(ctx, &mut object)?;
+            let read_error = |e| Error::io("read the temporary directory", e);
+            for_each_piece(
+                self.file.reader(),
+                ctx.store.cancel(),
+                read_error,
+                |piece| object.write_all(piece).map_err(write_error),
+            )?;
             let content = self.content;
             let object = object.finish()?;
             let unnamed = UnnamedSnapshot { object, content };
@@ -246,23 +252,6 @@ impl PackedSnapshot {
         }
         name.created = first;
         Err(names_are_taken(ctx, name, NAMES_TRIED))
-    }
-
-    fn copy_to(&self, ctx: &Context, out: &mut impl Write) -> Result<()> {
-        let mut buf = vec![0; 256 << 10];
-        let mut offset = 0;
-        loop {
-            ctx.store.cancel().check()?;
-            let n = self
-                .file
-                .read_at(&mut buf, offset)
-                .map_err(|e| Error::io("read the temporary directory", e))?;
-            if n == 0 {
-                return Ok(());
-            }
-            out.write_all(&buf[..n]).map_err(write_error)?;
-            offset += n as u64;
-        }
     }
 }
 

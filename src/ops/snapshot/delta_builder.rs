@@ -9,6 +9,7 @@ use crate::backup::codec::Encoding;
 use crate::backup::events::{EventRef, EventsWriter, encode_event};
 use crate::backup::frame::FrameWriter;
 use crate::backup::{Kind, SnapshotName};
+use crate::base::read_all::for_each_piece;
 use crate::base::temp::TempFile;
 use crate::error::{Error, Result};
 use crate::etcd::feed::{KeyChange, Position, Transaction};
@@ -243,20 +244,13 @@ impl SealedDelta {
         };
         let write_error = |e| Error::io("write the new delta", e);
         let mut frame = FrameWriter::new(Packer::to_file(ctx, encoding)?);
-        let mut buf = vec![0; 256 << 10];
-        let mut offset = 0;
-        loop {
-            ctx.store.cancel().check()?;
-            let n = self
-                .file
-                .read_at(&mut buf, offset)
-                .map_err(|e| Error::io("read events from the temporary directory", e))?;
-            if n == 0 {
-                break;
-            }
-            frame.write_all(&buf[..n]).map_err(write_error)?;
-            offset += n as u64;
-        }
+        let read_error = |e| Error::io("read events from the temporary directory", e);
+        for_each_piece(
+            self.file.reader(),
+            ctx.store.cancel(),
+            read_error,
+            |piece| frame.write_all(piece).map_err(write_error),
+        )?;
         let packed = frame.finish().map_err(write_error)?.packed()?;
         packed.publish(ctx, &mut name)?;
         tracing::info!(
@@ -269,7 +263,7 @@ impl SealedDelta {
             was_name_free: name.created == *created,
             snapshot: NewSnapshot {
                 bytes: packed.bytes(),
-                uncompressed_bytes: offset,
+                uncompressed_bytes: self.file.len(),
                 events: self.events,
                 hash_kv: None,
                 compact_revision: None,

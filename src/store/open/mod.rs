@@ -326,6 +326,7 @@ impl OpenConfig {
         Connector {
             requests: Arc::clone(&self.requests),
             certificates: self.certificates.clone(),
+            completes_if_free: false,
         }
     }
 

@@ -1,5 +1,6 @@
 //! Opens S3, and servers that speak its protocol.
 
+use super::super::requests::Connector;
 use super::secret::{Provider, Secret, SecretDerived};
 use super::{Family, Location, OpenConfig, check_endpoint, config_key, misconfigured};
 use crate::error::{Reason, Result};
@@ -102,7 +103,10 @@ fn configure(
     let mut builder = from_variables(config, secret)
         .with_url(&location.url)
         .with_retry(config.retry.clone())
-        .with_http_connector(config.connector());
+        .with_http_connector(Connector {
+            completes_if_free: true,
+            ..config.connector()
+        });
     let mut settings = config.timeouts();
     if let Some(secret) = secret {
         settings.extend(from_secret(secret)?);
