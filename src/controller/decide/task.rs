@@ -453,25 +453,16 @@ pub fn restoration<'p>(task: &EtcdBackupTask, progress: &'p TaskProgress) -> Opt
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::controller::api::{EtcdBackupPolicySpec, EtcdBackupTaskSpec};
+    use crate::controller::api::EtcdBackupPolicySpec;
     use crate::controller::facts::leases::tests::at;
-    use crate::controller::facts::outcome::tests::{failure, job, pod, time};
+    use crate::controller::facts::outcome::tests::{failure, job, pod};
+    use std::sync::Arc;
     use strum::VariantArray;
 
     fn task(type_: TaskType) -> EtcdBackupTask {
-        let mut task = EtcdBackupTask::new(
-            "t",
-            EtcdBackupTaskSpec {
-                policy: "p".to_owned(),
-                type_,
-                config: None,
-                start_deadline: None,
-                ttl_seconds_after_finished: None,
-            },
-        );
+        let mut task = Arc::unwrap_or_clone(crate::controller::decide::tests::task("t", type_));
         task.metadata.generation = Some(1);
         task.metadata.uid = Some("12345678-9abc".to_owned());
-        task.metadata.creation_timestamp = Some(time(0));
         task
     }
 

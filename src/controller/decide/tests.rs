@@ -82,7 +82,7 @@ fn with_threshold_reached() -> Facts {
     }
 }
 
-fn task(name: &str, type_: TaskType) -> Arc<EtcdBackupTask> {
+pub(super) fn task(name: &str, type_: TaskType) -> Arc<EtcdBackupTask> {
     let mut task = EtcdBackupTask::new(
         name,
         EtcdBackupTaskSpec {
