@@ -186,6 +186,8 @@ async fn reconcile_all(
         )),
         accounts: Mutex::default(),
         failures: Mutex::default(),
+        warnings: Mutex::default(),
+        warning_reads: tokio::sync::Mutex::default(),
         writer,
         events,
         metrics: metrics.clone(),
@@ -285,6 +287,10 @@ struct Controller {
     /// The namespaces in which the Jobs' ServiceAccount is known to exist.
     accounts: Mutex<BTreeSet<String>>,
     failures: Mutex<HashMap<NamespacedName, Failures>>,
+    /// The Warnings of each policy by the name of their object, as they were last read.
+    warnings: Mutex<HashMap<NamespacedName, BTreeMap<String, String>>>,
+    /// Held while Warnings are read: the API server walks over all Events of the namespace, which may take seconds.
+    warning_reads: tokio::sync::Mutex<()>,
     writer: Arc<Writer>,
     events: Events,
     metrics: ControllerMetrics,
@@ -316,7 +322,7 @@ impl Controller {
         self.confirm_jobs(policy).await?;
         let mut facts = self.facts(policy);
         let warnings_again_at;
-        (facts.warnings, warnings_again_at) = self.read_warnings(&facts).await?;
+        (facts.warnings, warnings_again_at) = self.read_warnings(&facts).await;
         let mut refused = None;
         let (decision, now) = loop {
             let now = Utc::now();
@@ -380,31 +386,41 @@ impl Controller {
         facts
     }
 
-    /// Reads the Warnings about Jobs and Pods that have not started and whose status does not say why. Also returns when
-    /// to look again.
+    /// Returns the Warnings about Jobs and Pods that have not started and whose status does not say why, and when to
+    /// look again. Only one worker at a time reads Warnings; meanwhile, others use those that were read before.
     async fn read_warnings(
         &self,
         facts: &Facts,
-    ) -> Result<(BTreeMap<String, String>, Option<DateTime<Utc>>), Failure> {
+    ) -> (BTreeMap<String, String>, Option<DateTime<Utc>>) {
         let now = Utc::now();
-        let mut warnings = BTreeMap::new();
-        let mut again_at = None;
         let of_jobs = facts
             .jobs
             .iter()
             .map(|job| start::silent(job, &facts.pods_of(job), now));
         let of_followers = facts.follower_pods().map(|pod| start::silent_pod(pod, now));
-        for (silent, look_at) in of_jobs.chain(of_followers) {
+        let (mut silent, mut again_at) = (Vec::new(), None);
+        for (object, look_at) in of_jobs.chain(of_followers) {
             again_at = times::sooner(again_at, look_at);
-            let Some(silent) = silent else {
-                continue;
-            };
-            let namespace = &facts.key.namespace;
-            if let Some(warning) = self.writer.newest_warning(namespace, &silent).await? {
-                warnings.insert(silent.name, warning);
+            silent.extend(object);
+        }
+        let policy = &facts.key;
+        let mut warnings = lock(&self.warnings).remove(policy).unwrap_or_default();
+        warnings.retain(|name, _| silent.iter().any(|object| object.name == *name));
+        if let Ok(_reading) = self.warning_reads.try_lock() {
+            for object in &silent {
+                let namespace = &policy.namespace;
+                match self.writer.newest_warning(namespace, object).await {
+                    Ok(Some(warning)) => _ = warnings.insert(object.name.clone(), warning),
+                    Ok(None) => _ = warnings.remove(&object.name),
+                    // Everything else about the policy goes on.
+                    Err(e) => tracing::debug!(namespace, policy = policy.name, "{e}"),
+                }
             }
         }
-        Ok((warnings, again_at))
+        if !warnings.is_empty() {
+            lock(&self.warnings).insert(policy.clone(), warnings.clone());
+        }
+        (warnings, again_at)
     }
 
     /// Carries out an action, and publishes its Event. Returns the attempt, with the refusal if there is one; and the

@@ -4,6 +4,7 @@ use super::controller_tasks::policy;
 use crate::support::controller::Controller;
 use crate::support::kubelet::{Kubelet, Plan, message};
 use crate::support::namespace::{NO_ELECTION, POLICIES, TASKS, TestNamespace, condition_of, until};
+use crate::support::proxy::{Call, Effect, Proxy, Timing};
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -96,20 +97,46 @@ async fn a_failed_scheduled_job_leaves_a_trace() {
     assert_eq!(controller.metric(&series), 1.0);
 }
 
+async fn forbid_pods(space: &TestNamespace) {
+    let quota = json!({"metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}});
+    space.create("resourcequotas", quota).await;
+}
+
+async fn verify_within(space: &TestNamespace, start_deadline: &str) {
+    let task = json!({
+        "metadata": {"name": "check"},
+        "spec": {"policy": "main", "type": "Verify", "startDeadline": start_deadline},
+    });
+    space.create(TASKS, task).await;
+}
+
+/// Kubernetes' Warnings say why a Pod does not start; that they cannot be read delays nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn warnings_that_cannot_be_read_stop_nothing() {
+    let space = TestNamespace::new("warnings").await;
+    let _kubelet = Kubelet::start(&space).await;
+    forbid_pods(&space).await;
+    let proxy = Proxy::start(space.api.url());
+    let reads = |call: &Call| call.verb == "list" && call.resource == "events";
+    let refused = Effect::Answer(500, "InternalError");
+    proxy.inject(reads, 0, usize::MAX, Timing::Before, refused);
+    let _controller = Controller::through(&proxy, &space, &NO_ELECTION).await;
+    ready_policy(&space, "main").await;
+    verify_within(&space, "15s").await;
+    let failed = space.wait_task("check", "Failed").await;
+    assert_eq!(failed["status"]["lastErrors"][0]["code"], "PodNotStarted");
+    assert!(proxy.look(|calls| calls.iter().any(reads)));
+}
+
 /// A quota refuses the Pods of a namespace: Kubernetes says it about the Job alone.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_that_cannot_start_is_told_with_the_remedy() {
     let space = TestNamespace::new("starts").await;
     let _kubelet = Kubelet::start(&space).await;
-    let quota = json!({"metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}});
-    space.create("resourcequotas", quota).await;
+    forbid_pods(&space).await;
     let _controller = Controller::start(&space, &NO_ELECTION).await;
     ready_policy(&space, "main").await;
-    let task = json!({
-        "metadata": {"name": "check"},
-        "spec": {"policy": "main", "type": "Verify", "startDeadline": "25s"},
-    });
-    space.create(TASKS, task).await;
+    verify_within(&space, "25s").await;
     run(&space, "main-full", "main-full-1").await;
     let reason = |task: &Value| {
         let reason = task["status"]["lastOperation"]["reason"].as_str();

@@ -71,6 +71,18 @@ fn large_plan<T: Clone + Default + Send + 'static>(
     (outcome, target, seen)
 }
 
+/// Returns how many names are missing, and how many follow the first missing one.
+fn beside(place: &Place) -> (usize, usize) {
+    let paths = place.paths();
+    let (missing, there) = gap(&paths);
+    (missing, there - first_missing(&paths))
+}
+
+/// Waits until all names are there that may be given beside one that takes long. Returns whether they are.
+fn others_are_named(place: &Place) -> bool {
+    comes_true(|| beside(place) == (1, AT_ONCE - 1))
+}
+
 #[test]
 fn names_of_a_large_plan_wait_for_their_full() {
     let rt = runtime();
@@ -89,16 +101,10 @@ fn names_of_a_large_plan_wait_for_their_full() {
 fn names_of_a_large_plan_go_side_by_side() {
     let rt = runtime();
     let (o, target, seen) = large_plan(&rt, 20, Fault::Meanwhile, |place| {
-        // Returns how many names follow the one that is held up.
-        let beside = || {
-            let paths = place.paths();
-            let (missing, there) = gap(&paths);
-            (missing, there - first_missing(&paths))
-        };
-        let goes_on = comes_true(|| beside() == (1, AT_ONCE - 1));
+        let goes_on = others_are_named(place);
         // More would appear now.
         std::thread::sleep(Duration::from_millis(200));
-        (goes_on, beside())
+        (goes_on, beside(place))
     });
     assert_eq!(seen, (true, (1, AT_ONCE - 1)));
     assert_eq!(o.error.reason, None, "{:?}", o.error.message);
@@ -109,7 +115,8 @@ fn names_of_a_large_plan_go_side_by_side() {
 #[test]
 fn a_failure_in_the_middle_of_a_large_plan() {
     let rt = runtime();
-    let (o, target, ()) = large_plan(&rt, 20, Fault::Denied, |_| ());
+    let (o, target, goes_on) = large_plan(&rt, 20, Fault::DeniedMeanwhile, others_are_named);
+    assert!(goes_on);
     assert_eq!(
         o.error.reason,
         Some(Reason::PermissionDenied),
@@ -117,9 +124,8 @@ fn a_failure_in_the_middle_of_a_large_plan() {
         o.error.message
     );
     assert_eq!(o.failed, 1);
-    let (missing, there) = gap(&target.paths());
-    let behind = there - first_missing(&target.paths());
-    assert!(missing <= 1 && behind < AT_ONCE, "{missing}, {behind}");
+    assert_eq!(beside(&target), (1, AT_ONCE - 1));
+    let (_, there) = gap(&target.paths());
     let lost = o.objects.iter().filter(|x| x.reason == "BaseNotCopied");
     assert_eq!(lost.count(), WIDE - there - 1);
 

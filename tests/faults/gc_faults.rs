@@ -370,9 +370,10 @@ fn a_clock_an_hour_ahead_removes_nothing_early() {
 fn killed_midway_and_two_at_once_leave_what_is_needed() {
     let (mut objects, needed) = bucket();
     let now = chrono::Utc::now().timestamp();
-    // Enough to be killed in the middle.
-    for n in 0..300 {
-        let (r, t) = (n * 90 / 300 + 1, now - 100 * HOUR + n);
+    // Enough that deleting them takes longer than the longest wait before a kill.
+    const MANY: i64 = 3000;
+    for n in 0..MANY {
+        let (r, t) = (n * 90 / MANY + 1, now - 100 * HOUR + n);
         objects.insert(name("Full", 0, r, t), b"content".to_vec());
     }
     let b = RefCell::new(Bucket::of(&objects));

@@ -57,6 +57,8 @@ pub enum Fault {
     Hang,
     /// The call succeeds, and something else happens at the same time.
     Meanwhile,
+    /// The call is denied after something else has happened.
+    DeniedMeanwhile,
 }
 
 impl Fault {
@@ -216,6 +218,10 @@ impl FaultStore {
             Some(Fault::Meanwhile) => {
                 (self.plan.meanwhile.lock().expect("a lock"))();
                 inner.await
+            }
+            Some(Fault::DeniedMeanwhile) => {
+                (self.plan.meanwhile.lock().expect("a lock"))();
+                Err(Fault::Denied.error(call, path))
             }
             Some(f) if f.takes_effect() => {
                 inner.await?;

@@ -40,7 +40,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 /// The objects of a page of a list. Each may have 1.5 MiB before it is cut.
-const PAGE_SIZE: u32 = 50;
+const PAGE_SIZE: u32 = 100;
 /// The number of watched kinds.
 const KINDS: usize = 8;
 

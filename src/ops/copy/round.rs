@@ -77,6 +77,10 @@ struct RoundState {
     under_way: BTreeSet<usize>,
     /// Those of them that are being named. What each of them follows is in the target, or being named, too.
     naming: BTreeSet<usize>,
+    /// Snapshots that have their names, but what they follow does not have its own yet.
+    early: BTreeSet<usize>,
+    /// Whether a name could not be given. From then on, a delta waits until what it follows has its name.
+    is_in_sequence: bool,
     /// The number of large snapshots under way.
     large: usize,
     /// The results so far.
@@ -250,6 +254,7 @@ impl Round<'_> {
         let named = guarded(|| Ok(self.name(i, transferred)));
         let mut state = lock(mutex);
         state.naming.remove(&i);
+        state.is_in_sequence |= !matches!(&named, Ok(result) if result.is_in_target());
         (state, named.unwrap_or_else(CopyResult::Failed))
     }
 
@@ -268,9 +273,10 @@ impl Round<'_> {
         let bases = follows(name);
         let is_base = |j: &usize| *j < i && bases.contains(&self.planned(*j).1.name.last);
         let is_delta = |j: &&usize| !self.planned(**j).1.name.is_full();
-        let is_concurrent = self.to.store.requests().is_some() && self.plan.is_large();
-        if state.there.range(bases.clone()).next().is_some()
-            || is_concurrent && state.naming.iter().filter(is_delta).any(is_base)
+        let is_concurrent =
+            self.to.store.requests().is_some() && self.plan.is_large() && !state.is_in_sequence;
+        let mut ahead = state.naming.iter().chain(&state.early).filter(is_delta);
+        if state.there.range(bases.clone()).next().is_some() || is_concurrent && ahead.any(is_base)
         {
             Readiness::Now
         } else if state.under_way.iter().any(is_base) {
@@ -362,10 +368,25 @@ impl Round<'_> {
         }
         let (_, snapshot) = self.planned(i);
         if result.is_in_target() && !snapshot.excluded {
-            state.there.insert(snapshot.name.last);
+            state.early.insert(i);
+            // In the order of the plan, a base comes before what follows it.
+            state.early = std::mem::take(&mut state.early)
+                .into_iter()
+                .filter(|&i| !self.is_based(state, i))
+                .collect();
         }
         state.under_way.remove(&i);
         state.results.insert(i, result);
+    }
+
+    /// Counts a named snapshot as there if it is a full, or what it follows is there.
+    fn is_based(&self, state: &mut RoundState, i: usize) -> bool {
+        let name = &self.planned(i).1.name;
+        let is_based = name.is_full() || state.there.range(follows(name)).next().is_some();
+        if is_based {
+            state.there.insert(name.last);
+        }
+        is_based
     }
 }
 
