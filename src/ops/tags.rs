@@ -185,7 +185,7 @@ pub(super) fn unless_excluded<'p, T>(
     if !ctx.store.asks_tags() {
         return read();
     }
-    if !ctx.store.tells_tags() {
+    if !ctx.store.sends_tag_counts() {
         let paths: Vec<String> = paths.map(str::to_owned).collect();
         refuse_excluded(ctx, &paths)?;
         return read();

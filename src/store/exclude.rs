@@ -9,7 +9,7 @@ use super::azure::Azure;
 use super::gcs::Gcs;
 use super::retrying_client::StoreResponse;
 use super::s3::S3;
-use super::tag_counts::TagKnowledge;
+use super::server_facts::ServerFacts;
 use super::xml::{Document, Tag, TagSet, Tagging};
 use super::{Store, store_error};
 use crate::error::{Error, Reason, Result};
@@ -20,7 +20,7 @@ use object_store::{Attribute, GetOptions, ObjectStore};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-pub use super::tag_counts::EXCLUDE_TAG;
+pub use super::server_facts::EXCLUDE_TAG;
 
 /// The suffix of the object that excludes a snapshot, after the snapshot's name.
 const EXCLUDE_SUFFIX: &str = ".exclude";
@@ -34,7 +34,7 @@ pub struct ExcludeTags {
     /// It refused for lack of a permission, so there may be tags.
     denied: Arc<AtomicBool>,
     /// What the responses to reads have shown.
-    tagged: Arc<TagKnowledge>,
+    server: Arc<ServerFacts>,
 }
 
 /// Where a store keeps the exclude tag.
@@ -82,13 +82,13 @@ impl ExcludeTags {
             kind,
             refused: Arc::default(),
             denied: Arc::default(),
-            tagged: Arc::default(),
+            server: Arc::default(),
         }
     }
 
     /// Shares the knowledge that the store's connector collects.
-    pub(super) fn with_tagged(mut self, tagged: Arc<TagKnowledge>) -> Self {
-        self.tagged = tagged;
+    pub(super) fn with_server(mut self, server: Arc<ServerFacts>) -> Self {
+        self.server = server;
         self
     }
 
@@ -119,7 +119,7 @@ impl ExcludeTags {
 
     /// Returns whether the server is known to obey the conditions of writes.
     pub(super) fn keeps_conditions(&self) -> bool {
-        self.tagged.keeps_conditions()
+        self.server.keeps_conditions()
     }
 
     pub(super) async fn is_excluded(
@@ -252,7 +252,7 @@ impl Store {
                 .await
         })??;
         for (path, _) in paths.iter().zip(&excluded).filter(|e| *e.1) {
-            self.tags.tagged.remember(path);
+            self.tags.server.remember(path);
         }
         Ok(excluded)
     }
@@ -265,18 +265,18 @@ impl Store {
 
     /// Returns whether responses to reads say that an object has tags. Then an object for which they do not say
     /// so has none.
-    pub fn tells_tags(&self) -> bool {
-        self.tags.tagged.tells()
+    pub fn sends_tag_counts(&self) -> bool {
+        self.tags.server.sends_tag_counts()
     }
 
     /// Returns whether an object is known to have or to have had tags.
     pub fn has_tags(&self, below: &str) -> bool {
-        self.tags.tagged.has_tags(below)
+        self.tags.server.has_tags(below)
     }
 
     /// Returns whether any object is known to have tags.
     pub fn knows_tags(&self) -> bool {
-        self.tags.tagged.knows_any()
+        self.tags.server.knows_any()
     }
 
     /// Excludes a snapshot: by tag or metadata if the store has them, else by an object `<below>.exclude`. Other

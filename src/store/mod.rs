@@ -5,9 +5,9 @@
 //! - `open`: from a URL to a [`Store`]; one file a provider
 //! - `fetch`, `read_ahead`, `listing`: reading
 //! - `publish`: writing an object so that it appears whole or not at all, and never over another
-//! - `staging`: the folder of temporary objects
+//! - `staging`: the folder of temporary objects; `uploads`: what killed uploads leave
 //! - `small_objects`: markers, notes and pins; deletions
-//! - `lock`: mutual exclusion; `object_lock`: S3's; `exclude`, `tag_counts`: tags
+//! - `lock`: mutual exclusion; `object_lock`: S3's; `exclude`: tags; `server_facts`: what responses show
 //! - `requests`, `connect`, `bandwidth`: how many requests, over which connections, how fast
 //! - `s3`, `azure`, `gcs`, `swift`, `folder`, `local`: what only one kind of store has
 
@@ -32,10 +32,11 @@ mod read_ahead;
 mod requests;
 pub mod retrying_client;
 pub mod s3;
+mod server_facts;
 mod small_objects;
 pub mod staging;
 mod swift;
-mod tag_counts;
+mod uploads;
 mod xml;
 
 pub use bandwidth::Bandwidth;
@@ -48,7 +49,7 @@ pub use open::open;
 pub use publish::{LookFirst, Unnamed, Upload};
 pub use read_ahead::{PrefetchGuard, ReadAhead};
 pub use requests::{DEFAULT_REQUESTS, MAX_REQUESTS};
-pub use s3::{UnfinishedUpload, Versioning};
+pub use uploads::{UnfinishedUpload, Versioning};
 
 use crate::base::Cancel;
 use crate::error::{Reason, Result};

@@ -4,7 +4,7 @@
 //! writers. Responses that are not objects are read into memory, up to a limit. All requests of a store go through
 //! here, those of the object_store crate and our own; the crate retries them, with pauses that grow.
 
-use super::tag_counts::{self, TagKnowledge};
+use super::server_facts::{self, ServerFacts};
 use super::{connect, listing};
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -43,7 +43,7 @@ pub struct Requests {
     /// The number of empty pages of listings in a row.
     empty_pages: AtomicUsize,
     /// What the responses to reads show of tags.
-    pub(super) tagged: Arc<TagKnowledge>,
+    pub(super) server: Arc<ServerFacts>,
 }
 
 impl Requests {
@@ -55,7 +55,7 @@ impl Requests {
             reads: Semaphore::new(most),
             writes: Semaphore::new(most),
             empty_pages: AtomicUsize::new(0),
-            tagged: Arc::default(),
+            server: Arc::default(),
         })
     }
 
@@ -203,12 +203,12 @@ impl HttpService for LimitedClient {
         let token = asks_for_page
             .then(|| listing::token_of(request.uri()))
             .flatten();
-        let object = tag_counts::reads_object(request.method(), request.uri());
+        let object = server_facts::reads_object(request.method(), request.uri());
         let object = object.then(|| request.uri().clone());
         let response = self.send(request).await?;
-        self.requests.tagged.learn_server(response.headers());
+        self.requests.server.learn_server(response.headers());
         if let Some(uri) = object {
-            self.requests.tagged.learn_from(&uri, &response);
+            self.requests.server.learn_from(&uri, &response);
         }
         if asks_for_page && response.status().is_success() {
             let empty = &self.requests.empty_pages;

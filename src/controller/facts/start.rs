@@ -16,7 +16,8 @@ use std::collections::BTreeMap;
 
 /// A Pod usually starts within this time. After it, the Warnings about the Pod are read.
 const USUAL_START: TimeDelta = TimeDelta::seconds(10);
-/// How often the Warnings about a Pod that has not started are read.
+/// How often the Warnings about a Pod that has not started are read at first; later after each quarter of its age, since
+/// the API server walks over all Events of the namespace.
 const WARNING_PERIOD: TimeDelta = TimeDelta::seconds(10);
 
 /// What to do about a Pod that cannot start, by words in the reason or the message of Kubernetes.
@@ -177,15 +178,15 @@ fn silent_object(
     metadata: &ObjectMeta,
     now: DateTime<Utc>,
 ) -> (Option<Silent>, Option<DateTime<Utc>>) {
-    let created = created(metadata);
-    let overdue = later(created.unwrap_or(now), USUAL_START);
+    let created = created(metadata).unwrap_or(now);
+    let overdue = later(created, USUAL_START);
     if now < overdue {
         return (None, Some(overdue));
     }
     let name = metadata.name.clone().unwrap_or_default();
     (
         Some(Silent { kind, name }),
-        Some(later(now, WARNING_PERIOD)),
+        Some(later(now, WARNING_PERIOD.max((now - created) / 4))),
     )
 }
 
@@ -245,7 +246,7 @@ mod tests {
         let (asked, again) = silent(&job(None), &[pending(Vec::new())], now);
         let asked = asked.unwrap();
         assert_eq!((asked.kind, asked.name.as_str()), ("Pod", "pod"));
-        assert_eq!(again, Some(later(now, WARNING_PERIOD)));
+        assert_eq!(again, Some(later(now, TimeDelta::seconds(15))));
         assert_eq!(
             silent(&job(None), &[pending(Vec::new())], utc(&time(5))).0,
             None

@@ -4,24 +4,22 @@
 //! itself.
 //! Called by `store::open`.
 
-use super::secret::{Provider, Secret, SecretDerived, SecretSource};
-use super::{Family, Location, OpenConfig, check_endpoint, config_key, misconfigured};
+use super::builder::{self, Builder};
+use super::secret::{CredentialsOf, Secret, SecretSource};
+use super::{Family, Location, OpenConfig};
 use crate::error::Result;
 use crate::store::exclude::{ExcludeTags, TagKind};
 use crate::store::gcs::Gcs;
 use crate::store::{LookFirst, Store};
-use object_store::ClientOptions;
-use object_store::gcp::{GcpCredential, GoogleCloudStorageBuilder, GoogleConfigKey};
+use object_store::gcp::{
+    GcpCredential, GoogleCloudStorage, GoogleCloudStorageBuilder, GoogleConfigKey as K,
+};
 use serde_json::Value;
 use std::sync::Arc;
 use tokio::runtime::Handle;
 
 /// The `type` of a service account's key.
 const SERVICE_ACCOUNT: &str = "service_account";
-
-/// Parts of the names of options with credentials. If one of them is given, the Secret's credentials are not
-/// used.
-const OWN_CREDENTIALS: &[&str] = &["service_account", "application_credentials"];
 
 pub(super) fn open(location: &Location, mut config: OpenConfig, handle: Handle) -> Result<Store> {
     let mut secret = config.read_secret().or_else(|e| match &config.secret {
@@ -36,47 +34,79 @@ pub(super) fn open(location: &Location, mut config: OpenConfig, handle: Handle) 
         secret = None;
         config.secret = None;
     }
-    let (builder, client) = configure(location, &config, secret.as_ref())?;
-    let builder = match (&config.secret, &secret) {
-        (Some(source), Some(secret)) if !config.has_option(OWN_CREDENTIALS) => {
-            if key_of(secret).is_none() && secret.flag("emulatorEnabled")? != Some(true) {
-                return Err(no_key(secret));
-            }
-            let (location, config) = (location.clone(), config.clone());
-            let derived = SecretDerived::new(source.clone(), secret.clone(), move |secret| {
-                credentials(&location, &config, secret)
-            })?;
-            builder.with_credentials(Arc::new(derived))
-        }
-        _ => builder,
-    };
+    let (builder, client) =
+        builder::configured::<GoogleCloudStorageBuilder>(location, &mut config, secret)?;
     let client = config.retrying_client(&client, &location.action)?;
-    let base = builder.get_config_value(&GoogleConfigKey::BaseUrl);
-    if let Some(base) = &base {
-        check_endpoint("base_url", base)?;
-    }
-    let tagged = config.requests.tagged.clone();
-    let store = builder
-        .build()
-        .map_err(|e| misconfigured(&location.action, e))?;
-    let store = Arc::new(store);
+    let base = builder.endpoint();
+    let store = builder::built(location, builder)?;
     let own = Gcs::new(store.clone(), client, &location.bucket, base);
+    let server = config.requests.server.clone();
     // A response to a read has all metadata of the object.
-    tagged.set_tells();
-    let tags = ExcludeTags::of(TagKind::Metadata(Some(Arc::new(own)))).with_tagged(tagged);
-    let requests = config.requests.most();
-    let store = location.store(store, tags, handle).with_requests(requests);
-    Ok(store.with_ranges().with_look_first(LookFirst::Large))
+    server.set_sends_tag_counts();
+    let tags = ExcludeTags::of(TagKind::Metadata(Some(Arc::new(own)))).with_server(server);
+    Ok(location
+        .store(store, tags, handle)
+        .with_requests(config.requests.most())
+        .with_ranges()
+        .with_look_first(LookFirst::Large))
 }
 
-/// Returns the error for a Secret without a usable key.
-fn no_key(secret: &Secret) -> crate::error::Error {
-    if !secret.has_credentials(Family::Gcs, |_| false) {
-        return secret.lacks_credentials(Family::Gcs);
+impl Builder for GoogleCloudStorageBuilder {
+    builder::crate_methods!(GoogleCloudStorage, K, GcpCredential);
+
+    const FAMILY: Family = Family::Gcs;
+    const OWN_CREDENTIALS: &'static [&'static str] =
+        &["service_account", "application_credentials"];
+    const ENDPOINT: &'static str = "base_url";
+
+    fn of_environment() -> Self {
+        Self::from_env()
     }
-    secret.wrong(
-        "serviceaccount.json is missing or is not the key of a service account (external accounts are not supported)",
-    )
+
+    fn endpoint(&self) -> Option<String> {
+        self.setting(K::BaseUrl)
+    }
+
+    fn is_credential(key: &K) -> bool {
+        matches!(
+            key,
+            K::ApplicationCredentials | K::BearerToken | K::ServiceAccount | K::ServiceAccountKey
+        )
+    }
+
+    /// A Secret's key is checked first, and added by `from_secret`.
+    fn takes_variable(key: &K, _: &OpenConfig, secret: Option<&Secret>) -> bool {
+        secret.is_none() || *key != K::ServiceAccountKey
+    }
+
+    fn from_secret(secret: &Secret) -> Result<Vec<(String, String)>> {
+        let mut settings = Vec::new();
+        let mut add = |key: &str, value: &str| settings.push((key.to_owned(), value.to_owned()));
+        if let Some(key) = key_of(secret) {
+            add("service_account_key", key);
+        }
+        if let Some(endpoint) = secret.get("storageAPIEndpoint") {
+            // The endpoint for etcd-backup-restore ends in the path of the JSON API.
+            let base = endpoint.trim_end_matches('/');
+            add("base_url", base.strip_suffix("/storage/v1").unwrap_or(base));
+        }
+        if secret.flag("emulatorEnabled")? == Some(true) {
+            add("skip_signature", "true");
+        }
+        Ok(settings)
+    }
+
+    fn check_credentials(secret: &Secret, _: &OpenConfig) -> Result<()> {
+        if key_of(secret).is_some() || secret.flag("emulatorEnabled")? == Some(true) {
+            Ok(())
+        } else if secret.has_credentials(Family::Gcs, |_| false) {
+            Err(secret.wrong(
+                "serviceaccount.json is missing or is not the key of a service account (external accounts are not supported)",
+            ))
+        } else {
+            Err(secret.lacks_credentials(Family::Gcs))
+        }
+    }
 }
 
 /// Returns the JSON of a service account's key.
@@ -104,84 +134,4 @@ fn key_of_variable(secret: &Secret) -> Option<&str> {
 fn is_key(json: &Value) -> bool {
     let fields = ["private_key", "private_key_id", "client_email"];
     fields.iter().all(|name| json[name].is_string())
-}
-
-/// Returns the provider of the credentials in a Secret.
-fn credentials(
-    location: &Location,
-    config: &OpenConfig,
-    secret: &Secret,
-) -> Result<Provider<GcpCredential>> {
-    let (builder, _) = configure(location, config, Some(secret))?;
-    let store = builder
-        .build()
-        .map_err(|e| misconfigured(&location.action, e))?;
-    Ok(store.credentials().clone())
-}
-
-/// Returns a store's builder with all settings, and how it connects.
-fn configure(
-    location: &Location,
-    config: &OpenConfig,
-    secret: Option<&Secret>,
-) -> Result<(GoogleCloudStorageBuilder, ClientOptions)> {
-    let mut builder = from_variables(config, secret)
-        .with_url(&location.url)
-        .with_retry(config.retry.clone())
-        .with_http_connector(config.connector());
-    let mut settings = config.timeouts();
-    if let Some(secret) = secret {
-        settings.extend(from_secret(secret)?);
-    }
-    settings.extend(config.options.iter().cloned());
-    for (key, value) in settings {
-        builder = builder.with_config(config_key::<GoogleConfigKey>(&key)?, value);
-    }
-    let client = config.client(|key| builder.get_config_value(&GoogleConfigKey::Client(key)));
-    Ok((builder.with_client_options(client.clone()), client))
-}
-
-/// Returns a builder with the settings in the providers' variables.
-fn from_variables(config: &OpenConfig, secret: Option<&Secret>) -> GoogleCloudStorageBuilder {
-    use GoogleConfigKey as K;
-    let is_credential = |key: &K| {
-        matches!(
-            key,
-            K::ApplicationCredentials | K::BearerToken | K::ServiceAccount | K::ServiceAccountKey
-        )
-    };
-    // Without a Secret, the crate may also read variables with other names.
-    let builder = match config.deciding_secret(secret, OWN_CREDENTIALS) {
-        Some(_) => GoogleCloudStorageBuilder::new(),
-        None => GoogleCloudStorageBuilder::from_env(),
-    };
-    config
-        .variables(Family::Gcs, secret, OWN_CREDENTIALS, is_credential)
-        .into_iter()
-        // A Secret's key is checked first, and added by `from_secret`.
-        .filter(|(key, _)| secret.is_none() || *key != K::ServiceAccountKey)
-        .fold(builder, |builder, (key, value)| {
-            builder.with_config(key, value)
-        })
-}
-
-/// Returns a Secret's settings under the builder's names.
-fn from_secret(secret: &Secret) -> Result<Vec<(String, String)>> {
-    let mut settings = Vec::new();
-    let mut add = |key: &str, value: &str| settings.push((key.to_owned(), value.to_owned()));
-    if let Some(key) = key_of(secret) {
-        add("service_account_key", key);
-    }
-    if let Some(endpoint) = secret.get("storageAPIEndpoint") {
-        // The endpoint for etcd-backup-restore ends in the path of the JSON API.
-        let base = endpoint.trim_end_matches('/');
-        add("base_url", base.strip_suffix("/storage/v1").unwrap_or(base));
-        if base.starts_with("http://") {
-            add("allow_http", "true");
-        }
-    }
-    if secret.flag("emulatorEnabled")? == Some(true) {
-        add("skip_signature", "true");
-    }
-    Ok(settings)
 }

@@ -5,6 +5,7 @@
 //! for each command that uses a store.
 
 mod azure;
+mod builder;
 mod family;
 mod gcs;
 pub mod options;
@@ -228,70 +229,9 @@ impl OpenConfig {
         wanted.is_some() && self.options.iter().any(|(key, _)| setting(key) == wanted)
     }
 
-    /// Returns the Secret if its credentials are used: not if the user has_option one of the options
-    /// `own_credentials`.
-    fn deciding_secret<'s>(
-        &self,
-        secret: Option<&'s Secret>,
-        own_credentials: &[&str],
-    ) -> Option<&'s Secret> {
-        secret.filter(|_| !self.has_option(own_credentials))
-    }
-
-    /// Returns the settings in the providers' variables, first those of the environment, then those of the
-    /// Secret.
-    ///
-    /// If the Secret's credentials are used, the environment's are not: they must not silently replace a key
-    /// that the Secret lacks.
-    fn variables<K: FromStr>(
-        &self,
-        family: Family,
-        secret: Option<&Secret>,
-        own_credentials: &[&str],
-        is_credential: impl Fn(&K) -> bool,
-    ) -> Vec<(K, String)> {
-        let setting = |name: &str| name.to_ascii_lowercase().parse::<K>().ok();
-        let prefixes = family.variables();
-        let ignores_credentials = self.deciding_secret(secret, own_credentials).is_some();
-        let mut settings = Vec::new();
-        for (name, value) in std::env::vars_os() {
-            let (Some(name), Ok(value)) = (name.to_str(), value.into_string()) else {
-                continue;
-            };
-            if !prefixes.iter().any(|p| name.starts_with(p)) {
-                continue;
-            }
-            if let Some(key) = setting(name)
-                && !(ignores_credentials && is_credential(&key))
-            {
-                settings.push((key, value));
-            }
-        }
-        for (name, value) in secret.into_iter().flat_map(|s| s.variables(family)) {
-            if let Some(key) = setting(name) {
-                settings.push((key, value.to_owned()));
-            }
-        }
-        settings
-    }
-
     /// Reads the Secret, if one is named.
     fn read_secret(&self) -> Result<Option<Secret>> {
         self.secret.as_ref().map(SecretSource::read).transpose()
-    }
-
-    /// Returns the certificates under a key of the Secret.
-    fn certificates_in(&self, secret: &Secret, name: &str) -> Result<Vec<Certificate>> {
-        match secret.get(name) {
-            Some(pem) => certificates(pem.as_bytes(), &format!("{name} in the Secret")),
-            None => Ok(Vec::new()),
-        }
-    }
-
-    fn flag(&self, key: &str, value: &str) -> Result<bool> {
-        value.parse().map_err(|_| {
-            Reason::Configuration.error(format!("--store-option {key}={value}: give true or false"))
-        })
     }
 
     /// Returns our time-outs. With the crate's own, a transfer of more than 30 s would fail.
@@ -302,17 +242,6 @@ impl OpenConfig {
             ("connect_timeout".to_owned(), seconds(CONNECT_TIMEOUT)),
             ("read_timeout".to_owned(), seconds(READ_TIMEOUT)),
         ]
-    }
-
-    /// Returns how to connect, from the settings of a builder.
-    fn client(&self, setting: impl Fn(ClientConfigKey) -> Option<String>) -> ClientOptions {
-        let mut client = ClientOptions::new();
-        for key in CLIENT_KEYS {
-            if let Some(value) = setting(key) {
-                client = client.with_config(key, value);
-            }
-        }
-        client
     }
 
     /// Returns the client for requests that the object_store crate has no call for. They go through the same
@@ -350,6 +279,12 @@ impl OpenConfig {
         }
         Ok((client, others))
     }
+}
+
+fn flag(key: &str, value: &str) -> Result<bool> {
+    value.parse().map_err(|_| {
+        Reason::Configuration.error(format!("--store-option {key}={value}: give true or false"))
+    })
 }
 
 /// Refuses an endpoint that is no URL: the object_store crate panics with the first request. `setting` names

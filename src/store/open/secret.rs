@@ -240,7 +240,7 @@ fn parse_json(text: &str) -> Option<BTreeMap<String, String>> {
 }
 
 /// An object_store provider of credentials.
-pub(super) type Provider<C> = Arc<dyn CredentialProvider<Credential = C>>;
+pub(super) type CredentialsOf<C> = Arc<dyn CredentialProvider<Credential = C>>;
 
 type Derive<T> = dyn Fn(&Secret) -> Result<T> + Send + Sync;
 
@@ -310,7 +310,7 @@ impl<T: Clone> SecretDerived<T> {
 }
 
 #[async_trait]
-impl<C: fmt::Debug + Send + Sync + 'static> CredentialProvider for SecretDerived<Provider<C>> {
+impl<C: fmt::Debug + Send + Sync + 'static> CredentialProvider for SecretDerived<CredentialsOf<C>> {
     type Credential = C;
 
     async fn get_credential(&self) -> object_store::Result<Arc<C>> {
@@ -496,7 +496,7 @@ mod tests {
         let derive = |secret: &Secret| {
             let key = secret.get("accessKeyID");
             let key = key.ok_or_else(|| secret.wrong("no key"))?;
-            Ok(Arc::new(Fixed(Arc::new(key.to_owned()))) as Provider<String>)
+            Ok(Arc::new(Fixed(Arc::new(key.to_owned()))) as CredentialsOf<String>)
         };
         let rotating = SecretDerived::new(source.clone(), source.read().unwrap(), derive).unwrap();
         let later = || {

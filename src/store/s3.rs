@@ -3,10 +3,6 @@
 //! This file addresses and signs a request; `retrying_client` sends it. `uploads` knows what to request, as do
 //! `object_lock` and `exclude`.
 
-mod uploads;
-
-pub use uploads::{UnfinishedUpload, Versioning};
-
 use super::Store;
 use super::errors::store_error;
 use super::retrying_client::{RetryingClient, StoreResponse, query_string, request};
@@ -59,7 +55,7 @@ impl S3 {
     }
 
     /// Deletes something that may not exist.
-    async fn delete(
+    pub(super) async fn delete(
         &self,
         action: &str,
         path: &Path,
@@ -109,7 +105,7 @@ impl S3 {
 
 impl Store {
     /// Returns the client of S3's own requests.
-    fn s3(&self, action: &str) -> Result<&S3> {
+    pub(super) fn s3(&self, action: &str) -> Result<&S3> {
         let s3 = self.s3.as_deref();
         s3.ok_or_else(|| Error::internal(format!("cannot {action}: this store is not S3")))
     }
