@@ -5,6 +5,7 @@
 //! - [`cli`]: one file for each command: its arguments and its output.
 //! - [`controller`]: the Kubernetes operator: it turns policies, thresholds and tasks into Jobs, and reads no
 //!   snapshots.
+//! - [`explore`]: a page for a browser that shows a backup at any moment.
 //! - [`ops`]: one file or folder for each operation: options → run → outcome.
 //! - [`backup`]: the snapshots below a prefix: names, catalog, timelines, chains, file formats.
 //! - [`datadir`]: the data directory of an etcd member: membership, WAL, `.snap` file.
@@ -28,6 +29,7 @@ pub mod controller;
 pub mod datadir;
 pub mod error;
 pub mod etcd;
+pub mod explore;
 pub mod kubernetes;
 pub mod mvcc;
 pub mod objects;

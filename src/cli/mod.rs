@@ -15,6 +15,7 @@ mod deleted;
 mod diff;
 mod encryption;
 mod endpoints;
+mod explore;
 mod export;
 mod gc;
 mod get;
@@ -107,6 +108,7 @@ enum Command {
     History(history::HistoryArgs),
     Diff(diff::DiffArgs),
     Deleted(deleted::DeletedArgs),
+    Explore(explore::ExploreArgs),
     Export(export::ExportArgs),
     Apply(apply::ApplyArgs),
     Verify(verify::VerifyArgs),
@@ -258,6 +260,7 @@ fn run(cli: Cli) -> Ended {
         Command::History(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Diff(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Deleted(args) => with_signals(|cancel| args.run(cancel, output)),
+        Command::Explore(args) => with_signals(|cancel| args.run(cancel, output)).map(|()| None),
         Command::Export(args) => with_signals(|cancel| args.run(cancel)),
         Command::Apply(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Verify(args) => with_signals(|cancel| args.run(cancel, output)),

@@ -3,7 +3,7 @@
 use super::print;
 use super::print::{Failure, codes};
 use super::task::TaskOutcome;
-use super::{deleted, diff, get, history};
+use super::{deleted, diff, explore, get, history};
 use crate::error::{Error, Result};
 use crate::ops::read::json::{KeyChange, KeyWithRecord, VersionJson};
 use crate::ops::report::Report;
@@ -51,7 +51,7 @@ impl SchemaArgs {
 type Results = fn(&mut SchemaGenerator) -> Vec<Schema>;
 
 /// The commands that print JSON, by the names of their schemas.
-const COMMANDS: [(&str, Results); 19] = [
+const COMMANDS: [(&str, Results); 20] = [
     ("apply", |g| vec![report::<apply::Outcome>(g)]),
     ("compact", |g| vec![report::<compact::Outcome>(g)]),
     ("copy", |g| vec![report::<copy::Outcome>(g)]),
@@ -59,6 +59,7 @@ const COMMANDS: [(&str, Results); 19] = [
         list::<deleted::Head, deleted::DeletedJson>(g, "deleted")
     }),
     ("diff", |g| list::<diff::Head, KeyChange>(g, "changes")),
+    ("explore", |g| vec![g.subschema_for::<explore::Page>()]),
     ("export", |g| vec![g.subschema_for::<KeyWithRecord>()]),
     ("follow", |g| vec![report::<snapshot::follow::Outcome>(g)]),
     ("gc", |g| vec![report::<gc::Outcome>(g)]),

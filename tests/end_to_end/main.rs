@@ -9,6 +9,7 @@ mod controller_replicas;
 mod controller_reports;
 mod controller_story;
 mod controller_tasks;
+mod explore_page;
 mod foreign_objects;
 mod harness_kubernetes;
 mod in_cluster;

@@ -7,6 +7,7 @@ mod corrupted_input;
 mod decompression_bombs;
 mod delta_writer;
 mod documents;
+mod explore;
 mod first_run;
 mod fold_equals_model;
 mod forked_history;

@@ -11,6 +11,7 @@ pub mod disk;
 pub mod doc_commands;
 pub mod etcd;
 pub mod etcd_cluster;
+pub mod explore;
 pub mod faults;
 pub mod follower;
 pub mod fuzz_hostile;

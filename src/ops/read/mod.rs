@@ -8,6 +8,7 @@ mod deletions;
 pub mod diff;
 pub mod history;
 pub mod json;
+pub(crate) mod versions;
 
 use crate::backup::delta::{DeltaReader, Event};
 use crate::base::{lock, unpoisoned};

@@ -1,0 +1,312 @@
+//! The JSON API behind the page, and the page itself. docs/design/explore.md documents it.
+//!
+//! Every answer about contents comes from the index; until it is there, such a request is answered with 503. `guard` has
+//! checked the request. Called by `explore`.
+
+use super::guard::Token;
+use super::index::{Index, Key};
+use super::views::{
+    Changes, Comparison, Density, Filter, Life, Objects, Search, Show, Shown, State as Tree,
+    Window, revision_of, step,
+};
+use crate::error::{Error, Reason, Result};
+use crate::mvcc::Revision;
+use crate::objects::EncryptionKeys;
+use crate::ops::list;
+use axum::extract::{Query, State};
+use axum::http::StatusCode;
+use axum::http::header::{CONTENT_DISPOSITION, CONTENT_TYPE};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{MethodRouter, get};
+use axum::{Json, Router};
+use base64_simd::URL_SAFE_NO_PAD;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use std::sync::{Arc, OnceLock};
+
+/// The files of the page.
+const FILES: [(&str, &str, &str); 5] = [
+    (
+        "/",
+        "text/html; charset=utf-8",
+        include_str!("page/index.html"),
+    ),
+    (
+        "/style.css",
+        "text/css; charset=utf-8",
+        include_str!("page/style.css"),
+    ),
+    (
+        "/app.js",
+        "text/javascript; charset=utf-8",
+        include_str!("page/app.js"),
+    ),
+    (
+        "/dom.js",
+        "text/javascript; charset=utf-8",
+        include_str!("page/dom.js"),
+    ),
+    (
+        "/time.js",
+        "text/javascript; charset=utf-8",
+        include_str!("page/time.js"),
+    ),
+];
+
+/// How much of the backup has been read.
+pub(super) type ReadBytes = Box<dyn Fn() -> u64 + Send + Sync>;
+
+/// What all requests share.
+pub(super) struct Shared {
+    pub(super) token: Token,
+    /// The URL or path of the backup.
+    pub(super) name: String,
+    /// The flag that names it.
+    pub(super) flag: &'static str,
+    pub(super) keys: EncryptionKeys,
+    pub(super) read_bytes: ReadBytes,
+    /// What `list` says of the store; nothing for a plain snapshot file.
+    pub(super) listed: OnceLock<Result<list::Outcome>>,
+    pub(super) index: OnceLock<Result<Index>>,
+}
+
+/// The parameters of all requests.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Parameters {
+    /// A revision or a time.
+    at: Option<String>,
+    from: Option<String>,
+    to: Option<String>,
+    /// A key: its bytes in base64, for URLs.
+    id: String,
+    namespace: Option<String>,
+    kind: Option<u16>,
+    other: bool,
+    offset: usize,
+    q: String,
+    within: String,
+    secrets: bool,
+    clean: bool,
+    managers: bool,
+    before: Option<i64>,
+    bars: Option<usize>,
+    back: bool,
+}
+
+impl Parameters {
+    fn key<'i>(&self, index: &'i Index) -> Result<&'i Key> {
+        let bytes = URL_SAFE_NO_PAD.decode_to_vec(&self.id);
+        let key = bytes.ok().and_then(|bytes| index.key(&bytes));
+        key.ok_or_else(|| Reason::KeyNotFound.error("the backup has no such key at any time"))
+    }
+
+    fn show<'k>(&self, shared: &'k Shared) -> Show<'k> {
+        Show {
+            keys: &shared.keys,
+            has_secrets: self.secrets,
+            is_clean: self.clean,
+            has_managers: self.managers,
+        }
+    }
+}
+
+/// Returns the routes, without the guard.
+pub(super) fn routes() -> Router<Arc<Shared>> {
+    let mut router = Router::new();
+    for (path, kind, content) in FILES {
+        router = router.route(
+            path,
+            get(move || async move { ([(CONTENT_TYPE, kind)], content) }),
+        );
+    }
+    router
+        .route("/api/backup", get(backup))
+        .route(
+            "/api/density",
+            view(|_, index, p| Ok(Density::of(index, p.bars.unwrap_or(200)))),
+        )
+        .route(
+            "/api/state",
+            view(|_, index, p| Ok(Tree::of(index, revision_of(index, p.at.as_deref())?))),
+        )
+        .route(
+            "/api/step",
+            view(|_, index, p| Ok(step(index, revision_of(index, p.at.as_deref())?, !p.back))),
+        )
+        .route(
+            "/api/objects",
+            view(|_, index, p| {
+                let filter = Filter {
+                    namespace: p.namespace.clone(),
+                    kind: p.kind,
+                    is_other: p.other,
+                    offset: p.offset,
+                };
+                Ok(Objects::of(
+                    index,
+                    revision_of(index, p.at.as_deref())?,
+                    &filter,
+                ))
+            }),
+        )
+        .route(
+            "/api/search",
+            view(|shared, index, p| {
+                let search = Search::parse(&p.q, &p.within)?;
+                let revision = revision_of(index, p.at.as_deref())?;
+                Objects::search(index, &shared.keys, revision, &search)
+            }),
+        )
+        .route(
+            "/api/object",
+            view(|shared, index, p| {
+                let revision = revision_of(index, p.at.as_deref())?;
+                Shown::of(index, p.key(index)?, revision, &p.show(shared))
+            }),
+        )
+        .route(
+            "/api/life",
+            view(|shared, index, p| {
+                Life::of(
+                    index,
+                    p.key(index)?,
+                    p.before.map(Revision),
+                    &p.show(shared),
+                )
+            }),
+        )
+        .route(
+            "/api/diff",
+            view(|shared, index, p| {
+                let (key, show) = (p.key(index)?, p.show(shared));
+                let side = |text: &Option<String>| {
+                    Shown::of(index, key, revision_of(index, text.as_deref())?, &show)
+                };
+                Ok(Comparison::of(side(&p.from)?, side(&p.to)?))
+            }),
+        )
+        .route(
+            "/api/changes",
+            view(|_, index, p| {
+                let from = revision_of(index, p.from.as_deref())?;
+                Ok(Changes::of(
+                    index,
+                    from,
+                    revision_of(index, p.to.as_deref())?,
+                ))
+            }),
+        )
+        .route("/api/yaml", get(download))
+}
+
+/// The backup as a whole, and how far it was read.
+#[derive(Serialize)]
+struct Backup<'a> {
+    /// The URL or path.
+    name: &'a str,
+    /// The flag that names it: `--store` or `--snapshot`.
+    flag: &'a str,
+    version: &'static str,
+    /// `reading`, `ready` or `failed`.
+    phase: &'static str,
+    /// Bytes that have been read from the store.
+    read_bytes: u64,
+    /// Why it failed.
+    error: Option<ErrorBody>,
+    /// What the index covers, once it is ready.
+    window: Option<Window>,
+    /// As `deltafold list --output json`; null until it is known, and for a plain snapshot file.
+    listed: Option<&'a list::Outcome>,
+}
+
+async fn backup(State(shared): State<Arc<Shared>>) -> Response {
+    let index = shared.index.get();
+    let (phase, error) = match index {
+        None => ("reading", None),
+        Some(Ok(_)) => ("ready", None),
+        Some(Err(e)) => ("failed", Some(ErrorBody::of(e))),
+    };
+    let listed = shared.listed.get().and_then(|listed| listed.as_ref().ok());
+    Json(Backup {
+        name: &shared.name,
+        flag: shared.flag,
+        version: env!("CARGO_PKG_VERSION"),
+        phase,
+        read_bytes: (shared.read_bytes)(),
+        error,
+        window: index.and_then(|index| index.as_ref().ok()).map(Window::of),
+        listed,
+    })
+    .into_response()
+}
+
+/// An error in an answer.
+#[derive(Debug, Serialize)]
+struct ErrorBody {
+    reason: &'static str,
+    message: String,
+}
+
+impl ErrorBody {
+    fn of(e: &Error) -> Self {
+        ErrorBody {
+            reason: e.reason().as_str(),
+            message: e.to_string(),
+        }
+    }
+}
+
+fn error_response(e: &Error) -> Response {
+    let status = match e.reason() {
+        Reason::Usage => StatusCode::BAD_REQUEST,
+        Reason::KeyNotFound => StatusCode::NOT_FOUND,
+        _ => StatusCode::INTERNAL_SERVER_ERROR,
+    };
+    (status, Json(json!({"error": ErrorBody::of(e)}))).into_response()
+}
+
+/// Calls `work` with the index on a thread that may block.
+async fn with_index(
+    shared: Arc<Shared>,
+    work: impl FnOnce(&Shared, &Index) -> Result<Response> + Send + 'static,
+) -> Response {
+    let work = move || match shared.index.get() {
+        Some(Ok(index)) => work(&shared, index).unwrap_or_else(|e| error_response(&e)),
+        Some(Err(e)) => error_response(e),
+        None => {
+            let text = "the backup is still being read\n";
+            (StatusCode::SERVICE_UNAVAILABLE, text).into_response()
+        }
+    };
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|e| error_response(&Error::internal(e.to_string())))
+}
+
+/// Returns the route to a part of the index.
+fn view<T: Serialize + 'static>(
+    show: fn(&Shared, &Index, &Parameters) -> Result<T>,
+) -> MethodRouter<Arc<Shared>> {
+    get(
+        move |State(shared): State<Arc<Shared>>, Query(p): Query<Parameters>| {
+            with_index(shared, move |shared, index| {
+                Ok(Json(show(shared, index, &p)?).into_response())
+            })
+        },
+    )
+}
+
+/// Answers with an object as a YAML file.
+async fn download(State(shared): State<Arc<Shared>>, Query(p): Query<Parameters>) -> Response {
+    let show = move |shared: &Shared, index: &Index| {
+        let revision = revision_of(index, p.at.as_deref())?;
+        let shown = Shown::of(index, p.key(index)?, revision, &p.show(shared))?;
+        let file = format!("attachment; filename=\"{}\"", shown.file_name());
+        let headers = [
+            (CONTENT_TYPE, "application/yaml; charset=utf-8".to_owned()),
+            (CONTENT_DISPOSITION, file),
+        ];
+        Ok((headers, shown.into_text()).into_response())
+    };
+    with_index(shared, show).await
+}

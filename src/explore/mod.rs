@@ -1,0 +1,140 @@
+//! Explore: a page that shows a backup at any moment, for a browser on this machine.
+//!
+//! The page is served at once, read-only and on loopback. Meanwhile the index is made; what the page shows is computed
+//! from it.
+//!
+//! - [`run`]: reads the backup in the background, and serves until it is cancelled
+//! - `index`: every version of every key; `kinds`: which object a key is
+//! - `views`: what the page shows, as pure functions of the index
+//! - `api`: the routes; `guard`: who may ask
+//! - `page/`: the page, which the program contains
+
+mod api;
+mod guard;
+mod index;
+mod kinds;
+mod views;
+
+use crate::base::Cancel;
+use crate::error::{Error, Reason, Result};
+use crate::mvcc::Revision;
+use crate::objects::EncryptionKeys;
+use crate::ops::fold::open::BackupLocation;
+use crate::ops::list;
+use crate::ops::read::versions;
+use crate::ops::tags::without_excluded;
+use api::Shared;
+use axum::middleware::from_fn_with_state;
+use chrono::{DateTime, Utc};
+use guard::{Token, guard};
+use index::{Builder, Index};
+use std::net::{Ipv4Addr, TcpListener};
+use std::sync::{Arc, OnceLock};
+use tokio::runtime::Handle;
+
+/// The options of `explore`.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The port on the loopback address; 0 for any free one.
+    pub port: u16,
+    /// The ID of the timeline; `None` for the newest.
+    pub timeline: Option<String>,
+    /// What the API server's keys begin with, without a slash at the end.
+    pub prefix: String,
+}
+
+/// Serves the page of a backup until it is cancelled. `announce` gets the address, with its token.
+///
+/// # Errors
+/// `Configuration` if the port is in use; `PermissionDenied`; the error of opening the store; `Io`. A backup that cannot
+/// be read is shown on the page.
+pub fn run(
+    backup: BackupLocation,
+    options: &Options,
+    keys: EncryptionKeys,
+    handle: &Handle,
+    cancel: &Cancel,
+    announce: impl FnOnce(&str) -> Result<()>,
+) -> Result<()> {
+    let ctx = backup.context()?;
+    let store = ctx.store.clone();
+    let token = Token::random().map_err(|e| Error::io("make a random token", e))?;
+    let (listener, port) = listen(options.port)?;
+    let address = format!("http://127.0.0.1:{port}/?token={}", token.text());
+    let shared = Arc::new(Shared {
+        token,
+        name: backup.name(),
+        flag: match backup {
+            BackupLocation::File(..) => "--snapshot",
+            _ => "--store",
+        },
+        keys,
+        read_bytes: Box::new(move || store.bytes_read()),
+        listed: OnceLock::new(),
+        index: OnceLock::new(),
+    });
+    let router = api::routes()
+        .layer(from_fn_with_state(shared.clone(), guard))
+        .with_state(shared.clone());
+    let _entered = handle.enter();
+    let listener = tokio::net::TcpListener::from_std(listener);
+    let listener = listener.map_err(|e| Error::io("serve the page", e))?;
+    announce(&address)?;
+    let (backup, options) = (Arc::new(backup), options.clone());
+    if !matches!(*backup, BackupLocation::File(..)) {
+        let (shared, backup) = (shared.clone(), backup.clone());
+        handle.spawn_blocking(move || _ = shared.listed.set(listed(&backup)));
+    }
+    handle.spawn_blocking(move || {
+        let index = read(&backup, &options);
+        match &index {
+            Ok(index) => tracing::info!(keys = index.keys.len(), "the backup has been read"),
+            Err(e) => tracing::error!(reason = e.reason().as_str(), "{e}"),
+        }
+        let _ = shared.index.set(index);
+    });
+    let served = handle.block_on(cancel.or(async { axum::serve(listener, router).await }));
+    match served {
+        // A signal is the normal end.
+        Err(e) if e.reason() == Reason::Terminated => Ok(()),
+        Err(e) => Err(e),
+        Ok(ended) => ended.map_err(|e| Error::io("serve the page", e)),
+    }
+}
+
+/// Listens on loopback. Returns the port, too.
+fn listen(port: u16) -> Result<(TcpListener, u16)> {
+    let failed = |e: std::io::Error| {
+        let reason = match e.kind() {
+            std::io::ErrorKind::PermissionDenied => Reason::PermissionDenied,
+            _ => Reason::Configuration,
+        };
+        reason.error(format!(
+            "cannot listen at port {port} of 127.0.0.1: {e}; give another --port, or 0 for a free one"
+        ))
+    };
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).map_err(failed)?;
+    listener.set_nonblocking(true).map_err(failed)?;
+    let port = listener.local_addr().map_err(failed)?.port();
+    Ok((listener, port))
+}
+
+/// Returns what `list` says of a store.
+fn listed(backup: &BackupLocation) -> Result<list::Outcome> {
+    let options = list::Options {
+        deep: false,
+        all_tags: false,
+    };
+    Ok(list::run(backup.context()?, options)?.outcome)
+}
+
+/// Reads the backup.
+fn read(backup: &BackupLocation, options: &Options) -> Result<Index> {
+    let ctx = backup.context()?;
+    without_excluded(|| {
+        let builder = Builder::new(ctx)?;
+        let coverage = versions::read(backup, options.timeline.as_deref(), &builder)?;
+        let moments: Vec<(Revision, DateTime<Utc>)> = coverage.moments.clone();
+        builder.finish(coverage, moments, &options.prefix)
+    })
+}

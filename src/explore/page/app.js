@@ -1,0 +1,522 @@
+// The page: what is chosen is in the address (after #), and each change of it is drawn anew.
+
+import { ask, ApiError, byId, command, count, failure, h, shortTime, size } from "./dom.js";
+import { drawPlot, showMoment, sliderMoment } from "./time.js";
+
+/** The backup, as /api/backup has it. */
+let backup = null;
+/** What is chosen: at, namespace, kind, other, id, tab, from, view, q, within, secrets, clean. */
+let chosen = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
+/** The moment that is shown: { revision, time, is_complete }. */
+let at = null;
+/** The kinds of the backup. */
+let kinds = [];
+let pending = new AbortController();
+let openNamespaces = new Set();
+/** The object that was drawn last. */
+let shownId = null;
+
+const tree = byId("tree");
+const list = byId("list");
+const detail = byId("detail");
+
+/** Changes what is chosen. The address follows, so that a link keeps the moment and the object. */
+function choose(changes) {
+  const next = { ...chosen, ...changes };
+  for (const key of Object.keys(next)) if (next[key] === null || next[key] === "") delete next[key];
+  location.hash = new URLSearchParams(next).toString();
+}
+
+const sourceFlags = () => [backup.flag, backup.name];
+const view = () => chosen.view ?? "objects";
+const kindName = (id) => kinds[id]?.kind ?? "key";
+
+/** Names a kind, with its group if another one has the same name. */
+function kindLabel(id) {
+  const kind = kinds[id];
+  const isAlone = kinds.filter((other) => other.kind === kind.kind).length === 1;
+  return isAlone || !kind.group ? kind.kind : `${kind.kind} (${kind.group})`;
+}
+
+async function draw() {
+  pending.abort();
+  pending = new AbortController();
+  const { signal } = pending;
+  if (backup?.phase !== "ready") return;
+  for (const link of byId("views").querySelectorAll("a")) {
+    const isHere = link.dataset.view === view();
+    if (isHere) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  document.body.dataset.view = view();
+  try {
+    const state = await ask("state", { at: chosen.at }, signal);
+    at = state;
+    showMoment(at, !chosen.at || at.revision === backup.window.last_revision);
+    drawTree(state);
+    const parts = { objects: drawObjects, deleted: drawDeleted, backup: drawBackup };
+    await parts[view()](signal);
+    byId("problem").replaceChildren();
+  } catch (error) {
+    if (error.name === "AbortError") return;
+    list.removeAttribute("aria-busy");
+    byId("problem").replaceChildren(failure(error));
+  }
+}
+
+// The tree.
+
+function drawTree(state) {
+  if (view() !== "objects") {
+    tree.replaceChildren();
+    return;
+  }
+  const parts = [];
+  for (const namespace of state.namespaces) {
+    const isCurrent = (kind) => !chosen.q && chosen.namespace === (namespace.name || "-") && Number(chosen.kind) === kind;
+    const ids = Object.keys(namespace.kinds).map(Number);
+    ids.sort((a, b) => kindLabel(a).localeCompare(kindLabel(b)));
+    const buttons = ids.map((kind) =>
+      h(
+        "li",
+        {},
+        h(
+          "button",
+          {
+            type: "button",
+            "aria-current": isCurrent(kind) ? "true" : null,
+            onclick: () => choose({ namespace: namespace.name || "-", kind, other: null, id: null, q: null, offset: null }),
+          },
+          h("span", {}, kindLabel(kind)),
+          h("span", { class: "count" }, namespace.kinds[kind].toLocaleString("en")),
+        ),
+      ),
+    );
+    const name = namespace.name || "without a namespace";
+    const summary = h("summary", {}, h("span", { translate: "no" }, name), h("span", { class: "count" }, namespace.count.toLocaleString("en")));
+    const isOpen = openNamespaces.has(name) || chosen.namespace === (namespace.name || "-") || state.namespaces.length === 1;
+    const details = h("details", { open: isOpen }, summary, h("ul", {}, buttons));
+    details.addEventListener("toggle", () => (details.open ? openNamespaces.add(name) : openNamespaces.delete(name)));
+    parts.push(details);
+  }
+  if (state.other_keys > 0) {
+    const open = () => choose({ other: "true", namespace: null, kind: null, id: null, q: null, offset: null });
+    parts.push(
+      h(
+        "button",
+        { type: "button", class: "other", "aria-current": chosen.other ? "true" : null, onclick: open },
+        h("span", {}, "other keys"),
+        h("span", { class: "count" }, state.other_keys.toLocaleString("en")),
+      ),
+    );
+  }
+  if (parts.length === 0) parts.push(h("p", { class: "empty" }, "There is nothing at this moment. Move the slider to the right."));
+  tree.replaceChildren(...parts);
+}
+
+// The list of objects, and search.
+
+async function drawObjects(signal) {
+  const offset = Number(chosen.offset ?? 0);
+  let found = null;
+  if (chosen.q) {
+    list.setAttribute("aria-busy", "true");
+    found = await ask("search", { at: at.revision, q: chosen.q, within: chosen.within ?? "names" }, signal);
+  } else if (chosen.namespace || chosen.other) {
+    const namespace = chosen.namespace === "-" ? "" : chosen.namespace;
+    const parameters = { at: at.revision, kind: chosen.kind, other: chosen.other, offset };
+    // An empty namespace is a value here.
+    const query = new URLSearchParams(Object.entries(parameters).filter(([, value]) => value !== undefined));
+    if (namespace !== undefined) query.set("namespace", namespace);
+    found = await ask(`objects?${query}`, {}, signal);
+  }
+  list.removeAttribute("aria-busy");
+  if (found === null) {
+    list.replaceChildren(h("p", { class: "empty" }, "Choose a kind in a namespace, or search with /."));
+  } else {
+    list.replaceChildren(table(found, offset));
+  }
+  await drawDetail(signal);
+}
+
+function table(found, offset) {
+  if (found.total === 0) {
+    const text = chosen.q
+      ? `Nothing matches “${chosen.q}” at this moment. Search elsewhere, or move the slider: it may have been deleted.`
+      : "There are none at this moment. Move the slider to see when there were some.";
+    return h("p", { class: "empty" }, text);
+  }
+  const rows = found.objects.map((object) => {
+    const isCurrent = chosen.id === object.id;
+    const open = () => choose({ id: object.id, from: null });
+    const button = h("button", { type: "button", "aria-current": isCurrent ? "true" : null, "data-id": object.id, onclick: open, translate: "no" }, object.name);
+    const cells = [h("td", {}, button)];
+    if (chosen.q) cells.push(h("td", {}, object.kind === null ? "key" : kindLabel(object.kind)), h("td", { translate: "no" }, object.namespace));
+    cells.push(h("td", { class: "when" }, shortTime(object.time)));
+    return h("tr", {}, cells);
+  });
+  const heads = chosen.q ? ["Name", "Kind", "Namespace", "Changed"] : [chosen.other ? "Key" : kindLabel(Number(chosen.kind)), "Changed"];
+  const shown = found.objects.length;
+  const more = [];
+  if (!chosen.q && offset > 0) more.push(h("button", { type: "button", onclick: () => choose({ offset: Math.max(0, offset - 1000) || null }) }, "Earlier ones"));
+  if (offset + shown < found.total && !chosen.q) more.push(h("button", { type: "button", onclick: () => choose({ offset: offset + shown }) }, "Later ones"));
+  const range = shown < found.total ? `${(offset + 1).toLocaleString("en")} to ${(offset + shown).toLocaleString("en")} of ${found.total.toLocaleString("en")}` : count(found.total, "object");
+  return h(
+    "div",
+    {},
+    h("p", { class: "range" }, range, more),
+    h("table", {}, h("thead", {}, h("tr", {}, heads.map((head) => h("th", { scope: "col" }, head)))), h("tbody", {}, rows)),
+    chosen.q ? null : command(getCommand()),
+  );
+}
+
+/** The command that prints the list. */
+function getCommand() {
+  const when = ["--revision", String(at.revision), ...sourceFlags()];
+  if (chosen.other) return ["deltafold", "get", "--prefix", "", ...when];
+  const reference = kinds[Number(chosen.kind)]?.reference ?? kindName(Number(chosen.kind));
+  const namespace = chosen.namespace === "-" ? [] : ["-n", chosen.namespace];
+  return ["deltafold", "get", reference, ...namespace, ...when];
+}
+
+// One object.
+
+const tabs = [
+  ["yaml", "YAML"],
+  ["compare", "Compare"],
+  ["life", "Life"],
+];
+
+async function drawDetail(signal) {
+  if (!chosen.id) {
+    detail.replaceChildren();
+    return;
+  }
+  const tab = chosen.tab ?? "yaml";
+  const show = { id: chosen.id, secrets: chosen.secrets, clean: chosen.clean, managers: chosen.managers };
+  const object = await ask("object", { ...show, at: at.revision }, signal);
+  const links = tabs.map(([name, text]) =>
+    h("button", { type: "button", "aria-pressed": String(tab === name), "data-tab": name, onclick: () => choose({ tab: name === "yaml" ? null : name }) }, text),
+  );
+  const flag = (name, text) => {
+    const box = h("input", { type: "checkbox", onchange: (event) => choose({ [name]: event.target.checked ? "true" : null }) });
+    box.checked = Boolean(chosen[name]);
+    return h("label", { class: "flag" }, box, ` ${text}`);
+  };
+  const options = [object.is_secret || chosen.secrets ? flag("secrets", "Show the values of Secrets") : null, flag("clean", "Only what a user sets"), flag("managers", "Managers")];
+  const draws = { yaml: drawYaml, compare: drawComparison, life: drawLife };
+  const body = await draws[tab](object, show, signal);
+  const isOpen = document.activeElement?.dataset?.tab;
+  detail.replaceChildren(
+    h("h2", { translate: "no" }, object.reference),
+    h("p", { class: "row tabs" }, links, h("span", { class: "spread" }), options.filter(Boolean)),
+    ...body,
+  );
+  if (isOpen) detail.querySelector(`[data-tab="${isOpen}"]`)?.focus();
+  // Below the list it would not be seen.
+  if (shownId !== chosen.id && matchMedia("(max-width: 1100px)").matches) detail.scrollIntoView();
+  shownId = chosen.id;
+}
+
+function facts(object) {
+  if (!object.record) return null;
+  const { create_revision: created, version, lease, bytes } = object.record;
+  const parts = [`changed at revision ${object.object.revision} (${shortTime(object.object.time)})`, `created at ${created}`, count(version, "write"), size(bytes)];
+  if (lease !== 0) parts.push(`lease ${lease.toString(16)}`);
+  return h("p", { class: "facts" }, parts.join(" · "));
+}
+
+function drawYaml(object) {
+  if (!object.object) {
+    const life = h("button", { type: "button", onclick: () => choose({ tab: "life" }) }, "Show its life");
+    return [h("p", { class: "empty" }, "It does not exist at this moment. "), life];
+  }
+  const query = new URLSearchParams({ id: chosen.id, at: String(at.revision) });
+  for (const name of ["secrets", "clean", "managers"]) if (chosen[name]) query.set(name, "true");
+  const words = ["deltafold", "get", object.reference, "--revision", String(at.revision), ...sourceFlags()];
+  if (kinds[object.object.kind]?.reference) words.push("-o", "yaml");
+  if (chosen.clean) words.push("--clean");
+  return [
+    facts(object),
+    object.not_decoded ? h("p", { class: "warning" }, object.not_decoded) : null,
+    h("pre", { class: "yaml", tabindex: "0", "aria-label": "The object as YAML", translate: "no" }, object.text),
+    h("p", { class: "row" }, h("a", { class: "button", href: `/api/yaml?${query}`, download: "" }, "Download YAML")),
+    command(words),
+    kinds[object.object.kind]?.reference ? command(applyCommand(object)) : null,
+  ].filter(Boolean);
+}
+
+/** The command that writes the object back into a live etcd. */
+const applyCommand = (object) => ["deltafold", "apply", "--exact-key", object.key, "--revision", String(at.revision), ...sourceFlags(), "--endpoints", "https://ETCD:2379"];
+
+async function drawComparison(object, show, signal) {
+  const life = await ask("life", show, signal);
+  const before = life.versions.find((version) => version.revision < (object.object?.revision ?? at.revision));
+  const from = chosen.from ?? (before ? String(before.revision) : String(backup.window.first_revision));
+  const comparison = await ask("diff", { ...show, from, to: at.revision }, signal);
+  const select = h(
+    "select",
+    { onchange: (event) => choose({ from: event.target.value }), "data-tab": "from" },
+    life.versions.map((version) => h("option", { value: version.revision }, `revision ${version.revision} · ${shortTime(version.time)} · ${version.change}`)),
+  );
+  select.value = from;
+  const other = h("input", { type: "text", size: 18, placeholder: "revision or time", autocomplete: "off", "aria-label": "Another moment: a revision or a time" });
+  const form = h("form", { class: "row" }, h("label", {}, "Compare with ", select), h("span", {}, "or"), other, h("button", {}, "Show"));
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    choose({ from: momentOf(other.value) });
+  });
+  const isSame = comparison.rows.every((row) => row.change === "same");
+  const rows = diffRows(comparison.rows);
+  const label = (side) => `revision ${side.revision} · ${shortTime(side.time)}${side.object ? "" : " · does not exist"}`;
+  return [
+    form,
+    isSame ? h("p", { class: "empty" }, "Both are the same.") : null,
+    comparison.is_cut ? h("p", { class: "warning" }, "The object is very long: only its beginning is compared.") : null,
+    h(
+      "div",
+      { class: "scroll", tabindex: "0", role: "region", "aria-label": "Both moments side by side" },
+      h(
+        "table",
+        { class: "diff", translate: "no" },
+        h("thead", {}, h("tr", {}, h("th", { scope: "col" }, label(comparison.from)), h("th", { scope: "col" }, label(comparison.to)))),
+        h("tbody", {}, rows),
+      ),
+    ),
+    command(["deltafold", "diff", "--prefix", object.key, "--from", String(comparison.from.revision), "--to", String(at.revision), ...sourceFlags()]),
+  ].filter(Boolean);
+}
+
+/** The lines around changes; those between are shown on demand. */
+function diffRows(rows) {
+  const cell = (text, side) => h("td", { class: text === null ? "none" : side }, text ?? "");
+  const line = (row) => h("tr", { class: row.change }, cell(row.left, "left"), cell(row.right, "right"));
+  const isNear = (nth) => rows.slice(Math.max(0, nth - 3), nth + 4).some((row) => row.change !== "same");
+  const parts = [];
+  for (let nth = 0; nth < rows.length; nth += 1) {
+    const begin = nth;
+    while (nth < rows.length && !isNear(nth)) nth += 1;
+    const same = rows.slice(begin, nth);
+    if (same.length > 0) {
+      const more = h("tr", { class: "more" });
+      const open = () => more.replaceWith(...same.map(line));
+      more.append(h("td", { colspan: 2 }, h("button", { type: "button", onclick: open }, `${count(same.length, "equal line")}: show`)));
+      parts.push(more);
+    }
+    if (nth < rows.length) parts.push(line(rows[nth]));
+  }
+  return parts;
+}
+
+async function drawLife(object, show, signal) {
+  const life = await ask("life", { ...show, before: chosen.before }, signal);
+  const versions = life.versions.map((version) => {
+    const go = () => choose({ at: String(version.revision), tab: version.change === "deleted" || version.change === "missing" ? "life" : null });
+    const words = { created: "created", changed: "changed", deleted: "deleted", missing: "gone by then: the deletion is not recorded" };
+    return h(
+      "li",
+      { class: version.change, "aria-current": version.revision === object.object?.revision ? "true" : null },
+      h("p", {}, h("button", { type: "button", onclick: go }, `revision ${version.revision}`), ` ${shortTime(version.time)} · ${words[version.change]}`, version.managers.length ? ` by ${version.managers.join(", ")}` : ""),
+      version.fields.length ? h("ul", { class: "fields", translate: "no" }, version.fields.map((field) => h("li", {}, field))) : null,
+    );
+  });
+  const last = life.versions[life.versions.length - 1];
+  const isMore = last && life.versions.length < life.total && life.versions.length >= 200;
+  return [
+    h("p", { class: "facts" }, count(life.total, "version")),
+    h("ol", { class: "life" }, versions),
+    isMore ? h("button", { type: "button", onclick: () => choose({ before: last.revision }) }, "Older versions") : null,
+    life.events.length ? h("h3", {}, "Events about it") : null,
+    life.events.length ? h("ul", { class: "events", translate: "no" }, life.events.map((event) => h("li", {}, `${shortTime(event.time)} · ${event.text}`))) : null,
+    command(["deltafold", "history", object.reference, ...sourceFlags()]),
+  ].filter(Boolean);
+}
+
+// What was deleted.
+
+async function drawDeleted(signal) {
+  const from = chosen.from ?? String(backup.window.first_revision);
+  list.replaceChildren();
+  detail.replaceChildren();
+  const changes = await ask("changes", { from, to: at.revision }, signal);
+  const input = h("input", { type: "text", size: 22, value: from, id: "since", autocomplete: "off" });
+  const form = h("form", { class: "row" }, h("label", {}, "Deleted since ", input), h("span", {}, `(revision ${changes.from.revision} · ${shortTime(changes.from.time)}) until the moment of the slider`), h("button", {}, "Show"));
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    choose({ from: momentOf(input.value) });
+  });
+  const parts = changes.namespaces
+    .filter((namespace) => namespace.deleted > 0)
+    .map((namespace) => {
+      const title = `${namespace.name || "without a namespace"}${namespace.is_deleted ? " · the namespace was deleted" : ""}`;
+      const items = namespace.objects.map((object) => {
+        // The last moment at which it existed.
+        const open = () => choose({ view: null, id: object.id, at: String(object.revision - 1), namespace: object.namespace || "-", kind: object.kind, from: null, q: null });
+        const label = `${object.kind === null ? "key" : kindLabel(object.kind)} ${object.name}`;
+        return h("li", {}, h("button", { type: "button", onclick: open, translate: "no" }, label), ` ${shortTime(object.time)}`);
+      });
+      const left = namespace.deleted - namespace.deleted_events - namespace.objects.length;
+      if (left > 0) items.push(h("li", {}, `and ${left.toLocaleString("en")} more: choose a shorter range`));
+      if (namespace.deleted_events > 0) items.push(h("li", {}, `${count(namespace.deleted_events, "Event")}, which expire`));
+      return h("details", { open: !namespace.is_deleted && namespace.deleted <= 20 }, h("summary", {}, h("span", { translate: "no" }, title), h("span", { class: "count" }, namespace.deleted.toLocaleString("en"))), h("ul", {}, items));
+    });
+  if (parts.length === 0) parts.push(h("p", { class: "empty" }, "Nothing was deleted in this range. Give an earlier moment."));
+  list.replaceChildren(form, ...parts, command(["deltafold", "deleted", "--since", String(changes.from.revision), "--until", String(at.revision), ...sourceFlags()]));
+}
+
+// The backup itself.
+
+async function drawBackup() {
+  detail.replaceChildren();
+  const { window, listed } = backup;
+  const row = (name, value) => [h("dt", {}, name), h("dd", {}, value)];
+  const rows = [
+    row("Timeline", window.timeline ?? "a plain snapshot file"),
+    row("Revisions", `${window.first_revision} to ${window.last_revision}`),
+    row("Times", `${shortTime(window.first_time)} to ${shortTime(window.last_time)}`),
+    row("Keys and versions", `${count(window.keys, "key")}, ${count(window.versions, "version")}`),
+  ];
+  if (window.missing.length > 0) rows.push(row("Not recorded", window.missing.map(([first, last]) => `${first} to ${last}`).join(", ")));
+  const parts = [h("h2", {}, "The backup"), h("dl", {}, rows.flat())];
+  for (const warning of window.warnings) parts.push(h("p", { class: "warning" }, warning));
+  if (listed) {
+    for (const problem of listed.problems) parts.push(h("p", { class: "warning" }, `${problem.reason}: ${problem.message}`));
+    const total = listed.snapshots.reduce((sum, snapshot) => sum + snapshot.bytes, 0);
+    const rowsOf = listed.snapshots.toReversed().map((snapshot) =>
+      h(
+        "tr",
+        { class: snapshot.kind === "Full" ? "full" : "delta" },
+        h("td", {}, h("button", { type: "button", onclick: () => choose({ view: null, at: String(snapshot.last_revision) }) }, snapshot.kind === "Full" ? "full" : "delta")),
+        h("td", { class: "when" }, shortTime(snapshot.created)),
+        h("td", {}, snapshot.kind === "Full" ? `${snapshot.last_revision}` : `${snapshot.start_revision} to ${snapshot.last_revision}`),
+        h("td", { class: "count" }, size(snapshot.bytes)),
+        h("td", {}, [snapshot.in_chain ? "in the newest chain" : "", snapshot.excluded ? "excluded" : "", snapshot.encrypted ? "encrypted" : "", snapshot.locked_until ? `locked until ${shortTime(snapshot.locked_until)}` : ""].filter(Boolean).join(", ")),
+      ),
+    );
+    parts.push(
+      h("h3", {}, `${count(listed.snapshots.length, "snapshot")}, ${size(total)}`),
+      h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Snapshots" }, h("table", {}, h("thead", {}, h("tr", {}, ["Kind", "Taken", "Revisions", "Size", ""].map((head) => h("th", { scope: "col" }, head)))), h("tbody", {}, rowsOf.slice(0, 2000)))),
+    );
+  }
+  const restore = ["deltafold", "restore", ...sourceFlags(), "--revision", String(at.revision), "--data-dir", "/var/lib/etcd"];
+  parts.push(h("h3", {}, "Commands for this moment"), command(restore));
+  if (backup.flag === "--store") parts.push(command(["deltafold", "compact", ...sourceFlags()]));
+  list.replaceChildren(...parts);
+}
+
+// Controls.
+
+/** A revision, or a time as RFC 3339, from what a user writes; the text itself if it is neither. */
+function momentOf(text) {
+  const trimmed = text.trim();
+  if (trimmed === "" || /^\d+$/.test(trimmed)) return trimmed;
+  const time = new Date(trimmed.replace(/^(\d{4}-\d{2}-\d{2}) (\d)/, "$1T$2"));
+  return Number.isNaN(time.getTime()) ? trimmed : time.toISOString();
+}
+
+async function stepTo(back) {
+  if (!at) return;
+  const next = await ask("step", { at: at.revision, back });
+  choose({ at: String(next.revision) });
+}
+
+const slider = byId("slider");
+let timer = 0;
+slider.addEventListener("input", () => {
+  clearTimeout(timer);
+  timer = setTimeout(() => choose({ at: sliderMoment(), before: null }), 30);
+});
+byId("previous").addEventListener("click", () => stepTo(true));
+byId("next").addEventListener("click", () => stepTo(false));
+byId("newest").addEventListener("click", () => choose({ at: null }));
+byId("go").addEventListener("submit", (event) => {
+  event.preventDefault();
+  choose({ at: momentOf(byId("where").value) });
+});
+byId("search").addEventListener("submit", (event) => event.preventDefault());
+const search = () => choose({ view: null, q: byId("query").value, within: byId("within").value, offset: null });
+byId("query").addEventListener("input", () => {
+  clearTimeout(timer);
+  timer = setTimeout(search, 200);
+});
+byId("within").addEventListener("change", search);
+for (const link of byId("views").querySelectorAll("a")) {
+  link.addEventListener("click", (event) => {
+    event.preventDefault();
+    choose({ view: link.dataset.view === "objects" ? null : link.dataset.view });
+  });
+}
+byId("keys").addEventListener("click", () => byId("help").showModal());
+
+/** Moves to another object of the list. */
+function neighbour(step) {
+  const buttons = [...list.querySelectorAll("button[data-id]")];
+  const here = buttons.findIndex((button) => button.dataset.id === chosen.id);
+  const next = buttons[here === -1 ? 0 : Math.min(buttons.length - 1, Math.max(0, here + step))];
+  next?.click();
+}
+
+document.addEventListener("keydown", (event) => {
+  const isTyping = event.target.matches("input:not([type=range]):not([type=checkbox]), select, textarea");
+  if (event.ctrlKey || event.metaKey || event.altKey || isTyping || byId("help").open) return;
+  const keys = {
+    "/": () => byId("query").focus(),
+    t: () => slider.focus(),
+    "[": () => stepTo(true),
+    "]": () => stepTo(false),
+    j: () => neighbour(1),
+    k: () => neighbour(-1),
+    y: () => choose({ tab: null }),
+    c: () => choose({ tab: "compare" }),
+    l: () => choose({ tab: "life" }),
+    "?": () => byId("help").showModal(),
+  };
+  const act = keys[event.key];
+  if (!act) return;
+  event.preventDefault();
+  act();
+});
+
+window.addEventListener("hashchange", () => {
+  chosen = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
+  draw();
+});
+
+/** Asks how far the backup is, until it is ready. */
+async function load() {
+  const status = byId("status");
+  try {
+    backup = await ask("backup");
+  } catch (error) {
+    status.textContent = "";
+    byId("problem").replaceChildren(failure(error));
+    if (!(error instanceof ApiError) || error.status === 503) setTimeout(load, 2000);
+    return;
+  }
+  byId("problem").replaceChildren();
+  byId("name").textContent = backup.name;
+  document.title = `deltafold explore · ${backup.name}`;
+  if (backup.phase === "reading") {
+    const known = backup.listed ? ` of ${size(backup.listed.snapshots.reduce((sum, s) => sum + s.bytes, 0))} at most` : "";
+    status.textContent = `Reading the backup: ${size(backup.read_bytes)}${known}`;
+    setTimeout(load, 150);
+    return;
+  }
+  if (backup.phase === "failed") {
+    status.textContent = "The backup cannot be read";
+    byId("problem").replaceChildren(h("p", { class: "failure", role: "alert" }, `${backup.error.reason}: ${backup.error.message}`));
+    return;
+  }
+  const { window } = backup;
+  kinds = window.kinds;
+  status.textContent = `deltafold ${backup.version} · ${count(window.keys, "key")}, ${count(window.versions, "version")}`;
+  for (const id of ["previous", "next", "newest"]) byId(id).disabled = false;
+  byId("query").value = chosen.q ?? "";
+  byId("within").value = chosen.within ?? "names";
+  await drawPlot(window, backup.listed?.snapshots ?? []);
+  await draw();
+  // The list of snapshots may come after the index.
+  if (!backup.listed && backup.flag === "--store") setTimeout(load, 500);
+}
+
+load();

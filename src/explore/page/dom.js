@@ -1,0 +1,107 @@
+// Elements, requests and texts. Names and values of the backup only ever become text nodes and attributes.
+
+/** Makes an element: attributes, listeners (on…), and children, which may be texts. */
+export function h(name, attributes = {}, ...children) {
+  const element = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (key.startsWith("on")) element.addEventListener(key.slice(2), value);
+    else element.setAttribute(key, value === true ? "" : String(value));
+  }
+  element.append(...children.flat().filter((child) => child !== null && child !== undefined));
+  return element;
+}
+
+/** Makes an SVG element. */
+export function svg(name, attributes = {}, ...children) {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, String(value));
+  element.append(...children);
+  return element;
+}
+
+export const byId = (id) => document.getElementById(id);
+
+/** An error of the API, with its reason. */
+export class ApiError extends Error {
+  constructor(status, body) {
+    super(body.message ?? body);
+    this.status = status;
+    this.reason = body.reason ?? "";
+  }
+}
+
+/** Asks the API. Parameters without a value are left out. */
+export async function ask(path, parameters = {}, signal = undefined) {
+  const query = new URLSearchParams();
+  for (const [key, value] of Object.entries(parameters)) {
+    if (value !== null && value !== undefined && value !== "" && value !== false) query.set(key, value);
+  }
+  const text = query.toString();
+  const answer = await fetch(`/api/${path}${text ? `?${text}` : ""}`, { signal });
+  if (answer.ok) return answer.json();
+  const body = await answer.text();
+  let error = body;
+  try {
+    error = JSON.parse(body).error;
+  } catch {
+    // The guard answers with plain text.
+  }
+  throw new ApiError(answer.status, error);
+}
+
+const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+
+/** A size in bytes as text. */
+export function size(bytes) {
+  let unit = 0;
+  let value = bytes;
+  while (value >= 1024 && unit < units.length - 1) {
+    value /= 1024;
+    unit += 1;
+  }
+  return `${unit === 0 ? value : value.toFixed(1)} ${units[unit]}`;
+}
+
+export const count = (n, word) => `${n.toLocaleString("en")} ${word}${n === 1 ? "" : "s"}`;
+
+/** A time of the API, in the time zone of the browser and short. */
+export function shortTime(text) {
+  if (!text) return "time unknown";
+  const time = new Date(text);
+  const two = (n) => String(n).padStart(2, "0");
+  const date = `${time.getFullYear()}-${two(time.getMonth() + 1)}-${two(time.getDate())}`;
+  return `${date} ${two(time.getHours())}:${two(time.getMinutes())}:${two(time.getSeconds())}`;
+}
+
+/** A word for a shell. */
+export function quoted(word) {
+  return /^[A-Za-z0-9_.,:/=@%+-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`;
+}
+
+/** A button that copies a command, which it shows. */
+export function command(words) {
+  const text = words.map(quoted).join(" ");
+  const copy = h("button", { type: "button" }, "Copy");
+  copy.addEventListener("click", async () => {
+    try {
+      await navigator.clipboard.writeText(text);
+      copy.textContent = "Copied";
+    } catch {
+      copy.textContent = "Select the text to copy it";
+    }
+    setTimeout(() => (copy.textContent = "Copy"), 2000);
+  });
+  return h("p", { class: "command" }, h("code", { translate: "no" }, text), copy);
+}
+
+/** What is shown instead of something that cannot be shown. */
+export function failure(error) {
+  const hint = {
+    401: "Open the whole address that deltafold printed, or start it again.",
+    503: "The backup is still being read: this page tries again.",
+  }[error.status];
+  const gone = error instanceof TypeError;
+  const text = gone ? "deltafold does not answer: it has ended. Start it again, and open the new address." : error.message;
+  return h("p", { class: "failure", role: "alert" }, text, hint ? ` ${hint}` : "");
+}

@@ -1,0 +1,148 @@
+//! The life of an object: its versions, who wrote them, and the Events about it.
+
+use super::object::Show;
+use super::time_text;
+use crate::error::Result;
+use crate::explore::index::{Index, Key};
+use crate::mvcc::{KeyValue, Revision};
+use crate::objects::changes::EventNote;
+use crate::objects::{Detail, EncryptionKeys, Object};
+use serde::Serialize;
+
+/// The most versions of an answer.
+const MAX_LIFE: usize = 200;
+/// The most Event objects that are read for one object.
+const MAX_EVENTS: usize = 10_000;
+
+/// The life of an object.
+#[derive(Debug, Serialize)]
+pub(in crate::explore) struct Life {
+    /// The key, as text.
+    key: String,
+    /// The number of all versions.
+    total: usize,
+    /// The newest versions before the one that was asked for, newest first.
+    versions: Vec<LifeVersion>,
+    /// What Event objects say of it, newest first.
+    events: Vec<LifeEvent>,
+}
+
+/// A version in a life.
+#[derive(Debug, Serialize)]
+struct LifeVersion {
+    revision: Revision,
+    time: Option<String>,
+    /// `created`, `changed`, `deleted`; `missing` if a deletion is not recorded, but was before this revision.
+    change: &'static str,
+    /// Who wrote it: the managers whose entries changed.
+    managers: Vec<String>,
+    /// The fields that changed.
+    fields: Vec<String>,
+    bytes: usize,
+}
+
+/// An Event about an object.
+#[derive(Debug, Serialize)]
+struct LifeEvent {
+    revision: Revision,
+    time: Option<String>,
+    text: String,
+}
+
+impl Life {
+    /// Shows the versions of a key that are older than `before`.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub(in crate::explore) fn of(
+        index: &Index,
+        key: &Key,
+        before: Option<Revision>,
+        show: &Show<'_>,
+    ) -> Result<Self> {
+        let all = index.versions(key);
+        let end = before.map_or(all.len(), |before| {
+            all.partition_point(|v| v.revision < before)
+        });
+        let begin = end.saturating_sub(MAX_LIFE);
+        let mut versions = Vec::new();
+        let (mut old, mut existed) = (None, false);
+        // The version before the first one tells what that one changed.
+        for (nth, version) in all[..end].iter().enumerate().skip(begin.saturating_sub(1)) {
+            let record = index.record(version)?;
+            let kv = (!version.is_deletion())
+                .then(|| KeyValue::decode(&record))
+                .transpose()?;
+            let object = kv.and_then(|kv| Object::of_record(&kv, show.keys).ok());
+            let exists = kv.is_some();
+            if nth >= begin {
+                versions.push(LifeVersion {
+                    revision: version.revision,
+                    time: index.time_of(version.revision).map(time_text),
+                    change: match kv {
+                        None if version.is_inferred => "missing",
+                        None => "deleted",
+                        Some(kv) if existed || kv.version > 1 => "changed",
+                        Some(_) => "created",
+                    },
+                    managers: object
+                        .as_ref()
+                        .map_or_else(Vec::new, |o| o.managers_since(old.as_ref())),
+                    fields: match (&object, &old) {
+                        (Some(object), Some(old)) => fields(object, old, show.has_secrets),
+                        _ => Vec::new(),
+                    },
+                    bytes: kv.map_or(0, |kv| kv.value.len()),
+                });
+            }
+            (old, existed) = (object, exists);
+        }
+        versions.reverse();
+        Ok(Life {
+            key: String::from_utf8_lossy(&key.bytes).into_owned(),
+            total: all.len(),
+            versions,
+            events: events(index, key, show.keys)?,
+        })
+    }
+}
+
+fn fields(object: &Object, old: &Object, has_secrets: bool) -> Vec<String> {
+    let changes = object.changes_since(old);
+    let text = changes
+        .iter()
+        .map(|change| change.text(!has_secrets && object.is_secret_field(&change.path)));
+    text.collect()
+}
+
+/// Returns what Event objects say of an object, newest first.
+fn events(index: &Index, key: &Key, keys: &EncryptionKeys) -> Result<Vec<LifeEvent>> {
+    let Some(kind) = key.kind.and_then(|id| index.kinds.get(id)) else {
+        return Ok(Vec::new());
+    };
+    // The Events of objects without a namespace are in this one.
+    let namespace = match key.namespace() {
+        "" => "default",
+        namespace => namespace,
+    };
+    let is_event = |key: &&Key| {
+        let kind = key.kind.and_then(|id| index.kinds.get(id));
+        kind.is_some_and(|kind| kind.kind == "Event") && key.namespace() == namespace
+    };
+    let mut events = Vec::new();
+    let versions = index.keys.iter().filter(is_event);
+    let versions = versions.flat_map(|key| index.versions(key));
+    for version in versions.filter(|v| !v.is_deletion()).take(MAX_EVENTS) {
+        let record = index.record(version)?;
+        let kv = KeyValue::decode(&record)?;
+        let event = Object::of_record_with(&kv, keys, Detail::WithoutManagers).ok();
+        let note = event.and_then(|event| EventNote::about(&event, &kind.kind, key.name()));
+        events.extend(note.map(|note| LifeEvent {
+            revision: version.revision,
+            time: index.time_of(version.revision).map(time_text),
+            text: note.to_string(),
+        }));
+    }
+    events.sort_by_key(|event| std::cmp::Reverse(event.revision));
+    Ok(events)
+}

@@ -1,0 +1,142 @@
+//! What the page shows, computed from the index: pure functions, apart from reading records.
+//!
+//! The types are the answers of the API, which docs/design/explore.md documents. Called by `api`.
+//!
+//! - `plot`: changes over time; `state`: what exists at a moment; `object`: one object
+//! - `life`, `comparison`: one object over time; `changes`: what changed between two moments
+
+mod changes;
+mod comparison;
+mod life;
+mod object;
+mod plot;
+mod state;
+
+pub(super) use changes::Changes;
+pub(super) use comparison::Comparison;
+pub(super) use life::Life;
+pub(super) use object::{Show, Shown};
+pub(super) use plot::Density;
+pub(super) use state::{Filter, Objects, Search, State};
+
+use super::index::Index;
+use super::kinds::Kind;
+use crate::backup::chain::RevisionRange;
+use crate::error::{Reason, Result};
+use crate::mvcc::Revision;
+use chrono::{DateTime, SecondsFormat, Utc};
+use serde::Serialize;
+
+fn time_text(time: DateTime<Utc>) -> String {
+    time.to_rfc3339_opts(SecondsFormat::AutoSi, true)
+}
+
+/// What the index covers.
+#[derive(Debug, Serialize)]
+pub(in crate::explore) struct Window {
+    /// The timeline's ID; null for a plain snapshot file.
+    timeline: Option<String>,
+    /// The oldest revision whose state is known.
+    first_revision: Revision,
+    /// The newest revision.
+    last_revision: Revision,
+    /// The time of the oldest state; null if no time is known.
+    first_time: Option<String>,
+    /// The newest time.
+    last_time: Option<String>,
+    /// Ranges of revisions with changes that no snapshot holds.
+    missing: Vec<RevisionRange>,
+    /// All kinds.
+    kinds: Vec<Kind>,
+    /// The number of keys over the whole window.
+    keys: usize,
+    /// The number of their versions.
+    versions: usize,
+    /// Warnings for the operator.
+    warnings: Vec<String>,
+}
+
+impl Window {
+    pub(in crate::explore) fn of(index: &Index) -> Self {
+        let last = index.coverage.newest;
+        let (first, newest) = (index.moments.first(), index.moments.last());
+        Window {
+            timeline: index.coverage.timeline.clone(),
+            first_revision: index.first,
+            last_revision: last,
+            first_time: first.map(|m| time_text(m.time)),
+            last_time: newest.map(|m| time_text(m.time)),
+            missing: missing(index),
+            kinds: index.kinds.all().to_vec(),
+            keys: index.keys.len(),
+            versions: index.keys.iter().map(|k| index.versions(k).len()).sum(),
+            warnings: index.coverage.warnings.clone(),
+        }
+    }
+}
+
+/// Returns the ranges of revisions after the oldest state whose changes no snapshot holds completely.
+fn missing(index: &Index) -> Vec<RevisionRange> {
+    let mut missing = index.coverage.missing();
+    missing.retain(|range| range.1 > index.first);
+    missing
+}
+
+/// A moment of the backup.
+#[derive(Debug, Clone, Serialize)]
+pub(in crate::explore) struct At {
+    /// The revision.
+    revision: Revision,
+    /// Its time, if it is known.
+    time: Option<String>,
+    /// Whether all changes up to the revision are in the backup.
+    is_complete: bool,
+}
+
+impl At {
+    pub(in crate::explore) fn of(index: &Index, revision: Revision) -> Self {
+        let is_missing = |&(first, last): &RevisionRange| first <= revision && revision <= last;
+        At {
+            revision,
+            time: index.time_of(revision).map(time_text),
+            is_complete: !missing(index).iter().any(is_missing),
+        }
+    }
+}
+
+/// Returns the revision that a text means: a revision, or a time in RFC 3339; the newest one without a text.
+///
+/// # Errors
+/// `Usage`.
+pub(in crate::explore) fn revision_of(index: &Index, text: Option<&str>) -> Result<Revision> {
+    let newest = index.coverage.newest;
+    let revision = match text {
+        None | Some("") => newest,
+        Some(text) => match text.parse::<i64>() {
+            Ok(revision) => Revision(revision),
+            Err(_) => {
+                let time = DateTime::parse_from_rfc3339(text).map_err(|_| {
+                    Reason::Usage.error(format!("\"{text}\" is neither a revision nor a time"))
+                })?;
+                index.revision_at(time.to_utc())
+            }
+        },
+    };
+    Ok(revision.clamp(index.first, newest.max(index.first)))
+}
+
+/// Returns the moment of the next change after a revision, or of the last one before it; the same one if there is none.
+pub(in crate::explore) fn step(index: &Index, revision: Revision, is_forward: bool) -> At {
+    let moments = &index.moments;
+    let next = match is_forward {
+        true => moments.partition_point(|m| m.revision <= revision),
+        false => moments
+            .partition_point(|m| m.revision < revision)
+            .wrapping_sub(1),
+    };
+    let next = moments.get(next).map(|m| m.revision);
+    At::of(
+        index,
+        next.filter(|r| *r >= index.first).unwrap_or(revision),
+    )
+}

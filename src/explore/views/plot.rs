@@ -1,0 +1,120 @@
+//! The number of changes over the window, by kind.
+
+use super::{missing, time_text};
+use crate::explore::index::{Index, Version};
+use crate::explore::kinds::KindId;
+use chrono::DateTime;
+use serde::Serialize;
+use std::collections::HashMap;
+
+/// The most bars of the plot.
+const MAX_BARS: usize = 1000;
+/// The kinds of the plot that have bars of their own; the others share one.
+const PLOT_KINDS: usize = 6;
+
+/// The number of changes over the window.
+#[derive(Debug, Serialize)]
+pub(in crate::explore) struct Density {
+    /// Where each bar begins: a time, or a revision if no times are known. One more than bars.
+    edges: Vec<String>,
+    /// The bars of each kind, those with most changes first.
+    kinds: Vec<Bars>,
+    /// Where changes are missing: begin and end, as edges.
+    gaps: Vec<[String; 2]>,
+}
+
+/// The bars of a kind.
+#[derive(Debug, Serialize)]
+pub(in crate::explore) struct Bars {
+    /// The kind; null for all others together.
+    kind: Option<String>,
+    /// The number of changes in each bar.
+    counts: Vec<u32>,
+}
+
+impl Density {
+    /// Counts the changes in `bars` equal parts of the window.
+    pub(in crate::explore) fn of(index: &Index, bars: usize) -> Self {
+        let bars = bars.clamp(1, MAX_BARS);
+        let times = index.moments.first().zip(index.moments.last());
+        let times = times.filter(|(first, last)| first.time < last.time);
+        let (from, to) = match times {
+            Some((first, last)) => (first.time.timestamp_millis(), last.time.timestamp_millis()),
+            None => (index.first.0, index.coverage.newest.0),
+        };
+        let width = (to - from).max(1) as f64;
+        let bar_of = |version: &Version| {
+            let at = match times {
+                Some(_) => index.time_of(version.revision)?.timestamp_millis(),
+                None => version.revision.0,
+            };
+            let share = (at - from) as f64 / width;
+            (0.0..=1.0)
+                .contains(&share)
+                .then(|| ((share * bars as f64) as usize).min(bars - 1))
+        };
+        let mut counts: HashMap<Option<KindId>, Vec<u32>> = HashMap::new();
+        for key in &index.keys {
+            let counts = counts.entry(key.kind).or_insert_with(|| vec![0; bars]);
+            for bar in index.versions(key).iter().filter_map(bar_of) {
+                counts[bar] += 1;
+            }
+        }
+        let name = |id: Option<KindId>| {
+            let kind = id.and_then(|id| index.kinds.get(id));
+            kind.map_or_else(|| "other keys".to_owned(), |kind| kind.kind.clone())
+        };
+        let mut kinds: Vec<Bars> = counts
+            .into_iter()
+            .map(|(id, counts)| Bars {
+                kind: Some(name(id)),
+                counts,
+            })
+            .filter(|bars| bars.counts.iter().any(|count| *count > 0))
+            .collect();
+        let total = |bars: &Bars| bars.counts.iter().map(|c| u64::from(*c)).sum::<u64>();
+        kinds.sort_by_key(|bars| (std::cmp::Reverse(total(bars)), bars.kind.clone()));
+        if kinds.len() > PLOT_KINDS {
+            let rest = kinds.split_off(PLOT_KINDS);
+            let mut counts = vec![0; bars];
+            for other in rest {
+                counts
+                    .iter_mut()
+                    .zip(other.counts)
+                    .for_each(|(sum, n)| *sum += n);
+            }
+            kinds.push(Bars { kind: None, counts });
+        }
+        let edges = (0..=bars).map(|bar| {
+            let at = from + (width * bar as f64 / bars as f64) as i64;
+            match times {
+                Some(_) => DateTime::from_timestamp_millis(at).map_or_else(String::new, time_text),
+                None => at.to_string(),
+            }
+        });
+        Density {
+            edges: edges.collect(),
+            kinds,
+            gaps: gaps(index, times.is_some()),
+        }
+    }
+}
+
+/// Returns where changes are missing, as times or as revisions.
+fn gaps(index: &Index, has_times: bool) -> Vec<[String; 2]> {
+    let mut gaps = Vec::new();
+    for (first, last) in missing(index) {
+        let moments = &index.moments;
+        let before = moments.partition_point(|m| m.revision < first);
+        let after = moments.partition_point(|m| m.revision < last);
+        let before = moments.get(before.saturating_sub(1));
+        let after = moments.get(after).or(moments.last());
+        match (has_times, before.zip(after)) {
+            (true, Some((before, after))) => {
+                gaps.push([time_text(before.time), time_text(after.time)]);
+            }
+            _ => gaps.push([first.to_string(), last.to_string()]),
+        }
+    }
+    gaps
+}

@@ -1,0 +1,242 @@
+//! What exists at a moment: the tree with its counts, lists, and search.
+
+use super::{At, time_text};
+use crate::error::{Reason, Result};
+use crate::explore::index::{Index, Key, Version};
+use crate::explore::kinds::KindId;
+use crate::mvcc::{KeyValue, Revision};
+use crate::objects::resource::labels;
+use crate::objects::selector::Selector;
+use crate::objects::{Detail, EncryptionKeys, Object, yaml};
+use base64_simd::URL_SAFE_NO_PAD;
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// The most objects of an answer.
+pub(in crate::explore) const MAX_LISTED: usize = 1000;
+
+/// The tree of a state.
+#[derive(Debug, Serialize)]
+pub(in crate::explore) struct State {
+    #[serde(flatten)]
+    at: At,
+    /// The namespaces, in the order of their names. That of objects without a namespace is empty.
+    namespaces: Vec<NamespaceCounts>,
+    /// The number of keys that are no objects of Kubernetes.
+    other_keys: usize,
+}
+
+/// What a namespace has.
+#[derive(Debug, Serialize)]
+pub(in crate::explore) struct NamespaceCounts {
+    name: String,
+    count: usize,
+    /// The number of objects by the number of their kind.
+    kinds: BTreeMap<KindId, usize>,
+}
+
+impl State {
+    pub(in crate::explore) fn of(index: &Index, revision: Revision) -> Self {
+        let mut namespaces: BTreeMap<&str, BTreeMap<KindId, usize>> = BTreeMap::new();
+        let mut other_keys = 0;
+        for (key, _) in index.state(revision) {
+            match key.kind {
+                Some(kind) => {
+                    let kinds = namespaces.entry(key.namespace()).or_default();
+                    *kinds.entry(kind).or_default() += 1;
+                }
+                None => other_keys += 1,
+            }
+        }
+        State {
+            at: At::of(index, revision),
+            namespaces: namespaces
+                .into_iter()
+                .map(|(name, kinds)| NamespaceCounts {
+                    name: name.to_owned(),
+                    count: kinds.values().sum(),
+                    kinds,
+                })
+                .collect(),
+            other_keys,
+        }
+    }
+}
+
+/// An object in a list.
+#[derive(Debug, Serialize)]
+pub(in crate::explore) struct Listed {
+    /// What names the key in requests: its bytes in base64, for URLs.
+    id: String,
+    /// The kind's number; null if it is no object.
+    kind: Option<KindId>,
+    /// The namespace; empty if it has none.
+    namespace: String,
+    /// The name, or the key if it is no object.
+    name: String,
+    /// The revision of its newest change, or of its deletion.
+    revision: Revision,
+    /// The time of it, if it is known.
+    time: Option<String>,
+}
+
+impl Listed {
+    pub(super) fn of(index: &Index, key: &Key, version: &Version) -> Self {
+        let name = match key.kind {
+            Some(_) => key.name().to_owned(),
+            None => String::from_utf8_lossy(&key.bytes).into_owned(),
+        };
+        Listed {
+            id: URL_SAFE_NO_PAD.encode_to_string(&key.bytes),
+            kind: key.kind,
+            namespace: key.namespace().to_owned(),
+            name,
+            revision: version.revision,
+            time: index.time_of(version.revision).map(time_text),
+        }
+    }
+}
+
+/// A part of a state.
+#[derive(Debug, Serialize)]
+pub(in crate::explore) struct Objects {
+    #[serde(flatten)]
+    at: At,
+    /// The number of all that match.
+    total: usize,
+    /// Some of them.
+    objects: Vec<Listed>,
+}
+
+/// Which objects of a state are listed.
+#[derive(Debug, Default)]
+pub(in crate::explore) struct Filter {
+    /// Only those of this namespace; empty for objects without one.
+    pub(in crate::explore) namespace: Option<String>,
+    /// Only those of this kind.
+    pub(in crate::explore) kind: Option<KindId>,
+    /// Only keys that are no objects.
+    pub(in crate::explore) is_other: bool,
+    /// How many of the first are left out.
+    pub(in crate::explore) offset: usize,
+}
+
+impl Objects {
+    pub(in crate::explore) fn of(index: &Index, revision: Revision, filter: &Filter) -> Self {
+        let matches = |key: &Key| {
+            filter
+                .namespace
+                .as_ref()
+                .is_none_or(|n| n == key.namespace())
+                && filter.kind.is_none_or(|kind| key.kind == Some(kind))
+                && key.kind.is_none() == filter.is_other
+        };
+        let state = index.state(revision).filter(|(key, _)| matches(key));
+        Self::collect(index, revision, state, filter.offset)
+    }
+
+    fn collect<'i>(
+        index: &'i Index,
+        revision: Revision,
+        found: impl Iterator<Item = (&'i Key, &'i Version)>,
+        offset: usize,
+    ) -> Self {
+        let (mut total, mut objects) = (0, Vec::new());
+        for (key, version) in found {
+            if total >= offset && objects.len() < MAX_LISTED {
+                objects.push(Listed::of(index, key, version));
+            }
+            total += 1;
+        }
+        Objects {
+            at: At::of(index, revision),
+            total,
+            objects,
+        }
+    }
+
+    /// Searches a state.
+    ///
+    /// # Errors
+    /// `Usage` if the labels are invalid; `Io`.
+    pub(in crate::explore) fn search(
+        index: &Index,
+        keys: &EncryptionKeys,
+        revision: Revision,
+        search: &Search,
+    ) -> Result<Self> {
+        let mut found = Vec::new();
+        for (key, version) in index.state(revision) {
+            if search.matches(index, keys, key, version)? {
+                found.push((key, version));
+            }
+        }
+        Ok(Self::collect(index, revision, found.into_iter(), 0))
+    }
+}
+
+/// What is searched for.
+#[derive(Debug)]
+pub(in crate::explore) enum Search {
+    /// Words in the kind, the namespace or the name, all of them, in any case.
+    Names(Vec<String>),
+    /// Labels.
+    Labels(Selector),
+    /// A text in the object, in any case. Values of Secrets are left out.
+    Content(String),
+}
+
+impl Search {
+    /// Parses a search: `within` is `names`, `labels` or `content`.
+    ///
+    /// # Errors
+    /// `Usage`.
+    pub(in crate::explore) fn parse(text: &str, within: &str) -> Result<Self> {
+        let lower = text.to_lowercase();
+        match within {
+            "names" => Ok(Search::Names(
+                lower.split_whitespace().map(str::to_owned).collect(),
+            )),
+            "labels" => match text.parse() {
+                Ok(selector) => Ok(Search::Labels(selector)),
+                Err(e) => Err(Reason::Usage.error(e.to_string())),
+            },
+            "content" => Ok(Search::Content(lower)),
+            _ => Err(Reason::Usage.error("search in names, labels or content")),
+        }
+    }
+
+    fn matches(
+        &self,
+        index: &Index,
+        keys: &EncryptionKeys,
+        key: &Key,
+        version: &Version,
+    ) -> Result<bool> {
+        if let Search::Names(words) = self {
+            let kind = key.kind.and_then(|id| index.kinds.get(id));
+            let kind = kind.map_or("", |kind| &kind.kind).to_lowercase();
+            let path = String::from_utf8_lossy(&key.bytes).to_lowercase();
+            return Ok(words
+                .iter()
+                .all(|word| kind.contains(word) || path.contains(word)));
+        }
+        let record = index.record(version)?;
+        let kv = KeyValue::decode(&record)?;
+        let Ok(mut object) = Object::of_record_with(&kv, keys, Detail::WithoutManagers) else {
+            let text = String::from_utf8_lossy(kv.value).to_lowercase();
+            let is_plain = !kv.value.starts_with(b"k8s:enc:");
+            return Ok(matches!(self, Search::Content(part) if is_plain && text.contains(part)));
+        };
+        Ok(match self {
+            Search::Labels(selector) => selector.matches(labels(&object.json)),
+            Search::Content(part) => {
+                object.hide_secrets();
+                yaml::from_object(&object.json)
+                    .to_lowercase()
+                    .contains(part)
+            }
+            Search::Names(_) => false,
+        })
+    }
+}

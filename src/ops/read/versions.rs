@@ -1,0 +1,335 @@
+//! Reads every version of keys that the snapshots of a timeline still hold.
+//!
+//! All deltas and the oldest full are read, and if deltas are missing, the fulls after the gap. Versions are not checked
+//! against each other, and several snapshots may hold the same one. Called by [`super::history`] for one key, and by
+//! `explore` for all.
+
+use super::for_each_change;
+use crate::backup::chain::{self, KnownBases, RevisionRange};
+use crate::base::ReadAt;
+use crate::bolt::Database;
+use crate::error::{Reason, Result};
+use crate::mvcc::history::key_bucket;
+use crate::mvcc::{Base, KeyValue, RecordKey, Revision};
+use crate::ops::Context;
+use crate::ops::fold::open::{BackupLocation, SnapshotReader};
+use crate::ops::fold::select::DeltaSlice;
+use crate::ops::fold::{Request, Source, select};
+use crate::ops::parallel::find_first;
+use crate::ops::scan::{Depth, Scan, scan};
+use crate::ops::tags::unless_excluded;
+use chrono::{DateTime, Utc};
+use std::path::Path;
+
+/// A version in a snapshot.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct FoundVersion<'a> {
+    /// The key.
+    pub(crate) key: &'a [u8],
+    /// The revision, and the number within its transaction.
+    pub(crate) revision: (Revision, u32),
+    /// When the snapshotter received the change (RFC 3339); `None` in a full.
+    pub(crate) time: Option<&'a str>,
+    /// The position of the delta; 0 for a full.
+    pub(crate) nth: usize,
+    /// The record; `None` for a deletion.
+    pub(crate) kv: Option<&'a KeyValue<'a>>,
+}
+
+/// Takes versions, from several threads at once and in no particular order.
+pub(crate) trait Collect: Sync {
+    /// Returns whether versions of a key are wanted.
+    fn wants(&self, key: &[u8]) -> bool;
+
+    /// Says that the versions of another full follow, which has only the newest version of each key at and below this
+    /// revision.
+    fn begin_full(&self, _compacted: Revision) {}
+
+    /// Takes a version.
+    ///
+    /// # Errors
+    /// They end the reading.
+    fn add(&self, version: FoundVersion<'_>) -> Result<()>;
+}
+
+/// What was read.
+#[derive(Debug)]
+pub(crate) struct Coverage {
+    /// The ID of the timeline; `None` for a plain snapshot file.
+    pub(crate) timeline: Option<String>,
+    /// The newest revision that was read.
+    pub(crate) newest: Revision,
+    /// Warnings for the report.
+    pub(crate) warnings: Vec<String>,
+    /// The last revisions of the timeline's snapshots, and when these were taken, by their names.
+    pub(crate) moments: Vec<(Revision, DateTime<Utc>)>,
+    /// The revisions whose changes are all known.
+    covered: Vec<RevisionRange>,
+}
+
+impl Coverage {
+    /// Returns the revisions up to the newest one whose changes no snapshot holds completely.
+    pub(crate) fn missing(&self) -> Vec<RevisionRange> {
+        uncovered(&self.covered, self.newest)
+    }
+}
+
+/// Reads the versions on the timeline with this ID, or on the newest one.
+///
+/// # Errors
+/// `NoSnapshots`, `NoSuchTimeline`, `InterleavedTimelines`; errors of damaged snapshots; errors of the store and of
+/// `collect`; `Io`, `NoSpace`, `Terminated`.
+pub(crate) fn read(
+    backup: &BackupLocation,
+    timeline: Option<&str>,
+    collect: &impl Collect,
+) -> Result<Coverage> {
+    let ctx = backup.context()?;
+    match backup {
+        BackupLocation::File(_, path) => read_file(ctx, path, timeline, collect),
+        _ => read_store(ctx, &scan(ctx, Depth::Doubtful)?, timeline, collect),
+    }
+}
+
+/// Reads a plain snapshot file.
+fn read_file(
+    ctx: &Context,
+    path: &Path,
+    timeline: Option<&str>,
+    collect: &impl Collect,
+) -> Result<Coverage> {
+    let request = Request {
+        timeline: timeline.map(str::to_owned),
+        ..Request::default()
+    };
+    let source = Source::open_file(ctx, path, &request)?;
+    let mut coverage = Coverage {
+        timeline: None,
+        newest: Revision(1),
+        warnings: Vec::new(),
+        moments: Vec::new(),
+        covered: Vec::new(),
+    };
+    let (db, base) = (&source.db, &source.base);
+    coverage
+        .read_full(ctx, db, base, Revision(i64::MAX), collect)
+        .map_err(source.at_base(ctx))?;
+    coverage.warnings = source.warnings;
+    Ok(coverage)
+}
+
+/// Reads the snapshots of a store.
+///
+/// # Errors
+/// As [`read`].
+pub(crate) fn read_store(
+    ctx: &Context,
+    scan: &Scan,
+    timeline: Option<&str>,
+    collect: &impl Collect,
+) -> Result<Coverage> {
+    let (timeline, warnings) = select::choose_timeline(ctx, scan, timeline)?;
+    let mut coverage = Coverage {
+        timeline: Some(timeline.id.clone()),
+        newest: Revision(1),
+        warnings,
+        moments: Vec::new(),
+        covered: Vec::new(),
+    };
+    let snapshots = &scan.catalog.snapshots;
+    let members = timeline.members.iter().map(|member| {
+        let name = &snapshots[member.snapshot].name;
+        (name.last.min(member.until), name.created_at())
+    });
+    coverage.moments.extend(members);
+    let slices = select::all_delta_slices(&scan.catalog, timeline);
+    let paths = slices.iter().map(|s| s.snapshot.path.as_str());
+    unless_excluded(ctx, paths.filter(|_| scan.tags_unread > 0), || {
+        coverage.read_deltas(ctx, &slices, collect)
+    })?;
+    let mut fulls = chain::bases(&scan.catalog, timeline);
+    fulls.reverse();
+    let named: Vec<(usize, Revision)> = fulls
+        .into_iter()
+        .map(|i| (i, snapshots[i].name.last))
+        .collect();
+    for &(_, last) in &named {
+        coverage.newest = coverage.newest.max(last);
+    }
+    let mut read = KnownBases::new();
+    while let Some(i) = full_to_read(&named, &read, &coverage.missing()) {
+        scan.refuse_excluded(ctx, [i])?;
+        let (db, base) = ctx.full(&snapshots[i])?;
+        let until = timeline.members.iter().find(|m| m.snapshot == i);
+        let until = until.map_or(Revision(i64::MAX), |m| m.until);
+        coverage
+            .read_full(ctx, &db, &base, until, collect)
+            .map_err(ctx.at(&snapshots[i]))?;
+        read.insert(i, base);
+    }
+    if named.is_empty() && coverage.covered.is_empty() {
+        let nothing = Reason::NoSnapshots.error("there is no usable snapshot: take one first");
+        return Err(scan.explain_untrusted(ctx, nothing));
+    }
+    Ok(coverage)
+}
+
+impl Coverage {
+    /// Reads a full up to the revision `until`.
+    fn read_full<R: ReadAt>(
+        &mut self,
+        ctx: &Context,
+        db: &Database<R>,
+        base: &Base,
+        until: Revision,
+        collect: &impl Collect,
+    ) -> Result<()> {
+        let last = base.revision.min(until);
+        let compacted = Revision(base.compact_revision.0.max(0));
+        collect.begin_full(compacted);
+        let mut c = db.cursor(&key_bucket(db)?);
+        while let Some(e) = c.next()? {
+            let rk = RecordKey::decode(e.key)?;
+            if rk.main > last {
+                break;
+            }
+            ctx.store.cancel().check()?;
+            let kv = KeyValue::decode(e.value)?;
+            if collect.wants(kv.key) {
+                collect.add(FoundVersion {
+                    key: kv.key,
+                    revision: (rk.main, rk.sub),
+                    time: None,
+                    nth: 0,
+                    kv: (!rk.tombstone).then_some(&kv),
+                })?;
+            }
+        }
+        // At and below the compacted revision only the newest version of each key is left.
+        let first = compacted.next();
+        if first <= last {
+            self.covered.push((first, last));
+        }
+        self.newest = self.newest.max(last);
+        Ok(())
+    }
+
+    /// Reads deltas, on several threads.
+    fn read_deltas(
+        &mut self,
+        ctx: &Context,
+        slices: &[DeltaSlice],
+        collect: &impl Collect,
+    ) -> Result<()> {
+        let reader = SnapshotReader::new(ctx, slices.iter().map(|s| &s.snapshot));
+        let wanted = |key: &[u8]| collect.wants(key).then_some(0);
+        find_first(ctx.threads, slices.len(), |nth| {
+            let delta = reader.delta_in_turn(nth)?;
+            for_each_change(ctx, delta, &slices[nth], wanted, |_, e, kv| {
+                e.instant()?;
+                collect.add(FoundVersion {
+                    key: e.change.key(),
+                    revision: (e.main, e.sub),
+                    time: Some(e.time),
+                    nth,
+                    kv,
+                })
+            })?;
+            Ok(None::<()>)
+        })?;
+        for slice in slices {
+            let name = &slice.snapshot.name;
+            let last = name.last.min(slice.until);
+            self.covered.push((name.start, last));
+            self.newest = self.newest.max(last);
+        }
+        Ok(())
+    }
+}
+
+/// Returns the full to read next: the oldest one, and then for each gap after its end, the fulls that end in
+/// the gap or after it, until the gap is closed. Versions that the oldest full lost by compaction are not
+/// searched.
+///
+/// `fulls` are indexes with the last revision of the name, oldest first. `read` are the fulls that were read.
+fn full_to_read(
+    fulls: &[(usize, Revision)],
+    read: &KnownBases,
+    gaps: &[RevisionRange],
+) -> Option<usize> {
+    let (oldest, _) = fulls.first()?;
+    let Some(base) = read.get(oldest) else {
+        return Some(*oldest);
+    };
+    let mut gaps = gaps.iter().filter(|gap| gap.1 > base.revision);
+    gaps.find_map(|gap| {
+        let mut reaching = fulls.iter().filter(|f| f.1 >= gap.0);
+        let unread = reaching.find(|f| !read.contains_key(&f.0));
+        unread.map(|f| f.0)
+    })
+}
+
+/// Returns the revisions from 1 to `newest` that no range covers.
+fn uncovered(covered: &[RevisionRange], newest: Revision) -> Vec<RevisionRange> {
+    let mut covered = covered.to_vec();
+    covered.sort_unstable();
+    let mut gaps = Vec::new();
+    let mut next = Revision(1);
+    for (first, last) in covered {
+        if first > next {
+            gaps.push((next, first.previous()));
+        }
+        next = next.max(last.next());
+    }
+    if next <= newest {
+        gaps.push((next, newest));
+    }
+    gaps
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ranges(r: &[(i64, i64)]) -> Vec<RevisionRange> {
+        r.iter().map(|&(a, b)| (Revision(a), Revision(b))).collect()
+    }
+
+    #[test]
+    fn gaps_are_what_no_range_covers() {
+        for (covered, newest, gaps) in [
+            (&[][..], 5, &[(1, 5)][..]),
+            (&[(1, 5)], 5, &[]),
+            (&[(3, 4), (8, 9), (2, 6)], 12, &[(1, 1), (7, 7), (10, 12)]),
+            (&[(5, 9), (1, 4)], 9, &[]),
+        ] {
+            let actual = uncovered(&ranges(covered), Revision(newest));
+            assert_eq!(actual, ranges(gaps), "{covered:?}");
+        }
+    }
+
+    #[test]
+    fn fulls_are_read_if_deltas_are_missing() {
+        let base = |revision: i64, compact_revision: i64| Base {
+            revision: Revision(revision),
+            compact_revision: Revision(compact_revision),
+            compaction_finished: true,
+            metadata_revision: Revision(revision),
+        };
+        let fulls = [(7, Revision(10)), (3, Revision(20)), (5, Revision(40))];
+        let mut read = KnownBases::new();
+        let next = |read: &KnownBases, gaps| full_to_read(&fulls, read, &ranges(gaps));
+        assert_eq!(next(&read, &[(1, 10)]), Some(7));
+        read.insert(7, base(10, 4));
+        // Changes below the compacted revision of the oldest full stay unknown.
+        assert_eq!(next(&read, &[(1, 4)]), None);
+        // Only a full that ends after the beginning of the gap can close it.
+        assert_eq!(next(&read, &[(1, 4), (25, 30)]), Some(5));
+        assert_eq!(next(&read, &[(15, 30)]), Some(3));
+        read.insert(3, base(20, 18));
+        assert_eq!(next(&read, &[(15, 18), (21, 30)]), Some(5));
+        read.insert(5, base(40, 40));
+        assert_eq!(next(&read, &[(15, 18), (21, 30)]), None);
+        assert_eq!(full_to_read(&[], &KnownBases::new(), &[]), None);
+    }
+}

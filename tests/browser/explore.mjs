@@ -1,0 +1,237 @@
+// Clicks through the page of `deltafold explore` in Chromium: every function, at three widths, light and dark.
+//
+//   node explore.mjs ADDRESS SCREENSHOTS      the address is that of fixtures/kubernetes
+//
+// Anything on the console, anything serious that axe finds, and any surprise ends it with 1. Its last line is a JSON list of
+// the commands that the page has shown; the caller runs them. tests/end_to_end/explore_page.rs calls it.
+
+import assert from "node:assert/strict";
+import { createRequire } from "node:module";
+import { readFile } from "node:fs/promises";
+
+const modules = process.env.DELTAFOLD_TEST_BROWSER_MODULES;
+const require = createRequire(`${modules}/`);
+const { chromium } = require("playwright-core");
+const axe = await readFile(require.resolve("axe-core/axe.min.js"), "utf8");
+const [address, screenshots] = process.argv.slice(2);
+
+// Without these, Chromium asks its maker's servers.
+const args = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"];
+const browser = await chromium.launch({ executablePath: "/usr/bin/chromium", args });
+const commands = new Set();
+const problems = [];
+
+/** Opens the page at a width, and notes everything on its console. */
+async function open(width, colorScheme) {
+  const context = await browser.newContext({ viewport: { width, height: 900 }, colorScheme, acceptDownloads: true, timezoneId: "UTC" });
+  await context.grantPermissions(["clipboard-read", "clipboard-write"]);
+  const page = await context.newPage();
+  page.setDefaultTimeout(10_000);
+  page.on("console", (message) => problems.push(`console: ${message.text()}`));
+  page.on("pageerror", (error) => problems.push(`error: ${error.message}`));
+  page.on("request", (request) => {
+    if (new URL(request.url()).origin !== new URL(address).origin) problems.push(`a request to ${request.url()}`);
+  });
+  await page.goto(address);
+  await page.waitForSelector("#tree details");
+  return page;
+}
+
+/** Notes what axe finds, and the commands of the view. */
+async function inspect(page, name) {
+  const found = await page.evaluate(`(() => { const module = undefined; ${axe}; return axe.run(document); })()`);
+  assert.ok(found.passes.length > 15, `${name}: axe has checked too little`);
+  for (const violation of found.violations) {
+    if (["serious", "critical"].includes(violation.impact)) {
+      problems.push(`${name}: ${violation.id}: ${violation.nodes.map((node) => node.html.slice(0, 120)).join(" | ")}`);
+    }
+  }
+  for (const text of await page.locator(".command code").allTextContents()) commands.add(text);
+}
+
+/** Takes a picture of the top of the page, for whoever has changed it. README.md shows compare-1280-light. */
+async function screenshot(page, name) {
+  await page.evaluate(() => window.scrollTo(0, 0));
+  await page.screenshot({ path: `${screenshots}/${name}.png` });
+}
+
+/** The text of an element. */
+const text = (page, selector) => page.locator(selector).innerText();
+
+async function wait(page, selector, part) {
+  const isThere = ([s, p]) => document.querySelector(s)?.innerText.includes(p);
+  await page.waitForFunction(isThere, [selector, part]).catch(async (error) => {
+    const there = await page.locator(selector).allInnerTexts();
+    throw new Error(`${selector} does not show "${part}" at ${page.url()}, but ${JSON.stringify(there)}`, { cause: error });
+  });
+}
+
+const page = await open(1280, "light");
+
+// The tree, a kind, an object.
+assert.ok(!page.url().includes("token"), "the token stays in the address");
+await wait(page, "#moment", "revision 628");
+await page.locator("#tree summary", { hasText: "shop" }).click();
+await page.locator("#tree details", { hasText: "shop" }).locator("button", { hasText: /^Deployment/ }).click();
+await wait(page, "#list", "web-2");
+await page.locator("#list button", { hasText: "web-2" }).click();
+await wait(page, "#detail", "deployment/shop/web-2");
+assert.match(await text(page, "#detail pre"), /^apiVersion: apps\/v1\nkind: Deployment\n/);
+assert.ok(!(await text(page, "#detail pre")).includes("managedFields"));
+await inspect(page, "yaml");
+await screenshot(page, `yaml-1280-light`);
+
+// Options, download, copy.
+await page.getByLabel("Managers").check();
+await wait(page, "#detail pre", "managedFields");
+await page.getByLabel("Managers").uncheck();
+await page.getByLabel("Only what a user sets").check();
+await page.waitForFunction(() => !document.querySelector("#detail pre").innerText.includes("status:"));
+await page.getByLabel("Only what a user sets").uncheck();
+await wait(page, "#detail pre", "status:");
+const [download] = await Promise.all([page.waitForEvent("download"), page.getByText("Download YAML").click()]);
+assert.equal(download.suggestedFilename(), "deployment-shop-web-2-628.yaml");
+assert.match(await readFile(await download.path(), "utf8"), /kind: Deployment/);
+await page.locator("#detail .command button").first().click();
+await wait(page, "#detail .command", "Copied");
+assert.match(await page.evaluate(() => navigator.clipboard.readText()), /^deltafold get deployment\/shop\/web-2 --revision 628/);
+
+// Its life, and a moment of it.
+await page.keyboard.press("l");
+await wait(page, "#detail", "31 versions");
+await wait(page, "#detail", "spec.replicas");
+await wait(page, "#detail", "kube-controller-manager");
+await wait(page, "#detail", "Events about it");
+await inspect(page, "life");
+await screenshot(page, `life-1280-light`);
+await page.locator(".life button", { hasText: "revision 451" }).click();
+await wait(page, "#moment", "revision 451");
+await wait(page, "#detail pre", 'resourceVersion: "451"');
+
+// Side by side with another moment.
+await page.keyboard.press("c");
+await wait(page, "#detail", "Compare with");
+await page.locator("#detail select").selectOption("303");
+await wait(page, ".diff thead", "revision 303");
+assert.ok((await page.locator(".diff tr.changed, .diff tr.added").count()) > 0);
+await page.locator(".diff .more button").first().click();
+await page.getByLabel("Another moment").fill("310");
+await page.locator("#detail form button").click();
+await wait(page, ".diff thead", "revision 310");
+await page.locator("#detail select").selectOption("303");
+await wait(page, ".diff thead", "revision 303");
+await inspect(page, "compare");
+await screenshot(page, `compare-1280-light`);
+
+// A link keeps the moment and the object.
+const link = page.url();
+const copy = await page.context().newPage();
+await copy.goto(link);
+await wait(copy, "#moment", "revision 451");
+await wait(copy, ".diff thead", "revision 303");
+await copy.close();
+
+// The slider, by keys and by its buttons.
+await page.keyboard.press("t");
+const before = await text(page, "#moment");
+for (let n = 0; n < 40; n += 1) await page.keyboard.press("ArrowLeft");
+await page.waitForFunction((old) => document.querySelector("#moment").innerText !== old, before);
+await page.locator("#where").fill("2026-11-21 02:31:10Z");
+await page.keyboard.press("Enter");
+await wait(page, "#moment", "2026-11-21 02:31:0");
+await page.locator("#where").fill("500");
+await page.keyboard.press("Enter");
+await wait(page, "#moment", "revision 500");
+await page.locator("#next").click();
+await wait(page, "#moment", "revision 501");
+await page.locator("#previous").click();
+await wait(page, "#moment", "revision 500");
+await page.locator("#where").fill("no such time");
+await page.keyboard.press("Enter");
+await wait(page, "[role=alert]", "neither a revision nor a time");
+await page.locator("#newest").click();
+await wait(page, "#moment", "newest");
+
+// An object that is gone at the moment.
+await page.keyboard.press("/");
+await page.keyboard.type("deployment web-3");
+await wait(page, "#list", "Nothing matches");
+await page.locator("#where").fill("500");
+await page.keyboard.press("Enter");
+await wait(page, "#list", "Deployment");
+await page.locator("#list tr", { hasText: "Deployment" }).locator("button").first().click();
+await wait(page, "#detail", "deployment/shop/web-3");
+await page.keyboard.press("y");
+await page.locator("#newest").click();
+await wait(page, "#detail", "does not exist at this moment");
+await page.getByRole("button", { name: "Show its life" }).click();
+await wait(page, "#detail", "deleted");
+
+// Search by labels and content.
+await page.locator("#query").fill("");
+await wait(page, "#list", "2 objects");
+await page.locator("#within").selectOption("labels");
+await page.locator("#query").fill("app=web-1");
+await wait(page, "#list", "ReplicaSet");
+await page.locator("#within").selectOption("content");
+await page.locator("#query").fill("progressDeadlineSeconds: 600");
+await wait(page, "#list", "2 objects");
+await inspect(page, "search");
+await screenshot(page, `search-1280-light`);
+
+// Secrets are hidden until asked for.
+await page.locator("#within").selectOption("names");
+await page.locator("#query").fill("secret db");
+await wait(page, "#list", "db");
+await page.locator("#list td button").first().click();
+await page.keyboard.press("y");
+await wait(page, "#detail pre", "<hidden, 7 bytes>");
+await page.getByLabel("Show the values of Secrets").check();
+await wait(page, "#detail pre", "ZXhhbXBsZQ==");
+await page.getByLabel("Show the values of Secrets").uncheck();
+await wait(page, "#detail pre", "<hidden, 7 bytes>");
+
+// What was deleted, and one of them as it was last.
+await page.locator("#views a", { hasText: "Deleted" }).click();
+await wait(page, "#list", "web-3");
+await inspect(page, "deleted");
+await screenshot(page, `deleted-1280-light`);
+await page.locator("#since").fill("620");
+await page.locator("#list form button").click();
+await wait(page, "#list", "Nothing was deleted");
+await page.locator("#since").fill("275");
+await page.locator("#list form button").click();
+await page.locator("#list li button", { hasText: "ConfigMap cm-3" }).click();
+await wait(page, "#detail", "configmap/shop/cm-3");
+assert.match(await text(page, "#detail pre"), /kind: ConfigMap/);
+
+// The backup, and the keys.
+await page.locator("#views a", { hasText: "Backup" }).click();
+await wait(page, "#list", "6 snapshots");
+await inspect(page, "backup");
+await screenshot(page, `backup-1280-light`);
+await page.locator("#list td button", { hasText: "full" }).click();
+await wait(page, "#moment", "revision 275");
+await page.keyboard.press("?");
+await page.getByRole("heading", { name: "Keys" }).waitFor();
+await inspect(page, "keys");
+await page.keyboard.press("Escape");
+await page.context().close();
+
+// Other widths, and the other colours.
+for (const [width, scheme] of [[390, "light"], [390, "dark"], [1280, "dark"], [1920, "light"], [1920, "dark"]]) {
+  const other = await open(width, scheme);
+  const id = Buffer.from("/registry/deployments/shop/web-2").toString("base64url");
+  await other.evaluate((hash) => (location.hash = hash), `namespace=shop&kind=5&id=${id}&tab=compare&at=451&from=303`);
+  await wait(other, ".diff thead", "revision 303");
+  const overflow = await other.evaluate(() => document.documentElement.scrollWidth - window.innerWidth);
+  assert.ok(overflow <= 0, `${width}: the page is ${overflow} pixels too wide`);
+  await inspect(other, `${width} ${scheme}`);
+  await screenshot(other, `compare-${width}-${scheme}`);
+  await other.context().close();
+}
+
+await browser.close();
+// What a user writes into "Go to" may be refused.
+assert.deepEqual(problems, ["console: Failed to load resource: the server responded with a status of 400 (Bad Request)"]);
+console.log(JSON.stringify([...commands]));

@@ -1,0 +1,69 @@
+//! The page of `deltafold explore` in a real browser: `tests/browser/explore.mjs` clicks through it.
+//!
+//! Plain `cargo test` does not run this module: `tests/browser/run` installs the browser.
+
+use crate::support::explore::Page;
+use crate::support::{copy_dir, deltafold, scratch};
+use std::path::Path;
+use std::process::Command;
+
+/// Splits a command as a shell does that knows single quotes alone.
+fn words(command: &str) -> Vec<String> {
+    let mut words = vec![String::new()];
+    for (nth, part) in command.split('\'').enumerate() {
+        let mut parts = part.split(' ');
+        let is_quoted = nth % 2 == 1;
+        if let Some(first) = parts.next().filter(|_| !is_quoted) {
+            words.last_mut().unwrap().push_str(first);
+            words.extend(parts.map(str::to_owned));
+        } else {
+            words.last_mut().unwrap().push_str(part);
+        }
+    }
+    words
+}
+
+/// Every function works, nothing is on the console, axe finds nothing serious, and every command that the page shows is
+/// one.
+#[test]
+fn every_function_of_the_page_works_in_a_browser() {
+    let modules = std::env::var("DELTAFOLD_TEST_BROWSER_MODULES");
+    assert!(modules.is_ok(), "run tests/end-to-end browser");
+    let folder = scratch::folder().unwrap();
+    let store = folder.path().join("etcd-main");
+    copy_dir(&crate::support::fixtures_dir().join("kubernetes"), &store);
+    let screenshots = std::env::var_os("DELTAFOLD_TEST_SCREENSHOTS");
+    let screenshots = screenshots.map_or_else(|| folder.path().join("screenshots"), Into::into);
+    std::fs::create_dir_all(&screenshots).unwrap();
+    let page = Page::start(&store);
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/browser/explore.mjs");
+    let run = Command::new("node")
+        .arg(script)
+        .arg(&page.address)
+        .arg(&screenshots)
+        .output()
+        .expect("node");
+    let (out, err) = (
+        String::from_utf8_lossy(&run.stdout),
+        String::from_utf8_lossy(&run.stderr),
+    );
+    assert!(run.status.success(), "{out}\n{err}");
+    let commands: Vec<String> = serde_json::from_str(out.lines().last().unwrap()).unwrap();
+    assert!(commands.len() >= 10, "{commands:?}");
+    for command in commands {
+        let words = words(&command);
+        assert_eq!(words[0], "deltafold", "{command}");
+        let mut program = deltafold();
+        program.current_dir(folder.path()).args(&words[1..]);
+        // These would write, or need a live etcd.
+        match words[1].as_str() {
+            "restore" | "compact" => program.arg("--dry-run"),
+            "apply" => program.args(["--dial-timeout", "1s", "--endpoints", "http://127.0.0.1:9"]),
+            _ => &mut program,
+        };
+        let run = program.output().unwrap();
+        let expected = if words[1] == "apply" { 69 } else { 0 };
+        let stderr = String::from_utf8_lossy(&run.stderr);
+        assert_eq!(run.status.code(), Some(expected), "{command}: {stderr}");
+    }
+}

@@ -1,0 +1,249 @@
+//! The page's API shows what the commands show, at any moment, and only to its own page.
+
+use crate::support::explore::{Page, id};
+use crate::support::made_backups::{BASE, Bucket, LAST};
+use crate::support::{deltafold, fixtures_dir, run_json};
+use reqwest::{Method, StatusCode};
+use serde_json::{Value, json};
+use std::path::Path;
+
+/// Runs a command on a store, and returns its JSON.
+fn told(store: &Path, args: &[&str]) -> Value {
+    let mut command = deltafold();
+    command
+        .args(args)
+        .args(["--output", "json", "--store"])
+        .arg(store);
+    let (code, json, stderr) = run_json(&mut command);
+    assert_eq!(code, 0, "{args:?}: {stderr}");
+    json
+}
+
+/// Returns the keys of a state with their records, as `get` shows them.
+fn records_of(store: &Path, revision: &str) -> Vec<Value> {
+    let got = told(store, &["get", "--prefix", "", "--revision", revision]);
+    got["keys"].as_array().unwrap().clone()
+}
+
+fn count(state: &Value) -> u64 {
+    let namespaces = state["namespaces"].as_array().unwrap().iter();
+    let objects: u64 = namespaces.map(|n| n["count"].as_u64().unwrap()).sum();
+    objects + state["other_keys"].as_u64().unwrap()
+}
+
+/// Every object of a real Kubernetes, at several moments, is the one that `get` shows.
+#[test]
+fn every_object_at_every_moment_is_what_get_shows() {
+    let store = fixtures_dir().join("kubernetes");
+    let page = Page::start(&store);
+    for revision in ["1", "275", "400", "523", "628"] {
+        let records = records_of(&store, revision);
+        let state = page.get("state", &[("at", revision)]);
+        assert_eq!(count(&state), records.len() as u64, "{revision}");
+        for record in &records {
+            let key = record["key"].as_str().unwrap();
+            let query = [
+                ("id", &*id(key)),
+                ("at", revision),
+                ("secrets", "true"),
+                ("managers", "true"),
+            ];
+            let (status, text) = page.ask("yaml", &query);
+            assert_eq!(status, StatusCode::OK, "{key}");
+            match &record["object"] {
+                Value::Null => assert_eq!(record["value"], text, "{key} at {revision}"),
+                object => {
+                    let shown: Value = yaml_serde::from_str(&text).unwrap();
+                    assert_eq!(&shown, object, "{key} at {revision}");
+                }
+            }
+        }
+    }
+    let gone = page.get(
+        "object",
+        &[
+            ("id", &id("/registry/deployments/shop/web-3")),
+            ("at", "628"),
+        ],
+    );
+    assert_eq!((&gone["object"], &gone["text"]), (&Value::Null, &json!("")));
+    assert_eq!(gone["reference"], "deployment/shop/web-3");
+}
+
+/// A time means what `--time` means.
+#[test]
+fn a_time_is_the_revision_that_get_reads() {
+    let store = fixtures_dir().join("kubernetes");
+    let page = Page::start(&store);
+    for time in [
+        "2026-11-21T02:30:50Z",
+        "2026-11-21T02:31:32.5Z",
+        "2026-11-21T02:32:10Z",
+    ] {
+        let got = told(
+            &store,
+            &["get", "--prefix", "/registry/namespaces/", "--time", time],
+        );
+        let state = page.get("state", &[("at", time)]);
+        assert_eq!(state["revision"], got["revision"], "{time}");
+    }
+    // Steps go over every change that has a time.
+    let after = page.get("step", &[("at", "445")]);
+    assert_eq!(after["revision"], 446);
+    let before = page.get("step", &[("at", "446"), ("back", "true")]);
+    assert_eq!(before["revision"], 445);
+    assert_eq!(page.get("step", &[])["revision"], 628);
+}
+
+#[test]
+fn a_life_and_what_was_deleted_are_what_the_commands_show() {
+    let store = fixtures_dir().join("kubernetes");
+    let page = Page::start(&store);
+    for object in ["deployment/shop/web-2", "configmap/shop/cm-3"] {
+        let history = told(&store, &["history", object]);
+        let key = history["key"].as_str().unwrap();
+        let life = page.get("life", &[("id", &id(key))]);
+        let revisions = |list: &Value| -> Vec<Value> {
+            let time = |version: &Value| {
+                let time = version["time"].as_str();
+                time.map(|time| chrono::DateTime::parse_from_rfc3339(time).unwrap())
+            };
+            let list = list.as_array().unwrap().iter();
+            list.map(|version| json!([version["revision"], time(version)]))
+                .collect()
+        };
+        let mut versions = revisions(&life["versions"]);
+        versions.reverse();
+        assert_eq!(versions, revisions(&history["versions"]), "{object}");
+        assert_eq!(
+            life["events"].as_array().unwrap().len(),
+            history["events"].as_array().unwrap().len()
+        );
+    }
+    let deleted = told(&store, &["deleted", "--since", "275"]);
+    let keys = deleted["deleted"].as_array().unwrap();
+    let mut expected: Vec<Value> = keys.iter().map(|d| d["key"].clone()).collect();
+    let changes = page.get("changes", &[("from", "275")]);
+    let mut shown = Vec::new();
+    for namespace in changes["namespaces"].as_array().unwrap() {
+        for object in namespace["objects"].as_array().unwrap() {
+            let query = [("id", object["id"].as_str().unwrap())];
+            shown.push(page.get("object", &query)["key"].clone());
+        }
+    }
+    expected.retain(|key| !key.as_str().unwrap().contains("/events/"));
+    expected.sort_by_key(Value::to_string);
+    shown.sort_by_key(Value::to_string);
+    assert_eq!(shown, expected);
+}
+
+#[test]
+fn objects_are_found_by_name_label_and_content() {
+    let store = fixtures_dir().join("kubernetes");
+    let page = Page::start(&store);
+    let found = |text: &str, within: &str| {
+        let found = page.get("search", &[("q", text), ("within", within), ("at", "400")]);
+        let objects = found["objects"].as_array().unwrap().clone();
+        let mut names: Vec<String> = objects
+            .iter()
+            .map(|o| o["name"].as_str().unwrap().to_owned())
+            .collect();
+        names.sort();
+        names
+    };
+    assert_eq!(
+        found("DEPLOYMENT shop", "names"),
+        ["web-1", "web-2", "web-3"]
+    );
+    let labelled = found("app=web-1", "labels");
+    assert!(labelled.contains(&"web-1".to_owned()) && !labelled.contains(&"web-2".to_owned()));
+    assert!(found("progressdeadlineseconds: 600", "content").contains(&"web-1".to_owned()));
+    let (status, body) = page.ask("search", &[("q", "=x"), ("within", "labels")]);
+    assert_eq!(status, StatusCode::BAD_REQUEST, "{body}");
+}
+
+/// Values of Secrets are shown only if they are asked for, in every view.
+#[test]
+fn secrets_are_hidden_until_they_are_asked_for() {
+    let store = fixtures_dir().join("kubernetes");
+    let page = Page::start(&store);
+    let secrets = told(&store, &["get", "secrets", "--all"]);
+    let key = secrets["keys"][0]["key"].as_str().unwrap();
+    let data = secrets["keys"][0]["object"]["data"].as_object().unwrap();
+    let value = data.values().next().unwrap().as_str().unwrap();
+    let key = id(key);
+    for path in ["object", "yaml", "diff", "life"] {
+        let (_, hidden) = page.ask(path, &[("id", &key), ("from", "1")]);
+        assert!(!hidden.contains(value), "{path}: {hidden}");
+    }
+    let (_, shown) = page.ask("yaml", &[("id", &key), ("secrets", "true")]);
+    assert!(shown.contains(value), "{shown}");
+    let query = [("q", value), ("within", "content")];
+    assert_eq!(page.get("search", &query)["total"], 0);
+}
+
+/// A delta is missing: what was deleted meanwhile is gone at the full that follows, and the page says what is missing.
+#[test]
+fn after_a_gap_the_state_is_that_of_the_next_full() {
+    let whole = Bucket::with_base();
+    let middle = whole.delta(BASE + 1, 1499, 6);
+    let last = whole.delta(1500, LAST, 9);
+    whole.compact(&["--keep-history", "0"]);
+    for missing in [&middle, &last] {
+        std::fs::remove_file(whole.path().join("v2").join(missing)).unwrap();
+    }
+    let page = Page::start(whole.path());
+    let expected = records_of(whole.path(), &LAST.to_string());
+    let state = page.get("state", &[]);
+    assert_eq!(state["revision"], LAST);
+    assert_eq!(count(&state), expected.len() as u64);
+    let base = records_of(whole.path(), &BASE.to_string());
+    let is_there = |key: &Value| expected.iter().any(|record| record["key"] == key["key"]);
+    assert!(!base.iter().all(is_there), "nothing was deleted");
+    let between = page.get("state", &[("at", "1600")]);
+    assert_eq!(between["is_complete"], false);
+    let window = &page.get("backup", &[])["window"];
+    assert_eq!(window["missing"], json!([[BASE + 1, LAST]]));
+    assert_eq!(
+        page.get("density", &[])["gaps"].as_array().unwrap().len(),
+        1
+    );
+}
+
+/// Whoever lacks the token, asks from another site or by another name, or wants to write, gets nothing.
+#[test]
+fn only_the_page_itself_is_answered() {
+    let store = fixtures_dir().join("kubernetes");
+    let page = Page::start(&store);
+    let (status, body) = page.send(Method::GET, "api/state", &[], &[]);
+    assert_eq!(status, StatusCode::UNAUTHORIZED, "{body}");
+    let token = page.address.split_once("token=").unwrap().1.to_owned();
+    let (status, _) = page.send(Method::GET, "", &[("token", &token)], &[]);
+    assert_eq!(status, StatusCode::SEE_OTHER);
+    let cookie = || ("cookie", format!("deltafold-explore={token}"));
+    let with = |method, header| page.send(method, "api/state", &[], &[cookie(), header]).0;
+    let host = |host: &str| ("host", host.to_owned());
+    assert_eq!(
+        with(Method::GET, host("evil.example")),
+        StatusCode::MISDIRECTED_REQUEST
+    );
+    assert_eq!(with(Method::GET, host("localhost:1")), StatusCode::OK);
+    let origin = ("origin", "http://evil.example".to_owned());
+    assert_eq!(with(Method::GET, origin), StatusCode::FORBIDDEN);
+    assert_eq!(
+        with(Method::POST, host("localhost:1")),
+        StatusCode::METHOD_NOT_ALLOWED
+    );
+}
+
+/// What cannot be read is said on the page, with the reason.
+#[test]
+fn a_backup_that_cannot_be_read_is_told() {
+    let bucket = Bucket::with_base();
+    let full = bucket.path().join("v2").join(&bucket.names()[0]);
+    std::fs::write(full, b"damaged").unwrap();
+    let page = Page::start(bucket.path());
+    let backup = page.get("backup", &[]);
+    assert_eq!(backup["phase"], "failed");
+    assert_eq!(backup["error"]["reason"], "CorruptSnapshot");
+}
