@@ -28,6 +28,13 @@ pub fn id(key: &str) -> String {
 impl Page {
     /// Starts the page of a store, and waits until it has been read, or cannot be.
     pub fn start(store: &Path) -> Self {
+        let page = Page::begin(store);
+        page.wait();
+        page
+    }
+
+    /// Starts the page of a store.
+    pub fn begin(store: &Path) -> Self {
         let (folder, name) = (store.parent(), store.file_name());
         let mut command = deltafold();
         // The page shows the store's name, and screenshots must be the same everywhere.
@@ -44,7 +51,7 @@ impl Page {
         let out = program.stdout.take().expect("its output");
         BufReader::new(out).read_line(&mut line).expect("a line");
         let printed: Value = serde_json::from_str(&line).expect("JSON");
-        let page = Page {
+        Page {
             program,
             address: printed["address"].as_str().expect("an address").to_owned(),
             runtime: Runtime::new().expect("a runtime"),
@@ -52,13 +59,21 @@ impl Page {
                 .redirect(reqwest::redirect::Policy::none())
                 .build()
                 .expect("a client"),
-        };
+        }
+    }
+
+    /// Waits until the backup has been read, or cannot be.
+    pub fn wait(&self) {
         let began = Instant::now();
-        while page.get("backup", &[])["phase"] == "reading" {
+        while self.get("backup", &[])["phase"] == "reading" {
             assert!(began.elapsed() < Duration::from_secs(60), "still reading");
             std::thread::sleep(Duration::from_millis(10));
         }
-        page
+    }
+
+    /// The number of the process.
+    pub fn id(&self) -> u32 {
+        self.program.id()
     }
 
     fn token(&self) -> &str {
