@@ -3,7 +3,9 @@
 //!
 //! `cargo bench --bench explore` prints the table of docs/design/measurements.md, each row next to its goal.
 
+#[allow(dead_code)] // the other benches use the rest
 mod generate;
+#[allow(dead_code)] // the same
 mod process_memory;
 #[path = "../tests/support/mod.rs"]
 mod support;

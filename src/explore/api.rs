@@ -5,6 +5,7 @@
 
 use super::guard::Token;
 use super::index::{Index, Key};
+use super::store::{Overview, removals};
 use super::views::{
     Changes, Comparison, Density, Filter, Life, Objects, Search, Show, Shown, State as Tree,
     Window, revision_of, step,
@@ -12,7 +13,7 @@ use super::views::{
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::Revision;
 use crate::objects::EncryptionKeys;
-use crate::ops::list;
+use crate::ops::fold::open::BackupLocation;
 use axum::extract::{Query, State};
 use axum::http::StatusCode;
 use axum::http::header::{CONTENT_DISPOSITION, CONTENT_TYPE};
@@ -25,7 +26,7 @@ use serde_json::json;
 use std::sync::{Arc, OnceLock};
 
 /// The files of the page.
-const FILES: [(&str, &str, &str); 5] = [
+const FILES: [(&str, &str, &str); 6] = [
     (
         "/",
         "text/html; charset=utf-8",
@@ -40,6 +41,11 @@ const FILES: [(&str, &str, &str); 5] = [
         "/app.js",
         "text/javascript; charset=utf-8",
         include_str!("page/app.js"),
+    ),
+    (
+        "/chains.js",
+        "text/javascript; charset=utf-8",
+        include_str!("page/chains.js"),
     ),
     (
         "/dom.js",
@@ -65,8 +71,9 @@ pub(super) struct Shared {
     pub(super) flag: &'static str,
     pub(super) keys: EncryptionKeys,
     pub(super) read_bytes: ReadBytes,
-    /// What `list` says of the store; nothing for a plain snapshot file.
-    pub(super) listed: OnceLock<Result<list::Outcome>>,
+    pub(super) backup: Arc<BackupLocation>,
+    /// What the store holds; nothing for a plain snapshot file.
+    pub(super) overview: OnceLock<Result<Overview>>,
     pub(super) index: OnceLock<Result<Index>>,
 }
 
@@ -92,6 +99,7 @@ struct Parameters {
     before: Option<i64>,
     bars: Option<usize>,
     back: bool,
+    policy: String,
 }
 
 impl Parameters {
@@ -197,6 +205,10 @@ pub(super) fn routes() -> Router<Arc<Shared>> {
                 ))
             }),
         )
+        .route(
+            "/api/gc",
+            view(|shared, _, p| removals(&shared.backup, &p.policy)),
+        )
         .route("/api/yaml", get(download))
 }
 
@@ -216,8 +228,8 @@ struct Backup<'a> {
     error: Option<ErrorBody>,
     /// What the index covers, once it is ready.
     window: Option<Window>,
-    /// As `deltafold list --output json`; null until it is known, and for a plain snapshot file.
-    listed: Option<&'a list::Outcome>,
+    /// What the store holds; null until it is known, and for a plain snapshot file.
+    overview: Option<&'a Overview>,
 }
 
 async fn backup(State(shared): State<Arc<Shared>>) -> Response {
@@ -227,7 +239,7 @@ async fn backup(State(shared): State<Arc<Shared>>) -> Response {
         Some(Ok(_)) => ("ready", None),
         Some(Err(e)) => ("failed", Some(ErrorBody::of(e))),
     };
-    let listed = shared.listed.get().and_then(|listed| listed.as_ref().ok());
+    let overview = shared.overview.get();
     Json(Backup {
         name: &shared.name,
         flag: shared.flag,
@@ -236,7 +248,7 @@ async fn backup(State(shared): State<Arc<Shared>>) -> Response {
         read_bytes: (shared.read_bytes)(),
         error,
         window: index.and_then(|index| index.as_ref().ok()).map(Window::of),
-        listed,
+        overview: overview.and_then(|overview| overview.as_ref().ok()),
     })
     .into_response()
 }

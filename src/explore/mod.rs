@@ -6,6 +6,7 @@
 //! - [`run`]: reads the backup in the background, and serves until it is cancelled
 //! - `index`: every version of every key; `kinds`: which object a key is
 //! - `views`: what the page shows, as pure functions of the index
+//! - `store`: the backup as a whole
 //! - `api`: the routes; `guard`: who may ask
 //! - `page/`: the page, which the program contains
 
@@ -13,6 +14,7 @@ mod api;
 mod guard;
 mod index;
 mod kinds;
+mod store;
 mod views;
 
 use crate::base::Cancel;
@@ -20,7 +22,6 @@ use crate::error::{Error, Reason, Result};
 use crate::mvcc::Revision;
 use crate::objects::EncryptionKeys;
 use crate::ops::fold::open::BackupLocation;
-use crate::ops::list;
 use crate::ops::read::versions;
 use crate::ops::tags::without_excluded;
 use api::Shared;
@@ -56,21 +57,22 @@ pub fn run(
     cancel: &Cancel,
     announce: impl FnOnce(&str) -> Result<()>,
 ) -> Result<()> {
-    let ctx = backup.context()?;
-    let store = ctx.store.clone();
+    let backup = Arc::new(backup);
+    let objects = backup.context()?.store.clone();
     let token = Token::random().map_err(|e| Error::io("make a random token", e))?;
     let (listener, port) = listen(options.port)?;
     let address = format!("http://127.0.0.1:{port}/?token={}", token.text());
     let shared = Arc::new(Shared {
         token,
         name: backup.name(),
-        flag: match backup {
+        flag: match *backup {
             BackupLocation::File(..) => "--snapshot",
             _ => "--store",
         },
+        backup: backup.clone(),
         keys,
-        read_bytes: Box::new(move || store.bytes_read()),
-        listed: OnceLock::new(),
+        read_bytes: Box::new(move || objects.bytes_read()),
+        overview: OnceLock::new(),
         index: OnceLock::new(),
     });
     let router = api::routes()
@@ -80,10 +82,10 @@ pub fn run(
     let listener = tokio::net::TcpListener::from_std(listener);
     let listener = listener.map_err(|e| Error::io("serve the page", e))?;
     announce(&address)?;
-    let (backup, options) = (Arc::new(backup), options.clone());
+    let options = options.clone();
     if !matches!(*backup, BackupLocation::File(..)) {
         let (shared, backup) = (shared.clone(), backup.clone());
-        handle.spawn_blocking(move || _ = shared.listed.set(listed(&backup)));
+        handle.spawn_blocking(move || _ = shared.overview.set(store::overview(&backup)));
     }
     handle.spawn_blocking(move || {
         let index = read(&backup, &options);
@@ -117,15 +119,6 @@ fn listen(port: u16) -> Result<(TcpListener, u16)> {
     listener.set_nonblocking(true).map_err(failed)?;
     let port = listener.local_addr().map_err(failed)?.port();
     Ok((listener, port))
-}
-
-/// Returns what `list` says of a store.
-fn listed(backup: &BackupLocation) -> Result<list::Outcome> {
-    let options = list::Options {
-        deep: false,
-        all_tags: false,
-    };
-    Ok(list::run(backup.context()?, options)?.outcome)
 }
 
 /// Reads the backup.

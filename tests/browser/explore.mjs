@@ -208,6 +208,10 @@ assert.match(await text(page, "#detail pre"), /kind: ConfigMap/);
 // The backup, and the keys.
 await page.locator("#views a", { hasText: "Backup" }).click();
 await wait(page, "#list", "6 snapshots");
+await wait(page, "#list", "Verified");
+await page.getByLabel("Mark what gc would remove").selectOption("limit");
+await wait(page, "#list", "0 of 6 objects would go");
+assert.equal(await page.locator(".chains rect").count(), 6);
 await inspect(page, "backup");
 await screenshot(page, `backup-1280-light`);
 await page.locator("#list td button", { hasText: "full" }).click();

@@ -1,6 +1,7 @@
 // The page: what is chosen is in the address (after #), and each change of it is drawn anew.
 
 import { ask, ApiError, byId, command, count, failure, h, shortTime, size } from "./dom.js";
+import { drawChains } from "./chains.js";
 import { drawPlot, showMoment, sliderMoment } from "./time.js";
 
 /** The backup, as /api/backup has it. */
@@ -366,9 +367,9 @@ async function drawDeleted(signal) {
 
 // The backup itself.
 
-async function drawBackup() {
+async function drawBackup(signal) {
   detail.replaceChildren();
-  const { window, listed } = backup;
+  const { window, overview } = backup;
   const row = (name, value) => [h("dt", {}, name), h("dd", {}, value)];
   const rows = [
     row("Timeline", window.timeline ?? "a plain snapshot file"),
@@ -377,31 +378,60 @@ async function drawBackup() {
     row("Keys and versions", `${count(window.keys, "key")}, ${count(window.versions, "version")}`),
   ];
   if (window.missing.length > 0) rows.push(row("Not recorded", window.missing.map(([first, last]) => `${first} to ${last}`).join(", ")));
-  const parts = [h("h2", {}, "The backup"), h("dl", {}, rows.flat())];
-  for (const warning of window.warnings) parts.push(h("p", { class: "warning" }, warning));
-  if (listed) {
-    for (const problem of listed.problems) parts.push(h("p", { class: "warning" }, `${problem.reason}: ${problem.message}`));
+  const parts = [];
+  const moment = ["--revision", String(at.revision)];
+  const commands = [command(["deltafold", "restore", ...sourceFlags(), ...moment, "--data-dir", "/var/lib/etcd"])];
+  if (overview) {
+    const { listed, status } = overview;
+    rows.push(row("Health", `${status.status}${status.message ? `: ${status.message}` : ""}`));
+    for (const verified of status.verifications) {
+      rows.push(row(`Verified (${verified.level})`, `${shortTime(verified.time)}: ${verified.result}${verified.reason ? `, ${verified.reason}` : ""}, up to revision ${verified.revision ?? "unknown"}`));
+    }
+    if (status.verifications.length === 0) rows.push(row("Verified", "never, as far as the store tells"));
+    const warnings = [...window.warnings, ...listed.problems.map((problem) => `${problem.reason}: ${problem.message}`)];
+    const removed = chosen.policy ? await ask("gc", { policy: chosen.policy }, signal) : null;
+    const gone = new Map((removed?.objects ?? []).filter((object) => object.decision === "Delete").map((object) => [object.path, object.explanation]));
     const total = listed.snapshots.reduce((sum, snapshot) => sum + snapshot.bytes, 0);
-    const rowsOf = listed.snapshots.toReversed().map((snapshot) =>
-      h(
-        "tr",
-        { class: snapshot.kind === "Full" ? "full" : "delta" },
-        h("td", {}, h("button", { type: "button", onclick: () => choose({ view: null, at: String(snapshot.last_revision) }) }, snapshot.kind === "Full" ? "full" : "delta")),
-        h("td", { class: "when" }, shortTime(snapshot.created)),
-        h("td", {}, snapshot.kind === "Full" ? `${snapshot.last_revision}` : `${snapshot.start_revision} to ${snapshot.last_revision}`),
-        h("td", { class: "count" }, size(snapshot.bytes)),
-        h("td", {}, [snapshot.in_chain ? "in the newest chain" : "", snapshot.excluded ? "excluded" : "", snapshot.encrypted ? "encrypted" : "", snapshot.locked_until ? `locked until ${shortTime(snapshot.locked_until)}` : ""].filter(Boolean).join(", ")),
-      ),
-    );
+    const select = h("select", { onchange: (event) => choose({ policy: event.target.value }) }, [["", "nothing"], ["exponential", "exponential"], ["limit", "limit"]].map(([value, text]) => h("option", { value }, text)));
+    select.value = chosen.policy ?? "";
     parts.push(
+      ...warnings.map((warning) => h("p", { class: "warning" }, warning)),
       h("h3", {}, `${count(listed.snapshots.length, "snapshot")}, ${size(total)}`),
-      h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Snapshots" }, h("table", {}, h("thead", {}, h("tr", {}, ["Kind", "Taken", "Revisions", "Size", ""].map((head) => h("th", { scope: "col" }, head)))), h("tbody", {}, rowsOf.slice(0, 2000)))),
+      drawChains(listed.snapshots, gone, (snapshot) => choose({ view: null, at: String(snapshot.last_revision) })),
+      h("p", { class: "row" }, h("label", {}, "Mark what gc would remove with the policy ", select), removed ? `${gone.size} of ${count(removed.objects.length, "object")} would go: ${size(removed.freed_bytes)}` : ""),
+      snapshotTable(listed.snapshots, gone),
     );
+    if (chosen.policy) commands.push(command(["deltafold", "gc", ...sourceFlags(), "--policy", chosen.policy]));
+    commands.push(command(["deltafold", "compact", ...sourceFlags()]), command(["deltafold", "verify", ...sourceFlags()]));
+  } else {
+    parts.push(...window.warnings.map((warning) => h("p", { class: "warning" }, warning)));
   }
-  const restore = ["deltafold", "restore", ...sourceFlags(), "--revision", String(at.revision), "--data-dir", "/var/lib/etcd"];
-  parts.push(h("h3", {}, "Commands for this moment"), command(restore));
-  if (backup.flag === "--store") parts.push(command(["deltafold", "compact", ...sourceFlags()]));
-  list.replaceChildren(...parts);
+  list.replaceChildren(h("h2", {}, "The backup"), h("dl", {}, rows.flat()), ...parts, h("h3", {}, "Commands"), ...commands);
+}
+
+function snapshotTable(snapshots, gone) {
+  const rows = snapshots.slice(-2000).reverse().map((snapshot) => {
+    const isFull = snapshot.kind === "Full";
+    const remarks = [
+      snapshot.in_chain ? "in the newest chain" : "",
+      snapshot.excluded ? "excluded" : "",
+      snapshot.encrypted ? "encrypted" : "",
+      snapshot.locked_until ? `locked until ${shortTime(snapshot.locked_until)}` : "",
+      gone.has(snapshot.path) ? `gc would remove it: ${gone.get(snapshot.path)}` : "",
+    ];
+    const go = () => choose({ view: null, at: String(snapshot.last_revision) });
+    return h(
+      "tr",
+      {},
+      h("td", {}, h("button", { type: "button", onclick: go }, isFull ? "full" : "delta")),
+      h("td", { class: "when" }, shortTime(snapshot.created)),
+      h("td", {}, isFull ? `${snapshot.last_revision}` : `${snapshot.start_revision} to ${snapshot.last_revision}`),
+      h("td", { class: "count" }, size(snapshot.bytes)),
+      h("td", {}, remarks.filter(Boolean).join(", ")),
+    );
+  });
+  const heads = ["Kind", "Taken", "Revisions", "Size", "Remarks"].map((head) => h("th", { scope: "col" }, head));
+  return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Snapshots" }, h("table", {}, h("thead", {}, h("tr", {}, heads)), h("tbody", {}, rows)));
 }
 
 // Controls.
@@ -497,7 +527,7 @@ async function load() {
   byId("name").textContent = backup.name;
   document.title = `deltafold explore · ${backup.name}`;
   if (backup.phase === "reading") {
-    const known = backup.listed ? ` of ${size(backup.listed.snapshots.reduce((sum, s) => sum + s.bytes, 0))} at most` : "";
+    const known = backup.overview ? ` of ${size(backup.overview.listed.snapshots.reduce((sum, s) => sum + s.bytes, 0))} at most` : "";
     status.textContent = `Reading the backup: ${size(backup.read_bytes)}${known}`;
     setTimeout(load, 150);
     return;
@@ -513,10 +543,10 @@ async function load() {
   for (const id of ["previous", "next", "newest"]) byId(id).disabled = false;
   byId("query").value = chosen.q ?? "";
   byId("within").value = chosen.within ?? "names";
-  await drawPlot(window, backup.listed?.snapshots ?? []);
+  await drawPlot(window, backup.overview?.listed.snapshots ?? []);
   await draw();
   // The list of snapshots may come after the index.
-  if (!backup.listed && backup.flag === "--store") setTimeout(load, 500);
+  if (!backup.overview && backup.flag === "--store") setTimeout(load, 500);
 }
 
 load();

@@ -1,0 +1,71 @@
+//! The backup as a whole: what `list` and `status` tell of a store, and what `gc` would remove.
+//!
+//! Called by `api`.
+
+use crate::backup::retention::Periods;
+use crate::error::{Reason, Result};
+use crate::ops::fold::open::BackupLocation;
+use crate::ops::gc::{self, PolicyName, Rules};
+use crate::ops::{list, status};
+use chrono::TimeDelta;
+use serde::Serialize;
+use std::time::Duration;
+
+/// What the store holds.
+#[derive(Debug, Serialize)]
+pub(super) struct Overview {
+    /// As `deltafold list --output json`.
+    listed: list::Outcome,
+    /// As `deltafold status --output json`.
+    status: status::Outcome,
+}
+
+/// Returns what `list` and `status` tell.
+///
+/// # Errors
+/// Errors of the store; `NoSnapshots`.
+pub(super) fn overview(backup: &BackupLocation) -> Result<Overview> {
+    let ctx = backup.context()?;
+    let options = list::Options {
+        deep: false,
+        all_tags: false,
+    };
+    let limits = status::Options {
+        max_age: None,
+        verified_within: None,
+    };
+    Ok(Overview {
+        listed: list::run(ctx, options)?.outcome,
+        status: status::run(ctx, &limits)?.outcome,
+    })
+}
+
+/// Returns what `gc` would remove with this policy and otherwise with its defaults. Changes nothing.
+///
+/// # Errors
+/// `Usage` if the policy is none, or of a plain snapshot file; errors of the store.
+pub(super) fn removals(backup: &BackupLocation, policy: &str) -> Result<gc::Outcome> {
+    if matches!(backup, BackupLocation::File(..)) {
+        return Err(Reason::Usage.error("gc removes nothing from a plain snapshot file"));
+    }
+    let policy = match policy {
+        "exponential" => PolicyName::Exponential,
+        "limit" => PolicyName::Limit,
+        _ => return Err(Reason::Usage.error("the policy is exponential or limit")),
+    };
+    let rules = Rules {
+        policy,
+        limit: None,
+        delta_retention: None,
+        restorable_window: None,
+    };
+    let options = gc::Options {
+        retention: rules.retention(Periods::default())?,
+        staging_age: TimeDelta::days(1),
+        apply: false,
+        allow_shrink: true,
+        timeout: Duration::from_secs(60),
+        look_again: gc::Options::LOOK_AGAIN,
+    };
+    Ok(gc::run(backup.context()?, &options)?.outcome)
+}
