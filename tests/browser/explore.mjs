@@ -1,6 +1,6 @@
 // Clicks through the page of `deltafold explore` in Chromium: every function, at three widths, light and dark.
 //
-//   node explore.mjs ADDRESS SCREENSHOTS      the address is that of fixtures/kubernetes
+//   node explore.mjs ADDRESS HISTORY SCREENSHOTS      the addresses are those of fixtures/kubernetes and fixtures/history
 //
 // Anything on the console, anything serious that axe finds, and any surprise ends it with 1. Its last line is a JSON list of
 // the commands that the page has shown; the caller runs them. tests/end_to_end/explore_page.rs calls it.
@@ -13,7 +13,7 @@ const modules = process.env.DELTAFOLD_TEST_BROWSER_MODULES;
 const require = createRequire(`${modules}/`);
 const { chromium } = require("playwright-core");
 const axe = await readFile(require.resolve("axe-core/axe.min.js"), "utf8");
-const [address, screenshots] = process.argv.slice(2);
+const [address, history, screenshots] = process.argv.slice(2);
 
 // Without these, Chromium asks its maker's servers.
 const args = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"];
@@ -22,7 +22,7 @@ const commands = new Set();
 const problems = [];
 
 /** Opens the page at a width, and notes everything on its console. */
-async function open(width, colorScheme) {
+async function open(width, colorScheme, at = address) {
   const context = await browser.newContext({ viewport: { width, height: 900 }, colorScheme, acceptDownloads: true, timezoneId: "UTC" });
   await context.grantPermissions(["clipboard-read", "clipboard-write"]);
   const page = await context.newPage();
@@ -30,9 +30,9 @@ async function open(width, colorScheme) {
   page.on("console", (message) => problems.push(`console: ${message.text()}`));
   page.on("pageerror", (error) => problems.push(`error: ${error.message}`));
   page.on("request", (request) => {
-    if (new URL(request.url()).origin !== new URL(address).origin) problems.push(`a request to ${request.url()}`);
+    if (new URL(request.url()).origin !== new URL(at).origin) problems.push(`a request to ${request.url()}`);
   });
-  await page.goto(address);
+  await page.goto(at);
   await page.waitForSelector("#tree details");
   return page;
 }
@@ -221,6 +221,21 @@ await page.getByRole("heading", { name: "Keys" }).waitFor();
 await inspect(page, "keys");
 await page.keyboard.press("Escape");
 await page.context().close();
+
+// A history with a namespace that is gone, and a ConfigMap with two managers.
+const past = await open(1280, "light", history);
+await past.locator("#views a", { hasText: "Deleted" }).click();
+await wait(past, "#list", "old · the namespace was deleted");
+await past.locator("#list summary", { hasText: "old" }).click();
+await past.locator("#list li button", { hasText: "Secret db" }).click();
+await wait(past, "#detail pre", "<hidden, 7 bytes>");
+await past.locator("#query").fill("configmap shop settings");
+await past.locator("#list button", { hasText: "settings" }).first().click();
+await past.keyboard.press("l");
+await wait(past, "#detail", "changed by alice, bob");
+await wait(past, "#detail", "created by alice");
+await wait(past, "#detail", "data.owner");
+await past.context().close();
 
 // Other widths, and the other colours.
 for (const [width, scheme] of [[390, "light"], [390, "dark"], [1280, "dark"], [1920, "light"], [1920, "dark"]]) {

@@ -3,7 +3,7 @@
 //! Plain `cargo test` does not run this module: `tests/browser/run` installs the browser.
 
 use crate::support::explore::Page;
-use crate::support::{copy_dir, deltafold, scratch};
+use crate::support::{copy_dir, deltafold, fixtures_dir, scratch};
 use std::path::Path;
 use std::process::Command;
 
@@ -31,15 +31,17 @@ fn every_function_of_the_page_works_in_a_browser() {
     assert!(modules.is_ok(), "run tests/end-to-end browser");
     let folder = scratch::folder().unwrap();
     let store = folder.path().join("etcd-main");
-    copy_dir(&crate::support::fixtures_dir().join("kubernetes"), &store);
+    copy_dir(&fixtures_dir().join("kubernetes"), &store);
     let screenshots = std::env::var_os("DELTAFOLD_TEST_SCREENSHOTS");
     let screenshots = screenshots.map_or_else(|| folder.path().join("screenshots"), Into::into);
     std::fs::create_dir_all(&screenshots).unwrap();
     let page = Page::start(&store);
+    let history = Page::start(&fixtures_dir().join("history"));
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/browser/explore.mjs");
     let run = Command::new("node")
         .arg(script)
         .arg(&page.address)
+        .arg(&history.address)
         .arg(&screenshots)
         .output()
         .expect("node");

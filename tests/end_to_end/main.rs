@@ -10,6 +10,7 @@ mod controller_reports;
 mod controller_story;
 mod controller_tasks;
 mod explore_page;
+mod explored_history;
 mod foreign_objects;
 mod harness_kubernetes;
 mod in_cluster;

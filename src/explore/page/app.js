@@ -25,6 +25,8 @@ const detail = byId("detail");
 function choose(changes) {
   const next = { ...chosen, ...changes };
   for (const key of Object.keys(next)) if (next[key] === null || next[key] === "") delete next[key];
+  // The address tells of the change later: another one may come before.
+  chosen = next;
   location.hash = new URLSearchParams(next).toString();
 }
 
