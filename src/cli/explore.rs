@@ -2,7 +2,7 @@
 //!
 //! The page and its server are in `explore`.
 
-use super::objects::ObjectArgs;
+use super::objects::{ObjectArgs, PrefixArgs};
 use super::{BackupArgs, Output};
 use crate::base::Cancel;
 use crate::error::{Error, Result};
@@ -34,14 +34,13 @@ pub(super) struct ExploreArgs {
     /// Port on 127.0.0.1; 0 for any free one
     #[arg(long, value_name = "PORT", default_value_t = 0)]
     port: u16,
-    /// What the API server's keys begin with: its --etcd-prefix
-    #[arg(long, value_name = "PREFIX", default_value = "/registry")]
-    etcd_prefix: String,
     /// ID of the timeline to show, from `deltafold list --deep` [default: the newest timeline]
     #[arg(long, value_name = "ID")]
     timeline: Option<String>,
     #[command(flatten)]
     objects: ObjectArgs,
+    #[command(flatten)]
+    prefix: PrefixArgs,
     #[command(flatten)]
     backup: BackupArgs,
 }
@@ -61,7 +60,7 @@ impl ExploreArgs {
         let options = Options {
             port: self.port,
             timeline: self.timeline.clone(),
-            prefix: self.etcd_prefix.trim_end_matches('/').to_owned(),
+            prefix: self.prefix.etcd_prefix().to_owned(),
         };
         let announce = |address: &str| {
             let text = match output {

@@ -36,12 +36,27 @@ pub(super) struct NameArgs {
     /// Namespace of the objects
     #[arg(short, long, value_name = "NAMESPACE")]
     pub(super) namespace: Option<String>,
+    #[command(flatten)]
+    prefix: PrefixArgs,
+}
+
+impl NameArgs {
+    /// What the API server's keys begin with, without a slash at the end.
+    pub(super) fn etcd_prefix(&self) -> &str {
+        self.prefix.etcd_prefix()
+    }
+}
+
+/// Where an API server has its objects.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Kubernetes objects")]
+pub(super) struct PrefixArgs {
     /// What the API server's keys begin with: its --etcd-prefix
     #[arg(long, value_name = "PREFIX", default_value = "/registry")]
     etcd_prefix: String,
 }
 
-impl NameArgs {
+impl PrefixArgs {
     /// What the API server's keys begin with, without a slash at the end.
     pub(super) fn etcd_prefix(&self) -> &str {
         self.etcd_prefix.trim_end_matches('/')

@@ -59,19 +59,12 @@ const FILES: [(&str, &str, &str); 6] = [
     ),
 ];
 
-/// How much of the backup has been read.
-pub(super) type ReadBytes = Box<dyn Fn() -> u64 + Send + Sync>;
-
 /// What all requests share.
 pub(super) struct Shared {
     pub(super) token: Token,
-    /// The URL or path of the backup.
-    pub(super) name: String,
-    /// The flag that names it.
-    pub(super) flag: &'static str,
+    pub(super) backup: BackupLocation,
+    /// What opens objects that an API server has encrypted.
     pub(super) keys: EncryptionKeys,
-    pub(super) read_bytes: ReadBytes,
-    pub(super) backup: Arc<BackupLocation>,
     /// What the store holds; nothing for a plain snapshot file.
     pub(super) overview: OnceLock<Result<Overview>>,
     pub(super) index: OnceLock<Result<Index>>,
@@ -170,7 +163,7 @@ pub(super) fn routes() -> Router<Arc<Shared>> {
             "/api/object",
             view(|shared, index, p| {
                 let revision = revision_of(index, p.at.as_deref())?;
-                Shown::of(index, p.key(index)?, revision, &p.show(shared))
+                Ok(Shown::of(index, p.key(index)?, revision, &p.show(shared))?.cut())
             }),
         )
         .route(
@@ -189,7 +182,8 @@ pub(super) fn routes() -> Router<Arc<Shared>> {
             view(|shared, index, p| {
                 let (key, show) = (p.key(index)?, p.show(shared));
                 let side = |text: &Option<String>| {
-                    Shown::of(index, key, revision_of(index, text.as_deref())?, &show)
+                    let revision = revision_of(index, text.as_deref())?;
+                    Ok(Shown::of(index, key, revision, &show)?.cut())
                 };
                 Ok(Comparison::of(side(&p.from)?, side(&p.to)?))
             }),
@@ -216,9 +210,9 @@ pub(super) fn routes() -> Router<Arc<Shared>> {
 #[derive(Serialize)]
 struct Backup<'a> {
     /// The URL or path.
-    name: &'a str,
+    name: String,
     /// The flag that names it: `--store` or `--snapshot`.
-    flag: &'a str,
+    flag: &'static str,
     version: &'static str,
     /// `reading`, `ready` or `failed`.
     phase: &'static str,
@@ -240,12 +234,16 @@ async fn backup(State(shared): State<Arc<Shared>>) -> Response {
         Some(Err(e)) => ("failed", Some(ErrorBody::of(e))),
     };
     let overview = shared.overview.get();
+    let context = shared.backup.context().ok();
     Json(Backup {
-        name: &shared.name,
-        flag: shared.flag,
+        name: shared.backup.name(),
+        flag: match shared.backup {
+            BackupLocation::File(..) => "--snapshot",
+            _ => "--store",
+        },
         version: env!("CARGO_PKG_VERSION"),
         phase,
-        read_bytes: (shared.read_bytes)(),
+        read_bytes: context.map_or(0, |ctx| ctx.store.bytes_read()),
         error,
         window: index.and_then(|index| index.as_ref().ok()).map(Window::of),
         overview: overview.and_then(|overview| overview.as_ref().ok()),

@@ -199,23 +199,18 @@ impl Builder {
         })))
     }
 
-    /// Ends the reading and returns the index. `moments` are the revisions at which snapshots were taken; the times of
-    /// changes come first.
+    /// Ends the reading and returns the index. `prefix` is that of the API server.
     ///
     /// # Errors
     /// `Io`, `NoSpace`.
-    pub(super) fn finish(
-        self,
-        coverage: Coverage,
-        moments: impl IntoIterator<Item = (Revision, DateTime<Utc>)>,
-        prefix: &str,
-    ) -> Result<Index> {
+    pub(super) fn finish(self, coverage: Coverage, prefix: &str) -> Result<Index> {
         let mut found = unpoisoned(self.0.into_inner());
         found.flush()?;
         found.infer_deletions();
         let first = found.fulls.iter().map(|full| full.compacted).min();
-        for (revision, time) in moments {
-            found.times.entry(revision).or_insert(time);
+        // The times of changes come first.
+        for (revision, time) in &coverage.moments {
+            found.times.entry(*revision).or_insert(*time);
         }
         let mut latest = DateTime::<Utc>::MIN_UTC;
         let moments = found.times.into_iter().map(|(revision, time)| {

@@ -19,14 +19,12 @@ mod views;
 
 use crate::base::Cancel;
 use crate::error::{Error, Reason, Result};
-use crate::mvcc::Revision;
 use crate::objects::EncryptionKeys;
 use crate::ops::fold::open::BackupLocation;
 use crate::ops::read::versions;
 use crate::ops::tags::without_excluded;
 use api::Shared;
 use axum::middleware::from_fn_with_state;
-use chrono::{DateTime, Utc};
 use guard::{Token, guard};
 use index::{Builder, Index};
 use std::net::{Ipv4Addr, TcpListener};
@@ -57,21 +55,14 @@ pub fn run(
     cancel: &Cancel,
     announce: impl FnOnce(&str) -> Result<()>,
 ) -> Result<()> {
-    let backup = Arc::new(backup);
-    let objects = backup.context()?.store.clone();
+    backup.context()?;
     let token = Token::random().map_err(|e| Error::io("make a random token", e))?;
     let (listener, port) = listen(options.port)?;
     let address = format!("http://127.0.0.1:{port}/?token={}", token.text());
     let shared = Arc::new(Shared {
         token,
-        name: backup.name(),
-        flag: match *backup {
-            BackupLocation::File(..) => "--snapshot",
-            _ => "--store",
-        },
-        backup: backup.clone(),
+        backup,
         keys,
-        read_bytes: Box::new(move || objects.bytes_read()),
         overview: OnceLock::new(),
         index: OnceLock::new(),
     });
@@ -83,12 +74,12 @@ pub fn run(
     let listener = listener.map_err(|e| Error::io("serve the page", e))?;
     announce(&address)?;
     let options = options.clone();
-    if !matches!(*backup, BackupLocation::File(..)) {
-        let (shared, backup) = (shared.clone(), backup.clone());
-        handle.spawn_blocking(move || _ = shared.overview.set(store::overview(&backup)));
+    if !matches!(shared.backup, BackupLocation::File(..)) {
+        let shared = shared.clone();
+        handle.spawn_blocking(move || _ = shared.overview.set(store::overview(&shared.backup)));
     }
     handle.spawn_blocking(move || {
-        let index = read(&backup, &options);
+        let index = read(&shared.backup, &options);
         match &index {
             Ok(index) => tracing::info!(keys = index.keys.len(), "the backup has been read"),
             Err(e) => tracing::error!(reason = e.reason().as_str(), "{e}"),
@@ -127,7 +118,6 @@ fn read(backup: &BackupLocation, options: &Options) -> Result<Index> {
     without_excluded(|| {
         let builder = Builder::new(ctx)?;
         let coverage = versions::read(backup, options.timeline.as_deref(), &builder)?;
-        let moments: Vec<(Revision, DateTime<Utc>)> = coverage.moments.clone();
-        builder.finish(coverage, moments, &options.prefix)
+        builder.finish(coverage, &options.prefix)
     })
 }

@@ -3,6 +3,8 @@
 use crate::support::explore::{Page, id};
 use crate::support::made_backups::{BASE, Bucket, LAST};
 use crate::support::{deltafold, fixtures_dir, run_json};
+use base64::Engine as _;
+use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 use std::path::Path;
@@ -68,6 +70,40 @@ fn every_object_at_every_moment_is_what_get_shows() {
     );
     assert_eq!((&gone["object"], &gone["text"]), (&Value::Null, &json!("")));
     assert_eq!(gone["reference"], "deployment/shop/web-3");
+}
+
+/// Keys that are no objects: text as it is, other bytes in hexadecimal.
+#[test]
+fn other_keys_are_shown_as_they_are() {
+    let store = fixtures_dir().join("etcd35-gzip");
+    let page = Page::start(&store);
+    let mut records = records_of(&store, &LAST.to_string());
+    records.retain(|record| record["kubernetes"].is_null());
+    let listed = page.get("objects", &[("other", "true")]);
+    assert_eq!(listed["total"], records.len());
+    let (mut texts, mut binaries) = (0, 0);
+    for object in listed["objects"].as_array().unwrap() {
+        let id = object["id"].as_str().unwrap();
+        let key = URL_SAFE_NO_PAD.decode(id).unwrap();
+        let is_it = |record: &&Value| match record["key"].as_str() {
+            Some(text) => text.as_bytes() == key,
+            None => record["key_base64"] == STANDARD.encode(&key),
+        };
+        let record = records.iter().find(is_it).unwrap();
+        let (_, text) = page.ask("yaml", &[("id", id)]);
+        if let Some(value) = record["value"].as_str() {
+            assert_eq!(text, value, "{object}");
+            texts += 1;
+        } else {
+            let value = STANDARD.decode(record["value_base64"].as_str().unwrap());
+            let digits: String = text.split_whitespace().collect();
+            let bytes = value.unwrap();
+            let hex: String = bytes.iter().map(|b| format!("{b:02x}")).collect();
+            assert_eq!(digits, hex, "{object}");
+            binaries += 1;
+        }
+    }
+    assert!(texts > 10 && binaries > 0, "{texts} {binaries}");
 }
 
 /// A time means what `--time` means.

@@ -102,6 +102,7 @@ function drawTree(state) {
     details.addEventListener("toggle", () => (details.open ? openNamespaces.add(name) : openNamespaces.delete(name)));
     parts.push(details);
   }
+  if (state.more_namespaces > 0) parts.push(h("p", { class: "empty" }, `and ${count(state.more_namespaces, "more namespace")}: search for their names`));
   if (state.other_keys > 0) {
     const open = () => choose({ other: "true", namespace: null, kind: null, id: null, q: null, offset: null });
     parts.push(
@@ -242,6 +243,7 @@ function drawYaml(object) {
   return [
     facts(object),
     object.not_decoded ? h("p", { class: "warning" }, object.not_decoded) : null,
+    object.is_cut ? h("p", { class: "warning" }, "The value is very long: only its beginning is shown. The download has all of it.") : null,
     h("pre", { class: "yaml", tabindex: "0", "aria-label": "The object as YAML", translate: "no" }, object.text),
     h("p", { class: "row" }, h("a", { class: "button", href: `/api/yaml?${query}`, download: "" }, "Download YAML")),
     command(words),

@@ -6,8 +6,6 @@ use similar::{DiffOp, TextDiff};
 use std::ops::Range;
 use std::time::Duration;
 
-/// The longest text that is compared or shown, in bytes.
-const MAX_TEXT: usize = 4 << 20;
 /// A comparison that takes longer becomes coarse.
 const DIFF_TIME: Duration = Duration::from_millis(500);
 
@@ -35,8 +33,8 @@ struct Row {
 
 impl Comparison {
     pub(in crate::explore) fn of(mut from: Shown, mut to: Shown) -> Self {
-        let (old, is_old_cut) = cut(std::mem::take(&mut from.text));
-        let (new, is_new_cut) = cut(std::mem::take(&mut to.text));
+        let is_cut = from.is_cut || to.is_cut;
+        let (old, new) = (std::mem::take(&mut from.text), std::mem::take(&mut to.text));
         let (old_lines, new_lines): (Vec<&str>, Vec<&str>) =
             (old.lines().collect(), new.lines().collect());
         let diff = TextDiff::configure()
@@ -67,17 +65,7 @@ impl Comparison {
             from,
             to,
             rows,
-            is_cut: is_old_cut || is_new_cut,
+            is_cut,
         }
     }
-}
-
-/// Cuts a long text.
-fn cut(mut text: String) -> (String, bool) {
-    let is_long = text.len() > MAX_TEXT;
-    if is_long {
-        let end = (0..=MAX_TEXT).rfind(|at| text.is_char_boundary(*at));
-        text.truncate(end.unwrap_or_default());
-    }
-    (text, is_long)
 }

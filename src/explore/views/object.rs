@@ -8,6 +8,9 @@ use crate::mvcc::{KeyValue, Revision};
 use crate::objects::{Detail, EncryptionKeys, Object, yaml};
 use serde::Serialize;
 
+/// The longest text that is compared or shown, in bytes.
+const MAX_TEXT: usize = 4 << 20;
+
 /// How objects are shown.
 pub(in crate::explore) struct Show<'k> {
     /// What opens objects that an API server has encrypted.
@@ -33,6 +36,8 @@ pub(in crate::explore) struct Shown {
     reference: String,
     /// The object as YAML; other text unchanged; other bytes in hexadecimal. Empty if it does not exist.
     pub(super) text: String,
+    /// Whether only the beginning of a very long text is here.
+    pub(super) is_cut: bool,
     /// Why an object is not decoded.
     not_decoded: Option<String>,
     /// Whether it is a Secret.
@@ -68,6 +73,7 @@ impl Shown {
             reference: reference(index, key).unwrap_or_else(|| text_of_key.clone()),
             key: text_of_key,
             text: String::new(),
+            is_cut: false,
             not_decoded: None,
             is_secret: false,
             record: None,
@@ -105,6 +111,16 @@ impl Shown {
             }
         }
         Ok(shown)
+    }
+
+    /// Cuts a very long text: a browser takes long to show it.
+    pub(in crate::explore) fn cut(mut self) -> Self {
+        self.is_cut = self.text.len() > MAX_TEXT;
+        if self.is_cut {
+            let end = (0..=MAX_TEXT).rfind(|at| self.text.is_char_boundary(*at));
+            self.text.truncate(end.unwrap_or_default());
+        }
+        self
     }
 
     /// Takes the text.

@@ -12,7 +12,7 @@ use base64_simd::URL_SAFE_NO_PAD;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// The most objects of an answer.
+/// The most objects, and the most namespaces, of an answer.
 pub(in crate::explore) const MAX_LISTED: usize = 1000;
 
 /// The tree of a state.
@@ -20,8 +20,10 @@ pub(in crate::explore) const MAX_LISTED: usize = 1000;
 pub(in crate::explore) struct State {
     #[serde(flatten)]
     at: At,
-    /// The namespaces, in the order of their names. That of objects without a namespace is empty.
+    /// The first namespaces, in the order of their names. That of objects without a namespace is empty.
     namespaces: Vec<NamespaceCounts>,
+    /// The number of further namespaces.
+    more_namespaces: usize,
     /// The number of keys that are no objects of Kubernetes.
     other_keys: usize,
 }
@@ -50,8 +52,10 @@ impl State {
         }
         State {
             at: At::of(index, revision),
+            more_namespaces: namespaces.len().saturating_sub(MAX_LISTED),
             namespaces: namespaces
                 .into_iter()
+                .take(MAX_LISTED)
                 .map(|(name, kinds)| NamespaceCounts {
                     name: name.to_owned(),
                     count: kinds.values().sum(),
