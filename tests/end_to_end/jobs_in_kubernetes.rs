@@ -31,5 +31,5 @@ async fn an_api_server_takes_every_job() {
             objects += 1;
         }
     }
-    assert_eq!(objects, 14);
+    assert_eq!(objects, 15);
 }
