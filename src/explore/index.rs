@@ -93,7 +93,7 @@ pub(super) struct Index {
     /// By key, and then by revision.
     versions: Vec<Version>,
     /// In the order of their revisions.
-    pub(super) moments: Vec<Moment>,
+    moments: Vec<Moment>,
     /// The kinds of the objects.
     pub(super) kinds: Kinds,
     /// The oldest revision whose state is known.
@@ -140,6 +140,12 @@ impl Index {
         let read = self.records.read_exact_at(&mut record, version.offset);
         read.map_err(|e| Error::io("read the index in the temporary directory", e))?;
         Ok(record)
+    }
+
+    /// Returns the moments of states that can be shown: deltas older than the oldest full have earlier ones.
+    pub(super) fn moments(&self) -> &[Moment] {
+        let begin = self.moments.partition_point(|m| m.revision < self.first);
+        &self.moments[begin..]
     }
 
     /// Returns the time of a revision, if it is known.

@@ -2,7 +2,7 @@
 
 use crate::support::explore::{Page, id};
 use crate::support::made_backups::{BASE, Bucket, LAST};
-use crate::support::{deltafold, fixtures_dir, run_json};
+use crate::support::{deltafold, fixtures_dir, run_json, scratch};
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use reqwest::{Method, StatusCode};
@@ -104,6 +104,36 @@ fn other_keys_are_shown_as_they_are() {
         }
     }
     assert!(texts > 10 && binaries > 0, "{texts} {binaries}");
+}
+
+/// A plain snapshot file has no times; its history that is not compacted can be shown by revisions.
+#[test]
+fn a_plain_snapshot_file_is_shown_by_revisions() {
+    let folder = scratch::folder().unwrap();
+    let file = folder.path().join("snapshot.db");
+    let store = fixtures_dir().join("kubernetes");
+    let history = ["--keep-history", "all", "--to-snapshot"];
+    let mut restore = deltafold();
+    restore.arg("restore").args(history).arg(&file);
+    restore.args(["--output", "json", "--store"]).arg(&store);
+    let (code, _, stderr) = run_json(&mut restore);
+    assert_eq!(code, 0, "{stderr}");
+    let page = Page::start(&file);
+    let backup = page.get("backup", &[]);
+    assert_eq!(
+        (&backup["phase"], &backup["flag"]),
+        (&json!("ready"), &json!("--snapshot"))
+    );
+    assert_eq!(backup["window"]["last_time"], Value::Null);
+    for revision in ["400", "628"] {
+        let state = page.get("state", &[("at", revision)]);
+        assert_eq!(count(&state), records_of(&store, revision).len() as u64);
+        assert_eq!(state["is_complete"], true);
+    }
+    let edges = page.get("density", &[("bars", "2")])["edges"].clone();
+    assert_eq!(edges, json!(["1", "314", "628"]));
+    let (status, body) = page.ask("gc", &[("policy", "limit")]);
+    assert_eq!(status, StatusCode::BAD_REQUEST, "{body}");
 }
 
 /// A time means what `--time` means.

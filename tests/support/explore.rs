@@ -26,21 +26,26 @@ pub fn id(key: &str) -> String {
 }
 
 impl Page {
-    /// Starts the page of a store, and waits until it has been read, or cannot be.
-    pub fn start(store: &Path) -> Self {
-        let page = Page::begin(store);
+    /// Starts the page of a store or a plain snapshot file, and waits until it has been read, or cannot be.
+    pub fn start(backup: &Path) -> Self {
+        let page = Page::begin(backup);
         page.wait();
         page
     }
 
-    /// Starts the page of a store.
-    pub fn begin(store: &Path) -> Self {
-        let (folder, name) = (store.parent(), store.file_name());
+    /// Starts the page.
+    pub fn begin(backup: &Path) -> Self {
+        let (folder, name) = (backup.parent(), backup.file_name());
+        let flag = if backup.is_dir() {
+            "--store"
+        } else {
+            "--snapshot"
+        };
         let mut command = deltafold();
-        // The page shows the store's name, and screenshots must be the same everywhere.
+        // The page shows the backup's name, and screenshots must be the same everywhere.
         command.current_dir(folder.expect("a folder"));
         command
-            .args(["explore", "--output", "json", "--store"])
+            .args(["explore", "--output", "json", flag])
             .arg(name.expect("a name"));
         let mut program = command
             .stdout(Stdio::piped())

@@ -59,7 +59,7 @@ pub(in crate::explore) struct Window {
 impl Window {
     pub(in crate::explore) fn of(index: &Index) -> Self {
         let last = index.coverage.newest;
-        let (first, newest) = (index.moments.first(), index.moments.last());
+        let (first, newest) = (index.moments().first(), index.moments().last());
         Window {
             timeline: index.coverage.timeline.clone(),
             first_revision: index.first,
@@ -127,7 +127,7 @@ pub(in crate::explore) fn revision_of(index: &Index, text: Option<&str>) -> Resu
 
 /// Returns the moment of the next change after a revision, or of the last one before it; the same one if there is none.
 pub(in crate::explore) fn step(index: &Index, revision: Revision, is_forward: bool) -> At {
-    let moments = &index.moments;
+    let moments = index.moments();
     let next = match is_forward {
         true => moments.partition_point(|m| m.revision <= revision),
         false => moments

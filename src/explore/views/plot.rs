@@ -36,7 +36,7 @@ impl Density {
     /// Counts the changes in `bars` equal parts of the window.
     pub(in crate::explore) fn of(index: &Index, bars: usize) -> Self {
         let bars = bars.clamp(1, MAX_BARS);
-        let times = index.moments.first().zip(index.moments.last());
+        let times = index.moments().first().zip(index.moments().last());
         let times = times.filter(|(first, last)| first.time < last.time);
         let (from, to) = match times {
             Some((first, last)) => (first.time.timestamp_millis(), last.time.timestamp_millis()),
@@ -104,7 +104,7 @@ impl Density {
 fn gaps(index: &Index, has_times: bool) -> Vec<[String; 2]> {
     let mut gaps = Vec::new();
     for (first, last) in missing(index) {
-        let moments = &index.moments;
+        let moments = index.moments();
         let before = moments.partition_point(|m| m.revision < first);
         let after = moments.partition_point(|m| m.revision < last);
         let before = moments.get(before.saturating_sub(1));
