@@ -1,11 +1,12 @@
-//! Measures the page of `deltafold explore`: how soon it shows something, how soon all of it, how fast the slider
-//! answers, and its memory.
+//! Measures the page of `deltafold explore`: the time to its first picture and to the whole backup, the time of an
+//! answer to the slider, and its memory.
 //!
 //! `cargo bench --bench explore` prints the table of docs/design/measurements.md, each row next to its goal.
 
-#[allow(dead_code)] // the other benches use the rest
+// Other benches use the shapes and the functions that this one does not.
+#[allow(dead_code)]
 mod generate;
-#[allow(dead_code)] // the same
+#[allow(dead_code)]
 mod process_memory;
 #[path = "../tests/support/mod.rs"]
 mod support;

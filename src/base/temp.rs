@@ -3,11 +3,10 @@
 //! If snapshots are encrypted, the files are encrypted ("sealed") as well, so that no plain text reaches the
 //! disk. `ops`, `backup` and `mvcc` spill into such files.
 
-use crate::base::ReadAt;
+use crate::base::{ReadAt, random};
 use crate::error::{Error, Result};
 use chacha20::ChaCha20;
 use chacha20::cipher::{KeyIvInit, StreamCipher, StreamCipherSeek};
-use rustix::rand::{GetRandomFlags, getrandom};
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -216,17 +215,8 @@ impl fmt::Debug for Seal {
 
 impl Seal {
     fn new() -> Result<Self> {
-        let mut key = [0; 32];
-        let mut have = 0;
-        while have < key.len() {
-            match getrandom(&mut key[have..], GetRandomFlags::empty()) {
-                Ok(n) => have += n,
-                Err(rustix::io::Errno::INTR) => {}
-                Err(e) => return Err(Error::io("get random bytes", e.into())),
-            }
-        }
         Ok(Seal {
-            key,
+            key: random::secret_bytes()?,
             piece: Vec::new(),
         })
     }

@@ -3,6 +3,7 @@
 //! The page and its server are in `explore`.
 
 use super::objects::{ObjectArgs, PrefixArgs};
+use super::print::print;
 use super::{BackupArgs, Output};
 use crate::base::Cancel;
 use crate::error::{Error, Result};
@@ -10,7 +11,6 @@ use crate::explore::{Options, run};
 use clap::Args;
 use schemars::JsonSchema;
 use serde::Serialize;
-use std::io::Write;
 use tokio::runtime::Handle;
 
 /// Serve a page that shows a backup at any moment
@@ -68,9 +68,7 @@ impl ExploreArgs {
                     .map_err(|e| Error::internal(e.to_string()))?,
                 Output::Text => format!("open {address} in a browser; Ctrl-C ends the page"),
             };
-            let mut out = std::io::stdout().lock();
-            let written = writeln!(out, "{text}").and_then(|()| out.flush());
-            written.map_err(|e| Error::io("write the address", e))
+            print(&(text + "\n"))
         };
         run(backup, &options, keys, &Handle::current(), cancel, announce)
     }

@@ -90,6 +90,7 @@ struct Parameters {
     clean: bool,
     managers: bool,
     before: Option<i64>,
+    brief: bool,
     bars: Option<usize>,
     back: bool,
     policy: String,
@@ -173,7 +174,7 @@ pub(super) fn routes() -> Router<Arc<Shared>> {
                     index,
                     p.key(index)?,
                     p.before.map(Revision),
-                    &p.show(shared),
+                    Some(&p.show(shared)).filter(|_| !p.brief),
                 )
             }),
         )
@@ -224,6 +225,8 @@ struct Backup<'a> {
     window: Option<Window>,
     /// What the store holds; null until it is known, and for a plain snapshot file.
     overview: Option<&'a Overview>,
+    /// Why what the store holds is not known.
+    overview_error: Option<ErrorBody>,
 }
 
 async fn backup(State(shared): State<Arc<Shared>>) -> Response {
@@ -247,6 +250,9 @@ async fn backup(State(shared): State<Arc<Shared>>) -> Response {
         error,
         window: index.and_then(|index| index.as_ref().ok()).map(Window::of),
         overview: overview.and_then(|overview| overview.as_ref().ok()),
+        overview_error: overview
+            .and_then(|overview| overview.as_ref().err())
+            .map(ErrorBody::of),
     })
     .into_response()
 }

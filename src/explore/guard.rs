@@ -6,6 +6,9 @@
 //! `api` for each request.
 
 use super::api::Shared;
+use crate::base::hash::hex;
+use crate::base::random;
+use crate::error::Result;
 use axum::extract::{Request, State};
 use axum::http::header::{
     CACHE_CONTROL, CONTENT_SECURITY_POLICY, COOKIE, HOST, HeaderName, LOCATION, ORIGIN,
@@ -14,9 +17,6 @@ use axum::http::header::{
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use rustix::rand::{GetRandomFlags, getrandom};
-use std::fmt::Write;
-use std::io;
 use std::sync::Arc;
 
 const COOKIE_NAME: &str = "deltafold-explore";
@@ -31,15 +31,9 @@ impl Token {
     /// Returns a random token.
     ///
     /// # Errors
-    /// Errors of the operating system.
-    pub(super) fn random() -> io::Result<Self> {
-        let mut bytes = [0; 16];
-        getrandom(&mut bytes, GetRandomFlags::empty())?;
-        let mut text = String::new();
-        for byte in bytes {
-            let _ = write!(text, "{byte:02x}");
-        }
-        Ok(Token(text))
+    /// `Io`.
+    pub(super) fn random() -> Result<Self> {
+        Ok(Token(hex(&random::secret_bytes::<16>()?)))
     }
 
     /// The token as text.

@@ -4,7 +4,8 @@
 //! directory, which is always sealed, because it holds Secrets. A state at a revision is found by a binary search in the
 //! versions of each key. Called by `views`.
 
-use super::kinds::{self, KindId, Kinds};
+use super::kinds::{self, Kind, KindId, Kinds};
+use crate::backup::chain::RevisionRange;
 use crate::base::temp::{self, TempFile};
 use crate::base::{lock, unpoisoned};
 use crate::error::{Error, Reason, Result};
@@ -100,10 +101,17 @@ pub(super) struct Index {
     pub(super) first: Revision,
     /// What was read.
     pub(super) coverage: Coverage,
+    /// The ranges of revisions after the oldest state whose changes no snapshot holds completely.
+    pub(super) missing: Vec<RevisionRange>,
     records: TempFile,
 }
 
 impl Index {
+    /// Returns the kind of a key's object; `None` if it is none.
+    pub(super) fn kind(&self, key: &Key) -> Option<&Kind> {
+        self.kinds.get(key.kind?)
+    }
+
     /// Returns the versions of a key, oldest first.
     pub(super) fn versions(&self, key: &Key) -> &[Version] {
         let range = key.versions.start as usize..key.versions.end as usize;
@@ -245,13 +253,17 @@ impl Builder {
             )
         });
         entries.dedup_by_key(|e| (e.key, e.version.revision));
+        let first = first.unwrap_or(Revision(1)).max(Revision(1));
+        let mut missing = coverage.missing();
+        missing.retain(|range| range.1 > first);
         let mut index = Index {
             keys: Vec::with_capacity(names.len()),
             versions: entries.iter().map(|e| e.version).collect(),
             moments,
             kinds: Kinds::default(),
-            first: first.unwrap_or(Revision(1)).max(Revision(1)),
+            first,
             coverage,
+            missing,
             records: found.records,
         };
         let mut next = 0;
@@ -314,29 +326,16 @@ impl Collect for Builder {
     }
 
     fn add(&self, found: FoundVersion<'_>) -> Result<()> {
-        let time = match found.time {
-            Some(time) => {
-                let time = DateTime::parse_from_rfc3339(time);
-                let bad = |e| Error::corrupt(format!("the time of an event is invalid: {e}"));
-                Some(time.map_err(bad)?.to_utc())
-            }
-            None => None,
-        };
         let mut record = Vec::new();
         if let Some(kv) = found.kv {
             kv.encode(&mut record);
         }
-        lock(&self.0).add(&found, time, &record)
+        lock(&self.0).add(&found, &record)
     }
 }
 
 impl Found {
-    fn add(
-        &mut self,
-        found: &FoundVersion<'_>,
-        time: Option<DateTime<Utc>>,
-        record: &[u8],
-    ) -> Result<()> {
+    fn add(&mut self, found: &FoundVersion<'_>, record: &[u8]) -> Result<()> {
         if self.entries.len() >= MAX_VERSIONS {
             return Err(Reason::TooLarge.error(format!(
                 "the backup has more than {MAX_VERSIONS} versions of keys: look at one of them with `deltafold history`, or copy a part of the backup with `deltafold copy` and explore that"
@@ -351,8 +350,8 @@ impl Found {
             }
         };
         let revision = found.revision.0;
-        match time {
-            Some(time) => _ = self.times.entry(revision).or_insert(time),
+        match found.time {
+            Some((_, time)) => _ = self.times.entry(revision).or_insert(time),
             None => {
                 if let Some(full) = self.fulls.last_mut().filter(|f| revision <= f.compacted) {
                     let size = full.keys.len().max(key as usize + 1);
@@ -368,7 +367,7 @@ impl Found {
         }
         self.entries.push(Entry {
             key,
-            is_of_delta: time.is_some(),
+            is_of_delta: found.time.is_some(),
             version: Version {
                 revision,
                 offset,

@@ -58,18 +58,10 @@ impl Kinds {
     /// Returns which object a key is; `None` if it is none. `names` has the kinds that are known.
     pub(super) fn name(&mut self, names: &KeyNames, key: &[u8]) -> Option<NamedKey> {
         let named = names.object(key).map(|object| {
-            let reference = match object.resource.is_custom {
-                true => format!(
-                    "{}.{}",
-                    object.resource.kind.to_lowercase(),
-                    object.resource.group
-                ),
-                false => object.resource.kind.to_lowercase(),
-            };
             let kind = Kind {
                 kind: object.resource.kind.to_string(),
                 group: object.resource.group.to_string(),
-                reference: Some(reference),
+                reference: Some(object.resource.reference()),
             };
             (kind, object.namespace, object.name)
         });

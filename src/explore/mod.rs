@@ -23,11 +23,11 @@ use crate::objects::EncryptionKeys;
 use crate::ops::fold::open::BackupLocation;
 use crate::ops::read::versions;
 use crate::ops::tags::without_excluded;
+use crate::telemetry::endpoint::BindAddress;
 use api::Shared;
 use axum::middleware::from_fn_with_state;
 use guard::{Token, guard};
 use index::{Builder, Index};
-use std::net::{Ipv4Addr, TcpListener};
 use std::sync::{Arc, OnceLock};
 use tokio::runtime::Handle;
 
@@ -56,9 +56,10 @@ pub fn run(
     announce: impl FnOnce(&str) -> Result<()>,
 ) -> Result<()> {
     backup.context()?;
-    let token = Token::random().map_err(|e| Error::io("make a random token", e))?;
-    let (listener, port) = listen(options.port)?;
-    let address = format!("http://127.0.0.1:{port}/?token={}", token.text());
+    let token = Token::random()?;
+    let _entered = handle.enter();
+    let (listener, address) = BindAddress::loopback(options.port).listen("the page")?;
+    let address = format!("http://{address}/?token={}", token.text());
     let shared = Arc::new(Shared {
         token,
         backup,
@@ -69,9 +70,6 @@ pub fn run(
     let router = api::routes()
         .layer(from_fn_with_state(shared.clone(), guard))
         .with_state(shared.clone());
-    let _entered = handle.enter();
-    let listener = tokio::net::TcpListener::from_std(listener);
-    let listener = listener.map_err(|e| Error::io("serve the page", e))?;
     announce(&address)?;
     let options = options.clone();
     if !matches!(shared.backup, BackupLocation::File(..)) {
@@ -93,23 +91,6 @@ pub fn run(
         Err(e) => Err(e),
         Ok(ended) => ended.map_err(|e| Error::io("serve the page", e)),
     }
-}
-
-/// Listens on loopback. Returns the port, too.
-fn listen(port: u16) -> Result<(TcpListener, u16)> {
-    let failed = |e: std::io::Error| {
-        let reason = match e.kind() {
-            std::io::ErrorKind::PermissionDenied => Reason::PermissionDenied,
-            _ => Reason::Configuration,
-        };
-        reason.error(format!(
-            "cannot listen at port {port} of 127.0.0.1: {e}; give another --port, or 0 for a free one"
-        ))
-    };
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).map_err(failed)?;
-    listener.set_nonblocking(true).map_err(failed)?;
-    let port = listener.local_addr().map_err(failed)?.port();
-    Ok((listener, port))
 }
 
 /// Reads the backup.

@@ -246,6 +246,17 @@ impl Resource {
                 .is_some_and(|(name, group)| is_name(name) && self.group == group)
     }
 
+    /// What `get` calls the kind of an object: the kind in lower case, with the group of a custom resource, because only
+    /// those share a kind with others.
+    pub fn reference(&self) -> String {
+        let kind = self.kind.to_lowercase();
+        if self.is_custom {
+            format!("{kind}.{}", self.group)
+        } else {
+            kind
+        }
+    }
+
     /// The name that means this kind alone.
     pub fn full_name(&self) -> String {
         if self.group.is_empty() {
@@ -309,11 +320,7 @@ pub struct ObjectName<'a> {
 /// The text by which `get` finds the object.
 impl fmt::Display for ObjectName<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.resource.kind.to_lowercase())?;
-        // Only custom resources share a kind with others.
-        if self.resource.is_custom {
-            write!(f, ".{}", self.resource.group)?;
-        }
+        write!(f, "{}", self.resource.reference())?;
         if let Some(namespace) = self.namespace {
             write!(f, "/{namespace}")?;
         }

@@ -15,7 +15,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use std::fmt;
 use std::io::ErrorKind;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -63,6 +63,43 @@ impl fmt::Display for BindAddress {
 }
 
 impl BindAddress {
+    /// Returns a port of the loopback address; 0 for any free one.
+    pub fn loopback(port: u16) -> Self {
+        BindAddress {
+            host: Ipv4Addr::LOCALHOST.to_string(),
+            port,
+        }
+    }
+
+    /// Listens at the address, within a runtime. Returns the real address, too. `what` is served there.
+    ///
+    /// # Errors
+    /// `Configuration` if the address is in use or not of this machine; `PermissionDenied`.
+    pub fn listen(&self, what: &str) -> Result<(tokio::net::TcpListener, SocketAddr)> {
+        let failed = |e: std::io::Error| {
+            let (reason, advice) = match e.kind() {
+                ErrorKind::AddrInUse => (
+                    Reason::Configuration,
+                    "another program listens there: give another port, or end that program",
+                ),
+                ErrorKind::PermissionDenied => (
+                    Reason::PermissionDenied,
+                    "ports below 1024 need a privilege: give a higher port",
+                ),
+                _ => (
+                    Reason::Configuration,
+                    "give an address of this machine, or only :PORT for all of its addresses",
+                ),
+            };
+            reason.error(format!("cannot serve {what} at {self}: {e}; {advice}"))
+        };
+        let listener = self.bind().map_err(failed)?;
+        listener.set_nonblocking(true).map_err(failed)?;
+        let address = listener.local_addr().map_err(failed)?;
+        let listener = tokio::net::TcpListener::from_std(listener).map_err(failed)?;
+        Ok((listener, address))
+    }
+
     fn bind(&self) -> std::io::Result<TcpListener> {
         let bind = |host: &str| TcpListener::bind((host, self.port));
         match self.host.as_str() {
@@ -136,28 +173,8 @@ fn serve_within(
     handle: &Handle,
     cancel: &Cancel,
 ) -> Result<MetricsServer> {
-    let failed = |e: std::io::Error| {
-        let (reason, advice) = match e.kind() {
-            ErrorKind::AddrInUse => (
-                Reason::Configuration,
-                "another program listens there: give another port, or end that program",
-            ),
-            ErrorKind::PermissionDenied => (
-                Reason::PermissionDenied,
-                "ports below 1024 need a privilege: give a higher port",
-            ),
-            _ => (
-                Reason::Configuration,
-                "give an address of this machine, or only :PORT for all of its addresses",
-            ),
-        };
-        reason.error(format!("cannot serve metrics at {address}: {e}; {advice}"))
-    };
-    let listener = address.bind().map_err(failed)?;
-    listener.set_nonblocking(true).map_err(failed)?;
-    let address = listener.local_addr().map_err(failed)?;
     let _entered = handle.enter();
-    let listener = tokio::net::TcpListener::from_std(listener).map_err(failed)?;
+    let (listener, address) = address.listen("metrics")?;
     let state = ServerState {
         metrics,
         ready: Arc::default(),

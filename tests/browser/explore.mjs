@@ -66,6 +66,12 @@ async function wait(page, selector, part) {
   });
 }
 
+/** Writes a moment into "Go to". */
+async function goTo(page, moment) {
+  await page.locator("#where").fill(moment);
+  await page.keyboard.press("Enter");
+}
+
 const page = await open(1280, "light");
 
 // The tree, a kind, an object.
@@ -136,18 +142,15 @@ await page.keyboard.press("t");
 const before = await text(page, "#moment");
 for (let n = 0; n < 40; n += 1) await page.keyboard.press("ArrowLeft");
 await page.waitForFunction((old) => document.querySelector("#moment").innerText !== old, before);
-await page.locator("#where").fill("2026-11-21 02:31:10Z");
-await page.keyboard.press("Enter");
+await goTo(page, "2026-11-21 02:31:10Z");
 await wait(page, "#moment", "2026-11-21 02:31:0");
-await page.locator("#where").fill("500");
-await page.keyboard.press("Enter");
+await goTo(page, "500");
 await wait(page, "#moment", "revision 500");
 await page.locator("#next").click();
 await wait(page, "#moment", "revision 501");
 await page.locator("#previous").click();
 await wait(page, "#moment", "revision 500");
-await page.locator("#where").fill("no such time");
-await page.keyboard.press("Enter");
+await goTo(page, "no such time");
 await wait(page, "[role=alert]", "neither a revision nor a time");
 await page.locator("#newest").click();
 await wait(page, "#moment", "newest");
@@ -156,8 +159,7 @@ await wait(page, "#moment", "newest");
 await page.keyboard.press("/");
 await page.keyboard.type("deployment web-3");
 await wait(page, "#list", "Nothing matches");
-await page.locator("#where").fill("500");
-await page.keyboard.press("Enter");
+await goTo(page, "500");
 await wait(page, "#list", "Deployment");
 await page.locator("#list tr", { hasText: "Deployment" }).locator("button").first().click();
 await wait(page, "#detail", "deployment/shop/web-3");

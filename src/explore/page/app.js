@@ -1,6 +1,6 @@
 // The page: what is chosen is in the address (after #), and each change of it is drawn anew.
 
-import { ask, ApiError, byId, command, count, failure, h, shortTime, size } from "./dom.js";
+import { ask, ApiError, byId, command, count, counted, debounced, failure, h, onSubmit, scrolled, shortTime, size, table } from "./dom.js";
 import { drawChains } from "./chains.js";
 import { drawPlot, showMoment, sliderMoment } from "./time.js";
 
@@ -32,7 +32,7 @@ function choose(changes) {
 
 const sourceFlags = () => [backup.flag, backup.name];
 const view = () => chosen.view ?? "objects";
-const kindName = (id) => kinds[id]?.kind ?? "key";
+const bytesOf = (snapshots) => snapshots.reduce((sum, snapshot) => sum + snapshot.bytes, 0);
 
 /** Names a kind, with its group if another one has the same name. */
 function kindLabel(id) {
@@ -90,13 +90,12 @@ function drawTree(state) {
             "aria-current": isCurrent(kind) ? "true" : null,
             onclick: () => choose({ namespace: namespace.name || "-", kind, other: null, id: null, q: null, offset: null }),
           },
-          h("span", {}, kindLabel(kind)),
-          h("span", { class: "count" }, namespace.kinds[kind].toLocaleString("en")),
+          counted(kindLabel(kind), namespace.kinds[kind]),
         ),
       ),
     );
     const name = namespace.name || "without a namespace";
-    const summary = h("summary", {}, h("span", { translate: "no" }, name), h("span", { class: "count" }, namespace.count.toLocaleString("en")));
+    const summary = h("summary", {}, counted(name, namespace.count));
     const isOpen = openNamespaces.has(name) || chosen.namespace === (namespace.name || "-") || state.namespaces.length === 1;
     const details = h("details", { open: isOpen }, summary, h("ul", {}, buttons));
     details.addEventListener("toggle", () => (details.open ? openNamespaces.add(name) : openNamespaces.delete(name)));
@@ -109,8 +108,7 @@ function drawTree(state) {
       h(
         "button",
         { type: "button", class: "other", "aria-current": chosen.other ? "true" : null, onclick: open },
-        h("span", {}, "other keys"),
-        h("span", { class: "count" }, state.other_keys.toLocaleString("en")),
+        counted("other keys", state.other_keys),
       ),
     );
   }
@@ -138,12 +136,12 @@ async function drawObjects(signal) {
   if (found === null) {
     list.replaceChildren(h("p", { class: "empty" }, "Choose a kind in a namespace, or search with /."));
   } else {
-    list.replaceChildren(table(found, offset));
+    list.replaceChildren(objectTable(found, offset));
   }
   await drawDetail(signal);
 }
 
-function table(found, offset) {
+function objectTable(found, offset) {
   if (found.total === 0) {
     const text = chosen.q
       ? `Nothing matches “${chosen.q}” at this moment. Search elsewhere, or move the slider: it may have been deleted.`
@@ -169,7 +167,7 @@ function table(found, offset) {
     "div",
     {},
     h("p", { class: "range" }, range, more),
-    h("table", {}, h("thead", {}, h("tr", {}, heads.map((head) => h("th", { scope: "col" }, head)))), h("tbody", {}, rows)),
+    table(heads, rows),
     chosen.q ? null : command(getCommand()),
   );
 }
@@ -178,7 +176,8 @@ function table(found, offset) {
 function getCommand() {
   const when = ["--revision", String(at.revision), ...sourceFlags()];
   if (chosen.other) return ["deltafold", "get", "--prefix", "", ...when];
-  const reference = kinds[Number(chosen.kind)]?.reference ?? kindName(Number(chosen.kind));
+  const kind = kinds[Number(chosen.kind)];
+  const reference = kind?.reference ?? kind?.kind ?? "key";
   const namespace = chosen.namespace === "-" ? [] : ["-n", chosen.namespace];
   return ["deltafold", "get", reference, ...namespace, ...when];
 }
@@ -255,7 +254,7 @@ function drawYaml(object) {
 const applyCommand = (object) => ["deltafold", "apply", "--exact-key", object.key, "--revision", String(at.revision), ...sourceFlags(), "--endpoints", "https://ETCD:2379"];
 
 async function drawComparison(object, show, signal) {
-  const life = await ask("life", show, signal);
+  const life = await ask("life", { id: show.id, brief: true }, signal);
   const before = life.versions.find((version) => version.revision < (object.object?.revision ?? at.revision));
   const from = chosen.from ?? (before ? String(before.revision) : String(backup.window.first_revision));
   const comparison = await ask("diff", { ...show, from, to: at.revision }, signal);
@@ -267,10 +266,7 @@ async function drawComparison(object, show, signal) {
   select.value = from;
   const other = h("input", { type: "text", size: 18, placeholder: "revision or time", autocomplete: "off", "aria-label": "Another moment: a revision or a time" });
   const form = h("form", { class: "row" }, h("label", {}, "Compare with ", select), h("span", {}, "or"), other, h("button", {}, "Show"));
-  form.addEventListener("submit", (event) => {
-    event.preventDefault();
-    choose({ from: momentOf(other.value) });
-  });
+  onSubmit(form, () => choose({ from: momentOf(other.value) }));
   const isSame = comparison.rows.every((row) => row.change === "same");
   const rows = diffRows(comparison.rows);
   const label = (side) => `revision ${side.revision} · ${shortTime(side.time)}${side.object ? "" : " · does not exist"}`;
@@ -278,16 +274,7 @@ async function drawComparison(object, show, signal) {
     form,
     isSame ? h("p", { class: "empty" }, "Both are the same.") : null,
     comparison.is_cut ? h("p", { class: "warning" }, "The object is very long: only its beginning is compared.") : null,
-    h(
-      "div",
-      { class: "scroll", tabindex: "0", role: "region", "aria-label": "Both moments side by side" },
-      h(
-        "table",
-        { class: "diff", translate: "no" },
-        h("thead", {}, h("tr", {}, h("th", { scope: "col" }, label(comparison.from)), h("th", { scope: "col" }, label(comparison.to)))),
-        h("tbody", {}, rows),
-      ),
-    ),
+    scrolled("Both moments side by side", table([label(comparison.from), label(comparison.to)], rows, { class: "diff", translate: "no" })),
     command(["deltafold", "diff", "--prefix", object.key, "--from", String(comparison.from.revision), "--to", String(at.revision), ...sourceFlags()]),
   ].filter(Boolean);
 }
@@ -346,10 +333,7 @@ async function drawDeleted(signal) {
   const changes = await ask("changes", { from, to: at.revision }, signal);
   const input = h("input", { type: "text", size: 22, value: from, id: "since", autocomplete: "off" });
   const form = h("form", { class: "row" }, h("label", {}, "Deleted since ", input), h("span", {}, `(revision ${changes.from.revision} · ${shortTime(changes.from.time)}) until the moment of the slider`), h("button", {}, "Show"));
-  form.addEventListener("submit", (event) => {
-    event.preventDefault();
-    choose({ from: momentOf(input.value) });
-  });
+  onSubmit(form, () => choose({ from: momentOf(input.value) }));
   const parts = changes.namespaces
     .filter((namespace) => namespace.deleted > 0)
     .map((namespace) => {
@@ -363,7 +347,7 @@ async function drawDeleted(signal) {
       const left = namespace.deleted - namespace.deleted_events - namespace.objects.length;
       if (left > 0) items.push(h("li", {}, `and ${left.toLocaleString("en")} more: choose a shorter range`));
       if (namespace.deleted_events > 0) items.push(h("li", {}, `${count(namespace.deleted_events, "Event")}, which expire`));
-      return h("details", { open: !namespace.is_deleted && namespace.deleted <= 20 }, h("summary", {}, h("span", { translate: "no" }, title), h("span", { class: "count" }, namespace.deleted.toLocaleString("en"))), h("ul", {}, items));
+      return h("details", { open: !namespace.is_deleted && namespace.deleted <= 20 }, h("summary", {}, counted(title, namespace.deleted)), h("ul", {}, items));
     });
   if (parts.length === 0) parts.push(h("p", { class: "empty" }, "Nothing was deleted in this range. Give an earlier moment."));
   list.replaceChildren(form, ...parts, command(["deltafold", "deleted", "--since", String(changes.from.revision), "--until", String(at.revision), ...sourceFlags()]));
@@ -395,12 +379,11 @@ async function drawBackup(signal) {
     const warnings = [...window.warnings, ...listed.problems.map((problem) => `${problem.reason}: ${problem.message}`)];
     const removed = chosen.policy ? await ask("gc", { policy: chosen.policy }, signal) : null;
     const gone = new Map((removed?.objects ?? []).filter((object) => object.decision === "Delete").map((object) => [object.path, object.explanation]));
-    const total = listed.snapshots.reduce((sum, snapshot) => sum + snapshot.bytes, 0);
     const select = h("select", { onchange: (event) => choose({ policy: event.target.value }) }, [["", "nothing"], ["exponential", "exponential"], ["limit", "limit"]].map(([value, text]) => h("option", { value }, text)));
     select.value = chosen.policy ?? "";
     parts.push(
       ...warnings.map((warning) => h("p", { class: "warning" }, warning)),
-      h("h3", {}, `${count(listed.snapshots.length, "snapshot")}, ${size(total)}`),
+      h("h3", {}, `${count(listed.snapshots.length, "snapshot")}, ${size(bytesOf(listed.snapshots))}`),
       drawChains(listed.snapshots, gone, (snapshot) => choose({ view: null, at: String(snapshot.last_revision) })),
       h("p", { class: "row" }, h("label", {}, "Mark what gc would remove with the policy ", select), removed ? `${gone.size} of ${count(removed.objects.length, "object")} would go: ${size(removed.freed_bytes)}` : ""),
       snapshotTable(listed.snapshots, gone),
@@ -408,7 +391,8 @@ async function drawBackup(signal) {
     if (chosen.policy) commands.push(command(["deltafold", "gc", ...sourceFlags(), "--policy", chosen.policy]));
     commands.push(command(["deltafold", "compact", ...sourceFlags()]), command(["deltafold", "verify", ...sourceFlags()]));
   } else {
-    parts.push(...window.warnings.map((warning) => h("p", { class: "warning" }, warning)));
+    const warnings = [...window.warnings, ...(backup.overview_error ? [backup.overview_error.message] : [])];
+    parts.push(...warnings.map((warning) => h("p", { class: "warning" }, warning)));
   }
   list.replaceChildren(h("h2", {}, "The backup"), h("dl", {}, rows.flat()), ...parts, h("h3", {}, "Commands"), ...commands);
 }
@@ -434,8 +418,7 @@ function snapshotTable(snapshots, gone) {
       h("td", {}, remarks.filter(Boolean).join(", ")),
     );
   });
-  const heads = ["Kind", "Taken", "Revisions", "Size", "Remarks"].map((head) => h("th", { scope: "col" }, head));
-  return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Snapshots" }, h("table", {}, h("thead", {}, h("tr", {}, heads)), h("tbody", {}, rows)));
+  return scrolled("Snapshots", table(["Kind", "Taken", "Revisions", "Size", "Remarks"], rows));
 }
 
 // Controls.
@@ -455,24 +438,14 @@ async function stepTo(back) {
 }
 
 const slider = byId("slider");
-let timer = 0;
-slider.addEventListener("input", () => {
-  clearTimeout(timer);
-  timer = setTimeout(() => choose({ at: sliderMoment(), before: null }), 30);
-});
+slider.addEventListener("input", debounced(30, () => choose({ at: sliderMoment(), before: null })));
 byId("previous").addEventListener("click", () => stepTo(true));
 byId("next").addEventListener("click", () => stepTo(false));
 byId("newest").addEventListener("click", () => choose({ at: null }));
-byId("go").addEventListener("submit", (event) => {
-  event.preventDefault();
-  choose({ at: momentOf(byId("where").value) });
-});
-byId("search").addEventListener("submit", (event) => event.preventDefault());
+onSubmit(byId("go"), () => choose({ at: momentOf(byId("where").value) }));
 const search = () => choose({ view: null, q: byId("query").value, within: byId("within").value, offset: null });
-byId("query").addEventListener("input", () => {
-  clearTimeout(timer);
-  timer = setTimeout(search, 200);
-});
+onSubmit(byId("search"), search);
+byId("query").addEventListener("input", debounced(200, search));
 byId("within").addEventListener("change", search);
 for (const link of byId("views").querySelectorAll("a")) {
   link.addEventListener("click", (event) => {
@@ -531,7 +504,7 @@ async function load() {
   byId("name").textContent = backup.name;
   document.title = `deltafold explore · ${backup.name}`;
   if (backup.phase === "reading") {
-    const known = backup.overview ? ` of ${size(backup.overview.listed.snapshots.reduce((sum, s) => sum + s.bytes, 0))} at most` : "";
+    const known = backup.overview ? ` of ${size(bytesOf(backup.overview.listed.snapshots))} at most` : "";
     status.textContent = `Reading the backup: ${size(backup.read_bytes)}${known}`;
     setTimeout(load, 150);
     return;
@@ -550,7 +523,7 @@ async function load() {
   await drawPlot(window, backup.overview?.listed.snapshots ?? []);
   await draw();
   // The list of snapshots may come after the index.
-  if (!backup.overview && backup.flag === "--store") setTimeout(load, 500);
+  if (!backup.overview && !backup.overview_error && backup.flag === "--store") setTimeout(load, 500);
 }
 
 load();

@@ -50,6 +50,36 @@ export async function ask(path, parameters = {}, signal = undefined) {
   throw new ApiError(answer.status, error);
 }
 
+/** Text and a number at its right. */
+export const counted = (text, n) => [h("span", { translate: "no" }, text), h("span", { class: "count" }, n.toLocaleString("en"))];
+
+/** A table with these rows. */
+export function table(heads, rows, attributes = {}) {
+  const head = h("tr", {}, heads.map((text) => h("th", { scope: "col" }, text)));
+  return h("table", attributes, h("thead", {}, head), h("tbody", {}, rows));
+}
+
+/** A part that scrolls by itself. */
+export const scrolled = (label, child) => h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label }, child);
+
+/** Calls `act` when a form is sent. */
+export function onSubmit(form, act) {
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    act();
+  });
+  return form;
+}
+
+/** Calls `act` when nothing has called it again for some milliseconds. */
+export function debounced(milliseconds, act) {
+  let timer = 0;
+  return () => {
+    clearTimeout(timer);
+    timer = setTimeout(act, milliseconds);
+  };
+}
+
 const units = ["B", "KiB", "MiB", "GiB", "TiB"];
 
 /** A size in bytes as text. */

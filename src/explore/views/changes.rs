@@ -49,7 +49,7 @@ impl Changes {
                 continue;
             }
             let changes = namespaces.entry(key.namespace()).or_default();
-            let kind = key.kind.and_then(|id| index.kinds.get(id));
+            let kind = index.kind(key);
             let is_kind = |name: &str| kind.is_some_and(|kind| kind.kind == name);
             match (old, new, deletion) {
                 (_, None, Some(deletion)) => {

@@ -50,7 +50,8 @@ struct LifeEvent {
 }
 
 impl Life {
-    /// Shows the versions of a key that are older than `before`.
+    /// Shows the versions of a key that are older than `before`. Without `show`, only when there were some, without fields,
+    /// managers and Events.
     ///
     /// # Errors
     /// `Io`.
@@ -58,7 +59,7 @@ impl Life {
         index: &Index,
         key: &Key,
         before: Option<Revision>,
-        show: &Show<'_>,
+        show: Option<&Show<'_>>,
     ) -> Result<Self> {
         let all = index.versions(key);
         let end = before.map_or(all.len(), |before| {
@@ -73,7 +74,8 @@ impl Life {
             let kv = (!version.is_deletion())
                 .then(|| KeyValue::decode(&record))
                 .transpose()?;
-            let object = kv.and_then(|kv| Object::of_record(&kv, show.keys).ok());
+            let object = kv.zip(show);
+            let object = object.and_then(|(kv, show)| Object::of_record(&kv, show.keys).ok());
             let exists = kv.is_some();
             if nth >= begin {
                 versions.push(LifeVersion {
@@ -88,8 +90,10 @@ impl Life {
                     managers: object
                         .as_ref()
                         .map_or_else(Vec::new, |o| o.managers_since(old.as_ref())),
-                    fields: match (&object, &old) {
-                        (Some(object), Some(old)) => fields(object, old, show.has_secrets),
+                    fields: match (&object, &old, show) {
+                        (Some(object), Some(old), Some(show)) => {
+                            fields(object, old, show.has_secrets)
+                        }
                         _ => Vec::new(),
                     },
                     bytes: kv.map_or(0, |kv| kv.value.len()),
@@ -102,7 +106,10 @@ impl Life {
             key: String::from_utf8_lossy(&key.bytes).into_owned(),
             total: all.len(),
             versions,
-            events: events(index, key, show.keys)?,
+            events: match show {
+                Some(show) => events(index, key, show.keys)?,
+                None => Vec::new(),
+            },
         })
     }
 }
@@ -117,7 +124,7 @@ fn fields(object: &Object, old: &Object, has_secrets: bool) -> Vec<String> {
 
 /// Returns what Event objects say of an object, newest first.
 fn events(index: &Index, key: &Key, keys: &EncryptionKeys) -> Result<Vec<LifeEvent>> {
-    let Some(kind) = key.kind.and_then(|id| index.kinds.get(id)) else {
+    let Some(kind) = index.kind(key) else {
         return Ok(Vec::new());
     };
     // The Events of objects without a namespace are in this one.
@@ -126,8 +133,7 @@ fn events(index: &Index, key: &Key, keys: &EncryptionKeys) -> Result<Vec<LifeEve
         namespace => namespace,
     };
     let is_event = |key: &&Key| {
-        let kind = key.kind.and_then(|id| index.kinds.get(id));
-        kind.is_some_and(|kind| kind.kind == "Event") && key.namespace() == namespace
+        key.namespace() == namespace && index.kind(key).is_some_and(|kind| kind.kind == "Event")
     };
     let mut events = Vec::new();
     let versions = index.keys.iter().filter(is_event);

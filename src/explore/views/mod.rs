@@ -66,20 +66,13 @@ impl Window {
             last_revision: last,
             first_time: first.map(|m| time_text(m.time)),
             last_time: newest.map(|m| time_text(m.time)),
-            missing: missing(index),
+            missing: index.missing.clone(),
             kinds: index.kinds.all().to_vec(),
             keys: index.keys.len(),
             versions: index.keys.iter().map(|k| index.versions(k).len()).sum(),
             warnings: index.coverage.warnings.clone(),
         }
     }
-}
-
-/// Returns the ranges of revisions after the oldest state whose changes no snapshot holds completely.
-fn missing(index: &Index) -> Vec<RevisionRange> {
-    let mut missing = index.coverage.missing();
-    missing.retain(|range| range.1 > index.first);
-    missing
 }
 
 /// A moment of the backup.
@@ -99,7 +92,7 @@ impl At {
         At {
             revision,
             time: index.time_of(revision).map(time_text),
-            is_complete: !missing(index).iter().any(is_missing),
+            is_complete: !index.missing.iter().any(is_missing),
         }
     }
 }
@@ -134,9 +127,5 @@ pub(in crate::explore) fn step(index: &Index, revision: Revision, is_forward: bo
             .partition_point(|m| m.revision < revision)
             .wrapping_sub(1),
     };
-    let next = moments.get(next).map(|m| m.revision);
-    At::of(
-        index,
-        next.filter(|r| *r >= index.first).unwrap_or(revision),
-    )
+    At::of(index, moments.get(next).map_or(revision, |m| m.revision))
 }

@@ -2,6 +2,7 @@
 
 use super::At;
 use super::state::Listed;
+use crate::base::hash::hex;
 use crate::error::Result;
 use crate::explore::index::{Index, Key};
 use crate::mvcc::{KeyValue, Revision};
@@ -139,7 +140,7 @@ impl Shown {
 
 /// Returns the name by which `deltafold get` finds an object.
 fn reference(index: &Index, key: &Key) -> Option<String> {
-    let kind = index.kinds.get(key.kind?)?.reference.as_ref()?;
+    let kind = index.kind(key)?.reference.as_ref()?;
     Some(match key.namespace() {
         "" => format!("{kind}/{}", key.name()),
         namespace => format!("{kind}/{namespace}/{}", key.name()),
@@ -153,7 +154,7 @@ fn plain_text(value: &[u8]) -> String {
         Err(_) => value
             .chunks(16)
             .map(|line| {
-                let bytes: Vec<String> = line.iter().map(|b| format!("{b:02x}")).collect();
+                let bytes: Vec<String> = line.iter().map(|b| hex(&[*b])).collect();
                 bytes.join(" ") + "\n"
             })
             .collect(),

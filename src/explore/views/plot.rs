@@ -1,6 +1,6 @@
 //! The number of changes over the window, by kind.
 
-use super::{missing, time_text};
+use super::time_text;
 use crate::explore::index::{Index, Version};
 use crate::explore::kinds::KindId;
 use chrono::DateTime;
@@ -103,7 +103,7 @@ impl Density {
 /// Returns where changes are missing, as times or as revisions.
 fn gaps(index: &Index, has_times: bool) -> Vec<[String; 2]> {
     let mut gaps = Vec::new();
-    for (first, last) in missing(index) {
+    for &(first, last) in &index.missing {
         let moments = index.moments();
         let before = moments.partition_point(|m| m.revision < first);
         let after = moments.partition_point(|m| m.revision < last);

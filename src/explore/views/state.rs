@@ -7,7 +7,7 @@ use crate::explore::kinds::KindId;
 use crate::mvcc::{KeyValue, Revision};
 use crate::objects::resource::labels;
 use crate::objects::selector::Selector;
-use crate::objects::{Detail, EncryptionKeys, Object, yaml};
+use crate::objects::{Detail, EncryptionKeys, NotDecoded, Object, yaml};
 use base64_simd::URL_SAFE_NO_PAD;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -217,30 +217,38 @@ impl Search {
         key: &Key,
         version: &Version,
     ) -> Result<bool> {
-        if let Search::Names(words) = self {
-            let kind = key.kind.and_then(|id| index.kinds.get(id));
-            let kind = kind.map_or("", |kind| &kind.kind).to_lowercase();
-            let path = String::from_utf8_lossy(&key.bytes).to_lowercase();
-            return Ok(words
-                .iter()
-                .all(|word| kind.contains(word) || path.contains(word)));
-        }
-        let record = index.record(version)?;
-        let kv = KeyValue::decode(&record)?;
-        let Ok(mut object) = Object::of_record_with(&kv, keys, Detail::WithoutManagers) else {
-            let text = String::from_utf8_lossy(kv.value).to_lowercase();
-            let is_plain = !kv.value.starts_with(b"k8s:enc:");
-            return Ok(matches!(self, Search::Content(part) if is_plain && text.contains(part)));
+        let words = match self {
+            Search::Names(words) => words,
+            Search::Labels(_) | Search::Content(_) => {
+                let record = index.record(version)?;
+                return Ok(self.matches_record(&KeyValue::decode(&record)?, keys));
+            }
         };
-        Ok(match self {
-            Search::Labels(selector) => selector.matches(labels(&object.json)),
-            Search::Content(part) => {
+        let kind = index.kind(key).map_or("", |kind| &kind.kind).to_lowercase();
+        let path = String::from_utf8_lossy(&key.bytes).to_lowercase();
+        Ok(words
+            .iter()
+            .all(|word| kind.contains(word) || path.contains(word)))
+    }
+
+    fn matches_record(&self, kv: &KeyValue<'_>, keys: &EncryptionKeys) -> bool {
+        let object = Object::of_record_with(kv, keys, Detail::WithoutManagers);
+        match (self, object) {
+            (Search::Names(_), _) | (Search::Labels(_), Err(_)) => false,
+            (Search::Labels(selector), Ok(object)) => selector.matches(labels(&object.json)),
+            (Search::Content(part), Ok(mut object)) => {
                 object.hide_secrets();
                 yaml::from_object(&object.json)
                     .to_lowercase()
                     .contains(part)
             }
-            Search::Names(_) => false,
-        })
+            (Search::Content(part), Err(e)) => {
+                let is_readable = !matches!(e, NotDecoded::Encrypted { .. });
+                is_readable
+                    && String::from_utf8_lossy(kv.value)
+                        .to_lowercase()
+                        .contains(part)
+            }
+        }
     }
 }

@@ -370,23 +370,17 @@ impl Round<'_> {
         if result.is_in_target() && !snapshot.excluded {
             state.early.insert(i);
             // In the order of the plan, a base comes before what follows it.
-            state.early = std::mem::take(&mut state.early)
-                .into_iter()
-                .filter(|&i| !self.is_based(state, i))
-                .collect();
+            for i in std::mem::take(&mut state.early) {
+                let name = &self.planned(i).1.name;
+                if name.is_full() || state.there.range(follows(name)).next().is_some() {
+                    state.there.insert(name.last);
+                } else {
+                    state.early.insert(i);
+                }
+            }
         }
         state.under_way.remove(&i);
         state.results.insert(i, result);
-    }
-
-    /// Counts a named snapshot as there if it is a full, or what it follows is there.
-    fn is_based(&self, state: &mut RoundState, i: usize) -> bool {
-        let name = &self.planned(i).1.name;
-        let is_based = name.is_full() || state.there.range(follows(name)).next().is_some();
-        if is_based {
-            state.there.insert(name.last);
-        }
-        is_based
     }
 }
 

@@ -202,7 +202,8 @@ impl Collect for VersionCollector<'_> {
 
     /// If several deltas hold a version, the one with the lowest `nth` counts.
     fn add(&self, version: FoundVersion<'_>) -> Result<()> {
-        let FoundVersion { revision, time, .. } = version;
+        let revision = version.revision;
+        let time = version.time.map(|(text, _)| text);
         if version.key != self.key {
             let note = version.kv.zip(self.events_of);
             if let Some(note) = note.and_then(|(kv, events)| events.note(kv)) {

@@ -28,8 +28,8 @@ pub(crate) struct FoundVersion<'a> {
     pub(crate) key: &'a [u8],
     /// The revision, and the number within its transaction.
     pub(crate) revision: (Revision, u32),
-    /// When the snapshotter received the change (RFC 3339); `None` in a full.
-    pub(crate) time: Option<&'a str>,
+    /// When the snapshotter received the change, as text (RFC 3339) and parsed; `None` in a full.
+    pub(crate) time: Option<(&'a str, DateTime<Utc>)>,
     /// The position of the delta; 0 for a full.
     pub(crate) nth: usize,
     /// The record; `None` for a deletion.
@@ -226,11 +226,11 @@ impl Coverage {
         find_first(ctx.threads, slices.len(), |nth| {
             let delta = reader.delta_in_turn(nth)?;
             for_each_change(ctx, delta, &slices[nth], wanted, |_, e, kv| {
-                e.instant()?;
+                let time = Some((e.time, e.instant()?));
                 collect.add(FoundVersion {
                     key: e.change.key(),
                     revision: (e.main, e.sub),
-                    time: Some(e.time),
+                    time,
                     nth,
                     kv,
                 })
