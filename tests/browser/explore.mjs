@@ -102,7 +102,7 @@ await page.locator("#detail .command button").first().click();
 await wait(page, "#detail .command", "Copied");
 assert.match(await page.evaluate(() => navigator.clipboard.readText()), /^deltafold get deployment\/shop\/web-2 --revision 628/);
 
-// Its life, and a moment of it.
+// The life of the object, and one of its versions.
 await page.keyboard.press("l");
 await wait(page, "#detail", "31 versions");
 await wait(page, "#detail", "spec.replicas");

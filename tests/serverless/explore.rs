@@ -276,7 +276,7 @@ fn after_a_gap_the_state_is_that_of_the_next_full() {
     );
 }
 
-/// Whoever lacks the token, asks from another site or by another name, or wants to write, gets nothing.
+/// Nothing is answered without the token, from another site, by another name of the host, or to a write.
 #[test]
 fn only_the_page_itself_is_answered() {
     let store = fixtures_dir().join("kubernetes");

@@ -1,4 +1,4 @@
-// The page: what is chosen is in the address (after #), and each change of it is drawn anew.
+// The page. The address has what is chosen, after #. If that changes, the page is drawn anew.
 
 import { ask, ApiError, byId, command, count, counted, debounced, failure, h, onSubmit, scrolled, shortTime, size, table } from "./dom.js";
 import { drawChains } from "./chains.js";
@@ -6,7 +6,7 @@ import { drawPlot, showMoment, sliderMoment } from "./time.js";
 
 /** The backup, as /api/backup has it. */
 let backup = null;
-/** What is chosen: at, namespace, kind, other, id, tab, from, view, q, within, secrets, clean. */
+/** What is chosen: the moment, the view, and what it shows. */
 let chosen = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
 /** The moment that is shown: { revision, time, is_complete }. */
 let at = null;

@@ -100,7 +100,7 @@ impl Density {
     }
 }
 
-/// Returns where changes are missing, as times or as revisions.
+/// Returns the begin and the end of each gap, as times or as revisions.
 fn gaps(index: &Index, has_times: bool) -> Vec<[String; 2]> {
     let mut gaps = Vec::new();
     for &(first, last) in &index.missing {

@@ -80,7 +80,7 @@ pub(in crate::explore) struct Listed {
     name: String,
     /// The revision of its newest change, or of its deletion.
     revision: Revision,
-    /// The time of it, if it is known.
+    /// Its time; null if that is not known.
     time: Option<String>,
 }
 
