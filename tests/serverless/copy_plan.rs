@@ -510,24 +510,6 @@ fn forks_follow_their_own_full() {
     }
 }
 
-/// What must be copied relaxes the order of names; what is already there does not.
-#[test]
-fn a_plan_is_large_with_33_snapshots_to_copy() {
-    let mut source = vec!["v2/Full-00000000-00000100-1000".to_owned()];
-    source.extend((1..=80).map(|n| format!("v2/Incr-{:08}-{:08}-{}", 100 + n, 100 + n, 1000 + n)));
-    let source: Vec<&str> = source.iter().map(String::as_str).collect();
-    for there in 0..source.len() {
-        let target = catalog(&listing(&source[..there]));
-        let plan = make_plan(
-            &catalog(&listing(&source)),
-            &target,
-            &Selection::default(),
-            NOW,
-        );
-        assert_eq!(plan.is_large(), source.len() - there > 32, "{there}");
-    }
-}
-
 #[test]
 fn another_size_is_a_conflict_and_carries_nothing() {
     const SOURCE: [&str; 2] = [

@@ -16,8 +16,6 @@ use strum::IntoStaticStr;
 
 /// Seconds per day.
 const DAY: i64 = 86_400;
-/// A plan that copies more snapshots is large.
-const FEW: usize = 32;
 
 /// How a copy changes the bytes of snapshots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -188,11 +186,10 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Returns whether names in an object store may be given concurrently: one after the other would
-    /// take hours, and a run that is killed in the middle is followed by another one anyway.
-    pub fn is_large(&self) -> bool {
-        let copies = self.objects.iter();
-        copies.filter(|p| p.decision == Decision::Copy).count() > FEW
+    /// Returns the indexes of the snapshots that are copied.
+    pub fn copies(&self) -> Vec<usize> {
+        let is_copied = |&i: &usize| self.objects[i].decision == Decision::Copy;
+        (0..self.objects.len()).filter(is_copied).collect()
     }
 }
 

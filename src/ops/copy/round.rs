@@ -1,14 +1,15 @@
 //! One round of a copy: transfers several snapshots at the same time in the order of the plan, and gives each its name
 //! once a snapshot that it follows has its own.
 //!
-//! In an object store, the deltas of a large plan are named concurrently as soon as their full has its name. A failure
+//! In an object store, the deltas of a large plan are named concurrently as soon as their full has its name: one after
+//! the other would take hours, and a run that is killed in the middle is followed by another one anyway. A failure
 //! affects only the snapshots that depend on it, but a store that cannot be reached ends the round. `plan` has decided
 //! what is copied. Called by `ops::copy::copier`.
 
 use super::Options;
 use super::notes::Notes;
 use super::plan::{Decision, Plan, Planned, follows};
-use super::transfer::{SMALL, Transferred, transfer};
+use super::transfer::{Transferred, transfer};
 use crate::backup::{Catalog, Snapshot};
 use crate::base::{lock, unpoisoned};
 use crate::error::{Error, Reason, Result};
@@ -22,8 +23,12 @@ use std::sync::{Condvar, Mutex, MutexGuard};
 /// Small snapshots that are copied between folders at the same time, unless `--parallel` is 1, or
 /// larger.
 const SYNCED_AT_ONCE: usize = 8;
+/// A round that copies more snapshots is large.
+const FEW: usize = 32;
 /// After this many consecutive failures that are not about the data, the store itself is in trouble.
 const MOST_FAILURES: u32 = 3;
+/// Smaller snapshots take little memory.
+const SMALL: u64 = 1 << 20;
 /// Smaller snapshots are compressed by one thread.
 const LARGE: u64 = 64 << 20;
 
@@ -66,24 +71,26 @@ pub(super) struct Round<'a> {
     pub(super) damaged: &'a HashMap<String, (u64, Error)>,
 }
 
-/// The progress of a round, which its workers share.
+/// The progress of a round, which its workers share. Snapshots are meant by their index in the plan, or by their place
+/// among those that are copied.
 #[derive(Default)]
 struct RoundState {
-    /// The next snapshot to transfer, as an index in the order of copying. All other indexes are indexes in the plan.
+    /// The indexes of the snapshots that are copied, in their order.
+    copies: Vec<usize>,
+    /// The place of the next snapshot to transfer.
     next: usize,
-    /// The last revisions of usable snapshots in the target.
+    /// The place of the first snapshot that has no result.
+    done: usize,
+    /// The last revisions of usable snapshots in the target: of those that it had, and of those before `done` that have
+    /// what they follow.
     there: BTreeSet<Revision>,
-    /// Snapshots that are transferred or named.
-    under_way: BTreeSet<usize>,
-    /// Those of them that are being named. What each of them follows is in the target, or being named, too.
+    /// The indexes of snapshots that are being named.
     naming: BTreeSet<usize>,
-    /// Snapshots that have their names, but what they follow does not have its own yet.
-    early: BTreeSet<usize>,
-    /// Whether a name could not be given. From then on, a delta waits until what it follows has its name.
-    is_in_sequence: bool,
+    /// How many snapshots may be named at the same time. What is missing after a kill is never longer.
+    named_at_once: usize,
     /// The number of large snapshots under way.
     large: usize,
-    /// The results so far.
+    /// The results so far, by index.
     results: BTreeMap<usize, CopyResult>,
     /// Consecutive failures that are not about the data.
     failures: u32,
@@ -112,26 +119,28 @@ impl Round<'_> {
         for p in objects.iter().filter(|p| p.decision == Decision::Keep) {
             self.copy_notes(p)?;
         }
-        let order: Vec<usize> = (0..objects.len())
-            .filter(|&i| objects[i].decision == Decision::Copy)
-            .collect();
+        let copies = self.plan.copies();
+        let workers = self.workers().clamp(1, copies.len().max(1));
+        let is_concurrent = self.to.store.requests().is_some() && copies.len() > FEW;
         let mut state = RoundState {
             there: self.plan.there.clone(),
+            copies,
+            named_at_once: if is_concurrent { workers } else { 1 },
             ..RoundState::default()
         };
-        for &i in &order {
+        // A damaged snapshot is not fetched in every round.
+        for &i in &state.copies {
             let (_, snapshot) = self.planned(i);
-            // A damaged snapshot is not fetched in every round.
             if let Some((bytes, e)) = self.damaged.get(&snapshot.path)
                 && *bytes == snapshot.bytes
             {
                 state.results.insert(i, CopyResult::Failed(e.again()));
             }
         }
+        self.settle(&mut state);
         let state = (Mutex::new(state), Condvar::new());
-        let workers = self.workers().clamp(1, order.len().max(1));
         std::thread::scope(|scope| {
-            let work = || self.work(&order, &state);
+            let work = || self.work(&state);
             for n in 0..workers {
                 let worker = std::thread::Builder::new().spawn_scoped(scope, work);
                 // If no further thread can be started, the others do the work.
@@ -144,7 +153,7 @@ impl Round<'_> {
             }
         });
         let mut state = unpoisoned(state.0.into_inner());
-        for i in order {
+        for &i in &state.copies {
             state.results.entry(i).or_insert(CopyResult::NotTried);
         }
         Ok(state.results)
@@ -186,67 +195,59 @@ impl Round<'_> {
     }
 
     /// Copies one snapshot after the other until the round ends.
-    fn work(&self, order: &[usize], shared: &(Mutex<RoundState>, Condvar)) {
+    fn work(&self, shared: &(Mutex<RoundState>, Condvar)) {
         let (mutex, changed) = shared;
         let mut state = lock(mutex);
-        loop {
-            let Some(&i) = order.get(state.next).filter(|_| !state.has_ended) else {
-                return;
-            };
+        while let Some(&i) = state.copies.get(state.next).filter(|_| !state.has_ended) {
+            let place = state.next;
+            let is_large = self.is_large(i);
             if state.results.contains_key(&i) {
                 state.next += 1;
                 continue;
             }
-            let is_large = self.is_large(i);
             if is_large && state.large >= self.options.parallel.max(1) {
                 state = unpoisoned(changed.wait(state));
                 continue;
             }
             state.next += 1;
-            state.under_way.insert(i);
             state.large += usize::from(is_large);
-            if self.readiness(&state, i) != Readiness::Never {
+            let mut result = CopyResult::NoBase;
+            if self.readiness(&state, place) != Readiness::Never {
                 drop(state);
                 let transferred = guarded(|| self.transfer(i));
                 state = lock(mutex);
-                let result = match transferred {
+                match transferred {
                     Ok(transferred) => {
-                        let (named, result) = self.name_in_order(state, shared, i, transferred);
-                        state = named;
-                        result
+                        (state, result) = self.name_in_turn(state, shared, place, transferred);
                     }
-                    Err(e) => CopyResult::Failed(e),
-                };
-                self.set_result(&mut state, i, result);
-            } else {
-                self.set_result(&mut state, i, CopyResult::NoBase);
+                    Err(e) => result = CopyResult::Failed(e),
+                }
             }
+            self.set_result(&mut state, i, result);
             state.large -= usize::from(is_large);
             changed.notify_all();
         }
     }
 
     /// Waits until a snapshot may get its name, and gives it.
-    fn name_in_order<'s>(
+    fn name_in_turn<'s>(
         &self,
         mut state: MutexGuard<'s, RoundState>,
         (mutex, changed): &'s (Mutex<RoundState>, Condvar),
-        i: usize,
+        place: usize,
         transferred: Transferred,
     ) -> (MutexGuard<'s, RoundState>, CopyResult) {
         loop {
             if state.has_ended {
                 return (state, CopyResult::NotTried);
             }
-            // What is missing after a kill is never longer than the snapshots that are named at once.
-            let first = state.naming.first().copied().unwrap_or(i);
-            match self.readiness(&state, i) {
-                Readiness::Now if i < first + self.workers() => break,
-                Readiness::Now => state = unpoisoned(changed.wait(state)),
+            match self.readiness(&state, place) {
+                Readiness::Now => break,
                 Readiness::Later => state = unpoisoned(changed.wait(state)),
                 Readiness::Never => return (state, CopyResult::NoBase),
             }
         }
+        let i = state.copies[place];
         state.naming.insert(i);
         drop(state);
         // Those that follow may be named now, too.
@@ -254,35 +255,44 @@ impl Round<'_> {
         let named = guarded(|| Ok(self.name(i, transferred)));
         let mut state = lock(mutex);
         state.naming.remove(&i);
-        state.is_in_sequence |= !matches!(&named, Ok(result) if result.is_in_target());
-        (state, named.unwrap_or_else(CopyResult::Failed))
+        let result = named.unwrap_or_else(CopyResult::Failed);
+        if !result.is_in_target() {
+            // Snapshots may have been named that follow this one. What follows those must see it.
+            state.named_at_once = 1;
+        }
+        (state, result)
     }
 
-    fn readiness(&self, state: &RoundState, i: usize) -> Readiness {
-        let (planned, snapshot) = self.planned(i);
+    fn readiness(&self, state: &RoundState, place: usize) -> Readiness {
+        let (planned, snapshot) = self.planned(state.copies[place]);
         let name = &snapshot.name;
-        if name.is_full() || snapshot.excluded {
-            return Readiness::Now;
+        let mut is_based = name.is_full() || snapshot.excluded;
+        if !is_based {
+            // A delta needs the full of its backup: another history may have the same revisions.
+            match planned.full.map(|full| state.results.get(&full)) {
+                Some(Some(result)) if !result.is_in_target() => return Readiness::Never,
+                Some(None) => return Readiness::Later,
+                _ => {}
+            }
+            let bases = follows(name);
+            let mut may_come = false;
+            is_based = state.there.range(bases.clone()).next().is_some();
+            for i in state.copies.get(state.done..place).unwrap_or_default() {
+                let (_, base) = self.planned(*i);
+                if bases.contains(&base.name.last) && !base.excluded {
+                    let result = state.results.get(i);
+                    is_based |=
+                        state.naming.contains(i) || result.is_some_and(CopyResult::is_in_target);
+                    may_come |= result.is_none();
+                }
+            }
+            if !is_based && !may_come {
+                return Readiness::Never;
+            }
         }
-        // A delta needs the full of its backup: another history may have the same revisions.
-        match planned.full.map(|full| state.results.get(&full)) {
-            Some(Some(result)) if !result.is_in_target() => return Readiness::Never,
-            Some(None) => return Readiness::Later,
-            _ => {}
-        }
-        let bases = follows(name);
-        let is_base = |j: &usize| *j < i && bases.contains(&self.planned(*j).1.name.last);
-        let is_delta = |j: &&usize| !self.planned(**j).1.name.is_full();
-        let is_concurrent =
-            self.to.store.requests().is_some() && self.plan.is_large() && !state.is_in_sequence;
-        let mut ahead = state.naming.iter().chain(&state.early).filter(is_delta);
-        if state.there.range(bases.clone()).next().is_some() || is_concurrent && ahead.any(is_base)
-        {
-            Readiness::Now
-        } else if state.under_way.iter().any(is_base) {
-            Readiness::Later
-        } else {
-            Readiness::Never
+        match is_based && place < state.done + state.named_at_once {
+            true => Readiness::Now,
+            false => Readiness::Later,
         }
     }
 
@@ -366,21 +376,22 @@ impl Round<'_> {
             }
             _ => state.failures = 0,
         }
-        let (_, snapshot) = self.planned(i);
-        if result.is_in_target() && !snapshot.excluded {
-            state.early.insert(i);
-            // In the order of the plan, a base comes before what follows it.
-            for i in std::mem::take(&mut state.early) {
-                let name = &self.planned(i).1.name;
-                if name.is_full() || state.there.range(follows(name)).next().is_some() {
-                    state.there.insert(name.last);
-                } else {
-                    state.early.insert(i);
-                }
-            }
-        }
-        state.under_way.remove(&i);
         state.results.insert(i, result);
+        self.settle(state);
+    }
+
+    /// Goes past the snapshots that have results. A base comes before what follows it.
+    fn settle(&self, state: &mut RoundState) {
+        while let Some(&i) = state.copies.get(state.done)
+            && let Some(result) = state.results.get(&i)
+        {
+            let (_, Snapshot { name, excluded, .. }) = self.planned(i);
+            let is_based = name.is_full() || state.there.range(follows(name)).next().is_some();
+            if result.is_in_target() && !excluded && is_based {
+                state.there.insert(name.last);
+            }
+            state.done += 1;
+        }
     }
 }
 

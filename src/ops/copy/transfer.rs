@@ -1,30 +1,23 @@
 //! The transfer of one snapshot between stores: streamed, checked and uploaded. It has no name in the target then;
 //! `round` gives it one.
 //!
-//! If its bytes are copied unchanged, another thread decodes them and checks the SHA-256 inside, so
-//! that a damaged snapshot is never copied silently. Called by `ops::copy::round`.
+//! If its bytes are copied unchanged, they are also decoded, and the SHA-256 inside is checked, so that a damaged
+//! snapshot is never copied silently. Called by `ops::copy::round`.
 
 use super::plan::{Encryption, Form, Planned};
 use crate::backup::codec;
 use crate::backup::frame::{FrameReader, FrameWriter};
 use crate::backup::full::FullReader;
 use crate::backup::{Snapshot, SnapshotName};
-use crate::base::Cancel;
+use crate::base::Tee;
 use crate::base::limits::Limits;
+use crate::base::read_all::for_each_piece;
 use crate::bolt::{METAS_END, newest_meta};
 use crate::error::{Error, Reason, Result};
 use crate::ops::Context;
 use crate::store::{EncryptingWriter, Unnamed, Upload};
 use crate::telemetry::progress::Step;
 use std::io::{self, Read, Write};
-use std::sync::mpsc;
-
-/// The size of the pieces that go to the store and to the check, in bytes.
-const PIECE: usize = 256 << 10;
-/// Smaller snapshots are checked before the upload, and not at the same time.
-pub(super) const SMALL: u64 = 1 << 20;
-/// The most pieces that wait for the check.
-const PIECES_AHEAD: usize = 8;
 
 /// A snapshot that is in the target without its name.
 pub(super) struct Transferred {
@@ -69,9 +62,9 @@ pub(super) fn transfer(
                 is_encrypted: false,
                 ..snapshot.name.clone()
             };
-            copy_checked(from, decrypted, &plain, snapshot.bytes, sealed)
+            copy_checked(from, decrypted, &plain, sealed)
         }
-        false => copy_checked(from, object, &snapshot.name, snapshot.bytes, sealed),
+        false => copy_checked(from, object, &snapshot.name, sealed),
     };
     let (sealed, is_checked) = copied.map_err(at)?;
     let object = sealed.finish().map_err(copy_error)?.finish()?;
@@ -104,18 +97,13 @@ fn recompress(
             "a snapshot changes its compression, but none was requested",
         ));
     };
-    let mut payload = content(from.payload(snapshot)?, &snapshot.name, &from.limits)?;
+    let payload = content(from.payload(snapshot)?, &snapshot.name, &from.limits)?;
     let sealed = seal(to, form, upload)?;
     let packed = codec::encoder(encoding, threads, sealed).map_err(copy_error)?;
     let mut frame = FrameWriter::new(packed);
-    let mut piece = vec![0; PIECE];
-    loop {
-        let n = payload.read(&mut piece).map_err(copy_error)?;
-        if n == 0 {
-            break;
-        }
-        frame.write_all(&piece[..n]).map_err(copy_error)?;
-    }
+    for_each_piece(payload, from.store.cancel(), copy_error, |piece| {
+        frame.write_all(piece).map_err(copy_error)
+    })?;
     let packed = frame.finish().and_then(|packed| packed.finish());
     let uploaded = packed
         .and_then(EncryptingWriter::finish)
@@ -123,101 +111,47 @@ fn recompress(
     uploaded.finish()
 }
 
-/// Copies about `expected_bytes` bytes unchanged, and checks them. Returns whether they could be
-/// checked.
-fn copy_checked<W: Write>(
+/// Copies bytes unchanged, and checks them on the way. Returns whether they could be checked.
+fn copy_checked<W: Write + Send>(
     from: &Context,
-    mut bytes: impl Read,
+    bytes: impl Read + Send,
     name: &SnapshotName,
-    expected_bytes: u64,
-    mut to: W,
+    to: W,
 ) -> Result<(W, bool)> {
-    // One byte more, so that reading the end does not grow the buffer.
-    let mut head = Vec::with_capacity(expected_bytes.min(SMALL) as usize + 1);
-    let begin = bytes.by_ref().take(SMALL);
-    { begin }.read_to_end(&mut head).map_err(copy_error)?;
-    if (head.len() as u64) < SMALL {
-        let is_checked = check(from, name, head.as_slice())?;
-        to.write_all(&head).map_err(copy_error)?;
-        return Ok((to, is_checked));
-    }
-    copy_while_checking(from, io::Cursor::new(head).chain(bytes), name, to)
-}
-
-/// Copies bytes unchanged, while another thread checks them.
-fn copy_while_checking<W: Write>(
-    from: &Context,
-    mut bytes: impl Read,
-    name: &SnapshotName,
-    mut to: W,
-) -> Result<(W, bool)> {
-    let cancel = from.store.cancel();
-    std::thread::scope(|scope| {
-        let (send, receive) = mpsc::sync_channel::<Vec<u8>>(PIECES_AHEAD);
-        let check = || check(from, name, Pieces::new(receive, cancel.clone()));
-        let checking = std::thread::Builder::new()
-            .spawn_scoped(scope, check)
-            .map_err(|e| Error::io("start a thread (give fewer with --parallel)", e))?;
-        let sent = send_pieces(&mut bytes, &mut to, &send);
-        drop(send);
-        let checked = checking
-            .join()
-            .unwrap_or_else(|_| Err(Error::internal("the check of a snapshot panicked")));
-        let is_complete = sent?;
-        let is_checked = checked?;
-        match is_complete {
-            true => Ok((to, is_checked)),
-            false => Err(Error::internal("the check ended before the snapshot did")),
-        }
-    })
-}
-
-/// Writes bytes to the target, and sends them to the check. Returns whether the check received all of them.
-fn send_pieces(
-    bytes: &mut impl Read,
-    to: &mut impl Write,
-    send: &mpsc::SyncSender<Vec<u8>>,
-) -> Result<bool> {
-    loop {
-        let mut piece = Vec::with_capacity(PIECE);
-        let read = bytes.by_ref().take(PIECE as u64).read_to_end(&mut piece);
-        read.and_then(|_| to.write_all(&piece))
-            .map_err(copy_error)?;
-        // An empty piece marks the end. If the check has stopped receiving, it found damage.
-        let is_end = piece.is_empty();
-        let is_received = send.send(piece).is_ok();
-        if is_end || !is_received {
-            return Ok(is_end && is_received);
-        }
-    }
+    let mut tee = Tee { from: bytes, to };
+    let is_checked = check(from, name, &mut tee)?;
+    // What the check has not read.
+    read_all(from, &mut tee)?;
+    Ok((tee.to, is_checked))
 }
 
 /// Decodes a stored snapshot and checks the SHA-256 inside. Returns false if it is encrypted and no
 /// identity decrypts it.
-fn check(from: &Context, name: &SnapshotName, mut pieces: impl Read + Send) -> Result<bool> {
+fn check(from: &Context, name: &SnapshotName, stored: impl Read + Send) -> Result<bool> {
     let keys = &from.keys;
     if !name.is_encrypted {
-        return check_plain(from, name, pieces).map(|()| true);
+        return check_plain(from, name, stored).map(|()| true);
     }
     if keys.decrypts() {
-        match keys.decrypt(&mut pieces) {
+        match keys.decrypt(stored) {
             Ok(opened) => return check_plain(from, name, opened).map(|()| true),
             Err(e) if e.reason() != Reason::CannotDecrypt => return Err(e),
             Err(_) => {}
         }
     }
-    io::copy(&mut pieces, &mut io::sink()).map_err(copy_error)?;
     Ok(false)
+}
+
+fn read_all(from: &Context, stream: impl Read) -> Result<()> {
+    for_each_piece(stream, from.store.cancel(), copy_error, |_| Ok(()))
 }
 
 /// Checks the SHA-256 inside a snapshot that is not encrypted.
 fn check_plain(from: &Context, name: &SnapshotName, stored: impl Read + Send) -> Result<()> {
     let plain = codec::decoder_of(name.compression, stored, u64::MAX).map_err(copy_error)?;
     let payload = FrameReader::new(plain).within(from.limits);
-    let mut payload = content(payload, name, &from.limits)?;
-    let mut piece = vec![0; PIECE];
-    while payload.read(&mut piece).map_err(copy_error)? > 0 {}
-    Ok(())
+    let payload = content(payload, name, &from.limits)?;
+    read_all(from, payload)
 }
 
 /// Returns a reader of a snapshot's content. That of a full is checked against its meta pages, if it
@@ -239,43 +173,4 @@ fn content<'a>(
         true => Box::new(FullReader::open(whole, limits, 0).map_err(copy_error)?),
         false => Box::new(whole),
     })
-}
-
-/// The pieces of a transfer, as a stream.
-struct Pieces {
-    receiver: mpsc::Receiver<Vec<u8>>,
-    current: Vec<u8>,
-    /// The bytes of the current piece that were read.
-    position: usize,
-    is_at_end: bool,
-    cancel: Cancel,
-}
-
-impl Pieces {
-    fn new(receiver: mpsc::Receiver<Vec<u8>>, cancel: Cancel) -> Self {
-        Pieces {
-            receiver,
-            current: Vec::new(),
-            position: 0,
-            is_at_end: false,
-            cancel,
-        }
-    }
-}
-
-impl Read for Pieces {
-    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
-        while self.position == self.current.len() && !self.is_at_end {
-            self.cancel.check()?;
-            // The transfer failed before the end, and reports why itself.
-            let piece = self.receiver.recv();
-            self.current = piece.map_err(|_| io::Error::other("the transfer ended early"))?;
-            self.position = 0;
-            self.is_at_end = self.current.is_empty();
-        }
-        let n = out.len().min(self.current.len() - self.position);
-        out[..n].copy_from_slice(&self.current[self.position..self.position + n]);
-        self.position += n;
-        Ok(n)
-    }
 }

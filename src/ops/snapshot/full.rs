@@ -12,8 +12,8 @@ use crate::backup::codec::Encoding;
 use crate::backup::frame::FrameReader;
 use crate::backup::{Kind, SnapshotName};
 use crate::base::ReadAt;
+use crate::base::Tee;
 use crate::base::limits::Limits;
-use crate::base::temp::TempFile;
 use crate::bolt::Database;
 use crate::error::{Error, Reason, Result};
 use crate::etcd::cluster::{Cluster, MemberHash, compare};
@@ -28,7 +28,7 @@ use crate::ops::identity::{self, ClusterFacts};
 use crate::ops::parallel::side_by_side;
 use crate::telemetry::progress::Step;
 use chrono::Utc;
-use std::io::{self, BufWriter, Read, Write};
+use std::io::{self, Read, Write};
 use std::time::Instant;
 
 /// How often the members are asked for their hashes, if compactions between the answers make them
@@ -328,20 +328,6 @@ fn compare_members(
     Ok((comparisons, hashes))
 }
 
-/// A reader that also passes everything to the packer.
-struct Tee {
-    inner: Box<dyn Read>,
-    packer: Packer<BufWriter<TempFile>>,
-}
-
-impl Read for Tee {
-    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
-        let n = self.inner.read(out)?;
-        self.packer.write_all(&out[..n])?;
-        Ok(n)
-    }
-}
-
 /// Returns a warning if the database is larger than the limits for reading. The full is saved nevertheless.
 fn too_large_to_read<R: ReadAt>(db: &Database<R>, limits: &Limits) -> Option<String> {
     let e = limits.check_database(db.meta().bytes()).err()?;
@@ -382,8 +368,8 @@ fn take_from(
     };
     // etcd's stream has the format of a full's payload: the database, followed by its SHA-256.
     let mut payload = FrameReader::new(Tee {
-        inner: stream,
-        packer: Packer::to_file(ctx, encoding)?,
+        from: stream,
+        to: Packer::to_file(ctx, encoding)?,
     });
     let step = Step::new(format!("save {endpoint}"), None);
     let mut file = ctx.temp_file()?;
@@ -400,7 +386,7 @@ fn take_from(
         step.add(n as u64);
     }
     let payload_bytes = payload.payload_bytes();
-    let packer = payload.into_inner().packer;
+    let packer = payload.into_inner().to;
     let verify = || {
         let db = Database::open(ctx.database_file(file))?;
         let base = Base::read(&db)?;
