@@ -5,9 +5,9 @@ use crate::error::{Error, Result};
 use std::io::{self, Read};
 
 /// The maximum size of a piece in bytes.
-const PIECE: usize = 256 << 10;
+const PIECE: usize = 64 << 10;
 
-/// Calls `each` for every piece of the stream, of at most 256 KiB. `explain` turns a read error into ours.
+/// Calls `each` for every piece of the stream, of at most 64 KiB. `explain` turns a read error into ours.
 ///
 /// # Errors
 /// The errors of `explain` and `each`; `Terminated`.
@@ -17,7 +17,7 @@ pub fn for_each_piece(
     explain: impl Fn(io::Error) -> Error,
     mut each: impl FnMut(&[u8]) -> Result<()>,
 ) -> Result<()> {
-    let mut buf = vec![0; PIECE];
+    let mut buf = [0; PIECE];
     loop {
         cancel.check()?;
         match stream.read(&mut buf) {

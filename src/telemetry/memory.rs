@@ -29,6 +29,15 @@ pub fn give_back_long_buffers() {
     }
 }
 
+/// Makes glibc return free pages to the system, also those between buffers in use. Takes milliseconds.
+pub fn give_back_free_pages() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: malloc_trim takes a number only.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
     #[test]

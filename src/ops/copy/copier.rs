@@ -205,9 +205,9 @@ impl<'a> Copier<'a> {
             self.outcome.backups = plan.backups as u64;
             self.outcome.backups_wanted = plan.backups_wanted as u64;
             self.warn_about_plan(&listings.source, &plan);
-            let mut results = BTreeMap::new();
-            if !self.options.dry_run {
-                results = Round {
+            let results = match self.options.dry_run {
+                true => plan.objects.iter().map(|_| None).collect(),
+                false => Round {
                     from: self.from,
                     to: self.to,
                     options: self.options,
@@ -216,8 +216,8 @@ impl<'a> Copier<'a> {
                     target: &listings.target,
                     damaged: &self.damaged,
                 }
-                .run()?;
-            }
+                .run()?,
+            };
             let written_before = self.outcome.bytes_written;
             self.count_copied(&listings.source, &plan, &results);
             // Cancel only now: snapshots that have their names are counted.

@@ -12,7 +12,6 @@ use crate::base::plural;
 use crate::error::Error;
 use crate::ops::report::{FailureFields, Report};
 use crate::telemetry::metrics::SnapshotKind;
-use std::collections::BTreeMap;
 
 impl Copier<'_> {
     /// Counts the snapshots that a round copied, or in a dry run would copy.
@@ -20,10 +19,10 @@ impl Copier<'_> {
         &mut self,
         source: &Catalog,
         plan: &Plan,
-        results: &BTreeMap<usize, CopyResult>,
+        results: &[Option<CopyResult>],
     ) {
-        for (i, p) in plan.objects.iter().enumerate() {
-            match results.get(&i) {
+        for (p, result) in plan.objects.iter().zip(results) {
+            match result {
                 Some(CopyResult::Copied { bytes, is_checked }) => {
                     self.outcome.copied += 1;
                     self.outcome.bytes_written += bytes;
@@ -47,14 +46,13 @@ impl Copier<'_> {
         &mut self,
         source: &Catalog,
         plan: &Plan,
-        mut results: BTreeMap<usize, CopyResult>,
+        results: Vec<Option<CopyResult>>,
     ) -> Vec<Error> {
         let mut failures = Vec::new();
         let mut objects = Vec::with_capacity(plan.objects.len());
-        for (i, p) in plan.objects.iter().enumerate() {
+        for (p, result) in plan.objects.iter().zip(results) {
             let s = &source.snapshots[p.source];
-            let (decision, reason, message) =
-                self.describe_result(p, results.remove(&i), &mut failures);
+            let (decision, reason, message) = self.describe_result(p, result, &mut failures);
             if let Some(e) = failures.last().filter(|_| decision == CopyStatus::Failed)
                 && e.reason().is_bad_data()
             {

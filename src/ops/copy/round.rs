@@ -16,7 +16,8 @@ use crate::error::{Error, Reason, Result};
 use crate::mvcc::Revision;
 use crate::ops::Context;
 use crate::store::{Published, Store, Unnamed};
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use crate::telemetry::memory::give_back_free_pages;
+use std::collections::{BTreeSet, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Condvar, Mutex, MutexGuard};
 
@@ -27,6 +28,8 @@ const SYNCED_AT_ONCE: usize = 8;
 const FEW: usize = 32;
 /// After this many consecutive failures that are not about the data, the store itself is in trouble.
 const MOST_FAILURES: u32 = 3;
+/// After so many snapshots, free pages go back to the system: glibc rarely reuses the aligned blocks that gunzip takes.
+const MANY: usize = 512;
 /// Smaller snapshots take little memory.
 const SMALL: u64 = 1 << 20;
 /// Smaller snapshots are compressed by one thread.
@@ -91,7 +94,7 @@ struct RoundState {
     /// The number of large snapshots under way.
     large: usize,
     /// The results so far, by index.
-    results: BTreeMap<usize, CopyResult>,
+    results: Vec<Option<CopyResult>>,
     /// Consecutive failures that are not about the data.
     failures: u32,
     /// Whether the round ends early.
@@ -109,12 +112,12 @@ enum Readiness {
 }
 
 impl Round<'_> {
-    /// Carries out the plan. Returns the result of each snapshot that was to be copied, by index in the
-    /// plan.
+    /// Carries out the plan. Returns the result of each snapshot that was to be copied, by index in the plan; `None` for
+    /// the others.
     ///
     /// # Errors
     /// Fails if the notes about a snapshot that the target already has cannot be copied.
-    pub(super) fn run(&self) -> Result<BTreeMap<usize, CopyResult>> {
+    pub(super) fn run(&self) -> Result<Vec<Option<CopyResult>>> {
         let objects = &self.plan.objects;
         for p in objects.iter().filter(|p| p.decision == Decision::Keep) {
             self.copy_notes(p)?;
@@ -125,6 +128,7 @@ impl Round<'_> {
         let mut state = RoundState {
             there: self.plan.there.clone(),
             copies,
+            results: objects.iter().map(|_| None).collect(),
             named_at_once: if is_concurrent { workers } else { 1 },
             ..RoundState::default()
         };
@@ -134,7 +138,7 @@ impl Round<'_> {
             if let Some((bytes, e)) = self.damaged.get(&snapshot.path)
                 && *bytes == snapshot.bytes
             {
-                state.results.insert(i, CopyResult::Failed(e.again()));
+                state.results[i] = Some(CopyResult::Failed(e.again()));
             }
         }
         self.settle(&mut state);
@@ -154,7 +158,7 @@ impl Round<'_> {
         });
         let mut state = unpoisoned(state.0.into_inner());
         for &i in &state.copies {
-            state.results.entry(i).or_insert(CopyResult::NotTried);
+            state.results[i].get_or_insert(CopyResult::NotTried);
         }
         Ok(state.results)
     }
@@ -201,7 +205,7 @@ impl Round<'_> {
         while let Some(&i) = state.copies.get(state.next).filter(|_| !state.has_ended) {
             let place = state.next;
             let is_large = self.is_large(i);
-            if state.results.contains_key(&i) {
+            if state.results[i].is_some() {
                 state.next += 1;
                 continue;
             }
@@ -210,6 +214,9 @@ impl Round<'_> {
                 continue;
             }
             state.next += 1;
+            if state.next.is_multiple_of(MANY) {
+                give_back_free_pages();
+            }
             state.large += usize::from(is_large);
             let mut result = CopyResult::NoBase;
             if self.readiness(&state, place) != Readiness::Never {
@@ -269,7 +276,7 @@ impl Round<'_> {
         let mut is_based = name.is_full() || snapshot.excluded;
         if !is_based {
             // A delta needs the full of its backup: another history may have the same revisions.
-            match planned.full.map(|full| state.results.get(&full)) {
+            match planned.full.map(|full| &state.results[full]) {
                 Some(Some(result)) if !result.is_in_target() => return Readiness::Never,
                 Some(None) => return Readiness::Later,
                 _ => {}
@@ -280,7 +287,7 @@ impl Round<'_> {
             for i in state.copies.get(state.done..place).unwrap_or_default() {
                 let (_, base) = self.planned(*i);
                 if bases.contains(&base.name.last) && !base.excluded {
-                    let result = state.results.get(i);
+                    let result = state.results[*i].as_ref();
                     is_based |=
                         state.naming.contains(i) || result.is_some_and(CopyResult::is_in_target);
                     may_come |= result.is_none();
@@ -376,14 +383,14 @@ impl Round<'_> {
             }
             _ => state.failures = 0,
         }
-        state.results.insert(i, result);
+        state.results[i] = Some(result);
         self.settle(state);
     }
 
     /// Goes past the snapshots that have results. A base comes before what follows it.
     fn settle(&self, state: &mut RoundState) {
         while let Some(&i) = state.copies.get(state.done)
-            && let Some(result) = state.results.get(&i)
+            && let Some(result) = &state.results[i]
         {
             let (_, Snapshot { name, excluded, .. }) = self.planned(i);
             let is_based = name.is_full() || state.there.range(follows(name)).next().is_some();

@@ -62,9 +62,9 @@ pub(super) fn transfer(
                 is_encrypted: false,
                 ..snapshot.name.clone()
             };
-            copy_checked(from, decrypted, &plain, sealed)
+            copy_checked(from, decrypted, &plain, snapshot.bytes, sealed)
         }
-        false => copy_checked(from, object, &snapshot.name, sealed),
+        false => copy_checked(from, object, &snapshot.name, snapshot.bytes, sealed),
     };
     let (sealed, is_checked) = copied.map_err(at)?;
     let object = sealed.finish().map_err(copy_error)?.finish()?;
@@ -111,30 +111,36 @@ fn recompress(
     uploaded.finish()
 }
 
-/// Copies bytes unchanged, and checks them on the way. Returns whether they could be checked.
+/// Copies a stream of about `bytes` bytes unchanged, and checks it on the way. Returns whether it could be checked.
 fn copy_checked<W: Write + Send>(
     from: &Context,
-    bytes: impl Read + Send,
+    stored: impl Read + Send,
     name: &SnapshotName,
+    bytes: u64,
     to: W,
 ) -> Result<(W, bool)> {
-    let mut tee = Tee { from: bytes, to };
-    let is_checked = check(from, name, &mut tee)?;
+    let mut tee = Tee { from: stored, to };
+    let is_checked = check(from, name, bytes, &mut tee)?;
     // What the check has not read.
-    read_all(from, &mut tee)?;
+    io::copy(&mut tee, &mut io::sink()).map_err(copy_error)?;
     Ok((tee.to, is_checked))
 }
 
 /// Decodes a stored snapshot and checks the SHA-256 inside. Returns false if it is encrypted and no
 /// identity decrypts it.
-fn check(from: &Context, name: &SnapshotName, stored: impl Read + Send) -> Result<bool> {
+fn check(
+    from: &Context,
+    name: &SnapshotName,
+    bytes: u64,
+    stored: impl Read + Send,
+) -> Result<bool> {
     let keys = &from.keys;
     if !name.is_encrypted {
-        return check_plain(from, name, stored).map(|()| true);
+        return check_plain(from, name, bytes, stored).map(|()| true);
     }
     if keys.decrypts() {
         match keys.decrypt(stored) {
-            Ok(opened) => return check_plain(from, name, opened).map(|()| true),
+            Ok(opened) => return check_plain(from, name, bytes, opened).map(|()| true),
             Err(e) if e.reason() != Reason::CannotDecrypt => return Err(e),
             Err(_) => {}
         }
@@ -142,16 +148,17 @@ fn check(from: &Context, name: &SnapshotName, stored: impl Read + Send) -> Resul
     Ok(false)
 }
 
-fn read_all(from: &Context, stream: impl Read) -> Result<()> {
-    for_each_piece(stream, from.store.cancel(), copy_error, |_| Ok(()))
-}
-
 /// Checks the SHA-256 inside a snapshot that is not encrypted.
-fn check_plain(from: &Context, name: &SnapshotName, stored: impl Read + Send) -> Result<()> {
-    let plain = codec::decoder_of(name.compression, stored, u64::MAX).map_err(copy_error)?;
+fn check_plain(
+    from: &Context,
+    name: &SnapshotName,
+    bytes: u64,
+    stored: impl Read + Send,
+) -> Result<()> {
+    let plain = codec::decoder_of(name.compression, stored, bytes).map_err(copy_error)?;
     let payload = FrameReader::new(plain).within(from.limits);
     let payload = content(payload, name, &from.limits)?;
-    read_all(from, payload)
+    for_each_piece(payload, from.store.cancel(), copy_error, |_| Ok(()))
 }
 
 /// Returns a reader of a snapshot's content. That of a full is checked against its meta pages, if it
