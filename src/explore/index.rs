@@ -220,8 +220,8 @@ impl Builder {
     pub(super) fn finish(self, coverage: Coverage, prefix: &str) -> Result<Index> {
         let mut found = unpoisoned(self.0.into_inner());
         found.flush()?;
-        found.infer_deletions();
-        let first = found.fulls.iter().map(|full| full.compacted).min();
+        found.fulls.sort_by_key(|full| full.compacted);
+        let first = found.fulls.first().map(|full| full.compacted);
         // The times of changes come first.
         for (revision, time) in &coverage.moments {
             found.times.entry(*revision).or_insert(*time);
@@ -258,7 +258,7 @@ impl Builder {
         missing.retain(|range| range.1 > first);
         let mut index = Index {
             keys: Vec::with_capacity(names.len()),
-            versions: entries.iter().map(|e| e.version).collect(),
+            versions: Vec::with_capacity(entries.len()),
             moments,
             kinds: Kinds::default(),
             first,
@@ -266,17 +266,19 @@ impl Builder {
             missing,
             records: found.records,
         };
-        let mut next = 0;
+        let mut rest = entries.as_slice();
         for (bytes, id) in names {
-            let of_key = entries[next..].iter().take_while(|e| e.key == id).count();
-            let versions = next as u32..(next + of_key) as u32;
-            next += of_key;
+            let size = rest.iter().take_while(|e| e.key == id).count();
+            let (of_key, others) = rest.split_at(size);
+            rest = others;
+            let begin = index.versions.len() as u32;
+            add_versions(&mut index.versions, id, of_key, &found.fulls);
             index.keys.push(Key {
                 bytes,
                 kind: None,
                 namespace: 0..0,
                 name: 0..0,
-                versions,
+                versions: begin..index.versions.len() as u32,
             });
         }
         drop(entries);
@@ -385,34 +387,28 @@ impl Found {
         self.buffer.clear();
         Ok(())
     }
+}
 
-    /// Adds the deletions that no snapshot records: a full holds every key that exists at its compacted revision, so a
-    /// key that it lacks was deleted before, in a gap.
-    fn infer_deletions(&mut self) {
-        for full in &self.fulls {
-            let mut newest: HashMap<u32, (Revision, bool)> = HashMap::new();
-            for Entry { key, version, .. } in &self.entries {
-                if version.revision <= full.compacted {
-                    let seen = (version.revision, version.is_deletion());
-                    let before = newest.entry(*key).or_insert(seen);
-                    *before = (*before).max(seen);
-                }
-            }
-            let is_missing = |key: u32| full.keys.get(key as usize) != Some(&true);
-            for (key, (_, is_deleted)) in newest {
-                if !is_deleted && is_missing(key) {
-                    self.entries.push(Entry {
-                        key,
-                        is_of_delta: false,
-                        version: Version {
-                            revision: full.compacted,
-                            offset: 0,
-                            length: 0,
-                            is_inferred: true,
-                        },
-                    });
-                }
-            }
+/// Adds the versions of a key, and the deletions that no snapshot records: a full holds every key that exists at its
+/// compacted revision, so a key that it lacks was deleted before, in a gap. The fulls are in the order of these revisions.
+fn add_versions(versions: &mut Vec<Version>, id: u32, of_key: &[Entry], fulls: &[FoundFull]) {
+    let begin = versions.len();
+    let mut rest = of_key;
+    for FoundFull { compacted, keys } in fulls {
+        let (before, after) =
+            rest.split_at(rest.partition_point(|e| e.version.revision <= *compacted));
+        versions.extend(before.iter().map(|e| e.version));
+        rest = after;
+        let newest = versions[begin..].last();
+        let exists = newest.is_some_and(|v| !v.is_deletion() && v.revision < *compacted);
+        if exists && keys.get(id as usize) != Some(&true) {
+            versions.push(Version {
+                revision: *compacted,
+                offset: 0,
+                length: 0,
+                is_inferred: true,
+            });
         }
     }
+    versions.extend(rest.iter().map(|e| e.version));
 }
