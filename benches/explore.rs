@@ -55,7 +55,7 @@ fn median(work: impl Fn(usize) -> Value) -> Duration {
 fn main() -> Result<()> {
     let _ = support::PROGRAM.set(env!("CARGO_BIN_EXE_deltafold").into());
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
-    println!("| backup | first picture | all of it | the tree at a moment | search | memory |");
+    println!("| Backup | First picture | Whole backup | Tree at a moment | Search | Peak memory |");
     println!("|---|---|---|---|---|---|");
     for shape in [OBJECTS, REVISIONS] {
         let store = folder.join(shape.name);

@@ -103,6 +103,10 @@ impl Parameters {
         key.ok_or_else(|| Reason::KeyNotFound.error("the backup has no such key at any time"))
     }
 
+    fn revision(&self, index: &Index) -> Result<Revision> {
+        revision_of(index, self.at.as_deref())
+    }
+
     fn show<'k>(&self, shared: &'k Shared) -> Show<'k> {
         Show {
             keys: &shared.keys,
@@ -130,11 +134,11 @@ pub(super) fn routes() -> Router<Arc<Shared>> {
         )
         .route(
             "/api/state",
-            view(|_, index, p| Ok(Tree::of(index, revision_of(index, p.at.as_deref())?))),
+            view(|_, index, p| Ok(Tree::of(index, p.revision(index)?))),
         )
         .route(
             "/api/step",
-            view(|_, index, p| Ok(step(index, revision_of(index, p.at.as_deref())?, !p.back))),
+            view(|_, index, p| Ok(step(index, p.revision(index)?, !p.back))),
         )
         .route(
             "/api/objects",
@@ -145,25 +149,21 @@ pub(super) fn routes() -> Router<Arc<Shared>> {
                     is_other: p.other,
                     offset: p.offset,
                 };
-                Ok(Objects::of(
-                    index,
-                    revision_of(index, p.at.as_deref())?,
-                    &filter,
-                ))
+                Ok(Objects::of(index, p.revision(index)?, &filter))
             }),
         )
         .route(
             "/api/search",
             view(|shared, index, p| {
                 let search = Search::parse(&p.q, &p.within)?;
-                let revision = revision_of(index, p.at.as_deref())?;
+                let revision = p.revision(index)?;
                 Objects::search(index, &shared.keys, revision, &search)
             }),
         )
         .route(
             "/api/object",
             view(|shared, index, p| {
-                let revision = revision_of(index, p.at.as_deref())?;
+                let revision = p.revision(index)?;
                 Ok(Shown::of(index, p.key(index)?, revision, &p.show(shared))?.cut())
             }),
         )
@@ -315,7 +315,7 @@ fn view<T: Serialize + 'static>(
 /// Answers with an object as a YAML file.
 async fn download(State(shared): State<Arc<Shared>>, Query(p): Query<Parameters>) -> Response {
     let show = move |shared: &Shared, index: &Index| {
-        let revision = revision_of(index, p.at.as_deref())?;
+        let revision = p.revision(index)?;
         let shown = Shown::of(index, p.key(index)?, revision, &p.show(shared))?;
         let file = format!("attachment; filename=\"{}\"", shown.file_name());
         let headers = [

@@ -8,6 +8,7 @@ use crate::ops::fold::open::BackupLocation;
 use crate::ops::gc::{self, PolicyName, Rules};
 use crate::ops::{list, status};
 use chrono::TimeDelta;
+use clap::ValueEnum;
 use serde::Serialize;
 use std::time::Duration;
 
@@ -48,16 +49,11 @@ pub(super) fn removals(backup: &BackupLocation, policy: &str) -> Result<gc::Outc
     if matches!(backup, BackupLocation::File(..)) {
         return Err(Reason::Usage.error("gc removes nothing from a plain snapshot file"));
     }
-    let policy = match policy {
-        "exponential" => PolicyName::Exponential,
-        "limit" => PolicyName::Limit,
-        _ => return Err(Reason::Usage.error("the policy is exponential or limit")),
-    };
+    let policy = PolicyName::from_str(policy, false)
+        .map_err(|_| Reason::Usage.error("the policy is exponential or limit"))?;
     let rules = Rules {
         policy,
-        limit: None,
-        delta_retention: None,
-        restorable_window: None,
+        ..Rules::default()
     };
     let options = gc::Options {
         retention: rules.retention(Periods::default())?,

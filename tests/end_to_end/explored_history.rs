@@ -14,12 +14,12 @@ use std::time::Duration;
 /// What the API server served at a moment.
 struct Moment {
     revision: String,
-    /// The objects, and where etcd has them.
+    /// The keys in etcd, and the objects that were served.
     objects: Vec<(String, Value)>,
 }
 
 const NAMESPACES: [&str; 2] = ["shop", "old"];
-/// Resources: where they are served, and where etcd has them.
+/// The resources: the path of the API that serves them, and their name there and in etcd's keys.
 const RESOURCES: [(&str, &str); 4] = [
     ("/api/v1", "configmaps"),
     ("/api/v1", "secrets"),
@@ -175,6 +175,8 @@ async fn every_moment_is_what_the_server_served() {
 /// The page shows each object as it was served, and those of later moments not at all.
 fn compare(store: &Path, moments: &[Moment]) {
     let page = Page::start(store);
+    let kinds = &page.get("backup", &[])["window"]["kinds"];
+    let kinds = kinds.as_array().unwrap();
     let mut compared = 0;
     for moment in moments {
         let at = ("at", moment.revision.as_str());
@@ -193,8 +195,6 @@ fn compare(store: &Path, moments: &[Moment]) {
         let state = page.get("state", &[at]);
         for namespace in NAMESPACES {
             let count = |kind: &str| {
-                let kinds = &page.get("backup", &[])["window"]["kinds"];
-                let kinds = kinds.as_array().unwrap();
                 let kind = kinds.iter().position(|k| k["kind"] == kind).unwrap();
                 let spaces = state["namespaces"].as_array().unwrap();
                 let space = spaces.iter().find(|n| n["name"] == namespace);

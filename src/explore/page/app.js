@@ -489,6 +489,9 @@ window.addEventListener("hashchange", () => {
   draw();
 });
 
+/** Whether the plot and the search have been drawn. */
+let isDrawn = false;
+
 /** Asks how far the backup is, until it is ready. */
 async function load() {
   const status = byId("status");
@@ -517,13 +520,18 @@ async function load() {
   const { window } = backup;
   kinds = window.kinds;
   status.textContent = `deltafold ${backup.version} · ${count(window.keys, "key")}, ${count(window.versions, "version")}`;
-  for (const id of ["previous", "next", "newest"]) byId(id).disabled = false;
-  byId("query").value = chosen.q ?? "";
-  byId("within").value = chosen.within ?? "names";
+  // The list of snapshots may come after the index: all is drawn again then.
+  const isComplete = backup.overview || backup.overview_error || backup.flag !== "--store";
+  if (!isComplete) setTimeout(load, 500);
+  if (isDrawn && !isComplete) return;
+  if (!isDrawn) {
+    for (const id of ["previous", "next", "newest"]) byId(id).disabled = false;
+    byId("query").value = chosen.q ?? "";
+    byId("within").value = chosen.within ?? "names";
+  }
+  isDrawn = true;
   await drawPlot(window, backup.overview?.listed.snapshots ?? []);
   await draw();
-  // The list of snapshots may come after the index.
-  if (!backup.overview && !backup.overview_error && backup.flag === "--store") setTimeout(load, 500);
 }
 
 load();

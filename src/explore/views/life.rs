@@ -23,7 +23,7 @@ pub(in crate::explore) struct Life {
     total: usize,
     /// The newest versions before the one that was asked for, newest first.
     versions: Vec<LifeVersion>,
-    /// What Event objects say of it, newest first.
+    /// What Event objects say of the object, newest first.
     events: Vec<LifeEvent>,
 }
 

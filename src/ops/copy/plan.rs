@@ -217,6 +217,11 @@ pub(super) fn follows(delta: &SnapshotName) -> Range<Revision> {
     first..delta.last
 }
 
+/// Returns whether a snapshot is usable after those with these last revisions: a full needs none of them.
+pub(super) fn is_based(name: &SnapshotName, there: &BTreeSet<Revision>) -> bool {
+    name.is_full() || there.range(follows(name)).next().is_some()
+}
+
 /// Returns the plan of a copy. `now` is in seconds since 1970.
 pub fn plan(source: &Catalog, target: &Catalog, selection: &Selection, now: i64) -> Plan {
     let backups = Backups::new(source, selection, now);
@@ -237,7 +242,7 @@ pub fn plan(source: &Catalog, target: &Catalog, selection: &Selection, now: i64)
     let mut complete = BTreeSet::new();
     let mut planned_as = HashMap::new();
     for (s, source_index) in all {
-        let has_base = s.name.is_full() || complete.range(follows(&s.name)).next().is_some();
+        let has_base = is_based(&s.name, &complete);
         let Some(i) = source_index else {
             if has_base {
                 complete.insert(s.name.last);

@@ -8,7 +8,7 @@
 
 use super::Options;
 use super::notes::Notes;
-use super::plan::{Decision, Plan, Planned, follows};
+use super::plan::{Decision, Plan, Planned, follows, is_based};
 use super::transfer::{Transferred, transfer};
 use crate::backup::{Catalog, Snapshot};
 use crate::base::{lock, unpoisoned};
@@ -214,13 +214,13 @@ impl Round<'_> {
                 continue;
             }
             state.next += 1;
-            if state.next.is_multiple_of(MANY) {
-                give_back_free_pages();
-            }
             state.large += usize::from(is_large);
             let mut result = CopyResult::NoBase;
             if self.readiness(&state, place) != Readiness::Never {
                 drop(state);
+                if (place + 1).is_multiple_of(MANY) {
+                    give_back_free_pages();
+                }
                 let transferred = guarded(|| self.transfer(i));
                 state = lock(mutex);
                 match transferred {
@@ -271,36 +271,42 @@ impl Round<'_> {
     }
 
     fn readiness(&self, state: &RoundState, place: usize) -> Readiness {
+        match self.base_readiness(state, place) {
+            Readiness::Now if place >= state.done + state.named_at_once => Readiness::Later,
+            readiness => readiness,
+        }
+    }
+
+    /// Tells whether what a snapshot follows has its name.
+    fn base_readiness(&self, state: &RoundState, place: usize) -> Readiness {
         let (planned, snapshot) = self.planned(state.copies[place]);
-        let name = &snapshot.name;
-        let mut is_based = name.is_full() || snapshot.excluded;
-        if !is_based {
-            // A delta needs the full of its backup: another history may have the same revisions.
-            match planned.full.map(|full| &state.results[full]) {
-                Some(Some(result)) if !result.is_in_target() => return Readiness::Never,
-                Some(None) => return Readiness::Later,
-                _ => {}
+        if snapshot.name.is_full() || snapshot.excluded {
+            return Readiness::Now;
+        }
+        // A delta needs the full of its backup: another history may have the same revisions.
+        match planned.full.map(|full| &state.results[full]) {
+            Some(Some(result)) if !result.is_in_target() => return Readiness::Never,
+            Some(None) => return Readiness::Later,
+            _ => {}
+        }
+        if is_based(&snapshot.name, &state.there) {
+            return Readiness::Now;
+        }
+        let bases = follows(&snapshot.name);
+        let mut readiness = Readiness::Never;
+        for i in &state.copies[state.done..place] {
+            let (_, base) = self.planned(*i);
+            if base.excluded || !bases.contains(&base.name.last) {
+                continue;
             }
-            let bases = follows(name);
-            let mut may_come = false;
-            is_based = state.there.range(bases.clone()).next().is_some();
-            for i in state.copies.get(state.done..place).unwrap_or_default() {
-                let (_, base) = self.planned(*i);
-                if bases.contains(&base.name.last) && !base.excluded {
-                    let result = state.results[*i].as_ref();
-                    is_based |=
-                        state.naming.contains(i) || result.is_some_and(CopyResult::is_in_target);
-                    may_come |= result.is_none();
-                }
-            }
-            if !is_based && !may_come {
-                return Readiness::Never;
+            match &state.results[*i] {
+                Some(result) if result.is_in_target() => return Readiness::Now,
+                None if state.naming.contains(i) => return Readiness::Now,
+                None => readiness = Readiness::Later,
+                Some(_) => {}
             }
         }
-        match is_based && place < state.done + state.named_at_once {
-            true => Readiness::Now,
-            false => Readiness::Later,
-        }
+        readiness
     }
 
     fn planned(&self, i: usize) -> (&Planned, &Snapshot) {
@@ -393,8 +399,7 @@ impl Round<'_> {
             && let Some(result) = &state.results[i]
         {
             let (_, Snapshot { name, excluded, .. }) = self.planned(i);
-            let is_based = name.is_full() || state.there.range(follows(name)).next().is_some();
-            if result.is_in_target() && !excluded && is_based {
+            if result.is_in_target() && !excluded && is_based(name, &state.there) {
                 state.there.insert(name.last);
             }
             state.done += 1;

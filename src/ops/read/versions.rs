@@ -103,13 +103,7 @@ fn read_file(
         ..Request::default()
     };
     let source = Source::open_file(ctx, path, &request)?;
-    let mut coverage = Coverage {
-        timeline: None,
-        newest: Revision(1),
-        warnings: Vec::new(),
-        moments: Vec::new(),
-        covered: Vec::new(),
-    };
+    let mut coverage = Coverage::new(None, Vec::new());
     let (db, base) = (&source.db, &source.base);
     coverage
         .read_full(ctx, db, base, Revision(i64::MAX), collect)
@@ -119,23 +113,14 @@ fn read_file(
 }
 
 /// Reads the snapshots of a store.
-///
-/// # Errors
-/// As [`read`].
-pub(crate) fn read_store(
+fn read_store(
     ctx: &Context,
     scan: &Scan,
     timeline: Option<&str>,
     collect: &impl Collect,
 ) -> Result<Coverage> {
     let (timeline, warnings) = select::choose_timeline(ctx, scan, timeline)?;
-    let mut coverage = Coverage {
-        timeline: Some(timeline.id.clone()),
-        newest: Revision(1),
-        warnings,
-        moments: Vec::new(),
-        covered: Vec::new(),
-    };
+    let mut coverage = Coverage::new(Some(timeline.id.clone()), warnings);
     let snapshots = &scan.catalog.snapshots;
     let members = timeline.members.iter().map(|member| {
         let name = &snapshots[member.snapshot].name;
@@ -175,6 +160,16 @@ pub(crate) fn read_store(
 }
 
 impl Coverage {
+    fn new(timeline: Option<String>, warnings: Vec<String>) -> Self {
+        Coverage {
+            timeline,
+            newest: Revision(1),
+            warnings,
+            moments: Vec::new(),
+            covered: Vec::new(),
+        }
+    }
+
     /// Reads a full up to the revision `until`.
     fn read_full<R: ReadAt>(
         &mut self,
