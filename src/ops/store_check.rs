@@ -5,6 +5,7 @@
 
 use super::Context;
 use super::report::{FailureFields, Report, ReportBuilder};
+use crate::backup::catalog::{V1, V2};
 use crate::base::Cancel;
 use crate::error::{Error, Reason, Result};
 use crate::store::staging::{STAGING, temporary_path};
@@ -82,7 +83,7 @@ pub struct Check {
 pub fn run(ctx: &Context) -> Result<Report<Outcome>> {
     let clock = ReportBuilder::start();
     let store = &ctx.store;
-    store.list(&[STAGING])?;
+    store.list(&[V2, V1, STAGING])?;
     let path = &temporary_path("check");
     let content = format!("deltafold checks this store: {path}").into_bytes();
     let most = content.len() as u64;

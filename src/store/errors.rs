@@ -3,6 +3,7 @@
 //!
 //! Removes secrets in URLs from the text. Called by everything in `store` that sends a request.
 
+use super::listing::CUT_OFF;
 use crate::base::causes;
 use crate::error::{Error, Reason};
 use url::Url;
@@ -26,6 +27,10 @@ pub fn store_error(action: impl std::fmt::Display, e: object_store::Error) -> Er
         }
         // The crate cannot name an object, and fails the whole listing.
         E::InvalidPath { .. } => Reason::Configuration,
+        // The same server says the same again.
+        _ if text.contains(CUT_OFF) => {
+            return Reason::Configuration.error(format!("cannot {action}: {CUT_OFF}"));
+        }
         _ => match io_cause(&e) {
             Some(io) => Error::io("", std::io::Error::from(io)).reason(),
             // The error of a listing has no kind. Its text has the status.

@@ -5,9 +5,9 @@
 //! replaces the key before the crate reads the page. The replacement is valid, and no request can confuse it
 //! with another object's name.
 //!
-//! It also ends listings without an end: a page must not lead to itself, and the length of a listing and the
-//! number of empty pages in a row are limited. Called by `requests` for each page, and by `s3::versions` and
-//! `swift`.
+//! It also refuses listings that are not whole or have no end: a page that says that more follows must name the
+//! next one, a page must not lead to itself, a listing must not come back to its names, and its length and the
+//! number of empty pages in a row are limited. Called by `requests` for each page, and by `uploads` and `swift`.
 
 use crate::base::hash::hex;
 use bytes::Bytes;
@@ -29,6 +29,8 @@ pub(super) const OBJECT_COST: usize = 160;
 const EMPTY_PAGES: usize = 1000;
 /// The error for a listing without an end.
 pub(super) const ENDLESS: &str = "the server's listing does not end";
+/// The error for a page that is not the last and does not name the next one.
+pub(super) const CUT_OFF: &str = "the server's listing is cut off: a page says that more objects follow and does not name the next page; the server may not know ListObjectsV2, which deltafold needs";
 
 /// The prefix of a replaced key. The key's bytes follow in hexadecimal.
 const STAND_IN_PREFIX: &str = "deltafold-odd-key:";
@@ -94,19 +96,56 @@ pub(super) fn token_of(uri: &Uri) -> Option<String> {
 #[derive(Debug, Default, PartialEq)]
 struct PageSummary {
     has_entries: bool,
+    /// The page says that more follows.
+    is_truncated: bool,
     /// The marker of the next page.
     next: Option<String>,
 }
 
 impl PageSummary {
-    /// Returns whether the listing can have an end after this page, which began with the marker `token`.
-    /// `empty` counts the empty pages before it.
-    fn may_end(&self, token: Option<&str>, empty: &AtomicUsize) -> bool {
-        if self.next.is_none() || self.has_entries {
+    /// Returns what is wrong with this page of a listing, which began with the marker `token`. `empty` counts the
+    /// empty pages before it.
+    fn problem(&self, token: Option<&str>, empty: &AtomicUsize) -> Option<&'static str> {
+        let Some(next) = &self.next else {
             empty.store(0, Ordering::Relaxed);
-            return self.next.is_none() || self.next.as_deref() != token;
+            return self.is_truncated.then_some(CUT_OFF);
+        };
+        let before = if self.has_entries {
+            empty.store(0, Ordering::Relaxed);
+            0
+        } else {
+            empty.fetch_add(1, Ordering::Relaxed)
+        };
+        (before >= EMPTY_PAGES || token == Some(next)).then_some(ENDLESS)
+    }
+}
+
+/// Notices that a listing comes back to names that it had: with two neighbours of it in memory, whose distance
+/// grows (Brent's algorithm). A name that a server lists twice is not enough.
+#[derive(Default)]
+pub(super) struct Repetition {
+    remembered: Option<[Path; 2]>,
+    last: Option<Path>,
+    steps: usize,
+    limit: usize,
+}
+
+impl Repetition {
+    /// Returns whether the listing repeats itself with this name.
+    pub(super) fn begins_at(&mut self, name: &Path) -> bool {
+        let Some(last) = self.last.replace(name.clone()) else {
+            return false;
+        };
+        let pair = [last, name.clone()];
+        if self.remembered.as_ref() == Some(&pair) {
+            return true;
         }
-        empty.fetch_add(1, Ordering::Relaxed) < EMPTY_PAGES && self.next.as_deref() != token
+        self.steps += 1;
+        if self.steps > self.limit {
+            self.remembered = Some(pair);
+            self.limit = self.steps * 2;
+        }
+        false
     }
 }
 
@@ -114,7 +153,7 @@ impl PageSummary {
 /// the empty pages in a row.
 ///
 /// # Errors
-/// Fails if the listing can have no end.
+/// Fails if the listing is cut off or can have no end.
 pub(super) async fn with_stand_ins(
     response: HttpResponse,
     token: Option<&str>,
@@ -124,8 +163,8 @@ pub(super) async fn with_stand_ins(
     let page = body.bytes().await?;
     let mut summary = PageSummary::default();
     let page = replaced(&page, &mut summary).map_or(page, Bytes::from);
-    if !summary.may_end(token, empty) {
-        let error = std::io::Error::other(ENDLESS);
+    if let Some(problem) = summary.problem(token, empty) {
+        let error = std::io::Error::other(problem);
         return Err(HttpError::new(HttpErrorKind::Decode, error));
     }
     parts.headers.remove(CONTENT_LENGTH);
@@ -145,6 +184,7 @@ fn replaced(page: &[u8], summary: &mut PageSummary) -> Option<Vec<u8>> {
     // The position and the text so far of an open key.
     let mut key: Option<(usize, String)> = None;
     let mut next: Option<String> = None;
+    let mut in_truncated = false;
     let position = |reader: &Reader<&[u8]>| reader.buffer_position() as usize;
     loop {
         let before = position(&reader);
@@ -160,10 +200,12 @@ fn replaced(page: &[u8], summary: &mut PageSummary) -> Option<Vec<u8>> {
                 summary.has_entries |= key.is_some();
                 let is_marker = matches!(&*name, b"NextContinuationToken" | b"NextMarker");
                 next = (is_marker && open.len() == 1).then(String::new);
+                in_truncated = name == b"IsTruncated" && open.len() == 1;
                 open.push(name);
             }
             Event::End(_) => {
                 open.pop();
+                in_truncated = false;
                 let marker = next.take().filter(|token| !token.is_empty());
                 summary.next = marker.or(summary.next.take());
                 let is_folder = open.last().is_some_and(|p| is_folder(p));
@@ -185,6 +227,8 @@ fn replaced(page: &[u8], summary: &mut PageSummary) -> Option<Vec<u8>> {
                     text.push_str(&text_of(&event));
                 } else if let Some(text) = &mut next {
                     text.push_str(&text_of(&event));
+                } else if in_truncated {
+                    summary.is_truncated |= text_of(&event).trim() == "true";
                 }
             }
         }
@@ -251,8 +295,9 @@ mod tests {
         for page in [s3, azure] {
             let summary = summary(page);
             assert_eq!(summary.next.as_deref(), Some("a+&"));
-            assert!(summary.may_end(None, &empty) && summary.may_end(Some("b"), &empty));
-            assert!(!summary.may_end(Some("a+&"), &empty));
+            assert_eq!(summary.problem(None, &empty), None);
+            assert_eq!(summary.problem(Some("b"), &empty), None);
+            assert_eq!(summary.problem(Some("a+&"), &empty), Some(ENDLESS));
         }
         for uri in [
             "http://h/b?list-type=2&continuation-token=a%2B%26",
@@ -271,18 +316,55 @@ mod tests {
     }
 
     #[test]
+    fn a_page_that_is_not_the_last_names_the_next_one() {
+        let empty = AtomicUsize::new(0);
+        for (is_truncated, marker, problem) in [
+            ("true", "", Some(CUT_OFF)),
+            (" true\n", "<NextContinuationToken/>", Some(CUT_OFF)),
+            (
+                "true",
+                "<NextContinuationToken>a</NextContinuationToken>",
+                None,
+            ),
+            ("false", "", None),
+        ] {
+            let page = format!(
+                "<ListBucketResult><Contents><Key>k</Key><IsTruncated>true</IsTruncated></Contents><IsTruncated>{is_truncated}</IsTruncated>{marker}</ListBucketResult>"
+            );
+            assert_eq!(summary(&page).problem(None, &empty), problem, "{page}");
+        }
+    }
+
+    #[test]
+    fn a_listing_that_comes_back_to_its_names_is_noticed() {
+        let name = |n: usize| Path::from(format!("v2/{n}"));
+        let distance = |mut names: Box<dyn Iterator<Item = usize>>| {
+            let mut repetition = Repetition::default();
+            (0..)
+                .zip(&mut names)
+                .find(|&(_, n)| repetition.begins_at(&name(n)))
+                .map(|(at, _)| at)
+        };
+        for (lead, cycle) in [(0, 2), (0, 3), (5, 4), (1000, 7), (3, 1000), (2500, 2500)] {
+            let found = distance(Box::new((0..lead).chain((lead..lead + cycle).cycle())));
+            assert!(found.unwrap() <= 4 * (lead + cycle) + 4, "{lead} {cycle}");
+        }
+        // Names that are listed twice, as at the border of two pages, are no repetition.
+        let twice = (0..10_000).flat_map(|n| std::iter::repeat_n(n, 1 + n % 2));
+        assert_eq!(distance(Box::new(twice)), None);
+    }
+
+    #[test]
     fn empty_pages_without_end_are_refused() {
         let page = |n: usize| summary(&format!("<L><NextMarker>{n}</NextMarker></L>"));
         let full = summary("<L><Contents><Key>k</Key></Contents><NextMarker>x</NextMarker></L>");
         let empty = AtomicUsize::new(0);
         for _ in 0..2 {
-            assert!((0..EMPTY_PAGES).all(|n| page(n).may_end(None, &empty)));
-            assert!(full.may_end(None, &empty));
+            assert!((0..EMPTY_PAGES).all(|n| page(n).problem(None, &empty).is_none()));
+            assert_eq!(full.problem(None, &empty), None);
         }
-        assert_eq!(
-            (0..).take_while(|&n| page(n).may_end(None, &empty)).count(),
-            EMPTY_PAGES
-        );
+        let is_sound = |n: &usize| page(*n).problem(None, &empty).is_none();
+        assert_eq!((0..).take_while(is_sound).count(), EMPTY_PAGES);
     }
 
     #[test]

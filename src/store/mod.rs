@@ -229,13 +229,14 @@ impl Store {
         self.bytes_read.load(Ordering::Relaxed)
     }
 
-    /// Returns the full path of an object.
+    /// Returns the full path of an object. Nothing is encoded: the path is the name at the store.
     fn path(&self, below: &str) -> Path {
-        self.prefix
-            .parts()
-            .chain(Path::from(below).parts())
-            .map(|p| p.as_ref().to_owned())
-            .collect()
+        let full = match self.prefix.as_ref() {
+            "" => below.to_owned(),
+            prefix => format!("{prefix}/{below}"),
+        };
+        // Names that are no path are odd and never requested. Encoded, they name no object.
+        Path::parse(&full).unwrap_or_else(|_| full.into())
     }
 
     /// Waits for a request. Fails with `Terminated` if cancelled first.
@@ -303,11 +304,12 @@ impl Store {
         let failed = |e| store_error(format!("list {}", self.url), e);
         let mut objects = Vec::new();
         let mut budget = listing::MAX_LISTING;
+        let mut repetition = listing::Repetition::default();
         let mut listing = self.inner.list(Some(&self.path(folder)));
         while let Some(object) = listing.try_next().await.map_err(failed)? {
             let cost = listing::OBJECT_COST + object.location.as_ref().len();
             budget = budget.saturating_sub(cost);
-            if budget == 0 {
+            if budget == 0 || repetition.begins_at(&object.location) {
                 return Err(Reason::StoreUnreachable.error(format!(
                     "cannot list {}: {}",
                     self.url,

@@ -1,7 +1,10 @@
 //! A real S3 server, versitygw, does what every store must do.
 
-use crate::support::conformance::{Abilities, conforms, runtime};
-use crate::support::s3::Kind;
+use crate::support::conformance::{
+    Abilities, Server, conforms, prefixes_are_taken_as_they_are_written, runtime,
+};
+use crate::support::random::rounds;
+use crate::support::s3::{ACCESS_KEY, Kind, REGION, SECRET_KEY};
 use crate::support::versitygw::Versitygw;
 
 #[test]
@@ -19,4 +22,18 @@ fn versitygw_does() {
         };
         conforms(&store, has);
     }
+}
+
+#[test]
+fn versitygw_takes_prefixes_as_they_are_written() {
+    let (runtime, server) = (runtime(), Versitygw::start());
+    runtime.block_on(server.s3().create_bucket("names", Kind::Plain));
+    let options = [
+        ("endpoint", server.s3().endpoint()),
+        ("region", REGION),
+        ("access_key_id", ACCESS_KEY),
+        ("secret_access_key", SECRET_KEY),
+    ];
+    let server = Server::new(runtime, "s3://names", &options);
+    prefixes_are_taken_as_they_are_written(&server, rounds(6, 30));
 }

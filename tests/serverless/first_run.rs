@@ -46,7 +46,7 @@ fn a_first_snapshot_makes_its_folder_but_no_parents() {
     for parent in [&missing, &nested] {
         let store = parent.join("etcd-main");
         let store = store.to_str().unwrap();
-        let url = format!("file://{}", store.replace(' ', "%20"));
+        let url = format!("file://{store}");
         for (flag, url, args) in [
             (
                 "--store",
@@ -348,6 +348,41 @@ fn a_store_without_its_settings_names_them() {
         let (message, _) = refused(&mut run(&["list", "--store", url]), code, reason);
         assert_has(&message, &[url]);
         assert_has(&message, &names);
+    }
+}
+
+/// A name that a store would change, or that no listing shows again, is refused before anything is written.
+#[test]
+fn a_prefix_that_no_store_can_keep_is_refused() {
+    let source = copy_fixture("kubernetes");
+    let from = source.path().to_str().unwrap();
+    let long = format!("s3://b/{}", "x".repeat(701));
+    for (url, part) in [
+        ("s3://b/a//b", "empty"),
+        ("s3://b//a", "empty"),
+        ("s3://b/a/../c", ".."),
+        ("gs://b/./c", "empty, . or .."),
+        ("swift://b/a\tb", "control character"),
+        ("s3://b/ a", "white space"),
+        ("s3://b/a\u{fffd}", "unreadable"),
+        ("az://b/a\\b", "backslash"),
+        ("az://b/a./b", "dot"),
+        ("s3://b/a?x=1", "no ?"),
+        ("file:///a?x=1", "no ?"),
+        ("s3://user:secret@b/a", "no user"),
+        ("s3://b:9000/a", "bucket"),
+        ("s3://b#x/a", "bucket"),
+        ("s3:///a", "bucket"),
+        ("nfs://b/a", "use s3://"),
+        (&long, "700 bytes"),
+    ] {
+        let (message, _) = refused(
+            &mut run(&["copy", "--from", from, "--to", url]),
+            64,
+            "Usage",
+        );
+        assert_has(&message, &[part]);
+        assert!(!message.contains("secret@"), "{message}");
     }
 }
 

@@ -1,6 +1,9 @@
 //! A folder and a store in memory do what every store must do.
 
-use crate::support::conformance::{Abilities, conforms, runtime};
+use crate::support::conformance::{
+    Abilities, Server, conforms, prefixes_are_taken_as_they_are_written, runtime,
+};
+use crate::support::random::rounds;
 use crate::support::scratch;
 use deltafold::store::exclude::ExcludeTags;
 use deltafold::store::{LookFirst, Store, Versioning};
@@ -48,4 +51,14 @@ fn memory_does() {
         },
     );
     hides_nothing(&store);
+}
+
+#[test]
+fn a_folder_takes_prefixes_as_they_are_written() {
+    for scheme in ["", "file://"] {
+        let folder = scratch::folder().unwrap();
+        let url = format!("{scheme}{}", folder.path().to_str().unwrap());
+        let server = Server::new(runtime(), &url, &[]);
+        prefixes_are_taken_as_they_are_written(&server, rounds(10, 40));
+    }
 }

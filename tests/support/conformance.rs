@@ -1,6 +1,7 @@
 //! The conformance suite: what every store must do, and what the program must do on every store.
 
 use super::made_backups::{BASE, Bucket, LAST, objects_in};
+use super::random::{rounds, seed};
 use super::{copy_fixture, deltafold, expected, fixture_names, run_json, scratch};
 use chrono::Utc;
 use deltafold::error::{Error, Reason};
@@ -340,6 +341,7 @@ pub fn the_program_works_on(server: &Server) {
     marks_are_listed(server);
     a_killed_run_leaves_nothing_that_stays(server);
     a_copy_is_the_same(server);
+    prefixes_are_taken_as_they_are_written(server, rounds(4, 20));
     let (code, result, _) = server.run("list", "nothing", &[]);
     assert_eq!((code, result["reason"].as_str()), (66, Some("NoSnapshots")));
 }
@@ -457,4 +459,87 @@ fn a_copy_is_the_same(server: &Server) {
         "{stderr}"
     );
     nothing_is_staged(&server.store("copied"));
+}
+
+/// Prefixes that people have, and some that only random finds. What is written below one can be read again, and the
+/// server has the very name.
+pub fn prefixes_are_taken_as_they_are_written(server: &Server, random: usize) {
+    let mut rng = fastrand::Rng::with_seed(seed());
+    let fixed = [
+        "team~a",
+        "gr\u{f6}\u{df}e",
+        "x#y",
+        "%7E",
+        "100%25/a b",
+        "a*b[c]{d}|e^f\"g<h>i`j",
+        "back\\slash.",
+    ];
+    let mut prefixes: Vec<String> = fixed.iter().map(|p| (*p).to_owned()).collect();
+    prefixes.extend((0..random).map(|_| random_prefix(&mut rng)));
+    let source = copy_fixture("kubernetes");
+    let from = source.path().to_str().unwrap();
+    for (i, prefix) in prefixes.iter().enumerate() {
+        // Several could be equal, or one below another.
+        let mut prefix = format!("{i}-{prefix}");
+        if server.url.starts_with("az://") {
+            let refused = prefix.contains('\\') || prefix.split('/').any(|p| p.ends_with('.'));
+            let (code, _, stderr) = server.run("list", &prefix, &[]);
+            assert_eq!(code == 64, refused, "{prefix}: {stderr}");
+            prefix = prefix.replace('\\', "_").replace('.', "_");
+        }
+        if let Some(folder) = deltafold::store::open::local_folder(&server.url(&prefix)) {
+            fs::create_dir_all(folder.parent().unwrap()).unwrap();
+        }
+        let (there, local) = (server.url(&prefix), scratch::folder().unwrap());
+        let copied = |from: &str, to: &str, flag: &str| {
+            let mut c = deltafold();
+            c.args(["copy", "--output", "json", "--from", from, "--to", to]);
+            let (code, _, stderr) = run_json(c.args(server.flags(flag)));
+            assert_eq!(code, 0, "{prefix}: {stderr}");
+        };
+        copied(from, &there, "--to-option");
+        let (code, list, stderr) = server.run("list", &prefix, &[]);
+        assert_eq!(code, 0, "{prefix}: {stderr}");
+        let snapshots = list["snapshots"].as_array().unwrap().len();
+        let file = local.path().join("restored.db");
+        let to_file = ["--to-snapshot", file.to_str().unwrap()];
+        let (code, _, stderr) = server.run("restore", &prefix, &to_file);
+        assert_eq!(code, 0, "{prefix}: {stderr}");
+        let back = local.path().join("back");
+        copied(&there, back.to_str().unwrap(), "--from-option");
+        assert!(objects_in(&back.join("v2")) == objects_in(&source.path().join("v2")));
+        // The whole bucket, without a prefix.
+        let all = paths(&server.store(""), "");
+        let below = all
+            .iter()
+            .filter(|p| p.starts_with(&format!("{prefix}/v2/")));
+        assert_eq!(below.count(), snapshots, "{prefix}: {all:?}");
+        let store = server.store(&prefix);
+        for path in paths(&store, "v2") {
+            store.delete(&path).unwrap();
+        }
+        assert_eq!(paths(&store, "v2"), BTreeSet::new());
+    }
+}
+
+fn random_prefix(rng: &mut fastrand::Rng) -> String {
+    let characters: Vec<char> =
+        "~*[]{}|\\^\"<>%#`!$&'()+,-.:;=@_ aZ09\u{e9}\u{df}\u{20ac}\u{65e5}\u{1f600}\u{308}"
+            .chars()
+            .collect();
+    let part = |rng: &mut fastrand::Rng| -> String {
+        let n = rng.usize(1..12);
+        (0..n)
+            .map(|_| characters[rng.usize(..characters.len())])
+            .collect()
+    };
+    let mut prefix = part(rng);
+    if rng.bool() {
+        let below = part(rng);
+        if !matches!(&*below, "." | "..") {
+            prefix = format!("{prefix}/{below}");
+        }
+    }
+    // White space at an end is refused.
+    prefix.trim_end().to_owned()
 }

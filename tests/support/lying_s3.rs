@@ -26,8 +26,12 @@ pub struct Lies {
     pub hides_tag_counts: bool,
     /// Has no tags: 501.
     pub refuses_tags: bool,
-    /// Each page of a listing links to itself.
+    /// The last page of a listing links to the first one.
     pub lists_in_circles: bool,
+    /// Says that more pages follow, and does not name the next one.
+    pub hides_next_page: bool,
+    /// Lists two objects a page.
+    pub lists_small_pages: bool,
     /// Announces a terabyte in the response to a write, and breaks off.
     pub announces_terabytes: bool,
     /// Changes the last byte of what is read.
@@ -514,8 +518,7 @@ impl State {
     }
 
     fn list(&self, r: &Request) -> Answer {
-        /// The page size of S3 listings.
-        const PAGE: usize = 1000;
+        let page = if self.lies.lists_small_pages { 2 } else { 1000 };
         let (mut contents, mut count) = (String::new(), 0);
         let after = r.query.get("continuation-token").cloned();
         let listed = self.listed(r).into_iter();
@@ -523,7 +526,7 @@ impl State {
         let mut listed = listed
             .skip_while(|(path, _)| after.as_ref().is_some_and(|a| token(path.as_str()) <= *a));
         let mut last = None;
-        for (path, object) in listed.by_ref().take(PAGE) {
+        for (path, object) in listed.by_ref().take(page) {
             last = Some(path);
             let (_, key) = path.split_once('/').expect("a bucket");
             let (etag, time) = (&object.etag, object.modified.to_rfc3339());
@@ -534,8 +537,10 @@ impl State {
             ));
             count += 1;
         }
-        let next = match (listed.next(), last) {
-            (Some(_), Some(last)) => {
+        let is_last = listed.next().is_none();
+        let next = match (is_last, last) {
+            (false, _) if self.lies.hides_next_page => String::new(),
+            (false, Some(last)) => {
                 let token = token(last);
                 format!("<NextContinuationToken>{token}</NextContinuationToken>")
             }
@@ -546,7 +551,7 @@ impl State {
         };
         said(format!(
             "<ListBucketResult><IsTruncated>{}</IsTruncated>{next}<KeyCount>{count}</KeyCount>{contents}</ListBucketResult>",
-            !next.is_empty()
+            !is_last || !next.is_empty()
         ))
     }
 

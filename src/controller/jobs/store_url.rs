@@ -3,9 +3,8 @@
 //! It does not check URLs: `problems` does.
 
 use super::super::api::{StoreSpec, StoreVolume};
-use crate::store::open::Family;
+use crate::store::open::{Family, local_folder};
 use std::path::PathBuf;
-use url::Url;
 
 /// Returns the location of a backup: the URL, with the server and account of the options. Settings in a Secret are
 /// unknown here. A local store's location is the whole volume: every Pod mounts all of it.
@@ -54,12 +53,7 @@ fn plain_url(url: &str) -> String {
 /// Returns the folder of a local store, or `None` for any other URL. A path has one spelling: `/b` for `//b`,
 /// `/./b` and `/b/`. `..` stays.
 pub(super) fn local_path(url: &str) -> Option<String> {
-    let path = if url.starts_with('/') {
-        PathBuf::from(url)
-    } else {
-        let url = Url::parse(url).ok().filter(|u| u.scheme() == "file")?;
-        url.to_file_path().ok()?
-    };
+    let path = local_folder(url).filter(|path| path.is_absolute())?;
     let path: PathBuf = path.components().collect();
     Some(path.to_str()?.to_owned())
 }

@@ -241,7 +241,7 @@ fn of_settings<B: Builder>(
         completes_if_free: B::COMPLETES_IF_FREE,
         ..config.connector()
     };
-    builder = builder.located(&location.url, config.retry.clone(), connector);
+    builder = builder.located(&location.bucket_url, config.retry.clone(), connector);
     let mut settings = config.timeouts();
     if let Some(secret) = secret {
         settings.extend(B::from_secret(secret)?);

@@ -31,7 +31,7 @@ impl Family {
 
     /// Returns the family of a URL's scheme.
     pub(super) fn of_scheme(scheme: &str) -> Option<Family> {
-        match scheme {
+        match &*scheme.to_ascii_lowercase() {
             "file" => Some(Family::Local),
             "s3" | "s3a" => Some(Family::S3),
             "gs" => Some(Family::Gcs),

@@ -17,6 +17,7 @@ use super::Store;
 use super::errors::store_error;
 use super::exclude::ExcludeTags;
 use super::folder::{FileMode, Folder};
+use super::listing;
 use super::requests::{Connector, DEFAULT_REQUESTS, MAX_REQUESTS, Requests};
 use super::retrying_client::RetryingClient;
 use crate::error::{Error, Reason, Result};
@@ -71,6 +72,8 @@ pub const OPTION_FILE_MODE: &str = "file_mode";
 #[derive(Clone)]
 struct Location {
     url: String,
+    /// The URL up to the bucket.
+    bucket_url: String,
     bucket: String,
     prefix: Path,
     /// `open URL`, for error messages.
@@ -97,73 +100,107 @@ struct OpenConfig {
 /// with `NoSnapshots` if a local folder does not exist. Wrong credentials show only with the first request.
 pub fn open(url: &str, options: &[(String, String)], handle: Handle) -> Result<Store> {
     crate::base::tls::ensure_provider();
-    let parsed = match Url::parse(url) {
-        Ok(u) if url.contains("://") => u,
-        Ok(u) if Family::of_scheme(u.scheme()).is_some() => {
-            return Err(Reason::Usage.error(format!(
-                "--store {url} lacks the slashes: use {}://… (a folder of this name is ./{url})",
-                u.scheme()
-            )));
-        }
-        _ => return open_local(url, url, options, handle),
+    let Some((scheme, rest)) = url.split_once("://") else {
+        return match url.split_once(':') {
+            Some((scheme, _)) if Family::of_scheme(scheme).is_some() => {
+                Err(Reason::Usage.error(format!(
+                    "--store {url} lacks the slashes: use {scheme}://… (a folder of this name is ./{url})"
+                )))
+            }
+            _ => open_local(url, url, options, handle),
+        };
     };
-    // Azure's own form of a URL has an @: abfss://container@account.…
-    let is_azure = parsed.scheme().starts_with("abfs");
-    if (!parsed.username().is_empty() && !is_azure)
-        || parsed.password().is_some()
-        || parsed.query().is_some()
-    {
-        return Err(Reason::Usage.error("--store takes no user, password or query in its URL: give secrets by environment variables, --store-secret or --store-option"));
-    }
-    let prefix = Path::from_url_path(parsed.path())
-        .map_err(|e| Reason::Usage.error(format!("--store {url}: {e}")))?;
-    let bucket = parsed.host_str().unwrap_or_default().to_owned();
-    if parsed.scheme() != "file" && bucket.is_empty() {
-        return Err(Reason::Usage.error(format!(
-            "--store {url} names no bucket: use {}://bucket/prefix",
-            parsed.scheme()
-        )));
-    }
-    let location = Location {
-        url: url.to_owned(),
-        bucket,
-        prefix,
-        action: format!("open {url}"),
-    };
+    let scheme = &*scheme.to_ascii_lowercase();
+    check_parts(scheme, rest)?;
     // The variable is the one with which etcd-backup-restore finds its Secret.
     let config = |variable: &str| OpenConfig::new(options, variable);
-    match Family::of_scheme(parsed.scheme()) {
+    let location = || Location::new(url, scheme, rest);
+    match Family::of_scheme(scheme) {
         Some(Family::Local) => {
-            let dir = parsed.to_file_path().map_err(|()| {
+            let dir = local_folder(url).ok_or_else(|| {
                 Reason::Usage.error(format!(
                     "--store {url} is not the URL of a local folder: write file:///folder"
                 ))
             })?;
             open_local(&dir.to_string_lossy(), url, options, handle)
         }
-        Some(Family::S3) => s3::open(&location, config("AWS_APPLICATION_CREDENTIALS")?, handle),
+        Some(Family::S3) => s3::open(&location()?, config("AWS_APPLICATION_CREDENTIALS")?, handle),
         Some(Family::Gcs) => {
-            gcs::open(&location, config("GOOGLE_APPLICATION_CREDENTIALS")?, handle)
+            gcs::open(&location()?, config("GOOGLE_APPLICATION_CREDENTIALS")?, handle)
         }
         Some(Family::Azure) => {
-            azure::open(&location, config("AZURE_APPLICATION_CREDENTIALS")?, handle)
+            azure::open(&location()?, config("AZURE_APPLICATION_CREDENTIALS")?, handle)
         }
         Some(Family::Swift) => swift::open(
-            &location,
+            &location()?,
             config("OPENSTACK_APPLICATION_CREDENTIALS")?,
             handle,
         ),
-        None => {
-            let advice = Family::advice(parsed.scheme());
-            Err(Reason::Usage.error(format!(
-                "--store {url}: \"{}\" is no store deltafold knows: use s3://, gs://, az://, swift://, file:/// or a path{advice}",
-                parsed.scheme()
-            )))
-        }
+        None => Err(Reason::Usage.error(format!(
+            "--store {url}: \"{scheme}\" is no store deltafold knows: use s3://, gs://, az://, swift://, file:/// or a path{}",
+            Family::advice(scheme)
+        ))),
     }
 }
 
+/// Refuses a user, a password and a query in a URL: they belong into settings. Does not print the URL.
+fn check_parts(scheme: &str, rest: &str) -> Result<()> {
+    let authority = rest.split('/').next().unwrap_or_default();
+    // Azure's own form of a URL has an @: abfss://container@account.…
+    let has_user = match authority.split_once('@') {
+        Some((user, _)) => !scheme.starts_with("abfs") || user.contains(':'),
+        None => false,
+    };
+    if has_user || rest.contains('?') {
+        return Err(Reason::Usage.error("--store takes no user, password or query in its URL, and no ? in a name: give secrets by environment variables, --store-secret or --store-option"));
+    }
+    Ok(())
+}
+
+/// The longest prefix, in bytes. Stores take names of 1,024 bytes, and the names below a prefix need some.
+const MAX_PREFIX: usize = 700;
+
 impl Location {
+    /// Takes a URL apart. The prefix is byte for byte what the URL has: nothing is decoded.
+    ///
+    /// # Errors
+    /// Fails with `Usage` if there is no valid bucket, or if a store cannot have names with this prefix.
+    fn new(url: &str, scheme: &str, rest: &str) -> Result<Self> {
+        let (authority, prefix) = rest.split_once('/').unwrap_or((rest, ""));
+        let bucket_url = format!("{scheme}://{authority}");
+        let family = Family::of_scheme(scheme);
+        // Other stores write a bucket's name as the host of a URL.
+        let host = match family {
+            Some(Family::Swift) => Some(authority.to_owned()),
+            _ => Url::parse(&bucket_url)
+                .ok()
+                .and_then(|u| Some(u.host_str()?.to_owned())),
+        };
+        let named = authority
+            .split_once('@')
+            .map_or(authority, |(_, host)| host);
+        let bucket = host.filter(|host| !host.is_empty() && host == named);
+        let bucket = bucket.ok_or_else(|| {
+            Reason::Usage.error(format!(
+                "--store {url} names no valid bucket: use {scheme}://bucket/prefix"
+            ))
+        })?;
+        let prefix = prefix.strip_suffix('/').unwrap_or(prefix);
+        if let Some(problem) = problem_of_prefix(prefix, family) {
+            return Err(Reason::Usage.error(format!(
+                "--store {url}: this prefix cannot be used: {problem}"
+            )));
+        }
+        Ok(Location {
+            url: url.to_owned(),
+            bucket_url,
+            bucket,
+            prefix: Path::parse(prefix)
+                .map_err(|e| Reason::Usage.error(format!("--store {url}: {e}")))?,
+            action: format!("open {url}"),
+        })
+    }
+
     fn store(&self, inner: Arc<dyn ObjectStore>, tags: ExcludeTags, handle: Handle) -> Store {
         Store::new(inner, self.prefix.clone(), self.url.clone(), tags, handle)
     }
@@ -322,6 +359,30 @@ fn certificates(pem: &[u8], source: &str) -> Result<Vec<Certificate>> {
     }
 }
 
+/// Returns why no object below a prefix could be written and found again, or `None`.
+fn problem_of_prefix(prefix: &str, family: Option<Family>) -> Option<&'static str> {
+    let parts = || prefix.split('/');
+    if prefix.is_empty() {
+        None
+    } else if parts().any(|part| matches!(part, "" | "." | "..")) {
+        Some("one of its parts is empty, . or ..")
+    } else if prefix.contains(char::is_control) {
+        Some("it has a control character")
+    } else if family == Some(Family::Azure)
+        && (prefix.contains('\\') || parts().any(|part| part.ends_with('.')))
+    {
+        Some("Azure changes names with a backslash, or with a dot at the end of a part")
+    } else if prefix.len() > MAX_PREFIX {
+        Some("it has more than 700 bytes")
+    } else if listing::is_odd(prefix) {
+        Some(
+            "it begins or ends with white space, or has a character that stands for an unreadable one",
+        )
+    } else {
+        None
+    }
+}
+
 /// Refuses a URL that ends in `v1` or `v2`. These folders are made below the prefix; in other tools the
 /// prefix ends so, and it is a common mistake to copy it.
 ///
@@ -388,17 +449,21 @@ fn lacks_parent(url: &str, flag: &str, dir: &FilePath) -> Error {
     ))
 }
 
-/// Returns the folder of a local `url`, or `None` if the URL is that of an object store or invalid.
-pub(super) fn local_folder(url: &str) -> Option<PathBuf> {
-    let dir = match Url::parse(url) {
-        Ok(u) if url.contains("://") => match u.scheme() {
-            "file" => u.to_file_path().ok(),
-            _ => None,
+/// Returns the folder of a local `url`, or `None` if the URL is that of an object store or invalid. Nothing in it is
+/// decoded.
+pub fn local_folder(url: &str) -> Option<PathBuf> {
+    let dir = match url.split_once("://") {
+        Some((scheme, rest)) if Family::of_scheme(scheme) == Some(Family::Local) => {
+            let rest = rest.strip_prefix("localhost").unwrap_or(rest);
+            rest.starts_with('/').then_some(rest)?
+        }
+        Some(_) => return None,
+        None => match url.split_once(':') {
+            Some((scheme, _)) if Family::of_scheme(scheme).is_some() => return None,
+            _ => url,
         },
-        Ok(u) if Family::of_scheme(u.scheme()).is_some() => None,
-        _ => Some(PathBuf::from(url)),
     };
-    dir.filter(|d| !d.as_os_str().is_empty())
+    (!dir.is_empty()).then(|| dir.into())
 }
 
 /// Whether a local folder holds `v2` or `v1`.
