@@ -63,9 +63,10 @@ impl Keys {
     /// `CorruptSnapshot` in an `io::Error`.
     pub fn decrypt<R: Read>(&self, inner: R) -> Result<DecryptingReader<R>> {
         if !self.decrypts() {
-            return Err(Reason::CannotDecrypt.error(
-                "it is encrypted: give the age identity that opens it with --age-identity",
-            ));
+            return Err(Reason::CannotDecrypt.error(match self.encrypts() {
+                false => "it is encrypted: give the age identity that opens it with --age-identity",
+                true => "it is encrypted, and recipients open nothing: give --age-identity, too; a plain prefix is moved to age by `deltafold copy --age-recipient` to a new prefix",
+            }));
         }
         let failed = |e: DecryptError| {
             match e {

@@ -537,6 +537,56 @@ fn an_etcd_is_saved_compacted_and_restored() {
     });
 }
 
+/// Recipients alone encrypt one delta, and nothing goes on from it. A copy to a new prefix is the way.
+#[test]
+fn a_plain_prefix_is_moved_to_age_by_a_copy() {
+    let key = Key::new();
+    let (both, writes, reads) = (key.both(), key.writes(), key.reads());
+    let (both, writes, reads) = (args(&both), args(&writes), args(&reads));
+    with_etcd(EtcdVersion::V3_6, |world| {
+        world.put("/a", "1");
+        world.snapshot("full", &[]).succeeded();
+        world.put("/a", "2");
+        world.delta(&[]);
+        let plain = world.prefix.url.clone();
+        let to = world.folder().join("encrypted");
+        let mut c = deltafold();
+        c.args(["copy", "--output", "json", "--from", &plain, "--to"])
+            .arg(&to);
+        let (code, copied, stderr) = run_json(c.args(&writes));
+        assert_eq!((code, copied["copied"].as_u64()), (0, Some(2)), "{stderr}");
+
+        // In the old prefix, recipients alone lead nowhere, and the error has both ways out.
+        world.put("/a", "3");
+        world.snapshot("delta", &writes).succeeded();
+        world.put("/a", "4");
+        let refused = world.snapshot("delta", &writes);
+        assert_eq!((refused.code, refused.reason()), (77, "CannotDecrypt"));
+        let message = refused.json["message"].as_str().unwrap();
+        for way in ["--age-identity", "`deltafold copy --age-recipient`"] {
+            assert!(
+                message.contains(way) && !message.contains('\n'),
+                "{message}"
+            );
+        }
+
+        // The new prefix goes on with deltas, and all of it is encrypted.
+        world.prefix.url = to.to_str().unwrap().to_owned();
+        world.delta(&both);
+        assert_eq!(world.prefix.last_saved(), world.revision());
+        let names = world.prefix.names();
+        assert!(
+            names.len() == 3 && names.iter().all(|n| n.is_encrypted),
+            "{names:?}"
+        );
+        let data = world.folder().join("restored");
+        let (code, json, stderr) = restore(&to, &data, &reads);
+        assert_eq!(code, 0, "{stderr}");
+        let theirs = world.wait(world.etcd.hash_kv(world.revision()));
+        assert_eq!(json["hash_kv"].as_u64(), Some(theirs.hash.into()));
+    });
+}
+
 /// A follower that cannot read or must not extend the encrypted backup ends at once. After the encrypted full
 /// is excluded, an unencrypted full can be taken again.
 #[test]
