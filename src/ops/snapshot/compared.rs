@@ -38,8 +38,11 @@ impl ComparedCluster {
         let (hashes, agreement) = loop {
             let hashes = cluster.hash_kv_all(connector, cluster.revision)?;
             let agreement = compare(&hashes);
-            let is_conclusive = agreement.unknown.is_empty() && !hashes.iter().any(was_compacted);
-            if is_conclusive || attempt >= HASH_ATTEMPTS {
+            // A member that does not answer would not answer now either.
+            let is_incomparable = |h: &MemberHash| {
+                was_compacted(h) || h.hash.is_some() && agreement.unknown.contains(&h.member)
+            };
+            if !hashes.iter().any(is_incomparable) || attempt >= HASH_ATTEMPTS {
                 break (hashes, agreement);
             }
             attempt += 1;
@@ -122,5 +125,37 @@ fn member_warning(c: &MemberComparison, revision: i64) -> Option<String> {
             "{label} could not be compared with the others: {why}"
         )),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::etcd::cluster::{Member, MemberStatus};
+
+    fn member(db_size: u64, is_learner: bool) -> Member {
+        Member {
+            is_learner,
+            status: Some(MemberStatus {
+                db_size,
+                ..MemberStatus::default()
+            }),
+            ..Member::default()
+        }
+    }
+
+    #[test]
+    fn members_are_compared_before_deltas_if_there_are_several_and_none_is_large() {
+        let is_worthwhile = |members: &[(u64, bool)]| {
+            is_worthwhile_for_deltas(&Cluster {
+                members: members.iter().map(|&(size, l)| member(size, l)).collect(),
+                ..Cluster::default()
+            })
+        };
+        let most = 512 << 20;
+        assert!(is_worthwhile(&[(most, false), (1, false)]));
+        assert!(!is_worthwhile(&[(most + 1, false), (1, false)]));
+        assert!(!is_worthwhile(&[(1, false)]));
+        assert!(!is_worthwhile(&[(1, false), (1, true)]));
     }
 }
