@@ -40,7 +40,7 @@ pub enum Reason {
     MembersDiffer,
     /// The backup and the live etcd hold different data at the same revision.
     BackupDiffers,
-    /// In a drill, the etcd that was started on the restored data holds other data than the fold.
+    /// In a drill, the etcd that was started on the restored data holds other data than was restored.
     DrillFailed,
     /// The prefix is the backup of another cluster.
     OtherCluster,

@@ -396,6 +396,10 @@ fn failure(
             let advice = ": the member responds, but its cluster has no quorum";
             again(Reason::NoQuorum, message, advice)
         }
+        _ if has("rpc not supported for learner") => {
+            let advice = ": the member is a learner, give a voting member in --endpoints";
+            again(Reason::Configuration, message, advice)
+        }
         OUT_OF_RANGE if has("compacted") => {
             let advice = ": etcd was compacted while it was read, run again";
             last(Reason::Conflict, message, advice)

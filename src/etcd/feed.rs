@@ -566,6 +566,7 @@ fn merge_failures(failures: Vec<Error>) -> Error {
     let messages: Vec<String> = failures.iter().map(Error::to_string).collect();
     match reason {
         Some(reason) => reason.error(messages.join("; ")),
-        None => Reason::Usage.error("--endpoints names no endpoint"),
+        None => Reason::EtcdUnreachable
+            .error("no healthy member holds the same data as most of the others"),
     }
 }

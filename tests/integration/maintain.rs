@@ -1,13 +1,14 @@
 //! `maintain` on real etcds: what is compacted, which members are defragmented and when, and alarms.
 
-use crate::support::etcd::{Etcd, EtcdOptions, EtcdVersion};
-use crate::support::etcd_cluster::{Cluster, Member};
+use crate::support::etcd::{Etcd, EtcdOptions, EtcdVersion, START_TIMEOUT, url};
+use crate::support::etcd_cluster::{Cluster, Member, initial_cluster};
+use crate::support::process::free_port;
 use crate::support::scratch;
 use crate::support::{deltafold, run_json};
 use deltafold::store::lock::{Lock, Wait};
-use etcd_client::GetOptions;
+use etcd_client::{GetOptions, MemberAddOptions};
 use rustix::fs::{FlockOperation, flock};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::fs::{self, File};
 use std::path::Path;
 use std::process::Command;
@@ -230,6 +231,69 @@ async fn nothing_is_defragmented_while_a_member_is_down() {
         json["message"].as_str().unwrap().contains("a at "),
         "{json:#}"
     );
+}
+
+/// Whether the learner was never started, is among the endpoints, or is the only one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_learner_is_left_out() {
+    for version in EtcdVersion::ALL {
+        let dir = scratch::folder().unwrap();
+        let voter = Member::new("a", dir.path().join("a"));
+        let cluster = Cluster::start(version, std::slice::from_ref(&voter), "learner");
+        waste(cluster.member(0), 4 * MIB).await;
+        let ports = (free_port(), free_port());
+        let learner = MemberAddOptions::new().with_is_learner();
+        let mut client = cluster.member(0).client().await;
+        let added = client.member_add([url(ports.1)], Some(learner)).await;
+        added.unwrap();
+        let at_voter = cluster.endpoints()[0].clone();
+        let left_out = |endpoints: &str| {
+            let mut command = command(endpoints, dir.path(), &["--defrag", "always"]);
+            let (code, json, log) = run_json(&mut command);
+            assert_eq!((code, &json["warnings"]), (0, &json!([])), "{json:#}");
+            assert!(!log.contains("WARN"), "{log}");
+            for member in json["members"].as_array().unwrap() {
+                let is_voter = member["name"] == "a";
+                assert_eq!(member["done"], is_voter, "{version}: {json:#}");
+                let reason = member["reason"].as_str().unwrap();
+                assert_ne!(reason == "the member is a learner", is_voter, "{json:#}");
+            }
+        };
+        left_out(&at_voter);
+        let members = format!("{},b={}", initial_cluster(&[voter]), url(ports.1));
+        let options = EtcdOptions {
+            name: "b".to_owned(),
+            ports: Some(ports),
+            initial_cluster: Some(members),
+            args: ["--initial-cluster-state", "existing"]
+                .map(Into::into)
+                .to_vec(),
+            ..EtcdOptions::default()
+        };
+        let learner = Etcd::spawn(version, &dir.path().join("b"), &options).unwrap();
+        let started = std::time::Instant::now();
+        while !learner.log().contains("serving client traffic") {
+            assert!(started.elapsed() < START_TIMEOUT, "{}", learner.log());
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        for endpoints in [
+            at_voter.clone(),
+            format!("{at_voter},{}", learner.endpoint()),
+            format!("{},{at_voter}", learner.endpoint()),
+        ] {
+            left_out(&endpoints);
+            let store = dir.path().join("store");
+            let json = snapshot("full", &endpoints, &store);
+            assert_eq!(json["warnings"], json!([]), "{version}: {json:#}");
+            assert_eq!(json["endpoint"], at_voter);
+        }
+        assert_eq!(defragmented_at(&learner), None);
+        let alone = learner.endpoint();
+        let json = refused(alone, dir.path(), &["--defrag", "0"], 78, "Configuration");
+        let message = json["message"].as_str().unwrap();
+        let says_what_to_do = message.contains("is a learner") && message.contains("voting member");
+        assert!(says_what_to_do, "{version}: {message}");
+    }
 }
 
 /// Writes until the space is used up.

@@ -1,10 +1,10 @@
 //! `deltafold verify --etcd-binary`: a restore drill starts a real etcd on what was folded, and leaves nothing behind.
 
 use super::verify_bucket::{command, two_deltas, verify};
-use crate::support::etcd::{Etcd, EtcdVersion, Signal};
+use crate::support::etcd::{Etcd, EtcdOptions, EtcdVersion, Signal};
 use crate::support::made_backups::{FIXTURE, LAST, T0};
 use crate::support::process::Process;
-use crate::support::recorded_etcd::with_etcd;
+use crate::support::recorded_etcd::{with_etcd, with_options};
 use crate::support::scratch;
 use crate::support::{
     copy_fixture, deltafold, expected, fixture_names, run_json, that_start_on, tools,
@@ -131,6 +131,77 @@ fn a_backup_with_users_is_drilled_as_one_of_them() {
         let (code, json) = drill(store, &etcd, temp.path(), &["--user", "root:secret"]);
         assert_eq!(code, 0, "{json:#}");
         assert!(is_empty(temp.path()));
+    });
+}
+
+/// After a compaction, two chains end at one revision, with different history.
+#[test]
+fn a_compacted_backup_is_drilled() {
+    for saved_first in [0, 50] {
+        with_etcd(EtcdVersion::V3_6, |world| {
+            world.put_many("/a/", saved_first, 10);
+            world.snapshot("full", &[]).succeeded();
+            world.put_many("/a/", 50, 20);
+            world.delta(&[]);
+            let store = Path::new(&world.prefix.url);
+            let run = |args: &[&str]| {
+                let mut command = deltafold();
+                command.args(args).args(["--output", "json", "--store"]);
+                let (code, json, _) = run_json(command.arg(store));
+                assert_eq!(code, 0, "{saved_first} {args:?}: {json:#}");
+            };
+            run(&["compact"]);
+            let temp = scratch::folder().unwrap();
+            let etcd = tools::etcd(EtcdVersion::V3_6);
+            let verified = |deltas: usize| {
+                for more in [&["--all-chains"][..], &[]] {
+                    let args = [&["--level", "fold"], more].concat();
+                    let (code, json) = drill(store, &etcd, temp.path(), &args);
+                    assert_eq!(code, 0, "{saved_first}: {json:#}");
+                    let newest = json["chains"].as_array().unwrap().last().unwrap();
+                    assert_eq!(newest["deltas"], deltas, "{json:#}");
+                    let drill = &json["drills"][0];
+                    assert_eq!(drill["succeeded"], true, "{json:#}");
+                    assert_eq!(drill["hash_kv"], newest["hash_kv"], "{json:#}");
+                    assert_eq!(drill["revision"], world.revision(), "{json:#}");
+                }
+                run(&["status"]);
+            };
+            verified(0);
+            world.put_many("/a/", 5, 30);
+            world.delta(&[]);
+            verified(1);
+        });
+    }
+}
+
+/// The base holds the NOSPACE alarm of its cluster: the drill disarms it, and `restore` says how.
+#[test]
+fn an_alarm_of_the_backup_does_not_fail_the_drill() {
+    let small = EtcdOptions {
+        quota_backend_bytes: 8 << 20,
+        ..EtcdOptions::default()
+    };
+    with_options(EtcdVersion::V3_6, &small, |world| {
+        let value = vec![b'x'; 1 << 20];
+        world.wait(async {
+            let mut kv = world.etcd.kv().await;
+            while kv.put("/wasted", value.as_slice(), None).await.is_ok() {}
+        });
+        world.snapshot("full", &[]).succeeded();
+        let temp = scratch::folder().unwrap();
+        let etcd = tools::etcd(EtcdVersion::V3_6);
+        let store = Path::new(&world.prefix.url);
+        let (code, json) = drill(store, &etcd, temp.path(), &[]);
+        assert_eq!(code, 0, "{json:#}");
+        let data = temp.path().join("data");
+        let mut restore = deltafold();
+        restore.args(["restore", "--output", "json", "--store"]);
+        restore.arg(store).arg("--data-dir").arg(&data);
+        let (code, json, _) = run_json(&mut restore);
+        assert_eq!(code, 0, "{json:#}");
+        let warnings = json["warnings"].to_string();
+        assert!(warnings.contains("etcdctl alarm disarm"), "{warnings}");
     });
 }
 

@@ -1,17 +1,18 @@
 //! How `snapshot` connects to a live etcd: TLS, users, quorum. Each failure has its own message and exit code,
 //! and no secret is printed.
 
-use crate::support::etcd::{Etcd, EtcdOptions, EtcdVersion, Tls};
+use crate::support::etcd::{Etcd, EtcdOptions, EtcdVersion, START_TIMEOUT, Tls};
 use crate::support::etcd_cluster::{Cluster, Member};
 use crate::support::follower::{Ended, snapshot_command};
 use crate::support::mounted_secret::Mounted;
-use crate::support::process::free_port;
+use crate::support::process::{Process, free_port};
+use crate::support::recorded_etcd::with_etcd;
 use crate::support::restorable::Prefix;
 use crate::support::scratch;
 use crate::support::{deltafold, run_json, tools};
 use etcd_client::Permission;
 use std::collections::BTreeSet;
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::process::Command;
 use tempfile::TempDir;
@@ -436,4 +437,60 @@ fn variables_of_etcdctl() {
         assert_eq!(got.reason(), "EtcdUnreachable", "{}", got.log);
         assert!(got.json["message"].as_str().unwrap().contains(&nobody));
     });
+}
+
+/// Starts `etcd grpc-proxy`, and waits until it listens. Returns its endpoint, too.
+fn grpc_proxy(version: EtcdVersion, endpoints: &[String], folder: &Path) -> (Process, String) {
+    let address = format!("127.0.0.1:{}", free_port());
+    let mut command = Command::new(tools::etcd(version));
+    command
+        .args(["grpc-proxy", "start", "--listen-addr", &address])
+        .args(["--endpoints", &endpoints.join(",")])
+        .current_dir(folder);
+    let mut process = Process::spawn(&mut command, &folder.join("proxy.log")).unwrap();
+    let listens = || TcpStream::connect(&address).is_ok();
+    process.wait_until(START_TIMEOUT, listens).unwrap();
+    (process, format!("http://{address}"))
+}
+
+/// Behind a proxy, members cannot be told apart. `apply` reads and writes keys, and needs no members.
+#[test]
+fn a_grpc_proxy_serves_apply_and_is_refused_by_all_that_needs_members() {
+    for version in EtcdVersion::ALL {
+        with_etcd(version, |world| {
+            world.put("/a", "saved");
+            world.snapshot("full", &[]).succeeded();
+            world.put("/a", "changed");
+            let (_proxy, at) = grpc_proxy(version, &world.endpoints(), world.folder());
+            let run = |args: &[&str]| {
+                let mut command = deltafold();
+                command
+                    .args(args)
+                    .args(["--output", "json", "--endpoints", &at]);
+                ended(&mut command)
+            };
+            let store = ["--store", &world.prefix.url];
+            for args in [
+                &["snapshot", "full", store[0], store[1]][..],
+                &["snapshot", "delta", store[0], store[1]],
+                &["snapshot", "follow", store[0], store[1]],
+                &["verify", store[0], store[1]],
+                &["maintain", "--defrag", "0"],
+            ] {
+                let done = run(args);
+                let reason = (done.code, done.reason());
+                assert_eq!(
+                    reason,
+                    (78, "Configuration"),
+                    "{version} {args:?}: {}",
+                    done.json
+                );
+                let message = done.json["message"].as_str().unwrap();
+                assert!(message.contains("grpc-proxy"), "{args:?}: {message}");
+            }
+            run(&["apply", store[0], store[1], "--prefix", "/a", "--execute"]).succeeded();
+            let got = world.wait(async { world.etcd.kv().await.get("/a", None).await });
+            assert_eq!(got.unwrap().kvs()[0].value(), b"saved", "{version}");
+        });
+    }
 }

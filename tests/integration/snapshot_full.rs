@@ -3,7 +3,7 @@
 
 use crate::support::etcd::{EtcdOptions, EtcdVersion, Signal, etcdutl_status};
 use crate::support::etcd_cluster::{Cluster, Member};
-use crate::support::follower::{Follower, snapshot, snapshot_command};
+use crate::support::follower::{Follower, QUICK, snapshot, snapshot_command};
 use crate::support::random_load::{Load, LoadOptions};
 use crate::support::recorded_etcd::with_etcd;
 use crate::support::restorable::Prefix;
@@ -11,6 +11,7 @@ use crate::support::rounds;
 use crate::support::scratch;
 use crate::support::tools;
 use crate::support::truth::Truth;
+use etcd_client::{Client, ConnectOptions, Permission};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::fs;
@@ -357,6 +358,94 @@ fn a_member_that_differs_is_named_and_not_taken_from() {
             three.check(runtime);
         });
     }
+}
+
+/// The damage is in changes that no snapshot holds yet, and the damaged member is the one that is asked first.
+#[test]
+fn no_delta_comes_from_a_member_that_differs() {
+    with_three(EtcdVersion::V3_6, |three, runtime| {
+        let save = |three: &Three, kind: &str, args: &[&str]| {
+            snapshot(kind, &three.prefix, &three.cluster.endpoints(), args)
+        };
+        three.put(runtime, "/a", vec![1; 10]);
+        save(three, "delta", &[]).succeeded();
+        three.put(runtime, "/a", vec![2; 10]);
+        let done = save(three, "delta", &[]).succeeded();
+        assert_eq!(done.json["members"].as_array().unwrap().len(), 3);
+        assert_eq!(done.json["warnings"], serde_json::json!([]));
+        for kind in ["delta", "full"] {
+            let needle = format!("to be found before a {kind}").into_bytes();
+            three.put(runtime, "/a", needle.clone());
+            three.put(runtime, "/b", vec![1; 10]);
+            three.truth.wait_for(three.revision(runtime));
+            runtime.block_on(three.cluster.move_leader_to(0));
+            corrupt(three, 2, &needle, b'X');
+            let done = save(three, kind, &[]).succeeded();
+            assert_eq!(member(&done.json, "three")["agrees"], false, "{kind}");
+            let warnings = done.json["warnings"].to_string();
+            assert!(warnings.contains("three"), "{kind}: {warnings}");
+            let saved = &done.json["snapshots"][0]["kind"];
+            assert_eq!(saved, "Incr", "{kind}: {}", done.json);
+            assert_eq!(done.json["timeline_began"], false, "{kind}");
+        }
+        three.check(runtime);
+        // A user who may read keys, but not request HashKV.
+        three.put(runtime, "/c", vec![1; 10]);
+        runtime.block_on(async {
+            let mut client = three.cluster.member(0).client().await;
+            client.role_add("root").await.unwrap();
+            client.role_add("reader").await.unwrap();
+            let all = Permission::read(vec![0]).with_all_keys();
+            client.role_grant_permission("reader", all).await.unwrap();
+            for name in ["root", "reader"] {
+                client.user_add(name, "secret", None).await.unwrap();
+                client.user_grant_role(name, name).await.unwrap();
+            }
+            client.auth_enable().await.unwrap();
+        });
+        let done = save(three, "delta", &["--user", "reader:secret"]).succeeded();
+        let warnings = done.json["warnings"].as_array().unwrap();
+        assert_eq!(warnings.len(), 1, "{warnings:?}");
+        let warning = warnings[0].as_str().unwrap();
+        assert!(warning.contains("could not be compared"), "{warning}");
+        let needle = b"to be found when none agrees".to_vec();
+        let root = ["--user", "root:secret"];
+        runtime.block_on(async {
+            let options = ConnectOptions::new().with_user("root", "secret");
+            let endpoints = three.cluster.endpoints();
+            let mut client = Client::connect(endpoints, Some(options)).await.unwrap();
+            client.put("/a", needle.clone(), None).await.unwrap();
+        });
+        save(three, "delta", &root).succeeded();
+        corrupt(three, 1, &needle, b'Y');
+        let done = save(three, "delta", &root);
+        let refused = (done.code, done.reason());
+        assert_eq!(refused, (65, "MembersDiffer"), "{}", done.log);
+    });
+}
+
+/// The watched member was damaged before the watch began, and the next full finds it out.
+#[test]
+fn a_follower_leaves_a_member_that_differs() {
+    with_three(EtcdVersion::V3_6, |three, runtime| {
+        let needle = b"a value that can be found again".to_vec();
+        three.put(runtime, "/a", needle.clone());
+        three.put(runtime, "/b", vec![1; 10]);
+        three.take(&[]).succeeded();
+        three.truth.wait_for(three.revision(runtime));
+        runtime.block_on(three.cluster.move_leader_to(0));
+        corrupt(three, 2, &needle, b'X');
+        let endpoints = three.cluster.endpoints();
+        let args = [&QUICK[..], &["--max-full-age", "3s"]].concat();
+        let mut follower = Follower::start(&three.prefix, &endpoints, &args);
+        follower.wait_log(&["\"watching\"", &endpoints[2]]);
+        three.put(runtime, "/b", vec![2; 10]);
+        follower.wait_log(&["\"watching\"", &endpoints[1]]);
+        three.put(runtime, "/b", vec![3; 10]);
+        let done = follower.terminate().succeeded();
+        assert_eq!(done.json["timeline_began"], false, "{}", done.json);
+        three.check(runtime);
+    });
 }
 
 #[test]

@@ -101,7 +101,7 @@ impl Cluster {
         Err(last_error.unwrap_or_else(|| self.no_healthy_member()))
     }
 
-    /// Waits until every reachable member has removed the history up to `revision` from its database.
+    /// Waits until every reachable voting member has removed the history up to `revision` from its database.
     ///
     /// Each member does so by itself, later than the member that did the request. A repeated request for the
     /// same compaction is refused as already done, but only after that work (etcd's `compactBarrier`).
@@ -109,7 +109,8 @@ impl Cluster {
     /// # Errors
     /// `Terminated`. A member that does not respond is skipped; its reported sizes may then still shrink.
     pub fn await_compaction(&self, connector: &Connector, revision: i64) -> Result<()> {
-        for endpoint in self.members.iter().filter_map(|m| m.endpoint.as_deref()) {
+        let voters = self.members.iter().filter(|m| !m.is_learner);
+        for endpoint in voters.filter_map(|m| m.endpoint.as_deref()) {
             let result = connector.wait(compact_at(connector, endpoint, revision));
             match result.map_err(AttemptError::into_error)? {
                 Ok(()) => {}

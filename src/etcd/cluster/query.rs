@@ -16,6 +16,7 @@ pub(super) struct EndpointObservation {
     pub(super) member_id: u64,
     pub(super) cluster_id: u64,
     pub(super) status: MemberStatus,
+    /// The members of the cluster; empty if the endpoint is a learner, which does not list them.
     pub(super) members: Vec<Member>,
     /// The revision of a linearizable read; `None` if the user has no permission to read.
     pub(super) read: Result<Option<i64>>,
@@ -41,12 +42,22 @@ impl Cluster {
         }
         // An endpoint with a quorum knows the current members.
         let has_quorum = observations.iter().find(|o| o.read.is_ok());
-        let Some(source) = has_quorum.or(observations.first()) else {
+        let voter = observations.iter().find(|o| !o.members.is_empty());
+        let Some(source) = has_quorum.or(voter) else {
             // The error has the failures of all endpoints.
-            let failures = failures.into_iter().map(|(_, e)| e).collect();
-            return Err(most_helpful(failures));
+            let failures: Vec<Error> = failures.into_iter().map(|(_, e)| e).collect();
+            return Err(match observations.first() {
+                Some(learner) if failures.is_empty() => Reason::Configuration.error(format!(
+                    "{} is a learner, which neither lists members nor serves linearizable reads: give a voting member in --endpoints",
+                    learner.endpoint
+                )),
+                _ => most_helpful(failures),
+            });
         };
-        for (endpoint, e) in &failures {
+        let is_learner = |url: &String| {
+            (source.members.iter()).any(|m| m.is_learner && m.client_urls.contains(url))
+        };
+        for (endpoint, e) in failures.iter().filter(|(url, _)| !is_learner(url)) {
             let reason = e.reason().as_str();
             tracing::warn!(endpoint, reason, "an endpoint does not respond: {e}");
         }
@@ -89,6 +100,18 @@ impl Cluster {
 }
 
 impl Member {
+    fn listed(m: &etcd_client::Member) -> Self {
+        Member {
+            id: m.id(),
+            name: m.name().to_owned(),
+            client_urls: m.client_urls().to_vec(),
+            is_learner: m.is_learner(),
+            // A member publishes its name and URLs when it starts.
+            started: !m.name().is_empty() || !m.client_urls().is_empty(),
+            ..Member::default()
+        }
+    }
+
     fn set_observation(&mut self, observation: &EndpointObservation) {
         self.endpoint = Some(observation.endpoint.clone());
         self.status = Some(observation.status.clone());
@@ -150,8 +173,13 @@ pub(super) fn assemble(
 /// Returns the error for a cluster whose members respond but do not serve linearizable reads. It names the
 /// members.
 fn no_quorum(members: &[Member], observations: &[EndpointObservation]) -> Error {
+    let is_voter = |o: &&EndpointObservation| {
+        let mut learners = members.iter().filter(|m| m.is_learner);
+        learners.all(|m| m.id != o.member_id)
+    };
     let errors: Vec<&Error> = observations
         .iter()
+        .filter(is_voter)
         .filter_map(|o| o.read.as_ref().err())
         .collect();
     // Wrong credentials say nothing about the quorum.
@@ -261,8 +289,8 @@ async fn find_member(connector: &Connector, member: &Member) -> Result<EndpointO
     }
 }
 
-/// Requests the status, the list of members, and a linearizable read from one endpoint: all at once, because
-/// without a quorum the read gets no response.
+/// Requests the status, and from a voting member the list of members and a linearizable read: both at once,
+/// because without a quorum the read gets no response. A learner refuses both.
 async fn query_endpoint(connector: &Connector, endpoint: &str) -> Result<EndpointObservation> {
     let client = connector
         .connect(endpoint, Streams::Plain)
@@ -270,19 +298,24 @@ async fn query_endpoint(connector: &Connector, endpoint: &str) -> Result<Endpoin
         .map_err(AttemptError::into_error)?;
     let timeout = connector.options().command_timeout;
     let (mut status_client, mut list_client) = (client.clone(), client.clone());
-    let status = async { status_client.status().await };
-    let list = async { list_client.member_list().await };
-    let read = async { Ok::<_, AttemptError>(read(connector, endpoint, client).await) };
-    let both = async {
-        let (status, list) = tokio::join!(
-            connector.answer("status", endpoint, timeout, status),
-            connector.answer("list members", endpoint, timeout, list),
-        );
-        // If both fail, the message is always about the status.
-        Ok((status?, list?))
+    let status = connector.answer("status", endpoint, timeout, status_client.status());
+    let status = status.await.map_err(AttemptError::into_error)?;
+    let (members, read) = if status.is_learner() {
+        let e = Reason::Configuration.error(format!("{endpoint} is a learner"));
+        (Vec::new(), Err(e))
+    } else {
+        let list = connector.answer("list members", endpoint, timeout, list_client.member_list());
+        let read = async { Ok::<_, AttemptError>(read(connector, endpoint, client).await) };
+        // If the list fails, the read is not waited for.
+        let (list, read) = tokio::try_join!(list, read).map_err(AttemptError::into_error)?;
+        let answered = [status.header(), list.header()].map(|h| h.map(|h| h.member_id()));
+        if answered[0] != answered[1] {
+            return Err(Reason::Configuration.error(format!(
+                "{endpoint} is an `etcd grpc-proxy`, or a load balancer that spreads requests over members, so it is unknown which member answers: give the members' own client URLs in --endpoints"
+            )));
+        }
+        (list.members().iter().map(Member::listed).collect(), read)
     };
-    // If one of both fails, the read is not waited for.
-    let ((status, list), read) = tokio::try_join!(both, read).map_err(AttemptError::into_error)?;
     let header = status.header();
     let size = |n: i64| u64::try_from(n).unwrap_or(0);
     Ok(EndpointObservation {
@@ -301,19 +334,7 @@ async fn query_endpoint(connector: &Connector, endpoint: &str) -> Result<Endpoin
             errors: status.errors().to_vec(),
             revision: header.map_or(0, |h| h.revision()),
         },
-        members: list
-            .members()
-            .iter()
-            .map(|m| Member {
-                id: m.id(),
-                name: m.name().to_owned(),
-                client_urls: m.client_urls().to_vec(),
-                is_learner: m.is_learner(),
-                // A member publishes its name and URLs when it starts.
-                started: !m.name().is_empty() || !m.client_urls().is_empty(),
-                ..Member::default()
-            })
-            .collect(),
+        members,
         read,
     })
 }

@@ -146,12 +146,12 @@ fn plan_member(
     let Some(defrag) = defrag else {
         return leave("no defragmentation was asked for");
     };
-    let Some(status) = &member.status else {
-        return leave("the member does not answer");
-    };
     if member.is_learner {
         return leave("the member is a learner");
     }
+    let Some(status) = &member.status else {
+        return leave("the member does not answer");
+    };
     let size = status.db_size;
     let wasted = size.saturating_sub(status.db_size_in_use);
     let fraction = wasted as f64 / size.max(1) as f64;
@@ -186,10 +186,10 @@ fn plan_member(
     leave(&format!("{waste}, less than {limit}"))
 }
 
-/// Returns the members that are not healthy or lag too far for another member to stop serving, and why.
+/// Returns the voting members that are not healthy or lag too far for another member to stop serving, and why.
 pub fn unfit_members(cluster: &Cluster) -> Vec<(String, String)> {
     let mut unfit = Vec::new();
-    for member in &cluster.members {
+    for member in cluster.members.iter().filter(|m| !m.is_learner) {
         if let Some(why) = cluster.unhealthy_reason(member) {
             unfit.push((member.to_string(), why));
         } else if !cluster.is_close(member) {
@@ -200,10 +200,10 @@ pub fn unfit_members(cluster: &Cluster) -> Vec<(String, String)> {
     unfit
 }
 
-/// Returns the members that are not healthy, and why, in words; empty if all are healthy.
+/// Returns the voting members that are not healthy, and why, in words; empty if all are healthy.
 fn describe_unhealthy(cluster: &Cluster) -> String {
     let mut unhealthy = Vec::new();
-    for member in &cluster.members {
+    for member in cluster.members.iter().filter(|m| !m.is_learner) {
         if let Some(why) = cluster.unhealthy_reason(member) {
             unhealthy.push(format!("{member}: {why}"));
         }

@@ -153,6 +153,8 @@ fn members_that_lag_or_do_not_answer_are_unfit() {
     assert!(unfit_members(&c)[0].1.contains("10000 entries"));
     c.members[1].status = None;
     assert_eq!(unfit_members(&c)[0].0, "m2");
+    c.members[1].is_learner = true;
+    assert!(unfit_members(&c).is_empty());
 }
 
 #[test]

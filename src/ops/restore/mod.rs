@@ -241,7 +241,7 @@ impl Restoration<'_> {
             self.clock.warnings.extend(source.tags_warning());
         }
         if holds_alarm(source).map_err(source.at_base(ctx))? {
-            self.clock.warn("the base has an alarm raised (no space left, or corrupt data), and so has the restored database: etcd reports itself as unhealthy and may refuse writes until `etcdctl alarm disarm`");
+            self.clock.warn("the base holds an alarm (NOSPACE or CORRUPT), and so does the restored database: etcd refuses writes until it is disarmed. Start etcd with enough --quota-backend-bytes, then run `etcdctl alarm list` and `etcdctl alarm disarm`");
         }
         Ok(())
     }

@@ -3,6 +3,7 @@
 //! A full is taken instead if deltas cannot continue. Called by `cli::snapshot`; `ops::maintain` calls
 //! [`same_history`].
 
+use super::compared::is_worthwhile_for_deltas;
 use super::delta_builder::{EncodedTransaction, PendingDelta};
 use super::next::{FullCause, FullReason, cluster_behind};
 use super::saver::{Saver, nothing_saved};
@@ -62,6 +63,9 @@ pub fn delta(
     let full_cause = match saver.full_needed(cluster.revision) {
         Some(cause) => Ok(Some(cause)),
         None => {
+            if is_worthwhile_for_deltas(&cluster) {
+                saver.compare_members(&cluster)?;
+            }
             let full_cause = catch_up(ctx, settings, &mut saver, &cluster, options);
             reporter.metrics.snapshot_took(
                 SnapshotKind::Delta,

@@ -4,9 +4,10 @@
 //! known, and so its name. This module does not decide when a full is
 //! taken. Called by [`super::saver`].
 
+use super::compared::ComparedCluster;
 use super::last_saved;
 use super::next::{NewestSnapshot, name_time};
-use super::{MemberComparison, NewSnapshot, SnapshotSettings};
+use super::{NewSnapshot, SnapshotSettings};
 use crate::backup::catalog::TIMELINES;
 use crate::backup::codec::Encoding;
 use crate::backup::frame::FrameReader;
@@ -15,7 +16,7 @@ use crate::base::limits::Limits;
 use crate::base::{ReadAt, Tee};
 use crate::bolt::Database;
 use crate::error::{Error, Reason, Result};
-use crate::etcd::cluster::{Cluster, MemberHash, compare};
+use crate::etcd::cluster::MemberHash;
 use crate::etcd::feed::Position;
 use crate::etcd::snapshot::SnapshotReader;
 use crate::mvcc::{Base, HashKv, Revision, hash_kv};
@@ -23,16 +24,12 @@ use crate::ops::Context;
 use crate::ops::fold::open::DatabaseFile;
 use crate::ops::fold::publish::{PackedSnapshot, Packer};
 use crate::ops::fold::rebuild::read_every_page;
-use crate::ops::identity::{self, ClusterFacts};
+use crate::ops::identity::ClusterFacts;
 use crate::ops::parallel::side_by_side;
 use crate::telemetry::progress::Step;
 use chrono::Utc;
 use std::io::{self, Read, Write};
 use std::time::Instant;
-
-/// How often the members are asked for their hashes, if compactions between the answers make them
-/// incomparable.
-const HASH_ATTEMPTS: u32 = 3;
 
 /// A full snapshot that is verified and packed, but not at the store yet.
 pub(super) struct UnpublishedFull {
@@ -51,8 +48,6 @@ pub(super) struct UnpublishedFull {
     pub(super) endpoint: String,
     /// The cluster that the snapshot was taken from.
     pub(super) cluster: ClusterFacts,
-    /// The comparison of the members.
-    pub(super) members: Vec<MemberComparison>,
     /// Size of the database, in bytes.
     pub(super) payload_bytes: u64,
     pub(super) warnings: Vec<String>,
@@ -131,47 +126,24 @@ fn note_timeline(ctx: &Context, name: &SnapshotName) -> Result<()> {
 /// Takes a full snapshot from the best member, or from the next one if that fails.
 ///
 /// # Errors
-/// Fails with `OtherCluster` if the prefix is another cluster's backup; with `MembersDiffer` if the members
-/// hold different data and no majority agrees; with `EtcdUnreachable`, `NoQuorum`, and for wrong settings or
-/// credentials; with the store's errors; with `Io`, `NoSpace`, `Terminated`.
+/// Fails with `EtcdUnreachable`, `NoQuorum`, and for wrong settings or credentials; with the store's errors; with
+/// `Io`, `NoSpace`, `Terminated`.
 pub(super) fn take(
     ctx: &Context,
     settings: &SnapshotSettings,
     newest: Option<NewestSnapshot>,
+    compared: &ComparedCluster,
 ) -> Result<UnpublishedFull> {
     let started = Instant::now();
-    let cluster = Cluster::observe(&settings.connector)?;
-    let facts = ClusterFacts::from(&cluster);
-    identity::claim(ctx, &facts, settings.take_over, || {
-        // The saver has claimed a prefix with snapshots already, so a running follower's record was deleted.
-        if newest.is_some() && !settings.take_over {
-            tracing::warn!(
-                "{} records no cluster any more: this snapshotter goes on and records its cluster again. If the cluster has replaced another one, another snapshotter would need --take-over",
-                ctx.store.url()
-            );
-        }
-        Ok(())
-    })?;
-    let (comparisons, hashes) = compare_members(&cluster, settings)?;
-    let mut differing = Vec::new();
-    let mut warnings = Vec::new();
-    for comparison in &comparisons {
-        if comparison.agrees == Some(false) {
-            differing.push(comparison.member_id);
-        }
-        if let Some(warning) = member_warning(comparison, cluster.revision) {
-            tracing::warn!("{warning}");
-            warnings.push(warning);
-        }
-    }
+    let cluster = &compared.cluster;
     let newest = newest.map_or(super::DEFAULT_COMPRESSION, |n| n.compression);
     let encoding = settings.compression.resolve(newest);
     let mut failures: Vec<Error> = Vec::new();
-    for member in cluster.choose(&differing) {
+    for member in cluster.choose(&compared.differing()) {
         let Some(endpoint) = &member.endpoint else {
             continue;
         };
-        let member_hash = hashes.iter().find(|h| h.member == member.id);
+        let member_hash = compared.hashes.iter().find(|h| h.member == member.id);
         match take_and_check(
             ctx,
             settings,
@@ -182,9 +154,7 @@ pub(super) fn take(
         ) {
             Ok(mut new_full) => {
                 new_full.started = started;
-                new_full.cluster = facts;
-                new_full.members = comparisons;
-                new_full.warnings.extend(warnings);
+                new_full.cluster = ClusterFacts::from(cluster);
                 return Ok(new_full);
             }
             Err(e) if another_member_may_succeed(&e) => {
@@ -202,20 +172,6 @@ pub(super) fn take(
             true => "no healthy member to take a snapshot from".to_owned(),
             false => format!("no member gave a whole snapshot: {}", messages.join("; ")),
         }))
-}
-
-/// Returns a warning about a member that differs or could not be compared.
-fn member_warning(c: &MemberComparison, revision: i64) -> Option<String> {
-    let label = c.label();
-    match (c.agrees, &c.error) {
-        (Some(false), _) => Some(format!(
-            "{label} holds other data than most members at revision {revision}: no snapshot is taken from it; remove it from the cluster and add it again empty"
-        )),
-        (None, Some(why)) => Some(format!(
-            "{label} could not be compared with the others: {why}"
-        )),
-        _ => None,
-    }
 }
 
 /// Takes a snapshot from one member, and compares it with the HashKV that the member returned.
@@ -267,64 +223,6 @@ fn another_member_may_succeed(e: &Error) -> bool {
             | Reason::Configuration
             | Reason::CertificateExpired
     )
-}
-
-/// Whether a member has compacted the revision of the comparison.
-fn was_compacted(hash: &MemberHash) -> bool {
-    let reason = hash.error.as_ref().map(|e| e.0);
-    reason == Some(Reason::Conflict)
-}
-
-/// Compares the HashKVs of all members at the cluster's revision.
-///
-/// # Errors
-/// Fails with `MembersDiffer` if the members hold different data and no majority agrees.
-fn compare_members(
-    cluster: &Cluster,
-    settings: &SnapshotSettings,
-) -> Result<(Vec<MemberComparison>, Vec<MemberHash>)> {
-    let mut attempt = 1;
-    let (hashes, agreement) = loop {
-        let hashes = cluster.hash_kv_all(&settings.connector, cluster.revision)?;
-        let agreement = compare(&hashes);
-        let is_conclusive = agreement.unknown.is_empty() && !hashes.iter().any(was_compacted);
-        if is_conclusive || attempt >= HASH_ATTEMPTS {
-            break (hashes, agreement);
-        }
-        attempt += 1;
-    };
-    let comparisons: Vec<MemberComparison> = hashes
-        .iter()
-        .map(|h| MemberComparison {
-            name: h.name.clone(),
-            id: format!("{:x}", h.member),
-            endpoint: h.endpoint.clone(),
-            hash_kv: h.hash.map(|h| h.hash),
-            compact_revision: h.hash.map(|h| h.compact_revision),
-            agrees: match () {
-                () if agreement.agree.contains(&h.member) => Some(true),
-                () if agreement.differ.contains(&h.member) => Some(false),
-                () => None,
-            },
-            error: h.error.as_ref().map(|(_, why)| why.clone()),
-            member_id: h.member,
-        })
-        .collect();
-    if agreement.agree.is_empty() && !agreement.differ.is_empty() {
-        let mut shown = Vec::new();
-        for c in &comparisons {
-            shown.push(match c.hash_kv {
-                Some(hash) => format!("{} has {hash}", c.label()),
-                None => format!("{} returned none", c.label()),
-            });
-        }
-        return Err(Reason::MembersDiffer.error(format!(
-            "members hold different data at revision {} (HashKV: {}), and no majority agrees: find out which members are right, and remove the others from the cluster",
-            cluster.revision,
-            shown.join(", ")
-        )));
-    }
-    Ok((comparisons, hashes))
 }
 
 /// Returns a warning if the database is larger than the limits for reading. The full is saved nevertheless.
@@ -415,7 +313,6 @@ fn take_from(
         position,
         endpoint: endpoint.to_owned(),
         cluster: ClusterFacts::default(),
-        members: Vec::new(),
         payload_bytes,
         warnings: too_large_to_read(&db, &ctx.limits).into_iter().collect(),
     };

@@ -3,6 +3,7 @@
 //! This module does the I/O. [`next`] decides from a scan of the store which snapshot comes next. Nothing is
 //! written to etcd, and nothing is deleted from the store. Called by `cli::snapshot`.
 
+mod compared;
 mod delta;
 mod delta_builder;
 mod event_queue;
@@ -70,7 +71,7 @@ pub struct Marks {
     pub take_over: bool,
 }
 
-/// One member's side of the comparison that precedes a full.
+/// One member's side of the comparison that precedes a snapshot.
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize)]
 #[schemars(rename = "Compared")]
 pub struct MemberComparison {
@@ -220,7 +221,7 @@ pub struct Outcome {
     pub hole: Option<Hole>,
     /// The endpoint of the member that the full was taken from; null if no full was taken.
     pub endpoint: Option<String>,
-    /// The comparison of the members before the full; empty if no full was taken.
+    /// The comparison of the members; empty if they were not compared.
     pub members: Vec<MemberComparison>,
     /// Number of events saved in deltas.
     pub events: u64,
@@ -249,6 +250,7 @@ pub fn full(
         Some(_) => {
             let cluster = Cluster::observe(&settings.connector)?;
             saver.claim(&cluster)?;
+            saver.compare_members(&cluster)?;
             full_after_deltas(ctx, settings, &mut saver, &cluster, is_final, reporter)?;
         }
     }

@@ -3,6 +3,7 @@
 //! The saver does not decide when a snapshot is due. Called by `snapshot full`, `snapshot delta` and
 //! `snapshot follow`.
 
+use super::compared::ComparedCluster;
 use super::delta_builder::SealedDelta;
 use super::first_write::{self, Verdict};
 use super::full::{self, UnpublishedFull};
@@ -89,6 +90,10 @@ pub(super) struct Saver<'a> {
     /// The cluster whose snapshots are saved, or were by an earlier saver of this process; `None` until it is
     /// known.
     cluster: Option<ClusterFacts>,
+    /// The comparison of the members for the next full.
+    compared: Option<ComparedCluster>,
+    /// The IDs of the members that differed at the last comparison. Nothing is read from them.
+    differing: Vec<u64>,
     summary: SaverSummary,
 }
 
@@ -128,6 +133,8 @@ impl<'a> Saver<'a> {
             timeline_start: None,
             names: KnownNames::default(),
             cluster: None,
+            compared: None,
+            differing: Vec::new(),
             summary: SaverSummary::default(),
         };
         let scan = match scan_with_tags(ctx, Depth::Doubtful, TagScope::Chain) {
@@ -276,13 +283,38 @@ impl<'a> Saver<'a> {
         }
     }
 
+    /// Compares the members for the deltas and the full of this run.
+    ///
+    /// # Errors
+    /// Fails as [`ComparedCluster::new`].
+    pub(super) fn compare_members(&mut self, cluster: &Cluster) -> Result<()> {
+        self.compared = Some(self.compare(cluster)?);
+        Ok(())
+    }
+
+    /// Compares the members. Nothing is read from those that differ from now on.
+    fn compare(&mut self, cluster: &Cluster) -> Result<ComparedCluster> {
+        let compared = ComparedCluster::new(cluster.clone(), &self.settings.connector)?;
+        for warning in compared.warnings() {
+            self.warn(warning);
+        }
+        self.summary.members.clone_from(&compared.comparisons);
+        self.differing = compared.differing();
+        Ok(compared)
+    }
+
+    /// Returns the IDs of the members that differed at the last comparison.
+    pub(super) fn differing(&self) -> &[u64] {
+        &self.differing
+    }
+
     /// Returns a watch of the cluster from a position on. It uses the best members first, or the given
     /// endpoints if no member is known.
     pub(super) fn feed(&self, cluster: &Cluster, position: Position) -> Feed {
         let connector = &self.settings.connector;
-        let members = cluster.choose(&[]).into_iter();
+        let members = cluster.choose(&self.differing).into_iter();
         let mut endpoints: Vec<String> = members.filter_map(|m| m.endpoint.clone()).collect();
-        if endpoints.is_empty() {
+        if endpoints.is_empty() && self.differing.is_empty() {
             endpoints.clone_from(&connector.options().endpoints);
         }
         Feed::new(connector.clone(), endpoints, position).of_cluster(cluster.cluster_id)
@@ -365,9 +397,11 @@ impl<'a> Saver<'a> {
         self.cluster.as_ref()
     }
 
-    /// Tells the saver for which cluster an earlier saver of this process was allowed to save.
-    pub(super) fn continue_for(&mut self, cluster: Option<ClusterFacts>) {
+    /// Tells the saver for which cluster an earlier saver of this process was allowed to save, and which
+    /// members differed at its last comparison.
+    pub(super) fn continue_for(&mut self, cluster: Option<ClusterFacts>, differing: Vec<u64>) {
         self.cluster = cluster;
+        self.differing = differing;
     }
 
     /// Whether this process was already allowed to save snapshots of the cluster.
@@ -385,18 +419,39 @@ impl<'a> Saver<'a> {
         }
     }
 
-    /// Takes a full without publishing it.
+    /// Observes the cluster for a full, and compares its members. Claims the prefix again, because a follower
+    /// runs for long.
+    fn observe_for_full(&mut self) -> Result<ComparedCluster> {
+        let (ctx, take_over) = (self.ctx, self.settings.take_over);
+        let cluster = Cluster::observe(&self.settings.connector)?;
+        identity::claim(ctx, &ClusterFacts::from(&cluster), take_over, || {
+            // The saver has claimed a prefix with snapshots already, so a running follower's record was deleted.
+            if self.newest.is_some() && !take_over {
+                tracing::warn!(
+                    "{} records no cluster any more: this snapshotter goes on and records its cluster again. If the cluster has replaced another one, another snapshotter would need --take-over",
+                    ctx.store.url()
+                );
+            }
+            Ok(())
+        })?;
+        self.compare(&cluster)
+    }
+
+    /// Takes a full without publishing it. Uses the comparison of this run if there is one.
     ///
     /// # Errors
-    /// Fails as [`full::take`].
+    /// Fails as [`identity::claim`], [`ComparedCluster::new`] and [`full::take`].
     pub(super) fn take_full(&mut self) -> Result<UnpublishedFull> {
-        let new_full = full::take(self.ctx, self.settings, self.newest)?;
+        let compared = match self.compared.take() {
+            Some(compared) => compared,
+            None => self.observe_for_full()?,
+        };
+        let new_full = full::take(self.ctx, self.settings, self.newest, &compared)?;
         if self.backup.is_none() && self.last.is_none() {
             tracing::warn!("{}", new_backup(self.ctx));
         }
         self.cluster = Some(new_full.cluster.clone());
         self.summary.endpoint = Some(new_full.endpoint.clone());
-        self.summary.members.clone_from(&new_full.members);
         let warnings = new_full.warnings.iter().cloned();
         self.summary.warnings.extend(warnings);
         Ok(new_full)

@@ -1,12 +1,12 @@
 //! A restore drill: restores a state into a temporary directory and starts a real etcd on it.
 //!
-//! The steps: restore; start etcd; wait for its health; compare its HashKV with the fold's; write a key; stop
-//! etcd. Neither the etcd nor the directory outlives the drill, even if a signal ends the process. The drill
+//! The steps: restore; start etcd; wait for its health; compare its HashKV with that of the restored state;
+//! write a key; stop etcd. Neither the etcd nor the directory outlives the drill, even if a signal ends the process. The drill
 //! does not choose the state. Called by `ops::verify::store`.
 
 use crate::base::random::random_word;
 use crate::error::{Error, Reason, Result};
-use crate::etcd::cluster;
+use crate::etcd::cluster::{self, AlarmKind};
 use crate::etcd::connect::{AttemptError, Connector, Endpoints, Streams};
 use crate::mvcc::Revision;
 use crate::ops::Context;
@@ -57,17 +57,6 @@ pub struct Options {
     pub client: Endpoints,
 }
 
-/// The state that etcd must hold: the result of the fold.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ExpectedState {
-    /// The newest revision.
-    pub revision: Revision,
-    /// HashKV at that revision.
-    pub hash_kv: u32,
-    /// The compacted revision that the hash depends on.
-    pub compact_revision: Revision,
-}
-
 /// The result of a drill. A part of `deltafold schema verify`.
 #[derive(Debug, JsonSchema, Serialize)]
 pub struct Outcome {
@@ -75,7 +64,7 @@ pub struct Outcome {
     pub timeline: String,
     /// The revision that was restored.
     pub revision: Revision,
-    /// Whether etcd held the expected state and accepted a write.
+    /// Whether etcd held the restored state and accepted a write.
     pub succeeded: bool,
     /// The version that etcd reported; null if it never did.
     pub etcd_version: Option<String>,
@@ -105,7 +94,7 @@ pub fn check_program(etcd: &Path) -> Result<()> {
     }
 }
 
-/// Drills the newest state of a timeline. A failed drill is not an error of this function, but part of the
+/// Drills the state of a timeline at a revision. A failed drill is not an error of this function, but part of the
 /// report.
 ///
 /// # Errors
@@ -115,14 +104,14 @@ pub fn run(
     ctx: &Context,
     options: &Options,
     timeline: &str,
-    expected: ExpectedState,
+    revision: Revision,
 ) -> Result<Report<Outcome>> {
     let mut clock = ReportBuilder::start();
     remove_leftovers(&ctx.temp_dir);
     let folder = DrillFolder::new(&ctx.temp_dir)?;
     let mut outcome = Outcome {
         timeline: timeline.to_owned(),
-        revision: expected.revision,
+        revision,
         succeeded: false,
         etcd_version: None,
         hash_kv: None,
@@ -133,7 +122,7 @@ pub fn run(
         ctx,
         options,
         timeline,
-        expected,
+        revision,
         folder: folder.0.path(),
     };
     match drill.run(&mut outcome, &mut clock) {
@@ -141,10 +130,10 @@ pub fn run(
             outcome.succeeded = true;
             let report = clock.report(outcome);
             tracing::info!(
-                revision = expected.revision.0,
+                revision = revision.0,
                 version = report.etcd_version,
                 seconds = report.seconds,
-                "the restore drill succeeded: etcd holds the folded state"
+                "the restore drill succeeded: etcd holds the restored state"
             );
             Ok(report)
         }
@@ -160,7 +149,7 @@ struct Drill<'a> {
     ctx: &'a Context,
     options: &'a Options,
     timeline: &'a str,
-    expected: ExpectedState,
+    revision: Revision,
     folder: &'a Path,
 }
 
@@ -183,7 +172,7 @@ impl Drill<'_> {
                 data_dir: Some(data_dir.clone()),
                 shared: restore::SharedOptions {
                     point: Point {
-                        revision: Some(self.expected.revision.0),
+                        revision: Some(self.revision.0),
                         time: None,
                     },
                     membership,
@@ -201,8 +190,9 @@ impl Drill<'_> {
             match self.wait_until_healthy(&mut etcd) {
                 Ok((connector, cluster)) => {
                     outcome.start_seconds = Some(etcd_started.elapsed().as_secs_f64());
+                    let restored_id = cluster_id.to_string();
                     let checked =
-                        self.check(&connector, &cluster, &cluster_id.to_string(), outcome);
+                        self.check(&connector, &cluster, &restored_id, &restored, outcome);
                     // If etcd has died meanwhile, its log explains the failure.
                     return checked.map_err(|e| etcd.explain(e));
                 }
@@ -315,12 +305,13 @@ impl Drill<'_> {
         }
     }
 
-    /// Checks that etcd holds the expected state and accepts a write.
+    /// Checks that etcd holds the restored state and accepts a write.
     fn check(
         &self,
         connector: &Connector,
         cluster: &cluster::Cluster,
         restored_id: &str,
+        restored: &restore::Outcome,
         outcome: &mut Outcome,
     ) -> Result<()> {
         let status = cluster.members.iter().find_map(|m| m.status.as_ref());
@@ -331,14 +322,14 @@ impl Drill<'_> {
                 cluster.hex_id()
             )));
         }
-        let expected = self.expected;
-        if cluster.revision < expected.revision.0 {
+        let revision = self.revision;
+        if cluster.revision < revision.0 {
             return Err(failed(format!(
-                "etcd is at revision {}, but revision {} was restored",
-                cluster.revision, expected.revision
+                "etcd is at revision {}, but revision {revision} was restored",
+                cluster.revision
             )));
         }
-        let hashes = cluster.hash_kv_all(connector, expected.revision.0)?;
+        let hashes = cluster.hash_kv_all(connector, revision.0)?;
         let member = hashes.first();
         let member = member.ok_or_else(|| failed("etcd has no member with a vote"))?;
         let hash = match (member.hash, &member.error) {
@@ -349,21 +340,31 @@ impl Drill<'_> {
             (None, error) => {
                 let why = error.as_ref().map_or("it did not answer", |e| e.1.as_str());
                 return Err(failed(format!(
-                    "etcd does not return its HashKV at revision {}: {why}",
-                    expected.revision
+                    "etcd does not return its HashKV at revision {revision}: {why}"
                 )));
             }
         };
         outcome.hash_kv = Some(hash.hash);
-        if (hash.hash, hash.compact_revision) != (expected.hash_kv, expected.compact_revision.0) {
+        // Another chain of the backup may hold the same revision with more or less history.
+        let (Some(hash_kv), Some(compact_revision)) = (restored.hash_kv, restored.compact_revision)
+        else {
+            return Err(Error::internal("the drill's restore wrote nothing"));
+        };
+        if (hash.hash, hash.compact_revision) != (hash_kv, compact_revision.0) {
             return Err(failed(format!(
-                "at revision {} etcd has HashKV {} (compacted at {}), but the backup folds to {} (compacted at {})",
-                expected.revision,
-                hash.hash,
-                hash.compact_revision,
-                expected.hash_kv,
-                expected.compact_revision
+                "at revision {revision} etcd has HashKV {} (compacted at {}), but the restored state has {hash_kv} (compacted at {compact_revision})",
+                hash.hash, hash.compact_revision
             )));
+        }
+        // The alarm of the cluster that the backup was taken from says nothing about this etcd.
+        if cluster.alarms.iter().any(|a| a.kind == AlarmKind::NoSpace) {
+            let disarmed = cluster.disarm_no_space(connector);
+            disarmed.map_err(|e| match e.reason() {
+                Reason::Terminated | Reason::Unauthenticated | Reason::PermissionDenied => e,
+                _ => failed(format!(
+                    "the NOSPACE alarm of the backup cannot be disarmed: {e}"
+                )),
+            })?;
         }
         self.check_write(connector, cluster.revision)
     }

@@ -139,6 +139,7 @@ impl Session<'_, '_> {
         mut cause: FullCause,
         is_final: bool,
     ) -> Result<Option<Position>> {
+        self.leave_differing_member()?;
         let full_revision = new_full.revision.0;
         let mut ended = self.catch_up(full_revision)?;
         self.save_delta()?;

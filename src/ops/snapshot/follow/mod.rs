@@ -162,6 +162,7 @@ pub fn follow(
         clock,
         outcome: Outcome::default(),
         cluster: None,
+        differing: Vec::new(),
         back_offs: new_back_offs(),
         live: LiveLine::begin(),
         reported_problem: None,
@@ -221,6 +222,8 @@ struct Follower<'a> {
     outcome: Outcome,
     /// The cluster that the sessions so far were allowed to save.
     cluster: Option<ClusterFacts>,
+    /// The IDs of the members that differed at the last comparison, which precedes each full.
+    differing: Vec<u64>,
     /// The back-offs of the coming failures; restarted after each success.
     back_offs: Pauses,
     /// What a person at a terminal sees.

@@ -52,7 +52,7 @@ impl<'s, 'a> Session<'s, 'a> {
     /// Scans the store and prepares a session. Nothing is sent to etcd yet.
     pub(super) fn new(follower: &'s mut Follower<'a>, lock: &'s LockGuard) -> Result<Self> {
         let mut saver = Saver::open(follower.ctx, follower.settings)?;
-        saver.continue_for(follower.cluster.clone());
+        saver.continue_for(follower.cluster.clone(), follower.differing.clone());
         let mut session = Session {
             saver,
             pending: PendingDelta::new(follower.ctx)?,
@@ -131,6 +131,7 @@ impl<'s, 'a> Session<'s, 'a> {
         self.reached = Some(position);
         // The cluster may be another one than at the last claim.
         self.saver.claim(cluster)?;
+        self.follower.differing = self.saver.differing().to_vec();
         let feed = self.saver.feed(cluster, position);
         let follower = &self.follower;
         let limits = QueueLimits {
@@ -146,6 +147,19 @@ impl<'s, 'a> Session<'s, 'a> {
         self.watch = Some(watch);
         self.reconnects = 0;
         self.watch_failures = 0;
+        Ok(())
+    }
+
+    /// Watches from the last collected revision again if the members that differ have changed: the watched
+    /// member may be one of them.
+    pub(super) fn leave_differing_member(&mut self) -> Result<()> {
+        if self.watch.is_some()
+            && self.saver.differing() != self.follower.differing
+            && let Some(position) = self.reached
+        {
+            let cluster = Cluster::observe(&self.follower.settings.connector)?;
+            self.start_watch(&cluster, position)?;
+        }
         Ok(())
     }
 

@@ -467,7 +467,7 @@ impl<'a> Verification<'a> {
 
     /// Starts an etcd on the newest state of a timeline, if that state was folded.
     fn drill(&mut self, timeline: &Timeline, options: &drill::Options) -> Result<()> {
-        let Some(expected) = self.expected_state(timeline) else {
+        let Some(revision) = self.newest_folded(timeline) else {
             let message = format!(
                 "no etcd was started on timeline {}: the timeline cannot be folded to its end",
                 timeline.id
@@ -475,7 +475,7 @@ impl<'a> Verification<'a> {
             self.note(Some(timeline), &[], "DrillSkipped", message);
             return Ok(());
         };
-        let mut drill = drill::run(self.ctx, options, &timeline.id, expected)?;
+        let mut drill = drill::run(self.ctx, options, &timeline.id, revision)?;
         let failure = drill.failure.take();
         self.drills.push(drill);
         if let Some(e) = failure {
@@ -484,18 +484,12 @@ impl<'a> Verification<'a> {
         Ok(())
     }
 
-    /// Returns the state at the end of a timeline's newest chain; `None` if that was not folded.
-    fn expected_state(&self, timeline: &Timeline) -> Option<drill::ExpectedState> {
-        // The first of several chains with the same end counts.
-        let chains = self.chains.iter().rev();
-        let newest = chains
-            .filter(|c| c.timeline == timeline.id)
-            .max_by_key(|c| c.last_revision)?;
-        Some(drill::ExpectedState {
-            revision: newest.last_revision,
-            hash_kv: newest.hash_kv?,
-            compact_revision: newest.compact_revision?,
-        })
+    /// Returns the last revision of a timeline's newest chain; `None` if that chain was not folded.
+    fn newest_folded(&self, timeline: &Timeline) -> Option<Revision> {
+        let chains = self.chains.iter().filter(|c| c.timeline == timeline.id);
+        // Of several chains with the same end, the last one has the newest full, which a restore takes.
+        let newest = chains.max_by_key(|c| c.last_revision)?;
+        newest.hash_kv.map(|_| newest.last_revision)
     }
 }
 
