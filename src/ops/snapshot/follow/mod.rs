@@ -125,6 +125,8 @@ pub struct Outcome {
     pub failures: u64,
 }
 
+/// The name of the followers' lock in the store.
+pub const LOCK: &str = "follow";
 /// The largest number of warnings, and of holes, in an outcome. The newest ones are kept.
 const MAX_LISTED: usize = 100;
 /// The first and the longest back-off after a failure. The longest one bounds the delay after an outage of

@@ -20,7 +20,8 @@ use std::time::{Duration, Instant};
 const FINAL_DRAIN: Duration = Duration::from_secs(2);
 /// How long the watch may take to reach the revision of a full, or of the end.
 pub(super) const CATCH_UP: Duration = Duration::from_secs(20);
-/// A watch that fails for longer is reported in the delta Lease: members may restart one after the other.
+/// If a watch fails for longer, the pending delta is saved, and the delta Lease says so: members may restart one
+/// after the other.
 const WATCH_GRACE: Duration = Duration::from_secs(5);
 /// The name of a failed delta in metrics and logs.
 const DELTA: &str = "delta";
@@ -90,11 +91,9 @@ impl<'s, 'a> Session<'s, 'a> {
                 Some(WatchOutput::Transaction(t)) => self.push(&t)?,
                 Some(WatchOutput::Ended(ended)) => self.restart_with_full(ended)?,
                 Some(WatchOutput::Failed(e)) => {
-                    // The endpoints lead to another cluster now. Save the events of the old one: it may be
-                    // gone.
-                    if e.reason() == Reason::OtherCluster {
-                        self.save_delta()?;
-                    }
+                    // etcd may be gone, or the endpoints may lead to another cluster: nobody else may have the
+                    // pending events.
+                    self.save_delta()?;
                     return Err(e);
                 }
                 // Save a due delta only when the queue is empty. After an outage every waiting event is
@@ -231,10 +230,11 @@ impl<'s, 'a> Session<'s, 'a> {
         Ok(())
     }
 
+    /// Whether the pending delta has reached its age, or etcd is away: it may come back without these events.
     fn is_delta_due(&self) -> bool {
         let period = self.follower.options.pace.period();
         let arrived = self.pending.first_arrived();
-        arrived.is_some_and(|at| at.elapsed() >= period)
+        arrived.is_some_and(|at| at.elapsed() >= period || is_down(&self.watch_status()))
     }
 
     /// Returns how long the main loop may wait for the watch before a delta is due.
@@ -357,8 +357,7 @@ impl<'s, 'a> Session<'s, 'a> {
     /// Reports a watch that has failed for a while, or that everything works. A store that takes no delta is reported when
     /// the delta fails.
     fn report_health(&mut self, status: &WatchStatus) {
-        let is_down = status.down_for.is_some_and(|down| down >= WATCH_GRACE);
-        match status.failure.filter(|_| is_down) {
+        match status.failure.filter(|_| is_down(status)) {
             Some(reason) => {
                 let endpoints = self
                     .follower
@@ -409,6 +408,11 @@ impl<'s, 'a> Session<'s, 'a> {
             *last = Some(snapshot.name.to_string());
         }
     }
+}
+
+/// Whether a watch has failed for longer than members may take to restart.
+fn is_down(status: &WatchStatus) -> bool {
+    status.down_for.is_some_and(|down| down >= WATCH_GRACE)
 }
 
 /// Removes the oldest entries beyond [`MAX_LISTED`].
