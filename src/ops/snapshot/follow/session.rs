@@ -3,7 +3,7 @@
 //! The session ends when the follower is stopped, the lock is lost, or on a failure; the follower then
 //! decides about a retry. Called by [`super::Follower`].
 
-use super::{BACK_OFF, Follower, MAX_LISTED, MissedFull, TICK, may_retry, new_back_offs, view};
+use super::{BACK_OFF, Follower, MAX_LISTED, MissedFull, TICK, new_back_offs, view};
 use crate::error::{Error, Reason, Result};
 use crate::etcd::cluster::Cluster;
 use crate::etcd::feed::{Ended, Position, quorum_revision};
@@ -75,6 +75,7 @@ impl<'s, 'a> Session<'s, 'a> {
     /// Runs the session until it ends.
     pub(super) fn run(&mut self) -> Result<()> {
         self.begin()?;
+        self.follower.has_begun = true;
         // While the lock cannot be renewed, nothing is saved and events wait: no other follower can have it
         // yet.
         while !self.lock.is_lost() {
@@ -265,13 +266,15 @@ impl<'s, 'a> Session<'s, 'a> {
                 }
                 Err(e) if self.follower.is_stopped() => {
                     // The grace period of a terminating Pod is short: retry without long back-offs.
-                    if !may_retry(&e) {
+                    if !e.reason().is_retryable() {
                         return Err(e);
                     }
                     self.follower.reporter.metrics.failed(DELTA, e.reason());
                     self.follower.ctx.store.cancel().check()?;
                     std::thread::sleep(BACK_OFF.0);
                 }
+                // Others write here: the next session begins after what they have saved.
+                Err(e) if e.reason() == Reason::TargetExists => return Err(e),
                 Err(e) => {
                     self.is_saving_failing = true;
                     self.follower.wait_after(DELTA, e)?;
@@ -285,11 +288,13 @@ impl<'s, 'a> Session<'s, 'a> {
     ///
     /// # Errors
     /// Fails if the lock is lost.
-    pub(super) fn wait_for_lock(&self) -> Result<()> {
-        while !self.lock.is_held() {
+    pub(super) fn wait_for_lock(&mut self) -> Result<()> {
+        while let Err(e) = self.lock.check() {
             if self.lock.is_lost() {
-                return self.lock.check();
+                return Err(e);
             }
+            self.follower
+                .report_problem(Some((e.reason(), &e.to_string())));
             self.follower.reporter.metrics.lock_held(false);
             self.follower.ctx.store.cancel().check()?;
             std::thread::sleep(TICK);
