@@ -19,6 +19,7 @@ use deltafold::etcd::connect::{Connector, Endpoints};
 use deltafold::etcd::feed::{Ended, Feed, KeyChange, Position, Transaction};
 use etcd_client::TxnOp;
 use std::fs;
+use std::path::Path;
 use std::time::Duration;
 
 /// Deltas every second.
@@ -333,6 +334,44 @@ fn status_and_restore_name_a_live_follower() {
         follower.terminate().succeeded();
         assert!(status()["follower"].is_null());
         assert!(!restore("after", &[]).contains("follow"));
+    });
+}
+
+/// As in a week side by side with another tool.
+#[test]
+fn a_second_writer_of_the_same_revisions() {
+    with_etcd(EtcdVersion::V3_6, |world| {
+        let args = ["--delta-period", "200ms", "--full-schedule", "0 0 29 2 *"];
+        let mut follower = world.follow(&args);
+        let revision = world.put_many("/a/", 3, 100);
+        follower.wait_saved(&world.prefix, revision);
+        let own = world.prefix.deltas().pop().unwrap();
+        let mut other = own.clone();
+        other.created += 1;
+        let v2 = Path::new(&world.prefix.url).join("v2");
+        fs::copy(v2.join(own.to_string()), v2.join(other.to_string())).unwrap();
+        // It lists the store after 20 deltas.
+        for n in 0..25 {
+            let revision = world.put(format!("/b/{n}"), "1");
+            follower.wait_saved(&world.prefix, revision);
+        }
+        follower.wait_log(&["another snapshotter", &own.to_string(), &other.to_string()]);
+        let mut command = deltafold();
+        command.args(["status", "--output", "json", "--store", &world.prefix.url]);
+        let (code, status, _) = run_json(&mut command);
+        assert_eq!(code, 0, "{status:#}");
+        let problems = status["problems"].to_string();
+        let interval = format!("revisions {} to {}", own.start, own.last);
+        assert!(problems.contains("OverlappingDeltas"), "{problems}");
+        assert!(problems.contains(&interval), "{problems}");
+        let ended = follower.terminate().succeeded();
+        let warnings = ended.json["warnings"].to_string();
+        assert_eq!(
+            warnings.matches("another snapshotter").count(),
+            1,
+            "{warnings}"
+        );
+        world.check_all_is_saved();
     });
 }
 

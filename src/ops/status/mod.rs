@@ -298,6 +298,7 @@ impl Collected {
         self.damage.extend(bases.damaged.values().map(finding));
         self.timeline = Some(timeline.id.clone());
         self.latest_revision = timeline.last(catalog, &NamesOnly);
+        self.problems.extend(overlap(catalog, timeline));
         self.restorable = bases.restorable(catalog, &scan.contents, timeline);
         match chain::choose(catalog, timeline, None, &bases.known) {
             Ok(Choice::Chosen(_)) => {}
@@ -420,6 +421,34 @@ impl Collected {
         };
         clock.report_with(outcome, failure)
     }
+}
+
+/// Returns the last two deltas after the newest full that hold the same revisions.
+fn overlap(catalog: &Catalog, timeline: &Timeline) -> Option<Problem> {
+    let snapshots = timeline
+        .members
+        .iter()
+        .map(|m| &catalog.snapshots[m.snapshot]);
+    let newest_first = snapshots.rev().take_while(|s| !s.name.is_full());
+    let mut deltas: Vec<&Snapshot> = newest_first.collect();
+    deltas.sort_by_key(|s| (s.name.start, s.name.last));
+    let mut reached = *deltas.first()?;
+    let mut found = None;
+    for delta in deltas.into_iter().skip(1) {
+        if delta.name.start <= reached.name.last {
+            found = Some((reached, delta));
+        }
+        if delta.name.last > reached.name.last {
+            reached = delta;
+        }
+    }
+    let (one, other) = found?;
+    let message = format!(
+        "two snapshotters write here, or have written since the newest full: one saved revisions {} to {}, the other {} to {}; stop one of them",
+        one.name.start, one.name.last, other.name.start, other.name.last
+    );
+    let paths = vec![one.path.clone(), other.path.clone()];
+    Some(Problem::new("OverlappingDeltas", message, paths))
 }
 
 fn size_of(catalog: &Catalog) -> Size {
