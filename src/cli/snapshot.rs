@@ -197,7 +197,7 @@ impl FollowArgs {
         let namespace = self.common.leases.namespace();
         let mut lock = self
             .lock
-            .lock(&ctx.store, "follow", namespace, LOCK_DURATION)?;
+            .lock(&ctx.store, follow::LOCK, namespace, LOCK_DURATION)?;
         let metrics = Metrics::new();
         // Dropping it writes the file a last time.
         let _file = self.common.metrics.keep_file(&metrics)?;

@@ -7,6 +7,7 @@ use super::{BackupArgs, Ended, Output, print_report, size};
 use crate::base::time::utc;
 use crate::base::{Cancel, duration, shorten};
 use crate::error::{Reason, Result};
+use crate::ops::live_follower::LiveFollower;
 use crate::ops::report::Report;
 use crate::ops::restorable::Restorable;
 use crate::ops::restore::BackupLocation;
@@ -96,6 +97,7 @@ fn to_text(o: &Report<Outcome>) -> String {
             ),
         );
     }
+    text.maybe("follower", o.follower.as_ref().map(LiveFollower::text));
     let ranges: Vec<String> = o.restorable.iter().map(range).collect();
     text.list("restorable", &ranges);
     if o.restorable.len() > 1 {

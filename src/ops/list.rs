@@ -122,9 +122,10 @@ pub struct ListedSnapshot {
 }
 
 /// The reasons of problems that are not errors of `compact`.
-const PROBLEMS: [&str; 8] = [
+const PROBLEMS: [&str; 9] = [
     "ForeignObject",
     "IdentityUnreadable",
+    "OverlappingDeltas",
     "RecordUnreadable",
     "RevisionPastName",
     "TagsNotRead",
@@ -137,7 +138,8 @@ const PROBLEMS: [&str; 8] = [
 #[derive(Debug, Clone, JsonSchema, Serialize)]
 pub struct Problem {
     /// A stable name: `ForeignObject` (objects whose names are not those of snapshots), `IdentityUnreadable`
-    /// (`deltafold-identity.json` cannot be read), `RecordUnreadable` (a record in `deltafold-verified/` cannot
+    /// (`deltafold-identity.json` cannot be read), `OverlappingDeltas` (two snapshotters write here; only of
+    /// `status`), `RecordUnreadable` (a record in `deltafold-verified/` cannot
     /// be read; only of `status`), `TimelinesUnverified` (only contents tell whether the
     /// history forked: use --deep), `RevisionPastName` (a full holds later revisions than its name says;
     /// harmless), `TagsNotRead` (the tags of more than 64 snapshots were not read: use --all-tags),

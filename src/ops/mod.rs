@@ -14,6 +14,7 @@ mod free_space;
 pub mod gc;
 pub mod identity;
 pub mod list;
+pub mod live_follower;
 pub mod maintain;
 pub mod options;
 mod parallel;

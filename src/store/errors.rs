@@ -34,7 +34,9 @@ pub fn store_error(action: impl std::fmt::Display, e: object_store::Error) -> Er
         _ => match io_cause(&e) {
             Some(io) => Error::io("", std::io::Error::from(io)).reason(),
             // The error of a listing has no kind. Its text has the status.
-            None => status_in(&text).map_or(Reason::StoreUnreachable, reason_of),
+            None => {
+                status_in(&text).map_or(Reason::StoreUnreachable, |status| reason_of(status, &text))
+            }
         },
     };
     if matches!(e, E::InvalidPath { .. }) {
@@ -92,7 +94,7 @@ fn how_to_give_credentials(action: &str) -> &'static str {
 
 /// Returns the advice for causes that have a text but no reason of their own.
 fn advice_for_text(text: &str) -> Option<&'static str> {
-    const ADVICE: [(&str, &str); 14] = [
+    const ADVICE: [(&str, &str); 15] = [
         (
             "Connection refused",
             "; nothing listens at this host and port: check --store-option endpoint",
@@ -145,6 +147,7 @@ fn advice_for_text(text: &str) -> Option<&'static str> {
             "InvalidAccessKeyId",
             "; check the access key (AWS_ACCESS_KEY_ID)",
         ),
+        ("RequestTimeTooSkewed", "; set the clock of this machine"),
         ("UserNotFound", "; check the access key (AWS_ACCESS_KEY_ID)"),
     ];
     let known = ADVICE.iter().find(|(sign, _)| text.contains(sign));
@@ -175,7 +178,7 @@ pub(super) fn status_error(action: &str, status: u16, text: &str) -> Error {
     const SHOWN: usize = 300;
     let reason = match status {
         501 | 505 => Reason::Configuration,
-        status => reason_of(status),
+        status => reason_of(status, text),
     };
     let text = tidy(&redact(text));
     let shown = match text.char_indices().nth(SHOWN) {
@@ -185,8 +188,12 @@ pub(super) fn status_error(action: &str, status: u16, text: &str) -> Error {
     reason.error(format!("cannot {action}: {shown}{}", advice_for(reason)))
 }
 
-fn reason_of(status: u16) -> Reason {
+/// Returns the reason for a refusal. S3 also gives the status of a wrong request to a connection that stalled
+/// and to a token that has expired.
+fn reason_of(status: u16, text: &str) -> Reason {
     match status {
+        400 if text.contains("RequestTimeout") => Reason::StoreUnreachable,
+        400 if text.contains("ExpiredToken") => Reason::Unauthenticated,
         401 => Reason::Unauthenticated,
         403 => Reason::PermissionDenied,
         404 => Reason::NoSnapshots,
@@ -288,6 +295,16 @@ mod tests {
         assert_eq!(text, "status code: 403 Forbidden: No: Not you.");
         assert_eq!(status_in(&text), Some(403));
         assert_eq!(status_in("connection refused"), None);
+    }
+
+    #[test]
+    fn a_stalled_connection_and_an_expired_token_are_no_wrong_request() {
+        assert_eq!(
+            reason_of(400, "RequestTimeout: x"),
+            Reason::StoreUnreachable
+        );
+        assert_eq!(reason_of(400, "ExpiredToken: x"), Reason::Unauthenticated);
+        assert_eq!(reason_of(400, "InvalidArgument: x"), Reason::Configuration);
     }
 
     #[test]

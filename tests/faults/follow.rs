@@ -10,6 +10,7 @@ use crate::support::recorded_etcd::with_etcd;
 use crate::support::restorable::Prefix;
 use crate::support::scratch;
 use crate::support::truth::Truth;
+use crate::support::{deltafold, run_json};
 use chrono::{Timelike as _, Utc};
 use deltafold::Reason;
 use deltafold::backup::Kind;
@@ -18,6 +19,7 @@ use deltafold::etcd::connect::{Connector, Endpoints};
 use deltafold::etcd::feed::{Ended, Feed, KeyChange, Position, Transaction};
 use etcd_client::TxnOp;
 use std::fs;
+use std::path::Path;
 use std::time::Duration;
 
 /// Deltas every second.
@@ -276,6 +278,99 @@ fn sigterm_where_no_member_answers() {
         let ended = follower.terminate();
         world.etcd.signal(Signal::CONT);
         assert_eq!(world.prefix.last_saved(), revision, "{}", ended.log);
+        world.check_all_is_saved();
+    });
+}
+
+/// etcd may come back from the backup, so what the follower holds is saved although no period has passed.
+#[test]
+fn what_is_held_is_saved_when_etcd_is_gone() {
+    with_etcd(EtcdVersion::V3_6, |world| {
+        world.put_many("/a/", 5, 100);
+        let mut follower = world.follow(&SLOW);
+        let revision = world.put_many("/b/", 30, 100);
+        // So that the watch has received it.
+        std::thread::sleep(Duration::from_secs(2));
+        let prefix = world.prefix.clone();
+        world.restart(|_| follower.wait_saved(&prefix, revision));
+        let revision = world.put_many("/c/", 5, 100);
+        follower.terminate().succeeded();
+        assert_eq!(prefix.last_saved(), revision);
+        world.check_all_is_saved();
+    });
+}
+
+/// Both name it by its lock. After its end nobody holds it.
+#[test]
+fn status_and_restore_name_a_live_follower() {
+    with_etcd(EtcdVersion::V3_6, |world| {
+        world.put_many("/a/", 5, 100);
+        let follower = world.follow(&SLOW);
+        let process = format!(".{}", follower.id());
+        let status = || {
+            let mut command = deltafold();
+            command.args(["status", "--output", "json", "--store", &world.prefix.url]);
+            run_json(&mut command).1
+        };
+        let restore = |name: &str, args: &[&str]| {
+            let mut command = deltafold();
+            command.args(["restore", "--output", "json", "--store", &world.prefix.url]);
+            command.arg("--data-dir").arg(world.folder().join(name));
+            let (code, json, log) = run_json(command.args(args));
+            assert_eq!(code, 0, "{log}");
+            json["warnings"].to_string()
+        };
+        let named = status()["follower"].clone();
+        assert!(
+            named["holder"].as_str().unwrap().ends_with(&process),
+            "{named}"
+        );
+        assert!(named["saved_nothing_since"].is_string(), "{named}");
+        let warnings = restore("newest", &[]);
+        assert!(warnings.contains(&process), "{warnings}");
+        assert!(warnings.contains("has saved nothing since"), "{warnings}");
+        let warnings = restore("earlier", &["--revision", "6"]);
+        assert!(!warnings.contains(&process), "{warnings}");
+        follower.terminate().succeeded();
+        assert!(status()["follower"].is_null());
+        assert!(!restore("after", &[]).contains("follow"));
+    });
+}
+
+/// As in a week side by side with another tool.
+#[test]
+fn a_second_writer_of_the_same_revisions() {
+    with_etcd(EtcdVersion::V3_6, |world| {
+        let args = ["--delta-period", "200ms", "--full-schedule", "0 0 29 2 *"];
+        let mut follower = world.follow(&args);
+        let revision = world.put_many("/a/", 3, 100);
+        follower.wait_saved(&world.prefix, revision);
+        let own = world.prefix.deltas().pop().unwrap();
+        let mut other = own.clone();
+        other.created += 1;
+        let v2 = Path::new(&world.prefix.url).join("v2");
+        fs::copy(v2.join(own.to_string()), v2.join(other.to_string())).unwrap();
+        // It lists the store after 20 deltas.
+        for n in 0..25 {
+            let revision = world.put(format!("/b/{n}"), "1");
+            follower.wait_saved(&world.prefix, revision);
+        }
+        follower.wait_log(&["another snapshotter", &own.to_string(), &other.to_string()]);
+        let mut command = deltafold();
+        command.args(["status", "--output", "json", "--store", &world.prefix.url]);
+        let (code, status, _) = run_json(&mut command);
+        assert_eq!(code, 0, "{status:#}");
+        let problems = status["problems"].to_string();
+        let interval = format!("revisions {} to {}", own.start, own.last);
+        assert!(problems.contains("OverlappingDeltas"), "{problems}");
+        assert!(problems.contains(&interval), "{problems}");
+        let ended = follower.terminate().succeeded();
+        let warnings = ended.json["warnings"].to_string();
+        assert_eq!(
+            warnings.matches("another snapshotter").count(),
+            1,
+            "{warnings}"
+        );
         world.check_all_is_saved();
     });
 }

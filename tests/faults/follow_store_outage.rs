@@ -2,10 +2,13 @@
 
 use crate::support::copy_dir;
 use crate::support::etcd::{EtcdVersion, Signal};
-use crate::support::follower::QUICK;
+use crate::support::follower::{Follower, QUICK};
+use crate::support::lying_s3::{Lies, LyingServer};
 use crate::support::minio::Minio;
+use crate::support::proxy::{Effect, Proxy, Timing};
 use crate::support::recorded_etcd::with_etcd;
 use crate::support::restorable::Prefix;
+use crate::support::s3::S3;
 use deltafold::backup::Kind;
 use std::fs;
 use std::path::PathBuf;
@@ -149,6 +152,60 @@ fn a_full_is_due_while_events_of_another_history_wait() {
         assert!(after[0].last.0 < lost, "{names:?}");
         assert_eq!(ended.json["timeline_began"], true, "{}", ended.json);
         world.check_both_are_saved((&first, lost), revision, 20);
+    });
+}
+
+/// Injects an answer to all requests.
+fn refuse(proxy: &Proxy, status: u16, code: &'static str) {
+    let effect = Effect::S3Answer(status, code);
+    proxy.inject(|_| true, 0, usize::MAX, Timing::Before, effect);
+}
+
+/// A clock that is wrong, credentials that have expired, a right that is missing: each passes, also at the
+/// start. Settings with which the follower has begun are right, whatever the store says later.
+#[test]
+fn refusals_pass() {
+    let server = LyingServer::start(Lies::default());
+    with_etcd(EtcdVersion::V3_6, |world| {
+        let proxy = Proxy::start(server.s3().endpoint());
+        let through_proxy = Prefix::s3(&S3::new(&proxy.url()), "follow", "prefix");
+        world.prefix = Prefix::s3(server.s3(), "follow", "prefix");
+        refuse(&proxy, 403, "AccessDenied");
+        let mut follower = Follower::start(&through_proxy, &world.endpoints(), &QUICK);
+        follower.wait_log(&["AccessDenied", "PermissionDenied"]);
+        for (status, code, reason) in [
+            (403, "RequestTimeTooSkewed", "PermissionDenied"),
+            (400, "ExpiredToken", "Unauthenticated"),
+            (400, "RequestTimeout", "StoreUnreachable"),
+            (400, "InvalidArgument", "Configuration"),
+        ] {
+            proxy.clear_faults();
+            let revision = world.put_many(&format!("/{code}/"), 5, 100);
+            follower.wait_saved(&world.prefix, revision);
+            refuse(&proxy, status, code);
+            world.put_many(&format!("/{code}/"), 5, 100);
+            follower.wait_log(&["delta", code, reason]);
+        }
+        proxy.clear_faults();
+        let revision = world.revision();
+        follower.wait_saved(&world.prefix, revision);
+        let ended = follower.terminate().succeeded();
+        assert!(ended.json["failures"].as_u64() >= Some(5), "{}", ended.json);
+        assert!(ended.log.contains("set the clock"), "{}", ended.log);
+        world.check_all_is_saved();
+        assert_eq!(world.prefix.fulls().len(), 1);
+    });
+}
+
+#[test]
+fn settings_that_are_wrong_from_the_start_end_it() {
+    let server = LyingServer::start(Lies::default());
+    with_etcd(EtcdVersion::V3_6, |world| {
+        let proxy = Proxy::start(server.s3().endpoint());
+        refuse(&proxy, 400, "InvalidArgument");
+        let prefix = Prefix::s3(&S3::new(&proxy.url()), "follow", "prefix");
+        let ended = Follower::start(&prefix, &world.endpoints(), &QUICK).wait();
+        assert_eq!((ended.code, ended.reason()), (78, "Configuration"));
     });
 }
 

@@ -196,6 +196,62 @@ fn gaps_and_failed_verifications_are_damage_until_a_verification_succeeds() {
     is(store.path(), &[], "Healthy", &[]);
 }
 
+/// Their chains are restored, so the backup is healthy.
+#[test]
+fn two_snapshotters_of_the_same_revisions_are_noted() {
+    let store = fresh("kubernetes");
+    let overlap = |store: &Path| {
+        let json = is(store, &[], "Healthy", &[]);
+        let problems = json["problems"].as_array().unwrap().clone();
+        problems
+            .into_iter()
+            .find(|p| p["reason"] == "OverlappingDeltas")
+    };
+    assert_eq!(overlap(store.path()), None);
+    let v2 = store.path().join("v2");
+    let names = fs::read_dir(&v2).unwrap().map(|e| e.unwrap().file_name());
+    let mut names = names.map(|n| n.into_string().unwrap());
+    let delta = names
+        .find(|n| n.starts_with("Incr-00000276-00000445"))
+        .unwrap();
+    let other = delta.replace("-00000445-", "-00000440-");
+    fs::copy(v2.join(&delta), v2.join(other)).unwrap();
+    let found = overlap(store.path()).unwrap();
+    let message = found["message"].as_str().unwrap();
+    assert!(
+        message.contains("276 to 440, the other 276 to 445"),
+        "{message}"
+    );
+    assert_eq!(found["snapshots"].as_array().unwrap().len(), 2);
+}
+
+/// A record that was not renewed for a minute is of a dead follower.
+#[test]
+fn a_follower_is_named_while_it_renews_its_lock() {
+    let store = fresh("kubernetes");
+    fs::create_dir(store.path().join("deltafold-locks")).unwrap();
+    let follower = |holder: &str, seconds: i64| {
+        let renewed = Utc::now() - chrono::TimeDelta::seconds(seconds);
+        let record = serde_json::json!({
+            "holderIdentity": holder, "acquireTime": "2026-01-01T00:00:00Z", "renewTime": renewed,
+            "leaseDurationSeconds": 15, "token": "t",
+        });
+        let path = store.path().join("deltafold-locks/follow.json");
+        fs::write(path, record.to_string()).unwrap();
+        is(store.path(), &[], "Healthy", &[])["follower"].clone()
+    };
+    let live = follower("pod-0.1\u{1b}[2J", 5);
+    assert_eq!(live["holder"], "pod-0.1\\u{1b}[2J");
+    assert!(live["saved_nothing_since"].is_string(), "{live}");
+    assert_eq!(follower("pod-0.1", 100), Value::Null);
+    assert_eq!(follower("", 5), Value::Null);
+    fs::write(store.path().join("deltafold-locks/follow.json"), "rubbish").unwrap();
+    assert_eq!(
+        is(store.path(), &[], "Healthy", &[])["follower"],
+        Value::Null
+    );
+}
+
 #[test]
 fn nothing_there_is_empty() {
     let folder = scratch::folder().unwrap();

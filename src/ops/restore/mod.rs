@@ -25,6 +25,7 @@ use crate::mvcc::Revision;
 use crate::ops::Context;
 use crate::ops::fold::Source;
 use crate::ops::fold::rebuild::Rebuild;
+use crate::ops::live_follower::LiveFollower;
 use crate::ops::report::{Report, ReportBuilder};
 use crate::ops::tags::without_excluded;
 use candidates::{Candidates, OpenedBackup, is_candidate_failure};
@@ -240,10 +241,29 @@ impl Restoration<'_> {
         if self.options.dry_run {
             self.clock.warnings.extend(source.tags_warning());
         }
+        if let Some(warning) = self.unsaved_warning(source, ctx) {
+            self.clock.warn(warning);
+        }
         if holds_alarm(source).map_err(source.at_base(ctx))? {
             self.clock.warn("the base holds an alarm (NOSPACE or CORRUPT), and so does the restored database: etcd refuses writes until it is disarmed. Start etcd with enough --quota-backend-bytes, then run `etcdctl alarm list` and `etcdctl alarm disarm`");
         }
         Ok(())
+    }
+
+    /// Names a follower that may still hold changes after the newest state.
+    fn unsaved_warning(&self, source: &Source, ctx: &Context) -> Option<String> {
+        let point = &self.options.shared.point;
+        let is_newest = point.revision.is_none() && point.time.is_none();
+        if self.is_drill || !is_newest || source.base_snapshot().is_none() {
+            return None;
+        }
+        let newest = source.inputs().map(|s| s.name.created_at()).max();
+        let follower = LiveFollower::find(&ctx.store, newest)?;
+        Some(format!(
+            "{} is followed by {}: if it holds later changes, they are not restored. To save them first, stop it with SIGTERM and restore again",
+            ctx.store.url(),
+            follower.text()
+        ))
     }
 
     /// Returns the outcome of a restore from `source`; in a dry run nothing is `written`.

@@ -7,7 +7,7 @@ use super::compared::ComparedCluster;
 use super::delta_builder::SealedDelta;
 use super::first_write::{self, Verdict};
 use super::full::{self, UnpublishedFull};
-use super::known_names::KnownNames;
+use super::known_names::{KnownNames, Names};
 use super::last_saved;
 use super::next::{self, BackupState, FullCause, FullReason, NewestSnapshot};
 use super::{
@@ -231,7 +231,17 @@ impl<'a> Saver<'a> {
         reporter: &MetricsReporter,
         deltas_are_current: bool,
     ) -> Result<Result<(), Behind>> {
-        let (mut catalog, is_fresh) = self.names.catalog(&self.ctx.store)?;
+        let Names {
+            mut catalog,
+            is_fresh,
+            overlap,
+        } = self.names.names(&self.ctx.store)?;
+        if let Some((own, other)) = overlap {
+            self.warn(format!(
+                "another snapshotter writes to {}: its delta {other} has revisions {} to {}, and this one has saved {} to {} as {own}: stop one of the two",
+                self.ctx.store.url(), other.start, other.last, own.start, own.last
+            ));
+        }
         self.ctx.trust.mark(&mut catalog);
         // Names alone cannot tell timelines apart: leave out everything before this one.
         let start = self.timeline_start.unwrap_or(i64::MIN);

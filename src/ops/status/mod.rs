@@ -15,6 +15,7 @@ use crate::error::{Error, Reason, Result};
 use crate::mvcc::Revision;
 use crate::ops::Context;
 use crate::ops::list::{self, Problem, RecordedIdentity};
+use crate::ops::live_follower::LiveFollower;
 use crate::ops::plain_files::{PlainFile, PlainFiles, is_fault_of_file};
 use crate::ops::report::{Report, ReportBuilder};
 use crate::ops::restorable::{Bases, Restorable};
@@ -55,6 +56,9 @@ pub struct Outcome {
     pub timeline: Option<String>,
     /// The newest snapshot that is not from the future; null if there is none.
     pub newest: Option<NewestSnapshot>,
+    /// The follower that works on the prefix; null if none has renewed its lock in the last minute, if its lock
+    /// is a Lease, and of plain snapshot files.
+    pub follower: Option<LiveFollower>,
     /// The number of snapshots that are later than now. They do not count as the newest.
     pub from_the_future: usize,
     /// The age in seconds above which the newest snapshot is too old.
@@ -155,6 +159,8 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
         Err(e) if e.reason() == Reason::NoSnapshots => facts.set_empty(&e),
         Err(e) => return Err(e),
     }
+    let newest = facts.newest.as_ref().map(|n| n.created);
+    facts.follower = LiveFollower::find(&ctx.store, newest);
     Ok(facts.conclude(ctx.store.url(), options, now, clock))
 }
 
@@ -190,6 +196,7 @@ struct Collected {
     identity: Option<RecordedIdentity>,
     timeline: Option<String>,
     newest: Option<NewestSnapshot>,
+    follower: Option<LiveFollower>,
     from_the_future: usize,
     latest_revision: Option<Revision>,
     restorable: Vec<Restorable>,
@@ -291,6 +298,7 @@ impl Collected {
         self.damage.extend(bases.damaged.values().map(finding));
         self.timeline = Some(timeline.id.clone());
         self.latest_revision = timeline.last(catalog, &NamesOnly);
+        self.problems.extend(overlap(catalog, timeline));
         self.restorable = bases.restorable(catalog, &scan.contents, timeline);
         match chain::choose(catalog, timeline, None, &bases.known) {
             Ok(Choice::Chosen(_)) => {}
@@ -400,6 +408,7 @@ impl Collected {
             identity: self.identity,
             timeline: self.timeline,
             newest: self.newest,
+            follower: self.follower,
             from_the_future: self.from_the_future,
             max_age_seconds: verdict.max_age.as_secs_f64(),
             latest_revision: latest,
@@ -412,6 +421,34 @@ impl Collected {
         };
         clock.report_with(outcome, failure)
     }
+}
+
+/// Returns the last two deltas after the newest full that hold the same revisions.
+fn overlap(catalog: &Catalog, timeline: &Timeline) -> Option<Problem> {
+    let snapshots = timeline
+        .members
+        .iter()
+        .map(|m| &catalog.snapshots[m.snapshot]);
+    let newest_first = snapshots.rev().take_while(|s| !s.name.is_full());
+    let mut deltas: Vec<&Snapshot> = newest_first.collect();
+    deltas.sort_by_key(|s| (s.name.start, s.name.last));
+    let mut reached = *deltas.first()?;
+    let mut found = None;
+    for delta in deltas.into_iter().skip(1) {
+        if delta.name.start <= reached.name.last {
+            found = Some((reached, delta));
+        }
+        if delta.name.last > reached.name.last {
+            reached = delta;
+        }
+    }
+    let (one, other) = found?;
+    let message = format!(
+        "two snapshotters write here, or have written since the newest full: one saved revisions {} to {}, the other {} to {}; stop one of them",
+        one.name.start, one.name.last, other.name.start, other.name.last
+    );
+    let paths = vec![one.path.clone(), other.path.clone()];
+    Some(Problem::new("OverlappingDeltas", message, paths))
 }
 
 fn size_of(catalog: &Catalog) -> Size {

@@ -111,6 +111,17 @@ impl Lock {
         }
     }
 
+    /// Returns the record if a process holds the lock, be it alive or dead. One request.
+    ///
+    /// # Errors
+    /// Fails with the errors of the [`LockStore`], and with `Terminated`.
+    pub fn read(&self) -> Result<Option<LockRecord>> {
+        let patience = patience(self.claimant.duration);
+        let reading = self.store.read();
+        let record = wait_for(&self.handle, &self.cancel, &*self.store, patience, reading)?;
+        Ok(record.map(|r| r.0).filter(|r| !r.is_released()))
+    }
+
     /// Waits for the lock, at most as long as `wait` says.
     ///
     /// # Errors

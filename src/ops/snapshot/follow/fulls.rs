@@ -4,7 +4,7 @@
 
 use super::MissedFull;
 use super::session::{CATCH_UP, Session};
-use super::{FULL, may_retry_full, new_back_offs};
+use super::{FULL, new_back_offs};
 use crate::error::{Error, Reason, Result};
 use crate::etcd::cluster::Cluster;
 use crate::etcd::feed::{Ended, Position};
@@ -119,7 +119,7 @@ impl Session<'_, '_> {
                 let cluster = Cluster::observe(&self.follower.settings.connector)?;
                 self.start_watch(&cluster, position)
             }
-            Err(e) if may_retry_full(&e) && !self.lock.is_lost() => {
+            Err(e) if self.follower.may_pass(&e) && !self.lock.is_lost() => {
                 self.record_duration(started, false);
                 let pause = self.follower.record_failure(FULL, &e);
                 self.full_retry_at = Some(Instant::now() + pause);

@@ -1,8 +1,9 @@
 //! `snapshot follow`: saves deltas and fulls continuously, until it is stopped.
 //!
 //! A thread watches etcd and fills a queue ([`super::event_queue`]); this thread empties the queue and saves.
-//! Failures of members, of the store and of the lock are retried. Events that were not saved are read from
-//! etcd again; if etcd has compacted them, a full is taken. Called by `cli::snapshot`.
+//! Failures that may pass are retried, and only wrong settings and another cluster end the follower. Events that
+//! were not saved are read from etcd again; if etcd has compacted them, a full is taken. Called by
+//! `cli::snapshot`.
 //!
 //! [`session`] runs while the lock is held; [`fulls`] adds the fulls of a session.
 
@@ -125,6 +126,8 @@ pub struct Outcome {
     pub failures: u64,
 }
 
+/// The name of the followers' lock in the store.
+pub const LOCK: &str = "follow";
 /// The largest number of warnings, and of holes, in an outcome. The newest ones are kept.
 const MAX_LISTED: usize = 100;
 /// The first and the longest back-off after a failure. The longest one bounds the delay after an outage of
@@ -142,8 +145,8 @@ const FOLLOW: &str = "follow";
 /// Follows a cluster until `stop` is set, then saves the events that arrived until then.
 ///
 /// # Errors
-/// Fails only if no retry can help: with `OtherCluster`; for wrong settings, credentials and permissions;
-/// with `Terminated` if the context is cancelled.
+/// Fails only if no retry can help: with `OtherCluster`; for settings that were wrong from the start; with
+/// `Terminated` if the context is cancelled; and if events are unsaved when it is stopped.
 pub fn follow(
     ctx: &Context,
     settings: &SnapshotSettings,
@@ -163,6 +166,7 @@ pub fn follow(
         outcome: Outcome::default(),
         cluster: None,
         differing: Vec::new(),
+        has_begun: false,
         back_offs: new_back_offs(),
         live: LiveLine::begin(),
         reported_problem: None,
@@ -200,17 +204,6 @@ fn new_back_offs() -> Pauses {
     backoff(BACK_OFF.0, BACK_OFF.1, usize::MAX).build()
 }
 
-/// Whether a failed full is worth a retry. That includes a damaged or outdated answer of a member: it may be
-/// right the next time, and the deltas must not end because of it.
-fn may_retry_full(e: &Error) -> bool {
-    may_retry(e) || e.reason().is_bad_data()
-}
-
-/// Whether a failure is worth a retry.
-fn may_retry(e: &Error) -> bool {
-    e.reason().is_retryable() || e.reason() == Reason::MembersDiffer
-}
-
 /// State and options that outlive a session.
 struct Follower<'a> {
     ctx: &'a Context,
@@ -224,6 +217,8 @@ struct Follower<'a> {
     cluster: Option<ClusterFacts>,
     /// The IDs of the members that differed at the last comparison, which precedes each full.
     differing: Vec<u64>,
+    /// Whether a session has read the store and watched etcd, so that the settings are right.
+    has_begun: bool,
     /// The back-offs of the coming failures; restarted after each success.
     back_offs: Pauses,
     /// What a person at a terminal sees.
@@ -259,18 +254,28 @@ impl Follower<'_> {
         }
     }
 
+    /// Whether a failure may pass. Clocks are set, credentials and certificates renewed, permissions and mounts
+    /// restored; a damaged answer of a member may be right the next time.
+    fn may_pass(&self, e: &Error) -> bool {
+        match e.reason() {
+            Reason::Usage | Reason::OtherCluster | Reason::Terminated => false,
+            Reason::Configuration | Reason::CannotDecrypt | Reason::NoSnapshots => self.has_begun,
+            _ => true,
+        }
+    }
+
     /// Records a failure and waits before the retry. Returns the failure if no retry can help.
     fn wait_after(&mut self, operation: &'static str, e: Error) -> Result<()> {
         let may_retry = match operation {
-            FULL => may_retry_full(&e),
             // The next session looks at the new cluster and takes the prefix over.
             FOLLOW if e.reason() == Reason::OtherCluster => self.settings.take_over,
-            _ => may_retry(&e),
+            _ => self.may_pass(&e),
         };
         if !may_retry {
             self.reporter.metrics.failed(operation, e.reason());
             return Err(e);
         }
+        self.report_problem(Some((e.reason(), &e.to_string())));
         let pause = self.record_failure(operation, &e);
         self.sleep(pause)
     }
@@ -298,10 +303,6 @@ impl Follower<'_> {
 
     /// Records a failure, and returns the time until the retry.
     fn record_failure(&mut self, operation: &'static str, e: &Error) -> Duration {
-        // A full that failed is tried again beside the deltas, which go on.
-        if operation != FULL {
-            self.report_problem(Some((e.reason(), &e.to_string())));
-        }
         self.reporter.metrics.failed(operation, e.reason());
         self.outcome.failures += 1;
         let pause = self.back_offs.next().unwrap_or(BACK_OFF.1);

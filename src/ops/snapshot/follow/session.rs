@@ -3,7 +3,7 @@
 //! The session ends when the follower is stopped, the lock is lost, or on a failure; the follower then
 //! decides about a retry. Called by [`super::Follower`].
 
-use super::{BACK_OFF, Follower, MAX_LISTED, MissedFull, TICK, may_retry, new_back_offs, view};
+use super::{BACK_OFF, Follower, MAX_LISTED, MissedFull, TICK, new_back_offs, view};
 use crate::error::{Error, Reason, Result};
 use crate::etcd::cluster::Cluster;
 use crate::etcd::feed::{Ended, Position, quorum_revision};
@@ -20,7 +20,8 @@ use std::time::{Duration, Instant};
 const FINAL_DRAIN: Duration = Duration::from_secs(2);
 /// How long the watch may take to reach the revision of a full, or of the end.
 pub(super) const CATCH_UP: Duration = Duration::from_secs(20);
-/// A watch that fails for longer is reported in the delta Lease: members may restart one after the other.
+/// If a watch fails for longer, the pending delta is saved, and the delta Lease says so: members may restart one
+/// after the other.
 const WATCH_GRACE: Duration = Duration::from_secs(5);
 /// The name of a failed delta in metrics and logs.
 const DELTA: &str = "delta";
@@ -74,6 +75,7 @@ impl<'s, 'a> Session<'s, 'a> {
     /// Runs the session until it ends.
     pub(super) fn run(&mut self) -> Result<()> {
         self.begin()?;
+        self.follower.has_begun = true;
         // While the lock cannot be renewed, nothing is saved and events wait: no other follower can have it
         // yet.
         while !self.lock.is_lost() {
@@ -90,11 +92,9 @@ impl<'s, 'a> Session<'s, 'a> {
                 Some(WatchOutput::Transaction(t)) => self.push(&t)?,
                 Some(WatchOutput::Ended(ended)) => self.restart_with_full(ended)?,
                 Some(WatchOutput::Failed(e)) => {
-                    // The endpoints lead to another cluster now. Save the events of the old one: it may be
-                    // gone.
-                    if e.reason() == Reason::OtherCluster {
-                        self.save_delta()?;
-                    }
+                    // etcd may be gone, or the endpoints may lead to another cluster: nobody else may have the
+                    // pending events.
+                    self.save_delta()?;
                     return Err(e);
                 }
                 // Save a due delta only when the queue is empty. After an outage every waiting event is
@@ -245,10 +245,11 @@ impl<'s, 'a> Session<'s, 'a> {
         Ok(())
     }
 
+    /// Whether the pending delta has reached its age, or etcd is away: it may come back without these events.
     fn is_delta_due(&self) -> bool {
         let period = self.follower.options.pace.period();
         let arrived = self.pending.first_arrived();
-        arrived.is_some_and(|at| at.elapsed() >= period)
+        arrived.is_some_and(|at| at.elapsed() >= period || is_down(&self.watch_status()))
     }
 
     /// Returns how long the main loop may wait for the watch before a delta is due.
@@ -279,13 +280,15 @@ impl<'s, 'a> Session<'s, 'a> {
                 }
                 Err(e) if self.follower.is_stopped() => {
                     // The grace period of a terminating Pod is short: retry without long back-offs.
-                    if !may_retry(&e) {
+                    if !e.reason().is_retryable() {
                         return Err(e);
                     }
                     self.follower.reporter.metrics.failed(DELTA, e.reason());
                     self.follower.ctx.store.cancel().check()?;
                     std::thread::sleep(BACK_OFF.0);
                 }
+                // Others write here: the next session begins after what they have saved.
+                Err(e) if e.reason() == Reason::TargetExists => return Err(e),
                 Err(e) => {
                     self.is_saving_failing = true;
                     self.follower.wait_after(DELTA, e)?;
@@ -299,11 +302,13 @@ impl<'s, 'a> Session<'s, 'a> {
     ///
     /// # Errors
     /// Fails if the lock is lost.
-    pub(super) fn wait_for_lock(&self) -> Result<()> {
-        while !self.lock.is_held() {
+    pub(super) fn wait_for_lock(&mut self) -> Result<()> {
+        while let Err(e) = self.lock.check() {
             if self.lock.is_lost() {
-                return self.lock.check();
+                return Err(e);
             }
+            self.follower
+                .report_problem(Some((e.reason(), &e.to_string())));
             self.follower.reporter.metrics.lock_held(false);
             self.follower.ctx.store.cancel().check()?;
             std::thread::sleep(TICK);
@@ -371,8 +376,7 @@ impl<'s, 'a> Session<'s, 'a> {
     /// Reports a watch that has failed for a while, or that everything works. A store that takes no delta is reported when
     /// the delta fails.
     fn report_health(&mut self, status: &WatchStatus) {
-        let is_down = status.down_for.is_some_and(|down| down >= WATCH_GRACE);
-        match status.failure.filter(|_| is_down) {
+        match status.failure.filter(|_| is_down(status)) {
             Some(reason) => {
                 let endpoints = self
                     .follower
@@ -423,6 +427,11 @@ impl<'s, 'a> Session<'s, 'a> {
             *last = Some(snapshot.name.to_string());
         }
     }
+}
+
+/// Whether a watch has failed for longer than members may take to restart.
+fn is_down(status: &WatchStatus) -> bool {
+    status.down_for.is_some_and(|down| down >= WATCH_GRACE)
 }
 
 /// Removes the oldest entries beyond [`MAX_LISTED`].
