@@ -485,7 +485,7 @@ pub fn prefixes_are_taken_as_they_are_written(server: &Server, random: usize) {
             let refused = prefix.contains('\\') || prefix.split('/').any(|p| p.ends_with('.'));
             let (code, _, stderr) = server.run("list", &prefix, &[]);
             assert_eq!(code == 64, refused, "{prefix}: {stderr}");
-            prefix = prefix.replace('\\', "_").replace('.', "_");
+            prefix = prefix.replace(['\\', '.'], "_");
         }
         if let Some(folder) = deltafold::store::open::local_folder(&server.url(&prefix)) {
             fs::create_dir_all(folder.parent().unwrap()).unwrap();
