@@ -7,6 +7,8 @@
 //!   snapshots.
 //! - [`explore`]: a page for a browser that shows a backup at any moment.
 //! - [`ops`]: one file or folder for each operation: options → run → outcome.
+//! - [`fold`]: a state of a prefix becomes a new database.
+//! - [`prefix`]: what lies below one prefix: its snapshots, and the state that is asked for, opened.
 //! - [`backup`]: the snapshots below a prefix: names, catalog, timelines, chains, file formats.
 //! - [`datadir`]: the data directory of an etcd member: membership, WAL, `.snap` file.
 //! - [`mvcc`]: etcd's multi-version store: revisions, records, the fold, HashKV.
@@ -30,10 +32,12 @@ pub mod datadir;
 pub mod error;
 pub mod etcd;
 pub mod explore;
+pub mod fold;
 pub mod kubernetes;
 pub mod mvcc;
 pub mod objects;
 pub mod ops;
+pub mod prefix;
 pub mod store;
 pub mod telemetry;
 

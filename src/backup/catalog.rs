@@ -2,7 +2,7 @@
 //! objects.
 //!
 //! It uses names alone and reads no object. It knows both layouts: `v2/<name>` and `v1/Backup-<unix
-//! seconds>/<name>`. Called by `ops::scan`.
+//! seconds>/<name>`. Called by `prefix::scan`.
 
 use crate::backup::name::SnapshotName;
 use crate::mvcc::Revision;

@@ -2,7 +2,7 @@
 //!
 //! These are pure functions of the catalog, a timeline and the revisions in fulls that were read. Deltas may
 //! overlap, as those of two snapshotters do: any deltas will do that together cover every revision. Called by
-//! `ops::fold::select`, and by commands that report what can be restored.
+//! `prefix::select`, and by commands that report what can be restored.
 
 use crate::backup::catalog::Catalog;
 use crate::backup::timeline::{Timeline, TimelineMember};

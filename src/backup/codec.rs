@@ -6,7 +6,7 @@
 //! zlib ends every 1 MiB on a byte boundary (a full flush), zstd writes a frame for every 4 MiB. LZW cannot
 //! be cut.
 //!
-//! Called by `ops::fold` to read and publish snapshots, and by `ops::copy`.
+//! Called by `prefix::open` and `fold` to read and publish snapshots, and by `ops::copy`.
 
 use crate::error::{Error, Reason};
 use flate2::{Compress, FlushCompress, Status};

@@ -2,7 +2,7 @@
 //!
 //! The meta pages come first and give the length of the database. So a caller knows the length before it
 //! stores the stream, and a small object cannot unpack to more. No other page is checked. Called by
-//! `ops::fold::open` and `ops::snapshot`.
+//! `prefix::open` and `ops::snapshot`.
 
 use crate::base::limits::Limits;
 use crate::bolt::page::Meta;

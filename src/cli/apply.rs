@@ -18,7 +18,7 @@ use crate::ops::apply::{
 use crate::ops::options::StateOptions;
 use crate::ops::read::{Keys, deletion_advice};
 use crate::ops::report::Report;
-use crate::ops::tags::without_excluded;
+use crate::prefix::tags::without_excluded;
 use chrono::{DateTime, Utc};
 use clap::Args;
 use std::collections::BTreeSet;

@@ -11,12 +11,12 @@ use crate::base::flag_values::yes_or_no;
 use crate::base::plural::count;
 use crate::base::{Cancel, duration};
 use crate::error::{Error, Reason, Result};
-use crate::ops::Context;
 use crate::ops::copy::plan::{CopyLimits, Encryption, Form, Selection};
 use crate::ops::copy::{
     CopyStatus, ObjectOutcome, Options, Outcome, Status, WaitForFinal, follow, run,
 };
 use crate::ops::report::Report;
+use crate::prefix::Context;
 use crate::store;
 use crate::telemetry::metrics::Metrics;
 use clap::{ArgGroup, Args};

@@ -11,7 +11,7 @@ use crate::mvcc::KeyRange;
 use crate::ops::options::StateOptions;
 use crate::ops::read::Keys;
 use crate::ops::read::json::KeyWithRecord;
-use crate::ops::tags::without_excluded;
+use crate::prefix::tags::without_excluded;
 use clap::Args;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;

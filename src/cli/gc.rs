@@ -17,7 +17,7 @@ use crate::ops::gc::{
     Totals, run,
 };
 use crate::ops::report::Report;
-use crate::ops::restorable::Restorable;
+use crate::prefix::restorable::Restorable;
 use chrono::TimeDelta;
 use clap::Args;
 use std::collections::BTreeMap;

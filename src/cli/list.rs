@@ -9,10 +9,10 @@ use crate::base::time::utc;
 use crate::base::{Cancel, printable, shorten};
 use crate::error::Reason;
 use crate::ops::list::{ListedSnapshot, Options, Outcome, Problem, run};
-use crate::ops::plain_files::{self, ListedFile};
 use crate::ops::report::Report;
-use crate::ops::restorable::Restorable;
 use crate::ops::restore::BackupLocation;
+use crate::prefix::plain_files::{self, ListedFile};
+use crate::prefix::restorable::Restorable;
 use clap::Args;
 use std::collections::{HashMap, HashSet};
 

@@ -8,9 +8,9 @@ use crate::error::{Error, Result};
 use crate::ops::read::json::{KeyChange, KeyWithRecord, VersionJson};
 use crate::ops::report::Report;
 use crate::ops::{
-    apply, compact, copy, gc, list, maintain, plain_files, restore, snapshot, status, store_check,
-    verify,
+    apply, compact, copy, gc, list, maintain, restore, snapshot, status, store_check, verify,
 };
+use crate::prefix::plain_files;
 use crate::telemetry::termination::Message;
 use clap::Args;
 use clap::builder::PossibleValuesParser;

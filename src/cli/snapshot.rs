@@ -14,13 +14,13 @@ use crate::base::flag_values::yes_or_no;
 use crate::base::plural::count;
 use crate::base::{Cancel, duration};
 use crate::error::{Reason, Result};
-use crate::ops::Context;
 use crate::ops::report::Report;
 use crate::ops::schedule::Schedule;
 use crate::ops::snapshot::follow::{self, FollowOptions, follow};
 use crate::ops::snapshot::{
     DeltaOptions, Hole, MetricsReporter, Outcome, SnapshotSettings, Status, delta, full,
 };
+use crate::prefix::Context;
 use crate::store;
 use crate::telemetry::metrics::Metrics;
 use clap::builder::Resettable;

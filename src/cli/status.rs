@@ -9,10 +9,10 @@ use crate::base::{Cancel, duration, shorten};
 use crate::error::{Reason, Result};
 use crate::ops::live_follower::LiveFollower;
 use crate::ops::report::Report;
-use crate::ops::restorable::Restorable;
 use crate::ops::restore::BackupLocation;
 use crate::ops::status::{Options, Outcome, Status, Verification, of_nothing, run, run_on_files};
 use crate::ops::verify::record::{RecordLevel, RecordResult};
+use crate::prefix::restorable::Restorable;
 use clap::Args;
 
 /// Tell whether a backup is healthy, and what to do next

@@ -13,7 +13,7 @@ use super::views::{
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::Revision;
 use crate::objects::EncryptionKeys;
-use crate::ops::fold::open::BackupLocation;
+use crate::prefix::open::BackupLocation;
 use axum::extract::{Query, State};
 use axum::http::StatusCode;
 use axum::http::header::{CONTENT_DISPOSITION, CONTENT_TYPE};

@@ -4,9 +4,9 @@
 
 use crate::backup::retention::Periods;
 use crate::error::{Reason, Result};
-use crate::ops::fold::open::BackupLocation;
 use crate::ops::gc::{self, PolicyName, Rules};
 use crate::ops::{list, status};
+use crate::prefix::open::BackupLocation;
 use chrono::TimeDelta;
 use clap::ValueEnum;
 use serde::Serialize;

@@ -10,7 +10,7 @@
 //! The fold checks that the changes continue each other and the base. etcd numbers the versions of a key, so
 //! the numbers reveal a delta of another history.
 //!
-//! It reads no deltas and writes no files. `ops::fold` calls it.
+//! It reads no deltas and writes no files. `fold` calls it.
 
 use super::change::{Change, state_after_record};
 use super::keys::{KeyState, Keys, Slot, SlotId};

@@ -10,21 +10,19 @@ use crate::backup::frame::FrameWriter;
 use crate::backup::{Compression, Kind, SnapshotName};
 use crate::base::TextValue;
 use crate::base::flag_values::yes_or_no;
+use crate::base::parallel::side_by_side;
 use crate::error::{Error, Result};
+use crate::fold::publish::{Packer, TeeWriter, UnnamedSnapshot, names_are_taken, refuse_plaintext};
+use crate::fold::rebuild::{Leases, Rebuild};
 use crate::kubernetes::SnapshotLeases;
 use crate::mvcc::{Fold, HashKv, KeepHistory, KeyRange, Revision};
-use crate::ops::fold::Source;
-use crate::ops::fold::publish::{
-    Packer, TeeWriter, UnnamedSnapshot, names_are_taken, refuse_plaintext,
-};
-use crate::ops::fold::rebuild::{Leases, Rebuild};
 use crate::ops::options::StateOptions;
-use crate::ops::parallel::side_by_side;
 use crate::ops::report::{Report, ReportBuilder};
-use crate::ops::scan::{Depth, scan};
 use crate::ops::snapshot_leases::{self, News};
-use crate::ops::tags::without_excluded;
-use crate::ops::{Context, free_space};
+use crate::prefix::open::Source;
+use crate::prefix::scan::{Depth, scan};
+use crate::prefix::tags::without_excluded;
+use crate::prefix::{Context, free_space};
 use crate::telemetry::progress::Step;
 use clap::Args;
 use schemars::JsonSchema;

@@ -7,15 +7,15 @@ use crate::backup::chain::{self, Choice, KnownBases};
 use crate::backup::timeline::{NamesOnly, Timeline, Timelines};
 use crate::backup::{Catalog, Compression, Kind, Snapshot};
 use crate::base::flag_values::yes_or_no;
+use crate::base::parallel::each;
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::Revision;
-use crate::ops::Context;
-use crate::ops::identity::{self, Identity};
-use crate::ops::parallel::each;
 use crate::ops::report::{Report, ReportBuilder, reasons_and};
-use crate::ops::restorable::{Bases, Restorable};
-use crate::ops::scan::{Depth, Scan, TAGS_UNREADABLE, scan_with_tags};
-use crate::ops::tags::{self, TagScope};
+use crate::prefix::Context;
+use crate::prefix::identity::{self, Identity};
+use crate::prefix::restorable::{Bases, Restorable};
+use crate::prefix::scan::{Depth, Scan, TAGS_UNREADABLE, scan_with_tags};
+use crate::prefix::tags::{self, TagScope};
 use chrono::{DateTime, Utc};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -154,7 +154,7 @@ pub struct Problem {
 }
 
 impl Problem {
-    pub(super) fn new(
+    pub(crate) fn new(
         reason: &'static str,
         message: impl Into<String>,
         snapshots: Vec<String>,

@@ -5,7 +5,7 @@
 
 use crate::base::flag_values;
 use crate::mvcc::Revision;
-use crate::ops::fold::{Request, Target};
+use crate::prefix::select::{Request, Target};
 use chrono::{DateTime, Utc};
 use clap::Args;
 use schemars::JsonSchema;

@@ -9,10 +9,10 @@ use crate::backup::{Catalog, Snapshot};
 use crate::error::Result;
 use crate::kubernetes::{Behind, LeaseState, RestorableRange, SnapState, SnapshotLeases};
 use crate::mvcc::Revision;
-use crate::ops::Context;
-use crate::ops::contents::Contents;
-use crate::ops::restorable::Bases;
-use crate::ops::scan::{Depth, scan};
+use crate::prefix::Context;
+use crate::prefix::contents::Contents;
+use crate::prefix::restorable::Bases;
+use crate::prefix::scan::{Depth, scan};
 use chrono::Utc;
 
 /// What an operation has done, as far as the store does not show it.

@@ -3,11 +3,11 @@
 //! Lists, writes a small object below the staging folder, writes it again on condition that it is not there,
 //! reads it and deletes it. Called by `cli::store_check`.
 
-use super::Context;
 use super::report::{FailureFields, Report, ReportBuilder};
 use crate::backup::catalog::{V1, V2};
 use crate::base::Cancel;
 use crate::error::{Error, Reason, Result};
+use crate::prefix::Context;
 use crate::store::staging::{STAGING, temporary_path};
 use schemars::JsonSchema;
 use serde::Serialize;

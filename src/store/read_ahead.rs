@@ -1,7 +1,7 @@
 //! Begins to read objects before the reader needs them, so that the store's latency passes once for many
 //! objects.
 //!
-//! Called by `ops::fold`: [`ReadAhead`] while deltas are read one after the other, [`Store::prefetch`] before
+//! Called by `prefix::open`: [`ReadAhead`] while deltas are read one after the other, [`Store::prefetch`] before
 //! a fold begins.
 
 use super::{ObjectReader, Store};

@@ -13,10 +13,10 @@ use crate::support::member::{
 };
 use crate::support::tiny_backup::small_bucket;
 use crate::support::{copy_fixture, deltafold, expected, restore, run_json, scratch};
-use deltafold::ops::Context;
-use deltafold::ops::identity::IDENTITY;
 use deltafold::ops::report::Report;
 use deltafold::ops::restore::{BackupLocation, Options, Outcome, run};
+use deltafold::prefix::Context;
+use deltafold::prefix::identity::IDENTITY;
 use deltafold::store::Store;
 use deltafold::store::exclude::ExcludeTags;
 use deltafold::{Error, Reason};

@@ -10,15 +10,16 @@ use deltafold::base::Cancel;
 use deltafold::error::Result;
 use deltafold::etcd::connect::{Connector, Endpoints};
 use deltafold::mvcc::{KeepHistory, KeyRange};
-use deltafold::ops::Context;
-use deltafold::ops::fold::{Request, Source};
-use deltafold::ops::identity::IDENTITY;
 use deltafold::ops::list;
 use deltafold::ops::report::Report;
-use deltafold::ops::scan::{Depth, scan};
 use deltafold::ops::snapshot::{
     DeltaOptions, MetricsReporter, Outcome, SnapshotSettings, delta, full,
 };
+use deltafold::prefix::Context;
+use deltafold::prefix::identity::IDENTITY;
+use deltafold::prefix::open::Source;
+use deltafold::prefix::scan::{Depth, scan};
+use deltafold::prefix::select::Request;
 use deltafold::store::Store;
 use deltafold::store::exclude::ExcludeTags;
 use deltafold::{Error, Reason};

@@ -6,9 +6,11 @@ use std::path::Path;
 
 use deltafold::backup::{Kind, SnapshotName};
 use deltafold::mvcc::{KeepHistory, KeyRange, Revision};
-use deltafold::ops::fold::{Request, Source, Target};
-use deltafold::ops::scan::{Depth, scan};
-use deltafold::ops::{Context, list};
+use deltafold::ops::list;
+use deltafold::prefix::Context;
+use deltafold::prefix::open::Source;
+use deltafold::prefix::scan::{Depth, scan};
+use deltafold::prefix::select::{Request, Target};
 use deltafold::store;
 use fastrand::Rng;
 use tokio::runtime::Handle;

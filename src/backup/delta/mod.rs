@@ -1,7 +1,7 @@
 //! Reads delta snapshots: a JSON array of watch events, one event at a time.
 //!
 //! The reader holds one event in memory. It checks that the revisions are in order and without gaps, from the
-//! first to the last of the delta's name. It does not know what came before the delta. Called by `ops::fold`
+//! first to the last of the delta's name. It does not know what came before the delta. Called by `prefix::open`
 //! and `survey`.
 //!
 //! The format is that of etcd-backup-restore: `{"etcdEvent":{"type":1?,"kv":{…}},"time":…}`. Fields of zero

@@ -4,7 +4,7 @@
 //! revision numbers. Names do not tell these apart, contents do: two snapshots that both hold a revision
 //! either agree on it or belong to two timelines. Contents are needed only for [`doubtful`] snapshots.
 //!
-//! Everything here is a pure function of the catalog and the [`Evidence`]. Called by `ops::scan`, which reads
+//! Everything here is a pure function of the catalog and the [`Evidence`]. Called by `prefix::scan`, which reads
 //! the contents.
 
 mod builder;

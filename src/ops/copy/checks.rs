@@ -7,7 +7,7 @@ use super::Listings;
 use super::plan::{CopyReason, Decision, Encryption, Form, Plan, Planned, identity};
 use crate::backup::{Catalog, SnapshotName};
 use crate::error::{Reason, Result};
-use crate::ops::Context;
+use crate::prefix::Context;
 use std::collections::{HashMap, HashSet};
 
 /// Fails with `OtherCluster` if the target looks like the backup of another cluster: a mix of two
@@ -66,7 +66,7 @@ pub(super) fn check_form(
 
 /// Returns whether both stores record which cluster they belong to.
 fn both_recorded(from: &Context, to: &Context) -> Result<bool> {
-    use crate::ops::identity::read;
+    use crate::prefix::identity::read;
     Ok(read(&from.store)?.is_some() && read(&to.store)?.is_some())
 }
 

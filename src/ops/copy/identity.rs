@@ -1,11 +1,11 @@
 //! The cluster of the target: from the first copy on, the target is the backup of the source's cluster.
 //!
-//! The object that records it (`ops::identity`) is written before any snapshot. A target of another
+//! The object that records it (`prefix::identity`) is written before any snapshot. A target of another
 //! cluster is refused. Called by `ops::copy::copier`.
 
 use crate::error::{Reason, Result};
-use crate::ops::Context;
-use crate::ops::identity::{IDENTITY, read};
+use crate::prefix::Context;
+use crate::prefix::identity::{IDENTITY, read};
 
 /// Makes the target the backup of the source's cluster; a dry run only checks whether it may be. If the
 /// source does not record its cluster, nothing changes.

@@ -14,7 +14,7 @@ use crate::backup::{Catalog, Snapshot};
 use crate::base::{lock, unpoisoned};
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::Revision;
-use crate::ops::Context;
+use crate::prefix::Context;
 use crate::store::{Published, Store, Unnamed};
 use crate::telemetry::memory::give_back_free_pages;
 use std::collections::{BTreeSet, HashMap};

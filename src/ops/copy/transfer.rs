@@ -14,7 +14,7 @@ use crate::base::limits::Limits;
 use crate::base::read_all::for_each_piece;
 use crate::bolt::{METAS_END, newest_meta};
 use crate::error::{Error, Reason, Result};
-use crate::ops::Context;
+use crate::prefix::Context;
 use crate::store::{EncryptingWriter, Unnamed, Upload};
 use crate::telemetry::progress::Step;
 use std::io::{self, Read, Write};

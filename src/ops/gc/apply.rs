@@ -13,7 +13,7 @@ use super::{Decision, Kind, Object, Options, RemovalStatus, in_parallel};
 use crate::backup::Snapshot;
 use crate::backup::retention::removal_chains;
 use crate::error::Result;
-use crate::ops::Context;
+use crate::prefix::Context;
 use crate::store::lock::LockGuard;
 use chrono::{DateTime, Utc};
 use std::collections::{HashMap, HashSet, VecDeque};

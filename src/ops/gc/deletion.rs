@@ -5,7 +5,7 @@
 
 use super::{RemovalResult, RemovalStatus, in_parallel};
 use crate::error::{Reason, Result};
-use crate::ops::Context;
+use crate::prefix::Context;
 use crate::store::{Store, Versioning};
 use chrono::{DateTime, Utc};
 

@@ -7,7 +7,7 @@ use crate::backup::survey::{Comparison, Continuity, Held};
 use crate::backup::timeline::Evidence;
 use crate::error::{Error, Result};
 use crate::mvcc::Revision;
-use crate::ops::scan::Contents;
+use crate::prefix::scan::Contents;
 use std::collections::HashMap;
 
 /// Contents of snapshots, and the indexes by which they know the snapshots of these paths.

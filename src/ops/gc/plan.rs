@@ -13,10 +13,10 @@ use crate::backup::retention::{Facts, RetentionDecision, RetentionReason, Uncoun
 use crate::backup::timeline::{self, Evidence, Timelines};
 use crate::backup::{Catalog, ListedObject, Snapshot, SnapshotName};
 use crate::error::{Error, Reason, Result};
-use crate::ops::Context;
-use crate::ops::fold::rebuild::read_every_page;
-use crate::ops::scan::{Contents, TAGS_UNREADABLE, no_snapshots_error, read_contents};
-use crate::ops::tags::{FEW, ReadTags};
+use crate::fold::rebuild::read_every_page;
+use crate::prefix::Context;
+use crate::prefix::scan::{Contents, TAGS_UNREADABLE, no_snapshots_error, read_contents};
+use crate::prefix::tags::{FEW, ReadTags};
 use crate::store::ObjectInfo;
 use crate::store::staging::{STAGING, is_temporary};
 use chrono::{DateTime, TimeDelta, Utc};

@@ -6,9 +6,9 @@
 
 use crate::backup::Snapshot;
 use crate::error::{Reason, Result};
-use crate::ops::Context;
-use crate::ops::fold::open::SnapshotReader;
-use crate::ops::fold::rebuild::read_every_page;
+use crate::fold::rebuild::read_every_page;
+use crate::prefix::Context;
+use crate::prefix::open::SnapshotReader;
 use crate::store::{ObjectInfo, encryption};
 use chrono::{DateTime, Utc};
 use std::collections::HashMap;

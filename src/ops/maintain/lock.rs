@@ -7,7 +7,7 @@ use crate::error::{Error, Reason, Result};
 use crate::etcd::cluster::Cluster;
 use crate::etcd::connect::Connector;
 use crate::kubernetes::{self, lease};
-use crate::ops::Context;
+use crate::prefix::Context;
 use crate::store::lock::{self, Lock, LockGuard, Wait};
 use rustix::fs::{FlockOperation, flock};
 use std::fs::{File, OpenOptions};

@@ -8,12 +8,12 @@ use super::Keys;
 use super::deletions::{Deletion, Deletions};
 use crate::error::Result;
 use crate::mvcc::{KeyRange, KeyValue, Revision};
-use crate::ops::Context;
-use crate::ops::fold::Source;
-use crate::ops::fold::open::BackupLocation;
-use crate::ops::fold::{Request, Target};
-use crate::ops::scan::Scan;
-use crate::ops::tags::without_excluded;
+use crate::prefix::Context;
+use crate::prefix::open::BackupLocation;
+use crate::prefix::open::Source;
+use crate::prefix::scan::Scan;
+use crate::prefix::select::{Request, Target};
+use crate::prefix::tags::without_excluded;
 use std::cmp::Ordering;
 
 /// The two points of a comparison.

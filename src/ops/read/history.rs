@@ -5,14 +5,14 @@
 use super::SORT_BUFFER_BYTES;
 use super::versions::{self, Collect, FoundVersion};
 use crate::backup::chain::{self, RevisionRange};
+use crate::base::external_sort::{Sorted, Sorter};
 use crate::base::{lock, unpoisoned};
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::{KeyValue, Revision};
 use crate::objects::changes::EventNote;
 use crate::objects::{EncryptionKeys, Object};
-use crate::ops::external_sort::{Sorted, Sorter};
-use crate::ops::fold::open::BackupLocation;
-use crate::ops::tags::without_excluded;
+use crate::prefix::open::BackupLocation;
+use crate::prefix::tags::without_excluded;
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::sync::Mutex;

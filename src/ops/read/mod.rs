@@ -11,18 +11,18 @@ pub mod json;
 pub(crate) mod versions;
 
 use crate::backup::delta::{DeltaReader, Event};
+use crate::base::external_sort::{Sorted, Sorter};
+use crate::base::parallel::{self, find_first};
 use crate::base::{lock, unpoisoned};
 use crate::error::{Reason, Result};
 use crate::mvcc::{Change, KeyRange, KeyValue};
 use crate::objects::Object;
 use crate::objects::resource::{DEFINITIONS, Resource};
-use crate::ops::Context;
-use crate::ops::external_sort::{Sorted, Sorter};
-use crate::ops::fold::Source;
-use crate::ops::fold::open::Payload;
-use crate::ops::fold::open::SnapshotReader;
-use crate::ops::fold::select::DeltaSlice;
-use crate::ops::parallel::{self, find_first};
+use crate::prefix::Context;
+use crate::prefix::open::Payload;
+use crate::prefix::open::SnapshotReader;
+use crate::prefix::open::Source;
+use crate::prefix::select::DeltaSlice;
 pub use deletions::{Deletion, deletion_advice};
 use std::sync::Mutex;
 

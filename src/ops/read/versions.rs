@@ -7,17 +7,18 @@
 use super::for_each_change;
 use crate::backup::chain::{self, KnownBases, RevisionRange};
 use crate::base::ReadAt;
+use crate::base::parallel::find_first;
 use crate::bolt::Database;
 use crate::error::{Reason, Result};
 use crate::mvcc::history::key_bucket;
 use crate::mvcc::{Base, KeyValue, RecordKey, Revision};
-use crate::ops::Context;
-use crate::ops::fold::open::{BackupLocation, SnapshotReader};
-use crate::ops::fold::select::DeltaSlice;
-use crate::ops::fold::{Request, Source, select};
-use crate::ops::parallel::find_first;
-use crate::ops::scan::{Depth, Scan, scan};
-use crate::ops::tags::unless_excluded;
+use crate::prefix::Context;
+use crate::prefix::open::Source;
+use crate::prefix::open::{BackupLocation, SnapshotReader};
+use crate::prefix::scan::{Depth, Scan, scan};
+use crate::prefix::select::DeltaSlice;
+use crate::prefix::select::{self, Request};
+use crate::prefix::tags::unless_excluded;
 use chrono::{DateTime, Utc};
 use std::path::Path;
 

@@ -5,10 +5,11 @@
 
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::{HashKv, Revision};
-use crate::ops::Context;
-use crate::ops::fold::open::BackupLocation;
-use crate::ops::fold::{Request, Source, Target};
-use crate::ops::scan::Scan;
+use crate::prefix::Context;
+use crate::prefix::open::BackupLocation;
+use crate::prefix::open::Source;
+use crate::prefix::scan::Scan;
+use crate::prefix::select::{Request, Target};
 use schemars::JsonSchema;
 use serde::Serialize;
 

@@ -2,8 +2,8 @@
 //!
 //! Called by `ops::restore`; knows nothing of their content.
 
+use crate::base::parallel::side_by_side;
 use crate::error::{Error, Reason, Result};
-use crate::ops::parallel::side_by_side;
 use crate::telemetry::progress::Step;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 use std::fs::File;

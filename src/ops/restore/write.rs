@@ -1,7 +1,7 @@
 //! Writing a restored state: a member's database or a plain snapshot file, which is then synced and
 //! verified.
 //!
-//! Called by `ops::restore`; the fold and the layout are made by `ops::fold`.
+//! Called by `ops::restore`; the fold and the layout are made by `fold`.
 
 use super::output::{Output, Unnamed, WriteFailure, create, sync_along, sync_beside};
 use crate::backup::frame::{FrameReader, FrameWriter};
@@ -10,10 +10,10 @@ use crate::base::temp::TempFile;
 use crate::base::{Cancel, ReadAt};
 use crate::bolt::Layout;
 use crate::error::{Error, Reason, Result};
+use crate::fold::publish::{HashingWriter, TeeWriter};
+use crate::fold::rebuild::{Leases, Rebuild, Rebuilt};
 use crate::mvcc::{Fold, KeyRange, Revision};
-use crate::ops::fold::publish::{HashingWriter, TeeWriter};
-use crate::ops::fold::rebuild::{Leases, Rebuild, Rebuilt};
-use crate::ops::{Context, free_space};
+use crate::prefix::{Context, free_space};
 use crate::store::EncryptingWriter;
 use sha2::{Digest, Sha256};
 use std::fs::File;

@@ -18,7 +18,7 @@ use crate::etcd::feed::Ended;
 use crate::mvcc::history::key_bucket;
 use crate::mvcc::revision::encode_revision;
 use crate::mvcc::{Change, KeyValue, RecordKey, Revision};
-use crate::ops::Context;
+use crate::prefix::Context;
 use std::collections::HashMap;
 
 /// The number of keys that are compared if the last saved revision is compacted in etcd.

@@ -9,7 +9,7 @@ use super::NewSnapshot;
 use crate::backup::catalog::{V1, V2};
 use crate::backup::{Catalog, Kind, ListedObject, SnapshotName};
 use crate::error::Result;
-use crate::ops::scan;
+use crate::prefix::scan;
 use crate::store::Store;
 use std::collections::HashSet;
 use std::time::{Duration, Instant};

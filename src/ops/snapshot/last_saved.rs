@@ -13,7 +13,7 @@ use crate::etcd::feed::{KeyChange, Position, Transaction};
 use crate::mvcc::history::key_bucket;
 use crate::mvcc::revision::encode_revision;
 use crate::mvcc::{Base, Change, KeyValue, RecordKey, Revision};
-use crate::ops::Context;
+use crate::prefix::Context;
 
 /// Returns the position after the last saved revision, or why a full is needed if the snapshots no longer
 /// hold what that revision changed.

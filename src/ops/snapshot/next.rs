@@ -9,7 +9,7 @@ use crate::backup::{Compression, Kind, Snapshot, SnapshotName};
 use crate::base::duration;
 use crate::error::{Error, Reason};
 use crate::mvcc::Revision;
-use crate::ops::scan::Scan;
+use crate::prefix::scan::Scan;
 use chrono::{DateTime, TimeDelta, Utc};
 use schemars::JsonSchema;
 use serde::Serialize;

@@ -5,13 +5,13 @@
 use super::store::findings::{self, Findings};
 use super::store::{Finding, Level, Status};
 use crate::error::{Error, Reason, Result};
+use crate::fold::rebuild::read_every_page;
 use crate::mvcc::Revision;
-use crate::ops::Context;
-use crate::ops::fold::open::PlainSnapshot;
-use crate::ops::fold::rebuild::read_every_page;
 use crate::ops::list::Problem;
-use crate::ops::plain_files::{PlainFile, PlainFiles, is_fault_of_file};
 use crate::ops::report::{Report, ReportBuilder};
+use crate::prefix::Context;
+use crate::prefix::open::PlainSnapshot;
+use crate::prefix::plain_files::{PlainFile, PlainFiles, is_fault_of_file};
 use crate::telemetry::metrics::VerificationFigures;
 use chrono::{DateTime, Utc};
 use schemars::JsonSchema;

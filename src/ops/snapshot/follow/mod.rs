@@ -20,10 +20,10 @@ use crate::base::{Cancel, Size, Span, TextValue, byte_size, duration, printable}
 use crate::error::{Error, Reason, Result};
 use crate::etcd::cluster::Cluster;
 use crate::mvcc::Revision;
-use crate::ops::Context;
-use crate::ops::identity::{self, ClusterFacts};
 use crate::ops::report::{Report, ReportBuilder};
 use crate::ops::schedule::Schedule;
+use crate::prefix::Context;
+use crate::prefix::identity::{self, ClusterFacts};
 use crate::store::lock::{Attempt, Lock, LockGuard};
 use crate::telemetry::live::LiveLine;
 use chrono::Utc;

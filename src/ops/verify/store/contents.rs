@@ -5,15 +5,15 @@
 
 use super::Verification;
 use crate::backup::Kind;
+use crate::base::parallel::find_first;
 use crate::base::{lock, unpoisoned};
 use crate::error::Result;
+use crate::fold::rebuild::read_every_page;
 use crate::mvcc::{Base, HashKv};
-use crate::ops::Context;
-use crate::ops::fold::open::SnapshotReader;
-use crate::ops::fold::rebuild::read_every_page;
-use crate::ops::parallel::find_first;
-use crate::ops::scan::Scan;
-use crate::ops::tags;
+use crate::prefix::Context;
+use crate::prefix::open::SnapshotReader;
+use crate::prefix::scan::Scan;
+use crate::prefix::tags;
 use chrono::{DateTime, Utc};
 use std::collections::BTreeMap;
 use std::sync::Mutex;

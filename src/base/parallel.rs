@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 ///
 /// # Errors
 /// An error of `search` counts as a result: if it is the first one, it is returned.
-pub(super) fn find_first<T: Send>(
+pub(crate) fn find_first<T: Send>(
     threads: usize,
     items: usize,
     search: impl Fn(usize) -> Result<Option<T>> + Sync,
@@ -51,7 +51,7 @@ pub(super) fn find_first<T: Send>(
 }
 
 /// Calls `work` for each item, on several threads. Returns the results in the order of the items.
-pub(super) fn each<T: Sync, R: Send>(
+pub(crate) fn each<T: Sync, R: Send>(
     threads: usize,
     items: &[T],
     work: impl Fn(&T) -> R + Sync,
@@ -70,7 +70,7 @@ pub(super) fn each<T: Sync, R: Send>(
 
 /// Calls two functions at the same time, such as the verification of a file and the end of its upload. With
 /// one thread they are called one after the other.
-pub(super) fn side_by_side<A: Send, B>(
+pub(crate) fn side_by_side<A: Send, B>(
     threads: usize,
     a: impl FnOnce() -> Result<A> + Send,
     b: impl FnOnce() -> Result<B>,

@@ -11,8 +11,8 @@ use crate::backup::chain::{self, RevisionRange};
 use crate::backup::timeline::Timeline;
 use crate::error::{Reason, Result};
 use crate::mvcc::Revision;
-use crate::ops::scan::Scan;
-use crate::ops::{Context, tags, warn};
+use crate::prefix::scan::Scan;
+use crate::prefix::{Context, tags, warn};
 use chrono::{DateTime, SecondsFormat, TimeDelta, Utc};
 use std::time::Duration;
 
@@ -244,7 +244,7 @@ fn utc(time: DateTime<Utc>) -> String {
 ///
 /// # Errors
 /// Errors of a damaged delta; errors of the store; `Terminated`.
-pub(super) fn newest_older_than(
+pub(crate) fn newest_older_than(
     ctx: &Context,
     slices: &[DeltaSlice],
     base: Option<(DateTime<Utc>, Revision)>,

@@ -7,7 +7,7 @@ use crate::error::{Reason, Result};
 use std::path::Path;
 
 /// Returns the free bytes in the file system of `dir` for this user; `None` if the system does not report it.
-pub(super) fn free_bytes(dir: &Path) -> Option<u64> {
+pub(crate) fn free_bytes(dir: &Path) -> Option<u64> {
     let stat = rustix::fs::statvfs(dir).ok()?;
     // A tmpfs without a limit reports no blocks.
     (stat.f_blocks > 0).then(|| stat.f_bavail.saturating_mul(stat.f_frsize))
@@ -17,7 +17,7 @@ pub(super) fn free_bytes(dir: &Path) -> Option<u64> {
 ///
 /// # Errors
 /// `NoSpace` if the free space is known and too small.
-pub(super) fn check(dir: &Path, bytes: u64, what: &str) -> Result<()> {
+pub(crate) fn check(dir: &Path, bytes: u64, what: &str) -> Result<()> {
     match free_bytes(dir) {
         Some(free) if free < bytes => Err(Reason::NoSpace.error(format!(
             "{what} needs {bytes} bytes in the temporary directory {}, {free} are free: make room, or choose another with --temp-dir",
@@ -33,7 +33,7 @@ pub(super) fn check(dir: &Path, bytes: u64, what: &str) -> Result<()> {
 ///
 /// A compressed delta is assumed to have at least a third of the size of its JSON. The JSON counts as base64
 /// only, which is 4/3 of the size of the values.
-pub(super) fn estimate<'a>(
+pub(crate) fn estimate<'a>(
     base_bytes: u64,
     deltas: impl Iterator<Item = &'a crate::backup::Snapshot>,
 ) -> u64 {

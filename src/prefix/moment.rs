@@ -15,17 +15,17 @@ use chrono::{DateTime, Utc};
 const CLOCK_TOLERANCE: i64 = 10;
 
 /// Called for each event of a slice. It returns false to end the reading of the slice.
-pub(super) type EventVisitor<'a> = dyn FnMut(&Event<'_>) -> Result<bool> + 'a;
+pub(crate) type EventVisitor<'a> = dyn FnMut(&Event<'_>) -> Result<bool> + 'a;
 
 /// The end of the events up to a time.
 #[derive(Debug)]
-pub(super) struct Moment {
+pub(crate) struct Moment {
     /// The revision of the last event at or before the time.
-    pub(super) found: Option<Revision>,
+    pub(crate) found: Option<Revision>,
     /// The first revision whose events are all after the time.
-    pub(super) first_after: Option<Revision>,
+    pub(crate) first_after: Option<Revision>,
     /// The latest time of the events that were read. It is the clock of the search: it never goes back.
-    pub(super) now: DateTime<Utc>,
+    pub(crate) now: DateTime<Utc>,
     /// The error of a damaged slice after `found`, which may hide a later event at or before the time.
     damage: Option<Error>,
 }
@@ -37,7 +37,7 @@ impl Moment {
     /// # Errors
     /// Errors of `read`. Damage in a slice is ignored if an event at or before `time` follows in a later
     /// slice.
-    pub(super) fn find(
+    pub(crate) fn find(
         slices: &[DeltaSlice],
         time: DateTime<Utc>,
         mut read: impl FnMut(usize, &mut EventVisitor<'_>) -> Result<()>,
@@ -131,7 +131,7 @@ impl Moment {
 ///
 /// # Errors
 /// Errors of `read`.
-pub(super) fn latest_event(
+pub(crate) fn latest_event(
     slices: &[DeltaSlice],
     mut read: impl FnMut(usize, &mut EventVisitor<'_>) -> Result<()>,
 ) -> Result<Option<DateTime<Utc>>> {

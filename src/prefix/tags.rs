@@ -7,13 +7,13 @@
 //! read before the snapshot. If a snapshot turns out to be excluded, the results from it are discarded and
 //! the operation plans again without it.
 //!
-//! Requests are made by `store`. Called by `ops::scan` and by operations that read snapshots.
+//! Requests are made by `store`. Called by `prefix::scan` and by operations that read snapshots.
 
 use crate::backup::chain::{self, Chain, Choice, KnownBases};
 use crate::backup::timeline::Timelines;
 use crate::backup::{Catalog, Kind};
 use crate::error::{Error, Result};
-use crate::ops::Context;
+use crate::prefix::Context;
 use crate::store::Store;
 use std::collections::HashSet;
 
@@ -40,7 +40,7 @@ pub enum TagScope {
 
 impl TagScope {
     /// The scope of a command with the flag `--all-tags`.
-    pub(super) fn newest_or(all: bool) -> TagScope {
+    pub(crate) fn newest_or(all: bool) -> TagScope {
         match all {
             true => TagScope::All,
             false => TagScope::Newest,
@@ -50,12 +50,12 @@ impl TagScope {
 
 /// The snapshots of a scan whose tags were read, as indexes.
 #[derive(Debug, Default)]
-pub(super) struct ReadTags(HashSet<usize>);
+pub(crate) struct ReadTags(HashSet<usize>);
 
 impl ReadTags {
     /// Reads the tags of the snapshots in `which` that were not read yet, and marks excluded snapshots.
     /// Returns whether there are any.
-    pub(super) fn read(
+    pub(crate) fn read(
         &mut self,
         store: &Store,
         catalog: &mut Catalog,
@@ -79,24 +79,24 @@ impl ReadTags {
     }
 
     /// Returns the number of usable snapshots whose tags were not read.
-    pub(super) fn unread_count(&self, store: &Store, catalog: &Catalog) -> usize {
+    pub(crate) fn unread_count(&self, store: &Store, catalog: &Catalog) -> usize {
         if !store.asks_tags() {
             return 0;
         }
         catalog.usable().filter(|i| !self.0.contains(i)).count()
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.0.len()
     }
 
-    pub(super) fn has(&self, i: usize) -> bool {
+    pub(crate) fn has(&self, i: usize) -> bool {
         self.0.contains(&i)
     }
 }
 
 /// Returns the snapshots that decide which chain is the newest, and those of that chain in `scope`.
-pub(super) fn deciding_snapshots(
+pub(crate) fn deciding_snapshots(
     catalog: &Catalog,
     timelines: &Timelines,
     known: &KnownBases,
@@ -119,7 +119,7 @@ pub(super) fn deciding_snapshots(
 
 /// Returns the snapshots at which revisions do not grow in order of creation, each with the one before it
 /// that has the highest revision. If one of the two is excluded, no doubt may be left.
-pub(super) fn order_breaks(catalog: &Catalog, doubtful: &[usize]) -> Vec<usize> {
+pub(crate) fn order_breaks(catalog: &Catalog, doubtful: &[usize]) -> Vec<usize> {
     /// If there are more breaks, two streams were written, and excluded snapshots are not the cause.
     const MOST: usize = 16;
     let mut breaks = Vec::new();
@@ -145,7 +145,7 @@ pub(super) fn order_breaks(catalog: &Catalog, doubtful: &[usize]) -> Vec<usize> 
 }
 
 /// Returns the snapshots of a chain whose tags a plan needs.
-pub(super) fn deciding_in_chain(
+pub(crate) fn deciding_in_chain(
     chain: &Chain,
     scope: TagScope,
 ) -> impl Iterator<Item = usize> + '_ {
@@ -161,7 +161,7 @@ pub(super) fn deciding_in_chain(
 ///
 /// # Errors
 /// An error for which [`Error::plans_again`] is true; errors of the store.
-pub(super) fn refuse_excluded(ctx: &Context, paths: &[String]) -> Result<()> {
+pub(crate) fn refuse_excluded(ctx: &Context, paths: &[String]) -> Result<()> {
     let excluded = ctx.store.excluded_by_tag(paths)?;
     match paths.iter().zip(excluded).find(|e| e.1) {
         None => Ok(()),
@@ -177,7 +177,7 @@ pub(super) fn refuse_excluded(ctx: &Context, paths: &[String]) -> Result<()> {
 ///
 /// # Errors
 /// An error for which [`Error::plans_again`] is true; errors of the store and of `read`.
-pub(super) fn unless_excluded<'p, T>(
+pub(crate) fn unless_excluded<'p, T>(
     ctx: &Context,
     paths: impl Iterator<Item = &'p str> + Clone,
     read: impl FnOnce() -> Result<T>,
@@ -198,7 +198,7 @@ pub(super) fn unless_excluded<'p, T>(
 ///
 /// # Errors
 /// An error for which [`Error::plans_again`] is true; errors of the store; the error of `result`.
-pub(super) fn unless_excluded_by_known_tags<'p, T>(
+pub(crate) fn unless_excluded_by_known_tags<'p, T>(
     ctx: &Context,
     paths: impl Iterator<Item = &'p str>,
     result: Result<T>,
@@ -241,7 +241,7 @@ pub fn without_excluded<T>(mut work: impl FnMut() -> Result<T>) -> Result<T> {
 }
 
 /// The message about snapshots whose tags were not read.
-pub(super) fn tags_not_read_message(count: usize) -> String {
+pub(crate) fn tags_not_read_message(count: usize) -> String {
     format!(
         "the tags of {count} snapshots were not read, since each takes a request: a snapshot that a tag excludes may be shown as usable here (operations that read a snapshot read its tags); use --all-tags to read all tags"
     )

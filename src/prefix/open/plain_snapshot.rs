@@ -14,7 +14,7 @@ use crate::base::temp::TempFile;
 use crate::bolt::Database;
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::Base;
-use crate::ops::{Context, free_space};
+use crate::prefix::{Context, free_space};
 use crate::store::encryption;
 use crate::store::open::holds_backup;
 use crate::telemetry::progress::Step;

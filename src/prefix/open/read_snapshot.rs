@@ -1,7 +1,7 @@
 //! Reads snapshots of a store: fetches them ahead, decrypts and decompresses them, and checks their frames.
 //!
 //! Several snapshots are read in a given order, on one or several threads. Their contents are not
-//! interpreted. Called by `source`, `replay`, `ops::scan` and operations that check single snapshots.
+//! interpreted. Called by `source`, `replay`, `prefix::scan` and operations that check single snapshots.
 
 use super::ahead::ThreadedReader;
 use super::database_file::DatabaseFile;
@@ -12,7 +12,7 @@ use crate::base::lock;
 use crate::bolt::Database;
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::Base;
-use crate::ops::{Context, free_space};
+use crate::prefix::{Context, free_space};
 use crate::store::ReadAhead;
 use crate::telemetry::progress::Step;
 use std::io::Read;

@@ -9,9 +9,9 @@ use crate::backup::{Catalog, Snapshot};
 use crate::base::{flag_values, shorten};
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::{Base, Revision};
-use crate::ops::scan::{Scan, TAGS_UNREADABLE};
-use crate::ops::tags::{TagScope, deciding_in_chain};
-use crate::ops::{Context, warn};
+use crate::prefix::scan::{Scan, TAGS_UNREADABLE};
+use crate::prefix::tags::{TagScope, deciding_in_chain};
+use crate::prefix::{Context, warn};
 use chrono::{DateTime, Utc};
 
 /// A point in a history.
@@ -135,7 +135,7 @@ fn warn_about_scan(ctx: &Context, scan: &Scan, warnings: &mut Vec<String>) {
 /// # Errors
 /// As [`chain::choose_with_history`]. If a gap may be due to snapshots that could not be read, the error
 /// names these.
-pub(super) fn choose_chain(
+pub(crate) fn choose_chain(
     scan: &Scan,
     timeline: &Timeline,
     target: Option<Revision>,
@@ -155,7 +155,7 @@ pub(super) fn choose_chain(
 }
 
 /// The full that must be opened for a choice.
-pub(super) fn full_of(choice: &Choice) -> usize {
+pub(crate) fn full_of(choice: &Choice) -> usize {
     match choice {
         Choice::ReadFirst(full) => *full,
         Choice::Chosen(chain) => chain.base,
@@ -163,7 +163,7 @@ pub(super) fn full_of(choice: &Choice) -> usize {
 }
 
 /// The snapshots whose tags must be known before the snapshots of a choice are read.
-pub(super) fn deciding_snapshots(choice: &Choice) -> Vec<usize> {
+pub(crate) fn deciding_snapshots(choice: &Choice) -> Vec<usize> {
     match choice {
         Choice::ReadFirst(full) => vec![*full],
         Choice::Chosen(chain) => deciding_in_chain(chain, TagScope::Newest).collect(),
@@ -171,7 +171,7 @@ pub(super) fn deciding_snapshots(choice: &Choice) -> Vec<usize> {
 }
 
 /// Returns a warning about excluded snapshots that are newer than a chain.
-pub(super) fn newer_excluded_warning(catalog: &Catalog, chain: &Chain) -> Option<String> {
+pub(crate) fn newer_excluded_warning(catalog: &Catalog, chain: &Chain) -> Option<String> {
     let newer = |s: &&Snapshot| s.excluded && s.name.last > chain.target;
     let newer = catalog.snapshots.iter().filter(newer);
     let newer: Vec<&str> = newer.map(|s| s.path.as_str()).collect();
@@ -186,7 +186,7 @@ pub(super) fn newer_excluded_warning(catalog: &Catalog, chain: &Chain) -> Option
 
 /// Returns the deltas of a chain, each with the revisions that no snapshot before it holds. `base` is what
 /// the full of the chain holds.
-pub(super) fn delta_slices(catalog: &Catalog, chain: &Chain, base: &Base) -> Vec<DeltaSlice> {
+pub(crate) fn delta_slices(catalog: &Catalog, chain: &Chain, base: &Base) -> Vec<DeltaSlice> {
     let mut after = base.revision;
     let mut slices = Vec::with_capacity(chain.deltas.len());
     for link in &chain.deltas {

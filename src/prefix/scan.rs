@@ -9,15 +9,15 @@ use crate::backup::chain::Chain;
 use crate::backup::timeline::{self, Evidence, NamesOnly, Timelines};
 use crate::backup::trust::{self, Untrusted};
 use crate::backup::{Catalog, ListedObject, SnapshotName};
+use crate::base::parallel::side_by_side;
 use crate::base::shorten;
 use crate::bolt::Database;
 use crate::error::{Error, Reason, Result};
-use crate::ops::Context;
-pub use crate::ops::contents::Contents;
-pub(super) use crate::ops::contents::read_contents;
-use crate::ops::fold::open::DatabaseFile;
-use crate::ops::parallel::side_by_side;
-use crate::ops::tags::{self, FEW, ReadTags, TagScope};
+use crate::prefix::Context;
+pub use crate::prefix::contents::Contents;
+pub(crate) use crate::prefix::contents::read_contents;
+use crate::prefix::open::DatabaseFile;
+use crate::prefix::tags::{self, FEW, ReadTags, TagScope};
 use crate::store::{Store, open};
 
 /// The message if the store does not let this user read tags.
@@ -54,7 +54,7 @@ pub struct Scan {
 impl Scan {
     /// A scan by names alone.
     #[cfg(test)]
-    pub(super) fn of_names(catalog: Catalog) -> Result<Scan> {
+    pub(crate) fn of_names(catalog: Catalog) -> Result<Scan> {
         Ok(Scan {
             timelines: Timelines::build(&catalog, &NamesOnly)?,
             catalog,
@@ -84,7 +84,7 @@ impl Scan {
     }
 
     /// Adds the untrusted snapshots to a failure that may have come of ignoring them.
-    pub(super) fn explain_untrusted(&self, ctx: &Context, e: Error) -> Error {
+    pub(crate) fn explain_untrusted(&self, ctx: &Context, e: Error) -> Error {
         let may_be_the_cause = matches!(
             e.reason(),
             Reason::NoSnapshots
@@ -101,12 +101,12 @@ impl Scan {
     }
 
     /// Returns a warning about ignored snapshots, if there are any.
-    pub(super) fn untrusted_warning(&self) -> Option<String> {
+    pub(crate) fn untrusted_warning(&self) -> Option<String> {
         untrusted_warning(&self.catalog, &self.untrusted)
     }
 
     /// Returns the paths of the deltas of a chain whose tags were not read.
-    pub(super) fn deltas_with_unread_tags(&self, chain: &Chain) -> Vec<String> {
+    pub(crate) fn deltas_with_unread_tags(&self, chain: &Chain) -> Vec<String> {
         self.with_unread_tags(chain.deltas.iter().map(|l| l.snapshot))
     }
 
@@ -124,7 +124,7 @@ impl Scan {
     ///
     /// # Errors
     /// An error for which [`Error::plans_again`] is true; errors of the store.
-    pub(super) fn refuse_excluded(
+    pub(crate) fn refuse_excluded(
         &self,
         ctx: &Context,
         which: impl IntoIterator<Item = usize>,
@@ -154,7 +154,7 @@ pub fn scan_with_tags(ctx: &Context, depth: Depth, scope: TagScope) -> Result<Sc
 ///
 /// # Errors
 /// Errors of the store.
-pub(super) fn by_names(ctx: &Context) -> Result<Catalog> {
+pub(crate) fn by_names(ctx: &Context) -> Result<Catalog> {
     let mut catalog = Catalog::from_listing(list_folders(&ctx.store, &SNAPSHOTS)?);
     catalog.add_notes(&list_folders(&ctx.store, &NOTES)?);
     Ok(catalog)
@@ -164,7 +164,7 @@ pub(super) fn by_names(ctx: &Context) -> Result<Catalog> {
 ///
 /// # Errors
 /// Errors of the store.
-pub(super) fn list_folders(store: &Store, folders: &[&str]) -> Result<Vec<ListedObject>> {
+pub(crate) fn list_folders(store: &Store, folders: &[&str]) -> Result<Vec<ListedObject>> {
     let listing = store.list(folders)?.into_iter();
     let listed = listing.map(|(path, bytes)| ListedObject { path, bytes });
     Ok(listed.collect())
@@ -174,7 +174,7 @@ pub(super) fn list_folders(store: &Store, folders: &[&str]) -> Result<Vec<Listed
 ///
 /// # Errors
 /// As [`scan`]. A full for which `check_full` fails with bad data counts as unreadable.
-pub(super) fn scan_with(
+pub(crate) fn scan_with(
     ctx: &Context,
     depth: Depth,
     scope: TagScope,
@@ -260,7 +260,7 @@ pub(super) fn scan_with(
 }
 
 /// Returns the error for snapshots that are not encrypted although keys are given.
-pub(super) fn untrusted_error(
+pub(crate) fn untrusted_error(
     store: &Store,
     catalog: &Catalog,
     untrusted: &Untrusted,
@@ -280,7 +280,7 @@ pub(super) fn untrusted_error(
 }
 
 /// Returns a warning about untrusted snapshots that are ignored, if there are any.
-pub(super) fn untrusted_warning(catalog: &Catalog, untrusted: &Untrusted) -> Option<String> {
+pub(crate) fn untrusted_warning(catalog: &Catalog, untrusted: &Untrusted) -> Option<String> {
     if untrusted.is_empty() {
         return None;
     }
@@ -296,7 +296,7 @@ fn paths(catalog: &Catalog, which: impl Iterator<Item = usize>) -> String {
 }
 
 /// Returns the error for a prefix without snapshots, with a hint at the likely mistake.
-pub(super) fn no_snapshots_error(ctx: &Context, catalog: &Catalog) -> Error {
+pub(crate) fn no_snapshots_error(ctx: &Context, catalog: &Catalog) -> Error {
     let url = ctx.store.url();
     let is_snapshot = |n: &String| n.parse::<SnapshotName>().is_ok();
     let message = if !catalog.foreign.is_empty() {

@@ -1,6 +1,6 @@
 //! Reads the contents of snapshots for a scan, and keeps what tells histories apart.
 //!
-//! Fingerprints go to the temporary directory, not into memory. Called by `ops::scan` and `ops::gc`.
+//! Fingerprints go to the temporary directory, not into memory. Called by `prefix::scan` and `ops::gc`.
 
 use crate::backup::chain::KnownBases;
 use crate::backup::survey::{Comparison, Continuity, FingerprintFiles, Held, Survey, Surveyor};
@@ -8,12 +8,12 @@ use crate::backup::timeline::Evidence;
 use crate::backup::{Catalog, Kind};
 use crate::base::cancel::Cancel;
 use crate::base::lock;
+use crate::base::parallel::find_first;
 use crate::bolt::Database;
 use crate::error::{Error, Result};
 use crate::mvcc::Revision;
-use crate::ops::Context;
-use crate::ops::fold::open::{DatabaseFile, SnapshotReader};
-use crate::ops::parallel::find_first;
+use crate::prefix::Context;
+use crate::prefix::open::{DatabaseFile, SnapshotReader};
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Mutex;
 
@@ -100,7 +100,7 @@ impl Evidence for Contents {
 ///
 /// # Errors
 /// All other errors: those of the store; `Io`, `NoSpace`.
-pub(super) fn read_contents(
+pub(crate) fn read_contents(
     ctx: &Context,
     catalog: &Catalog,
     to_read: Vec<usize>,

@@ -4,17 +4,17 @@
 //! to the fold when their turn comes. So the result, or the error, does not depend on the number of threads.
 //! Called by `compact`, `restore`, `verify` and operations that read a backup.
 
-use super::by_time;
-use super::open::read_snapshot::SnapshotReader;
-use super::open::source::Source;
-use super::select::DeltaSlice;
 use crate::base::{lock, unpoisoned};
 use crate::error::{Error, Result};
 use crate::mvcc::{
     Change, Fold, FoldOptions, HashKv, KeepHistory, KeyRange, KeyValue, PartialFold, Revision,
     hash_kv,
 };
-use crate::ops::Context;
+use crate::prefix::Context;
+use crate::prefix::by_time;
+use crate::prefix::open::read_snapshot::SnapshotReader;
+use crate::prefix::open::source::Source;
+use crate::prefix::select::DeltaSlice;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex};
 use std::time::Duration;
@@ -48,7 +48,7 @@ impl Source {
     ///
     /// # Errors
     /// As [`fold`](Self::fold); errors of `to`.
-    pub(super) fn fold_to<'f>(
+    pub(crate) fn fold_to<'f>(
         &self,
         ctx: &Context,
         compact: Revision,

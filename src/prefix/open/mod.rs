@@ -9,8 +9,8 @@ mod database_file;
 mod in_place;
 mod location;
 pub(crate) mod plain_snapshot;
-pub(super) mod read_snapshot;
-pub(super) mod source;
+pub(crate) mod read_snapshot;
+pub(crate) mod source;
 
 pub use database_file::DatabaseFile;
 pub use location::BackupLocation;

@@ -9,7 +9,7 @@ use crate::base::read_all::for_each_piece;
 use crate::base::temp::TempFile;
 use crate::base::{Cancel, ReadAt};
 use crate::error::{Error, Result};
-use crate::ops::{Context, free_space};
+use crate::prefix::{Context, free_space};
 use std::io::{self, Read, Write};
 use std::sync::Arc;
 

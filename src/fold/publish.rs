@@ -10,7 +10,7 @@ use crate::backup::codec::{self, Encoder, Encoding};
 use crate::base::read_all::for_each_piece;
 use crate::base::temp::TempFile;
 use crate::error::{Error, Reason, Result};
-use crate::ops::Context;
+use crate::prefix::Context;
 use crate::store::{EncryptingWriter, Published, Unnamed, Upload};
 use crate::telemetry::progress::Step;
 use sha2::{Digest, Sha256};

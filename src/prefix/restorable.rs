@@ -9,8 +9,8 @@ use crate::backup::timeline::Timeline;
 use crate::base::limits::Limits;
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::Revision;
-use crate::ops::Context;
-use crate::ops::contents::Contents;
+use crate::prefix::Context;
+use crate::prefix::contents::Contents;
 use chrono::{DateTime, Utc};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -56,17 +56,17 @@ impl Restorable {
 
 /// What fulls hold, as far as they were read.
 #[derive(Default)]
-pub(super) struct Bases {
-    pub(super) known: KnownBases,
+pub(crate) struct Bases {
+    pub(crate) known: KnownBases,
     /// The errors of damaged fulls.
-    pub(super) damaged: BTreeMap<usize, Error>,
+    pub(crate) damaged: BTreeMap<usize, Error>,
     /// Fulls that are too large or could not be read.
     unread: Vec<usize>,
 }
 
 impl Bases {
     /// Begins with what is known of fulls.
-    pub(super) fn new(known: KnownBases) -> Self {
+    pub(crate) fn new(known: KnownBases) -> Self {
         Bases {
             known,
             ..Bases::default()
@@ -77,7 +77,7 @@ impl Bases {
     ///
     /// # Errors
     /// `Terminated`. A full that cannot be read is left out: only its name counts.
-    pub(super) fn read<'t>(
+    pub(crate) fn read<'t>(
         mut self,
         ctx: &Context,
         catalog: &Catalog,
@@ -141,7 +141,7 @@ impl Bases {
     }
 
     /// Returns the ranges of a timeline, in ascending order, with their times.
-    pub(super) fn restorable(
+    pub(crate) fn restorable(
         &self,
         catalog: &Catalog,
         contents: &Contents,
@@ -195,7 +195,7 @@ impl Bases {
 mod tests {
     use super::*;
     use crate::backup;
-    use crate::ops::scan::Scan;
+    use crate::prefix::scan::Scan;
 
     /// A scan by names of a random backup with gaps.
     fn random_scan(rng: &mut fastrand::Rng) -> Scan {

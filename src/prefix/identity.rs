@@ -7,7 +7,7 @@
 
 use crate::error::{Error, Reason, Result};
 use crate::etcd::cluster::Cluster;
-use crate::ops::Context;
+use crate::prefix::Context;
 use crate::store::{Published, Store};
 use chrono::{DateTime, SecondsFormat, Utc};
 use serde::{Deserialize, Serialize};
@@ -76,7 +76,7 @@ impl Identity {
     }
 
     /// Returns the content of the object.
-    pub(super) fn bytes(&self) -> Result<Vec<u8>> {
+    pub(crate) fn bytes(&self) -> Result<Vec<u8>> {
         let mut bytes = serde_json::to_vec_pretty(self)
             .map_err(|e| Error::internal(format!("an identity cannot be written as JSON: {e}")))?;
         bytes.push(b'\n');
@@ -84,7 +84,7 @@ impl Identity {
     }
 
     /// Returns this identity with the recorded cluster and its former ones as former clusters.
-    pub(super) fn replacing(mut self, recorded: &Identity) -> Identity {
+    pub(crate) fn replacing(mut self, recorded: &Identity) -> Identity {
         let former = recorded.former_cluster_ids.iter();
         for id in former.chain([&recorded.cluster_id]) {
             // A cluster that comes back is listed once, at its latest place.
@@ -227,7 +227,7 @@ fn members_suffix(names: &[String]) -> String {
 
 /// Returns the error for a prefix that records no cluster, and whose snapshots differ from the history of this
 /// cluster.
-pub(super) fn other_history_error(store: &Store, facts: &ClusterFacts, difference: &str) -> Error {
+pub(crate) fn other_history_error(store: &Store, facts: &ClusterFacts, difference: &str) -> Error {
     Reason::OtherCluster.error(format!(
         "{} holds snapshots, records no cluster in {IDENTITY}, and is not the backup of cluster {}{} at --endpoints: {difference}; nothing was saved. Check --endpoints and --store; if this cluster continues the backup (it was restored from it, or set back), give --take-over once",
         store.url(),

@@ -17,7 +17,7 @@ const BUFFER: usize = 64 << 10;
 
 /// Accepts records in any order.
 #[derive(Debug)]
-pub(super) struct Sorter {
+pub(crate) struct Sorter {
     temp_dir: Dir,
     limit: usize,
     in_memory: MemoryRecords,
@@ -28,7 +28,7 @@ pub(super) struct Sorter {
 
 /// Records in memory.
 #[derive(Debug, Default)]
-pub(super) struct MemoryRecords {
+pub(crate) struct MemoryRecords {
     /// The keys and records, one after the other.
     bytes: Vec<u8>,
     spans: Vec<RecordSpan>,
@@ -36,7 +36,7 @@ pub(super) struct MemoryRecords {
 
 /// Where a record is in memory: its key at `from`, and the record after the key.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct RecordSpan {
+pub(crate) struct RecordSpan {
     from: usize,
     key_len: usize,
     record_len: usize,
@@ -66,7 +66,7 @@ impl MemoryRecords {
 
 impl Sorter {
     /// Creates a sorter that holds up to `limit` bytes, and at least one record, in memory.
-    pub(super) fn new(temp_dir: Dir, limit: usize) -> Self {
+    pub(crate) fn new(temp_dir: Dir, limit: usize) -> Self {
         Sorter {
             temp_dir,
             limit,
@@ -79,7 +79,7 @@ impl Sorter {
     ///
     /// # Errors
     /// `Io`, `NoSpace`, `PermissionDenied`.
-    pub(super) fn push(&mut self, key: &[u8], record: &[u8]) -> Result<()> {
+    pub(crate) fn push(&mut self, key: &[u8], record: &[u8]) -> Result<()> {
         if !self.in_memory.spans.is_empty()
             && self.in_memory.memory() + key.len() + record.len() > self.limit
         {
@@ -135,7 +135,7 @@ impl Sorter {
     ///
     /// # Errors
     /// As [`push`](Self::push).
-    pub(super) fn finish(mut self) -> Result<Sorted> {
+    pub(crate) fn finish(mut self) -> Result<Sorted> {
         if self.runs.is_empty() {
             self.in_memory.sort();
             return Ok(Sorted::InMemory {
@@ -155,7 +155,7 @@ impl Sorter {
 
 /// Records in the order of their keys.
 #[derive(Debug)]
-pub(super) enum Sorted {
+pub(crate) enum Sorted {
     /// All records are in memory.
     InMemory { records: MemoryRecords, next: usize },
     /// The records are read from files.
@@ -167,7 +167,7 @@ impl Sorted {
     ///
     /// # Errors
     /// `Io`.
-    pub(super) fn advance(&mut self) -> Result<bool> {
+    pub(crate) fn advance(&mut self) -> Result<bool> {
         match self {
             Sorted::InMemory { records, next } => {
                 let has_next = *next < records.spans.len();
@@ -190,7 +190,7 @@ impl Sorted {
 
     /// Returns the key and the record to which [`advance`](Self::advance) moved; both are empty before the
     /// first.
-    pub(super) fn current(&self) -> (&[u8], &[u8]) {
+    pub(crate) fn current(&self) -> (&[u8], &[u8]) {
         match self {
             Sorted::InMemory { records, next } => {
                 let span = next.checked_sub(1).and_then(|i| records.spans.get(i));
@@ -247,7 +247,7 @@ fn read_error(e: io::Error) -> Error {
 
 /// Merges runs. It holds the next key of each run, and no record, since records may be long.
 #[derive(Debug)]
-pub(super) struct Merge {
+pub(crate) struct Merge {
     runs: Vec<RunReader>,
     /// The next keys, each with its run. Among equal keys the older run comes first.
     ahead: BinaryHeap<Reverse<(Vec<u8>, usize)>>,

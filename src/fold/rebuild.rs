@@ -3,7 +3,6 @@
 //!
 //! Where the bytes go is up to the caller. Called by `compact` and `restore`.
 
-use super::open::source::Source;
 use crate::base::ReadAt;
 use crate::bolt::{Bucket, BucketValue, Database, Layout, PageBudget, TreeBuilder, Writer};
 use crate::error::{Error, Reason, Result};
@@ -14,7 +13,8 @@ use crate::mvcc::revision::encode_revision;
 use crate::mvcc::{
     Base, Fold, FoldedRecord, HashKv, KeyRange, KeyValue, RecordKey, Revision, hash_kv, lease,
 };
-use crate::ops::Context;
+use crate::prefix::Context;
+use crate::prefix::open::source::Source;
 use crate::telemetry::progress::Step;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::io::Write;

@@ -4,9 +4,9 @@
 
 use super::source::Source;
 use crate::error::{Error, Result};
-use crate::ops::Context;
-use crate::ops::fold::select::Request;
-use crate::ops::scan::{Depth, Scan, scan};
+use crate::prefix::Context;
+use crate::prefix::scan::{Depth, Scan, scan};
+use crate::prefix::select::Request;
 use std::path::PathBuf;
 
 /// The location of a backup.

@@ -7,10 +7,10 @@ use crate::backup::SnapshotName;
 use crate::base::Cancel;
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::Revision;
-use crate::ops::Context;
-use crate::ops::fold::open::plain_snapshot::looks_like_snapshot;
 use crate::ops::list::Problem;
 use crate::ops::report::{Report, ReportBuilder};
+use crate::prefix::Context;
+use crate::prefix::open::plain_snapshot::looks_like_snapshot;
 use chrono::{DateTime, NaiveDate, NaiveDateTime, TimeDelta, Utc};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -162,7 +162,7 @@ impl PlainFiles {
     }
 
     /// Returns a remark for each reason for which files are ignored.
-    pub(super) fn problems(&self) -> Vec<Problem> {
+    pub(crate) fn problems(&self) -> Vec<Problem> {
         let mut problems = Vec::new();
         for (why, names) in &self.ignored {
             let mut names = names.clone();
@@ -357,7 +357,7 @@ fn listed(ctx: &Context, file: &PlainFile) -> Result<ListedFile> {
 }
 
 /// Returns whether an error is about this file alone, so that others can be read nevertheless.
-pub(super) fn is_fault_of_file(e: &Error) -> bool {
+pub(crate) fn is_fault_of_file(e: &Error) -> bool {
     let is_refused = matches!(
         e.reason(),
         Reason::CannotDecrypt | Reason::PermissionDenied | Reason::NoSnapshots | Reason::Usage
