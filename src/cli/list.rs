@@ -8,10 +8,10 @@ use super::{BackupArgs, Ended, Output, print_report, size};
 use crate::base::time::utc;
 use crate::base::{Cancel, printable, shorten};
 use crate::error::Reason;
+use crate::ops::list::plain::{self, ListedFile};
 use crate::ops::list::{ListedSnapshot, Options, Outcome, Problem, run};
 use crate::ops::report::Report;
 use crate::ops::restore::BackupLocation;
-use crate::prefix::plain_files::{self, ListedFile};
 use crate::prefix::restorable::Restorable;
 use clap::Args;
 use std::collections::{HashMap, HashSet};
@@ -51,14 +51,14 @@ impl ListArgs {
             BackupLocation::File(..) if self.options.deep => Err(Reason::Usage
                 .error("--deep needs --store: `deltafold verify` reads plain snapshot files")),
             BackupLocation::File(ctx, path) => {
-                print_report(output, plain_files::list(ctx, path)?, files_to_text)
+                print_report(output, plain::list(ctx, path)?, files_to_text)
             }
             _ => print_report(output, run(backup.context()?, self.options)?, to_text),
         }
     }
 }
 
-fn files_to_text(o: &Report<plain_files::Outcome>) -> String {
+fn files_to_text(o: &Report<plain::Outcome>) -> String {
     let header = ["REVISION", "CREATED", "SIZE", "PACKED", "READABLE", "NAME"];
     let mut text = Text::new();
     text.table(&header, &o.files.iter().map(file_row).collect::<Vec<_>>());

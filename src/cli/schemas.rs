@@ -10,7 +10,6 @@ use crate::ops::report::Report;
 use crate::ops::{
     apply, compact, copy, gc, list, maintain, restore, snapshot, status, store_check, verify,
 };
-use crate::prefix::plain_files;
 use crate::telemetry::termination::Message;
 use clap::Args;
 use clap::builder::PossibleValuesParser;
@@ -70,7 +69,7 @@ const COMMANDS: [(&str, Results); 20] = [
     ("list", |g| {
         vec![
             report::<list::Outcome>(g),
-            report::<plain_files::Outcome>(g),
+            report::<list::plain::Outcome>(g),
         ]
     }),
     ("maintain", |g| vec![report::<maintain::Outcome>(g)]),

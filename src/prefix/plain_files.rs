@@ -6,10 +6,6 @@
 use crate::backup::SnapshotName;
 use crate::base::Cancel;
 use crate::error::{Error, Reason, Result};
-use crate::mvcc::Revision;
-use crate::ops::list::Problem;
-use crate::ops::report::{Report, ReportBuilder};
-use crate::prefix::Context;
 use crate::prefix::open::plain_snapshot::looks_like_snapshot;
 use chrono::{DateTime, NaiveDate, NaiveDateTime, TimeDelta, Utc};
 use schemars::JsonSchema;
@@ -161,16 +157,9 @@ impl PlainFiles {
         self.ignored.entry(why).or_default().push(name);
     }
 
-    /// Returns a remark for each reason for which files are ignored.
-    pub(crate) fn problems(&self) -> Vec<Problem> {
-        let mut problems = Vec::new();
-        for (why, names) in &self.ignored {
-            let mut names = names.clone();
-            names.sort();
-            let message = format!("{why}: ignored");
-            problems.push(Problem::new("ForeignObject", message, names));
-        }
-        problems
+    /// Returns the files that are ignored, by the reason.
+    pub(crate) fn ignored(&self) -> &BTreeMap<&'static str, Vec<String>> {
+        &self.ignored
     }
 }
 
@@ -262,98 +251,6 @@ fn time_at(text: &[u8]) -> Option<(DateTime<Utc>, bool)> {
     let date = NaiveDate::from_ymd_opt(year as i32, month, day)?;
     let time: NaiveDateTime = date.and_hms_opt(hour, minute, second)?;
     Some((time.and_utc(), rest.first() == Some(&b'Z')))
-}
-
-/// A plain snapshot file in a listing.
-#[derive(Debug, Clone, JsonSchema, Serialize)]
-pub struct ListedFile {
-    /// The path below the folder; of a single file, its name.
-    pub name: String,
-    /// When the snapshot was taken, by its name, or else by the time of the file.
-    pub created: DateTime<Utc>,
-    /// Where `created` is from.
-    pub time_source: TimeSource,
-    /// The size of the file in bytes.
-    pub bytes: u64,
-    /// The newest revision; null if the file cannot be read.
-    pub revision: Option<Revision>,
-    /// The compacted revision, or -1 if etcd never compacted; null if the file cannot be read.
-    pub compact_revision: Option<Revision>,
-    /// How the file is packed: none, gzip, zlib, lzw, zstd or zip. null if the file cannot be read.
-    pub compression: Option<&'static str>,
-    /// Whether a SHA-256 follows the database, as `etcdctl snapshot save` writes it; null if the file cannot be
-    /// read.
-    pub has_checksum: Option<bool>,
-    /// Whether the file can be opened as an etcd database. Only `deltafold verify` reads all of it.
-    pub readable: bool,
-    /// The reason why the file cannot be read, see exit-codes.md; null if it can be.
-    pub reason: Option<Reason>,
-    /// Why the file cannot be read. Human-readable: the text may change. null if it can be.
-    pub message: Option<String>,
-}
-
-/// The result of `list --snapshot`. The fields are a contract: `deltafold schema list`.
-#[derive(Debug, Clone, JsonSchema, Serialize)]
-pub struct Outcome {
-    /// The file or folder that was listed.
-    pub path: String,
-    /// The snapshots, the oldest first.
-    pub files: Vec<ListedFile>,
-    /// The newest revision of all files; null if none can be read.
-    pub latest_revision: Option<Revision>,
-    /// The files that are ignored.
-    pub problems: Vec<Problem>,
-}
-
-/// Lists the plain snapshot files at a path.
-///
-/// # Errors
-/// As [`PlainFiles::find`]; `Io`, `NoSpace`, `Terminated`. A damaged file is part of the result.
-pub fn list(ctx: &Context, path: &Path) -> Result<Report<Outcome>> {
-    let clock = ReportBuilder::start();
-    let found = PlainFiles::find(path, ctx.store.cancel())?;
-    let mut files = Vec::with_capacity(found.files.len());
-    for file in &found.files {
-        files.push(listed(ctx, file)?);
-    }
-    Ok(clock.report(Outcome {
-        path: path.display().to_string(),
-        latest_revision: files.iter().filter_map(|f| f.revision).max(),
-        files,
-        problems: found.problems(),
-    }))
-}
-
-/// Opens a file without reading all of it, unless it is packed.
-fn listed(ctx: &Context, file: &PlainFile) -> Result<ListedFile> {
-    let mut listed = ListedFile {
-        name: file.name.clone(),
-        created: file.created,
-        time_source: file.time_source,
-        bytes: file.bytes,
-        revision: None,
-        compact_revision: None,
-        compression: None,
-        has_checksum: None,
-        readable: false,
-        reason: None,
-        message: None,
-    };
-    match ctx.plain_unchecked(&file.path) {
-        Ok(plain) => {
-            listed.revision = Some(plain.base.revision);
-            listed.compact_revision = Some(plain.base.compact_revision);
-            listed.compression = Some(plain.compression);
-            listed.has_checksum = Some(plain.has_checksum);
-            listed.readable = true;
-        }
-        Err(e) if is_fault_of_file(&e) => {
-            listed.reason = Some(e.reason());
-            listed.message = Some(e.to_string());
-        }
-        Err(e) => return Err(e),
-    }
-    Ok(listed)
 }
 
 /// Returns whether an error is about this file alone, so that others can be read nevertheless.

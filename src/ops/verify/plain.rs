@@ -7,6 +7,7 @@ use super::store::{Finding, Level, Status};
 use crate::error::{Error, Reason, Result};
 use crate::fold::rebuild::read_every_page;
 use crate::mvcc::Revision;
+use crate::ops::list;
 use crate::ops::list::Problem;
 use crate::ops::report::{Report, ReportBuilder};
 use crate::prefix::Context;
@@ -86,7 +87,7 @@ pub fn run(ctx: &Context, path: &Path, options: Options) -> Result<Report<Outcom
     let mut clock = ReportBuilder::start();
     let found = PlainFiles::find(path, ctx.store.cancel())?;
     let mut findings = Findings::default();
-    for problem in found.problems() {
+    for problem in list::plain::problems(&found) {
         findings.note(None, problem);
     }
     let first = match options.all {

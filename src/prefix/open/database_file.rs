@@ -4,13 +4,9 @@
 //! `ops::restore`.
 
 use super::in_place::InPlaceFile;
-use crate::backup::full::FullReader;
-use crate::base::read_all::for_each_piece;
 use crate::base::temp::TempFile;
 use crate::base::{Cancel, ReadAt};
-use crate::error::{Error, Result};
-use crate::prefix::{Context, free_space};
-use std::io::{self, Read, Write};
+use std::io;
 use std::sync::Arc;
 
 /// A database file: one in the temporary directory, or a plain snapshot file in place. Reading it fails with
@@ -52,50 +48,5 @@ impl ReadAt for DatabaseFile {
             Inner::Temp(file) => file.size(),
             Inner::InPlace(file) => file.size(),
         }
-    }
-}
-
-impl Context {
-    /// Makes a temporary file a database file that this operation can cancel.
-    pub(crate) fn database_file(&self, file: TempFile) -> DatabaseFile {
-        DatabaseFile::new(file, self.store.cancel().clone())
-    }
-
-    /// Copies the pages in use of a database to an unnamed temporary file. Up to `tail` bytes may follow
-    /// them. `each` gets all bytes that are read. `what` names the database in messages.
-    ///
-    /// # Errors
-    /// `CorruptSnapshot`, `TooLarge`, `NoSpace`; read errors, as `read_error` converts them; `Io`,
-    /// `Terminated`.
-    pub(super) fn copy_database(
-        &self,
-        from: impl Read,
-        tail: u64,
-        what: &str,
-        read_error: impl Fn(io::Error) -> Error,
-        mut each: impl FnMut(&[u8]),
-    ) -> Result<TempFile> {
-        let cancel = self.store.cancel();
-        let mut database = FullReader::open(from, &self.limits, tail).map_err(&read_error)?;
-        let mut remaining = database.promised();
-        if let Err(no_space) = free_space::check(&self.temp_dir, remaining, what) {
-            // A damaged database can promise any size. Damage is final and NoSpace is retried, so look for
-            // damage first.
-            for_each_piece(&mut database, cancel, read_error, |_| Ok(()))?;
-            return Err(no_space);
-        }
-        let mut file = self.temp_file()?;
-        for_each_piece(&mut database, cancel, read_error, |piece| {
-            each(piece);
-            let in_use = remaining.min(piece.len() as u64);
-            remaining -= in_use;
-            file.write_all(&piece[..in_use as usize])
-                .map_err(|e| self.write_error(e))
-        })?;
-        Ok(file)
-    }
-
-    pub(super) fn write_error(&self, e: io::Error) -> Error {
-        Error::io(format!("write to {}", self.temp_dir.display()), e)
     }
 }

@@ -158,7 +158,7 @@ impl ReadAt for InPlaceFile {
 
 /// The check of the hash at the end of a file, which runs on a separate thread.
 #[derive(Debug)]
-pub(super) struct HashCheck(Mutex<CheckState>);
+pub(in crate::prefix) struct HashCheck(Mutex<CheckState>);
 
 #[derive(Debug)]
 enum CheckState {
@@ -196,7 +196,7 @@ impl HashCheck {
     ///
     /// # Errors
     /// `CorruptSnapshot` if the hash does not match, or if the file was changed; `Io`, `Terminated`.
-    pub(super) fn wait(&self) -> Result<()> {
+    pub(in crate::prefix) fn wait(&self) -> Result<()> {
         let mut state = lock(&self.0);
         let current = std::mem::replace(&mut *state, CheckState::Done(Ok(())));
         let result = match current {

@@ -39,7 +39,7 @@ pub struct PlainSnapshot {
     /// [`warning`](Self::warning).
     pub has_checksum: bool,
     /// The check of that hash.
-    pub(super) hash_check: HashCheck,
+    pub(in crate::prefix) hash_check: HashCheck,
     /// How the file is compressed: none, gzip, zlib, lzw, zstd or zip.
     pub compression: &'static str,
     /// The size of the file in bytes.
@@ -169,37 +169,16 @@ struct Unpacked {
     trailing_hash: TrailingHash,
 }
 
-impl Context {
-    /// Opens a plain snapshot file, and checks its hash. The bytes tell how it is packed; only LZW is
-    /// recognized by a name that ends with `.Z`. A packed or encrypted file is copied to an unnamed temporary
-    /// file.
-    ///
-    /// # Errors
-    /// As [`plain_unchecked`](Self::plain_unchecked).
-    pub fn plain(&self, path: &Path) -> Result<PlainSnapshot> {
-        let plain = self.plain_unchecked(path)?;
-        plain.hash_check.wait()?;
-        Ok(plain)
-    }
-
-    /// Opens a plain snapshot file as [`plain`](Self::plain) does. If the file is read in place, its hash may
-    /// not be checked yet: nothing that is read from it counts before [`PlainSnapshot::hash_check`] has
-    /// succeeded.
-    ///
-    /// # Errors
-    /// `NoSnapshots` if there is no such file; `Usage` if the path is not that of a file; `CorruptSnapshot`
-    /// if the file is damaged, a delta or no snapshot; `CannotDecrypt`, `PermissionDenied`, `Io`, `NoSpace`,
-    /// `Terminated`.
-    pub(crate) fn plain_unchecked(&self, path: &Path) -> Result<PlainSnapshot> {
-        let (file, bytes) = open(path)?;
-        let opener = Opener {
-            ctx: self,
-            path,
-            bytes,
-            progress: Step::new("read the snapshot file", Some(bytes)),
-        };
-        opener.open(file).map_err(|e| with_path(path, e))
-    }
+/// Opens a plain snapshot file, whose hash may not be checked yet.
+pub(in crate::prefix) fn open_unchecked(ctx: &Context, path: &Path) -> Result<PlainSnapshot> {
+    let (file, bytes) = open(path)?;
+    let opener = Opener {
+        ctx,
+        path,
+        bytes,
+        progress: Step::new("read the snapshot file", Some(bytes)),
+    };
+    opener.open(file).map_err(|e| with_path(path, e))
 }
 
 /// Opens one plain snapshot file.

@@ -21,33 +21,6 @@ use std::sync::Mutex;
 /// The uncompressed payload of a snapshot.
 pub type Payload = FrameReader<Box<dyn Read + Send>>;
 
-impl Context {
-    /// Starts to read the payload of a snapshot.
-    ///
-    /// # Errors
-    /// `CorruptSnapshot`, `CannotDecrypt`. Other errors come while reading.
-    pub fn payload(&self, snapshot: &Snapshot) -> Result<Payload> {
-        SnapshotReader::new(self, [snapshot]).payload(0)
-    }
-
-    /// Starts to read a delta.
-    ///
-    /// # Errors
-    /// As [`payload`](Self::payload).
-    pub fn delta(&self, snapshot: &Snapshot) -> Result<DeltaReader<'static, Payload>> {
-        SnapshotReader::new(self, [snapshot]).delta(0)
-    }
-
-    /// Copies a full to an unnamed temporary file, checks its frame and opens it.
-    ///
-    /// # Errors
-    /// `CorruptSnapshot`; `TooLarge`; `NameMismatch` if the full ends below the revision of its name; errors
-    /// of the store; `Io`, `NoSpace`.
-    pub fn full(&self, snapshot: &Snapshot) -> Result<(Database<DatabaseFile>, Base)> {
-        SnapshotReader::new(self, [snapshot]).full(0)
-    }
-}
-
 /// Reads snapshots in a given order. Several threads may use it, but each snapshot is read once.
 pub(crate) struct SnapshotReader<'a> {
     ctx: &'a Context,

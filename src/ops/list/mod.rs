@@ -3,6 +3,8 @@
 //! Problems of snapshots are part of the result and no errors. Nothing is written. Called by `cli`; `verify`
 //! uses the same problems.
 
+pub mod plain;
+
 use crate::backup::chain::{self, Choice, KnownBases};
 use crate::backup::timeline::{NamesOnly, Timeline, Timelines};
 use crate::backup::{Catalog, Compression, Kind, Snapshot};
@@ -154,7 +156,7 @@ pub struct Problem {
 }
 
 impl Problem {
-    pub(crate) fn new(
+    pub(super) fn new(
         reason: &'static str,
         message: impl Into<String>,
         snapshots: Vec<String>,
