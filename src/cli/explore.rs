@@ -3,7 +3,7 @@
 //! The page and its server are in `explore`.
 
 use super::objects::{ObjectArgs, PrefixArgs};
-use super::print::print;
+use super::print;
 use super::{BackupArgs, Output};
 use crate::base::Cancel;
 use crate::error::{Error, Result};

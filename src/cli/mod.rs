@@ -52,7 +52,7 @@ use crate::telemetry::logs::{self, LogFormat};
 use crate::telemetry::memory;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 pub use parse::check;
-use print::{fail, print, print_json, print_outcome, print_report, size};
+use print::{fail, print_outcome, print_report, size};
 pub use schemas::{schema, schema_names};
 use signals::with_signals;
 use std::ffi::OsString;
@@ -62,6 +62,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use store_access::{AccessArgs, BackupArgs, StoreArgs, parse_options};
+use stream::{print, print_json};
 use termination::Termination;
 
 /// Backup and snapshot compaction for etcd, without running an etcd

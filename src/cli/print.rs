@@ -2,33 +2,18 @@
 //!
 //! Results that may be larger than memory go through `stream` instead. All commands call it.
 
+use super::stream::{self, print, print_json};
 use super::terminal::{self, Style};
-use super::{Ended, Output, stream, termination};
+use super::{Ended, Output, termination};
 use crate::base::printable;
-use crate::error::{Error, Reason, Result};
+use crate::error::{Error, Reason};
 use crate::ops::report::Report;
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::io::{ErrorKind, Write};
+use std::io::Write;
 use std::process::ExitCode;
-
-/// Prints text on standard output. A reader that has closed the pipe is not an error.
-pub(super) fn print(text: &str) -> Result<()> {
-    let mut out = std::io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(e) if e.kind() == ErrorKind::BrokenPipe => Ok(()),
-        other => other.map_err(|e| Error::io("write to standard output", e)),
-    }
-}
-
-/// Prints a value as indented JSON.
-pub(super) fn print_json(value: &impl Serialize) -> Result<()> {
-    let text = serde_json::to_string_pretty(value)
-        .map_err(|e| Error::internal(format!("a result cannot be written as JSON: {e}")))?;
-    print(&(printable::json(&text) + "\n"))
-}
 
 /// Prints a command's outcome in the requested format, and keeps it for the termination message.
 pub(super) fn print_outcome<T: Serialize>(

@@ -1,4 +1,5 @@
-//! Streamed results: output that is printed piece by piece, because it may be larger than memory.
+//! Standard output: text, JSON, and streamed results, which are printed piece by piece because they may be larger
+//! than memory.
 //!
 //! If a command fails after it has begun to print, `fail` in `cli::print` completes the output with the
 //! failure ([`end_with`]), so that JSON stays valid. `get`, `history`, `diff` and `export` use it.
@@ -159,18 +160,34 @@ fn begin_list(head: &str, list: &str) -> String {
     format!("{fields}{separator}\"{list}\":[")
 }
 
+/// Prints text on standard output. A reader that has closed the pipe is not an error.
+pub(super) fn print(text: &str) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(e) if e.kind() == ErrorKind::BrokenPipe => Ok(()),
+        other => other.map_err(|e| Error::io("write to standard output", e)),
+    }
+}
+
+/// Prints a value as indented JSON.
+pub(super) fn print_json(value: &impl Serialize) -> Result<()> {
+    let text = serde_json::to_string_pretty(value)
+        .map_err(|e| Error::internal(format!("a result cannot be written as JSON: {e}")))?;
+    print(&(printable::json(&text) + "\n"))
+}
+
 /// Prints a failure so that the output stays valid JSON: as the last fields of an open object, as a line, or as
 /// an object of its own.
 pub(super) fn end_with(failure: &impl Serialize) -> Result<()> {
     if Open::List.is() {
         let failure = to_json(failure)?;
         let fields = failure.strip_prefix('{').unwrap_or(&failure);
-        return super::print(&format!("\n],{fields}\n"));
+        return print(&format!("\n],{fields}\n"));
     }
     if Open::Lines.is() {
-        return super::print(&(to_json(failure)? + "\n"));
+        return print(&(to_json(failure)? + "\n"));
     }
-    super::print_json(failure)
+    print_json(failure)
 }
 
 fn to_json(value: &impl Serialize) -> Result<String> {

@@ -9,6 +9,7 @@ use super::decide::{self, FailedRun};
 use super::facts::threshold_jobs;
 use super::names::{NamespacedName, owner};
 use crate::base::lock;
+use crate::controller::facts::leases::LeaseFacts;
 use crate::error::Error;
 use crate::telemetry::endpoint::Exposition;
 use chrono::Utc;
@@ -156,7 +157,7 @@ fn snapshot_ages(
     policy: &EtcdBackupPolicy,
 ) -> impl Iterator<Item = (Labels<3>, ConstGauge<f64>)> {
     let [namespace, name] = policy_labels(&NamespacedName::of(policy));
-    let ages = decide::snapshot_ages(policy, &tables.lease_facts(policy), Utc::now());
+    let ages = decide::snapshot_ages(policy, &LeaseFacts::of(tables, policy), Utc::now());
     ages.into_iter().map(move |(kind, seconds)| {
         let labels = [namespace.clone(), name.clone(), ("kind", kind.to_owned())];
         (labels, ConstGauge::new(seconds))

@@ -3,7 +3,6 @@
 //! Every answer about contents comes from the index; until it is there, such a request is answered with 503. `guard` has
 //! checked the request. Called by `explore`.
 
-use super::guard::Token;
 use super::index::{Index, Key};
 use super::store::{Overview, removals};
 use super::views::{
@@ -61,7 +60,6 @@ const FILES: [(&str, &str, &str); 6] = [
 
 /// What all requests share.
 pub(super) struct Shared {
-    pub(super) token: Token,
     pub(super) backup: BackupLocation,
     /// What opens objects that an API server has encrypted.
     pub(super) keys: EncryptionKeys,

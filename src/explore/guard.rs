@@ -5,7 +5,6 @@
 //! the Origin, if there is one, must be this page's. Answers forbid scripts, styles and requests from elsewhere. Called by
 //! `api` for each request.
 
-use super::api::Shared;
 use crate::base::hash::hex;
 use crate::base::random;
 use crate::error::Result;
@@ -60,22 +59,17 @@ enum Verdict {
 
 /// Lets only our own page ask, and adds the headers of every answer.
 pub(super) async fn guard(
-    State(shared): State<Arc<Shared>>,
+    State(token): State<Arc<Token>>,
     request: Request,
     next: Next,
 ) -> Response {
-    let verdict = verdict(
-        &shared.token,
-        request.method(),
-        request.uri(),
-        request.headers(),
-    );
+    let verdict = verdict(&token, request.method(), request.uri(), request.headers());
     let mut response = match verdict {
         Verdict::Answered => next.run(request).await,
         Verdict::Entered => {
             let cookie = format!(
                 "{COOKIE_NAME}={}; Path=/; HttpOnly; SameSite=Strict",
-                shared.token.text()
+                token.text()
             );
             (
                 StatusCode::SEE_OTHER,

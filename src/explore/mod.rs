@@ -56,19 +56,18 @@ pub fn run(
     announce: impl FnOnce(&str) -> Result<()>,
 ) -> Result<()> {
     backup.context()?;
-    let token = Token::random()?;
+    let token = Arc::new(Token::random()?);
     let _entered = handle.enter();
     let (listener, address) = BindAddress::loopback(options.port).listen("the page")?;
     let address = format!("http://{address}/?token={}", token.text());
     let shared = Arc::new(Shared {
-        token,
         backup,
         keys,
         overview: OnceLock::new(),
         index: OnceLock::new(),
     });
     let router = api::routes()
-        .layer(from_fn_with_state(shared.clone(), guard))
+        .layer(from_fn_with_state(token, guard))
         .with_state(shared.clone());
     announce(&address)?;
     let options = options.clone();

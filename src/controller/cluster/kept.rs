@@ -5,7 +5,7 @@
 
 use super::Tables;
 use super::table::{Group, Table};
-use super::workload::Workload;
+use super::workload::{Workload, policy_of_label};
 use crate::base::printable;
 use crate::controller::api::{EtcdBackupPolicy, EtcdBackupTask};
 use crate::controller::facts::outcome;
@@ -103,15 +103,6 @@ fn cut_metadata(metadata: &ObjectMeta) -> ObjectMeta {
         annotations: own_values(&metadata.annotations),
         ..ObjectMeta::default()
     }
-}
-
-/// Returns the policy of an object's label.
-pub(super) fn policy_of_label<K: Resource>(object: &K) -> Option<NamespacedName> {
-    let policy = label(object, jobs::LABEL_POLICY)?;
-    Some(NamespacedName::new(
-        object.namespace().unwrap_or_default(),
-        policy,
-    ))
 }
 
 fn cut(text: &mut Option<String>) {

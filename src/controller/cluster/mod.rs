@@ -13,7 +13,6 @@ pub use table::Group;
 pub use workload::Workload;
 
 use super::api::{EtcdBackupPolicy, EtcdBackupTask};
-use super::facts::leases::LeaseFacts;
 use super::jobs;
 use super::names::NamespacedName;
 use crate::base::lock;
@@ -30,7 +29,7 @@ use kube::core::DeserializeGuard;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::scheduler::ScheduleRequest;
 use kube::runtime::watcher::{self, Event, watcher};
-use kube::{Api, Resource, ResourceExt};
+use kube::{Api, Resource};
 use serde::de::DeserializeOwned;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
@@ -77,16 +76,6 @@ impl Default for Tables {
             leases: Table::new(Kept::groups),
             slices: Table::new(Kept::groups),
         }
-    }
-}
-
-impl Tables {
-    /// Returns the contents of a policy's snapshot Leases.
-    pub fn lease_facts(&self, policy: &EtcdBackupPolicy) -> LeaseFacts {
-        let namespace = policy.namespace().unwrap_or_default();
-        let (full, delta) = jobs::lease_names(policy);
-        let lease = |name| self.leases.get(&NamespacedName::new(&namespace, name));
-        LeaseFacts::read(lease(full).map(|l| &**l), lease(delta).map(|l| &**l))
     }
 }
 

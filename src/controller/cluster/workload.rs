@@ -2,8 +2,8 @@
 //!
 //! It compares an object with the desired one, and does not decide what to do about a difference.
 
-use super::kept::policy_of_label;
-use crate::controller::names::{NamespacedName, owner};
+use crate::controller::jobs;
+use crate::controller::names::{NamespacedName, label, owner};
 use kube::{Resource, ResourceExt};
 use serde::Serialize;
 use serde_json::Value;
@@ -13,6 +13,15 @@ use std::marker::PhantomData;
 
 /// The most hashes of an object. One that has more counts as changed by somebody else, and is applied again.
 const MAX_FIELDS: usize = 4096;
+
+/// Returns the policy of an object's label.
+pub(super) fn policy_of_label<K: Resource>(object: &K) -> Option<NamespacedName> {
+    let policy = label(object, jobs::LABEL_POLICY)?;
+    Some(NamespacedName::new(
+        object.namespace().unwrap_or_default(),
+        policy,
+    ))
+}
 
 /// A CronJob or a follower in the cluster.
 #[derive(Debug, Clone)]

@@ -6,7 +6,10 @@
 
 use crate::backup::Kind;
 use crate::backup::name::SnapshotName;
-use crate::controller::cluster::KeptLease;
+use crate::controller::api::EtcdBackupPolicy;
+use crate::controller::cluster::{KeptLease, Tables};
+use crate::controller::jobs;
+use crate::controller::names::NamespacedName;
 use crate::controller::times::utc_of_micro;
 use crate::kubernetes::snapshot_leases::{
     ACCUMULATED_BYTES, ACCUMULATED_EVENTS, FOLLOWER_PROBLEM, LAST_BYTES, LAST_NAME, LAST_TIME,
@@ -14,6 +17,7 @@ use crate::kubernetes::snapshot_leases::{
 };
 use chrono::{DateTime, Utc};
 use k8s_openapi::api::coordination::v1::Lease;
+use kube::ResourceExt;
 
 /// The newest snapshot that one Lease reports.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -64,6 +68,14 @@ pub struct LeaseFacts {
 }
 
 impl LeaseFacts {
+    /// Reads a policy's snapshot Leases.
+    pub fn of(tables: &Tables, policy: &EtcdBackupPolicy) -> LeaseFacts {
+        let namespace = policy.namespace().unwrap_or_default();
+        let (full, delta) = jobs::lease_names(policy);
+        let lease = |name| tables.leases.get(&NamespacedName::new(&namespace, name));
+        LeaseFacts::read(lease(full).map(|l| &**l), lease(delta).map(|l| &**l))
+    }
+
     /// Reads both Leases.
     pub fn read(full: Option<&KeptLease>, delta: Option<&KeptLease>) -> LeaseFacts {
         let (full_fact, foreign_full_holder) = fact(full);

@@ -130,7 +130,7 @@ impl Facts {
     }
 
     fn read_policy(&mut self, tables: &Tables, policy: &EtcdBackupPolicy) {
-        self.leases = tables.lease_facts(policy);
+        self.leases = LeaseFacts::of(tables, policy);
         let (full, delta) = jobs::lease_names(policy);
         let locks = jobs::lock_leases(policy).into_iter();
         for name in locks.map(|lease| lease.name_any()).chain([full, delta]) {

@@ -6,15 +6,13 @@
 //! warning: otherwise, the prefix of another tool whose etcd was compacted could not be adopted. Called by
 //! [`super::saver`].
 
-use super::next::{BackupState, cluster_behind};
-use super::saver::Saver;
+use super::next::{BackupState, FullCause, cluster_behind};
 use crate::backup::Kind;
 use crate::base::ReadAt;
 use crate::bolt::Database;
 use crate::error::{Error, Reason, Result};
 use crate::etcd::cluster::{Cluster, KeyRevisions};
 use crate::etcd::connect::Connector;
-use crate::etcd::feed::Ended;
 use crate::mvcc::history::key_bucket;
 use crate::mvcc::revision::encode_revision;
 use crate::mvcc::{Change, KeyValue, RecordKey, Revision};
@@ -40,19 +38,19 @@ pub(super) enum Verdict {
 /// Compares the cluster with what the store held when the saver was opened.
 ///
 /// The changes of the last saved revision are compared. If etcd has compacted that revision, the creation of
-/// the keys that the store changed last is compared.
+/// the keys that the store changed last is compared. `last_changes` compares the changes; it returns `None` if they
+/// cannot be compared.
 ///
 /// # Errors
 /// Fails with the errors of etcd connections and of the store.
 pub(super) fn compare(
     ctx: &Context,
-    saver: &Saver<'_>,
+    backup: &Result<BackupState, FullCause>,
+    last: Revision,
     connector: &Connector,
     cluster: &Cluster,
+    last_changes: impl FnOnce() -> Result<Option<Verdict>>,
 ) -> Result<Verdict> {
-    let (Some(backup), Some(last)) = (saver.backup(), saver.last()) else {
-        return Ok(Verdict::Unknown("no snapshot can be used".to_owned()));
-    };
     if cluster.revision < last.0 {
         let cause = cluster_behind(last, cluster.revision);
         return Ok(Verdict::Differs(cause.message));
@@ -61,7 +59,7 @@ pub(super) fn compare(
         Ok(backup) => backup,
         Err(cause) => return Ok(Verdict::Unknown(cause.message.clone())),
     };
-    let compared = compare_last_changes(saver, cluster).and_then(|verdict| match verdict {
+    let compared = last_changes().and_then(|verdict| match verdict {
         Some(verdict) => Ok(verdict),
         None => compare_sample(ctx, backup, connector, cluster),
     });
@@ -74,21 +72,6 @@ pub(super) fn compare(
 /// Whether the failure means that the snapshot cannot be read, today and tomorrow.
 fn cannot_be_read(e: &Error) -> bool {
     e.reason() == Reason::CannotDecrypt || e.reason().is_bad_data()
-}
-
-/// Compares the changes of the last saved revision. Returns `None` if etcd has compacted it, or if the store
-/// no longer holds any change of it.
-fn compare_last_changes(saver: &Saver<'_>, cluster: &Cluster) -> Result<Option<Verdict>> {
-    let position = match saver.position()? {
-        Ok(position) if position.has_changes() => position,
-        Ok(_) => return Ok(None),
-        Err(cause) => return Ok(Some(Verdict::Unknown(cause.message))),
-    };
-    Ok(match saver.feed(cluster, position).verify()? {
-        None => Some(Verdict::Same),
-        Some(Ended::Compacted { .. }) => None,
-        Some(ended) => Some(Verdict::Differs(saver.cause_of(ended).message)),
-    })
 }
 
 /// Compares the keys that the newest snapshot changed last with those of the cluster.

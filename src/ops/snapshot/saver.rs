@@ -379,11 +379,19 @@ impl<'a> Saver<'a> {
     /// Fails with `OtherCluster` if the cluster has another history than the snapshots, and as
     /// [`first_write::compare`].
     pub(super) fn check_first_write(&mut self, cluster: &Cluster) -> Result<()> {
-        if self.backup.is_none() {
+        let Some(backup) = &self.backup else {
             return Ok(());
-        }
+        };
         let store = &self.ctx.store;
-        match first_write::compare(self.ctx, self, &self.settings.connector, cluster)? {
+        let connector = &self.settings.connector;
+        let last_changes = || self.compare_last_changes(cluster);
+        let verdict = match self.last {
+            Some(last) => {
+                first_write::compare(self.ctx, backup, last, connector, cluster, last_changes)?
+            }
+            None => Verdict::Unknown("no snapshot can be used".to_owned()),
+        };
+        match verdict {
             Verdict::Same => {}
             Verdict::Unknown(why) => self.warn(format!(
                 "{} holds snapshots and records no cluster, and whether they are of this cluster is unknown: {why}. This cluster is recorded as theirs",
@@ -400,6 +408,21 @@ impl<'a> Saver<'a> {
             }
         }
         Ok(())
+    }
+
+    /// Compares the changes of the last saved revision. Returns `None` if etcd has compacted it, or if the store
+    /// no longer holds any change of it.
+    fn compare_last_changes(&self, cluster: &Cluster) -> Result<Option<Verdict>> {
+        let position = match self.position()? {
+            Ok(position) if position.has_changes() => position,
+            Ok(_) => return Ok(None),
+            Err(cause) => return Ok(Some(Verdict::Unknown(cause.message))),
+        };
+        Ok(match self.feed(cluster, position).verify()? {
+            None => Some(Verdict::Same),
+            Some(Ended::Compacted { .. }) => None,
+            Some(ended) => Some(Verdict::Differs(self.cause_of(ended).message)),
+        })
     }
 
     /// Returns the cluster whose snapshots are saved, once it is known.

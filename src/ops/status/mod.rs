@@ -319,7 +319,7 @@ impl Collected {
     }
 
     fn add_files(&mut self, ctx: &Context, found: &PlainFiles, now: DateTime<Utc>) -> Result<()> {
-        self.problems = list::plain::problems(&found);
+        self.problems = list::plain::problems(found);
         self.size = Size {
             bytes: found.files.iter().map(|f| f.bytes).sum(),
             fulls: found.files.len() as u64,
