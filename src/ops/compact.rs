@@ -2,8 +2,8 @@
 //! publishes it.
 //!
 //! Steps: scan the backup, choose a timeline and a chain, fold, lay out the new database, compress and upload
-//! it, verify, publish. Deletes no snapshots: `gc` removes what the new full supersedes. Only staging objects
-//! of killed runs are cleaned up. Called by `cli::compact`.
+//! it, verify, complete the upload, which names it. Deletes nothing: `gc` removes what the new full supersedes, and
+//! the uploads of killed runs.
 
 use crate::backup::codec::{self, CompressionChoice};
 use crate::backup::frame::FrameWriter;
@@ -120,8 +120,8 @@ pub struct Outcome {
 /// Folds the newest chain, and publishes the result as a new full.
 ///
 /// # Errors
-/// Fails with any reason except `Usage`. After a failure, the backup is unchanged, except perhaps for a
-/// staging object.
+/// Fails with any reason except `Usage`. After a failure, the backup is unchanged, except perhaps for an
+/// unfinished upload.
 pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
     let clock = ReportBuilder::start();
     without_excluded(|| {

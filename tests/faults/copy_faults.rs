@@ -565,7 +565,7 @@ fn a_damaged_source() {
     }
 }
 
-/// A large full turns out to be damaged when its whole chain is staged and waits for it.
+/// A large full turns out to be damaged when its whole chain is uploaded and waits for it.
 #[test]
 fn a_chain_that_waits_for_a_damaged_full() {
     let mut full = noise(12 << 20, Compression::None);

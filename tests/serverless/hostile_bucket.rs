@@ -138,7 +138,7 @@ fn who_writes_odd_keys_has_nothing_deleted() {
     let full = &bucket.full;
     let mut odd = odd_snapshots(full);
     let snapshots = odd.len();
-    // A staging object that looks abandoned next to the one of a running operation, and notes.
+    // A temporary object that looks abandoned next to the one of a running operation, and notes.
     const STAGED: &str = "Full.00000000000000ff.1.1.0000000000000001";
     let abandoned = format!("deltafold-staging//{STAGED}");
     odd.push(abandoned.clone());

@@ -3,7 +3,7 @@
 //!
 //! Steps: list the backup, decide (`backup::retention`), and before each batch list and decide again;
 //! then delete, of each chain the newest deltas first and the full last. `pin` is here too, since it uses
-//! the same lock. Called by `cli`.
+//! the same lock.
 
 mod apply;
 mod deletion;
@@ -127,9 +127,9 @@ pub enum Kind {
     Incr,
     /// deltafold's own note about a snapshot.
     Note,
-    /// An exclusion marker, `NAME.exclude`.
+    /// An exclusion mark, `NAME.exclude`.
     Mark,
-    /// A staging object.
+    /// A temporary object in `deltafold-staging/`.
     Staging,
     /// An incomplete multipart upload.
     Upload,
@@ -264,8 +264,8 @@ pub struct Outcome {
     /// The time from which ages are counted: this machine's clock or the store's, whichever is earlier,
     /// if the store's is known.
     pub now: DateTime<Utc>,
-    /// Every object of the backup: the snapshots in order of creation, then notes, markers and staging
-    /// objects.
+    /// Every object of the backup: the snapshots in order of creation, then notes, exclusion marks
+    /// and temporary objects.
     pub objects: Vec<Object>,
     /// Totals of the objects; in a dry run, as they would be.
     pub totals: Totals,

@@ -412,7 +412,7 @@ impl<'a> Planner<'a> {
         EarlierEvidence::new(read, catalog, doubtful)
     }
 
-    /// Decides on notes, exclusion markers and staging objects.
+    /// Decides on notes, exclusion marks and temporary objects.
     fn decide_side_objects(
         &self,
         plan: &Plan,
@@ -480,7 +480,7 @@ impl<'a> Planner<'a> {
         Some((reason, snapshots))
     }
 
-    /// Decides on a note or exclusion marker that is about these snapshots.
+    /// Decides on a note or an exclusion mark that is about these snapshots.
     fn note_reason(
         &self,
         plan: &Plan,

@@ -1,4 +1,4 @@
-//! Side objects of a backup: notes, exclusion markers, staging objects and incomplete uploads, and why each is
+//! Side objects of a backup: notes, exclusion marks, temporary objects and incomplete uploads, and why each is
 //! kept or deleted.
 //!
 //! `ops::gc::plan` and `ops::gc::apply` decide on them, `ops::gc::apply` deletes them.
@@ -11,7 +11,7 @@ use crate::store::staging::{STAGING, is_temporary};
 use crate::store::{LOCKS, UnfinishedUpload};
 use chrono::{DateTime, TimeDelta, Utc};
 
-/// Why a note, marker or staging object is kept or deleted.
+/// Why a note, an exclusion mark or a temporary object is kept or deleted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SideReason {
     BelongsToSnapshot,
@@ -54,7 +54,7 @@ impl SideReason {
     }
 }
 
-/// A side object: a note, an exclusion marker or a staging object.
+/// A side object: a note, an exclusion mark or a temporary object.
 #[derive(Debug)]
 pub(super) struct SideObject {
     pub(super) path: String,
