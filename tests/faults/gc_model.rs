@@ -1,7 +1,5 @@
 //! A model of two collectors, a compactor, a snapshotter and an operator at once. Their steps in the store run
 //! in random order, any of them dies at any step, and after each step everything that must be restorable is.
-//!
-//! One file of more than 700 lines: the actors, their steps and the invariant belong together.
 
 use crate::support::history::Compression;
 use crate::support::scratch;

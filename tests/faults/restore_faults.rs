@@ -1,7 +1,5 @@
 //! Restores that fail: stores that fail at every call, targets without space or permission, targets that are
 //! occupied or something else. What was there is untouched, and nothing is left behind.
-//!
-//! One file of more than 700 lines: every test asserts on the same untouched member.
 
 use crate::support::disk::{on_a_small_disk, with_small_files, wrapped};
 use crate::support::etcd::{Etcd, EtcdVersion};

@@ -1,6 +1,4 @@
 //! `apply` on real etcds: it writes exactly what differs, and nothing that changed meanwhile.
-//!
-//! One file of more than 700 lines: all tests share one etcd and its helpers.
 
 use crate::support::etcd::{Etcd, EtcdOptions, EtcdVersion};
 use crate::support::process::{Process, free_port};

@@ -1,7 +1,5 @@
 //! `get`, `history`, `diff` and `export` report what etcd itself has at the same revisions, and fail properly
 //! on what does not exist.
-//!
-//! One file of more than 700 lines: all four commands are compared with the same recorded etcd.
 
 use crate::support::etcd::Etcd;
 use crate::support::history::{Compression, Recorder};

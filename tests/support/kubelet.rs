@@ -3,8 +3,6 @@
 //! There are no containers: volumes are folders of the test, and their mount paths in arguments and variables
 //! are replaced. Everything else works as on a node: Secrets, service accounts, signals, exit codes,
 //! termination messages, the Pods' status. A test can also decide how Pods end.
-//!
-//! One file of more than 700 lines: the life of a Pod, from its binding to its end, is read in one go.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};

@@ -3,8 +3,6 @@
 //!
 //! A small S3 in memory without checks of signatures. Without lies it behaves like S3, as far as deltafold
 //! needs it: objects, listings, multipart uploads, conditional writes, tags; no versions.
-//!
-//! One file of more than 700 lines: each lie belongs beside the honest answer.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};

@@ -1,6 +1,4 @@
 //! Tests of the retention policy: random backups against a plain search, and examples of each rule.
-//!
-//! One file of more than 700 lines: the examples share the random backups and the plain search.
 
 mod random_backup;
 
