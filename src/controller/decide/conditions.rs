@@ -364,7 +364,7 @@ pub fn compaction_refused(refusal: &Refusal) -> Assessment {
 /// Why a policy is not Ready.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
-    /// The reason of the condition, such as `SpecInvalid`, `NotAllowed` or `StorePrefixTaken`.
+    /// The reason of the condition, such as `SpecInvalid` or `NotAllowed`.
     pub reason: String,
     /// The message of the condition.
     pub message: String,

@@ -125,9 +125,8 @@ pub struct ObjectOutcome {
     /// `Skipped`: it is not selected, or would be useless in the target. `Failed`: it could not be
     /// copied.
     pub decision: CopyStatus,
-    /// The reason. Copied: `Wanted`, or `NeededByNewer` if a selected delta needs it. Kept:
-    /// `AlreadyThere`, or `ThereInOtherForm` if the target has it with another compression or
-    /// encryption. Skipped: `Excluded`, `BeyondMaxBackups`, `TooOld`, `NoBase` if neither store has
+    /// The reason. Copied: `Wanted`. Kept: `AlreadyThere`, or `ThereInOtherForm` if the target has it with another
+    /// compression or encryption. Skipped: `Excluded`, `BeyondMaxBackups`, `TooOld`, `NoBase` if neither store has
     /// what it follows, `BaseNotCopied` if that could not be copied, `SameAsAnother`. Failed: a reason
     /// from exit-codes.md, or `NotTried` if the run ended before.
     pub reason: &'static str,
