@@ -2,7 +2,7 @@
 //!
 //! If keys are given, a snapshot that is not encrypted is never an input: anybody who can write to the store
 //! may have put it there. An encrypted snapshot is not proven to be genuine either, since recipients are
-//! public. These are pure functions of names; contents are not read. Called by `prefix::scan` and `ops::gc`.
+//! public. These are pure functions of names; contents are not read.
 
 use crate::backup::{Catalog, Kind, Snapshot, SnapshotName};
 use crate::base::flag_values::yes_or_no;

@@ -1,6 +1,6 @@
 //! bbolt's file format: a reader that checks every byte it uses, and a writer of new files.
 //!
-//! It handles pages, B+trees and buckets, and knows nothing of etcd. `mvcc` and `ops` call it.
+//! It handles pages, B+trees and buckets, and knows nothing of etcd.
 //! docs/design/format.md describes the format byte by byte; its source is etcd's `go.etcd.io/bbolt`.
 
 pub mod page;

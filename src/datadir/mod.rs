@@ -2,7 +2,7 @@
 //!
 //! [`membership`], [`wal`] and [`snap`] write the member's files and read those of any member, and check
 //! every byte they read. [`install`] moves a complete member to its final place. None of them writes the
-//! database. `ops::restore` calls them.
+//! database.
 
 pub mod install;
 pub mod membership;

@@ -2,7 +2,7 @@
 //!
 //! The snapshot is also written to a file, so that it can be verified before it gets its name. If the name depends on
 //! the content, the packed snapshot waits in a file, too: an upload is bound to its name. The content is plain bytes
-//! here. Called by `compact` and `snapshot`; `restore` uses the writer to a file and a target.
+//! here.
 
 use crate::backup::SnapshotName;
 use crate::backup::catalog::V2;

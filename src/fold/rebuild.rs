@@ -1,7 +1,7 @@
 //! Rebuild: writes a new database of the folded records and the other buckets of the base, and verifies the
 //! new file.
 //!
-//! Where the bytes go is up to the caller. Called by `compact` and `restore`.
+//! Where the bytes go is up to the caller.
 
 use crate::base::ReadAt;
 use crate::bolt::{Bucket, BucketValue, Database, Layout, PageBudget, TreeBuilder, Writer};

@@ -2,7 +2,6 @@
 //!
 //! The earliest delta in progress holds the fold. Later deltas collect their events in parts, and add these
 //! to the fold when their turn comes. So the result, or the error, does not depend on the number of threads.
-//! Called by `compact`, `restore`, `verify` and operations that read a backup.
 
 use crate::base::{lock, unpoisoned};
 use crate::error::{Error, Result};

@@ -1,7 +1,7 @@
 //! A lock by a Kubernetes Lease: stores the record of [`crate::store::lock`] in a Lease.
 //!
 //! It uses the same fields as client-go's leader election, so that `kubectl get lease` shows the lease
-//! holder. The rules of taking a lock are in `store::lock`. Called by `ops`.
+//! holder. The rules of taking a lock are in `store::lock`.
 
 use super::{Client, failure, is_conflict};
 use crate::error::{Error, Reason, Result};

@@ -1,6 +1,6 @@
 //! The Kubernetes API: clients that return our errors, the snapshot Leases, and a lock by Lease.
 //!
-//! It knows nothing of the operator's resources. Called by `ops` and `cli`.
+//! It knows nothing of the operator's resources.
 
 pub mod lease;
 pub mod snapshot_leases;

@@ -1,7 +1,6 @@
 //! Computes etcd's HashKV: over a database file, or during a fold.
 //!
-//! Called by `fold`, and by `ops` to verify databases. docs/design/format.md describes the rules; their source
-//! is etcd's `server/storage/mvcc/hash.go` and `kvstore.go`.
+//! docs/design/format.md describes the rules; their source is etcd's `server/storage/mvcc/hash.go` and `kvstore.go`.
 
 use crate::base::ReadAt;
 use crate::bolt::Database;

@@ -1,6 +1,6 @@
 //! The history in a full snapshot ([`Base`]), and the history that a fold keeps ([`KeepHistory`]).
 //!
-//! It only reads; `fold` drops the history that is not kept. Called by `ops` and `fold`.
+//! It only reads; `fold` drops the history that is not kept.
 
 use crate::base::text_value::Notation;
 use crate::base::{ReadAt, duration};

@@ -1,7 +1,7 @@
 //! etcd's multi-version store inside a bbolt file: revisions, records, compaction, HashKV (etcd's hash over all
 //! records up to a revision), and the fold that turns a full snapshot and the events after it into a new full.
 //!
-//! It knows nothing of stores, snapshot names or compression. Called by `ops`. Reads databases through `bolt`.
+//! It knows nothing of stores, snapshot names or compression. It reads databases through `bolt`.
 
 pub mod change;
 mod change_log;

@@ -3,7 +3,7 @@
 //! A value is one of: protobuf in an envelope (the built-in kinds; `protobuf`), JSON (custom resources), CBOR
 //! (custom resources, by KEP-4222; `cbor`), or ciphertext (encryption at rest). A decoded object is the JSON that an
 //! API server serves for the stored version, without defaults and conversions of other versions. Nothing here knows
-//! backups. `ops::read` and `cli` call it.
+//! backups.
 //!
 //! Sources: apimachinery's `runtime.Unknown` (the envelope), `runtime/serializer/cbor`, and apiserver's
 //! `storage/value` (encryption).

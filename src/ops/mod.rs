@@ -1,8 +1,8 @@
 //! The operations, one file or folder each: options → run → report.
 //!
 //! An operation does the input and output around the decisions of `backup` and `mvcc`. It does not parse
-//! arguments or print. Called by `cli`, and by programs that use deltafold as a library. All functions block:
-//! call them outside of async code.
+//! arguments or print. `prefix` opens the state, `fold` makes a database of it. All functions block: call them
+//! outside of async code.
 
 pub mod apply;
 pub mod compact;

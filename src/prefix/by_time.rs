@@ -1,7 +1,6 @@
 //! Finds revisions by time: the last one at or before a time, and the newest one that is older than an age.
 //!
-//! `moment` decides which deltas are needed; they are opened and read here. Called by `open` for `--time`,
-//! and by `replay` for `--keep-history` with a duration.
+//! `moment` decides which deltas are needed; they are opened and read here.
 
 use super::moment::{self, EventVisitor, Moment};
 use super::open::read_snapshot::SnapshotReader;

@@ -1,6 +1,6 @@
 //! Reads the contents of snapshots for a scan, and keeps what tells histories apart.
 //!
-//! Fingerprints go to the temporary directory, not into memory. Called by `prefix::scan` and `ops::gc`.
+//! Fingerprints go to the temporary directory, not into memory.
 
 use crate::backup::chain::KnownBases;
 use crate::backup::survey::{Comparison, Continuity, FingerprintFiles, Held, Survey, Surveyor};

@@ -1,6 +1,6 @@
 //! Free space in the temporary directory, and how much of it a fold needs.
 //!
-//! Nothing is reserved here. Called by operations before they write to the temporary directory.
+//! Nothing is reserved here.
 
 use crate::backup::Compression;
 use crate::error::{Reason, Result};

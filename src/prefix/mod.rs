@@ -1,8 +1,7 @@
-//! What lies below one prefix of a store: which snapshots there are and what they hold, which state is asked for, and how
-//! that state is opened.
+//! What lies below one prefix of a store: which snapshots there are and what they hold, which state is requested, and
+//! how that state is opened.
 //!
-//! It does not fold a state into a database: `fold` does. Called by `fold` and by the operations. All functions block:
-//! call them outside of async code.
+//! It does not fold a state into a database: `fold` does. All functions block: call them outside of async code.
 //!
 //! - `context`: what every operation needs
 //! - `scan`, `contents`, `tags`: the names below the prefix, what the snapshots hold, which are excluded

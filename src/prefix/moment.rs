@@ -2,7 +2,7 @@
 //!
 //! A delta gets its name after its events were received, so the time in the name bounds theirs, and only the
 //! deltas around the time are read. If names or events show that a clock ran backward, all deltas are read,
-//! oldest first. Nothing is opened here: the caller reads. Called by `by_time`.
+//! oldest first. Nothing is opened here: the caller reads.
 
 use super::select::DeltaSlice;
 use crate::backup::delta::Event;

@@ -1,7 +1,7 @@
 //! Plain snapshot files: finds those of a folder, tells when each was taken, and lists them.
 //!
 //! The folders are etcdctl's, k3s' (files) and kOps' (a sub-folder for each snapshot). Other files are ignored
-//! and named. Called by `ops::status`, `ops::verify` and `cli::list`.
+//! and named.
 
 use crate::backup::SnapshotName;
 use crate::base::Cancel;

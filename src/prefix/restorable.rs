@@ -1,7 +1,7 @@
 //! What can be restored from a backup, by revision and by time.
 //!
 //! A full holds its history down to its compacted revision, which its name does not tell. So the fulls on which a
-//! range begins are read, within limits. Called by every command that shows what can be restored.
+//! range begins are read, within limits.
 
 use crate::backup::Catalog;
 use crate::backup::chain::{self, KnownBases};

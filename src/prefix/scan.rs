@@ -1,8 +1,7 @@
 //! Scans a prefix: lists it, reads tags, reads contents if names leave doubt, and sorts the snapshots into
 //! timelines.
 //!
-//! It decides nothing about chains or retention, and writes nothing to the store. Called by every operation
-//! that needs the snapshots of a store.
+//! It decides nothing about chains or retention, and writes nothing to the store.
 
 use crate::backup::catalog::{NOTES, SNAPSHOTS, V1, V2};
 use crate::backup::chain::Chain;

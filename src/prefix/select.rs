@@ -1,7 +1,7 @@
 //! Select: chooses the timeline, the full and the deltas that lead to the requested state.
 //!
-//! The choice uses a scan and the fulls that were read; nothing is read here. Called by `open`, which calls
-//! it again if the content of a full goes beyond its name.
+//! The choice uses a scan and the fulls that were read; nothing is read here. `open` selects
+//! again if the content of a full goes beyond its name.
 
 use crate::backup::chain::{self, Chain, Choice, KnownBases};
 use crate::backup::timeline::Timeline;

@@ -7,7 +7,7 @@
 //! read before the snapshot. If a snapshot turns out to be excluded, the results from it are discarded and
 //! the operation plans again without it.
 //!
-//! Requests are made by `store`. Called by `prefix::scan` and by operations that read snapshots.
+//! Requests are made by `store`.
 
 use crate::backup::chain::{self, Chain, Choice, KnownBases};
 use crate::backup::timeline::Timelines;

@@ -1,7 +1,7 @@
 //! Client-side encryption: age files for X25519 recipients (<https://age-encryption.org/v1>).
 //!
 //! Encrypts an object as it would otherwise be stored: compressed, with its checksum inside. Does not read
-//! keys from files or flags: `cli` does. Called by `ops`.
+//! keys from files or flags: `cli` does.
 
 use crate::error::{Error, Reason, Result};
 use age::stream::{StreamReader, StreamWriter};

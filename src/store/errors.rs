@@ -1,7 +1,7 @@
 //! Errors of stores: turns the object_store crate's error, or a refusal, into one of ours, with a reason and
 //! advice.
 //!
-//! Removes secrets in URLs from the text. Called by everything in `store` that sends a request.
+//! Removes secrets in URLs from the text.
 
 use super::listing::CUT_OFF;
 use crate::base::causes;

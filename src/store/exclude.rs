@@ -2,8 +2,7 @@
 //!
 //! It is a tag on S3 and Azure, and custom metadata on Google Cloud Storage. The object_store crate cannot
 //! read or change tags, so they have requests of their own. A store without tags has an object `NAME.exclude`
-//! instead: this module writes and deletes it, `backup::catalog` reads it. Called by `ops::list`, `ops::gc`
-//! and everything that opens a catalog.
+//! instead: this module writes and deletes it, `backup::catalog` reads it.
 
 use super::azure::Azure;
 use super::gcs::Gcs;

@@ -1,7 +1,7 @@
 //! Reads an object as a stream: an async transfer behind a blocking `Read`.
 //!
 //! Reads a large object by several ranges at once, and hands the bytes over in order. A local file is opened
-//! and read on the caller's thread. Called by everything that reads snapshots, and by `publish` to read back.
+//! and read on the caller's thread.
 
 use super::{Bandwidth, Store, store_error};
 use crate::base::Cancel;

@@ -1,6 +1,6 @@
 //! Object stores: opens one by its URL, lists a prefix, and reads, publishes and deletes objects.
 //!
-//! Knows paths and bytes. Does not know what a snapshot is: `backup` does. Called by `ops`.
+//! Knows paths and bytes. Does not know what a snapshot is: `backup` does.
 //!
 //! - `open`: from a URL to a [`Store`]; one file a provider
 //! - `fetch`, `read_ahead`, `listing`: reading

@@ -4,7 +4,7 @@
 //! multipart upload, in a local folder it is a temporary file. [`Unnamed::complete`] gives the name, on condition that
 //! it is free. After any error it looks at the name before it tries again: the response may have been lost.
 //!
-//! docs/design/store.md has the hazards, and what a server promises. Called by `ops` and by `small_objects`.
+//! docs/design/store.md has the hazards, and what a server promises.
 
 use super::errors::{is_taken, write_error};
 use super::fetch::acquire_permit;

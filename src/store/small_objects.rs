@@ -1,6 +1,4 @@
 //! Reads and writes small objects beside the snapshots (exclusion markers, pins), and deletes objects.
-//!
-//! Called by `ops`, and by `store::exclude`, `store::lock` and `store::publish`.
 
 use super::errors::store_error;
 use super::requests::collect;

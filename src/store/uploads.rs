@@ -1,6 +1,6 @@
 //! What a plain listing does not show: whether the bucket keeps old versions (S3), and unfinished uploads (S3 and Swift).
 //!
-//! Lists uploads and aborts them; does not decide which. Called by `ops::gc`.
+//! Lists uploads and aborts them; does not decide which.
 
 use super::listing::{ENDLESS, ListingProgress};
 use super::retrying_client::StoreResponse;

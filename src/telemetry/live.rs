@@ -1,6 +1,6 @@
 //! A live line on the terminal, for a command that runs until it is stopped.
 //!
-//! Without a terminal on standard error nothing is shown: the logs have the same events. Called by `ops`.
+//! Without a terminal on standard error nothing is shown: the logs have the same events.
 
 use super::progress::BARS;
 use crate::base::printable;

@@ -1,6 +1,4 @@
 //! Logs, progress, metrics, the termination message, and the memory use of the process.
-//!
-//! Called by `cli`, `controller` and `ops`.
 
 mod connection_limit;
 pub mod endpoint;

@@ -1,6 +1,4 @@
 //! Shows the progress of long steps: bars on a terminal, otherwise a log line every 10 seconds.
-//!
-//! Called by `ops`.
 
 use crate::base::{lock, printable};
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};

@@ -2,7 +2,7 @@
 //!
 //! A survey is made if names do not tell which timeline a snapshot belongs to. Fingerprints are stored in
 //! unnamed files of the temporary directory, one for each thread, so memory does not grow with the snapshots.
-//! Surveys are compared here; `timeline` concludes from the comparison. Called by `prefix::scan`.
+//! Surveys are compared here; `timeline` concludes from the comparison.
 
 mod fingerprints;
 

@@ -1,6 +1,6 @@
 //! Reads ahead on a separate thread, so that a snapshot is decompressed while its content is used.
 //!
-//! The bytes are not changed. Called by `read_snapshot`.
+//! The bytes are not changed.
 
 use crate::error::{Error, Result};
 use std::io::{self, Read};

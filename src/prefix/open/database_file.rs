@@ -1,7 +1,6 @@
 //! The database of a full as a file: in the temporary directory, or a plain snapshot file in place.
 //!
-//! The content is checked by `bolt`, not here. Called by `read_snapshot`, `plain_snapshot` and
-//! `ops::restore`.
+//! The content is checked by `bolt`, not here.
 
 use super::in_place::InPlaceFile;
 use crate::base::temp::TempFile;

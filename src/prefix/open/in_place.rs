@@ -2,7 +2,7 @@
 //!
 //! Other processes may change the file meanwhile. So each block has a checksum: the first read notes it, and
 //! every later read must find the same. Once the hash of the whole file is confirmed, everything that was
-//! read of it is what was hashed. The format is not known here. Called by `plain_snapshot`.
+//! read of it is what was hashed. The format is not known here.
 
 use crate::backup::frame::HASH_SIZE;
 use crate::base::{Cancel, ReadAt, lock};

@@ -1,6 +1,6 @@
 //! The location of a backup: a prefix of a store, or a plain snapshot file.
 //!
-//! It opens the location with `source`. Called by `cli` and `ops::restore`, which may have several locations.
+//! It opens the location with `source`.
 
 use super::source::Source;
 use crate::error::{Error, Result};

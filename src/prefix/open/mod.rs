@@ -2,7 +2,7 @@
 //!
 //! Snapshots are fetched ahead, decrypted and decompressed. A full snapshot from a store is copied to the
 //! temporary directory. A plain snapshot file is read in place if it is neither compressed nor encrypted. No
-//! events are applied here; `replay` does that. Called by every operation that reads contents.
+//! events are applied here; `replay` does that.
 
 mod ahead;
 mod database_file;

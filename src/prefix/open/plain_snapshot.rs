@@ -1,7 +1,7 @@
 //! Opens a plain snapshot file, as etcdctl, k3s, kOps or OpenShift write it.
 //!
 //! The bytes tell how the file is packed, not its name. The database is copied to the temporary directory if
-//! the file is packed or encrypted. Deltas are refused. Called by operations with the flag `--snapshot FILE`.
+//! the file is packed or encrypted. Deltas are refused.
 
 use super::database_file::DatabaseFile;
 use super::in_place::{HashCheck, InPlaceFile, check_hash, with_path};

@@ -1,7 +1,7 @@
 //! Reads snapshots of a store: fetches them ahead, decrypts and decompresses them, and checks their frames.
 //!
 //! Several snapshots are read in a given order, on one or several threads. Their contents are not
-//! interpreted. Called by `source`, `replay`, `prefix::scan` and operations that check single snapshots.
+//! interpreted.
 
 use super::ahead::ThreadedReader;
 use super::database_file::DatabaseFile;

@@ -1,7 +1,6 @@
 //! A source of a fold: the selected full, opened, and its deltas.
 //!
-//! Nothing is folded here: `replay` and `rebuild` use the source. Called by every operation that reads a
-//! state of a backup.
+//! Nothing is folded here: `replay` and `rebuild` use the source.
 
 use super::database_file::DatabaseFile;
 use super::in_place::HashCheck;
