@@ -18,9 +18,10 @@ use std::time::{Duration, Instant};
 
 /// Fold the newest full snapshot and the deltas after it into a new full snapshot
 ///
-/// Nothing is deleted. The new snapshot is built in --temp-dir, verified (every page is checked, and its HashKV
-/// compared with that of the fold), uploaded, read back, and named after the exact revision that it holds. The
-/// same input and options give the same bytes and the same name, so it is safe to run it again.
+/// Nothing is deleted. The new snapshot is written to --temp-dir and uploaded at the same time. It gets its name,
+/// after the exact revision that it holds, only when it is verified: every page is checked, and its HashKV compared
+/// with that of the fold. The same input and options give the same bytes and the same name, so it is safe to run it
+/// again.
 #[derive(Debug, Args)]
 // `keep_history` is shared with the controller's policies, where it has no default: so the default is set here.
 #[command(mut_arg("keep_history", |a| a.default_value("latest")), after_long_help = "\

@@ -27,7 +27,7 @@ use std::time::Duration;
 ///
 /// A backup is a full snapshot with the deltas after it. Snapshots keep their place (layout v1 or v2). They
 /// keep their name and bytes, too, unless --compression, --age-recipient or --decrypt is given. Each snapshot
-/// is checked against the SHA-256 inside it, uploaded, and read back before it gets its name. A delta appears
+/// is checked against the SHA-256 inside it, and completely uploaded, before it gets its name. A delta appears
 /// in the target only after the snapshots before it. Nothing in the target is overwritten or deleted. A new run
 /// copies what is missing.
 #[derive(Debug, Args)]
@@ -175,7 +175,7 @@ impl CopyArgs {
             store::open::make_folder(&self.to, "--to", &options)?;
         }
         let mut to = open(2, &self.to, &to_options, "--to")?;
-        // The source is read; the target is written and read back. Each direction has its own limit.
+        // The source is read, the target is written. Each direction has its own limit.
         from.store = self.bandwidth.limited(from.store);
         to.store = self.bandwidth.limited(to.store);
         Ok((from, to))

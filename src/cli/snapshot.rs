@@ -31,7 +31,7 @@ use tokio::signal::unix::Signal;
 /// Back up a live etcd: take full and delta snapshots
 ///
 /// Full snapshots come from etcd's Maintenance API, which adds a SHA-256; deltas come from a watch. Nothing
-/// is written to etcd. Each snapshot is uploaded and read back before it gets its name.
+/// is written to etcd. A snapshot gets its name only when it is completely uploaded.
 #[derive(Debug, Args)]
 pub(super) struct SnapshotArgs {
     #[command(subcommand)]

@@ -104,7 +104,7 @@ pub struct Outcome {
     pub hash_kv: Option<u32>,
     /// The ID of the timeline that was folded.
     pub timeline: String,
-    /// Bytes read from the store, including the verification of the upload.
+    /// Bytes read from the store.
     pub bytes_read: u64,
     /// Size of `snapshot` in the store, in bytes; 0 if nothing had to be written.
     pub bytes_written: u64,
