@@ -107,7 +107,7 @@ fn find_moment(
     Moment::find(&slices, time, |nth, visit| {
         // If the server does not report tags with an object, the tags of several deltas are read before them.
         let batch = nth / TAGS_AHEAD;
-        if tags_read_for != Some(batch) && !ctx.store.sends_tag_counts() {
+        if tags_read_for != Some(batch) && !ctx.store.responses_report_tags() {
             tags_read_for = Some(batch);
             let ahead = links[nth..].iter().take(TAGS_AHEAD - nth % TAGS_AHEAD);
             scan.refuse_excluded(ctx, ahead.map(|l| l.snapshot))?;

@@ -201,7 +201,7 @@ pub(crate) fn scan_with(
     let is_damage = |e: &Error| e.reason().is_bad_data();
     // Start over each time a newly read tag excludes a snapshot.
     let (doubtful, contents, timelines) = loop {
-        if ctx.store.knows_tags() {
+        if ctx.store.has_seen_tags() {
             let tagged: Vec<usize> = catalog
                 .usable()
                 .filter(|&i| ctx.store.has_tags(&catalog.snapshots[i].path))

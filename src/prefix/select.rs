@@ -109,7 +109,7 @@ pub(crate) fn choose_timeline<'a>(
 }
 
 fn warn_about_scan(ctx: &Context, scan: &Scan, warnings: &mut Vec<String>) {
-    if ctx.store.hides_tags() {
+    if ctx.store.tags_refused() {
         warn(warnings, TAGS_UNREADABLE);
     }
     let catalog = &scan.catalog;

@@ -61,7 +61,7 @@ impl ReadTags {
         catalog: &mut Catalog,
         which: impl IntoIterator<Item = usize>,
     ) -> Result<bool> {
-        if !store.asks_tags() {
+        if !store.can_request_tags() {
             return Ok(false);
         }
         let is_new = |i: &usize| !catalog.snapshots[*i].excluded && self.0.insert(*i);
@@ -80,7 +80,7 @@ impl ReadTags {
 
     /// Returns the number of usable snapshots whose tags were not read.
     pub(crate) fn unread_count(&self, store: &Store, catalog: &Catalog) -> usize {
-        if !store.asks_tags() {
+        if !store.can_request_tags() {
             return 0;
         }
         catalog.usable().filter(|i| !self.0.contains(i)).count()
@@ -182,10 +182,10 @@ pub(crate) fn unless_excluded<'p, T>(
     paths: impl Iterator<Item = &'p str> + Clone,
     read: impl FnOnce() -> Result<T>,
 ) -> Result<T> {
-    if !ctx.store.asks_tags() {
+    if !ctx.store.can_request_tags() {
         return read();
     }
-    if !ctx.store.sends_tag_counts() {
+    if !ctx.store.responses_report_tags() {
         let paths: Vec<String> = paths.map(str::to_owned).collect();
         refuse_excluded(ctx, &paths)?;
         return read();
@@ -217,7 +217,7 @@ fn refuse_excluded_by_known_tags<'p>(
     ctx: &Context,
     paths: impl Iterator<Item = &'p str>,
 ) -> Result<()> {
-    if !ctx.store.knows_tags() {
+    if !ctx.store.has_seen_tags() {
         return Ok(());
     }
     let tagged = paths.filter(|path| ctx.store.has_tags(path));

@@ -232,76 +232,58 @@ async fn set_metadata(gcs: Option<&Gcs>, path: &Path) -> Result<(), TagFailure> 
     }
 }
 
-impl Store {
-    /// Returns for each path whether the object is tagged as excluded. Sends several requests at once. If the
-    /// store has no tags or refuses to read them, no object counts as excluded.
-    ///
-    /// # Errors
-    /// Fails with `StoreUnreachable` or `Terminated`.
-    pub fn excluded_by_tag(&self, paths: &[String]) -> Result<Vec<bool>> {
-        const PARALLEL_REQUESTS: usize = 32;
-        if !self.asks_tags() {
-            return Ok(vec![false; paths.len()]);
-        }
-        let excluded: Vec<bool> = self.block_on(async {
-            futures::stream::iter(paths)
-                .map(|p| async move { self.tags.is_excluded(&self.inner, &self.path(p)).await })
-                .buffered(PARALLEL_REQUESTS)
-                .try_collect()
-                .await
-        })??;
-        for (path, _) in paths.iter().zip(&excluded).filter(|e| *e.1) {
-            self.tags.server.remember(path);
-        }
-        Ok(excluded)
+pub(super) fn excluded_by_tag(store: &Store, paths: &[String]) -> Result<Vec<bool>> {
+    const PARALLEL_REQUESTS: usize = 32;
+    if !store.can_request_tags() {
+        return Ok(vec![false; paths.len()]);
     }
-
-    /// Returns whether requests for tags make sense: the store may have tags, and has not refused to read
-    /// them.
-    pub fn asks_tags(&self) -> bool {
-        self.tags.can_tell() && !self.tags.was_refused()
+    let excluded: Vec<bool> = store.block_on(async {
+        futures::stream::iter(paths)
+            .map(|p| async move { store.tags.is_excluded(&store.inner, &store.path(p)).await })
+            .buffered(PARALLEL_REQUESTS)
+            .try_collect()
+            .await
+    })??;
+    for (path, _) in paths.iter().zip(&excluded).filter(|e| *e.1) {
+        store.tags.server.remember(path);
     }
+    Ok(excluded)
+}
 
-    /// Returns whether responses to reads say that an object has tags. Then an object for which they do not say
-    /// so has none.
-    pub fn sends_tag_counts(&self) -> bool {
-        self.tags.server.sends_tag_counts()
-    }
+pub(super) fn can_request_tags(store: &Store) -> bool {
+    store.tags.can_tell() && !store.tags.was_refused()
+}
 
-    /// Returns whether an object is known to have or to have had tags.
-    pub fn has_tags(&self, below: &str) -> bool {
-        self.tags.server.has_tags(below)
-    }
+pub(super) fn responses_report_tags(store: &Store) -> bool {
+    store.tags.server.responses_report_tags()
+}
 
-    /// Returns whether any object is known to have tags.
-    pub fn knows_tags(&self) -> bool {
-        self.tags.server.knows_any()
-    }
+pub(super) fn has_tags(store: &Store, below: &str) -> bool {
+    store.tags.server.has_tags(below)
+}
 
-    /// Excludes a snapshot: by tag or metadata if the store has them, else by an object `<below>.exclude`. Other
-    /// tags stay. A second call changes nothing.
-    ///
-    /// # Errors
-    /// Fails with the store's errors, and with `SnapshotVanished` if the snapshot does not exist.
-    pub fn exclude(&self, below: &str) -> Result<()> {
-        let tagged = match self.asks_tags() {
-            true => self.block_on(self.tags.set(&self.path(below)))?,
-            false if self.exists(below)? => Err(TagFailure::Refused(Error::internal("no tags"))),
-            false => Err(TagFailure::Gone),
-        };
-        match tagged {
-            Ok(()) => Ok(()),
-            Err(TagFailure::Failed(e)) => Err(e),
-            Err(TagFailure::Gone) => Err(Reason::SnapshotVanished.error(format!(
-                "cannot exclude {}: it is gone; run again",
-                self.name(below)
-            ))),
-            Err(TagFailure::Refused(why)) => {
-                if self.tags.can_tell() {
-                    tracing::debug!("excluded by an object instead of a tag: {why}");
-                }
-                self.replace_small(&format!("{below}{EXCLUDE_SUFFIX}"), b"")
+pub(super) fn has_seen_tags(store: &Store) -> bool {
+    store.tags.server.knows_any()
+}
+
+pub(super) fn exclude(store: &Store, below: &str) -> Result<()> {
+    let tagged = match store.can_request_tags() {
+        true => store.block_on(store.tags.set(&store.path(below)))?,
+        false if store.exists(below)? => Err(TagFailure::Refused(Error::internal("no tags"))),
+        false => Err(TagFailure::Gone),
+    };
+    match tagged {
+        Ok(()) => Ok(()),
+        Err(TagFailure::Failed(e)) => Err(e),
+        Err(TagFailure::Gone) => Err(Reason::SnapshotVanished.error(format!(
+            "cannot exclude {}: it is gone; run again",
+            store.name(below)
+        ))),
+        Err(TagFailure::Refused(why)) => {
+            if store.tags.can_tell() {
+                tracing::debug!("excluded by an object instead of a tag: {why}");
             }
+            store.replace_small(&format!("{below}{EXCLUDE_SUFFIX}"), b"")
         }
     }
 }

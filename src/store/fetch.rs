@@ -92,51 +92,46 @@ fn changed(name: &str) -> Error {
     Reason::SnapshotVanished.error(format!("{name} was replaced while it was read: run again"))
 }
 
-impl Store {
-    /// Starts to read an object by one request.
-    pub fn read(&self, below: &str) -> ObjectReader {
-        self.fetch(below, 0)
-    }
+pub(super) fn read(store: &Store, below: &str) -> ObjectReader {
+    store.fetch(below, 0)
+}
 
-    /// Starts to read an object of about `bytes` bytes; a large one by several ranges at once.
-    pub fn fetch(&self, below: &str, bytes: u64) -> ObjectReader {
-        if let Some(prefetched) = self.take_prefetched(below) {
-            return prefetched;
+pub(super) fn fetch(store: &Store, below: &str, bytes: u64) -> ObjectReader {
+    if let Some(prefetched) = store.take_prefetched(below) {
+        return prefetched;
+    }
+    let (inner, path) = (Arc::clone(&store.inner), store.path(below));
+    let name = store.name(below);
+    let source = match store.local_root {
+        Some(_) => ByteSource::Unopened(inner, path),
+        None => {
+            let ranges = store.ranges.clone().filter(|_| is_large(bytes));
+            let shown = name.clone();
+            // A transfer by ranges never waits for the channel: each range has a place.
+            let ahead = match &ranges {
+                None => CHUNKS_AHEAD,
+                Some(_) => 1 + RANGES_AHEAD,
+            };
+            ByteSource::transfer(&store.handle, ahead, async move |chunks| match ranges {
+                None => match inner.get(&path).await {
+                    Ok(object) => {
+                        send_stream(object.meta.size, object.into_stream(), &shown, &chunks).await
+                    }
+                    Err(e) => Err(failed(&shown, e)),
+                },
+                Some(ranges) => send_ranges(&*inner, &path, &shown, &ranges, &chunks).await,
+            })
         }
-        let (store, path) = (Arc::clone(&self.inner), self.path(below));
-        let name = self.name(below);
-        let source = match self.local_root {
-            Some(_) => ByteSource::Unopened(store, path),
-            None => {
-                let ranges = self.ranges.clone().filter(|_| is_large(bytes));
-                let shown = name.clone();
-                // A transfer by ranges never waits for the channel: each range has a place.
-                let ahead = match &ranges {
-                    None => CHUNKS_AHEAD,
-                    Some(_) => 1 + RANGES_AHEAD,
-                };
-                ByteSource::transfer(&self.handle, ahead, async move |chunks| match ranges {
-                    None => match store.get(&path).await {
-                        Ok(object) => {
-                            send_stream(object.meta.size, object.into_stream(), &shown, &chunks)
-                                .await
-                        }
-                        Err(e) => Err(failed(&shown, e)),
-                    },
-                    Some(ranges) => send_ranges(&*store, &path, &shown, &ranges, &chunks).await,
-                })
-            }
-        };
-        ObjectReader {
-            source,
-            current: VecDeque::new(),
-            permit: None,
-            name,
-            bytes_read: Arc::clone(&self.bytes_read),
-            cancel: self.cancel.clone(),
-            bandwidth: self.bandwidth.as_ref().map(|(read, _)| read.clone()),
-            handle: self.handle.clone(),
-        }
+    };
+    ObjectReader {
+        source,
+        current: VecDeque::new(),
+        permit: None,
+        name,
+        bytes_read: Arc::clone(&store.bytes_read),
+        cancel: store.cancel.clone(),
+        bandwidth: store.bandwidth.as_ref().map(|(read, _)| read.clone()),
+        handle: store.handle.clone(),
     }
 }
 

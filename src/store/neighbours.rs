@@ -10,42 +10,38 @@ use std::path::Path as FilePath;
 const MAX_PLACES: usize = 20;
 const MAX_NAMES: usize = 1000;
 
-impl Store {
-    /// Returns the places beside this prefix, each with the names of the objects in these folders of it. Failures are
-    /// ignored: the hint is then missing.
-    pub fn neighbours(&self, folders: &[&str]) -> Vec<(String, Vec<String>)> {
-        match local_folder(&self.url) {
-            Some(dir) => {
-                std::path::absolute(dir).map_or_else(|_| Vec::new(), |d| beside_folder(&d, folders))
-            }
-            None => self.beside_prefix(folders),
+pub(super) fn neighbours(store: &Store, folders: &[&str]) -> Vec<(String, Vec<String>)> {
+    match local_folder(&store.url) {
+        Some(dir) => {
+            std::path::absolute(dir).map_or_else(|_| Vec::new(), |d| beside_folder(&d, folders))
         }
+        None => beside_prefix(store, folders),
     }
+}
 
-    fn beside_prefix(&self, folders: &[&str]) -> Vec<(String, Vec<String>)> {
-        let own: Vec<_> = self.prefix.parts().collect();
-        let Some((_, above)) = own.split_last() else {
-            return Vec::new();
-        };
-        let above: Path = above.iter().cloned().collect();
-        let listed = self.first_below(&above).ok().and_then(Result::ok);
-        let mut neighbours: BTreeMap<String, Vec<String>> = BTreeMap::new();
-        for path in listed.unwrap_or_default() {
-            if path.prefix_matches(&self.prefix) {
-                continue;
-            }
-            let below: Vec<_> = path.parts().skip(own.len() - 1).collect();
-            if let [place, folder, .., name] = below.as_slice()
-                && folders.contains(&folder.as_ref())
-            {
-                let names = neighbours
-                    .entry(format!("…/{}", place.as_ref()))
-                    .or_default();
-                names.push(name.as_ref().to_owned());
-            }
+fn beside_prefix(store: &Store, folders: &[&str]) -> Vec<(String, Vec<String>)> {
+    let own: Vec<_> = store.prefix.parts().collect();
+    let Some((_, above)) = own.split_last() else {
+        return Vec::new();
+    };
+    let above: Path = above.iter().cloned().collect();
+    let listed = store.first_below(&above).ok().and_then(Result::ok);
+    let mut neighbours: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for path in listed.unwrap_or_default() {
+        if path.prefix_matches(&store.prefix) {
+            continue;
         }
-        neighbours.into_iter().take(MAX_PLACES).collect()
+        let below: Vec<_> = path.parts().skip(own.len() - 1).collect();
+        if let [place, folder, .., name] = below.as_slice()
+            && folders.contains(&folder.as_ref())
+        {
+            let names = neighbours
+                .entry(format!("…/{}", place.as_ref()))
+                .or_default();
+            names.push(name.as_ref().to_owned());
+        }
     }
+    neighbours.into_iter().take(MAX_PLACES).collect()
 }
 
 fn beside_folder(dir: &FilePath, folders: &[&str]) -> Vec<(String, Vec<String>)> {

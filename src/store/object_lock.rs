@@ -10,94 +10,77 @@ use crate::store::xml::{Document, RetentionDocument};
 use chrono::{DateTime, Utc};
 use object_store::path::Path;
 
-impl Store {
-    /// Returns whether the bucket has an object lock: false on stores that are not S3. Only the first call sends
-    /// a request.
-    ///
-    /// # Errors
-    /// Fails with `StoreUnreachable`, `PermissionDenied`, `Unauthenticated`, or `NoSnapshots` if the bucket
-    /// does not exist.
-    pub fn has_object_lock(&self) -> Result<bool> {
-        let Some(s3) = &self.s3 else {
-            return Ok(false);
-        };
-        let action = format!("ask whether {} has an object lock", self.url());
-        let lock = self.object_lock.get_or_try_init(async || {
-            let bucket = Path::default();
-            let response = s3.get(&action, &bucket, &[("object-lock", "")]).await?;
-            read_lock(&action, &response)
-        });
-        self.block_on(lock)?.copied()
-    }
+pub(super) fn has_object_lock(store: &Store) -> Result<bool> {
+    let Some(s3) = &store.s3 else {
+        return Ok(false);
+    };
+    let action = format!("ask whether {} has an object lock", store.url());
+    let lock = store.object_lock.get_or_try_init(async || {
+        let bucket = Path::default();
+        let response = s3.get(&action, &bucket, &[("object-lock", "")]).await?;
+        read_lock(&action, &response)
+    });
+    store.block_on(lock)?.copied()
+}
 
-    /// Returns the time until which a retention protects an object, by the store's clock; `None` if it has no
-    /// retention. It may be over.
-    ///
-    /// # Errors
-    /// Fails with the store's errors, and with `SnapshotVanished` if the object does not exist.
-    pub fn retained_until(&self, below: &str) -> Result<Option<DateTime<Utc>>> {
-        let read = |document| match document {
-            Document::Retention(retention) => retention_of(&retention),
-            _ => None,
-        };
-        let retention = self.read_lock_of("retention", below, "retention", read);
-        retention.map(Option::flatten)
-    }
+pub(super) fn retained_until(store: &Store, below: &str) -> Result<Option<DateTime<Utc>>> {
+    let read = |document| match document {
+        Document::Retention(retention) => retention_of(&retention),
+        _ => None,
+    };
+    let retention = read_lock_of(store, "retention", below, "retention", read);
+    retention.map(Option::flatten)
+}
 
-    /// Returns whether a legal hold protects an object from deletion.
-    ///
-    /// # Errors
-    /// Fails with the errors of [`retained_until`](Self::retained_until).
-    pub fn legal_hold(&self, below: &str) -> Result<bool> {
-        let read = |document| match document {
-            Document::LegalHold(hold) => Some(hold.status == "ON"),
-            _ => None,
-        };
-        let hold = self.read_lock_of("legal hold", below, "legal-hold", read);
-        hold.map(|is_on| is_on == Some(true))
-    }
+pub(super) fn legal_hold(store: &Store, below: &str) -> Result<bool> {
+    let read = |document| match document {
+        Document::LegalHold(hold) => Some(hold.status == "ON"),
+        _ => None,
+    };
+    let hold = read_lock_of(store, "legal hold", below, "legal-hold", read);
+    hold.map(|is_on| is_on == Some(true))
+}
 
-    /// Reads a lock of an object: the subresource `retention` or `legal-hold`. Returns `None` if the object
-    /// has no such lock or the bucket cannot have any.
-    fn read_lock_of<T>(
-        &self,
-        kind: &str,
-        below: &str,
-        subresource: &str,
-        read: impl Fn(Document) -> Option<T>,
-    ) -> Result<Option<T>> {
-        let action = &format!("read the {kind} of {}", self.name(below));
-        let Some(s3) = &self.s3 else {
-            return Ok(None);
-        };
-        match self.has_object_lock() {
-            Ok(true) => {}
-            Ok(false) => return Ok(None),
-            // The permission may be missing for the bucket and not for its objects.
-            Err(e) if e.reason() == Reason::PermissionDenied => {}
-            Err(e) => return Err(e),
-        }
-        let query = [(subresource, "")];
-        let path = self.path(below);
-        let response = self.block_on(s3.get(action, &path, &query))??;
-        if response.is_object_missing() {
-            return Err(vanished(action));
-        }
-        match (response.status, &*response.code()) {
-            (200..=299, _) => match response.document().and_then(read) {
-                Some(lock) => Ok(Some(lock)),
-                None => Err(response.not_understood(action)),
-            },
-            // The object has no such lock, it is a delete marker, or the bucket has no object lock.
-            (404 | 405 | 501, _)
-            | (
-                400,
-                "InvalidRequest"
-                | "NoSuchObjectLockConfiguration"
-                | "ObjectLockConfigurationNotFoundError",
-            ) => Ok(None),
-            _ => Err(response.refusal(action)),
-        }
+/// Reads a lock of an object: the subresource `retention` or `legal-hold`. Returns `None` if the object
+/// has no such lock or the bucket cannot have any.
+fn read_lock_of<T>(
+    store: &Store,
+    kind: &str,
+    below: &str,
+    subresource: &str,
+    read: impl Fn(Document) -> Option<T>,
+) -> Result<Option<T>> {
+    let action = &format!("read the {kind} of {}", store.name(below));
+    let Some(s3) = &store.s3 else {
+        return Ok(None);
+    };
+    match store.has_object_lock() {
+        Ok(true) => {}
+        Ok(false) => return Ok(None),
+        // The permission may be missing for the bucket and not for its objects.
+        Err(e) if e.reason() == Reason::PermissionDenied => {}
+        Err(e) => return Err(e),
+    }
+    let query = [(subresource, "")];
+    let path = store.path(below);
+    let response = store.block_on(s3.get(action, &path, &query))??;
+    if response.is_object_missing() {
+        return Err(vanished(action));
+    }
+    match (response.status, &*response.code()) {
+        (200..=299, _) => match response.document().and_then(read) {
+            Some(lock) => Ok(Some(lock)),
+            None => Err(response.not_understood(action)),
+        },
+        // The object has no such lock, it is a delete marker, or the bucket has no object lock.
+        (404 | 405 | 501, _)
+        | (
+            400,
+            "InvalidRequest"
+            | "NoSuchObjectLockConfiguration"
+            | "ObjectLockConfigurationNotFoundError",
+        ) => Ok(None),
+        _ => Err(response.refusal(action)),
     }
 }
 

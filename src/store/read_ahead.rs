@@ -81,30 +81,29 @@ pub struct PrefetchGuard {
     paths: Vec<String>,
 }
 
-impl Store {
-    /// Begins to read objects that are about to be read in this order: the first, and as many more as are
-    /// small together. Does nothing in a local folder.
-    pub fn prefetch<'p>(&self, objects: impl IntoIterator<Item = (&'p str, u64)>) -> PrefetchGuard {
-        let mut guard = PrefetchGuard {
-            transfers: Arc::clone(&self.prefetched),
-            paths: Vec::new(),
-        };
-        let mut total = 0;
-        for (path, bytes) in objects.into_iter().take(self.requests().unwrap_or(0)) {
-            total += bytes;
-            if total > AHEAD_BYTES && !guard.paths.is_empty() {
-                break;
-            }
-            let reader = self.fetch(path, bytes);
-            lock(&self.prefetched).insert(path.to_owned(), reader);
-            guard.paths.push(path.to_owned());
+pub(super) fn prefetch<'p>(
+    store: &Store,
+    objects: impl IntoIterator<Item = (&'p str, u64)>,
+) -> PrefetchGuard {
+    let mut guard = PrefetchGuard {
+        transfers: Arc::clone(&store.prefetched),
+        paths: Vec::new(),
+    };
+    let mut total = 0;
+    for (path, bytes) in objects.into_iter().take(store.requests().unwrap_or(0)) {
+        total += bytes;
+        if total > AHEAD_BYTES && !guard.paths.is_empty() {
+            break;
         }
-        guard
+        let reader = store.fetch(path, bytes);
+        lock(&store.prefetched).insert(path.to_owned(), reader);
+        guard.paths.push(path.to_owned());
     }
+    guard
+}
 
-    pub(super) fn take_prefetched(&self, below: &str) -> Option<ObjectReader> {
-        lock(&self.prefetched).remove(below)
-    }
+pub(super) fn take_prefetched(store: &Store, below: &str) -> Option<ObjectReader> {
+    lock(&store.prefetched).remove(below)
 }
 
 impl Drop for PrefetchGuard {

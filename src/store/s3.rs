@@ -3,10 +3,9 @@
 //! This file addresses and signs a request; `retrying_client` sends it. `uploads` knows what to request, as do
 //! `object_lock` and `exclude`.
 
-use super::Store;
 use super::errors::store_error;
 use super::retrying_client::{RetryingClient, StoreResponse, query_string, request};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use http::Method;
 use md5::{Digest, Md5};
 use object_store::aws::{AmazonS3, AwsAuthorizer};
@@ -100,13 +99,5 @@ impl S3 {
                 .try_authorize(request, None)
         };
         self.client.send(action, request, sign).await
-    }
-}
-
-impl Store {
-    /// Returns the client of S3's own requests.
-    pub(super) fn s3(&self, action: &str) -> Result<&S3> {
-        let s3 = self.s3.as_deref();
-        s3.ok_or_else(|| Error::internal(format!("cannot {action}: this store is not S3")))
     }
 }

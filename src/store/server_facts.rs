@@ -29,7 +29,7 @@ const METADATA_PREFIX: &str = "x-goog-meta-";
 #[derive(Debug, Default)]
 pub struct ServerFacts {
     /// The store sends the header for objects with tags.
-    sends_tag_counts: AtomicBool,
+    responses_report_tags: AtomicBool,
     /// The server obeys the conditions of writes.
     keeps_conditions: AtomicBool,
     /// The last parts of the paths of objects that may have tags. That is enough: a name too many costs one
@@ -41,13 +41,13 @@ pub struct ServerFacts {
 
 impl ServerFacts {
     /// Notes that the store sends the header for objects with tags.
-    pub fn set_sends_tag_counts(&self) {
-        self.sends_tag_counts.store(true, Ordering::Relaxed);
+    pub fn set_responses_report_tags(&self) {
+        self.responses_report_tags.store(true, Ordering::Relaxed);
     }
 
     /// Returns whether the store sends the header. Then an object that was read without it has no tags.
-    pub fn sends_tag_counts(&self) -> bool {
-        self.sends_tag_counts.load(Ordering::Relaxed)
+    pub fn responses_report_tags(&self) -> bool {
+        self.responses_report_tags.load(Ordering::Relaxed)
     }
 
     /// Returns whether the server is known to obey the conditions of writes.
@@ -59,7 +59,7 @@ impl ServerFacts {
     pub(super) fn learn_server(&self, headers: &HeaderMap) {
         let name = headers.get(SERVER).and_then(|name| name.to_str().ok());
         if name.is_some_and(|name| KNOWN_SERVERS.contains(&name)) {
-            self.set_sends_tag_counts();
+            self.set_responses_report_tags();
             self.keeps_conditions.store(true, Ordering::Relaxed);
         }
     }
@@ -104,7 +104,7 @@ impl ServerFacts {
             let Some(count) = headers.get(name) else {
                 continue;
             };
-            self.set_sends_tag_counts();
+            self.set_responses_report_tags();
             // Take a count that is not a number for "some".
             has_tags |= count.to_str().is_ok_and(|count| count.trim() != "0");
         }
@@ -141,18 +141,18 @@ mod tests {
     fn a_count_header_shows_that_an_object_has_tags() {
         let path = "http://h/b/p/v2/Incr-00000001-00000002-3";
         let silent = knowledge(path, "etag", "x");
-        assert!(!silent.sends_tag_counts() && !silent.knows_any());
+        assert!(!silent.responses_report_tags() && !silent.knows_any());
         assert!(!silent.has_tags("v2/Incr-00000001-00000002-3"));
         for name in COUNT_HEADERS {
             let one = knowledge(path, name, "1");
             assert!(
-                one.sends_tag_counts()
+                one.responses_report_tags()
                     && one.knows_any()
                     && one.has_tags("v2/Incr-00000001-00000002-3")
             );
             assert!(!one.has_tags("v2/Incr-00000001-00000002-4"));
             let none = knowledge(path, name, "0");
-            assert!(none.sends_tag_counts() && !none.knows_any());
+            assert!(none.responses_report_tags() && !none.knows_any());
             assert!(knowledge(path, name, "many").knows_any());
         }
         let excluded = knowledge(path, "x-goog-meta-x-etcd-snapshot-exclude", "true");

@@ -53,147 +53,118 @@ pub(super) async fn bytes_of(object: GetResult, most: u64) -> object_store::Resu
     }
 }
 
-impl Store {
-    /// Reads a small object. Returns `None` if it does not exist.
-    ///
-    /// # Errors
-    /// Fails with the store's errors, and with `Configuration` if the object has more than `most` bytes: then
-    /// deltafold did not write it.
-    pub fn read_small(&self, below: &str, most: u64) -> Result<Option<Vec<u8>>> {
-        let failed = |e| store_error(format!("read {}", self.name(below)), e);
-        self.block_on(async {
-            let object = get_if_exists(&self.inner, &self.path(below)).await;
-            let Some(object) = object.map_err(failed)? else {
-                return Ok(None);
-            };
-            let size = object.meta.size;
-            if size > most {
-                return Err(Reason::Configuration.error(format!(
-                    "{} has {size} bytes, and deltafold writes at most {most} there: look at the object and delete it",
-                    self.name(below),
-                )));
-            }
-            let bytes = bytes_of(object, most).await.map_err(failed)?;
-            if bytes.len() as u64 != size {
-                return Err(super::fetch::cut_short(
-                    &self.name(below),
-                    bytes.len() as u64,
-                    size,
-                ));
-            }
-            Ok(Some(bytes.to_vec()))
-        })?
-    }
-
-    /// Creates a small object, if no object has its name.
-    ///
-    /// # Errors
-    /// Fails with the errors of [`Upload::finish`] and [`Unnamed::complete`](super::Unnamed::complete).
-    pub fn create_small(&self, below: &str, content: &[u8]) -> Result<Published> {
-        let mut upload = Upload::new(self, below)?;
-        upload
-            .write_all(content)
-            .map_err(|e| Error::io(format!("write {}", self.name(below)), e))?;
-        upload.finish()?.complete()
-    }
-
-    /// Tests that a write on condition that an object does not exist is refused if it exists. If the condition
-    /// is ignored, the object is overwritten.
-    ///
-    /// # Errors
-    /// Fails with `Configuration` if the object was overwritten, and with the store's errors, such as a refusal of
-    /// the condition.
-    pub fn refuses_to_replace(&self, below: &str) -> Result<()> {
-        let payload = PutPayload::from_static(b"overwritten");
-        let path = self.path(below);
-        let put = self.inner.put_opts(&path, payload, PutMode::Create.into());
-        match self.block_on(put)? {
-            Err(object_store::Error::AlreadyExists { .. }) => Ok(()),
-            Ok(_) => Err(Reason::Configuration.error(format!(
-                "{} was overwritten, although the request said to write it only if it does not exist",
-                self.name(below)
-            ))),
-            Err(e) => Err(store_error(
-                format!("write {} on condition", self.name(below)),
-                e,
-            )),
-        }
-    }
-
-    /// Writes a small object, and replaces the one with its name.
-    ///
-    /// # Errors
-    /// Fails with the store's errors.
-    pub fn replace_small(&self, below: &str, content: &[u8]) -> Result<()> {
-        let payload = PutPayload::from(content.to_vec());
-        let put = self.block_on(self.inner.put(&self.path(below), payload))?;
-        put.map(|_| ())
-            .map_err(|e| store_error(format!("write {}", self.name(below)), e))
-    }
-
-    /// Deletes an object. Succeeds if it does not exist.
-    ///
-    /// # Errors
-    /// Fails with the store's errors.
-    pub fn delete(&self, below: &str) -> Result<()> {
-        if let Some(root) = &self.local_root {
-            self.cancel.check()?;
-            return root.delete(below);
-        }
-        let deleted = self.block_on(self.inner.delete(&self.path(below)))?;
-        check_deleted(&self.name(below), deleted)
-    }
-
-    /// Deletes objects, many with one request, and calls `each` with each path and result, in the order of
-    /// `paths`.
-    ///
-    /// # Errors
-    /// Fails only with `Terminated`. Errors of single deletions go to `each`.
-    pub fn delete_all(
-        &self,
-        paths: &[String],
-        mut each: impl FnMut(&str, Result<()>),
-    ) -> Result<()> {
-        if let Some(root) = &self.local_root {
-            for path in paths {
-                self.cancel.check()?;
-                each(path, root.delete(path));
-            }
-            return Ok(());
-        }
-        for batch in paths.chunks(BATCH) {
-            let locations: Vec<_> = batch.iter().map(|p| Ok(self.path(p))).collect();
-            let deleted: HashSet<_> = self.block_on(
-                self.inner
-                    .delete_stream(futures::stream::iter(locations).boxed())
-                    .filter_map(async |d| d.ok())
-                    .collect(),
-            )?;
-            // A bulk request can fail as a whole. So each path that is not known to be deleted gets a request
-            // of its own.
-            let results: Vec<_> = self.block_on(
-                futures::stream::iter(batch)
-                    .map(|path| self.delete_unless_in(&deleted, path))
-                    .buffered(PARALLEL_DELETIONS)
-                    .collect(),
-            )?;
-            for (path, result) in results {
-                each(path, result);
-            }
-        }
-        Ok(())
-    }
-
-    async fn delete_unless_in<'p>(
-        &self,
-        deleted: &HashSet<Path>,
-        path: &'p str,
-    ) -> (&'p str, Result<()>) {
-        let location = self.path(path);
-        let result = match deleted.contains(&location) {
-            true => Ok(()),
-            false => self.inner.delete(&location).await,
+pub(super) fn read_small(store: &Store, below: &str, most: u64) -> Result<Option<Vec<u8>>> {
+    let failed = |e| store_error(format!("read {}", store.name(below)), e);
+    store.block_on(async {
+        let object = get_if_exists(&store.inner, &store.path(below)).await;
+        let Some(object) = object.map_err(failed)? else {
+            return Ok(None);
         };
-        (path, check_deleted(&self.name(path), result))
+        let size = object.meta.size;
+        if size > most {
+            return Err(Reason::Configuration.error(format!(
+                "{} has {size} bytes, and deltafold writes at most {most} there: look at the object and delete it",
+                store.name(below),
+            )));
+        }
+        let bytes = bytes_of(object, most).await.map_err(failed)?;
+        if bytes.len() as u64 != size {
+            return Err(super::fetch::cut_short(
+                &store.name(below),
+                bytes.len() as u64,
+                size,
+            ));
+        }
+        Ok(Some(bytes.to_vec()))
+    })?
+}
+
+pub(super) fn create_small(store: &Store, below: &str, content: &[u8]) -> Result<Published> {
+    let mut upload = Upload::new(store, below)?;
+    upload
+        .write_all(content)
+        .map_err(|e| Error::io(format!("write {}", store.name(below)), e))?;
+    upload.finish()?.complete()
+}
+
+pub(super) fn refuses_to_replace(store: &Store, below: &str) -> Result<()> {
+    let payload = PutPayload::from_static(b"overwritten");
+    let path = store.path(below);
+    let put = store.inner.put_opts(&path, payload, PutMode::Create.into());
+    match store.block_on(put)? {
+        Err(object_store::Error::AlreadyExists { .. }) => Ok(()),
+        Ok(_) => Err(Reason::Configuration.error(format!(
+            "{} was overwritten, although the request said to write it only if it does not exist",
+            store.name(below)
+        ))),
+        Err(e) => Err(store_error(
+            format!("write {} on condition", store.name(below)),
+            e,
+        )),
     }
+}
+
+pub(super) fn replace_small(store: &Store, below: &str, content: &[u8]) -> Result<()> {
+    let payload = PutPayload::from(content.to_vec());
+    let put = store.block_on(store.inner.put(&store.path(below), payload))?;
+    put.map(|_| ())
+        .map_err(|e| store_error(format!("write {}", store.name(below)), e))
+}
+
+pub(super) fn delete(store: &Store, below: &str) -> Result<()> {
+    if let Some(root) = &store.local_root {
+        store.cancel.check()?;
+        return root.delete(below);
+    }
+    let deleted = store.block_on(store.inner.delete(&store.path(below)))?;
+    check_deleted(&store.name(below), deleted)
+}
+
+pub(super) fn delete_all(
+    store: &Store,
+    paths: &[String],
+    mut each: impl FnMut(&str, Result<()>),
+) -> Result<()> {
+    if let Some(root) = &store.local_root {
+        for path in paths {
+            store.cancel.check()?;
+            each(path, root.delete(path));
+        }
+        return Ok(());
+    }
+    for batch in paths.chunks(BATCH) {
+        let locations: Vec<_> = batch.iter().map(|p| Ok(store.path(p))).collect();
+        let deleted: HashSet<_> = store.block_on(
+            store
+                .inner
+                .delete_stream(futures::stream::iter(locations).boxed())
+                .filter_map(async |d| d.ok())
+                .collect(),
+        )?;
+        // A bulk request can fail as a whole. So each path that is not known to be deleted gets a request
+        // of its own.
+        let results: Vec<_> = store.block_on(
+            futures::stream::iter(batch)
+                .map(|path| delete_unless_in(store, &deleted, path))
+                .buffered(PARALLEL_DELETIONS)
+                .collect(),
+        )?;
+        for (path, result) in results {
+            each(path, result);
+        }
+    }
+    Ok(())
+}
+
+async fn delete_unless_in<'p>(
+    store: &Store,
+    deleted: &HashSet<Path>,
+    path: &'p str,
+) -> (&'p str, Result<()>) {
+    let location = store.path(path);
+    let result = match deleted.contains(&location) {
+        true => Ok(()),
+        false => store.inner.delete(&location).await,
+    };
+    (path, check_deleted(&store.name(path), result))
 }

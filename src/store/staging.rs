@@ -23,35 +23,29 @@ pub fn is_temporary(name: &str) -> bool {
     word.is_some_and(|word| word.len() == 16 && word.bytes().all(|b| b.is_ascii_hexdigit()))
 }
 
-impl Store {
-    /// Returns how far the store's clock is ahead of this machine's; negative if it is behind. Writes and
-    /// deletes an object to find out. Returns zero if the duration of the request, or times in whole seconds,
-    /// can explain the difference, and otherwise the lowest value that is possible: a time that is computed
-    /// with it is never later than the store's.
-    ///
-    /// # Errors
-    /// Fails with the store's errors.
-    pub fn clock_ahead(&self) -> Result<TimeDelta> {
-        let below = temporary_path("clock");
-        let path = self.path(&below);
-        let failed = |e| super::store_error(format!("read the clock of {}", self.url), e);
-        let before = Utc::now();
-        let written = self.block_on(async {
-            self.inner.put(&path, PutPayload::from_static(b"?")).await?;
-            self.inner.head(&path).await
-        });
-        let after = Utc::now();
-        if let Err(e) = self.clean_up(self.inner.delete(&path)) {
-            let name = self.name(&below);
-            tracing::warn!("a temporary object is left behind: {name}: {e}");
-        }
-        let modified = written?.map_err(failed)?.last_modified;
-        // Some stores have whole seconds.
-        let is_behind = modified + TimeDelta::seconds(1) < before;
-        Ok(if is_behind || modified > after {
-            modified - after
-        } else {
-            TimeDelta::zero()
-        })
+pub(super) fn clock_ahead(store: &Store) -> Result<TimeDelta> {
+    let below = temporary_path("clock");
+    let path = store.path(&below);
+    let failed = |e| super::store_error(format!("read the clock of {}", store.url), e);
+    let before = Utc::now();
+    let written = store.block_on(async {
+        store
+            .inner
+            .put(&path, PutPayload::from_static(b"?"))
+            .await?;
+        store.inner.head(&path).await
+    });
+    let after = Utc::now();
+    if let Err(e) = store.clean_up(store.inner.delete(&path)) {
+        let name = store.name(&below);
+        tracing::warn!("a temporary object is left behind: {name}: {e}");
     }
+    let modified = written?.map_err(failed)?.last_modified;
+    // Some stores have whole seconds.
+    let is_behind = modified + TimeDelta::seconds(1) < before;
+    Ok(if is_behind || modified > after {
+        modified - after
+    } else {
+        TimeDelta::zero()
+    })
 }

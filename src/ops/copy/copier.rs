@@ -276,7 +276,7 @@ impl<'a> Copier<'a> {
             s.excluded |= excluded;
         }
         self.leave_out_untrusted(&mut source)?;
-        if self.from.store.hides_tags() || self.to.store.hides_tags() {
+        if self.from.store.tags_refused() || self.to.store.tags_refused() {
             self.warn(TAGS_UNREADABLE.to_owned());
         }
         Ok(Listings { source, target })

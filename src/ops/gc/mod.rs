@@ -363,7 +363,7 @@ fn add_plan_warnings(
         warnings.extend(skew_warning(newest - now));
     }
     warnings.extend(plan.doubts.iter().cloned());
-    if ctx.store.hides_tags() {
+    if ctx.store.tags_refused() {
         warnings.push(TAGS_UNREADABLE.to_owned());
     }
     if plan.tags_unread > 0 {

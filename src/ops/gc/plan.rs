@@ -139,7 +139,7 @@ impl<'a> Planner<'a> {
                     attempts += 1
                 }
                 // A broken snapshot that somebody excluded must not make the others look superfluous.
-                Ok(_) if self.options.apply && self.ctx.store.denies_tags() => {
+                Ok(_) if self.options.apply && self.ctx.store.tags_forbidden() => {
                     return Err(Reason::PermissionDenied.error(TAGS_UNREADABLE));
                 }
                 result => return result,
@@ -173,7 +173,7 @@ impl<'a> Planner<'a> {
             not_read: not_read.filter(|a| **a == Uncounted::NotRead).count(),
             damaged: Vec::new(),
             is_damaged: HashSet::new(),
-            tags_unread: match self.ctx.store.asks_tags() {
+            tags_unread: match self.ctx.store.can_request_tags() {
                 true => input.tags_unread,
                 false => 0,
             },

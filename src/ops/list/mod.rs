@@ -345,7 +345,7 @@ pub(super) fn listing_problems(
             left_out.collect(),
         ));
     }
-    if ctx.store.hides_tags() {
+    if ctx.store.tags_refused() {
         let problem = Problem::new("TagsUnreadable", TAGS_UNREADABLE, Vec::new());
         problems.push(problem);
     }

@@ -270,7 +270,7 @@ impl Source {
         ctx: &Context,
         read: impl FnOnce() -> Result<T>,
     ) -> Result<T> {
-        match ctx.store.sends_tag_counts() {
+        match ctx.store.responses_report_tags() {
             true => tags::unless_excluded_by_known_tags(
                 ctx,
                 self.tags_unread.iter().map(String::as_str),

@@ -37,7 +37,7 @@ pub(super) fn open(location: &Location, mut config: OpenConfig, handle: Handle) 
         let own = Arc::new(S3::new(store.clone(), client, region, request_payer));
         // AWS documents that its responses tell the number of tags to everybody who may read tags.
         if !is_other_server {
-            server.set_sends_tag_counts();
+            server.set_responses_report_tags();
         }
         let tags = ExcludeTags::of(TagKind::S3(own.clone())).with_server(server);
         location.store(store, tags, handle).with_s3(own)
