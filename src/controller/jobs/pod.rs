@@ -13,6 +13,7 @@ use super::{
 };
 use crate::base::limits;
 use crate::base::{Size, Span, TextValue};
+use crate::error::{Error, Result};
 use crate::store::open::OPTION_SECRET_DIR;
 use clap::Args;
 use k8s_openapi::api::batch::v1::{
@@ -54,6 +55,8 @@ pub(super) struct PodBuilder<'a> {
     policy: &'a EtcdBackupPolicy,
     settings: &'a Settings,
     args: Vec<String>,
+    /// Why the Pod lacks arguments.
+    failure: Option<Error>,
     volumes: Vec<Volume>,
     mounts: Vec<VolumeMount>,
     resources: Option<&'a ResourceRequirements>,
@@ -103,6 +106,7 @@ impl<'a> PodBuilder<'a> {
             policy,
             settings,
             args: Vec::new(),
+            failure: None,
             volumes: Vec::new(),
             mounts: Vec::new(),
             resources: policy.spec.job_template.resources.as_ref(),
@@ -154,9 +158,12 @@ impl<'a> PodBuilder<'a> {
         self
     }
 
-    /// Adds the flags for the options of an operation.
+    /// Adds the flags for the options of an operation. [`template`](Self::template) returns the error, if there is one.
     pub(super) fn options<T: Args + Serialize>(mut self, options: &T) -> Self {
-        self.args.extend(flags(options).iter().map(|a| escaped(a)));
+        match flags(options) {
+            Ok(args) => self.args.extend(args.iter().map(|a| escaped(a))),
+            Err(e) => self.failure = Some(e),
+        }
         self
     }
 
@@ -389,6 +396,7 @@ impl<'a> PodBuilder<'a> {
     /// the other one mounts.
     pub(super) fn run_first(mut self, first: PodBuilder<'a>) -> Self {
         self.init_args = Some(first.args);
+        self.failure = self.failure.or(first.failure);
         self.etcd_image = first.etcd_image;
         self
     }
@@ -480,7 +488,13 @@ impl<'a> PodBuilder<'a> {
     }
 
     /// Returns the finished Pod, with these labels.
-    pub(super) fn template(mut self, labels: BTreeMap<String, String>) -> PodTemplateSpec {
+    ///
+    /// # Errors
+    /// `Internal` if options of an operation could not be written as flags.
+    pub(super) fn template(mut self, labels: BTreeMap<String, String>) -> Result<PodTemplateSpec> {
+        if let Some(failure) = self.failure {
+            return Err(failure);
+        }
         let args = std::mem::take(&mut self.args);
         let mut main = self.container(CONTAINER, args);
         let init_args = self.init_args.take();
@@ -534,13 +548,13 @@ impl<'a> PodBuilder<'a> {
             volumes: Some(self.volumes),
             ..PodSpec::default()
         };
-        PodTemplateSpec {
+        Ok(PodTemplateSpec {
             metadata: Some(ObjectMeta {
                 labels: Some(labels),
                 ..ObjectMeta::default()
             }),
             spec: Some(pod),
-        }
+        })
     }
 }
 
