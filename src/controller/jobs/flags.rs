@@ -4,11 +4,11 @@
 //! It works for every type that derives both; options that are not in such a type are added by `pod`.
 
 use super::super::api::{GarbageCollectionConfig, OnDemandCompactionConfig};
-use crate::backup::trust::Plaintext;
 use crate::error::{Error, Result};
 use crate::ops::copy::plan::CopyLimits;
 use crate::ops::gc::Rules;
 use crate::ops::maintain::Upkeep;
+use crate::ops::options::Plaintext;
 use crate::ops::restore::SharedOptions;
 use crate::ops::snapshot::Marks;
 use crate::ops::snapshot::follow::Pace;
