@@ -5,11 +5,7 @@
 //! public. These are pure functions of names; contents are not read.
 
 use crate::backup::{Catalog, Kind, Snapshot, SnapshotName};
-use crate::base::flag_values::yes_or_no;
 use crate::mvcc::Revision;
-use clap::Args;
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
 
 /// The rules by which snapshots are trusted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -21,22 +17,6 @@ pub struct Trust {
     /// Snapshots from before the first encrypted one are trusted if all their revisions are below this one.
     pub plaintext_below: Option<Revision>,
     /// Operations ignore snapshots that are not trusted, and never fail because of them.
-    pub ignore_untrusted: bool,
-}
-
-/// What is made of snapshots that are not encrypted, if others are or should be.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Args, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct Plaintext {
-    /// Trust unencrypted snapshots that are older than the first encrypted one and whose last revision is below
-    /// this. If keys are given, no other unencrypted snapshot is trusted
-    #[arg(long, value_name = "REVISION", value_parser = clap::value_parser!(i64).range(1..))]
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 1))]
-    pub allow_plaintext_below: Option<i64>,
-    /// Ignore untrusted snapshots (not encrypted although keys are given) instead of failing
-    #[arg(long, value_parser = yes_or_no)]
-    #[serde(default)]
     pub ignore_untrusted: bool,
 }
 

@@ -2,10 +2,11 @@
 //!
 //! `store_access` flattens them into all commands that open a store.
 
-use crate::backup::trust::{Plaintext, Trust};
+use crate::backup::trust::Trust;
 use crate::base::mounted_secret;
 use crate::error::{Reason, Result};
 use crate::mvcc::Revision;
+use crate::ops::options::Plaintext;
 use crate::store::Keys;
 use crate::store::encryption::{ARMORED, MAGIC, MAX_RECIPIENTS};
 use age::x25519::{Identity, Recipient};

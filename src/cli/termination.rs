@@ -82,8 +82,8 @@ impl Termination {
             self.started.elapsed(),
             Utc::now(),
         );
-        let text = serde_json::to_string(&message).unwrap_or_default();
-        write(file, &text).map_err(|e| {
+        let text = serde_json::to_string(&message).map_err(std::io::Error::from);
+        text.and_then(|text| write(file, &text)).map_err(|e| {
             format!(
                 "cannot write the termination message to {}: {e}",
                 file.display()

@@ -326,7 +326,7 @@ impl Controller {
         let mut refused = None;
         let (decision, now) = loop {
             let now = Utc::now();
-            let decision = decide(&facts, &self.options, now);
+            let decision = decide(&facts, &self.options, now)?;
             if decision.actions.is_empty() {
                 break (decision, now);
             }

@@ -4,11 +4,11 @@
 
 use super::{Condition, SecretRef, StoreSpec};
 use crate::backup::Compression;
-use crate::backup::trust::Plaintext;
 use crate::base::{Size, Span, TextValue};
 use crate::ops::compact::History;
 use crate::ops::gc::Rules;
 use crate::ops::maintain::Upkeep;
+use crate::ops::options::Plaintext;
 use crate::ops::snapshot::follow::Pace;
 use crate::ops::verify::store::Level;
 use chrono::{DateTime, Utc};

@@ -316,9 +316,9 @@ impl Kept for Workload<CronJob> {
         &mut tables.cron_jobs
     }
 
-    fn keep(object: CronJob, _: Option<&Self>, _: DateTime<Utc>) -> Option<Self> {
+    fn keep(object: CronJob, before: Option<&Self>, _: DateTime<Utc>) -> Option<Self> {
         let is_active = object.spec.suspend != Some(true);
-        Some(Workload::new(&object, is_active))
+        Workload::new(&object, before, is_active)
     }
 
     fn groups(&self) -> Vec<Group> {
@@ -334,9 +334,9 @@ impl Kept for Workload<Deployment> {
         &mut tables.followers
     }
 
-    fn keep(object: Deployment, _: Option<&Self>, _: DateTime<Utc>) -> Option<Self> {
+    fn keep(object: Deployment, before: Option<&Self>, _: DateTime<Utc>) -> Option<Self> {
         let is_active = object.spec.replicas != Some(0);
-        Some(Workload::new(&object, is_active))
+        Workload::new(&object, before, is_active)
     }
 
     fn groups(&self) -> Vec<Group> {

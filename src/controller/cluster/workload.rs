@@ -39,15 +39,22 @@ pub struct Workload<K> {
     kind: PhantomData<fn() -> K>,
 }
 
-impl<K: Resource + Serialize> Workload<K> {
-    /// Returns what is kept of an object.
-    pub fn new(object: &K, is_active: bool) -> Self {
-        let json = serde_json::to_value(object).unwrap_or_default();
+impl<K: Resource + Serialize + Clone> Workload<K> {
+    /// Returns what is kept of an object. If it cannot be written as JSON, the earlier part stays.
+    pub fn new(object: &K, before: Option<&Self>, is_active: bool) -> Option<Self> {
+        let json = match serde_json::to_value(object) {
+            Ok(json) => json,
+            Err(e) => {
+                let name = object.name_any();
+                tracing::warn!("an object that cannot be written as JSON is ignored: {name}: {e}");
+                return before.cloned();
+            }
+        };
         let mut fields: Vec<u64> = fields(&json).into_iter().collect();
         if fields.len() > MAX_FIELDS {
             fields.clear();
         }
-        Workload {
+        Some(Workload {
             name: object.name_any(),
             uid: object.uid(),
             is_active,
@@ -55,7 +62,7 @@ impl<K: Resource + Serialize> Workload<K> {
             policy: policy_of_label(object),
             owner: owner(object).map(str::to_owned),
             kind: PhantomData,
-        }
+        })
     }
 }
 

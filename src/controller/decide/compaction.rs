@@ -13,6 +13,7 @@ use crate::controller::facts::threshold_jobs::{ThresholdJob, ThresholdStart, is_
 use crate::controller::jobs::{self, Settings, WorkKind};
 use crate::controller::names::is_owned;
 use crate::controller::times::{later, sooner};
+use crate::error::Result;
 use chrono::{DateTime, SubsecRound, Utc};
 use k8s_openapi::api::batch::v1::Job;
 use kube::ResourceExt;
@@ -219,14 +220,21 @@ fn named_job(policy: &EtcdBackupPolicy, start: JobStart, facts: &LeaseFacts) -> 
 }
 
 /// Returns the action that creates the Job.
-pub fn create_job(policy: &EtcdBackupPolicy, start: ThresholdStart, settings: &Settings) -> Action {
+///
+/// # Errors
+/// `Internal` if the Job cannot be built.
+pub fn create_job(
+    policy: &EtcdBackupPolicy,
+    start: ThresholdStart,
+    settings: &Settings,
+) -> Result<Action> {
     let job = jobs::compaction_job(
         policy,
         settings,
         &start.job.name,
         start.job.full_snapshot,
         start.job.annotations(&start.reason),
-    );
+    )?;
     let (event_reason, content) = match start.job.full_snapshot {
         true => ("FullSnapshotStarted", "a full snapshot"),
         false => ("CompactionStarted", "a compaction"),
@@ -240,11 +248,11 @@ pub fn create_job(policy: &EtcdBackupPolicy, start: ThresholdStart, settings: &S
             start.job.name, start.reason
         ),
     };
-    Action::CreateJob {
+    Ok(Action::CreateJob {
         job: Box::new(job),
         revisions: Some(start.revisions),
         event,
-    }
+    })
 }
 
 /// Returns the Event about the end of a Job, if `new` is the first status that has it.

@@ -32,6 +32,7 @@ use super::facts::threshold_jobs::ThresholdStart;
 use super::facts::{Facts, Refusal};
 use super::jobs::{self, Allowed, Settings};
 use super::times::{later, sooner};
+use crate::error::Result;
 use actions::{create_job_description, is_for_policy_objects};
 use chrono::{DateTime, TimeDelta, Utc};
 use compaction::CompactionActivity;
@@ -128,7 +129,10 @@ impl Decision {
 }
 
 /// Decides what to write for a policy and its tasks.
-pub fn decide(facts: &Facts, options: &Options, now: DateTime<Utc>) -> Decision {
+///
+/// # Errors
+/// `Internal` if an object cannot be built or written as JSON.
+pub fn decide(facts: &Facts, options: &Options, now: DateTime<Utc>) -> Result<Decision> {
     let policy = facts.policy.as_deref();
     let compaction = CompactionActivity::new(facts, now);
     let threshold_job = if options.compactions {
@@ -146,19 +150,19 @@ pub fn decide(facts: &Facts, options: &Options, now: DateTime<Utc>) -> Decision 
         threshold_job,
     };
     let mut decision = Decision::default();
-    let compaction_healthy = decider.decide_compaction(&mut decision);
+    let compaction_healthy = decider.decide_compaction(&mut decision)?;
     let mut task_progress = Vec::new();
     if options.tasks {
-        task_progress = decider.decide_tasks(&mut decision);
+        task_progress = decider.decide_tasks(&mut decision)?;
     }
-    decider.decide_policy(compaction_healthy, &task_progress, &mut decision);
+    decider.decide_policy(compaction_healthy, &task_progress, &mut decision)?;
     for (task, progress) in &task_progress {
         decision.tasks.extend(task_status(task, progress, now));
     }
     decision
         .actions
         .retain(|action| facts.attempt(&action.description()).is_none());
-    decision
+    Ok(decision)
 }
 
 /// What the parts of a decision have in common.
@@ -190,8 +194,10 @@ impl<'f> Decider<'f> {
 
     /// Decides on the Job of a threshold. Returns the condition CompactionHealthy; `None` if no compactions are
     /// started.
-    fn decide_compaction(&self, decision: &mut Decision) -> Option<Assessment> {
-        let policy = self.policy().filter(|_| self.options.compactions)?;
+    fn decide_compaction(&self, decision: &mut Decision) -> Result<Option<Assessment>> {
+        let Some(policy) = self.policy().filter(|_| self.options.compactions) else {
+            return Ok(None);
+        };
         decision.again_by(self.compaction.again_at);
         let mut refusal = None;
         match &self.threshold_job {
@@ -206,7 +212,7 @@ impl<'f> Decider<'f> {
                 decision.again_by(not_due.again_at);
             }
             Ok(start) if self.problem.is_none() => {
-                let action = compaction::create_job(policy, start.clone(), &self.options.settings);
+                let action = compaction::create_job(policy, start.clone(), &self.options.settings)?;
                 decision.actions.push(action);
                 refusal = self.job_refusal(&start.job.name);
             }
@@ -223,33 +229,33 @@ impl<'f> Decider<'f> {
             healthy = conditions::compaction_refused(refusal);
         }
         decision.again_by(healthy.stale_at);
-        Some(healthy)
+        Ok(Some(healthy))
     }
 
     /// Decides on all tasks that are not being deleted. Returns the progress of those that have not ended.
     fn decide_tasks(
         &self,
         decision: &mut Decision,
-    ) -> Vec<(&'f Arc<EtcdBackupTask>, TaskProgress)> {
+    ) -> Result<Vec<(&'f Arc<EtcdBackupTask>, TaskProgress)>> {
         let health = self.health.as_ref().filter(|h| !h.is_backed_up());
         let context = AdmissionContext {
             policy: self.policy(),
             backup_not_ready: health.map(|h| h.backup_ready.message.as_str()),
             not_allowed: &|task| self.options.allowed.task_problems(task),
         };
-        let mut admissions = task_queue::admit(&self.facts.tasks, &context, self.now);
+        let mut admissions = task_queue::admit(&self.facts.tasks, &context, self.now)?;
         let mut all_progress = Vec::new();
         for task in &self.facts.tasks {
             if task.metadata.deletion_timestamp.is_some() {
                 continue;
             }
             let admission = admissions.remove(&task.name_any());
-            if let Some((progress, again_at)) = self.decide_task(task, admission, decision) {
+            if let Some((progress, again_at)) = self.decide_task(task, admission, decision)? {
                 decision.again_by(again_at);
                 all_progress.push((task, progress));
             }
         }
-        all_progress
+        Ok(all_progress)
     }
 
     fn decide_task(
@@ -257,7 +263,7 @@ impl<'f> Decider<'f> {
         task: &EtcdBackupTask,
         admission: Option<Admission>,
         decision: &mut Decision,
-    ) -> Option<TimedProgress> {
+    ) -> Result<Option<TimedProgress>> {
         let (facts, now) = (self.facts, self.now);
         let old = task.status.clone().unwrap_or_default();
         let job = task::job(facts, task);
@@ -265,32 +271,35 @@ impl<'f> Decider<'f> {
             let (actions, expires_at) = task::clean_up(task, job, now);
             decision.actions.extend(actions);
             decision.again_by(expires_at);
-            return None;
+            return Ok(None);
         }
         if let Some(job) = job {
             // The Job counts even if the status does not mention it: that write may have failed.
-            return Some(task::progress(task, &old, self.policy(), job, facts, now));
+            let progress = task::progress(task, &old, self.policy(), job, facts, now);
+            return Ok(Some(progress));
         }
         if old.state != TaskState::Pending {
             if compaction::is_recent(old.initiated_at, now) {
                 // The watch may not have reported the Job.
                 decision.again_by(Some(later(now, WATCH_DELAY)));
-                return None;
+                return Ok(None);
             }
-            return Some((task::without_job(task, self.policy()), None));
+            return Ok(Some((task::without_job(task, self.policy()), None)));
         }
-        match admission? {
-            Admission::Reject(refusal) => Some((TaskProgress::rejected(refusal), None)),
-            Admission::Wait {
+        let progress = match admission {
+            None => return Ok(None),
+            Some(Admission::Reject(refusal)) => (TaskProgress::rejected(refusal), None),
+            Some(Admission::Wait {
                 reason,
                 message,
                 again_at,
-            } => Some((TaskProgress::Waiting { reason, message }, again_at)),
-            Admission::Start => match self.wait_before_start(task) {
-                Some(waiting) => Some(waiting),
-                None => self.start_task(task, decision),
+            }) => (TaskProgress::Waiting { reason, message }, again_at),
+            Some(Admission::Start) => match self.wait_before_start(task) {
+                Some(waiting) => waiting,
+                None => return self.start_task(task, decision),
             },
-        }
+        };
+        Ok(Some(progress))
     }
 
     /// Returns why the next task of the policy must wait for something other than a task.
@@ -316,8 +325,15 @@ impl<'f> Decider<'f> {
     }
 
     /// Decides to create the Job of a task. Returns the progress if the Job was refused.
-    fn start_task(&self, task: &EtcdBackupTask, decision: &mut Decision) -> Option<TimedProgress> {
-        let job = jobs::task_job(self.policy()?, task, &self.options.settings);
+    fn start_task(
+        &self,
+        task: &EtcdBackupTask,
+        decision: &mut Decision,
+    ) -> Result<Option<TimedProgress>> {
+        let Some(policy) = self.policy() else {
+            return Ok(None);
+        };
+        let job = jobs::task_job(policy, task, &self.options.settings)?;
         let name = job.name_any();
         decision.actions.push(Action::CreateJob {
             job: Box::new(job),
@@ -329,9 +345,9 @@ impl<'f> Decider<'f> {
                 text: format!("created the Job {name}"),
             },
         });
-        let refusal = self.job_refusal(&name)?;
-        decision.waits_for_slot |= refusal.reason == TOO_MANY_JOBS;
-        Some(task::refused(refusal, self.now))
+        let refusal = self.job_refusal(&name);
+        decision.waits_for_slot |= refusal.is_some_and(|r| r.reason == TOO_MANY_JOBS);
+        Ok(refusal.map(|refusal| task::refused(refusal, self.now)))
     }
 
     /// Decides on the objects of the policy, and on its status.
@@ -340,13 +356,12 @@ impl<'f> Decider<'f> {
         compaction_healthy: Option<Assessment>,
         task_progress: &[(&Arc<EtcdBackupTask>, TaskProgress)],
         decision: &mut Decision,
-    ) {
+    ) -> Result<()> {
         let (Some(health), Some(policy)) = (&self.health, &self.facts.policy) else {
-            return;
+            return Ok(());
         };
-        decision
-            .actions
-            .extend(self.objects(policy, health.is_backed_up()));
+        let actions = self.objects(policy, health.is_backed_up())?;
+        decision.actions.extend(actions);
         let apply_problem = self.apply_refusal().map(|refusal| Problem {
             reason: refusal.reason.to_owned(),
             message: refusal.message.clone(),
@@ -366,17 +381,18 @@ impl<'f> Decider<'f> {
         let (status, stale_at) = policy::status(policy, self.facts, findings, self.now);
         decision.again_by(stale_at);
         decision.policy = changed_status(policy.clone(), status);
+        Ok(())
     }
 
     /// Decides on the CronJobs, the follower and the Leases of the policy.
-    fn objects(&self, policy: &EtcdBackupPolicy, is_backed_up: bool) -> Vec<Action> {
+    fn objects(&self, policy: &EtcdBackupPolicy, is_backed_up: bool) -> Result<Vec<Action>> {
         match &self.problem {
             None => objects::apply_all(policy, self.facts, self.options, is_backed_up),
             Some(problem) if policy.spec.suspend || problem.reason == policy::NOT_ALLOWED => {
-                objects::stop_all(policy, self.facts)
+                Ok(objects::stop_all(policy, self.facts))
             }
             // The objects of the last good spec stay as they are, so that a typing error does not end the backups.
-            Some(_) => Vec::new(),
+            Some(_) => Ok(Vec::new()),
         }
     }
 

@@ -9,6 +9,7 @@ use crate::controller::api::EtcdBackupPolicy;
 use crate::controller::cluster::Workload;
 use crate::controller::facts::Facts;
 use crate::controller::jobs::{self, Postponed};
+use crate::error::{Error, Result};
 use k8s_openapi::api::batch::v1::CronJob;
 use kube::core::ApiResource;
 use kube::{Resource, ResourceExt};
@@ -36,15 +37,20 @@ pub struct Desired {
 }
 
 /// Returns the action that makes an object as it should be; `None` if it is so already.
+///
+/// # Errors
+/// `Internal` if the object cannot be written as JSON.
 fn apply<K: Resource<DynamicType = ()> + Serialize>(
     object: &K,
     policy: &EtcdBackupPolicy,
     existing: &[Arc<Workload<K>>],
     event: PlannedEvent,
-) -> Option<Action> {
+) -> Result<Option<Action>> {
     let name = object.name_any();
-    // Serializing these types cannot fail.
-    let mut json = serde_json::to_value(object).unwrap_or_default();
+    let mut json = serde_json::to_value(object).map_err(|e| {
+        let kind = K::kind(&());
+        Error::internal(format!("the {kind} {name} cannot be written as JSON: {e}"))
+    })?;
     json["apiVersion"] = K::api_version(&()).into();
     json["kind"] = K::kind(&()).into();
     json["metadata"]["annotations"][APPLIED_HASH] = short_hash(json.to_string(), 8).into();
@@ -52,7 +58,7 @@ fn apply<K: Resource<DynamicType = ()> + Serialize>(
         .iter()
         .find(|w| is_own(w, policy) && w.name() == name);
     if own.is_some_and(|workload| workload.contains(&json)) {
-        return None;
+        return Ok(None);
     }
     let desired = Desired {
         resource: ApiResource::erase::<K>(&()),
@@ -61,16 +67,19 @@ fn apply<K: Resource<DynamicType = ()> + Serialize>(
         owner: policy.uid().unwrap_or_default(),
         existing: own.and_then(|workload| workload.uid().map(str::to_owned)),
     };
-    Some(Action::Apply(Box::new(desired), event))
+    Ok(Some(Action::Apply(Box::new(desired), event)))
 }
 
 /// Returns the actions that make all objects of a policy as its spec says.
+///
+/// # Errors
+/// `Internal` if an object cannot be built or written as JSON.
 pub fn apply_all(
     policy: &EtcdBackupPolicy,
     facts: &Facts,
     options: &Options,
     is_backed_up: bool,
-) -> Vec<Action> {
+) -> Result<Vec<Action>> {
     let mut actions = Vec::new();
     if options.namespaces.is_empty() && !facts.has_account {
         actions.push(Action::MakeAccount);
@@ -92,14 +101,14 @@ pub fn apply_all(
             .as_ref()
             .is_some_and(|other| other.is_older),
     };
-    let cron_jobs = jobs::cron_jobs(policy, &options.settings, postponed);
+    let cron_jobs = jobs::cron_jobs(policy, &options.settings, postponed)?;
     for cron_job in &cron_jobs {
         actions.extend(apply(
             cron_job,
             policy,
             &facts.cron_jobs,
             cron_job_event(cron_job),
-        ));
+        )?);
     }
     let wanted = |name: &str| cron_jobs.iter().any(|cron_job| cron_job.name_any() == name);
     for cron_job in &facts.cron_jobs {
@@ -107,7 +116,7 @@ pub fn apply_all(
             actions.push(Action::delete_workload(cron_job));
         }
     }
-    if let Some(follower) = jobs::follower(policy, &options.settings) {
+    if let Some(follower) = jobs::follower(policy, &options.settings)? {
         let event = PlannedEvent {
             warning: false,
             reason: "FollowerApplied".to_owned(),
@@ -117,12 +126,12 @@ pub fn apply_all(
                 follower.name_any()
             ),
         };
-        actions.extend(apply(&follower, policy, &facts.followers, event));
+        actions.extend(apply(&follower, policy, &facts.followers, event)?);
     } else {
         let surplus = facts.followers.iter().filter(|f| is_own(f, policy));
         actions.extend(surplus.map(|follower| Action::delete_workload(follower)));
     }
-    actions
+    Ok(actions)
 }
 
 /// Returns the actions that suspend all CronJobs of a policy and stop its follower, and change nothing else.

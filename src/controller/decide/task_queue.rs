@@ -7,7 +7,7 @@ use crate::controller::api::{EtcdBackupPolicy, EtcdBackupTask, TaskConfig, TaskS
 use crate::controller::facts::outcome::PodOutcome;
 use crate::controller::jobs;
 use crate::controller::times::{created, later, rfc3339};
-use crate::error::Reason;
+use crate::error::{Error, Reason, Result};
 use chrono::{DateTime, TimeDelta, Utc};
 use kube::ResourceExt;
 use std::collections::BTreeMap;
@@ -55,33 +55,37 @@ pub struct AdmissionContext<'a> {
 }
 
 /// Decides on all Pending tasks of a policy, by name.
+///
+/// # Errors
+/// `Internal` if the configuration of a task cannot be written as JSON.
 pub fn admit(
     tasks: &[impl AsRef<EtcdBackupTask>],
     context: &AdmissionContext<'_>,
     now: DateTime<Utc>,
-) -> BTreeMap<String, Admission> {
+) -> Result<BTreeMap<String, Admission>> {
     let mut open: Vec<&EtcdBackupTask> = tasks.iter().map(AsRef::as_ref).collect();
     open.retain(|task| is_open(task));
     open.sort_by_key(|task| queue_order(task));
     let mut admissions = BTreeMap::new();
     let mut queue = Queue::default();
     for task in open {
+        let work = work(task)?;
         if state(task) != TaskState::Pending {
-            queue.push(task, true);
+            queue.push(task, work, true);
             continue;
         }
-        let admission = admit_one(task, context, &queue, now);
+        let admission = admit_one(task, &work, context, &queue, now);
         let blocks_others = match &admission {
             Admission::Reject(_) => None,
             Admission::Wait { reason, .. } => Some(*reason == QUEUED),
             Admission::Start => Some(true),
         };
         if let Some(blocks_others) = blocks_others {
-            queue.push(task, blocks_others);
+            queue.push(task, work, blocks_others);
         }
         admissions.insert(task.name_any(), admission);
     }
-    admissions
+    Ok(admissions)
 }
 
 /// The tasks in front of the one that is decided on.
@@ -94,18 +98,19 @@ struct Queue<'t> {
 }
 
 impl<'t> Queue<'t> {
-    fn push(&mut self, task: &'t EtcdBackupTask, blocks_others: bool) {
+    fn push(&mut self, task: &'t EtcdBackupTask, work: String, blocks_others: bool) {
         if blocks_others {
             self.last = Some(task);
         }
         if task.metadata.deletion_timestamp.is_none() {
-            self.by_work.entry(work(task)).or_insert(task);
+            self.by_work.entry(work).or_insert(task);
         }
     }
 }
 
 fn admit_one(
     task: &EtcdBackupTask,
+    work: &str,
     context: &AdmissionContext<'_>,
     queue: &Queue<'_>,
     now: DateTime<Utc>,
@@ -116,7 +121,7 @@ fn admit_one(
     if let Some(refusal) = permanent_refusal(task, policy, context) {
         return Admission::Reject(refusal);
     }
-    if let Some(duplicate) = queue.by_work.get(&work(task)) {
+    if let Some(duplicate) = queue.by_work.get(work) {
         let name = duplicate.name_any();
         let message = match state(duplicate) {
             TaskState::InProgress => format!("the task {name} does the same and is running"),
@@ -226,9 +231,12 @@ fn queue_order(task: &EtcdBackupTask) -> (bool, Option<DateTime<Utc>>, String) {
 }
 
 /// Returns the work of a task as a text: tasks of one policy with the same text are duplicates.
-fn work(task: &EtcdBackupTask) -> String {
-    let config = serde_json::to_string(&config_with_defaults(task)).unwrap_or_default();
-    format!("{} {config}", task.spec.type_.as_str())
+fn work(task: &EtcdBackupTask) -> Result<String> {
+    let config = serde_json::to_string(&config_with_defaults(task)).map_err(|e| {
+        let name = task.name_any();
+        Error::internal(format!("the task {name} cannot be written as JSON: {e}"))
+    })?;
+    Ok(format!("{} {config}", task.spec.type_.as_str()))
 }
 
 /// Returns the configuration that belongs to a task's type, with its defaults filled in.
@@ -356,7 +364,7 @@ mod tests {
             backup_not_ready: late,
             not_allowed: &|_| Vec::new(),
         };
-        let admissions = admit(&shared, &context, at(100));
+        let admissions = admit(&shared, &context, at(100)).unwrap();
         let words = tasks.iter().map(|t| match admissions.get(&t.name_any()) {
             None => "",
             Some(Admission::Start) => "Start",
@@ -377,7 +385,7 @@ mod tests {
             not_allowed: &|_| Vec::new(),
         };
         let shared = [Arc::new(task.clone())];
-        let mut admissions = admit(&shared, &context, at(seconds));
+        let mut admissions = admit(&shared, &context, at(seconds)).unwrap();
         admissions.remove(&task.name_any()).unwrap()
     }
 

@@ -100,7 +100,7 @@ pub(super) fn task(name: &str, type_: TaskType) -> Arc<EtcdBackupTask> {
 }
 
 fn decide_at(facts: &Facts, options: &Options) -> Decision {
-    decide(facts, options, at(60))
+    decide(facts, options, at(60)).unwrap()
 }
 
 /// Returns the decision after all actions of the first one were done.
@@ -326,7 +326,7 @@ fn threshold_job(condition: Option<(&str, &str, &str)>) -> Job {
         .next_job(&with_threshold_reached(), at(60))
         .unwrap();
     let Action::CreateJob { job, .. } =
-        compaction::create_job(&policy(), started, &options().settings)
+        compaction::create_job(&policy(), started, &options().settings).unwrap()
     else {
         panic!()
     };
@@ -340,8 +340,9 @@ fn threshold_job(condition: Option<(&str, &str, &str)>) -> Job {
 #[test]
 fn a_failed_run_of_a_schedule_is_told_once_and_remembered() {
     let mut facts = with_threshold_reached();
-    let wanted =
-        jobs::cron_jobs(&policy(), &options().settings, jobs::Postponed::default()).swap_remove(0);
+    let wanted = jobs::cron_jobs(&policy(), &options().settings, jobs::Postponed::default())
+        .unwrap()
+        .swap_remove(0);
     let mut cron_job = wanted.clone();
     cron_job.metadata.uid = Some("cron".to_owned());
     let mut job = job_with(Some(("Failed", "BackoffLimitExceeded", "too often")));

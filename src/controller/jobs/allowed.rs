@@ -235,7 +235,7 @@ mod tests {
             false => parsed(&[flag]),
         };
         assert_eq!(problems(&only_it.unwrap()), Vec::<String>::new(), "{flag}");
-        let all_flags = flags(&all());
+        let all_flags = flags(&all()).unwrap();
         let others = all_flags
             .iter()
             .filter(|f| f.starts_with("--allow-") && *f != flag);
@@ -364,7 +364,7 @@ mod tests {
 
     #[test]
     fn flags_and_fields_round_trip() {
-        let args = flags(&all());
+        let args = flags(&all()).unwrap();
         let args: Vec<&str> = args.iter().map(String::as_str).collect();
         assert_eq!(parsed(&args).unwrap(), all());
         let fields = serde_json::to_value(all()).unwrap();
@@ -375,6 +375,6 @@ mod tests {
             Allowed::default()
         );
         assert_eq!(parsed(&[]).unwrap(), Allowed::default());
-        assert!(flags(&Allowed::default()).is_empty());
+        assert!(flags(&Allowed::default()).unwrap().is_empty());
     }
 }

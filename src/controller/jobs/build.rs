@@ -10,6 +10,7 @@ use super::{
     metadata, policy_name, time_zone,
 };
 use crate::base::hash::short_hash;
+use crate::error::Result;
 use k8s_openapi::api::apps::v1::{Deployment, DeploymentSpec, DeploymentStrategy};
 use k8s_openapi::api::batch::v1::{CronJob, CronJobSpec, Job, JobSpec, JobTemplateSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
@@ -43,22 +44,25 @@ fn pod_labels(
     labels
 }
 
-fn job_spec(pod: PodBuilder<'_>, labels: BTreeMap<String, String>) -> JobSpec {
-    JobSpec {
+fn job_spec(pod: PodBuilder<'_>, labels: BTreeMap<String, String>) -> Result<JobSpec> {
+    Ok(JobSpec {
         active_deadline_seconds: Some(pod.deadline_seconds()),
         backoff_limit: Some(BACKOFF_LIMIT),
         pod_failure_policy: Some(pod.failure_policy()),
-        template: pod.template(labels),
+        template: pod.template(labels)?,
         ..JobSpec::default()
-    }
+    })
 }
 
 /// Returns a CronJob for each schedule of a policy.
+///
+/// # Errors
+/// `Internal` if options cannot be written as flags.
 pub fn cron_jobs(
     policy: &EtcdBackupPolicy,
     settings: &Settings,
     postponed: Postponed,
-) -> Vec<CronJob> {
+) -> Result<Vec<CronJob>> {
     let mut cron_jobs = Vec::new();
     for scheduled in (Table { policy, settings }).scheduled() {
         let work = scheduled.work;
@@ -85,25 +89,30 @@ pub fn cron_jobs(
                         labels: Some(pod_labels.clone()),
                         ..ObjectMeta::default()
                     }),
-                    spec: Some(job_spec(scheduled.pod, pod_labels)),
+                    spec: Some(job_spec(scheduled.pod, pod_labels)?),
                 },
             },
             status: None,
         });
     }
-    cron_jobs
+    Ok(cron_jobs)
 }
 
 /// Returns the Deployment that follows the etcd, or `None` if the policy has no `snapshot.follow` or no etcd.
 /// It has no replica while the policy is suspended.
-pub fn follower(policy: &EtcdBackupPolicy, settings: &Settings) -> Option<Deployment> {
-    let pod = Table { policy, settings }.follower()?;
+///
+/// # Errors
+/// `Internal` if options cannot be written as flags.
+pub fn follower(policy: &EtcdBackupPolicy, settings: &Settings) -> Result<Option<Deployment>> {
+    let Some(pod) = (Table { policy, settings }).follower() else {
+        return Ok(None);
+    };
     let work = WorkKind::Follow;
     let labels = labels(policy, work);
     let mut selector = labels.clone();
     selector.retain(|key, _| [LABEL_NAME, LABEL_POLICY, LABEL_WORK].contains(&key.as_str()));
     let name = format!("{}-{}", policy_name(policy), work.short_name());
-    Some(Deployment {
+    Ok(Some(Deployment {
         metadata: metadata(policy, &name, labels.clone()),
         spec: DeploymentSpec {
             replicas: Some(i32::from(!policy.spec.suspend)),
@@ -115,11 +124,11 @@ pub fn follower(policy: &EtcdBackupPolicy, settings: &Settings) -> Option<Deploy
                 type_: Some("Recreate".to_owned()),
                 rolling_update: None,
             }),
-            template: pod.template(pod_labels(policy, labels)),
+            template: pod.template(pod_labels(policy, labels))?,
             ..DeploymentSpec::default()
         },
         status: None,
-    })
+    }))
 }
 
 /// Returns the name of a threshold's Job. The same policy, revisions and attempt give the same name, so that the API
@@ -146,25 +155,28 @@ pub fn compaction_job_name(
 
 /// Returns the Job of a crossed threshold: a compaction, or a full snapshot instead, for which the policy
 /// needs an etcd.
+///
+/// # Errors
+/// `Internal` if options cannot be written as flags.
 pub fn compaction_job(
     policy: &EtcdBackupPolicy,
     settings: &Settings,
     name: &str,
     full_snapshot_instead: bool,
     annotations: BTreeMap<String, String>,
-) -> Job {
+) -> Result<Job> {
     let table = Table { policy, settings };
     let (work, pod) = if full_snapshot_instead {
         (WorkKind::FullSnapshot, table.full_snapshot())
     } else {
         (WorkKind::Compaction, table.compaction(None))
     };
-    let mut job = job(policy, policy, name, labels(policy, work), pod);
+    let mut job = job(policy, policy, name, labels(policy, work), pod)?;
     job.metadata.annotations = (!annotations.is_empty()).then_some(annotations);
     if let Some(spec) = &mut job.spec {
         spec.ttl_seconds_after_finished = Some(TTL_SECONDS);
     }
-    job
+    Ok(job)
 }
 
 /// Returns the name of a task's Job. It contains the start of the task's UID, so that a task that is deleted
@@ -176,7 +188,14 @@ pub fn task_job_name(task: &EtcdBackupTask) -> String {
 }
 
 /// Returns the Job of a task. The task owns it, and Kubernetes deletes it with the task.
-pub fn task_job(policy: &EtcdBackupPolicy, task: &EtcdBackupTask, settings: &Settings) -> Job {
+///
+/// # Errors
+/// `Internal` if options cannot be written as flags.
+pub fn task_job(
+    policy: &EtcdBackupPolicy,
+    task: &EtcdBackupTask,
+    settings: &Settings,
+) -> Result<Job> {
     let type_ = task.spec.type_;
     let default_config = TaskConfig::default();
     let config = task.spec.config.as_ref().unwrap_or(&default_config);
@@ -193,11 +212,11 @@ fn job<O: Resource<DynamicType = ()>>(
     name: &str,
     labels: BTreeMap<String, String>,
     pod: PodBuilder<'_>,
-) -> Job {
+) -> Result<Job> {
     let labels = pod_labels(policy, labels);
-    Job {
+    Ok(Job {
         metadata: metadata(owner, name, labels.clone()),
-        spec: Some(job_spec(pod, labels)),
+        spec: Some(job_spec(pod, labels)?),
         status: None,
-    }
+    })
 }

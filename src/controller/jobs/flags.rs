@@ -4,10 +4,11 @@
 //! It works for every type that derives both; options that are not in such a type are added by `pod`.
 
 use super::super::api::{GarbageCollectionConfig, OnDemandCompactionConfig};
-use crate::backup::trust::Plaintext;
+use crate::error::{Error, Result};
 use crate::ops::copy::plan::CopyLimits;
 use crate::ops::gc::Rules;
 use crate::ops::maintain::Upkeep;
+use crate::ops::options::Plaintext;
 use crate::ops::restore::SharedOptions;
 use crate::ops::snapshot::Marks;
 use crate::ops::snapshot::follow::Pace;
@@ -92,8 +93,12 @@ pub(in crate::controller) fn in_fields(message: &str) -> String {
 
 /// Returns the arguments that set these options, in the order of their fields. The name of a field must be
 /// that of its flag in camel case. Options that are null or false are left out.
-pub(in crate::controller) fn flags<T: Args + Serialize>(options: &T) -> Vec<String> {
-    let fields = serde_json::to_value(options).unwrap_or_default();
+///
+/// # Errors
+/// `Internal` if the options cannot be written as JSON.
+pub(in crate::controller) fn flags<T: Args + Serialize>(options: &T) -> Result<Vec<String>> {
+    let fields = serde_json::to_value(options)
+        .map_err(|e| Error::internal(format!("options of a Job cannot be written as JSON: {e}")))?;
     let command = T::augment_args(Command::new("options"));
     let mut args = Vec::new();
     for arg in command.get_arguments() {
@@ -110,7 +115,7 @@ pub(in crate::controller) fn flags<T: Args + Serialize>(options: &T) -> Vec<Stri
             }
         }
     }
-    args
+    Ok(args)
 }
 
 fn camel_case(flag: &str) -> String {

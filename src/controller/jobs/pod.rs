@@ -13,13 +13,23 @@ use super::{
 };
 use crate::base::limits;
 use crate::base::{Size, Span, TextValue};
+use crate::error::{Error, Result};
 use crate::store::open::OPTION_SECRET_DIR;
 use clap::Args;
-use k8s_openapi::api::batch::v1::PodFailurePolicy;
-use k8s_openapi::api::core::v1::{PodTemplateSpec, ResourceRequirements};
+use k8s_openapi::api::batch::v1::{
+    PodFailurePolicy, PodFailurePolicyOnExitCodesRequirement,
+    PodFailurePolicyOnPodConditionsPattern, PodFailurePolicyRule,
+};
+use k8s_openapi::api::core::v1::{
+    Capabilities, Container, ContainerPort, EmptyDirVolumeSource, HTTPGetAction,
+    HostPathVolumeSource, PersistentVolumeClaimVolumeSource, PodSecurityContext, PodSpec,
+    PodTemplateSpec, Probe, ResourceRequirements, SeccompProfile, SecretVolumeSource,
+    SecurityContext, Volume, VolumeMount,
+};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use serde::Serialize;
-use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -45,8 +55,10 @@ pub(super) struct PodBuilder<'a> {
     policy: &'a EtcdBackupPolicy,
     settings: &'a Settings,
     args: Vec<String>,
-    volumes: Vec<Value>,
-    mounts: Vec<Value>,
+    /// Why the Pod lacks arguments.
+    failure: Option<Error>,
+    volumes: Vec<Volume>,
+    mounts: Vec<VolumeMount>,
     resources: Option<&'a ResourceRequirements>,
     user: i64,
     /// How long a Job of the Pod may run.
@@ -94,6 +106,7 @@ impl<'a> PodBuilder<'a> {
             policy,
             settings,
             args: Vec::new(),
+            failure: None,
             volumes: Vec::new(),
             mounts: Vec::new(),
             resources: policy.spec.job_template.resources.as_ref(),
@@ -116,7 +129,13 @@ impl<'a> PodBuilder<'a> {
                 pod = pod.flag(flag, size.as_str());
             }
         }
-        let scratch = json!({"emptyDir": {"sizeLimit": mebibytes(scratch_bytes(template))}});
+        let scratch = Volume {
+            empty_dir: Some(EmptyDirVolumeSource {
+                size_limit: Some(mebibytes(scratch_bytes(template))),
+                ..EmptyDirVolumeSource::default()
+            }),
+            ..Volume::default()
+        };
         pod.mount("scratch", scratch, SCRATCH, false)
     }
 
@@ -139,9 +158,12 @@ impl<'a> PodBuilder<'a> {
         self
     }
 
-    /// Adds the flags for the options of an operation.
+    /// Adds the flags for the options of an operation. [`template`](Self::template) returns the error, if there is one.
     pub(super) fn options<T: Args + Serialize>(mut self, options: &T) -> Self {
-        self.args.extend(flags(options).iter().map(|a| escaped(a)));
+        match flags(options) {
+            Ok(args) => self.args.extend(args.iter().map(|a| escaped(a))),
+            Err(e) => self.failure = Some(e),
+        }
         self
     }
 
@@ -150,12 +172,18 @@ impl<'a> PodBuilder<'a> {
         self.flag(flag, &Span(duration(value)).to_string())
     }
 
-    fn mount(mut self, name: &str, mut volume: Value, path: &str, read_only: bool) -> Self {
-        volume["name"] = name.into();
-        self.volumes.push(volume);
-        let read_only = read_only.then_some(true);
-        self.mounts
-            .push(json!({"name": name, "mountPath": path, "readOnly": read_only}));
+    /// Adds a volume under this name, and mounts it.
+    fn mount(mut self, name: &str, volume: Volume, path: &str, read_only: bool) -> Self {
+        self.volumes.push(Volume {
+            name: name.to_owned(),
+            ..volume
+        });
+        self.mounts.push(VolumeMount {
+            name: name.to_owned(),
+            mount_path: path.to_owned(),
+            read_only: read_only.then_some(true),
+            ..VolumeMount::default()
+        });
         self
     }
 
@@ -165,17 +193,22 @@ impl<'a> PodBuilder<'a> {
     fn secret(self, use_: &str, secret: &SecretRef) -> (Self, String) {
         let name = &secret.name;
         let path = format!("{SECRETS}/{use_}/{name}");
-        let volume = json!({"secret": {
-            "secretName": name, "defaultMode": SECRET_MODE, "optional": true,
-        }});
+        let volume = Volume {
+            secret: Some(SecretVolumeSource {
+                secret_name: Some(name.clone()),
+                default_mode: Some(SECRET_MODE),
+                optional: Some(true),
+                ..SecretVolumeSource::default()
+            }),
+            ..Volume::default()
+        };
         let pod = self.mount(&format!("secret-{use_}"), volume, &path, true);
         (pod, path)
     }
 
     /// Mounts a PersistentVolumeClaim of the namespace.
     pub(super) fn claim(self, claim: &str, path: &str) -> Self {
-        let volume = json!({"persistentVolumeClaim": {"claimName": claim}});
-        self.mount("data", volume, path, false)
+        self.mount("data", claim_volume(claim), path, false)
     }
 
     /// Mounts the volume of a store that is a folder.
@@ -183,13 +216,16 @@ impl<'a> PodBuilder<'a> {
         let (Some(path), Some(volume)) = (local_path(&store.url), &store.volume) else {
             return self;
         };
-        let claim = volume.persistent_volume_claim.as_ref();
-        let folder = volume.host_path.as_ref();
-        let volume = json!({
-            "persistentVolumeClaim": claim.map(|claim| json!({"claimName": claim})),
+        let claim = volume.persistent_volume_claim.as_deref();
+        let host_path = volume.host_path.clone().map(|path| HostPathVolumeSource {
+            path,
             // The directory must exist and be writable for the Pod's user: the kubelet would create it for root.
-            "hostPath": folder.map(|path| json!({"path": path, "type": "Directory"})),
+            type_: Some("Directory".to_owned()),
         });
+        let volume = Volume {
+            host_path,
+            ..claim.map(claim_volume).unwrap_or_default()
+        };
         self.mount(name, volume, &path, read_only)
     }
 
@@ -360,6 +396,7 @@ impl<'a> PodBuilder<'a> {
     /// the other one mounts.
     pub(super) fn run_first(mut self, first: PodBuilder<'a>) -> Self {
         self.init_args = Some(first.args);
+        self.failure = self.failure.or(first.failure);
         self.etcd_image = first.etcd_image;
         self
     }
@@ -375,112 +412,171 @@ impl<'a> PodBuilder<'a> {
         let mut containers = vec![CONTAINER];
         containers.extend(self.init_args.as_ref().map(|_| CONTAINER_BEFORE));
         containers.extend(self.etcd_image.map(|_| COPY_CONTAINERS).iter().flatten());
-        let mut rules = Vec::new();
-        for name in containers {
-            let codes =
-                json!({"containerName": name, "operator": "In", "values": final_exit_codes()});
-            rules.push(json!({"action": "FailJob", "onExitCodes": codes}));
-        }
-        let disrupted = json!([{"type": "DisruptionTarget", "status": "True"}]);
-        rules.push(json!({"action": "Ignore", "onPodConditions": disrupted}));
-        // These fields are all that a rule needs; tests compare them.
-        serde_json::from_value(json!({"rules": rules})).unwrap_or_default()
+        let final_failure = |name: &str| PodFailurePolicyRule {
+            action: "FailJob".to_owned(),
+            on_exit_codes: Some(PodFailurePolicyOnExitCodesRequirement {
+                container_name: Some(name.to_owned()),
+                operator: "In".to_owned(),
+                values: final_exit_codes(),
+            }),
+            on_pod_conditions: None,
+        };
+        let disruption = PodFailurePolicyRule {
+            action: "Ignore".to_owned(),
+            on_exit_codes: None,
+            on_pod_conditions: Some(vec![PodFailurePolicyOnPodConditionsPattern {
+                type_: "DisruptionTarget".to_owned(),
+                status: Some("True".to_owned()),
+            }]),
+        };
+        let mut rules: Vec<_> = containers.into_iter().map(final_failure).collect();
+        rules.push(disruption);
+        PodFailurePolicy { rules }
     }
 
     /// Returns the init containers that copy the etcd of another image. An image of etcd has no shell: deltafold
     /// copies itself into the scratch volume, and then runs in that image.
-    fn copy_etcd(&self, image: &str) -> [Value; 2] {
+    fn copy_etcd(&self, image: &str) -> [Container; 2] {
         const PROGRAM: &str = "/scratch/deltafold";
         let container = |name: &str, args: &[&str]| {
             let args = ["copy-program", "--termination-log", TERMINATION_LOG]
                 .iter()
                 .chain(args);
-            let mut container = self.container(name, args.map(|a| (*a).to_owned()).collect());
             let mounts = self.mounts.iter();
-            let scratch = mounts.filter(|mount| mount["mountPath"] == SCRATCH);
-            container["volumeMounts"] = scratch.cloned().collect();
-            container
+            let scratch = mounts.filter(|mount| mount.mount_path == SCRATCH);
+            Container {
+                volume_mounts: Some(scratch.cloned().collect()),
+                ..self.container(name, args.map(|a| (*a).to_owned()).collect())
+            }
         };
         let [program, etcd] = COPY_CONTAINERS;
-        let itself = container(program, &[PROGRAM]);
-        let mut etcd = container(etcd, &["--program", ETCD_IN_IMAGE, DRILL_ETCD]);
-        etcd["image"] = image.into();
-        etcd["imagePullPolicy"] = Value::Null;
-        etcd["command"] = json!([PROGRAM]);
-        [itself, etcd]
+        let etcd = Container {
+            image: Some(image.to_owned()),
+            image_pull_policy: None,
+            command: Some(vec![PROGRAM.to_owned()]),
+            ..container(etcd, &["--program", ETCD_IN_IMAGE, DRILL_ETCD])
+        };
+        [container(program, &[PROGRAM]), etcd]
     }
 
-    fn container(&self, name: &str, args: Vec<String>) -> Value {
+    fn container(&self, name: &str, args: Vec<String>) -> Container {
         let template = &self.policy.spec.job_template;
+        let image = template.image.as_ref().unwrap_or(&self.settings.image);
         let pull = template.image_pull_policy.map(|p| p.to_string());
-        json!({
-            "name": name,
-            "image": template.image.as_ref().unwrap_or(&self.settings.image),
-            "imagePullPolicy": pull.or_else(|| self.settings.image_pull_policy.clone()),
-            "command": ["deltafold"],
-            "args": args,
-            "resources": resources(self.resources, template),
-            "securityContext": {
-                "allowPrivilegeEscalation": false,
-                "readOnlyRootFilesystem": true,
-                "capabilities": {"drop": ["ALL"]},
-            },
+        Container {
+            name: name.to_owned(),
+            image: Some(image.clone()),
+            image_pull_policy: pull.or_else(|| self.settings.image_pull_policy.clone()),
+            command: Some(vec!["deltafold".to_owned()]),
+            args: Some(args),
+            resources: Some(resources(self.resources, template)),
+            security_context: Some(SecurityContext {
+                allow_privilege_escalation: Some(false),
+                read_only_root_filesystem: Some(true),
+                capabilities: Some(Capabilities {
+                    drop: Some(vec!["ALL".to_owned()]),
+                    add: None,
+                }),
+                ..SecurityContext::default()
+            }),
             // Not FallbackToLogsOnError: the log of a killed process could be taken for a termination message.
-            "terminationMessagePath": TERMINATION_LOG,
-            "terminationMessagePolicy": "File",
-            "volumeMounts": self.mounts,
-        })
+            termination_message_path: Some(TERMINATION_LOG.to_owned()),
+            termination_message_policy: Some("File".to_owned()),
+            volume_mounts: Some(self.mounts.clone()),
+            ..Container::default()
+        }
     }
 
     /// Returns the finished Pod, with these labels.
-    pub(super) fn template(mut self, labels: BTreeMap<String, String>) -> PodTemplateSpec {
+    ///
+    /// # Errors
+    /// `Internal` if options of an operation could not be written as flags.
+    pub(super) fn template(mut self, labels: BTreeMap<String, String>) -> Result<PodTemplateSpec> {
+        if let Some(failure) = self.failure {
+            return Err(failure);
+        }
         let args = std::mem::take(&mut self.args);
         let mut main = self.container(CONTAINER, args);
         let init_args = self.init_args.take();
         let copies = self.etcd_image.map(|image| self.copy_etcd(image));
         let before = init_args.map(|args| self.container(CONTAINER_BEFORE, args));
-        let init_containers: Vec<Value> = copies.into_iter().flatten().chain(before).collect();
+        let init_containers: Vec<Container> = copies.into_iter().flatten().chain(before).collect();
         let is_long_running = self.stop_grace.is_some();
         if self.serves_metrics {
-            main["ports"] = json!([{"name": PORT_NAME, "containerPort": PORT}]);
+            main.ports = Some(vec![ContainerPort {
+                name: Some(PORT_NAME.to_owned()),
+                container_port: PORT,
+                ..ContainerPort::default()
+            }]);
             if is_long_running {
-                let probe = |path| json!({"httpGet": {"path": path, "port": PORT_NAME}});
-                main["livenessProbe"] = probe("/healthz");
-                main["readinessProbe"] = probe("/readyz");
+                main.liveness_probe = Some(probe("/healthz"));
+                main.readiness_probe = Some(probe("/readyz"));
             }
         }
         let template = &self.policy.spec.job_template;
         let host_network = template.host_network;
-        let pod = json!({
-            "metadata": {"labels": labels},
-            "spec": {
-                "containers": [main],
-                "initContainers": (!init_containers.is_empty()).then_some(init_containers),
-                "restartPolicy": if is_long_running { "Always" } else { "Never" },
-                "terminationGracePeriodSeconds": self.stop_grace,
-                "serviceAccountName": service_account_name(self.policy),
-                "automountServiceAccountToken": self.needs_token,
-                "enableServiceLinks": false,
-                "hostNetwork": host_network.then_some(true),
-                "dnsPolicy": host_network.then_some("ClusterFirstWithHostNet"),
-                "nodeSelector": Some(&template.node_selector).filter(|s| !s.is_empty()),
-                "tolerations": Some(&template.tolerations).filter(|t| !t.is_empty()),
-                "priorityClassName": template.priority_class_name,
-                "securityContext": {
-                    "runAsNonRoot": self.user != 0,
-                    "runAsUser": self.user,
-                    "runAsGroup": self.user,
-                    // With it the user can write to volumes and read Secrets.
-                    "fsGroup": self.user,
-                    // The default would change every file of a local store before each run.
-                    "fsGroupChangePolicy": "OnRootMismatch",
-                    "seccompProfile": {"type": "RuntimeDefault"},
-                },
-                "volumes": self.volumes,
-            },
-        });
-        // A template of these fields cannot fail; tests build Pods of all kinds.
-        serde_json::from_value(pod).unwrap_or_default()
+        let restart_policy = if is_long_running { "Always" } else { "Never" };
+        let node_selector = Some(&template.node_selector).filter(|s| !s.is_empty());
+        let tolerations = Some(&template.tolerations).filter(|t| !t.is_empty());
+        let pod = PodSpec {
+            containers: vec![main],
+            init_containers: (!init_containers.is_empty()).then_some(init_containers),
+            restart_policy: Some(restart_policy.to_owned()),
+            termination_grace_period_seconds: self.stop_grace,
+            service_account_name: Some(service_account_name(self.policy)),
+            automount_service_account_token: Some(self.needs_token),
+            enable_service_links: Some(false),
+            host_network: host_network.then_some(true),
+            dns_policy: host_network.then(|| "ClusterFirstWithHostNet".to_owned()),
+            node_selector: node_selector.cloned(),
+            tolerations: tolerations.cloned(),
+            priority_class_name: template.priority_class_name.clone(),
+            security_context: Some(PodSecurityContext {
+                run_as_non_root: Some(self.user != 0),
+                run_as_user: Some(self.user),
+                run_as_group: Some(self.user),
+                // With it the user can write to volumes and read Secrets.
+                fs_group: Some(self.user),
+                // The default would change every file of a local store before each run.
+                fs_group_change_policy: Some("OnRootMismatch".to_owned()),
+                seccomp_profile: Some(SeccompProfile {
+                    type_: "RuntimeDefault".to_owned(),
+                    localhost_profile: None,
+                }),
+                ..PodSecurityContext::default()
+            }),
+            volumes: Some(self.volumes),
+            ..PodSpec::default()
+        };
+        Ok(PodTemplateSpec {
+            metadata: Some(ObjectMeta {
+                labels: Some(labels),
+                ..ObjectMeta::default()
+            }),
+            spec: Some(pod),
+        })
+    }
+}
+
+/// Returns a volume of a PersistentVolumeClaim, without a name.
+fn claim_volume(claim: &str) -> Volume {
+    Volume {
+        persistent_volume_claim: Some(PersistentVolumeClaimVolumeSource {
+            claim_name: claim.to_owned(),
+            read_only: None,
+        }),
+        ..Volume::default()
+    }
+}
+
+fn probe(path: &str) -> Probe {
+    Probe {
+        http_get: Some(HTTPGetAction {
+            path: Some(path.to_owned()),
+            port: IntOrString::String(PORT_NAME.to_owned()),
+            ..HTTPGetAction::default()
+        }),
+        ..Probe::default()
     }
 }
 

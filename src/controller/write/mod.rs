@@ -13,6 +13,7 @@ use super::facts::start::Silent;
 use super::jobs;
 use super::names::{NamespacedName, label, owner};
 use crate::base::causes::causes;
+use crate::error::Error;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::Event;
 use kube::api::{
@@ -53,6 +54,9 @@ pub enum Failure {
     /// Nothing was written, because another replica may be the leader by now.
     #[error("this replica is not the leader any more")]
     NotLeading,
+    /// Nothing could be decided.
+    #[error(transparent)]
+    Internal(#[from] Error),
 }
 
 impl Failure {
@@ -73,7 +77,7 @@ impl Failure {
         match self {
             Failure::Api { .. } => self.is_conflict() || self.is_of_terminating_namespace(),
             Failure::BeingDeleted(_) => true,
-            Failure::NameTaken(_) | Failure::NotLeading => false,
+            Failure::NameTaken(_) | Failure::NotLeading | Failure::Internal(_) => false,
         }
     }
 

@@ -54,7 +54,8 @@ fn the_annotations_of_a_job_tell_why_it_was_created() {
         ..started
     };
     let annotations = started.annotations("so many events");
-    let made = jobs::compaction_job(&policy(), &settings, &started.name, true, annotations);
+    let made =
+        jobs::compaction_job(&policy(), &settings, &started.name, true, annotations).unwrap();
     assert_eq!(ThresholdJob::read(&made), Some(started));
     assert!(is_of_threshold(&made) && !is_of_task(&made));
     // The Job of a scheduled full snapshot belongs to no threshold.

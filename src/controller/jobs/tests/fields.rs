@@ -7,16 +7,16 @@ fn all_objects(policy: &EtcdBackupPolicy) -> Value {
     let settings = settings();
     let job = |instead| {
         let none = BTreeMap::new();
-        compaction_job(policy, &settings, "job", instead, none)
+        compaction_job(policy, &settings, "job", instead, none).unwrap()
     };
     json!({
-        "cron": cron_jobs(policy, &settings, Postponed::default()),
-        "follower": follower(policy, &settings),
+        "cron": cron_jobs(policy, &settings, Postponed::default()).unwrap(),
+        "follower": follower(policy, &settings).unwrap(),
         "account": service_account_name(policy),
         "leases": leases(policy),
         "compaction": job(false),
         "instead": job(true),
-        "tasks": tasks().iter().map(|t| task_job(policy, &task(t), &settings)).collect::<Vec<_>>(),
+        "tasks": tasks().iter().map(|t| task_job(policy, &task(t), &settings).unwrap()).collect::<Vec<_>>(),
     })
 }
 
@@ -205,7 +205,7 @@ fn every_task_field_changes_its_job() {
     let policy = policy(&rich());
     let settings = settings();
     let job_of = |spec: &Value| {
-        let job = task_job(&policy, &task(spec), &settings);
+        let job = task_job(&policy, &task(spec), &settings).unwrap();
         serde_json::to_value(job).unwrap()
     };
     // These are read by the controller only.

@@ -175,11 +175,11 @@ fn settings() -> Settings {
 fn pods(policy: &EtcdBackupPolicy) -> Vec<(String, PodTemplateSpec)> {
     let settings = settings();
     let mut pods = Vec::new();
-    for job in cron_jobs(policy, &settings, Postponed::default()) {
+    for job in cron_jobs(policy, &settings, Postponed::default()).unwrap() {
         let spec = job.spec.job_template.spec.unwrap();
         pods.push((job.metadata.name.unwrap(), spec.template));
     }
-    if let Some(d) = follower(policy, &settings) {
+    if let Some(d) = follower(policy, &settings).unwrap() {
         pods.push((d.metadata.name.unwrap(), d.spec.template));
     }
     for instead in [false, true] {
@@ -187,7 +187,7 @@ fn pods(policy: &EtcdBackupPolicy) -> Vec<(String, PodTemplateSpec)> {
             continue;
         }
         let none = BTreeMap::new();
-        let job = compaction_job(policy, &settings, "job", instead, none);
+        let job = compaction_job(policy, &settings, "job", instead, none).unwrap();
         pods.push((format!("threshold {instead}"), job.spec.unwrap().template));
     }
     let every = tasks().into_iter().chain([
@@ -205,7 +205,7 @@ fn pods(policy: &EtcdBackupPolicy) -> Vec<(String, PodTemplateSpec)> {
         let task = task(&spec);
         let lacks_etcd = needs_etcd(&task) && policy.spec.etcd.is_none();
         if !lacks_etcd && task_problems(policy, &task).is_empty() {
-            let job = task_job(policy, &task, &settings);
+            let job = task_job(policy, &task, &settings).unwrap();
             pods.push((format!("task {spec}"), job.spec.unwrap().template));
         }
     }
@@ -242,7 +242,7 @@ fn names_owners_and_labels() {
         maintenance: true,
         retention: false,
     };
-    let jobs = cron_jobs(&policy, &settings, postponed);
+    let jobs = cron_jobs(&policy, &settings, postponed).unwrap();
     let names_and_suspension: Vec<(String, bool)> = jobs
         .iter()
         .map(|j| {
@@ -272,7 +272,7 @@ fn names_owners_and_labels() {
     assert!(job_name(0, true).starts_with("main-fullsnap-"));
     let now = task(&tasks()[0]);
     assert_eq!(task_job_name(&now), "now-12345678");
-    let job = task_job(&policy, &now, &settings);
+    let job = task_job(&policy, &now, &settings).unwrap();
     let owners = job.metadata.owner_references.unwrap();
     assert_eq!(
         (owners[0].kind.as_str(), owners.len()),
@@ -293,7 +293,7 @@ fn names_owners_and_labels() {
 }
 
 fn compaction_container(policy: &EtcdBackupPolicy) -> Container {
-    let job = compaction_job(policy, &settings(), "job", false, BTreeMap::new());
+    let job = compaction_job(policy, &settings(), "job", false, BTreeMap::new()).unwrap();
     let template = job.spec.unwrap().template;
     template.spec.unwrap().containers.remove(0)
 }
@@ -330,12 +330,13 @@ fn deadlines_of_jobs() {
     let settings = settings();
     let policy = policy(&rich());
     let deadline = |job: Job| job.spec.unwrap().active_deadline_seconds;
-    let compaction = |instead| compaction_job(&policy, &settings, "x", instead, BTreeMap::new());
+    let compaction =
+        |instead| compaction_job(&policy, &settings, "x", instead, BTreeMap::new()).unwrap();
     assert_eq!(deadline(compaction(false)), Some(7200));
     assert_eq!(deadline(compaction(true)), Some(3 * 3600));
     let job = compaction(false);
     assert_eq!(job.spec.unwrap().ttl_seconds_after_finished, Some(86_400));
-    let task_deadline = |spec: &Value| deadline(task_job(&policy, &task(spec), &settings));
+    let task_deadline = |spec: &Value| deadline(task_job(&policy, &task(spec), &settings).unwrap());
     assert_eq!(task_deadline(&tasks()[2]), Some(25 * 3600));
     let no_timeout = with(
         &tasks()[2],

@@ -93,7 +93,7 @@ fn the_failure_policy_is_documented() {
     for (shape, spec) in SHAPES {
         let policy = policy(&spec());
         let settings = settings();
-        let job = compaction_job(&policy, &settings, "x", false, BTreeMap::new());
+        let job = compaction_job(&policy, &settings, "x", false, BTreeMap::new()).unwrap();
         let spec = serde_json::to_value(job.spec.unwrap()).unwrap();
         let mut rules = spec["podFailurePolicy"].clone();
         // The documents leave out the default of `status`.
@@ -270,7 +270,7 @@ fn each_store_of_a_copy_has_its_own_secret() {
     });
     let spec = json!({"policy": "main", "type": "CopyBackups",
         "config": {"copyBackups": {"sourceStore": store}}});
-    let job = task_job(&policy(&rich()), &task(&spec), &settings());
+    let job = task_job(&policy(&rich()), &task(&spec), &settings()).unwrap();
     let container = &job.spec.unwrap().template.spec.unwrap().containers[0];
     let from = values(container, "--from-option");
     let expected = [
@@ -295,7 +295,7 @@ fn user_text_is_not_expanded_as_a_variable() {
 
 #[test]
 fn the_live_etcd_gets_its_secrets() {
-    let jobs = cron_jobs(&policy(&rich()), &settings(), Postponed::default());
+    let jobs = cron_jobs(&policy(&rich()), &settings(), Postponed::default()).unwrap();
     let spec = jobs[0].spec.job_template.spec.clone();
     let container = spec.unwrap().template.spec.unwrap().containers.remove(0);
     let tls = values(&container, "--tls-secret");
@@ -308,7 +308,7 @@ fn the_live_etcd_gets_its_secrets() {
 fn a_restored_member_is_a_cluster_of_one_with_the_wanted_owner() {
     let spec = json!({"policy": "main", "type": "Restore",
         "config": {"restore": {"claimName": "data", "name": "b", "runAsUser": 0}}});
-    let job = task_job(&policy(&rich()), &task(&spec), &settings());
+    let job = task_job(&policy(&rich()), &task(&spec), &settings()).unwrap();
     let pod = job.spec.unwrap().template.spec.unwrap();
     let container = &pod.containers[0];
     assert_eq!(
