@@ -326,7 +326,7 @@ fn every_call_fails(
             for fault in Fault::of(call) {
                 // A store that denies an object's existence, or a flipped bit in an object without checksum,
                 // goes unnoticed.
-                let is_snapshot = path.starts_with('v') || path.starts_with(STAGING);
+                let is_snapshot = path.starts_with('v');
                 if matches!(fault, Fault::NotFound | Fault::Flipped)
                     && matches!(call, Call::Get | Call::Body)
                     && !is_snapshot
@@ -334,7 +334,7 @@ fn every_call_fails(
                     continue;
                 }
                 // Objects deleted from the source have their own test.
-                if fault == Fault::Gone && !path.starts_with(STAGING) {
+                if fault == Fault::Gone {
                     continue;
                 }
                 let strike = PlannedFault { call, nth, fault };
@@ -424,7 +424,7 @@ fn every_call_of_an_upload_in_parts() {
     let objects = large();
     let of_upload = |side, call, path: &str| match side {
         0 => matches!(call, Call::Get | Call::Body),
-        _ => path.starts_with(STAGING) && !matches!(call, Call::List | Call::Delete),
+        _ => path.starts_with('v') && !matches!(call, Call::List | Call::Delete),
     };
     every_call_fails(
         &objects,

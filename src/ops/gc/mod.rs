@@ -42,7 +42,7 @@ const LOCK_DURATION: Duration = Duration::from_secs(15);
 /// The name of the lock that `gc` and `pin` share.
 const LOCK: &str = "gc";
 /// The warning of `gc` if it runs without a lock.
-const SECOND_RUN: &str = "a second gc may run at the same time, which is safe but useless";
+const SECOND_RUN: &str = "a second gc may run at the same time, which is safe, but wasteful";
 /// A clock difference that is worth a warning.
 const SKEW: TimeDelta = TimeDelta::minutes(5);
 /// Concurrent requests, of those that are made one per object.
