@@ -158,9 +158,8 @@ fn advice_for_text(text: &str) -> Option<&'static str> {
 pub(super) fn write_error(name: &str, e: object_store::Error) -> Error {
     match e {
         object_store::Error::NotFound { .. } => Reason::SnapshotVanished.error(format!(
-                "cannot write {name}: its upload is gone: it was aborted meanwhile; run again"
-            ),
-        ),
+            "cannot write {name}: its upload is gone: it was aborted meanwhile; run again"
+        )),
         e => store_error(format!("write {name}"), e),
     }
 }

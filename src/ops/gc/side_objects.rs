@@ -4,11 +4,8 @@
 //! `ops::gc::plan` and `ops::gc::apply` decide on them, `ops::gc::apply` deletes them.
 
 use super::{Decision, Kind, Object};
-use crate::backup::SnapshotName;
-use crate::backup::catalog::{EXCLUDE_SUFFIX, NOTES, snapshot_name};
-use crate::ops::verify::record::VERIFIED;
-use crate::store::staging::{STAGING, is_temporary};
-use crate::store::{LOCKS, UnfinishedUpload};
+use crate::prefix::side_objects::is_ours;
+use crate::store::UnfinishedUpload;
 use chrono::{DateTime, TimeDelta, Utc};
 
 /// Why a note, an exclusion mark or a temporary object is kept or deleted.
@@ -93,18 +90,4 @@ pub(super) fn decide_upload(
         decision,
         reason.describe(),
     ))
-}
-
-/// Returns whether a path is that of one of deltafold's objects.
-fn is_ours(path: &str) -> bool {
-    let plain = path.strip_suffix(EXCLUDE_SUFFIX).unwrap_or(path);
-    if snapshot_name(plain).is_some() {
-        return true;
-    }
-    match path.split_once('/') {
-        Some((STAGING, name)) => is_temporary(name),
-        Some((LOCKS | VERIFIED, name)) => name.ends_with(".json") && !name.contains('/'),
-        Some((folder, name)) => NOTES.contains(&folder) && name.parse::<SnapshotName>().is_ok(),
-        None => false,
-    }
 }

@@ -8,13 +8,12 @@ use crate::base::time::utc;
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::Revision;
 use crate::ops::report::ReportBuilder;
+use crate::prefix::side_objects::VERIFIED;
 use crate::store::Store;
 use chrono::{DateTime, SubsecRound, Utc};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// The folder of the records, below the prefix. No layout of snapshots lists it.
-pub const VERIFIED: &str = "deltafold-verified";
 /// The version of the format.
 const FORMAT_VERSION: u32 = 1;
 /// The largest record that is read, in bytes: a record has some hundred.

@@ -143,7 +143,7 @@ pub fn open(url: &str, options: &[(String, String)], handle: Handle) -> Result<S
     }
 }
 
-/// Refuses a user, a password and a query in a URL: they belong into settings. Does not print the URL.
+/// Refuses a user, a password and a query in a URL: they belong in settings. Does not print the URL.
 fn check_parts(scheme: &str, rest: &str) -> Result<()> {
     let authority = rest.split('/').next().unwrap_or_default();
     // Azure's own form of a URL has an @: abfss://container@account.…
@@ -180,9 +180,10 @@ impl Location {
             .split_once('@')
             .map_or(authority, |(_, host)| host);
         let bucket = host.filter(|host| !host.is_empty() && host == named);
+        // What is written there may be a password.
         let bucket = bucket.ok_or_else(|| {
             Reason::Usage.error(format!(
-                "--store {url} names no valid bucket: use {scheme}://bucket/prefix"
+                "--store {scheme}://… names no valid bucket: use {scheme}://bucket/prefix"
             ))
         })?;
         let prefix = prefix.strip_suffix('/').unwrap_or(prefix);
