@@ -570,7 +570,7 @@ fn a_plain_prefix_is_moved_to_age_by_a_copy() {
             );
         }
 
-        // The new prefix goes on with deltas, and all of it is encrypted.
+        // The next delta continues the copy. Every snapshot of the new prefix is encrypted.
         world.prefix.url = to.to_str().unwrap().to_owned();
         world.delta(&both);
         assert_eq!(world.prefix.last_saved(), world.revision());

@@ -536,7 +536,8 @@ fn random_prefix(rng: &mut fastrand::Rng) -> String {
     let mut prefix = part(rng);
     if rng.bool() {
         let below = part(rng);
-        if !matches!(&*below, "." | "..") {
+        // Its end is cut off below.
+        if !matches!(below.trim_end(), "" | "." | "..") {
             prefix = format!("{prefix}/{below}");
         }
     }
