@@ -25,6 +25,28 @@ pub const MAIN: &str = "main";
 /// one costs time and memory for every snapshot.
 pub const MOST_TIMELINES: usize = 100;
 
+/// Returns the deltas among `snapshots` that repeat revisions, by their first revision, each behind the delta whose
+/// revisions it repeats.
+pub fn overlaps(catalog: &Catalog, snapshots: impl Iterator<Item = usize>) -> Vec<(usize, usize)> {
+    let name = |i: usize| &catalog.snapshots[i].name;
+    let mut deltas: Vec<usize> = snapshots.filter(|&i| !name(i).is_full()).collect();
+    deltas.sort_by_key(|&i| (name(i).start, name(i).last, i));
+    let mut overlaps = Vec::new();
+    let mut reached: Option<usize> = None;
+    for delta in deltas {
+        if let Some(before) = reached {
+            if name(delta).start <= name(before).last {
+                overlaps.push((before, delta));
+            }
+            if name(delta).last <= name(before).last {
+                continue;
+            }
+        }
+        reached = Some(delta);
+    }
+    overlaps
+}
+
 /// What the contents of snapshots show. Snapshots are given by their index in the catalog. Of a snapshot that
 /// was not read, nothing is known.
 pub trait Evidence {

@@ -9,7 +9,7 @@ mod decide;
 pub use decide::{Finding, Options, Status};
 
 use crate::backup::chain::{self, Choice};
-use crate::backup::timeline::{NamesOnly, Timeline};
+use crate::backup::timeline::{NamesOnly, Timeline, overlaps};
 use crate::backup::{Catalog, Snapshot};
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::Revision;
@@ -425,24 +425,10 @@ impl Collected {
 
 /// Returns the last two deltas after the newest full that hold the same revisions.
 fn overlap(catalog: &Catalog, timeline: &Timeline) -> Option<Problem> {
-    let snapshots = timeline
-        .members
-        .iter()
-        .map(|m| &catalog.snapshots[m.snapshot]);
-    let newest_first = snapshots.rev().take_while(|s| !s.name.is_full());
-    let mut deltas: Vec<&Snapshot> = newest_first.collect();
-    deltas.sort_by_key(|s| (s.name.start, s.name.last));
-    let mut reached = *deltas.first()?;
-    let mut found = None;
-    for delta in deltas.into_iter().skip(1) {
-        if delta.name.start <= reached.name.last {
-            found = Some((reached, delta));
-        }
-        if delta.name.last > reached.name.last {
-            reached = delta;
-        }
-    }
-    let (one, other) = found?;
+    let newest_first = timeline.members.iter().rev().map(|m| m.snapshot);
+    let deltas = newest_first.take_while(|&i| !catalog.snapshots[i].name.is_full());
+    let (one, other) = overlaps(catalog, deltas).pop()?;
+    let (one, other) = (&catalog.snapshots[one], &catalog.snapshots[other]);
     let message = format!(
         "two snapshotters write here, or have written since the newest full: one saved revisions {} to {}, the other {} to {}; stop one of them",
         one.name.start, one.name.last, other.name.start, other.name.last

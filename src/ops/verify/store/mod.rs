@@ -15,7 +15,7 @@ use super::drill;
 use super::record::{self, RecordLevel, VerificationRecord};
 use crate::backup::catalog::Snapshot;
 use crate::backup::chain::KnownBases;
-use crate::backup::timeline::Timeline;
+use crate::backup::timeline::{Timeline, overlaps};
 use crate::error::{Error, Reason, Result};
 use crate::fold::rebuild::read_every_page;
 use crate::mvcc::Revision;
@@ -367,23 +367,10 @@ impl<'a> Verification<'a> {
 
     /// Returns the deltas that repeat revisions of others.
     fn overlapping_deltas(&self, timeline: &Timeline) -> Vec<usize> {
-        let mut deltas = Vec::new();
-        for member in &timeline.members {
-            let name = &self.snapshot(member.snapshot).name;
-            if !name.is_full() && name.last <= member.until {
-                deltas.push((name.start, name.last, member.snapshot));
-            }
-        }
-        deltas.sort_unstable();
-        let mut reached = Revision(0);
-        let mut overlapping = Vec::new();
-        for (start, last, i) in deltas {
-            if start <= reached {
-                overlapping.push(i);
-            }
-            reached = reached.max(last);
-        }
-        overlapping
+        let members = timeline.members.iter();
+        let whole = members.filter(|m| self.snapshot(m.snapshot).name.last <= m.until);
+        let overlaps = overlaps(&self.scan.catalog, whole.map(|m| m.snapshot));
+        overlaps.into_iter().map(|(_, delta)| delta).collect()
     }
 
     /// Notes a full that holds more than its name says.
