@@ -15,8 +15,7 @@ use crate::error::{Error, Reason, Result};
 use crate::mvcc::Base;
 use crate::store::{Keys, Store};
 use std::io::{self, Read, Write};
-use std::path::Path;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// What every operation needs.
 #[derive(Clone)]

@@ -33,7 +33,7 @@ pub struct ExcludeTags {
     /// It refused for lack of a permission, so there may be tags.
     denied: Arc<AtomicBool>,
     /// What the responses to reads have shown.
-    server: Arc<ServerFacts>,
+    pub(super) server: Arc<ServerFacts>,
 }
 
 /// Where a store keeps the exclude tag.
@@ -248,22 +248,6 @@ pub(super) fn excluded_by_tag(store: &Store, paths: &[String]) -> Result<Vec<boo
         store.tags.server.remember(path);
     }
     Ok(excluded)
-}
-
-pub(super) fn can_request_tags(store: &Store) -> bool {
-    store.tags.can_tell() && !store.tags.was_refused()
-}
-
-pub(super) fn responses_report_tags(store: &Store) -> bool {
-    store.tags.server.responses_report_tags()
-}
-
-pub(super) fn has_tags(store: &Store, below: &str) -> bool {
-    store.tags.server.has_tags(below)
-}
-
-pub(super) fn has_seen_tags(store: &Store) -> bool {
-    store.tags.server.knows_any()
 }
 
 pub(super) fn exclude(store: &Store, below: &str) -> Result<()> {

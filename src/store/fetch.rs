@@ -4,7 +4,7 @@
 //! and read on the caller's thread.
 
 use super::{Bandwidth, Store, store_error};
-use crate::base::Cancel;
+use crate::base::{Cancel, lock};
 use crate::error::{Error, Reason, Result};
 use bytes::{Buf, Bytes};
 use futures::stream::{BoxStream, FuturesOrdered};
@@ -97,7 +97,7 @@ pub(super) fn read(store: &Store, below: &str) -> ObjectReader {
 }
 
 pub(super) fn fetch(store: &Store, below: &str, bytes: u64) -> ObjectReader {
-    if let Some(prefetched) = store.take_prefetched(below) {
+    if let Some(prefetched) = lock(&store.prefetched).remove(below) {
         return prefetched;
     }
     let (inner, path) = (Arc::clone(&store.inner), store.path(below));

@@ -120,8 +120,8 @@ impl PageSummary {
     }
 }
 
-/// Notices that a listing comes back to names that it had: with two neighbours of it in memory, whose distance
-/// grows (Brent's algorithm). A name that a server lists twice is not enough.
+/// Detects a listing that lists the same names again and again (Brent's algorithm). Two names in a row are
+/// remembered, and replaced at growing distances. A single name that a server lists twice is no repetition.
 #[derive(Default)]
 pub(super) struct Repetition {
     remembered: Option<[Path; 2]>,
@@ -136,13 +136,13 @@ impl Repetition {
         let Some(last) = self.last.replace(name.clone()) else {
             return false;
         };
-        let pair = [last, name.clone()];
-        if self.remembered.as_ref() == Some(&pair) {
+        let remembered = self.remembered.as_ref();
+        if remembered.is_some_and(|[before, after]| *before == last && after == name) {
             return true;
         }
         self.steps += 1;
         if self.steps > self.limit {
-            self.remembered = Some(pair);
+            self.remembered = Some([last, name.clone()]);
             self.limit = self.steps * 2;
         }
         false

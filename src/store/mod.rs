@@ -418,10 +418,6 @@ impl Store {
         read_ahead::prefetch(self, objects)
     }
 
-    fn take_prefetched(&self, below: &str) -> Option<ObjectReader> {
-        read_ahead::take_prefetched(self, below)
-    }
-
     /// Returns whether the bucket keeps versions: `Off` on stores that are not S3.
     ///
     /// # Errors
@@ -558,23 +554,23 @@ impl Store {
     /// Returns whether requests for tags make sense: the store may have tags, and has not refused to read
     /// them.
     pub fn can_request_tags(&self) -> bool {
-        exclude::can_request_tags(self)
+        self.tags.can_tell() && !self.tags.was_refused()
     }
 
     /// Returns whether responses to reads say that an object has tags. Then an object for which they do not say
     /// so has none.
     pub fn responses_report_tags(&self) -> bool {
-        exclude::responses_report_tags(self)
+        self.tags.server.responses_report_tags()
     }
 
     /// Returns whether an object is known to have or to have had tags.
     pub fn has_tags(&self, below: &str) -> bool {
-        exclude::has_tags(self, below)
+        self.tags.server.has_tags(below)
     }
 
     /// Returns whether any object is known to have tags.
     pub fn has_seen_tags(&self) -> bool {
-        exclude::has_seen_tags(self)
+        self.tags.server.knows_any()
     }
 
     /// Excludes a snapshot: by tag or metadata if the store has them, else by an object `<below>.exclude`. Other
@@ -586,8 +582,8 @@ impl Store {
         exclude::exclude(self, below)
     }
 
-    /// Returns the places beside this prefix, each with the names of the objects in these folders of it. Failures are
-    /// ignored: the hint is then missing.
+    /// Returns the prefixes beside this one, each with the names of its objects in `folders`, for a hint. If they
+    /// cannot be listed, there is no hint.
     pub fn neighbours(&self, folders: &[&str]) -> Vec<(String, Vec<String>)> {
         neighbours::neighbours(self, folders)
     }

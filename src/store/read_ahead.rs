@@ -102,10 +102,6 @@ pub(super) fn prefetch<'p>(
     guard
 }
 
-pub(super) fn take_prefetched(store: &Store, below: &str) -> Option<ObjectReader> {
-    lock(&store.prefetched).remove(below)
-}
-
 impl Drop for PrefetchGuard {
     fn drop(&mut self) {
         let mut transfers = lock(&self.transfers);

@@ -40,8 +40,8 @@ pub(super) struct Names {
     pub(super) catalog: Catalog,
     /// Whether the store was listed just now.
     pub(super) is_fresh: bool,
-    /// A delta of this process, and one that another snapshotter has written meanwhile and that repeats
-    /// revisions of it.
+    /// A delta of this process, and a delta that another snapshotter has written since the last listing, if both
+    /// hold the same revisions.
     pub(super) overlap: Option<(SnapshotName, SnapshotName)>,
 }
 

@@ -410,8 +410,8 @@ impl<'a> Saver<'a> {
         Ok(())
     }
 
-    /// Compares the changes of the last saved revision. Returns `None` if etcd has compacted it, or if the store
-    /// no longer holds any change of it.
+    /// Compares the changes of the last saved revision. Returns `None` if etcd has compacted that revision, or if
+    /// the store holds no change of it any more.
     fn compare_last_changes(&self, cluster: &Cluster) -> Result<Option<Verdict>> {
         let position = match self.position()? {
             Ok(position) if position.has_changes() => position,

@@ -101,21 +101,20 @@ struct OpenConfig {
 pub fn open(url: &str, options: &[(String, String)], handle: Handle) -> Result<Store> {
     crate::base::tls::ensure_provider();
     let Some((scheme, rest)) = url.split_once("://") else {
-        return match url.split_once(':') {
-            Some((scheme, _)) if Family::of_scheme(scheme).is_some() => {
-                Err(Reason::Usage.error(format!(
-                    "--store {url} lacks the slashes: use {scheme}://… (a folder of this name is ./{url})"
-                )))
-            }
-            _ => open_local(url, url, options, handle),
+        return match scheme_without_slashes(url) {
+            Some(scheme) => Err(Reason::Usage.error(format!(
+                "--store {url} lacks the slashes: use {scheme}://… (a folder of this name is ./{url})"
+            ))),
+            None => open_local(url, url, options, handle),
         };
     };
     let scheme = &*scheme.to_ascii_lowercase();
     check_parts(scheme, rest)?;
     // The variable is the one with which etcd-backup-restore finds its Secret.
     let config = |variable: &str| OpenConfig::new(options, variable);
-    let location = || Location::new(url, scheme, rest);
-    match Family::of_scheme(scheme) {
+    let family = Family::of_scheme(scheme);
+    let location = || Location::new(url, scheme, rest, family);
+    match family {
         Some(Family::Local) => {
             let dir = local_folder(url).ok_or_else(|| {
                 Reason::Usage.error(format!(
@@ -165,10 +164,9 @@ impl Location {
     ///
     /// # Errors
     /// Fails with `Usage` if there is no valid bucket, or if a store cannot have names with this prefix.
-    fn new(url: &str, scheme: &str, rest: &str) -> Result<Self> {
+    fn new(url: &str, scheme: &str, rest: &str, family: Option<Family>) -> Result<Self> {
         let (authority, prefix) = rest.split_once('/').unwrap_or((rest, ""));
         let bucket_url = format!("{scheme}://{authority}");
-        let family = Family::of_scheme(scheme);
         // Other stores write a bucket's name as the host of a URL.
         let host = match family {
             Some(Family::Swift) => Some(authority.to_owned()),
@@ -186,18 +184,16 @@ impl Location {
                 "--store {scheme}://… names no valid bucket: use {scheme}://bucket/prefix"
             ))
         })?;
-        let prefix = prefix.strip_suffix('/').unwrap_or(prefix);
-        if let Some(problem) = problem_of_prefix(prefix, family) {
-            return Err(Reason::Usage.error(format!(
+        let prefix = prefix_path(prefix, family).map_err(|problem| {
+            Reason::Usage.error(format!(
                 "--store {url}: this prefix cannot be used: {problem}"
-            )));
-        }
+            ))
+        })?;
         Ok(Location {
             url: url.to_owned(),
             bucket_url,
             bucket,
-            prefix: Path::parse(prefix)
-                .map_err(|e| Reason::Usage.error(format!("--store {url}: {e}")))?,
+            prefix,
             action: format!("open {url}"),
         })
     }
@@ -360,28 +356,34 @@ fn certificates(pem: &[u8], source: &str) -> Result<Vec<Certificate>> {
     }
 }
 
-/// Returns why no object below a prefix could be written and found again, or `None`.
-fn problem_of_prefix(prefix: &str, family: Option<Family>) -> Option<&'static str> {
-    let parts = || prefix.split('/');
+/// Returns the path of a prefix.
+///
+/// # Errors
+/// Says why no object below the prefix could be written and found again.
+fn prefix_path(prefix: &str, family: Option<Family>) -> Result<Path, String> {
+    const ODD: &str =
+        "it begins or ends with white space, or has a character that stands for an unreadable one";
+    let prefix = prefix.strip_suffix('/').unwrap_or(prefix);
     if prefix.is_empty() {
-        None
-    } else if parts().any(|part| matches!(part, "" | "." | "..")) {
-        Some("one of its parts is empty, . or ..")
+        return Ok(Path::ROOT);
+    }
+    let parts = || prefix.split('/');
+    let problem = if parts().any(|part| matches!(part, "" | "." | "..")) {
+        "one of its parts is empty, . or ..".to_owned()
     } else if prefix.contains(char::is_control) {
-        Some("it has a control character")
+        "it has a control character".to_owned()
     } else if family == Some(Family::Azure)
         && (prefix.contains('\\') || parts().any(|part| part.ends_with('.')))
     {
-        Some("Azure changes names with a backslash, or with a dot at the end of a part")
+        "Azure changes names with a backslash, or with a dot at the end of a part".to_owned()
     } else if prefix.len() > MAX_PREFIX {
-        Some("it has more than 700 bytes")
+        format!("it has more than {MAX_PREFIX} bytes")
     } else if listing::is_odd(prefix) {
-        Some(
-            "it begins or ends with white space, or has a character that stands for an unreadable one",
-        )
+        ODD.to_owned()
     } else {
-        None
-    }
+        return Path::parse(prefix).map_err(|e| e.to_string());
+    };
+    Err(problem)
 }
 
 /// Refuses a URL that ends in `v1` or `v2`. These folders are made below the prefix; in other tools the
@@ -450,6 +452,12 @@ fn lacks_parent(url: &str, flag: &str, dir: &FilePath) -> Error {
     ))
 }
 
+/// Returns the scheme of a URL that lacks its slashes, as in `s3:bucket`.
+fn scheme_without_slashes(url: &str) -> Option<&str> {
+    let (scheme, _) = url.split_once(':')?;
+    Family::of_scheme(scheme).map(|_| scheme)
+}
+
 /// Returns the folder of a local `url`, or `None` if the URL is that of an object store or invalid. Nothing in it is
 /// decoded.
 pub fn local_folder(url: &str) -> Option<PathBuf> {
@@ -459,10 +467,8 @@ pub fn local_folder(url: &str) -> Option<PathBuf> {
             rest.starts_with('/').then_some(rest)?
         }
         Some(_) => return None,
-        None => match url.split_once(':') {
-            Some((scheme, _)) if Family::of_scheme(scheme).is_some() => return None,
-            _ => url,
-        },
+        None if scheme_without_slashes(url).is_some() => return None,
+        None => url,
     };
     (!dir.is_empty()).then(|| dir.into())
 }
