@@ -36,6 +36,8 @@ pub enum Reason {
     NameMismatch,
     /// A delta does not continue the history before it.
     HistoryMismatch,
+    /// A full holds another state than the chain before it leads to.
+    HistoryDiffers,
     /// Members of the live etcd hold different data at the same revision.
     MembersDiffer,
     /// The backup and the live etcd hold different data at the same revision.
@@ -97,6 +99,8 @@ pub enum Reason {
     MemberUnhealthy,
     /// The newest snapshot is older than it may be.
     Stale,
+    /// The cluster was set back not long ago: the history that it left ends above that point.
+    SetBack,
     /// The backup was not verified for too long.
     NotVerified,
     /// A certificate has expired, or is not valid yet.
@@ -131,6 +135,7 @@ impl Reason {
             | Reason::RevisionGap
             | Reason::NameMismatch
             | Reason::HistoryMismatch
+            | Reason::HistoryDiffers
             | Reason::MembersDiffer
             | Reason::BackupDiffers
             | Reason::DrillFailed
@@ -158,6 +163,7 @@ impl Reason {
             | Reason::LockHeld
             | Reason::MemberUnhealthy
             | Reason::Stale
+            | Reason::SetBack
             | Reason::NotVerified => 75,
             Reason::CertificateExpired => 76,
             Reason::PermissionDenied | Reason::Unauthenticated | Reason::CannotDecrypt => 77,
@@ -328,6 +334,7 @@ mod tests {
             "LockHeld",
             "MemberUnhealthy",
             "Stale",
+            "SetBack",
             "NotVerified",
         ];
         assert_eq!(retryable, expected);

@@ -12,14 +12,14 @@ use std::collections::HashSet;
 pub const V2: &str = "v2";
 /// The folder of the old layout, which is read and never written.
 pub const V1: &str = "v1";
-/// The folder of notes that a full begins a timeline. Each note has the name of its full.
+/// The folder of records that a full begins a timeline. Each record has the name of its full.
 pub const TIMELINES: &str = "deltafold-timelines";
 /// The folder of pins. Each pin has the name of its full, and `gc` keeps the chain of that full.
 pub const PINS: &str = "deltafold-pins";
 /// The folders of snapshots.
 pub const SNAPSHOTS: [&str; 2] = [V2, V1];
-/// The folders of notes on snapshots. They are listed after the folders of snapshots: the note that a full
-/// begins a timeline is written before the full, so a listed full is never without its note.
+/// The folders of notes on snapshots. They are listed after the folders of snapshots: the record that a full
+/// begins a timeline is written before the full, so a listed full is never without its record.
 pub const NOTES: [&str; 2] = [TIMELINES, PINS];
 /// The suffix of an exclusion marker: the object `<name>.exclude` beside a snapshot excludes it.
 pub const EXCLUDE_SUFFIX: &str = ".exclude";
@@ -47,10 +47,46 @@ pub struct Snapshot {
     pub excluded: bool,
     /// Whether the snapshot must not be used because it is not encrypted: see [`Trust`](super::trust::Trust).
     pub untrusted: bool,
-    /// For a full: its snapshotter noted that it begins another history than that of the snapshots before it.
+    /// For a full: its snapshotter recorded that it begins another history than that of the snapshots before it.
     pub begins_timeline: bool,
     /// For a full: it has a pin, so it is kept with its chain whatever the retention policy is.
     pub pinned: bool,
+}
+
+/// The record that another history begins with a full. What has its second or a later one in its name is behind
+/// it, and belongs to no history that is older, whatever it holds.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Wall {
+    /// Where it stands, in seconds since 1970: the time in the name of its full.
+    pub second: i64,
+    /// The revision in the name of its full.
+    pub revision: Revision,
+    /// The path of the record below the store's prefix.
+    pub path: String,
+}
+
+impl Wall {
+    fn of(record: &ListedObject) -> Option<Self> {
+        let (TIMELINES, name) = record.path.split_once('/')? else {
+            return None;
+        };
+        let name: SnapshotName = name.parse().ok()?;
+        name.is_full().then(|| Wall {
+            second: name.created,
+            revision: name.last,
+            path: record.path.clone(),
+        })
+    }
+
+    /// Returns whether this is the record of a full. A copy may have another compression, or be encrypted.
+    pub fn is_of(&self, full: &SnapshotName) -> bool {
+        full.is_full() && (full.created, full.last) == (self.second, self.revision)
+    }
+
+    /// Returns the ID of the timeline that begins here.
+    pub fn timeline_id(&self) -> String {
+        format!("r{}-{:08x}", self.revision, self.second)
+    }
 }
 
 /// Everything below a prefix.
@@ -61,6 +97,8 @@ pub struct Catalog {
     pub snapshots: Vec<Snapshot>,
     /// The paths of objects that deltafold does not know and leaves alone.
     pub foreign: Vec<String>,
+    /// The records of timelines, in order of time.
+    pub walls: Vec<Wall>,
 }
 
 impl Catalog {
@@ -116,15 +154,19 @@ impl Catalog {
 
     /// Applies the notes of a listing to the snapshots.
     pub fn add_notes(&mut self, notes: &[ListedObject]) {
+        self.walls.extend(notes.iter().filter_map(Wall::of));
+        self.walls.sort_unstable();
         let notes: HashSet<(&str, &str)> = notes.iter().filter_map(|o| note(&o.path)).collect();
         if notes.is_empty() {
             return;
         }
         for s in &mut self.snapshots {
-            let (full, name) = (s.name.is_full(), s.name.to_string());
-            let is_in = |folder| notes.contains(&(folder, name.as_str()));
-            s.begins_timeline |= full && is_in(TIMELINES);
-            s.pinned |= full && is_in(PINS);
+            let at = self.walls.partition_point(|w| w.second < s.name.created);
+            let same_second = self.walls[at..].iter();
+            let mut same_second = same_second.take_while(|w| w.second == s.name.created);
+            s.begins_timeline = same_second.any(|w| w.is_of(&s.name));
+            let is_pinned = || notes.contains(&(PINS, s.name.to_string().as_str()));
+            s.pinned |= s.name.is_full() && is_pinned();
         }
     }
 
@@ -132,6 +174,22 @@ impl Catalog {
     pub fn usable(&self) -> impl Iterator<Item = usize> + '_ {
         let is_usable = |s: &Snapshot| !s.excluded && !s.untrusted;
         (0..self.snapshots.len()).filter(move |&i| is_usable(&self.snapshots[i]))
+    }
+
+    /// Returns the usable snapshots between two walls each, in order of time, with the wall before them. Parts
+    /// without a usable snapshot are left out.
+    pub fn parts(&self) -> Vec<(Option<&Wall>, Vec<usize>)> {
+        let mut parts: Vec<(Option<&Wall>, Vec<usize>)> = Vec::new();
+        for i in self.usable() {
+            let created = self.snapshots[i].name.created;
+            let before = self.walls.partition_point(|w| w.second <= created);
+            let wall = before.checked_sub(1).map(|w| &self.walls[w]);
+            match parts.last_mut() {
+                Some((last, snapshots)) if *last == wall => snapshots.push(i),
+                _ => parts.push((wall, vec![i])),
+            }
+        }
+        parts
     }
 
     /// Returns the newest revision in the name of a usable snapshot.

@@ -17,7 +17,7 @@ use clap::Args;
 
 /// Tell whether a backup is healthy, and what to do next
 ///
-/// The verdict comes first: healthy, stale, damaged or empty. Then come the age of the newest snapshot, what
+/// The verdict comes first: healthy, stale, set back, damaged or empty. Then come the age of the newest snapshot, what
 /// can be restored, the last verifications, and the size.
 ///
 /// status reads the names of the snapshots and the records of `deltafold verify`, and no snapshot. Whoever can
@@ -38,8 +38,9 @@ Examples:
       deltafold status --snapshot /var/lib/rancher/k3s/server/db/snapshots
 
 Exit codes: 0 if the backup is healthy; 65 if the last verification failed, or if revisions are missing up to the \
-newest snapshot; 66 if there is nothing to restore; 75 if the newest snapshot is too old (Stale), or if no verification \
-has succeeded within --verified-within (NotVerified). If several apply, the first of 66, 65 and 75. \
+newest snapshot; 66 if there is nothing to restore; 75 if the newest snapshot is too old (Stale), if the cluster \
+was set back less than --set-back-age ago (SetBack), or if no verification has succeeded within --verified-within \
+(NotVerified). If several apply, the first of 66, 65 and 75. \
 docs/exit-codes.md lists all others."
 )]
 pub(super) struct StatusArgs {

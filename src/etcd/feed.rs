@@ -1,13 +1,14 @@
 //! A feed of the changes of a live etcd, transaction by transaction, from a revision on.
 //!
 //! It watches all keys at one member, and switches to another member if that fails. It never joins two
-//! histories: every watch begins at the last known revision, not after it, and the changes there must equal
-//! the known ones. Called by `ops::snapshot`, which saves the changes.
+//! histories: every watch begins with the last known transactions, and these must equal the known ones; and the
+//! raft log must not be shorter than before. Called by `ops::snapshot`, which saves the changes.
 
 use crate::error::{Error, Reason, Result};
 use crate::etcd::connect::{AttemptError, Connector, Streams};
-use etcd_client::{GetOptions, WatchOptions, WatchResponse, WatchStream};
+use etcd_client::{Client, GetOptions, WatchOptions, WatchResponse, WatchStream};
 use sha2::{Digest, Sha256};
+use std::collections::{HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
 /// How often the progress of the cluster is checked while the watched member sends nothing.
@@ -39,6 +40,25 @@ impl KeyChange {
     pub fn bytes(&self) -> usize {
         self.key.len() + self.value.len() + 64
     }
+
+    /// Returns a SHA-256 of all that a snapshot saves of this change.
+    pub fn digest(&self) -> [u8; 32] {
+        let mut hash = Sha256::new();
+        let mut bytes = |b: &[u8]| {
+            hash.update((b.len() as u64).to_le_bytes());
+            hash.update(b);
+        };
+        bytes(&[u8::from(self.delete)]);
+        bytes(&self.key);
+        // Snapshots save nothing else of a deletion.
+        if !self.delete {
+            bytes(&self.value);
+            for n in [self.create_revision, self.version, self.lease] {
+                bytes(&n.to_le_bytes());
+            }
+        }
+        hash.finalize().into()
+    }
 }
 
 /// All changes of one revision.
@@ -59,20 +79,8 @@ impl Transaction {
     /// Returns a fingerprint that differs from that of any other transaction of the same revision.
     pub fn fingerprint(&self) -> Fingerprint {
         let mut hash = Sha256::new();
-        let mut bytes = |b: &[u8]| {
-            hash.update((b.len() as u64).to_le_bytes());
-            hash.update(b);
-        };
-        for c in &self.changes {
-            bytes(&[u8::from(c.delete)]);
-            bytes(&c.key);
-            // Snapshots save nothing else of a deletion.
-            if !c.delete {
-                bytes(&c.value);
-                for n in [c.create_revision, c.version, c.lease] {
-                    bytes(&n.to_le_bytes());
-                }
-            }
+        for change in &self.changes {
+            hash.update(change.digest());
         }
         Fingerprint {
             changes: self.changes.len(),
@@ -112,6 +120,87 @@ impl Position {
     }
 }
 
+/// The last known transactions, which a watch compares with those of the cluster. One equal transaction proves
+/// little: two histories may release the same lock at the same revision.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Known {
+    /// The transactions, one for each revision; at least one.
+    last: VecDeque<Position>,
+    /// The number of their changes.
+    changes: usize,
+}
+
+/// The number of changes that are known, at least one transaction.
+pub const MOST_KNOWN_CHANGES: usize = 1000;
+
+impl Known {
+    /// Begins with one transaction.
+    pub fn new(first: Position) -> Self {
+        Known {
+            changes: first.fingerprint.changes,
+            last: VecDeque::from([first]),
+        }
+    }
+
+    /// Adds the next transaction, and forgets the oldest ones that are too many.
+    pub fn push(&mut self, next: Position) {
+        if next.revision != self.position().revision + 1 {
+            self.last.clear();
+            self.changes = 0;
+        }
+        self.last.push_back(next);
+        self.changes += next.fingerprint.changes;
+        while self.changes > MOST_KNOWN_CHANGES && self.last.len() > 1 {
+            self.forget_oldest();
+        }
+    }
+
+    /// Returns the position after the last transaction.
+    pub fn position(&self) -> Position {
+        self.last.back().copied().unwrap_or(Position {
+            revision: 0,
+            fingerprint: Transaction::default().fingerprint(),
+        })
+    }
+
+    fn first_revision(&self) -> i64 {
+        self.last.front().map_or(0, |p| p.revision)
+    }
+
+    fn forget_oldest(&mut self) {
+        if let Some(oldest) = self.last.pop_front() {
+            self.changes -= oldest.fingerprint.changes;
+        }
+    }
+
+    /// Forgets the transactions up to a revision, but not the last one.
+    fn forget_up_to(&mut self, revision: i64) {
+        while self.last.len() > 1 && self.first_revision() <= revision {
+            self.forget_oldest();
+        }
+    }
+}
+
+/// How far the raft log of a cluster had come when it had a revision. A cluster that is restored from a snapshot
+/// begins a new log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RaftProgress {
+    /// The term.
+    pub term: u64,
+    /// The index of the last entry.
+    pub index: u64,
+    /// The revision of the cluster.
+    pub revision: i64,
+}
+
+impl RaftProgress {
+    /// Returns whether this can be the progress of the same log later on. Each revision takes an entry at least.
+    pub fn may_follow(&self, before: &RaftProgress) -> bool {
+        let revisions = self.revision.saturating_sub(before.revision).max(0);
+        self.term >= before.term && self.index >= before.index.saturating_add(revisions as u64)
+    }
+}
+
 /// Why the feed cannot continue from its position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended {
@@ -120,8 +209,13 @@ pub enum Ended {
         /// The oldest revision that can be read.
         compact_revision: i64,
     },
-    /// The cluster holds other changes at the position: it has another history.
-    Forked,
+    /// The cluster holds other changes at the known revisions: it has another history.
+    Forked {
+        /// The last known revision that is the same in both; `None` if the first one that was compared differs.
+        same_up_to: Option<i64>,
+    },
+    /// The raft log of the cluster is shorter than before: it was restored from a snapshot.
+    SetBack,
     /// The newest revision of the cluster is before the position: it has another history.
     Behind {
         /// The newest revision of the cluster.
@@ -146,8 +240,10 @@ pub enum Next {
 struct Watch {
     stream: WatchStream,
     endpoint: String,
-    /// Whether the changes at the position were compared with the known ones.
-    verified: bool,
+    /// The number of the next known transaction that is compared; `None` once all are equal.
+    next_known: Option<usize>,
+    /// Whether the cluster has compacted the only known revision, so that deletions may lack.
+    is_compacted: bool,
     /// The remaining events of the current response, the last one first.
     events: Vec<etcd_client::Event>,
     /// Whether the last event of the response completes a transaction.
@@ -164,7 +260,12 @@ pub struct Feed {
     endpoints: Vec<String>,
     /// The index of the endpoint in use.
     endpoint: usize,
-    position: Position,
+    known: Known,
+    /// The compacted revision of the cluster, as far as it is known.
+    compacted: i64,
+    raft: Option<RaftProgress>,
+    /// The endpoints at which the known transactions differ, since they were last equal somewhere.
+    differing: HashSet<usize>,
     watch: Option<Watch>,
     /// The incomplete transaction.
     partial: Transaction,
@@ -178,16 +279,25 @@ pub struct Feed {
 }
 
 impl Feed {
-    /// Creates a feed of the changes after `position`. The members at `endpoints` are tried in turn.
-    pub fn new(connector: Connector, endpoints: Vec<String>, position: Position) -> Self {
+    /// Creates a feed of the changes after the known ones. The members at `endpoints` are tried in turn. `raft` is
+    /// the progress of the cluster's log that was seen before.
+    pub fn new(
+        connector: Connector,
+        endpoints: Vec<String>,
+        known: Known,
+        raft: Option<RaftProgress>,
+    ) -> Self {
         Feed {
             connector,
             endpoints,
             endpoint: 0,
-            position,
+            current: known.position().revision,
+            known,
+            compacted: 0,
+            raft,
+            differing: HashSet::new(),
             watch: None,
             partial: Transaction::default(),
-            current: position.revision,
             connects: 0,
             fruitless: 0,
             cluster_id: None,
@@ -216,12 +326,17 @@ impl Feed {
 
     /// Returns the position.
     pub fn position(&self) -> Position {
-        self.position
+        self.known.position()
     }
 
     /// Returns the newest known revision of the cluster.
     pub fn current(&self) -> i64 {
-        self.current.max(self.position.revision)
+        self.current.max(self.position().revision)
+    }
+
+    /// Returns the progress of the raft log at the last connection.
+    pub fn raft(&self) -> Option<RaftProgress> {
+        self.raft
     }
 
     /// Returns the number of connections after the first one.
@@ -251,7 +366,7 @@ impl Feed {
                 Ok(None) => {}
                 Err(AttemptError::Final(e)) => return Err(e),
                 Err(AttemptError::TryAgain(e)) => {
-                    let is_fruitless = self.watch.as_ref().is_some_and(|w| !w.verified);
+                    let is_fruitless = self.watch.as_ref().is_some_and(|w| w.next_known.is_some());
                     self.fruitless = if is_fruitless { self.fruitless + 1 } else { 0 };
                     self.switch_member(&e.to_string());
                     // After a round over all members, the caller waits before the next round, or gives up.
@@ -265,13 +380,13 @@ impl Feed {
         }
     }
 
-    /// Waits until the changes at the position were compared with the known ones. Returns why the feed has
+    /// Waits until the known transactions were compared with those of the cluster. Returns why the feed has
     /// ended if they differ.
     ///
     /// # Errors
     /// As [`next`](Self::next).
     pub fn verify(&mut self) -> Result<Option<Ended>> {
-        if self.position.fingerprint.changes == 0 {
+        if !self.position().has_changes() {
             // No event is expected at the position. If there is one, the first transaction reveals it.
             return match self.watch {
                 Some(_) => Ok(None),
@@ -317,24 +432,41 @@ impl Feed {
 
     fn connect_to(&mut self, endpoint: &str) -> Result<Option<Ended>, AttemptError> {
         let client = self.connector.dial(endpoint, Streams::NeedLeader)?;
-        // A linearizable read: the revision of a single member could be older than the position.
-        let mut kv = client.kv_client();
-        let count = GetOptions::new().with_count_only();
-        let response = self.connector.ask(
-            "request the revision",
-            endpoint,
-            kv.get(vec![0], Some(count)),
-        )?;
-        let header = response.header();
-        self.check_cluster(header.map_or(0, |h| h.cluster_id()), endpoint)?;
-        let revision = header.map_or(0, |h| h.revision());
-        if revision < self.position.revision {
+        let revision = self.read_revision(&client, endpoint)?;
+        if revision < self.position().revision {
             return Ok(Some(Ended::Behind { revision }));
         }
         self.current = revision;
+        let mut maintenance = client.maintenance_client();
+        let status = self
+            .connector
+            .ask("request the status", endpoint, maintenance.status());
+        if let Ok(status) = status {
+            // After the linearizable read, this member has all entries up to that read.
+            let raft = RaftProgress {
+                term: status.raft_term(),
+                index: status.raft_index(),
+                revision,
+            };
+            if self.raft.is_some_and(|before| !raft.may_follow(&before)) {
+                return Ok(Some(Ended::SetBack));
+            }
+            // The entries of later revisions may count already.
+            let revision = self.read_revision(&client, endpoint)?;
+            self.raft = Some(RaftProgress { revision, ..raft });
+        }
+        // At the compacted revision itself, etcd sends what the compaction left, so the watch begins one earlier:
+        // etcd refuses that if the first known revision is compacted.
+        let first = self.known.first_revision();
+        let is_compacted = self.compacted >= first;
+        let start = if is_compacted {
+            first
+        } else {
+            (first - 1).max(1)
+        };
         let options = WatchOptions::new()
             .with_all_keys()
-            .with_start_revision(self.position.revision)
+            .with_start_revision(start)
             .with_fragment();
         let mut watching = client.watch_client().max_decoding_message_size(usize::MAX);
         let stream =
@@ -345,15 +477,30 @@ impl Feed {
         self.watch = Some(Watch {
             stream,
             endpoint: endpoint.to_owned(),
-            verified: false,
+            next_known: Some(0),
+            is_compacted,
             events: Vec::new(),
             ends_transaction: true,
             last_response: now,
             last_check: now,
         });
         self.partial = Transaction::default();
-        tracing::info!(endpoint, revision = self.position.revision, "watching");
+        tracing::info!(endpoint, revision = self.position().revision, "watching");
         Ok(None)
+    }
+
+    /// Reads the revision by a linearizable read: that of a single member could be older than the position.
+    fn read_revision(&self, client: &Client, endpoint: &str) -> Result<i64, AttemptError> {
+        let count = GetOptions::new().with_count_only();
+        let mut kv = client.kv_client();
+        let response = self.connector.ask(
+            "request the revision",
+            endpoint,
+            kv.get(vec![0], Some(count)),
+        )?;
+        let header = response.header();
+        self.check_cluster(header.map_or(0, |h| h.cluster_id()), endpoint)?;
+        Ok(header.map_or(0, |h| h.revision()))
     }
 
     /// Takes the next complete transaction from the received events.
@@ -373,7 +520,10 @@ impl Feed {
                 };
             if is_complete {
                 let transaction = std::mem::take(partial);
-                return self.complete(transaction);
+                match self.complete(transaction) {
+                    Some(next) => return Some(next),
+                    None => continue,
+                }
             }
             let event = watch.events.pop()?;
             let delete = event.0.r#type == TYPE_DELETE;
@@ -391,25 +541,49 @@ impl Feed {
         }
     }
 
-    /// Compares the first transaction of a watch with the known one, and returns the later ones.
+    /// Compares the first transactions of a watch with the known ones, and returns the later ones.
     fn complete(&mut self, transaction: Transaction) -> Option<Next> {
         let watch = self.watch.as_mut()?;
-        if !watch.verified {
-            watch.verified = true;
-            let at_position = transaction.revision == self.position.revision;
-            let received = match at_position {
+        if let Some(nth) = watch.next_known {
+            let known = self.known.last.get(nth).copied()?;
+            if transaction.revision < known.revision && nth == 0 {
+                return None;
+            }
+            let is_at_known = transaction.revision == known.revision;
+            let received = match is_at_known {
                 true => transaction.fingerprint(),
                 false => Transaction::default().fingerprint(),
             };
-            if received != self.position.fingerprint {
+            if received != known.fingerprint {
+                let ended = match watch.is_compacted {
+                    true => Ended::Compacted {
+                        compact_revision: self.compacted,
+                    },
+                    false => Ended::Forked {
+                        same_up_to: nth.checked_sub(1).map(|_| known.revision - 1),
+                    },
+                };
+                // If another member has them, this one is damaged, and the cluster was not set back.
+                let is_new = self.differing.insert(self.endpoint);
+                if is_new && self.differing.len() < self.endpoints.len() {
+                    self.switch_member(
+                        "it holds other changes than the store: trying another member",
+                    );
+                    return None;
+                }
                 self.watch = None;
-                return Some(Next::Ended(Ended::Forked));
+                return Some(Next::Ended(ended));
             }
-            if at_position {
-                return Some(Next::Verified);
+            let is_last = nth + 1 == self.known.last.len();
+            watch.next_known = (!is_last).then_some(nth + 1);
+            if is_last {
+                self.differing.clear();
+            }
+            if is_at_known {
+                return is_last.then_some(Next::Verified);
             }
         }
-        self.position = Position::after(&transaction);
+        self.known.push(Position::after(&transaction));
         self.current = self.current.max(transaction.revision);
         Some(Next::Transaction(transaction))
     }
@@ -458,7 +632,16 @@ impl Feed {
             let compact_revision = response.compact_revision();
             if compact_revision > 0 {
                 self.watch = None;
-                return Ok(Some(Next::Ended(Ended::Compacted { compact_revision })));
+                let is_new = compact_revision > self.compacted;
+                self.compacted = self.compacted.max(compact_revision);
+                self.known.forget_up_to(compact_revision);
+                // What is left of the known transactions is compared.
+                return Ok(
+                    match is_new && compact_revision <= self.position().revision {
+                        true => None,
+                        false => Some(Next::Ended(Ended::Compacted { compact_revision })),
+                    },
+                );
             }
             let why = response.cancel_reason();
             let error = |reason: Reason, advice: &str| {
@@ -498,10 +681,11 @@ impl Feed {
             return Ok(());
         };
         let silence = now.duration_since(watch.last_response);
-        let position = self.position.revision;
+        let last = self.known.position();
+        let position = last.revision;
         // A member sends the changes at the position at once, so they are missing as well.
         let is_missing_events =
-            revision > position || (!watch.verified && self.position.fingerprint.changes > 0);
+            revision > position || (watch.next_known.is_some() && last.has_changes());
         self.current = revision;
         if revision < position {
             let message = format!("the cluster is only at revision {revision}");

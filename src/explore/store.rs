@@ -31,10 +31,7 @@ pub(super) fn overview(backup: &BackupLocation) -> Result<Overview> {
         deep: false,
         all_tags: false,
     };
-    let limits = status::Options {
-        max_age: None,
-        verified_within: None,
-    };
+    let limits = status::Options::default();
     Ok(Overview {
         listed: list::run(ctx, options)?.outcome,
         status: status::run(ctx, &limits)?.outcome,

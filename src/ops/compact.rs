@@ -22,7 +22,7 @@ use crate::ops::snapshot_leases::{self, News};
 use crate::prefix::open::Source;
 use crate::prefix::scan::{Depth, scan};
 use crate::prefix::tags::without_excluded;
-use crate::prefix::{Context, free_space};
+use crate::prefix::{Context, free_space, timeline_records};
 use crate::telemetry::progress::Step;
 use clap::Args;
 use schemars::JsonSchema;
@@ -172,7 +172,7 @@ impl Compaction<'_> {
             kind: Kind::Full,
             start: Revision(0),
             last: source.target,
-            created: newest_input_time(&source) + 1,
+            created: self.time_of_name(&source)?,
             compression: encoding.compression,
             is_final: newest.is_final,
             is_encrypted: self.ctx.keys.encrypts(),
@@ -208,6 +208,18 @@ impl Compaction<'_> {
         };
         self.renew_leases(news);
         Ok(self.clock.report(outcome))
+    }
+
+    /// Returns the time for the name of the result: just after the newest input, but before the next wall, if another
+    /// history has begun since.
+    fn time_of_name(&self, source: &Source) -> Result<i64> {
+        let newest = newest_input_time(source);
+        let walls = timeline_records::list(&self.ctx.store)?;
+        let next = walls
+            .iter()
+            .map(|wall| wall.second)
+            .find(|&second| second > newest);
+        Ok(next.map_or(newest + 1, |second| (second - 1).min(newest + 1)))
     }
 
     /// Returns the report if no snapshot is newer than the base.

@@ -4,7 +4,7 @@
 
 use super::moment::{self, EventVisitor, Moment};
 use super::open::read_snapshot::SnapshotReader;
-use super::select::{DeltaSlice, all_delta_slices};
+use super::select::{DeltaSlice, all_delta_slices, utc};
 use crate::backup::SnapshotName;
 use crate::backup::chain::{self, RevisionRange};
 use crate::backup::timeline::Timeline;
@@ -12,7 +12,7 @@ use crate::error::{Reason, Result};
 use crate::mvcc::Revision;
 use crate::prefix::scan::Scan;
 use crate::prefix::{Context, tags, warn};
-use chrono::{DateTime, SecondsFormat, TimeDelta, Utc};
+use chrono::{DateTime, TimeDelta, Utc};
 use std::time::Duration;
 
 /// The number of deltas whose tags are read at once, before the deltas are read one by one.
@@ -139,12 +139,18 @@ fn revision_of(
             None => {
                 Reason::NoSnapshots.error("there is no full snapshot to start from: take one first")
             }
-            Some(oldest) => Reason::OutOfRange.error(format!(
-                "{} is before the oldest state of timeline {}, which is {oldest} of {} ({REMOVED_BY_GC}): choose a later --time",
-                time.to_rfc3339(),
-                timeline.id,
-                oldest.created_at().to_rfc3339()
-            )),
+            Some(oldest) => {
+                let remedy = match &timeline.wall {
+                    Some(_) => "another history was live before: leave out --timeline",
+                    None => REMOVED_BY_GC,
+                };
+                Reason::OutOfRange.error(format!(
+                    "{} is before the oldest state of timeline {}, which is {oldest} of {} ({remedy}), or choose a later --time",
+                    utc(time),
+                    timeline.id,
+                    utc(oldest.created_at())
+                ))
+            }
         });
     };
     let known_to = moment.first_after.map(Revision::previous);
@@ -212,11 +218,31 @@ pub(crate) fn refuse_uncovered(
     let Some(newest) = newest_if_uncovered(scan, timeline, time) else {
         return Ok(());
     };
-    Err(Reason::OutOfRange.error(format!(
-        "{} is after the newest moment that the backup is known to cover: {}, when {newest} was saved; choose that time or an earlier one, or give --or-newest for the newest state",
-        utc(time),
-        utc(newest.created_at()),
-    )))
+    let later = scan.catalog.walls.iter();
+    let later = later.filter(|w| w.second > time.timestamp());
+    let next = later.map(|w| w.second).min().and_then(|second| {
+        let mut fulls = scan
+            .catalog
+            .usable()
+            .map(|i| &scan.catalog.snapshots[i].name);
+        fulls.find(|n| n.is_full() && n.created >= second)
+    });
+    let message = match next {
+        // Between the two, etcd was set back, and nothing says when.
+        Some(next) => format!(
+            "no history covers {}: timeline {} is known up to {}, when {newest} was saved, and the next history from {} on, when {next} was; choose a time that one of them covers, or give --or-newest for the earlier state",
+            utc(time),
+            timeline.id,
+            utc(newest.created_at()),
+            utc(next.created_at()),
+        ),
+        None => format!(
+            "{} is after the newest moment that the backup is known to cover: {}, when {newest} was saved; choose that time or an earlier one, or give --or-newest for the newest state",
+            utc(time),
+            utc(newest.created_at()),
+        ),
+    };
+    Err(Reason::OutOfRange.error(message))
 }
 
 /// Returns the name of the newest snapshot of a timeline if `time` is after it.
@@ -232,10 +258,6 @@ fn newest_if_uncovered<'a>(
     });
     let newest = whole.max_by_key(|name| name.created)?;
     (time.timestamp() > newest.created).then_some(newest)
-}
-
-fn utc(time: DateTime<Utc>) -> String {
-    time.to_rfc3339_opts(SecondsFormat::AutoSi, true)
 }
 
 /// Returns the newest revision whose events are at least `age` older than the last event of `slices`. `base`

@@ -58,6 +58,10 @@ impl Evidence for Contents {
         self.doubtful.contains(&snapshot).then(|| survey.held())
     }
 
+    fn has_content(&self, snapshot: usize) -> bool {
+        self.surveys.contains_key(&snapshot)
+    }
+
     fn compare(&self, a: usize, b: usize) -> Result<Comparison> {
         self.cancel.check()?;
         match self.pair(a, b) {

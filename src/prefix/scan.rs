@@ -47,6 +47,8 @@ pub struct Scan {
     pub tags_unread: usize,
     /// The snapshots that are not trusted because they are not encrypted.
     pub untrusted: Untrusted,
+    depth: Depth,
+    scope: TagScope,
     read_tags: ReadTags,
 }
 
@@ -61,8 +63,35 @@ impl Scan {
             contents: Contents::default(),
             tags_unread: 0,
             untrusted: Untrusted::default(),
+            depth: Depth::Names,
+            scope: TagScope::Newest,
             read_tags: ReadTags::default(),
         })
+    }
+
+    /// Returns whether contents tell what the timelines on the two sides of a wall have in common.
+    pub(crate) fn knows_paths(&self) -> bool {
+        self.depth == Depth::All || self.catalog.walls.is_empty()
+    }
+
+    /// Scans the same snapshots again, and reads all of them.
+    ///
+    /// # Errors
+    /// As [`scan`].
+    pub(crate) fn with_paths(&self, ctx: &Context) -> Result<Scan> {
+        let (catalog, tags) = (self.catalog.clone(), self.read_tags.clone());
+        sort(ctx, catalog, tags, Depth::All, self.scope, |_| Ok(()))
+    }
+
+    /// Scans the same snapshots again as if the newest walls without a full behind them did not exist.
+    ///
+    /// # Errors
+    /// As [`scan`].
+    pub(crate) fn across_walls_without_full(&self, ctx: &Context) -> Result<Scan> {
+        let (mut catalog, tags) = (self.catalog.clone(), self.read_tags.clone());
+        let without = self.timelines.without_full(&self.catalog);
+        catalog.walls.retain(|w| !without.contains(&w));
+        sort(ctx, catalog, tags, self.depth, self.scope, |_| Ok(()))
     }
 
     /// Returns whether the name of a snapshot does not tell its timeline.
@@ -153,9 +182,9 @@ pub fn scan_with_tags(ctx: &Context, depth: Depth, scope: TagScope) -> Result<Sc
 ///
 /// # Errors
 /// Errors of the store.
-pub(crate) fn by_names(ctx: &Context) -> Result<Catalog> {
-    let mut catalog = Catalog::from_listing(list_folders(&ctx.store, &SNAPSHOTS)?);
-    catalog.add_notes(&list_folders(&ctx.store, &NOTES)?);
+pub(crate) fn by_names(store: &Store) -> Result<Catalog> {
+    let mut catalog = Catalog::from_listing(list_folders(store, &SNAPSHOTS)?);
+    catalog.add_notes(&list_folders(store, &NOTES)?);
     Ok(catalog)
 }
 
@@ -198,6 +227,18 @@ pub(crate) fn scan_with(
     );
     tags?;
     catalog.add_notes(&notes?);
+    sort(ctx, catalog, read_tags, depth, scope, check_full)
+}
+
+/// Reads contents as far as names leave doubt, and sorts the snapshots into timelines.
+fn sort(
+    ctx: &Context,
+    mut catalog: Catalog,
+    mut read_tags: ReadTags,
+    depth: Depth,
+    scope: TagScope,
+    check_full: impl Fn(&Database<DatabaseFile>) -> Result<()> + Sync,
+) -> Result<Scan> {
     let is_damage = |e: &Error| e.reason().is_bad_data();
     // Start over each time a newly read tag excludes a snapshot.
     let (doubtful, contents, timelines) = loop {
@@ -254,6 +295,8 @@ pub(crate) fn scan_with(
         timelines,
         doubtful,
         contents,
+        depth,
+        scope,
         read_tags,
     })
 }

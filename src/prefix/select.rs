@@ -3,6 +3,7 @@
 //! The choice uses a scan and the fulls that were read; nothing is read here. `open` selects
 //! again if the content of a full goes beyond its name.
 
+use crate::backup::catalog::Wall;
 use crate::backup::chain::{self, Chain, Choice, KnownBases};
 use crate::backup::timeline::Timeline;
 use crate::backup::{Catalog, Snapshot};
@@ -12,7 +13,7 @@ use crate::mvcc::{Base, Revision};
 use crate::prefix::scan::{Scan, TAGS_UNREADABLE};
 use crate::prefix::tags::{TagScope, deciding_in_chain};
 use crate::prefix::{Context, warn};
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, SecondsFormat, Utc};
 
 /// A point in a history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -70,7 +71,8 @@ impl DeltaSlice {
     }
 }
 
-/// Chooses the timeline of the ID `wanted`, or the newest one for `None`. Returns it with warnings.
+/// Chooses the timeline of a request, the one that was live at the requested time, or the newest one. Returns it
+/// with warnings.
 ///
 /// # Errors
 /// `NoSuchTimeline`; `InterleavedTimelines`; `Untrusted`; the error of a damaged snapshot if the newest
@@ -78,34 +80,99 @@ impl DeltaSlice {
 pub(crate) fn choose_timeline<'a>(
     ctx: &Context,
     scan: &'a Scan,
-    wanted: Option<&str>,
+    request: &Request,
 ) -> Result<(&'a Timeline, Vec<String>)> {
     scan.refuse_untrusted(ctx)?;
+    let wanted = request.timeline.as_deref();
     let mut warnings = Vec::new();
     warn_about_scan(ctx, scan, &mut warnings);
     // Doubtful snapshots were read. A damaged one may be the one that shows a fork, or the newest.
-    if let Some(e) = scan.contents.unreadable.values().next()
+    let mut unreadable = scan.contents.unreadable.iter();
+    if let Some((_, e)) = unreadable.find(|(i, _)| scan.is_doubtful(**i))
         && wanted.is_none()
     {
         return Err(e.reason().error(format!(
             "{e}; without this snapshot the newest timeline is unknown: exclude the snapshot, or choose a --timeline that `deltafold list --deep` shows"
         )));
     }
-    let timeline = match wanted {
-        Some(id) => scan.timelines.by_id(id),
-        None => scan.timelines.newest(&scan.catalog),
+    let catalog = &scan.catalog;
+    let timeline = match (wanted, request.target) {
+        (Some(id), _) => scan.timelines.by_id(id),
+        // A time is a time of the world: the history that was live then answers.
+        (None, Target::Time(time)) => scan.timelines.newest_at(catalog, time.timestamp()),
+        (None, _) => scan.timelines.newest(catalog),
     };
     let timeline = timeline.map_err(|e| scan.explain_untrusted(ctx, e))?;
-    if scan.timelines.all.len() > 1 && wanted.is_none() {
-        let message = format!(
-            "the snapshots belong to {} timelines that fork; the newest one, {}, is used (it differs from revision {} on)",
-            scan.timelines.all.len(),
-            timeline.id,
-            timeline.forked_at().unwrap_or(Revision(1))
-        );
-        warn(&mut warnings, message);
+    if wanted.is_none() {
+        for wall in scan.timelines.without_full(catalog) {
+            let message = format!(
+                "{} says that another history begins, and no full snapshot of it was saved: snapshots from {} on are not used; --timeline {} reads across it",
+                wall.path,
+                utc(at(wall)),
+                timeline.id
+            );
+            warn(&mut warnings, message);
+        }
+        if let Some(message) = other_timelines(scan, timeline, request.target) {
+            warn(&mut warnings, message);
+        }
     }
     Ok((timeline, warnings))
+}
+
+fn at(wall: &Wall) -> DateTime<Utc> {
+    DateTime::from_timestamp(wall.second, 0).unwrap_or_default()
+}
+
+/// A time in messages.
+pub(crate) fn utc(time: DateTime<Utc>) -> String {
+    time.to_rfc3339_opts(SecondsFormat::AutoSi, true)
+}
+
+/// Returns a warning if there are timelines besides the chosen one: which, and since when they differ.
+fn other_timelines(scan: &Scan, chosen: &Timeline, target: Target) -> Option<String> {
+    let all = &scan.timelines.all;
+    if all.len() == 1 {
+        return None;
+    }
+    let since = match (chosen.forked_at(), &chosen.wall) {
+        (Some(revision), _) => format!("it differs from revision {revision} on"),
+        (None, Some(wall)) => format!("it began by {}", utc(at(wall))),
+        (None, None) => "the first one".to_owned(),
+    };
+    let role = match target {
+        Target::Time(_) => "the one of that time",
+        _ => "the newest one",
+    };
+    let also = match target {
+        Target::Revision(revision) => {
+            let others = timelines_with(scan, revision, chosen);
+            match others.is_empty() {
+                true => String::new(),
+                false => format!(
+                    "; other states of revision {revision}: --timeline {}",
+                    others.join(", --timeline ")
+                ),
+            }
+        }
+        _ => String::new(),
+    };
+    Some(format!(
+        "the snapshots belong to {} timelines that fork; {role}, {}, is used ({since}){also}",
+        all.len(),
+        chosen.id
+    ))
+}
+
+/// Returns the IDs of the timelines besides `except` that can restore a revision, by names and by what was read.
+pub(crate) fn timelines_with(scan: &Scan, revision: Revision, except: &Timeline) -> Vec<String> {
+    let known = scan.contents.known_bases();
+    let has = |t: &&Timeline| {
+        let ranges = chain::restorable(&scan.catalog, t, &known);
+        t.id != except.id && ranges.iter().any(|r| (r.0..=r.1).contains(&revision))
+    };
+    let with = scan.timelines.all.iter().filter(has);
+    with.map(|t| t.id.clone()).collect()
 }
 
 fn warn_about_scan(ctx: &Context, scan: &Scan, warnings: &mut Vec<String>) {

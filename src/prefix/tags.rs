@@ -49,7 +49,7 @@ impl TagScope {
 }
 
 /// The snapshots of a scan whose tags were read, as indexes.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct ReadTags(HashSet<usize>);
 
 impl ReadTags {

@@ -16,7 +16,7 @@ use deltafold::Reason;
 use deltafold::backup::Kind;
 use deltafold::base::Cancel;
 use deltafold::etcd::connect::{Connector, Endpoints};
-use deltafold::etcd::feed::{Ended, Feed, KeyChange, Position, Transaction};
+use deltafold::etcd::feed::{Ended, Feed, KeyChange, Known, Position, Transaction};
 use etcd_client::TxnOp;
 use std::fs;
 use std::path::Path;
@@ -413,13 +413,21 @@ fn a_watch_that_never_tells_what_it_should() {
             revision: world.revision(),
             changes: vec![KeyChange::default()],
         };
-        let mut feed = Feed::new(way, world.endpoints(), Position::after(&known));
+        let mut feed = Feed::new(
+            way,
+            world.endpoints(),
+            Known::new(Position::after(&known)),
+            None,
+        );
         let e = feed.verify().unwrap_err();
         assert_eq!(e.reason(), Reason::EtcdUnreachable, "{e}");
         assert!(e.to_string().contains("nothing came after 1"), "{e}");
         // It continues when a revision arrives.
         world.put("/a", "1");
-        assert_eq!(feed.verify().unwrap(), Some(Ended::Forked));
+        assert_eq!(
+            feed.verify().unwrap(),
+            Some(Ended::Forked { same_up_to: None })
+        );
     });
 }
 

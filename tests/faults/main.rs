@@ -17,6 +17,7 @@ mod gc_faults;
 mod gc_model;
 mod gc_on_minio;
 mod harness_minio;
+mod histories_model;
 mod killed_midway;
 mod locks;
 mod requests_of_deltas;

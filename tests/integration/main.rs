@@ -11,6 +11,7 @@ mod fold_equals_etcd;
 mod gc;
 mod golden_live;
 mod harness;
+mod histories;
 mod identity;
 mod maintain;
 mod plain_snapshots;

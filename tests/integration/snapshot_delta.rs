@@ -282,6 +282,7 @@ fn a_put_where_a_deletion_was_is_another_history() {
 fn what_was_compacted_before_it_was_saved_is_a_reported_hole() {
     for version in EtcdVersion::ALL {
         with_etcd(version, |world| {
+            world.put_many("/kept/", 2, 100);
             world.put_many("/a/", 5, 100);
             world.delta(&[]);
             let saved = world.revision();

@@ -479,7 +479,7 @@ fn a_full_of_another_history_is_found_by_its_hash() {
         b.path(),
         &["--level", "fold", "--all-chains"],
         65,
-        "HistoryMismatch",
+        "HistoryDiffers",
     );
     let told = found(&json, "error")
         .into_iter()

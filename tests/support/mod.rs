@@ -46,6 +46,7 @@ pub mod restorable;
 pub mod s3;
 pub mod schema;
 pub mod scratch;
+pub mod set_back;
 pub mod terminal;
 pub mod tiny_backup;
 pub mod tools;

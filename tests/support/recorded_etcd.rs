@@ -64,6 +64,12 @@ impl RecordedEtcd {
         vec![self.etcd.endpoint().to_owned()]
     }
 
+    /// Returns the value of `--initial-cluster`: this member alone.
+    pub fn initial_cluster(&self) -> String {
+        let (_, peer) = self.options.ports.expect("ports");
+        format!("{}=http://127.0.0.1:{peer}", self.options.name)
+    }
+
     /// Waits for a future.
     pub fn wait<F: Future>(&self, answer: F) -> F::Output {
         self.handle.block_on(answer)

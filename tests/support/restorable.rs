@@ -133,6 +133,23 @@ impl Prefix {
         lasts.max().unwrap_or(0)
     }
 
+    /// Returns the state of a timeline at a revision.
+    pub fn state_at(&self, timeline: &str, revision: i64) -> State {
+        let ctx = self.context();
+        let request = Request {
+            target: Target::Revision(Revision(revision)),
+            timeline: Some(timeline.to_owned()),
+            ..Request::default()
+        };
+        let scan = scan(&ctx, Depth::All).unwrap_or_else(|e| panic!("{timeline}: {e}"));
+        let source = Source::open(&ctx, &scan, &request);
+        let source = source.unwrap_or_else(|e| panic!("{revision} of {timeline}: {e}"));
+        let folded = state(&ctx, &source);
+        folded
+            .unwrap_or_else(|e| panic!("{revision} of {timeline}: {e}"))
+            .0
+    }
+
     /// Folds the prefix at revisions that it lists as restorable: both ends of each range, the ends of all
     /// snapshots, and `samples` more in each range. Each state must be what one of the truths recorded. Panics
     /// if one is not, or if nothing is restorable.

@@ -160,6 +160,12 @@ impl<'a> Decider<'a> {
         if let Some(reason) = reason {
             doubtful.iter().for_each(|&i| self.kept.keep(i, reason));
         }
+        // Behind these walls there is no full: what was saved there is no history of its own yet.
+        if let Some(wall) = self.facts.timelines.without_full(catalog).first() {
+            let behind = catalog.usable();
+            let behind = behind.filter(|&i| catalog.snapshots[i].name.created >= wall.second);
+            behind.for_each(|i| self.kept.keep(i, RetentionReason::RevisionGap));
+        }
         for i in catalog.usable().filter(|&i| self.facts.is_future(i)) {
             self.kept.keep(i, RetentionReason::InTheFuture);
         }

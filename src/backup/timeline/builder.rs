@@ -1,10 +1,7 @@
-//! Builds timelines: places one snapshot after the other on the timeline that it fits best.
-//!
-//! Called by [`Timelines::build`](super::Timelines::build).
+//! Builds the timelines between two walls: places one snapshot after the other on the timeline that it fits best.
 
 use super::{
-    Evidence, MAIN, MOST_TIMELINES, Timeline, TimelineMember, Timelines, divergence, last_of,
-    lower_of,
+    Evidence, MOST_TIMELINES, Timeline, TimelineMember, Timelines, divergence, last_of, lower_of,
 };
 use crate::backup::catalog::Catalog;
 use crate::backup::intervals::Intervals;
@@ -12,7 +9,7 @@ use crate::backup::name::Kind;
 use crate::backup::survey::{Comparison, Continuity, Held};
 use crate::error::{Error, Result};
 use crate::mvcc::Revision;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// The most snapshots of a timeline that a delta is checked against: those that begin last before it.
 const MOST_HOLDERS: usize = 16;
@@ -26,13 +23,17 @@ enum Placement {
     JoinForkedAt(Revision),
     /// It forks off at this revision.
     Fork(Revision),
-    /// It begins a timeline that, as far as is known, shares nothing with the others.
+    /// It begins a timeline that, as far as is known, shares nothing with the others: its first revisions agree
+    /// with another history, and the later ones do not.
     Begin,
 }
 
 /// How well a snapshot fits a timeline. The greatest is the best; the fields are in order of importance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Fit {
+    /// A delta follows the timeline, and nothing in it disagrees. Else a change that two histories happen to share
+    /// would count more than the full that the delta follows.
+    is_next: bool,
     /// The newest revision that is the same in both.
     agreed: Option<Revision>,
     /// The timeline holds the revision before the delta's first one, and nothing contradicts that the delta
@@ -76,13 +77,13 @@ pub(super) struct Builder<'a> {
     /// For each snapshot of the catalog, what [`Evidence::held`] returns.
     held: Vec<Option<Held>>,
     pub(super) timelines: Vec<GrowingTimeline>,
-    /// Number of forks so far.
-    forks: usize,
+    /// The number of the last fork.
+    pub(super) forks: usize,
     left_out: Vec<usize>,
 }
 
 impl<'a> Builder<'a> {
-    pub(super) fn new(catalog: &'a Catalog, evidence: &'a dyn Evidence) -> Self {
+    pub(super) fn new(catalog: &'a Catalog, evidence: &'a dyn Evidence, root: Timeline) -> Self {
         let starts = catalog.snapshots.iter().map(|s| match s.name.kind {
             Kind::Full => s.name.last,
             Kind::Incr => s.name.start,
@@ -90,12 +91,8 @@ impl<'a> Builder<'a> {
         let all = 0..catalog.snapshots.len();
         let held: Vec<Option<Held>> = all.map(|i| evidence.held(i)).collect();
         let first = |h: &Option<Held>| h.map_or(Revision(0), |h| h.first);
-        let main = GrowingTimeline {
-            timeline: Timeline {
-                id: MAIN.to_owned(),
-                members: Vec::new(),
-                lineage: Vec::new(),
-            },
+        let root = GrowingTimeline {
+            timeline: root,
             last: None,
             activity: None,
             followed: Intervals::new(starts),
@@ -105,18 +102,20 @@ impl<'a> Builder<'a> {
             catalog,
             evidence,
             held,
-            timelines: vec![main],
+            timelines: vec![root],
             forks: 0,
             left_out: Vec::new(),
         }
     }
 
-    pub(super) fn finish(mut self) -> Timelines {
-        self.left_out.sort_unstable();
-        Timelines {
-            all: self.timelines.into_iter().map(|t| t.timeline).collect(),
-            left_out: self.left_out,
+    /// Adds the timelines to those of the parts before.
+    pub(super) fn finish(self, all: &mut Timelines) {
+        for growing in self.timelines {
+            let mut timeline = growing.timeline;
+            timeline.id = free_id(timeline.id, all.all.iter());
+            all.all.push(timeline);
         }
+        all.left_out.extend(self.left_out);
     }
 
     fn last_of(&self, snapshot: usize) -> Revision {
@@ -158,20 +157,12 @@ impl<'a> Builder<'a> {
     }
 
     /// Takes a timeline away: one without a readable full of its own if there is one, and among these the one
-    /// that was written to least recently. The main timeline stays.
+    /// that was written to least recently. The first timeline stays.
     fn leave_one_out(&mut self) {
-        let is_full = |m: &&TimelineMember| {
-            self.catalog.snapshots[m.snapshot].name.is_full() && self.evidence.was_read(m.snapshot)
-        };
-        let value = |t: &usize| {
-            let own = self.timelines[*t]
+        let value = |&t: &usize| {
+            self.timelines[t]
                 .timeline
-                .members
-                .iter()
-                .rev()
-                .filter(|m| m.own);
-            let newest = own.clone().next().map(|m| m.snapshot);
-            (own.clone().any(|m| is_full(&m)), newest)
+                .value(self.catalog, self.evidence)
         };
         if let Some(t) = (1..self.timelines.len()).min_by_key(value) {
             let left_out = self.timelines.remove(t).timeline.members.into_iter();
@@ -255,30 +246,26 @@ impl<'a> Builder<'a> {
             Some(_) => own.conflict,
             None => lower_of(own.conflict, shared.conflict),
         };
-        let begins = self.catalog.snapshots[snapshot].begins_timeline
-            && self.evidence.last(snapshot).is_some()
-            && !timeline.members.is_empty();
+        let agreed = own.agreed.max(shared.agreed);
+        let name = &self.catalog.snapshots[snapshot].name;
         let placement = match (conflict, forked_at) {
+            (Some(_), _) if !name.is_full() && agreed >= Some(name.start) => Placement::Begin,
             (Some(r), _) => Placement::Fork(r),
-            // The snapshotter saw another history when it took this full. The content need not show it: a
-            // compacted full holds no change that could disagree.
-            (None, _) if begins => Placement::Begin,
             (None, Some(r)) => Placement::JoinForkedAt(r),
             (None, None) => Placement::Join,
         };
-        let agreed = own.agreed.max(shared.agreed);
         // With one timeline there is no choice to make.
         let (connected, confirmed) = match self.timelines.len() {
             1 => (true, false),
             _ => self.follows(t, snapshot, known)?,
         };
-        let start = self.catalog.snapshots[snapshot].name.start;
         let fit = Fit {
+            is_next: !name.is_full() && connected && conflict.is_none(),
             agreed: agreed.map(|a| conflict.map_or(a, |c| a.min(c.previous()))),
             connected,
-            joins: conflict.is_none() && !begins,
+            joins: conflict.is_none(),
             confirmed,
-            adjacent: growing.last == Some(start.previous()),
+            adjacent: growing.last == Some(name.start.previous()),
             activity: growing.activity,
             timeline: t,
         };
@@ -403,15 +390,11 @@ impl<'a> Builder<'a> {
             self.evidence.fingerprint(snapshot, named_at)?
         );
         // Two timelines may have the same fingerprint there and differ elsewhere.
-        let mut id = first_id.clone();
-        let mut n = 1;
-        while self.timelines.iter().any(|t| t.timeline.id == id) {
-            n += 1;
-            id = format!("{first_id}-{n}");
-        }
+        let id = free_id(first_id, self.timelines.iter().map(|t| &t.timeline));
         let new = GrowingTimeline {
             timeline: Timeline {
                 id,
+                wall: parent.timeline.wall.clone(),
                 members: members.collect(),
                 lineage,
             },
@@ -426,6 +409,14 @@ impl<'a> Builder<'a> {
         self.push(t, TimelineMember::own(snapshot, true));
         Ok(t)
     }
+}
+
+/// Returns an ID that no timeline has: `id`, or with `-2` and so on appended.
+fn free_id<'t>(id: String, timelines: impl Iterator<Item = &'t Timeline>) -> String {
+    let taken: HashSet<&str> = timelines.map(|t| t.id.as_str()).collect();
+    let numbered = (2..).map(|n| format!("{id}-{n}"));
+    let mut ids = std::iter::once(id.clone()).chain(numbered);
+    ids.find(|id| !taken.contains(id.as_str())).unwrap_or(id)
 }
 
 /// Returns the members to compare with a snapshot: few that cover its revisions, each reaching farthest, and
@@ -462,7 +453,7 @@ fn cover(snapshot: Held, members: Vec<(Held, &TimelineMember)>) -> Vec<&Timeline
 }
 
 /// Cuts a member to its revisions below `fork`. Returns false if it has none there.
-fn cut_below(
+pub(super) fn cut_below(
     catalog: &Catalog,
     evidence: &dyn Evidence,
     m: &mut TimelineMember,

@@ -1,18 +1,20 @@
 //! Timelines: which snapshots tell one history, and which history is the newest.
 //!
 //! A restore to an older revision forks the history: the prefix then holds two histories with the same
-//! revision numbers. Names do not tell these apart, contents do: two snapshots that both hold a revision
-//! either agree on it or belong to two timelines. Contents are needed only for [`doubtful`] snapshots.
+//! revision numbers. A record of the snapshotter is a wall between the two: see [`Wall`]. Between two walls,
+//! snapshots of other tools may fork, too. There names do not tell histories apart, contents do: two snapshots
+//! that both hold a revision either agree on it or belong to two timelines. Contents are needed only for
+//! [`doubtful`] snapshots.
 //!
-//! Everything here is a pure function of the catalog and the [`Evidence`]. Called by `prefix::scan`, which reads
-//! the contents.
+//! Everything here is a pure function of the catalog and the [`Evidence`]. `prefix::scan` reads the contents.
 
 mod builder;
+mod paths;
 
 #[cfg(test)]
 mod tests;
 
-use crate::backup::catalog::Catalog;
+use crate::backup::catalog::{Catalog, Wall};
 use crate::backup::name::Kind;
 use crate::backup::survey::{Comparison, Continuity, Held};
 use crate::error::{Error, Reason, Result};
@@ -24,6 +26,9 @@ pub const MAIN: &str = "main";
 /// The most timelines that are told apart. A writer of the store can forge a history with a few bytes, and each
 /// one costs time and memory for every snapshot.
 pub const MOST_TIMELINES: usize = 100;
+
+/// The numbers of forks of one part: those of another part are greater or smaller.
+const FORKS_OF_A_PART: usize = 1 << 32;
 
 /// Returns the deltas among `snapshots` that repeat revisions, by their first revision, each behind the delta whose
 /// revisions it repeats.
@@ -50,9 +55,13 @@ pub fn overlaps(catalog: &Catalog, snapshots: impl Iterator<Item = usize>) -> Ve
 /// What the contents of snapshots show. Snapshots are given by their index in the catalog. Of a snapshot that
 /// was not read, nothing is known.
 pub trait Evidence {
-    /// Returns the revisions that a snapshot holds, if it can be compared with others.
+    /// Returns the revisions that a snapshot holds, if it can be compared with others between the same walls.
     fn held(&self, _snapshot: usize) -> Option<Held> {
         None
+    }
+    /// Returns whether a snapshot was read, so that it can be compared across a wall.
+    fn has_content(&self, _snapshot: usize) -> bool {
+        false
     }
     /// Compares two snapshots that can be compared.
     ///
@@ -127,9 +136,12 @@ impl TimelineMember {
 /// One history.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Timeline {
-    /// [`MAIN`], or `r<first own revision>-<fingerprint of the state there>`. If that name is taken, `-2` and
-    /// so on is appended. The ID stays the same as long as the snapshots that show the fork exist.
+    /// [`MAIN`], `r<revision>-<time>` of the record with which it begins, or `r<first own revision>-<fingerprint of
+    /// the state there>`. If that name is taken, `-2` and so on is appended. The ID stays the same as long as the
+    /// record and the snapshots that show the fork exist.
     pub id: String,
+    /// The wall before it; `None` if there is none.
+    pub wall: Option<Wall>,
     /// The snapshots of the timeline in the catalog's order, which is that of creation.
     pub members: Vec<TimelineMember>,
     /// The forks between the first timeline and this one: the number of the fork, and its first own revision.
@@ -137,6 +149,30 @@ pub struct Timeline {
 }
 
 impl Timeline {
+    /// Returns the first timeline behind a wall. With its snapshots it shares nothing with those before.
+    fn root(nth: usize, wall: Option<&Wall>) -> Self {
+        let (id, lineage) = match wall.filter(|_| nth > 0) {
+            Some(wall) => (
+                wall.timeline_id(),
+                vec![(nth * FORKS_OF_A_PART, Revision(1))],
+            ),
+            None => (MAIN.to_owned(), Vec::new()),
+        };
+        Timeline {
+            id,
+            wall: wall.cloned(),
+            members: Vec::new(),
+            lineage,
+        }
+    }
+
+    /// How much it is worth to be told apart, if there are too many timelines.
+    fn value(&self, catalog: &Catalog, evidence: &dyn Evidence) -> (bool, Option<usize>) {
+        let own = self.members.iter().filter(|m| m.own).map(|m| m.snapshot);
+        let is_full = |i: usize| catalog.snapshots[i].name.is_full() && evidence.was_read(i);
+        (own.clone().any(is_full), own.max())
+    }
+
     /// Returns the newest revision of all members: by content if it was read, otherwise by name.
     pub fn last(&self, catalog: &Catalog, evidence: &dyn Evidence) -> Option<Revision> {
         let last = |m: &TimelineMember| m.until.min(last_of(catalog, evidence, m.snapshot));
@@ -171,9 +207,17 @@ impl Timeline {
         first.into_iter().chain(own.next_back()).collect()
     }
 
-    /// Returns the first own revision; `None` for a timeline that did not fork off another one.
+    /// Returns the first own revision; `None` for a timeline that did not fork off another one, or if that
+    /// revision is not known.
     pub fn forked_at(&self) -> Option<Revision> {
-        self.lineage.last().map(|fork| fork.1)
+        let fork = self.lineage.last().map(|fork| fork.1);
+        fork.filter(|&fork| fork > Revision(1))
+    }
+
+    /// Returns whether it holds a full that can be its base.
+    fn has_full(&self, catalog: &Catalog) -> bool {
+        let mut own = self.members.iter().filter(|m| m.own);
+        own.any(|m| catalog.snapshots[m.snapshot].name.is_full())
     }
 }
 
@@ -188,8 +232,16 @@ fn last_of(catalog: &Catalog, evidence: &dyn Evidence, i: usize) -> Revision {
 /// The revisions of a single snapshotter only grow in order of creation. A full is a clean cut if all
 /// snapshots before it end at or below it and all later ones begin at or above it. The snapshots between two
 /// cuts are judged by themselves, and are doubtful if their revisions do not grow.
+///
+/// Nothing crosses a wall, so the snapshots between two walls are judged by themselves, too.
 pub fn doubtful(catalog: &Catalog) -> Vec<usize> {
-    let order: Vec<usize> = catalog.usable().collect();
+    let parts = catalog.parts().into_iter();
+    parts
+        .flat_map(|(_, part)| doubtful_in(catalog, &part))
+        .collect()
+}
+
+fn doubtful_in(catalog: &Catalog, order: &[usize]) -> Vec<usize> {
     let name = |i: usize| &catalog.snapshots[i].name;
     // For each position in `order`: the lowest revision that a snapshot from there on allows for a cut before
     // it.
@@ -209,8 +261,7 @@ pub fn doubtful(catalog: &Catalog) -> Vec<usize> {
     for (position, &i) in order.iter().enumerate() {
         let n = name(i);
         grows &= match n.kind {
-            // A full that begins a timeline must be compared with those before it, whatever its revision is.
-            Kind::Full => n.last >= highest && !catalog.snapshots[i].begins_timeline,
+            Kind::Full => n.last >= highest,
             Kind::Incr => n.start > highest,
         };
         highest = highest.max(n.last);
@@ -229,7 +280,7 @@ pub fn doubtful(catalog: &Catalog) -> Vec<usize> {
 }
 
 /// All timelines of a prefix.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Timelines {
     /// The timelines, in order of their first own snapshot; at most [`MOST_TIMELINES`]. Of more, those with a
     /// readable full of their own are here first, and then those with the newest snapshots.
@@ -244,13 +295,47 @@ impl Timelines {
     /// # Errors
     /// Fails with the errors of `evidence`.
     pub fn build(catalog: &Catalog, evidence: &dyn Evidence) -> Result<Self> {
-        let mut builder = Builder::new(catalog, evidence);
-        for snapshot in catalog.usable() {
-            if !evidence.is_unreadable(snapshot) {
-                builder.place(snapshot)?;
-            }
+        let mut parts = catalog.parts();
+        let mut timelines = Timelines::default();
+        // Of more parts than can be told apart, the oldest are left out.
+        let most = MOST_TIMELINES.min(parts.len());
+        for (_, part) in parts.drain(..parts.len() - most) {
+            timelines.left_out.extend(part);
         }
-        Ok(builder.finish())
+        if parts.is_empty() {
+            parts.push((None, Vec::new()));
+        }
+        for (nth, (wall, part)) in parts.into_iter().enumerate() {
+            let root = Timeline::root(nth, wall);
+            let mut builder = Builder::new(catalog, evidence, root);
+            builder.forks = nth * FORKS_OF_A_PART;
+            for snapshot in part {
+                if !evidence.is_unreadable(snapshot) {
+                    builder.place(snapshot)?;
+                }
+            }
+            builder.finish(&mut timelines);
+        }
+        timelines.leave_out(catalog, evidence);
+        paths::join(catalog, evidence, &mut timelines.all)?;
+        Ok(timelines)
+    }
+
+    /// Leaves timelines out until there are not too many: those without a readable full of their own first, and
+    /// among these the ones that were written to least recently. The first timeline and the newest part stay.
+    fn leave_out(&mut self, catalog: &Catalog, evidence: &dyn Evidence) {
+        while self.all.len() > MOST_TIMELINES {
+            let last_wall = self.all.last().and_then(|t| t.wall.clone());
+            let stays = |t: &Timeline| t.wall == last_wall;
+            let value = |&t: &usize| (stays(&self.all[t]), self.all[t].value(catalog, evidence));
+            let Some(least) = (1..self.all.len()).min_by_key(value) else {
+                return;
+            };
+            let own = self.all.remove(least).members;
+            let own = own.iter().filter(|m| m.own).map(|m| m.snapshot);
+            self.left_out.extend(own);
+        }
+        self.left_out.sort_unstable();
     }
 
     /// Returns a warning if there are more timelines than can be told apart.
@@ -277,19 +362,33 @@ impl Timelines {
         })
     }
 
-    /// Returns the newest timeline. Compared with each other timeline, all of its snapshots since their fork
-    /// were created after all of the other's.
+    /// Returns the newest timeline: behind the newest wall that has a full behind it. Of several timelines there,
+    /// all snapshots of the newest since its fork from each other were created after all of the other's.
     ///
     /// # Errors
     /// `InterleavedTimelines` if no timeline is the newest.
     pub fn newest(&self, catalog: &Catalog) -> Result<&Timeline> {
+        self.newest_at(catalog, i64::MAX)
+    }
+
+    /// Returns the timeline that was the newest at a time, in seconds since 1970, by the walls around the time.
+    ///
+    /// # Errors
+    /// As [`newest`](Self::newest).
+    pub fn newest_at(&self, catalog: &Catalog, second: i64) -> Result<&Timeline> {
+        let begun = |t: &&Timeline| t.wall.as_ref().is_none_or(|w| w.second <= second);
+        let begun: Vec<&Timeline> = self.all.iter().filter(begun).collect();
+        let with_full = begun.iter().rev().find(|t| t.has_full(catalog));
+        // A time before all walls is that of the first timeline.
+        let wall = match with_full.or(begun.last()).copied().or(self.all.first()) {
+            Some(t) => &t.wall,
+            None => return Err(Error::internal("no timeline to choose from")),
+        };
+        let part = || self.all.iter().filter(|t| t.wall == *wall);
         let mut interleaved = None;
-        for t in &self.all {
-            let rival = self
-                .all
-                .iter()
-                .find(|u| u.id != t.id && !was_written_after(catalog, t, u));
-            match rival {
+        for t in part() {
+            let mut others = part().filter(|u| u.id != t.id);
+            match others.find(|u| !was_written_after(catalog, t, u)) {
                 None => return Ok(t),
                 // For the error, prefer two timelines that interleave to two of a circle in which each was
                 // written after the next one.
@@ -301,6 +400,14 @@ impl Timelines {
         }
         let (t, u) = interleaved.ok_or_else(|| Error::internal("no timeline to choose from"))?;
         Err(interleaved_error(catalog, t, u))
+    }
+
+    /// Returns the walls behind which there are snapshots and no full, newer than the newest timeline: a
+    /// snapshotter ended before it gave its full a name, or somebody forged the record.
+    pub fn without_full(&self, catalog: &Catalog) -> Vec<&Wall> {
+        let with_full = self.all.iter().rposition(|t| t.has_full(catalog));
+        let newer = &self.all[with_full.map_or(0, |t| t + 1)..];
+        newer.iter().filter_map(|t| t.wall.as_ref()).collect()
     }
 }
 

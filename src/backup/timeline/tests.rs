@@ -2,7 +2,7 @@
 
 use super::builder::Builder;
 use super::*;
-use crate::backup::catalog::TIMELINES;
+use crate::backup::catalog::{ListedObject, TIMELINES};
 use std::cell::Cell;
 use std::collections::HashMap;
 
@@ -72,7 +72,8 @@ impl LetterBackup {
                     let holds = last + rng.usize(..3);
                     let name = format!("Full-00000000-{last:08}-{created}");
                     if rng.u8(..6) == 0 {
-                        notes.push(format!("{TIMELINES}/{name}"));
+                        let path = format!("{TIMELINES}/{name}");
+                        notes.push(ListedObject { path, bytes: 1 });
                     }
                     snapshots.push((name, first as i64, &history[first..=holds]));
                 }
@@ -87,8 +88,8 @@ impl LetterBackup {
         snapshots.dedup_by(|a, b| a.0 == b.0);
         let snapshots: Vec<_> = snapshots.iter().map(|t| (t.0.as_str(), t.1, t.2)).collect();
         let mut backup = LetterBackup::new(&snapshots);
+        backup.catalog.add_notes(&notes);
         for s in &mut backup.catalog.snapshots {
-            s.begins_timeline = notes.iter().any(|n| n.ends_with(&s.name.to_string()));
             s.excluded = rng.u8(..12) == 0;
         }
         backup.unread.fill_with(|| rng.u8(..6) == 0);
@@ -200,6 +201,172 @@ fn only_the_part_that_does_not_grow_is_doubtful() {
             "Full-00000000-00000040-140"
         ]
     );
+}
+
+/// Records that these fulls begin timelines.
+fn with_walls(mut backup: LetterBackup, fulls: &[&str]) -> LetterBackup {
+    let records = fulls.iter().map(|full| ListedObject {
+        path: format!("{TIMELINES}/{full}"),
+        bytes: 1,
+    });
+    backup.catalog.add_notes(&records.collect::<Vec<_>>());
+    backup
+}
+
+/// The IDs of the timelines, each with the own and the shared members as far as they belong to it.
+fn shown(backup: &LetterBackup, evidence: &dyn Evidence) -> Vec<String> {
+    let all = Timelines::build(&backup.catalog, evidence).unwrap().all;
+    let member = |m: &TimelineMember| {
+        let name = &backup.catalog.snapshots[m.snapshot].name;
+        let own = if m.own { "" } else { "shared " };
+        format!("{own}{}-{}", name.start, name.last.min(m.until))
+    };
+    all.iter()
+        .map(|t| {
+            let members: Vec<String> = t.members.iter().map(member).collect();
+            format!("{}: {}", t.id, members.join(", "))
+        })
+        .collect()
+}
+
+/// A cluster that was set back from 16 to 10, and again from 14 to 12 of the first history. Everywhere the same key was
+/// changed at 13.
+fn set_back_twice() -> LetterBackup {
+    let backup = LetterBackup::new(&[
+        ("Full-00000000-00000010-100", 1, "aaaaaaaaaa"),
+        ("Incr-00000011-00000012-110", 11, "aa"),
+        ("Incr-00000013-00000016-120", 13, "=aaa"),
+        ("Full-00000000-00000012-200", 1, "aaaaaaaaaabb"),
+        ("Incr-00000013-00000014-210", 13, "=b"),
+        ("Full-00000000-00000013-300", 1, "aaaaaaaaaaaa="),
+        ("Incr-00000014-00000015-310", 14, "cc"),
+    ]);
+    let walls = ["Full-00000000-00000012-200", "Full-00000000-00000013-300"];
+    with_walls(backup, &walls)
+}
+
+#[test]
+fn nothing_crosses_a_wall_by_names() {
+    let t = set_back_twice();
+    assert!(doubtful(&t.catalog).is_empty());
+    let expected = [
+        "main: 0-10, 11-12, 13-16",
+        "r12-000000c8: 0-12, 13-14",
+        "r13-0000012c: 0-13, 14-15",
+    ];
+    assert_eq!(shown(&t, &NamesOnly), expected);
+    let all = Timelines::build(&t.catalog, &NamesOnly).unwrap();
+    let newest = all.newest(&t.catalog).unwrap();
+    assert_eq!(
+        (newest.id.as_str(), newest.forked_at()),
+        ("r13-0000012c", None)
+    );
+    // A time is a time of the world.
+    let at = |second| all.newest_at(&t.catalog, second).unwrap().id.as_str();
+    let times = [
+        (50, "main"),
+        (199, "main"),
+        (200, expected[1]),
+        (299, expected[1]),
+        (300, expected[2]),
+    ];
+    for (second, id) in times {
+        assert!(id.starts_with(at(second)), "{second}");
+    }
+}
+
+#[test]
+fn contents_tell_where_a_history_left_another() {
+    let t = set_back_twice();
+    let contents = AllRead(&t);
+    let expected = [
+        "main: 0-10, 11-12, 13-16",
+        "r12-000000c8: shared 0-10, 0-12, 13-14",
+        "r13-0000012c: shared 0-10, shared 11-12, shared 13-13, 0-13, 14-15",
+    ];
+    assert_eq!(shown(&t, &contents), expected);
+    let all = Timelines::build(&t.catalog, &contents).unwrap();
+    let forks: Vec<_> = all.all.iter().map(Timeline::forked_at).collect();
+    assert_eq!(forks, [None, Some(Revision(11)), Some(Revision(14))]);
+}
+
+#[test]
+fn a_wall_without_a_full_hides_nothing() {
+    let t = LetterBackup::new(&[
+        ("Full-00000000-00000010-100", 10, "a"),
+        ("Incr-00000011-00000012-110", 11, "aa"),
+        ("Incr-00000013-00000014-120", 13, "aa"),
+    ]);
+    let t = with_walls(t, &["Full-00000000-00000012-115"]);
+    let all = Timelines::build(&t.catalog, &NamesOnly).unwrap();
+    let newest = all.newest(&t.catalog).unwrap();
+    assert_eq!(newest.last(&t.catalog, &NamesOnly), Some(Revision(12)));
+    let without_full: Vec<i64> = all
+        .without_full(&t.catalog)
+        .iter()
+        .map(|w| w.second)
+        .collect();
+    assert_eq!(without_full, [115]);
+    // A record before all snapshots separates nothing.
+    let t = with_walls(
+        LetterBackup::new(&[("Full-00000000-00000010-100", 10, "a")]),
+        &["Full-00000000-00000009-90"],
+    );
+    assert_eq!(t.newest().unwrap(), "main");
+}
+
+/// A delta that begins with a change that the older history has, too, follows its full.
+#[test]
+fn a_delta_follows_its_full_whatever_agrees_elsewhere() {
+    let t = LetterBackup::new(&[
+        ("Full-00000000-00000010-100", 1, "aaaaaaaaaa"),
+        ("Incr-00000011-00000016-110", 11, "aaa=aa"),
+        ("Full-00000000-00000013-120", 1, "aaaaaaaaaabbb"),
+        ("Incr-00000014-00000015-130", 14, "=b"),
+    ]);
+    assert_eq!(doubtful(&t.catalog).len(), 4);
+    let expected = ["main: 0-10, 11-16", "r11-b: shared 0-10, 0-13, 14-15"];
+    assert_eq!(shown(&t, &t), expected);
+    // Without its full, its first change proves nothing.
+    let t = LetterBackup::new(&[
+        ("Full-00000000-00000010-100", 1, "aaaaaaaaaa"),
+        ("Incr-00000011-00000016-110", 11, "aaa=aa"),
+        ("Incr-00000014-00000015-130", 14, "=b"),
+    ]);
+    assert_eq!(shown(&t, &t), ["main: 0-10, 11-16", "r15-b: 14-15"]);
+}
+
+#[test]
+fn of_many_walls_the_newest_count() {
+    let names: Vec<String> = (0..150)
+        .map(|n| format!("Full-00000000-00000010-{}", 1000 + n))
+        .collect();
+    let snapshots: Vec<_> = names.iter().map(|name| (name.as_str(), 10, "a")).collect();
+    let walls: Vec<&str> = names.iter().map(String::as_str).collect();
+    let t = with_walls(LetterBackup::new(&snapshots), &walls);
+    let all = Timelines::build(&t.catalog, &NamesOnly).unwrap();
+    assert_eq!((all.all.len(), all.left_out.len()), (MOST_TIMELINES, 50));
+    assert_eq!(
+        all.newest(&t.catalog)
+            .unwrap()
+            .wall
+            .as_ref()
+            .unwrap()
+            .second,
+        1149
+    );
+}
+
+/// A backup of which all was read, although names leave no doubt.
+struct AllRead<'b>(&'b LetterBackup);
+
+impl Evidence for AllRead<'_> {
+    fn has_content(&self, _: usize) -> bool {
+        true
+    }
+    fn compare(&self, a: usize, b: usize) -> Result<Comparison> {
+        Ok(self.0.compare(a, b))
+    }
 }
 
 #[test]
@@ -358,7 +525,7 @@ fn the_facts_about_a_timeline_are_those_of_all_its_members() {
     for round in 0..crate::rounds(300, 3000) {
         let backup = LetterBackup::random(&mut rng);
         let (catalog, names) = (&backup.catalog, &backup.catalog.snapshots);
-        let mut builder = Builder::new(catalog, &backup);
+        let mut builder = Builder::new(catalog, &backup, Timeline::root(0, None));
         for x in catalog.usable().filter(|&x| !backup.is_unreadable(x)) {
             builder.place(x).unwrap();
             for growing in &builder.timelines {

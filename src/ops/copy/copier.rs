@@ -114,7 +114,7 @@ impl<'a> Copier<'a> {
 
     /// Returns the path of the source's newest usable full, if it is marked final.
     fn newest_final(&self) -> Result<Option<String>> {
-        let mut catalog = by_names(self.from)?;
+        let mut catalog = by_names(&self.from.store)?;
         self.mark_untrusted(&mut catalog);
         let usable: Vec<usize> = catalog.usable().collect();
         for i in usable.into_iter().rev() {
@@ -207,16 +207,20 @@ impl<'a> Copier<'a> {
             self.warn_about_plan(&listings.source, &plan);
             let results = match self.options.dry_run {
                 true => plan.objects.iter().map(|_| None).collect(),
-                false => Round {
-                    from: self.from,
-                    to: self.to,
-                    options: self.options,
-                    source: &listings.source,
-                    plan: &plan,
-                    target: &listings.target,
-                    damaged: &self.damaged,
+                false => {
+                    let round = Round {
+                        from: self.from,
+                        to: self.to,
+                        options: self.options,
+                        source: &listings.source,
+                        plan: &plan,
+                        target: &listings.target,
+                        damaged: &self.damaged,
+                    };
+                    let (source, target) = (&listings.source, &listings.target);
+                    round.notes().copy_records(source, target)?;
+                    round.run()?
                 }
-                .run()?,
             };
             let written_before = self.outcome.bytes_written;
             self.count_copied(&listings.source, &plan, &results);
@@ -242,14 +246,14 @@ impl<'a> Copier<'a> {
 
     /// Lists both stores.
     fn list(&mut self) -> Result<Listings> {
-        let mut source = by_names(self.from)?;
+        let mut source = by_names(&self.from.store)?;
         if source.snapshots.is_empty() {
             return Err(Reason::NoSnapshots.error(format!(
                 "{} holds no snapshots (neither {V2}/ nor {V1}/ below it has any): check --from",
                 self.from.store.url()
             )));
         }
-        let mut target = by_names(self.to)?;
+        let mut target = by_names(&self.to.store)?;
         if self.remembered_since.elapsed() > MEMORY {
             self.target_tags.clear();
             self.damaged.clear();

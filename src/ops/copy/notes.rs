@@ -1,14 +1,14 @@
 //! The notes that are copied with snapshots: that a full begins a timeline, that it is pinned, that a
 //! snapshot is excluded.
 //!
-//! Whoever sees a snapshot in the target must also see that it begins a timeline or is excluded. Called
-//! by `ops::copy::round`.
+//! Whoever sees a snapshot in the target must also see behind which walls it lies, and that it is excluded.
 
 use super::plan::Planned;
-use crate::backup::Snapshot;
-use crate::backup::catalog::{EXCLUDE_SUFFIX, PINS, TIMELINES};
+use crate::backup::catalog::{EXCLUDE_SUFFIX, PINS, Wall};
+use crate::backup::{Catalog, Snapshot};
 use crate::error::{Reason, Result};
 use crate::store::Store;
+use std::collections::HashSet;
 
 /// The largest note that is copied, in bytes.
 const MOST_BYTES: u64 = 64 << 10;
@@ -20,11 +20,25 @@ pub(super) struct Notes<'a> {
 }
 
 impl Notes<'_> {
+    /// Copies the records of timelines that the target lacks. They must exist before any snapshot is copied.
+    pub(super) fn copy_records(&self, source: &Catalog, target: &Catalog) -> Result<()> {
+        let place = |wall: &Wall| (wall.second, wall.revision);
+        let in_target: HashSet<_> = target.walls.iter().map(place).collect();
+        for wall in source
+            .walls
+            .iter()
+            .filter(|w| !in_target.contains(&place(w)))
+        {
+            // If it was deleted meanwhile, no snapshot before it is left.
+            if let Some(record) = self.from.read_small(&wall.path, MOST_BYTES)? {
+                self.create(&wall.path, &record)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Writes the notes that must exist before a snapshot has its name.
     pub(super) fn before(&self, planned: &Planned, snapshot: &Snapshot) -> Result<()> {
-        if snapshot.begins_timeline {
-            self.copy(TIMELINES, planned, snapshot)?;
-        }
         if snapshot.excluded {
             self.create(&format!("{}{EXCLUDE_SUFFIX}", planned.path), b"")?;
         }
@@ -50,9 +64,6 @@ impl Notes<'_> {
         snapshot: &Snapshot,
         in_target: &Snapshot,
     ) -> Result<()> {
-        if snapshot.begins_timeline && !in_target.begins_timeline {
-            self.copy(TIMELINES, planned, snapshot)?;
-        }
         if snapshot.pinned && !in_target.pinned {
             self.copy(PINS, planned, snapshot)?;
         }

@@ -163,7 +163,7 @@ impl Round<'_> {
         Ok(state.results)
     }
 
-    fn notes(&self) -> Notes<'_> {
+    pub(super) fn notes(&self) -> Notes<'_> {
         let (from, to) = (&self.from.store, &self.to.store);
         Notes { from, to }
     }
@@ -171,7 +171,7 @@ impl Round<'_> {
     /// Copies the notes about a full that the target already has.
     fn copy_notes(&self, planned: &Planned) -> Result<()> {
         let snapshot = &self.source.snapshots[planned.source];
-        if !(snapshot.begins_timeline || snapshot.pinned) {
+        if !snapshot.pinned {
             return Ok(());
         }
         let mut in_target = self.target.snapshots.iter();

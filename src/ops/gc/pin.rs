@@ -66,7 +66,7 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
     let mut clock = ReportBuilder::start();
     let without_lock = "running without a lock: make sure that no gc runs at the same time";
     let lock = take_lock(&ctx.store, without_lock, &mut clock.warnings)?;
-    let catalog = by_names(ctx)?;
+    let catalog = by_names(&ctx.store)?;
     if catalog.snapshots.is_empty() {
         return Err(no_snapshots_error(ctx, &catalog));
     }

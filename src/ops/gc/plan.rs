@@ -470,10 +470,14 @@ impl<'a> Planner<'a> {
                 snapshots
             }
             _ => {
-                let name = object.path.split_once('/')?.1;
+                let (folder, name) = object.path.split_once('/')?;
                 // An object with any other name is not deltafold's.
-                name.parse::<SnapshotName>().ok()?;
-                named(name)
+                let full: SnapshotName = name.parse().ok()?;
+                match folder {
+                    // A record separates the snapshots before it from those behind it.
+                    TIMELINES => plan.older_than(full.created),
+                    _ => named(name),
+                }
             }
         };
         let reason = self.note_reason(plan, object, &snapshots, now);
@@ -495,6 +499,14 @@ impl<'a> Planner<'a> {
             false if snapshots.iter().all(is_deleted) => SideReason::BelongsToRemoved,
             false => SideReason::BelongsToSnapshot,
         }
+    }
+}
+
+impl Plan {
+    /// Returns the snapshots whose names have an earlier time.
+    fn older_than(&self, created: i64) -> Vec<usize> {
+        let snapshots = &self.catalog.snapshots;
+        (0..snapshots.partition_point(|s| s.name.created < created)).collect()
     }
 }
 

@@ -124,14 +124,16 @@ pub struct ListedSnapshot {
 }
 
 /// The reasons of problems that are not errors of `compact`.
-const PROBLEMS: [&str; 9] = [
+const PROBLEMS: [&str; 11] = [
     "ForeignObject",
     "IdentityUnreadable",
+    "NoFullOfTimeline",
     "OverlappingDeltas",
     "RecordUnreadable",
     "RevisionPastName",
     "TagsNotRead",
     "TagsUnreadable",
+    "TimelineRecordUnreadable",
     "TimelinesUnverified",
     "TooManyTimelines",
 ];
@@ -140,9 +142,11 @@ const PROBLEMS: [&str; 9] = [
 #[derive(Debug, Clone, JsonSchema, Serialize)]
 pub struct Problem {
     /// A stable name: `ForeignObject` (objects whose names are not those of snapshots), `IdentityUnreadable`
-    /// (`deltafold-identity.json` cannot be read), `OverlappingDeltas` (two snapshotters write here; only of
+    /// (`deltafold-identity.json` cannot be read), `NoFullOfTimeline` (a record says that another history begins, and
+    /// no full of it was saved; only of `status`), `OverlappingDeltas` (two snapshotters write here; only of
     /// `status`), `RecordUnreadable` (a record in `deltafold-verified/` cannot
-    /// be read; only of `status`), `TimelinesUnverified` (only contents tell whether the
+    /// be read; only of `status`), `TimelineRecordUnreadable` (a record in `deltafold-timelines/` cannot be read; only
+    /// of `status`), `TimelinesUnverified` (only contents tell whether the
     /// history forked: use --deep), `RevisionPastName` (a full holds later revisions than its name says;
     /// harmless), `TagsNotRead` (the tags of more than 64 snapshots were not read: use --all-tags),
     /// `TagsUnreadable` (the store does not permit to read tags, so excluded snapshots are not recognized),
@@ -419,7 +423,11 @@ fn problems(ctx: &Context, scan: &Scan, deep: bool) -> Result<Vec<Problem>> {
     // contents may belong to different histories.
     let mut since_full: Vec<usize> = Vec::new();
     for i in catalog.usable() {
-        let is_full = catalog.snapshots[i].name.is_full();
+        let snapshot = &catalog.snapshots[i];
+        if snapshot.begins_timeline {
+            since_full.clear();
+        }
+        let is_full = snapshot.name.is_full();
         if is_full {
             for &before in since_full.iter().filter(|&&b| !scan.is_doubtful(b)) {
                 if let Some(r) = scan.contents.disagreement(before, i)? {

@@ -88,7 +88,7 @@ pub(crate) fn read(
     let ctx = backup.context()?;
     match backup {
         BackupLocation::File(_, path) => read_file(ctx, path, timeline, collect),
-        _ => read_store(ctx, &scan(ctx, Depth::Doubtful)?, timeline, collect),
+        _ => read_store(ctx, scan(ctx, Depth::Doubtful)?, timeline, collect),
     }
 }
 
@@ -116,11 +116,25 @@ fn read_file(
 /// Reads the snapshots of a store.
 fn read_store(
     ctx: &Context,
-    scan: &Scan,
+    mut scan: Scan,
     timeline: Option<&str>,
     collect: &impl Collect,
 ) -> Result<Coverage> {
-    let (timeline, warnings) = select::choose_timeline(ctx, scan, timeline)?;
+    let request = Request {
+        timeline: timeline.map(str::to_owned),
+        ..Request::default()
+    };
+    // A timeline behind a wall goes on before it, in the timeline that it left.
+    if !scan.knows_paths()
+        && select::choose_timeline(ctx, &scan, &request)?
+            .0
+            .wall
+            .is_some()
+    {
+        scan = scan.with_paths(ctx)?;
+    }
+    let scan = &scan;
+    let (timeline, warnings) = select::choose_timeline(ctx, scan, &request)?;
     let mut coverage = Coverage::new(Some(timeline.id.clone()), warnings);
     let snapshots = &scan.catalog.snapshots;
     let members = timeline.members.iter().map(|member| {

@@ -8,8 +8,8 @@ use crate::mvcc::{HashKv, Revision};
 use crate::prefix::Context;
 use crate::prefix::open::BackupLocation;
 use crate::prefix::open::Source;
-use crate::prefix::scan::Scan;
-use crate::prefix::select::{Request, Target};
+use crate::prefix::scan::{Depth, Scan, scan};
+use crate::prefix::select::{Request, Target, choose_timeline};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -60,6 +60,8 @@ pub struct CandidateOutcome {
 pub(super) struct Candidate<'a> {
     backup: &'a BackupLocation,
     pub(super) opened: Result<OpenedBackup<'a>>,
+    /// The wall behind which its history begins; the newest one is that of the live history.
+    wall: Option<i64>,
 }
 
 /// A backup that could be opened: judging by names, it has a chain up to the requested state.
@@ -82,9 +84,19 @@ impl<'a> OpenedBackup<'a> {
 
 impl<'a> Candidate<'a> {
     fn open(backup: &'a BackupLocation, request: &Request, proven: bool) -> Self {
+        let opened = OpenedBackup::new(backup, request, proven);
+        let wall = match &opened {
+            Ok(opened) => opened.source.wall,
+            // What cannot be restored here must not be restored from a history that was left.
+            Err(_) => backup
+                .context()
+                .ok()
+                .and_then(|ctx| wall_by_names(ctx, request)),
+        };
         Candidate {
             backup,
-            opened: OpenedBackup::new(backup, request, proven),
+            opened,
+            wall,
         }
     }
 
@@ -132,6 +144,13 @@ impl<'a> Candidate<'a> {
         let ctx = self.opened.as_ref().map_err(Error::again)?.ctx;
         Ok(source.hash(ctx, compact, detach_leases)?.0)
     }
+}
+
+/// Returns the wall behind which the requested history of a store begins, by names.
+fn wall_by_names(ctx: &Context, request: &Request) -> Option<i64> {
+    let scan = scan(ctx, Depth::Names).ok()?;
+    let timeline = choose_timeline(ctx, &scan, request).ok()?.0;
+    timeline.wall.as_ref().map(|wall| wall.second)
 }
 
 /// Returns the HashKV of two candidates at a revision, both compacted at the higher of their compacted
@@ -214,7 +233,25 @@ impl<'a> Candidates<'a> {
                 None => {}
             }
         }
+        if request.timeline.is_none() {
+            candidates.exclude_left_histories();
+        }
         Ok(candidates)
+    }
+
+    /// Excludes the candidates whose history was left, because another candidate holds the one that began later.
+    fn exclude_left_histories(&mut self) {
+        let live = self.all.iter().map(|c| c.wall).max().flatten();
+        for i in 0..self.all.len() {
+            let is_left = self.all[i].wall < live;
+            if is_left && self.outcomes[i].status != CandidateStatus::Excluded {
+                let timeline = self.outcomes[i].timeline.clone().unwrap_or_default();
+                let e = Reason::HistoryMismatch.error(format!(
+                    "its timeline {timeline} is a history that was left: another store has the one that began later; restore it with this store alone, or with --timeline"
+                ));
+                self.exclude(i, &e);
+            }
+        }
     }
 
     /// Returns the indexes of the candidates that are not excluded, the best first.

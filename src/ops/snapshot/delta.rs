@@ -102,21 +102,21 @@ pub fn same_history(
         leases: None,
         take_over: false,
     };
-    let saver = Saver::look(ctx, &settings)?;
-    let backup = match saver.backup() {
+    let mut saver = Saver::look(ctx, &settings)?;
+    let backup = match saver.backup().cloned() {
         None => return Ok(Err(nothing_saved().message)),
-        Some(Err(cause)) => return Ok(Err(cause.message.clone())),
+        Some(Err(cause)) => return Ok(Err(cause.message)),
         Some(Ok(backup)) => backup,
     };
     // The revisions that the store lacks may exist in etcd alone.
     if let Some(cause) = &backup.broken {
         return Ok(Err(cause.message.clone()));
     }
-    let position = match saver.position()? {
-        Ok(position) => position,
+    let known = match saver.known()? {
+        Ok(known) => known,
         Err(cause) => return Ok(Err(cause.message)),
     };
-    Ok(match saver.feed(cluster, position).verify()? {
+    Ok(match saver.feed(cluster, known).verify()? {
         None => Ok(backup.last),
         Some(ended) => Err(saver.cause_of(ended).message),
     })
@@ -138,12 +138,13 @@ pub(super) fn full_after_deltas(
     let asked_for = FullCause::new(FullReason::Requested, "a full snapshot was asked for");
     let continues = saver.full_needed(cluster.revision).is_none();
     let feed = match common_history(cluster, saver)? {
-        Ok(feed) => feed.filter(|_| continues && saver.has_deltas()),
+        Ok(Some(feed)) => feed,
+        Ok(None) => return saver.full_now(asked_for.uncompared(), is_final, reporter),
         Err(cause) => return saver.full_now(cause, is_final, reporter),
     };
-    let Some(feed) = feed else {
+    if !continues || !saver.has_deltas() {
         return saver.full_now(asked_for, is_final, reporter);
-    };
+    }
     let mut collector = DeltaCollector::new(ctx, settings, feed, MAX_DELTA_BYTES)?;
     let started = Instant::now();
     let saved = collector.save_with_full(saver, asked_for, is_final);
@@ -152,9 +153,9 @@ pub(super) fn full_after_deltas(
     saved
 }
 
-/// Returns a watch from the last saved revision on if the cluster holds the same changes there as the store, and
-/// `None`, with a warning, if that is unknown or etcd has compacted the revision. The inner error is the cause for
-/// a full if the cluster is behind the store, or holds other changes at the last saved revision.
+/// Returns a watch from the last saved revision on if the cluster holds the same changes as the store, and `None` if
+/// that is unknown, with a warning, or if etcd has compacted them. The inner error is the cause for a full if the
+/// cluster is behind the store, or holds other changes.
 ///
 /// # Errors
 /// Fails with the errors of etcd connections and of the store.
@@ -169,9 +170,9 @@ fn common_history(
     if cluster.revision < last.0 {
         return Ok(Err(cluster_behind(last, cluster.revision)));
     }
-    let unknown = match saver.position() {
-        Ok(Ok(position)) => {
-            let mut feed = saver.feed(cluster, position);
+    let unknown = match saver.known() {
+        Ok(Ok(known)) => {
+            let mut feed = saver.feed(cluster, known);
             return Ok(match feed.verify()? {
                 None => Ok(Some(feed)),
                 // A compacted revision cannot be compared.
@@ -198,11 +199,11 @@ fn catch_up(
     cluster: &Cluster,
     options: DeltaOptions,
 ) -> Result<Option<FullCause>> {
-    let position = match saver.position()? {
-        Ok(position) => position,
+    let known = match saver.known()? {
+        Ok(known) => known,
         Err(cause) => return Ok(Some(cause)),
     };
-    let feed = saver.feed(cluster, position);
+    let feed = saver.feed(cluster, known);
     let mut collector = DeltaCollector::new(ctx, settings, feed, options.max_bytes)?;
     let ended = match collector.feed.verify()? {
         None => collector.save_up_to(saver, cluster.revision)?,
@@ -253,9 +254,14 @@ impl<'a> DeltaCollector<'a> {
     ) -> Result<()> {
         let new_full = saver.take_full()?;
         // Deltas up to the full keep every revision restorable. The next delta begins after the full.
+        let mut cause = cause;
         if let Some(ended) = self.save_up_to(saver, new_full.revision.0)? {
-            let why = saver.cause_of(ended).message;
-            saver.warn(format!("the deltas do not reach the new full: {why}"));
+            let why = saver.cause_of(ended);
+            saver.warn(format!(
+                "the deltas do not reach the new full: {}",
+                why.message
+            ));
+            cause.continuity = why.continuity;
         }
         saver.publish_full(new_full, cause, is_final)?;
         Ok(())

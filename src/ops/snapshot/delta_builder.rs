@@ -4,7 +4,8 @@
 //! from etcd. Called by `snapshot delta` and `snapshot follow`.
 
 use super::NewSnapshot;
-use super::next::{NewestSnapshot, name_time};
+use super::next::{NewestSnapshot, before_wall, name_time};
+use crate::backup::catalog::Wall;
 use crate::backup::codec::Encoding;
 use crate::backup::events::{EventRef, EventsWriter, encode_event};
 use crate::backup::frame::FrameWriter;
@@ -220,7 +221,7 @@ pub(super) struct SavedDelta {
 }
 
 impl SealedDelta {
-    /// Compresses, uploads, verifies and names the delta. Can be retried after an error.
+    /// Compresses, uploads, verifies and names the delta, with a time before `wall`. Can be retried after an error.
     ///
     /// # Errors
     /// Fails with the store's errors, `Io` and `Terminated`.
@@ -229,15 +230,17 @@ impl SealedDelta {
         ctx: &Context,
         encoding: Encoding,
         newest: Option<NewestSnapshot>,
+        wall: Option<&Wall>,
     ) -> Result<SavedDelta> {
         let created = self
             .created
             .get_or_init(|| name_time(Kind::Incr, newest, Utc::now()));
+        let created = before_wall(*created, wall);
         let mut name = SnapshotName {
             kind: Kind::Incr,
             start: self.first,
             last: self.last,
-            created: *created,
+            created,
             compression: encoding.compression,
             is_final: false,
             is_encrypted: ctx.keys.encrypts(),
@@ -260,7 +263,7 @@ impl SealedDelta {
             "saved a delta"
         );
         Ok(SavedDelta {
-            was_name_free: name.created == *created,
+            was_name_free: name.created == created,
             snapshot: NewSnapshot {
                 bytes: packed.bytes(),
                 uncompressed_bytes: self.file.len(),

@@ -11,7 +11,7 @@ use crate::base::ReadAt as _;
 use crate::base::temp::{Dir, TempFile};
 use crate::base::{lock, unpoisoned};
 use crate::error::{Error, Reason, Result};
-use crate::etcd::feed::{Ended, Feed, Next};
+use crate::etcd::feed::{Ended, Feed, Next, RaftProgress};
 use crate::store::Bandwidth;
 use chrono::{DateTime, Utc};
 use std::collections::VecDeque;
@@ -257,6 +257,7 @@ impl Queue {
         }
         state.watch.current = feed.current();
         state.watch.reconnects = feed.reconnects();
+        state.watch.raft = feed.raft();
         if succeeded {
             (state.down_since, state.watch.failure) = (None, None);
         }
@@ -278,6 +279,8 @@ pub(super) struct WatchStatus {
     /// The newest revision of the cluster that the watch has seen.
     pub(super) current: i64,
     pub(super) reconnects: u64,
+    /// The progress of the cluster's raft log at the last connection.
+    pub(super) raft: Option<RaftProgress>,
     /// How often the watch has failed.
     pub(super) failures: u64,
     /// Why the watch is failing now; `None` if it works.
@@ -454,7 +457,7 @@ mod tests {
         pushing.join().unwrap();
         assert_eq!(queue.state().memory, 0);
         queue.state().closed = true;
-        assert!(!queue.push(WatchOutput::Ended(Ended::Forked)));
+        assert!(!queue.push(WatchOutput::Ended(Ended::SetBack)));
     }
 
     #[test]
@@ -467,7 +470,7 @@ mod tests {
                 let t = transaction(revision, bytes(revision));
                 assert!(queue.push(WatchOutput::Transaction(t)));
             }
-            assert!(queue.push(WatchOutput::Ended(Ended::Forked)));
+            assert!(queue.push(WatchOutput::Ended(Ended::SetBack)));
             {
                 let state = queue.state();
                 assert!(state.memory <= 100_000, "{}", state.memory);
@@ -484,7 +487,7 @@ mod tests {
                 assert_eq!(state.spool.waiting, waiting.sum::<u64>());
             }
             let end = queue.pop(Duration::ZERO);
-            assert!(matches!(end, Some(WatchOutput::Ended(Ended::Forked))));
+            assert!(matches!(end, Some(WatchOutput::Ended(Ended::SetBack))));
             let state = queue.state();
             // All space is free again.
             assert_eq!((state.memory, state.spool.texts), (0, 0));

@@ -6,9 +6,9 @@
 
 use super::compared::ComparedCluster;
 use super::last_saved;
-use super::next::{NewestSnapshot, name_time};
+use super::next::NewestSnapshot;
+use super::recent_keys::{self, Compared, SavedKey};
 use super::{NewSnapshot, SnapshotSettings};
-use crate::backup::catalog::TIMELINES;
 use crate::backup::codec::Encoding;
 use crate::backup::frame::FrameReader;
 use crate::backup::{Kind, SnapshotName};
@@ -18,7 +18,7 @@ use crate::base::{ReadAt, Tee};
 use crate::bolt::Database;
 use crate::error::{Error, Reason, Result};
 use crate::etcd::cluster::MemberHash;
-use crate::etcd::feed::Position;
+use crate::etcd::feed::Known;
 use crate::etcd::snapshot::SnapshotReader;
 use crate::fold::publish::{PackedSnapshot, Packer};
 use crate::fold::rebuild::read_every_page;
@@ -27,7 +27,6 @@ use crate::prefix::Context;
 use crate::prefix::identity::ClusterFacts;
 use crate::prefix::open::DatabaseFile;
 use crate::telemetry::progress::Step;
-use chrono::Utc;
 use std::io::{self, Read, Write};
 use std::time::Instant;
 
@@ -41,9 +40,11 @@ pub(super) struct UnpublishedFull {
     pub(super) revision: Revision,
     base: Base,
     hash: HashKv,
-    /// The position from which a watch continues after this full; `None` if the changes of the full's last
-    /// revision cannot be read.
-    pub(super) position: Option<Position>,
+    /// What a watch compares that continues after this full; `None` if the changes of the full's last revision
+    /// cannot be read.
+    pub(super) known: Option<Known>,
+    /// The database that was received.
+    db: Database<DatabaseFile>,
     /// The endpoint of the member that the snapshot was taken from.
     pub(super) endpoint: String,
     /// The cluster that the snapshot was taken from.
@@ -54,6 +55,27 @@ pub(super) struct UnpublishedFull {
 }
 
 impl UnpublishedFull {
+    /// Returns the name of this full with the time `created`.
+    pub(super) fn name(&self, ctx: &Context, created: i64, is_final: bool) -> SnapshotName {
+        SnapshotName {
+            kind: Kind::Full,
+            start: Revision(0),
+            last: self.revision,
+            created,
+            compression: self.encoding.compression,
+            is_final,
+            is_encrypted: ctx.keys.encrypts(),
+        }
+    }
+
+    /// Compares saved keys with those of this full.
+    ///
+    /// # Errors
+    /// Fails with `CorruptSnapshot`, `Io`.
+    pub(super) fn compare_keys(&self, saved: &[SavedKey], last: Revision) -> Result<Compared> {
+        recent_keys::compare_with_full(saved, &self.db, last.0)
+    }
+
     /// Returns the oldest revision that can be read from this full.
     pub(super) fn first_revision(&self) -> Revision {
         self.base.first_revision()
@@ -65,35 +87,18 @@ impl UnpublishedFull {
         self.base.compact_revision < self.revision
     }
 
-    /// Writes the snapshot to the store under its name.
+    /// Writes the snapshot to the store under its name, which has the time `created`.
     ///
     /// # Errors
     /// Fails with the store's errors, and with `TargetExists` if another object has the name.
     pub(super) fn publish(
         self,
         ctx: &Context,
-        newest: Option<NewestSnapshot>,
+        created: i64,
         is_final: bool,
-        begins_timeline: bool,
     ) -> Result<NewSnapshot> {
-        let mut name = SnapshotName {
-            kind: Kind::Full,
-            start: Revision(0),
-            last: self.revision,
-            created: name_time(Kind::Full, newest, Utc::now()),
-            compression: self.encoding.compression,
-            is_final,
-            is_encrypted: ctx.keys.encrypts(),
-        };
-        // The note comes first, so that no reader sees the full without it.
-        if begins_timeline {
-            note_timeline(ctx, &name)?;
-        }
-        let noted_time = name.created;
+        let mut name = self.name(ctx, created, is_final);
         self.packed.publish(ctx, &mut name)?;
-        if begins_timeline && name.created != noted_time {
-            note_timeline(ctx, &name)?;
-        }
         tracing::info!(
             snapshot = %name,
             revision = self.revision.0,
@@ -112,15 +117,6 @@ impl UnpublishedFull {
             name,
         })
     }
-}
-
-/// Records in the store that a full begins a timeline. The contents alone may not show it: compacted
-/// snapshots of the old history cannot contradict the new full.
-fn note_timeline(ctx: &Context, name: &SnapshotName) -> Result<()> {
-    let text = "this full snapshot begins another history than the snapshots before it\n";
-    ctx.store
-        .create_small(&format!("{TIMELINES}/{name}"), text.as_bytes())?;
-    Ok(())
 }
 
 /// Takes a full snapshot from the best member, or from the next one if that fails.
@@ -183,23 +179,19 @@ fn take_and_check(
     min_revision: i64,
     member_hash: Option<&MemberHash>,
 ) -> Result<UnpublishedFull> {
-    let (new_full, db) = take_from(ctx, settings, endpoint, encoding, min_revision)?;
-    check_hash(&new_full, &db, member_hash)?;
+    let new_full = take_from(ctx, settings, endpoint, encoding, min_revision)?;
+    check_hash(&new_full, member_hash)?;
     Ok(new_full)
 }
 
 /// Checks that the received database has the HashKV that the member returned before.
-fn check_hash(
-    new_full: &UnpublishedFull,
-    db: &Database<DatabaseFile>,
-    member_hash: Option<&MemberHash>,
-) -> Result<()> {
+fn check_hash(new_full: &UnpublishedFull, member_hash: Option<&MemberHash>) -> Result<()> {
     let Some((revision, hash)) = member_hash.and_then(|h| Some((h.revision, h.hash?))) else {
         return Ok(());
     };
     let ours = match new_full.revision.0 == revision {
         true => new_full.hash,
-        false => hash_kv(db, Some(Revision(revision)))?,
+        false => hash_kv(&new_full.db, Some(Revision(revision)))?,
     };
     // Hashes of different compacted revisions are not comparable.
     if ours.compact_revision.0 != hash.compact_revision || ours.is(hash.hash) {
@@ -257,7 +249,7 @@ fn take_from(
     endpoint: &str,
     encoding: Encoding,
     min_revision: i64,
-) -> Result<(UnpublishedFull, Database<DatabaseFile>)> {
+) -> Result<UnpublishedFull> {
     let stream = SnapshotReader::open(&settings.connector, endpoint).map_err(|f| f.into_error())?;
     let stream: Box<dyn Read> = match &settings.bandwidth {
         Some(limit) => Box::new(limit.limit(stream, ctx.store.cancel())),
@@ -301,20 +293,19 @@ fn take_from(
             base.revision
         )));
     }
-    let last_changes = last_saved::changes_in_full(&db, &base, base.revision).ok();
-    let position = last_changes.map(|changes| last_saved::position_after(base.revision, changes));
-    let new_full = UnpublishedFull {
+    let known = last_saved::known_of_full(&db, &base, base.revision).ok();
+    Ok(UnpublishedFull {
         packed,
         encoding,
         started: Instant::now(),
         revision: base.revision,
         base,
         hash,
-        position,
+        known,
         endpoint: endpoint.to_owned(),
         cluster: ClusterFacts::default(),
         payload_bytes,
         warnings: too_large_to_read(&db, &ctx.limits).into_iter().collect(),
-    };
-    Ok((new_full, db))
+        db,
+    })
 }

@@ -1,28 +1,42 @@
-//! Reads from the store which changes the last saved revision made.
+//! Reads from the store which changes the last saved transactions made.
 //!
-//! A watch begins at that revision and compares its changes with these, so that two histories are never
-//! spliced. This module does not talk to etcd. Called by [`super::saver`] and [`super::full`].
+//! A watch begins with them and compares them with those of the cluster, so that two histories are never spliced.
+//! If etcd has compacted them, their keys are compared with a new full. This module does not talk to etcd.
 
 use super::next::{BackupState, FullCause, FullReason};
+use super::recent_keys::{RecentKeys, SavedKey, change_of, recent_keys_of_full};
 use crate::backup::{Kind, Snapshot};
 use crate::base::ReadAt;
 use crate::base::limits::Limits;
+use crate::base::parallel::each;
 use crate::bolt::Database;
 use crate::error::{Reason, Result};
-use crate::etcd::feed::{KeyChange, Position, Transaction};
+use crate::etcd::feed::{KeyChange, Known, MOST_KNOWN_CHANGES, Position, Transaction};
 use crate::mvcc::history::key_bucket;
 use crate::mvcc::revision::encode_revision;
 use crate::mvcc::{Base, Change, KeyValue, RecordKey, Revision};
 use crate::prefix::Context;
+use std::collections::VecDeque;
 
-/// Returns the position after the last saved revision, or why a full is needed if the snapshots no longer
-/// hold what that revision changed.
+/// The most deltas that are read.
+pub(super) const MOST_DELTAS: usize = 8;
+
+/// What the store holds at its end.
+#[derive(Debug, Clone)]
+pub(super) struct LastSaved {
+    /// The last transactions.
+    pub(super) known: Known,
+    /// The keys that were changed last.
+    pub(super) keys: Vec<SavedKey>,
+}
+
+/// Returns what the store holds at its end, or why a full is needed if the snapshots no longer hold it.
 ///
 /// # Errors
 /// Fails with the store's errors, `Io` and `NoSpace`.
-pub(super) fn position(ctx: &Context, backup: &BackupState) -> Result<Result<Position, FullCause>> {
-    match changes(ctx, backup) {
-        Ok(changes) => Ok(Ok(position_after(backup.last, changes))),
+pub(super) fn read(ctx: &Context, backup: &BackupState) -> Result<Result<LastSaved, FullCause>> {
+    match read_newest(ctx, backup) {
+        Ok(last_saved) => Ok(Ok(last_saved)),
         Err(e) if e.reason() == Reason::OutOfRange => {
             Ok(Err(FullCause::new(FullReason::Unverifiable, e.to_string())))
         }
@@ -31,80 +45,176 @@ pub(super) fn position(ctx: &Context, backup: &BackupState) -> Result<Result<Pos
     }
 }
 
-/// Returns the position after a revision that made these changes.
-pub(super) fn position_after(revision: Revision, changes: Vec<KeyChange>) -> Position {
-    Position::after(&Transaction {
-        revision: revision.0,
-        changes,
+fn read_newest(ctx: &Context, backup: &BackupState) -> Result<LastSaved> {
+    let (holder, last) = (&backup.holder, backup.last);
+    let mut recent = Recent::default();
+    match (backup.last_deltas.split_last(), holder.name.kind) {
+        (Some((newest, before)), _) => {
+            let newest = read_delta(ctx, newest, last)?;
+            if newest.changes < MOST_KNOWN_CHANGES {
+                for earlier in each(MOST_DELTAS, before, |s| read_delta(ctx, s, last)) {
+                    recent.append(earlier?);
+                }
+            }
+            recent.append(newest);
+        }
+        (None, Kind::Incr) => recent = read_delta(ctx, holder, last)?,
+        (None, Kind::Full) => {
+            let (db, base) = ctx.full(holder)?;
+            let at = ctx.at(holder);
+            return Ok(LastSaved {
+                known: known_of_full(&db, &base, last).map_err(&at)?,
+                keys: recent_keys_of_full(&db, last).map_err(at)?,
+            });
+        }
+    }
+    let mut keys = RecentKeys::default();
+    for (position, changes) in &recent.transactions {
+        for change in changes {
+            keys.add(position.revision, change.clone());
+        }
+    }
+    Ok(LastSaved {
+        known: recent.known(last),
+        keys: keys.into_sample(),
     })
 }
 
-fn changes(ctx: &Context, backup: &BackupState) -> Result<Vec<KeyChange>> {
-    let holder = &backup.holder;
-    match holder.name.kind {
-        Kind::Incr => changes_in_delta(ctx, holder, backup.last),
-        Kind::Full => {
-            let (db, base) = ctx.full(holder)?;
-            changes_in_full(&db, &base, backup.last).map_err(ctx.at(holder))
+/// The last transactions up to a number of changes, without the values.
+#[derive(Default)]
+struct Recent {
+    transactions: VecDeque<(Position, Vec<SavedKey>)>,
+    changes: usize,
+}
+
+impl Recent {
+    /// Adds a transaction, and forgets the oldest ones that are too many.
+    fn push(&mut self, position: Position, keys: Vec<SavedKey>) {
+        let last = self.transactions.back();
+        if last.is_some_and(|(last, _)| position.revision <= last.revision) {
+            // Deltas may overlap.
+            return;
         }
+        self.changes += keys.len();
+        self.transactions.push_back((position, keys));
+        while self.changes > MOST_KNOWN_CHANGES
+            && self.transactions.len() > 1
+            && let Some((_, oldest)) = self.transactions.pop_front()
+        {
+            self.changes -= oldest.len();
+        }
+    }
+
+    fn add(&mut self, transaction: &Transaction) {
+        let keys = transaction.changes.iter();
+        let keys = keys.map(|change| SavedKey::of(transaction.revision, change));
+        self.push(Position::after(transaction), keys.collect());
+    }
+
+    fn append(&mut self, later: Recent) {
+        for (position, keys) in later.transactions {
+            self.push(position, keys);
+        }
+    }
+
+    fn known(&self, last: Revision) -> Known {
+        let mut positions = self.transactions.iter().map(|(position, _)| *position);
+        let nothing = Position::after(&Transaction {
+            revision: last.0,
+            changes: Vec::new(),
+        });
+        let mut known = Known::new(positions.next().unwrap_or(nothing));
+        positions.for_each(|position| known.push(position));
+        known
     }
 }
 
-fn changes_in_delta(
-    ctx: &Context,
-    snapshot: &Snapshot,
-    revision: Revision,
-) -> Result<Vec<KeyChange>> {
+/// Reads a delta up to the revision `last`. Reads to the end, because the delta's hash is checked there.
+fn read_delta(ctx: &Context, snapshot: &Snapshot, last: Revision) -> Result<Recent> {
     let at = ctx.at(snapshot);
     let mut delta = ctx.delta(snapshot)?;
-    let mut changes = Vec::new();
+    let mut recent = Recent::default();
+    let mut transaction = Transaction::default();
     let mut bytes = 0;
-    // Reads to the end, because the delta's hash is checked there.
     while let Some(e) = delta.next().map_err(&at)? {
-        if e.main == revision {
-            let change = to_key_change(&e.change).map_err(&at)?;
-            bytes += counted_bytes(&change);
-            check_transaction(&ctx.limits, bytes).map_err(&at)?;
-            changes.push(change);
+        if e.main > last {
+            continue;
         }
+        if e.main.0 != transaction.revision {
+            if transaction.revision > 0 {
+                recent.add(&transaction);
+            }
+            transaction = Transaction {
+                revision: e.main.0,
+                changes: Vec::new(),
+            };
+            bytes = 0;
+        }
+        let change = to_key_change(e.main, &e.change).map_err(&at)?;
+        bytes += counted_bytes(&change);
+        check_transaction(&ctx.limits, bytes).map_err(&at)?;
+        transaction.changes.push(change);
     }
-    Ok(changes)
+    if transaction.revision > 0 {
+        recent.add(&transaction);
+    }
+    Ok(recent)
 }
 
-/// Returns the changes that a revision made, as a full holds them.
+/// Returns what a watch can compare with a full: the last transactions, as far as no compaction has removed
+/// deletions from them, and at least that of the revision `last`.
 ///
 /// # Errors
 /// Fails with `OutOfRange` if the full was compacted after that revision; with `CorruptSnapshot`, `Io`.
-pub(super) fn changes_in_full<R: ReadAt>(
+pub(super) fn known_of_full<R: ReadAt>(
     db: &Database<R>,
     base: &Base,
-    revision: Revision,
-) -> Result<Vec<KeyChange>> {
-    if base.compact_revision > revision {
+    last: Revision,
+) -> Result<Known> {
+    if base.compact_revision > last {
         return Err(Reason::OutOfRange.error(format!(
-            "the full snapshot was compacted at revision {}, so it no longer holds what revision {revision} changed",
+            "the full snapshot was compacted at revision {}, so it no longer holds what revision {last} changed",
             base.compact_revision
         )));
     }
-    let mut changes = Vec::new();
+    let first = last.0.saturating_sub(MOST_KNOWN_CHANGES as i64);
+    let first = Revision(
+        first
+            .max(base.compact_revision.0.saturating_add(1))
+            .min(last.0),
+    );
+    let mut recent = Recent::default();
+    let mut transaction = Transaction::default();
     let mut bytes = 0;
     let mut cursor = db.cursor(&key_bucket(db)?);
-    cursor.seek(&encode_revision(revision, 0))?;
+    cursor.seek(&encode_revision(first, 0))?;
     while let Some(e) = cursor.next()? {
-        let rk = RecordKey::decode(e.key)?;
-        if rk.main != revision {
+        let record = RecordKey::decode(e.key)?;
+        if record.main > last {
             break;
         }
-        let kv = KeyValue::decode(e.value)?;
-        let change = to_key_change(&match rk.tombstone {
-            true => Change::Delete { key: kv.key },
-            false => Change::Put(kv),
-        })?;
+        if record.main.0 != transaction.revision {
+            if transaction.revision > 0 {
+                recent.add(&transaction);
+            }
+            transaction = Transaction {
+                revision: record.main.0,
+                changes: Vec::new(),
+            };
+            bytes = 0;
+        }
+        let change = change_of(record, &KeyValue::decode(e.value)?);
         bytes += counted_bytes(&change);
         check_transaction(db.limits(), bytes)?;
-        changes.push(change);
+        transaction.changes.push(change);
     }
-    Ok(changes)
+    if transaction.revision > 0 {
+        recent.add(&transaction);
+    }
+    match recent.transactions.back() {
+        Some((newest, _)) if newest.revision == last.0 => Ok(recent.known(last)),
+        _ => Ok(Recent::default().known(last)),
+    }
 }
 
 /// Returns the bytes of a change that count toward the limit of a transaction. A deletion counts less,
@@ -124,7 +234,7 @@ fn check_transaction(limits: &Limits, bytes: u64) -> Result<()> {
     }
 }
 
-fn to_key_change(change: &Change<'_>) -> Result<KeyChange> {
+fn to_key_change(revision: Revision, change: &Change<'_>) -> Result<KeyChange> {
     let (Change::Put(kv) | Change::PutBase64(kv)) = change else {
         return Ok(KeyChange {
             delete: true,
@@ -133,7 +243,7 @@ fn to_key_change(change: &Change<'_>) -> Result<KeyChange> {
         });
     };
     let mut value = Vec::new();
-    change.append_value(kv.mod_revision, &mut value)?;
+    change.append_value(revision, &mut value)?;
     Ok(KeyChange {
         delete: false,
         key: kv.key.to_vec(),

@@ -1,15 +1,18 @@
 //! Publishes the progress of snapshots as metrics.
 //!
-//! It reads neither the store nor etcd. Called by [`super::saver`] and [`super::follow`].
+//! It does not read etcd, and of the store the records of verifications alone.
 
 use super::NewSnapshot;
 use super::event_queue::WatchStatus;
 use super::next::FullReason;
 use crate::backup::Catalog;
 use crate::backup::timeline::Timeline;
+use crate::error::Result;
 use crate::mvcc::Revision;
+use crate::ops::verify::record::{self, RecordLevel, RecordResult};
 use crate::prefix::contents::Contents;
 use crate::prefix::restorable::{Bases, Restorable};
+use crate::store::Store;
 use crate::telemetry::metrics::{Metrics, RestorableWindow, SavedSnapshot};
 use chrono::{DateTime, TimeDelta, Utc};
 use std::time::{Duration, Instant};
@@ -61,6 +64,17 @@ impl MetricsReporter {
         if let Some(reason) = full {
             self.metrics.full_saved(&format!("{reason:?}"));
         }
+    }
+
+    /// Publishes when a verification last compared each full with the chain before it.
+    pub(super) fn set_history_proven(&self, store: &Store) -> Result<()> {
+        if let Ok(Some(record)) = record::read(store, RecordLevel::Fold)?
+            && record.result == RecordResult::Verified
+            && record.all_chains
+        {
+            self.metrics.history_proven(record.time);
+        }
+        Ok(())
     }
 
     /// Publishes the restorable range, by names, that contains the revision `last`.

@@ -14,6 +14,7 @@ mod known_names;
 mod last_saved;
 mod metrics;
 pub mod next;
+mod recent_keys;
 mod saver;
 
 pub use delta::{DeltaOptions, delta, same_history};

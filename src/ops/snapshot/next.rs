@@ -3,9 +3,11 @@
 //! Pure functions without I/O: a scan, the cluster's revision and the current time are arguments. Called by
 //! the other files of `ops::snapshot`.
 
+use super::last_saved::MOST_DELTAS;
+use crate::backup::catalog::Wall;
 use crate::backup::chain::{self, Choice};
 use crate::backup::timeline::Timeline;
-use crate::backup::{Compression, Kind, Snapshot, SnapshotName};
+use crate::backup::{Catalog, Compression, Kind, Snapshot, SnapshotName};
 use crate::base::duration;
 use crate::error::{Error, Reason};
 use crate::mvcc::Revision;
@@ -16,7 +18,7 @@ use serde::Serialize;
 use std::time::Duration;
 
 /// Why a full snapshot is taken.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize, strum::IntoStaticStr)]
 pub enum FullReason {
     /// The user asked for a full.
     Requested,
@@ -55,13 +57,44 @@ pub struct FullCause {
     pub reason: FullReason,
     /// The reason in words; the text may change.
     pub message: String,
+    /// Whether the cluster continues the history that was saved last.
+    pub continuity: Continuity,
+}
+
+/// What is known of the cluster and the history that was saved last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Continuity {
+    /// A watch has compared the last saved changes: the cluster continues it.
+    Proven,
+    /// Nothing was compared.
+    Unknown,
+    /// The cluster has another history. Both have the changes up to this revision, if that is known.
+    Broken(Option<Revision>),
 }
 
 impl FullCause {
     pub(super) fn new(reason: FullReason, message: impl Into<String>) -> Self {
+        let continuity = match reason {
+            // There is nothing to continue, or deltas led up to this full.
+            FullReason::EmptyBucket
+            | FullReason::Requested
+            | FullReason::Scheduled
+            | FullReason::FullTooOld => Continuity::Proven,
+            FullReason::HistoryMismatch | FullReason::ClusterBehind => Continuity::Broken(None),
+            _ => Continuity::Unknown,
+        };
         FullCause {
             reason,
             message: message.into(),
+            continuity,
+        }
+    }
+
+    /// The same cause, if nothing was compared.
+    pub(super) fn uncompared(self) -> Self {
+        FullCause {
+            continuity: Continuity::Unknown,
+            ..self
         }
     }
 
@@ -95,6 +128,8 @@ pub struct BackupState {
     pub last: Revision,
     /// The newest snapshot that holds the last saved revision.
     pub holder: Snapshot,
+    /// The last deltas that lead up to it without a gap, the oldest first.
+    pub last_deltas: Vec<Snapshot>,
     /// Whether the timeline has deltas.
     pub has_deltas: bool,
     /// The newest full of the timeline.
@@ -133,14 +168,31 @@ impl From<&SnapshotName> for NewestSnapshot {
 impl NewestSnapshot {
     /// Returns the newest snapshot of a scan, including excluded ones. Ignores names with a forged time.
     pub fn read(scan: &Scan, now: DateTime<Utc>) -> Option<Self> {
+        Self::of_names(&scan.catalog, now)
+    }
+
+    /// As [`read`](Self::read).
+    pub fn of_names(catalog: &Catalog, now: DateTime<Utc>) -> Option<Self> {
         let is_plausible = |s: &&Snapshot| {
             let max_ahead = if s.untrusted { 0 } else { MAX_SECONDS_AHEAD };
             s.name.created - now.timestamp() <= max_ahead
         };
         // The catalog sorts by time; within one second fulls come last.
-        let newest = scan.catalog.snapshots.iter().rev().find(is_plausible)?;
-        Some(NewestSnapshot::from(&newest.name))
+        let newest = catalog.snapshots.iter().rev().find(is_plausible)?;
+        let mut newest = NewestSnapshot::from(&newest.name);
+        if let Some(wall) = newest_wall(&catalog.walls, now)
+            && wall.second >= newest.created
+        {
+            (newest.created, newest.is_full) = (wall.second, true);
+        }
+        Some(newest)
     }
+}
+
+/// Returns the newest record with a plausible time.
+pub(super) fn newest_wall(walls: &[Wall], now: DateTime<Utc>) -> Option<&Wall> {
+    let is_plausible = |w: &&Wall| w.second - now.timestamp() <= MAX_SECONDS_AHEAD;
+    walls.iter().rev().find(is_plausible)
 }
 
 impl BackupState {
@@ -155,6 +207,15 @@ impl BackupState {
         }
         if let Some((_, e)) = scan.contents.unreadable.iter().next() {
             return Err(FullCause::from_bad_data(e));
+        }
+        if let Some(wall) = newest_wall(&catalog.walls, now)
+            && !has_full_behind(scan, wall)
+        {
+            let message = format!(
+                "{} says that another history begins, and its full was not saved",
+                wall.path
+            );
+            return Err(FullCause::new(FullReason::NoFull, message));
         }
         let timeline = scan
             .timelines
@@ -181,6 +242,7 @@ impl BackupState {
             timeline: timeline.id.clone(),
             last,
             holder: holder.clone(),
+            last_deltas: last_deltas(scan, timeline, last),
             has_deltas: timeline
                 .members
                 .iter()
@@ -189,6 +251,37 @@ impl BackupState {
             broken,
         })
     }
+}
+
+/// Returns whether a usable full has the second of a wall or a later one.
+fn has_full_behind(scan: &Scan, wall: &Wall) -> bool {
+    let mut is_first = true;
+    for i in scan.catalog.usable() {
+        let name = &scan.catalog.snapshots[i].name;
+        if name.created < wall.second {
+            is_first = false;
+        } else if name.is_full() {
+            return true;
+        }
+    }
+    // Without a snapshot before it, the wall separates nothing.
+    is_first
+}
+
+/// Returns the last deltas that lead up to the revision `last` without a gap, the oldest first.
+fn last_deltas(scan: &Scan, timeline: &Timeline, last: Revision) -> Vec<Snapshot> {
+    let mut deltas = Vec::new();
+    let mut reaches = last;
+    for link in chain::all_links(&scan.catalog, timeline).iter().rev() {
+        let snapshot = &scan.catalog.snapshots[link.snapshot];
+        if deltas.len() == MOST_DELTAS || link.until < reaches {
+            break;
+        }
+        reaches = snapshot.name.start.previous();
+        deltas.push(snapshot.clone());
+    }
+    deltas.reverse();
+    deltas
 }
 
 /// Returns a cause for a full if untrusted snapshots are newer than the trusted ones.
@@ -298,10 +391,14 @@ pub fn name_time(kind: Kind, newest: Option<NewestSnapshot>, now: DateTime<Utc>)
     now.timestamp().max(earliest)
 }
 
+/// Returns the time for a name that must lie before a wall, if there is one.
+pub fn before_wall(created: i64, wall: Option<&Wall>) -> i64 {
+    wall.map_or(created, |wall| created.min(wall.second - 1))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backup::Catalog;
     use crate::backup::trust::{self, Trust};
 
     fn full(name: &str) -> SnapshotName {

@@ -8,28 +8,33 @@ use super::delta_builder::SealedDelta;
 use super::first_write::{self, Verdict};
 use super::full::{self, UnpublishedFull};
 use super::known_names::{KnownNames, Names};
-use super::last_saved;
-use super::next::{self, BackupState, FullCause, FullReason, NewestSnapshot};
+use super::last_saved::{self, LastSaved};
+use super::next::{
+    self, BackupState, Continuity, FullCause, FullReason, NewestSnapshot, name_time,
+};
+use super::recent_keys::Compared;
 use super::{
     DEFAULT_COMPRESSION, Hole, MemberComparison, MetricsReporter, NewSnapshot, SnapshotSettings,
 };
-use crate::backup::SnapshotName;
-use crate::backup::catalog::SNAPSHOTS;
+use crate::backup::catalog::{SNAPSHOTS, Wall};
 use crate::backup::codec::Encoding;
 use crate::backup::timeline::{NamesOnly, Timelines};
+use crate::backup::{Kind, SnapshotName};
 use crate::base::plural::count;
 use crate::base::shorten;
 use crate::error::{Error, Reason, Result};
 use crate::etcd::cluster::Cluster;
-use crate::etcd::feed::{Ended, Feed, Position};
+use crate::etcd::connect::Connector;
+use crate::etcd::feed::{Ended, Feed, Known, RaftProgress};
 use crate::fold::publish::refuse_plaintext;
 use crate::kubernetes::{Behind, LeaseState};
 use crate::mvcc::Revision;
 use crate::ops::snapshot_leases::{self, News};
 use crate::prefix::Context;
 use crate::prefix::identity::{self, ClusterFacts};
-use crate::prefix::scan::{Depth, scan_with_tags};
+use crate::prefix::scan::{self, Depth, scan_with_tags};
 use crate::prefix::tags::TagScope;
+use crate::prefix::timeline_records::{self, Leaves, TimelineRecord};
 use crate::telemetry::metrics::SnapshotKind;
 use chrono::Utc;
 use std::time::{Duration, Instant};
@@ -87,6 +92,12 @@ pub(super) struct Saver<'a> {
     /// When the timeline began, in seconds since 1970; `None` if no other timeline precedes it.
     timeline_start: Option<i64>,
     names: KnownNames,
+    /// What the store held at its end; `None` if it was not read.
+    last_saved: Option<LastSaved>,
+    /// The time of the newest record of a timeline that this session knows.
+    newest_wall: i64,
+    /// The progress of the cluster's raft log that a watch has seen before.
+    raft: Option<RaftProgress>,
     /// The cluster whose snapshots are saved, or were by an earlier saver of this process; `None` until it is
     /// known.
     cluster: Option<ClusterFacts>,
@@ -132,6 +143,9 @@ impl<'a> Saver<'a> {
             full: None,
             timeline_start: None,
             names: KnownNames::default(),
+            last_saved: None,
+            newest_wall: i64::MIN,
+            raft: None,
             cluster: None,
             compared: None,
             differing: Vec::new(),
@@ -148,6 +162,8 @@ impl<'a> Saver<'a> {
         };
         let now = Utc::now();
         saver.newest = NewestSnapshot::read(&scan, now);
+        let newest_wall = next::newest_wall(&scan.catalog.walls, now);
+        saver.newest_wall = newest_wall.map_or(i64::MIN, |wall| wall.second);
         if let Some(warning) = scan.untrusted_warning() {
             saver.warn(warning);
         }
@@ -282,15 +298,25 @@ impl<'a> Saver<'a> {
         }
     }
 
-    /// Returns the position from which deltas continue, or why a full is needed.
+    /// Returns the last saved transactions, after which deltas continue, or why a full is needed.
     ///
     /// # Errors
-    /// Fails as [`last_saved::position`].
-    pub(super) fn position(&self) -> Result<Result<Position, FullCause>> {
-        match &self.backup {
-            Some(Ok(backup)) => last_saved::position(self.ctx, backup),
-            _ => Err(Error::internal("a delta needs a snapshot before it")),
+    /// Fails as [`last_saved::read`].
+    pub(super) fn known(&mut self) -> Result<Result<Known, FullCause>> {
+        if self.last_saved.is_none() {
+            let Some(Ok(backup)) = &self.backup else {
+                return Err(Error::internal("a delta needs a snapshot before it"));
+            };
+            match last_saved::read(self.ctx, backup)? {
+                Ok(last_saved) => self.last_saved = Some(last_saved),
+                Err(cause) => return Ok(Err(cause)),
+            }
         }
+        let last_saved = self.last_saved.as_ref();
+        let known = last_saved.map(|last| last.known.clone());
+        known
+            .map(Ok)
+            .ok_or_else(|| Error::internal("the last saved changes are gone"))
     }
 
     /// Compares the members for the deltas and the full of this run.
@@ -318,16 +344,16 @@ impl<'a> Saver<'a> {
         &self.differing
     }
 
-    /// Returns a watch of the cluster from a position on. It uses the best members first, or the given
+    /// Returns a watch of the cluster from known transactions on. It uses the best members first, or the given
     /// endpoints if no member is known.
-    pub(super) fn feed(&self, cluster: &Cluster, position: Position) -> Feed {
+    pub(super) fn feed(&self, cluster: &Cluster, known: Known) -> Feed {
         let connector = &self.settings.connector;
         let members = cluster.choose(&self.differing).into_iter();
         let mut endpoints: Vec<String> = members.filter_map(|m| m.endpoint.clone()).collect();
         if endpoints.is_empty() && self.differing.is_empty() {
             endpoints.clone_from(&connector.options().endpoints);
         }
-        Feed::new(connector.clone(), endpoints, position).of_cluster(cluster.cluster_id)
+        Feed::new(connector.clone(), endpoints, known, self.raft).of_cluster(cluster.cluster_id)
     }
 
     /// Returns the cause for a full after a watch that ended at the last saved revision.
@@ -340,11 +366,22 @@ impl<'a> Saver<'a> {
                     "the cluster has compacted up to revision {compact_revision}, the store ends at {last}"
                 ),
             ),
-            Ended::Forked => FullCause::new(
+            Ended::Forked { same_up_to } => {
+                let after = match same_up_to {
+                    Some(revision) => format!("from revision {} on", revision + 1),
+                    None => format!("up to revision {last}"),
+                };
+                let message = format!(
+                    "{after} the cluster holds other changes than the store: it has another history"
+                );
+                FullCause {
+                    continuity: Continuity::Broken(same_up_to.map(Revision)),
+                    ..FullCause::new(FullReason::HistoryMismatch, message)
+                }
+            }
+            Ended::SetBack => FullCause::new(
                 FullReason::HistoryMismatch,
-                format!(
-                    "at revision {last} the cluster holds other changes than the store: it has another history"
-                ),
+                "the raft log of the cluster is shorter than before: it was restored from a snapshot",
             ),
             Ended::Behind { revision } => next::cluster_behind(last, revision),
         }
@@ -379,20 +416,23 @@ impl<'a> Saver<'a> {
     /// Fails with `OtherCluster` if the cluster has another history than the snapshots, and as
     /// [`first_write::compare`].
     pub(super) fn check_first_write(&mut self, cluster: &Cluster) -> Result<()> {
-        let Some(backup) = &self.backup else {
+        let Some(backup) = self.backup.clone() else {
             return Ok(());
         };
-        let store = &self.ctx.store;
-        let connector = &self.settings.connector;
-        let last_changes = || self.compare_last_changes(cluster);
+        let (store, settings) = (&self.ctx.store, self.settings);
         let verdict = match self.last {
             Some(last) => {
-                first_write::compare(self.ctx, backup, last, connector, cluster, last_changes)?
+                let last_changes = || self.compare_last_changes(cluster);
+                first_write::compare(&backup, last, cluster, last_changes)?
             }
             None => Verdict::Unknown("no snapshot can be used".to_owned()),
         };
+        let verdict = match verdict {
+            Verdict::Compacted => self.compare_keys(cluster, &settings.connector)?,
+            verdict => verdict,
+        };
         match verdict {
-            Verdict::Same => {}
+            Verdict::Same | Verdict::Compacted => {}
             Verdict::Unknown(why) => self.warn(format!(
                 "{} holds snapshots and records no cluster, and whether they are of this cluster is unknown: {why}. This cluster is recorded as theirs",
                 store.url()
@@ -410,15 +450,25 @@ impl<'a> Saver<'a> {
         Ok(())
     }
 
-    /// Compares the changes of the last saved revision. Returns `None` if etcd has compacted that revision, or if
+    /// Compares the last saved keys with those of the cluster.
+    fn compare_keys(&mut self, cluster: &Cluster, connector: &Connector) -> Result<Verdict> {
+        let last = self.last.unwrap_or_default().0;
+        let keys = match &self.last_saved {
+            Some(last_saved) => &last_saved.keys,
+            None => return Ok(Verdict::Unknown("nothing was read".to_owned())),
+        };
+        first_write::compare_keys(keys, last, connector, cluster)
+    }
+
+    /// Compares the last saved changes. Returns `None` if etcd has compacted that revision, or if
     /// the store holds no change of it any more.
-    fn compare_last_changes(&self, cluster: &Cluster) -> Result<Option<Verdict>> {
-        let position = match self.position()? {
-            Ok(position) if position.has_changes() => position,
+    fn compare_last_changes(&mut self, cluster: &Cluster) -> Result<Option<Verdict>> {
+        let known = match self.known()? {
+            Ok(known) if known.position().has_changes() => known,
             Ok(_) => return Ok(None),
             Err(cause) => return Ok(Some(Verdict::Unknown(cause.message))),
         };
-        Ok(match self.feed(cluster, position).verify()? {
+        Ok(match self.feed(cluster, known).verify()? {
             None => Some(Verdict::Same),
             Some(Ended::Compacted { .. }) => None,
             Some(ended) => Some(Verdict::Differs(self.cause_of(ended).message)),
@@ -435,6 +485,11 @@ impl<'a> Saver<'a> {
     pub(super) fn continue_for(&mut self, cluster: Option<ClusterFacts>, differing: Vec<u64>) {
         self.cluster = cluster;
         self.differing = differing;
+    }
+
+    /// Tells the saver how far the cluster's raft log was; `None` if that is not known of its history.
+    pub(super) fn set_raft(&mut self, raft: Option<RaftProgress>) {
+        self.raft = raft;
     }
 
     /// Whether this process was already allowed to save snapshots of the cluster.
@@ -490,36 +545,55 @@ impl<'a> Saver<'a> {
         Ok(new_full)
     }
 
-    /// Publishes a full. Returns the position after it, if the changes of its last revision can be read.
+    /// Publishes a full. Returns what a watch compares that continues after it, if the changes of its last revision
+    /// can be read.
+    ///
+    /// A full that is not proven to continue what was saved last begins another history.
     ///
     /// # Errors
     /// Fails with the store's errors, with `TargetExists`, and with `OtherCluster` if another cluster has
-    /// taken over the prefix.
+    /// taken over the prefix; with `Conflict` if another snapshotter has begun another history meanwhile.
     pub(super) fn publish_full(
         &mut self,
         new_full: UnpublishedFull,
         cause: FullCause,
         is_final: bool,
-    ) -> Result<Option<Position>> {
+    ) -> Result<Option<Known>> {
         let revision = new_full.revision;
         let first = new_full.first_revision();
-        let position = new_full.position;
-        let forked = matches!(
-            cause.reason,
-            FullReason::HistoryMismatch | FullReason::ClusterBehind
-        );
+        let known = new_full.known.clone();
         tracing::info!(reason = ?cause.reason, "a full snapshot: {}", cause.message);
         if cause.reason == FullReason::TooLarge {
             self.warn(cause.message.clone());
         }
         self.check_still_ours()?;
-        let snapshot = new_full.publish(self.ctx, self.newest, is_final, forked)?;
-        self.summary.timeline_began |= forked;
-        if forked {
+        let (broken, why) = match cause.continuity {
+            Continuity::Proven => (None, String::new()),
+            Continuity::Broken(left_at) => (Some(left_at), cause.message.clone()),
+            Continuity::Unknown => match self.prove_by_keys(&new_full)? {
+                Ok(()) => (None, String::new()),
+                Err(why) => (Some(None), why),
+            },
+        };
+        let (created, newer) = match broken {
+            Some(left_at) => (
+                self.begin_timeline(&new_full, &cause, left_at, is_final)?,
+                None,
+            ),
+            None => {
+                let created = name_time(Kind::Full, self.newest, Utc::now());
+                let newer = self.newer_wall()?;
+                (next::before_wall(created, newer.as_ref()), newer)
+            }
+        };
+        let snapshot = new_full.publish(self.ctx, created, is_final)?;
+        let begins_timeline = broken.is_some();
+        self.summary.timeline_began |= begins_timeline;
+        if begins_timeline {
             self.timeline_start = Some(snapshot.name.created);
             self.warn(format!(
-                "{}; a new timeline begins with {}: if nobody has set the cluster back, check --endpoints and --store",
-                cause.message, snapshot.name
+                "{why}; a new timeline begins with {}: if nobody has set the cluster back, check --endpoints and --store",
+                snapshot.name
             ));
         } else if let Some(last) = self.last.filter(|last| first > last.next()) {
             let (lost, until) = (last.next(), first.previous());
@@ -536,7 +610,91 @@ impl<'a> Saver<'a> {
         self.full = Some(snapshot.name.clone());
         self.names.forget();
         self.record(snapshot);
-        Ok(position)
+        self.end_at(newer)?;
+        Ok(known)
+    }
+
+    /// Compares the keys that were saved last with those of a new full. The inner error says why it is not proven
+    /// that the full continues what was saved.
+    fn prove_by_keys(&mut self, new_full: &UnpublishedFull) -> Result<Result<(), String>> {
+        let last = match &self.backup {
+            None => return Ok(Ok(())),
+            Some(Ok(backup)) => backup.last,
+            Some(Err(cause)) => {
+                return Ok(Err(format!(
+                    "what was saved last cannot be compared: {}",
+                    cause.message
+                )));
+            }
+        };
+        match self.known() {
+            Ok(Ok(_)) => {}
+            Ok(Err(cause)) => return Ok(Err(cause.message)),
+            // Who can only encrypt takes fulls alone: a warning says that their history was not compared.
+            Err(e) if e.reason() == Reason::CannotDecrypt => return Ok(Ok(())),
+            Err(e) => return Err(e),
+        }
+        let keys = self.last_saved.as_ref().map(|last| last.keys.as_slice());
+        Ok(
+            match new_full.compare_keys(keys.unwrap_or_default(), last)? {
+                Compared::Same => Ok(()),
+                Compared::Differs(why) => Err(why),
+                Compared::Nothing | Compared::Possible => Err(format!(
+                    "the cluster has compacted revision {last}, and none of the changes that were saved last is left, so whether it has the history of the store is unknown"
+                )),
+            },
+        )
+    }
+
+    /// Writes the record that a full begins another history. Returns the time for the name of the full.
+    fn begin_timeline(
+        &mut self,
+        full: &UnpublishedFull,
+        cause: &FullCause,
+        left_at: Option<Revision>,
+        is_final: bool,
+    ) -> Result<i64> {
+        let history = match &self.backup {
+            Some(Ok(backup)) => Some(backup.timeline.clone()),
+            _ => None,
+        };
+        let leaves = match (history, left_at) {
+            (Some(history), Some(revision)) => Leaves::At { history, revision },
+            _ => Leaves::UNKNOWN,
+        };
+        // The wall stands behind all that others have saved meanwhile.
+        let catalog = scan::by_names(&self.ctx.store)?;
+        let now = Utc::now();
+        let mut second = name_time(Kind::Full, self.newest, now);
+        if let Some(newest) = NewestSnapshot::of_names(&catalog, now) {
+            // In a copy of this store, a compaction may have the second after the newest snapshot.
+            second = second.max(newest.created + 2);
+        }
+        let record = TimelineRecord::new(leaves, cause.reason.into(), now);
+        while !record.write(&self.ctx.store, &full.name(self.ctx, second, is_final))? {
+            second += 1;
+        }
+        self.newest_wall = second;
+        Ok(second)
+    }
+
+    /// Returns the oldest record of a timeline that is newer than those that this session knows.
+    fn newer_wall(&self) -> Result<Option<Wall>> {
+        let walls = timeline_records::list(&self.ctx.store)?;
+        let plausible = next::newest_wall(&walls, Utc::now()).map(|wall| wall.second);
+        let is_newer = |w: &Wall| w.second > self.newest_wall && Some(w.second) <= plausible;
+        Ok(walls.into_iter().find(is_newer))
+    }
+
+    /// Ends the session if another history has begun: what was held has a name before it.
+    fn end_at(&mut self, newer: Option<Wall>) -> Result<()> {
+        match newer {
+            None => Ok(()),
+            Some(wall) => Err(Reason::Conflict.error(format!(
+                "{} says that another history begins: what was read before is saved before it; look at the store again",
+                wall.path
+            ))),
+        }
     }
 
     /// Takes a full and publishes it.
@@ -565,7 +723,8 @@ impl<'a> Saver<'a> {
     /// with `Io`, `Terminated`.
     pub(super) fn save(&mut self, sealed: &SealedDelta) -> Result<()> {
         self.check_still_ours()?;
-        let saved = sealed.save(self.ctx, self.encoding(), self.newest);
+        let newer = self.newer_wall()?;
+        let saved = sealed.save(self.ctx, self.encoding(), self.newest, newer.as_ref());
         if !saved.as_ref().is_ok_and(|s| s.was_name_free) {
             // Another writer may be at work in this store.
             self.names.forget();
@@ -573,7 +732,7 @@ impl<'a> Saver<'a> {
         let snapshot = saved?.snapshot;
         self.last = Some(sealed.last);
         self.record(snapshot);
-        Ok(())
+        self.end_at(newer)
     }
 
     fn record(&mut self, snapshot: NewSnapshot) {

@@ -20,7 +20,7 @@ const MAX_AGE_WITH_DELTAS: Duration = Duration::from_secs(15 * 60);
 const MAX_AGE_OF_FULLS: Duration = Duration::from_secs(25 * 3600);
 
 /// What the verdict depends on beside the backup.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::Args)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::Args)]
 pub struct Options {
     /// Report Stale (75) if the newest snapshot is older than this [default: 15m if there are deltas, otherwise
     /// 25h]
@@ -33,6 +33,19 @@ pub struct Options {
     /// Verifications of the level names do not count: they read no snapshot.
     #[arg(long, value_name = "DURATION", value_parser = parse_above_zero)]
     pub verified_within: Option<Duration>,
+    /// For how long to report SetBack (75) after the cluster was set back; 0s: never
+    #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = duration::parse)]
+    pub set_back_age: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            max_age: None,
+            verified_within: None,
+            set_back_age: Duration::from_secs(24 * 3600),
+        }
+    }
 }
 
 /// The verdict in one word.
@@ -42,6 +55,8 @@ pub enum Status {
     Healthy,
     /// The newest snapshot is too old, or the backup was not verified for too long
     Stale,
+    /// The cluster was set back a short time ago
+    SetBack,
     /// Snapshots are damaged or missing, or the last verification failed
     Damaged,
     /// There is nothing to restore
@@ -54,6 +69,7 @@ impl Status {
         match self {
             Status::Healthy => "healthy",
             Status::Stale => "stale",
+            Status::SetBack => "set back",
             Status::Damaged => "damaged",
             Status::Empty => "empty",
         }
@@ -96,6 +112,8 @@ pub(super) struct Facts<'a> {
     /// When the newest snapshot was taken that is not from the future; `None` if there is none.
     pub(super) newest: Option<DateTime<Utc>>,
     pub(super) has_deltas: bool,
+    /// The histories that were left, each with the time at which the next one began.
+    pub(super) set_backs: Vec<(DateTime<Utc>, Finding)>,
     /// The last verification of each level. A time in the future counts as now.
     pub(super) records: &'a [VerificationRecord],
     /// Whether verifications can be recorded: not of plain snapshot files.
@@ -138,12 +156,16 @@ pub(super) fn decide(facts: &Facts, options: &Options, now: DateTime<Utc>) -> Ve
         findings.extend(staleness(facts, max_age, now));
         findings.extend(lack_of_verification(facts, options, now));
     }
+    let set_backs = facts.set_backs.iter();
+    let recent = set_backs.filter(|(began, _)| age(*began, now) < options.set_back_age);
+    findings.extend(recent.map(|(_, finding)| finding.clone()));
     // Nothing there (66) is worse than damage (65), and damage worse than age (75). The sort keeps the order
     // of equals.
     findings.sort_by_key(|f| match status_of(f.reason) {
         Status::Empty => 0,
         Status::Damaged => 1,
-        _ => 2,
+        Status::SetBack => 2,
+        _ => 3,
     });
     let status = findings
         .first()
@@ -160,6 +182,7 @@ fn status_of(reason: Reason) -> Status {
     match reason.exit_code() {
         66 => Status::Empty,
         65 => Status::Damaged,
+        _ if reason == Reason::SetBack => Status::SetBack,
         _ => Status::Stale,
     }
 }

@@ -8,9 +8,11 @@ mod decide;
 
 pub use decide::{Finding, Options, Status};
 
+use crate::backup::catalog::Wall;
 use crate::backup::chain::{self, Choice};
 use crate::backup::timeline::{NamesOnly, Timeline, overlaps};
 use crate::backup::{Catalog, Snapshot};
+use crate::base::time::utc;
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::Revision;
 use crate::ops::list::{self, Problem, RecordedIdentity};
@@ -22,6 +24,7 @@ use crate::prefix::plain_files::{PlainFile, PlainFiles, is_fault_of_file};
 use crate::prefix::restorable::{Bases, Restorable};
 use crate::prefix::scan::{Depth, Scan, scan_with_tags};
 use crate::prefix::tags::TagScope;
+use crate::prefix::timeline_records::{self, Leaves};
 use chrono::{DateTime, TimeDelta, Utc};
 use decide::{Facts, PossibleGap, Verdict, age, decide, is_future};
 use schemars::JsonSchema;
@@ -30,6 +33,8 @@ use std::path::Path;
 
 /// The command that closes a possible gap.
 const VERIFY: &str = "`deltafold verify`";
+/// The number of records of timelines that are read, the newest first.
+const MOST_WALLS: usize = 4;
 /// The time over which growth is averaged.
 const GROWTH_DAYS: i64 = 7;
 
@@ -208,6 +213,7 @@ struct Collected {
     empty: Option<Finding>,
     damage: Vec<Finding>,
     possible_gap: Option<PossibleGap>,
+    set_backs: Vec<(DateTime<Utc>, Finding)>,
     has_deltas: bool,
 }
 
@@ -255,6 +261,7 @@ impl Collected {
         if let Err(e) = scan.refuse_untrusted(ctx) {
             self.damage.push(finding(&e));
         }
+        self.add_walls(ctx, scan)?;
         let members: Vec<usize> = match scan.timelines.newest(catalog) {
             Ok(timeline) => {
                 self.add_timeline(ctx, scan, timeline)?;
@@ -288,6 +295,65 @@ impl Collected {
             age_seconds: age(s.name.created_at(), now).as_secs_f64(),
             revision: Some(s.name.last),
         });
+        Ok(())
+    }
+
+    /// Adds what the newest records of timelines say: which histories were left above the point where they were left.
+    fn add_walls(&mut self, ctx: &Context, scan: &Scan) -> Result<()> {
+        let catalog = &scan.catalog;
+        let timelines = &scan.timelines;
+        for wall in timelines.without_full(catalog) {
+            let message = "another history begins here, and no full snapshot of it was saved: what follows is not used; the next snapshot is a full, and `--timeline` of the history before reads across this record";
+            let path = vec![wall.path.clone()];
+            self.problems
+                .push(Problem::new("NoFullOfTimeline", message, path));
+        }
+        let mut walls: Vec<&Wall> = timelines
+            .all
+            .iter()
+            .filter_map(|t| t.wall.as_ref())
+            .collect();
+        walls.dedup();
+        for wall in walls.into_iter().rev().take(MOST_WALLS) {
+            let before = wall.second - 1;
+            let old = match timelines.newest_at(catalog, before) {
+                Ok(old) if old.wall.as_ref() != Some(wall) => old,
+                _ => continue,
+            };
+            let Some(last) = old.last(catalog, &NamesOnly) else {
+                continue;
+            };
+            let left_at = match timeline_records::read(&ctx.store, wall)? {
+                Ok(record) => match record.leaves {
+                    Leaves::At { history, revision } if history == old.id => Some(revision),
+                    _ => None,
+                },
+                Err(why) => {
+                    let message = format!("a record of a timeline cannot be read: {why}");
+                    let path = vec![wall.path.clone()];
+                    self.problems
+                        .push(Problem::new("TimelineRecordUnreadable", message, path));
+                    None
+                }
+            };
+            if left_at.is_some_and(|left_at| last <= left_at) {
+                continue;
+            }
+            let began = DateTime::from_timestamp(wall.second, 0).unwrap_or_default();
+            let left = match left_at {
+                Some(revision) => format!("left at revision {revision}"),
+                None => "left at an unknown revision".to_owned(),
+            };
+            let message = format!(
+                "the cluster was set back before {}: timeline {} ends at revision {last}, and was {left}. If nobody did that on purpose, this restores its end: deltafold restore --store {} --timeline {} --revision {last} --data-dir DIR",
+                utc(began),
+                old.id,
+                shell_word(ctx.store.url()),
+                old.id,
+            );
+            self.set_backs
+                .push((began, Finding::new(Reason::SetBack, message)));
+        }
         Ok(())
     }
 
@@ -371,6 +437,7 @@ impl Collected {
             empty: self.empty,
             damage: self.damage,
             possible_gap: self.possible_gap,
+            set_backs: self.set_backs,
             newest: self.newest.as_ref().map(|n| n.created),
             has_deltas: self.has_deltas,
             records: &self.records,
@@ -502,6 +569,7 @@ fn next_in_store(verdict: &Verdict, records: &[VerificationRecord], url: &str) -
         (Status::Empty, _) | (_, Some(Reason::Stale)) => full,
         (_, Some(Reason::InterleavedTimelines)) => format!("deltafold list --deep {store}"),
         (Status::Damaged, _) => format!("deltafold verify --all-chains {store}"),
+        (Status::SetBack, _) => format!("deltafold list {store}"),
         (Status::Stale, _) => format!("deltafold verify --level fold {store}"),
         (Status::Healthy, _) if records.iter().all(|r| r.level < RecordLevel::Checksums) => {
             format!("deltafold verify --level fold {store}")
@@ -515,7 +583,7 @@ fn next_of_files(verdict: &Verdict, path: &str) -> Option<String> {
     match verdict.status {
         Status::Empty | Status::Stale => Some("etcdctl snapshot save FILE".to_owned()),
         Status::Damaged => Some(format!("deltafold verify --all-chains --snapshot {path}")),
-        Status::Healthy => Some(format!("deltafold verify --snapshot {path}")),
+        Status::Healthy | Status::SetBack => Some(format!("deltafold verify --snapshot {path}")),
     }
 }
 

@@ -194,7 +194,11 @@ impl Comparison<'_> {
             ));
         }
         let scan = scan(self.ctx, Depth::Doubtful)?;
-        let (timeline, _) = choose_timeline(self.ctx, &scan, self.options.timeline.as_deref())?;
+        let wanted = Request {
+            timeline: self.options.timeline.clone(),
+            ..Request::default()
+        };
+        let (timeline, _) = choose_timeline(self.ctx, &scan, &wanted)?;
         let saved = timeline
             .last(&scan.catalog, &scan.contents)
             .ok_or_else(|| Reason::NoSnapshots.error("there is no snapshot to compare"))?;

@@ -32,6 +32,8 @@ pub struct Source {
     pub target: Revision,
     /// The ID of the timeline.
     pub timeline: String,
+    /// The wall behind which the timeline begins, in seconds since 1970; `None` if there is none.
+    pub(crate) wall: Option<i64>,
     /// Warnings for the report.
     pub warnings: Vec<String>,
     /// The name of the full, or the path of the plain snapshot file.
@@ -103,9 +105,11 @@ impl Source {
 
     fn from_parts(scan: &Scan, timeline: &Timeline, chain: &Chain, opened: OpenFull) -> Source {
         let full = &scan.catalog.snapshots[chain.base];
+        let wall = timeline.wall.as_ref().map(|wall| wall.second);
         let timeline = timeline.id.clone();
         let name = full.name.to_string();
         Source {
+            wall,
             full: Some(full.clone()),
             slices: select::delta_slices(&scan.catalog, chain, &opened.1),
             tags_unread: scan.deltas_with_unread_tags(chain),
@@ -120,6 +124,7 @@ impl Source {
             base,
             target,
             timeline,
+            wall: None,
             warnings: Vec::new(),
             name,
             full: None,
@@ -319,7 +324,53 @@ impl<'a> Opening<'a> {
 
     fn try_open(&self, request: &Request) -> Result<Source> {
         let (ctx, scan) = (self.ctx, self.scan);
-        let (timeline, mut warnings) = choose_timeline(ctx, scan, request.timeline.as_deref())?;
+        let without_full = scan.timelines.without_full(&scan.catalog);
+        if let (Some(id), Some(wall)) = (&request.timeline, without_full.first()) {
+            let across = scan.across_walls_without_full(ctx)?;
+            let mut source = Opening {
+                scan: &across,
+                ..*self
+            }
+            .open_in_scan(request)?;
+            let message = format!(
+                "timeline {id} is read across {}, which says that another history begins",
+                wall.path
+            );
+            warn(&mut source.warnings, message);
+            return Ok(source);
+        }
+        let opened = self.open_in_scan(request);
+        let (Err(e), Target::Revision(revision)) = (&opened, request.target) else {
+            return opened;
+        };
+        if !matches!(
+            e.reason(),
+            Reason::OutOfRange | Reason::RevisionGap | Reason::NoSnapshots
+        ) {
+            return opened;
+        }
+        let (timeline, _) = choose_timeline(ctx, scan, request)?;
+        if timeline.wall.is_some() && !scan.knows_paths() {
+            // Below the point where the timeline left another one, the other one has the state.
+            let whole = scan.with_paths(ctx)?;
+            return Opening {
+                scan: &whole,
+                ..*self
+            }
+            .try_open(request);
+        }
+        let others = select::timelines_with(scan, revision, timeline);
+        match others.first() {
+            None => opened,
+            Some(other) => Err(e.reason().error(format!(
+                "{e}; another history has this revision: --timeline {other}"
+            ))),
+        }
+    }
+
+    fn open_in_scan(&self, request: &Request) -> Result<Source> {
+        let (ctx, scan) = (self.ctx, self.scan);
+        let (timeline, mut warnings) = choose_timeline(ctx, scan, request)?;
         let target = match request.target {
             Target::Newest => None,
             Target::Revision(r) => Some(r),

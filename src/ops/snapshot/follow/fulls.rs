@@ -7,7 +7,7 @@ use super::session::{CATCH_UP, Session};
 use super::{FULL, new_back_offs};
 use crate::error::{Error, Reason, Result};
 use crate::etcd::cluster::Cluster;
-use crate::etcd::feed::{Ended, Position};
+use crate::etcd::feed::{Ended, Known};
 use crate::mvcc::Revision;
 use crate::ops::snapshot::full::UnpublishedFull;
 use crate::ops::snapshot::next::{FullCause, FullReason};
@@ -22,14 +22,15 @@ fn no_position_after_full() -> Error {
 }
 
 impl Session<'_, '_> {
-    /// Takes a full that no delta leads to, with retries until it is saved. Returns the position after the
-    /// full.
-    pub(super) fn take_full_until_saved(&mut self, cause: FullCause) -> Result<Position> {
+    /// Takes a full that no delta leads to, with retries until it is saved. Returns what a watch compares that
+    /// continues after it.
+    pub(super) fn take_full_until_saved(&mut self, cause: FullCause) -> Result<Known> {
         loop {
             let started = Instant::now();
             let new_full = self.saver.take_full();
             match new_full.and_then(|full| self.publish(full, cause.clone(), false)) {
-                Ok(position) => return position.ok_or_else(no_position_after_full),
+                Ok(known) => return known.ok_or_else(no_position_after_full),
+                Err(e) if e.reason() == Reason::Conflict => return Err(e),
                 Err(e) => {
                     self.record_duration(started, false);
                     self.follower.wait_after(FULL, e)?;
@@ -51,22 +52,27 @@ impl Session<'_, '_> {
         metrics.snapshot_took(SnapshotKind::Full, started.elapsed(), succeeded);
     }
 
-    /// Publishes a full and schedules the next one. Returns the position after it.
+    /// Publishes a full and schedules the next one. Returns what a watch compares that continues after it.
     fn publish(
         &mut self,
         new_full: UnpublishedFull,
         cause: FullCause,
         is_final: bool,
-    ) -> Result<Option<Position>> {
+    ) -> Result<Option<Known>> {
         self.wait_for_lock()?;
         let started = new_full.started;
-        let position = self.saver.publish_full(new_full, cause, is_final)?;
+        let known = self.saver.publish_full(new_full, cause, is_final)?;
+        if self.saver.summary().timeline_began {
+            // The log of another history.
+            self.follower.raft = None;
+        }
         self.follower.back_offs = new_back_offs();
         self.full_retry_at = None;
         self.schedule_next_full(MissedFull::Skip);
         self.record_duration(started, true);
+        self.report_proof();
         self.report_saved();
-        Ok(position)
+        Ok(known)
     }
 
     /// Sets when the next full is due.
@@ -114,12 +120,16 @@ impl Session<'_, '_> {
         match new_full.and_then(|full| self.publish_after_deltas(full, cause, false)) {
             Ok(None) => Ok(()),
             // The running watch may deliver another history than the full's: start a new one after the full.
-            Ok(Some(position)) => {
+            Ok(Some(known)) => {
                 self.watch = None;
                 let cluster = Cluster::observe(&self.follower.settings.connector)?;
-                self.start_watch(&cluster, position)
+                self.start_watch(&cluster, known)
             }
-            Err(e) if self.follower.may_pass(&e) && !self.lock.is_lost() => {
+            Err(e)
+                if e.reason() != Reason::Conflict
+                    && self.follower.may_pass(&e)
+                    && !self.lock.is_lost() =>
+            {
                 self.record_duration(started, false);
                 let pause = self.follower.record_failure(FULL, &e);
                 self.full_retry_at = Some(Instant::now() + pause);
@@ -132,19 +142,22 @@ impl Session<'_, '_> {
     /// Saves the deltas that lead up to a full, then publishes it.
     ///
     /// Returns `None` if the watch has passed through the full's last revision, so that it can continue.
-    /// Otherwise returns the position after the full; the outputs that the watch still has must not be used.
+    /// Otherwise returns what a watch compares that continues after the full; the outputs that the running watch
+    /// still has must not be used.
     pub(super) fn publish_after_deltas(
         &mut self,
         new_full: UnpublishedFull,
         mut cause: FullCause,
         is_final: bool,
-    ) -> Result<Option<Position>> {
+    ) -> Result<Option<Known>> {
         self.leave_differing_member()?;
         let full_revision = new_full.revision.0;
         let mut ended = self.catch_up(full_revision)?;
         self.save_delta()?;
-        let meets_full = self.reached.is_some() && self.reached == new_full.position;
-        let reached = self.reached.map_or(0, |r| r.revision);
+        let position = self.reached.as_ref().map(Known::position);
+        let of_full = new_full.known.as_ref().map(Known::position);
+        let meets_full = position.is_some() && position == of_full;
+        let reached = position.map_or(0, |r| r.revision);
         // The cluster was set back, and the watch has not noticed yet.
         if ended.is_none() && reached > full_revision {
             ended = Some(Ended::Behind {
@@ -155,18 +168,20 @@ impl Session<'_, '_> {
             && !meets_full
             && new_full.holds_last_changes()
         {
-            ended = Some(Ended::Forked);
+            ended = Some(Ended::Forked { same_up_to: None });
         }
         if let Some(ended) = ended {
             // The watch's remaining events precede the full. Save them: etcd may no longer have them.
             self.drain(CATCH_UP)?;
             self.save_delta()?;
             cause = self.saver.cause_of(ended);
+        } else if !meets_full {
+            cause = cause.uncompared();
         }
-        let position = self.publish(new_full, cause, is_final)?;
+        let known = self.publish(new_full, cause, is_final)?;
         match meets_full {
             true => Ok(None),
-            false => position.ok_or_else(no_position_after_full).map(Some),
+            false => known.ok_or_else(no_position_after_full).map(Some),
         }
     }
 }

@@ -19,6 +19,7 @@ use crate::base::retry::{BackoffBuilder, Pauses, backoff};
 use crate::base::{Cancel, Size, Span, TextValue, byte_size, duration, printable};
 use crate::error::{Error, Reason, Result};
 use crate::etcd::cluster::Cluster;
+use crate::etcd::feed::RaftProgress;
 use crate::mvcc::Revision;
 use crate::ops::report::{Report, ReportBuilder};
 use crate::ops::schedule::Schedule;
@@ -166,6 +167,7 @@ pub fn follow(
         outcome: Outcome::default(),
         cluster: None,
         differing: Vec::new(),
+        raft: None,
         has_begun: false,
         back_offs: new_back_offs(),
         live: LiveLine::begin(),
@@ -217,6 +219,8 @@ struct Follower<'a> {
     cluster: Option<ClusterFacts>,
     /// The IDs of the members that differed at the last comparison, which precedes each full.
     differing: Vec<u64>,
+    /// How far the raft log of the cluster was when a watch was last connected.
+    raft: Option<RaftProgress>,
     /// Whether a session has read the store and watched etcd, so that the settings are right.
     has_begun: bool,
     /// The back-offs of the coming failures; restarted after each success.
@@ -356,6 +360,13 @@ impl Follower<'_> {
         let mut session = Session::new(self, lock)?;
         let result = session.run();
         session.report_saved();
+        if result
+            .as_ref()
+            .is_err_and(|e| e.reason() == Reason::Conflict)
+        {
+            // Another snapshotter has recorded a new history, which may have a new log.
+            self.raft = None;
+        }
         result
     }
 }

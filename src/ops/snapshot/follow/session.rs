@@ -6,10 +6,10 @@
 use super::{BACK_OFF, Follower, MAX_LISTED, MissedFull, TICK, new_back_offs, view};
 use crate::error::{Error, Reason, Result};
 use crate::etcd::cluster::Cluster;
-use crate::etcd::feed::{Ended, Position, quorum_revision};
+use crate::etcd::feed::{Ended, Known, quorum_revision};
 use crate::ops::snapshot::delta_builder::{EncodedTransaction, PendingDelta};
 use crate::ops::snapshot::event_queue::{QueueLimits, WatchOutput, WatchStatus, WatchThread};
-use crate::ops::snapshot::next::{FullCause, FullReason};
+use crate::ops::snapshot::next::{Continuity, FullCause, FullReason};
 use crate::ops::snapshot::saver::{Saver, SaverSummary};
 use crate::store::lock::LockGuard;
 use crate::telemetry::metrics::SnapshotKind;
@@ -31,8 +31,8 @@ pub(super) struct Session<'s, 'a> {
     pub(super) saver: Saver<'a>,
     pending: PendingDelta,
     pub(super) watch: Option<WatchThread>,
-    /// The position after the last transaction from the watch, or the position at which the watch began.
-    pub(super) reached: Option<Position>,
+    /// The last transactions from the watch, or those at which it began.
+    pub(super) reached: Option<Known>,
     /// When the first event arrived of the delta that is being saved.
     saving_since: Option<Instant>,
     /// When the next scheduled full is due.
@@ -113,26 +113,36 @@ impl<'s, 'a> Session<'s, 'a> {
         let cluster = Cluster::observe(&self.follower.settings.connector)?;
         self.saver.claim(&cluster)?;
         self.follower.cluster = self.saver.cluster().cloned();
-        let position = match self.saver.full_needed(cluster.revision) {
+        let known = match self.saver.full_needed(cluster.revision) {
             Some(cause) => Err(cause),
-            None => self.saver.position()?,
+            None => self.saver.known()?,
         };
         self.follower.reporter.metrics.lock_held(true);
+        self.report_proof();
         self.update_metrics();
-        let position = match position {
-            Ok(position) => position,
+        let known = match known {
+            Ok(known) => known,
             Err(cause) => self.take_full_until_saved(cause)?,
         };
-        self.start_watch(&cluster, position)
+        self.start_watch(&cluster, known)
     }
 
-    /// Starts a watch from `position`, in place of the running one.
-    pub(super) fn start_watch(&mut self, cluster: &Cluster, position: Position) -> Result<()> {
-        self.reached = Some(position);
+    /// Reports when a verification last proved that the fulls continue one another.
+    pub(super) fn report_proof(&self) {
+        let follower = &self.follower;
+        if let Err(e) = follower.reporter.set_history_proven(&follower.ctx.store) {
+            tracing::debug!("the record of the last verification cannot be read: {e}");
+        }
+    }
+
+    /// Starts a watch after known transactions, in place of the running one.
+    pub(super) fn start_watch(&mut self, cluster: &Cluster, known: Known) -> Result<()> {
+        self.reached = Some(known.clone());
         // The cluster may be another one than at the last claim.
         self.saver.claim(cluster)?;
         self.follower.differing = self.saver.differing().to_vec();
-        let feed = self.saver.feed(cluster, position);
+        self.saver.set_raft(self.follower.raft);
+        let feed = self.saver.feed(cluster, known);
         let follower = &self.follower;
         let limits = QueueLimits {
             memory: follower.options.buffer_bytes,
@@ -155,10 +165,10 @@ impl<'s, 'a> Session<'s, 'a> {
     pub(super) fn leave_differing_member(&mut self) -> Result<()> {
         if self.watch.is_some()
             && self.saver.differing() != self.follower.differing
-            && let Some(position) = self.reached
+            && let Some(known) = self.reached.clone()
         {
             let cluster = Cluster::observe(&self.follower.settings.connector)?;
-            self.start_watch(&cluster, position)?;
+            self.start_watch(&cluster, known)?;
         }
         Ok(())
     }
@@ -168,9 +178,17 @@ impl<'s, 'a> Session<'s, 'a> {
         self.watch = None;
         self.save_delta()?;
         let cause = self.saver.cause_of(ended);
-        let position = self.take_full_until_saved(cause)?;
+        if cause.continuity == Continuity::Unknown {
+            // What was saved last tells whether the full continues it.
+            self.report_saved();
+            self.saver = Saver::open(self.follower.ctx, self.follower.settings)?;
+            let follower = &self.follower;
+            self.saver
+                .continue_for(follower.cluster.clone(), follower.differing.clone());
+        }
+        let known = self.take_full_until_saved(cause)?;
         let cluster = Cluster::observe(&self.follower.settings.connector)?;
-        self.start_watch(&cluster, position)
+        self.start_watch(&cluster, known)
     }
 
     /// Takes the transactions that the watch has delivered already, for at most `limit`.
@@ -224,7 +242,9 @@ impl<'s, 'a> Session<'s, 'a> {
 
     /// Adds a transaction to the pending delta. Saves the delta first if it would become too large.
     fn push(&mut self, transaction: &EncodedTransaction) -> Result<()> {
-        self.reached = Some(transaction.position());
+        if let Some(reached) = &mut self.reached {
+            reached.push(transaction.position());
+        }
         // A full holds this revision already.
         if self
             .saver
@@ -278,6 +298,10 @@ impl<'s, 'a> Session<'s, 'a> {
                     self.report_saved();
                     return Ok(());
                 }
+                // Others write here: the next session begins after what they have saved.
+                Err(e) if matches!(e.reason(), Reason::TargetExists | Reason::Conflict) => {
+                    return Err(e);
+                }
                 Err(e) if self.follower.is_stopped() => {
                     // The grace period of a terminating Pod is short: retry without long back-offs.
                     if !e.reason().is_retryable() {
@@ -287,8 +311,6 @@ impl<'s, 'a> Session<'s, 'a> {
                     self.follower.ctx.store.cancel().check()?;
                     std::thread::sleep(BACK_OFF.0);
                 }
-                // Others write here: the next session begins after what they have saved.
-                Err(e) if e.reason() == Reason::TargetExists => return Err(e),
                 Err(e) => {
                     self.is_saving_failing = true;
                     self.follower.wait_after(DELTA, e)?;
@@ -361,6 +383,7 @@ impl<'s, 'a> Session<'s, 'a> {
             self.follower.outcome.failures += status.failures - self.watch_failures;
             self.watch_failures = status.failures;
         }
+        self.follower.raft = status.raft.or(self.follower.raft);
         self.report_health(&status);
         let last_saved = self.saver.last().unwrap_or_default().0;
         let oldest_unsaved = self.saving_since.or(self.pending.first_arrived());

@@ -295,7 +295,7 @@ impl Verification<'_> {
             (chain_hash.hash, chain_hash.live_keys) == (full_hash.hash, full_hash.live_keys);
         outcome.equals_next = Some(is_equal);
         if !is_equal {
-            let e = Reason::HistoryMismatch.error(format!(
+            let e = Reason::HistoryDiffers.error(format!(
                 "at revision {at} {} and its deltas fold to HashKV {} with {} keys, but {} has HashKV {} with {} keys (both compacted at {compact}): they hold different histories, or one of them was made from damaged data",
                 self.path(span.base),
                 chain_hash.hash,

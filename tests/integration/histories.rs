@@ -1,0 +1,406 @@
+//! An operator sets an etcd back, which makes revisions repeat with other content. The newest restore is the history that
+//! is live, record by record, and every revision that is promised is one that an etcd had.
+
+use crate::support::etcd::{EtcdVersion, Signal};
+use crate::support::follower::QUICK;
+use crate::support::recorded_etcd::{RecordedEtcd, with_etcd};
+use crate::support::restorable::Checked;
+use crate::support::truth::Truth;
+use crate::support::{deltafold, run_json};
+use etcd_client::TxnOp;
+use serde_json::{Value, json};
+use std::thread::sleep;
+use std::time::Duration;
+
+/// Runs a command on the prefix.
+fn run(world: &RecordedEtcd, args: &[&str]) -> (i32, Value, String) {
+    let mut command = deltafold();
+    command
+        .args(args)
+        .args(["--store", &world.prefix.url, "--output", "json"]);
+    run_json(&mut command)
+}
+
+/// Asserts that the newest state is that of the live etcd, and that all that is promised was there once.
+#[track_caller]
+fn check(world: &RecordedEtcd, left: &[&Truth]) -> Checked {
+    let revision = world.revision();
+    world.truth.wait_for(revision);
+    let truths: Vec<&Truth> = [&world.truth]
+        .into_iter()
+        .chain(left.iter().copied())
+        .collect();
+    let checked = world.prefix.check_every_restorable(&truths, world.seed, 40);
+    let data = world.folder().join("newest");
+    let (code, json, log) = run(
+        world,
+        &["restore", "--dry-run", "--data-dir", data.to_str().unwrap()],
+    );
+    assert_eq!(
+        (code, &json["revision"]),
+        (0, &json!(revision)),
+        "{json:#}\n{log}"
+    );
+    let newest = &checked.timelines[json["timeline"].as_str().unwrap()];
+    assert_eq!(newest.newest.get(&0), Some(&revision), "{checked:?}");
+    let (code, verified, log) = run(world, &["verify", "--level", "fold", "--no-record"]);
+    assert_eq!(code, 0, "{verified:#}\n{log}");
+    checked
+}
+
+/// Saves, then compacts the store; the newest state stays the same.
+fn check_and_compact(world: &RecordedEtcd, left: &[&Truth]) {
+    check(world, left);
+    let (code, json, log) = run(world, &["compact"]);
+    assert_eq!(code, 0, "{json:#}\n{log}");
+    check(world, left);
+}
+
+fn why(ended: &crate::support::follower::Ended) -> &str {
+    ended.json["full_reason"].as_str().unwrap_or_default()
+}
+
+/// A delta begins with a change that the old history has at the same revision, too: it follows its full.
+#[test]
+fn a_delta_follows_its_full_though_its_first_change_is_in_the_old_history() {
+    for partial in [false, true] {
+        with_etcd(EtcdVersion::V3_6, |world| {
+            let release = |world: &RecordedEtcd, who: &str| match partial {
+                false => _ = world.delete("/lock"),
+                true => {
+                    let state = format!("{who} released");
+                    let ops = vec![
+                        TxnOp::delete("/lock", None),
+                        TxnOp::put("/state", state, None),
+                    ];
+                    world.txn(ops);
+                }
+            };
+            world.put_many("/base/", 6, 10);
+            world.delta(&[]);
+            let early = world.checkpoint();
+            world.put_many("/old/", 28, 10);
+            world.delta(&[]);
+            world.put("/lock", "A holds");
+            release(world, "A");
+            world.put_many("/old/more/", 22, 10);
+            world.delta(&[]);
+            let lock = early.revision + 29;
+            let old = world.set_back_to(&early, None);
+            world.put_many("/new/", 28, 10);
+            assert_eq!(world.put("/lock", "B holds"), lock);
+            let ended = world.delta(&[]);
+            assert_eq!(why(&ended), "ClusterBehind", "{}", ended.json);
+            release(world, "B");
+            world.put_many("/new/after/", 8, 10);
+            world.delta(&[]);
+            let checked = check(world, &[&old]);
+            assert_eq!(checked.timelines.len(), 2, "{checked:?}");
+            check_and_compact(world, &[&old]);
+        });
+    }
+}
+
+/// etcd passes the last saved revision again, and both histories made the same change there.
+#[test]
+fn the_same_change_at_the_last_saved_revision_proves_nothing() {
+    for (follows, deletes) in [(false, true), (false, false), (true, true), (true, false)] {
+        with_etcd(EtcdVersion::V3_6, |world| {
+            let last = |world: &RecordedEtcd, who: &str| match deletes {
+                true => {
+                    world.put("/lock", who);
+                    world.delete("/lock")
+                }
+                false => world.put("/heartbeat", "ok"),
+            };
+            world.put("/heartbeat", "ok");
+            world.put_many("/base/", 10, 10);
+            world.delta(&[]);
+            let early = world.checkpoint();
+            let mut follower = follows.then(|| world.follow(&QUICK));
+            world.put("/only-in-old", "A");
+            let saved = last(world, "A");
+            match &mut follower {
+                Some(follower) => {
+                    follower.wait_saved(&world.prefix, saved);
+                    follower.signal(Signal::STOP);
+                }
+                None => drop(world.delta(&[])),
+            }
+            let old = world.set_back_to(&early, None);
+            world.put("/only-in-new", "B");
+            assert_eq!(last(world, "B"), saved);
+            world.put("/after", "C");
+            match follower {
+                Some(mut follower) => {
+                    follower.signal(Signal::CONT);
+                    follower.wait_log(&["a new timeline begins"]);
+                    follower.terminate().succeeded();
+                }
+                None => {
+                    let ended = world.delta(&[]);
+                    assert_eq!(why(&ended), "HistoryMismatch", "{}", ended.json);
+                }
+            }
+            check_and_compact(world, &[&old]);
+        });
+    }
+}
+
+/// Back too far, then forward to a later point of the first history: that is another history, and no two clusters.
+#[test]
+fn two_restores_in_a_row() {
+    for (compacts, kind, to) in [
+        (true, "delta", 130),
+        (true, "full", 130),
+        (false, "delta", 110),
+        (false, "full", 110),
+    ] {
+        with_etcd(EtcdVersion::V3_6, |world| {
+            let put_to = |world: &RecordedEtcd, who: &str, revision: i64| {
+                while world.revision() < revision {
+                    world.put(format!("/k/{}", world.revision() % 20), who);
+                }
+            };
+            put_to(world, "A", 50);
+            world.snapshot("full", &[]).succeeded();
+            put_to(world, "A", 100);
+            world.delta(&[]);
+            if compacts {
+                world.compact(95);
+            }
+            put_to(world, "A", 120);
+            world.snapshot("full", &[]).succeeded();
+            put_to(world, "A", 130);
+            world.snapshot(kind, &[]).succeeded();
+            let a = world.restored_to(50, None, None);
+            put_to(world, "B", 60);
+            world.snapshot(kind, &[]).succeeded();
+            let b = world.restored_to(to, Some("main"), Some(&a));
+            put_to(world, "C", to + 5);
+            let ended = world.snapshot(kind, &[]).succeeded();
+            assert_eq!(ended.json["timeline_began"], true, "{}", ended.json);
+            let checked = check(world, &[&a, &b]);
+            assert_eq!(checked.timelines.len(), 3, "{checked:?}");
+            for _ in 0..3 {
+                put_to(world, "C", world.revision() + 3);
+                let ended = world.snapshot(kind, &[]).succeeded();
+                assert_eq!(ended.json["timeline_began"], false, "{}", ended.json);
+            }
+            check_and_compact(world, &[&a, &b]);
+            // A revision below the point where a history left another one is read there.
+            let data = world.folder().join("path");
+            let (code, json, log) = run(
+                world,
+                &[
+                    "restore",
+                    "--data-dir",
+                    data.to_str().unwrap(),
+                    "--revision",
+                    "80",
+                ],
+            );
+            assert_eq!(code, 0, "{json:#}\n{log}");
+            let (_, keys, _) = run(world, &["get", "--revision", "80", "/k/3"]);
+            assert!(
+                keys.to_string().contains("QQ==") || keys.to_string().contains("\"A\""),
+                "{keys:#}"
+            );
+        });
+    }
+}
+
+/// etcd starts empty with the same ID: status does not call that healthy, and says how to get back what was lost.
+#[test]
+fn a_wiped_etcd_is_a_finding_until_a_day_has_passed() {
+    with_etcd(EtcdVersion::V3_6, |world| {
+        world.put_many("/registry/secrets/", 40, 10);
+        let saved = world.revision();
+        world.delta(&[]);
+        let (code, json, _) = run(world, &["status"]);
+        assert_eq!((code, &json["status"]), (0, &json!("Healthy")), "{json:#}");
+        let old = world.wiped();
+        let ended = world.delta(&[]);
+        assert_eq!(why(&ended), "ClusterBehind", "{}", ended.json);
+        let (code, json, _) = run(world, &["status"]);
+        assert_eq!(
+            (code, &json["status"], &json["reason"]),
+            (75, &json!("SetBack"), &json!("SetBack")),
+            "{json:#}"
+        );
+        let message = json["message"].as_str().unwrap();
+        assert!(
+            message.contains(&format!("--timeline main --revision {saved}")),
+            "{message}"
+        );
+        let (code, json, _) = run(world, &["status", "--set-back-age", "0s"]);
+        assert_eq!((code, &json["status"]), (0, &json!("Healthy")), "{json:#}");
+        check(world, &[&old]);
+        // What the message says works.
+        let words: Vec<&str> = message
+            .split_once("deltafold ")
+            .unwrap()
+            .1
+            .split(' ')
+            .collect();
+        let data = world.folder().join("back");
+        let mut restore = deltafold();
+        restore.args(words.iter().map(|w| {
+            if *w == "DIR" {
+                data.to_str().unwrap()
+            } else {
+                w
+            }
+        }));
+        let (code, json, log) = run_json(restore.args(["--output", "json"]));
+        assert_eq!(
+            (code, &json["revision"], &json["live_keys"]),
+            (0, &json!(saved), &json!(40)),
+            "{json:#}\n{log}"
+        );
+    });
+}
+
+/// A time is a time of the world: what the cluster had then, though it was set back later.
+#[test]
+fn a_time_before_the_restore_is_answered_by_the_history_that_was_live() {
+    with_etcd(EtcdVersion::V3_6, |world| {
+        world.put("a", "1");
+        world.delta(&[]);
+        let early = world.checkpoint();
+        world.put("a", "2");
+        world.delta(&[]);
+        sleep(Duration::from_millis(2100));
+        let noon = chrono::Utc::now();
+        sleep(Duration::from_millis(1100));
+        world.put("a", "noon");
+        world.delta(&[]);
+        let gap = chrono::Utc::now() + chrono::TimeDelta::milliseconds(1100);
+        sleep(Duration::from_millis(4000));
+        let old = world.set_back_to(&early, None);
+        world.put("b", "new");
+        world.delta(&[]);
+        check(world, &[&old]);
+        let time = |t: chrono::DateTime<chrono::Utc>| t.to_rfc3339();
+        let (code, json, log) = run(world, &["get", "a", "--time", &time(noon)]);
+        assert_eq!(code, 0, "{json:#}\n{log}");
+        assert!(
+            json.to_string().contains("\"2\"") || json.to_string().contains("Mg=="),
+            "{json:#}"
+        );
+        let (code, json, _) = run(world, &["get", "a", "--time", &time(gap)]);
+        assert_eq!(
+            (code, &json["reason"]),
+            (66, &json!("OutOfRange")),
+            "{json:#}"
+        );
+        let message = json["message"].as_str().unwrap();
+        assert!(
+            message.contains("main") && message.contains("no history covers"),
+            "{message}"
+        );
+        let data = world.folder().join("gap");
+        let args = [
+            "restore",
+            "--dry-run",
+            "--or-newest",
+            "--data-dir",
+            data.to_str().unwrap(),
+            "--time",
+        ];
+        let (code, json, log) = run(world, &[&args[..], &[&time(gap)]].concat());
+        assert_eq!(
+            (code, &json["timeline"], &json["revision"]),
+            (0, &json!("main"), &json!(4)),
+            "{json:#}\n{log}"
+        );
+    });
+}
+
+/// A snapshotter that was killed between the record and its full leaves a record without a full. The next run takes a
+/// full, and nothing is hidden meanwhile.
+#[test]
+fn a_record_without_its_full_hides_nothing() {
+    with_etcd(EtcdVersion::V3_6, |world| {
+        world.put_many("/a/", 5, 10);
+        world.delta(&[]);
+        world.put_many("/b/", 5, 10);
+        world.delta(&[]);
+        check(world, &[]);
+        let records = world.folder().join("store/deltafold-timelines");
+        std::fs::create_dir_all(&records).unwrap();
+        let second = chrono::Utc::now().timestamp() + 5;
+        let orphan = format!("Full-00000000-00000004-{second}.gz");
+        std::fs::write(records.join(&orphan), "not a record\n").unwrap();
+        check(world, &[]);
+        world.put_many("/c/", 5, 10);
+        let ended = world.delta(&[]);
+        assert_eq!(why(&ended), "NoFull", "{}", ended.json);
+        assert_eq!(ended.json["timeline_began"], true, "{}", ended.json);
+        check(world, &[]);
+        // A delta behind a forged record is not used, unless the user asks for the history before it.
+        world.put_many("/d/", 5, 10);
+        world.delta(&[]);
+        let delta = world.prefix.deltas().last().unwrap().clone();
+        let forged = format!("Full-00000000-00000009-{}.gz", delta.created);
+        std::fs::write(records.join(forged), "{}").unwrap();
+        let data = world.folder().join("new");
+        let restore = ["restore", "--dry-run", "--data-dir", data.to_str().unwrap()];
+        let (code, json, log) = run(world, &restore);
+        assert_eq!(
+            (code, &json["revision"]),
+            (0, &json!(delta.start.0 - 1)),
+            "{json:#}\n{log}"
+        );
+        assert!(
+            json["warnings"]
+                .to_string()
+                .contains("no full snapshot of it was saved"),
+            "{json:#}"
+        );
+        let timeline = json["timeline"].as_str().unwrap().to_owned();
+        let (code, json, log) = run(world, &[&restore[..], &["--timeline", &timeline]].concat());
+        assert_eq!(
+            (code, &json["revision"]),
+            (0, &json!(delta.last.0)),
+            "{json:#}\n{log}"
+        );
+        // The next run heals it.
+        let ended = world.delta(&[]);
+        assert_eq!(why(&ended), "NoFull", "{}", ended.json);
+        check(world, &[]);
+    });
+}
+
+/// A follower that held events of the old history while another snapshotter began the new one saves them before the
+/// wall.
+#[test]
+fn a_late_follower_writes_before_the_wall() {
+    with_etcd(EtcdVersion::V3_6, |world| {
+        world.put_many("/a/", 5, 10);
+        let early = world.checkpoint();
+        let mut follower = world.follow(&["--delta-period", "1h", "--full-schedule", "0 0 29 2 *"]);
+        world.put_many("/saved/", 20, 10);
+        world.delta(&[]);
+        let held = world.put_many("/held/", 10, 10);
+        follower.wait_log(&["watching"]);
+        sleep(Duration::from_secs(2));
+        follower.signal(Signal::STOP);
+        let old = world.set_back_to(&early, None);
+        world.put_many("/new/", 3, 10);
+        // A single run does not wait for the lock of a follower.
+        let ended = world.delta(&[]);
+        assert_eq!(why(&ended), "ClusterBehind", "{}", ended.json);
+        let wall = world.prefix.fulls().last().unwrap().created;
+        world.put_many("/new/", 40, 10);
+        follower.signal(Signal::CONT);
+        follower.wait_until("the held events", || {
+            let deltas = world.prefix.deltas();
+            deltas.iter().any(|d| d.last.0 == held && d.created < wall)
+        });
+        world.delta(&[]);
+        follower.terminate();
+        let checked = check(world, &[&old]);
+        assert_eq!(checked.newest_of(1), held, "{checked:?}");
+    });
+}
