@@ -9,7 +9,7 @@ use crate::base::time::utc;
 use crate::base::{Cancel, printable, shorten};
 use crate::error::Reason;
 use crate::ops::list::plain::{self, ListedFile};
-use crate::ops::list::{ListedSnapshot, Options, Outcome, Problem, run};
+use crate::ops::list::{ListedSnapshot, ListedTimeline, Options, Outcome, Problem, run};
 use crate::ops::report::Report;
 use crate::ops::restore::BackupLocation;
 use crate::prefix::restorable::Restorable;
@@ -85,7 +85,7 @@ fn to_text(o: &Report<Outcome>) -> String {
     let mut text = Text::new();
     add_table(&o.snapshots, &o.restorable, &mut text);
     text.block("\n");
-    text.block(&drawing(&o.snapshots, &o.restorable));
+    text.block(&drawing(&o.snapshots, &o.restorable, &o.timelines));
     if let Some(identity) = &o.identity {
         let members = match identity.member_names.is_empty() {
             true => String::new(),
@@ -99,6 +99,17 @@ fn to_text(o: &Report<Outcome>) -> String {
             identity.cluster_id
         ));
     }
+    let left = o.timelines.iter().filter_map(|t| {
+        let (left, at) = (t.left_timeline.as_ref()?, t.left_at_revision?);
+        let began = t
+            .began
+            .map_or_else(String::new, |at| format!(" before {}", utc(at)));
+        Some(format!(
+            "{} left {left} at revision {at}{began}",
+            t.timeline
+        ))
+    });
+    text.items("", &left.collect::<Vec<_>>());
     let mut ranges = Vec::new();
     for r in &o.restorable {
         let (from, to) = (utc(r.first_time), utc(r.last_time));
@@ -421,17 +432,24 @@ const WIDTH: usize = 60;
 const NAME_WIDTH: usize = 18;
 
 /// A drawing with a line for each timeline, from the lowest to the highest revision: fulls are `●`, deltas
-/// `─`, gaps blanks. Excluded and untrusted snapshots are left out.
+/// `─`, gaps blanks, and `╰` is the revision at which a timeline left another one. Excluded and untrusted snapshots are
+/// left out.
 ///
 /// A gap has a column at least, however few revisions are missing. If there are more gaps than columns, a column
 /// with both revisions and a gap is `┄`.
-fn drawing(snapshots: &[ListedSnapshot], restorable: &[Restorable]) -> String {
+fn drawing(
+    snapshots: &[ListedSnapshot],
+    restorable: &[Restorable],
+    all: &[ListedTimeline],
+) -> String {
     let timelines = covered(snapshots, restorable);
-    let all = || timelines.iter().flat_map(|(_, ranges)| ranges);
-    let (Some(first), Some(last)) = (all().map(|r| r.0).min(), all().map(|r| r.1).max()) else {
+    let ranges = || timelines.iter().flat_map(|(_, ranges)| ranges);
+    let first = ranges().map(|r| r.0).min();
+    let last = ranges().map(|r| r.1).max();
+    let (Some(first), Some(last)) = (first, last) else {
         return String::new();
     };
-    let scale = Scale::new(all(), first, last);
+    let scale = Scale::new(ranges(), first, last);
     let names = timelines.iter().map(|(name, _)| name.chars().count());
     let name_width = names.max().unwrap_or(0).min(NAME_WIDTH);
     let mut drawing = String::new();
@@ -440,6 +458,13 @@ fn drawing(snapshots: &[ListedSnapshot], restorable: &[Restorable]) -> String {
         let fulls = snapshots.iter().filter(|s| is_full(s) && is_usable(s));
         for full in fulls.filter(|s| timeline(s) == *name) {
             line[scale.column(full.last_revision.0)] = '●';
+        }
+        let left = all.iter().find(|t| t.timeline == *name);
+        if let Some(at) = left.and_then(|t| t.left_at_revision)
+            && (first..=last).contains(&at.0)
+            && let Some(blank @ ' ') = line.get_mut(scale.column(at.0))
+        {
+            *blank = '╰';
         }
         let line: String = line.into_iter().collect();
         let name = shortened(&printable::line(name));
@@ -576,7 +601,7 @@ mod tests {
 
     /// The drawings of the timelines, without their names and the ruler.
     fn drawn(snapshots: &[ListedSnapshot]) -> Vec<String> {
-        let drawing = drawing(snapshots, &[]);
+        let drawing = drawing(snapshots, &[], &[]);
         assert!(
             drawing.lines().all(|l| l.chars().count() <= 80),
             "{drawing}"
@@ -643,7 +668,7 @@ mod tests {
         let mut snapshots = main(&[(0, 100), (101, 200), (201, 300)]);
         snapshots.push(snapshot("a-timeline-with-a-long-name", 201, 250));
         snapshots.push(snapshot("a-timeline-with-a-long-name", 252, 400));
-        let drawing = drawing(&snapshots, &[]);
+        let drawing = drawing(&snapshots, &[], &[]);
         assert!(drawing.contains("a-timeline-with-a…  "), "{drawing}");
         let lines: Vec<Vec<char>> = drawing.lines().map(|l| l.chars().collect()).collect();
         let at = |line: usize, c: char| lines[line].iter().position(|x| *x == c).unwrap();
@@ -656,7 +681,7 @@ mod tests {
         for s in &mut snapshots {
             s.excluded = true;
         }
-        assert_eq!(super::drawing(&snapshots, &[]), "");
+        assert_eq!(super::drawing(&snapshots, &[], &[]), "");
     }
 
     fn table(snapshots: &[ListedSnapshot], width: Option<usize>) -> Vec<String> {
@@ -692,7 +717,7 @@ mod tests {
             last_time: DateTime::UNIX_EPOCH,
         }];
         assert!(gaps(&with_gap, &restorable).is_empty());
-        assert!(!drawing(&with_gap, &restorable).contains("─ ─"));
+        assert!(!drawing(&with_gap, &restorable, &[]).contains("─ ─"));
     }
 
     #[test]

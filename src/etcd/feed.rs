@@ -163,6 +163,17 @@ impl Known {
         })
     }
 
+    /// Returns the last revision up to which both know the same transactions; `None` if the first revision that both know
+    /// differs, or if there is none.
+    pub fn same_up_to(&self, other: &Known) -> Option<i64> {
+        let both = self.last.iter().filter_map(|p| {
+            let theirs = other.last.iter().find(|o| o.revision == p.revision)?;
+            Some((p, theirs))
+        });
+        let same = both.take_while(|(p, theirs)| p == theirs && p.has_changes());
+        same.last().map(|(p, _)| p.revision)
+    }
+
     fn first_revision(&self) -> i64 {
         self.last.front().map_or(0, |p| p.revision)
     }
@@ -215,7 +226,10 @@ pub enum Ended {
         same_up_to: Option<i64>,
     },
     /// The raft log of the cluster is shorter than before: it was restored from a snapshot.
-    SetBack,
+    SetBack {
+        /// The last known revision if all known transactions are the same; `None` if that is not known.
+        same_up_to: Option<i64>,
+    },
     /// The newest revision of the cluster is before the position: it has another history.
     Behind {
         /// The newest revision of the cluster.
@@ -244,6 +258,8 @@ struct Watch {
     next_known: Option<usize>,
     /// Whether the cluster has compacted the only known revision, so that deletions may lack.
     is_compacted: bool,
+    /// Whether the raft log is shorter than before. Then the known transactions only tell how far the history is the same.
+    is_set_back: bool,
     /// The remaining events of the current response, the last one first.
     events: Vec<etcd_client::Event>,
     /// Whether the last event of the response completes a transaction.
@@ -437,6 +453,7 @@ impl Feed {
             return Ok(Some(Ended::Behind { revision }));
         }
         self.current = revision;
+        let mut is_set_back = false;
         let mut maintenance = client.maintenance_client();
         let status = self
             .connector
@@ -448,12 +465,15 @@ impl Feed {
                 index: status.raft_index(),
                 revision,
             };
-            if self.raft.is_some_and(|before| !raft.may_follow(&before)) {
-                return Ok(Some(Ended::SetBack));
+            is_set_back = self.raft.is_some_and(|before| !raft.may_follow(&before));
+            if is_set_back && !self.position().has_changes() {
+                return Ok(Some(Ended::SetBack { same_up_to: None }));
             }
             // The entries of later revisions may count already.
             let revision = self.read_revision(&client, endpoint)?;
-            self.raft = Some(RaftProgress { revision, ..raft });
+            if !is_set_back {
+                self.raft = Some(RaftProgress { revision, ..raft });
+            }
         }
         // At the compacted revision itself, etcd sends what the compaction left, so the watch begins one earlier:
         // etcd refuses that if the first known revision is compacted.
@@ -479,6 +499,7 @@ impl Feed {
             endpoint: endpoint.to_owned(),
             next_known: Some(0),
             is_compacted,
+            is_set_back,
             events: Vec::new(),
             ends_transaction: true,
             last_response: now,
@@ -556,6 +577,7 @@ impl Feed {
             };
             if received != known.fingerprint {
                 let ended = match watch.is_compacted {
+                    true if watch.is_set_back => Ended::SetBack { same_up_to: None },
                     true => Ended::Compacted {
                         compact_revision: self.compacted,
                     },
@@ -578,6 +600,11 @@ impl Feed {
             watch.next_known = (!is_last).then_some(nth + 1);
             if is_last {
                 self.differing.clear();
+            }
+            if is_last && watch.is_set_back {
+                self.watch = None;
+                let same_up_to = Some(known.revision);
+                return Some(Next::Ended(Ended::SetBack { same_up_to }));
             }
             if is_at_known {
                 return is_last.then_some(Next::Verified);
@@ -631,17 +658,18 @@ impl Feed {
         if response.canceled() {
             let compact_revision = response.compact_revision();
             if compact_revision > 0 {
+                let is_set_back = self.watch.as_ref().is_some_and(|w| w.is_set_back);
                 self.watch = None;
                 let is_new = compact_revision > self.compacted;
                 self.compacted = self.compacted.max(compact_revision);
                 self.known.forget_up_to(compact_revision);
                 // What is left of the known transactions is compared.
-                return Ok(
-                    match is_new && compact_revision <= self.position().revision {
-                        true => None,
-                        false => Some(Next::Ended(Ended::Compacted { compact_revision })),
-                    },
-                );
+                let is_left = is_new && compact_revision <= self.position().revision;
+                return Ok(match (is_left, is_set_back) {
+                    (true, _) => None,
+                    (false, true) => Some(Next::Ended(Ended::SetBack { same_up_to: None })),
+                    (false, false) => Some(Next::Ended(Ended::Compacted { compact_revision })),
+                });
             }
             let why = response.cancel_reason();
             let error = |reason: Reason, advice: &str| {
@@ -752,5 +780,85 @@ fn merge_failures(failures: Vec<Error>) -> Error {
         Some(reason) => reason.error(messages.join("; ")),
         None => Reason::EtcdUnreachable
             .error("no healthy member holds the same data as most of the others"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(revision: i64, value: &str) -> Position {
+        Position::after(&Transaction {
+            revision,
+            changes: vec![KeyChange {
+                key: b"k".to_vec(),
+                value: value.into(),
+                ..KeyChange::default()
+            }],
+        })
+    }
+
+    fn known(first: i64, values: &[&str]) -> Known {
+        let mut positions = (first..).zip(values).map(|(r, value)| at(r, value));
+        let mut known = Known::new(positions.next().unwrap());
+        positions.for_each(|position| known.push(position));
+        known
+    }
+
+    #[test]
+    fn the_last_changes_are_known_up_to_a_number() {
+        let values: Vec<String> = (0..1500).map(|n| n.to_string()).collect();
+        let values: Vec<&str> = values.iter().map(String::as_str).collect();
+        let mut many = known(11, &values);
+        assert_eq!(
+            (many.last.len(), many.changes),
+            (MOST_KNOWN_CHANGES, MOST_KNOWN_CHANGES)
+        );
+        assert_eq!(
+            (many.first_revision(), many.position().revision),
+            (511, 1510)
+        );
+        many.forget_up_to(1400);
+        assert_eq!((many.first_revision(), many.changes), (1401, 110));
+        many.forget_up_to(9999);
+        assert_eq!((many.first_revision(), many.changes), (1510, 1));
+        // After a gap, what was known before proves nothing.
+        many.push(at(2000, "x"));
+        assert_eq!((many.last.len(), many.changes), (1, 1));
+    }
+
+    #[test]
+    fn two_histories_are_the_same_up_to_the_first_difference() {
+        let old = known(5, &["a", "b", "c", "lock"]);
+        for (new, expected) in [
+            (known(5, &["a", "b", "c", "lock"]), Some(8)),
+            (known(5, &["a", "b", "x", "lock"]), Some(6)),
+            (known(5, &["x", "b", "c", "lock"]), None),
+            (known(1, &["1", "2", "3", "4", "a", "b"]), Some(6)),
+            (known(8, &["lock", "more"]), Some(8)),
+            (known(20, &["a"]), None),
+        ] {
+            assert_eq!(old.same_up_to(&new), expected, "{new:?}");
+        }
+    }
+
+    #[test]
+    fn a_raft_log_takes_an_entry_for_each_revision() {
+        let before = RaftProgress {
+            term: 3,
+            index: 20,
+            revision: 10,
+        };
+        let later = |term, index, revision| RaftProgress {
+            term,
+            index,
+            revision,
+        };
+        assert!(later(3, 25, 15).may_follow(&before));
+        assert!(later(4, 40, 15).may_follow(&before));
+        // The cluster runs ahead, but its log is new.
+        assert!(!later(3, 24, 15).may_follow(&before));
+        assert!(!later(3, 19, 9).may_follow(&before));
+        assert!(!later(2, 30, 15).may_follow(&before));
     }
 }

@@ -23,6 +23,8 @@ const DELTA_SUFFIX: &str = "-delta-snap";
 
 /// The annotation with the name of the newest snapshot that the Lease covers.
 pub const LAST_NAME: &str = "deltafold.io/last-snapshot-name";
+/// When the history began that is saved now, in the full Lease: the cluster was set back before. RFC 3339.
+pub const TIMELINE_BEGAN: &str = "deltafold.io/timeline-began";
 /// The annotation with the size of that snapshot in the store, in bytes.
 pub const LAST_BYTES: &str = "deltafold.io/last-snapshot-bytes";
 /// The annotation with the time in the name of that snapshot.
@@ -135,7 +137,11 @@ enum LeaseDecision {
 fn lease_targets(state: &LeaseState) -> Vec<(&'static str, LeaseTarget)> {
     let mut targets = Vec::new();
     if let Some(full) = &state.full {
-        let target = LeaseTarget::new(full, state.full_is_new, state.timeline_began);
+        let mut target = LeaseTarget::new(full, state.full_is_new, state.timeline_began);
+        if state.timeline_began {
+            let began = full.at.to_rfc3339_opts(SecondsFormat::Secs, true);
+            target.annotations.insert(TIMELINE_BEGAN, began);
+        }
         targets.push((FULL_SUFFIX, target));
     }
     // The delta Lease names the newest snapshot: a full covers all deltas up to its revision.

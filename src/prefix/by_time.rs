@@ -165,9 +165,13 @@ fn revision_of(
             );
             return Ok((revision, Some(warning)));
         }
+        let cause = match &timeline.wall {
+            Some(_) => "they may be of another history, or were removed by `gc`",
+            None => REMOVED_BY_GC,
+        };
         return Err(Reason::RevisionGap.error(format!(
-            "the revision at {} is not certain: it is {revision}, or one of the revisions {}, which no snapshot holds ({REMOVED_BY_GC}); choose a --revision, or another --time",
-            time.to_rfc3339(),
+            "the revision at {} is not certain: it is {revision}, or one of the revisions {}, which no snapshot holds ({cause}); choose a --revision, or another --time",
+            utc(time),
             chain::show_ranges(&gaps)
         )));
     }

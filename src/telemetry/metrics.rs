@@ -229,6 +229,7 @@ metrics! {
     last_restorable: OnceKnown<Int> = plain("restorable_last_revision", "Last revision that can be restored");
     first_restorable_time: OnceKnown<Float> = seconds("restorable_first_timestamp", "Unix time of the first restorable revision");
     last_restorable_time: OnceKnown<Float> = seconds("restorable_last_timestamp", "Unix time of the last restorable revision");
+    timeline_began: OnceKnown<Float> = seconds("timeline_began_timestamp", "Unix time of the full with which another history began, because the cluster was set back");
     history_proven: OnceKnown<Float> = seconds("history_proven_timestamp", "Unix time of the last verification that compared each full with the chain before it, and found them equal");
     lock_held: OnceKnown<Int> = plain("lock_held", "1 if this process holds the lock and saves snapshots, 0 if it waits for the lock");
     reconnects: OnceKnown<Counter> = plain("etcd_reconnects", "Reconnections to etcd after a connection or a watch ended");
@@ -536,6 +537,11 @@ impl Metrics {
             self.drill_succeeded.get().set(succeeded.into());
             self.drill_seconds.get().set(took.as_secs_f64());
         }
+    }
+
+    /// Sets when another history began.
+    pub fn timeline_began(&self, at: DateTime<Utc>) {
+        self.timeline_began.get().set(unix(at));
     }
 
     /// Sets when a verification last proved that the fulls continue the chains before them.

@@ -140,6 +140,7 @@ fn told() -> Metrics {
         first_time: Some(time("2026-11-20T11:00:00Z")),
         last_time: Some(time("2026-11-20T12:00:00Z")),
     });
+    m.timeline_began(time("2026-11-20T12:00:00Z"));
     m.history_proven(time("2026-11-20T12:00:00Z"));
     m.lock_held(true);
     m.reconnected();

@@ -395,6 +395,7 @@ impl<'a> Builder<'a> {
             timeline: Timeline {
                 id,
                 wall: parent.timeline.wall.clone(),
+                left: (fork > Revision(1)).then(|| (parent.timeline.id.clone(), fork.previous())),
                 members: members.collect(),
                 lineage,
             },

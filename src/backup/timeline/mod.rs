@@ -142,6 +142,8 @@ pub struct Timeline {
     pub id: String,
     /// The wall before it; `None` if there is none.
     pub wall: Option<Wall>,
+    /// The ID of the timeline that it left, and the last revision that both have, if that is known.
+    pub left: Option<(String, Revision)>,
     /// The snapshots of the timeline in the catalog's order, which is that of creation.
     pub members: Vec<TimelineMember>,
     /// The forks between the first timeline and this one: the number of the fork, and its first own revision.
@@ -161,6 +163,7 @@ impl Timeline {
         Timeline {
             id,
             wall: wall.cloned(),
+            left: None,
             members: Vec::new(),
             lineage,
         }

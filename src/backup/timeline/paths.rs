@@ -22,6 +22,7 @@ pub(super) fn join(catalog: &Catalog, evidence: &dyn Evidence, all: &mut [Timeli
             continue;
         };
         let parent = all[parent].clone();
+        all[part].left = Some((parent.id.clone(), left_at.previous()));
         // A timeline of the same part that shares nothing with its first one shares nothing with the parent.
         let root = all[part].lineage.first().map(|fork| fork.0);
         for t in &mut all[part..] {

@@ -182,7 +182,7 @@ pub struct SecretRef {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Condition {
-    /// Type: Ready, BackupReady, BackupVerified, CompactionHealthy or StoreShared
+    /// Type: Ready, BackupReady, BackupVerified, CompactionHealthy, StoreShared or SetBack
     #[serde(rename = "type")]
     pub type_: String,
     /// Status: True, False or Unknown

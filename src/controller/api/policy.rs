@@ -341,7 +341,7 @@ pub struct EtcdBackupPolicyStatus {
     /// When the controller first saw a change of the spec to that generation
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub changed_at: Option<DateTime<Utc>>,
-    /// Conditions: Ready, BackupReady, BackupVerified and CompactionHealthy; StoreShared only if true
+    /// Conditions: Ready, BackupReady, BackupVerified and CompactionHealthy; StoreShared and SetBack only if true
     #[serde(default)]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,

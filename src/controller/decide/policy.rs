@@ -13,7 +13,7 @@ use crate::controller::facts::leases::{LeaseFacts, SnapshotFact};
 use crate::controller::facts::{Facts, Neighbour, outcome};
 use crate::controller::jobs::{self, WorkKind};
 use crate::controller::times::{created, sooner};
-use chrono::{DateTime, SubsecRound, Utc};
+use chrono::{DateTime, SecondsFormat, SubsecRound, TimeDelta, Utc};
 use k8s_openapi::api::batch::v1::Job;
 use kube::ResourceExt;
 use std::collections::BTreeMap;
@@ -23,6 +23,9 @@ const BACKUP_READY: &str = "BackupReady";
 const BACKUP_VERIFIED: &str = "BackupVerified";
 const COMPACTION_HEALTHY: &str = "CompactionHealthy";
 const STORE_SHARED: &str = "StoreShared";
+const SET_BACK: &str = "SetBack";
+/// For how long a policy warns that its cluster was set back; as long as `deltafold status` does.
+const SET_BACK_AGE: TimeDelta = TimeDelta::days(1);
 /// The reason, and the condition, of a policy that needs a flag of the controller which is not given.
 pub const NOT_ALLOWED: &str = "NotAllowed";
 /// The reason of a policy whose spec makes no sense, so that no Jobs can be built.
@@ -68,6 +71,22 @@ fn store_shared(policy: &EtcdBackupPolicy, facts: &Facts) -> Option<Assessment> 
             jobs::lease_prefix(policy)
         ),
     ))
+}
+
+/// Returns the condition that warns for a day that the cluster was set back.
+fn set_back(facts: &Facts, now: DateTime<Utc>) -> Option<Assessment> {
+    let began = facts.leases.timeline_began?;
+    let ends = began + SET_BACK_AGE;
+    (began <= now && now < ends).then(|| {
+        let message = format!(
+            "another history of the cluster began by {}: it went on from an older revision, or from nothing. If nobody did that on purpose, `deltafold status` says how to restore what was there before",
+            began.to_rfc3339_opts(SecondsFormat::Secs, true)
+        );
+        Assessment {
+            stale_at: Some(ends),
+            ..Assessment::warning(SET_BACK, message)
+        }
+    })
 }
 
 /// The conditions of the backup itself, and the runs that they are assessed by.
@@ -185,6 +204,10 @@ pub fn status(
     }
     if let Some(shared) = &shared {
         assessed.push((STORE_SHARED, shared));
+    }
+    let set_back = set_back(facts, now);
+    if let Some(set_back) = &set_back {
+        assessed.push((SET_BACK, set_back));
     }
     let stale_at = assessed.iter().filter_map(|(_, a)| a.stale_at).min();
     let generation = policy.metadata.generation;

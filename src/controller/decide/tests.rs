@@ -457,6 +457,17 @@ fn of_two_policies_on_one_store_both_are_warned_and_the_younger_removes_nothing(
 }
 
 #[test]
+fn a_policy_warns_for_a_day_that_its_cluster_was_set_back() {
+    for (hours, warns) in [(0, true), (23, true), (24, false)] {
+        let mut facts = facts(policy());
+        facts.leases.timeline_began = Some(at(60) - chrono::TimeDelta::hours(hours));
+        let decision = decided_again(&mut facts, &options());
+        let expected = is(ConditionStatus::True, "SetBack").filter(|_| warns);
+        assert_eq!(condition(&decision, "SetBack"), expected, "{hours}");
+    }
+}
+
+#[test]
 fn a_refused_job_is_reported_and_makes_its_task_wait_or_end() {
     let mut due = with_threshold_reached();
     let job = create_job_description(&threshold_job_name());

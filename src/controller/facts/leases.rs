@@ -13,7 +13,7 @@ use crate::controller::names::NamespacedName;
 use crate::controller::times::utc_of_micro;
 use crate::kubernetes::snapshot_leases::{
     ACCUMULATED_BYTES, ACCUMULATED_EVENTS, FOLLOWER_PROBLEM, LAST_BYTES, LAST_NAME, LAST_TIME,
-    RESTORABLE_FIRST, RESTORABLE_FIRST_TIME, RESTORABLE_LAST, RESTORABLE_LAST_TIME,
+    RESTORABLE_FIRST, RESTORABLE_FIRST_TIME, RESTORABLE_LAST, RESTORABLE_LAST_TIME, TIMELINE_BEGAN,
 };
 use chrono::{DateTime, Utc};
 use k8s_openapi::api::coordination::v1::Lease;
@@ -59,6 +59,8 @@ pub struct LeaseFacts {
     pub restorable: Option<(i64, i64)>,
     /// The first and the last time that can be restored.
     pub restorable_times: (Option<DateTime<Utc>>, Option<DateTime<Utc>>),
+    /// When the history began that is saved now, because the cluster was set back.
+    pub timeline_began: Option<DateTime<Utc>>,
     /// Why the follower saves nothing: a reason, a colon and a sentence.
     pub follower_problem: Option<String>,
     /// The holder of the full Lease if it is not a revision.
@@ -82,6 +84,7 @@ impl LeaseFacts {
         let (delta_fact, foreign_delta_holder) = fact(delta);
         let delta = delta.map(|kept| &kept.lease);
         let mut facts = LeaseFacts {
+            timeline_began: full.and_then(|kept| annotated_time(&kept.lease, TIMELINE_BEGAN)),
             full: full_fact,
             delta: delta_fact,
             follower_problem: delta

@@ -48,6 +48,8 @@ pub struct Outcome {
     pub identity: Option<RecordedIdentity>,
     /// All snapshots, in order of creation.
     pub snapshots: Vec<ListedSnapshot>,
+    /// The histories that the snapshots are of, in order of their beginning.
+    pub timelines: Vec<ListedTimeline>,
     /// The newest revision of the newest timeline; if no timeline is the newest, that of all snapshots. null
     /// if there is no usable snapshot.
     pub latest_revision: Option<Revision>,
@@ -55,6 +57,19 @@ pub struct Outcome {
     pub restorable: Vec<Restorable>,
     /// The problems and remarks.
     pub problems: Vec<Problem>,
+}
+
+/// A history of the cluster.
+#[derive(Debug, Clone, JsonSchema, Serialize)]
+pub struct ListedTimeline {
+    /// The timeline's ID.
+    pub timeline: String,
+    /// When its first snapshot was taken, by its name. null of the first timeline.
+    pub began: Option<DateTime<Utc>>,
+    /// The ID of the timeline that it left. null if it left none, or if only contents tell (see --deep).
+    pub left_timeline: Option<String>,
+    /// The last revision that it has in common with the timeline that it left; null if that is not known.
+    pub left_at_revision: Option<Revision>,
 }
 
 /// The cluster whose backup a prefix holds.
@@ -237,6 +252,7 @@ pub fn run(ctx: &Context, options: Options) -> Result<Report<Outcome>> {
     Ok(report.report(Outcome {
         identity,
         snapshots,
+        timelines: timelines(&scan),
         latest_revision: match newest {
             Some(t) => t.last(&scan.catalog, &scan.contents),
             None => scan.catalog.latest_revision(),
@@ -244,6 +260,21 @@ pub fn run(ctx: &Context, options: Options) -> Result<Report<Outcome>> {
         restorable,
         problems,
     }))
+}
+
+fn timelines(scan: &Scan) -> Vec<ListedTimeline> {
+    let listed = scan.timelines.all.iter().map(|t| {
+        let (left, at) = t.left.clone().unzip();
+        ListedTimeline {
+            timeline: t.id.clone(),
+            began: t
+                .began(&scan.catalog)
+                .and_then(|seconds| DateTime::from_timestamp(seconds, 0)),
+            left_timeline: left,
+            left_at_revision: at,
+        }
+    });
+    listed.collect()
 }
 
 /// Returns for each snapshot the end of its retention, if the bucket has an object lock and permits to read it.

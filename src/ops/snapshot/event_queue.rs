@@ -457,7 +457,7 @@ mod tests {
         pushing.join().unwrap();
         assert_eq!(queue.state().memory, 0);
         queue.state().closed = true;
-        assert!(!queue.push(WatchOutput::Ended(Ended::SetBack)));
+        assert!(!queue.push(WatchOutput::Ended(Ended::SetBack { same_up_to: None })));
     }
 
     #[test]
@@ -470,7 +470,7 @@ mod tests {
                 let t = transaction(revision, bytes(revision));
                 assert!(queue.push(WatchOutput::Transaction(t)));
             }
-            assert!(queue.push(WatchOutput::Ended(Ended::SetBack)));
+            assert!(queue.push(WatchOutput::Ended(Ended::SetBack { same_up_to: None })));
             {
                 let state = queue.state();
                 assert!(state.memory <= 100_000, "{}", state.memory);
@@ -487,7 +487,10 @@ mod tests {
                 assert_eq!(state.spool.waiting, waiting.sum::<u64>());
             }
             let end = queue.pop(Duration::ZERO);
-            assert!(matches!(end, Some(WatchOutput::Ended(Ended::SetBack))));
+            assert!(matches!(
+                end,
+                Some(WatchOutput::Ended(Ended::SetBack { same_up_to: None }))
+            ));
             let state = queue.state();
             // All space is free again.
             assert_eq!((state.memory, state.spool.texts), (0, 0));

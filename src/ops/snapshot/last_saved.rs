@@ -85,9 +85,34 @@ fn read_newest(ctx: &Context, backup: &BackupState) -> Result<LastSaved> {
 struct Recent {
     transactions: VecDeque<(Position, Vec<SavedKey>)>,
     changes: usize,
+    /// The transaction that is not complete yet, and its size.
+    partial: Transaction,
+    bytes: u64,
 }
 
 impl Recent {
+    /// Adds the next change of a transaction, or of the next one.
+    fn change(&mut self, revision: Revision, change: KeyChange, limits: &Limits) -> Result<()> {
+        if revision.0 != self.partial.revision {
+            self.complete();
+            self.partial.revision = revision.0;
+        }
+        self.bytes += counted_bytes(&change);
+        check_transaction(limits, self.bytes)?;
+        self.partial.changes.push(change);
+        Ok(())
+    }
+
+    fn complete(&mut self) {
+        let transaction = std::mem::take(&mut self.partial);
+        self.bytes = 0;
+        if !transaction.changes.is_empty() {
+            let changes = transaction.changes.iter();
+            let keys = changes.map(|change| SavedKey::of(transaction.revision, change));
+            self.push(Position::after(&transaction), keys.collect());
+        }
+    }
+
     /// Adds a transaction, and forgets the oldest ones that are too many.
     fn push(&mut self, position: Position, keys: Vec<SavedKey>) {
         let last = self.transactions.back();
@@ -105,26 +130,26 @@ impl Recent {
         }
     }
 
-    fn add(&mut self, transaction: &Transaction) {
-        let keys = transaction.changes.iter();
-        let keys = keys.map(|change| SavedKey::of(transaction.revision, change));
-        self.push(Position::after(transaction), keys.collect());
-    }
-
     fn append(&mut self, later: Recent) {
         for (position, keys) in later.transactions {
             self.push(position, keys);
         }
     }
 
+    /// Returns the transactions up to `last`; without one of that revision, that nothing is known.
     fn known(&self, last: Revision) -> Known {
         let mut positions = self.transactions.iter().map(|(position, _)| *position);
+        let reaches = self.transactions.back();
+        let reaches = reaches.is_some_and(|(newest, _)| newest.revision == last.0);
         let nothing = Position::after(&Transaction {
             revision: last.0,
             changes: Vec::new(),
         });
-        let mut known = Known::new(positions.next().unwrap_or(nothing));
-        positions.for_each(|position| known.push(position));
+        let first = positions.next().filter(|_| reaches);
+        let mut known = Known::new(first.unwrap_or(nothing));
+        positions
+            .filter(|_| reaches)
+            .for_each(|position| known.push(position));
         known
     }
 }
@@ -134,30 +159,13 @@ fn read_delta(ctx: &Context, snapshot: &Snapshot, last: Revision) -> Result<Rece
     let at = ctx.at(snapshot);
     let mut delta = ctx.delta(snapshot)?;
     let mut recent = Recent::default();
-    let mut transaction = Transaction::default();
-    let mut bytes = 0;
     while let Some(e) = delta.next().map_err(&at)? {
-        if e.main > last {
-            continue;
+        if e.main <= last {
+            let change = to_key_change(e.main, &e.change).map_err(&at)?;
+            recent.change(e.main, change, &ctx.limits).map_err(&at)?;
         }
-        if e.main.0 != transaction.revision {
-            if transaction.revision > 0 {
-                recent.add(&transaction);
-            }
-            transaction = Transaction {
-                revision: e.main.0,
-                changes: Vec::new(),
-            };
-            bytes = 0;
-        }
-        let change = to_key_change(e.main, &e.change).map_err(&at)?;
-        bytes += counted_bytes(&change);
-        check_transaction(&ctx.limits, bytes).map_err(&at)?;
-        transaction.changes.push(change);
     }
-    if transaction.revision > 0 {
-        recent.add(&transaction);
-    }
+    recent.complete();
     Ok(recent)
 }
 
@@ -178,43 +186,20 @@ pub(super) fn known_of_full<R: ReadAt>(
         )));
     }
     let first = last.0.saturating_sub(MOST_KNOWN_CHANGES as i64);
-    let first = Revision(
-        first
-            .max(base.compact_revision.0.saturating_add(1))
-            .min(last.0),
-    );
+    let first = first.max(base.compact_revision.0.saturating_add(1));
     let mut recent = Recent::default();
-    let mut transaction = Transaction::default();
-    let mut bytes = 0;
     let mut cursor = db.cursor(&key_bucket(db)?);
-    cursor.seek(&encode_revision(first, 0))?;
+    cursor.seek(&encode_revision(Revision(first.min(last.0)), 0))?;
     while let Some(e) = cursor.next()? {
         let record = RecordKey::decode(e.key)?;
         if record.main > last {
             break;
         }
-        if record.main.0 != transaction.revision {
-            if transaction.revision > 0 {
-                recent.add(&transaction);
-            }
-            transaction = Transaction {
-                revision: record.main.0,
-                changes: Vec::new(),
-            };
-            bytes = 0;
-        }
         let change = change_of(record, &KeyValue::decode(e.value)?);
-        bytes += counted_bytes(&change);
-        check_transaction(db.limits(), bytes)?;
-        transaction.changes.push(change);
+        recent.change(record.main, change, db.limits())?;
     }
-    if transaction.revision > 0 {
-        recent.add(&transaction);
-    }
-    match recent.transactions.back() {
-        Some((newest, _)) if newest.revision == last.0 => Ok(recent.known(last)),
-        _ => Ok(Recent::default().known(last)),
-    }
+    recent.complete();
+    Ok(recent.known(last))
 }
 
 /// Returns the bytes of a change that count toward the limit of a transaction. A deletion counts less,

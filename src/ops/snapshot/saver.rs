@@ -220,6 +220,9 @@ impl<'a> Saver<'a> {
     pub(super) fn report_progress(&mut self, reporter: &MetricsReporter, deltas_are_current: bool) {
         let full_reason = self.summary.full_cause.as_ref().map(|c| c.reason);
         reporter.count_saved(&self.summary.snapshots, full_reason);
+        if let Some(full) = self.full.as_ref().filter(|_| self.summary.timeline_began) {
+            reporter.metrics.timeline_began(full.created_at());
+        }
         if self.summary.snapshots.is_empty() && self.settings.leases.is_none() {
             return;
         }
@@ -379,10 +382,13 @@ impl<'a> Saver<'a> {
                     ..FullCause::new(FullReason::HistoryMismatch, message)
                 }
             }
-            Ended::SetBack => FullCause::new(
-                FullReason::HistoryMismatch,
-                "the raft log of the cluster is shorter than before: it was restored from a snapshot",
-            ),
+            Ended::SetBack { same_up_to } => FullCause {
+                continuity: Continuity::Broken(same_up_to.map(Revision)),
+                ..FullCause::new(
+                    FullReason::HistoryMismatch,
+                    "the raft log of the cluster is shorter than before: it was restored from a snapshot",
+                )
+            },
             Ended::Behind { revision } => next::cluster_behind(last, revision),
         }
     }
@@ -646,6 +652,24 @@ impl<'a> Saver<'a> {
         )
     }
 
+    /// Returns the last revision that is the same in the last saved changes and in those of a full, if it is known.
+    fn last_common(&mut self, full: &UnpublishedFull) -> Result<Option<Revision>> {
+        if !matches!(self.backup, Some(Ok(_))) {
+            return Ok(None);
+        }
+        let saved = match self.known() {
+            Ok(Ok(saved)) => saved,
+            Ok(Err(_)) => return Ok(None),
+            Err(e) if e.reason() == Reason::CannotDecrypt => return Ok(None),
+            Err(e) => return Err(e),
+        };
+        let common = full
+            .known
+            .as_ref()
+            .and_then(|known| saved.same_up_to(known));
+        Ok(common.map(Revision))
+    }
+
     /// Writes the record that a full begins another history. Returns the time for the name of the full.
     fn begin_timeline(
         &mut self,
@@ -657,6 +681,10 @@ impl<'a> Saver<'a> {
         let history = match &self.backup {
             Some(Ok(backup)) => Some(backup.timeline.clone()),
             _ => None,
+        };
+        let left_at = match left_at {
+            Some(left_at) => Some(left_at),
+            None => self.last_common(full)?,
         };
         let leaves = match (history, left_at) {
             (Some(history), Some(revision)) => Leaves::At { history, revision },
