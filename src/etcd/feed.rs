@@ -128,6 +128,8 @@ pub struct Known {
     last: VecDeque<Position>,
     /// The number of their changes.
     changes: usize,
+    /// The revision of the transaction of which only the puts are known: a compaction removed its deletions.
+    without_deletions: Option<i64>,
 }
 
 /// The number of changes that are known, at least one transaction.
@@ -139,7 +141,14 @@ impl Known {
         Known {
             changes: first.fingerprint.changes,
             last: VecDeque::from([first]),
+            without_deletions: None,
         }
+    }
+
+    /// Says that of the first transaction only the puts are known.
+    pub fn without_deletions(mut self) -> Self {
+        self.without_deletions = Some(self.first_revision());
+        self
     }
 
     /// Adds the next transaction, and forgets the oldest ones that are too many.
@@ -571,11 +580,14 @@ impl Feed {
                 return None;
             }
             let is_at_known = transaction.revision == known.revision;
-            let received = match is_at_known {
-                true => transaction.fingerprint(),
-                false => Transaction::default().fingerprint(),
-            };
-            if received != known.fingerprint {
+            let mut compared = Transaction::default();
+            if is_at_known {
+                compared = transaction.clone();
+                if self.known.without_deletions == Some(known.revision) {
+                    compared.changes.retain(|change| !change.delete);
+                }
+            }
+            if compared.fingerprint() != known.fingerprint {
                 let ended = match watch.is_compacted {
                     true if watch.is_set_back => Ended::SetBack { same_up_to: None },
                     true => Ended::Compacted {

@@ -62,8 +62,15 @@ fn read_newest(ctx: &Context, backup: &BackupState) -> Result<LastSaved> {
         (None, Kind::Full) => {
             let (db, base) = ctx.full(holder)?;
             let at = ctx.at(holder);
+            let known = known_of_full(&db, &base, last).map_err(&at)?;
+            // Revision 1 is the same in each etcd.
+            if !known.position().has_changes() && last > Revision(1) {
+                return Err(at(Reason::OutOfRange.error(format!(
+                    "the full snapshot was compacted, so it no longer holds what revision {last} changed"
+                ))));
+            }
             return Ok(LastSaved {
-                known: known_of_full(&db, &base, last).map_err(&at)?,
+                known,
                 keys: recent_keys_of_full(&db, last).map_err(at)?,
             });
         }
@@ -199,7 +206,11 @@ pub(super) fn known_of_full<R: ReadAt>(
         recent.change(record.main, change, db.limits())?;
     }
     recent.complete();
-    Ok(recent.known(last))
+    let known = recent.known(last);
+    Ok(match base.compact_revision == last {
+        true => known.without_deletions(),
+        false => known,
+    })
 }
 
 /// Returns the bytes of a change that count toward the limit of a transaction. A deletion counts less,

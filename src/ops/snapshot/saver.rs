@@ -16,7 +16,7 @@ use super::recent_keys::Compared;
 use super::{
     DEFAULT_COMPRESSION, Hole, MemberComparison, MetricsReporter, NewSnapshot, SnapshotSettings,
 };
-use crate::backup::catalog::{SNAPSHOTS, Wall};
+use crate::backup::catalog::{SNAPSHOTS, TIMELINES, Wall};
 use crate::backup::codec::Encoding;
 use crate::backup::timeline::{NamesOnly, Timelines};
 use crate::backup::{Kind, SnapshotName};
@@ -38,6 +38,9 @@ use crate::prefix::timeline_records::{self, Leaves, TimelineRecord};
 use crate::telemetry::metrics::SnapshotKind;
 use chrono::Utc;
 use std::time::{Duration, Instant};
+
+/// The number of records that are tried: if the name of one is taken, that of a second later is next.
+const RECORDS_TRIED: i64 = 10;
 
 /// Returns the cause of the first full in an empty store.
 pub(super) fn nothing_saved() -> FullCause {
@@ -699,8 +702,15 @@ impl<'a> Saver<'a> {
             second = second.max(newest.created + 2);
         }
         let record = TimelineRecord::new(leaves, cause.reason.into(), now);
+        let last = second + RECORDS_TRIED;
         while !record.write(&self.ctx.store, &full.name(self.ctx, second, is_final))? {
             second += 1;
+            if second == last {
+                return Err(Reason::TargetExists.error(format!(
+                    "the names of {RECORDS_TRIED} records in {TIMELINES}/ are taken: check who writes to {}",
+                    self.ctx.store.url()
+                )));
+            }
         }
         self.newest_wall = second;
         Ok(second)

@@ -10,7 +10,7 @@ use crate::etcd::cluster::Cluster;
 use crate::etcd::feed::{Ended, Known};
 use crate::mvcc::Revision;
 use crate::ops::snapshot::full::UnpublishedFull;
-use crate::ops::snapshot::next::{FullCause, FullReason};
+use crate::ops::snapshot::next::{Continuity, FullCause, FullReason};
 use crate::telemetry::metrics::SnapshotKind;
 use chrono::Utc;
 use std::time::Instant;
@@ -177,6 +177,9 @@ impl Session<'_, '_> {
             cause = self.saver.cause_of(ended);
         } else if !meets_full {
             cause = cause.uncompared();
+        }
+        if cause.continuity != Continuity::Proven {
+            self.look_again()?;
         }
         let known = self.publish(new_full, cause, is_final)?;
         match meets_full {

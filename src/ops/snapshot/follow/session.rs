@@ -9,7 +9,7 @@ use crate::etcd::cluster::Cluster;
 use crate::etcd::feed::{Ended, Known, quorum_revision};
 use crate::ops::snapshot::delta_builder::{EncodedTransaction, PendingDelta};
 use crate::ops::snapshot::event_queue::{QueueLimits, WatchOutput, WatchStatus, WatchThread};
-use crate::ops::snapshot::next::{Continuity, FullCause, FullReason};
+use crate::ops::snapshot::next::{FullCause, FullReason};
 use crate::ops::snapshot::saver::{Saver, SaverSummary};
 use crate::store::lock::LockGuard;
 use crate::telemetry::metrics::SnapshotKind;
@@ -173,19 +173,22 @@ impl<'s, 'a> Session<'s, 'a> {
         Ok(())
     }
 
+    /// Looks at what the store holds at its end now: a full that may begin another history is compared with it.
+    pub(super) fn look_again(&mut self) -> Result<()> {
+        self.report_saved();
+        self.saver = Saver::open(self.follower.ctx, self.follower.settings)?;
+        let follower = &self.follower;
+        let (cluster, differing) = (follower.cluster.clone(), follower.differing.clone());
+        self.saver.continue_for(cluster, differing);
+        Ok(())
+    }
+
     /// Saves what the ended watch has delivered, takes a full, and starts a watch after it.
     fn restart_with_full(&mut self, ended: Ended) -> Result<()> {
         self.watch = None;
         self.save_delta()?;
         let cause = self.saver.cause_of(ended);
-        if cause.continuity == Continuity::Unknown {
-            // What was saved last tells whether the full continues it.
-            self.report_saved();
-            self.saver = Saver::open(self.follower.ctx, self.follower.settings)?;
-            let follower = &self.follower;
-            self.saver
-                .continue_for(follower.cluster.clone(), follower.differing.clone());
-        }
+        self.look_again()?;
         let known = self.take_full_until_saved(cause)?;
         let cluster = Cluster::observe(&self.follower.settings.connector)?;
         self.start_watch(&cluster, known)
