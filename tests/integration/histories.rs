@@ -404,3 +404,53 @@ fn a_late_follower_writes_before_the_wall() {
         assert_eq!(checked.newest_of(1), held, "{checked:?}");
     });
 }
+
+/// Only a compacted full is left, and what was deleted at its end is not in it: the keys that did not change prove that
+/// the history goes on, or that it does not.
+#[test]
+fn a_compacted_full_that_ends_with_a_deletion() {
+    for is_set_back in [false, true] {
+        with_etcd(EtcdVersion::V3_6, |world| {
+            world.put_many("/kept/", 5, 10);
+            world.delta(&[]);
+            let early = world.checkpoint();
+            world.put_many("/old/", 5, 10);
+            world.put("/lock", "A");
+            let saved = world.delete("/lock");
+            world.delta(&[]);
+            let (code, json, log) = run(world, &["compact"]);
+            assert_eq!(code, 0, "{json:#}\n{log}");
+            let limit = [
+                "--policy",
+                "limit",
+                "--limit",
+                "1",
+                "--restorable-window",
+                "0s",
+            ];
+            let gc = [&["gc", "--apply", "--allow-shrink"], &limit[..]].concat();
+            // gc keeps what has a time in the future.
+            while world.prefix.names().len() > 1 {
+                let (code, json, log) = run(world, &gc);
+                assert_eq!(code, 0, "{json:#}\n{log}");
+                sleep(Duration::from_millis(300));
+            }
+            let mut left = Vec::new();
+            if is_set_back {
+                left.push(world.set_back_to(&early, None));
+                world.put_many("/new/", 5, 10);
+                world.put("/lock", "B");
+                assert_eq!(world.delete("/lock"), saved);
+            }
+            world.put_many("/after/", 5, 10);
+            let ended = world.delta(&[]);
+            let expected = if is_set_back { "Unverifiable" } else { "" };
+            assert_eq!(why(&ended), expected, "{}", ended.json);
+            assert_eq!(ended.json["timeline_began"], is_set_back, "{}", ended.json);
+            world.put_many("/after/", 9, 10);
+            let ended = world.delta(&[]);
+            assert_eq!(why(&ended), "", "{}", ended.json);
+            check(world, &left.iter().collect::<Vec<_>>());
+        });
+    }
+}

@@ -112,7 +112,7 @@ pub fn same_history(
     if let Some(cause) = &backup.broken {
         return Ok(Err(cause.message.clone()));
     }
-    let known = match saver.known()? {
+    let known = match saver.known(cluster)? {
         Ok(known) => known,
         Err(cause) => return Ok(Err(cause.message)),
     };
@@ -170,7 +170,7 @@ fn common_history(
     if cluster.revision < last.0 {
         return Ok(Err(cluster_behind(last, cluster.revision)));
     }
-    let unknown = match saver.known() {
+    let unknown = match saver.known(cluster) {
         Ok(Ok(known)) => {
             let mut feed = saver.feed(cluster, known);
             return Ok(match feed.verify()? {
@@ -199,7 +199,7 @@ fn catch_up(
     cluster: &Cluster,
     options: DeltaOptions,
 ) -> Result<Option<FullCause>> {
-    let known = match saver.known()? {
+    let known = match saver.known(cluster)? {
         Ok(known) => known,
         Err(cause) => return Ok(Some(cause)),
     };

@@ -69,7 +69,7 @@ pub(super) fn compare_keys(
     last: i64,
     connector: &Connector,
     cluster: &Cluster,
-) -> Result<Verdict> {
+) -> Result<Compared> {
     let saved = &saved[..saved.len().min(MOST_KEYS)];
     let keys: Vec<Vec<u8>> = saved.iter().map(|s| s.key.clone()).collect();
     let live = cluster.key_revisions(connector, &keys)?.into_iter();
@@ -79,11 +79,5 @@ pub(super) fn compare_keys(
             digest: None,
         })
     });
-    Ok(match recent_keys::compare(saved, live, last) {
-        Compared::Same | Compared::Possible => Verdict::Same,
-        Compared::Differs(difference) => Verdict::Differs(difference),
-        Compared::Nothing => Verdict::Unknown(format!(
-            "etcd has compacted revision {last}, at which the store ends, and has none of the keys that the store changed last"
-        )),
-    })
+    Ok(recent_keys::compare(saved, live, last))
 }

@@ -62,15 +62,8 @@ fn read_newest(ctx: &Context, backup: &BackupState) -> Result<LastSaved> {
         (None, Kind::Full) => {
             let (db, base) = ctx.full(holder)?;
             let at = ctx.at(holder);
-            let known = known_of_full(&db, &base, last).map_err(&at)?;
-            // Revision 1 is the same in each etcd.
-            if !known.position().has_changes() && last > Revision(1) {
-                return Err(at(Reason::OutOfRange.error(format!(
-                    "the full snapshot was compacted, so it no longer holds what revision {last} changed"
-                ))));
-            }
             return Ok(LastSaved {
-                known,
+                known: known_of_full(&db, &base, last).map_err(&at)?,
                 keys: recent_keys_of_full(&db, last).map_err(at)?,
             });
         }
@@ -201,6 +194,10 @@ pub(super) fn known_of_full<R: ReadAt>(
         let record = RecordKey::decode(e.key)?;
         if record.main > last {
             break;
+        }
+        // Some versions of etcd keep deletions at the compacted revision.
+        if record.tombstone && record.main == base.compact_revision {
+            continue;
         }
         let change = change_of(record, &KeyValue::decode(e.value)?);
         recent.change(record.main, change, db.limits())?;

@@ -174,27 +174,36 @@ pub(super) fn recent_keys_of_full<R: ReadAt>(
 pub(super) enum Compared {
     /// No key could be compared.
     Nothing,
-    /// The keys that could be compared have changed since, and can be of one history.
+    /// The keys that could be compared can be of one history, and none proves it.
     Possible,
-    /// Keys that have not changed since are the same, and the others can be of one history.
+    /// The newest key that was not changed since is the same, and the others can be of one history.
     Same,
     /// This key is of another history.
     Differs(String),
 }
 
-/// Compares saved keys with those of a cluster, in the same order.
+/// Compares saved keys, the newest first, with those of a cluster in the same order.
+///
+/// Old keys are the same in two histories that parted later. So a key that is the same proves something only if all
+/// newer ones were changed since: a key that the cluster lacks may be of another history.
 pub(super) fn compare(
     saved: &[SavedKey],
     live: impl Iterator<Item = Option<LiveKey>>,
     last: i64,
 ) -> Compared {
     let mut compared = Compared::Nothing;
+    // Whether all newer keys were changed since.
+    let mut is_open = true;
     for (saved, live) in saved.iter().zip(live) {
         match saved.compare(live, last) {
-            KeyComparison::Nothing => {}
-            KeyComparison::Same => compared = Compared::Same,
-            KeyComparison::Possible if compared == Compared::Same => {}
-            KeyComparison::Possible => compared = Compared::Possible,
+            // A deleted key is not there in either.
+            KeyComparison::Nothing => is_open &= saved.revisions.is_none(),
+            KeyComparison::Same if is_open => compared = Compared::Same,
+            KeyComparison::Same | KeyComparison::Possible => {
+                if compared == Compared::Nothing {
+                    compared = Compared::Possible;
+                }
+            }
             KeyComparison::Differs => {
                 let describe = |r: Option<KeyRevisions>| match r {
                     Some(r) => format!("version {}, created at revision {}", r.version, r.create),
@@ -315,6 +324,41 @@ mod tests {
             };
             assert_eq!(saved.compare(Some(live), last), expected);
         }
+    }
+
+    #[test]
+    fn an_old_key_proves_nothing_if_the_cluster_lacks_a_newer_one() {
+        let saved = [key(50, 99, 2), key(60, 90, 1), key(10, 20, 1)];
+        let saved = saved.map(|revisions| SavedKey {
+            key: b"k".to_vec(),
+            revisions,
+            digest: [0; 32],
+        });
+        let same = key(60, 90, 1);
+        let changed = key(50, 120, 3);
+        for (live, expected) in [
+            ([changed, same, None], Compared::Same),
+            ([changed, None, key(10, 20, 1)], Compared::Possible),
+            ([None, same, key(10, 20, 1)], Compared::Possible),
+            ([changed, key(60, 120, 2), key(10, 20, 1)], Compared::Same),
+            ([None, None, None], Compared::Nothing),
+        ] {
+            let keys = live.map(|live| {
+                live.map(|revisions| LiveKey {
+                    revisions,
+                    digest: None,
+                })
+            });
+            assert_eq!(compare(&saved, keys.into_iter(), 100), expected, "{live:?}");
+        }
+        let differs = [changed, key(61, 120, 2), None].map(|live| {
+            live.map(|revisions| LiveKey {
+                revisions,
+                digest: None,
+            })
+        });
+        let compared = compare(&saved, differs.into_iter(), 100);
+        assert!(matches!(compared, Compared::Differs(_)), "{compared:?}");
     }
 
     #[test]

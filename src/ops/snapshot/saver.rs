@@ -24,7 +24,6 @@ use crate::base::plural::count;
 use crate::base::shorten;
 use crate::error::{Error, Reason, Result};
 use crate::etcd::cluster::Cluster;
-use crate::etcd::connect::Connector;
 use crate::etcd::feed::{Ended, Feed, Known, RaftProgress};
 use crate::fold::publish::refuse_plaintext;
 use crate::kubernetes::{Behind, LeaseState};
@@ -304,11 +303,11 @@ impl<'a> Saver<'a> {
         }
     }
 
-    /// Returns the last saved transactions, after which deltas continue, or why a full is needed.
+    /// Returns what the store holds at its end, or why a full is needed.
     ///
     /// # Errors
     /// Fails as [`last_saved::read`].
-    pub(super) fn known(&mut self) -> Result<Result<Known, FullCause>> {
+    fn last_saved(&mut self) -> Result<Result<&LastSaved, FullCause>> {
         if self.last_saved.is_none() {
             let Some(Ok(backup)) = &self.backup else {
                 return Err(Error::internal("a delta needs a snapshot before it"));
@@ -319,10 +318,34 @@ impl<'a> Saver<'a> {
             }
         }
         let last_saved = self.last_saved.as_ref();
-        let known = last_saved.map(|last| last.known.clone());
-        known
-            .map(Ok)
-            .ok_or_else(|| Error::internal("the last saved changes are gone"))
+        let gone = || Error::internal("the last saved changes are gone");
+        last_saved.map(Ok).ok_or_else(gone)
+    }
+
+    /// Returns the last saved transactions, after which deltas continue, or why a full is needed. If a compaction left
+    /// none of them, the keys of the cluster must prove that it continues.
+    ///
+    /// # Errors
+    /// Fails as [`last_saved::read`], and with the errors of etcd connections.
+    pub(super) fn known(&mut self, cluster: &Cluster) -> Result<Result<Known, FullCause>> {
+        let known = match self.last_saved()? {
+            Ok(last_saved) => last_saved.known.clone(),
+            Err(cause) => return Ok(Err(cause)),
+        };
+        let last = known.position().revision;
+        // Revision 1 is the same in each etcd.
+        if known.position().has_changes() || last <= 1 || cluster.revision < last {
+            return Ok(Ok(known));
+        }
+        Ok(match self.compare_keys(cluster)? {
+            Compared::Same => Ok(known),
+            _ => Err(FullCause::new(
+                FullReason::Unverifiable,
+                format!(
+                    "the snapshots were compacted, so they no longer hold what revision {last} changed"
+                ),
+            )),
+        })
     }
 
     /// Compares the members for the deltas and the full of this run.
@@ -428,7 +451,7 @@ impl<'a> Saver<'a> {
         let Some(backup) = self.backup.clone() else {
             return Ok(());
         };
-        let (store, settings) = (&self.ctx.store, self.settings);
+        let store = &self.ctx.store;
         let verdict = match self.last {
             Some(last) => {
                 let last_changes = || self.compare_last_changes(cluster);
@@ -437,7 +460,14 @@ impl<'a> Saver<'a> {
             None => Verdict::Unknown("no snapshot can be used".to_owned()),
         };
         let verdict = match verdict {
-            Verdict::Compacted => self.compare_keys(cluster, &settings.connector)?,
+            Verdict::Compacted => match self.compare_keys(cluster)? {
+                Compared::Same | Compared::Possible => Verdict::Same,
+                Compared::Differs(difference) => Verdict::Differs(difference),
+                Compared::Nothing => Verdict::Unknown(
+                    "etcd has compacted what was saved last, and has none of the keys that were changed last"
+                        .to_owned(),
+                ),
+            },
             verdict => verdict,
         };
         match verdict {
@@ -460,20 +490,20 @@ impl<'a> Saver<'a> {
     }
 
     /// Compares the last saved keys with those of the cluster.
-    fn compare_keys(&mut self, cluster: &Cluster, connector: &Connector) -> Result<Verdict> {
+    fn compare_keys(&mut self, cluster: &Cluster) -> Result<Compared> {
         let last = self.last.unwrap_or_default().0;
         let keys = match &self.last_saved {
             Some(last_saved) => &last_saved.keys,
-            None => return Ok(Verdict::Unknown("nothing was read".to_owned())),
+            None => return Ok(Compared::Nothing),
         };
-        first_write::compare_keys(keys, last, connector, cluster)
+        first_write::compare_keys(keys, last, &self.settings.connector, cluster)
     }
 
     /// Compares the last saved changes. Returns `None` if etcd has compacted that revision, or if
     /// the store holds no change of it any more.
     fn compare_last_changes(&mut self, cluster: &Cluster) -> Result<Option<Verdict>> {
-        let known = match self.known()? {
-            Ok(known) if known.position().has_changes() => known,
+        let known = match self.last_saved()? {
+            Ok(last) if last.known.position().has_changes() => last.known.clone(),
             Ok(_) => return Ok(None),
             Err(cause) => return Ok(Some(Verdict::Unknown(cause.message))),
         };
@@ -636,23 +666,20 @@ impl<'a> Saver<'a> {
                 )));
             }
         };
-        match self.known() {
-            Ok(Ok(_)) => {}
+        let keys = match self.last_saved() {
+            Ok(Ok(last_saved)) => last_saved.keys.as_slice(),
             Ok(Err(cause)) => return Ok(Err(cause.message)),
             // Who can only encrypt takes fulls alone: a warning says that their history was not compared.
             Err(e) if e.reason() == Reason::CannotDecrypt => return Ok(Ok(())),
             Err(e) => return Err(e),
-        }
-        let keys = self.last_saved.as_ref().map(|last| last.keys.as_slice());
-        Ok(
-            match new_full.compare_keys(keys.unwrap_or_default(), last)? {
-                Compared::Same => Ok(()),
-                Compared::Differs(why) => Err(why),
-                Compared::Nothing | Compared::Possible => Err(format!(
-                    "the cluster has compacted revision {last}, and none of the changes that were saved last is left, so whether it has the history of the store is unknown"
-                )),
-            },
-        )
+        };
+        Ok(match new_full.compare_keys(keys, last)? {
+            Compared::Same => Ok(()),
+            Compared::Differs(why) => Err(why),
+            Compared::Nothing | Compared::Possible => Err(format!(
+                "the cluster has compacted revision {last}, and none of the changes that were saved last is left, so whether it has the history of the store is unknown"
+            )),
+        })
     }
 
     /// Returns the last revision that is the same in the last saved changes and in those of a full, if it is known.
@@ -660,8 +687,8 @@ impl<'a> Saver<'a> {
         if !matches!(self.backup, Some(Ok(_))) {
             return Ok(None);
         }
-        let saved = match self.known() {
-            Ok(Ok(saved)) => saved,
+        let saved = match self.last_saved() {
+            Ok(Ok(saved)) => &saved.known,
             Ok(Err(_)) => return Ok(None),
             Err(e) if e.reason() == Reason::CannotDecrypt => return Ok(None),
             Err(e) => return Err(e),

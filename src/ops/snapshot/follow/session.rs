@@ -115,7 +115,7 @@ impl<'s, 'a> Session<'s, 'a> {
         self.follower.cluster = self.saver.cluster().cloned();
         let known = match self.saver.full_needed(cluster.revision) {
             Some(cause) => Err(cause),
-            None => self.saver.known()?,
+            None => self.saver.known(&cluster)?,
         };
         self.follower.reporter.metrics.lock_held(true);
         self.report_proof();
