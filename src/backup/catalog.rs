@@ -6,6 +6,7 @@
 
 use crate::backup::name::SnapshotName;
 use crate::mvcc::Revision;
+use chrono::{DateTime, Utc};
 use std::collections::HashSet;
 
 /// The folder of the current layout.
@@ -81,6 +82,21 @@ impl Wall {
     /// Returns whether this is the record of a full. A copy may have another compression, or be encrypted.
     pub fn is_of(&self, full: &SnapshotName) -> bool {
         full.is_full() && (full.created, full.last) == (self.second, self.revision)
+    }
+
+    /// Returns where it stands as a time.
+    pub fn at(&self) -> DateTime<Utc> {
+        DateTime::from_timestamp(self.second, 0).unwrap_or_default()
+    }
+
+    /// Returns the first wall after a second. The walls are in order of time.
+    pub fn first_after(walls: &[Wall], second: i64) -> Option<&Wall> {
+        walls.get(walls.partition_point(|wall| wall.second <= second))
+    }
+
+    /// Returns the time for a name that must lie before a wall, if there is one.
+    pub fn name_before(wall: Option<&Wall>, created: i64) -> i64 {
+        wall.map_or(created, |wall| created.min(wall.second - 1))
     }
 
     /// Returns the ID of the timeline that begins here.

@@ -78,14 +78,7 @@ impl Transaction {
 
     /// Returns a fingerprint that differs from that of any other transaction of the same revision.
     pub fn fingerprint(&self) -> Fingerprint {
-        let mut hash = Sha256::new();
-        for change in &self.changes {
-            hash.update(change.digest());
-        }
-        Fingerprint {
-            changes: self.changes.len(),
-            hash: hash.finalize().into(),
-        }
+        Fingerprint::of(self.changes.iter().map(KeyChange::digest))
     }
 }
 
@@ -94,6 +87,21 @@ impl Transaction {
 pub struct Fingerprint {
     changes: usize,
     hash: [u8; 32],
+}
+
+impl Fingerprint {
+    /// Returns the fingerprint of a transaction with changes of these digests.
+    pub fn of(digests: impl Iterator<Item = [u8; 32]>) -> Self {
+        let (mut changes, mut hash) = (0, Sha256::new());
+        for digest in digests {
+            changes += 1;
+            hash.update(digest);
+        }
+        Fingerprint {
+            changes,
+            hash: hash.finalize().into(),
+        }
+    }
 }
 
 /// A position in the history: everything up to `revision` is known.
@@ -128,7 +136,7 @@ pub struct Known {
     last: VecDeque<Position>,
     /// The number of their changes.
     changes: usize,
-    /// The revision of the transaction of which only the puts are known: a compaction removed its deletions.
+    /// The revision of a transaction that is known without its deletions, because a compaction removed them.
     without_deletions: Option<i64>,
 }
 
@@ -304,14 +312,8 @@ pub struct Feed {
 }
 
 impl Feed {
-    /// Creates a feed of the changes after the known ones. The members at `endpoints` are tried in turn. `raft` is
-    /// the progress of the cluster's log that was seen before.
-    pub fn new(
-        connector: Connector,
-        endpoints: Vec<String>,
-        known: Known,
-        raft: Option<RaftProgress>,
-    ) -> Self {
+    /// Creates a feed of the changes after the known ones. The members at `endpoints` are tried in turn.
+    pub fn new(connector: Connector, endpoints: Vec<String>, known: Known) -> Self {
         Feed {
             connector,
             endpoints,
@@ -319,7 +321,7 @@ impl Feed {
             current: known.position().revision,
             known,
             compacted: 0,
-            raft,
+            raft: None,
             differing: HashSet::new(),
             watch: None,
             partial: Transaction::default(),
@@ -332,6 +334,12 @@ impl Feed {
     /// Makes the feed fail if an endpoint suddenly belongs to another cluster than this one.
     pub fn of_cluster(mut self, cluster_id: u64) -> Self {
         self.cluster_id = Some(cluster_id);
+        self
+    }
+
+    /// Makes the feed end if the cluster's raft log is shorter than it was before.
+    pub fn after(mut self, raft: Option<RaftProgress>) -> Self {
+        self.raft = raft;
         self
     }
 
@@ -572,7 +580,7 @@ impl Feed {
     }
 
     /// Compares the first transactions of a watch with the known ones, and returns the later ones.
-    fn complete(&mut self, transaction: Transaction) -> Option<Next> {
+    fn complete(&mut self, mut transaction: Transaction) -> Option<Next> {
         let watch = self.watch.as_mut()?;
         if let Some(nth) = watch.next_known {
             let known = self.known.last.get(nth).copied()?;
@@ -580,14 +588,14 @@ impl Feed {
                 return None;
             }
             let is_at_known = transaction.revision == known.revision;
-            let mut compared = Transaction::default();
-            if is_at_known {
-                compared = transaction.clone();
-                if self.known.without_deletions == Some(known.revision) {
-                    compared.changes.retain(|change| !change.delete);
-                }
+            if is_at_known && self.known.without_deletions == Some(known.revision) {
+                transaction.changes.retain(|change| !change.delete);
             }
-            if compared.fingerprint() != known.fingerprint {
+            let received = match is_at_known {
+                true => transaction.fingerprint(),
+                false => Transaction::default().fingerprint(),
+            };
+            if received != known.fingerprint {
                 let ended = match watch.is_compacted {
                     true if watch.is_set_back => Ended::SetBack { same_up_to: None },
                     true => Ended::Compacted {

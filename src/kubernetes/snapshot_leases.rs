@@ -139,7 +139,7 @@ fn lease_targets(state: &LeaseState) -> Vec<(&'static str, LeaseTarget)> {
     if let Some(full) = &state.full {
         let mut target = LeaseTarget::new(full, state.full_is_new, state.timeline_began);
         if state.timeline_began {
-            let began = full.at.to_rfc3339_opts(SecondsFormat::Secs, true);
+            let began = target.annotations[LAST_TIME].clone();
             target.annotations.insert(TIMELINE_BEGAN, began);
         }
         targets.push((FULL_SUFFIX, target));

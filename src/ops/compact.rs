@@ -5,6 +5,7 @@
 //! it, verify, complete the upload, which names it. Deletes nothing: `gc` removes what the new full supersedes, and
 //! the uploads of killed runs.
 
+use crate::backup::catalog::Wall;
 use crate::backup::codec::{self, CompressionChoice};
 use crate::backup::frame::FrameWriter;
 use crate::backup::{Compression, Kind, SnapshotName};
@@ -215,11 +216,8 @@ impl Compaction<'_> {
     fn time_of_name(&self, source: &Source) -> Result<i64> {
         let newest = newest_input_time(source);
         let walls = timeline_records::list(&self.ctx.store)?;
-        let next = walls
-            .iter()
-            .map(|wall| wall.second)
-            .find(|&second| second > newest);
-        Ok(next.map_or(newest + 1, |second| (second - 1).min(newest + 1)))
+        let next = Wall::first_after(&walls, newest);
+        Ok(Wall::name_before(next, newest + 1))
     }
 
     /// Returns the report if no snapshot is newer than the base.

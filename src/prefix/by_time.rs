@@ -4,10 +4,12 @@
 
 use super::moment::{self, EventVisitor, Moment};
 use super::open::read_snapshot::SnapshotReader;
-use super::select::{DeltaSlice, all_delta_slices, utc};
+use super::select::{DeltaSlice, all_delta_slices};
 use crate::backup::SnapshotName;
+use crate::backup::catalog::Wall;
 use crate::backup::chain::{self, RevisionRange};
 use crate::backup::timeline::Timeline;
+use crate::base::time::rfc3339;
 use crate::error::{Reason, Result};
 use crate::mvcc::Revision;
 use crate::prefix::scan::Scan;
@@ -146,9 +148,9 @@ fn revision_of(
                 };
                 Reason::OutOfRange.error(format!(
                     "{} is before the oldest state of timeline {}, which is {oldest} of {} ({remedy}), or choose a later --time",
-                    utc(time),
+                    rfc3339(time),
                     timeline.id,
-                    utc(oldest.created_at())
+                    rfc3339(oldest.created_at())
                 ))
             }
         });
@@ -161,7 +163,7 @@ fn revision_of(
             let warning = format!(
                 "revisions {} have no times: they are from the history of {full}, and count as later than {}",
                 chain::show_ranges(&gaps),
-                utc(time),
+                rfc3339(time),
             );
             return Ok((revision, Some(warning)));
         }
@@ -171,7 +173,7 @@ fn revision_of(
         };
         return Err(Reason::RevisionGap.error(format!(
             "the revision at {} is not certain: it is {revision}, or one of the revisions {}, which no snapshot holds ({cause}); choose a --revision, or another --time",
-            utc(time),
+            rfc3339(time),
             chain::show_ranges(&gaps)
         )));
     }
@@ -179,8 +181,8 @@ fn revision_of(
     let warning = newest.map(|newest| {
         format!(
             "{} is after the newest snapshot, {newest} of {}: changes between the two are not in this backup, and revision {revision} is used",
-            utc(time),
-            utc(newest.created_at()),
+            rfc3339(time),
+            rfc3339(newest.created_at()),
         )
     });
     Ok((revision, warning))
@@ -222,28 +224,24 @@ pub(crate) fn refuse_uncovered(
     let Some(newest) = newest_if_uncovered(scan, timeline, time) else {
         return Ok(());
     };
-    let later = scan.catalog.walls.iter();
-    let later = later.filter(|w| w.second > time.timestamp());
-    let next = later.map(|w| w.second).min().and_then(|second| {
-        let mut fulls = scan
-            .catalog
-            .usable()
-            .map(|i| &scan.catalog.snapshots[i].name);
-        fulls.find(|n| n.is_full() && n.created >= second)
+    let catalog = &scan.catalog;
+    let next = Wall::first_after(&catalog.walls, time.timestamp()).and_then(|wall| {
+        let mut names = catalog.usable().map(|i| &catalog.snapshots[i].name);
+        names.find(|n| n.is_full() && n.created >= wall.second)
     });
     let message = match next {
         // Between the two, etcd was set back, and nothing says when.
         Some(next) => format!(
             "no history covers {}: timeline {} is known up to {}, when {newest} was saved, and the next history from {} on, when {next} was; choose a time that one of them covers, or give --or-newest for the earlier state",
-            utc(time),
+            rfc3339(time),
             timeline.id,
-            utc(newest.created_at()),
-            utc(next.created_at()),
+            rfc3339(newest.created_at()),
+            rfc3339(next.created_at()),
         ),
         None => format!(
             "{} is after the newest moment that the backup is known to cover: {}, when {newest} was saved; choose that time or an earlier one, or give --or-newest for the newest state",
-            utc(time),
-            utc(newest.created_at()),
+            rfc3339(time),
+            rfc3339(newest.created_at()),
         ),
     };
     Err(Reason::OutOfRange.error(message))

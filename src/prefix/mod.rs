@@ -7,7 +7,8 @@
 //! - `scan`, `contents`, `tags`: the names below the prefix, what the snapshots hold, which are excluded
 //! - `identity`: which cluster's backup it is
 //! - `plain_files`: a file, or a folder of files, instead of a prefix
-//! - `side_objects`, `timeline_records`: the names of what lies beside the snapshots; where a history begins
+//! - `side_objects`: the names of what lies beside the snapshots
+//! - `timeline_records`: the records that another history begins
 //! - `restorable`: the ranges of revisions that can be restored
 //! - `select`, `by_time`, `moment`: from a revision or a time to a base and deltas
 //! - `open`: the selected full as a database file, the deltas as streams

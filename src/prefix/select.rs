@@ -3,17 +3,17 @@
 //! The choice uses a scan and the fulls that were read; nothing is read here. `open` selects
 //! again if the content of a full goes beyond its name.
 
-use crate::backup::catalog::Wall;
 use crate::backup::chain::{self, Chain, Choice, KnownBases};
 use crate::backup::timeline::Timeline;
 use crate::backup::{Catalog, Snapshot};
+use crate::base::time::rfc3339;
 use crate::base::{flag_values, shorten};
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::{Base, Revision};
 use crate::prefix::scan::{Scan, TAGS_UNREADABLE};
 use crate::prefix::tags::{TagScope, deciding_in_chain};
 use crate::prefix::{Context, warn};
-use chrono::{DateTime, SecondsFormat, Utc};
+use chrono::{DateTime, Utc};
 
 /// A point in a history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -71,21 +71,18 @@ impl DeltaSlice {
     }
 }
 
-/// Chooses the timeline of a request, the one that was live at the requested time, or the newest one. Returns it
-/// with warnings.
+/// Chooses the timeline of a request: that of an ID, the one that was live at the requested time, or the newest one.
 ///
 /// # Errors
 /// `NoSuchTimeline`; `InterleavedTimelines`; `Untrusted`; the error of a damaged snapshot if the newest
 /// timeline is not known without it.
-pub(crate) fn choose_timeline<'a>(
+pub(crate) fn timeline_of<'a>(
     ctx: &Context,
     scan: &'a Scan,
     request: &Request,
-) -> Result<(&'a Timeline, Vec<String>)> {
+) -> Result<&'a Timeline> {
     scan.refuse_untrusted(ctx)?;
     let wanted = request.timeline.as_deref();
-    let mut warnings = Vec::new();
-    warn_about_scan(ctx, scan, &mut warnings);
     // Doubtful snapshots were read. A damaged one may be the one that shows a fork, or the newest.
     let mut unreadable = scan.contents.unreadable.iter();
     if let Some((_, e)) = unreadable.find(|(i, _)| scan.is_doubtful(**i))
@@ -102,13 +99,29 @@ pub(crate) fn choose_timeline<'a>(
         (None, Target::Time(time)) => scan.timelines.newest_at(catalog, time.timestamp()),
         (None, _) => scan.timelines.newest(catalog),
     };
-    let timeline = timeline.map_err(|e| scan.explain_untrusted(ctx, e))?;
-    if wanted.is_none() {
+    timeline.map_err(|e| scan.explain_untrusted(ctx, e))
+}
+
+/// Chooses a timeline as [`timeline_of`] does, and returns it with warnings.
+///
+/// # Errors
+/// As [`timeline_of`].
+pub(crate) fn choose_timeline<'a>(
+    ctx: &Context,
+    scan: &'a Scan,
+    request: &Request,
+) -> Result<(&'a Timeline, Vec<String>)> {
+    scan.refuse_untrusted(ctx)?;
+    let mut warnings = Vec::new();
+    warn_about_scan(ctx, scan, &mut warnings);
+    let timeline = timeline_of(ctx, scan, request)?;
+    let catalog = &scan.catalog;
+    if request.timeline.is_none() {
         for wall in scan.timelines.without_full(catalog) {
             let message = format!(
                 "{} says that another history begins, and no full snapshot of it was saved: snapshots from {} on are not used; --timeline {} reads across it",
                 wall.path,
-                utc(at(wall)),
+                rfc3339(wall.at()),
                 timeline.id
             );
             warn(&mut warnings, message);
@@ -120,15 +133,6 @@ pub(crate) fn choose_timeline<'a>(
     Ok((timeline, warnings))
 }
 
-fn at(wall: &Wall) -> DateTime<Utc> {
-    DateTime::from_timestamp(wall.second, 0).unwrap_or_default()
-}
-
-/// A time in messages.
-pub(crate) fn utc(time: DateTime<Utc>) -> String {
-    time.to_rfc3339_opts(SecondsFormat::AutoSi, true)
-}
-
 /// Returns a warning if there are timelines besides the chosen one: which, and since when they differ.
 fn other_timelines(scan: &Scan, chosen: &Timeline, target: Target) -> Option<String> {
     let all = &scan.timelines.all;
@@ -137,7 +141,7 @@ fn other_timelines(scan: &Scan, chosen: &Timeline, target: Target) -> Option<Str
     }
     let since = match (chosen.forked_at(), &chosen.wall) {
         (Some(revision), _) => format!("it differs from revision {revision} on"),
-        (None, Some(wall)) => format!("it began by {}", utc(at(wall))),
+        (None, Some(wall)) => format!("it began by {}", rfc3339(wall.at())),
         (None, None) => "the first one".to_owned(),
     };
     let role = match target {

@@ -413,12 +413,8 @@ fn a_watch_that_never_tells_what_it_should() {
             revision: world.revision(),
             changes: vec![KeyChange::default()],
         };
-        let mut feed = Feed::new(
-            way,
-            world.endpoints(),
-            Known::new(Position::after(&known)),
-            None,
-        );
+        let known = Known::new(Position::after(&known));
+        let mut feed = Feed::new(way, world.endpoints(), known);
         let e = feed.verify().unwrap_err();
         assert_eq!(e.reason(), Reason::EtcdUnreachable, "{e}");
         assert!(e.to_string().contains("nothing came after 1"), "{e}");

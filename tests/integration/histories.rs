@@ -3,6 +3,7 @@
 
 use crate::support::etcd::{EtcdVersion, Signal};
 use crate::support::follower::QUICK;
+use crate::support::gc_history::NEWEST_FULL;
 use crate::support::recorded_etcd::{RecordedEtcd, with_etcd};
 use crate::support::restorable::Checked;
 use crate::support::truth::Truth;
@@ -188,7 +189,7 @@ fn two_restores_in_a_row() {
                 assert_eq!(ended.json["timeline_began"], false, "{}", ended.json);
             }
             check_and_compact(world, &[&a, &b]);
-            // A revision below the point where a history left another one is read there.
+            // The older revisions are those of the history that was left.
             let data = world.folder().join("path");
             let (code, json, log) = run(
                 world,
@@ -420,15 +421,7 @@ fn a_compacted_full_that_ends_with_a_deletion() {
             world.delta(&[]);
             let (code, json, log) = run(world, &["compact"]);
             assert_eq!(code, 0, "{json:#}\n{log}");
-            let limit = [
-                "--policy",
-                "limit",
-                "--limit",
-                "1",
-                "--restorable-window",
-                "0s",
-            ];
-            let gc = [&["gc", "--apply", "--allow-shrink"], &limit[..]].concat();
+            let gc = [&["gc", "--apply"], &NEWEST_FULL[..]].concat();
             // gc keeps what has a time in the future.
             while world.prefix.names().len() > 1 {
                 let (code, json, log) = run(world, &gc);

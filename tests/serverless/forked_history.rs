@@ -1,6 +1,7 @@
 //! Histories that fork: a restore to an older revision, or two clusters on one prefix.
 
 use crate::support::expected;
+use crate::support::gc_history::NEWEST_FULL;
 use crate::support::made_backups::{BASE, Bucket, LAST, T0, alter, revision};
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -334,16 +335,8 @@ fn a_writer_of_contradicting_deltas_stops_no_restore_and_makes_gc_remove_nothing
     let newest = format!("v2/Incr-00001499-00001501-{}.gz", T0 + 20 + 51);
     assert!(left_out.iter().all(|path| path.as_str() < Some(&newest)));
 
-    let all = [
-        "--policy",
-        "limit",
-        "--limit",
-        "1",
-        "--restorable-window",
-        "0s",
-        "--apply",
-    ];
-    let (code, result, stderr) = b.run("gc", &[&all[..], &["--allow-shrink"]].concat());
+    let all = [&["--apply"], &NEWEST_FULL[..]].concat();
+    let (code, result, stderr) = b.run("gc", &all);
     assert_eq!(code, 0, "{result:#} {stderr}");
     assert_eq!(b.names(), names);
     let restored = b.compact(&["--timeline", "main"]);

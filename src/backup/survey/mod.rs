@@ -69,6 +69,22 @@ pub struct Comparison {
     pub agreed: Option<Revision>,
 }
 
+impl Comparison {
+    /// Adds a comparison with a snapshot of which the revisions up to `until` count.
+    pub fn add(&mut self, with: Comparison, until: Revision) {
+        let conflicts = [self.conflict, with.conflict.filter(|&r| r <= until)];
+        self.conflict = conflicts.into_iter().flatten().min();
+        self.agreed = self.agreed.max(with.agreed.map(|r| r.min(until)));
+    }
+
+    /// Returns the newest revision below the conflict at which both hold the same change.
+    pub fn common(&self) -> Option<Revision> {
+        let before = self.conflict.map(Revision::previous);
+        self.agreed
+            .map(|agreed| before.map_or(agreed, |before| agreed.min(before)))
+    }
+}
+
 /// Whether the events of a delta follow the state at the end of another snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Continuity {

@@ -78,7 +78,7 @@ pub(super) struct Builder<'a> {
     held: Vec<Option<Held>>,
     pub(super) timelines: Vec<GrowingTimeline>,
     /// The number of the last fork.
-    pub(super) forks: usize,
+    forks: usize,
     left_out: Vec<usize>,
 }
 
@@ -91,6 +91,7 @@ impl<'a> Builder<'a> {
         let all = 0..catalog.snapshots.len();
         let held: Vec<Option<Held>> = all.map(|i| evidence.held(i)).collect();
         let first = |h: &Option<Held>| h.map_or(Revision(0), |h| h.first);
+        let forks = root.lineage.last().map_or(0, |fork| fork.0);
         let root = GrowingTimeline {
             timeline: root,
             last: None,
@@ -103,7 +104,7 @@ impl<'a> Builder<'a> {
             evidence,
             held,
             timelines: vec![root],
-            forks: 0,
+            forks,
             left_out: Vec::new(),
         }
     }
@@ -165,9 +166,8 @@ impl<'a> Builder<'a> {
                 .value(self.catalog, self.evidence)
         };
         if let Some(t) = (1..self.timelines.len()).min_by_key(value) {
-            let left_out = self.timelines.remove(t).timeline.members.into_iter();
-            self.left_out
-                .extend(left_out.filter(|m| m.own).map(|m| m.snapshot));
+            let removed = self.timelines.remove(t).timeline;
+            self.left_out.extend(removed.own());
         }
     }
 
@@ -246,10 +246,15 @@ impl<'a> Builder<'a> {
             Some(_) => own.conflict,
             None => lower_of(own.conflict, shared.conflict),
         };
-        let agreed = own.agreed.max(shared.agreed);
+        let together = Comparison {
+            conflict,
+            agreed: own.agreed.max(shared.agreed),
+        };
         let name = &self.catalog.snapshots[snapshot].name;
         let placement = match (conflict, forked_at) {
-            (Some(_), _) if !name.is_full() && agreed >= Some(name.start) => Placement::Begin,
+            (Some(_), _) if !name.is_full() && together.agreed >= Some(name.start) => {
+                Placement::Begin
+            }
             (Some(r), _) => Placement::Fork(r),
             (None, Some(r)) => Placement::JoinForkedAt(r),
             (None, None) => Placement::Join,
@@ -261,7 +266,7 @@ impl<'a> Builder<'a> {
         };
         let fit = Fit {
             is_next: !name.is_full() && connected && conflict.is_none(),
-            agreed: agreed.map(|a| conflict.map_or(a, |c| a.min(c.previous()))),
+            agreed: together.common(),
             connected,
             joins: conflict.is_none(),
             confirmed,
@@ -300,8 +305,7 @@ impl<'a> Builder<'a> {
                     None => self.evidence.compare(m.snapshot, snapshot)?,
                 };
                 known.comparisons.insert(m.snapshot, c);
-                result.conflict = lower_of(result.conflict, c.conflict.filter(|&r| r <= m.until));
-                result.agreed = result.agreed.max(c.agreed.map(|r| r.min(m.until)));
+                result.add(c, m.until);
             }
         }
         Ok(compared)

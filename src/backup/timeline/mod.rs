@@ -169,11 +169,16 @@ impl Timeline {
         }
     }
 
+    /// Returns the snapshots that were placed here and are not shared from another timeline, in order.
+    fn own(&self) -> impl DoubleEndedIterator<Item = usize> + Clone + '_ {
+        let own = self.members.iter().filter(|m| m.own);
+        own.map(|m| m.snapshot)
+    }
+
     /// How much it is worth to be told apart, if there are too many timelines.
     fn value(&self, catalog: &Catalog, evidence: &dyn Evidence) -> (bool, Option<usize>) {
-        let own = self.members.iter().filter(|m| m.own).map(|m| m.snapshot);
         let is_full = |i: usize| catalog.snapshots[i].name.is_full() && evidence.was_read(i);
-        (own.clone().any(is_full), own.max())
+        (self.own().any(is_full), self.own().next_back())
     }
 
     /// Returns the newest revision of all members: by content if it was read, otherwise by name.
@@ -198,14 +203,13 @@ impl Timeline {
     /// Returns when the first own snapshot was created, in seconds since 1970; `None` for a timeline that did
     /// not fork off another one.
     pub fn began(&self, catalog: &Catalog) -> Option<i64> {
-        let own = self.members.iter().filter(|m| m.own);
-        let created = own.map(|m| catalog.snapshots[m.snapshot].name.created);
+        let created = self.own().map(|i| catalog.snapshots[i].name.created);
         self.lineage.last().and(created.min())
     }
 
     /// Returns the first and the last own snapshot.
     pub fn own_ends(&self) -> Vec<usize> {
-        let mut own = self.members.iter().filter(|m| m.own).map(|m| m.snapshot);
+        let mut own = self.own();
         let first = own.next();
         first.into_iter().chain(own.next_back()).collect()
     }
@@ -219,8 +223,7 @@ impl Timeline {
 
     /// Returns whether it holds a full that can be its base.
     fn has_full(&self, catalog: &Catalog) -> bool {
-        let mut own = self.members.iter().filter(|m| m.own);
-        own.any(|m| catalog.snapshots[m.snapshot].name.is_full())
+        self.own().any(|i| catalog.snapshots[i].name.is_full())
     }
 }
 
@@ -311,7 +314,6 @@ impl Timelines {
         for (nth, (wall, part)) in parts.into_iter().enumerate() {
             let root = Timeline::root(nth, wall);
             let mut builder = Builder::new(catalog, evidence, root);
-            builder.forks = nth * FORKS_OF_A_PART;
             for snapshot in part {
                 if !evidence.is_unreadable(snapshot) {
                     builder.place(snapshot)?;
@@ -334,9 +336,8 @@ impl Timelines {
             let Some(least) = (1..self.all.len()).min_by_key(value) else {
                 return;
             };
-            let own = self.all.remove(least).members;
-            let own = own.iter().filter(|m| m.own).map(|m| m.snapshot);
-            self.left_out.extend(own);
+            let removed = self.all.remove(least);
+            self.left_out.extend(removed.own());
         }
         self.left_out.sort_unstable();
     }

@@ -1,10 +1,10 @@
-//! Joins the timelines on the two sides of a wall to a path: a revision below the point where a history left
-//! another one is read in the other one.
+//! Joins timelines across walls. A history that left another one shares the revisions up to that point with it.
 //!
-//! The point is known if contents were read: by names, timelines behind a wall share nothing with those before.
+//! The point is known if contents were read. By names, timelines behind a wall share nothing with those before it.
 
-use super::{Evidence, Timeline, TimelineMember, lower_of};
+use super::{Evidence, Timeline, TimelineMember};
 use crate::backup::catalog::Catalog;
+use crate::backup::survey::Comparison;
 use crate::backup::timeline::builder::cut_below;
 use crate::error::Result;
 use crate::mvcc::Revision;
@@ -42,23 +42,20 @@ fn parent(
     before: &[Timeline],
     t: &Timeline,
 ) -> Result<Option<(usize, Revision)>> {
-    let mut own = t.members.iter().filter(|m| m.own).map(|m| m.snapshot);
     let is_read = |&i: &usize| catalog.snapshots[i].name.is_full() && evidence.has_content(i);
-    let Some(full) = own.find(is_read) else {
+    let Some(full) = t.own().find(is_read) else {
         return Ok(None);
     };
     let mut found: Option<(usize, Revision)> = None;
     for (nth, earlier) in before.iter().enumerate() {
-        let (mut agreed, mut conflict) = (None, None);
+        let mut compared = Comparison::default();
         let read = earlier.members.iter();
         for m in read.filter(|m| evidence.has_content(m.snapshot)) {
             let c = evidence.compare(m.snapshot, full)?;
-            agreed = agreed.max(c.agreed.map(|r| r.min(m.until)));
-            conflict = lower_of(conflict, c.conflict.filter(|&r| r <= m.until));
+            compared.add(c, m.until);
         }
         // Beyond the newest change that both hold, nothing is known to be the same.
-        let common = agreed.map(|a: Revision| conflict.map_or(a, |c| a.min(c.previous())));
-        if let Some(left_at) = common.map(Revision::next)
+        if let Some(left_at) = compared.common().map(Revision::next)
             && found.is_none_or(|f| f.1 < left_at)
         {
             found = Some((nth, left_at));

@@ -357,7 +357,7 @@ fn of_many_walls_the_newest_count() {
     );
 }
 
-/// A backup of which all was read, although names leave no doubt.
+/// The evidence if all snapshots were read, also those whose names leave no doubt.
 struct AllRead<'b>(&'b LetterBackup);
 
 impl Evidence for AllRead<'_> {

@@ -12,8 +12,8 @@ use crate::controller::api::{
 use crate::controller::facts::leases::{LeaseFacts, SnapshotFact};
 use crate::controller::facts::{Facts, Neighbour, outcome};
 use crate::controller::jobs::{self, WorkKind};
-use crate::controller::times::{created, sooner};
-use chrono::{DateTime, SecondsFormat, SubsecRound, TimeDelta, Utc};
+use crate::controller::times::{created, rfc3339, sooner};
+use chrono::{DateTime, SubsecRound, TimeDelta, Utc};
 use k8s_openapi::api::batch::v1::Job;
 use kube::ResourceExt;
 use std::collections::BTreeMap;
@@ -80,7 +80,7 @@ fn set_back(facts: &Facts, now: DateTime<Utc>) -> Option<Assessment> {
     (began <= now && now < ends).then(|| {
         let message = format!(
             "another history of the cluster began by {}: it went on from an older revision, or from nothing. If nobody did that on purpose, `deltafold status` says how to restore what was there before",
-            began.to_rfc3339_opts(SecondsFormat::Secs, true)
+            rfc3339(began)
         );
         Assessment {
             stale_at: Some(ends),

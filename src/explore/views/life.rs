@@ -1,7 +1,7 @@
 //! The life of an object: its versions, who wrote them, and the Events about it.
 
 use super::object::Show;
-use super::time_text;
+use crate::base::time::rfc3339;
 use crate::error::Result;
 use crate::explore::index::{Index, Key};
 use crate::mvcc::{KeyValue, Revision};
@@ -80,7 +80,7 @@ impl Life {
             if nth >= begin {
                 versions.push(LifeVersion {
                     revision: version.revision,
-                    time: index.time_of(version.revision).map(time_text),
+                    time: index.time_of(version.revision).map(rfc3339),
                     change: match kv {
                         None if version.is_inferred => "missing",
                         None => "deleted",
@@ -145,7 +145,7 @@ fn events(index: &Index, key: &Key, keys: &EncryptionKeys) -> Result<Vec<LifeEve
         let note = event.and_then(|event| EventNote::about(&event, &kind.kind, key.name()));
         events.extend(note.map(|note| LifeEvent {
             revision: version.revision,
-            time: index.time_of(version.revision).map(time_text),
+            time: index.time_of(version.revision).map(rfc3339),
             text: note.to_string(),
         }));
     }

@@ -22,14 +22,11 @@ pub(super) use state::{Filter, Objects, Search, State};
 use super::index::Index;
 use super::kinds::Kind;
 use crate::backup::chain::RevisionRange;
+use crate::base::time::rfc3339;
 use crate::error::{Reason, Result};
 use crate::mvcc::Revision;
-use chrono::{DateTime, SecondsFormat, Utc};
+use chrono::DateTime;
 use serde::Serialize;
-
-fn time_text(time: DateTime<Utc>) -> String {
-    time.to_rfc3339_opts(SecondsFormat::AutoSi, true)
-}
 
 /// What the index covers.
 #[derive(Debug, Serialize)]
@@ -64,8 +61,8 @@ impl Window {
             timeline: index.coverage.timeline.clone(),
             first_revision: index.first,
             last_revision: last,
-            first_time: first.map(|m| time_text(m.time)),
-            last_time: newest.map(|m| time_text(m.time)),
+            first_time: first.map(|m| rfc3339(m.time)),
+            last_time: newest.map(|m| rfc3339(m.time)),
             missing: index.missing.clone(),
             kinds: index.kinds.all().to_vec(),
             keys: index.keys.len(),
@@ -91,7 +88,7 @@ impl At {
         let is_missing = |&(first, last): &RevisionRange| first <= revision && revision <= last;
         At {
             revision,
-            time: index.time_of(revision).map(time_text),
+            time: index.time_of(revision).map(rfc3339),
             is_complete: !index.missing.iter().any(is_missing),
         }
     }

@@ -1,6 +1,6 @@
 //! The number of changes over the window, by kind.
 
-use super::time_text;
+use crate::base::time::rfc3339;
 use crate::explore::index::{Index, Version};
 use crate::explore::kinds::KindId;
 use chrono::DateTime;
@@ -88,7 +88,7 @@ impl Density {
         let edges = (0..=bars).map(|bar| {
             let at = from + (width * bar as f64 / bars as f64) as i64;
             match times {
-                Some(_) => DateTime::from_timestamp_millis(at).map_or_else(String::new, time_text),
+                Some(_) => DateTime::from_timestamp_millis(at).map_or_else(String::new, rfc3339),
                 None => at.to_string(),
             }
         });
@@ -111,7 +111,7 @@ fn gaps(index: &Index, has_times: bool) -> Vec<[String; 2]> {
         let after = moments.get(after).or(moments.last());
         match (has_times, before.zip(after)) {
             (true, Some((before, after))) => {
-                gaps.push([time_text(before.time), time_text(after.time)]);
+                gaps.push([rfc3339(before.time), rfc3339(after.time)]);
             }
             _ => gaps.push([first.to_string(), last.to_string()]),
         }

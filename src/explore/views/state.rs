@@ -1,6 +1,7 @@
 //! What exists at a moment: the tree with its counts, lists, and search.
 
-use super::{At, time_text};
+use super::At;
+use crate::base::time::rfc3339;
 use crate::error::{Reason, Result};
 use crate::explore::index::{Index, Key, Version};
 use crate::explore::kinds::KindId;
@@ -96,7 +97,7 @@ impl Listed {
             namespace: key.namespace().to_owned(),
             name,
             revision: version.revision,
-            time: index.time_of(version.revision).map(time_text),
+            time: index.time_of(version.revision).map(rfc3339),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The notes that are copied with snapshots: that a full begins a timeline, that it is pinned, that a
 //! snapshot is excluded.
 //!
-//! Whoever sees a snapshot in the target must also see behind which walls it lies, and that it is excluded.
+//! If a reader sees a snapshot in the target, it must also see the walls before it, and whether it is excluded.
 
 use super::plan::Planned;
 use crate::backup::catalog::{EXCLUDE_SUFFIX, PINS, Wall};

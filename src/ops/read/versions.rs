@@ -125,12 +125,7 @@ fn read_store(
         ..Request::default()
     };
     // A timeline behind a wall goes on before it, in the timeline that it left.
-    if !scan.knows_paths()
-        && select::choose_timeline(ctx, &scan, &request)?
-            .0
-            .wall
-            .is_some()
-    {
+    if !scan.knows_paths() && select::timeline_of(ctx, &scan, &request)?.wall.is_some() {
         scan = scan.with_paths(ctx)?;
     }
     let scan = &scan;

@@ -9,7 +9,7 @@ use crate::prefix::Context;
 use crate::prefix::open::BackupLocation;
 use crate::prefix::open::Source;
 use crate::prefix::scan::{Depth, Scan, scan};
-use crate::prefix::select::{Request, Target, choose_timeline};
+use crate::prefix::select::{Request, Target, timeline_of};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -149,7 +149,7 @@ impl<'a> Candidate<'a> {
 /// Returns the wall behind which the requested history of a store begins, by names.
 fn wall_by_names(ctx: &Context, request: &Request) -> Option<i64> {
     let scan = scan(ctx, Depth::Names).ok()?;
-    let timeline = choose_timeline(ctx, &scan, request).ok()?.0;
+    let timeline = timeline_of(ctx, &scan, request).ok()?;
     timeline.wall.as_ref().map(|wall| wall.second)
 }
 

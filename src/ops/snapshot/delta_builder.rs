@@ -4,7 +4,7 @@
 //! from etcd. Called by `snapshot delta` and `snapshot follow`.
 
 use super::NewSnapshot;
-use super::next::{NewestSnapshot, before_wall, name_time};
+use super::next::{NewestSnapshot, name_time};
 use crate::backup::catalog::Wall;
 use crate::backup::codec::Encoding;
 use crate::backup::events::{EventRef, EventsWriter, encode_event};
@@ -235,7 +235,7 @@ impl SealedDelta {
         let created = self
             .created
             .get_or_init(|| name_time(Kind::Incr, newest, Utc::now()));
-        let created = before_wall(*created, wall);
+        let created = Wall::name_before(wall, *created);
         let mut name = SnapshotName {
             kind: Kind::Incr,
             start: self.first,

@@ -11,7 +11,7 @@ use crate::base::limits::Limits;
 use crate::base::parallel::each;
 use crate::bolt::Database;
 use crate::error::{Reason, Result};
-use crate::etcd::feed::{KeyChange, Known, MOST_KNOWN_CHANGES, Position, Transaction};
+use crate::etcd::feed::{Fingerprint, KeyChange, Known, MOST_KNOWN_CHANGES, Position, Transaction};
 use crate::mvcc::history::key_bucket;
 use crate::mvcc::revision::encode_revision;
 use crate::mvcc::{Base, Change, KeyValue, RecordKey, Revision};
@@ -107,9 +107,15 @@ impl Recent {
         let transaction = std::mem::take(&mut self.partial);
         self.bytes = 0;
         if !transaction.changes.is_empty() {
+            let revision = transaction.revision;
             let changes = transaction.changes.iter();
-            let keys = changes.map(|change| SavedKey::of(transaction.revision, change));
-            self.push(Position::after(&transaction), keys.collect());
+            let keys: Vec<SavedKey> = changes.map(|c| SavedKey::of(revision, c)).collect();
+            let fingerprint = Fingerprint::of(keys.iter().map(|key| key.digest));
+            let position = Position {
+                revision,
+                fingerprint,
+            };
+            self.push(position, keys);
         }
     }
 

@@ -166,13 +166,8 @@ impl From<&SnapshotName> for NewestSnapshot {
 }
 
 impl NewestSnapshot {
-    /// Returns the newest snapshot of a scan, including excluded ones. Ignores names with a forged time.
-    pub fn read(scan: &Scan, now: DateTime<Utc>) -> Option<Self> {
-        Self::of_names(&scan.catalog, now)
-    }
-
-    /// As [`read`](Self::read).
-    pub fn of_names(catalog: &Catalog, now: DateTime<Utc>) -> Option<Self> {
+    /// Returns the newest snapshot or record, including excluded snapshots. Ignores names with a forged time.
+    pub fn read(catalog: &Catalog, now: DateTime<Utc>) -> Option<Self> {
         let is_plausible = |s: &&Snapshot| {
             let max_ahead = if s.untrusted { 0 } else { MAX_SECONDS_AHEAD };
             s.name.created - now.timestamp() <= max_ahead
@@ -391,11 +386,6 @@ pub fn name_time(kind: Kind, newest: Option<NewestSnapshot>, now: DateTime<Utc>)
     now.timestamp().max(earliest)
 }
 
-/// Returns the time for a name that must lie before a wall, if there is one.
-pub fn before_wall(created: i64, wall: Option<&Wall>) -> i64 {
-    wall.map_or(created, |wall| created.min(wall.second - 1))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -464,8 +454,9 @@ mod tests {
 
     #[test]
     fn forged_names_do_not_move_the_time_of_new_names() {
-        let newest =
-            |names: &[&str], now| NewestSnapshot::read(&scan_of(names), at(now)).map(|n| n.created);
+        let newest = |names: &[&str], now| {
+            NewestSnapshot::read(&scan_of(names).catalog, at(now)).map(|n| n.created)
+        };
         let names = [
             "Full-00000000-00000010-1000.age",
             "Full-00000000-00000011-8210266876799.age",

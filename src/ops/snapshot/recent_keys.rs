@@ -25,7 +25,7 @@ pub(super) struct SavedKey {
     /// `None` for a deleted key.
     pub(super) revisions: Option<KeyRevisions>,
     /// The digest of the last change.
-    digest: [u8; 32],
+    pub(super) digest: [u8; 32],
 }
 
 /// A key of a cluster.

@@ -24,7 +24,7 @@ use crate::base::plural::count;
 use crate::base::shorten;
 use crate::error::{Error, Reason, Result};
 use crate::etcd::cluster::Cluster;
-use crate::etcd::feed::{Ended, Feed, Known, RaftProgress};
+use crate::etcd::feed::{Ended, Feed, Known};
 use crate::fold::publish::refuse_plaintext;
 use crate::kubernetes::{Behind, LeaseState};
 use crate::mvcc::Revision;
@@ -98,8 +98,6 @@ pub(super) struct Saver<'a> {
     last_saved: Option<LastSaved>,
     /// The time of the newest record of a timeline that this session knows.
     newest_wall: i64,
-    /// The progress of the cluster's raft log that a watch has seen before.
-    raft: Option<RaftProgress>,
     /// The cluster whose snapshots are saved, or were by an earlier saver of this process; `None` until it is
     /// known.
     cluster: Option<ClusterFacts>,
@@ -147,7 +145,6 @@ impl<'a> Saver<'a> {
             names: KnownNames::default(),
             last_saved: None,
             newest_wall: i64::MIN,
-            raft: None,
             cluster: None,
             compared: None,
             differing: Vec::new(),
@@ -163,7 +160,7 @@ impl<'a> Saver<'a> {
             Err(e) => return Err(e),
         };
         let now = Utc::now();
-        saver.newest = NewestSnapshot::read(&scan, now);
+        saver.newest = NewestSnapshot::read(&scan.catalog, now);
         let newest_wall = next::newest_wall(&scan.catalog.walls, now);
         saver.newest_wall = newest_wall.map_or(i64::MIN, |wall| wall.second);
         if let Some(warning) = scan.untrusted_warning() {
@@ -308,18 +305,15 @@ impl<'a> Saver<'a> {
     /// # Errors
     /// Fails as [`last_saved::read`].
     fn last_saved(&mut self) -> Result<Result<&LastSaved, FullCause>> {
-        if self.last_saved.is_none() {
-            let Some(Ok(backup)) = &self.backup else {
-                return Err(Error::internal("a delta needs a snapshot before it"));
-            };
-            match last_saved::read(self.ctx, backup)? {
-                Ok(last_saved) => self.last_saved = Some(last_saved),
+        let last_saved = match (self.last_saved.take(), &self.backup) {
+            (Some(last_saved), _) => last_saved,
+            (None, Some(Ok(backup))) => match last_saved::read(self.ctx, backup)? {
+                Ok(last_saved) => last_saved,
                 Err(cause) => return Ok(Err(cause)),
-            }
-        }
-        let last_saved = self.last_saved.as_ref();
-        let gone = || Error::internal("the last saved changes are gone");
-        last_saved.map(Ok).ok_or_else(gone)
+            },
+            _ => return Err(Error::internal("a delta needs a snapshot before it")),
+        };
+        Ok(Ok(self.last_saved.insert(last_saved)))
     }
 
     /// Returns the last saved transactions, after which deltas continue, or why a full is needed. If a compaction left
@@ -382,7 +376,7 @@ impl<'a> Saver<'a> {
         if endpoints.is_empty() && self.differing.is_empty() {
             endpoints.clone_from(&connector.options().endpoints);
         }
-        Feed::new(connector.clone(), endpoints, known, self.raft).of_cluster(cluster.cluster_id)
+        Feed::new(connector.clone(), endpoints, known).of_cluster(cluster.cluster_id)
     }
 
     /// Returns the cause for a full after a watch that ended at the last saved revision.
@@ -526,11 +520,6 @@ impl<'a> Saver<'a> {
         self.differing = differing;
     }
 
-    /// Tells the saver how far the cluster's raft log was; `None` if that is not known of its history.
-    pub(super) fn set_raft(&mut self, raft: Option<RaftProgress>) {
-        self.raft = raft;
-    }
-
     /// Whether this process was already allowed to save snapshots of the cluster.
     fn has_saved_of(&self, cluster: &Cluster) -> bool {
         let known = self.cluster.as_ref();
@@ -622,7 +611,7 @@ impl<'a> Saver<'a> {
             None => {
                 let created = name_time(Kind::Full, self.newest, Utc::now());
                 let newer = self.newer_wall()?;
-                (next::before_wall(created, newer.as_ref()), newer)
+                (Wall::name_before(newer.as_ref(), created), newer)
             }
         };
         let snapshot = new_full.publish(self.ctx, created, is_final)?;
@@ -724,7 +713,7 @@ impl<'a> Saver<'a> {
         let catalog = scan::by_names(&self.ctx.store)?;
         let now = Utc::now();
         let mut second = name_time(Kind::Full, self.newest, now);
-        if let Some(newest) = NewestSnapshot::of_names(&catalog, now) {
+        if let Some(newest) = NewestSnapshot::read(&catalog, now) {
             // In a copy of this store, a compaction may have the second after the newest snapshot.
             second = second.max(newest.created + 2);
         }

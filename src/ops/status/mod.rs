@@ -298,7 +298,7 @@ impl Collected {
         Ok(())
     }
 
-    /// Adds what the newest records of timelines say: which histories were left above the point where they were left.
+    /// Adds a set-back for each of the newest records of timelines, if the history that was left ends above that point.
     fn add_walls(&mut self, ctx: &Context, scan: &Scan) -> Result<()> {
         let catalog = &scan.catalog;
         let timelines = &scan.timelines;
@@ -339,7 +339,7 @@ impl Collected {
             if left_at.is_some_and(|left_at| last <= left_at) {
                 continue;
             }
-            let began = DateTime::from_timestamp(wall.second, 0).unwrap_or_default();
+            let began = wall.at();
             let left = match left_at {
                 Some(revision) => format!("left at revision {revision}"),
                 None => "left at an unknown revision".to_owned(),

@@ -13,7 +13,7 @@ use crate::error::{Error, Reason, Result};
 use crate::mvcc::{Base, Revision};
 use crate::prefix::by_time::{refuse_uncovered, revision_at};
 use crate::prefix::scan::Scan;
-use crate::prefix::select::{self, DeltaSlice, Request, Target, choose_timeline};
+use crate::prefix::select::{self, DeltaSlice, Request, Target, choose_timeline, timeline_of};
 use crate::prefix::{Context, free_space, tags, warn};
 use crate::store::{PrefetchGuard, is_large};
 use std::path::Path;
@@ -349,9 +349,9 @@ impl<'a> Opening<'a> {
         ) {
             return opened;
         }
-        let (timeline, _) = choose_timeline(ctx, scan, request)?;
+        let timeline = timeline_of(ctx, scan, request)?;
         if timeline.wall.is_some() && !scan.knows_paths() {
-            // Below the point where the timeline left another one, the other one has the state.
+            // The timeline that it left has the older revisions.
             let whole = scan.with_paths(ctx)?;
             return Opening {
                 scan: &whole,

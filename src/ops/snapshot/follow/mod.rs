@@ -233,7 +233,7 @@ struct Follower<'a> {
     next_problem_report: Instant,
 }
 
-impl Follower<'_> {
+impl<'a> Follower<'a> {
     fn is_stopped(&self) -> bool {
         self.stop.is_cancelled()
     }
@@ -353,6 +353,13 @@ impl Follower<'_> {
             }
         }
         Ok(None)
+    }
+
+    /// Scans the store to save into it what the sessions so far were allowed to save.
+    fn open_saver(&self) -> Result<Saver<'a>> {
+        let mut saver = Saver::open(self.ctx, self.settings)?;
+        saver.continue_for(self.cluster.clone(), self.differing.clone());
+        Ok(saver)
     }
 
     /// Follows the cluster while the lock is held, starting at the last saved revision.

@@ -52,10 +52,8 @@ pub(super) struct Session<'s, 'a> {
 impl<'s, 'a> Session<'s, 'a> {
     /// Scans the store and prepares a session. Nothing is sent to etcd yet.
     pub(super) fn new(follower: &'s mut Follower<'a>, lock: &'s LockGuard) -> Result<Self> {
-        let mut saver = Saver::open(follower.ctx, follower.settings)?;
-        saver.continue_for(follower.cluster.clone(), follower.differing.clone());
         let mut session = Session {
-            saver,
+            saver: follower.open_saver()?,
             pending: PendingDelta::new(follower.ctx)?,
             watch: None,
             reached: None,
@@ -141,8 +139,7 @@ impl<'s, 'a> Session<'s, 'a> {
         // The cluster may be another one than at the last claim.
         self.saver.claim(cluster)?;
         self.follower.differing = self.saver.differing().to_vec();
-        self.saver.set_raft(self.follower.raft);
-        let feed = self.saver.feed(cluster, known);
+        let feed = self.saver.feed(cluster, known).after(self.follower.raft);
         let follower = &self.follower;
         let limits = QueueLimits {
             memory: follower.options.buffer_bytes,
@@ -176,10 +173,7 @@ impl<'s, 'a> Session<'s, 'a> {
     /// Looks at what the store holds at its end now: a full that may begin another history is compared with it.
     pub(super) fn look_again(&mut self) -> Result<()> {
         self.report_saved();
-        self.saver = Saver::open(self.follower.ctx, self.follower.settings)?;
-        let follower = &self.follower;
-        let (cluster, differing) = (follower.cluster.clone(), follower.differing.clone());
-        self.saver.continue_for(cluster, differing);
+        self.saver = self.follower.open_saver()?;
         Ok(())
     }
 
