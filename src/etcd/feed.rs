@@ -9,6 +9,7 @@ use crate::etcd::connect::{AttemptError, Connector, Streams};
 use etcd_client::{Client, GetOptions, WatchOptions, WatchResponse, WatchStream};
 use sha2::{Digest, Sha256};
 use std::collections::{HashSet, VecDeque};
+use std::ops::{AddAssign, SubAssign};
 use std::time::{Duration, Instant};
 
 /// How often the progress of the cluster is checked while the watched member sends nothing.
@@ -78,20 +79,22 @@ impl Transaction {
 
     /// Returns a fingerprint that differs from that of any other transaction of the same revision.
     pub fn fingerprint(&self) -> Fingerprint {
-        Fingerprint::of(self.changes.iter().map(KeyChange::digest))
+        Fingerprint::of(self.bytes(), self.changes.iter().map(KeyChange::digest))
     }
 }
 
-/// The number of changes of a revision, and a hash of them.
+/// The number of changes of a revision, their size, and a hash of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fingerprint {
     changes: usize,
+    /// The approximate size of the changes in bytes.
+    bytes: usize,
     hash: [u8; 32],
 }
 
 impl Fingerprint {
-    /// Returns the fingerprint of a transaction with changes of these digests.
-    pub fn of(digests: impl Iterator<Item = [u8; 32]>) -> Self {
+    /// Returns the fingerprint of a transaction of this size in bytes, with changes of these digests.
+    pub fn of(bytes: usize, digests: impl Iterator<Item = [u8; 32]>) -> Self {
         let (mut changes, mut hash) = (0, Sha256::new());
         for digest in digests {
             changes += 1;
@@ -99,6 +102,7 @@ impl Fingerprint {
         }
         Fingerprint {
             changes,
+            bytes,
             hash: hash.finalize().into(),
         }
     }
@@ -134,21 +138,57 @@ impl Position {
 pub struct Known {
     /// The transactions, one for each revision; at least one.
     last: VecDeque<Position>,
-    /// The number of their changes.
-    changes: usize,
+    size: KnownSize,
     /// The revision of a transaction that is known without its deletions, because a compaction removed them.
     without_deletions: Option<i64>,
 }
 
 /// The number of changes that are known, at least one transaction.
 pub const MOST_KNOWN_CHANGES: usize = 1000;
+/// The size of the changes that are known, in bytes: etcd sends them again with each watch.
+const MOST_KNOWN_BYTES: usize = 8 << 20;
+
+/// The number and the size in bytes of known changes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct KnownSize {
+    changes: usize,
+    bytes: usize,
+}
+
+impl KnownSize {
+    /// Whether no transaction before these is compared.
+    pub fn is_enough(&self) -> bool {
+        self.changes >= MOST_KNOWN_CHANGES || self.bytes >= MOST_KNOWN_BYTES
+    }
+
+    /// Whether the oldest transaction is one too many.
+    pub fn is_too_large(&self) -> bool {
+        self.changes > MOST_KNOWN_CHANGES || self.bytes > MOST_KNOWN_BYTES
+    }
+}
+
+impl AddAssign<Fingerprint> for KnownSize {
+    fn add_assign(&mut self, transaction: Fingerprint) {
+        self.changes += transaction.changes;
+        self.bytes += transaction.bytes;
+    }
+}
+
+impl SubAssign<Fingerprint> for KnownSize {
+    fn sub_assign(&mut self, transaction: Fingerprint) {
+        self.changes -= transaction.changes;
+        self.bytes -= transaction.bytes;
+    }
+}
 
 impl Known {
     /// Begins with one transaction.
     pub fn new(first: Position) -> Self {
+        let mut size = KnownSize::default();
+        size += first.fingerprint;
         Known {
-            changes: first.fingerprint.changes,
             last: VecDeque::from([first]),
+            size,
             without_deletions: None,
         }
     }
@@ -163,11 +203,11 @@ impl Known {
     pub fn push(&mut self, next: Position) {
         if next.revision != self.position().revision + 1 {
             self.last.clear();
-            self.changes = 0;
+            self.size = KnownSize::default();
         }
         self.last.push_back(next);
-        self.changes += next.fingerprint.changes;
-        while self.changes > MOST_KNOWN_CHANGES && self.last.len() > 1 {
+        self.size += next.fingerprint;
+        while self.size.is_too_large() && self.last.len() > 1 {
             self.forget_oldest();
         }
     }
@@ -197,7 +237,7 @@ impl Known {
 
     fn forget_oldest(&mut self) {
         if let Some(oldest) = self.last.pop_front() {
-            self.changes -= oldest.fingerprint.changes;
+            self.size -= oldest.fingerprint;
         }
     }
 
@@ -831,7 +871,7 @@ mod tests {
         let values: Vec<&str> = values.iter().map(String::as_str).collect();
         let mut many = known(11, &values);
         assert_eq!(
-            (many.last.len(), many.changes),
+            (many.last.len(), many.size.changes),
             (MOST_KNOWN_CHANGES, MOST_KNOWN_CHANGES)
         );
         assert_eq!(
@@ -839,12 +879,18 @@ mod tests {
             (511, 1510)
         );
         many.forget_up_to(1400);
-        assert_eq!((many.first_revision(), many.changes), (1401, 110));
+        assert_eq!((many.first_revision(), many.size.changes), (1401, 110));
         many.forget_up_to(9999);
-        assert_eq!((many.first_revision(), many.changes), (1510, 1));
+        assert_eq!((many.first_revision(), many.size.changes), (1510, 1));
         // After a gap, what was known before proves nothing.
         many.push(at(2000, "x"));
-        assert_eq!((many.last.len(), many.changes), (1, 1));
+        assert_eq!((many.last.len(), many.size.changes), (1, 1));
+        // Large values are not read again from etcd.
+        let value = "v".repeat(3 << 20);
+        let large = known(1, &[value.as_str(); 5]);
+        assert_eq!((large.first_revision(), large.position().revision), (4, 5));
+        let value = "v".repeat(9 << 20);
+        assert_eq!(known(1, &[value.as_str(); 2]).first_revision(), 2);
     }
 
     #[test]

@@ -11,7 +11,9 @@ use crate::base::limits::Limits;
 use crate::base::parallel::each;
 use crate::bolt::Database;
 use crate::error::{Reason, Result};
-use crate::etcd::feed::{Fingerprint, KeyChange, Known, MOST_KNOWN_CHANGES, Position, Transaction};
+use crate::etcd::feed::{
+    Fingerprint, KeyChange, Known, KnownSize, MOST_KNOWN_CHANGES, Position, Transaction,
+};
 use crate::mvcc::history::key_bucket;
 use crate::mvcc::revision::encode_revision;
 use crate::mvcc::{Base, Change, KeyValue, RecordKey, Revision};
@@ -51,7 +53,7 @@ fn read_newest(ctx: &Context, backup: &BackupState) -> Result<LastSaved> {
     match (backup.last_deltas.split_last(), holder.name.kind) {
         (Some((newest, before)), _) => {
             let newest = read_delta(ctx, newest, last)?;
-            if newest.changes < MOST_KNOWN_CHANGES {
+            if !newest.size.is_enough() {
                 for earlier in each(MOST_DELTAS, before, |s| read_delta(ctx, s, last)) {
                     recent.append(earlier?);
                 }
@@ -80,11 +82,11 @@ fn read_newest(ctx: &Context, backup: &BackupState) -> Result<LastSaved> {
     })
 }
 
-/// The last transactions up to a number of changes, without the values.
+/// The last transactions up to a number and size of changes, without the values.
 #[derive(Default)]
 struct Recent {
     transactions: VecDeque<(Position, Vec<SavedKey>)>,
-    changes: usize,
+    size: KnownSize,
     /// The transaction that is not complete yet, and its size.
     partial: Transaction,
     bytes: u64,
@@ -110,7 +112,8 @@ impl Recent {
             let revision = transaction.revision;
             let changes = transaction.changes.iter();
             let keys: Vec<SavedKey> = changes.map(|c| SavedKey::of(revision, c)).collect();
-            let fingerprint = Fingerprint::of(keys.iter().map(|key| key.digest));
+            let digests = keys.iter().map(|key| key.digest);
+            let fingerprint = Fingerprint::of(transaction.bytes(), digests);
             let position = Position {
                 revision,
                 fingerprint,
@@ -126,13 +129,13 @@ impl Recent {
             // Deltas may overlap.
             return;
         }
-        self.changes += keys.len();
+        self.size += position.fingerprint;
         self.transactions.push_back((position, keys));
-        while self.changes > MOST_KNOWN_CHANGES
+        while self.size.is_too_large()
             && self.transactions.len() > 1
-            && let Some((_, oldest)) = self.transactions.pop_front()
+            && let Some((oldest, _)) = self.transactions.pop_front()
         {
-            self.changes -= oldest.len();
+            self.size -= oldest.fingerprint;
         }
     }
 
