@@ -664,6 +664,23 @@ mod tests {
     }
 
     #[test]
+    fn where_a_timeline_left_another_is_drawn() {
+        let mut snapshots = main(&[(0, 100), (101, 200)]);
+        snapshots.push(snapshot("restored", 0, 180));
+        let restored = |at: Option<i64>| ListedTimeline {
+            timeline: "restored".to_owned(),
+            began: None,
+            left_timeline: Some("main".to_owned()),
+            left_at_revision: at.map(Revision),
+        };
+        for (at, expected) in [(Some(150), true), (None, false), (Some(50), false)] {
+            let drawing = drawing(&snapshots, &[], &[restored(at)]);
+            let line = drawing.lines().find(|l| l.starts_with("restored")).unwrap();
+            assert_eq!(line.contains('╰'), expected, "{drawing}");
+        }
+    }
+
+    #[test]
     fn a_fork_begins_at_its_revision_and_long_names_are_shortened() {
         let mut snapshots = main(&[(0, 100), (101, 200), (201, 300)]);
         snapshots.push(snapshot("a-timeline-with-a-long-name", 201, 250));

@@ -262,6 +262,57 @@ fn a_wiped_etcd_is_a_finding_until_a_day_has_passed() {
     });
 }
 
+/// Of two stores, the one with the live history is restored, though a copy of the history that was left ends higher.
+#[test]
+fn the_live_history_is_restored_before_a_copy_of_the_old_one() {
+    with_etcd(EtcdVersion::V3_6, |world| {
+        let back = world.put_many("/k/", 20, 10);
+        world.snapshot("full", &[]).succeeded();
+        let old_end = world.put_many("/a/", 100, 10);
+        world.delta(&[]);
+        let copy = world.folder().join("copy");
+        let mut copying = deltafold();
+        copying.args([
+            "copy",
+            "--output",
+            "json",
+            "--from",
+            &world.prefix.url,
+            "--to",
+        ]);
+        let (code, json, log) = run_json(copying.arg(&copy));
+        assert_eq!(code, 0, "{json:#}\n{log}");
+        world.restored_to(back, None, None);
+        let new_end = world.put_many("/b/", 20, 10);
+        assert!(new_end < old_end);
+        world.delta(&[]);
+        let data = world.folder().join("restored");
+        let (copy, data) = (copy.to_str().unwrap(), data.to_str().unwrap());
+        let args = ["restore", "--dry-run", "--data-dir", data, "--store", copy];
+        let (code, json, log) = run(world, &args);
+        assert_eq!(
+            (code, &json["revision"]),
+            (0, &json!(new_end)),
+            "{json:#}\n{log}"
+        );
+        let left = &json["candidates"][0];
+        assert_eq!(
+            (&left["status"], &left["reason"]),
+            (&json!("Excluded"), &json!("HistoryMismatch")),
+            "{left:#}"
+        );
+        // Whoever names the old history gets it.
+        let revision = old_end.to_string();
+        let old = [&args[..], &["--timeline", "main", "--revision", &revision]].concat();
+        let (code, json, log) = run(world, &old);
+        assert_eq!(
+            (code, &json["revision"]),
+            (0, &json!(old_end)),
+            "{json:#}\n{log}"
+        );
+    });
+}
+
 /// A time is a time of the world: what the cluster had then, though it was set back later.
 #[test]
 fn a_time_before_the_restore_is_answered_by_the_history_that_was_live() {
