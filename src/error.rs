@@ -113,6 +113,8 @@ pub enum Reason {
     CannotDecrypt,
     /// A setting of the store or of the connection to etcd is wrong or missing.
     Configuration,
+    /// A retention policy or a hold of the store keeps an object that would be overwritten or deleted.
+    ObjectLocked,
     /// SIGTERM or SIGINT ended the operation.
     Terminated,
 }
@@ -167,7 +169,7 @@ impl Reason {
             | Reason::NotVerified => 75,
             Reason::CertificateExpired => 76,
             Reason::PermissionDenied | Reason::Unauthenticated | Reason::CannotDecrypt => 77,
-            Reason::Configuration => 78,
+            Reason::Configuration | Reason::ObjectLocked => 78,
             Reason::Terminated => 143,
         }
     }

@@ -130,12 +130,18 @@ impl<W: Write> Packer<W> {
 }
 
 impl Packer<Upload> {
-    /// Begins to write a snapshot to the store under this name.
+    /// Begins to write a snapshot to the store under this name. It will have about `expected` bytes at most.
     ///
     /// # Errors
     /// Errors of the store.
-    pub(crate) fn to_store(ctx: &Context, name: &SnapshotName, encoding: Encoding) -> Result<Self> {
-        Packer::new(ctx, encoding, Upload::new(&ctx.store, &path_of(name))?)
+    pub(crate) fn to_store(
+        ctx: &Context,
+        name: &SnapshotName,
+        encoding: Encoding,
+        expected: u64,
+    ) -> Result<Self> {
+        let upload = Upload::new(&ctx.store, &path_of(name), expected)?;
+        Packer::new(ctx, encoding, upload)
     }
 
     /// Completes the snapshot, which has no name yet.
@@ -234,7 +240,7 @@ impl PackedSnapshot {
     pub(crate) fn publish(&self, ctx: &Context, name: &mut SnapshotName) -> Result<bool> {
         let first = name.created;
         while name.created < first + NAMES_TRIED {
-            let mut object = Upload::new(&ctx.store, &path_of(name))?;
+            let mut object = Upload::new(&ctx.store, &path_of(name), self.bytes())?;
             let read_error = |e| Error::io("read the temporary directory", e);
             for_each_piece(
                 self.file.reader(),

@@ -346,7 +346,7 @@ impl Compaction<'_> {
         let failed = |e| Error::io("write the new snapshot", e);
         let mut both = TeeWriter::new(
             Some(self.ctx.temp_file()?),
-            FrameWriter::new(Packer::to_store(self.ctx, name, encoding)?),
+            FrameWriter::new(Packer::to_store(self.ctx, name, encoding, layout.bytes())?),
             Some(Step::new(
                 format!("write {}", name.label()),
                 Some(layout.bytes()),

@@ -5,7 +5,7 @@
 
 use super::retrying_client::{RetryingClient, StoreResponse, query_string, request};
 use crate::base::lock;
-use crate::error::{Error, Reason, Result};
+use crate::error::{Error, Result};
 use async_trait::async_trait;
 use futures::stream::BoxStream;
 use http::Method;
@@ -224,7 +224,7 @@ impl MultipartUpload for BlockUpload {
         self.azure.sign(&mut request).await?;
         // Without retries: after an error, `publish` looks at the name first.
         let response = self.azure.client.send_once(request).await;
-        let response = response.map_err(|e| failed(Reason::StoreUnreachable.error(e)))?;
+        let response = response.map_err(|e| failed(e.error(&action)))?;
         let path = self.path.to_string();
         match response.status {
             200..=299 => Ok(PutResult {

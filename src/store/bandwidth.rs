@@ -261,7 +261,7 @@ mod tests {
         let bytes = vec![7; 20 << 20];
         // Each reservation is rounded up to a nanosecond.
         let passed = |clock: &FakeClock| clock.now().as_millis();
-        let mut upload = Upload::new(&store, "v2/some").unwrap();
+        let mut upload = Upload::new(&store, "v2/some", 0).unwrap();
         upload.write_all(&bytes).unwrap();
         // Bytes count when they are buffered, not when the upload is complete.
         assert_eq!(passed(&written), 5_000);

@@ -253,8 +253,12 @@ pub(super) fn excluded_by_tag(store: &Store, paths: &[String]) -> Result<Vec<boo
 pub(super) fn exclude(store: &Store, below: &str) -> Result<()> {
     let tagged = match store.can_request_tags() {
         true => store.block_on(store.tags.set(&store.path(below)))?,
-        false if store.exists(below)? => Err(TagFailure::Refused(Error::internal("no tags"))),
-        false => Err(TagFailure::Gone),
+        false => Err(TagFailure::Refused(Error::internal("no tags"))),
+    };
+    let tagged = match tagged {
+        // A store without tags does not say that an object is missing.
+        Err(TagFailure::Refused(_)) if !store.exists(below)? => Err(TagFailure::Gone),
+        tagged => tagged,
     };
     match tagged {
         Ok(()) => Ok(()),

@@ -29,6 +29,8 @@ const CHUNK: usize = 256 << 10;
 
 /// Size of a range in bytes. With small ranges, the same memory allows more transfers at once.
 const RANGE: u64 = 2 << 20;
+/// The crate's error for a server that returns a whole object if a range is requested.
+const NO_RANGE: &str = "Received non-partial response when range requested";
 /// The smallest object that is read by ranges, in bytes.
 const LARGE: u64 = 16 << 20;
 /// Returns whether an object of this size is read by several ranges at once, if the store has them.
@@ -193,7 +195,13 @@ async fn send_ranges(
     // One permit of its own: otherwise readers that wait for each other could take all shared ones.
     let own = Arc::new(Semaphore::new(1));
     let permit = acquire_permit(&own, shared, 1).await?;
-    let first = RangeResponse::request(store, path, name, 0..RANGE, None).await?;
+    let first = match RangeResponse::request(store, path, name, 0..RANGE, None).await {
+        Err(e) if e.to_string().contains(NO_RANGE) => {
+            let object = store.get(path).await.map_err(|e| failed(name, e))?;
+            return send_stream(object.meta.size, object.into_stream(), name, chunks).await;
+        }
+        first => first?,
+    };
     let meta = first.response.meta.clone();
     let mut under_way = FuturesOrdered::new();
     // Begin the other ranges before the bytes of the first have come.

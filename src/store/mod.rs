@@ -8,9 +8,11 @@
 //! - `staging`: the folder of temporary objects; `uploads`: what killed uploads leave
 //! - `small_objects`: markers, notes and pins; deletions
 //! - `lock`: mutual exclusion; `object_lock`: S3's; `exclude`: tags; `server_facts`: what responses show
-//! - `requests`, `connect`, `bandwidth`: how many requests, over which connections, how fast
+//! - `requests`, `connect`, `bandwidth`: how many requests, over which connections, how fast; `answers`: what their
+//!   responses mean
 //! - `s3`, `azure`, `gcs`, `swift`, `folder`, `local`: what only one kind of store has
 
+mod answers;
 pub mod azure;
 pub mod bandwidth;
 mod connect;
@@ -61,7 +63,7 @@ use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt};
 use read_ahead::PrefetchedTransfers;
 use s3::S3;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use swift::Swift;
 use tokio::runtime::Handle;
@@ -115,6 +117,10 @@ pub struct Store {
     local_root: Option<Folder>,
     /// Before which writes the store is asked whether the name is free.
     look_first: LookFirst,
+    /// A policy of the bucket may forbid to overwrite objects.
+    may_be_immutable: bool,
+    /// A bulk request was refused for good: objects are deleted one by one.
+    deletes_singly: Arc<AtomicBool>,
     /// The most requests under way at once.
     requests: usize,
     /// A permit for each range of a large object under way; `None` if large objects are read by one request.
@@ -149,6 +155,8 @@ impl Store {
             object_lock: Arc::default(),
             local_root: None,
             look_first: LookFirst::Never,
+            may_be_immutable: false,
+            deletes_singly: Arc::default(),
             requests: DEFAULT_REQUESTS,
             ranges: None,
             prefetched: PrefetchedTransfers::default(),
@@ -202,6 +210,12 @@ impl Store {
         self
     }
 
+    /// Says that a policy of the bucket may forbid to overwrite objects. In a bucket of S3 a new version takes the name.
+    pub fn with_retention_policies(mut self) -> Self {
+        self.may_be_immutable = true;
+        self
+    }
+
     /// Limits how fast objects are read and written. The bytes of an upload count when they are buffered; a
     /// full part is sent at once.
     pub fn with_bandwidth(mut self, read: Bandwidth, write: Bandwidth) -> Self {
@@ -217,6 +231,12 @@ impl Store {
     /// Returns the cancellation that ends transfers and waits.
     pub fn cancel(&self) -> &Cancel {
         &self.cancel
+    }
+
+    /// Returns whether the store is taken to keep the conditions of writes, which locks need. Swift has none, and the
+    /// user can say that a server of S3 has none.
+    pub fn keeps_conditions(&self) -> bool {
+        self.swift.is_none() && self.look_first != LookFirst::Instead
     }
 
     /// Returns the runtime on which requests run.
@@ -255,11 +275,10 @@ impl Store {
     }
 
     /// Waits a few seconds for a request that cleans up, even if the operation is cancelled.
-    fn clean_up<T>(&self, f: impl Future<Output = object_store::Result<T>>) -> Result<(), String> {
+    fn clean_up(&self, f: impl Future<Output = Result<()>>) -> Result<(), String> {
         let limited = async { tokio::time::timeout(CLEAN_UP_PATIENCE, f).await };
         match self.handle.block_on(limited) {
-            Ok(Ok(_) | Err(object_store::Error::NotFound { .. })) => Ok(()),
-            Ok(Err(e)) => Err(store_error("clean up", e).to_string()),
+            Ok(result) => result.map_err(|e| e.to_string()),
             Err(_) => Err("the store did not answer in time".to_owned()),
         }
     }

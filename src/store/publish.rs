@@ -6,7 +6,7 @@
 //!
 //! docs/design/store.md has the hazards, and what a server promises.
 
-use super::errors::{is_taken, write_error};
+use super::errors::{NO_CONDITIONS, is_taken, store_error, write_error};
 use super::fetch::acquire_permit;
 use super::local::TemporaryFile;
 use super::{Published, Store};
@@ -21,10 +21,10 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
-/// Size of the first parts in bytes. S3 requires at least 5 MiB for all parts but the last.
-const PART: usize = 5 << 20;
-/// After this many parts, parts grow by 5 MiB. S3 accepts 10,000 parts, so 275 GB fit.
-const PARTS_OF_ONE_SIZE: u64 = 1_000;
+/// The smallest part in bytes. S3 requires at least 5 MiB for all parts but the last.
+const PART: u64 = 5 << 20;
+/// The most parts of an upload. S3 accepts no more.
+const MOST_PARTS: u64 = 10_000;
 /// The largest object that is written by one request, in bytes.
 const SMALL: usize = 8 << 20;
 /// The first write below this size reserves no memory for a whole part: it may be all.
@@ -47,6 +47,8 @@ pub enum LookFirst {
     Large,
     /// Before all, unless the server is known to obey conditions.
     Always,
+    /// Before all, and no write has a condition: the user says that nobody else writes.
+    Instead,
 }
 
 /// An object that is being written. Write its bytes, then call [`finish`](Self::finish). Dropping it removes what was
@@ -55,6 +57,8 @@ pub struct Upload {
     store: Store,
     below: String,
     content: Content,
+    /// The size of the parts of a large object, in bytes.
+    part_size: usize,
     hash: Sha256,
     bytes: u64,
 }
@@ -82,11 +86,11 @@ enum Complete {
 }
 
 impl Upload {
-    /// Starts to write the object `below` the store's prefix.
+    /// Starts to write the object `below` the store's prefix, which will have about `expected` bytes at most.
     ///
     /// # Errors
     /// Fails with `Io`, `PermissionDenied` or `NoSpace` in a local folder.
-    pub fn new(store: &Store, below: &str) -> Result<Self> {
+    pub fn new(store: &Store, below: &str, expected: u64) -> Result<Self> {
         let content = match &store.local_root {
             Some(folder) => Content::File(TemporaryFile::create(folder)?),
             None => Content::Memory(Vec::new()),
@@ -95,6 +99,7 @@ impl Upload {
             store: store.clone(),
             below: below.to_owned(),
             content,
+            part_size: part_size(expected),
             hash: Sha256::new(),
             bytes: 0,
         })
@@ -129,7 +134,8 @@ impl Write for Upload {
         if let Content::Memory(bytes) = &mut self.content
             && bytes.len() + b.len() > SMALL
         {
-            let parts = Parts::begin(store, &self.below, std::mem::take(bytes))?;
+            let (bytes, size) = (std::mem::take(bytes), self.part_size);
+            let parts = Parts::begin(store, &self.below, bytes, size)?;
             self.content = Content::Parts(Box::new(parts));
         }
         let n = match &mut self.content {
@@ -165,10 +171,17 @@ struct Multipart {
 impl Drop for Multipart {
     fn drop(&mut self) {
         if let Some(mut upload) = self.upload.take()
-            && let Err(e) = self.store.clean_up(upload.abort())
+            && let Err(e) = self.store.clean_up(abort(&mut *upload))
         {
             tracing::warn!("cannot abort an unfinished upload, gc does it after a day: {e}");
         }
+    }
+}
+
+async fn abort(upload: &mut dyn MultipartUpload) -> Result<()> {
+    match upload.abort().await {
+        Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
+        Err(e) => Err(store_error("abort an upload", e)),
     }
 }
 
@@ -178,13 +191,14 @@ struct Parts {
     in_flight: JoinSet<object_store::Result<()>>,
     upload: Multipart,
     part: Vec<u8>,
-    sent: u64,
+    /// The size of all parts but the last, in bytes. Some stores complete no upload with parts of several sizes.
+    size: usize,
     /// A permit for one part. A part that is larger than all shared permits would wait for ever without it.
     own_permit: Arc<Semaphore>,
 }
 
 impl Parts {
-    fn begin(store: &Store, below: &str, bytes: Vec<u8>) -> Result<Parts> {
+    fn begin(store: &Store, below: &str, bytes: Vec<u8>, size: usize) -> Result<Parts> {
         let path = store.path(below);
         let upload = store.block_on(store.inner.put_multipart(&path))?;
         let upload = upload.map_err(|e| write_error(&store.name(below), e))?;
@@ -195,20 +209,16 @@ impl Parts {
                 upload: Some(upload),
             },
             part: bytes,
-            sent: 0,
+            size,
             own_permit: Arc::new(Semaphore::new(1)),
         })
     }
 
-    fn size(&self) -> usize {
-        PART * (1 + self.sent / PARTS_OF_ONE_SIZE) as usize
-    }
-
     fn write(&mut self, store: &Store, below: &str, b: &[u8]) -> Result<usize> {
-        while self.part.len() >= self.size() {
+        let size = self.size;
+        while self.part.len() >= size {
             self.send(store, below)?;
         }
-        let size = self.size();
         let n = b.len().min(size - self.part.len());
         if self.part.capacity() < size {
             self.part.reserve_exact(size - self.part.len());
@@ -217,9 +227,9 @@ impl Parts {
         Ok(n)
     }
 
-    /// Sends one part, and does not wait for its end. All parts but the last have one size, which some servers require.
+    /// Sends one part, and does not wait for its end.
     fn send(&mut self, store: &Store, below: &str) -> Result<()> {
-        let size = self.part.len().min(self.size());
+        let size = self.part.len().min(self.size);
         let permits = u32::try_from(size).unwrap_or(u32::MAX);
         let permit = acquire_permit(&self.own_permit, &store.uploads, permits);
         let permit = store.block_on(permit)??;
@@ -232,7 +242,6 @@ impl Parts {
             return Err(Error::internal("a part of an upload that has ended"));
         };
         let sent = upload.put_part(PutPayload::from(part));
-        self.sent += 1;
         let task = async move {
             let _permit = permit;
             sent.await
@@ -250,6 +259,14 @@ impl Parts {
         }
         Ok(self.upload)
     }
+}
+
+/// Returns the size of the parts of an upload, in bytes, so that an object of the expected size has few enough.
+/// Encryption and what cannot be compressed make an object a little larger.
+fn part_size(expected: u64) -> usize {
+    const MIB: u64 = 1 << 20;
+    let least = (expected + expected / 64).div_ceil(MOST_PARTS);
+    usize::try_from(least.next_multiple_of(MIB).max(PART)).unwrap_or(usize::MAX)
 }
 
 /// Returns the error of a part's task, if it failed.
@@ -288,10 +305,12 @@ impl Unnamed {
             LookFirst::Never => false,
             LookFirst::Large => matches!(self.content, Complete::Parts(_)),
             LookFirst::Always => !self.store.tags.keeps_conditions(),
+            LookFirst::Instead => true,
         };
         if looks_first && let Some(compared) = self.compare()? {
             return Ok(compared);
         }
+        let mut first = None;
         for attempt in 1.. {
             let e = match self.write_if_free()? {
                 Ok(_) => return Ok(Published::Created),
@@ -304,11 +323,20 @@ impl Unnamed {
                 Some(compared) => return Ok(compared),
                 None => {}
             }
-            let e = write_error(&self.store.name(&self.below), e);
+            let e = match is_taken {
+                true => Reason::Configuration.error(format!(
+                    "cannot write {}: the store says that an object has this name, and there is none: {NO_CONDITIONS}",
+                    self.store.name(&self.below)
+                )),
+                false => write_error(&self.store.name(&self.below), e),
+            };
             let may_help = is_taken || e.reason() == Reason::StoreUnreachable;
+            // What follows the first refusal, such as a lost upload, is a result of it.
+            let e = first.take().unwrap_or(e);
             if attempt == ATTEMPTS || !may_help {
                 return Err(e);
             }
+            first = Some(e);
             let pause = async { tokio::time::sleep(PAUSE).await };
             self.store.block_on(pause)?;
         }
@@ -322,7 +350,11 @@ impl Unnamed {
             Complete::Memory(bytes) => {
                 let payload = PutPayload::from(bytes.clone());
                 let path = store.path(&self.below);
-                store.block_on(store.inner.put_opts(&path, payload, PutMode::Create.into()))
+                let mode = match store.look_first {
+                    LookFirst::Instead => PutMode::Overwrite,
+                    _ => PutMode::Create,
+                };
+                store.block_on(store.inner.put_opts(&path, payload, mode.into()))
             }
             Complete::Parts(multipart) => {
                 let Some(upload) = &mut multipart.upload else {
@@ -359,5 +391,20 @@ impl Unnamed {
         } else {
             Published::Taken
         }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_parts_of_an_upload_have_one_size_that_fits_ten_thousand_parts() {
+        const GIB: u64 = 1 << 30;
+        for (expected, mib) in [(0, 5), (48 * GIB, 5), (50 * GIB, 6), (500 * GIB, 52)] {
+            let size = part_size(expected);
+            assert_eq!(size, mib << 20, "{expected}");
+            assert!(expected.div_ceil(size as u64) < MOST_PARTS);
+        }
     }
 }

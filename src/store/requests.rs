@@ -4,6 +4,7 @@
 //! writers. Responses that are not objects are read into memory, up to a limit. All requests of a store go through
 //! here, those of the object_store crate and our own; the crate retries them, with pauses that grow.
 
+use super::answers::{self, Asked};
 use super::server_facts::{self, ServerFacts};
 use super::{connect, listing};
 use async_trait::async_trait;
@@ -97,6 +98,7 @@ impl LimitedClient {
         if self.completes_if_free && completes_upload(&request) {
             request.headers_mut().insert(IF_NONE_MATCH, IF_FREE);
         }
+        let asked = Asked::by(&request);
         let changes_nothing = matches!(*request.method(), Method::GET | Method::HEAD);
         let is_read = request.method() == Method::GET && !is_query(&request);
         let limit = if changes_nothing {
@@ -112,10 +114,18 @@ impl LimitedClient {
         let is_refusal = response.status().is_client_error() || response.status().is_server_error();
         // Only the content of an object may have any length.
         if is_read && !is_refusal {
-            Ok(response)
-        } else {
-            read_whole(response).await
+            return Ok(response);
         }
+        let (mut parts, body) = whole(response).await?;
+        let meant = answers::meaning(asked, parts.status, &parts.headers, body)?;
+        if let Some(pause) = answers::pause(meant.0, &parts.headers) {
+            tokio::time::sleep(pause).await;
+        }
+        parts.status = meant.0;
+        Ok(HttpResponse::from_parts(
+            parts,
+            HttpResponseBody::from(meant.1),
+        ))
     }
 }
 
@@ -165,19 +175,18 @@ fn is_query(request: &HttpRequest) -> bool {
 ///
 /// # Errors
 /// Fails if the response is too long.
-async fn read_whole(response: HttpResponse) -> Result<HttpResponse, HttpError> {
+async fn whole(response: HttpResponse) -> Result<(http::response::Parts, Bytes), HttpError> {
     let (parts, body) = response.into_parts();
-    let Some(whole) = collect(body.bytes_stream(), MAX_RESPONSE).await? else {
-        let e = format!("the response has more than {MAX_RESPONSE} bytes");
-        return Err(HttpError::new(
-            HttpErrorKind::Decode,
-            std::io::Error::other(e),
-        ));
-    };
-    Ok(HttpResponse::from_parts(
-        parts,
-        HttpResponseBody::from(whole),
-    ))
+    match collect(body.bytes_stream(), MAX_RESPONSE).await? {
+        Some(whole) => Ok((parts, whole.into())),
+        None => {
+            let e = format!("the response has more than {MAX_RESPONSE} bytes");
+            Err(HttpError::new(
+                HttpErrorKind::Decode,
+                std::io::Error::other(e),
+            ))
+        }
+    }
 }
 
 /// Collects a stream. Returns `None` if it has more than `most` bytes.

@@ -3,6 +3,7 @@
 //!
 //! Does not sign, and does not know what a request is for: `s3`, `azure` and `gcs`, the callers, do.
 
+use super::answers::DefiniteRefusal;
 use super::errors::{redact, status_error, store_error};
 use super::requests::{MAX_RESPONSE, collect};
 use super::xml::Document;
@@ -13,7 +14,8 @@ use crate::error::{Error, Reason, Result};
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Method, Uri};
 use object_store::RetryConfig;
-use object_store::client::{HttpClient, HttpRequest, HttpRequestBody};
+use object_store::client::{HttpClient, HttpError, HttpRequest, HttpRequestBody};
+use std::error::Error as _;
 use std::time::{Duration, Instant};
 use url::Url;
 
@@ -33,6 +35,35 @@ pub struct RetryingClient {
 pub(super) struct StoreResponse {
     pub status: u16,
     pub body: Bytes,
+}
+
+/// Why a request has no response.
+pub(super) enum NoResponse {
+    /// The store refuses it for good.
+    Refused(HttpError),
+    /// The server or the network failed, in words.
+    Failed(String),
+}
+
+impl NoResponse {
+    /// Returns the error; `action` describes the request.
+    pub(super) fn error(self, action: &str) -> Error {
+        match self {
+            NoResponse::Refused(e) => {
+                let source = Box::new(e);
+                store_error(
+                    action,
+                    object_store::Error::Generic {
+                        store: "store",
+                        source,
+                    },
+                )
+            }
+            NoResponse::Failed(why) => Reason::StoreUnreachable.error(format!(
+                "cannot {action}: {why}; check the URL, the endpoint and the network"
+            )),
+        }
+    }
 }
 
 /// Whether a failed attempt is worth a retry.
@@ -81,27 +112,33 @@ impl RetryingClient {
         match self.send_once(signed).await {
             Ok(response) if !response.is_transient() => Ok(response),
             Ok(response) => Err((response.refusal(action), Retry::Yes)),
-            Err(why) => {
-                let message =
-                    format!("cannot {action}: {why}; check the URL, the endpoint and the network");
-                Err((Reason::StoreUnreachable.error(message), Retry::Yes))
+            Err(e) => {
+                let retry = match e {
+                    NoResponse::Refused(_) => Retry::No,
+                    NoResponse::Failed(_) => Retry::Yes,
+                };
+                Err((e.error(action), retry))
             }
         }
     }
 
     /// Sends a signed request once.
-    pub(super) async fn send_once(&self, request: HttpRequest) -> Result<StoreResponse, String> {
-        let response = self
-            .http
-            .execute(request)
-            .await
-            .map_err(|e| redact(&causes(&e)))?;
+    pub(super) async fn send_once(
+        &self,
+        request: HttpRequest,
+    ) -> Result<StoreResponse, NoResponse> {
+        let failed = |e: &HttpError| NoResponse::Failed(redact(&causes(e)));
+        let response = self.http.execute(request).await;
+        let response = response.map_err(|e| match e.source() {
+            Some(source) if source.is::<DefiniteRefusal>() => NoResponse::Refused(e),
+            _ => failed(&e),
+        })?;
         let status = response.status().as_u16();
         let body = collect(response.into_body().bytes_stream(), MAX_RESPONSE).await;
-        let Some(body) = body.map_err(|e| redact(&causes(&e)))? else {
-            return Err(format!(
+        let Some(body) = body.map_err(|e| failed(&e))? else {
+            return Err(NoResponse::Failed(format!(
                 "the response has more than {MAX_RESPONSE} bytes, so it is not what was requested"
-            ));
+            )));
         };
         Ok(StoreResponse {
             status,

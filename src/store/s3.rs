@@ -90,7 +90,8 @@ impl S3 {
             .store
             .signed_url(Method::GET, path, UNUSED_SIGNATURE_LIFETIME);
         let mut url = signed.await.map_err(|e| store_error(action, e))?;
-        url.set_query(Some(&query_string(query)));
+        let query = (!query.is_empty()).then(|| query_string(query));
+        url.set_query(query.as_deref());
         let request = request(method, &url, &headers, body)?;
         let sign = async |request: &mut HttpRequest| {
             let credential = self.store.credentials().get_credential().await?;

@@ -11,19 +11,12 @@ use object_store::{GetResult, ObjectStore, ObjectStoreExt, PutMode, PutPayload};
 use std::collections::HashSet;
 use std::future::ready;
 use std::io::Write;
+use std::sync::atomic::Ordering;
 
 /// The number of paths in one batch. A batch's paths and results are held in memory.
 const BATCH: usize = 1000;
 /// Single deletions under way at once.
 const PARALLEL_DELETIONS: usize = 16;
-
-/// Checks the result of a deletion. An object that does not exist counts as deleted.
-fn check_deleted(name: &str, result: object_store::Result<()>) -> Result<()> {
-    match result {
-        Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
-        Err(e) => Err(store_error(format!("delete {name}"), e)),
-    }
-}
 
 /// Requests an object. Returns `None` if it does not exist.
 pub(super) async fn get_if_exists(
@@ -80,7 +73,7 @@ pub(super) fn read_small(store: &Store, below: &str, most: u64) -> Result<Option
 }
 
 pub(super) fn create_small(store: &Store, below: &str, content: &[u8]) -> Result<Published> {
-    let mut upload = Upload::new(store, below)?;
+    let mut upload = Upload::new(store, below, content.len() as u64)?;
     upload
         .write_all(content)
         .map_err(|e| Error::io(format!("write {}", store.name(below)), e))?;
@@ -116,8 +109,7 @@ pub(super) fn delete(store: &Store, below: &str) -> Result<()> {
         store.cancel.check()?;
         return root.delete(below);
     }
-    let deleted = store.block_on(store.inner.delete(&store.path(below)))?;
-    check_deleted(&store.name(below), deleted)
+    store.block_on(delete_one(store, below))?
 }
 
 pub(super) fn delete_all(
@@ -133,14 +125,10 @@ pub(super) fn delete_all(
         return Ok(());
     }
     for batch in paths.chunks(BATCH) {
-        let locations: Vec<_> = batch.iter().map(|p| Ok(store.path(p))).collect();
-        let deleted: HashSet<_> = store.block_on(
-            store
-                .inner
-                .delete_stream(futures::stream::iter(locations).boxed())
-                .filter_map(async |d| d.ok())
-                .collect(),
-        )?;
+        let deleted = match store.deletes_singly.load(Ordering::Relaxed) {
+            true => HashSet::new(),
+            false => delete_in_bulk(store, batch)?,
+        };
         // A bulk request can fail as a whole. So each path that is not known to be deleted gets a request
         // of its own.
         let results: Vec<_> = store.block_on(
@@ -156,15 +144,53 @@ pub(super) fn delete_all(
     Ok(())
 }
 
+/// Returns the paths that a bulk request has deleted. After a refusal for good, no further one is made.
+fn delete_in_bulk(store: &Store, batch: &[String]) -> Result<HashSet<Path>> {
+    let locations: Vec<_> = batch.iter().map(|p| Ok(store.path(p))).collect();
+    let deleting = store
+        .inner
+        .delete_stream(futures::stream::iter(locations).boxed());
+    let results: Vec<_> = store.block_on(deleting.collect())?;
+    let (mut deleted, mut is_refused) = (HashSet::new(), false);
+    for result in results {
+        match result {
+            Ok(path) => drop(deleted.insert(path)),
+            Err(e) => {
+                is_refused |= store_error("delete objects", e).reason() == Reason::Configuration;
+            }
+        }
+    }
+    if is_refused && deleted.is_empty() && store.s3.is_some() {
+        tracing::info!("the store refuses bulk deletions, so objects are deleted one by one");
+        store.deletes_singly.store(true, Ordering::Relaxed);
+    }
+    Ok(deleted)
+}
+
+/// Deletes one object by a request that names it alone.
+pub(super) async fn delete_one(store: &Store, below: &str) -> Result<()> {
+    let name = store.name(below);
+    if let Some(s3) = &store.s3 {
+        let action = format!("delete {name}");
+        let response = s3.delete(&action, &store.path(below), &[]).await?;
+        return match response.code().as_str() {
+            "NoSuchBucket" => response.accepted(&action).map(drop),
+            _ => response.removed(&action),
+        };
+    }
+    match store.inner.delete(&store.path(below)).await {
+        Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
+        Err(e) => Err(store_error(format!("delete {name}"), e)),
+    }
+}
+
 async fn delete_unless_in<'p>(
     store: &Store,
     deleted: &HashSet<Path>,
     path: &'p str,
 ) -> (&'p str, Result<()>) {
-    let location = store.path(path);
-    let result = match deleted.contains(&location) {
-        true => Ok(()),
-        false => store.inner.delete(&location).await,
-    };
-    (path, check_deleted(&store.name(path), result))
+    match deleted.contains(&store.path(path)) {
+        true => (path, Ok(())),
+        false => (path, delete_one(store, path).await),
+    }
 }

@@ -3,6 +3,7 @@
 //! A killed process leaves them behind. `gc` removes those that are older than a day.
 
 use super::Store;
+use super::small_objects::delete_one;
 use crate::base::random::random_word;
 use crate::error::Result;
 use chrono::{TimeDelta, Utc};
@@ -36,7 +37,7 @@ pub(super) fn clock_ahead(store: &Store) -> Result<TimeDelta> {
         store.inner.head(&path).await
     });
     let after = Utc::now();
-    if let Err(e) = store.clean_up(store.inner.delete(&path)) {
+    if let Err(e) = store.clean_up(delete_one(store, &below)) {
         let name = store.name(&below);
         tracing::warn!("a temporary object is left behind: {name}: {e}");
     }

@@ -28,12 +28,12 @@ impl Document {
     }
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "PascalCase")]
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
 pub(super) struct Refusal {
     /// The error code, such as `NoSuchKey`.
-    #[serde(default)]
     pub(super) code: String,
+    pub(super) message: String,
 }
 
 /// The tags of an object.

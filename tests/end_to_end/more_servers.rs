@@ -143,7 +143,7 @@ fn swift_segments_of_a_run_that_was_killed_are_cleaned_away() {
     let server = swift_server("segments");
     let store = server.store("p");
     let whole = vec![7; 12 << 20];
-    let mut upload = Upload::new(&store, "v2/whole").unwrap();
+    let mut upload = Upload::new(&store, "v2/whole", 0).unwrap();
     upload.write_all(&whole).unwrap();
     assert_eq!(
         upload.finish().unwrap().complete().unwrap(),
@@ -159,7 +159,7 @@ fn swift_segments_of_a_run_that_was_killed_are_cleaned_away() {
     assert_eq!(found, [("v2/killed", "0123456789abcdef")]);
     store.abort_upload(&unfinished[0]).unwrap();
     assert_eq!(store.uploads().unwrap(), []);
-    assert!(content(&store, "v2/whole") == whole);
+    assert!(content(&store, "v2/whole", 0) == whole);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Exclusion markers as tags on real servers: they are set, `deltafold list` sees them, and the tags of others
 //! survive.
 
-use crate::support::lying_s3::{Lies, LyingServer};
+use crate::support::fake_s3::{Dialect, FakeS3};
 use crate::support::minio::Minio;
 use crate::support::s3::{Kind, S3};
 use crate::support::versitygw::Versitygw;
@@ -98,9 +98,9 @@ async fn marks_go_round_on_versitygw() {
 /// Where tags are refused, the marker is an object.
 #[tokio::test(flavor = "multi_thread")]
 async fn without_tags_an_object_is_the_mark() {
-    let server = LyingServer::start(Lies {
-        refuses_tags: true,
-        ..Lies::default()
+    let server = FakeS3::start(Dialect {
+        refuses_tags: Some((501, "NotImplemented")),
+        ..Dialect::default()
     });
     let handle = tokio::runtime::Handle::current();
     let store = server.s3().open("s3://b/p", &handle);

@@ -2,8 +2,8 @@
 
 use crate::support::copy_dir;
 use crate::support::etcd::{EtcdVersion, Signal};
+use crate::support::fake_s3::{Dialect, FakeS3};
 use crate::support::follower::{Follower, QUICK};
-use crate::support::lying_s3::{Lies, LyingServer};
 use crate::support::minio::Minio;
 use crate::support::proxy::{Effect, Proxy, Timing};
 use crate::support::recorded_etcd::with_etcd;
@@ -165,7 +165,7 @@ fn refuse(proxy: &Proxy, status: u16, code: &'static str) {
 /// start. Settings with which the follower has begun are right, whatever the store says later.
 #[test]
 fn refusals_pass() {
-    let server = LyingServer::start(Lies::default());
+    let server = FakeS3::start(Dialect::default());
     with_etcd(EtcdVersion::V3_6, |world| {
         let proxy = Proxy::start(server.s3().endpoint());
         let through_proxy = Prefix::s3(&S3::new(&proxy.url()), "follow", "prefix");
@@ -199,7 +199,7 @@ fn refusals_pass() {
 
 #[test]
 fn settings_that_are_wrong_from_the_start_end_it() {
-    let server = LyingServer::start(Lies::default());
+    let server = FakeS3::start(Dialect::default());
     with_etcd(EtcdVersion::V3_6, |world| {
         let proxy = Proxy::start(server.s3().endpoint());
         refuse(&proxy, 400, "InvalidArgument");

@@ -1,8 +1,8 @@
 //! `deltafold store check` names the step that does not work, and leaves nothing behind.
 
 use super::gc_faults::context;
+use crate::support::fake_s3::{Conditions, Dialect, FakeS3};
 use crate::support::faults::{Call, Fault, FaultStore, PlannedFault};
-use crate::support::lying_s3::{Lies, LyingServer};
 use crate::support::made_backups::objects_of;
 use crate::support::process::free_port;
 use crate::support::s3::{Kind, S3};
@@ -59,17 +59,22 @@ fn a_folder_and_a_server_work() {
 
 #[test]
 fn the_step_that_fails_is_named_and_nothing_is_left() {
-    type Set = fn(&mut Lies);
+    const REFUSED: Conditions = Conditions::Refused((501, "NotImplemented"));
+    type Set = fn(&mut Dialect);
     let cases: [(Set, &str, i32); 4] = [
-        (|l| l.ignores_conditions = true, "ConditionalCreate", 78),
-        (|l| l.refuses_conditions = true, "ConditionalCreate", 69),
-        (|l| l.damages = true, "ReadBack", 78),
-        (|l| l.keeps_deleted = true, "Delete", 78),
+        (
+            |d| d.conditions = Conditions::Ignored,
+            "ConditionalCreate",
+            78,
+        ),
+        (|d| d.conditions = REFUSED, "ConditionalCreate", 69),
+        (|d| d.damages = true, "ReadBack", 78),
+        (|d| d.keeps_deleted = true, "Delete", 78),
     ];
     for (set, step, expected) in cases {
-        let mut lies = Lies::default();
-        set(&mut lies);
-        let server = LyingServer::start(lies);
+        let mut dialect = Dialect::default();
+        set(&mut dialect);
+        let server = FakeS3::start(dialect);
         let (code, outcome) = check("s3://b/p", &server.s3().env());
         assert_eq!(code, expected, "{step}: {outcome}");
         assert_eq!(those(&outcome, "Failed"), [step], "{outcome}");

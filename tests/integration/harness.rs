@@ -10,8 +10,8 @@ use object_store::{ObjectStore as _, ObjectStoreExt as _, WriteMultipart};
 
 use crate::support::etcd::{Etcd, Signal, bbolt_check, etcdutl_status};
 use crate::support::etcd_cluster::{Cluster, Member};
+use crate::support::fake_s3::{Dialect, FakeS3};
 use crate::support::history::{Compression, History, HistoryOptions, Recorder};
-use crate::support::lying_s3::{Lies, LyingServer};
 use crate::support::proxy::{Effect, Proxy, Timing};
 use crate::support::random_load::{Load, LoadOptions};
 use crate::support::restorable::Prefix;
@@ -294,7 +294,7 @@ fn the_truth_of_a_cluster_under_load_3_7() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_proxy_passes_all_on_and_counts_it() {
     const DELAY: Duration = Duration::from_millis(300);
-    let server = LyingServer::start(Lies::default());
+    let server = FakeS3::start(Dialect::default());
     let proxy = Proxy::start(server.s3().endpoint());
     let store = S3::new(&proxy.url()).store("bucket");
     let body: Vec<u8> = (0..3_000_000u32).map(|n| (n % 251) as u8).collect();

@@ -4,9 +4,9 @@
 
 use std::process::Command;
 
+use crate::support::fake_s3::{Dialect, FakeS3, NextPage};
 use crate::support::gc_history::NOTHING;
 use crate::support::history::Compression;
-use crate::support::lying_s3::{Lies, LyingServer};
 use crate::support::tiny_backup::{SMALL_BASE, object, put_events, small_database};
 use crate::support::{deltafold, run_json, scratch};
 use serde_json::Value;
@@ -40,20 +40,20 @@ fn odd_snapshots(full: &str) -> Vec<String> {
 
 /// A full, a delta, and other objects.
 struct Bucket {
-    server: LyingServer,
+    server: FakeS3,
     full: String,
     last: i64,
 }
 
 impl Bucket {
     fn new() -> Self {
-        Self::with(Lies::default())
+        Self::with(Dialect::default())
     }
 
-    fn with(lies: Lies) -> Self {
+    fn with(dialect: Dialect) -> Self {
         let since = chrono::Utc::now().timestamp() - 90_000;
         let bucket = Bucket {
-            server: LyingServer::start(lies),
+            server: FakeS3::start(dialect),
             full: format!("Full-00000000-{SMALL_BASE:08}-{since}"),
             last: SMALL_BASE + 1,
         };
@@ -283,8 +283,8 @@ fn stores(endpoint: &str) -> Vec<(&'static str, Vec<String>)> {
 #[test]
 fn who_redirects_is_sent_no_credentials() {
     let (server, listener) = (
-        LyingServer::start(Lies::default()),
-        LyingServer::start(Lies::default()),
+        FakeS3::start(Dialect::default()),
+        FakeS3::start(Dialect::default()),
     );
     let elsewhere = listener.s3().endpoint();
     for status in [301, 302, 303, 307, 308] {
@@ -327,9 +327,9 @@ fn who_redirects_is_sent_no_credentials() {
 
 #[test]
 fn who_echoes_what_was_asked_has_no_secret_printed() {
-    let server = LyingServer::start(Lies {
+    let server = FakeS3::start(Dialect {
         refuses_at_length: true,
-        ..Lies::default()
+        ..Dialect::default()
     });
     for (url, options) in stores(server.s3().endpoint()) {
         let mut command = deltafold();
@@ -358,26 +358,26 @@ fn who_echoes_what_was_asked_has_no_secret_printed() {
 /// answer from a cache, end every command.
 #[test]
 fn a_listing_is_whole_or_an_error() {
-    let circles = Lies {
-        lists_in_circles: true,
-        ..Lies::default()
+    let circles = Dialect {
+        next_page: NextPage::Circles,
+        ..Dialect::default()
     };
-    let cut_off = Lies {
-        hides_next_page: true,
+    let cut_off = Dialect {
+        next_page: NextPage::Hidden,
         lists_small_pages: true,
-        ..Lies::default()
+        ..Dialect::default()
     };
-    let wide_circles = Lies {
+    let wide_circles = Dialect {
         lists_small_pages: true,
         ..circles
     };
     let endless = "listing does not end";
-    for (lies, code, text, most) in [
+    for (dialect, code, text, most) in [
         (circles, 69, endless, 12),
         (wide_circles, 69, endless, 80),
         (cut_off, 78, "listing is cut off", 12),
     ] {
-        let bucket = Bucket::with(lies);
+        let bucket = Bucket::with(dialect);
         bucket.put_rubbish(&["v2/x", "v2/y", "v2/z"].map(str::to_owned));
         let folder = scratch::folder().unwrap();
         let there = folder.path().join("there");
@@ -407,9 +407,9 @@ fn a_listing_is_whole_or_an_error() {
 
 #[test]
 fn who_announces_a_terabyte_ends_no_process() {
-    let bucket = Bucket::with(Lies {
+    let bucket = Bucket::with(Dialect {
         announces_terabytes: true,
-        ..Lies::default()
+        ..Dialect::default()
     });
     let retries = ["--store-option", "max_retries=0"];
     let args = ["compact", "--output", "json", "--store", "s3://b/p"];

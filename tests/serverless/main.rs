@@ -33,6 +33,7 @@ mod restore_candidates;
 mod schemas;
 mod slow_store;
 mod status;
+mod store_dialects;
 mod stores_conform;
 mod times;
 mod verification_records;

@@ -4,9 +4,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use crate::support::fake_s3::{Dialect, FakeS3};
 use crate::support::gc_history::NOTHING;
 use crate::support::history::Compression;
-use crate::support::lying_s3::{Lies, LyingServer};
 use crate::support::proxy::{Proxy, Traffic};
 use crate::support::s3::S3;
 use crate::support::tiny_backup::{SMALL_BASE, database, object, put_events, small_database};
@@ -22,7 +22,7 @@ const PREFIX: &str = "b/p";
 
 /// A store with a full and one delta for each revision after it.
 struct Wide {
-    server: LyingServer,
+    server: FakeS3,
     /// When the full was created, in Unix seconds.
     since: i64,
     /// The newest revision.
@@ -30,9 +30,9 @@ struct Wide {
 }
 
 impl Wide {
-    fn new(lies: Lies, deltas: i64) -> Self {
+    fn new(dialect: Dialect, deltas: i64) -> Self {
         let since = chrono::Utc::now().timestamp() - 90_000;
-        let server = LyingServer::start(lies);
+        let server = FakeS3::start(dialect);
         let last = SMALL_BASE + deltas;
         let wide = Wide {
             server,
@@ -135,12 +135,12 @@ impl Requests {
 }
 
 /// The behaviour of two servers: one reports tag counts in responses to reads, one does not.
-fn servers() -> [Lies; 2] {
-    let hides = Lies {
+fn servers() -> [Dialect; 2] {
+    let hides = Dialect {
         hides_tag_counts: true,
-        ..Lies::default()
+        ..Dialect::default()
     };
-    [Lies::default(), hides]
+    [Dialect::default(), hides]
 }
 
 /// How many requests a plan may make, however many deltas there are: it lists folders and two pages, and asks
@@ -149,8 +149,8 @@ const BOUND: usize = 50;
 
 #[test]
 fn a_plan_asks_little_of_a_wide_bucket() {
-    for lies in servers() {
-        let wide = Wide::new(lies, PAGES);
+    for dialect in servers() {
+        let wide = Wide::new(dialect, PAGES);
         for (command, args) in [
             ("list", &[][..]),
             ("verify", &["--level", "names"]),
@@ -178,7 +178,7 @@ fn a_plan_asks_little_of_a_wide_bucket() {
 
 #[test]
 fn a_compaction_reads_each_delta_and_asks_little_else() {
-    let wide = Wide::new(Lies::default(), WIDE);
+    let wide = Wide::new(Dialect::default(), WIDE);
     let (code, outcome, requests) = wide.run("compact", &[]);
     assert_eq!(
         (code, &outcome["revision"]),
@@ -216,7 +216,7 @@ fn one_after_the_other(traffic: &Traffic) -> usize {
 
 #[test]
 fn few_requests_of_a_compaction_stand_one_after_the_other() {
-    let few = Wide::new(Lies::default(), 3);
+    let few = Wide::new(Dialect::default(), 3);
     let proxy = Proxy::start(few.server.s3().endpoint());
     // Long enough to show which requests run concurrently, even on a busy machine.
     proxy.delay(Duration::from_millis(150));
@@ -233,7 +233,7 @@ fn few_requests_of_a_compaction_stand_one_after_the_other() {
 
 #[test]
 fn a_copy_puts_and_reads_each_snapshot_once() {
-    let wide = Wide::new(Lies::default(), WIDE);
+    let wide = Wide::new(Dialect::default(), WIDE);
     wide.server.forget_requests();
     let mut run = deltafold();
     run.args(["copy", "--output", "json", "--from", "s3://b/p"])
@@ -256,8 +256,8 @@ fn a_copy_puts_and_reads_each_snapshot_once() {
 
 #[test]
 fn what_is_excluded_is_never_used() {
-    for lies in servers() {
-        let wide = Wide::new(lies, WIDE);
+    for dialect in servers() {
+        let wide = Wide::new(dialect, WIDE);
         // An excluded damaged delta of three revisions, and an excluded damaged full: by their names, a chain
         // could use them.
         let delta = wide.delta_name(80, 82, 1);
@@ -302,8 +302,8 @@ fn what_is_excluded_is_never_used() {
 
 #[test]
 fn a_chain_goes_with_few_requests_unless_its_successor_is_excluded() {
-    for lies in servers() {
-        let wide = Wide::new(lies, PAGES);
+    for dialect in servers() {
+        let wide = Wide::new(dialect, PAGES);
         let newer = wide.full(wide.last);
         wide.put(&newer, &database(4096, 8..=wide.last, 10));
         let plan = NOTHING;

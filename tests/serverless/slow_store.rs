@@ -450,7 +450,7 @@ fn parts_under_way_are_few_whatever_the_number_of_uploads() {
         for name in ["v2/one", "v2/other"] {
             let (store, content) = (store.clone(), &content);
             scope.spawn(move || {
-                let mut upload = Upload::new(&store, name).unwrap();
+                let mut upload = Upload::new(&store, name, 0).unwrap();
                 upload.write_all(content).unwrap();
                 upload.finish().unwrap().complete().unwrap();
             });

@@ -5,8 +5,8 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
+use crate::support::fake_s3::{Dialect, FakeS3};
 use crate::support::history::Compression;
-use crate::support::lying_s3::{Lies, LyingServer};
 use crate::support::proxy::Proxy;
 use crate::support::s3::S3;
 use crate::support::tiny_backup::{SMALL_BASE, object, small_database};
@@ -107,7 +107,7 @@ fn a_store_that_refuses_the_write_is_a_warning() {
     assert_eq!(fs::read_dir(elsewhere.path()).unwrap().count(), 0);
 
     // Credentials that may only read.
-    let server = LyingServer::start(Lies::default());
+    let server = FakeS3::start(Dialect::default());
     let full = format!("b/p/v2/Full-00000000-{SMALL_BASE:08}-1795224681");
     server.seed([(full, object(&small_database(4096), Compression::None))]);
     let proxy = Proxy::start(server.s3().endpoint());

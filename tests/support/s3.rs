@@ -71,14 +71,27 @@ impl S3 {
 
     /// Opens a store as deltafold does.
     pub fn open(&self, url: &str, handle: &tokio::runtime::Handle) -> Store {
+        self.open_with(url, &[], handle)
+    }
+
+    /// Opens a store with further settings.
+    pub fn open_with(
+        &self,
+        url: &str,
+        settings: &[(&str, &str)],
+        handle: &tokio::runtime::Handle,
+    ) -> Store {
         let options = [
             ("endpoint", self.endpoint()),
             ("region", REGION),
             ("access_key_id", ACCESS_KEY),
             ("secret_access_key", SECRET_KEY),
             ("max_retries", "2"),
-        ]
-        .map(|(name, value)| (name.to_owned(), value.to_owned()));
+        ];
+        let options = options.iter().chain(settings);
+        let options: Vec<(String, String)> = options
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+            .collect();
         store::open(url, &options, handle.clone()).expect("a store")
     }
 

@@ -26,6 +26,9 @@ pub(super) struct Transferred {
     pub(super) is_checked: bool,
 }
 
+/// How many times as large a snapshot may become by another compression.
+const MOST_GROWTH: u64 = 16;
+
 /// Copies a snapshot to the target without its name. If its compression changes, `threads` threads compress it.
 ///
 /// # Errors
@@ -39,9 +42,14 @@ pub(super) fn transfer(
     planned: &Planned,
     threads: usize,
 ) -> Result<Transferred> {
-    let upload = Upload::new(&to.store, &planned.path)?;
+    let recompresses = planned.name.compression != snapshot.name.compression;
+    let expected = match recompresses {
+        true => snapshot.bytes.saturating_mul(MOST_GROWTH),
+        false => snapshot.bytes,
+    };
+    let upload = Upload::new(&to.store, &planned.path, expected)?;
     let at = from.at(snapshot);
-    if planned.name.compression != snapshot.name.compression {
+    if recompresses {
         let object = recompress(from, to, form, snapshot, upload, threads).map_err(at)?;
         return Ok(Transferred {
             object,

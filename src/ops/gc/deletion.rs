@@ -68,7 +68,7 @@ impl<'a> Deleter<'a> {
         }
         let mut results = Vec::with_capacity(paths.len());
         self.store.delete_all(paths, |_, result| {
-            results.push(result.map(|()| (RemovalStatus::Done, None)))
+            results.push(unless_kept(result.map(|()| (RemovalStatus::Done, None))))
         })?;
         Ok(results)
     }
@@ -81,11 +81,19 @@ impl<'a> Deleter<'a> {
         if let Some(until) = self.locked(path)? {
             return Ok((RemovalStatus::Locked, until));
         }
-        self.store.delete(path)?;
-        Ok(match version {
-            Some(_) => (RemovalStatus::Hidden, None),
-            None => (RemovalStatus::Done, None),
-        })
+        let status = match version {
+            Some(_) => RemovalStatus::Hidden,
+            None => RemovalStatus::Done,
+        };
+        unless_kept(self.store.delete(path).map(|()| (status, None)))
+    }
+}
+
+/// Turns the refusal of a store that keeps an object by a policy, and does not say until when, into `Locked`.
+fn unless_kept(result: RemovalResult) -> RemovalResult {
+    match result {
+        Err(e) if e.reason() == Reason::ObjectLocked => Ok((RemovalStatus::Locked, None)),
+        result => result,
     }
 }
 

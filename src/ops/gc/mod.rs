@@ -539,8 +539,8 @@ fn damage_warnings(plan: &Plan) -> Vec<String> {
     warnings
 }
 
-/// Takes the lock that keeps other runs away. If the store supports no locks, adds a warning that
-/// begins with `without_lock`, and returns `None`.
+/// Takes the lock that keeps other runs away. If the store supports no locks, or its objects cannot be overwritten, adds
+/// a warning that begins with `without_lock`, and returns `None`.
 fn take_lock(
     store: &Store,
     without_lock: &str,
@@ -549,8 +549,10 @@ fn take_lock(
     let mut lock = Lock::new(store, LOCK, &lock::identity(), LOCK_DURATION)?;
     match lock.acquire(Wait::UntilSeenDead) {
         Ok(guard) => Ok(Some(guard)),
-        // The store has no conditional writes.
-        Err(e) if e.reason() == Reason::Configuration => {
+        Err(e)
+            if e.reason() == Reason::ObjectLocked
+                || (e.reason() == Reason::Configuration && !store.keeps_conditions()) =>
+        {
             warnings.push(format!("{without_lock}: {e}"));
             Ok(None)
         }

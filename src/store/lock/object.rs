@@ -6,13 +6,13 @@
 use crate::base::none_if_missing;
 use crate::error::{Error, Reason, Result};
 use crate::store::Store;
-use crate::store::errors::store_error;
+use crate::store::errors::{NO_CONDITIONS, store_error};
 use crate::store::folder::Folder;
 use crate::store::lock::{ConditionalWrite, Lock, LockRecord, LockStore, RecordVersion};
 use crate::store::small_objects::{bytes_of, get_if_exists};
 use async_trait::async_trait;
 use object_store::path::Path;
-use object_store::{ObjectStore, PutMode, PutPayload};
+use object_store::{ObjectStore, PutMode, PutPayload, PutResult};
 use rustix::fs::{FlockOperation, flock};
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Write};
@@ -49,6 +49,7 @@ impl Lock {
                 inner: store.inner.clone(),
                 path: store.path(&below),
                 full,
+                may_be_immutable: store.may_be_immutable,
             }),
         };
         let (handle, cancel) = (store.handle.clone(), store.cancel.clone());
@@ -72,23 +73,63 @@ struct ObjectRecord {
     path: Path,
     /// The object's full name, for messages.
     full: String,
+    /// A policy of the bucket may forbid to overwrite objects.
+    may_be_immutable: bool,
 }
 
 impl ObjectRecord {
+    /// Writes the record. Where a policy may forbid to overwrite it, a new record is written twice: a lock that cannot
+    /// be renewed would fail only when others wait for it.
     async fn put(&self, record: &LockRecord, mode: PutMode) -> Result<ConditionalWrite> {
+        let is_create = matches!(mode, PutMode::Create);
+        match self.put_once(record, mode).await? {
+            Some(written) if is_create && self.may_be_immutable => {
+                let version = RecordVersion {
+                    e_tag: written.e_tag,
+                    version: written.version,
+                };
+                let again = self.put_once(record, PutMode::Update(version)).await?;
+                Ok(again.map_or(ConditionalWrite::Refused, |_| ConditionalWrite::Done))
+            }
+            Some(_) => Ok(ConditionalWrite::Done),
+            None => Ok(ConditionalWrite::Refused),
+        }
+    }
+
+    /// Returns `None` if the condition does not hold.
+    async fn put_once(&self, record: &LockRecord, mode: PutMode) -> Result<Option<PutResult>> {
         use object_store::Error as E;
         let is_create = matches!(mode, PutMode::Create);
+        if let PutMode::Update(version) = &mode
+            && version.e_tag.is_none()
+            && version.version.is_none()
+        {
+            return Err(Reason::Configuration.error(format!(
+                "cannot keep the lock {} (the store sends no ETag): {NO_CONDITIONS}",
+                self.full
+            )));
+        }
         let payload = PutPayload::from(to_text(record)?);
         match self.inner.put_opts(&self.path, payload, mode.into()).await {
-            Ok(_) => Ok(ConditionalWrite::Done),
-            Err(E::AlreadyExists { .. } | E::Precondition { .. }) => Ok(ConditionalWrite::Refused),
+            Ok(written) => Ok(Some(written)),
+            Err(E::AlreadyExists { .. } | E::Precondition { .. }) => Ok(None),
             // The record was deleted meanwhile.
-            Err(E::NotFound { .. }) if !is_create => Ok(ConditionalWrite::Refused),
-            Err(e @ (E::NotImplemented { .. } | E::NotSupported { .. })) => Err(Reason::Configuration.error(format!(
-                "cannot keep the lock {}: the store has no conditional writes ({e}); use --lock-lease in Kubernetes",
-                self.full
-            ))),
-            Err(e) => Err(store_error(format!("write the lock {}", self.full), e)),
+            Err(E::NotFound { .. }) if !is_create => Ok(None),
+            Err(e @ (E::NotImplemented { .. } | E::NotSupported { .. })) => {
+                Err(Reason::Configuration.error(format!(
+                    "cannot keep the lock {} ({e}): {NO_CONDITIONS}",
+                    self.full
+                )))
+            }
+            Err(e) => {
+                let e = store_error(format!("write the lock {}", self.full), e);
+                Err(match e.reason() {
+                    Reason::ObjectLocked => Reason::ObjectLocked.error(format!(
+                        "{e}: a lock must be overwritten, so it cannot live in an immutable bucket: use --lock-lease, or keep the backup in a bucket without a retention policy"
+                    )),
+                    _ => e,
+                })
+            }
         }
     }
 }

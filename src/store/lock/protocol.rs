@@ -7,6 +7,7 @@ use super::LONGEST_DURATION;
 use super::record::{ConditionalWrite, LockRecord, LockStore, after};
 use crate::base::random::random_word;
 use crate::error::{Reason, Result};
+use crate::store::errors::NO_CONDITIONS;
 use chrono::{DateTime, SubsecRound, Utc};
 use std::time::{Duration, Instant};
 
@@ -145,10 +146,20 @@ pub(super) async fn attempt(
         None => store.create(&record).await,
         Some((_, version)) => store.update(&record, version).await,
     };
+    if let Err(e) = &written
+        && matches!(e.reason(), Reason::Configuration | Reason::ObjectLocked)
+    {
+        return written.map(|_| Acquisition::Since(began));
+    }
     // A store may accept a condition and ignore it, and a response may be lost. So read the record back.
     match (written, store.read().await?) {
         (_, Some((now, _))) if now == record => Ok(Acquisition::Since(began)),
         (Err(e), _) => Err(e),
+        // No process deletes a record.
+        (Ok(_), None) if seen.is_none() => Err(Reason::Configuration.error(format!(
+            "cannot take the lock {}: the store says that the object exists, and it does not: {NO_CONDITIONS}",
+            store.name()
+        ))),
         (Ok(_), other) => {
             let other = other.as_ref().map(|(record, _)| record);
             let holder = observer.observe(other, claimant, clock.now());

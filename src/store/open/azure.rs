@@ -37,7 +37,10 @@ pub(super) fn open(location: &Location, mut config: OpenConfig, handle: Handle) 
         let store = location.store(store, ExcludeTags::none(), handle);
         store.with_look_first(LookFirst::Large)
     };
-    Ok(store.with_requests(config.requests.most()).with_ranges())
+    Ok(store
+        .with_requests(config.requests.most())
+        .with_ranges()
+        .with_retention_policies())
 }
 
 impl Builder for MicrosoftAzureBuilder {

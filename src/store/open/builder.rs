@@ -29,13 +29,11 @@ pub(super) trait Builder: Sized {
     const OWN_CREDENTIALS: &'static [&'static str];
     /// The option with the URL of the server.
     const ENDPOINT: &'static str;
-    /// Whether uploads are completed on condition that the name is free.
-    const COMPLETES_IF_FREE: bool = false;
-
     // The crate's methods; `crate_methods` defines them.
 
     fn empty() -> Self;
-    fn located(self, url: &str, retry: RetryConfig, connector: impl HttpConnector) -> Self;
+    fn located(self, url: &str, retry: RetryConfig) -> Self;
+    fn connected(self, connector: impl HttpConnector) -> Self;
     fn with(self, key: Self::Key, value: String) -> Self;
     fn setting(&self, key: Self::Key) -> Option<String>;
     fn client_key(key: ClientConfigKey) -> Self::Key;
@@ -53,6 +51,11 @@ pub(super) trait Builder: Sized {
 
     /// Returns the URL of the server, if one is set.
     fn endpoint(&self) -> Option<String>;
+
+    /// Returns whether uploads are completed on condition that the name is free.
+    fn completes_if_free(&self) -> bool {
+        false
+    }
 
     /// Returns whether a setting is a part of the credentials.
     fn is_credential(key: &Self::Key) -> bool;
@@ -119,14 +122,12 @@ macro_rules! crate_methods {
             Self::new()
         }
 
-        fn located(
-            self,
-            url: &str,
-            retry: object_store::RetryConfig,
-            connector: impl object_store::client::HttpConnector,
-        ) -> Self {
-            let located = self.with_url(url).with_retry(retry);
-            located.with_http_connector(connector)
+        fn located(self, url: &str, retry: object_store::RetryConfig) -> Self {
+            self.with_url(url).with_retry(retry)
+        }
+
+        fn connected(self, connector: impl object_store::client::HttpConnector) -> Self {
+            self.with_http_connector(connector)
         }
 
         fn with(self, key: $key, value: String) -> Self {
@@ -237,11 +238,7 @@ fn of_settings<B: Builder>(
             builder = builder.with(key, value.to_owned());
         }
     }
-    let connector = Connector {
-        completes_if_free: B::COMPLETES_IF_FREE,
-        ..config.connector()
-    };
-    builder = builder.located(&location.bucket_url, config.retry.clone(), connector);
+    builder = builder.located(&location.bucket_url, config.retry.clone());
     let mut settings = config.timeouts();
     if let Some(secret) = secret {
         settings.extend(B::from_secret(secret)?);
@@ -255,6 +252,11 @@ fn of_settings<B: Builder>(
             builder = builder.with(key, "true".to_owned());
         }
     }
+    let connector = Connector {
+        completes_if_free: builder.completes_if_free(),
+        ..config.connector()
+    };
+    let builder = builder.connected(connector);
     let client = client_options(|key| builder.setting(B::client_key(key)));
     Ok((builder.with_client(client.clone()), client))
 }

@@ -48,7 +48,8 @@ pub(super) fn open(location: &Location, mut config: OpenConfig, handle: Handle) 
         .store(store, tags, handle)
         .with_requests(config.requests.most())
         .with_ranges()
-        .with_look_first(LookFirst::Large))
+        .with_look_first(LookFirst::Large)
+        .with_retention_policies())
 }
 
 impl Builder for GoogleCloudStorageBuilder {

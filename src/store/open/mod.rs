@@ -321,6 +321,17 @@ fn flag(key: &str, value: &str) -> Result<bool> {
     })
 }
 
+/// Refuses a value that a setting does not have.
+fn one_of(key: &str, value: &str, allowed: &[&str]) -> Result<()> {
+    match allowed.contains(&value) {
+        true => Ok(()),
+        false => Err(Reason::Configuration.error(format!(
+            "--store-option {key}={value}: give {}",
+            allowed.join(" or ")
+        ))),
+    }
+}
+
 /// Refuses an endpoint that is no URL: the object_store crate panics with the first request. `setting` names
 /// the setting.
 fn check_endpoint(setting: &str, endpoint: &str) -> Result<()> {

@@ -2,7 +2,7 @@
 
 use super::builder::{self, Builder};
 use super::secret::{CredentialsOf, Secret};
-use super::{Family, Location, OpenConfig, check_endpoint, flag};
+use super::{Family, Location, OpenConfig, check_endpoint, flag, one_of};
 use crate::error::Result;
 use crate::store::exclude::{ExcludeTags, TagKind};
 use crate::store::s3::S3;
@@ -16,12 +16,17 @@ use url::Url;
 
 /// A setting of our own: `false` puts the bucket into the host name, also into that of `endpoint`.
 const OPTION_PATH_STYLE: &str = "path_style";
+/// The value of `checksum_algorithm` that sends no checksum.
+const NO_CHECKSUM: &str = "none";
+/// The value of `conditional_put` for a store that does not keep conditions.
+const NO_CONDITIONS: &str = "disabled";
 /// The size of an SSE-C key.
 const CUSTOMER_KEY_BYTES: usize = 32;
 
 pub(super) fn open(location: &Location, mut config: OpenConfig, handle: Handle) -> Result<Store> {
     let secret = config.read_secret()?;
     let (builder, client) = builder::configured::<AmazonS3Builder>(location, &mut config, secret)?;
+    let keeps_conditions = builder.completes_if_free();
     let unsigned = builder.is_set(Key::SkipSignature);
     let is_other_server = builder
         .endpoint()
@@ -43,10 +48,10 @@ pub(super) fn open(location: &Location, mut config: OpenConfig, handle: Handle) 
         location.store(store, tags, handle).with_s3(own)
     };
     // AWS obeys the conditions of writes. Of another server nobody knows.
-    let look_first = if is_other_server {
-        LookFirst::Always
-    } else {
-        LookFirst::Never
+    let look_first = match is_other_server {
+        _ if !keeps_conditions => LookFirst::Instead,
+        true => LookFirst::Always,
+        false => LookFirst::Never,
     };
     Ok(store
         .with_requests(config.requests.most())
@@ -60,11 +65,14 @@ impl Builder for AmazonS3Builder {
     const FAMILY: Family = Family::S3;
     const OWN_CREDENTIALS: &'static [&'static str] = &["access_key_id"];
     const ENDPOINT: &'static str = "endpoint";
-    const COMPLETES_IF_FREE: bool = true;
 
     fn endpoint(&self) -> Option<String> {
         let own = self.setting(Key::S3Endpoint);
         own.or_else(|| self.setting(Key::Endpoint))
+    }
+
+    fn completes_if_free(&self) -> bool {
+        self.setting(Key::ConditionalPut).as_deref() != Some(NO_CONDITIONS)
     }
 
     fn is_credential(key: &Key) -> bool {
@@ -101,6 +109,17 @@ impl Builder for AmazonS3Builder {
             let file = secret.file("token").display().to_string();
             add("web_identity_token_file", file);
         }
+        match secret.get("requestChecksumCalculation") {
+            Some("when_required" | "WHEN_REQUIRED") => {
+                add("checksum_algorithm", NO_CHECKSUM.to_owned());
+            }
+            None | Some("when_supported" | "WHEN_SUPPORTED") => {}
+            Some(other) => {
+                return Err(secret.wrong(&format!(
+                    "requestChecksumCalculation is \"{other}\": give when_supported or when_required"
+                )));
+            }
+        }
         // Without this setting the bucket is part of the path, which AWS also accepts.
         if secret.flag("s3ForcePathStyle")? == Some(true) {
             add(OPTION_PATH_STYLE, "true".to_owned());
@@ -135,11 +154,23 @@ impl Builder for AmazonS3Builder {
     }
 
     fn with_settings(self, location: &Location, settings: Vec<(String, String)>) -> Result<Self> {
-        let (path_style, settings): (Vec<_>, Vec<_>) = settings
+        let (path_style, mut settings): (Vec<_>, Vec<_>) = settings
             .into_iter()
             .partition(|(key, _)| key == OPTION_PATH_STYLE);
+        for (key, value) in &settings {
+            match key.parse() {
+                Ok(Key::Checksum) => one_of(key, value, &[NO_CHECKSUM, "sha256", "crc64nvme"])?,
+                Ok(Key::ConditionalPut) => one_of(key, value, &["etag", NO_CONDITIONS])?,
+                _ => {}
+            }
+        }
+        // The crate has no name for "none": it sends a checksum if the setting is there.
+        let is_checksum = |key: &str| matches!(key.parse(), Ok(Key::Checksum));
+        let checksum = settings.iter().rfind(|(key, _)| is_checksum(key));
+        let sends_none = checksum.is_some_and(|(_, value)| value == NO_CHECKSUM);
+        settings.retain(|(key, value)| !is_checksum(key) || value != NO_CHECKSUM);
         let mut builder = settings.into_iter().try_fold(self, Self::with_text)?;
-        if builder.setting(Key::Checksum).is_none() {
+        if builder.setting(Key::Checksum).is_none() && !sends_none {
             builder = builder.with_checksum_algorithm(Checksum::SHA256);
         }
         let Some((key, value)) = path_style.last() else {

@@ -262,7 +262,9 @@ impl<'a> Follower<'a> {
     /// restored; a damaged answer of a member may be right the next time.
     fn may_pass(&self, e: &Error) -> bool {
         match e.reason() {
-            Reason::Usage | Reason::OtherCluster | Reason::Terminated => false,
+            Reason::Usage | Reason::OtherCluster | Reason::ObjectLocked | Reason::Terminated => {
+                false
+            }
             Reason::Configuration | Reason::CannotDecrypt | Reason::NoSnapshots => self.has_begun,
             _ => true,
         }

@@ -1,8 +1,8 @@
-//! An S3 server that lies or attacks: it claims to do what it was asked and does something else, lists keys
-//! that no client can name, or redirects requests.
+//! A small S3 in memory that speaks the dialects of many stores, lies and attacks. It also understands Google Cloud
+//! Storage's XML API.
 //!
-//! A small S3 in memory without checks of signatures. Without lies it behaves like S3, as far as deltafold
-//! needs it: objects, listings, multipart uploads, conditional writes, tags; no versions.
+//! It does not check signatures. Without a dialect it behaves like S3, as far as deltafold needs it: objects, ranges,
+//! listings, multipart uploads, conditional writes, tags; no versions.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
@@ -13,21 +13,56 @@ use sha2::{Digest as _, Sha256};
 
 use super::s3::S3;
 
-/// The lies that the server tells. The default is an honest server.
+/// What a store says to a call that it does not have: the status, and the code of its error.
+pub type Refusal = (u16, &'static str);
+
+/// What a store does with the conditions of writes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Lies {
-    /// Accepts conditional writes, responds with 200 and overwrites, like Garage.
-    pub ignores_conditions: bool,
-    /// Has no conditional writes: 501.
-    pub refuses_conditions: bool,
+pub enum Conditions {
+    #[default]
+    Kept,
+    /// Responds with 200 and overwrites, like Garage.
+    Ignored,
+    Refused(Refusal),
+    /// Responds with 412, whatever is there.
+    NeverHold,
+}
+
+/// How a store's pages of a listing lead to the next one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum NextPage {
+    #[default]
+    Named,
+    /// Says that more pages follow, and does not name the next one.
+    Hidden,
+    /// The last page names the first one.
+    Circles,
+}
+
+/// How the server differs from S3. The default does not.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Dialect {
+    pub conditions: Conditions,
+    /// Refuses headers with checksums.
+    pub refuses_checksums: bool,
+    pub refuses_bulk_delete: Option<Refusal>,
+    pub refuses_tags: Option<Refusal>,
+    pub refuses_versioning: Option<Refusal>,
+    pub refuses_locks: Option<Refusal>,
+    pub refuses_lists_of_uploads: Option<Refusal>,
+    /// Completes an upload only if all parts but the last have one size.
+    pub wants_parts_of_one_size: bool,
+    /// What exists cannot be overwritten or deleted, and this is said.
+    pub is_immutable: Option<Refusal>,
     /// Leaves out the number of tags when an object is read.
     pub hides_tag_counts: bool,
-    /// Has no tags: 501.
-    pub refuses_tags: bool,
-    /// The last page of a listing links to the first one.
-    pub lists_in_circles: bool,
-    /// Says that more pages follow, and does not name the next one.
-    pub hides_next_page: bool,
+    /// Leaves out the ETag when an object is read.
+    pub hides_etags: bool,
+    /// Returns the whole object if a part of it is requested.
+    pub ignores_ranges: bool,
+    pub next_page: NextPage,
+    /// Knows only the first version of listings, whose pages follow a marker.
+    pub lists_by_marker: bool,
     /// Lists two objects a page.
     pub lists_small_pages: bool,
     /// Announces a terabyte in the response to a write, and breaks off.
@@ -40,15 +75,24 @@ pub struct Lies {
     pub refuses_at_length: bool,
 }
 
+/// Requests that fail: those whose method, path and query match.
+struct Failing {
+    matches: Box<dyn Fn(&str) -> bool + Send>,
+    times: usize,
+    refusal: Refusal,
+    headers: Vec<(&'static str, String)>,
+}
+
 /// A running server. It ends with the process.
 #[derive(Clone)]
-pub struct LyingServer {
+pub struct FakeS3 {
     s3: S3,
     state: Arc<Mutex<State>>,
 }
 
 struct State {
-    lies: Lies,
+    dialect: Dialect,
+    failing: Vec<Failing>,
     /// By `bucket/key`.
     objects: BTreeMap<String, Object>,
     /// By upload ID: the key and the parts.
@@ -67,6 +111,13 @@ struct Object {
     tags: String,
 }
 
+impl Object {
+    /// The number by which Google Cloud Storage tells versions apart.
+    fn generation(&self) -> u64 {
+        u64::from_str_radix(self.etag.trim_matches('"'), 16).expect("an ETag of this server")
+    }
+}
+
 struct Request {
     method: String,
     /// As the client sent it.
@@ -83,12 +134,13 @@ struct Answer {
     body: Vec<u8>,
 }
 
-impl LyingServer {
-    pub fn start(lies: Lies) -> Self {
+impl FakeS3 {
+    pub fn start(dialect: Dialect) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("an address");
         let state = Arc::new(Mutex::new(State {
-            lies,
+            dialect,
+            failing: Vec::new(),
             objects: BTreeMap::new(),
             uploads: BTreeMap::new(),
             count: 0,
@@ -103,7 +155,7 @@ impl LyingServer {
                 std::thread::spawn(move || serve(client, &shared));
             }
         });
-        LyingServer {
+        FakeS3 {
             s3: S3::new(&format!("http://{address}")),
             state,
         }
@@ -148,6 +200,24 @@ impl LyingServer {
         object.tags = tag_set(tags.iter().copied());
     }
 
+    /// The next requests that match fail this many times. `matches` gets a request as
+    /// [`requests`](Self::requests) shows it. A status of 200 has the error in its body.
+    pub fn fail(
+        &self,
+        times: usize,
+        refusal: Refusal,
+        headers: &[(&'static str, &str)],
+        matches: impl Fn(&str) -> bool + Send + 'static,
+    ) {
+        let headers = headers.iter().map(|(k, v)| (*k, (*v).to_owned()));
+        self.state.lock().expect("a lock").failing.push(Failing {
+            matches: Box::new(matches),
+            times,
+            refusal,
+            headers: headers.collect(),
+        });
+    }
+
     /// Redirects all requests from now on to another server.
     pub fn redirect(&self, status: u16, to: &str) {
         self.state.lock().expect("a lock").redirect = Some((status, to.to_owned()));
@@ -174,13 +244,15 @@ fn serve(client: TcpStream, state: &Mutex<State>) -> io::Result<()> {
     let mut writer = client;
     while let Some(request) = read_request(&mut reader)? {
         let writes = matches!(&*request.method, "POST" | "PUT");
-        let (answer, lies) = {
+        let (answer, dialect) = {
             let mut state = state.lock().expect("a lock");
             let shown = format!("{} {} {:?}", request.method, request.path, request.query);
-            state.requests.push(shown);
-            (state.answer(&request), state.lies)
+            state.requests.push(shown.clone());
+            let failed = state.failure(&shown);
+            let answer = failed.unwrap_or_else(|| state.answer(&request));
+            (answer, state.dialect)
         };
-        if lies.announces_terabytes && writes {
+        if dialect.announces_terabytes && writes {
             writer.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 1099511627776\r\n\r\n")?;
             // Send at least two pieces, so that clients have to join them.
             for _ in 0..2 {
@@ -196,7 +268,7 @@ fn serve(client: TcpStream, state: &Mutex<State>) -> io::Result<()> {
             date.format("%a, %d %b %Y %H:%M:%S GMT")
         );
         // A server of unknown make promises nothing.
-        if !lies.ignores_conditions && !lies.hides_tag_counts {
+        if dialect.conditions == Conditions::Kept && !dialect.hides_tag_counts {
             head.push_str("Server: MinIO\r\n");
         }
         for (name, value) in &answer.headers {
@@ -268,7 +340,7 @@ fn decoded(text: &str) -> String {
     pairs.next().map_or_else(String::new, |(_, v)| v)
 }
 
-fn refused(status: u16, code: &str) -> Answer {
+fn refused((status, code): Refusal) -> Answer {
     Answer {
         status,
         headers: Vec::new(),
@@ -303,6 +375,45 @@ fn said(body: impl Into<Vec<u8>>) -> Answer {
 }
 
 impl State {
+    /// Returns the answer to a request that is to fail.
+    fn failure(&mut self, shown: &str) -> Option<Answer> {
+        let mut failing = self.failing.iter_mut();
+        let failing = failing.find(|f| f.times > 0 && (f.matches)(shown))?;
+        failing.times -= 1;
+        Some(Answer {
+            headers: failing.headers.clone(),
+            ..refused(failing.refusal)
+        })
+    }
+
+    /// Returns the refusal of a header that the dialect does not have.
+    fn refused_header(&self, r: &Request) -> Option<Answer> {
+        let is_checksum = |name: &&String| name.starts_with("x-amz-checksum");
+        let name = r.headers.keys().find(is_checksum)?;
+        self.dialect.refuses_checksums.then(|| Answer {
+            status: 400,
+            headers: Vec::new(),
+            body: format!(
+                "<Error><Code>InvalidArgument</Code><Message>Unsupported header '{name}' received for this API call.</Message></Error>"
+            )
+            .into(),
+        })
+    }
+
+    /// Returns the refusal of a call that the dialect does not have.
+    fn lacks(&self, r: &Request) -> Option<Refusal> {
+        let has = |name: &str| r.query.contains_key(name);
+        let d = &self.dialect;
+        match &*r.method {
+            "POST" if has("delete") => d.refuses_bulk_delete,
+            _ if has("tagging") => d.refuses_tags,
+            _ if has("versioning") => d.refuses_versioning,
+            _ if has("object-lock") || has("retention") || has("legal-hold") => d.refuses_locks,
+            "GET" if has("uploads") => d.refuses_lists_of_uploads,
+            _ => None,
+        }
+    }
+
     fn answer(&mut self, r: &Request) -> Answer {
         if let Some((status, to)) = &self.redirect {
             return Answer {
@@ -311,7 +422,7 @@ impl State {
                 body: Vec::new(),
             };
         }
-        if self.lies.refuses_at_length {
+        if self.dialect.refuses_at_length {
             let mut body = format!("{:?} {:?}", r.query, r.headers).into_bytes();
             body.resize(27 << 20, b'x');
             let headers = Vec::new();
@@ -321,20 +432,29 @@ impl State {
                 body,
             };
         }
+        if let Some(refusal) = self.refused_header(r) {
+            return refusal;
+        }
+        if let Some(refusal) = self.lacks(r) {
+            return refused(refusal);
+        }
         let has = |name: &str| r.query.contains_key(name);
         let (_, key) = r.path.split_once('/').unwrap_or((&r.path, ""));
         match (r.method.as_str(), key.is_empty()) {
             ("PUT", true) => said(""),
             ("GET", true) if has("object-lock") => {
-                refused(404, "ObjectLockConfigurationNotFoundError")
+                refused((404, "ObjectLockConfigurationNotFoundError"))
             }
             ("GET", true) if has("versioning") => said("<VersioningConfiguration/>"),
             ("GET", true) if has("uploads") => self.list_uploads(r),
             ("GET", true) => self.list(r),
             ("POST", true) if has("delete") => self.delete_all(r),
-            (_, true) => refused(501, "NotImplemented"),
+            (_, true) => refused((501, "NotImplemented")),
             ("GET", _) if has("tagging") => self.tags(r),
             ("PUT", _) if has("tagging") => self.set_tags(r),
+            ("GET", _) if has("retention") || has("legal-hold") => {
+                refused((404, "NoSuchObjectLockConfiguration"))
+            }
             ("GET" | "HEAD", _) => self.get(r),
             ("POST", _) if has("uploads") => {
                 self.count += 1;
@@ -358,14 +478,17 @@ impl State {
                 Some(refusal) => refusal,
                 None => self.put(r, r.body.clone()),
             },
-            ("DELETE", _) => {
-                self.delete(&r.path);
-                Answer {
-                    status: 204,
-                    ..said("")
+            ("DELETE", _) => match self.dialect.is_immutable {
+                Some(refusal) => refused(refusal),
+                None => {
+                    self.delete(&r.path);
+                    Answer {
+                        status: 204,
+                        ..said("")
+                    }
                 }
-            }
-            _ => refused(501, "NotImplemented"),
+            },
+            _ => refused((501, "NotImplemented")),
         }
     }
 
@@ -373,7 +496,7 @@ impl State {
     fn checked(&self, r: &Request) -> Option<Answer> {
         let sum = r.headers.get("x-amz-checksum-sha256")?;
         let own = base64_simd::STANDARD.encode_to_string(Sha256::digest(&r.body));
-        (own != *sum).then(|| refused(400, "BadDigest"))
+        (own != *sum).then(|| refused((400, "BadDigest")))
     }
 
     fn put_part(&mut self, r: &Request) -> Answer {
@@ -383,7 +506,7 @@ impl State {
         }
         let etag = self.next_etag();
         let Some((_, parts)) = self.uploads.get_mut(&r.query["uploadId"]) else {
-            return refused(404, "NoSuchUpload");
+            return refused((404, "NoSuchUpload"));
         };
         parts.insert(number, r.body.clone());
         Answer {
@@ -395,8 +518,15 @@ impl State {
     fn complete(&mut self, r: &Request) -> Answer {
         let id = &r.query["uploadId"];
         let Some((_, parts)) = self.uploads.get(id) else {
-            return refused(404, "NoSuchUpload");
+            return refused((404, "NoSuchUpload"));
         };
+        let sizes: Vec<usize> = parts.values().map(Vec::len).collect();
+        let has_one_size = sizes.split_last().is_none_or(|(last, others)| {
+            others.iter().all(|s| *s == sizes[0]) && *last <= sizes[0]
+        });
+        if self.dialect.wants_parts_of_one_size && !has_one_size {
+            return refused((400, "InvalidPart"));
+        }
         let body: Vec<u8> = parts.values().flatten().copied().collect();
         let answer = self.put(r, body);
         if answer.status != 200 {
@@ -416,18 +546,25 @@ impl State {
 
     fn put(&mut self, r: &Request, body: Vec<u8>) -> Answer {
         let there = self.objects.get(&r.path);
+        if let (Some(refusal), true) = (self.dialect.is_immutable, there.is_some()) {
+            return refused(refusal);
+        }
         let none_match = r.headers.get("if-none-match");
         let is_match = r.headers.get("if-match");
-        if (none_match.is_some() || is_match.is_some()) && self.lies.refuses_conditions {
-            return refused(501, "NotImplemented");
-        }
-        if !self.lies.ignores_conditions {
-            if none_match.is_some() && there.is_some() {
-                return refused(412, "PreconditionFailed");
-            }
-            if is_match.is_some() && there.map(|o| &o.etag) != is_match {
-                return refused(412, "PreconditionFailed");
-            }
+        let generation = r.headers.get("x-goog-if-generation-match");
+        let holds = || {
+            none_match.is_none_or(|_| there.is_none())
+                && is_match.is_none_or(|etag| there.map(|o| &o.etag) == Some(etag))
+                && generation.is_none_or(|g| there.map_or(0, Object::generation).to_string() == *g)
+        };
+        let is_conditional = [none_match, is_match, generation]
+            .iter()
+            .any(Option::is_some);
+        match self.dialect.conditions {
+            Conditions::Refused(refusal) if is_conditional => return refused(refusal),
+            Conditions::NeverHold if is_conditional => return refused((412, "PreconditionFailed")),
+            Conditions::Kept if !holds() => return refused((412, "PreconditionFailed")),
+            _ => {}
         }
         let etag = self.next_etag();
         let object = Object {
@@ -436,9 +573,10 @@ impl State {
             modified: chrono::Utc::now(),
             tags: self.tags_of_header(r),
         };
+        let generation = object.generation().to_string();
         self.objects.insert(r.path.clone(), object);
         Answer {
-            headers: vec![("ETag", etag)],
+            headers: vec![("ETag", etag), ("x-goog-generation", generation)],
             ..said("")
         }
     }
@@ -454,36 +592,56 @@ impl State {
 
     fn get(&self, r: &Request) -> Answer {
         let Some(object) = self.objects.get(&r.path) else {
-            return refused(404, "NoSuchKey");
+            return refused((404, "NoSuchKey"));
         };
         let mut body = object.body.clone();
-        if self.lies.damages
+        if self.dialect.damages
             && let Some(last) = body.last_mut()
         {
             *last ^= 1;
         }
         let modified = object.modified.format("%a, %d %b %Y %H:%M:%S GMT");
         let mut headers = vec![
-            ("ETag", object.etag.clone()),
             ("Last-Modified", modified.to_string()),
+            ("x-goog-generation", object.generation().to_string()),
         ];
+        if !self.dialect.hides_etags {
+            headers.push(("ETag", object.etag.clone()));
+        }
         let tags = object.tags.matches("<Tag>").count();
-        if tags > 0 && !self.lies.hides_tag_counts {
+        if tags > 0 && !self.dialect.hides_tag_counts {
             headers.push(("x-amz-tagging-count", tags.to_string()));
         }
         if r.method == "HEAD" {
             headers.push(("Content-Length", body.len().to_string()));
             body.clear();
         }
+        let mut status = 200;
+        let range = r
+            .headers
+            .get("range")
+            .filter(|_| !self.dialect.ignores_ranges);
+        if let Some((first, last)) = range.and_then(|r| r.strip_prefix("bytes=")?.split_once('-')) {
+            let first: usize = first.parse().expect("a range");
+            let end = last.parse().map_or(body.len(), |last: usize| last + 1);
+            let end = end.min(body.len());
+            if first >= end {
+                return refused((416, "InvalidRange"));
+            }
+            let range = format!("bytes {first}-{}/{}", end - 1, body.len());
+            headers.push(("Content-Range", range));
+            body = body[first..end].to_vec();
+            status = 206;
+        }
         Answer {
-            status: 200,
+            status,
             headers,
             body,
         }
     }
 
     fn delete(&mut self, path: &str) {
-        if !self.lies.keeps_deleted {
+        if !self.dialect.keeps_deleted {
             self.objects.remove(path);
         }
     }
@@ -516,11 +674,23 @@ impl State {
     }
 
     fn list(&self, r: &Request) -> Answer {
-        let page = if self.lies.lists_small_pages { 2 } else { 1000 };
+        let page = if self.dialect.lists_small_pages {
+            2
+        } else {
+            1000
+        };
         let (mut contents, mut count) = (String::new(), 0);
-        let after = r.query.get("continuation-token").cloned();
-        let listed = self.listed(r).into_iter();
         let token = |path: &str| path.bytes().map(|b| format!("{b:02x}")).collect::<String>();
+        let bucket = r.path.trim_end_matches('/');
+        let marker = r
+            .query
+            .get("marker")
+            .map(|m| token(&format!("{bucket}/{m}")));
+        let after = match self.dialect.lists_by_marker {
+            true => marker,
+            false => r.query.get("continuation-token").cloned(),
+        };
+        let listed = self.listed(r).into_iter();
         let mut listed = listed
             .skip_while(|(path, _)| after.as_ref().is_some_and(|a| token(path.as_str()) <= *a));
         let mut last = None;
@@ -537,12 +707,13 @@ impl State {
         }
         let is_last = listed.next().is_none();
         let next = match (is_last, last) {
-            (false, _) if self.lies.hides_next_page => String::new(),
+            (false, _) if self.dialect.next_page == NextPage::Hidden => String::new(),
+            (false, _) if self.dialect.lists_by_marker => String::new(),
             (false, Some(last)) => {
                 let token = token(last);
                 format!("<NextContinuationToken>{token}</NextContinuationToken>")
             }
-            _ if self.lies.lists_in_circles => {
+            _ if self.dialect.next_page == NextPage::Circles => {
                 "<NextContinuationToken>00</NextContinuationToken>".to_owned()
             }
             _ => String::new(),
@@ -571,26 +742,20 @@ impl State {
     }
 
     fn tags(&self, r: &Request) -> Answer {
-        if self.lies.refuses_tags {
-            return refused(501, "NotImplemented");
-        }
         match self.objects.get(&r.path) {
             Some(o) if o.tags.is_empty() => said("<Tagging><TagSet></TagSet></Tagging>"),
             Some(o) => said(o.tags.clone()),
-            None => refused(404, "NoSuchKey"),
+            None => refused((404, "NoSuchKey")),
         }
     }
 
     fn set_tags(&mut self, r: &Request) -> Answer {
-        if self.lies.refuses_tags {
-            return refused(501, "NotImplemented");
-        }
         match self.objects.get_mut(&r.path) {
             Some(o) => {
                 o.tags = String::from_utf8_lossy(&r.body).into_owned();
                 said("")
             }
-            None => refused(404, "NoSuchKey"),
+            None => refused((404, "NoSuchKey")),
         }
     }
 }

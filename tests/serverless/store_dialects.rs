@@ -1,0 +1,351 @@
+//! What people meet at stores that are not quite S3: the program says what is wrong and what mends it, or goes on.
+
+use crate::support::fake_s3::{Conditions, Dialect, FakeS3, Refusal};
+use crate::support::made_backups::{BASE, Bucket, LAST, objects_in};
+use crate::support::process::free_port;
+use crate::support::{copy_fixture, deltafold, run_json, scratch};
+use serde_json::{Value, json};
+use std::fs;
+use std::path::Path;
+use std::time::Instant;
+
+const NOT_IMPLEMENTED: Refusal = (501, "NotImplemented");
+
+/// A server with the backup of the fixture `kubernetes` at `s3://b/p`, compacted: gc has something to delete.
+fn compacted(dialect: Dialect) -> FakeS3 {
+    let folder = copy_fixture("kubernetes");
+    let mut compact = deltafold();
+    compact.args(["compact", "--output", "json", "--store"]);
+    let (code, json, log) = run_json(compact.arg(folder.path()));
+    assert_eq!(code, 0, "{json:#}\n{log}");
+    seeded(dialect, folder.path())
+}
+
+/// A server with the backup of the fixture `kubernetes` at `s3://b/p`.
+fn server(dialect: Dialect) -> FakeS3 {
+    seeded(dialect, copy_fixture("kubernetes").path())
+}
+
+fn seeded(dialect: Dialect, folder: &Path) -> FakeS3 {
+    let server = FakeS3::start(dialect);
+    let objects = objects_in(folder).into_iter();
+    server.seed(objects.map(|(path, bytes)| (format!("b/p/{path}"), bytes)));
+    server
+}
+
+fn run(server: &FakeS3, args: &[&str]) -> (i32, Value, String) {
+    let mut command = deltafold();
+    command.envs(server.s3().env()).args(args);
+    run_json(command.args(["--output", "json"]))
+}
+
+/// Runs a command that must fail, and returns the message.
+#[track_caller]
+fn fails(server: &FakeS3, args: &[&str], code: i32) -> String {
+    let (got, json, log) = run(server, args);
+    assert_eq!(got, code, "{args:?}: {json:#}\n{log}");
+    json["message"].as_str().unwrap().to_owned()
+}
+
+#[track_caller]
+fn succeeds(server: &FakeS3, args: &[&str]) -> Value {
+    let (code, json, log) = run(server, args);
+    assert_eq!(code, 0, "{args:?}: {json:#}\n{log}");
+    json
+}
+
+const STORE: [&str; 2] = ["--store", "s3://b/p"];
+const GC: [&str; 10] = [
+    "gc",
+    "--policy",
+    "limit",
+    "--limit",
+    "1",
+    "--apply",
+    "--allow-shrink",
+    "--restorable-window",
+    "0s",
+    "--store-option=max_retries=2",
+];
+
+fn with_store<'a>(args: &[&'a str]) -> Vec<&'a str> {
+    [args, &STORE].concat()
+}
+
+#[test]
+fn a_store_that_refuses_checksums_is_told_and_can_be_used_without() {
+    let server = server(Dialect {
+        refuses_checksums: true,
+        ..Dialect::default()
+    });
+    for args in [&["compact"][..], &["store", "check"]] {
+        let message = fails(&server, &with_store(args), 78);
+        assert!(message.contains("checksum_algorithm=none"), "{message}");
+        assert!(message.contains("requestChecksumCalculation"), "{message}");
+    }
+    let none = ["--store-option", "checksum_algorithm=none"];
+    succeeds(
+        &server,
+        &[&with_store(&["store", "check"])[..], &none].concat(),
+    );
+    succeeds(&server, &[&with_store(&["compact"])[..], &none].concat());
+    // The Secret's name for it, and what wins over it.
+    let secret = scratch::folder().unwrap();
+    for (name, value) in [
+        ("accessKeyID", "x"),
+        ("secretAccessKey", "y"),
+        ("region", "us-east-1"),
+        ("endpoint", server.s3().endpoint()),
+        ("requestChecksumCalculation", "when_required"),
+    ] {
+        fs::write(secret.path().join(name), value).unwrap();
+    }
+    let check = with_store(&[
+        "store",
+        "check",
+        "--store-secret",
+        secret.path().to_str().unwrap(),
+    ]);
+    succeeds(&server, &check);
+    let sha256 = ["--store-option", "checksum_algorithm=sha256"];
+    fails(&server, &[&check[..], &sha256].concat(), 78);
+    let message = fails(
+        &server,
+        &[&check[..], &["--store-option", "checksum_algorithm=md5"]].concat(),
+        78,
+    );
+    assert!(
+        message.contains("checksum_algorithm=md5: give none or sha256 or crc64nvme"),
+        "{message}"
+    );
+    fs::write(secret.path().join("requestChecksumCalculation"), "never").unwrap();
+    let message = fails(&server, &check, 78);
+    assert!(
+        message.contains("\"never\": give when_supported or when_required"),
+        "{message}"
+    );
+}
+
+#[test]
+fn a_store_that_refuses_conditions_is_told_at_once() {
+    for conditions in [
+        Conditions::Refused(NOT_IMPLEMENTED),
+        Conditions::Refused((400, "InvalidArgument")),
+        Conditions::NeverHold,
+    ] {
+        let server = server(Dialect {
+            conditions,
+            ..Dialect::default()
+        });
+        let compacted = compacted(Dialect {
+            conditions,
+            ..Dialect::default()
+        });
+        let before = Instant::now();
+        for (server, args) in [
+            (&server, &["compact"][..]),
+            (&compacted, &GC),
+            (&server, &["store", "check"]),
+        ] {
+            println!("{conditions:?}");
+            let message = fails(server, &with_store(args), 78);
+            for what in ["conditional_put=disabled", "--lock-lease"] {
+                assert!(message.contains(what), "{conditions:?} {args:?}: {message}");
+            }
+        }
+        assert!(before.elapsed().as_secs() < 30, "{conditions:?}");
+    }
+    let server = server(Dialect {
+        conditions: Conditions::Refused(NOT_IMPLEMENTED),
+        ..Dialect::default()
+    });
+    let disabled = ["--store-option", "conditional_put=disabled"];
+    succeeds(
+        &server,
+        &[&with_store(&["compact"])[..], &disabled].concat(),
+    );
+    // The lock of gc needs a condition.
+    let compacted = compacted(Dialect {
+        conditions: Conditions::Refused(NOT_IMPLEMENTED),
+        ..Dialect::default()
+    });
+    let message = fails(&compacted, &[&with_store(&GC)[..], &disabled].concat(), 78);
+    assert!(message.contains("--lock-lease"), "{message}");
+    let wrong = ["--store-option", "conditional_put=no"];
+    let message = fails(&server, &[&with_store(&["list"])[..], &wrong].concat(), 78);
+    assert!(
+        message.contains("conditional_put=no: give etag or disabled"),
+        "{message}"
+    );
+}
+
+#[test]
+fn objects_are_deleted_one_by_one_where_a_bulk_request_is_refused() {
+    for refusal in [
+        NOT_IMPLEMENTED,
+        (400, "InvalidRequest"),
+        (405, "MethodNotAllowed"),
+    ] {
+        let server = compacted(Dialect {
+            refuses_bulk_delete: Some(refusal),
+            ..Dialect::default()
+        });
+        let result = succeeds(&server, &with_store(&GC));
+        let left = server.objects();
+        let left = left.keys().filter(|path| path.contains("/v2/"));
+        assert_eq!(left.count(), 1, "{result:#}");
+        let requests = server.requests();
+        let bulk = requests
+            .iter()
+            .filter(|r| r.starts_with("POST") && r.contains("\"delete\""));
+        assert_eq!(bulk.count(), 1, "{refusal:?} {requests:#?}");
+        succeeds(&server, &with_store(&["store", "check"]));
+    }
+}
+
+#[test]
+fn what_will_pass_is_tried_again_whatever_its_status() {
+    for refusal in [
+        (400, "RequestTimeout"),
+        (429, "TooManyRequests"),
+        (400, "SlowDown"),
+        (403, "ThrottlingException"),
+        (503, "SlowDown"),
+        (500, "InternalError"),
+    ] {
+        let server = server(Dialect::default());
+        server.fail(2, refusal, &[], |r| r.starts_with("GET"));
+        server.fail(1, refusal, &[], |r| {
+            r.starts_with("PUT") && r.contains("/v2/")
+        });
+        succeeds(&server, &with_store(&["compact"]));
+        // What does not pass can be tried again later.
+        server.fail(usize::MAX, refusal, &[], |r| r.starts_with("GET"));
+        let list = with_store(&["list", "--store-option", "max_retries=1"]);
+        fails(&server, &list, 69);
+    }
+}
+
+#[test]
+fn a_store_says_how_long_to_wait() {
+    let server = server(Dialect::default());
+    server.fail(1, (503, "SlowDown"), &[("Retry-After", "2")], |r| {
+        r.starts_with("GET")
+    });
+    let before = Instant::now();
+    succeeds(&server, &with_store(&["list"]));
+    assert!(before.elapsed().as_secs() >= 2);
+}
+
+/// An upload of several parts is completed by a request that some stores answer with 200 before they know.
+#[test]
+fn a_completion_that_fails_is_tried_again_and_the_first_refusal_is_shown() {
+    for (refusal, times, code) in [
+        ((200, "InternalError"), 2, 0),
+        ((200, "SomethingElse"), 1, 0),
+        ((503, "SlowDown"), 2, 0),
+        ((403, "AccessDenied"), 1, 77),
+        ((200, "AccessDenied"), 1, 77),
+    ] {
+        let bucket = Bucket::with_base();
+        bucket.delta(BASE + 1, LAST, 6);
+        bucket.noise_delta(30);
+        let server = FakeS3::start(Dialect::default());
+        server.fail(times, refusal, &[], |r| {
+            r.starts_with("POST") && r.contains("\"uploadId\"")
+        });
+        let from = bucket.path().to_str().unwrap();
+        let args = ["copy", "--from", from, "--to", "s3://b/p"];
+        let (got, json, log) = run(&server, &args);
+        assert_eq!(got, code, "{refusal:?}: {json:#}\n{log}");
+        if code != 0 {
+            let message = format!("{json} {log}");
+            assert!(message.contains(refusal.1), "{refusal:?}: {message}");
+        }
+        assert_eq!(server.uploads(), 0, "{refusal:?}");
+    }
+}
+
+#[test]
+fn expired_credentials_and_a_wrong_clock_are_told() {
+    for (refusal, text) in [
+        ((400, "ExpiredToken"), "check the credentials"),
+        ((403, "ExpiredTokenException"), "check the credentials"),
+        (
+            (403, "RequestTimeTooSkewed"),
+            "set the clock of this machine",
+        ),
+    ] {
+        let server = server(Dialect::default());
+        server.fail(usize::MAX, refusal, &[], |_| true);
+        let message = fails(&server, &with_store(&["list"]), 77);
+        assert!(message.contains(text), "{message}");
+        if refusal.1 == "RequestTimeTooSkewed" {
+            assert!(
+                message.contains("The clock of this machine is 0 s"),
+                "{message}"
+            );
+        }
+    }
+}
+
+#[test]
+fn what_many_stores_lack_is_not_needed() {
+    for refusal in [
+        NOT_IMPLEMENTED,
+        (400, "InvalidArgument"),
+        (403, "AccessDenied"),
+    ] {
+        let server = server(Dialect {
+            refuses_tags: Some(refusal),
+            refuses_versioning: Some(refusal),
+            refuses_locks: Some(refusal),
+            refuses_lists_of_uploads: Some(refusal),
+            ..Dialect::default()
+        });
+        succeeds(&server, &with_store(&["compact"]));
+        for args in [
+            &["list"][..],
+            &["verify"],
+            &["status", "--max-age", "3650d"],
+        ] {
+            succeeds(&server, &with_store(args));
+        }
+    }
+}
+
+/// A bucket of Google Cloud Storage with a retention policy: what exists can be neither overwritten nor deleted.
+#[test]
+fn an_immutable_bucket_keeps_snapshots_and_takes_no_lock() {
+    let server = compacted(Dialect {
+        is_immutable: Some((403, "RetentionPolicyNotMet")),
+        ..Dialect::default()
+    });
+    let account = json!({
+        "type": "service_account", "gcs_base_url": server.s3().endpoint(), "disable_oauth": true,
+        "client_email": "test@example.com", "private_key": "", "private_key_id": "1",
+    });
+    let folder = scratch::folder().unwrap();
+    let file = folder.path().join("account.json");
+    fs::write(&file, account.to_string()).unwrap();
+    let option = format!("service_account={}", file.display());
+    let of_gcs = ["--store", "gs://b/p", "--store-option", &option];
+    let with = |args: &[&'static str]| [args, &of_gcs].concat();
+    succeeds(&server, &with(&["list"]));
+    for _ in 0..2 {
+        let before = server.objects().len();
+        let result = succeeds(&server, &with(&GC));
+        let fates = result["objects"].as_array().unwrap().iter();
+        let locked = fates.filter(|o| o["fate"] == "Locked");
+        // A chain stops at its first locked object.
+        assert!(locked.count() >= 1, "{result:#}");
+        let warnings = result["warnings"].to_string();
+        assert!(warnings.contains("immutable bucket"), "{warnings}");
+        assert!(server.objects().len() >= before, "{result:#}");
+    }
+    let nobody = format!("http://127.0.0.1:{}", free_port());
+    let follow = with(&["snapshot", "follow", "--endpoints"]);
+    let follow = [&follow[..3], &[&nobody], &follow[3..]].concat();
+    let message = fails(&server, &follow, 78);
+    assert!(message.contains("--lock-lease"), "{message}");
+}
