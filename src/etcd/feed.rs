@@ -622,8 +622,15 @@ impl Feed {
     /// Compares the first transactions of a watch with the known ones, and returns the later ones.
     fn complete(&mut self, mut transaction: Transaction) -> Option<Next> {
         let watch = self.watch.as_mut()?;
-        if let Some(nth) = watch.next_known {
-            let known = self.known.last.get(nth).copied()?;
+        if let Some(mut nth) = watch.next_known {
+            let mut known = self.known.last.get(nth).copied()?;
+            // No event comes of a revision without known changes: this one is compared with the next known revision.
+            while !known.has_changes()
+                && transaction.revision > known.revision
+                && let Some(next) = self.known.last.get(nth + 1)
+            {
+                (nth, known) = (nth + 1, *next);
+            }
             if transaction.revision < known.revision && nth == 0 {
                 return None;
             }

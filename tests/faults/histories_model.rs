@@ -311,7 +311,7 @@ impl Story<'_> {
 #[test]
 fn every_restored_state_is_one_that_an_etcd_had() {
     let mut seeds = Rng::with_seed(crate::support::seed());
-    for round in 0..rounds(6, 60) {
+    for round in 0..rounds(3, 9) {
         let seed = seeds.u64(..);
         println!("round {round}, seed {seed}");
         with_etcd(EtcdVersion::V3_6, |world| {

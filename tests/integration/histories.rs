@@ -313,6 +313,27 @@ fn the_live_history_is_restored_before_a_copy_of_the_old_one() {
     });
 }
 
+/// A follower that began at an empty etcd has seen no change of the revision that it began at.
+#[test]
+fn a_follower_from_the_first_revision_on_compares_what_it_holds() {
+    with_etcd(EtcdVersion::V3_6, |world| {
+        let args = ["--delta-period", "1h", "--full-schedule", "0 0 29 2 *"];
+        let mut follower = world.follow(&args);
+        follower.wait_log(&["watching"]);
+        world.put("/k/1", "A");
+        world.put("/k/2", "A");
+        sleep(Duration::from_millis(500));
+        follower.signal(Signal::STOP);
+        let old = world.wiped();
+        world.put_many("/k/", 10, 10);
+        follower.signal(Signal::CONT);
+        follower.wait_log(&["it has another history"]);
+        follower.terminate();
+        let checked = check(world, &[&old]);
+        assert_eq!(checked.timelines.len(), 2, "{checked:?}");
+    });
+}
+
 /// A time is a time of the world: what the cluster had then, though it was set back later.
 #[test]
 fn a_time_before_the_restore_is_answered_by_the_history_that_was_live() {
