@@ -28,6 +28,18 @@ pub(super) struct StoreArgs {
 }
 
 impl StoreArgs {
+    /// Opens the store alone, with further settings.
+    pub(super) fn store_with(&self, settings: &[(&str, &str)], cancel: &Cancel) -> Result<Store> {
+        let open = |options: &[(String, String)], handle| {
+            let settings = settings
+                .iter()
+                .map(|(k, v)| ((*k).to_owned(), (*v).to_owned()));
+            let options: Vec<_> = options.iter().cloned().chain(settings).collect();
+            store::open(&self.store, &options, handle)
+        };
+        Ok(self.access.context_with(1, cancel, open)?.store)
+    }
+
     pub(super) fn context(&self, cancel: &Cancel) -> Result<Context> {
         self.access.context(&self.store, cancel)
     }

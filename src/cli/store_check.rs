@@ -22,10 +22,10 @@ enum StoreSubcommand {
     Check(CheckArgs),
 }
 
-/// Go through a store once: list, write, write again on condition, read, delete
+/// Try each call that the commands make: list, write, write on condition and in parts, lock, read, delete
 ///
-/// Shows which step fails, and what it is needed for. The object is written to deltafold-staging/ below the
-/// prefix, and deleted at the end. Snapshots are neither read nor changed, so flags for encryption and limits
+/// Shows which step fails, what it is needed for, and which settings mend it. The objects are written to
+/// deltafold-staging/ and deltafold-locks/ below the prefix, and deleted at the end. Snapshots are neither read nor changed, so flags for encryption and limits
 /// have no effect.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
@@ -46,7 +46,7 @@ struct CheckArgs {
 impl StoreCommand {
     pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         let StoreSubcommand::Check(args) = &self.command;
-        let report = run(&args.store.context(cancel)?)?;
+        let report = run(|settings| args.store.store_with(settings, cancel))?;
         print_report(output, report, to_text)
     }
 }
@@ -57,6 +57,12 @@ fn label(ability: Ability) -> &'static str {
         Ability::Put => "write",
         Ability::ConditionalCreate => "create if free",
         Ability::ReadBack => "read back",
+        Ability::Multipart => "write in parts",
+        Ability::Lock => "lock",
+        Ability::Tags => "tags",
+        Ability::Versions => "versions",
+        Ability::Uploads => "list uploads",
+        Ability::DeleteMany => "delete many",
         Ability::Delete => "delete",
     }
 }
@@ -65,6 +71,7 @@ fn state(state: AbilityState) -> &'static str {
     match state {
         AbilityState::Works => "works",
         AbilityState::Failed => "FAILED",
+        AbilityState::Lacking => "none",
         AbilityState::NotTried => "not tested",
     }
 }
@@ -85,5 +92,11 @@ fn to_text(o: &Report<Outcome>) -> String {
     };
     let verdict = format!("deltafold {can} work");
     text.verdict(style, verdict, format_args!(" with {}", o.store));
+    if !o.settings.is_empty() {
+        text.line(format_args!(
+            "It can with these settings: --store-option {}",
+            o.settings.join(" --store-option ")
+        ));
+    }
     text.end()
 }

@@ -239,6 +239,11 @@ impl Store {
         self.swift.is_none() && self.look_first != LookFirst::Instead
     }
 
+    /// Returns whether a bulk request to delete objects was refused for good.
+    pub fn deletes_singly(&self) -> bool {
+        self.deletes_singly.load(Ordering::Relaxed)
+    }
+
     /// Returns the runtime on which requests run.
     pub fn handle(&self) -> &Handle {
         &self.handle

@@ -164,19 +164,66 @@ fn a_store_that_refuses_conditions_is_told_at_once() {
         &server,
         &[&with_store(&["compact"])[..], &disabled].concat(),
     );
-    // The lock of gc needs a condition.
     let compacted = compacted(Dialect {
         conditions: Conditions::Refused(NOT_IMPLEMENTED),
         ..Dialect::default()
     });
-    let message = fails(&compacted, &[&with_store(&GC)[..], &disabled].concat(), 78);
-    assert!(message.contains("--lock-lease"), "{message}");
+    let result = succeeds(&compacted, &[&with_store(&GC)[..], &disabled].concat());
+    let warnings = result["warnings"].to_string();
+    for text in ["a second gc may run", "--lock-lease"] {
+        assert!(warnings.contains(text), "{warnings}");
+    }
     let wrong = ["--store-option", "conditional_put=no"];
     let message = fails(&server, &[&with_store(&["list"])[..], &wrong].concat(), 78);
     assert!(
         message.contains("conditional_put=no: give etag or disabled"),
         "{message}"
     );
+}
+
+/// A store may lack several things: one check finds the settings for all of them.
+#[test]
+fn a_check_names_all_settings_that_are_needed() {
+    let server = server(Dialect {
+        refuses_checksums: true,
+        conditions: Conditions::Refused(NOT_IMPLEMENTED),
+        refuses_bulk_delete: Some(NOT_IMPLEMENTED),
+        refuses_tags: Some(NOT_IMPLEMENTED),
+        refuses_versioning: Some((403, "AccessDenied")),
+        refuses_lists_of_uploads: Some(NOT_IMPLEMENTED),
+        ..Dialect::default()
+    });
+    let before = server.objects();
+    let check = with_store(&["store", "check"]);
+    let (code, found, log) = run(&server, &check);
+    let needed = ["checksum_algorithm=none", "conditional_put=disabled"];
+    assert_eq!(
+        (code, &found["settings"]),
+        (78, &json!(needed)),
+        "{found:#}\n{log}"
+    );
+    let with = ["--store-option", needed[0], "--store-option", needed[1]];
+    let found = succeeds(&server, &[&check[..], &with].concat());
+    let lacking = found["checks"].as_array().unwrap().iter();
+    let lacking = lacking.filter(|c| c["state"] == "Lacking");
+    let lacking: Vec<&str> = lacking.map(|c| c["ability"].as_str().unwrap()).collect();
+    let expected = [
+        "ConditionalCreate",
+        "Lock",
+        "Tags",
+        "Versions",
+        "Uploads",
+        "DeleteMany",
+    ];
+    assert_eq!(lacking, expected, "{found:#}");
+    assert_eq!(server.objects(), before);
+    // What no setting mends has none.
+    let server = FakeS3::start(Dialect {
+        damages: true,
+        ..Dialect::default()
+    });
+    let (code, found, _) = run(&server, &check);
+    assert_eq!((code, &found["settings"]), (78, &json!([])), "{found:#}");
 }
 
 #[test]

@@ -115,9 +115,9 @@ impl ObjectRecord {
             Err(E::AlreadyExists { .. } | E::Precondition { .. }) => Ok(None),
             // The record was deleted meanwhile.
             Err(E::NotFound { .. }) if !is_create => Ok(None),
-            Err(e @ (E::NotImplemented { .. } | E::NotSupported { .. })) => {
+            Err(E::NotImplemented { .. } | E::NotSupported { .. }) => {
                 Err(Reason::Configuration.error(format!(
-                    "cannot keep the lock {} ({e}): {NO_CONDITIONS}",
+                    "cannot keep the lock {}: without conditional writes nothing in a store is a lock: use --lock-lease in Kubernetes",
                     self.full
                 )))
             }
