@@ -2,12 +2,15 @@
 //!
 //! It uses the endpoint and the request that the caller chooses. Called by the other modules of `etcd`.
 
+use crate::base::tls::client_config;
 use crate::base::{Cancel, causes, duration, mounted_secret};
 use crate::error::{Error, Reason, Result};
 use clap::Args;
-use etcd_client::{Certificate, ConnectOptions, Identity, TlsOptions};
+use etcd_client::{Channel, ConnectOptions};
+use http::Uri;
+use rustls::ClientConfig;
 use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, UnixTime};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
 use std::collections::BTreeMap;
 use std::error::Error as _;
 use std::fmt;
@@ -257,30 +260,65 @@ impl Connector {
         &self,
         endpoint: &str,
         streams: Streams,
-        tls: Option<TlsOptions>,
+        tls: Option<ClientConfig>,
         user: Option<User>,
     ) -> Result<etcd_client::Client, etcd_client::Error> {
-        let mut connect = ConnectOptions::new()
-            .with_connect_timeout(self.options.dial_timeout)
-            .with_keep_alive(self.options.keepalive_time, self.options.keepalive_timeout)
-            .with_require_leader(streams == Streams::NeedLeader);
-        if let Some(tls) = tls {
-            connect = connect.with_tls(tls);
-        }
+        let channel = self.channel(endpoint, tls)?;
+        let mut connect = ConnectOptions::new().with_require_leader(streams == Streams::NeedLeader);
         let anonymous = connect.clone();
         if let Some(user) = &user {
             connect = connect
                 .with_user(user.name.as_str(), user.password.as_str())
                 .with_auto_token_refresh(true);
         }
-        match etcd_client::Client::connect([endpoint], Some(connect)).await {
+        match etcd_client::Client::from_channel(channel.clone(), Some(connect)).await {
             // As in etcdctl, a user is ignored if authentication is disabled.
             Err(e) if e.to_string().contains("authentication is not enabled") => {
-                etcd_client::Client::connect([endpoint], Some(anonymous)).await
+                etcd_client::Client::from_channel(channel, Some(anonymous)).await
             }
             other => other,
         }
     }
+
+    /// Returns a channel that connects with the first request. The TLS of etcd-client has no verifier of ours.
+    fn channel(
+        &self,
+        endpoint: &str,
+        tls: Option<ClientConfig>,
+    ) -> Result<Channel, etcd_client::Error> {
+        let address = endpoint
+            .strip_prefix("https://")
+            .or(endpoint.strip_prefix("http://"));
+        let address = address.unwrap_or(endpoint);
+        // tonic takes a URL with https:// only with its own TLS.
+        let mut channel = tonic::transport::Endpoint::from_shared(format!("http://{address}"))?
+            .connect_timeout(self.options.dial_timeout)
+            .keep_alive_while_idle(true)
+            .http2_keep_alive_interval(self.options.keepalive_time)
+            .keep_alive_timeout(self.options.keepalive_timeout);
+        let Some(tls) = tls else {
+            return Ok(Channel::Tonic(channel.connect_lazy()));
+        };
+        channel = channel.origin(format!("https://{address}").parse()?);
+        let connector = hyper_rustls::HttpsConnectorBuilder::new()
+            .with_tls_config(tls)
+            .https_only()
+            .enable_http2()
+            .build();
+        let connector = tower::ServiceBuilder::new()
+            .map_request(with_tls)
+            .service(connector);
+        Ok(Channel::Tonic(
+            channel.connect_with_connector_lazy(connector),
+        ))
+    }
+}
+
+/// Returns the URL with the scheme of TLS.
+fn with_tls(url: Uri) -> Uri {
+    let mut parts = url.clone().into_parts();
+    parts.scheme = Some(http::uri::Scheme::HTTPS);
+    Uri::from_parts(parts).unwrap_or(url)
 }
 
 fn timed_out(operation: &str, endpoint: &str, timeout: Duration) -> AttemptError {
@@ -331,6 +369,9 @@ fn failure(
     if text.contains("not valid for name") {
         let advice = ": use one of the certificate's names or addresses in --endpoints";
         return last(Reason::Configuration, &text, advice);
+    }
+    if let Some(advice) = crate::base::tls::advice(&text) {
+        return last(Reason::Configuration, &text, &format!(": {advice}"));
     }
     let tls_advice = match text.contains("CertificateRequired") {
         true => check_tls(endpoint, options),
@@ -488,7 +529,7 @@ fn check_endpoint(endpoint: &str, has_tls_files: bool) -> Result<()> {
 }
 
 /// Reads the certificates. Returns `None` if no endpoint uses TLS.
-fn tls(options: &Endpoints) -> Result<Option<TlsOptions>> {
+fn tls(options: &Endpoints) -> Result<Option<ClientConfig>> {
     let read = |flag: &str, path: &Path| {
         std::fs::read(path).map_err(|e| {
             Reason::Configuration.error(format!("cannot read {flag} {}: {e}", path.display()))
@@ -502,16 +543,30 @@ fn tls(options: &Endpoints) -> Result<Option<TlsOptions>> {
         Some(folder) => TlsFiles::from_secret(folder)?,
         None => TlsFiles::from_flags(options, read)?,
     };
-    let mut tls = TlsOptions::new();
-    tls = match files.authorities {
-        Some(pem) => tls.ca_certificate(Certificate::from_pem(pem)),
-        None => tls.with_native_roots(),
+    let wrong = |e: &dyn fmt::Display| {
+        Reason::Configuration.error(format!(
+            "the certificates for etcd cannot be used: {e}: check --cacert, --cert and --key or --tls-secret"
+        ))
     };
-    if let Some(ClientFiles { origin, cert, key }) = files.client {
-        check_validity(&cert, &origin)?;
-        tls = tls.identity(Identity::from_pem(cert, key));
-    }
-    Ok(Some(tls))
+    let chain = |pem: &[u8]| {
+        let parsed: Result<Vec<CertificateDer<'static>>, _> =
+            CertificateDer::pem_slice_iter(pem).collect();
+        parsed.map_err(|e| wrong(&e))
+    };
+    let authorities = match &files.authorities {
+        Some(pem) => chain(pem)?,
+        None => Vec::new(),
+    };
+    let identity = match files.client {
+        Some(ClientFiles { origin, cert, key }) => {
+            check_validity(&cert, &origin)?;
+            let key = PrivateKeyDer::from_pem_slice(&key).map_err(|e| wrong(&e))?;
+            Some((chain(&cert)?, key))
+        }
+        None => None,
+    };
+    let config = client_config(authorities, files.authorities.is_none(), identity);
+    Ok(Some(config.map_err(|e| wrong(&e))?))
 }
 
 /// The certificates in PEM.

@@ -5,6 +5,8 @@
 //! about retries by the meaning. A refusal that no retry changes becomes an error at once. Called by `requests`.
 
 use super::xml::{Document, Refusal};
+use crate::base::causes::causes;
+use crate::base::tls;
 use bytes::Bytes;
 use chrono::{DateTime, Utc};
 use http::header::{DATE, IF_MATCH, IF_NONE_MATCH, RETRY_AFTER};
@@ -206,6 +208,14 @@ fn with_skew(refusal: &Refusal, headers: &HeaderMap) -> Option<Bytes> {
         )
         .into(),
     )
+}
+
+/// Returns the error of a request without a response. A certificate that is not accepted stays so.
+pub(super) fn without_vain_retries(e: HttpError) -> HttpError {
+    match tls::is_final(&causes(&e)) {
+        true => HttpError::new(HttpErrorKind::Decode, e),
+        false => e,
+    }
 }
 
 /// Returns the pause that a server asks for before another attempt.

@@ -5,7 +5,7 @@
 //! headers that reqwest does not know to be secret: `X-Auth-Token`, `x-amz-security-token`, the keys of
 //! SSE-C. Also warns once for each host that gets credentials without TLS. Called by `requests`.
 
-use crate::base::lock;
+use crate::base::{lock, tls};
 use async_trait::async_trait;
 use futures::TryStreamExt;
 use http::header::{AUTHORIZATION, LOCATION};
@@ -15,7 +15,9 @@ use object_store::client::{
 };
 use object_store::{ClientConfigKey as Key, ClientOptions};
 use reqwest::redirect::Policy;
-use reqwest::{Certificate, ClientBuilder, NoProxy, Proxy};
+use reqwest::{ClientBuilder, NoProxy, Proxy};
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject as _;
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Mutex;
@@ -48,7 +50,7 @@ const LONGEST_REFUSAL: usize = 64 << 10;
 /// Fails with the crate's errors if a setting is invalid.
 pub(super) fn connect(
     options: &ClientOptions,
-    certificates: &[Certificate],
+    certificates: &[CertificateDer<'static>],
 ) -> object_store::Result<HttpClient> {
     let client = builder(options, certificates)?.build().map_err(invalid)?;
     Ok(HttpClient::new(WithoutRedirects(HttpClient::new(client))))
@@ -63,9 +65,10 @@ fn invalid(e: impl std::error::Error + Send + Sync + 'static) -> object_store::E
 
 fn builder(
     options: &ClientOptions,
-    certificates: &[Certificate],
+    certificates: &[CertificateDer<'static>],
 ) -> object_store::Result<ClientBuilder> {
     let settings = Settings(options);
+    let mut certificates = certificates.to_vec();
     let mut builder = ClientBuilder::new()
         .redirect(Policy::none())
         .user_agent(concat!("deltafold/", env!("CARGO_PKG_VERSION")))
@@ -78,19 +81,22 @@ fn builder(
     if let Some(url) = settings.text(Key::ProxyUrl) {
         let mut proxy = Proxy::all(url).map_err(invalid)?;
         if let Some(pem) = settings.text(Key::ProxyCaCertificate) {
-            let certificate = Certificate::from_pem(pem.as_bytes()).map_err(invalid)?;
-            builder = builder.tls_certs_merge([certificate]);
+            for certificate in CertificateDer::pem_slice_iter(pem.as_bytes()) {
+                certificates.push(certificate.map_err(invalid)?);
+            }
         }
         if let Some(hosts) = settings.text(Key::ProxyExcludes) {
             proxy = proxy.no_proxy(NoProxy::from_string(&hosts));
         }
         builder = builder.proxy(proxy);
     }
-    let certificates = certificates.iter().cloned();
-    builder = match settings.flag(Key::NoSystemCertificates)? {
-        true => builder.tls_certs_only(certificates),
-        false => builder.tls_certs_merge(certificates),
-    };
+    let no_system = settings.flag(Key::NoSystemCertificates)?;
+    let accepts_all = settings.flag(Key::AllowInvalidCertificates)?;
+    if !accepts_all && (no_system || !certificates.is_empty()) {
+        let mut config = tls::client_config(certificates, !no_system, None).map_err(invalid)?;
+        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        builder = builder.tls_backend_preconfigured(config);
+    }
     if let Some(time) = settings.duration(Key::Timeout)? {
         builder = builder.timeout(time);
     }
@@ -100,7 +106,7 @@ fn builder(
     if let Some(time) = settings.duration(Key::ReadTimeout)? {
         builder = builder.read_timeout(time);
     }
-    if settings.flag(Key::AllowInvalidCertificates)? {
+    if accepts_all {
         builder = builder.tls_danger_accept_invalid_certs(true);
     }
     Ok(builder)

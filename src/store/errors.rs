@@ -5,7 +5,7 @@
 
 use super::answers::{DefiniteRefusal, Refused};
 use super::listing::CUT_OFF;
-use crate::base::causes;
+use crate::base::{causes, tls};
 use crate::error::{Error, Reason};
 use url::Url;
 
@@ -38,6 +38,8 @@ pub fn store_error(action: impl std::fmt::Display, e: object_store::Error) -> Er
         _ if text.contains(CUT_OFF) => {
             return Reason::Configuration.error(format!("cannot {action}: {CUT_OFF}"));
         }
+        _ if tls::says_expired(&text) => Reason::CertificateExpired,
+        _ if tls::is_final(&text) => Reason::Configuration,
         _ => match io_cause(&e) {
             Some(io) => Error::io("", std::io::Error::from(io)).reason(),
             // The error of a listing has no kind. Its text has the status.
@@ -72,6 +74,9 @@ pub fn store_error(action: impl std::fmt::Display, e: object_store::Error) -> Er
             Refused::Locked => "a retention policy or a hold keeps the object",
             Refused::Call => "the store does not have this call: see `deltafold store check`",
         };
+        return reason.error(format!("cannot {action}{at}: {text}; {advice}"));
+    }
+    if let Some(advice) = tls::advice(&text) {
         return reason.error(format!("cannot {action}{at}: {text}; {advice}"));
     }
     let advice = advice_for_text(&text).unwrap_or_else(|| advice_for(reason));

@@ -17,7 +17,7 @@ use object_store::client::{
     HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse,
     HttpResponseBody, HttpService,
 };
-use reqwest::Certificate;
+use rustls::pki_types::CertificateDer;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -71,7 +71,7 @@ impl Requests {
 pub(super) struct Connector {
     pub(super) requests: Arc<Requests>,
     /// Trusted beside the system's.
-    pub(super) certificates: Vec<Certificate>,
+    pub(super) certificates: Vec<CertificateDer<'static>>,
     /// Completes uploads on condition that the name is free, which S3 knows.
     pub(super) completes_if_free: bool,
 }
@@ -109,7 +109,8 @@ impl LimitedClient {
         // The permit lasts until the headers have come. A body that waits for its reader must not hold up a request
         // that the reader waits for.
         let permit = limit.acquire().await;
-        let response = self.inner.execute(request).await?;
+        let response = self.inner.execute(request).await;
+        let response = response.map_err(answers::without_vain_retries)?;
         drop(permit);
         let is_refusal = response.status().is_client_error() || response.status().is_server_error();
         // Only the content of an object may have any length.

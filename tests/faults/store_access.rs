@@ -107,7 +107,7 @@ fn a_certificate_authority_of_ones_own_is_given_by_a_file_or_a_secret() {
         let (code, result, stderr) = run("list", url, &options);
         assert_eq!(
             (code, result["reason"].as_str()),
-            (69, Some("StoreUnreachable")),
+            (78, Some("Configuration")),
             "{stderr}"
         );
         assert!(stderr.contains(why), "{stderr}");
@@ -139,6 +139,35 @@ fn a_certificate_authority_of_ones_own_is_given_by_a_file_or_a_secret() {
     fill(&store::open("s3://tls/sealed", &sealed, rt.handle().clone()).unwrap());
     compacts("s3://tls/sealed", &sealed);
     assert_ne!(run("compact", "s3://tls/sealed", &secret).0, 0);
+}
+
+/// What `openssl req -x509` makes is the certificate of an authority. Given as the trusted one, it is accepted.
+#[test]
+fn a_self_signed_certificate_that_is_given_is_accepted() {
+    let certs = scratch::folder().unwrap();
+    tools::write_certs(certs.path());
+    let file = |name: &str| certs.path().join(name);
+    for (from, to) in [("self.crt", "node.crt"), ("self.key", "node.key")] {
+        fs::copy(file(from), file(to)).unwrap();
+    }
+    let minio = Minio::start_tls(certs.path());
+    for (given, expected) in [
+        (None, (78, "Configuration")),
+        (Some("ca.crt"), (78, "Configuration")),
+        (Some("self.crt"), (66, "NoSnapshots")),
+    ] {
+        let mut options = credentials(&minio);
+        let given = given.map(|given| file(given).to_str().unwrap().to_owned());
+        options.extend(given.map(|given| ("ca_certificate".to_owned(), given)));
+        let (code, result, stderr) = run("list", "s3://none/p", &options);
+        let found = (code, result["reason"].as_str().unwrap());
+        assert_eq!(found, expected, "{stderr}");
+        assert_eq!(
+            stderr.contains("trust this very certificate"),
+            code == 78,
+            "{stderr}"
+        );
+    }
 }
 
 #[test]

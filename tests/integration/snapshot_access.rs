@@ -494,3 +494,55 @@ fn a_grpc_proxy_serves_apply_and_is_refused_by_all_that_needs_members() {
         });
     }
 }
+
+/// What `openssl req -x509` makes is the certificate of an authority. Given as the trusted one, it is accepted.
+#[test]
+fn a_self_signed_certificate_that_is_given_is_accepted() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let _within = runtime.enter();
+    let here = Here::new();
+    let certs = here.certs().folder;
+    let file = |name: &str| certs.join(name).to_str().unwrap().to_owned();
+    let (client, peer) = (
+        format!("https://127.0.0.1:{}", free_port()),
+        format!("http://127.0.0.1:{}", free_port()),
+    );
+    let mut command = Command::new(tools::etcd(EtcdVersion::V3_6));
+    command
+        .args([
+            "--data-dir",
+            here.folder.path().join("etcd").to_str().unwrap(),
+        ])
+        .args([
+            "--listen-client-urls",
+            &client,
+            "--advertise-client-urls",
+            &client,
+        ])
+        .args([
+            "--listen-peer-urls",
+            &peer,
+            "--initial-advertise-peer-urls",
+            &peer,
+        ])
+        .args(["--initial-cluster", &format!("default={peer}")])
+        .args([
+            "--cert-file",
+            &file("self.crt"),
+            "--key-file",
+            &file("self.key"),
+        ]);
+    let log = here.folder.path().join("etcd.log");
+    let mut process = Process::spawn(&mut command, &log).unwrap();
+    let endpoints = [client];
+    let takes = || here.take(&endpoints, &["--cacert", &file("self.crt")]).code == 0;
+    process.wait_until(START_TIMEOUT, takes).unwrap();
+    assert_eq!(here.prefix.fulls().len(), 1);
+    let refused = here.take(&endpoints, &["--cacert", &file("ca.crt")]);
+    assert_eq!((refused.code, refused.reason()), (78, "Configuration"));
+    assert!(
+        refused.log.contains("trust this very certificate"),
+        "{}",
+        refused.log
+    );
+}

@@ -327,7 +327,11 @@ fn a_chain_goes_with_few_requests_unless_its_successor_is_excluded() {
         assert_eq!(code, 0, "{outcome}");
         assert_eq!(wide.snapshots(), 1);
         // Two for the deltas and one for their full. The object that shows the server's clock goes alone.
-        assert_eq!((requests.n("delete many"), requests.n("delete")), (3, 1), "{requests:?}");
+        assert_eq!(
+            (requests.n("delete many"), requests.n("delete")),
+            (3, 1),
+            "{requests:?}"
+        );
         assert!(requests.all() <= 2 * BOUND, "{requests:?}");
     }
 }

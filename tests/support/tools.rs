@@ -263,8 +263,8 @@ fn our_program(name: &str, time: &str, module: &str, source: &str) -> PathBuf {
     })
 }
 
-/// Writes `ca.crt`, `node.crt` and `node.key` for 127.0.0.1 into a folder, `expired.crt` with its key, and
-/// `other-ca.crt`, which signed none of them.
+/// Writes `ca.crt`, `node.crt` and `node.key` for 127.0.0.1 into a folder, `expired.crt` with its key,
+/// `other-ca.crt`, which signed none of them, and `self.crt`, an authority that is its own server, with its key.
 pub fn write_certs(dir: &Path) {
     write_certs_for(dir, &[]);
 }

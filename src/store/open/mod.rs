@@ -24,7 +24,8 @@ use crate::error::{Error, Reason, Result};
 use object_store::client::{HttpClient, HttpConnector};
 use object_store::path::Path;
 use object_store::{BackoffConfig, ClientConfigKey, ClientOptions, ObjectStore, RetryConfig};
-use reqwest::Certificate;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject as _;
 use secret::{Secret, SecretSource};
 use std::path::{Path as FilePath, PathBuf};
 use std::str::FromStr;
@@ -86,7 +87,7 @@ struct OpenConfig {
     retry: RetryConfig,
     requests: Arc<Requests>,
     /// Trusted beside the system's.
-    certificates: Vec<Certificate>,
+    certificates: Vec<CertificateDer<'static>>,
     secret: Option<SecretSource>,
     /// The user's `--store-option`s that are not our own: for the provider and the connection.
     options: Vec<(String, String)>,
@@ -357,10 +358,11 @@ fn whole_number(key: &str, value: &str) -> Result<u64> {
 }
 
 /// Reads the certificates in a PEM file. `source` names the file in messages.
-fn certificates(pem: &[u8], source: &str) -> Result<Vec<Certificate>> {
+fn certificates(pem: &[u8], source: &str) -> Result<Vec<CertificateDer<'static>>> {
     let wrong = |why: String| Reason::Configuration.error(format!("{source} {why}"));
-    let certificates = Certificate::from_pem_bundle(pem)
-        .map_err(|e| wrong(format!("has an invalid certificate: {e}")))?;
+    let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+    let certificates =
+        certificates.map_err(|e| wrong(format!("has an invalid certificate: {e}")))?;
     match certificates.is_empty() {
         true => Err(wrong("has no PEM certificate".to_owned())),
         false => Ok(certificates),

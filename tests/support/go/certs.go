@@ -1,6 +1,7 @@
 // certs writes what TLS needs into a folder: `certs DIR [IP...]` leaves ca.crt, and node.crt with node.key for
 // 127.0.0.1 and the given addresses, as server and as client; expired.crt with expired.key, the same but
-// in the past; and other-ca.crt, of an authority that signed none of them.
+// in the past; other-ca.crt, of an authority that signed none of them; and self.crt with self.key, an authority
+// that is its own server, as `openssl req -x509` makes it.
 package main
 
 import (
@@ -53,11 +54,23 @@ func main() {
 	write(dir, "other-ca.crt", "CERTIFICATE", sign(&other, &other, otherKey, otherKey))
 	pair(dir, "node", node, ca, caKey)
 	pair(dir, "expired", &expired, ca, caKey)
+	self := *node
+	self.SerialNumber = big.NewInt(5)
+	self.Subject = pkix.Name{CommonName: "self"}
+	self.KeyUsage, self.ExtKeyUsage = 0, nil
+	self.BasicConstraintsValid, self.IsCA = true, true
+	selfKey := key()
+	write(dir, "self.crt", "CERTIFICATE", sign(&self, &self, selfKey, selfKey))
+	writeKey(dir, "self", selfKey)
 }
 
 func pair(dir, name string, cert, ca *x509.Certificate, by *ecdsa.PrivateKey) {
 	own := key()
 	write(dir, name+".crt", "CERTIFICATE", sign(cert, ca, own, by))
+	writeKey(dir, name, own)
+}
+
+func writeKey(dir, name string, own *ecdsa.PrivateKey) {
 	der, err := x509.MarshalPKCS8PrivateKey(own)
 	check(err)
 	write(dir, name+".key", "PRIVATE KEY", der)
