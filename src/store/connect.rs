@@ -5,6 +5,8 @@
 //! headers that reqwest does not know to be secret: `X-Auth-Token`, `x-amz-security-token`, the keys of
 //! SSE-C. Also warns once for each host that gets credentials without TLS. Called by `requests`.
 
+use super::proxies::Proxies;
+use crate::base::causes::causes;
 use crate::base::{lock, tls};
 use async_trait::async_trait;
 use futures::TryStreamExt;
@@ -53,7 +55,12 @@ pub(super) fn connect(
     certificates: &[CertificateDer<'static>],
 ) -> object_store::Result<HttpClient> {
     let client = builder(options, certificates)?.build().map_err(invalid)?;
-    Ok(HttpClient::new(WithoutRedirects(HttpClient::new(client))))
+    let proxy = Settings(options).text(Key::ProxyUrl);
+    Ok(HttpClient::new(WithoutRedirects {
+        client: HttpClient::new(client),
+        proxy,
+        proxies: Proxies::from_env(),
+    }))
 }
 
 fn invalid(e: impl std::error::Error + Send + Sync + 'static) -> object_store::Error {
@@ -89,6 +96,12 @@ fn builder(
             proxy = proxy.no_proxy(NoProxy::from_string(&hosts));
         }
         builder = builder.proxy(proxy);
+    } else {
+        let proxies = Proxies::from_env();
+        // Also turns off what reqwest takes from the environment.
+        builder = builder.no_proxy().proxy(Proxy::custom(move |url| {
+            proxies.of_url(url).map(str::to_owned)
+        }));
     }
     let no_system = settings.flag(Key::NoSystemCertificates)?;
     let accepts_all = settings.flag(Key::AllowInvalidCertificates)?;
@@ -152,9 +165,37 @@ impl Settings<'_> {
     }
 }
 
-/// Turns redirects into refusals.
+/// Turns redirects into refusals, and names the proxy in errors.
 #[derive(Debug)]
-struct WithoutRedirects(HttpClient);
+struct WithoutRedirects {
+    client: HttpClient,
+    /// The proxy that the user gives.
+    proxy: Option<String>,
+    /// The proxies that the environment gives.
+    proxies: Proxies,
+}
+
+impl WithoutRedirects {
+    /// Returns the origin of the proxy of a request.
+    fn proxy_of(&self, uri: &Uri) -> Option<String> {
+        let url = Url::parse(&uri.to_string()).ok()?;
+        let proxy = self
+            .proxy
+            .as_deref()
+            .or_else(|| self.proxies.of_url(&url))?;
+        // It may have a password.
+        let shown = Url::parse(proxy).or_else(|_| Url::parse(&format!("http://{proxy}")));
+        Some(shown.ok()?.origin().ascii_serialization())
+    }
+}
+
+/// The error of a request that went through a proxy.
+#[derive(Debug, thiserror::Error)]
+#[error("through the proxy {proxy}: {causes}")]
+struct ThroughProxy {
+    proxy: String,
+    causes: String,
+}
 
 #[async_trait]
 impl HttpService for WithoutRedirects {
@@ -164,7 +205,17 @@ impl HttpService for WithoutRedirects {
             warn_once(&origin);
         }
         let secrets = secrets(&request);
-        let response = self.0.execute(request).await?;
+        let response =
+            self.client
+                .execute(request)
+                .await
+                .map_err(|e| match self.proxy_of(&uri) {
+                    Some(proxy) => {
+                        let causes = causes(&e);
+                        HttpError::new(e.kind(), ThroughProxy { proxy, causes })
+                    }
+                    None => e,
+                })?;
         if is_redirect(response.status()) {
             Ok(refusal(&uri, &response))
         } else if response.status().is_success() {

@@ -29,6 +29,7 @@ pub mod lock;
 mod neighbours;
 pub mod object_lock;
 pub mod open;
+mod proxies;
 pub mod publish;
 mod read_ahead;
 mod requests;

@@ -81,7 +81,7 @@ pub struct Unnamed {
 
 enum Complete {
     Memory(Bytes),
-    Parts(Multipart),
+    Parts(Box<Multipart>),
     File(TemporaryFile),
 }
 
@@ -112,7 +112,9 @@ impl Upload {
     pub fn finish(self) -> Result<Unnamed> {
         let content = match self.content {
             Content::Memory(bytes) => Complete::Memory(bytes.into()),
-            Content::Parts(parts) => Complete::Parts(parts.finish(&self.store, &self.below)?),
+            Content::Parts(parts) => {
+                Complete::Parts(Box::new(parts.finish(&self.store, &self.below)?))
+            }
             Content::File(file) => {
                 self.store.cancel.check()?;
                 Complete::File(file.synced()?)

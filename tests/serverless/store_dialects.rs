@@ -396,3 +396,76 @@ fn an_immutable_bucket_keeps_snapshots_and_takes_no_lock() {
     let message = fails(&server, &follow, 78);
     assert!(message.contains("--lock-lease"), "{message}");
 }
+
+/// Lists the backup with these variables and no others. Returns the exit code and the message.
+fn list_with(variables: &[(&str, &str)], args: &[&str]) -> (i32, String) {
+    let mut command = deltafold();
+    command.envs(variables.iter().copied());
+    command.args(["list", "--store", "s3://b/p", "--output", "json"]);
+    command.args(["--store-option", "max_retries=1"]);
+    let (code, json, log) = run_json(command.args(args));
+    let message = json["message"].as_str().map_or(log, str::to_owned);
+    (code, message)
+}
+
+#[test]
+fn an_empty_variable_is_not_set_and_no_variable_wins_over_an_option() {
+    let server = server(Dialect::default());
+    let endpoint = server.s3().endpoint();
+    let nobody = format!("http://127.0.0.1:{}", free_port());
+    let keys = [("AWS_ACCESS_KEY_ID", "x"), ("AWS_SECRET_ACCESS_KEY", "y")];
+    let with = |more: &[(&'static str, &str)], args: &[&str]| {
+        let variables: Vec<(&str, &str)> = keys.iter().chain(more).copied().collect();
+        list_with(&variables, args)
+    };
+    let empty = [
+        ("AWS_SESSION_TOKEN", ""),
+        ("AWS_ENDPOINT_URL_S3", ""),
+        ("AWS_REGION", " "),
+        ("AWS_PROFILE", ""),
+        ("HTTP_PROXY", ""),
+        ("AWS_ENDPOINT_URL", endpoint),
+    ];
+    let (code, message) = with(&empty, &[]);
+    assert_eq!(code, 0, "{message}");
+    let given = format!("endpoint={endpoint}");
+    for name in ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"] {
+        let (code, message) = with(&[(name, &nobody)], &["--store-option", &given]);
+        assert_eq!(code, 0, "{name}: {message}");
+    }
+    // A proxy is for other machines.
+    for name in ["HTTP_PROXY", "http_proxy", "ALL_PROXY"] {
+        let (code, message) = with(&[(name, &nobody)], &["--store-option", &given]);
+        assert_eq!(code, 0, "{name}: {message}");
+    }
+    let other = ["--store-option", "endpoint=http://store.invalid:9000"];
+    let (code, message) = with(&[("HTTP_PROXY", &nobody)], &other);
+    assert_eq!(code, 69, "{message}");
+    assert!(
+        message.contains(&format!("through the proxy {nobody}")),
+        "{message}"
+    );
+    let sts = [("AWS_ENDPOINT_URL_STS", nobody.as_str())];
+    let (code, message) = with(&sts, &["--store-option", &given]);
+    assert_eq!(code, 78, "{message}");
+    assert!(message.contains("AWS_ENDPOINT_URL_STS"), "{message}");
+}
+
+#[test]
+fn the_files_that_awss_tools_share_give_keys() {
+    let server = server(Dialect::default());
+    let home = scratch::folder().unwrap();
+    let aws = home.path().join(".aws");
+    fs::create_dir(&aws).unwrap();
+    let keys = "[backup]\naws_access_key_id = x\naws_secret_access_key = y\n";
+    fs::write(aws.join("credentials"), keys).unwrap();
+    let endpoint = server.s3().endpoint();
+    let config = format!("[profile backup]\nregion = us-east-1\nendpoint_url = {endpoint}\n");
+    fs::write(aws.join("config"), config).unwrap();
+    let home = home.path().to_str().unwrap();
+    let (code, message) = list_with(&[("HOME", home), ("AWS_PROFILE", "backup")], &[]);
+    assert_eq!(code, 0, "{message}");
+    let (code, message) = list_with(&[("HOME", home), ("AWS_PROFILE", "other")], &[]);
+    assert_eq!(code, 78, "{message}");
+    assert!(message.contains("AWS_PROFILE is other"), "{message}");
+}

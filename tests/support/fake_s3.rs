@@ -388,6 +388,12 @@ impl State {
 
     /// Returns the refusal of a header that the dialect does not have.
     fn refused_header(&self, r: &Request) -> Option<Answer> {
+        if r.headers
+            .get("x-amz-security-token")
+            .is_some_and(String::is_empty)
+        {
+            return Some(refused((400, "InvalidToken")));
+        }
         let is_checksum = |name: &&String| name.starts_with("x-amz-checksum");
         let name = r.headers.keys().find(is_checksum)?;
         self.dialect.refuses_checksums.then(|| Answer {

@@ -51,7 +51,10 @@ impl Builder for MicrosoftAzureBuilder {
     const ENDPOINT: &'static str = "endpoint";
 
     fn of_environment() -> Self {
-        Self::from_env()
+        let endpoint = super::variable("IDENTITY_ENDPOINT");
+        endpoint
+            .into_iter()
+            .fold(Self::new(), Self::with_msi_endpoint)
     }
 
     fn endpoint(&self) -> Option<String> {

@@ -57,6 +57,14 @@ pub(super) trait Builder: Sized {
         false
     }
 
+    /// Returns the settings of files that the provider's tools share, if the variables give no credentials.
+    ///
+    /// # Errors
+    /// Fails with `Configuration` if a file cannot be read.
+    fn shared_files(&self) -> Result<Vec<(String, String)>> {
+        Ok(Vec::new())
+    }
+
     /// Returns whether a setting is a part of the credentials.
     fn is_credential(key: &Self::Key) -> bool;
 
@@ -224,6 +232,7 @@ fn of_settings<B: Builder>(
     for (name, value) in std::env::vars_os() {
         if let (Some(name), Ok(value)) = (name.to_str(), value.into_string())
             && is_of_family(name)
+            && !value.trim().is_empty()
             && let Some(key) = setting(name)
             && !(secret_decides && B::is_credential(&key))
             && B::takes_variable(&key, config, secret)
@@ -240,6 +249,11 @@ fn of_settings<B: Builder>(
     }
     builder = builder.located(&location.bucket_url, config.retry.clone());
     let mut settings = config.timeouts();
+    let other_ways = ["container_", "identity_token", "skip_signature"];
+    if !secret_decides && !config.has_option(B::OWN_CREDENTIALS) && !config.has_option(&other_ways)
+    {
+        settings.extend(builder.shared_files()?);
+    }
     if let Some(secret) = secret {
         settings.extend(B::from_secret(secret)?);
     }

@@ -61,7 +61,9 @@ impl Builder for GoogleCloudStorageBuilder {
     const ENDPOINT: &'static str = "base_url";
 
     fn of_environment() -> Self {
-        Self::from_env()
+        let path = super::variable("SERVICE_ACCOUNT");
+        path.into_iter()
+            .fold(Self::new(), Self::with_service_account_path)
     }
 
     fn endpoint(&self) -> Option<String> {

@@ -4,6 +4,7 @@
 //! `--store-option`; the later ones win. Each provider has a file. Opening sends no request. Called by `cli`
 //! for each command that uses a store.
 
+mod aws_profile;
 mod azure;
 mod builder;
 mod family;
@@ -314,6 +315,13 @@ impl OpenConfig {
         }
         Ok((client, others))
     }
+}
+
+/// Returns a variable of the environment. One that is empty is not set.
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name)
+        .ok()
+        .filter(|value| !value.trim().is_empty())
 }
 
 fn flag(key: &str, value: &str) -> Result<bool> {

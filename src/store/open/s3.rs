@@ -1,9 +1,10 @@
 //! Opens S3, and servers that speak its protocol.
 
+use super::aws_profile::ProfileFiles;
 use super::builder::{self, Builder};
 use super::secret::{CredentialsOf, Secret};
 use super::{Family, Location, OpenConfig, check_endpoint, flag, one_of};
-use crate::error::Result;
+use crate::error::{Reason, Result};
 use crate::store::exclude::{ExcludeTags, TagKind};
 use crate::store::s3::S3;
 use crate::store::{LookFirst, Store};
@@ -80,9 +81,42 @@ impl Builder for AmazonS3Builder {
     }
 
     /// A session token belongs to one access key: if the user gives another key, no other server gets to see the
-    /// token.
-    fn takes_variable(key: &Key, config: &OpenConfig, _: Option<&Secret>) -> bool {
-        *key != Key::Token || !config.has_option(Self::OWN_CREDENTIALS)
+    /// token. AWS has two variables for the endpoint: none wins over the option or the Secret.
+    fn takes_variable(key: &Key, config: &OpenConfig, secret: Option<&Secret>) -> bool {
+        match key {
+            Key::Token => !config.has_option(Self::OWN_CREDENTIALS),
+            Key::Endpoint | Key::S3Endpoint => {
+                let is_given = config
+                    .options
+                    .iter()
+                    .any(|(key, _)| matches!(key.parse(), Ok(Key::Endpoint | Key::S3Endpoint)));
+                !is_given && secret.is_none_or(|secret| secret.get("endpoint").is_none())
+            }
+            _ => true,
+        }
+    }
+
+    fn shared_files(&self) -> Result<Vec<(String, String)>> {
+        let gives_credentials = [
+            Key::AccessKeyId,
+            Key::WebIdentityTokenFile,
+            Key::ContainerCredentialsRelativeUri,
+            Key::ContainerCredentialsFullUri,
+        ];
+        let has_some = gives_credentials
+            .into_iter()
+            .any(|key| self.setting(key).is_some());
+        if has_some || self.is_set(Key::SkipSignature) {
+            return Ok(Vec::new());
+        }
+        let mut settings = ProfileFiles::of(super::variable).settings()?;
+        // A variable wins over a file.
+        settings.retain(|(key, _)| match key.as_str() {
+            "region" => self.setting(Key::Region).is_none(),
+            "endpoint" => self.endpoint().is_none(),
+            _ => true,
+        });
+        Ok(settings)
     }
 
     fn from_secret(secret: &Secret) -> Result<Vec<(String, String)>> {
@@ -172,6 +206,13 @@ impl Builder for AmazonS3Builder {
         let mut builder = settings.into_iter().try_fold(self, Self::with_text)?;
         if builder.setting(Key::Checksum).is_none() && !sends_none {
             builder = builder.with_checksum_algorithm(Checksum::SHA256);
+        }
+        if let Some(sts) = builder.setting(Key::StsEndpoint)
+            && !sts.starts_with("https://")
+        {
+            return Err(Reason::Configuration.error(format!(
+                "the endpoint of AWS's token service, endpoint_url_sts (AWS_ENDPOINT_URL_STS), is {sts}: it gets a token and gives credentials, so it must begin with https://"
+            )));
         }
         let Some((key, value)) = path_style.last() else {
             return Ok(builder);

@@ -137,7 +137,7 @@ pub(super) fn open(location: &Location, config: OpenConfig, handle: Handle) -> R
 
 /// Returns the login from all settings, or an error that says what is missing.
 fn login_from(url: &str, options: &[(String, String)], secret: Option<&Secret>) -> Result<Login> {
-    let values = values(|name| std::env::var(name).ok(), secret, options);
+    let values = values(super::variable, secret, options);
     login(&values).map_err(|missing| {
         let is_given = |name: &str| is_given(options, name);
         if let Some(secret) = secret
