@@ -172,10 +172,17 @@ fn definite(asked: Asked, status: StatusCode, refusal: &Refusal) -> Option<Refus
                 | "NotImplemented"
                 | "UnsupportedHeader"
         );
-    if let "BlobImmutableDueToLegalHold"
-    | "BlobImmutableDueToPolicy"
-    | "ObjectUnderActiveHold"
-    | "RetentionPolicyNotMet" = refusal.code.trim()
+    // Azure's, Cloudflare's and Google's names.
+    const LOCKED: [&str; 5] = [
+        "BlobImmutableDueToLegalHold",
+        "BlobImmutableDueToPolicy",
+        "ObjectLockedByBucketPolicy",
+        "ObjectUnderActiveHold",
+        "RetentionPolicyNotMet",
+    ];
+    if LOCKED
+        .iter()
+        .any(|code| code.eq_ignore_ascii_case(refusal.code.trim()))
     {
         return Some(Refused::Locked);
     }
@@ -352,6 +359,20 @@ mod tests {
                 WRITE,
                 403,
                 "RetentionPolicyNotMet",
+                "No.",
+                Err(Refused::Locked),
+            ),
+            (
+                plain,
+                403,
+                "objectUnderActiveHold",
+                "No.",
+                Err(Refused::Locked),
+            ),
+            (
+                plain,
+                403,
+                "ObjectLockedByBucketPolicy",
                 "No.",
                 Err(Refused::Locked),
             ),

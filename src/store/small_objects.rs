@@ -1,6 +1,6 @@
 //! Reads and writes small objects beside the snapshots (exclusion markers, pins), and deletes objects.
 
-use super::errors::store_error;
+use super::errors::{NO_CONDITIONS, store_error};
 use super::requests::collect;
 use super::{Published, Store, Upload};
 use crate::error::{Error, Reason, Result};
@@ -87,7 +87,7 @@ pub(super) fn refuses_to_replace(store: &Store, below: &str) -> Result<()> {
     match store.block_on(put)? {
         Err(object_store::Error::AlreadyExists { .. }) => Ok(()),
         Ok(_) => Err(Reason::Configuration.error(format!(
-            "{} was overwritten, although the request said to write it only if it does not exist",
+            "{} was overwritten, although the request said to write it only if it does not exist: {NO_CONDITIONS}",
             store.name(below)
         ))),
         Err(e) => Err(store_error(

@@ -217,6 +217,16 @@ fn a_check_names_all_settings_that_are_needed() {
     ];
     assert_eq!(lacking, expected, "{found:#}");
     assert_eq!(server.objects(), before);
+    let ignores = FakeS3::start(Dialect {
+        conditions: Conditions::Ignored,
+        ..Dialect::default()
+    });
+    let (code, found, _) = run(&ignores, &check);
+    assert_eq!(
+        (code, &found["settings"]),
+        (78, &json!(needed[1..])),
+        "{found:#}"
+    );
     // What no setting mends has none.
     let server = FakeS3::start(Dialect {
         damages: true,

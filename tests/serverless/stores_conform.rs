@@ -83,8 +83,56 @@ fn dialects() -> Vec<Case> {
         has: ALL,
     };
     let refused = Some((501, "NotImplemented"));
+    let without_conditions = Abilities {
+        conditional_update: false,
+        conditional_completion: false,
+        ..ALL
+    };
     vec![
         case("S3", s3),
+        Case {
+            has: Abilities { tags: false, ..ALL },
+            ..case(
+                "Cloudflare R2",
+                Dialect {
+                    wants_parts_of_one_size: true,
+                    refuses_tags: refused,
+                    refuses_versioning: refused,
+                    refuses_locks: refused,
+                    ..s3
+                },
+            )
+        },
+        Case {
+            settings: &[
+                ("conditional_put", "disabled"),
+                ("checksum_algorithm", "none"),
+            ],
+            has: Abilities {
+                tags: false,
+                ..without_conditions
+            },
+            ..case(
+                "Backblaze B2",
+                Dialect {
+                    conditions: Conditions::Refused((501, "NotImplemented")),
+                    refuses_checksums: true,
+                    refuses_tags: Some((400, "InvalidArgument")),
+                    ..s3
+                },
+            )
+        },
+        Case {
+            settings: &[("conditional_put", "disabled")],
+            has: without_conditions,
+            ..case(
+                "Wasabi",
+                Dialect {
+                    conditions: Conditions::Ignored,
+                    ..s3
+                },
+            )
+        },
         Case {
             settings: &[("checksum_algorithm", "none")],
             ..case(
@@ -97,11 +145,7 @@ fn dialects() -> Vec<Case> {
         },
         Case {
             settings: &[("conditional_put", "disabled")],
-            has: Abilities {
-                conditional_update: false,
-                conditional_completion: false,
-                ..ALL
-            },
+            has: without_conditions,
             ..case(
                 "conditions refused",
                 Dialect {
