@@ -228,10 +228,7 @@ impl Round {
             }
         });
         round.step(Ability::Multipart, || write_in_parts(store, parts));
-        match store.keeps_conditions() {
-            true => round.try_lock(store),
-            false => round.lacks(Ability::Lock, "commands that take a lock need --lock-lease"),
-        }
+        round.try_lock(store);
         round.step(Ability::Tags, || {
             store.excluded_by_tag(std::slice::from_ref(path)).map(drop)
         });
@@ -263,7 +260,13 @@ impl Round {
             held.renew()?;
             held.release()
         };
-        self.step(Ability::Lock, locked);
+        match self.error.is_none().then(locked) {
+            None => self.skip(Ability::Lock),
+            Some(Err(_)) if !store.may_have_locks() => {
+                self.lacks(Ability::Lock, "commands that take a lock need --lock-lease");
+            }
+            Some(result) => self.add(Ability::Lock, result),
+        }
         let cleaning = store.clone().with_cancel(Cancel::default());
         // In a local folder, a lock has a second file.
         let files: &[&str] = match store.requests() {

@@ -120,6 +120,8 @@ pub struct Store {
     look_first: LookFirst,
     /// A policy of the bucket may forbid to overwrite objects.
     may_be_immutable: bool,
+    /// The store turned out to have no conditions for locks.
+    lacks_locks: Arc<AtomicBool>,
     /// A bulk request was refused for good: objects are deleted one by one.
     deletes_singly: Arc<AtomicBool>,
     /// The most requests under way at once.
@@ -157,6 +159,7 @@ impl Store {
             local_root: None,
             look_first: LookFirst::Never,
             may_be_immutable: false,
+            lacks_locks: Arc::default(),
             deletes_singly: Arc::default(),
             requests: DEFAULT_REQUESTS,
             ranges: None,
@@ -234,10 +237,14 @@ impl Store {
         &self.cancel
     }
 
-    /// Returns whether the store is taken to keep the conditions of writes, which locks need. Swift has none, and the
-    /// user can say that a server of S3 has none.
+    /// Returns whether writes have conditions: the user can say that a server of S3 keeps none.
     pub fn keeps_conditions(&self) -> bool {
-        self.swift.is_none() && self.look_first != LookFirst::Instead
+        self.look_first != LookFirst::Instead
+    }
+
+    /// Returns whether a lock may be kept in the store. One that has no conditions for it shows with the first lock.
+    pub fn may_have_locks(&self) -> bool {
+        !self.lacks_locks.load(Ordering::Relaxed)
     }
 
     /// Returns whether a bulk request to delete objects was refused for good.

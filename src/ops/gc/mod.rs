@@ -551,7 +551,7 @@ fn take_lock(
         Ok(guard) => Ok(Some(guard)),
         Err(e)
             if e.reason() == Reason::ObjectLocked
-                || (e.reason() == Reason::Configuration && !store.keeps_conditions()) =>
+                || (e.reason() == Reason::Configuration && !store.may_have_locks()) =>
         {
             warnings.push(format!("{without_lock}: {e}"));
             Ok(None)

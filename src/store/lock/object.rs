@@ -17,6 +17,7 @@ use rustix::fs::{FlockOperation, flock};
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Write};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// The folder of the locks, below the store's prefix and beside the folders that are listed for snapshots.
@@ -50,6 +51,7 @@ impl Lock {
                 path: store.path(&below),
                 full,
                 may_be_immutable: store.may_be_immutable,
+                lacks_locks: Arc::clone(&store.lacks_locks),
             }),
         };
         let (handle, cancel) = (store.handle.clone(), store.cancel.clone());
@@ -75,6 +77,8 @@ struct ObjectRecord {
     full: String,
     /// A policy of the bucket may forbid to overwrite objects.
     may_be_immutable: bool,
+    /// Set if the store has no conditions for locks.
+    lacks_locks: Arc<AtomicBool>,
 }
 
 impl ObjectRecord {
@@ -116,6 +120,7 @@ impl ObjectRecord {
             // The record was deleted meanwhile.
             Err(E::NotFound { .. }) if !is_create => Ok(None),
             Err(E::NotImplemented { .. } | E::NotSupported { .. }) => {
+                self.lacks_locks.store(true, Ordering::Relaxed);
                 Err(Reason::Configuration.error(format!(
                     "cannot keep the lock {}: without conditional writes nothing in a store is a lock: use --lock-lease in Kubernetes",
                     self.full
