@@ -84,7 +84,7 @@ impl Wall {
         full.is_full() && (full.created, full.last) == (self.second, self.revision)
     }
 
-    /// Returns where it stands as a time.
+    /// Returns the time at which it stands.
     pub fn at(&self) -> DateTime<Utc> {
         DateTime::from_timestamp(self.second, 0).unwrap_or_default()
     }

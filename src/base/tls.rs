@@ -4,6 +4,7 @@
 
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::pki_types::pem::{self, PemObject as _};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::server::ParsedCertificate;
 use rustls::{ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
@@ -13,6 +14,14 @@ use std::sync::Arc;
 pub fn ensure_provider() {
     // It fails if the program that uses this library has installed a provider; that one stays.
     let _ = rustls::crypto::ring::default_provider().install_default();
+}
+
+/// Reads all certificates of a PEM file.
+///
+/// # Errors
+/// Fails if one cannot be read.
+pub(crate) fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, pem::Error> {
+    CertificateDer::pem_slice_iter(pem).collect()
 }
 
 /// The certificate of a client with its chain, and its key.

@@ -2,8 +2,7 @@
 //!
 //! It uses the endpoint and the request that the caller chooses. Called by the other modules of `etcd`.
 
-use crate::base::tls::client_config;
-use crate::base::{Cancel, causes, duration, mounted_secret};
+use crate::base::{Cancel, causes, duration, mounted_secret, tls};
 use crate::error::{Error, Reason, Result};
 use clap::Args;
 use etcd_client::{Channel, ConnectOptions};
@@ -134,7 +133,7 @@ impl Connector {
         for endpoint in &options.endpoints {
             check_endpoint(endpoint, has_tls_files(&options))?;
         }
-        crate::base::tls::ensure_provider();
+        tls::ensure_provider();
         // Report problems with the files before anything is sent.
         tls(&options)?;
         user(&options)?;
@@ -353,7 +352,7 @@ fn failure(
     ]
     .iter()
     .any(|sign| text.contains(sign));
-    if crate::base::tls::says_expired(&text) {
+    if tls::says_expired(&text) {
         let advice = ": renew the server's certificate, or the one of --cert or --tls-secret";
         return last(Reason::CertificateExpired, &text, advice);
     }
@@ -370,7 +369,7 @@ fn failure(
         let advice = ": use one of the certificate's names or addresses in --endpoints";
         return last(Reason::Configuration, &text, advice);
     }
-    if let Some(advice) = crate::base::tls::advice(&text) {
+    if let Some(advice) = tls::advice(&text) {
         return last(Reason::Configuration, &text, &format!(": {advice}"));
     }
     let tls_advice = match text.contains("CertificateRequired") {
@@ -548,11 +547,7 @@ fn tls(options: &Endpoints) -> Result<Option<ClientConfig>> {
             "the certificates for etcd cannot be used: {e}: check --cacert, --cert and --key or --tls-secret"
         ))
     };
-    let chain = |pem: &[u8]| {
-        let parsed: Result<Vec<CertificateDer<'static>>, _> =
-            CertificateDer::pem_slice_iter(pem).collect();
-        parsed.map_err(|e| wrong(&e))
-    };
+    let chain = |pem: &[u8]| tls::certificates(pem).map_err(|e| wrong(&e));
     let authorities = match &files.authorities {
         Some(pem) => chain(pem)?,
         None => Vec::new(),
@@ -565,7 +560,7 @@ fn tls(options: &Endpoints) -> Result<Option<ClientConfig>> {
         }
         None => None,
     };
-    let config = client_config(authorities, files.authorities.is_none(), identity);
+    let config = tls::client_config(authorities, files.authorities.is_none(), identity);
     Ok(Some(config.map_err(|e| wrong(&e))?))
 }
 

@@ -192,6 +192,15 @@ fn write_in_parts(store: &Store, path: &str) -> Result<()> {
     }
 }
 
+fn are_gone(store: &Store, paths: &[String]) -> Result<()> {
+    for path in paths {
+        if store.exists(path)? {
+            return Err(wrong("a deleted object is still there"));
+        }
+    }
+    Ok(())
+}
+
 /// The steps so far.
 struct Round {
     checks: Vec<Check>,
@@ -211,7 +220,7 @@ impl Round {
         };
         round.add(Ability::List, Ok(()));
         round.step(Ability::Put, || store.replace_small(path, &content));
-        match store.keeps_conditions() {
+        match store.uses_conditions() {
             true => round.step(Ability::ConditionalCreate, || {
                 is_created(store.create_small(free, &content)?)?;
                 store.refuses_to_replace(path)
@@ -260,12 +269,14 @@ impl Round {
             held.renew()?;
             held.release()
         };
-        match self.error.is_none().then(locked) {
-            None => self.skip(Ability::Lock),
-            Some(Err(_)) if !store.may_have_locks() => {
+        if self.error.is_some() {
+            return self.skip(Ability::Lock);
+        }
+        match locked() {
+            Err(_) if !store.may_have_locks() => {
                 self.lacks(Ability::Lock, "commands that take a lock need --lock-lease");
             }
-            Some(result) => self.add(Ability::Lock, result),
+            result => self.add(Ability::Lock, result),
         }
         let cleaning = store.clone().with_cancel(Cancel::default());
         // In a local folder, a lock has a second file.
@@ -290,25 +301,18 @@ impl Round {
         });
         let deleted = many.and(deleted);
         let is_written = self.is(Ability::Put, AbilityState::Works);
-        let is_gone = |paths: &[String]| match paths.iter().find_map(|p| match store.exists(p) {
-            Ok(false) => None,
-            Ok(true) => Some(wrong("a deleted object is still there")),
-            Err(e) => Some(e),
-        }) {
-            None => Ok(()),
-            Some(e) => Err(e),
-        };
         match is_written {
-            true => {
-                self.add_unless_locked(Ability::DeleteMany, deleted.and_then(|()| is_gone(others)))
-            }
+            true => self.add_unless_locked(
+                Ability::DeleteMany,
+                deleted.and_then(|()| are_gone(store, others)),
+            ),
             false => self.skip(Ability::DeleteMany),
         };
         if store.deletes_singly() {
             self.now_lacks("objects are deleted one by one");
         }
         let one = std::slice::from_ref(path);
-        let deleted = store.delete(path).and_then(|()| is_gone(one));
+        let deleted = store.delete(path).and_then(|()| are_gone(store, one));
         match is_written {
             true => self.add_unless_locked(Ability::Delete, deleted),
             false => self.skip(Ability::Delete),

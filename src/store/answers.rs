@@ -4,6 +4,7 @@
 //! Gives each response the status that its code stands for, so that the object_store crate and our own requests decide
 //! about retries by the meaning. A refusal that no retry changes becomes an error at once. Called by `requests`.
 
+use super::requests::query_names;
 use super::xml::{Document, Refusal};
 use crate::base::causes::causes;
 use crate::base::tls;
@@ -12,7 +13,6 @@ use chrono::{DateTime, Utc};
 use http::header::{DATE, IF_MATCH, IF_NONE_MATCH, RETRY_AFTER};
 use http::{HeaderMap, Method, StatusCode};
 use object_store::client::{HttpError, HttpErrorKind, HttpRequest};
-use std::fmt;
 use std::time::Duration;
 
 /// The longest pause that a server can ask for.
@@ -29,7 +29,7 @@ pub(super) struct Asked {
     has_checksum: bool,
     /// It is about tags, versions, locks or uploads. Many stores lack these, and the caller decides what that means.
     is_optional: bool,
-    /// A success has no content that could be mistaken for an error.
+    /// A success may have an error in its body.
     is_post: bool,
 }
 
@@ -42,8 +42,6 @@ impl Asked {
             "retention",
             "legal-hold",
         ];
-        let query = request.uri().query().unwrap_or_default();
-        let mut names = query.split('&').map(|part| part.split('=').next());
         let is_read = request.method() == Method::GET;
         let headers = request.headers();
         let conditions = [IF_MATCH.as_str(), IF_NONE_MATCH.as_str(), IF_GENERATION];
@@ -52,9 +50,8 @@ impl Asked {
             has_checksum: headers
                 .keys()
                 .any(|name| name.as_str().starts_with(CHECKSUM)),
-            is_optional: names.any(|name| {
-                name.is_some_and(|n| OPTIONAL.contains(&n) || (is_read && n == "uploads"))
-            }),
+            is_optional: query_names(request.uri())
+                .any(|name| OPTIONAL.contains(&name) || (is_read && name == "uploads")),
             is_post: request.method() == Method::POST,
         }
     }
@@ -74,19 +71,12 @@ pub(super) enum Refused {
 }
 
 /// A refusal that no retry changes. Its text has the status and the body.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{text}")]
 pub(super) struct DefiniteRefusal {
     pub(super) refused: Refused,
     text: String,
 }
-
-impl fmt::Display for DefiniteRefusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.text)
-    }
-}
-
-impl std::error::Error for DefiniteRefusal {}
 
 /// Returns the status and the body that a response stands for.
 ///

@@ -19,7 +19,6 @@ use object_store::{ClientConfigKey as Key, ClientOptions};
 use reqwest::redirect::Policy;
 use reqwest::{ClientBuilder, NoProxy, Proxy};
 use rustls::pki_types::CertificateDer;
-use rustls::pki_types::pem::PemObject as _;
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Mutex;
@@ -54,12 +53,14 @@ pub(super) fn connect(
     options: &ClientOptions,
     certificates: &[CertificateDer<'static>],
 ) -> object_store::Result<HttpClient> {
-    let client = builder(options, certificates)?.build().map_err(invalid)?;
+    let proxies = Proxies::from_env();
+    let builder = builder(options, certificates, proxies.clone())?;
+    let client = builder.build().map_err(invalid)?;
     let proxy = Settings(options).text(Key::ProxyUrl);
     Ok(HttpClient::new(WithoutRedirects {
         client: HttpClient::new(client),
         proxy,
-        proxies: Proxies::from_env(),
+        proxies,
     }))
 }
 
@@ -73,6 +74,7 @@ fn invalid(e: impl std::error::Error + Send + Sync + 'static) -> object_store::E
 fn builder(
     options: &ClientOptions,
     certificates: &[CertificateDer<'static>],
+    proxies: Proxies,
 ) -> object_store::Result<ClientBuilder> {
     let settings = Settings(options);
     let mut certificates = certificates.to_vec();
@@ -88,16 +90,13 @@ fn builder(
     if let Some(url) = settings.text(Key::ProxyUrl) {
         let mut proxy = Proxy::all(url).map_err(invalid)?;
         if let Some(pem) = settings.text(Key::ProxyCaCertificate) {
-            for certificate in CertificateDer::pem_slice_iter(pem.as_bytes()) {
-                certificates.push(certificate.map_err(invalid)?);
-            }
+            certificates.extend(tls::certificates(pem.as_bytes()).map_err(invalid)?);
         }
         if let Some(hosts) = settings.text(Key::ProxyExcludes) {
             proxy = proxy.no_proxy(NoProxy::from_string(&hosts));
         }
         builder = builder.proxy(proxy);
     } else {
-        let proxies = Proxies::from_env();
         // Also turns off what reqwest takes from the environment.
         builder = builder.no_proxy().proxy(Proxy::custom(move |url| {
             proxies.of_url(url).map(str::to_owned)
@@ -436,19 +435,22 @@ mod tests {
     fn settings_are_read_as_the_crate_reads_its_own() {
         crate::base::tls::ensure_provider();
         let with = |key, value: &str| ClientOptions::new().with_config(key, value);
-        builder(&ClientOptions::new(), &[])
+        builder(&ClientOptions::new(), &[], Proxies::default())
             .unwrap()
             .build()
             .unwrap();
         for (key, value) in [(Key::Timeout, "1 day"), (Key::AllowHttp, "Yes")] {
-            builder(&with(key, value), &[]).unwrap().build().unwrap();
+            builder(&with(key, value), &[], Proxies::default())
+                .unwrap()
+                .build()
+                .unwrap();
         }
         for (key, value) in [
             (Key::Timeout, "soon"),
             (Key::AllowHttp, "perhaps"),
             (Key::ProxyUrl, "http://[nowhere"),
         ] {
-            let e = builder(&with(key, value), &[]).unwrap_err();
+            let e = builder(&with(key, value), &[], Proxies::default()).unwrap_err();
             assert!(e.to_string().contains("HTTP client"), "{e}");
         }
     }

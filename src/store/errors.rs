@@ -65,22 +65,26 @@ pub fn store_error(action: impl std::fmt::Display, e: object_store::Error) -> Er
         Some(server) => format!(" at {server}"),
         None => String::new(),
     };
-    if let Some(refusal) = refusal {
-        let advice = match refusal.refused {
-            Refused::Condition => NO_CONDITIONS,
-            Refused::Checksum => {
-                "the store refuses headers with checksums: set --store-option checksum_algorithm=none, or requestChecksumCalculation: when_required in the Secret"
-            }
-            Refused::Locked => "a retention policy or a hold keeps the object",
-            Refused::Call => "the store does not have this call: see `deltafold store check`",
-        };
-        return reason.error(format!("cannot {action}{at}: {text}; {advice}"));
-    }
-    if let Some(advice) = tls::advice(&text) {
+    let known = match refusal {
+        Some(refusal) => Some(advice_for_refusal(refusal.refused)),
+        None => tls::advice(&text),
+    };
+    if let Some(advice) = known {
         return reason.error(format!("cannot {action}{at}: {text}; {advice}"));
     }
     let advice = advice_for_text(&text).unwrap_or_else(|| advice_for(reason));
     reason.error(format!("cannot {action}{at}: {text}{advice}"))
+}
+
+fn advice_for_refusal(refused: Refused) -> &'static str {
+    match refused {
+        Refused::Condition => NO_CONDITIONS,
+        Refused::Checksum => {
+            "the store refuses headers with checksums: set --store-option checksum_algorithm=none, or requestChecksumCalculation: when_required in the Secret"
+        }
+        Refused::Locked => "a retention policy or a hold keeps the object",
+        Refused::Call => "the store does not have this call: see `deltafold store check`",
+    }
 }
 
 /// Returns the origin of the server in an error of the crate: `Error performing GET http://host:port/… in …`.

@@ -237,8 +237,8 @@ impl Store {
         &self.cancel
     }
 
-    /// Returns whether writes have conditions: the user can say that a server of S3 keeps none.
-    pub fn keeps_conditions(&self) -> bool {
+    /// Returns whether writes are sent with conditions: the user can say that a server of S3 keeps none.
+    pub fn uses_conditions(&self) -> bool {
         self.look_first != LookFirst::Instead
     }
 

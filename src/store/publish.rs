@@ -333,7 +333,7 @@ impl Unnamed {
                 false => write_error(&self.store.name(&self.below), e),
             };
             let may_help = is_taken || e.reason() == Reason::StoreUnreachable;
-            // What follows the first refusal, such as a lost upload, is a result of it.
+            // Later refusals, such as that of a lost upload, are results of the first one.
             let e = first.take().unwrap_or(e);
             if attempt == ATTEMPTS || !may_help {
                 return Err(e);

@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures::{Stream, TryStreamExt};
 use http::header::IF_NONE_MATCH;
-use http::{HeaderValue, Method};
+use http::{HeaderValue, Method, Uri};
 use object_store::ClientOptions;
 use object_store::client::{
     HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse,
@@ -137,6 +137,12 @@ fn completes_upload(request: &HttpRequest) -> bool {
     request.method() == Method::POST && query.starts_with("uploadId=")
 }
 
+/// Returns the names of the parameters in a query.
+pub(super) fn query_names(uri: &Uri) -> impl Iterator<Item = &str> {
+    let parts = uri.query().unwrap_or_default().split('&');
+    parts.map(|part| part.split_once('=').map_or(part, |(name, _)| name))
+}
+
 /// Returns whether a GET request is for something else than an object: a login, a listing, or facts about an
 /// object or bucket.
 fn is_query(request: &HttpRequest) -> bool {
@@ -163,11 +169,7 @@ fn is_query(request: &HttpRequest) -> bool {
         "x-auth-key",
         "x-aws-ec2-metadata-token",
     ];
-    let query = request.uri().query().unwrap_or_default();
-    let has_parameter = query.split('&').any(|part| {
-        let name = part.split_once('=').map_or(part, |(name, _)| name);
-        PARAMETERS.contains(&name)
-    });
+    let has_parameter = query_names(request.uri()).any(|name| PARAMETERS.contains(&name));
     let headers = request.headers();
     has_parameter || LOGIN_HEADERS.iter().any(|h| headers.contains_key(*h))
 }

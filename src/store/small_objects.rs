@@ -125,7 +125,7 @@ pub(super) fn delete_all(
         return Ok(());
     }
     for batch in paths.chunks(BATCH) {
-        let deleted = match store.deletes_singly.load(Ordering::Relaxed) {
+        let deleted = match store.deletes_singly() {
             true => HashSet::new(),
             false => delete_in_bulk(store, batch)?,
         };

@@ -1,6 +1,6 @@
 //! `apply` on real etcds: it writes exactly what differs, and nothing that changed meanwhile.
 
-use crate::support::etcd::{Etcd, EtcdOptions, EtcdVersion};
+use crate::support::etcd::{self, Etcd, EtcdOptions, EtcdVersion};
 use crate::support::process::{Process, free_port};
 use crate::support::recorded_etcd::with_etcd;
 use crate::support::schema::Schema;
@@ -20,7 +20,6 @@ use etcd_client::{Compare, CompareOp, DeleteOptions, GetOptions, PutOptions, Txn
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 use tempfile::TempDir;
 
@@ -724,31 +723,13 @@ async fn certificates() {
     let (ca, cert, key) = (file("ca.crt"), file("node.crt"), file("node.key"));
     let url = format!("https://127.0.0.1:{}", free_port());
     let peer = format!("http://127.0.0.1:{}", free_port());
-    let mut c = Command::new(tools::etcd(EtcdVersion::V3_6));
-    tools::forget_env(&mut c, &["ETCD_"]);
-    c.arg("--data-dir").arg(certs.path().join("data"));
-    c.args([
-        "--listen-client-urls",
-        &url,
-        "--advertise-client-urls",
-        &url,
-    ])
-    .args([
-        "--listen-peer-urls",
-        &peer,
-        "--initial-advertise-peer-urls",
-        &peer,
-    ])
-    .args(["--initial-cluster", &format!("default={peer}")])
-    .args([
-        "--trusted-ca-file",
-        &ca,
-        "--cert-file",
-        &cert,
-        "--key-file",
-        &key,
-    ])
-    .arg("--client-cert-auth");
+    let program = tools::etcd(EtcdVersion::V3_6);
+    let mut c = etcd::command(&program, &certs.path().join("data"), &url, &peer);
+    c.args(["--initial-cluster", &format!("default={peer}")])
+        .args(["--trusted-ca-file", &ca])
+        .args(["--cert-file", &cert])
+        .args(["--key-file", &key])
+        .arg("--client-cert-auth");
     let log = certs.path().join("log");
     let mut etcd = Process::spawn(&mut c, &log).unwrap();
     let serves =

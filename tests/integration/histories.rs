@@ -301,7 +301,7 @@ fn the_live_history_is_restored_before_a_copy_of_the_old_one() {
             (&json!("Excluded"), &json!("HistoryMismatch")),
             "{left:#}"
         );
-        // Whoever names the old history gets it.
+        // If the old history is named, it is restored.
         let revision = old_end.to_string();
         let old = [&args[..], &["--timeline", "main", "--revision", &revision]].concat();
         let (code, json, log) = run(world, &old);

@@ -1,7 +1,7 @@
 //! How `snapshot` connects to a live etcd: TLS, users, quorum. Each failure has its own message and exit code,
 //! and no secret is printed.
 
-use crate::support::etcd::{Etcd, EtcdOptions, EtcdVersion, START_TIMEOUT, Tls};
+use crate::support::etcd::{self, Etcd, EtcdOptions, EtcdVersion, START_TIMEOUT, Tls};
 use crate::support::etcd_cluster::{Cluster, Member};
 use crate::support::follower::{Ended, snapshot_command};
 use crate::support::mounted_secret::Mounted;
@@ -507,31 +507,13 @@ fn a_self_signed_certificate_that_is_given_is_accepted() {
         format!("https://127.0.0.1:{}", free_port()),
         format!("http://127.0.0.1:{}", free_port()),
     );
-    let mut command = Command::new(tools::etcd(EtcdVersion::V3_6));
+    let program = tools::etcd(EtcdVersion::V3_6);
+    let data = here.folder.path().join("etcd");
+    let mut command = etcd::command(&program, &data, &client, &peer);
     command
-        .args([
-            "--data-dir",
-            here.folder.path().join("etcd").to_str().unwrap(),
-        ])
-        .args([
-            "--listen-client-urls",
-            &client,
-            "--advertise-client-urls",
-            &client,
-        ])
-        .args([
-            "--listen-peer-urls",
-            &peer,
-            "--initial-advertise-peer-urls",
-            &peer,
-        ])
         .args(["--initial-cluster", &format!("default={peer}")])
-        .args([
-            "--cert-file",
-            &file("self.crt"),
-            "--key-file",
-            &file("self.key"),
-        ]);
+        .args(["--cert-file", &file("self.crt")])
+        .args(["--key-file", &file("self.key")]);
     let log = here.folder.path().join("etcd.log");
     let mut process = Process::spawn(&mut command, &log).unwrap();
     let endpoints = [client];

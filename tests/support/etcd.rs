@@ -111,6 +111,20 @@ pub struct Etcd {
     pub _folders: Vec<TempDir>,
 }
 
+/// Returns the command line of a member with these URLs for clients and for peers. It lacks `--initial-cluster`.
+pub fn command(program: &Path, data_dir: &Path, client: &str, peer: &str) -> Command {
+    let mut command = Command::new(program);
+    tools::forget_env(&mut command, &["ETCD_"]);
+    command
+        .arg("--data-dir")
+        .arg(data_dir)
+        .args(["--listen-client-urls", client])
+        .args(["--advertise-client-urls", client])
+        .args(["--listen-peer-urls", peer])
+        .args(["--initial-advertise-peer-urls", peer]);
+    command
+}
+
 impl Etcd {
     /// Starts an etcd on a data directory, which is created if it does not exist.
     pub fn start(version: EtcdVersion, data_dir: &Path) -> Self {
@@ -166,16 +180,9 @@ impl Etcd {
         };
         let peer = url(peer);
         let alone = format!("{}={peer}", options.name);
-        let mut command = Command::new(&program);
-        tools::forget_env(&mut command, &["ETCD_"]);
+        let mut command = command(&program, data_dir, &endpoint, &peer);
         command
-            .arg("--data-dir")
-            .arg(data_dir)
             .args(["--name", &options.name])
-            .args(["--listen-client-urls", &endpoint])
-            .args(["--advertise-client-urls", &endpoint])
-            .args(["--listen-peer-urls", &peer])
-            .args(["--initial-advertise-peer-urls", &peer])
             .arg("--initial-cluster")
             .arg(options.initial_cluster.as_ref().unwrap_or(&alone))
             .arg(format!("--max-request-bytes={}", options.max_request_bytes))

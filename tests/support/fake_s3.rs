@@ -58,7 +58,7 @@ pub struct Dialect {
     pub hides_tag_counts: bool,
     /// Leaves out the ETag when an object is read.
     pub hides_etags: bool,
-    /// Returns the whole object if a part of it is requested.
+    /// Ignores the header Range: the whole object comes.
     pub ignores_ranges: bool,
     pub next_page: NextPage,
     /// Knows only the first version of listings, whose pages follow a marker.

@@ -70,7 +70,7 @@ pub struct Comparison {
 }
 
 impl Comparison {
-    /// Adds a comparison with a snapshot of which the revisions up to `until` count.
+    /// Adds a comparison with another snapshot. Of that snapshot, only the revisions up to `until` count.
     pub fn add(&mut self, with: Comparison, until: Revision) {
         let conflicts = [self.conflict, with.conflict.filter(|&r| r <= until)];
         self.conflict = conflicts.into_iter().flatten().min();

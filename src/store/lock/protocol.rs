@@ -146,11 +146,12 @@ pub(super) async fn attempt(
         None => store.create(&record).await,
         Some((_, version)) => store.update(&record, version).await,
     };
-    if let Err(e) = &written
-        && matches!(e.reason(), Reason::Configuration | Reason::ObjectLocked)
-    {
-        return written.map(|_| Acquisition::Since(began));
-    }
+    let written = match written {
+        Err(e) if matches!(e.reason(), Reason::Configuration | Reason::ObjectLocked) => {
+            return Err(e);
+        }
+        written => written,
+    };
     // A store may accept a condition and ignore it, and a response may be lost. So read the record back.
     match (written, store.read().await?) {
         (_, Some((now, _))) if now == record => Ok(Acquisition::Since(began)),

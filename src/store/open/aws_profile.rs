@@ -50,7 +50,7 @@ impl ProfileFiles {
             let Some(file) = file.as_ref().filter(|file| file.is_file()) else {
                 continue;
             };
-            // Keys of other tools may be of any case; names of profiles are not.
+            // The names of profiles are case-sensitive.
             let mut ini = Ini::new_cs();
             ini.set_inline_comment_symbols(Some(&[]));
             let read = std::fs::read_to_string(file).map_err(|e| e.to_string());

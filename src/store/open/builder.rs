@@ -29,6 +29,7 @@ pub(super) trait Builder: Sized {
     const OWN_CREDENTIALS: &'static [&'static str];
     /// The option with the URL of the server.
     const ENDPOINT: &'static str;
+
     // The crate's methods; `crate_methods` defines them.
 
     fn empty() -> Self;

@@ -21,12 +21,12 @@ use super::folder::{FileMode, Folder};
 use super::listing;
 use super::requests::{Connector, DEFAULT_REQUESTS, MAX_REQUESTS, Requests};
 use super::retrying_client::RetryingClient;
+use crate::base::tls;
 use crate::error::{Error, Reason, Result};
 use object_store::client::{HttpClient, HttpConnector};
 use object_store::path::Path;
 use object_store::{BackoffConfig, ClientConfigKey, ClientOptions, ObjectStore, RetryConfig};
 use rustls::pki_types::CertificateDer;
-use rustls::pki_types::pem::PemObject as _;
 use secret::{Secret, SecretSource};
 use std::path::{Path as FilePath, PathBuf};
 use std::str::FromStr;
@@ -368,9 +368,8 @@ fn whole_number(key: &str, value: &str) -> Result<u64> {
 /// Reads the certificates in a PEM file. `source` names the file in messages.
 fn certificates(pem: &[u8], source: &str) -> Result<Vec<CertificateDer<'static>>> {
     let wrong = |why: String| Reason::Configuration.error(format!("{source} {why}"));
-    let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
     let certificates =
-        certificates.map_err(|e| wrong(format!("has an invalid certificate: {e}")))?;
+        tls::certificates(pem).map_err(|e| wrong(format!("has an invalid certificate: {e}")))?;
     match certificates.is_empty() {
         true => Err(wrong("has no PEM certificate".to_owned())),
         false => Ok(certificates),

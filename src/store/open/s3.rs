@@ -20,14 +20,14 @@ const OPTION_PATH_STYLE: &str = "path_style";
 /// The value of `checksum_algorithm` that sends no checksum.
 const NO_CHECKSUM: &str = "none";
 /// The value of `conditional_put` for a store that does not keep conditions.
-const NO_CONDITIONS: &str = "disabled";
+const CONDITIONS_DISABLED: &str = "disabled";
 /// The size of an SSE-C key.
 const CUSTOMER_KEY_BYTES: usize = 32;
 
 pub(super) fn open(location: &Location, mut config: OpenConfig, handle: Handle) -> Result<Store> {
     let secret = config.read_secret()?;
     let (builder, client) = builder::configured::<AmazonS3Builder>(location, &mut config, secret)?;
-    let keeps_conditions = builder.completes_if_free();
+    let uses_conditions = builder.completes_if_free();
     let unsigned = builder.is_set(Key::SkipSignature);
     let is_other_server = builder
         .endpoint()
@@ -50,7 +50,7 @@ pub(super) fn open(location: &Location, mut config: OpenConfig, handle: Handle) 
     };
     // AWS obeys the conditions of writes. Of another server nobody knows.
     let look_first = match is_other_server {
-        _ if !keeps_conditions => LookFirst::Instead,
+        _ if !uses_conditions => LookFirst::Instead,
         true => LookFirst::Always,
         false => LookFirst::Never,
     };
@@ -73,7 +73,7 @@ impl Builder for AmazonS3Builder {
     }
 
     fn completes_if_free(&self) -> bool {
-        self.setting(Key::ConditionalPut).as_deref() != Some(NO_CONDITIONS)
+        self.setting(Key::ConditionalPut).as_deref() != Some(CONDITIONS_DISABLED)
     }
 
     fn is_credential(key: &Key) -> bool {
@@ -194,7 +194,7 @@ impl Builder for AmazonS3Builder {
         for (key, value) in &settings {
             match key.parse() {
                 Ok(Key::Checksum) => one_of(key, value, &[NO_CHECKSUM, "sha256", "crc64nvme"])?,
-                Ok(Key::ConditionalPut) => one_of(key, value, &["etag", NO_CONDITIONS])?,
+                Ok(Key::ConditionalPut) => one_of(key, value, &["etag", CONDITIONS_DISABLED])?,
                 _ => {}
             }
         }
