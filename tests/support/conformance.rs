@@ -528,20 +528,22 @@ fn random_prefix(rng: &mut fastrand::Rng) -> String {
         "~*[]{}|\\^\"<>%#`!$&'()+,-.:;=@_ aZ09\u{e9}\u{df}\u{20ac}\u{65e5}\u{1f600}\u{308}"
             .chars()
             .collect();
-    let part = |rng: &mut fastrand::Rng| -> String {
-        let n = rng.usize(1..12);
-        (0..n)
-            .map(|_| characters[rng.usize(..characters.len())])
-            .collect()
+    let parts = rng.usize(1..3);
+    // White space at an end is cut off below, and MinIO takes a backslash for a slash where it looks for `.` and `..`.
+    let dots = |part: &str| {
+        let mut parts = part.trim_end().split('\\');
+        parts.any(|p| matches!(p.trim(), "." | ".."))
     };
-    let mut prefix = part(rng);
-    if rng.bool() {
-        let below = part(rng);
-        // Its end is cut off below.
-        if !matches!(below.trim_end(), "" | "." | "..") {
-            prefix = format!("{prefix}/{below}");
+    let mut part = || loop {
+        let n = rng.usize(1..12);
+        let part: String = (0..n)
+            .map(|_| characters[rng.usize(..characters.len())])
+            .collect();
+        if !dots(&part) && !part.trim_end().is_empty() {
+            break part;
         }
-    }
+    };
+    let prefix: Vec<String> = (0..parts).map(|_| part()).collect();
     // White space at an end is refused.
-    prefix.trim_end().to_owned()
+    prefix.join("/").trim_end().to_owned()
 }
