@@ -208,6 +208,8 @@ pub struct Error {
     reason: Reason,
     message: String,
     plans_again: bool,
+    /// The full name of the snapshot that is damaged, if one is.
+    damaged: Option<String>,
 }
 
 /// A result whose error is [`Error`] by default.
@@ -221,6 +223,7 @@ impl Error {
             reason,
             message: printable::message(message.into()),
             plans_again: false,
+            damaged: None,
         }
     }
 
@@ -244,7 +247,27 @@ impl Error {
     pub(crate) fn again(&self) -> Self {
         Error {
             message: self.message.clone(),
+            damaged: self.damaged.clone(),
             ..*self
+        }
+    }
+
+    /// Says which snapshot is damaged, by its full name.
+    pub(crate) fn of_damaged(mut self, name: impl Into<String>) -> Self {
+        self.damaged = Some(name.into());
+        self
+    }
+
+    /// Returns the full name of the snapshot that is damaged, if one is.
+    pub(crate) fn damaged(&self) -> Option<&str> {
+        self.damaged.as_deref()
+    }
+
+    /// Returns the error with another message.
+    pub(crate) fn reworded(&self, message: impl Into<String>) -> Self {
+        Error {
+            message: printable::message(message.into()),
+            ..self.again()
         }
     }
 

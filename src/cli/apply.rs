@@ -18,7 +18,7 @@ use crate::ops::apply::{
 use crate::ops::options::StateOptions;
 use crate::ops::read::{Keys, deletion_advice};
 use crate::ops::report::Report;
-use crate::prefix::tags::without_excluded;
+use crate::prefix::damage::around_damage;
 use chrono::{DateTime, Utc};
 use clap::Args;
 use std::collections::BTreeSet;
@@ -126,7 +126,7 @@ impl ApplyArgs {
         let client = self.live.connect(cancel).map_err(with_exact_key)?;
         let backup = self.backup.backup(cancel)?;
         let ctx = backup.context()?;
-        let (source, scan, mut wanted) = without_excluded(|| {
+        let (source, scan, mut wanted) = around_damage([ctx], || {
             let (source, scan) = backup.open_with_scan(&self.state.request())?;
             let wanted = Keys::read(ctx, &source, keys.clone())?;
             Ok((source, scan, wanted))

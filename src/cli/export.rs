@@ -11,7 +11,7 @@ use crate::mvcc::KeyRange;
 use crate::ops::options::StateOptions;
 use crate::ops::read::Keys;
 use crate::ops::read::json::KeyWithRecord;
-use crate::prefix::tags::without_excluded;
+use crate::prefix::damage::up_to_damage;
 use clap::Args;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
@@ -59,7 +59,7 @@ impl ExportArgs {
         text::log_time(&self.state.point);
         let prefix = self.prefix.as_ref().map(|p| p.as_bytes().to_vec());
         let range = KeyRange::Prefix(prefix.unwrap_or_default());
-        let (mut keys, revision) = without_excluded(|| {
+        let (mut keys, revision) = up_to_damage([backup.context()?], || {
             let (ctx, source) = backup.open(&self.state.request())?;
             Ok((Keys::read(ctx, &source, range.clone())?, source.target))
         })?;

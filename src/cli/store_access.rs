@@ -8,6 +8,7 @@ use crate::base::{Cancel, byte_size};
 use crate::error::{Error, Reason, Result};
 use crate::ops::restore::BackupLocation;
 use crate::prefix::Context;
+use crate::prefix::damage::Damage;
 use crate::store::{self, Store};
 use clap::{Arg, Args};
 use std::path::{Path, PathBuf};
@@ -188,6 +189,7 @@ impl AccessArgs {
                 database_bytes: self.max_database_bytes,
                 value_bytes: self.max_value_bytes,
             },
+            damage: Damage::default(),
         })
     }
 

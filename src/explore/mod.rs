@@ -21,8 +21,8 @@ use crate::base::Cancel;
 use crate::error::{Error, Reason, Result};
 use crate::objects::EncryptionKeys;
 use crate::ops::read::versions;
+use crate::prefix::damage::up_to_damage;
 use crate::prefix::open::BackupLocation;
-use crate::prefix::tags::without_excluded;
 use crate::telemetry::endpoint::BindAddress;
 use api::Shared;
 use axum::middleware::from_fn_with_state;
@@ -95,7 +95,7 @@ pub fn run(
 /// Reads the backup.
 fn read(backup: &BackupLocation, options: &Options) -> Result<Index> {
     let ctx = backup.context()?;
-    without_excluded(|| {
+    up_to_damage([ctx], || {
         let builder = Builder::new(ctx)?;
         let coverage = versions::read(backup, options.timeline.as_deref(), &builder)?;
         builder.finish(coverage, &options.prefix)

@@ -57,7 +57,12 @@ impl Source {
     ) -> Result<(Fold<'f>, u64)> {
         let options = self.fold_options(ctx, compact, keys, detach_leases);
         let fold = to(self.fold_of_base(ctx, options.clone())?)?;
-        self.read_deltas(ctx, || replay(ctx, self.delta_slices(), &options, fold))
+        self.read_deltas(ctx, || {
+            let slices = self.delta_slices();
+            let reader = SnapshotReader::new(ctx, slices.iter().map(|s| &s.snapshot));
+            let reader = reader.with_begun(lock(&self.begun).take());
+            replay(ctx, slices, reader, &options, fold)
+        })
     }
 
     fn fold_options(
@@ -176,10 +181,11 @@ impl Source {
 /// # Errors
 /// The error of the first delta that fails: `CorruptSnapshot`, `NameMismatch`, `HistoryMismatch`; errors of
 /// the store; `Io`, `NoSpace`, `Terminated`.
-fn replay<'f>(
-    ctx: &Context,
-    slices: &[DeltaSlice],
-    options: &FoldOptions,
+fn replay<'a, 'f>(
+    ctx: &'a Context,
+    slices: &'a [DeltaSlice],
+    reader: SnapshotReader<'a>,
+    options: &'a FoldOptions,
     fold: Fold<'f>,
 ) -> Result<(Fold<'f>, u64)> {
     let threads = ctx.threads.clamp(1, slices.len().max(1));
@@ -190,7 +196,7 @@ fn replay<'f>(
         threads,
         begun: AtomicUsize::new(0),
         events: AtomicU64::new(0),
-        reader: SnapshotReader::new(ctx, slices.iter().map(|s| &s.snapshot)),
+        reader,
         turn: Mutex::new(FoldTurn {
             next: 0,
             fold: Some(fold),

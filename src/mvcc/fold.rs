@@ -245,7 +245,7 @@ impl Changes<'_> {
             // etcdutl writes a record without a key each time it bumps the revision; these have no versions.
             return match key.is_empty() || state.follows(newest) {
                 true => Ok(id),
-                false => Err(mismatch(key, change.0, state, newest)),
+                false => Err(mismatch(options, key, change.0, state, newest)),
             };
         }
         let most = options.limits.key_memory();
@@ -541,7 +541,8 @@ impl<'s> Fold<'s> {
                     slot.alive_in_base = !rk.tombstone;
                     if base.compaction_finished && slot.alive_in_base && !slot.first.follows(state)
                     {
-                        return Err(mismatch(kv.key, base.revision.next(), slot.first, state));
+                        let at = slot.first_change().0;
+                        return Err(mismatch(options, kv.key, at, slot.first, state));
                     }
                 }
                 Some(_) => {}
@@ -573,12 +574,8 @@ impl<'s> Fold<'s> {
                 && !slot.alive_in_base
                 && !slot.first.follows(KeyState::Gone)
             {
-                return Err(mismatch(
-                    key,
-                    base.revision.next(),
-                    slot.first,
-                    KeyState::Gone,
-                ));
+                let at = slot.first_change().0;
+                return Err(mismatch(options, key, at, slot.first, KeyState::Gone));
             }
             live_keys += u64::from(slot.newest != KeyState::Gone && !key.is_empty());
         }
@@ -673,7 +670,13 @@ pub(crate) fn show_key(key: &[u8]) -> String {
 
 /// Returns the error for a change to `state` (at revision `at` or after) that cannot follow the state
 /// `before`.
-fn mismatch(key: &[u8], at: Revision, state: KeyState, before: KeyState) -> Error {
+fn mismatch(
+    options: &FoldOptions,
+    key: &[u8],
+    at: Revision,
+    state: KeyState,
+    before: KeyState,
+) -> Error {
     let describe = |state, gone: &str, alive: &str| match state {
         KeyState::Gone => gone.to_owned(),
         KeyState::Alive { create, version } => {
@@ -682,6 +685,12 @@ fn mismatch(key: &[u8], at: Revision, state: KeyState, before: KeyState) -> Erro
     };
     let was = describe(before, "did not exist", "was at");
     let becomes = describe(state, "deletes it", "sets it to");
+    if options.target <= options.base.revision {
+        return Error::corrupt(format!(
+            "its records contradict each other: key {} {was}, and the change at revision {at} {becomes}; use another copy or another snapshot",
+            show_key(key)
+        ));
+    }
     Reason::HistoryMismatch.error(format!(
         "the deltas do not continue the history before them: key {} {was}, and the next change (at revision {at} or after) {becomes}; \
          the snapshots come from two histories: see `deltafold list --deep`, and choose one with --timeline",

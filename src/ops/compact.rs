@@ -20,9 +20,9 @@ use crate::mvcc::{Fold, HashKv, KeepHistory, KeyRange, Revision};
 use crate::ops::options::StateOptions;
 use crate::ops::report::{Report, ReportBuilder};
 use crate::ops::snapshot_leases::{self, News};
+use crate::prefix::damage::around_damage;
 use crate::prefix::open::Source;
 use crate::prefix::scan::{Depth, scan};
-use crate::prefix::tags::without_excluded;
 use crate::prefix::{Context, free_space, timeline_records};
 use crate::telemetry::progress::Step;
 use clap::Args;
@@ -125,7 +125,7 @@ pub struct Outcome {
 /// unfinished upload.
 pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
     let clock = ReportBuilder::start();
-    without_excluded(|| {
+    around_damage([ctx], || {
         Compaction {
             ctx,
             options,
@@ -148,11 +148,10 @@ struct Compaction<'a> {
 impl Compaction<'_> {
     fn run(mut self) -> Result<Report<Outcome>> {
         let scan = scan(self.ctx, Depth::Doubtful)?;
-        let writes = !self.options.dry_run;
         let request = &self.options.state.request();
-        let source = match writes {
-            true => Source::open_to_fold(self.ctx, &scan, request)?,
-            false => Source::open(self.ctx, &scan, request)?,
+        let source = match self.options.dry_run {
+            true => Source::open(self.ctx, &scan, request)?,
+            false => Source::open_to_fold(self.ctx, &scan, request)?,
         };
         self.clock.warnings.extend(source.warnings.iter().cloned());
         if source.is_folded() {

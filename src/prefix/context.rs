@@ -1,5 +1,6 @@
 //! What every operation needs: the store, keys, limits, and the ways in which snapshots are opened.
 
+use super::damage::Damage;
 use super::free_space;
 use super::open::read_snapshot::SnapshotReader;
 use super::open::{DatabaseFile, Payload, PlainSnapshot, plain_snapshot};
@@ -33,6 +34,8 @@ pub struct Context {
     pub trust: Trust,
     /// The sizes above which a snapshot is not read.
     pub limits: Limits,
+    /// The snapshots that an operation has found damaged.
+    pub damage: Damage,
 }
 
 impl Context {
@@ -64,9 +67,13 @@ impl Context {
             _ => {
                 let name = self.store.name(&snapshot.path);
                 // The error may have got the name already when the snapshot was opened.
-                match e.to_string().starts_with(&format!("{name}: ")) {
+                let e = match e.to_string().starts_with(&format!("{name}: ")) {
                     true => e,
-                    false => e.at(name),
+                    false => e.at(&name),
+                };
+                match e.reason() {
+                    Reason::CorruptSnapshot | Reason::NameMismatch => e.of_damaged(name),
+                    _ => e,
                 }
             }
         }

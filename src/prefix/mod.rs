@@ -4,6 +4,7 @@
 //! It does not fold a state into a database: `fold` does. All functions block: call them outside of async code.
 //!
 //! - `context`: what every operation needs
+//! - `damage`: what is done when a snapshot turns out to be damaged
 //! - `scan`, `contents`, `tags`: the names below the prefix, what the snapshots hold, which are excluded
 //! - `identity`: which cluster's backup it is
 //! - `plain_files`: a file, or a folder of files, instead of a prefix
@@ -16,6 +17,7 @@
 pub(crate) mod by_time;
 pub(crate) mod contents;
 mod context;
+pub mod damage;
 pub(crate) mod free_space;
 pub mod identity;
 mod moment;

@@ -5,7 +5,7 @@
 
 use crate::backup::catalog::{NOTES, SNAPSHOTS, V1, V2};
 use crate::backup::chain::Chain;
-use crate::backup::timeline::{self, Evidence, NamesOnly, Timelines};
+use crate::backup::timeline::{self, Evidence, NamesOnly, Timeline, Timelines};
 use crate::backup::trust::{self, Untrusted};
 use crate::backup::{Catalog, ListedObject, SnapshotName};
 use crate::base::parallel::side_by_side;
@@ -18,6 +18,7 @@ pub(crate) use crate::prefix::contents::read_contents;
 use crate::prefix::open::DatabaseFile;
 use crate::prefix::tags::{self, FEW, ReadTags, TagScope};
 use crate::store::{Store, open};
+use std::collections::BTreeMap;
 
 /// The message if the store does not let this user read tags.
 pub const TAGS_UNREADABLE: &str = "the store does not permit to read object tags, so snapshots that a tag excludes look usable: allow s3:GetObjectTagging (on Azure, reading tags)";
@@ -47,6 +48,10 @@ pub struct Scan {
     pub tags_unread: usize,
     /// The snapshots that are not trusted because they are not encrypted.
     pub untrusted: Untrusted,
+    /// The snapshots that the operation has found damaged.
+    pub(crate) damaged: BTreeMap<usize, Error>,
+    /// The timelines without these; empty if there are none.
+    intact: Vec<Timeline>,
     depth: Depth,
     scope: TagScope,
     read_tags: ReadTags,
@@ -63,6 +68,8 @@ impl Scan {
             contents: Contents::default(),
             tags_unread: 0,
             untrusted: Untrusted::default(),
+            damaged: BTreeMap::new(),
+            intact: Vec::new(),
             depth: Depth::Names,
             scope: TagScope::Newest,
             read_tags: ReadTags::default(),
@@ -92,6 +99,20 @@ impl Scan {
         let without = self.timelines.without_full(&self.catalog);
         catalog.walls.retain(|w| !without.contains(&w));
         sort(ctx, catalog, tags, self.depth, self.scope, |_| Ok(()))
+    }
+
+    /// Returns a timeline without the snapshots that are known to be damaged.
+    pub(crate) fn intact<'a>(&'a self, timeline: &'a Timeline) -> &'a Timeline {
+        let intact = self.intact.iter().find(|t| t.id == timeline.id);
+        intact.unwrap_or(timeline)
+    }
+
+    /// Returns the error of a damaged snapshot of a timeline, if it has one.
+    pub(crate) fn damage_in(&self, timeline: &Timeline) -> Option<&Error> {
+        let whole = self.timelines.by_id(&timeline.id).ok()?;
+        let damaged = self.damaged.iter();
+        let mut damaged = damaged.filter(|(i, _)| whole.member(**i).is_some());
+        damaged.next().map(|(_, e)| e)
     }
 
     /// Returns whether the name of a snapshot does not tell its timeline.
@@ -288,7 +309,21 @@ fn sort(
             break (doubtful, contents, timelines);
         }
     };
+    let mut damaged = BTreeMap::new();
+    for i in catalog.usable() {
+        let e = ctx.damage.of(&ctx.store.name(&catalog.snapshots[i].path));
+        damaged.extend(e.map(|e| (i, e)));
+    }
+    let intact = match damaged.is_empty() {
+        true => Vec::new(),
+        false => {
+            let all = timelines.all.iter();
+            all.map(|t| t.part(|i| !damaged.contains_key(&i))).collect()
+        }
+    };
     Ok(Scan {
+        damaged,
+        intact,
         tags_unread: read_tags.unread_count(&ctx.store, &catalog),
         untrusted: trust::untrusted(&catalog, &ctx.trust),
         catalog,

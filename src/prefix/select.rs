@@ -71,7 +71,8 @@ impl DeltaSlice {
     }
 }
 
-/// Chooses the timeline of a request: that of an ID, the one that was live at the requested time, or the newest one.
+/// Chooses the timeline of a request: that of an ID, the one that was live at the requested time, or the newest one. It is
+/// returned without damaged snapshots.
 ///
 /// # Errors
 /// `NoSuchTimeline`; `InterleavedTimelines`; `Untrusted`; the error of a damaged snapshot if the newest
@@ -99,7 +100,8 @@ pub(crate) fn timeline_of<'a>(
         (None, Target::Time(time)) => scan.timelines.newest_at(catalog, time.timestamp()),
         (None, _) => scan.timelines.newest(catalog),
     };
-    timeline.map_err(|e| scan.explain_untrusted(ctx, e))
+    let timeline = timeline.map_err(|e| scan.explain_untrusted(ctx, e))?;
+    Ok(scan.intact(timeline))
 }
 
 /// Chooses a timeline as [`timeline_of`] does, and returns it with warnings.
@@ -194,6 +196,9 @@ fn warn_about_scan(ctx: &Context, scan: &Scan, warnings: &mut Vec<String>) {
     }
     if let Some(message) = scan.timelines.warning() {
         warn(warnings, message);
+    }
+    for e in scan.damaged.values() {
+        warn(warnings, format!("damaged, and not used: {e}"));
     }
     for (&i, e) in &scan.contents.unreadable {
         let message = format!("{} is ignored: {e}", catalog.snapshots[i].path);

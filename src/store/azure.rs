@@ -3,7 +3,7 @@
 //!
 //! Knows the URL of a blob and how to sign. What a request for tags means is `exclude`'s, the caller.
 
-use super::retrying_client::{RetryingClient, StoreResponse, query_string, request};
+use super::retrying_client::{RetryingClient, StoreResponse, no_response, query_string, request};
 use crate::base::lock;
 use crate::error::{Error, Result};
 use async_trait::async_trait;
@@ -224,7 +224,7 @@ impl MultipartUpload for BlockUpload {
         self.azure.sign(&mut request).await?;
         // Without retries: after an error, `publish` looks at the name first.
         let response = self.azure.client.send_once(request).await;
-        let response = response.map_err(|e| failed(e.error(&action)))?;
+        let response = response.map_err(|e| failed(no_response(&action, e)))?;
         let path = self.path.to_string();
         match response.status {
             200..=299 => Ok(PutResult {

@@ -1,7 +1,7 @@
 //! A limit on bytes per second, which all readers or all writers share.
 //!
 //! A token bucket: unused bytes are kept for a quarter of a second at most, so that a burst does not follow a
-//! pause. Called by `fetch`, `publish` and everything else that transfers bytes under `--bandwidth`.
+//! pause.
 
 use crate::base::Cancel;
 use crate::base::lock;
@@ -9,40 +9,12 @@ use crate::error::Result;
 use std::io::{self, Read};
 use std::num::NonZeroU64;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::runtime::Handle;
+use tokio::time::Instant;
 
 /// How long unused bytes are kept.
 const BURST: Duration = Duration::from_millis(250);
-
-/// A monotonic clock that can wait.
-pub trait Clock: Send + Sync {
-    /// Returns the time since an arbitrary moment.
-    fn now(&self) -> Duration;
-
-    /// Waits. Fails with `Terminated` if cancelled first.
-    ///
-    /// # Errors
-    /// `Terminated`.
-    fn wait(&self, duration: Duration, cancel: &Cancel) -> Result<()>;
-}
-
-/// The system's clock.
-struct SystemClock {
-    started: Instant,
-    handle: Handle,
-}
-
-impl Clock for SystemClock {
-    fn now(&self) -> Duration {
-        self.started.elapsed()
-    }
-
-    fn wait(&self, duration: Duration, cancel: &Cancel) -> Result<()> {
-        let wait = async { cancel.or(tokio::time::sleep(duration)).await };
-        self.handle.block_on(wait)
-    }
-}
 
 /// A limit on bytes per second. Clones share it.
 #[derive(Clone)]
@@ -51,27 +23,18 @@ pub struct Bandwidth(Arc<Inner>);
 struct Inner {
     bytes_per_second: NonZeroU64,
     /// When all bytes so far would have passed at exactly the limit.
-    paid_until: Mutex<Duration>,
-    clock: Box<dyn Clock>,
+    paid_until: Mutex<Option<Instant>>,
+    handle: Handle,
 }
 
 impl Bandwidth {
-    /// Returns a limit by the system's clock. `handle` is the runtime on which [`take`](Self::take) waits: do
-    /// not call it on an async thread of this runtime.
+    /// Returns a limit. `handle` is the runtime on which [`take`](Self::take) waits: do not call it on an async
+    /// thread of this runtime.
     pub fn new(bytes_per_second: NonZeroU64, handle: Handle) -> Self {
-        let clock = SystemClock {
-            started: Instant::now(),
-            handle,
-        };
-        Self::with_clock(bytes_per_second, Box::new(clock))
-    }
-
-    /// Returns a limit by another clock.
-    pub fn with_clock(bytes_per_second: NonZeroU64, clock: Box<dyn Clock>) -> Self {
         Bandwidth(Arc::new(Inner {
             bytes_per_second,
-            paid_until: Mutex::new(clock.now()),
-            clock,
+            paid_until: Mutex::default(),
+            handle,
         }))
     }
 
@@ -81,16 +44,22 @@ impl Bandwidth {
         u64::try_from(bytes).unwrap_or(u64::MAX).max(1)
     }
 
-    /// Reserves bytes. Returns how long to wait until they may pass.
-    fn reserve(&self, bytes: u64) -> Duration {
+    /// Reserves bytes, and waits until they may pass.
+    async fn pass(&self, bytes: u64) {
+        /// The longest wait: a clock has an end.
+        const MOST: Duration = Duration::from_secs(1 << 32);
         let nanos =
             (u128::from(bytes) * 1_000_000_000).div_ceil(self.0.bytes_per_second.get().into());
         let cost = Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX));
-        let mut paid_until = lock(&self.0.paid_until);
-        let now = self.0.clock.now();
-        let kept = now.saturating_sub(BURST);
-        *paid_until = (*paid_until).max(kept).saturating_add(cost);
-        paid_until.saturating_sub(now)
+        let now = Instant::now();
+        let until = {
+            let mut paid_until = lock(&self.0.paid_until);
+            let paid = paid_until.map_or(now, |paid| paid.max(now - BURST));
+            *paid_until.insert(paid + cost.min(MOST))
+        };
+        if until > now {
+            tokio::time::sleep_until(until).await;
+        }
     }
 
     /// Waits until so many bytes may pass. Reserves many bytes in pieces, so that others who share the limit
@@ -99,16 +68,15 @@ impl Bandwidth {
     /// # Errors
     /// Fails with `Terminated` if cancelled first.
     pub fn take(&self, bytes: u64, cancel: &Cancel) -> Result<()> {
-        let mut left = bytes;
-        while left > 0 {
-            let piece = left.min(self.burst());
-            let wait = self.reserve(piece);
-            if !wait.is_zero() {
-                self.0.clock.wait(wait, cancel)?;
+        let passed = async {
+            let mut left = bytes;
+            while left > 0 {
+                let piece = left.min(self.burst());
+                self.pass(piece).await;
+                left -= piece;
             }
-            left -= piece;
-        }
-        Ok(())
+        };
+        self.0.handle.block_on(cancel.or(passed))
     }
 
     /// Returns a reader that obeys the limit.
@@ -145,43 +113,49 @@ mod tests {
     use crate::error::{Error, Reason};
     use crate::store::{Upload, open};
     use std::io::Write;
-    use std::sync::atomic::{AtomicU64, Ordering};
+    use tokio::sync::oneshot;
 
-    /// A clock that only advances when somebody waits.
-    #[derive(Clone, Default)]
-    struct FakeClock(Arc<AtomicU64>);
+    /// A runtime whose clock advances only when somebody waits.
+    struct Paused {
+        handle: Handle,
+        _ended: oneshot::Sender<()>,
+    }
 
-    impl FakeClock {
-        fn pass(&self, duration: Duration) {
-            let nanos = u64::try_from(duration.as_nanos()).unwrap();
-            self.0.fetch_add(nanos, Ordering::SeqCst);
+    impl Paused {
+        fn start() -> Self {
+            let mut builder = tokio::runtime::Builder::new_current_thread();
+            let runtime = builder.enable_time().start_paused(true).build().unwrap();
+            let handle = runtime.handle().clone();
+            let (sender, ended) = oneshot::channel::<()>();
+            std::thread::spawn(move || runtime.block_on(ended));
+            Paused {
+                handle,
+                _ended: sender,
+            }
         }
 
         fn limit(&self, bytes_per_second: u64) -> Bandwidth {
             let limit = NonZeroU64::new(bytes_per_second).unwrap();
-            Bandwidth::with_clock(limit, Box::new(self.clone()))
-        }
-    }
-
-    impl Clock for FakeClock {
-        fn now(&self) -> Duration {
-            Duration::from_nanos(self.0.load(Ordering::SeqCst))
+            Bandwidth::new(limit, self.handle.clone())
         }
 
-        fn wait(&self, duration: Duration, cancel: &Cancel) -> Result<()> {
-            cancel.check()?;
-            self.pass(duration);
-            Ok(())
+        fn now(&self) -> Instant {
+            self.handle.block_on(async { Instant::now() })
+        }
+
+        fn pass(&self, duration: Duration) {
+            self.handle
+                .block_on(async { tokio::time::sleep(duration).await });
         }
     }
 
     #[test]
     fn bytes_take_as_long_as_the_limit_says() {
-        let clock = FakeClock::default();
-        let limit = clock.limit(1000);
+        let clock = Paused::start();
+        let (limit, begun) = (clock.limit(1000), clock.now());
         let cancel = Cancel::default();
         limit.take(10_000, &cancel).unwrap();
-        assert_eq!(clock.now(), Duration::from_secs(10));
+        assert_eq!(clock.now() - begun, Duration::from_secs(10));
         // After a pause of any length, the bytes of a quarter of a second pass at once.
         clock.pass(Duration::from_secs(3600));
         let resumed = clock.now();
@@ -196,8 +170,8 @@ mod tests {
         let seed = crate::seed();
         let mut rng = fastrand::Rng::with_seed(seed);
         for rate in [1, 7, 1000, 123_457, 1 << 30, u64::MAX] {
-            let clock = FakeClock::default();
-            let limit = clock.limit(rate);
+            let clock = Paused::start();
+            let (limit, begun) = (clock.limit(rate), clock.now());
             let burst = u128::from(limit.burst());
             // Times, and the bytes that had passed by then.
             let mut passed = vec![(0u128, 0u128)];
@@ -208,7 +182,8 @@ mod tests {
                 let n = rng.u64(..=limit.burst().saturating_mul(3).min(1 << 40));
                 limit.take(n, &Cancel::default()).unwrap();
                 let before = passed[passed.len() - 1].1;
-                passed.push((clock.now().as_nanos(), before + u128::from(n)));
+                let nanos = (clock.now() - begun).as_nanos();
+                passed.push((nanos, before + u128::from(n)));
             }
             for (i, from) in passed.iter().enumerate() {
                 for to in &passed[i..] {
@@ -221,14 +196,15 @@ mod tests {
 
     #[test]
     fn a_limited_reader_is_as_fast_as_the_limit() {
-        let clock = FakeClock::default();
+        let clock = Paused::start();
+        let begun = clock.now();
         let cancel = Cancel::default();
         let bytes: Vec<u8> = (0..5000u32).map(|n| n as u8).collect();
         let mut reader = clock.limit(1000).limit(bytes.as_slice(), &cancel);
         let mut read = Vec::new();
         reader.read_to_end(&mut read).unwrap();
         assert_eq!(read, bytes);
-        assert_eq!(clock.now(), Duration::from_secs(5));
+        assert_eq!(clock.now() - begun, Duration::from_secs(5));
 
         let mut reader = clock.limit(1000).limit(bytes.as_slice(), &cancel);
         cancel.cancel();
@@ -254,23 +230,26 @@ mod tests {
         let runtime = tokio::runtime::Runtime::new().unwrap();
         let dir = tempfile::tempdir().unwrap();
         let url = dir.path().to_str().unwrap();
-        let (read, written) = (FakeClock::default(), FakeClock::default());
+        let (read, written) = (Paused::start(), Paused::start());
+        let begun = [read.now(), written.now()];
         let store = open(url, &[], runtime.handle().clone())
             .unwrap()
             .with_bandwidth(read.limit(1 << 20), written.limit(4 << 20));
         let bytes = vec![7; 20 << 20];
-        // Each reservation is rounded up to a nanosecond.
-        let passed = |clock: &FakeClock| clock.now().as_millis();
+        // Each wait is rounded up to a millisecond.
+        let passed = || {
+            let passed = [read.now() - begun[0], written.now() - begun[1]];
+            passed.map(|time| time.as_millis() / 10 * 10)
+        };
         let mut upload = Upload::new(&store, "v2/some", 0).unwrap();
         upload.write_all(&bytes).unwrap();
         // Bytes count when they are buffered, not when the upload is complete.
-        assert_eq!(passed(&written), 5_000);
-        assert_eq!(passed(&read), 0);
+        assert_eq!(passed(), [0, 5_000]);
         upload.finish().unwrap().complete().unwrap();
-        assert_eq!((passed(&written), passed(&read)), (5_000, 0));
+        assert_eq!(passed(), [0, 5_000]);
         let mut again = Vec::new();
         store.read("v2/some").read_to_end(&mut again).unwrap();
         assert!(again == bytes);
-        assert_eq!(passed(&read), 20_000);
+        assert_eq!(passed(), [20_000, 5_000]);
     }
 }

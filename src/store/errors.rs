@@ -287,7 +287,7 @@ pub(super) fn io_cause(e: &object_store::Error) -> Option<std::io::ErrorKind> {
 }
 
 /// Removes the query of every URL, which may hold signatures and tokens.
-pub(super) fn redact(text: &str) -> String {
+fn redact(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for (i, word) in text.split(' ').enumerate() {
         if i > 0 {

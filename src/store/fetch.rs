@@ -4,7 +4,7 @@
 //! and read on the caller's thread.
 
 use super::{Bandwidth, Store, store_error};
-use crate::base::{Cancel, lock};
+use crate::base::Cancel;
 use crate::error::{Error, Reason, Result};
 use bytes::{Buf, Bytes};
 use futures::stream::{BoxStream, FuturesOrdered};
@@ -99,9 +99,6 @@ pub(super) fn read(store: &Store, below: &str) -> ObjectReader {
 }
 
 pub(super) fn fetch(store: &Store, below: &str, bytes: u64) -> ObjectReader {
-    if let Some(prefetched) = lock(&store.prefetched).remove(below) {
-        return prefetched;
-    }
     let (inner, path) = (Arc::clone(&store.inner), store.path(below));
     let name = store.name(below);
     let source = match store.local_root {

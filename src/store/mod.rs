@@ -26,7 +26,6 @@ pub mod gcs;
 mod listing;
 mod local;
 pub mod lock;
-mod neighbours;
 pub mod object_lock;
 pub mod open;
 mod proxies;
@@ -50,7 +49,7 @@ pub use folder::{FileMode, Folder};
 pub use lock::LOCKS;
 pub use open::open;
 pub use publish::{LookFirst, Unnamed, Upload};
-pub use read_ahead::{PrefetchGuard, ReadAhead};
+pub use read_ahead::ReadAhead;
 pub use requests::{DEFAULT_REQUESTS, MAX_REQUESTS};
 pub use uploads::{UnfinishedUpload, Versioning};
 
@@ -61,7 +60,6 @@ use exclude::ExcludeTags;
 use futures::{StreamExt, TryStreamExt};
 use object_store::path::Path;
 use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt};
-use read_ahead::PrefetchedTransfers;
 use s3::S3;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -128,8 +126,6 @@ pub struct Store {
     requests: usize,
     /// A permit for each range of a large object under way; `None` if large objects are read by one request.
     ranges: Option<Arc<Semaphore>>,
-    /// Transfers that began before their objects are read.
-    prefetched: PrefetchedTransfers,
     /// A permit for each byte of an upload under way.
     uploads: Arc<Semaphore>,
     handle: Handle,
@@ -163,7 +159,6 @@ impl Store {
             deletes_singly: Arc::default(),
             requests: DEFAULT_REQUESTS,
             ranges: None,
-            prefetched: PrefetchedTransfers::default(),
             uploads: Arc::new(Semaphore::new(publish::UPLOAD_BYTES)),
             handle,
             cancel: Cancel::default(),
@@ -383,25 +378,18 @@ impl Store {
     /// # Errors
     /// Fails with the errors of [`objects`](Self::objects).
     pub fn list_directly(&self) -> Result<Vec<String>> {
-        let listed = self.first_below(&self.prefix);
-        let objects = listed?.map_err(|e| store_error(format!("list {}", self.url), e))?;
+        const PAGE: usize = 1000;
+        let listing = self.inner.list(Some(&self.prefix)).take(PAGE);
+        let objects: object_store::Result<Vec<ObjectMeta>> =
+            self.block_on(listing.try_collect())?;
+        let objects = objects.map_err(|e| store_error(format!("list {}", self.url), e))?;
         let depth = self.prefix.parts().count() + 1;
-        let here = objects.iter().filter(|path| path.parts().count() == depth);
+        let paths = objects.iter().map(|object| &object.location);
+        let here =
+            paths.filter(|path| listing::odd_key(path).is_none() && path.parts().count() == depth);
         Ok(here
             .filter_map(|path| path.filename().map(str::to_owned))
             .collect())
-    }
-
-    /// Returns the paths of the first thousand objects below a prefix, without odd ones: one page of a listing.
-    fn first_below(&self, prefix: &Path) -> Result<object_store::Result<Vec<Path>>> {
-        const PAGE: usize = 1000;
-        let listing = self.inner.list(Some(prefix)).take(PAGE);
-        let is_plain = |path: &Path| listing::odd_key(path).is_none();
-        self.block_on(async {
-            let objects: Vec<ObjectMeta> = listing.try_collect().await?;
-            let paths = objects.into_iter().map(|object| object.location);
-            Ok(paths.filter(is_plain).collect())
-        })
     }
 
     /// Returns whether the store has refused to show tags, so that snapshots excluded by a tag are unknown.
@@ -442,12 +430,6 @@ impl Store {
     /// Starts to read an object of about `bytes` bytes; a large one by several ranges at once.
     pub fn fetch(&self, below: &str, bytes: u64) -> ObjectReader {
         fetch::fetch(self, below, bytes)
-    }
-
-    /// Begins to read objects that are about to be read in this order: the first, and as many more as are
-    /// small together. Does nothing in a local folder.
-    pub fn prefetch<'p>(&self, objects: impl IntoIterator<Item = (&'p str, u64)>) -> PrefetchGuard {
-        read_ahead::prefetch(self, objects)
     }
 
     /// Returns whether the bucket keeps versions: `Off` on stores that are not S3.
@@ -612,12 +594,6 @@ impl Store {
     /// Fails with the store's errors, and with `SnapshotVanished` if the snapshot does not exist.
     pub fn exclude(&self, below: &str) -> Result<()> {
         exclude::exclude(self, below)
-    }
-
-    /// Returns the prefixes beside this one, each with the names of its objects in `folders`, for a hint. If they
-    /// cannot be listed, there is no hint.
-    pub fn neighbours(&self, folders: &[&str]) -> Vec<(String, Vec<String>)> {
-        neighbours::neighbours(self, folders)
     }
 
     /// Returns the client of S3's own requests.

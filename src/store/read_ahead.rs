@@ -1,13 +1,10 @@
 //! Begins to read objects before the reader needs them, so that the store's latency passes once for many
 //! objects.
-//!
-//! Called by `prefix::open`: [`ReadAhead`] while deltas are read one after the other, [`Store::prefetch`] before
-//! a fold begins.
 
 use super::{ObjectReader, Store};
 use crate::base::lock;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 
 /// The most bytes of objects that are read ahead. A larger object is read when it is needed.
 const AHEAD_BYTES: u64 = 16 << 20;
@@ -40,73 +37,46 @@ impl ReadAhead {
         }
     }
 
+    /// Returns a reader of `objects` whose first transfers have begun.
+    pub fn begun(store: &Store, objects: impl IntoIterator<Item = (String, u64)>) -> Self {
+        let ahead = Self::new(store, objects);
+        ahead.fill(&mut lock(&ahead.state), store.requests().unwrap_or(0));
+        ahead
+    }
+
     /// Returns the object with this index, and begins the transfers of objects after it.
     pub fn take(&self, index: usize) -> ObjectReader {
-        let start = |index: usize| {
-            let (path, bytes) = &self.objects[index];
-            self.store.fetch(path, *bytes)
-        };
         let mut state = lock(&self.state);
         let taken = match state.waiting.remove(&index) {
             Some(waiting) => {
                 state.bytes -= self.objects[index].1;
                 waiting
             }
-            None => start(index),
+            None => self.start(index),
         };
         state.next = state.next.max(index + 1);
         state.taken += 1;
         // A caller that takes few objects gets few ahead. From a local folder nothing is read ahead.
         let most = self.store.requests().unwrap_or(0).min(2 * state.taken);
+        self.fill(&mut state, most);
+        taken
+    }
+
+    fn start(&self, index: usize) -> ObjectReader {
+        let (path, bytes) = &self.objects[index];
+        self.store.fetch(path, *bytes)
+    }
+
+    /// Begins transfers until so many wait.
+    fn fill(&self, state: &mut ReadAheadState, most: usize) {
         while state.waiting.len() < most
             && let Some((_, bytes)) = self.objects.get(state.next)
             && state.bytes + bytes <= AHEAD_BYTES
         {
             let next = state.next;
             state.bytes += bytes;
-            state.waiting.insert(next, start(next));
+            state.waiting.insert(next, self.start(next));
             state.next += 1;
-        }
-        taken
-    }
-}
-
-/// Transfers that wait for their readers, by path.
-pub(super) type PrefetchedTransfers = Arc<Mutex<HashMap<String, ObjectReader>>>;
-
-/// Ends the prefetched transfers that nobody has taken, when dropped.
-#[must_use]
-pub struct PrefetchGuard {
-    transfers: PrefetchedTransfers,
-    paths: Vec<String>,
-}
-
-pub(super) fn prefetch<'p>(
-    store: &Store,
-    objects: impl IntoIterator<Item = (&'p str, u64)>,
-) -> PrefetchGuard {
-    let mut guard = PrefetchGuard {
-        transfers: Arc::clone(&store.prefetched),
-        paths: Vec::new(),
-    };
-    let mut total = 0;
-    for (path, bytes) in objects.into_iter().take(store.requests().unwrap_or(0)) {
-        total += bytes;
-        if total > AHEAD_BYTES && !guard.paths.is_empty() {
-            break;
-        }
-        let reader = store.fetch(path, bytes);
-        lock(&store.prefetched).insert(path.to_owned(), reader);
-        guard.paths.push(path.to_owned());
-    }
-    guard
-}
-
-impl Drop for PrefetchGuard {
-    fn drop(&mut self) {
-        let mut transfers = lock(&self.transfers);
-        for path in &self.paths {
-            transfers.remove(path);
         }
     }
 }
@@ -118,6 +88,7 @@ mod tests {
     use object_store::memory::InMemory;
     use object_store::path::Path;
     use std::io::Read;
+    use std::sync::Arc;
     use tokio::runtime::Runtime;
 
     fn store(runtime: &Runtime) -> Store {

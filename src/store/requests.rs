@@ -178,7 +178,9 @@ fn is_query(request: &HttpRequest) -> bool {
 ///
 /// # Errors
 /// Fails if the response is too long.
-async fn whole(response: HttpResponse) -> Result<(http::response::Parts, Bytes), HttpError> {
+pub(super) async fn whole(
+    response: HttpResponse,
+) -> Result<(http::response::Parts, Bytes), HttpError> {
     let (parts, body) = response.into_parts();
     match collect(body.bytes_stream(), MAX_RESPONSE).await? {
         Some(whole) => Ok((parts, whole.into())),

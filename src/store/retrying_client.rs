@@ -3,19 +3,16 @@
 //!
 //! Does not sign, and does not know what a request is for: `s3`, `azure` and `gcs`, the callers, do.
 
-use super::answers::DefiniteRefusal;
-use super::errors::{redact, status_error, store_error};
-use super::requests::{MAX_RESPONSE, collect};
+use super::errors::{status_error, store_error};
+use super::requests::whole;
 use super::xml::Document;
-use crate::base::causes::causes;
 use crate::base::percent::encoded;
 use crate::base::retry::{Retryable, backoff};
 use crate::error::{Error, Reason, Result};
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Method, Uri};
 use object_store::RetryConfig;
-use object_store::client::{HttpClient, HttpError, HttpRequest, HttpRequestBody};
-use std::error::Error as _;
+use object_store::client::{HttpClient, HttpError, HttpErrorKind, HttpRequest, HttpRequestBody};
 use std::time::{Duration, Instant};
 use url::Url;
 
@@ -37,33 +34,11 @@ pub(super) struct StoreResponse {
     pub body: Bytes,
 }
 
-/// Why a request has no response.
-pub(super) enum NoResponse {
-    /// The store refuses it for good.
-    Refused(HttpError),
-    /// The server or the network failed, in words.
-    Failed(String),
-}
-
-impl NoResponse {
-    /// Returns the error; `action` describes the request.
-    pub(super) fn error(self, action: &str) -> Error {
-        match self {
-            NoResponse::Refused(e) => {
-                let source = Box::new(e);
-                store_error(
-                    action,
-                    object_store::Error::Generic {
-                        store: "store",
-                        source,
-                    },
-                )
-            }
-            NoResponse::Failed(why) => Reason::StoreUnreachable.error(format!(
-                "cannot {action}: {why}; check the URL, the endpoint and the network"
-            )),
-        }
-    }
+/// Returns the error of a request without a response. `action` describes the request.
+pub(super) fn no_response(action: &str, e: HttpError) -> Error {
+    let source = Box::new(e);
+    let store = "store";
+    store_error(action, object_store::Error::Generic { store, source })
 }
 
 /// Whether a failed attempt is worth a retry.
@@ -113,36 +88,23 @@ impl RetryingClient {
             Ok(response) if !response.is_transient() => Ok(response),
             Ok(response) => Err((response.refusal(action), Retry::Yes)),
             Err(e) => {
-                let retry = match e {
-                    NoResponse::Refused(_) => Retry::No,
-                    NoResponse::Failed(_) => Retry::Yes,
+                // As the crate does: what cannot be decoded stays so.
+                let retry = match e.kind() {
+                    HttpErrorKind::Decode => Retry::No,
+                    _ => Retry::Yes,
                 };
-                Err((e.error(action), retry))
+                Err((no_response(action, e), retry))
             }
         }
     }
 
     /// Sends a signed request once.
-    pub(super) async fn send_once(
-        &self,
-        request: HttpRequest,
-    ) -> Result<StoreResponse, NoResponse> {
-        let failed = |e: &HttpError| NoResponse::Failed(redact(&causes(e)));
-        let response = self.http.execute(request).await;
-        let response = response.map_err(|e| match e.source() {
-            Some(source) if source.is::<DefiniteRefusal>() => NoResponse::Refused(e),
-            _ => failed(&e),
-        })?;
-        let status = response.status().as_u16();
-        let body = collect(response.into_body().bytes_stream(), MAX_RESPONSE).await;
-        let Some(body) = body.map_err(|e| failed(&e))? else {
-            return Err(NoResponse::Failed(format!(
-                "the response has more than {MAX_RESPONSE} bytes, so it is not what was requested"
-            )));
-        };
+    pub(super) async fn send_once(&self, request: HttpRequest) -> Result<StoreResponse, HttpError> {
+        let response = self.http.execute(request).await?;
+        let (parts, body) = whole(response).await?;
         Ok(StoreResponse {
-            status,
-            body: body.into(),
+            status: parts.status.as_u16(),
+            body,
         })
     }
 }

@@ -263,6 +263,7 @@ impl<'r> Sides<'r> {
             keys: Default::default(),
             trust: Default::default(),
             limits: Default::default(),
+            damage: Default::default(),
         };
         let ended = run(&context(from), &context(to), options);
         let mut shown = shown.lock().unwrap().clone();

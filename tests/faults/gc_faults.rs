@@ -107,6 +107,7 @@ pub fn context(rt: &Runtime, faults: &FaultStore) -> Context {
         keys: Default::default(),
         trust: Default::default(),
         limits: Default::default(),
+        damage: Default::default(),
     }
 }
 

@@ -373,6 +373,7 @@ fn context(rt: &Runtime, store: Stepped) -> Context {
         keys: Default::default(),
         trust: Default::default(),
         limits: Default::default(),
+        damage: Default::default(),
     }
 }
 

@@ -70,6 +70,7 @@ impl InMemoryBucket {
             keys: Default::default(),
             trust: Default::default(),
             limits: Default::default(),
+            damage: Default::default(),
         };
         run(&[BackupLocation::Store(ctx)], options, &cancel)
     }

@@ -70,6 +70,7 @@ impl Bench {
             keys: Default::default(),
             trust: Default::default(),
             limits: Default::default(),
+            damage: Default::default(),
         }
     }
 

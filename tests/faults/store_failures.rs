@@ -173,6 +173,7 @@ fn compact(store: Store, options: &Options) -> Result<Report<Outcome>, Error> {
         keys: Default::default(),
         trust: Default::default(),
         limits: Default::default(),
+        damage: Default::default(),
     };
     run(&ctx, options)
 }

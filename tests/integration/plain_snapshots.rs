@@ -44,6 +44,7 @@ impl Here {
                 keys: Default::default(),
                 trust: Default::default(),
                 limits: Default::default(),
+                damage: Default::default(),
             },
             _runtime: runtime,
             dir,

@@ -4,6 +4,7 @@ mod support;
 mod copy_plan;
 mod corrupted_database;
 mod corrupted_input;
+mod damage;
 mod decompression_bombs;
 mod delta_writer;
 mod documents;

@@ -305,6 +305,7 @@ impl SlowBucket {
             keys: Keys::default(),
             trust: Default::default(),
             limits: Default::default(),
+            damage: Default::default(),
         };
         compact::run(&context, &tiny_backup::keep_all())
     }

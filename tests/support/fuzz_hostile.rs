@@ -321,6 +321,7 @@ pub fn listings_and_notes(data: &[u8]) {
         keys: Keys::default(),
         trust: Default::default(),
         limits: Default::default(),
+        damage: Default::default(),
     };
     let from = context(Store::new(
         hostile.clone(),

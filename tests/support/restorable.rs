@@ -99,6 +99,7 @@ impl Prefix {
             keys: Default::default(),
             trust: Default::default(),
             limits: Default::default(),
+            damage: Default::default(),
         }
     }
 

@@ -210,6 +210,7 @@ impl InProcess {
             keys,
             trust: Default::default(),
             limits: Default::default(),
+            damage: Default::default(),
         };
         let outcome = compact::run(&context, &keep_all());
         let after = self.runtime.block_on(async {

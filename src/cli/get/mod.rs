@@ -20,9 +20,9 @@ use crate::ops::options::StateOptions;
 use crate::ops::read::json::KeyWithRecord;
 use crate::ops::read::{self, Keys};
 use crate::prefix::Context;
+use crate::prefix::damage::up_to_damage;
 use crate::prefix::open::BackupLocation;
 use crate::prefix::open::Source;
-use crate::prefix::tags::without_excluded;
 use clap::{Args, ValueEnum};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -156,7 +156,7 @@ impl GetArgs {
         };
         text::log_time(&self.state.point);
         let mut out = Stream::new();
-        let printed = without_excluded(|| {
+        let printed = up_to_damage([backup.context()?], || {
             let (ctx, source) = backup.open(&self.state.request())?;
             printer.print(ctx, &source, &mut out)
         });

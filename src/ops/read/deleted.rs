@@ -14,11 +14,11 @@ use crate::mvcc::{Change, KeyRange, KeyValue, Revision};
 use crate::objects::resource::Resource;
 use crate::objects::{Detail, EncryptionKeys, Object};
 use crate::prefix::Context;
+use crate::prefix::damage::up_to_damage;
 use crate::prefix::open::BackupLocation;
 use crate::prefix::open::Source;
 use crate::prefix::scan::Scan;
 use crate::prefix::select::Request;
-use crate::prefix::tags::without_excluded;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::sync::Mutex;
@@ -85,7 +85,9 @@ impl Deleted {
         range: impl Fn(&[Resource]) -> Result<KeyRange>,
         keys: &EncryptionKeys,
     ) -> Result<Self> {
-        without_excluded(|| Self::try_read(backup, points, etcd_prefix, &range, keys))
+        up_to_damage([backup.context()?], || {
+            Self::try_read(backup, points, etcd_prefix, &range, keys)
+        })
     }
 
     fn try_read(

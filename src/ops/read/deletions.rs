@@ -161,7 +161,7 @@ fn tolerate(read: Result<()>) -> Result<()> {
 
 /// The deltas of the timeline of `new` that may hold changes within `between`.
 pub(super) fn slices(scan: &Scan, new: &Source, between: RevisionRange) -> Result<Vec<DeltaSlice>> {
-    let timeline = scan.timelines.by_id(&new.timeline)?;
+    let timeline = scan.intact(scan.timelines.by_id(&new.timeline)?);
     let mut slices = select::all_delta_slices(&scan.catalog, timeline);
     slices.retain(|slice| {
         let name = &slice.snapshot.name;

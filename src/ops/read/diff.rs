@@ -9,11 +9,11 @@ use super::deletions::{Deletion, Deletions};
 use crate::error::Result;
 use crate::mvcc::{KeyRange, KeyValue, Revision};
 use crate::prefix::Context;
+use crate::prefix::damage::up_to_damage;
 use crate::prefix::open::BackupLocation;
 use crate::prefix::open::Source;
 use crate::prefix::scan::Scan;
 use crate::prefix::select::{Request, Target};
-use crate::prefix::tags::without_excluded;
 use std::cmp::Ordering;
 
 /// The two points of a comparison.
@@ -86,7 +86,11 @@ impl<'c> Diff<'c> {
         points: &Points,
         range: &KeyRange,
     ) -> Result<Self> {
-        without_excluded(|| Self::try_read(backup, first, points, range))
+        let mut contexts = vec![backup.context()?];
+        if let Some(first) = first {
+            contexts.push(first.context()?);
+        }
+        up_to_damage(contexts, || Self::try_read(backup, first, points, range))
     }
 
     fn try_read(

@@ -11,8 +11,8 @@ use crate::error::{Error, Reason, Result};
 use crate::mvcc::{KeyValue, Revision};
 use crate::objects::changes::EventNote;
 use crate::objects::{EncryptionKeys, Object};
+use crate::prefix::damage::up_to_damage;
 use crate::prefix::open::BackupLocation;
-use crate::prefix::tags::without_excluded;
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::sync::Mutex;
@@ -103,7 +103,9 @@ impl History {
         key: &[u8],
         events: Option<&EventsOf<'_>>,
     ) -> Result<History> {
-        without_excluded(|| Self::try_read(backup, timeline, key, events))
+        up_to_damage([backup.context()?], || {
+            Self::try_read(backup, timeline, key, events)
+        })
     }
 
     fn try_read(

@@ -163,6 +163,9 @@ fn read_store(
         read.insert(i, base);
     }
     if named.is_empty() && coverage.covered.is_empty() {
+        if let Some(damage) = scan.damage_in(timeline) {
+            return Err(damage.again());
+        }
         let nothing = Reason::NoSnapshots.error("there is no usable snapshot: take one first");
         return Err(scan.explain_untrusted(ctx, nothing));
     }

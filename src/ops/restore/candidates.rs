@@ -278,7 +278,9 @@ impl<'a> Candidates<'a> {
     /// Returns the error for a restore without any candidate left. `write_failure` is the first error while a
     /// candidate was being restored.
     pub(super) fn none_left(&self, write_failure: Option<Error>) -> Error {
-        let not_opened = self.all.iter().find_map(|c| c.opened.as_ref().err());
+        let not_opened = self.all.iter().filter_map(|c| c.opened.as_ref().err());
+        // Damage explains more than a store that is missing.
+        let not_opened = not_opened.reduce(|a, b| if b.damaged().is_some() { b } else { a });
         let messages: Vec<String> = self
             .outcomes
             .iter()
@@ -286,7 +288,7 @@ impl<'a> Candidates<'a> {
             .collect();
         match write_failure.or_else(|| not_opened.map(Error::again)) {
             Some(e) if self.all.len() == 1 => e,
-            Some(e) => e.reason().error(format!(
+            Some(e) => e.reworded(format!(
                 "none of the candidates can be restored: {}",
                 messages.join("; ")
             )),

@@ -26,6 +26,7 @@ use crate::mvcc::Revision;
 use crate::ops::live_follower::LiveFollower;
 use crate::ops::report::{Report, ReportBuilder};
 use crate::prefix::Context;
+use crate::prefix::damage::around_damage;
 use crate::prefix::open::Source;
 use crate::prefix::tags::without_excluded;
 use candidates::{Candidates, OpenedBackup, is_candidate_failure};
@@ -164,7 +165,7 @@ fn restore(
     cancel: &Cancel,
     is_drill: bool,
 ) -> Result<Report<Outcome>> {
-    without_excluded(|| {
+    let restore = || {
         let restoration = Restoration {
             backups,
             options,
@@ -173,7 +174,12 @@ fn restore(
             is_drill,
         };
         restoration.run()
-    })
+    };
+    match is_drill {
+        // It is there to find damage.
+        true => without_excluded(restore),
+        false => around_damage(backups.iter().filter_map(|b| b.context().ok()), restore),
+    }
 }
 
 /// A restore under way.

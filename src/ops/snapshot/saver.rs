@@ -16,12 +16,10 @@ use super::recent_keys::Compared;
 use super::{
     DEFAULT_COMPRESSION, Hole, MemberComparison, MetricsReporter, NewSnapshot, SnapshotSettings,
 };
-use crate::backup::catalog::{SNAPSHOTS, TIMELINES, Wall};
+use crate::backup::catalog::{TIMELINES, Wall};
 use crate::backup::codec::Encoding;
 use crate::backup::timeline::{NamesOnly, Timelines};
 use crate::backup::{Kind, SnapshotName};
-use crate::base::plural::count;
-use crate::base::shorten;
 use crate::error::{Error, Reason, Result};
 use crate::etcd::cluster::Cluster;
 use crate::etcd::feed::{Ended, Feed, Known};
@@ -44,27 +42,6 @@ const RECORDS_TRIED: i64 = 10;
 /// Returns the cause of the first full in an empty store.
 pub(super) fn nothing_saved() -> FullCause {
     FullCause::new(FullReason::EmptyBucket, "the store holds no snapshot")
-}
-
-/// Says that a new backup begins, which may be due to a slip in --store, and which backups are beside it.
-fn new_backup(ctx: &Context) -> String {
-    let mut beside = Vec::new();
-    for (place, names) in ctx.store.neighbours(&SNAPSHOTS) {
-        let names = names.iter().filter(|n| n.parse::<SnapshotName>().is_ok());
-        match names.count() {
-            0 => {}
-            n => beside.push(format!("{place} holds {}", count(n, "snapshot"))),
-        }
-    }
-    let check = match beside.is_empty() {
-        true => String::new(),
-        false => format!(
-            "; check --store: {}",
-            shorten::line(&beside, ", ", shorten::IN_LIST)
-        ),
-    };
-    let url = ctx.store.url();
-    format!("{url} holds no snapshots, so a new backup begins there{check}")
 }
 
 /// What a saver has done since it was opened, or since [`Saver::take_summary`].
@@ -564,7 +541,11 @@ impl<'a> Saver<'a> {
         };
         let new_full = full::take(self.ctx, self.settings, self.newest, &compared)?;
         if self.backup.is_none() && self.last.is_none() {
-            tracing::warn!("{}", new_backup(self.ctx));
+            // A slip in --store would begin a new backup silently.
+            tracing::warn!(
+                "{} holds no snapshots, so a new backup begins there: check --store",
+                self.ctx.store.url()
+            );
         }
         self.cluster = Some(new_full.cluster.clone());
         self.summary.endpoint = Some(new_full.endpoint.clone());

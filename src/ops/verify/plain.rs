@@ -11,8 +11,9 @@ use crate::ops::list;
 use crate::ops::list::Problem;
 use crate::ops::report::{Report, ReportBuilder};
 use crate::prefix::Context;
-use crate::prefix::open::PlainSnapshot;
+use crate::prefix::open::{PlainSnapshot, Source};
 use crate::prefix::plain_files::{PlainFile, PlainFiles, is_fault_of_file};
+use crate::prefix::select::Request;
 use crate::telemetry::metrics::VerificationFigures;
 use chrono::{DateTime, Utc};
 use schemars::JsonSchema;
@@ -160,11 +161,15 @@ fn verify(
     verified.revision = Some(plain.base.revision);
     verified.compact_revision = Some(plain.base.compact_revision);
     verified.has_checksum = Some(plain.has_checksum);
+    let at = |e: Error| e.at(file.path.display());
     if level >= Level::Checksums {
-        let at = |e: Error| e.at(file.path.display());
         let hash = read_every_page(&plain.db).map_err(at)?;
         verified.hash_kv = Some(hash.hash);
         verified.live_keys = Some(hash.live_keys);
+    }
+    if level == Level::Fold {
+        let source = Source::open_file(ctx, &file.path, &Request::default())?;
+        source.hash(ctx, plain.base.compact_revision, false)?;
     }
     Ok(plain)
 }

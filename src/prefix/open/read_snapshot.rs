@@ -51,6 +51,12 @@ impl<'a> SnapshotReader<'a> {
         }
     }
 
+    /// Reads the same snapshots with transfers that have begun.
+    pub(crate) fn with_begun(mut self, ahead: Option<ReadAhead>) -> Self {
+        self.ahead = ahead.unwrap_or(self.ahead);
+        self
+    }
+
     /// Returns the snapshot at a position of the order.
     pub(crate) fn snapshot(&self, nth: usize) -> &'a Snapshot {
         self.snapshots[nth]

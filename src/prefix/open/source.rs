@@ -4,7 +4,7 @@
 
 use super::database_file::DatabaseFile;
 use super::in_place::HashCheck;
-use crate::backup::chain::{self, Chain, Choice, KnownBases};
+use crate::backup::chain::{self, Chain, Choice, KnownBases, Link};
 use crate::backup::timeline::{self, Timeline};
 use crate::backup::{Snapshot, SnapshotName};
 use crate::base::plural::count;
@@ -15,9 +15,9 @@ use crate::prefix::by_time::{refuse_uncovered, revision_at};
 use crate::prefix::scan::Scan;
 use crate::prefix::select::{self, DeltaSlice, Request, Target, choose_timeline, timeline_of};
 use crate::prefix::{Context, free_space, tags, warn};
-use crate::store::{PrefetchGuard, is_large};
+use crate::store::{ReadAhead, is_large};
 use std::path::Path;
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock};
 
 /// The database of a full, and its revisions.
 type OpenFull = (Database<DatabaseFile>, Base);
@@ -46,8 +46,8 @@ pub struct Source {
     /// Set once it is known that no tag excludes these deltas.
     tags_checked: OnceLock<()>,
     hash_check: HashCheck,
-    /// Transfers of the first deltas, which go on while the source exists.
-    _begun: Option<PrefetchGuard>,
+    /// The deltas, if their transfers began with that of the full.
+    pub(crate) begun: Mutex<Option<ReadAhead>>,
 }
 
 impl Source {
@@ -132,7 +132,7 @@ impl Source {
             tags_unread: Vec::new(),
             tags_checked: OnceLock::new(),
             hash_check: HashCheck::not_needed(),
-            _begun: None,
+            begun: Mutex::default(),
         }
     }
 
@@ -297,6 +297,14 @@ impl Source {
     }
 }
 
+/// Returns whether an error says that no snapshots lead to a revision.
+fn leads_nowhere(e: &Error) -> bool {
+    matches!(
+        e.reason(),
+        Reason::OutOfRange | Reason::RevisionGap | Reason::NoSnapshots
+    )
+}
+
 /// Opens a source from a store.
 struct Opening<'a> {
     ctx: &'a Context,
@@ -343,10 +351,7 @@ impl<'a> Opening<'a> {
         let (Err(e), Target::Revision(revision)) = (&opened, request.target) else {
             return opened;
         };
-        if !matches!(
-            e.reason(),
-            Reason::OutOfRange | Reason::RevisionGap | Reason::NoSnapshots
-        ) {
+        if !leads_nowhere(e) {
             return opened;
         }
         let timeline = timeline_of(ctx, scan, request)?;
@@ -383,7 +388,7 @@ impl<'a> Opening<'a> {
                 Some(revision)
             }
         };
-        let (chain, opened, begun) = self.open_chain(timeline, target)?;
+        let (chain, opened, begun) = self.open_intact_chain(timeline, target, &mut warnings)?;
         tracing::info!(
             base = %scan.catalog.snapshots[chain.base].name,
             base_revision = opened.1.revision.0,
@@ -399,9 +404,51 @@ impl<'a> Opening<'a> {
         }
         Ok(Source {
             warnings,
-            _begun: begun,
+            begun: Mutex::new(begun),
             ..Source::from_parts(scan, timeline, &chain, opened)
         })
+    }
+
+    /// Chooses and opens the chain. If snapshots of the timeline are damaged, another chain must lead to the same
+    /// revision. Only a reader of the newest state is given an older one.
+    fn open_intact_chain(
+        &self,
+        timeline: &Timeline,
+        target: Option<Revision>,
+        warnings: &mut Vec<String>,
+    ) -> Result<(Chain, OpenFull, Option<ReadAhead>)> {
+        let (ctx, scan) = (self.ctx, self.scan);
+        let whole = scan.timelines.by_id(&timeline.id)?;
+        let Some(damage) = scan.damage_in(timeline) else {
+            return self.open_chain(timeline, target);
+        };
+        let newest = whole
+            .last(&scan.catalog, &scan.contents)
+            .unwrap_or_default();
+        let goal = target.unwrap_or(newest);
+        match self.open_chain(timeline, target) {
+            Ok(opened) if opened.0.target >= goal => return Ok(opened),
+            Err(e) if !leads_nowhere(&e) => return Err(e),
+            _ => {}
+        }
+        let known = scan.contents.known_bases();
+        let ranges = chain::restorable(&scan.catalog, timeline, &known).into_iter();
+        let before = ranges.filter(|r| r.0 <= goal).map(|r| r.1.min(goal)).max();
+        match (before, target) {
+            (Some(before), None) if ctx.damage.stops() => {
+                let message = format!(
+                    "the backup is read up to revision {before} instead of {goal}: nothing leads around the damage"
+                );
+                warn(warnings, message);
+                self.open_chain(timeline, Some(before))
+            }
+            (Some(before), _) => Err(damage.reworded(format!(
+                "{damage}; no other snapshots lead to revision {goal}: the newest revision before it that can be restored is {before}, give --revision {before}"
+            ))),
+            (None, _) => Err(damage.reworded(format!(
+                "{damage}; no other snapshots lead to revision {goal}"
+            ))),
+        }
     }
 
     /// Chooses the chain, and opens fulls on whose content the choice depends.
@@ -409,7 +456,7 @@ impl<'a> Opening<'a> {
         &self,
         timeline: &Timeline,
         target: Option<Revision>,
-    ) -> Result<(Chain, OpenFull, Option<PrefetchGuard>)> {
+    ) -> Result<(Chain, OpenFull, Option<ReadAhead>)> {
         let scan = self.scan;
         let mut known: KnownBases = scan.contents.known_bases();
         let (mut open, mut begun) = (None, None);
@@ -420,9 +467,7 @@ impl<'a> Opening<'a> {
                 Some((i, opened)) if i == full => opened,
                 _ => {
                     scan.refuse_excluded(self.ctx, select::deciding_snapshots(&choice))?;
-                    if let Choice::Chosen(chain) = &choice
-                        && self.begins_deltas
-                    {
+                    if let Choice::Chosen(chain) = &choice {
                         begun = self.begin_deltas(chain);
                     }
                     self.ctx.full(&scan.catalog.snapshots[full])?
@@ -430,7 +475,9 @@ impl<'a> Opening<'a> {
             };
             match choice {
                 Choice::Chosen(chain) if known.contains_key(&full) => {
-                    return Ok((chain, opened, begun));
+                    // The content of the full may have changed the deltas.
+                    let begun = begun.filter(|(deltas, _)| *deltas == chain.deltas);
+                    return Ok((chain, opened, begun.map(|(_, ahead)| ahead)));
                 }
                 // The content of the full may go beyond its name and change the choice.
                 _ => {
@@ -441,11 +488,15 @@ impl<'a> Opening<'a> {
         }
     }
 
-    /// Begins to fetch deltas, unless the full is large: a large full uses all connections.
-    fn begin_deltas(&self, chain: &Chain) -> Option<PrefetchGuard> {
+    /// Begins to read the deltas, unless the full is large: a large full uses all connections.
+    fn begin_deltas(&self, chain: &Chain) -> Option<(Vec<Link>, ReadAhead)> {
         let snapshot = |i: usize| &self.scan.catalog.snapshots[i];
+        let begins = self.begins_deltas && !is_large(snapshot(chain.base).bytes);
         let deltas = chain.deltas.iter().map(|link| snapshot(link.snapshot));
-        let deltas = deltas.map(|s| (s.path.as_str(), s.bytes));
-        (!is_large(snapshot(chain.base).bytes)).then(|| self.ctx.store.prefetch(deltas))
+        let objects = deltas.map(|s| (s.path.clone(), s.bytes));
+        begins.then(|| {
+            let ahead = ReadAhead::begun(&self.ctx.store, objects);
+            (chain.deltas.clone(), ahead)
+        })
     }
 }

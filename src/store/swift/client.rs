@@ -6,7 +6,6 @@ use super::Swift;
 use crate::base::causes::causes;
 use crate::base::percent::{encoded, encoded_path};
 use crate::base::retry::{Retryable, backoff};
-use crate::store::errors::redact;
 use bytes::Bytes;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::{Method, StatusCode};
@@ -81,11 +80,11 @@ fn is_transient(status: StatusCode) -> bool {
         || (status.is_server_error() && !matches!(status.as_u16(), 501 | 507))
 }
 
-/// Returns an error of the client, without the secrets of URLs.
+/// Returns an error of the client.
 pub(super) fn failed(what: impl fmt::Display) -> Error {
     Error::Generic {
         store: "Swift",
-        source: redact(&what.to_string()).into(),
+        source: what.to_string().into(),
     }
 }
 
@@ -177,7 +176,7 @@ pub(super) fn message(status: StatusCode, body: &[u8]) -> String {
     let body = String::from_utf8_lossy(body);
     let short: String = body.chars().take(LONGEST_SHOWN).collect();
     let text = without_tags(&short);
-    format!("status code: {status}: {}", redact(text.trim()))
+    format!("status code: {status}: {}", text.trim())
 }
 
 /// Removes HTML tags: Swift's errors are small HTML pages.

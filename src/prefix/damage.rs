@@ -1,0 +1,99 @@
+//! What an operation does when a snapshot turns out to be damaged: it plans again without that snapshot.
+//!
+//! Restoring goes around damage: another full, or other deltas, must lead to the same revision. Reading shows what
+//! stands before the damage. Neither leaves the timeline, since what the snapshots of a timeline have in common was
+//! decided with the damaged one among them. `scan` and `open` obey; nothing is written.
+
+use super::Context;
+use super::tags::without_excluded;
+use crate::base::lock;
+use crate::error::{Error, Result};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+/// The number of damaged snapshots that an operation does without, at most.
+const MOST: usize = 32;
+
+/// The damage that an operation has found in a store. Clones share it.
+#[derive(Debug, Clone, Default)]
+pub struct Damage(Arc<Mutex<Found>>);
+
+#[derive(Debug, Default)]
+struct Found {
+    stops: bool,
+    /// By the full names of the snapshots.
+    snapshots: BTreeMap<String, Error>,
+}
+
+impl Damage {
+    /// Returns the error of a snapshot, if it is known to be damaged. `name` is its full name.
+    pub(crate) fn of(&self, name: &str) -> Option<Error> {
+        lock(&self.0).snapshots.get(name).map(Error::again)
+    }
+
+    /// Returns whether a state before the damage will do if the requested one is the newest.
+    pub(crate) fn stops(&self) -> bool {
+        lock(&self.0).stops
+    }
+
+    fn begin(&self, stops: bool) {
+        let snapshots = BTreeMap::new();
+        *lock(&self.0) = Found { stops, snapshots };
+    }
+
+    /// Adds a damaged snapshot. Returns false if it is known, or if there are too many.
+    fn add(&self, name: &str, e: &Error) -> bool {
+        let known = &mut lock(&self.0).snapshots;
+        known.len() < MOST && known.insert(name.to_owned(), e.again()).is_none()
+    }
+}
+
+/// Calls `work`, which restores, again as long as it finds a snapshot damaged or excluded by a tag: each time it
+/// plans without that snapshot.
+///
+/// # Errors
+/// The errors of `work`.
+pub fn around_damage<'c, T>(
+    contexts: impl IntoIterator<Item = &'c Context>,
+    work: impl FnMut() -> Result<T>,
+) -> Result<T> {
+    plan(contexts, false, work)
+}
+
+/// Calls `work`, which reads, as [`around_damage`] does. If nothing leads to the newest state, the newest one
+/// before the damage is read.
+///
+/// # Errors
+/// The errors of `work`.
+pub fn up_to_damage<'c, T>(
+    contexts: impl IntoIterator<Item = &'c Context>,
+    work: impl FnMut() -> Result<T>,
+) -> Result<T> {
+    plan(contexts, true, work)
+}
+
+fn plan<'c, T>(
+    contexts: impl IntoIterator<Item = &'c Context>,
+    stops: bool,
+    mut work: impl FnMut() -> Result<T>,
+) -> Result<T> {
+    let contexts: Vec<&Context> = contexts.into_iter().collect();
+    for ctx in &contexts {
+        ctx.damage.begin(stops);
+    }
+    loop {
+        let result = without_excluded(&mut work);
+        let Err(e) = &result else { return result };
+        let Some(name) = e.damaged() else {
+            return result;
+        };
+        let mut is_new = false;
+        for ctx in &contexts {
+            is_new |= ctx.damage.add(name, e);
+        }
+        if !is_new {
+            return result;
+        }
+        tracing::info!("planning again without a damaged snapshot: {e}");
+    }
+}
