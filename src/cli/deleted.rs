@@ -91,7 +91,7 @@ pub(super) struct DeletedJson<'a> {
     /// The name by which `get` finds the object, such as `deployment/shop/web`; null if the key is none of a known
     /// kind.
     object: Option<String>,
-    /// The revision of the last deletion; null if no delta records it.
+    /// The revision of the last deletion; null if no snapshot records it.
     revision: Option<Revision>,
     /// When the deletion was recorded in a delta (RFC 3339); null if no delta records it.
     time: Option<&'a str>,

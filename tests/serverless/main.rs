@@ -6,6 +6,7 @@ mod corrupted_database;
 mod corrupted_input;
 mod damage;
 mod decompression_bombs;
+mod deletions;
 mod delta_writer;
 mod documents;
 mod explore;

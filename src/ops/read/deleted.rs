@@ -1,16 +1,15 @@
 //! Finds what was deleted between two points of a timeline, also if it was created in between.
 //!
-//! The events of the window are read once and sorted by key, and then walked beside both states, which tell what a
-//! deletion that no delta records took away. Called by `cli`.
+//! The changes of the window are read once and sorted by key, and then walked beside both states, which tell what a
+//! deletion that no snapshot records took away.
 
-use super::deletions::{for_each_change_within, slices};
 use super::diff::{Points, Side};
+use super::versions::{Collect, FoundVersion, read_between};
 use super::{Keys, SORT_BUFFER_BYTES, custom_resources};
-use crate::backup::delta::Event;
 use crate::base::external_sort::{Sorted, Sorter};
 use crate::base::{lock, unpoisoned};
 use crate::error::{Error, Reason, Result};
-use crate::mvcc::{Change, KeyRange, KeyValue, Revision};
+use crate::mvcc::{KeyRange, KeyValue, Revision};
 use crate::objects::resource::Resource;
 use crate::objects::{Detail, EncryptionKeys, Object};
 use crate::prefix::Context;
@@ -31,7 +30,7 @@ const MAX_DELETED: usize = 1_000_000;
 pub struct DeletedKey {
     /// The key.
     pub key: Vec<u8>,
-    /// The revision of the last deletion; `None` if no delta records it.
+    /// The revision of the last deletion; `None` if no snapshot records it.
     pub revision: Option<Revision>,
     /// When the deletion was recorded in a delta (RFC 3339); `None` if no delta records it.
     pub time: Option<String>,
@@ -67,7 +66,8 @@ pub struct Deleted {
 struct WindowChange {
     main: Revision,
     sub: u32,
-    time: String,
+    /// `None` if only a full holds the change.
+    time: Option<String>,
     is_deletion: bool,
     owner: Option<Owner>,
 }
@@ -170,7 +170,11 @@ impl Walk<'_> {
             changes.push(decode(self.changes.current().1)?);
             self.advance_changes()?;
         }
-        changes.sort_by_key(|change| (change.main, change.sub));
+        // A full and a delta may hold the same change, and the delta has its time.
+        changes.sort_by(|a, b| {
+            let of = |change: &WindowChange| (change.main, change.sub, change.time.is_some());
+            of(a).cmp(&of(b))
+        });
         while !self.new.ended && self.new.keys.key() < key.as_slice() {
             self.new.advance()?;
         }
@@ -189,7 +193,7 @@ impl Walk<'_> {
             let deletion = last.map(|last| &changes[last]);
             deleted = Some(DeletedKey {
                 revision: deletion.map(|d| d.main),
-                time: deletion.map(|d| d.time.clone()),
+                time: deletion.and_then(|d| d.time.clone()),
                 owner,
                 is_recreated: is_in_new,
                 key,
@@ -202,7 +206,7 @@ impl Walk<'_> {
     }
 }
 
-/// Reads the changes of the deltas between two states, sorted by key.
+/// Reads the changes between two states, sorted by key.
 fn window_changes(
     ctx: &Context,
     scan: Option<&Scan>,
@@ -211,33 +215,41 @@ fn window_changes(
     range: &KeyRange,
     keys: &EncryptionKeys,
 ) -> Result<Sorted> {
-    let sorter = Mutex::new(Sorter::new(ctx.temp(), SORT_BUFFER_BYTES));
-    let between = (from.target.next(), to.target);
-    let add = |e: &Event<'_>, at: &dyn Fn(Error) -> Error| {
-        e.instant().map_err(at)?;
-        let mut value = Vec::new();
-        e.change.append_value(e.main, &mut value).map_err(at)?;
-        let put = match e.change {
-            Change::Put(kv) | Change::PutBase64(kv) => Some(KeyValue {
-                value: &value,
-                ..kv
-            }),
-            Change::Delete { .. } => None,
-        };
-        let change = WindowChange {
-            main: e.main,
-            sub: e.sub,
-            time: e.time.to_owned(),
-            is_deletion: put.is_none(),
-            owner: put.and_then(|kv| owner_of(&kv, keys)),
-        };
-        lock(&sorter).push(e.change.key(), &encode(&change)?)
+    let collector = ChangeCollector {
+        range,
+        keys,
+        sorter: Mutex::new(Sorter::new(ctx.temp(), SORT_BUFFER_BYTES)),
     };
-    if let Some(scan) = scan {
-        let slices = slices(scan, to, between)?;
-        for_each_change_within(ctx, &slices, range, between, add)?;
+    let between = (from.target.next(), to.target);
+    if between.0 <= between.1 {
+        read_between(ctx, scan, to, between, &collector)?;
     }
-    unpoisoned(sorter.into_inner()).finish()
+    unpoisoned(collector.sorter.into_inner()).finish()
+}
+
+/// Sorts changes by key.
+struct ChangeCollector<'r> {
+    range: &'r KeyRange,
+    keys: &'r EncryptionKeys,
+    sorter: Mutex<Sorter>,
+}
+
+impl Collect for ChangeCollector<'_> {
+    fn wants(&self, key: &[u8]) -> bool {
+        self.range.contains(key)
+    }
+
+    fn add(&self, version: FoundVersion<'_>) -> Result<()> {
+        let (main, sub) = version.revision;
+        let change = WindowChange {
+            main,
+            sub,
+            time: version.time.map(|(text, _)| text.to_owned()),
+            is_deletion: version.kv.is_none(),
+            owner: version.kv.and_then(|kv| owner_of(kv, self.keys)),
+        };
+        lock(&self.sorter).push(version.key, &encode(&change)?)
+    }
 }
 
 /// Returns the owner of an object: the controller, or the first one.

@@ -1,23 +1,18 @@
 //! Finds when keys were deleted between two states of a timeline.
 //!
-//! Deltas record deletions with their times, and fulls the deletions that are not compacted. Both are read once,
-//! and sorted by key on disk if there are many. Called by [`super::diff`], for the first deleted key.
+//! Deltas record deletions with their times, and fulls the deletions that are not compacted. They are sorted by key, on
+//! disk if there are many.
 
 use super::SORT_BUFFER_BYTES;
-use crate::backup::chain::RevisionRange;
-use crate::backup::delta::Event;
+use super::versions::{Collect, FoundVersion, read_between};
 use crate::base::external_sort::{Sorted, Sorter};
-use crate::base::lock;
-use crate::base::parallel::find_first;
 use crate::base::time::utc;
+use crate::base::{lock, unpoisoned};
 use crate::error::{Error, Reason, Result};
-use crate::mvcc::history::key_bucket;
-use crate::mvcc::{Change, KeyRange, KeyValue, RecordKey, Revision};
+use crate::mvcc::{KeyRange, Revision};
 use crate::prefix::Context;
-use crate::prefix::open::SnapshotReader;
 use crate::prefix::open::Source;
 use crate::prefix::scan::Scan;
-use crate::prefix::select::{self, DeltaSlice};
 use chrono::{DateTime, SecondsFormat, Utc};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -59,19 +54,19 @@ impl Deletions {
         range: &KeyRange,
     ) -> Result<Deletions> {
         let between = (after.next(), new.target);
-        let mut sorter = Sorter::new(ctx.temp(), SORT_BUFFER_BYTES);
-        if let Some(scan) = scan {
-            let slices = slices(scan, new, between)?;
-            let read = read_deltas(ctx, &slices, range, between, &mut sorter);
-            tolerate(read)?;
+        let collector = DeletionCollector {
+            range,
+            sorter: Mutex::new(Sorter::new(ctx.temp(), SORT_BUFFER_BYTES)),
+        };
+        if between.0 <= between.1 {
+            tolerate(read_between(ctx, scan, new, between, &collector))?;
         }
-        tolerate(read_base(ctx, new, range, after, &mut sorter))?;
         // If the second state is the earlier one, the key was created after it.
         let is_later = new.target > after;
         let taken = new.base_snapshot().filter(|_| is_later);
         let taken = taken.map(|s| s.name.created_at());
         let mut deletions = Deletions {
-            sorted: sorter.finish()?,
+            sorted: unpoisoned(collector.sorter.into_inner()).finish()?,
             ended: false,
             not_after: taken.map(|t: DateTime<Utc>| t.to_rfc3339_opts(SecondsFormat::Secs, true)),
         };
@@ -159,97 +154,24 @@ fn tolerate(read: Result<()>) -> Result<()> {
     }
 }
 
-/// The deltas of the timeline of `new` that may hold changes within `between`.
-pub(super) fn slices(scan: &Scan, new: &Source, between: RevisionRange) -> Result<Vec<DeltaSlice>> {
-    let timeline = scan.intact(scan.timelines.by_id(&new.timeline)?);
-    let mut slices = select::all_delta_slices(&scan.catalog, timeline);
-    slices.retain(|slice| {
-        let name = &slice.snapshot.name;
-        name.last >= between.0 && name.start <= between.1
-    });
-    Ok(slices)
+/// Sorts deletions by key.
+struct DeletionCollector<'r> {
+    range: &'r KeyRange,
+    sorter: Mutex<Sorter>,
 }
 
-/// Sorts the deletions that deltas record.
-fn read_deltas(
-    ctx: &Context,
-    slices: &[DeltaSlice],
-    range: &KeyRange,
-    between: RevisionRange,
-    sorter: &mut Sorter,
-) -> Result<()> {
-    let sorter = Mutex::new(sorter);
-    for_each_change_within(ctx, slices, range, between, |e, at| match e.change {
-        Change::Delete { key } => {
-            e.instant().map_err(at)?;
-            lock(&sorter).push(key, &encode(e.main, e.time))
-        }
-        _ => Ok(()),
-    })
-}
-
-/// Calls `each` for the changes of the keys of `range` within `between`, with what adds the snapshot to an error. The
-/// deltas are read on several threads.
-///
-/// # Errors
-/// Those of damaged deltas and of `each`; errors of the store; `Terminated`, `Io`.
-pub(super) fn for_each_change_within(
-    ctx: &Context,
-    slices: &[DeltaSlice],
-    range: &KeyRange,
-    between: RevisionRange,
-    each: impl Fn(&Event<'_>, &dyn Fn(Error) -> Error) -> Result<()> + Sync,
-) -> Result<()> {
-    let reader = SnapshotReader::new(ctx, slices.iter().map(|s| &s.snapshot));
-    find_first(ctx.threads, slices.len(), |nth| {
-        let slice = &slices[nth];
-        let at = ctx.at(&slice.snapshot);
-        let mut delta = reader.delta_in_turn(nth)?;
-        while let Some(e) = delta.next().map_err(&at)? {
-            let is_within = between.0 <= e.main && e.main <= between.1 && slice.contains(e.main);
-            if is_within && range.contains(e.change.key()) {
-                each(&e, &at)?;
-            }
-        }
-        Ok(None::<()>)
-    })?;
-    Ok(())
-}
-
-/// Reads the deletions that the full of a state records.
-fn read_base(
-    ctx: &Context,
-    new: &Source,
-    range: &KeyRange,
-    after: Revision,
-    sorter: &mut Sorter,
-) -> Result<()> {
-    if new.base.revision <= after {
-        return Ok(());
+impl Collect for DeletionCollector<'_> {
+    fn wants(&self, key: &[u8]) -> bool {
+        self.range.contains(key)
     }
-    let mut first = Vec::new();
-    let record = RecordKey {
-        main: after.next(),
-        sub: 0,
-        tombstone: false,
-    };
-    record.encode(&mut first);
-    let mut cursor = new.db.cursor(&key_bucket(&new.db)?);
-    cursor.seek(&first)?;
-    while let Some(entry) = cursor.next()? {
-        let record = RecordKey::decode(entry.key)?;
-        if record.main > new.target {
-            break;
+
+    fn add(&self, version: FoundVersion<'_>) -> Result<()> {
+        if version.kv.is_some() {
+            return Ok(());
         }
-        ctx.store.cancel().check()?;
-        if record.tombstone {
-            let kv = KeyValue::decode(entry.value)?;
-            if range.contains(kv.key) {
-                sorter.push(kv.key, &encode(record.main, ""))?;
-            }
-        }
+        let time = version.time.map_or("", |(text, _)| text);
+        lock(&self.sorter).push(version.key, &encode(version.revision.0, time))
     }
-    Ok(())
 }
 
 /// Encodes a deletion: its revision (8 bytes) and its time, which may be empty.

@@ -1,11 +1,11 @@
 //! Reads every version of keys that the snapshots of a timeline still hold.
 //!
 //! All deltas and the oldest full are read, and if deltas are missing, the fulls after the gap. Versions are not checked
-//! against each other, and several snapshots may hold the same one. Called by [`super::history`] for one key, and by
-//! `explore` for all.
+//! against each other, and several snapshots may hold the same one.
 
 use super::for_each_change;
 use crate::backup::chain::{self, KnownBases, RevisionRange};
+use crate::backup::timeline::Timeline;
 use crate::base::ReadAt;
 use crate::base::parallel::find_first;
 use crate::bolt::Database;
@@ -73,6 +73,12 @@ impl Coverage {
     pub(crate) fn missing(&self) -> Vec<RevisionRange> {
         uncovered(&self.covered, self.newest)
     }
+
+    /// Returns the missing revisions among these.
+    fn missing_in(&self, (first, last): RevisionRange) -> Vec<RevisionRange> {
+        let gaps = self.missing().into_iter();
+        gaps.filter(|gap| gap.1 >= first && gap.0 <= last).collect()
+    }
 }
 
 /// Reads the versions on the timeline with this ID, or on the newest one.
@@ -128,8 +134,7 @@ fn read_store(
     if !scan.knows_paths() && select::timeline_of(ctx, &scan, &request)?.wall.is_some() {
         scan = scan.with_paths(ctx)?;
     }
-    let scan = &scan;
-    let (timeline, warnings) = select::choose_timeline(ctx, scan, &request)?;
+    let (timeline, warnings) = select::choose_timeline(ctx, &scan, &request)?;
     let mut coverage = Coverage::new(Some(timeline.id.clone()), warnings);
     let snapshots = &scan.catalog.snapshots;
     let members = timeline.members.iter().map(|member| {
@@ -137,32 +142,9 @@ fn read_store(
         (name.last.min(member.until), name.created_at())
     });
     coverage.moments.extend(members);
-    let slices = select::all_delta_slices(&scan.catalog, timeline);
-    let paths = slices.iter().map(|s| s.snapshot.path.as_str());
-    unless_excluded(ctx, paths.filter(|_| scan.tags_unread > 0), || {
-        coverage.read_deltas(ctx, &slices, collect)
-    })?;
-    let mut fulls = chain::bases(&scan.catalog, timeline);
-    fulls.reverse();
-    let named: Vec<(usize, Revision)> = fulls
-        .into_iter()
-        .map(|i| (i, snapshots[i].name.last))
-        .collect();
-    for &(_, last) in &named {
-        coverage.newest = coverage.newest.max(last);
-    }
-    let mut read = KnownBases::new();
-    while let Some(i) = full_to_read(&named, &read, &coverage.missing()) {
-        scan.refuse_excluded(ctx, [i])?;
-        let (db, base) = ctx.full(&snapshots[i])?;
-        let until = timeline.members.iter().find(|m| m.snapshot == i);
-        let until = until.map_or(Revision(i64::MAX), |m| m.until);
-        coverage
-            .read_full(ctx, &db, &base, until, collect)
-            .map_err(ctx.at(&snapshots[i]))?;
-        read.insert(i, base);
-    }
-    if named.is_empty() && coverage.covered.is_empty() {
+    let all = (Revision(1), Revision(i64::MAX));
+    coverage.read_timeline(ctx, &scan, timeline, all, collect)?;
+    if coverage.covered.is_empty() && chain::bases(&scan.catalog, timeline).is_empty() {
         if let Some(damage) = scan.damage_in(timeline) {
             return Err(damage.again());
         }
@@ -170,6 +152,49 @@ fn read_store(
         return Err(scan.explain_untrusted(ctx, nothing));
     }
     Ok(coverage)
+}
+
+/// Reads the versions with these revisions on the timeline of a state, up to the state.
+///
+/// # Errors
+/// As [`read`].
+pub(crate) fn read_between(
+    ctx: &Context,
+    scan: Option<&Scan>,
+    state: &Source,
+    between: RevisionRange,
+    collect: &impl Collect,
+) -> Result<()> {
+    let collect = &Within { between, collect };
+    let mut coverage = Coverage::new(None, Vec::new());
+    match scan {
+        None => coverage
+            .read_full(ctx, &state.db, &state.base, state.target, collect)
+            .map_err(state.at_base(ctx)),
+        Some(scan) => {
+            let timeline = scan.timelines.by_id(&state.timeline)?;
+            coverage.read_timeline(ctx, scan, scan.intact(timeline), between, collect)
+        }
+    }
+}
+
+/// Leaves out versions with other revisions.
+struct Within<'c, C> {
+    between: RevisionRange,
+    collect: &'c C,
+}
+
+impl<C: Collect> Collect for Within<'_, C> {
+    fn wants(&self, key: &[u8]) -> bool {
+        self.collect.wants(key)
+    }
+
+    fn add(&self, version: FoundVersion<'_>) -> Result<()> {
+        match (self.between.0..=self.between.1).contains(&version.revision.0) {
+            true => self.collect.add(version),
+            false => Ok(()),
+        }
+    }
 }
 
 impl Coverage {
@@ -181,6 +206,45 @@ impl Coverage {
             moments: Vec::new(),
             covered: Vec::new(),
         }
+    }
+
+    /// Reads the deltas of a timeline that may hold these revisions, and fulls as far as deltas are missing.
+    fn read_timeline(
+        &mut self,
+        ctx: &Context,
+        scan: &Scan,
+        timeline: &Timeline,
+        between: RevisionRange,
+        collect: &impl Collect,
+    ) -> Result<()> {
+        let snapshots = &scan.catalog.snapshots;
+        let mut slices = select::all_delta_slices(&scan.catalog, timeline);
+        slices.retain(|slice| {
+            let name = &slice.snapshot.name;
+            name.last >= between.0 && name.start <= between.1
+        });
+        let paths = slices.iter().map(|s| s.snapshot.path.as_str());
+        unless_excluded(ctx, paths.filter(|_| scan.tags_unread > 0), || {
+            self.read_deltas(ctx, &slices, collect)
+        })?;
+        let mut fulls = chain::bases(&scan.catalog, timeline);
+        fulls.reverse();
+        let fulls = fulls.into_iter().map(|i| (i, snapshots[i].name.last));
+        let fulls: Vec<(usize, Revision)> = fulls.filter(|f| f.1 >= between.0).collect();
+        for &(_, last) in &fulls {
+            self.newest = self.newest.max(last);
+        }
+        let mut read = KnownBases::new();
+        while let Some(i) = full_to_read(&fulls, &read, &self.missing_in(between)) {
+            scan.refuse_excluded(ctx, [i])?;
+            let (db, base) = ctx.full(&snapshots[i])?;
+            let until = timeline.members.iter().find(|m| m.snapshot == i);
+            let until = until.map_or(Revision(i64::MAX), |m| m.until);
+            self.read_full(ctx, &db, &base, until, collect)
+                .map_err(ctx.at(&snapshots[i]))?;
+            read.insert(i, base);
+        }
+        Ok(())
     }
 
     /// Reads a full up to the revision `until`.
@@ -255,7 +319,7 @@ impl Coverage {
     }
 }
 
-/// Returns the full to read next: the oldest one, and then for each gap after its end, the fulls that end in
+/// Returns the full to read next: if there is a gap, the oldest one, and then for each gap after its end, the fulls that end in
 /// the gap or after it, until the gap is closed. Versions that the oldest full lost by compaction are not
 /// searched.
 ///
@@ -265,7 +329,7 @@ fn full_to_read(
     read: &KnownBases,
     gaps: &[RevisionRange],
 ) -> Option<usize> {
-    let (oldest, _) = fulls.first()?;
+    let (oldest, _) = fulls.first().filter(|_| !gaps.is_empty())?;
     let Some(base) = read.get(oldest) else {
         return Some(*oldest);
     };
