@@ -133,7 +133,7 @@ impl ApplyArgs {
         })?;
         let options = Options {
             keys,
-            revision: source.target,
+            revision: source.revision,
             execute: self.execute,
             delete_extra: self.delete_extra,
             max_txn_ops: self.max_txn_ops as usize,

@@ -14,9 +14,8 @@ use crate::mvcc::{KeyRange, Revision};
 use crate::objects::reference::Reference;
 use crate::objects::resource::{KeyNames, ObjectName, Resource};
 use crate::ops::read::deleted::{Deleted, DeletedKey, Owner};
-use crate::ops::read::diff::Points;
 use crate::ops::read::json::KeyJson;
-use crate::prefix::select::Target;
+use crate::prefix::select::{At, StateRequest};
 use chrono::Utc;
 use clap::Args;
 use schemars::JsonSchema;
@@ -43,10 +42,10 @@ pub(super) struct DeletedArgs {
     kind: Option<String>,
     /// Begin of the span: a duration before now such as 2h, a time such as "yesterday 14:00", or a revision
     #[arg(long, value_name = "DURATION|TIME|REV", value_parser = parse_since)]
-    since: Target,
+    since: At,
     /// End of the span, as --since [default: the newest revision]
     #[arg(long, value_name = "DURATION|TIME|REV", value_parser = parse_since)]
-    until: Option<Target>,
+    until: Option<At>,
     #[command(flatten)]
     names: NameArgs,
     /// ID of the timeline to read, from `deltafold list --deep` [default: the newest timeline]
@@ -59,14 +58,14 @@ pub(super) struct DeletedArgs {
 }
 
 /// Parses a duration before now, a time or a revision.
-fn parse_since(s: &str) -> Result<Target, String> {
+fn parse_since(s: &str) -> Result<At, String> {
     if let Ok(before) = duration::parse(s)
         && s.parse::<i64>().is_err()
     {
         let time = Utc::now() - before;
-        return Ok(Target::Time(time));
+        return Ok(At::Time(time));
     }
-    Target::parse(s)
+    At::parse(s)
 }
 
 /// The fields before the list of deletions.
@@ -105,15 +104,18 @@ impl DeletedArgs {
     pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         let keys = self.objects.keys()?;
         let backup = self.backup.backup(cancel)?;
-        let points = Points {
-            from: self.since,
-            to: self.until.unwrap_or_default(),
+        let request = |at| StateRequest {
+            at,
             timeline: self.timeline.clone(),
             or_newest: true,
         };
+        let points = [
+            &request(self.since),
+            &request(self.until.unwrap_or_default()),
+        ];
         let prefix = self.names.etcd_prefix();
         let range = |resources: &[Resource]| self.range(resources);
-        let mut deleted = Deleted::read(&backup, &points, prefix, range, &keys)?;
+        let mut deleted = Deleted::read(&backup, points, prefix, range, &keys)?;
         let names = KeyNames::new(std::mem::take(&mut deleted.resources), prefix);
         let mut out = Stream::new();
         let printed = match output {
@@ -178,7 +180,7 @@ impl DeletedArgs {
                 count(events, "Event")
             ));
         }
-        let (from, to) = (deleted.from.target, deleted.to.target);
+        let (from, to) = (deleted.from.revision, deleted.to.revision);
         if all.is_empty() {
             text.line(format_args!(
                 "nothing was deleted from revision {from} to {to}"
@@ -232,8 +234,8 @@ fn print_json(
     out: &mut Stream,
 ) -> Result<()> {
     let head = Head {
-        from_revision: deleted.from.target,
-        to_revision: deleted.to.target,
+        from_revision: deleted.from.revision,
+        to_revision: deleted.to.revision,
         timeline: deleted.to.timeline_id(),
         warnings: &deleted.to.warnings,
     };

@@ -14,9 +14,9 @@ use crate::objects::key::ObjectKey;
 use crate::objects::{EncryptionKeys, Object};
 use crate::ops::options::Uncovered;
 use crate::ops::read::Deletion;
-use crate::ops::read::diff::{Diff, Points};
+use crate::ops::read::diff::Diff;
 use crate::ops::read::json::{ChangeKind, KeyChange};
-use crate::prefix::select::Target;
+use crate::prefix::select::{At, StateRequest};
 use clap::Args;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -49,16 +49,16 @@ pub(super) struct DiffArgs {
     /// First point: a revision, or a time such as "yesterday 14:00"; see --time of `deltafold get`
     ///
     /// DELTAFOLD_FROM also sets --from of other commands.
-    #[arg(long, value_name = "REV|TIME", value_parser = Target::parse, required_unless_present = "from_snapshot")]
-    from: Option<Target>,
+    #[arg(long, value_name = "REV|TIME", value_parser = At::parse, required_unless_present = "from_snapshot")]
+    from: Option<At>,
     /// First state: this plain snapshot file, at its newest revision or at --from
     #[arg(long, value_name = "FILE")]
     from_snapshot: Option<PathBuf>,
     /// Second point: a revision or a time, as --from [default: the newest revision]
     ///
     /// DELTAFOLD_TO also sets --to of other commands.
-    #[arg(long, value_name = "REV|TIME", value_parser = Target::parse)]
-    to: Option<Target>,
+    #[arg(long, value_name = "REV|TIME", value_parser = At::parse)]
+    to: Option<At>,
     /// Only compare keys with this prefix
     #[arg(long, value_name = "P")]
     prefix: Option<OsString>,
@@ -96,15 +96,19 @@ impl DiffArgs {
         let first = file
             .map(|file| self.backup.file(file, cancel))
             .transpose()?;
-        let points = Points {
-            from: self.from.unwrap_or_default(),
-            to: self.to.unwrap_or_default(),
+        let request = |at: Option<At>| StateRequest {
+            at: at.unwrap_or_default(),
             timeline: self.timeline.clone(),
             or_newest: self.uncovered.or_newest,
         };
+        let (mut from, to) = (request(self.from), request(self.to));
+        if first.is_some() {
+            // A backup of its own has other timelines.
+            from.timeline = None;
+        }
         let prefix = self.prefix.as_ref().map(|p| p.as_bytes().to_vec());
         let range = KeyRange::Prefix(prefix.unwrap_or_default());
-        let mut diff = Diff::read(&backup, first.as_ref(), &points, &range)?;
+        let mut diff = Diff::read(&backup, first.as_ref(), [&from, &to], &range)?;
         let keys = self.objects.keys()?;
         let mut out = Stream::new();
         let printed = match output {
@@ -190,10 +194,10 @@ impl DiffArgs {
     /// Prints which times the revisions stand for, if the points were given as times.
     fn print_times(&self, diff: &Diff<'_>, out: &mut Stream) -> Result<()> {
         for (point, source) in [(self.from, &diff.from), (self.to, &diff.to)] {
-            if let Some(Target::Time(time)) = point {
+            if let Some(At::Time(time)) = point {
                 let line = format!(
                     "revision {} is as of {}\n",
-                    source.target,
+                    source.revision,
                     text::local_time(time)
                 );
                 out.write(line.as_bytes())?;
@@ -213,8 +217,8 @@ fn print_json(
     let (old, new) = (&diff.from, &diff.to);
     let only_new = new.warnings.iter().filter(|w| !old.warnings.contains(w));
     let head = Head {
-        from_revision: old.target,
-        to_revision: new.target,
+        from_revision: old.revision,
+        to_revision: new.revision,
         timeline: new.timeline_id(),
         warnings: old.warnings.iter().chain(only_new).collect(),
     };

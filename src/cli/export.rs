@@ -61,7 +61,7 @@ impl ExportArgs {
         let range = KeyRange::Prefix(prefix.unwrap_or_default());
         let (mut keys, revision) = up_to_damage([backup.context()?], || {
             let (ctx, source) = backup.open(&self.state.request())?;
-            Ok((Keys::read(ctx, &source, range.clone())?, source.target))
+            Ok((Keys::read(ctx, &source, range.clone())?, source.revision))
         })?;
         let mut is_empty = true;
         while keys.advance()? {

@@ -14,7 +14,7 @@ use crate::mvcc::{
     Base, Fold, FoldedRecord, HashKv, KeyRange, KeyValue, RecordKey, Revision, hash_kv, lease,
 };
 use crate::prefix::Context;
-use crate::prefix::open::source::Source;
+use crate::prefix::open::state::State;
 use crate::telemetry::progress::Step;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::io::Write;
@@ -40,7 +40,7 @@ pub enum Leases {
 
 /// The description of a new database.
 pub(crate) struct Rebuild<'a> {
-    pub(crate) source: &'a Source,
+    pub(crate) source: &'a State,
     /// The compacted revision. If it is above the target of the source, it is the newest revision, too.
     pub(crate) compact: Revision,
     pub(crate) leases: Leases,
@@ -61,7 +61,7 @@ pub(crate) struct Rebuilt {
 impl Rebuild<'_> {
     /// Returns the newest revision of the new database.
     pub(crate) fn revision(&self) -> Revision {
-        self.source.target.max(self.compact)
+        self.source.revision.max(self.compact)
     }
 
     /// Computes the layout of the new database, from lengths alone.
@@ -125,7 +125,7 @@ impl Rebuild<'_> {
     /// whose head the caller must still write at the beginning, and the number of events.
     ///
     /// # Errors
-    /// As [`Source::fold`] and [`write`](Self::write).
+    /// As [`State::fold`] and [`write`](Self::write).
     pub(crate) fn stream(
         &self,
         ctx: &Context,

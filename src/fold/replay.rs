@@ -1,4 +1,4 @@
-//! Replay: applies the deltas of a [`Source`] to a fold, on one or several threads.
+//! Replay: applies the deltas of a [`State`] to a fold, on one or several threads.
 //!
 //! The earliest delta in progress holds the fold. Later deltas collect their events in parts, and add these
 //! to the fold when their turn comes. So the result, or the error, does not depend on the number of threads.
@@ -12,7 +12,7 @@ use crate::mvcc::{
 use crate::prefix::Context;
 use crate::prefix::by_time;
 use crate::prefix::open::read_snapshot::SnapshotReader;
-use crate::prefix::open::source::Source;
+use crate::prefix::open::state::State;
 use crate::prefix::select::DeltaSlice;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex};
@@ -26,7 +26,7 @@ const PART_BUFFER_BYTES: usize = 4 << 20;
 /// turn.
 const PARTS_KEY_BYTES: usize = 12 << 20;
 
-impl Source {
+impl State {
     /// Folds the records of some keys. Returns the fold and the number of events that were applied.
     ///
     /// # Errors
@@ -73,7 +73,7 @@ impl Source {
         detach_leases: bool,
     ) -> FoldOptions {
         FoldOptions {
-            target: self.target,
+            target: self.revision,
             compact,
             keys,
             detach_leases,
@@ -102,7 +102,7 @@ impl Source {
             })?,
             _ => None,
         };
-        Ok(keep.compact_revision(&self.base, self.target, cutoff))
+        Ok(keep.compact_revision(&self.base, self.revision, cutoff))
     }
 
     /// Computes the HashKV of the state as if it was compacted at a revision. Returns the number of applied
@@ -139,7 +139,7 @@ impl Source {
         keys: KeyRange,
         each: impl FnMut(&KeyValue<'_>) -> Result<()>,
     ) -> Result<()> {
-        let (fold, _) = self.fold(ctx, self.target, keys, false)?;
+        let (fold, _) = self.fold(ctx, self.revision, keys, false)?;
         self.visit_live(ctx, fold, each)
     }
 
@@ -150,7 +150,7 @@ impl Source {
         keys: KeyRange,
         each: impl FnMut(&KeyValue<'_>) -> Result<()>,
     ) -> Result<()> {
-        let options = self.fold_options(ctx, self.target, keys, false);
+        let options = self.fold_options(ctx, self.revision, keys, false);
         self.visit_live(ctx, self.fold_of_base(ctx, options)?, each)
     }
 

@@ -21,7 +21,7 @@ use crate::ops::options::StateOptions;
 use crate::ops::report::{Report, ReportBuilder};
 use crate::ops::snapshot_leases::{self, News};
 use crate::prefix::damage::around_damage;
-use crate::prefix::open::Source;
+use crate::prefix::open::State;
 use crate::prefix::scan::{Depth, scan};
 use crate::prefix::{Context, free_space, timeline_records};
 use crate::telemetry::progress::Step;
@@ -150,8 +150,8 @@ impl Compaction<'_> {
         let scan = scan(self.ctx, Depth::Doubtful)?;
         let request = &self.options.state.request();
         let source = match self.options.dry_run {
-            true => Source::open(self.ctx, &scan, request)?,
-            false => Source::open_to_fold(self.ctx, &scan, request)?,
+            true => State::open(self.ctx, &scan, request)?,
+            false => State::open_to_fold(self.ctx, &scan, request)?,
         };
         self.clock.warnings.extend(source.warnings.iter().cloned());
         if source.is_folded() {
@@ -171,7 +171,7 @@ impl Compaction<'_> {
         let mut new_name = SnapshotName {
             kind: Kind::Full,
             start: Revision(0),
-            last: source.target,
+            last: source.revision,
             created: self.time_of_name(&source)?,
             compression: encoding.compression,
             is_final: newest.is_final,
@@ -180,7 +180,7 @@ impl Compaction<'_> {
         let (events, folded, bytes) = self.fold_and_write(&source, encoding, &mut new_name)?;
         tracing::info!(
             snapshot = %new_name,
-            revision = source.target.0,
+            revision = source.revision.0,
             events,
             hash_kv = folded.hash,
             bytes,
@@ -212,7 +212,7 @@ impl Compaction<'_> {
 
     /// Returns the time for the name of the result: just after the newest input, but before the next wall, if another
     /// history has begun since.
-    fn time_of_name(&self, source: &Source) -> Result<i64> {
+    fn time_of_name(&self, source: &State) -> Result<i64> {
         let newest = newest_input_time(source);
         let walls = timeline_records::list(&self.ctx.store)?;
         let next = Wall::first_after(&walls, newest);
@@ -220,7 +220,7 @@ impl Compaction<'_> {
     }
 
     /// Returns the report if no snapshot is newer than the base.
-    fn nothing_to_do(mut self, source: &Source) -> Result<Report<Outcome>> {
+    fn nothing_to_do(mut self, source: &State) -> Result<Report<Outcome>> {
         let hash = source.hash_of_base(self.ctx)?;
         let compression = self.newest_name(source)?.compression.into();
         let mut outcome = self.outcome(source, compression);
@@ -242,7 +242,7 @@ impl Compaction<'_> {
     }
 
     /// Warns if the temporary directory may be too small. If it certainly is, the fold fails later.
-    fn warn_about_space(&mut self, source: &Source) {
+    fn warn_about_space(&mut self, source: &State) {
         let needed = source.temp_bytes();
         let free = free_space::free_bytes(&self.ctx.temp_dir).unwrap_or(u64::MAX);
         if free < needed {
@@ -253,7 +253,7 @@ impl Compaction<'_> {
         }
     }
 
-    fn resolve_compression(&mut self, source: &Source) -> Result<codec::Encoding> {
+    fn resolve_compression(&mut self, source: &State) -> Result<codec::Encoding> {
         let newest = self.newest_name(source)?.compression;
         let encoding = self.options.compression.resolve(newest);
         if !encoding.compression.is_read_by_others() {
@@ -265,21 +265,21 @@ impl Compaction<'_> {
         Ok(encoding)
     }
 
-    fn newest_name<'s>(&self, source: &'s Source) -> Result<&'s SnapshotName> {
+    fn newest_name<'s>(&self, source: &'s State) -> Result<&'s SnapshotName> {
         source
             .newest_name()
             .ok_or_else(|| Error::internal("a snapshot in the store has no name"))
     }
 
     /// Returns an outcome before anything is written.
-    fn outcome(&self, source: &Source, encoding: codec::Encoding) -> Outcome {
+    fn outcome(&self, source: &State, encoding: codec::Encoding) -> Outcome {
         Outcome {
             status: Status::Succeeded,
             snapshot: None,
             base: source.base_name(),
             deltas: source.deltas().map(|s| s.name.to_string()).collect(),
             events: None,
-            revision: source.target,
+            revision: source.revision,
             compact_revision: None,
             live_keys: None,
             hash_kv: None,
@@ -303,7 +303,7 @@ impl Compaction<'_> {
     /// number of events, the hash, and the bytes that were written: 0 if the same snapshot exists already.
     fn fold_and_write(
         &self,
-        source: &Source,
+        source: &State,
         encoding: codec::Encoding,
         name: &mut SnapshotName,
     ) -> Result<(u64, HashKv, u64)> {
@@ -326,7 +326,7 @@ impl Compaction<'_> {
     /// with the upload.
     fn write(
         &self,
-        source: &Source,
+        source: &State,
         compact: Revision,
         mut fold: Fold<'_>,
         name: &SnapshotName,
@@ -364,7 +364,7 @@ impl Compaction<'_> {
 }
 
 /// Returns the creation time of the newest input, in seconds since 1970.
-fn newest_input_time(source: &Source) -> i64 {
+fn newest_input_time(source: &State) -> i64 {
     let inputs = source.inputs();
     let created = inputs.map(|s| s.name.created);
     created.max().unwrap_or_default()

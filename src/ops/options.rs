@@ -5,7 +5,7 @@
 
 use crate::base::flag_values;
 use crate::mvcc::Revision;
-use crate::prefix::select::{Request, Target};
+use crate::prefix::select::{At, StateRequest};
 use chrono::{DateTime, Utc};
 use clap::Args;
 use schemars::JsonSchema;
@@ -42,13 +42,13 @@ the times. If that clock differs from the one you read, choose the time accordin
 
 impl Point {
     /// Returns the request for this point on a timeline; on the newest one if `None`. `or_newest`: see
-    /// [`Request::or_newest`].
-    pub fn request(&self, timeline: Option<&str>, or_newest: bool) -> Request {
-        Request {
-            target: match (self.revision, self.time) {
-                (Some(r), _) => Target::Revision(Revision(r)),
-                (None, Some(t)) => Target::Time(t),
-                (None, None) => Target::Newest,
+    /// [`StateRequest::or_newest`].
+    pub fn request(&self, timeline: Option<&str>, or_newest: bool) -> StateRequest {
+        StateRequest {
+            at: match (self.revision, self.time) {
+                (Some(r), _) => At::Revision(Revision(r)),
+                (None, Some(t)) => At::Time(t),
+                (None, None) => At::Newest,
             },
             timeline: timeline.map(str::to_owned),
             or_newest,
@@ -83,7 +83,7 @@ pub struct StateOptions {
 
 impl StateOptions {
     /// Returns the request for this state.
-    pub fn request(&self) -> Request {
+    pub fn request(&self) -> StateRequest {
         self.point
             .request(self.timeline.as_deref(), self.uncovered.or_newest)
     }

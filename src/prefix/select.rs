@@ -17,7 +17,7 @@ use chrono::{DateTime, Utc};
 
 /// A point in a history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Target {
+pub enum At {
     /// The newest revision.
     #[default]
     Newest,
@@ -27,17 +27,17 @@ pub enum Target {
     Time(DateTime<Utc>),
 }
 
-impl Target {
+impl At {
     /// Parses a revision or a time.
     ///
     /// # Errors
     /// A message that says what is wrong.
     pub fn parse(s: &str) -> Result<Self, String> {
         match s.parse() {
-            Ok(r) if r > 0 => Ok(Target::Revision(Revision(r))),
+            Ok(r) if r > 0 => Ok(At::Revision(Revision(r))),
             Ok(r) => Err(format!("{r} is not a revision: revisions begin at 1")),
             Err(_) => flag_values::past_time(s)
-                .map(Target::Time)
+                .map(At::Time)
                 .map_err(|e| format!("neither a revision nor a time: {e}")),
         }
     }
@@ -45,9 +45,9 @@ impl Target {
 
 /// The request for a state of a backup.
 #[derive(Debug, Clone, Default)]
-pub struct Request {
+pub struct StateRequest {
     /// The point in the history.
-    pub target: Target,
+    pub at: At,
     /// The ID of the timeline; `None` for the newest one.
     pub timeline: Option<String>,
     /// Whether a time after the newest snapshot means the newest state. Otherwise it is refused.
@@ -80,7 +80,7 @@ impl DeltaSlice {
 pub(crate) fn timeline_of<'a>(
     ctx: &Context,
     scan: &'a Scan,
-    request: &Request,
+    request: &StateRequest,
 ) -> Result<&'a Timeline> {
     scan.refuse_untrusted(ctx)?;
     let wanted = request.timeline.as_deref();
@@ -94,10 +94,10 @@ pub(crate) fn timeline_of<'a>(
         )));
     }
     let catalog = &scan.catalog;
-    let timeline = match (wanted, request.target) {
+    let timeline = match (wanted, request.at) {
         (Some(id), _) => scan.timelines.by_id(id),
         // A time is a time of the world: the history that was live then answers.
-        (None, Target::Time(time)) => scan.timelines.newest_at(catalog, time.timestamp()),
+        (None, At::Time(time)) => scan.timelines.newest_at(catalog, time.timestamp()),
         (None, _) => scan.timelines.newest(catalog),
     };
     let timeline = timeline.map_err(|e| scan.explain_untrusted(ctx, e))?;
@@ -111,7 +111,7 @@ pub(crate) fn timeline_of<'a>(
 pub(crate) fn choose_timeline<'a>(
     ctx: &Context,
     scan: &'a Scan,
-    request: &Request,
+    request: &StateRequest,
 ) -> Result<(&'a Timeline, Vec<String>)> {
     scan.refuse_untrusted(ctx)?;
     let mut warnings = Vec::new();
@@ -128,7 +128,7 @@ pub(crate) fn choose_timeline<'a>(
             );
             warn(&mut warnings, message);
         }
-        if let Some(message) = other_timelines(scan, timeline, request.target) {
+        if let Some(message) = other_timelines(scan, timeline, request.at) {
             warn(&mut warnings, message);
         }
     }
@@ -136,7 +136,7 @@ pub(crate) fn choose_timeline<'a>(
 }
 
 /// Returns a warning if there are timelines besides the chosen one: which, and since when they differ.
-fn other_timelines(scan: &Scan, chosen: &Timeline, target: Target) -> Option<String> {
+fn other_timelines(scan: &Scan, chosen: &Timeline, target: At) -> Option<String> {
     let all = &scan.timelines.all;
     if all.len() == 1 {
         return None;
@@ -147,11 +147,11 @@ fn other_timelines(scan: &Scan, chosen: &Timeline, target: Target) -> Option<Str
         (None, None) => "the first one".to_owned(),
     };
     let role = match target {
-        Target::Time(_) => "the one of that time",
+        At::Time(_) => "the one of that time",
         _ => "the newest one",
     };
     let also = match target {
-        Target::Revision(revision) => {
+        At::Revision(revision) => {
             let others = timelines_with(scan, revision, chosen);
             match others.is_empty() {
                 true => String::new(),

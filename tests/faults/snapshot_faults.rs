@@ -17,9 +17,9 @@ use deltafold::ops::snapshot::{
 };
 use deltafold::prefix::Context;
 use deltafold::prefix::identity::IDENTITY;
-use deltafold::prefix::open::Source;
+use deltafold::prefix::open::State;
 use deltafold::prefix::scan::{Depth, scan};
-use deltafold::prefix::select::Request;
+use deltafold::prefix::select::StateRequest;
 use deltafold::store::Store;
 use deltafold::store::exclude::ExcludeTags;
 use deltafold::{Error, Reason};
@@ -123,12 +123,12 @@ impl Bench {
         let problems: Vec<_> = listed.problems.iter().map(|p| p.reason).collect();
         assert!(problems.is_empty(), "{after}: {:?}", listed.problems);
         let scan = scan(&ctx, Depth::Doubtful).unwrap();
-        let source = Source::open(&ctx, &scan, &Request::default());
+        let source = State::open(&ctx, &scan, &StateRequest::default());
         let source = source.unwrap_or_else(|e| panic!("{after}: {e}"));
         let compact = source.compact_revision(&ctx, KeepHistory::Latest).unwrap();
         let (fold, _) = source.fold(&ctx, compact, KeyRange::All, false).unwrap();
         let hash = fold.finish(&source.db, |_| Ok(())).unwrap();
-        (source.target.0, hash.hash)
+        (source.revision.0, hash.hash)
     }
 }
 

@@ -646,7 +646,7 @@ fn what_is_not_there_is_told() {
 }
 
 #[test]
-fn damage_is_refused_before_anything_is_printed() {
+fn damage_is_found_before_anything_is_printed() {
     let b = Bucket::with_base();
     b.delta(BASE + 1, 1500, 6);
     let name = b.delta(1501, LAST, 7);
@@ -655,12 +655,12 @@ fn damage_is_refused_before_anything_is_printed() {
     let at = packed.len() / 2;
     packed[at] ^= 0x10;
     fs::write(&path, packed).unwrap();
+    let last = LAST.to_string();
     for args in [
-        &["get", "--prefix", ""][..],
-        &["get", "k"],
-        &["history", "k"],
-        &["diff", "--from", "800"],
-        &["export"],
+        &["get", "--prefix", "", "--revision", &last][..],
+        &["get", "k", "--revision", &last],
+        &["diff", "--from", "800", "--to", &last],
+        &["export", "--revision", &last],
     ] {
         let (code, json, stderr) = b.run(args[0], &args[1..]);
         let told = (code, json["reason"].as_str(), json["status"].as_str());
@@ -671,6 +671,12 @@ fn damage_is_refused_before_anything_is_printed() {
         );
         assert!(stderr.contains(&name), "{stderr}");
     }
+    // The newest state is the one before the damage, without anything of the damaged delta.
+    let (_, before, _) = b.run("get", &["--prefix", "", "--revision", "1500"]);
+    let (code, result, stderr) = b.run("get", &["--prefix", ""]);
+    assert_eq!((code, &result["revision"]), (0, &1500.into()), "{stderr}");
+    assert_eq!(result["keys"], before["keys"]);
+    assert!(stderr.contains(&name), "{stderr}");
     // Before the damage everything works.
     let (code, result, stderr) = b.run("get", &["--prefix", "", "--revision", "1400"]);
     assert_eq!(

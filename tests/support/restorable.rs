@@ -8,9 +8,9 @@ use deltafold::backup::{Kind, SnapshotName};
 use deltafold::mvcc::{KeepHistory, KeyRange, Revision};
 use deltafold::ops::list;
 use deltafold::prefix::Context;
-use deltafold::prefix::open::Source;
+use deltafold::prefix::open;
 use deltafold::prefix::scan::{Depth, scan};
-use deltafold::prefix::select::{Request, Target};
+use deltafold::prefix::select::{At, StateRequest};
 use deltafold::store;
 use fastrand::Rng;
 use tokio::runtime::Handle;
@@ -137,13 +137,13 @@ impl Prefix {
     /// Returns the state of a timeline at a revision.
     pub fn state_at(&self, timeline: &str, revision: i64) -> State {
         let ctx = self.context();
-        let request = Request {
-            target: Target::Revision(Revision(revision)),
+        let request = StateRequest {
+            at: At::Revision(Revision(revision)),
             timeline: Some(timeline.to_owned()),
-            ..Request::default()
+            ..StateRequest::default()
         };
         let scan = scan(&ctx, Depth::All).unwrap_or_else(|e| panic!("{timeline}: {e}"));
-        let source = Source::open(&ctx, &scan, &request);
+        let source = open::State::open(&ctx, &scan, &request);
         let source = source.unwrap_or_else(|e| panic!("{revision} of {timeline}: {e}"));
         let folded = state(&ctx, &source);
         folded
@@ -187,12 +187,12 @@ impl Prefix {
             let entry = checked.timelines.entry(timeline.clone()).or_default();
             for &revision in &revisions {
                 let what = format!("seed {seed}: revision {revision} of timeline {timeline}");
-                let request = Request {
-                    target: Target::Revision(Revision(revision)),
+                let request = StateRequest {
+                    at: At::Revision(Revision(revision)),
                     timeline: Some(timeline.clone()),
-                    ..Request::default()
+                    ..StateRequest::default()
                 };
-                let source = Source::open(&ctx, &scan, &request)
+                let source = open::State::open(&ctx, &scan, &request)
                     .unwrap_or_else(|e| panic!("{what} is said to be restorable: {e}"));
                 let (ours, records) = state(&ctx, &source)
                     .unwrap_or_else(|e| panic!("{what} is said to be restorable: {e}"));
@@ -228,7 +228,7 @@ impl Prefix {
 type Records = Vec<(deltafold::mvcc::RecordKey, Vec<u8>)>;
 
 /// Folds at a revision, compacted there. Returns the HashKV that etcd would give, and the live records.
-fn state(ctx: &Context, source: &Source) -> deltafold::Result<(State, Records)> {
+fn state(ctx: &Context, source: &open::State) -> deltafold::Result<(State, Records)> {
     let compact = source.compact_revision(ctx, KeepHistory::Latest)?;
     let (fold, _) = source.fold(ctx, compact, KeyRange::All, false)?;
     let mut records = Vec::new();

@@ -22,7 +22,7 @@ use crate::ops::read::{self, Keys};
 use crate::prefix::Context;
 use crate::prefix::damage::up_to_damage;
 use crate::prefix::open::BackupLocation;
-use crate::prefix::open::Source;
+use crate::prefix::open::State;
 use clap::{Args, ValueEnum};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -119,9 +119,9 @@ pub(super) struct Head<'a> {
 }
 
 impl<'a> Head<'a> {
-    fn of(source: &'a Source) -> Self {
+    fn of(source: &'a State) -> Self {
         Head {
-            revision: source.target,
+            revision: source.revision,
             timeline: source.timeline_id(),
             warnings: &source.warnings,
         }
@@ -174,7 +174,7 @@ struct Printer<'a> {
 }
 
 impl Printer<'_> {
-    fn print(&self, ctx: &Context, source: &Source, out: &mut Stream) -> Result<()> {
+    fn print(&self, ctx: &Context, source: &State, out: &mut Stream) -> Result<()> {
         let Some(key) = &self.args.key else {
             let prefix = self.args.prefix.as_ref().map(|p| p.as_bytes());
             return self.print_prefix(ctx, source, prefix.unwrap_or_default(), out);
@@ -191,7 +191,7 @@ impl Printer<'_> {
     fn print_referred(
         &self,
         ctx: &Context,
-        source: &Source,
+        source: &State,
         exact: &[u8],
         reference: &Reference,
         out: &mut Stream,
@@ -226,7 +226,7 @@ impl Printer<'_> {
             return Err(Reason::KeyNotFound.error(format!(
                 "there is no key \"{}\" at revision {}, and \"{kind}\" is neither a kind of Kubernetes' own nor of a CustomResourceDefinition below {etcd_prefix}: check the name, or --etcd-prefix",
                 text::key(exact),
-                source.target,
+                source.revision,
             )));
         };
         if reference.name.is_none() {
@@ -253,7 +253,7 @@ impl Printer<'_> {
     fn print_kind(
         &self,
         ctx: &Context,
-        source: &Source,
+        source: &State,
         resource: &Resource,
         prefix: &str,
         out: &mut Stream,
@@ -273,7 +273,7 @@ impl Printer<'_> {
     fn print_first_of(
         &self,
         ctx: &Context,
-        source: &Source,
+        source: &State,
         keys: &[Vec<u8>],
         out: &mut Stream,
     ) -> Result<()> {
@@ -283,7 +283,7 @@ impl Printer<'_> {
     fn print_prefix(
         &self,
         ctx: &Context,
-        source: &Source,
+        source: &State,
         prefix: &[u8],
         out: &mut Stream,
     ) -> Result<()> {
@@ -294,7 +294,7 @@ impl Printer<'_> {
         let has_keys = self.print_keys(ctx, source, &mut keys, out)?;
         if !has_keys && self.output == Output::Text {
             let prefix = text::key(prefix);
-            let revision = source.target;
+            let revision = source.revision;
             let none = format!("# no key begins with \"{prefix}\" at revision {revision}\n");
             out.write(none.as_bytes())?;
         }
@@ -307,7 +307,7 @@ impl Printer<'_> {
         selector.is_none_or(|selector| selector.matches(labels(object)))
     }
 
-    fn print_key(&self, source: &Source, kv: &KeyValue<'_>, out: &mut Stream) -> Result<()> {
+    fn print_key(&self, source: &State, kv: &KeyValue<'_>, out: &mut Stream) -> Result<()> {
         if self.args.raw {
             return out.write(kv.value);
         }
@@ -336,7 +336,7 @@ impl Printer<'_> {
     fn print_keys(
         &self,
         ctx: &Context,
-        source: &Source,
+        source: &State,
         keys: &mut Keys,
         out: &mut Stream,
     ) -> Result<bool> {

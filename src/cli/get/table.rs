@@ -10,11 +10,11 @@ use crate::mvcc::{KeyRange, KeyValue};
 use crate::objects::columns::{CellValue, Column};
 use crate::objects::resource::Resource;
 use crate::objects::{Detail, Object};
-use crate::ops::read::diff::{Diff, Points};
+use crate::ops::read::diff::Diff;
 use crate::ops::read::{Deletion, Keys};
 use crate::prefix::Context;
-use crate::prefix::open::Source;
-use crate::prefix::select::Target;
+use crate::prefix::open::State;
+use crate::prefix::select::{At, StateRequest};
 use chrono::{DateTime, Utc};
 use serde_json::Value;
 use std::collections::HashMap;
@@ -28,7 +28,7 @@ impl Printer<'_> {
     pub(super) fn print_table(
         &self,
         ctx: &Context,
-        source: &Source,
+        source: &State,
         resource: &Resource,
         range: KeyRange,
         out: &mut Stream,
@@ -75,7 +75,7 @@ impl Printer<'_> {
             table.add(row, out)
         })?;
         if !has_rows {
-            let none = format!("no {} at revision {}\n", resource.plural, source.target);
+            let none = format!("no {} at revision {}\n", resource.plural, source.revision);
             return out.write(none.as_bytes());
         }
         table.end(out)
@@ -128,16 +128,19 @@ impl Printer<'_> {
     /// Returns the deletions of keys after a state.
     fn later_deletions(
         &self,
-        source: &Source,
+        source: &State,
         range: &KeyRange,
     ) -> Result<HashMap<Vec<u8>, Deletion>> {
-        let points = Points {
-            from: Target::Revision(source.target),
-            to: Target::Newest,
+        let request = |at| StateRequest {
+            at,
             timeline: self.args.state.timeline.clone(),
             or_newest: false,
         };
-        let mut diff = Diff::read(self.backup, None, &points, range)?;
+        let points = [
+            &request(At::Revision(source.revision)),
+            &request(At::Newest),
+        ];
+        let mut diff = Diff::read(self.backup, None, points, range)?;
         let mut deletions = HashMap::new();
         while let Some(changed) = diff.next()? {
             if let (Some(old), None) = (changed.old, changed.new) {

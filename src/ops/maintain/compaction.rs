@@ -12,7 +12,7 @@ use crate::ops::snapshot::same_history;
 use crate::prefix::Context;
 use crate::prefix::by_time::revision_at;
 use crate::prefix::scan::{Depth, scan_with_tags};
-use crate::prefix::select::{Request, choose_timeline};
+use crate::prefix::select::{StateRequest, choose_timeline};
 use crate::prefix::tags::{TagScope, without_excluded};
 use crate::telemetry::progress::Step;
 use chrono::{DateTime, TimeDelta, Utc};
@@ -264,7 +264,7 @@ fn sizes_in_use(cluster: &Cluster) -> BTreeMap<u64, u64> {
 /// Returns the newest saved revision at or before `time`, `None` if all are newer, and warnings.
 fn newest_revision_at(ctx: &Context, time: DateTime<Utc>) -> Result<(Option<i64>, Vec<String>)> {
     let scan = scan_with_tags(ctx, Depth::Doubtful, TagScope::Chain)?;
-    let (timeline, mut warnings) = choose_timeline(ctx, &scan, &Request::default())?;
+    let (timeline, mut warnings) = choose_timeline(ctx, &scan, &StateRequest::default())?;
     match revision_at(ctx, &scan, timeline, time) {
         Ok((revision, more)) => {
             warnings.extend(more);

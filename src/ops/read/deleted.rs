@@ -3,7 +3,7 @@
 //! The changes of the window are read once and sorted by key, and then walked beside both states, which tell what a
 //! deletion that no snapshot records took away.
 
-use super::diff::{Points, Side};
+use super::diff::Side;
 use super::versions::{Collect, FoundVersion, read_between};
 use super::{Keys, SORT_BUFFER_BYTES, custom_resources};
 use crate::base::external_sort::{Sorted, Sorter};
@@ -15,9 +15,9 @@ use crate::objects::{Detail, EncryptionKeys, Object};
 use crate::prefix::Context;
 use crate::prefix::damage::up_to_damage;
 use crate::prefix::open::BackupLocation;
-use crate::prefix::open::Source;
+use crate::prefix::open::State;
 use crate::prefix::scan::Scan;
-use crate::prefix::select::Request;
+use crate::prefix::select::StateRequest;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::sync::Mutex;
@@ -52,9 +52,9 @@ pub struct Owner {
 /// The deletions of a window, in the order of their revisions; those without one come first.
 pub struct Deleted {
     /// The first state.
-    pub from: Source,
+    pub from: State,
     /// The second state.
-    pub to: Source,
+    pub to: State,
     /// The kinds of objects: Kubernetes' own, and those that the first state defines.
     pub resources: Vec<Resource>,
     /// The keys.
@@ -77,37 +77,32 @@ impl Deleted {
     /// of the API server, and `keys` open what it has encrypted.
     ///
     /// # Errors
-    /// `TooLarge` if there are more than a million; those of `range`; as [`Source::open`] and [`Source::for_each_live`].
+    /// `TooLarge` if there are more than a million; those of `range`; as [`State::open`] and [`State::for_each_live`].
     pub fn read(
         backup: &BackupLocation,
-        points: &Points,
+        [from, to]: [&StateRequest; 2],
         etcd_prefix: &str,
         range: impl Fn(&[Resource]) -> Result<KeyRange>,
         keys: &EncryptionKeys,
     ) -> Result<Self> {
         up_to_damage([backup.context()?], || {
-            Self::try_read(backup, points, etcd_prefix, &range, keys)
+            Self::try_read(backup, [from, to], etcd_prefix, &range, keys)
         })
     }
 
     fn try_read(
         backup: &BackupLocation,
-        points: &Points,
+        [from, to]: [&StateRequest; 2],
         etcd_prefix: &str,
         range: &dyn Fn(&[Resource]) -> Result<KeyRange>,
         keys: &EncryptionKeys,
     ) -> Result<Self> {
         let ctx = backup.context()?;
-        let request = |target| Request {
-            target,
-            timeline: points.timeline.clone(),
-            or_newest: points.or_newest,
-        };
-        let (from, _) = backup.open_with_scan(&request(points.from))?;
+        let (from, _) = backup.open_with_scan(from)?;
         let mut resources: Vec<Resource> = Resource::built_in().collect();
         resources.extend(custom_resources(ctx, &from, etcd_prefix)?);
         let range = range(&resources)?;
-        let (to, scan) = backup.open_with_scan(&request(points.to))?;
+        let (to, scan) = backup.open_with_scan(to)?;
         let side = |source| {
             let keys = Keys::read(ctx, source, range.clone())?;
             let mut side = Side { keys, ended: false };
@@ -210,8 +205,8 @@ impl Walk<'_> {
 fn window_changes(
     ctx: &Context,
     scan: Option<&Scan>,
-    from: &Source,
-    to: &Source,
+    from: &State,
+    to: &State,
     range: &KeyRange,
     keys: &EncryptionKeys,
 ) -> Result<Sorted> {
@@ -220,7 +215,7 @@ fn window_changes(
         keys,
         sorter: Mutex::new(Sorter::new(ctx.temp(), SORT_BUFFER_BYTES)),
     };
-    let between = (from.target.next(), to.target);
+    let between = (from.revision.next(), to.revision);
     if between.0 <= between.1 {
         read_between(ctx, scan, to, between, &collector)?;
     }

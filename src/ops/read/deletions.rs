@@ -11,7 +11,7 @@ use crate::base::{lock, unpoisoned};
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::{KeyRange, Revision};
 use crate::prefix::Context;
-use crate::prefix::open::Source;
+use crate::prefix::open::State;
 use crate::prefix::scan::Scan;
 use chrono::{DateTime, SecondsFormat, Utc};
 use schemars::JsonSchema;
@@ -49,11 +49,11 @@ impl Deletions {
     pub(super) fn read(
         ctx: &Context,
         scan: Option<&Scan>,
-        new: &Source,
+        new: &State,
         after: Revision,
         range: &KeyRange,
     ) -> Result<Deletions> {
-        let between = (after.next(), new.target);
+        let between = (after.next(), new.revision);
         let collector = DeletionCollector {
             range,
             sorter: Mutex::new(Sorter::new(ctx.temp(), SORT_BUFFER_BYTES)),
@@ -62,7 +62,7 @@ impl Deletions {
             tolerate(read_between(ctx, scan, new, between, &collector))?;
         }
         // If the second state is the earlier one, the key was created after it.
-        let is_later = new.target > after;
+        let is_later = new.revision > after;
         let taken = new.base_snapshot().filter(|_| is_later);
         let taken = taken.map(|s| s.name.created_at());
         let mut deletions = Deletions {
@@ -126,7 +126,7 @@ impl Deletions {
 pub fn deletion_advice(
     ctx: &Context,
     scan: Option<&Scan>,
-    state: &Source,
+    state: &State,
     range: &KeyRange,
 ) -> Result<String> {
     let mut deletions = Deletions::read(ctx, scan, state, Revision::NONE, range)?;

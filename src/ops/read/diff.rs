@@ -11,31 +11,18 @@ use crate::mvcc::{KeyRange, KeyValue, Revision};
 use crate::prefix::Context;
 use crate::prefix::damage::up_to_damage;
 use crate::prefix::open::BackupLocation;
-use crate::prefix::open::Source;
+use crate::prefix::open::State;
 use crate::prefix::scan::Scan;
-use crate::prefix::select::{Request, Target};
+use crate::prefix::select::StateRequest;
 use std::cmp::Ordering;
-
-/// The two points of a comparison.
-#[derive(Debug, Clone)]
-pub struct Points {
-    /// The first point.
-    pub from: Target,
-    /// The second point.
-    pub to: Target,
-    /// The timeline's ID; `None` for the newest.
-    pub timeline: Option<String>,
-    /// Whether a time after the newest snapshot means the newest state. Otherwise it is refused.
-    pub or_newest: bool,
-}
 
 /// A comparison of two states.
 pub struct Diff<'c> {
     ctx: &'c Context,
     /// The first state.
-    pub from: Source,
+    pub from: State,
     /// The second state.
-    pub to: Source,
+    pub to: State,
     range: KeyRange,
     /// The snapshots of the store; `None` for a plain snapshot file.
     scan: Option<Scan>,
@@ -76,45 +63,38 @@ pub struct KeyDifference<'a> {
 }
 
 impl<'c> Diff<'c> {
-    /// Reads and sorts a range of keys of both states. The first state is of the backup `first`, or of `backup`, too.
+    /// Reads and sorts a range of keys of two states. The first state is of the backup `first`, or of `backup`, too.
     ///
     /// # Errors
-    /// As [`Source::open`] and [`Source::for_each_live`].
+    /// As [`State::open`] and [`State::for_each_live`].
     pub fn read(
         backup: &'c BackupLocation,
         first: Option<&BackupLocation>,
-        points: &Points,
+        [from, to]: [&StateRequest; 2],
         range: &KeyRange,
     ) -> Result<Self> {
         let mut contexts = vec![backup.context()?];
         if let Some(first) = first {
             contexts.push(first.context()?);
         }
-        up_to_damage(contexts, || Self::try_read(backup, first, points, range))
+        up_to_damage(contexts, || {
+            Self::try_read(backup, first, [from, to], range)
+        })
     }
 
     fn try_read(
         backup: &'c BackupLocation,
         first: Option<&BackupLocation>,
-        points: &Points,
+        [from, to]: [&StateRequest; 2],
         range: &KeyRange,
     ) -> Result<Self> {
-        let open = |backup: &BackupLocation, target, timeline| {
-            let (source, scan) = backup.open_with_scan(&Request {
-                target,
-                timeline,
-                or_newest: points.or_newest,
-            })?;
-            let keys = Keys::read(backup.context()?, &source, range.clone())?;
-            Ok((source, scan, Side { keys, ended: false }))
+        let open = |backup: &BackupLocation, request: &StateRequest| {
+            let (state, scan) = backup.open_with_scan(request)?;
+            let keys = Keys::read(backup.context()?, &state, range.clone())?;
+            Ok((state, scan, Side { keys, ended: false }))
         };
-        let timeline = points.timeline.clone();
-        let (from, _, old) = match first {
-            // A backup of its own has other timelines.
-            Some(first) => open(first, points.from, None)?,
-            None => open(backup, points.from, timeline.clone())?,
-        };
-        let (to, scan, new) = open(backup, points.to, timeline)?;
+        let (from, _, old) = open(first.unwrap_or(backup), from)?;
+        let (to, scan, new) = open(backup, to)?;
         Ok(Diff {
             ctx: backup.context()?,
             old,
@@ -136,7 +116,7 @@ impl<'c> Diff<'c> {
 
     /// The revisions of both states.
     pub fn revisions(&self) -> (Revision, Revision) {
-        (self.from.target, self.to.target)
+        (self.from.revision, self.to.revision)
     }
 
     /// Returns when the current key, which only the first state has, was deleted.
@@ -144,7 +124,7 @@ impl<'c> Diff<'c> {
         let deletions = match &mut self.deletions {
             Some(deletions) => deletions,
             None => {
-                let (scan, after) = (self.scan.as_ref(), self.from.target);
+                let (scan, after) = (self.scan.as_ref(), self.from.revision);
                 let read = Deletions::read(self.ctx, scan, &self.to, after, &self.range)?;
                 self.deletions.insert(read)
             }

@@ -21,7 +21,7 @@ use crate::objects::resource::{DEFINITIONS, Resource};
 use crate::prefix::Context;
 use crate::prefix::open::Payload;
 use crate::prefix::open::SnapshotReader;
-use crate::prefix::open::Source;
+use crate::prefix::open::State;
 use crate::prefix::select::DeltaSlice;
 pub use deletions::{Deletion, deletion_advice};
 use std::sync::Mutex;
@@ -41,8 +41,8 @@ impl Keys {
     /// Reads and sorts the keys of a range.
     ///
     /// # Errors
-    /// As [`Source::for_each_live`].
-    pub fn read(ctx: &Context, source: &Source, range: KeyRange) -> Result<Keys> {
+    /// As [`State::for_each_live`].
+    pub fn read(ctx: &Context, source: &State, range: KeyRange) -> Result<Keys> {
         let mut sorter = Sorter::new(ctx.temp(), SORT_BUFFER_BYTES);
         let mut record = Vec::new();
         source.for_each_live(ctx, range, |kv| {
@@ -107,10 +107,10 @@ impl Keys {
 /// back: of one key, until one changes it; of several, all, unless one has the first key.
 ///
 /// # Errors
-/// `KeyNotFound`, about the first key; as [`Source::for_each_live`].
+/// `KeyNotFound`, about the first key; as [`State::for_each_live`].
 pub fn get(
     ctx: &Context,
-    source: &Source,
+    source: &State,
     keys: &[Vec<u8>],
     mut each: impl FnMut(&KeyValue<'_>) -> Result<()>,
 ) -> Result<()> {
@@ -162,7 +162,7 @@ pub fn get(
         return each(&KeyValue::decode(record)?);
     }
     let shown = |key: &Vec<u8>| key.escape_ascii().to_string();
-    let (key, revision) = (keys.first().map(shown).unwrap_or_default(), source.target);
+    let (key, revision) = (keys.first().map(shown).unwrap_or_default(), source.revision);
     let others = keys.iter().skip(1);
     let others: String = others.map(|k| format!(" nor \"{}\"", shown(k))).collect();
     let advice = if begins_others {
@@ -239,8 +239,8 @@ fn for_each_change(
 /// cannot be decoded are logged.
 ///
 /// # Errors
-/// As [`Source::for_each_live`].
-pub fn custom_resources(ctx: &Context, source: &Source, prefix: &str) -> Result<Vec<Resource>> {
+/// As [`State::for_each_live`].
+pub fn custom_resources(ctx: &Context, source: &State, prefix: &str) -> Result<Vec<Resource>> {
     let definitions = format!("{prefix}/{DEFINITIONS}/");
     let mut keys = Keys::read(ctx, source, KeyRange::Prefix(definitions.into_bytes()))?;
     let mut resources = Vec::new();

@@ -13,11 +13,11 @@ use crate::error::{Reason, Result};
 use crate::mvcc::history::key_bucket;
 use crate::mvcc::{Base, KeyValue, RecordKey, Revision};
 use crate::prefix::Context;
-use crate::prefix::open::Source;
+use crate::prefix::open::State;
 use crate::prefix::open::{BackupLocation, SnapshotReader};
 use crate::prefix::scan::{Depth, Scan, scan};
 use crate::prefix::select::DeltaSlice;
-use crate::prefix::select::{self, Request};
+use crate::prefix::select::{self, StateRequest};
 use crate::prefix::tags::unless_excluded;
 use chrono::{DateTime, Utc};
 use std::path::Path;
@@ -105,11 +105,11 @@ fn read_file(
     timeline: Option<&str>,
     collect: &impl Collect,
 ) -> Result<Coverage> {
-    let request = Request {
+    let request = StateRequest {
         timeline: timeline.map(str::to_owned),
-        ..Request::default()
+        ..StateRequest::default()
     };
-    let source = Source::open_file(ctx, path, &request)?;
+    let source = State::open_file(ctx, path, &request)?;
     let mut coverage = Coverage::new(None, Vec::new());
     let (db, base) = (&source.db, &source.base);
     coverage
@@ -126,9 +126,9 @@ fn read_store(
     timeline: Option<&str>,
     collect: &impl Collect,
 ) -> Result<Coverage> {
-    let request = Request {
+    let request = StateRequest {
         timeline: timeline.map(str::to_owned),
-        ..Request::default()
+        ..StateRequest::default()
     };
     // A timeline behind a wall goes on before it, in the timeline that it left.
     if !scan.knows_paths() && select::timeline_of(ctx, &scan, &request)?.wall.is_some() {
@@ -161,7 +161,7 @@ fn read_store(
 pub(crate) fn read_between(
     ctx: &Context,
     scan: Option<&Scan>,
-    state: &Source,
+    state: &State,
     between: RevisionRange,
     collect: &impl Collect,
 ) -> Result<()> {
@@ -169,7 +169,7 @@ pub(crate) fn read_between(
     let mut coverage = Coverage::new(None, Vec::new());
     match scan {
         None => coverage
-            .read_full(ctx, &state.db, &state.base, state.target, collect)
+            .read_full(ctx, &state.db, &state.base, state.revision, collect)
             .map_err(state.at_base(ctx)),
         Some(scan) => {
             let timeline = scan.timelines.by_id(&state.timeline)?;

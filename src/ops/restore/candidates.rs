@@ -7,9 +7,9 @@ use crate::error::{Error, Reason, Result};
 use crate::mvcc::{HashKv, Revision};
 use crate::prefix::Context;
 use crate::prefix::open::BackupLocation;
-use crate::prefix::open::Source;
+use crate::prefix::open::State;
 use crate::prefix::scan::{Depth, Scan, scan};
-use crate::prefix::select::{Request, Target, timeline_of};
+use crate::prefix::select::{At, StateRequest, timeline_of};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -67,12 +67,12 @@ pub(super) struct Candidate<'a> {
 /// A backup that could be opened: judging by names, it has a chain up to the requested state.
 pub(super) struct OpenedBackup<'a> {
     pub(super) ctx: &'a Context,
-    pub(super) source: Source,
+    pub(super) source: State,
     scan: Option<Scan>,
 }
 
 impl<'a> OpenedBackup<'a> {
-    fn new(backup: &'a BackupLocation, request: &Request, proven: bool) -> Result<Self> {
+    fn new(backup: &'a BackupLocation, request: &StateRequest, proven: bool) -> Result<Self> {
         let (source, scan) = backup.open_unchecked(request)?;
         if proven {
             source.wait_for_hash()?;
@@ -83,7 +83,7 @@ impl<'a> OpenedBackup<'a> {
 }
 
 impl<'a> Candidate<'a> {
-    fn open(backup: &'a BackupLocation, request: &Request, proven: bool) -> Self {
+    fn open(backup: &'a BackupLocation, request: &StateRequest, proven: bool) -> Self {
         let opened = OpenedBackup::new(backup, request, proven);
         let wall = match &opened {
             Ok(opened) => opened.source.wall,
@@ -105,7 +105,7 @@ impl<'a> Candidate<'a> {
         CandidateOutcome {
             store: self.backup.name(),
             status: CandidateStatus::NotChosen,
-            revision: source.map(|s| s.target),
+            revision: source.map(|s| s.revision),
             timeline: source.map(|s| s.timeline.clone()),
             reason: None,
             message: None,
@@ -117,19 +117,19 @@ impl<'a> Candidate<'a> {
         let source = &self.opened.as_ref().ok()?.source;
         let snapshots = source.base_snapshot().into_iter().chain(source.deltas());
         let objects = snapshots.map(|s| (s.name.to_string(), s.bytes)).collect();
-        Some((source.target, objects))
+        Some((source.revision, objects))
     }
 
     /// Opens this candidate's chain to `revision` on the timeline that it is ranked by.
-    pub(super) fn source_at(&self, revision: Revision) -> Result<Source> {
+    pub(super) fn source_at(&self, revision: Revision) -> Result<State> {
         let OpenedBackup { ctx, source, scan } = self.opened.as_ref().map_err(Error::again)?;
-        let request = Request {
-            target: Target::Revision(revision),
+        let request = StateRequest {
+            at: At::Revision(revision),
             timeline: source.timeline_id().map(str::to_owned),
-            ..Request::default()
+            ..StateRequest::default()
         };
         match scan {
-            Some(scan) => Source::open(ctx, scan, &request),
+            Some(scan) => State::open(ctx, scan, &request),
             None => Ok(self.backup.open(&request)?.1),
         }
     }
@@ -137,7 +137,7 @@ impl<'a> Candidate<'a> {
     /// Returns the HashKV of one of this candidate's sources, compacted at `compact`.
     pub(super) fn hash(
         &self,
-        source: &Source,
+        source: &State,
         compact: Revision,
         detach_leases: bool,
     ) -> Result<HashKv> {
@@ -147,7 +147,7 @@ impl<'a> Candidate<'a> {
 }
 
 /// Returns the wall behind which the requested history of a store begins, by names.
-fn wall_by_names(ctx: &Context, request: &Request) -> Option<i64> {
+fn wall_by_names(ctx: &Context, request: &StateRequest) -> Option<i64> {
     let scan = scan(ctx, Depth::Names).ok()?;
     let timeline = timeline_of(ctx, &scan, request).ok()?;
     timeline.wall.as_ref().map(|wall| wall.second)
@@ -166,9 +166,8 @@ fn hashes_at(
         .map(|s| s.base.compact_revision)
         .max()
         .unwrap_or(Revision::NONE);
-    let hash = |candidate: &Candidate<'_>, source: Result<Source>| {
-        candidate.hash(&source?, compact, false)
-    };
+    let hash =
+        |candidate: &Candidate<'_>, source: Result<State>| candidate.hash(&source?, compact, false);
     (hash(one, ours), hash(two, theirs))
 }
 
@@ -202,14 +201,14 @@ pub(super) struct Candidates<'a> {
 
 impl<'a> Candidates<'a> {
     /// Opens all candidates. Unless `proven`, the hash of a single plain snapshot file may not be checked yet
-    /// when this returns: `Source::wait_for_hash` waits for it.
+    /// when this returns: `State::wait_for_hash` waits for it.
     ///
     /// # Errors
     /// Fails only with errors that are not a candidate's own, such as `Terminated`, `NoSpace` and
     /// `Usage`.
     pub(super) fn open(
         backups: &'a [BackupLocation],
-        request: &Request,
+        request: &StateRequest,
         proven: bool,
     ) -> Result<Self> {
         // With several candidates, wait for the check of the hash now: a damaged one is excluded before they

@@ -16,7 +16,7 @@ use crate::etcd::peers;
 use crate::ops::report::Report;
 use crate::prefix::Context;
 use crate::prefix::identity;
-use crate::prefix::open::Source;
+use crate::prefix::open::State;
 use crate::store::Store;
 use chrono::Utc;
 use std::path::Path;
@@ -109,7 +109,7 @@ impl Restoration<'_> {
         &self,
         occupied: &LockedTarget,
         cluster: &Cluster,
-        source: &Source,
+        source: &State,
         ctx: &Context,
     ) -> Result<WrittenDatabase, WriteFailure> {
         let Staged { snap, wal } = occupied.stage().map_err(WriteFailure::Target)?;
@@ -215,11 +215,11 @@ impl Restoration<'_> {
     /// as its own, and the data would differ unnoticed. So the IDs depend on the revision: members
     /// restored at different revisions refuse each other, and those restored at the same one form one
     /// cluster.
-    fn cluster_of(&self, cluster: &Cluster, source: &Source) -> Result<Cluster> {
+    fn cluster_of(&self, cluster: &Cluster, source: &State) -> Result<Cluster> {
         match cluster.members().len() {
             1 => Ok(cluster.clone()),
             _ => {
-                let (restored, newest) = (source.target, self.newest_revision(source)?);
+                let (restored, newest) = (source.revision, self.newest_revision(source)?);
                 cluster.with_token(format!("{}@{restored}-{newest}", cluster.token()))
             }
         }

@@ -27,7 +27,7 @@ use crate::ops::live_follower::LiveFollower;
 use crate::ops::report::{Report, ReportBuilder};
 use crate::prefix::Context;
 use crate::prefix::damage::around_damage;
-use crate::prefix::open::Source;
+use crate::prefix::open::State;
 use crate::prefix::tags::without_excluded;
 use candidates::{Candidates, OpenedBackup, is_candidate_failure};
 use output::WriteFailure;
@@ -208,7 +208,7 @@ impl Restoration<'_> {
         decision: Decision,
         mut write: impl FnMut(
             &mut Self,
-            &Source,
+            &State,
             &Context,
         ) -> Result<Option<WrittenDatabase>, WriteFailure>,
     ) -> Result<(Outcome, bool)> {
@@ -242,7 +242,7 @@ impl Restoration<'_> {
     }
 
     /// Adds the warnings about the source that is restored.
-    fn add_warnings(&mut self, source: &Source, ctx: &Context) -> Result<()> {
+    fn add_warnings(&mut self, source: &State, ctx: &Context) -> Result<()> {
         self.clock.warnings.extend(source.warnings.iter().cloned());
         if self.options.dry_run {
             self.clock.warnings.extend(source.tags_warning());
@@ -257,7 +257,7 @@ impl Restoration<'_> {
     }
 
     /// Names a follower that may still hold changes after the newest state.
-    fn unsaved_warning(&self, source: &Source, ctx: &Context) -> Option<String> {
+    fn unsaved_warning(&self, source: &State, ctx: &Context) -> Option<String> {
         let point = &self.options.shared.point;
         let is_newest = point.revision.is_none() && point.time.is_none();
         if self.is_drill || !is_newest || source.base_snapshot().is_none() {
@@ -275,7 +275,7 @@ impl Restoration<'_> {
     /// Returns the outcome of a restore from `source`; in a dry run nothing is `written`.
     fn outcome_from(
         &self,
-        source: &Source,
+        source: &State,
         decision: Decision,
         written: Option<&WrittenDatabase>,
     ) -> Result<Outcome> {
@@ -283,7 +283,7 @@ impl Restoration<'_> {
         outcome.base = Some(source.base_name());
         outcome.deltas = source.deltas().map(|s| s.name.to_string()).collect();
         outcome.timeline = Some(source.timeline.clone());
-        outcome.restored_revision = Some(source.target);
+        outcome.restored_revision = Some(source.revision);
         outcome.metadata_revision = Some(source.base.metadata_revision);
         outcome.revision = Some(self.newest_revision(source)?);
         if let Some(w) = written {
@@ -313,14 +313,14 @@ impl Restoration<'_> {
     }
 
     /// Returns the newest revision of the restored database.
-    fn newest_revision(&self, source: &Source) -> Result<Revision> {
+    fn newest_revision(&self, source: &State) -> Result<Revision> {
         let bump = self.options.shared.bump_revision.unwrap_or_default();
-        match source.target.0.checked_add(bump) {
+        match source.revision.0.checked_add(bump) {
             // Leave room for the revisions of later transactions.
             Some(r) if r < i64::MAX / 2 => Ok(Revision(r)),
             _ => Err(Reason::Usage.error(format!(
                 "--bump-revision {bump} above revision {} leaves too few revisions for new transactions: choose a smaller one",
-                source.target
+                source.revision
             ))),
         }
     }
@@ -328,7 +328,7 @@ impl Restoration<'_> {
     /// Returns the plan of the new database: what it is folded from, and what is replaced in it.
     fn plan<'s>(
         &self,
-        source: &'s Source,
+        source: &'s State,
         ctx: &Context,
         cluster: Option<&Cluster>,
     ) -> Result<Rebuild<'s>> {
@@ -363,7 +363,7 @@ fn path_text(path: &Path) -> String {
 
 /// Checks the hash of the source after a write, since damage of the source is the better explanation
 /// of a failed write. A failure of the target says nothing about the source.
-fn prove<T>(source: &Source, written: Result<T, WriteFailure>) -> Result<T, WriteFailure> {
+fn prove<T>(source: &State, written: Result<T, WriteFailure>) -> Result<T, WriteFailure> {
     match (written, source.wait_for_hash()) {
         (Err(WriteFailure::Target(e)), _) => Err(WriteFailure::Target(e)),
         (_, Err(e)) => Err(WriteFailure::Candidate(e)),
@@ -372,7 +372,7 @@ fn prove<T>(source: &Source, written: Result<T, WriteFailure>) -> Result<T, Writ
 }
 
 /// Returns whether the base has an alarm raised, which keeps etcd from writing after a restore.
-fn holds_alarm(source: &Source) -> Result<bool> {
+fn holds_alarm(source: &State) -> Result<bool> {
     match source.db.bucket(b"alarm")? {
         Some(alarms) => Ok(source.db.cursor(&alarms).next()?.is_some()),
         None => Ok(false),

@@ -179,7 +179,7 @@ impl Inspection {
         let (Inspection::Sound(sound), Ok(opened)) = (self, &candidate.opened) else {
             return Ok(self.decide());
         };
-        let backup = opened.source.target;
+        let backup = opened.source.revision;
         let common = sound.base.revision.min(backup);
         if (is_only_member && is_behind(sound, backup)) || common < sound.base.first_revision() {
             return Ok(decide_by(

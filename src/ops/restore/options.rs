@@ -11,7 +11,7 @@ use crate::etcd::peers::PeerOptions;
 use crate::fold::rebuild::Leases;
 use crate::mvcc::KeepHistory;
 use crate::ops::options::{Point, Uncovered};
-use crate::prefix::select::Request;
+use crate::prefix::select::StateRequest;
 use clap::{Arg, Args, ValueEnum};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -231,7 +231,7 @@ fn parse_ttl(s: &str) -> Result<Duration, String> {
 
 impl Options {
     /// Returns which state to restore.
-    pub(super) fn request(&self) -> Request {
+    pub(super) fn request(&self) -> StateRequest {
         self.shared
             .point
             .request(self.timeline.as_deref(), self.uncovered.or_newest)

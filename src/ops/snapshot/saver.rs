@@ -543,7 +543,7 @@ impl<'a> Saver<'a> {
         if self.backup.is_none() && self.last.is_none() {
             // A slip in --store would begin a new backup silently.
             tracing::warn!(
-                "{} holds no snapshots, so a new backup begins there: check --store",
+                "{} holds no snapshots, so a new backup begins there",
                 self.ctx.store.url()
             );
         }

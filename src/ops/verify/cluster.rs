@@ -11,9 +11,9 @@ use crate::etcd::cluster::{Cluster, MemberHash};
 use crate::etcd::connect::Connector;
 use crate::mvcc::{HashKv, Revision};
 use crate::ops::report::{Report, ReportBuilder};
-use crate::prefix::open::Source;
+use crate::prefix::open::State;
 use crate::prefix::scan::{Depth, Scan, scan};
-use crate::prefix::select::{Request, Target, choose_timeline};
+use crate::prefix::select::{At, StateRequest, choose_timeline};
 use crate::prefix::tags::without_excluded;
 use crate::prefix::{Context, identity};
 use crate::telemetry::progress::Step;
@@ -194,9 +194,9 @@ impl Comparison<'_> {
             ));
         }
         let scan = scan(self.ctx, Depth::Doubtful)?;
-        let wanted = Request {
+        let wanted = StateRequest {
             timeline: self.options.timeline.clone(),
-            ..Request::default()
+            ..StateRequest::default()
         };
         let (timeline, _) = choose_timeline(self.ctx, &scan, &wanted)?;
         let saved = timeline
@@ -337,12 +337,12 @@ impl Comparison<'_> {
         revision: Revision,
         compact: Revision,
     ) -> Result<FoldedBackup> {
-        let request = Request {
-            target: Target::Revision(revision),
+        let request = StateRequest {
+            at: At::Revision(revision),
             timeline: Some(timeline.to_owned()),
-            ..Request::default()
+            ..StateRequest::default()
         };
-        let source = match Source::open_with_history(self.ctx, scan, &request, compact) {
+        let source = match State::open_with_history(self.ctx, scan, &request, compact) {
             Err(e) if e.reason() == Reason::OutOfRange => {
                 return Err(no_history(scan, timeline, revision, compact, &e));
             }

@@ -11,9 +11,9 @@ use crate::ops::list;
 use crate::ops::list::Problem;
 use crate::ops::report::{Report, ReportBuilder};
 use crate::prefix::Context;
-use crate::prefix::open::{PlainSnapshot, Source};
+use crate::prefix::open::{PlainSnapshot, State};
 use crate::prefix::plain_files::{PlainFile, PlainFiles, is_fault_of_file};
-use crate::prefix::select::Request;
+use crate::prefix::select::StateRequest;
 use crate::telemetry::metrics::VerificationFigures;
 use chrono::{DateTime, Utc};
 use schemars::JsonSchema;
@@ -168,7 +168,7 @@ fn verify(
         verified.live_keys = Some(hash.live_keys);
     }
     if level == Level::Fold {
-        let source = Source::open_file(ctx, &file.path, &Request::default())?;
+        let source = State::open_file(ctx, &file.path, &StateRequest::default())?;
         source.hash(ctx, plain.base.compact_revision, false)?;
     }
     Ok(plain)

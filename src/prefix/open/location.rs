@@ -2,11 +2,11 @@
 //!
 //! It opens the location with `source`.
 
-use super::source::Source;
+use super::state::State;
 use crate::error::{Error, Result};
 use crate::prefix::Context;
 use crate::prefix::scan::{Depth, Scan, scan};
-use crate::prefix::select::Request;
+use crate::prefix::select::StateRequest;
 use std::path::PathBuf;
 
 /// The location of a backup.
@@ -48,30 +48,30 @@ impl BackupLocation {
     /// Opens the full of the requested state.
     ///
     /// # Errors
-    /// As [`Source::open`] and [`Source::open_file`].
-    pub fn open(&self, request: &Request) -> Result<(&Context, Source)> {
+    /// As [`State::open`] and [`State::open_file`].
+    pub fn open(&self, request: &StateRequest) -> Result<(&Context, State)> {
         let (source, _) = self.open_with_scan(request)?;
         Ok((self.context()?, source))
     }
 
     /// Opens as [`open`](Self::open) does, and returns the scan of a store, too.
-    pub(crate) fn open_with_scan(&self, request: &Request) -> Result<(Source, Option<Scan>)> {
+    pub(crate) fn open_with_scan(&self, request: &StateRequest) -> Result<(State, Option<Scan>)> {
         let (source, scan) = self.open_unchecked(request)?;
         source.wait_for_hash()?;
         Ok((source, scan))
     }
 
     /// Opens the full of the requested state and returns the scan, too. The hash of a plain snapshot file may
-    /// not be checked yet: see [`Source::wait_for_hash`].
-    pub(crate) fn open_unchecked(&self, request: &Request) -> Result<(Source, Option<Scan>)> {
+    /// not be checked yet: see [`State::wait_for_hash`].
+    pub(crate) fn open_unchecked(&self, request: &StateRequest) -> Result<(State, Option<Scan>)> {
         let ctx = self.context()?;
         match self {
             BackupLocation::File(_, path) => {
-                Ok((Source::open_file_unchecked(ctx, path, request)?, None))
+                Ok((State::open_file_unchecked(ctx, path, request)?, None))
             }
             _ => {
                 let scan = scan(ctx, Depth::Doubtful)?;
-                Ok((Source::open(ctx, &scan, request)?, Some(scan)))
+                Ok((State::open(ctx, &scan, request)?, Some(scan)))
             }
         }
     }

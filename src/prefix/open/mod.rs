@@ -10,11 +10,11 @@ mod in_place;
 mod location;
 pub(crate) mod plain_snapshot;
 pub(crate) mod read_snapshot;
-pub(crate) mod source;
+pub(crate) mod state;
 
 pub use database_file::DatabaseFile;
 pub use location::BackupLocation;
 pub use plain_snapshot::PlainSnapshot;
 pub use read_snapshot::Payload;
 pub(crate) use read_snapshot::SnapshotReader;
-pub use source::Source;
+pub use state::State;

@@ -8,7 +8,7 @@ use crate::backup::timeline::Timeline;
 use crate::error::{Reason, Result};
 use crate::mvcc::{Base, HashKv, KeepHistory, Revision};
 use crate::ops::list;
-use crate::prefix::open::Source;
+use crate::prefix::open::State;
 use crate::telemetry::progress::Step;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -253,7 +253,7 @@ impl Verification<'_> {
             format!("fold {}", self.snapshot(chain.base).name.label()),
             None,
         );
-        let source = Source::of_chain(ctx, self.scan, timeline, chain)?;
+        let source = State::of_chain(ctx, self.scan, timeline, chain)?;
         let compact = match compact {
             Some(compact) => compact,
             None => source.compact_revision(ctx, KeepHistory::All)?,

@@ -1,6 +1,6 @@
-//! A source of a fold: the selected full, opened, and its deltas.
+//! A state of a backup: the selected full, opened, and the deltas that lead from it to a revision.
 //!
-//! Nothing is folded here: `replay` and `rebuild` use the source.
+//! Nothing is folded here: `fold` does.
 
 use super::database_file::DatabaseFile;
 use super::in_place::HashCheck;
@@ -13,7 +13,7 @@ use crate::error::{Error, Reason, Result};
 use crate::mvcc::{Base, Revision};
 use crate::prefix::by_time::{refuse_uncovered, revision_at};
 use crate::prefix::scan::Scan;
-use crate::prefix::select::{self, DeltaSlice, Request, Target, choose_timeline, timeline_of};
+use crate::prefix::select::{self, At, DeltaSlice, StateRequest, choose_timeline, timeline_of};
 use crate::prefix::{Context, free_space, tags, warn};
 use crate::store::{ReadAhead, is_large};
 use std::path::Path;
@@ -23,13 +23,13 @@ use std::sync::{Mutex, OnceLock};
 type OpenFull = (Database<DatabaseFile>, Base);
 
 /// A state that can be folded: an opened full, and the deltas that lead from it to a revision.
-pub struct Source {
+pub struct State {
     /// The full's database.
     pub db: Database<DatabaseFile>,
     /// The revisions of the full.
     pub base: Base,
     /// The revision that the deltas lead to.
-    pub target: Revision,
+    pub revision: Revision,
     /// The ID of the timeline.
     pub timeline: String,
     /// The wall behind which the timeline begins, in seconds since 1970; `None` if there is none.
@@ -50,14 +50,14 @@ pub struct Source {
     pub(crate) begun: Mutex<Option<ReadAhead>>,
 }
 
-impl Source {
+impl State {
     /// Selects the full and the deltas of the requested state, and opens the full.
     ///
     /// # Errors
     /// `NoSnapshots`, `NoSuchTimeline`, `OutOfRange`, `RevisionGap`, `InterleavedTimelines`; errors of a
     /// damaged full; errors of the store; `Io`, `NoSpace`, `Terminated`. `OutOfRange` also if a requested time
-    /// is after the newest snapshot, unless [`Request::or_newest`].
-    pub fn open(ctx: &Context, scan: &Scan, request: &Request) -> Result<Source> {
+    /// is after the newest snapshot, unless [`StateRequest::or_newest`].
+    pub fn open(ctx: &Context, scan: &Scan, request: &StateRequest) -> Result<State> {
         Opening::new(ctx, scan).open(request)
     }
 
@@ -66,7 +66,7 @@ impl Source {
     ///
     /// # Errors
     /// As [`open`](Self::open).
-    pub fn open_to_fold(ctx: &Context, scan: &Scan, request: &Request) -> Result<Source> {
+    pub fn open_to_fold(ctx: &Context, scan: &Scan, request: &StateRequest) -> Result<State> {
         let mut opening = Opening::new(ctx, scan);
         opening.begins_deltas = true;
         opening.open(request)
@@ -79,9 +79,9 @@ impl Source {
     pub fn open_with_history(
         ctx: &Context,
         scan: &Scan,
-        request: &Request,
+        request: &StateRequest,
         history: Revision,
-    ) -> Result<Source> {
+    ) -> Result<State> {
         let mut opening = Opening::new(ctx, scan);
         opening.history = history;
         opening.open(request)
@@ -97,18 +97,18 @@ impl Source {
         scan: &Scan,
         timeline: &Timeline,
         chain: &Chain,
-    ) -> Result<Source> {
+    ) -> Result<State> {
         scan.refuse_excluded(ctx, [chain.base])?;
         let opened = ctx.full(&scan.catalog.snapshots[chain.base])?;
         Ok(Self::from_parts(scan, timeline, chain, opened))
     }
 
-    fn from_parts(scan: &Scan, timeline: &Timeline, chain: &Chain, opened: OpenFull) -> Source {
+    fn from_parts(scan: &Scan, timeline: &Timeline, chain: &Chain, opened: OpenFull) -> State {
         let full = &scan.catalog.snapshots[chain.base];
         let wall = timeline.wall.as_ref().map(|wall| wall.second);
         let timeline = timeline.id.clone();
         let name = full.name.to_string();
-        Source {
+        State {
             wall,
             full: Some(full.clone()),
             slices: select::delta_slices(&scan.catalog, chain, &opened.1),
@@ -118,11 +118,11 @@ impl Source {
     }
 
     /// A source without deltas.
-    fn of_full((db, base): OpenFull, target: Revision, timeline: String, name: String) -> Source {
-        Source {
+    fn of_full((db, base): OpenFull, revision: Revision, timeline: String, name: String) -> State {
+        State {
             db,
             base,
-            target,
+            revision,
             timeline,
             wall: None,
             warnings: Vec::new(),
@@ -141,7 +141,7 @@ impl Source {
     /// # Errors
     /// `Usage` if the request has a time or a timeline, which a plain snapshot does not record; `OutOfRange`;
     /// errors of [`Context::plain`].
-    pub fn open_file(ctx: &Context, path: &Path, request: &Request) -> Result<Source> {
+    pub fn open_file(ctx: &Context, path: &Path, request: &StateRequest) -> Result<State> {
         let source = Self::open_file_unchecked(ctx, path, request)?;
         source.wait_for_hash()?;
         Ok(source)
@@ -155,18 +155,18 @@ impl Source {
     pub(super) fn open_file_unchecked(
         ctx: &Context,
         path: &Path,
-        request: &Request,
-    ) -> Result<Source> {
+        request: &StateRequest,
+    ) -> Result<State> {
         let usage = |message| Err(Reason::Usage.error(message));
         if request.timeline.is_some() {
             return usage("a plain snapshot file has no timelines: leave out --timeline");
         }
         let plain = ctx.plain_unchecked(path)?;
         let base = plain.base;
-        let target = match request.target {
-            Target::Newest => base.revision,
-            Target::Revision(r) if r >= base.first_revision() && r <= base.revision => r,
-            Target::Revision(r) => {
+        let target = match request.at {
+            At::Newest => base.revision,
+            At::Revision(r) if r >= base.first_revision() && r <= base.revision => r,
+            At::Revision(r) => {
                 plain.hash_check.wait()?;
                 return Err(Reason::OutOfRange.error(format!(
                     "{} does not cover revision {r}: choose a --revision from {}",
@@ -174,7 +174,7 @@ impl Source {
                     chain::show_ranges(&[(base.first_revision(), base.revision)])
                 )));
             }
-            Target::Time(_) => {
+            At::Time(_) => {
                 return usage(
                     "a plain snapshot file has no times: use --revision, or --store with the deltas",
                 );
@@ -185,7 +185,7 @@ impl Source {
             warn(&mut warnings, warning);
         }
         let (timeline, name) = (timeline::MAIN.to_owned(), path.display().to_string());
-        Ok(Source {
+        Ok(State {
             warnings,
             hash_check: plain.hash_check,
             ..Self::of_full((plain.db, base), target, timeline, name)
@@ -287,7 +287,7 @@ impl Source {
 
     /// Returns whether the full alone is the requested state.
     pub fn is_folded(&self) -> bool {
-        self.slices.is_empty() && self.base.revision == self.target
+        self.slices.is_empty() && self.base.revision == self.revision
     }
 
     /// Returns the most bytes that a fold needs in the temporary directory beside the full.
@@ -325,12 +325,12 @@ impl<'a> Opening<'a> {
         }
     }
 
-    fn open(self, request: &Request) -> Result<Source> {
+    fn open(self, request: &StateRequest) -> Result<State> {
         self.try_open(request)
             .map_err(|e| self.scan.explain_untrusted(self.ctx, e))
     }
 
-    fn try_open(&self, request: &Request) -> Result<Source> {
+    fn try_open(&self, request: &StateRequest) -> Result<State> {
         let (ctx, scan) = (self.ctx, self.scan);
         let without_full = scan.timelines.without_full(&scan.catalog);
         if let (Some(id), Some(wall)) = (&request.timeline, without_full.first()) {
@@ -348,7 +348,7 @@ impl<'a> Opening<'a> {
             return Ok(source);
         }
         let opened = self.open_in_scan(request);
-        let (Err(e), Target::Revision(revision)) = (&opened, request.target) else {
+        let (Err(e), At::Revision(revision)) = (&opened, request.at) else {
             return opened;
         };
         if !leads_nowhere(e) {
@@ -373,13 +373,13 @@ impl<'a> Opening<'a> {
         }
     }
 
-    fn open_in_scan(&self, request: &Request) -> Result<Source> {
+    fn open_in_scan(&self, request: &StateRequest) -> Result<State> {
         let (ctx, scan) = (self.ctx, self.scan);
         let (timeline, mut warnings) = choose_timeline(ctx, scan, request)?;
-        let target = match request.target {
-            Target::Newest => None,
-            Target::Revision(r) => Some(r),
-            Target::Time(time) => {
+        let target = match request.at {
+            At::Newest => None,
+            At::Revision(r) => Some(r),
+            At::Time(time) => {
                 if !request.or_newest {
                     refuse_uncovered(scan, timeline, time)?;
                 }
@@ -402,10 +402,10 @@ impl<'a> Opening<'a> {
         {
             warn(&mut warnings, message);
         }
-        Ok(Source {
+        Ok(State {
             warnings,
             begun: Mutex::new(begun),
-            ..Source::from_parts(scan, timeline, &chain, opened)
+            ..State::from_parts(scan, timeline, &chain, opened)
         })
     }
 
