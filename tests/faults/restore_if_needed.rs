@@ -387,7 +387,8 @@ async fn a_sound_member_does_not_need_the_backup() {
         (&[nothing], 66),
         (&[damaged], 65),
         (&[closed], 69),
-        (&[nothing, damaged, closed], 66),
+        // Damage explains more than a store that is missing.
+        (&[nothing, damaged, closed], 65),
         // Backups that contradict each other.
         (&[whole, other], 65),
     ];

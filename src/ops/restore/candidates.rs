@@ -280,12 +280,23 @@ impl<'a> Candidates<'a> {
         let not_opened = self.all.iter().filter_map(|c| c.opened.as_ref().err());
         // Damage explains more than a store that is missing.
         let not_opened = not_opened.reduce(|a, b| if b.damaged().is_some() { b } else { a });
+        let failure = write_failure.or_else(|| not_opened.map(Error::again));
+        let is_known = |name: &str| {
+            let mut contexts = self.all.iter().filter_map(|c| c.backup.context().ok());
+            contexts.any(|ctx| ctx.damage.of(name).is_some())
+        };
+        if let Some(e) = &failure
+            && e.damaged().is_some_and(|name| !is_known(name))
+        {
+            // The restore goes around this damage next.
+            return e.again();
+        }
         let messages: Vec<String> = self
             .outcomes
             .iter()
             .filter_map(|o| Some(format!("{}: {}", o.store, o.message.as_ref()?)))
             .collect();
-        match write_failure.or_else(|| not_opened.map(Error::again)) {
+        match failure {
             Some(e) if self.all.len() == 1 => e,
             Some(e) => e.reworded(format!(
                 "none of the candidates can be restored: {}",
