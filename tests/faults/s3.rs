@@ -164,7 +164,8 @@ async fn a_tagged_snapshot_is_not_used() {
     minio.create_bucket("tags").await;
     let local = Bucket::with_base();
     local.delta(747, LAST, 6);
-    let bad = format!("v2/Full-00000000-{LAST:08}-{}.gz", T0 + 8);
+    // Nothing else leads to its revision.
+    let bad = format!("v2/Full-00000000-{:08}-{}.gz", LAST + 10, T0 + 8);
     local.put(&bad, b"damaged");
     upload(&minio, "tags", "p", local.path()).await;
     assert_eq!(run(&minio, "compact", "s3://tags/p", &[]).0, 65);
