@@ -6,8 +6,10 @@
 
 use super::Context;
 use super::tags::without_excluded;
+use crate::backup::Catalog;
 use crate::base::lock;
 use crate::error::{Error, Result};
+use crate::store::Store;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
@@ -26,9 +28,23 @@ struct Found {
 }
 
 impl Damage {
-    /// Returns the error of a snapshot, if it is known to be damaged. `name` is its full name.
-    pub(crate) fn of(&self, name: &str) -> Option<Error> {
-        lock(&self.0).snapshots.get(name).map(Error::again)
+    /// Returns the usable snapshots of a catalog that are known to be damaged, with their errors.
+    pub(crate) fn among(&self, store: &Store, catalog: &Catalog) -> BTreeMap<usize, Error> {
+        let known = &lock(&self.0).snapshots;
+        let mut damaged = BTreeMap::new();
+        // Large prefixes are scanned often, and damage is rare.
+        if !known.is_empty() {
+            for i in catalog.usable() {
+                let e = known.get(&store.name(&catalog.snapshots[i].path));
+                damaged.extend(e.map(|e| (i, e.again())));
+            }
+        }
+        damaged
+    }
+
+    /// Returns whether a snapshot is known to be damaged. `name` is its full name.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        lock(&self.0).snapshots.contains_key(name)
     }
 
     /// Returns whether a state before the damage will do if the requested one is the newest.

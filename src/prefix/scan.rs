@@ -309,18 +309,10 @@ fn sort(
             break (doubtful, contents, timelines);
         }
     };
-    let mut damaged = BTreeMap::new();
-    for i in catalog.usable() {
-        let e = ctx.damage.of(&ctx.store.name(&catalog.snapshots[i].path));
-        damaged.extend(e.map(|e| (i, e)));
-    }
-    let intact = match damaged.is_empty() {
-        true => Vec::new(),
-        false => {
-            let all = timelines.all.iter();
-            all.map(|t| t.part(|i| !damaged.contains_key(&i))).collect()
-        }
-    };
+    let damaged = ctx.damage.among(&ctx.store, &catalog);
+    let with_damage = timelines.all.iter().filter(|_| !damaged.is_empty());
+    let intact = with_damage.map(|t| t.part(|i| !damaged.contains_key(&i)));
+    let intact = intact.collect();
     Ok(Scan {
         damaged,
         intact,

@@ -529,7 +529,7 @@ fn random_prefix(rng: &mut fastrand::Rng) -> String {
             .chars()
             .collect();
     let parts = rng.usize(1..3);
-    // White space at an end is cut off below, and MinIO takes a backslash for a slash where it looks for `.` and `..`.
+    // A part `.` or `..` is refused. MinIO also refuses it between backslashes. White space at an end is cut off below.
     let dots = |part: &str| {
         let mut parts = part.trim_end().split('\\');
         parts.any(|p| matches!(p.trim(), "." | ".."))

@@ -4,7 +4,7 @@
 //! deletion that no snapshot records took away.
 
 use super::diff::Side;
-use super::versions::{Collect, FoundVersion, read_between};
+use super::versions::read_between;
 use super::{Keys, SORT_BUFFER_BYTES, custom_resources};
 use crate::base::external_sort::{Sorted, Sorter};
 use crate::base::{lock, unpoisoned};
@@ -166,10 +166,7 @@ impl Walk<'_> {
             self.advance_changes()?;
         }
         // A full and a delta may hold the same change, and the delta has its time.
-        changes.sort_by(|a, b| {
-            let of = |change: &WindowChange| (change.main, change.sub, change.time.is_some());
-            of(a).cmp(&of(b))
-        });
+        changes.sort_by_key(|change| (change.main, change.sub, change.time.is_some()));
         while !self.new.ended && self.new.keys.key() < key.as_slice() {
             self.new.advance()?;
         }
@@ -210,41 +207,20 @@ fn window_changes(
     range: &KeyRange,
     keys: &EncryptionKeys,
 ) -> Result<Sorted> {
-    let collector = ChangeCollector {
-        range,
-        keys,
-        sorter: Mutex::new(Sorter::new(ctx.temp(), SORT_BUFFER_BYTES)),
-    };
+    let sorter = Mutex::new(Sorter::new(ctx.temp(), SORT_BUFFER_BYTES));
     let between = (from.revision.next(), to.revision);
-    if between.0 <= between.1 {
-        read_between(ctx, scan, to, between, &collector)?;
-    }
-    unpoisoned(collector.sorter.into_inner()).finish()
-}
-
-/// Sorts changes by key.
-struct ChangeCollector<'r> {
-    range: &'r KeyRange,
-    keys: &'r EncryptionKeys,
-    sorter: Mutex<Sorter>,
-}
-
-impl Collect for ChangeCollector<'_> {
-    fn wants(&self, key: &[u8]) -> bool {
-        self.range.contains(key)
-    }
-
-    fn add(&self, version: FoundVersion<'_>) -> Result<()> {
+    read_between(ctx, scan, to, between, range, |version| {
         let (main, sub) = version.revision;
         let change = WindowChange {
             main,
             sub,
             time: version.time.map(|(text, _)| text.to_owned()),
             is_deletion: version.kv.is_none(),
-            owner: version.kv.and_then(|kv| owner_of(kv, self.keys)),
+            owner: version.kv.and_then(|kv| owner_of(kv, keys)),
         };
-        lock(&self.sorter).push(version.key, &encode(&change)?)
-    }
+        lock(&sorter).push(version.key, &encode(&change)?)
+    })?;
+    unpoisoned(sorter.into_inner()).finish()
 }
 
 /// Returns the owner of an object: the controller, or the first one.

@@ -4,7 +4,7 @@
 //! disk if there are many.
 
 use super::SORT_BUFFER_BYTES;
-use super::versions::{Collect, FoundVersion, read_between};
+use super::versions::read_between;
 use crate::base::external_sort::{Sorted, Sorter};
 use crate::base::time::utc;
 use crate::base::{lock, unpoisoned};
@@ -54,19 +54,20 @@ impl Deletions {
         range: &KeyRange,
     ) -> Result<Deletions> {
         let between = (after.next(), new.revision);
-        let collector = DeletionCollector {
-            range,
-            sorter: Mutex::new(Sorter::new(ctx.temp(), SORT_BUFFER_BYTES)),
-        };
-        if between.0 <= between.1 {
-            tolerate(read_between(ctx, scan, new, between, &collector))?;
-        }
+        let sorter = Mutex::new(Sorter::new(ctx.temp(), SORT_BUFFER_BYTES));
+        tolerate(read_between(ctx, scan, new, between, range, |version| {
+            if version.kv.is_some() {
+                return Ok(());
+            }
+            let time = version.time.map_or("", |(text, _)| text);
+            lock(&sorter).push(version.key, &encode(version.revision.0, time))
+        }))?;
         // If the second state is the earlier one, the key was created after it.
         let is_later = new.revision > after;
         let taken = new.base_snapshot().filter(|_| is_later);
         let taken = taken.map(|s| s.name.created_at());
         let mut deletions = Deletions {
-            sorted: unpoisoned(collector.sorter.into_inner()).finish()?,
+            sorted: unpoisoned(sorter.into_inner()).finish()?,
             ended: false,
             not_after: taken.map(|t: DateTime<Utc>| t.to_rfc3339_opts(SecondsFormat::Secs, true)),
         };
@@ -151,26 +152,6 @@ fn tolerate(read: Result<()>) -> Result<()> {
             Ok(())
         }
         Ok(()) => Ok(()),
-    }
-}
-
-/// Sorts deletions by key.
-struct DeletionCollector<'r> {
-    range: &'r KeyRange,
-    sorter: Mutex<Sorter>,
-}
-
-impl Collect for DeletionCollector<'_> {
-    fn wants(&self, key: &[u8]) -> bool {
-        self.range.contains(key)
-    }
-
-    fn add(&self, version: FoundVersion<'_>) -> Result<()> {
-        if version.kv.is_some() {
-            return Ok(());
-        }
-        let time = version.time.map_or("", |(text, _)| text);
-        lock(&self.sorter).push(version.key, &encode(version.revision.0, time))
     }
 }
 

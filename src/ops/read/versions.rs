@@ -11,7 +11,7 @@ use crate::base::parallel::find_first;
 use crate::bolt::Database;
 use crate::error::{Reason, Result};
 use crate::mvcc::history::key_bucket;
-use crate::mvcc::{Base, KeyValue, RecordKey, Revision};
+use crate::mvcc::{Base, KeyRange, KeyValue, RecordKey, Revision};
 use crate::prefix::Context;
 use crate::prefix::open::State;
 use crate::prefix::open::{BackupLocation, SnapshotReader};
@@ -21,6 +21,9 @@ use crate::prefix::select::{self, StateRequest};
 use crate::prefix::tags::unless_excluded;
 use chrono::{DateTime, Utc};
 use std::path::Path;
+
+/// All revisions.
+const ALL: RevisionRange = (Revision(1), Revision(i64::MAX));
 
 /// A version in a snapshot.
 #[derive(Debug, Clone, Copy)]
@@ -113,7 +116,7 @@ fn read_file(
     let mut coverage = Coverage::new(None, Vec::new());
     let (db, base) = (&source.db, &source.base);
     coverage
-        .read_full(ctx, db, base, Revision(i64::MAX), collect)
+        .read_full(ctx, db, base, ALL, collect)
         .map_err(source.at_base(ctx))?;
     coverage.warnings = source.warnings;
     Ok(coverage)
@@ -142,8 +145,7 @@ fn read_store(
         (name.last.min(member.until), name.created_at())
     });
     coverage.moments.extend(members);
-    let all = (Revision(1), Revision(i64::MAX));
-    coverage.read_timeline(ctx, &scan, timeline, all, collect)?;
+    coverage.read_timeline(ctx, &scan, timeline, ALL, collect)?;
     if coverage.covered.is_empty() && chain::bases(&scan.catalog, timeline).is_empty() {
         if let Some(damage) = scan.damage_in(timeline) {
             return Err(damage.again());
@@ -154,7 +156,8 @@ fn read_store(
     Ok(coverage)
 }
 
-/// Reads the versions with these revisions on the timeline of a state, up to the state.
+/// Calls `add` for the versions of the keys of a range with these revisions on the timeline of a state, from several
+/// threads at once.
 ///
 /// # Errors
 /// As [`read`].
@@ -163,13 +166,21 @@ pub(crate) fn read_between(
     scan: Option<&Scan>,
     state: &State,
     between: RevisionRange,
-    collect: &impl Collect,
+    range: &KeyRange,
+    add: impl Fn(FoundVersion<'_>) -> Result<()> + Sync,
 ) -> Result<()> {
-    let collect = &Within { between, collect };
+    if between.0 > between.1 {
+        return Ok(());
+    }
+    let collect = &Within {
+        between,
+        range,
+        add,
+    };
     let mut coverage = Coverage::new(None, Vec::new());
     match scan {
         None => coverage
-            .read_full(ctx, &state.db, &state.base, state.revision, collect)
+            .read_full(ctx, &state.db, &state.base, between, collect)
             .map_err(state.at_base(ctx)),
         Some(scan) => {
             let timeline = scan.timelines.by_id(&state.timeline)?;
@@ -178,22 +189,23 @@ pub(crate) fn read_between(
     }
 }
 
-/// Leaves out versions with other revisions.
-struct Within<'c, C> {
+/// Takes the versions of the keys of a range with these revisions.
+struct Within<'r, F> {
     between: RevisionRange,
-    collect: &'c C,
+    range: &'r KeyRange,
+    add: F,
 }
 
-impl<C: Collect> Collect for Within<'_, C> {
+impl<F: Fn(FoundVersion<'_>) -> Result<()> + Sync> Collect for Within<'_, F> {
     fn wants(&self, key: &[u8]) -> bool {
-        self.collect.wants(key)
+        self.range.contains(key)
     }
 
     fn add(&self, version: FoundVersion<'_>) -> Result<()> {
-        match (self.between.0..=self.between.1).contains(&version.revision.0) {
-            true => self.collect.add(version),
-            false => Ok(()),
+        if (self.between.0..=self.between.1).contains(&version.revision.0) {
+            (self.add)(version)?;
         }
+        Ok(())
     }
 }
 
@@ -240,26 +252,37 @@ impl Coverage {
             let (db, base) = ctx.full(&snapshots[i])?;
             let until = timeline.members.iter().find(|m| m.snapshot == i);
             let until = until.map_or(Revision(i64::MAX), |m| m.until);
-            self.read_full(ctx, &db, &base, until, collect)
+            let read_to = (between.0, between.1.min(until));
+            self.read_full(ctx, &db, &base, read_to, collect)
                 .map_err(ctx.at(&snapshots[i]))?;
             read.insert(i, base);
         }
         Ok(())
     }
 
-    /// Reads a full up to the revision `until`.
+    /// Reads the versions of a full with these revisions.
     fn read_full<R: ReadAt>(
         &mut self,
         ctx: &Context,
         db: &Database<R>,
         base: &Base,
-        until: Revision,
+        (first, last): RevisionRange,
         collect: &impl Collect,
     ) -> Result<()> {
-        let last = base.revision.min(until);
+        let last = base.revision.min(last);
         let compacted = Revision(base.compact_revision.0.max(0));
         collect.begin_full(compacted);
         let mut c = db.cursor(&key_bucket(db)?);
+        if first > ALL.0 {
+            let mut begin = Vec::new();
+            let record = RecordKey {
+                main: first,
+                sub: 0,
+                tombstone: false,
+            };
+            record.encode(&mut begin);
+            c.seek(&begin)?;
+        }
         while let Some(e) = c.next()? {
             let rk = RecordKey::decode(e.key)?;
             if rk.main > last {
@@ -319,9 +342,9 @@ impl Coverage {
     }
 }
 
-/// Returns the full to read next: if there is a gap, the oldest one, and then for each gap after its end, the fulls that end in
-/// the gap or after it, until the gap is closed. Versions that the oldest full lost by compaction are not
-/// searched.
+/// Returns the full to read next: if there is a gap, the oldest one, and then for each gap after its end, the fulls
+/// that end in the gap or after it, until the gap is closed. Versions that the oldest full lost by compaction are
+/// not searched.
 ///
 /// `fulls` are indexes with the last revision of the name, oldest first. `read` are the fulls that were read.
 fn full_to_read(

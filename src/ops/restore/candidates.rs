@@ -283,7 +283,7 @@ impl<'a> Candidates<'a> {
         let failure = write_failure.or_else(|| not_opened.map(Error::again));
         let is_known = |name: &str| {
             let mut contexts = self.all.iter().filter_map(|c| c.backup.context().ok());
-            contexts.any(|ctx| ctx.damage.of(name).is_some())
+            contexts.any(|ctx| ctx.damage.has(name))
         };
         if let Some(e) = &failure
             && e.damaged().is_some_and(|name| !is_known(name))

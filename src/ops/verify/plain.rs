@@ -6,14 +6,13 @@ use super::store::findings::{self, Findings};
 use super::store::{Finding, Level, Status};
 use crate::error::{Error, Reason, Result};
 use crate::fold::rebuild::read_every_page;
-use crate::mvcc::Revision;
+use crate::mvcc::{Fold, FoldOptions, KeyRange, Revision};
 use crate::ops::list;
 use crate::ops::list::Problem;
 use crate::ops::report::{Report, ReportBuilder};
 use crate::prefix::Context;
-use crate::prefix::open::{PlainSnapshot, State};
+use crate::prefix::open::PlainSnapshot;
 use crate::prefix::plain_files::{PlainFile, PlainFiles, is_fault_of_file};
-use crate::prefix::select::StateRequest;
 use crate::telemetry::metrics::VerificationFigures;
 use chrono::{DateTime, Utc};
 use schemars::JsonSchema;
@@ -168,8 +167,19 @@ fn verify(
         verified.live_keys = Some(hash.live_keys);
     }
     if level == Level::Fold {
-        let source = State::open_file(ctx, &file.path, &StateRequest::default())?;
-        source.hash(ctx, plain.base.compact_revision, false)?;
+        let options = FoldOptions {
+            target: plain.base.revision,
+            compact: plain.base.compact_revision,
+            keys: KeyRange::All,
+            detach_leases: false,
+            base: plain.base,
+            temp_dir: ctx.temp(),
+            buffer_bytes: 0,
+            limits: ctx.limits,
+        };
+        let fold = Fold::new(options, &plain.db).map_err(at)?;
+        let folded = fold.finish(&plain.db, |_| ctx.store.cancel().check());
+        folded.map_err(at)?;
     }
     Ok(plain)
 }

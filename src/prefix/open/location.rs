@@ -1,6 +1,6 @@
 //! The location of a backup: a prefix of a store, or a plain snapshot file.
 //!
-//! It opens the location with `source`.
+//! It opens the location with `state`.
 
 use super::state::State;
 use crate::error::{Error, Result};

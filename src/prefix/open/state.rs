@@ -117,7 +117,7 @@ impl State {
         }
     }
 
-    /// A source without deltas.
+    /// A state without deltas.
     fn of_full((db, base): OpenFull, revision: Revision, timeline: String, name: String) -> State {
         State {
             db,
@@ -305,7 +305,7 @@ fn leads_nowhere(e: &Error) -> bool {
     )
 }
 
-/// Opens a source from a store.
+/// Opens a state of a store.
 struct Opening<'a> {
     ctx: &'a Context,
     scan: &'a Scan,
@@ -418,19 +418,20 @@ impl<'a> Opening<'a> {
         warnings: &mut Vec<String>,
     ) -> Result<(Chain, OpenFull, Option<ReadAhead>)> {
         let (ctx, scan) = (self.ctx, self.scan);
-        let whole = scan.timelines.by_id(&timeline.id)?;
         let Some(damage) = scan.damage_in(timeline) else {
             return self.open_chain(timeline, target);
         };
+        let whole = scan.timelines.by_id(&timeline.id)?;
         let newest = whole
             .last(&scan.catalog, &scan.contents)
             .unwrap_or_default();
         let goal = target.unwrap_or(newest);
-        match self.open_chain(timeline, target) {
+        let lower = match self.open_chain(timeline, target) {
             Ok(opened) if opened.0.target >= goal => return Ok(opened),
+            Ok(opened) => Some(opened),
             Err(e) if !leads_nowhere(&e) => return Err(e),
-            _ => {}
-        }
+            Err(_) => None,
+        };
         let known = scan.contents.known_bases();
         let ranges = chain::restorable(&scan.catalog, timeline, &known).into_iter();
         let before = ranges.filter(|r| r.0 <= goal).map(|r| r.1.min(goal)).max();
@@ -440,7 +441,10 @@ impl<'a> Opening<'a> {
                     "the backup is read up to revision {before} instead of {goal}: nothing leads around the damage"
                 );
                 warn(warnings, message);
-                self.open_chain(timeline, Some(before))
+                match lower.filter(|(chain, ..)| chain.target == before) {
+                    Some(opened) => Ok(opened),
+                    None => self.open_chain(timeline, Some(before)),
+                }
             }
             (Some(before), _) => Err(damage.reworded(format!(
                 "{damage}; no other snapshots lead to revision {goal}: the newest revision before it that can be restored is {before}, give --revision {before}"
