@@ -207,9 +207,8 @@ impl Reason {
 pub struct Error {
     reason: Reason,
     message: String,
-    plans_again: bool,
-    /// The full name of the snapshot that is damaged, if one is.
-    damaged: Option<String>,
+    /// The full name of the snapshot without which the operation can make another plan.
+    set_aside: Option<String>,
 }
 
 /// A result whose error is [`Error`] by default.
@@ -222,24 +221,33 @@ impl Error {
         Error {
             reason,
             message: printable::message(message.into()),
-            plans_again: false,
-            damaged: None,
+            set_aside: None,
         }
     }
 
-    /// Creates a `SnapshotVanished` error for a plan that relied on a snapshot which turned out to be
-    /// excluded. The operation can make another plan without that snapshot.
-    pub(crate) fn plan_again(message: impl Into<String>) -> Self {
-        Error {
-            plans_again: true,
-            ..Reason::SnapshotVanished.error(message)
-        }
+    /// Creates a `SnapshotVanished` error for a plan that relied on a snapshot which a tag turned out to exclude.
+    /// `name` is the snapshot's full name.
+    pub(crate) fn excluded(name: String) -> Self {
+        let message = format!(
+            "{name} is excluded by a tag that the plan had not read: run the command again"
+        );
+        Reason::SnapshotVanished.error(message).setting_aside(name)
     }
 
-    /// Whether the operation can make another plan: the error was created by
-    /// [`plan_again`](Self::plan_again).
-    pub(crate) fn plans_again(&self) -> bool {
-        self.plans_again
+    /// Says that the operation can make another plan, without the snapshot of this full name.
+    pub(crate) fn setting_aside(mut self, name: impl Into<String>) -> Self {
+        self.set_aside = Some(name.into());
+        self
+    }
+
+    /// Returns the full name of the snapshot without which the operation can make another plan, if there is one.
+    pub(crate) fn set_aside(&self) -> Option<&str> {
+        self.set_aside.as_deref()
+    }
+
+    /// Whether a tag excludes the snapshot of [`set_aside`](Self::set_aside).
+    pub(crate) fn is_of_excluded(&self) -> bool {
+        self.reason == Reason::SnapshotVanished && self.set_aside.is_some()
     }
 
     /// Returns a copy, for a second report of the same failure. The type is not `Clone`, so that errors are
@@ -247,20 +255,9 @@ impl Error {
     pub(crate) fn again(&self) -> Self {
         Error {
             message: self.message.clone(),
-            damaged: self.damaged.clone(),
+            set_aside: self.set_aside.clone(),
             ..*self
         }
-    }
-
-    /// Says which snapshot is damaged, by its full name.
-    pub(crate) fn of_damaged(mut self, name: impl Into<String>) -> Self {
-        self.damaged = Some(name.into());
-        self
-    }
-
-    /// Returns the full name of the snapshot that is damaged, if one is.
-    pub(crate) fn damaged(&self) -> Option<&str> {
-        self.damaged.as_deref()
     }
 
     /// Returns the error with another message.

@@ -72,7 +72,7 @@ impl Context {
                     false => e.at(&name),
                 };
                 match e.reason() {
-                    Reason::CorruptSnapshot | Reason::NameMismatch => e.of_damaged(name),
+                    Reason::CorruptSnapshot | Reason::NameMismatch => e.setting_aside(name),
                     _ => e,
                 }
             }

@@ -1,11 +1,11 @@
-//! What an operation does when a snapshot turns out to be damaged: it plans again without that snapshot.
+//! What an operation does when a snapshot turns out to be damaged, or excluded by a tag: it plans again without that
+//! snapshot.
 //!
 //! Restoring goes around damage: another full, or other deltas, must lead to the same revision. Reading shows what
 //! stands before the damage. Neither leaves the timeline, since what the snapshots of a timeline have in common was
 //! decided with the damaged one among them. `scan` and `open` obey; nothing is written.
 
 use super::Context;
-use super::tags::without_excluded;
 use crate::backup::Catalog;
 use crate::base::lock;
 use crate::error::{Error, Result};
@@ -13,7 +13,7 @@ use crate::store::Store;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-/// The number of damaged snapshots that an operation does without, at most.
+/// The number of times that an operation plans, at most.
 const MOST: usize = 32;
 
 /// The damage that an operation has found in a store. Clones share it.
@@ -57,11 +57,19 @@ impl Damage {
         *lock(&self.0) = Found { stops, snapshots };
     }
 
-    /// Adds a damaged snapshot. Returns false if it is known, or if there are too many.
+    /// Adds a damaged snapshot. Returns false if it is known.
     fn add(&self, name: &str, e: &Error) -> bool {
         let known = &mut lock(&self.0).snapshots;
-        known.len() < MOST && known.insert(name.to_owned(), e.again()).is_none()
+        known.insert(name.to_owned(), e.again()).is_none()
     }
+}
+
+/// What an operation does if a snapshot is damaged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum OnDamage {
+    Fails,
+    GoesAround,
+    Stops,
 }
 
 /// Calls `work`, which restores, again as long as it finds a snapshot damaged or excluded by a tag: each time it
@@ -73,7 +81,7 @@ pub fn around_damage<'c, T>(
     contexts: impl IntoIterator<Item = &'c Context>,
     work: impl FnMut() -> Result<T>,
 ) -> Result<T> {
-    plan(contexts, false, work)
+    plan(contexts, OnDamage::GoesAround, work)
 }
 
 /// Calls `work`, which reads, as [`around_damage`] does. If nothing leads to the newest state, the newest one
@@ -85,31 +93,43 @@ pub fn up_to_damage<'c, T>(
     contexts: impl IntoIterator<Item = &'c Context>,
     work: impl FnMut() -> Result<T>,
 ) -> Result<T> {
-    plan(contexts, true, work)
+    plan(contexts, OnDamage::Stops, work)
+}
+
+/// Calls `work` again as long as it finds a snapshot excluded by a tag. Damage is an error.
+///
+/// # Errors
+/// The errors of `work`.
+pub fn without_excluded<T>(work: impl FnMut() -> Result<T>) -> Result<T> {
+    plan([], OnDamage::Fails, work)
 }
 
 fn plan<'c, T>(
     contexts: impl IntoIterator<Item = &'c Context>,
-    stops: bool,
+    on_damage: OnDamage,
     mut work: impl FnMut() -> Result<T>,
 ) -> Result<T> {
     let contexts: Vec<&Context> = contexts.into_iter().collect();
     for ctx in &contexts {
-        ctx.damage.begin(stops);
+        ctx.damage.begin(on_damage == OnDamage::Stops);
     }
-    loop {
-        let result = without_excluded(&mut work);
+    for _ in 1..MOST {
+        let result = work();
         let Err(e) = &result else { return result };
-        let Some(name) = e.damaged() else {
+        let Some(name) = e.set_aside() else {
             return result;
         };
-        let mut is_new = false;
-        for ctx in &contexts {
-            is_new |= ctx.damage.add(name, e);
+        // The store remembers what a tag excludes.
+        let mut is_new = e.is_of_excluded();
+        if !is_new && on_damage != OnDamage::Fails {
+            for ctx in &contexts {
+                is_new |= ctx.damage.add(name, e);
+            }
         }
         if !is_new {
             return result;
         }
-        tracing::info!("planning again without a damaged snapshot: {e}");
+        tracing::info!("planning again without a snapshot: {e}");
     }
+    work()
 }

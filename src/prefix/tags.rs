@@ -23,8 +23,8 @@ pub const FEW: usize = 64;
 const NEWEST_DELTAS: usize = 8;
 /// The number of newest fulls whose tags are read.
 const NEWEST_FULLS: usize = 8;
-/// The number of times that an operation plans, at most.
-const ATTEMPTS: u32 = 32;
+/// In a prefix of up to this many snapshots, `list` reads all tags.
+const MANY: usize = 10_000;
 
 /// The snapshots of a large prefix whose tags are read, beside those that are known to have tags.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,16 +34,24 @@ pub enum TagScope {
     Newest,
     /// All snapshots of the newest chain, for an operation that does not read them.
     Chain,
+    /// As `All` in a prefix of up to 10,000 snapshots, otherwise as `Newest`.
+    UpToMany,
     /// All snapshots.
     All,
 }
 
 impl TagScope {
-    /// The scope of a command with the flag `--all-tags`.
-    pub(crate) fn newest_or(all: bool) -> TagScope {
-        match all {
-            true => TagScope::All,
-            false => TagScope::Newest,
+    /// Returns this scope, or `All` if a command has the flag `--all-tags`.
+    pub(crate) fn or_all(self, all_tags: bool) -> TagScope {
+        if all_tags { TagScope::All } else { self }
+    }
+
+    /// Returns whether all tags are read with the listing of this many snapshots.
+    pub(crate) fn has_all_of(self, snapshots: usize) -> bool {
+        match self {
+            TagScope::Newest | TagScope::Chain => snapshots <= FEW,
+            TagScope::UpToMany => snapshots <= MANY,
+            TagScope::All => true,
         }
     }
 }
@@ -54,15 +62,15 @@ pub(crate) struct ReadTags(HashSet<usize>);
 
 impl ReadTags {
     /// Reads the tags of the snapshots in `which` that were not read yet, and marks excluded snapshots.
-    /// Returns whether there are any.
+    /// Returns one of these, if there are any.
     pub(crate) fn read(
         &mut self,
         store: &Store,
         catalog: &mut Catalog,
         which: impl IntoIterator<Item = usize>,
-    ) -> Result<bool> {
+    ) -> Result<Option<usize>> {
         if !store.can_request_tags() {
-            return Ok(false);
+            return Ok(None);
         }
         let is_new = |i: &usize| !catalog.snapshots[*i].excluded && self.0.insert(*i);
         let which: Vec<usize> = which.into_iter().filter(is_new).collect();
@@ -70,12 +78,14 @@ impl ReadTags {
             .iter()
             .map(|&i| catalog.snapshots[i].path.clone())
             .collect();
-        let mut any_excluded = false;
+        let mut newly_excluded = None;
         for (i, excluded) in which.into_iter().zip(store.excluded_by_tag(&paths)?) {
-            catalog.snapshots[i].excluded |= excluded;
-            any_excluded |= excluded;
+            if excluded {
+                catalog.snapshots[i].excluded = true;
+                newly_excluded = Some(i);
+            }
         }
-        Ok(any_excluded)
+        Ok(newly_excluded)
     }
 
     /// Returns the number of usable snapshots whose tags were not read.
@@ -117,40 +127,13 @@ pub(crate) fn deciding_snapshots(
     which
 }
 
-/// Returns the snapshots at which revisions do not grow in order of creation, each with the one before it
-/// that has the highest revision. If one of the two is excluded, no doubt may be left.
-pub(crate) fn order_breaks(catalog: &Catalog, doubtful: &[usize]) -> Vec<usize> {
-    /// If there are more breaks, two streams were written, and excluded snapshots are not the cause.
-    const MOST: usize = 16;
-    let mut breaks = Vec::new();
-    let mut highest: Option<usize> = None;
-    for &i in doubtful {
-        let name = &catalog.snapshots[i].name;
-        let last = highest.map(|h| catalog.snapshots[h].name.last);
-        let grows = match name.kind {
-            Kind::Full => Some(name.last) >= last,
-            Kind::Incr => Some(name.start) > last,
-        };
-        if !grows {
-            breaks.extend([Some(i), highest].into_iter().flatten());
-        }
-        if breaks.len() >= 2 * MOST {
-            break;
-        }
-        if Some(name.last) >= last {
-            highest = Some(i);
-        }
-    }
-    breaks
-}
-
 /// Returns the snapshots of a chain whose tags a plan needs.
 pub(crate) fn deciding_in_chain(
     chain: &Chain,
     scope: TagScope,
 ) -> impl Iterator<Item = usize> + '_ {
     let most = match scope {
-        TagScope::Newest => NEWEST_DELTAS,
+        TagScope::Newest | TagScope::UpToMany => NEWEST_DELTAS,
         TagScope::Chain | TagScope::All => usize::MAX,
     };
     let deltas = chain.deltas.iter().rev().take(most).map(|l| l.snapshot);
@@ -160,15 +143,12 @@ pub(crate) fn deciding_in_chain(
 /// Fails if a tag excludes one of these snapshots, so that the operation plans again.
 ///
 /// # Errors
-/// An error for which [`Error::plans_again`] is true; errors of the store.
+/// An error for which [`Error::is_of_excluded`] is true; errors of the store.
 pub(crate) fn refuse_excluded(ctx: &Context, paths: &[String]) -> Result<()> {
     let excluded = ctx.store.excluded_by_tag(paths)?;
     match paths.iter().zip(excluded).find(|e| e.1) {
         None => Ok(()),
-        Some((path, _)) => Err(Error::plan_again(format!(
-            "{} is excluded by a tag that the plan had not read: run the command again",
-            ctx.store.name(path)
-        ))),
+        Some((path, _)) => Err(Error::excluded(ctx.store.name(path))),
     }
 }
 
@@ -176,7 +156,7 @@ pub(crate) fn refuse_excluded(ctx: &Context, paths: &[String]) -> Result<()> {
 /// `read` is.
 ///
 /// # Errors
-/// An error for which [`Error::plans_again`] is true; errors of the store and of `read`.
+/// An error for which [`Error::is_of_excluded`] is true; errors of the store and of `read`.
 pub(crate) fn unless_excluded<'p, T>(
     ctx: &Context,
     paths: impl Iterator<Item = &'p str> + Clone,
@@ -197,7 +177,7 @@ pub(crate) fn unless_excluded<'p, T>(
 /// the store knows to have tags.
 ///
 /// # Errors
-/// An error for which [`Error::plans_again`] is true; errors of the store; the error of `result`.
+/// An error for which [`Error::is_of_excluded`] is true; errors of the store; the error of `result`.
 pub(crate) fn unless_excluded_by_known_tags<'p, T>(
     ctx: &Context,
     paths: impl Iterator<Item = &'p str>,
@@ -206,7 +186,7 @@ pub(crate) fn unless_excluded_by_known_tags<'p, T>(
     // Reading may have failed because of the damage for which a snapshot is excluded, so exclusion comes
     // first.
     match (refuse_excluded_by_known_tags(ctx, paths), result) {
-        (Err(e), result) if result.is_ok() || e.plans_again() => Err(e),
+        (Err(e), result) if result.is_ok() || e.is_of_excluded() => Err(e),
         (_, result) => result,
     }
 }
@@ -223,21 +203,6 @@ fn refuse_excluded_by_known_tags<'p>(
     let tagged = paths.filter(|path| ctx.store.has_tags(path));
     let tagged: Vec<String> = tagged.map(str::to_owned).collect();
     refuse_excluded(ctx, &tagged)
-}
-
-/// Calls `work` again as long as it fails because a snapshot turned out to be excluded. Each new scan reads
-/// the tags of the snapshots that are known to have some by then.
-///
-/// # Errors
-/// The errors of `work`.
-pub fn without_excluded<T>(mut work: impl FnMut() -> Result<T>) -> Result<T> {
-    for _ in 1..ATTEMPTS {
-        match work() {
-            Err(e) if e.plans_again() => tracing::info!("planning again: {e}"),
-            result => return result,
-        }
-    }
-    work()
 }
 
 /// The message about snapshots whose tags were not read.

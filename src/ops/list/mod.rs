@@ -163,7 +163,7 @@ pub struct Problem {
     /// be read; only of `status`), `TimelineRecordUnreadable` (a record in `deltafold-timelines/` cannot be read; only
     /// of `status`), `TimelinesUnverified` (only contents tell whether the
     /// history forked: use --deep), `RevisionPastName` (a full holds later revisions than its name says;
-    /// harmless), `TagsNotRead` (the tags of more than 64 snapshots were not read: use --all-tags),
+    /// harmless), `TagsNotRead` (the tags of more than 10,000 snapshots were not read: use --all-tags),
     /// `TagsUnreadable` (the store does not permit to read tags, so excluded snapshots are not recognized),
     /// `TooManyTimelines` (more than 100 histories contradict each other: these snapshots are on no timeline), or the reason with which `compact` would fail, see exit-codes.md.
     #[schemars(extend("enum" = reasons_and(&PROBLEMS)))]
@@ -204,7 +204,7 @@ pub fn run(ctx: &Context, options: Options) -> Result<Report<Outcome>> {
     } else {
         Depth::Names
     };
-    let scan = scan_with_tags(ctx, depth, TagScope::newest_or(options.all_tags))?;
+    let scan = scan_with_tags(ctx, depth, TagScope::UpToMany.or_all(options.all_tags))?;
     let newest = scan.timelines.newest(&scan.catalog);
     let newest_first = newest.iter().copied().chain(&scan.timelines.all);
     let bases = Bases::new(scan.contents.known_bases());

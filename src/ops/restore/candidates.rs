@@ -178,7 +178,7 @@ pub(super) fn is_candidate_failure(e: &Error) -> bool {
         Reason::Terminated | Reason::Internal | Reason::NoSpace | Reason::Usage
     );
     // If the operation plans again, this candidate may be usable then.
-    is_its_own && !e.plans_again()
+    is_its_own && !e.is_of_excluded()
 }
 
 /// Returns the order in which candidates are tried: the highest revision first; among equals, the one
@@ -279,14 +279,14 @@ impl<'a> Candidates<'a> {
     pub(super) fn none_left(&self, write_failure: Option<Error>) -> Error {
         let not_opened = self.all.iter().filter_map(|c| c.opened.as_ref().err());
         // Damage explains more than a store that is missing.
-        let not_opened = not_opened.reduce(|a, b| if b.damaged().is_some() { b } else { a });
+        let not_opened = not_opened.reduce(|a, b| if b.set_aside().is_some() { b } else { a });
         let failure = write_failure.or_else(|| not_opened.map(Error::again));
         let is_known = |name: &str| {
             let mut contexts = self.all.iter().filter_map(|c| c.backup.context().ok());
             contexts.any(|ctx| ctx.damage.has(name))
         };
         if let Some(e) = &failure
-            && e.damaged().is_some_and(|name| !is_known(name))
+            && e.set_aside().is_some_and(|name| !is_known(name))
         {
             // The restore goes around this damage next.
             return e.again();

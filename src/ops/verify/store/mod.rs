@@ -22,9 +22,10 @@ use crate::mvcc::Revision;
 use crate::ops::list::{self, Problem, RecordedIdentity};
 use crate::ops::report::{Report, ReportBuilder};
 use crate::prefix::Context;
+use crate::prefix::damage::without_excluded;
 use crate::prefix::restorable::{Bases, Restorable};
 use crate::prefix::scan::{Depth, Scan, scan_with};
-use crate::prefix::tags::{TagScope, without_excluded};
+use crate::prefix::tags::TagScope;
 use crate::telemetry::metrics::VerificationFigures;
 use chrono::{DateTime, Utc};
 use clap::{Args, ValueEnum};
@@ -192,7 +193,7 @@ fn verify(ctx: &Context, options: &Options) -> Result<(Outcome, Option<Error>)> 
         Level::Names => Depth::Names,
         _ => Depth::Doubtful,
     };
-    let ask = TagScope::newest_or(options.all_tags);
+    let ask = TagScope::Newest.or_all(options.all_tags);
     let scan = scan_with(ctx, depth, ask, |db| read_every_page(db).map(drop))?;
     let mut verification = Verification {
         ctx,
