@@ -23,6 +23,7 @@ pub mod random;
 pub mod read_all;
 pub mod read_at;
 pub mod retry;
+pub mod shell;
 pub(crate) mod shorten;
 pub(crate) mod tee;
 pub mod temp;

@@ -8,8 +8,9 @@ use super::{BackupArgs, Ended, Output, print_report, size};
 use crate::base::time::utc;
 use crate::base::{Cancel, printable, shorten};
 use crate::error::Reason;
+use crate::ops::findings::Finding;
 use crate::ops::list::plain::{self, ListedFile};
-use crate::ops::list::{ListedSnapshot, ListedTimeline, Options, Outcome, Problem, run};
+use crate::ops::list::{ListedSnapshot, ListedTimeline, Options, Outcome, run};
 use crate::ops::report::Report;
 use crate::ops::restore::BackupLocation;
 use crate::prefix::restorable::Restorable;
@@ -125,7 +126,7 @@ fn to_text(o: &Report<Outcome>) -> String {
 }
 
 /// Adds the problems, each once.
-fn add_problems(problems: &[Problem], text: &mut Text) {
+fn add_problems(problems: &[Finding], text: &mut Text) {
     let mut shown = HashSet::new();
     for p in problems {
         if !shown.insert((p.reason, &p.message, &p.snapshots)) {
@@ -139,6 +140,9 @@ fn add_problems(problems: &[Problem], text: &mut Text) {
             .iter()
             .filter(|path| !p.message.contains(path.as_str()));
         text.items("    ", &unnamed.collect::<Vec<_>>());
+        if let (true, Some(remedy)) = (p.is_error(), &p.remedy) {
+            text.items("    ", &[format!("next: {remedy}")]);
+        }
     }
 }
 

@@ -7,6 +7,7 @@ use super::size;
 use super::terminal::{self, Style, marked, width_of};
 use crate::base::plural::{count, either};
 use crate::base::printable::{line, lines};
+use crate::base::shell;
 use crate::base::shorten::{self, IN_JSON};
 use crate::base::time::{self, Zone};
 use crate::mvcc::{KeyValue, Revision};
@@ -155,7 +156,7 @@ impl Text {
     pub(super) fn command(&mut self, words: &[String]) {
         let mut parts: Vec<String> = Vec::new();
         for word in words {
-            let quoted = line(&quoted(word)).into_owned();
+            let quoted = line(&shell::word(word)).into_owned();
             // A flag begins a part, and its value follows it there.
             match parts.last_mut() {
                 Some(part) if !word.starts_with("--") => part.extend([" ", &quoted]),
@@ -214,15 +215,6 @@ impl Row {
             style: Some(style),
             ..self
         }
-    }
-}
-
-/// A word of a command, quoted for a shell if it needs it.
-fn quoted(word: &str) -> Cow<'_, str> {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "_@%+=:,./-".contains(c);
-    match !word.is_empty() && word.chars().all(is_plain) {
-        true => Cow::Borrowed(word),
-        false => Cow::Owned(format!("'{}'", word.replace('\'', "'\\''"))),
     }
 }
 

@@ -15,6 +15,7 @@ use crate::base::time::utc;
 use crate::base::{Cancel, duration};
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::Revision;
+use crate::ops::findings::{Finding, Severity};
 use crate::ops::report::Report;
 use crate::ops::restore::BackupLocation;
 use crate::ops::verify::cluster::{Options, Outcome, run};
@@ -209,7 +210,7 @@ impl VerifyArgs {
         let errors = report
             .findings
             .iter()
-            .filter(|f| f.severity == store::Severity::Error);
+            .filter(|f| f.severity == Severity::Error);
         let errors = count(errors.count(), "error");
         let failure = print_report(output, report, to_text)?;
         // The report above the message has the errors already.
@@ -311,7 +312,7 @@ fn files_to_text(o: &Report<plain::Outcome>) -> String {
 }
 
 /// Adds the findings. Of each reason, only the first ones are listed.
-fn add_findings(findings: &[store::Finding], text: &mut Text) {
+fn add_findings(findings: &[Finding], text: &mut Text) {
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
     for finding in findings {
         let count = counts.entry(finding.reason).or_default();
@@ -320,8 +321,8 @@ fn add_findings(findings: &[store::Finding], text: &mut Text) {
             continue;
         }
         let severity = match finding.severity {
-            store::Severity::Error => "error",
-            store::Severity::Note => "note",
+            Severity::Error => "error",
+            Severity::Note => "note",
         };
         let (message, reason) = (&finding.message, finding.reason);
         text.field(severity, format_args!("{message} [{reason}]"));

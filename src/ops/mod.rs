@@ -7,6 +7,7 @@
 pub mod apply;
 pub mod compact;
 pub mod copy;
+pub mod findings;
 pub mod gc;
 pub mod list;
 pub mod live_follower;

@@ -204,10 +204,3 @@ fn refuse_excluded_by_known_tags<'p>(
     let tagged: Vec<String> = tagged.map(str::to_owned).collect();
     refuse_excluded(ctx, &tagged)
 }
-
-/// The message about snapshots whose tags were not read.
-pub(crate) fn tags_not_read_message(count: usize) -> String {
-    format!(
-        "the tags of {count} snapshots were not read, since each takes a request: a snapshot that a tag excludes may be shown as usable here (operations that read a snapshot read its tags); use --all-tags to read all tags"
-    )
-}

@@ -1,7 +1,6 @@
 //! Lists a prefix: its snapshots, the newest chain, the revisions that can be restored, and problems.
 //!
-//! Problems of snapshots are part of the result and no errors. Nothing is written. Called by `cli`; `verify`
-//! uses the same problems.
+//! Problems of snapshots are part of the result and no errors. Nothing is written.
 
 pub mod plain;
 
@@ -12,11 +11,12 @@ use crate::base::flag_values::yes_or_no;
 use crate::base::parallel::each;
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::Revision;
-use crate::ops::report::{Report, ReportBuilder, reasons_and};
+use crate::ops::findings::{self, Finding, gap_after};
+use crate::ops::report::{Report, ReportBuilder};
 use crate::prefix::Context;
 use crate::prefix::identity::{self, Identity};
 use crate::prefix::restorable::{Bases, Restorable};
-use crate::prefix::scan::{Depth, Scan, TAGS_UNREADABLE, scan_with_tags};
+use crate::prefix::scan::{Depth, Scan, scan_with_tags};
 use crate::prefix::tags::{self, TagScope};
 use chrono::{DateTime, Utc};
 use schemars::JsonSchema;
@@ -56,7 +56,7 @@ pub struct Outcome {
     /// The revisions that can be restored, by timeline.
     pub restorable: Vec<Restorable>,
     /// The problems and remarks.
-    pub problems: Vec<Problem>,
+    pub problems: Vec<Finding>,
 }
 
 /// A history of the cluster.
@@ -138,60 +138,6 @@ pub struct ListedSnapshot {
     pub locked_until: Option<DateTime<Utc>>,
 }
 
-/// The reasons of problems that are not errors of `compact`.
-const PROBLEMS: [&str; 11] = [
-    "ForeignObject",
-    "IdentityUnreadable",
-    "NoFullOfTimeline",
-    "OverlappingDeltas",
-    "RecordUnreadable",
-    "RevisionPastName",
-    "TagsNotRead",
-    "TagsUnreadable",
-    "TimelineRecordUnreadable",
-    "TimelinesUnverified",
-    "TooManyTimelines",
-];
-
-/// A problem or a remark.
-#[derive(Debug, Clone, JsonSchema, Serialize)]
-pub struct Problem {
-    /// A stable name: `ForeignObject` (objects whose names are not those of snapshots), `IdentityUnreadable`
-    /// (`deltafold-identity.json` cannot be read), `NoFullOfTimeline` (a record says that another history begins, and
-    /// no full of it was saved; only of `status`), `OverlappingDeltas` (two snapshotters write here; only of
-    /// `status`), `RecordUnreadable` (a record in `deltafold-verified/` cannot
-    /// be read; only of `status`), `TimelineRecordUnreadable` (a record in `deltafold-timelines/` cannot be read; only
-    /// of `status`), `TimelinesUnverified` (only contents tell whether the
-    /// history forked: use --deep), `RevisionPastName` (a full holds later revisions than its name says;
-    /// harmless), `TagsNotRead` (the tags of more than 10,000 snapshots were not read: use --all-tags),
-    /// `TagsUnreadable` (the store does not permit to read tags, so excluded snapshots are not recognized),
-    /// `TooManyTimelines` (more than 100 histories contradict each other: these snapshots are on no timeline), or the reason with which `compact` would fail, see exit-codes.md.
-    #[schemars(extend("enum" = reasons_and(&PROBLEMS)))]
-    pub reason: &'static str,
-    /// Human-readable text. It may change.
-    pub message: String,
-    /// The paths of the affected objects below the store's prefix. May be empty.
-    pub snapshots: Vec<String>,
-}
-
-impl Problem {
-    pub(super) fn new(
-        reason: &'static str,
-        message: impl Into<String>,
-        snapshots: Vec<String>,
-    ) -> Self {
-        Problem {
-            reason,
-            message: message.into(),
-            snapshots,
-        }
-    }
-
-    fn from_error(e: &Error) -> Self {
-        Self::new(e.reason().as_str(), e.to_string(), Vec::new())
-    }
-}
-
 /// Lists a prefix.
 ///
 /// # Errors
@@ -211,11 +157,11 @@ pub fn run(ctx: &Context, options: Options) -> Result<Report<Outcome>> {
     let bases = bases.read(ctx, &scan.catalog, newest_first)?;
     let mut problems = problems(ctx, &scan, options.deep)?;
     for (&i, e) in &bases.damaged {
-        problems.push(problem_of(&scan, i, e));
+        problems.push(of_snapshot(&scan, i, e));
     }
     let (identity, problem) = recorded_identity(ctx)?;
     problems.extend(problem);
-    problems.extend(newest.as_ref().err().map(Problem::from_error));
+    problems.extend(newest.as_ref().err().map(Finding::from));
     let newest = newest.ok();
     // If `compact` would fail, nothing is in its chain. The cause, no newest timeline or damage, is among the
     // problems already.
@@ -258,7 +204,10 @@ pub fn run(ctx: &Context, options: Options) -> Result<Report<Outcome>> {
             None => scan.catalog.latest_revision(),
         },
         restorable,
-        problems,
+        problems: problems
+            .into_iter()
+            .map(|p| p.with_remedy_in_store(ctx.store.url()))
+            .collect(),
     }))
 }
 
@@ -311,12 +260,12 @@ fn newest_chain(
     scan: &Scan,
     timeline: &Timeline,
     known: &KnownBases,
-) -> Result<HashSet<usize>, Problem> {
+) -> Result<HashSet<usize>, Finding> {
     let catalog = &scan.catalog;
     match chain::choose(catalog, timeline, None, known) {
         Ok(Choice::Chosen(c)) => Ok(c.snapshots().collect()),
-        Ok(Choice::ReadFirst(i)) => Err(problem_of(scan, i, &gap_after(scan, timeline, i, DEEP))),
-        Err(e) => Err(Problem::from_error(&e)),
+        Ok(Choice::ReadFirst(i)) => Err(of_snapshot(scan, i, &gap_after(scan, timeline, i, DEEP))),
+        Err(e) => Err(Finding::from(&e)),
     }
 }
 
@@ -348,108 +297,26 @@ fn path(scan: &Scan, i: usize) -> String {
 /// Returns the recorded identity of the prefix, or a problem if it cannot be read.
 pub(super) fn recorded_identity(
     ctx: &Context,
-) -> Result<(Option<RecordedIdentity>, Option<Problem>)> {
+) -> Result<(Option<RecordedIdentity>, Option<Finding>)> {
     match identity::read(&ctx.store) {
         Ok(identity) => Ok((identity.map(RecordedIdentity::from), None)),
         Err(e) if e.reason() == Reason::Configuration => {
-            let problem = Problem::new("IdentityUnreadable", e.to_string(), Vec::new());
+            let problem = Finding::note("IdentityUnreadable", e.to_string(), Vec::new());
             Ok((None, Some(problem)))
         }
         Err(e) => Err(e),
     }
 }
 
-/// Returns the problems that names and tags show. `deep_command` is the command or flag that reads contents;
-/// `None` if they were read.
-pub(super) fn listing_problems(
-    ctx: &Context,
-    scan: &Scan,
-    deep_command: Option<&str>,
-) -> Vec<Problem> {
-    let mut problems = Vec::new();
-    let foreign = &scan.catalog.foreign;
-    if !foreign.is_empty() {
-        let message = "the names of these objects are not those of snapshots: they are left alone";
-        problems.push(Problem::new("ForeignObject", message, foreign.clone()));
-    }
-    if let Some(message) = scan.timelines.warning() {
-        let left_out = scan.timelines.left_out.iter().map(|&i| path(scan, i));
-        problems.push(Problem::new(
-            "TooManyTimelines",
-            message,
-            left_out.collect(),
-        ));
-    }
-    if ctx.store.tags_refused() {
-        let problem = Problem::new("TagsUnreadable", TAGS_UNREADABLE, Vec::new());
-        problems.push(problem);
-    }
-    // The tags of snapshots whose contents were read are known.
-    let Some(deep_command) = deep_command else {
-        return problems;
-    };
-    if scan.tags_unread > 0 {
-        let message = tags::tags_not_read_message(scan.tags_unread);
-        problems.push(Problem::new("TagsNotRead", message, Vec::new()));
-    }
-    if !scan.doubtful.is_empty() {
-        let message = format!(
-            "revisions do not only grow in order of creation, because of two streams, a late compaction, or a forked history: use {deep_command} to find out"
-        );
-        let paths = scan.doubtful.iter().map(|&i| path(scan, i)).collect();
-        problems.push(Problem::new("TimelinesUnverified", message, paths));
-    }
-    problems
+/// Returns an error as the finding about a snapshot.
+fn of_snapshot(scan: &Scan, i: usize, e: &Error) -> Finding {
+    Finding::from(e).about(vec![path(scan, i)])
 }
 
-/// Returns the error for a gap after a full that only the content of the full may close. `deep_command` reads
-/// it.
-pub(super) fn gap_after(
-    scan: &Scan,
-    timeline: &Timeline,
-    full: usize,
-    deep_command: &str,
-) -> Error {
-    let s = &scan.catalog.snapshots[full];
-    let last = timeline.last(&scan.catalog, &scan.contents);
-    let last = last.unwrap_or(s.name.last);
-    let missing = chain::missing(&scan.catalog, timeline, s.name.last, last);
-    Reason::RevisionGap.error(format!(
-        "no snapshot has revisions {} in its name, but {} may hold more than its name says: use {deep_command} to find out",
-        chain::show_ranges(&missing),
-        s.path
-    ))
-}
-
-/// Returns a problem if a full holds later revisions than its name says.
-pub(super) fn past_name(full: &Snapshot, last: Option<Revision>) -> Option<Problem> {
-    let named = full.name.last;
-    let last = last.filter(|&r| r > named)?;
-    let message = format!(
-        "it holds revisions up to {last}, and its name says {named}: this is harmless, fulls of a running etcd may hold more"
-    );
-    let paths = vec![full.path.clone()];
-    Some(Problem::new("RevisionPastName", message, paths))
-}
-
-/// Returns an error as the problem of a snapshot.
-fn problem_of(scan: &Scan, i: usize, e: &Error) -> Problem {
-    Problem {
-        snapshots: vec![path(scan, i)],
-        ..Problem::from_error(e)
-    }
-}
-
-fn problems(ctx: &Context, scan: &Scan, deep: bool) -> Result<Vec<Problem>> {
+fn problems(ctx: &Context, scan: &Scan, deep: bool) -> Result<Vec<Finding>> {
     let catalog = &scan.catalog;
     let deep_command = (!deep).then_some(DEEP);
-    let mut problems = listing_problems(ctx, scan, deep_command);
-    for (&i, e) in &scan.contents.unreadable {
-        problems.push(problem_of(scan, i, e));
-    }
-    for (&i, survey) in &scan.contents.surveys {
-        problems.extend(past_name(&catalog.snapshots[i], Some(survey.last)));
-    }
+    let mut problems = findings::of_scan(ctx, scan, deep_command);
     // Only doubtful snapshots were compared so far. Compare each other snapshot with the next full, too: their
     // contents may belong to different histories.
     let mut since_full: Vec<usize> = Vec::new();
@@ -462,12 +329,11 @@ fn problems(ctx: &Context, scan: &Scan, deep: bool) -> Result<Vec<Problem>> {
         if is_full {
             for &before in since_full.iter().filter(|&&b| !scan.is_doubtful(b)) {
                 if let Some(r) = scan.contents.disagreement(before, i)? {
-                    let reason = Reason::HistoryMismatch.as_str();
                     let message = format!(
                         "they disagree from revision {r} on: the history forked there, and the later one is used"
                     );
                     let paths = vec![path(scan, before), path(scan, i)];
-                    problems.push(Problem::new(reason, message, paths));
+                    problems.push(Finding::error(Reason::HistoryMismatch, message).about(paths));
                 }
             }
             since_full.clear();

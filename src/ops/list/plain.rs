@@ -1,8 +1,8 @@
 //! The operation `list --snapshot`: lists plain snapshot files. Called by `cli`.
 
-use super::Problem;
 use crate::error::{Reason, Result};
 use crate::mvcc::Revision;
+use crate::ops::findings::Finding;
 use crate::ops::report::{Report, ReportBuilder};
 use crate::prefix::Context;
 use crate::prefix::plain_files::{PlainFile, PlainFiles, TimeSource, is_fault_of_file};
@@ -49,7 +49,7 @@ pub struct Outcome {
     /// The newest revision of all files; null if none can be read.
     pub latest_revision: Option<Revision>,
     /// The files that are ignored.
-    pub problems: Vec<Problem>,
+    pub problems: Vec<Finding>,
 }
 
 /// Lists the plain snapshot files at a path.
@@ -104,13 +104,13 @@ fn listed(ctx: &Context, file: &PlainFile) -> Result<ListedFile> {
 }
 
 /// Returns a remark for each reason for which files are ignored.
-pub(in crate::ops) fn problems(files: &PlainFiles) -> Vec<Problem> {
+pub(in crate::ops) fn problems(files: &PlainFiles) -> Vec<Finding> {
     let mut problems = Vec::new();
     for (why, names) in files.ignored() {
         let mut names = names.clone();
         names.sort();
         let message = format!("{why}: ignored");
-        problems.push(Problem::new("ForeignObject", message, names));
+        problems.push(Finding::note("ForeignObject", message, names));
     }
     problems
 }

@@ -6,6 +6,7 @@ use crate::base::duration::{self, parse_above_zero};
 use crate::base::time::utc;
 use crate::error::Reason;
 use crate::mvcc::Revision;
+use crate::ops::findings::Finding;
 use crate::ops::verify::record::{RecordLevel, RecordResult, VerificationRecord};
 use chrono::{DateTime, TimeDelta, Utc};
 use schemars::JsonSchema;
@@ -76,22 +77,6 @@ impl Status {
     }
 }
 
-/// Something that is wrong.
-#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize)]
-pub struct Finding {
-    /// The reason, see exit-codes.md.
-    pub reason: Reason,
-    /// Human-readable text: it may change.
-    pub message: String,
-}
-
-impl Finding {
-    pub(super) fn new(reason: Reason, message: impl Into<String>) -> Self {
-        let message = message.into();
-        Finding { reason, message }
-    }
-}
-
 /// Revisions that are missing in the newest chain by the names of its snapshots.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct PossibleGap {
@@ -150,7 +135,7 @@ pub(super) fn decide(facts: &Facts, options: &Options, now: DateTime<Utc>) -> Ve
     if let Some(gap) = &facts.possible_gap
         && !is_closed(gap, facts.records)
     {
-        findings.push(Finding::new(Reason::RevisionGap, gap.message.clone()));
+        findings.push(Finding::error(Reason::RevisionGap, gap.message.clone()));
     }
     if facts.empty.is_none() {
         findings.extend(staleness(facts, max_age, now));
@@ -161,15 +146,13 @@ pub(super) fn decide(facts: &Facts, options: &Options, now: DateTime<Utc>) -> Ve
     findings.extend(recent.map(|(_, finding)| finding.clone()));
     // Nothing there (66) is worse than damage (65), and damage worse than age (75). The sort keeps the order
     // of equals.
-    findings.sort_by_key(|f| match status_of(f.reason) {
+    findings.sort_by_key(|f| match status_of(f) {
         Status::Empty => 0,
         Status::Damaged => 1,
         Status::SetBack => 2,
         _ => 3,
     });
-    let status = findings
-        .first()
-        .map_or(Status::Healthy, |f| status_of(f.reason));
+    let status = findings.first().map_or(Status::Healthy, status_of);
     Verdict {
         status,
         findings,
@@ -177,12 +160,12 @@ pub(super) fn decide(facts: &Facts, options: &Options, now: DateTime<Utc>) -> Ve
     }
 }
 
-/// The verdict on a backup with a finding of this reason alone.
-fn status_of(reason: Reason) -> Status {
-    match reason.exit_code() {
-        66 => Status::Empty,
-        65 => Status::Damaged,
-        _ if reason == Reason::SetBack => Status::SetBack,
+/// The verdict on a backup with this finding alone.
+fn status_of(finding: &Finding) -> Status {
+    match finding.failure() {
+        Some(Reason::SetBack) => Status::SetBack,
+        Some(reason) if reason.exit_code() == 66 => Status::Empty,
+        Some(reason) if reason.exit_code() == 65 => Status::Damaged,
         _ => Status::Stale,
     }
 }
@@ -213,7 +196,7 @@ fn failure(record: &VerificationRecord) -> Finding {
     };
     let recorded = record.reason.as_deref().unwrap_or("no reason recorded");
     let time = utc(record.time);
-    Finding::new(
+    Finding::error(
         reason,
         format!(
             "{kind} of {time} failed ({recorded}), and no later one of that depth has succeeded"
@@ -234,11 +217,11 @@ fn is_closed(gap: &PossibleGap, records: &[VerificationRecord]) -> bool {
 fn staleness(facts: &Facts, max_age: Duration, now: DateTime<Utc>) -> Option<Finding> {
     let Some(newest) = facts.newest else {
         let message = "all snapshots are from the future, so their age is unknown: set the clocks of this machine and of the one that takes the snapshots";
-        return Some(Finding::new(Reason::Stale, message));
+        return Some(Finding::error(Reason::Stale, message));
     };
     let age = age(newest, now);
     (age > max_age).then(|| {
-        Finding::new(
+        Finding::error(
             Reason::Stale,
             format!(
                 "the newest snapshot is {} old, and --max-age is {}",
@@ -264,7 +247,7 @@ fn lack_of_verification(facts: &Facts, options: &Options, now: DateTime<Utc>) ->
         ),
         None => "no verification of the level checksums or deeper has succeeded".to_owned(),
     };
-    Some(Finding::new(
+    Some(Finding::error(
         Reason::NotVerified,
         format!(
             "{message}, and --verified-within is {}",
@@ -310,7 +293,11 @@ mod tests {
 
     fn reasons(facts: &Facts, options: &Options) -> (Status, Vec<Reason>) {
         let verdict = decide(facts, options, now());
-        let reasons = verdict.findings.iter().map(|f| f.reason).collect();
+        let reasons = verdict
+            .findings
+            .iter()
+            .filter_map(Finding::failure)
+            .collect();
         (verdict.status, reasons)
     }
 
@@ -370,11 +357,11 @@ mod tests {
         let age = [Reason::Stale, Reason::NotVerified];
         let expected = [&[Reason::DrillFailed][..], &age].concat();
         assert_eq!(reasons(&facts, &options), (Status::Damaged, expected));
-        facts.damage = vec![Finding::new(Reason::RevisionGap, "gap")];
+        facts.damage = vec![Finding::error(Reason::RevisionGap, "gap")];
         let expected = [&[Reason::RevisionGap, Reason::DrillFailed][..], &age].concat();
         assert_eq!(reasons(&facts, &options), (Status::Damaged, expected));
         // The age of nothing is of no interest.
-        facts.empty = Some(Finding::new(Reason::NoSnapshots, "nothing"));
+        facts.empty = Some(Finding::error(Reason::NoSnapshots, "nothing"));
         let expected = vec![
             Reason::NoSnapshots,
             Reason::RevisionGap,
@@ -437,7 +424,7 @@ mod tests {
                 ..record(RecordLevel::Fold, 5).failed(Reason::CorruptSnapshot)
             };
             let verdict = decide(&fresh(&[forged]), &Options::default(), now());
-            assert_eq!(verdict.findings[0].reason, Reason::CorruptSnapshot);
+            assert_eq!(verdict.findings[0].reason, "CorruptSnapshot");
             assert!(verdict.findings[0].message.contains(reason));
         }
     }

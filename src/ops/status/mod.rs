@@ -6,16 +6,18 @@
 
 mod decide;
 
-pub use decide::{Finding, Options, Status};
+pub use decide::{Options, Status};
 
 use crate::backup::catalog::Wall;
 use crate::backup::chain::{self, Choice};
-use crate::backup::timeline::{NamesOnly, Timeline, overlaps};
+use crate::backup::timeline::{NamesOnly, Timeline};
 use crate::backup::{Catalog, Snapshot};
+use crate::base::shell;
 use crate::base::time::utc;
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::Revision;
-use crate::ops::list::{self, Problem, RecordedIdentity};
+use crate::ops::findings::{self, Finding};
+use crate::ops::list::{self, RecordedIdentity};
 use crate::ops::live_follower::LiveFollower;
 use crate::ops::report::{Report, ReportBuilder};
 use crate::ops::verify::record::{self, RecordLevel, RecordResult, VerificationRecord};
@@ -26,7 +28,7 @@ use crate::prefix::scan::{Depth, Scan, scan_with_tags};
 use crate::prefix::tags::TagScope;
 use crate::prefix::timeline_records::{self, Leaves};
 use chrono::{DateTime, TimeDelta, Utc};
-use decide::{Facts, PossibleGap, Verdict, age, decide, is_future};
+use decide::{Facts, PossibleGap, age, decide, is_future};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::path::Path;
@@ -81,7 +83,7 @@ pub struct Outcome {
     /// The bytes of the snapshots of the last 7 days that are still there, per day. null if there are none.
     pub bytes_per_day: Option<u64>,
     /// Remarks.
-    pub problems: Vec<Problem>,
+    pub problems: Vec<Finding>,
     /// A command to run next; null if there is nothing to do.
     pub next: Option<String>,
 }
@@ -209,7 +211,7 @@ struct Collected {
     has_records: bool,
     size: Size,
     bytes_per_day: Option<u64>,
-    problems: Vec<Problem>,
+    problems: Vec<Finding>,
     empty: Option<Finding>,
     damage: Vec<Finding>,
     possible_gap: Option<PossibleGap>,
@@ -217,13 +219,9 @@ struct Collected {
     has_deltas: bool,
 }
 
-fn finding(e: &Error) -> Finding {
-    Finding::new(e.reason(), e.to_string())
-}
-
 impl Collected {
     fn set_empty(&mut self, e: &Error) {
-        self.empty = Some(finding(e));
+        self.empty = Some(Finding::from(e));
     }
 
     /// Reads whose backup it is, and the records.
@@ -236,7 +234,7 @@ impl Collected {
                 Ok(record) => self.records.extend(record),
                 Err(message) => {
                     let path = vec![level.path()];
-                    let problem = Problem::new("RecordUnreadable", message, path);
+                    let problem = Finding::note("RecordUnreadable", message, path);
                     self.problems.push(problem);
                 }
             }
@@ -249,18 +247,10 @@ impl Collected {
         self.size = size_of(catalog);
         let written = |s: &Snapshot| (s.name.created_at(), s.bytes);
         self.bytes_per_day = bytes_per_day(catalog.snapshots.iter().map(written), now);
-        for mut problem in list::listing_problems(ctx, scan, Some(list::DEEP)) {
-            if problem.reason == "TagsNotRead" {
-                problem.message = format!(
-                    "the tags of {} snapshots were not read, since each takes a request: `deltafold list --all-tags` shows all excluded ones",
-                    scan.tags_unread
-                );
-            }
-            self.problems.push(problem);
-        }
-        if let Err(e) = scan.refuse_untrusted(ctx) {
-            self.damage.push(finding(&e));
-        }
+        let found = findings::of_scan(ctx, scan, Some(list::DEEP)).into_iter();
+        let (damage, problems): (Vec<_>, Vec<_>) = found.partition(Finding::is_error);
+        self.damage.extend(damage);
+        self.problems.extend(problems);
         self.add_walls(ctx, scan)?;
         let members: Vec<usize> = match scan.timelines.newest(catalog) {
             Ok(timeline) => {
@@ -274,11 +264,11 @@ impl Collected {
                     catalog.snapshots.len(),
                     ctx.store.url()
                 );
-                self.empty = Some(Finding::new(Reason::NoSnapshots, message));
+                self.empty = Some(Finding::error(Reason::NoSnapshots, message));
                 return Ok(());
             }
             Err(e) => {
-                self.damage.push(finding(&e));
+                self.damage.push(Finding::from(&e));
                 self.latest_revision = catalog.latest_revision();
                 catalog.usable().collect()
             }
@@ -302,12 +292,6 @@ impl Collected {
     fn add_walls(&mut self, ctx: &Context, scan: &Scan) -> Result<()> {
         let catalog = &scan.catalog;
         let timelines = &scan.timelines;
-        for wall in timelines.without_full(catalog) {
-            let message = "another history begins here, and no full snapshot of it was saved: what follows is not used; the next snapshot is a full, and `--timeline` of the history before reads across this record";
-            let path = vec![wall.path.clone()];
-            self.problems
-                .push(Problem::new("NoFullOfTimeline", message, path));
-        }
         let mut walls: Vec<&Wall> = timelines
             .all
             .iter()
@@ -332,7 +316,7 @@ impl Collected {
                     let message = format!("a record of a timeline cannot be read: {why}");
                     let path = vec![wall.path.clone()];
                     self.problems
-                        .push(Problem::new("TimelineRecordUnreadable", message, path));
+                        .push(Finding::note("TimelineRecordUnreadable", message, path));
                     None
                 }
             };
@@ -348,11 +332,11 @@ impl Collected {
                 "the cluster was set back before {}: timeline {} ends at revision {last}, and was {left}. If nobody did that on purpose, this restores its end: deltafold restore --store {} --timeline {} --revision {last} --data-dir DIR",
                 utc(began),
                 old.id,
-                shell_word(ctx.store.url()),
+                shell::word(ctx.store.url()),
                 old.id,
             );
             self.set_backs
-                .push((began, Finding::new(Reason::SetBack, message)));
+                .push((began, Finding::error(Reason::SetBack, message)));
         }
         Ok(())
     }
@@ -361,15 +345,19 @@ impl Collected {
     fn add_timeline(&mut self, ctx: &Context, scan: &Scan, timeline: &Timeline) -> Result<()> {
         let catalog = &scan.catalog;
         let bases = Bases::new(scan.contents.known_bases()).read(ctx, catalog, [timeline])?;
-        self.damage.extend(bases.damaged.values().map(finding));
+        self.damage
+            .extend(bases.damaged.values().map(Finding::from));
         self.timeline = Some(timeline.id.clone());
         self.latest_revision = timeline.last(catalog, &NamesOnly);
-        self.problems.extend(overlap(catalog, timeline));
+        let newest_first = timeline.members.iter().rev().map(|m| m.snapshot);
+        let deltas = newest_first.take_while(|&i| !catalog.snapshots[i].name.is_full());
+        let overlapping = findings::overlapping(catalog, timeline, deltas);
+        self.problems.extend(overlapping);
         self.restorable = bases.restorable(catalog, &scan.contents, timeline);
         match chain::choose(catalog, timeline, None, &bases.known) {
             Ok(Choice::Chosen(_)) => {}
             Ok(Choice::ReadFirst(full)) => {
-                let e = list::gap_after(scan, timeline, full, VERIFY);
+                let e = findings::gap_after(scan, timeline, full, VERIFY);
                 let from = catalog.snapshots[full].name.last;
                 let last = self.latest_revision.unwrap_or(from);
                 let missing = chain::missing(catalog, timeline, from, last);
@@ -379,7 +367,7 @@ impl Collected {
                 });
             }
             Err(e) if e.reason() == Reason::NoSnapshots => self.set_empty(&e),
-            Err(e) => self.damage.push(finding(&e)),
+            Err(e) => self.damage.push(Finding::from(&e)),
         }
         Ok(())
     }
@@ -411,7 +399,7 @@ impl Collected {
                 Some(plain.base.revision)
             }
             Err(e) if is_fault_of_file(&e) && e.reason().is_bad_data() => {
-                self.damage.push(finding(&e));
+                self.damage.push(Finding::from(&e));
                 None
             }
             Err(e) => return Err(e),
@@ -459,19 +447,38 @@ impl Collected {
             verifications.push(verification(r, latest, now));
         }
         verifications.sort_by_key(|v| std::cmp::Reverse(v.time));
-        let next = match self.has_records {
-            true => next_in_store(&verdict, &self.records, location),
-            false => next_of_files(&verdict, location),
+        let with_remedy = |finding: Finding| match self.has_records {
+            true => finding.with_remedy_in_store(location),
+            false => finding.with_remedy_of_files(location),
         };
-        let failure = verdict.findings.first();
-        let failure = failure.map(|f| f.reason.error(f.message.as_str()));
+        let findings: Vec<Finding> = verdict.findings.into_iter().map(with_remedy).collect();
+        let problems = self.problems.into_iter().map(with_remedy).collect();
+        // A backup that was never read should be.
+        let place = shell::word(location);
+        let read = match self.has_records {
+            true if self
+                .records
+                .iter()
+                .any(|r| r.level >= RecordLevel::Checksums) =>
+            {
+                None
+            }
+            true => Some(format!("deltafold verify --level fold --store {place}")),
+            false => Some(format!("deltafold verify --snapshot {place}")),
+        };
+        let next = match findings.first() {
+            Some(worst) => worst.remedy.clone(),
+            None => read,
+        };
+        let failure = findings.first();
+        let failure = failure.and_then(|f| Some(f.failure()?.error(f.message.as_str())));
         let outcome = Outcome {
             status: verdict.status,
             code: failure.as_ref().map_or(0, |e| e.reason().exit_code()),
             reason: failure.as_ref().map(Error::reason),
             message: failure.as_ref().map(Error::to_string),
             location: location.to_owned(),
-            findings: verdict.findings,
+            findings,
             identity: self.identity,
             timeline: self.timeline,
             newest: self.newest,
@@ -483,25 +490,11 @@ impl Collected {
             verifications,
             size: self.size,
             bytes_per_day: self.bytes_per_day,
-            problems: self.problems,
+            problems,
             next,
         };
         clock.report_with(outcome, failure)
     }
-}
-
-/// Returns the last two deltas after the newest full that hold the same revisions.
-fn overlap(catalog: &Catalog, timeline: &Timeline) -> Option<Problem> {
-    let newest_first = timeline.members.iter().rev().map(|m| m.snapshot);
-    let deltas = newest_first.take_while(|&i| !catalog.snapshots[i].name.is_full());
-    let (one, other) = overlaps(catalog, deltas).pop()?;
-    let (one, other) = (&catalog.snapshots[one], &catalog.snapshots[other]);
-    let message = format!(
-        "two snapshotters write here, or have written since the newest full: one saved revisions {} to {}, the other {} to {}; stop one of them",
-        one.name.start, one.name.last, other.name.start, other.name.last
-    );
-    let paths = vec![one.path.clone(), other.path.clone()];
-    Some(Problem::new("OverlappingDeltas", message, paths))
 }
 
 fn size_of(catalog: &Catalog) -> Size {
@@ -560,42 +553,6 @@ fn verification(
     }
 }
 
-/// Returns the command that helps with the worst finding. Without one, a backup that was never read should be.
-fn next_in_store(verdict: &Verdict, records: &[VerificationRecord], url: &str) -> Option<String> {
-    let store = format!("--store {}", shell_word(url));
-    let full = format!("deltafold snapshot full {store} --endpoints URL");
-    let worst = verdict.findings.first().map(|f| f.reason);
-    Some(match (verdict.status, worst) {
-        (Status::Empty, _) | (_, Some(Reason::Stale)) => full,
-        (_, Some(Reason::InterleavedTimelines)) => format!("deltafold list --deep {store}"),
-        (Status::Damaged, _) => format!("deltafold verify --all-chains {store}"),
-        (Status::SetBack, _) => format!("deltafold list {store}"),
-        (Status::Stale, _) => format!("deltafold verify --level fold {store}"),
-        (Status::Healthy, _) if records.iter().all(|r| r.level < RecordLevel::Checksums) => {
-            format!("deltafold verify --level fold {store}")
-        }
-        (Status::Healthy, _) => return None,
-    })
-}
-
-fn next_of_files(verdict: &Verdict, path: &str) -> Option<String> {
-    let path = shell_word(path);
-    match verdict.status {
-        Status::Empty | Status::Stale => Some("etcdctl snapshot save FILE".to_owned()),
-        Status::Damaged => Some(format!("deltafold verify --all-chains --snapshot {path}")),
-        Status::Healthy | Status::SetBack => Some(format!("deltafold verify --snapshot {path}")),
-    }
-}
-
-/// Returns a text as one word of a shell command.
-fn shell_word(text: &str) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "/:._-@%+=,".contains(c);
-    match !text.is_empty() && text.chars().all(is_plain) {
-        true => text.to_owned(),
-        false => format!("'{}'", text.replace('\'', "'\\''")),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -613,13 +570,5 @@ mod tests {
         assert_eq!(per_day(&[(10 * 24, 9_999), (24, 700)]), Some(100));
         assert_eq!(per_day(&[(10 * 24, 9_999)]), None);
         assert_eq!(per_day(&[(1, 100), (-1, 9_999)]), Some(100));
-    }
-
-    #[test]
-    fn a_word_of_the_shell_is_quoted_if_needed() {
-        assert_eq!(shell_word("s3://b/p-1_x"), "s3://b/p-1_x");
-        assert_eq!(shell_word("/my backups"), "'/my backups'");
-        assert_eq!(shell_word("a'b$(x)"), "'a'\\''b$(x)'");
-        assert_eq!(shell_word(""), "''");
     }
 }

@@ -3,12 +3,12 @@
 //! Nothing is compared with a live etcd, and no record is written. Called by `cli::verify`.
 
 use super::store::findings::{self, Findings};
-use super::store::{Finding, Level, Status};
+use super::store::{Level, Status};
 use crate::error::{Error, Reason, Result};
 use crate::fold::rebuild::read_every_page;
 use crate::mvcc::{Fold, FoldOptions, KeyRange, Revision};
+use crate::ops::findings::Finding;
 use crate::ops::list;
-use crate::ops::list::Problem;
 use crate::ops::report::{Report, ReportBuilder};
 use crate::prefix::Context;
 use crate::prefix::open::PlainSnapshot;
@@ -88,7 +88,7 @@ pub fn run(ctx: &Context, path: &Path, options: Options) -> Result<Report<Outcom
     let found = PlainFiles::find(path, ctx.store.cancel())?;
     let mut findings = Findings::default();
     for problem in list::plain::problems(&found) {
-        findings.note(None, problem);
+        findings.add(problem);
     }
     let first = match options.all {
         true => 0,
@@ -117,11 +117,11 @@ pub fn run(ctx: &Context, path: &Path, options: Options) -> Result<Report<Outcom
             // Whoever takes the snapshots may delete old ones meanwhile.
             Err(e) if e.reason() == Reason::NoSnapshots && found.files.len() > 1 => {
                 let names = vec![file.name.clone()];
-                findings.note(None, Problem::new("ForeignObject", e.to_string(), names));
+                findings.add(Finding::note("ForeignObject", e.to_string(), names));
                 continue;
             }
             Err(e) if is_fault_of_file(&e) && (e.reason().is_bad_data() || options.all) => {
-                findings.error(&e, None, vec![file.name.clone()]);
+                findings.add(Finding::from(&e).about(vec![file.name.clone()]));
             }
             Err(e) => return Err(e),
         }

@@ -21,6 +21,7 @@ use super::folder::{FileMode, Folder};
 use super::listing;
 use super::requests::{Connector, DEFAULT_REQUESTS, MAX_REQUESTS, Requests};
 use super::retrying_client::RetryingClient;
+use crate::base::shell;
 use crate::base::tls;
 use crate::error::{Error, Reason, Result};
 use object_store::client::{HttpClient, HttpConnector};
@@ -462,11 +463,7 @@ fn has_parent(dir: &FilePath) -> bool {
 /// Returns the error for a folder that cannot be created because its parent does not exist.
 fn lacks_parent(url: &str, flag: &str, dir: &FilePath) -> Error {
     let parent = dir.parent().unwrap_or(dir).display().to_string();
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-".contains(c);
-    let quoted = match parent.chars().all(is_plain) {
-        true => parent.clone(),
-        false => format!("'{}'", parent.replace('\'', "'\\''")),
-    };
+    let quoted = shell::word(&parent);
     Reason::Configuration.error(format!(
         "cannot create {flag} {url}: the folder {parent} does not exist; if a file system belongs there, mount it, otherwise create it with `mkdir -p {quoted}`"
     ))

@@ -7,7 +7,7 @@ use crate::backup::chain::{self, Chain, ChainSpan, Choice};
 use crate::backup::timeline::Timeline;
 use crate::error::{Reason, Result};
 use crate::mvcc::{Base, HashKv, KeepHistory, Revision};
-use crate::ops::list;
+use crate::ops::findings::gap_after;
 use crate::prefix::open::State;
 use crate::telemetry::progress::Step;
 use schemars::JsonSchema;
@@ -62,7 +62,7 @@ impl Verification<'_> {
                     }
                 }
                 Ok(Choice::ReadFirst(i)) => {
-                    let e = list::gap_after(self.scan, timeline, i, CHECKSUMS);
+                    let e = gap_after(self.scan, timeline, i, CHECKSUMS);
                     self.error(&e, Some(timeline), &[i]);
                     return Ok(());
                 }

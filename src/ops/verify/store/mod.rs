@@ -9,17 +9,17 @@ mod contents;
 pub(super) mod findings;
 
 pub use chains::ChainOutcome;
-pub use findings::{Finding, Severity};
 
 use super::drill;
 use super::record::{self, RecordLevel, VerificationRecord};
 use crate::backup::catalog::Snapshot;
 use crate::backup::chain::KnownBases;
-use crate::backup::timeline::{Timeline, overlaps};
+use crate::backup::timeline::Timeline;
 use crate::error::{Error, Reason, Result};
 use crate::fold::rebuild::read_every_page;
 use crate::mvcc::Revision;
-use crate::ops::list::{self, Problem, RecordedIdentity};
+use crate::ops::findings::{Finding, of_scan, overlapping, past_name};
+use crate::ops::list::{self, RecordedIdentity};
 use crate::ops::report::{Report, ReportBuilder};
 use crate::prefix::Context;
 use crate::prefix::damage::without_excluded;
@@ -187,7 +187,7 @@ fn verify(ctx: &Context, options: &Options) -> Result<(Outcome, Option<Error>)> 
     let mut findings = Findings::default();
     let (identity, problem) = list::recorded_identity(ctx)?;
     if let Some(problem) = problem {
-        findings.note(None, problem);
+        findings.add(problem);
     }
     let depth = match options.level {
         Level::Names => Depth::Names,
@@ -229,6 +229,12 @@ fn verify(ctx: &Context, options: &Options) -> Result<(Outcome, Option<Error>)> 
     let restorable = verification.restorable()?;
     let newest = newest.and_then(|t| verification.newest_state(t, &restorable));
     let (findings, failure) = verification.findings.into_result();
+    let with_remedy = |finding: Finding| match options.all_chains {
+        // The command for more has just run.
+        true => finding,
+        false => finding.with_remedy_in_store(ctx.store.url()),
+    };
+    let findings = findings.into_iter().map(with_remedy).collect();
     let outcome = Outcome {
         status: match failure {
             None => Status::Verified,
@@ -293,14 +299,14 @@ impl<'a> Verification<'a> {
         reason: &'static str,
         message: impl Into<String>,
     ) {
-        let problem = Problem::new(reason, message, self.paths(snapshots));
-        self.findings.note(timeline, problem);
+        let finding = Finding::note(reason, message, self.paths(snapshots));
+        self.findings.add(finding.on(timeline));
     }
 
     /// Adds an error about these snapshots.
     fn error(&mut self, e: &Error, timeline: Option<&Timeline>, snapshots: &[usize]) {
-        let paths = self.paths(snapshots);
-        self.findings.error(e, timeline, paths);
+        let finding = Finding::from(e).about(self.paths(snapshots));
+        self.findings.add(finding.on(timeline));
     }
 
     /// Returns the timeline without its unusable snapshots.
@@ -312,8 +318,8 @@ impl<'a> Verification<'a> {
     fn report_scan(&mut self) {
         let scan = self.scan;
         let advice = (self.options.level == Level::Names).then_some(CHECKSUMS);
-        for problem in list::listing_problems(self.ctx, scan, advice) {
-            self.findings.note(None, problem);
+        for finding in of_scan(self.ctx, scan, advice) {
+            self.findings.add(finding);
         }
         let snapshots = &scan.catalog.snapshots;
         let excluded: Vec<usize> = (0..snapshots.len())
@@ -328,22 +334,14 @@ impl<'a> Verification<'a> {
             let message = "not encrypted, though keys are given: not used";
             self.note(None, &untrusted.left_out, "Untrusted", message);
         }
-        if let Err(e) = scan.refuse_untrusted(self.ctx) {
-            self.error(&e, None, &untrusted.refused);
-        }
-        for (&i, e) in &scan.contents.unreadable {
-            self.error(e, None, &[i]);
-        }
         self.report_forks();
         for timeline in &scan.timelines.all {
-            let overlapping = self.overlapping_deltas(timeline);
-            if !overlapping.is_empty() {
-                let message = "these deltas repeat revisions of other deltas: two streams write here, or have written here";
-                self.note(Some(timeline), &overlapping, "OverlappingDeltas", message);
+            let members = timeline.members.iter();
+            let whole = members.filter(|m| self.snapshot(m.snapshot).name.last <= m.until);
+            let which = whole.map(|m| m.snapshot);
+            if let Some(finding) = overlapping(&scan.catalog, timeline, which) {
+                self.findings.add(finding);
             }
-        }
-        for i in scan.contents.surveys.keys() {
-            self.note_past_name(*i);
         }
     }
 
@@ -366,19 +364,11 @@ impl<'a> Verification<'a> {
         self.note(None, &[], "ForkedHistory", message);
     }
 
-    /// Returns the deltas that repeat revisions of others.
-    fn overlapping_deltas(&self, timeline: &Timeline) -> Vec<usize> {
-        let members = timeline.members.iter();
-        let whole = members.filter(|m| self.snapshot(m.snapshot).name.last <= m.until);
-        let overlaps = overlaps(&self.scan.catalog, whole.map(|m| m.snapshot));
-        overlaps.into_iter().map(|(_, delta)| delta).collect()
-    }
-
     /// Notes a full that holds more than its name says.
     fn note_past_name(&mut self, i: usize) {
         let holds = self.known_bases.get(&i).map(|base| base.revision);
-        if let Some(problem) = list::past_name(self.snapshot(i), holds) {
-            self.findings.note(None, problem);
+        if let Some(finding) = past_name(self.snapshot(i), holds) {
+            self.findings.add(finding);
         }
     }
 
