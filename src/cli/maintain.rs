@@ -15,10 +15,9 @@ use crate::ops::report::Report;
 use crate::telemetry::metrics::Metrics;
 use clap::Args;
 
-/// Compact the history of a live etcd, defragment its members, and disarm NOSPACE alarms
+/// Defragment the members of a live etcd, and disarm NOSPACE alarms
 ///
-/// First, maintain compacts the history; with --store, only up to the newest revision that the store has saved.
-/// Then it defragments the members that waste too much space, one at a time and the leader last. It begins with
+/// maintain defragments the members that waste too much space, one at a time and the leader last. It begins with
 /// the next member only when all others are healthy and up to date. With a NOSPACE alarm, it defragments
 /// members even if they waste little, and disarms the alarm once there is space again. Two runs never overlap.
 #[derive(Debug, Args)]
@@ -27,14 +26,13 @@ Examples:
   Show which members would be defragmented because they waste half of their database:
       deltafold maintain --endpoints https://10.0.0.1:2379 --cacert ca.crt --cert client.crt \\
           --key client.key --defrag 0.5 --dry-run
-  Keep an hour of history, and compact nothing that is not saved in the store:
+  Defragment all members, unless maintain is running on another machine with the same store:
       deltafold maintain --endpoints http://127.0.0.1:2379 --store s3://backups/etcd-main \\
-          --compact-keep 1h --defrag 0.3
-  Keep the last 10000 revisions, and defragment all members:
-      deltafold maintain --endpoints http://127.0.0.1:2379 --compact-keep 10000 --defrag always
+          --defrag always
 
-Kubernetes API servers compact etcd themselves every 5 minutes: use --defrag only. A member does not serve \
-requests while it is defragmented, about 10 s per GiB.
+Compaction frees the space that a defragmentation releases. maintain does not compact: etcd does, with its \
+--auto-compaction-mode and --auto-compaction-retention. Kubernetes API servers compact their etcd every 5 minutes. \
+A member does not serve requests while it is defragmented, about 10 s per GiB.
 
 Exit codes: 0 on success, 75 if a member is not healthy or another maintain is running. docs/exit-codes.md \
 lists all others.")]
@@ -52,7 +50,8 @@ pub(super) struct MaintainArgs {
     dry_run: bool,
     #[command(flatten)]
     live: EndpointArgs,
-    /// Compact only history that is saved in this store (URL of the folder that holds v2/)
+    /// Keep the lock in this store (URL of the folder that holds v2/), so that runs on several machines never
+    /// overlap
     #[arg(long, value_name = "URL", help_heading = "Store")]
     store: Option<String>,
     #[command(flatten)]
@@ -118,15 +117,6 @@ fn to_text(o: &Report<Outcome>) -> String {
         Status::Succeeded => format!("maintained the cluster in {}", duration::human(o.seconds)),
         Status::Failed => "maintenance is not complete".to_owned(),
     });
-    if let Some(c) = &o.compact {
-        let reason = &c.reason;
-        let history = match c.revision {
-            Some(r) if c.done || o.dry_run => format!("{would}compacted at revision {r}: {reason}"),
-            Some(r) => format!("not compacted at revision {r}"),
-            None => format!("not compacted: {reason}"),
-        };
-        text.field("history", history);
-    }
     for m in &o.members {
         text.field("member", member(m, would, o.dry_run));
     }

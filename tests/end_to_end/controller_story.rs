@@ -66,7 +66,7 @@ fn policy(etcd: &Etcd, store: &Path) -> Value {
             "compaction": {"eventsThreshold": 100},
             "retention": {"policy": "Limit", "limit": 7, "schedule": NEVER},
             "verify": {"schedule": NEVER, "level": "fold", "againstCluster": true},
-            "maintenance": {"schedule": NEVER, "compactKeep": "10", "defrag": "always"},
+            "maintenance": {"schedule": NEVER, "defrag": "always"},
         },
     })
 }
@@ -210,7 +210,7 @@ async fn a_policy_backs_up_compacts_and_restores() {
         ),
         (
             "tidy",
-            json!({"type": "Maintenance", "config": {"maintenance": {"compactKeep": "5", "defrag": "always"}}}),
+            json!({"type": "Maintenance", "config": {"maintenance": {"defrag": "always"}}}),
         ),
         (
             "copy",

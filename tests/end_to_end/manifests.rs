@@ -357,7 +357,7 @@ async fn wrong_objects_are_refused_in_our_words() {
         ),
         (
             json!({"store": s3, "etcd": live, "maintenance": {"schedule": "@daily"}}),
-            "give compactKeep, defrag, or both",
+            "maintenance.defrag: Required value",
         ),
         (
             json!({"store": s3, "verify": {"schedule": "@daily", "againstCluster": true}}),
@@ -481,7 +481,7 @@ async fn wrong_objects_are_refused_in_our_words() {
         ),
         (
             of("Maintenance", json!({"maintenance": {}})),
-            "give compactKeep, defrag, or both",
+            "maintenance.defrag: Required value",
         ),
         (
             of(

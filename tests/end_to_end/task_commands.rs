@@ -189,9 +189,9 @@ async fn tasks_of_each_type_are_created_as_asked_for() {
             json!({"verify": {"level": "fold", "againstCluster": true}}),
         ),
         (
-            &["maintenance", "--compact-keep", "1h", "--defrag", "0.3"],
+            &["maintenance", "--defrag", "0.3"],
             "Maintenance",
-            json!({"maintenance": {"compactKeep": "1h", "defrag": "0.3"}}),
+            json!({"maintenance": {"defrag": "0.3"}}),
         ),
     ];
     for (args, type_, config) in table {

@@ -108,12 +108,12 @@ fn outputs_are_as_recorded() {
         ("status", "status --store store", &verified),
         (
             "maintain",
-            "maintain --compact-keep 1 --defrag always --endpoints ENDPOINT",
+            "maintain --defrag always --endpoints ENDPOINT",
             &with_delta,
         ),
         (
             "maintain-dry-run",
-            "maintain --compact-keep 1 --defrag always --dry-run --endpoints ENDPOINT",
+            "maintain --defrag always --dry-run --endpoints ENDPOINT",
             &with_delta,
         ),
         ("maintain-nothing", "maintain --endpoints ENDPOINT", &etcd),

@@ -316,7 +316,7 @@ fn what_was_compacted_before_it_was_saved_is_a_reported_hole() {
     }
 }
 
-/// A compaction at exactly the last saved revision, as by `maintain`, removes nothing that is needed.
+/// A compaction at exactly the last saved revision removes nothing that is needed.
 #[test]
 fn a_compaction_at_the_last_saved_revision_is_no_reason() {
     for version in EtcdVersion::ALL {

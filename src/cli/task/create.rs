@@ -170,7 +170,7 @@ struct VerifyArgs {
     common: CommonArgs,
 }
 
-/// Compact or defragment the live etcd, or both
+/// Defragment the live etcd
 #[derive(Debug, Args)]
 struct MaintenanceArgs {
     #[command(flatten)]

@@ -84,7 +84,7 @@ pub struct EtcdBackupPolicySpec {
     /// Schedule of verifications of the backup
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verify: Option<VerifySpec>,
-    /// Schedule of compactions and defragmentations of the live etcd
+    /// Schedule of defragmentations of the live etcd
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub maintenance: Option<MaintenanceSpec>,
     /// Settings of the Jobs and their Pods
@@ -259,7 +259,6 @@ pub struct DrillSpec {
 /// The maintenance of the live etcd.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
-#[x_kube(validation = Rule::new("has(self.compactKeep) || has(self.defrag)").message("give compactKeep, defrag, or both"))]
 pub struct MaintenanceSpec {
     /// Cron schedule
     #[schemars(length(min = 1, max = 128))]
@@ -363,7 +362,7 @@ pub struct EtcdBackupPolicyStatus {
     /// Last restore by a task that has ended
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_restoration: Option<LastRun>,
-    /// Last maintenance (compaction or defragmentation of the live etcd) that has ended
+    /// Last maintenance (defragmentation of the live etcd) that has ended
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_defragmentation: Option<LastRun>,
     /// Names of the Jobs that have not ended

@@ -259,9 +259,7 @@ pub struct VerifyConfig {
 }
 
 /// Maintenance of the live etcd.
-#[derive(Debug, Clone, Default, PartialEq, Args, Serialize, Deserialize, KubeSchema)]
-#[command(mut_arg("compact_keep", |a| a.required_unless_present("defrag")))]
-#[x_kube(validation = Rule::new("has(self.compactKeep) || has(self.defrag)").message("give compactKeep, defrag, or both"))]
+#[derive(Debug, Clone, PartialEq, Args, Serialize, Deserialize, KubeSchema)]
 pub struct MaintenanceConfig {
     /// The work to do
     #[command(flatten)]

@@ -337,8 +337,7 @@ mod tests {
         task.spec.config = Some(TaskConfig {
             maintenance: Some(MaintenanceConfig {
                 upkeep: Upkeep {
-                    compact_keep: None,
-                    defrag: Some(TextValue::of("always")),
+                    defrag: TextValue::of("always"),
                 },
             }),
             ..TaskConfig::default()

@@ -144,7 +144,7 @@ pub enum WorkKind {
     Retention,
     /// A verification by schedule
     Verification,
-    /// A compaction and defragmentation of the live etcd by schedule
+    /// A defragmentation of the live etcd by schedule
     Maintenance,
     /// A task
     Task,

@@ -231,6 +231,11 @@ impl<'a> PodBuilder<'a> {
 
     /// Adds the policy's store, and the identity that decrypts its snapshots.
     pub(super) fn store(self, read_only: bool) -> Self {
+        self.store_without_identities(read_only).identities()
+    }
+
+    /// Adds the policy's store for a command that reads no snapshots.
+    pub(super) fn store_without_identities(self, read_only: bool) -> Self {
         let store = &self.policy.spec.store;
         let mut pod = self
             .flag("--store", &store.url)
@@ -242,7 +247,7 @@ impl<'a> PodBuilder<'a> {
             let (mounted, path) = pod.secret("store", secret);
             pod = mounted.flag("--store-secret", &path);
         }
-        pod.identities()
+        pod
     }
 
     /// Adds one of the two stores of a copy.

@@ -172,9 +172,7 @@ impl Problems {
     }
 
     fn check_upkeep(&mut self, field: &str, upkeep: &Upkeep) {
-        let compact_keep = upkeep.compact_keep.as_ref();
-        self.check_notation(&format!("{field}.compactKeep"), compact_keep);
-        self.check_notation(&format!("{field}.defrag"), upkeep.defrag.as_ref());
+        self.check_notation(&format!("{field}.defrag"), Some(&upkeep.defrag));
     }
 
     fn check_store(&mut self, field: &str, store: &StoreSpec) {

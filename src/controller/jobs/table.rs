@@ -67,7 +67,7 @@ impl<'a> Table<'a> {
             add(WorkKind::Verification, &verify.schedule, pod);
         }
         if let Some(maintenance) = spec.maintenance.as_ref().filter(|_| has_etcd) {
-            let pod = self.maintenance(&maintenance.upkeep);
+            let pod = self.maintenance(Some(&maintenance.upkeep));
             add(WorkKind::Maintenance, &maintenance.schedule, pod);
         }
         rows
@@ -102,8 +102,7 @@ impl<'a> Table<'a> {
                 self.verification(level.unwrap_or_default(), with_etcd, None)
             }
             TaskType::Maintenance => {
-                let config = config.maintenance.clone().unwrap_or_default();
-                self.maintenance(&config.upkeep)
+                self.maintenance(config.maintenance.as_ref().map(|c| &c.upkeep))
             }
             TaskType::GarbageCollection => {
                 let config = config.garbage_collection.clone().unwrap_or_default();
@@ -207,16 +206,20 @@ impl<'a> Table<'a> {
         }
     }
 
-    fn maintenance(self, upkeep: &Upkeep) -> PodBuilder<'a> {
-        // The store is needed for the lock, and because only revisions that are saved there are compacted.
-        self.pod(&["maintain"])
+    /// The Pod uses the store for the lock only. Without an upkeep the command refuses to start; the API server
+    /// refuses such a task.
+    fn maintenance(self, upkeep: Option<&Upkeep>) -> PodBuilder<'a> {
+        let pod = self
+            .pod(&["maintain"])
             .within(self.deadlines().maintenance)
-            .store(false)
-            .recipients()
+            .store_without_identities(false)
             .live_etcd()
             .lock("maintain")
-            .metrics()
-            .options(upkeep)
+            .metrics();
+        match upkeep {
+            Some(upkeep) => pod.options(upkeep),
+            None => pod,
+        }
     }
 
     /// Without retention rules the Pod removes nothing; `problems` refuses such a task.

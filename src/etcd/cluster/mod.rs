@@ -10,7 +10,6 @@ mod query;
 
 pub use hashes::{Agreement, Hash, MemberHash, compare};
 pub use keys::KeyRevisions;
-pub use maintenance::CompactionResult;
 
 use crate::base::printable;
 use crate::error::{Error, Reason};

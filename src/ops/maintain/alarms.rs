@@ -56,12 +56,8 @@ impl Maintenance<'_> {
             return Ok(());
         }
         if let Some(why) = no_space_remains(cluster, self.options.quota, &self.shrunk) {
-            let advice = match self.options.upkeep.defrag() {
-                None => "; --defrag releases free pages of the databases",
-                Some(_) => "",
-            };
             self.clock
-                .warn(format!("the NOSPACE alarm stays raised: {why}{advice}"));
+                .warn(format!("the NOSPACE alarm stays raised: {why}"));
             return Ok(());
         }
         self.lock.check()?;

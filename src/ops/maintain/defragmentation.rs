@@ -118,7 +118,7 @@ pub struct DefragPlan {
 /// the leader last. `quota` overrides the quotas that the members report, in bytes.
 pub fn plan_defragmentation(
     cluster: &Cluster,
-    defrag: Option<Defrag>,
+    defrag: Defrag,
     quota: Option<u64>,
 ) -> Vec<DefragPlan> {
     let mut members: Vec<&Member> = cluster.members.iter().collect();
@@ -138,14 +138,11 @@ pub fn plan_defragmentation(
 fn plan_member(
     cluster: &Cluster,
     member: &Member,
-    defrag: Option<Defrag>,
+    defrag: Defrag,
     quota: Option<u64>,
 ) -> (Decision, String) {
     let leave = |why: &str| (Decision::Leave, why.to_owned());
     let defragment = |why| (Decision::Defragment, why);
-    let Some(defrag) = defrag else {
-        return leave("no defragmentation was asked for");
-    };
     if member.is_learner {
         return leave("the member is a learner");
     }
@@ -226,10 +223,6 @@ impl Maintenance<'_> {
             )));
         }
         if self.options.dry_run {
-            if !pending.is_empty() && self.outcome.compacts() {
-                self.clock
-                    .warn("the sizes are from before the compaction, which frees more".to_owned());
-            }
             return Ok(cluster);
         }
         while !pending.is_empty() {
@@ -245,9 +238,8 @@ impl Maintenance<'_> {
 
     /// Adds the plan of each member to the outcome. Returns the IDs of those to defragment.
     fn plan_members(&mut self, cluster: &Cluster) -> Vec<u64> {
-        let defrag = self.options.upkeep.defrag();
         let mut pending = Vec::new();
-        for plan in plan_defragmentation(cluster, defrag, self.options.quota) {
+        for plan in plan_defragmentation(cluster, self.defrag, self.options.quota) {
             if plan.decision == Decision::Defragment {
                 pending.push(plan.member);
             }

@@ -1,18 +1,16 @@
-//! `maintain`: compacts a cluster's history, defragments its members, and disarms the NOSPACE alarm.
+//! `maintain`: defragments the members of a cluster, and disarms the NOSPACE alarm.
 //!
-//! The steps: observe the cluster; compact, but only saved history if a store is given; defragment one member
-//! at a time, the leader last, while all members are healthy; disarm the alarm if there is space. Two runs on
-//! one cluster never overlap. Called by `cli::maintain`; the controller uses [`Upkeep`] in its resources.
+//! The steps: observe the cluster; defragment one member at a time, the leader last, while all members are
+//! healthy; disarm the alarm if there is space. Two runs on one cluster never overlap. Called by
+//! `cli::maintain`; the controller uses [`Upkeep`] in its resources.
 
 mod alarms;
-mod compaction;
 mod defragmentation;
 mod lock;
 #[cfg(test)]
 mod tests;
 
 pub use alarms::no_space_remains;
-pub use compaction::{CompactOutcome, History, Keep, SavedHistory, plan_compaction};
 pub use defragmentation::{
     Decision, Defrag, DefragPlan, MemberOutcome, plan_defragmentation, unfit_members,
 };
@@ -33,35 +31,19 @@ use std::time::Duration;
 /// The time between two observations of a cluster that is waited for.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-/// What keeps an etcd lean.
-#[derive(Debug, Clone, Default, PartialEq, Args, Serialize, Deserialize, JsonSchema)]
+/// What keeps the databases of an etcd small.
+#[derive(Debug, Clone, PartialEq, Args, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Upkeep {
-    /// Compact the history except this much: a number of revisions, or with a store a duration such as 90s,
-    /// 1h30m or 7d
-    #[arg(long, value_name = "HISTORY")]
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub compact_keep: Option<TextValue<Keep>>,
     /// Defragment members that waste at least this fraction of their database (0 to 1), or `always`
     #[arg(long, value_name = "FRACTION")]
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub defrag: Option<TextValue<Defrag>>,
-}
-
-impl Upkeep {
-    fn keep(&self) -> Option<Keep> {
-        self.compact_keep.as_ref()?.value()
-    }
-
-    fn defrag(&self) -> Option<Defrag> {
-        self.defrag.as_ref()?.value()
-    }
+    pub defrag: TextValue<Defrag>,
 }
 
 /// The options of `maintain`.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct Options {
-    /// Compact history, defragment, or both.
+    /// When a member is defragmented.
     pub upkeep: Upkeep,
     /// The quota of the members' databases in bytes. Required for servers before 3.6, which do not report it.
     pub quota: Option<u64>,
@@ -104,51 +86,33 @@ pub struct Outcome {
     pub error: FailureFields,
     /// Whether this was a dry run.
     pub dry_run: bool,
-    /// The compaction; null if none was requested, or if the operation failed before it was planned.
-    pub compact: Option<CompactOutcome>,
     /// The members in the order of defragmentation, the leader last. Empty if the operation failed before
     /// the defragmentation was planned.
     pub members: Vec<MemberOutcome>,
     /// The names of the members whose NOSPACE alarm was disarmed.
     pub alarms_cleared: Vec<String>,
-    /// The newest revision of this cluster in the store. null without a store, without --compact-keep, or if
-    /// the store holds none.
-    pub last_saved_revision: Option<i64>,
 }
 
 impl Outcome {
     /// Whether anything was done, or would be done in a dry run.
     fn did_something(&self) -> bool {
         let mut members = self.members.iter();
-        self.compacts()
-            || members.any(|m| m.decision == Decision::Defragment)
-            || !self.alarms_cleared.is_empty()
-    }
-
-    fn compacts(&self) -> bool {
-        self.compact.as_ref().is_some_and(|c| c.revision.is_some())
+        members.any(|m| m.decision == Decision::Defragment) || !self.alarms_cleared.is_empty()
     }
 }
 
-/// Maintains a cluster. With a store, compacts only history that the store holds.
+/// Maintains a cluster. If a store is given, it keeps the lock.
 ///
 /// # Errors
-/// If nothing was done, fails with `Usage` if there is nothing to do or if a duration is given without a
-/// store; with `LockHeld` if another run is at work; with the errors of etcd connections and of the store. A
-/// later failure is in the report.
+/// If nothing was done, fails with `Usage` if the limit of the waste is invalid; with `LockHeld` if another
+/// run is at work; with the errors of etcd connections and of the store. A later failure is in the report.
 pub fn run(
     connector: &Connector,
     store: Option<&Context>,
     options: &Options,
 ) -> Result<Report<Outcome>> {
-    if store.is_none() && matches!(options.upkeep.keep(), Some(Keep::Age(_))) {
-        return Err(Reason::Usage.error("--compact-keep with a duration needs --store: the age of a revision is known only from the times of saved events"));
-    }
-    if options.upkeep == Upkeep::default() {
-        return Err(
-            Reason::Usage.error("there is nothing to do: give --compact-keep, --defrag, or both")
-        );
-    }
+    let defrag = options.upkeep.defrag.check();
+    let defrag = defrag.map_err(|e| Reason::Usage.error(format!("--defrag {e}")))?;
     let clock = ReportBuilder::start();
     let cluster = Cluster::observe(connector)?;
     let lock = match options.dry_run {
@@ -157,8 +121,8 @@ pub fn run(
     };
     let mut maintenance = Maintenance {
         connector,
-        store,
         options,
+        defrag,
         lock,
         shrunk: Vec::new(),
         clock,
@@ -181,8 +145,8 @@ pub fn run(
 /// One run of `maintain`.
 struct Maintenance<'a> {
     connector: &'a Connector,
-    store: Option<&'a Context>,
     options: &'a Options,
+    defrag: Defrag,
     lock: MaintenanceLock,
     /// The IDs of the members whose databases became smaller.
     shrunk: Vec<u64>,
@@ -191,13 +155,8 @@ struct Maintenance<'a> {
 }
 
 impl Maintenance<'_> {
-    fn run(&mut self, mut cluster: Cluster) -> Result<()> {
-        if let Some(keep) = self.options.upkeep.keep()
-            && self.compact(keep, &cluster)?
-        {
-            cluster = self.wait_until_settled()?;
-        }
-        cluster = self.defragment(cluster)?;
+    fn run(&mut self, cluster: Cluster) -> Result<()> {
+        let cluster = self.defragment(cluster)?;
         self.disarm(&cluster)
     }
 }

@@ -4,47 +4,6 @@ use super::lock::lock_file;
 use super::*;
 use crate::etcd::cluster::{Alarm, AlarmKind, Member, MemberStatus};
 
-fn history(saved: SavedHistory) -> History {
-    History {
-        current: 1000,
-        compacted: Some(100),
-        saved,
-        too_old: None,
-    }
-}
-
-#[test]
-fn only_saved_history_is_compacted() {
-    let plan = |keep, h: &History| plan_compaction(Keep::Revisions(keep), h).0;
-    let free = history(SavedHistory::NoStore);
-    assert_eq!(plan(300, &free), Some(700));
-    assert_eq!(plan(0, &free), Some(1000));
-    // Already compacted, or there is no such history.
-    assert_eq!(plan(900, &free), None);
-    assert_eq!(plan(899, &free), Some(101));
-    assert_eq!(plan(u64::MAX, &free), None);
-    let saved = history(SavedHistory::UpTo(600));
-    assert_eq!(plan(300, &saved), Some(599));
-    assert_eq!(plan(400, &saved), Some(599));
-    assert_eq!(plan(401, &saved), Some(599));
-    assert_eq!(plan(402, &saved), Some(598));
-    assert_eq!(plan(0, &history(SavedHistory::UpTo(101))), None);
-    assert_eq!(plan(0, &history(SavedHistory::UpTo(1))), None);
-    let nothing = history(SavedHistory::Nothing(
-        "the store holds no snapshot".to_owned(),
-    ));
-    let (revision, why) = plan_compaction(Keep::Revisions(0), &nothing);
-    assert_eq!(revision, None);
-    assert!(why.contains("no snapshot"), "{why}");
-    let age = Keep::Age(Duration::from_secs(1));
-    assert_eq!(plan_compaction(age, &saved).0, None);
-    let old = History {
-        too_old: Some(400),
-        ..saved
-    };
-    assert_eq!(plan_compaction(age, &old).0, Some(400));
-}
-
 const MIB: u64 = 1 << 20;
 
 /// A cluster of members with these sizes and sizes in use, in MiB. The first member is the leader.
@@ -70,7 +29,7 @@ fn cluster(sizes: &[(u64, u64)]) -> Cluster {
     }
 }
 
-fn planned(c: &Cluster, defrag: Option<Defrag>, quota: Option<u64>) -> Vec<u64> {
+fn planned(c: &Cluster, defrag: Defrag, quota: Option<u64>) -> Vec<u64> {
     plan_defragmentation(c, defrag, quota)
         .iter()
         .filter(|p| p.decision == Decision::Defragment)
@@ -81,23 +40,21 @@ fn planned(c: &Cluster, defrag: Option<Defrag>, quota: Option<u64>) -> Vec<u64> 
 #[test]
 fn databases_that_waste_too_much_are_defragmented_the_leader_last() {
     let c = cluster(&[(100, 40), (100, 40), (100, 60)]);
-    let half = Some(Defrag::Fraction(0.5));
+    let half = Defrag::Fraction(0.5);
     assert_eq!(planned(&c, half, None), [2, 1]);
-    assert_eq!(planned(&c, Some(Defrag::Always), None), [2, 3, 1]);
-    assert_eq!(planned(&c, None, None), [0; 0]);
-    assert_eq!(planned(&c, Some(Defrag::Fraction(0.61)), None), [0; 0]);
+    assert_eq!(planned(&c, Defrag::Always, None), [2, 3, 1]);
+    assert_eq!(planned(&c, Defrag::Fraction(0.61), None), [0; 0]);
     // Nothing is wasted, so a defragmentation would free nothing.
     let full = cluster(&[(100, 100)]);
-    assert_eq!(planned(&full, Some(Defrag::Fraction(0.0)), None), [0; 0]);
+    assert_eq!(planned(&full, Defrag::Fraction(0.0), None), [0; 0]);
 }
 
 #[test]
 fn a_quota_that_is_nearly_used_up_counts() {
     let c = cluster(&[(100, 90)]);
-    let half = Some(Defrag::Fraction(0.5));
+    let half = Defrag::Fraction(0.5);
     assert_eq!(planned(&c, half, Some(125 * MIB)), [0; 0]);
     assert_eq!(planned(&c, half, Some(123 * MIB)), [1]);
-    assert_eq!(planned(&c, None, Some(100 * MIB)), [0; 0]);
     // The quota that the member reports counts, unless the flag overrides it.
     let mut says = c.clone();
     says.members[0].status.as_mut().unwrap().db_size_quota = Some(110 * MIB);
@@ -119,11 +76,11 @@ fn no_space(c: &mut Cluster, member: u64) {
 fn a_no_space_alarm_causes_a_defragmentation_and_makes_no_member_unhealthy() {
     let mut c = cluster(&[(100, 90), (100, 90)]);
     no_space(&mut c, 2);
-    assert_eq!(planned(&c, Some(Defrag::Fraction(0.5)), None), [2]);
+    assert_eq!(planned(&c, Defrag::Fraction(0.5), None), [2]);
     assert!(unfit_members(&c).is_empty());
     c.alarms[0].kind = AlarmKind::Corrupt;
     assert_eq!(unfit_members(&c)[0].0, "m2");
-    assert_eq!(planned(&c, Some(Defrag::Fraction(0.5)), None), [0; 0]);
+    assert_eq!(planned(&c, Defrag::Fraction(0.5), None), [0; 0]);
 }
 
 #[test]
@@ -158,10 +115,7 @@ fn members_that_lag_or_do_not_answer_are_unfit() {
 }
 
 #[test]
-fn values_of_flags_are_parsed() {
-    assert_eq!("1000".parse(), Ok(Keep::Revisions(1000)));
-    assert_eq!("1h".parse(), Ok(Keep::Age(Duration::from_secs(3600))));
-    assert!("-1".parse::<Keep>().is_err() && "soon".parse::<Keep>().is_err());
+fn limits_of_the_waste_are_parsed() {
     assert_eq!("always".parse(), Ok(Defrag::Always));
     assert_eq!("0.5".parse(), Ok(Defrag::Fraction(0.5)));
     for bad in ["50", "-0.1", "NaN", "often", ""] {

@@ -1,18 +1,15 @@
 //! `snapshot delta`: saves the changes from the last saved revision to the cluster's newest one, then ends.
 //!
-//! A full is taken instead if deltas cannot continue. Called by `cli::snapshot`; `ops::maintain` calls
-//! [`same_history`].
+//! A full is taken instead if deltas cannot continue. Called by `cli::snapshot`.
 
 use super::compared::is_worthwhile_for_deltas;
 use super::delta_builder::{EncodedTransaction, PendingDelta};
 use super::next::{FullCause, FullReason, cluster_behind};
-use super::saver::{Saver, nothing_saved};
+use super::saver::Saver;
 use super::{MetricsReporter, Outcome, SnapshotSettings};
-use crate::backup::codec::CompressionChoice;
 use crate::base::{byte_size, duration};
 use crate::error::{Reason, Result};
 use crate::etcd::cluster::Cluster;
-use crate::etcd::connect::Connector;
 use crate::etcd::feed::{Ended, Feed, Next};
 use crate::mvcc::Revision;
 use crate::ops::report::{Report, ReportBuilder};
@@ -83,43 +80,6 @@ pub fn delta(
     saver.report_progress(reporter, result.is_ok());
     result?;
     Ok(saver.into_report(clock))
-}
-
-/// Returns the last saved revision if the cluster holds the same changes there as the store, or else why not.
-/// Saves nothing.
-///
-/// # Errors
-/// Fails with the errors of etcd connections and of the store.
-pub fn same_history(
-    ctx: &Context,
-    connector: &Connector,
-    cluster: &Cluster,
-) -> Result<Result<Revision, String>> {
-    let settings = SnapshotSettings {
-        connector: connector.clone(),
-        compression: CompressionChoice::Same,
-        bandwidth: None,
-        leases: None,
-        take_over: false,
-    };
-    let mut saver = Saver::look(ctx, &settings)?;
-    let backup = match saver.backup().cloned() {
-        None => return Ok(Err(nothing_saved().message)),
-        Some(Err(cause)) => return Ok(Err(cause.message)),
-        Some(Ok(backup)) => backup,
-    };
-    // The revisions that the store lacks may exist in etcd alone.
-    if let Some(cause) = &backup.broken {
-        return Ok(Err(cause.message.clone()));
-    }
-    let known = match saver.known(cluster)? {
-        Ok(known) => known,
-        Err(cause) => return Ok(Err(cause.message)),
-    };
-    Ok(match saver.feed(cluster, known).verify()? {
-        None => Ok(backup.last),
-        Some(ended) => Err(saver.cause_of(ended).message),
-    })
 }
 
 /// Takes a full for `snapshot full`. In a prefix with deltas, the changes since the last one are saved first, so

@@ -17,7 +17,7 @@ pub mod next;
 mod recent_keys;
 mod saver;
 
-pub use delta::{DeltaOptions, delta, same_history};
+pub use delta::{DeltaOptions, delta};
 pub use metrics::MetricsReporter;
 pub use next::FullReason;
 

@@ -80,7 +80,7 @@ fn every_text_list_and_map_of_a_spec_has_a_limit() {
 
 #[test]
 fn every_policy_field_changes_an_object() {
-    let changes: [(MakeSpec, &str, Value); 52] = [
+    let changes: [(MakeSpec, &str, Value); 51] = [
         (rich, "etcd.endpoints", json!(["https://etcd-0:2379"])),
         (rich, "etcd.tlsSecretRef.name", json!("other")),
         (rich, "etcd.authSecretRef.name", json!("other")),
@@ -118,7 +118,6 @@ fn every_policy_field_changes_an_object() {
             json!("registry.example/etcd:3.6"),
         ),
         (rich, "maintenance.schedule", json!("1 4 * * 0")),
-        (rich, "maintenance.compactKeep", json!("500")),
         (rich, "maintenance.defrag", json!("always")),
         (rich, "jobTemplate.image", json!("other")),
         (rich, "jobTemplate.imagePullPolicy", json!("Never")),
@@ -198,7 +197,6 @@ fn every_task_field_changes_its_job() {
         (3, "restore.runAsUser", json!(1001)),
         (4, "verify.level", json!("fold")),
         (4, "verify.againstCluster", json!(false)),
-        (5, "maintenance.compactKeep", json!("1h")),
         (5, "maintenance.defrag", json!("0.1")),
         (6, "garbageCollection.allowShrink", json!(false)),
     ];

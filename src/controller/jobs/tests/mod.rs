@@ -53,7 +53,7 @@ fn rich() -> Value {
             "schedule": "11 */6 * * *",
         },
         "verify": {"schedule": "0 5 * * *", "level": "fold", "againstCluster": true},
-        "maintenance": {"schedule": "0 4 * * 0", "compactKeep": "1w", "defrag": "0.5"},
+        "maintenance": {"schedule": "0 4 * * 0", "defrag": "0.5"},
         "jobTemplate": {
             "image": "registry.example/deltafold:1",
             "imagePullPolicy": "Always",
@@ -161,7 +161,7 @@ fn tasks() -> Vec<Value> {
         json!({"policy": "main", "type": "Verify",
             "config": {"verify": {"level": "names", "againstCluster": true}}}),
         json!({"policy": "main", "type": "Maintenance",
-            "config": {"maintenance": {"compactKeep": "1000", "defrag": "always"}}}),
+            "config": {"maintenance": {"defrag": "always"}}}),
         json!({"policy": "main", "type": "GarbageCollection",
             "config": {"garbageCollection": {"allowShrink": true}}}),
     ]

@@ -30,6 +30,22 @@ fn the_program_accepts_every_command_line() {
     assert_eq!(commands, all.map(str::to_owned).into());
 }
 
+/// A maintenance uses the store for its lock only.
+#[test]
+fn a_maintenance_gets_no_identity() {
+    let mut seen = 0;
+    for (what, template) in pods(&policy(&rich())) {
+        let pod = template.spec.unwrap();
+        let args = command_line(containers(&pod)[0]);
+        if args[0] == "maintain" {
+            let has_identity = args.iter().any(|arg| arg.starts_with("--age-"));
+            assert!(!has_identity, "{what}: {args:?}");
+            seen += 1;
+        }
+    }
+    assert_eq!(seen, 2, "by schedule and by a task");
+}
+
 /// Every Pod has the security settings of jobs/*.yaml, and each container that works mounts all volumes.
 #[test]
 fn every_pod_is_confined() {

@@ -34,9 +34,9 @@ fn problems_of_policies() {
         (rich, "maintenance.schedule", json!("x"), "maintenance"),
         (
             rich,
-            "maintenance.compactKeep",
-            json!("99999999999999999999"),
-            "compactKeep",
+            "maintenance.defrag",
+            json!("1.5"),
+            "maintenance.defrag",
         ),
         (rich, "compaction.activeDeadline", json!("0s"), "too short"),
         (
