@@ -411,7 +411,10 @@ impl Store {
     }
 
     /// Returns the size of an object in bytes; `None` if it does not exist.
-    fn size_of(&self, below: &str) -> Result<Option<u64>> {
+    ///
+    /// # Errors
+    /// Fails with the store's errors.
+    pub(crate) fn size_of(&self, below: &str) -> Result<Option<u64>> {
         match self.block_on(self.inner.head(&self.path(below)))? {
             Ok(object) => Ok(Some(object.size)),
             Err(object_store::Error::NotFound { .. }) => Ok(None),

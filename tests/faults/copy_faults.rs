@@ -10,18 +10,19 @@ use crate::support::orphan_deltas::{baseless, catalog};
 use crate::support::scratch;
 use deltafold::Reason;
 use deltafold::backup::Catalog;
-use deltafold::ops::copy::plan::{Form, Selection};
+use deltafold::ops::copy::plan::{Encryption, Form, Selection};
 use deltafold::ops::copy::{CopyStatus, Options, Outcome, Status, run};
 use deltafold::ops::report::Report;
 use deltafold::prefix::Context;
 use deltafold::store::exclude::ExcludeTags;
-use deltafold::store::{Folder, Store};
+use deltafold::store::{Folder, Keys, Store};
 use futures::{FutureExt, TryStreamExt};
 use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::Write;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tempfile::TempDir;
@@ -229,6 +230,7 @@ pub struct Sides<'r> {
     pub to: FaultStore,
     /// Returns what must not be visible.
     pub useless: fn(&Catalog) -> Vec<String>,
+    pub keys: Keys,
 }
 
 impl<'r> Sides<'r> {
@@ -246,6 +248,7 @@ impl<'r> Sides<'r> {
             from: FaultStore::new(source.inner(), from),
             to: FaultStore::new(target.inner(), to),
             useless: baseless,
+            keys: Keys::default(),
         }
     }
 
@@ -260,7 +263,7 @@ impl<'r> Sides<'r> {
             store,
             temp_dir: scratch::place(),
             threads: 2,
-            keys: Default::default(),
+            keys: self.keys.clone(),
             trust: Default::default(),
             limits: Default::default(),
             damage: Default::default(),
@@ -612,6 +615,76 @@ fn conditions_that_are_ignored() {
         o.error.message
     );
     assert_eq!(target.objects(&rt)[&taken], b"another's");
+}
+
+/// Another process gives the last name meanwhile, to the object of `theirs`. Returns the reason of the failure, if any.
+fn taken_meanwhile(objects: &Objects, form: Form, keys: &Keys, theirs: &[u8]) -> Option<Reason> {
+    let rt = runtime();
+    let (source, target) = (Place::memory(objects), Place::memory(&Objects::new()));
+    // The first one is the identity's.
+    let strike = PlannedFault {
+        call: Call::Put,
+        nth: 1,
+        fault: Fault::Meanwhile,
+    };
+    let mut sides = Sides::new(&rt, &source, &target, [Vec::new(), vec![strike]]);
+    sides.keys = keys.clone();
+    let path = match form.encryption {
+        Encryption::Encrypt => format!("{LAST_FULL}.age"),
+        _ => LAST_FULL.to_owned(),
+    };
+    let (store, bytes) = (target.inner(), theirs.to_vec());
+    let taken = Path::from(path.as_str());
+    sides.to.meanwhile(move || {
+        let put = store.put(&taken, bytes.clone().into());
+        put.now_or_never().unwrap().unwrap();
+    });
+    let o = sides.run(&options(form)).unwrap();
+    assert_eq!(target.objects(&rt)[&path], theirs);
+    let last = o.objects.iter().find(|x| x.path == LAST_FULL).unwrap();
+    let expected = match o.error.reason {
+        Some(_) => CopyStatus::Failed,
+        None => CopyStatus::Kept,
+    };
+    assert_eq!(last.decision, expected);
+    o.error.reason
+}
+
+/// The last full of [`small`].
+const LAST_FULL: &str = "v2/Full-00000000-00000115-1005.gz.final";
+
+/// A name that is given to other bytes meanwhile: their content decides, encrypted or not.
+#[test]
+fn a_name_that_is_taken_meanwhile() {
+    let objects = small();
+    let form = Form::default();
+    let mut same = objects[LAST_FULL].clone();
+    // The operating system in gzip's header.
+    same[9] ^= 1;
+    let none = Keys::default();
+    assert_eq!(taken_meanwhile(&objects, form, &none, &same), None);
+    let other = &objects["v2/Full-00000000-00000105-1003.gz"];
+    let taken = Some(Reason::TargetExists);
+    assert_eq!(taken_meanwhile(&objects, form, &none, other), taken);
+
+    let form = Form {
+        encryption: Encryption::Encrypt,
+        ..form
+    };
+    let identity = age::x25519::Identity::generate();
+    let recipients = vec![identity.to_public()];
+    let blind = Keys::new(Vec::new(), recipients.clone());
+    let seeing = Keys::new(vec![identity], recipients);
+    let seal = |bytes: &[u8]| {
+        let mut sealed = seeing.encrypt(Vec::new()).unwrap();
+        sealed.write_all(bytes).unwrap();
+        sealed.finish().unwrap()
+    };
+    let (same, other) = (seal(&objects[LAST_FULL]), seal(other));
+    assert_eq!(taken_meanwhile(&objects, form, &seeing, &same), None);
+    assert_eq!(taken_meanwhile(&objects, form, &seeing, &other), taken);
+    // Without an identity, the name decides.
+    assert_eq!(taken_meanwhile(&objects, form, &blind, &other), None);
 }
 
 #[test]

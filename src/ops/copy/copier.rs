@@ -18,6 +18,7 @@ use crate::prefix::scan::{TAGS_UNREADABLE, by_names, untrusted_error, untrusted_
 use crate::telemetry::metrics::Metrics;
 use chrono::Utc;
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The most rounds of a run. Each handles what vanished, or failed and may work now, in the one before.
@@ -179,14 +180,14 @@ impl<'a> Copier<'a> {
     /// Copies in rounds until no further listing helps. Returns one error for all failures of the last
     /// round.
     pub(super) fn copy_rounds(&mut self) -> Result<Option<Error>> {
-        for round in 1.. {
+        for number in 1.. {
             let listings = match self.list() {
                 Ok(listings) => listings,
                 // The report must tell what earlier rounds copied.
-                Err(e) if round > 1 && e.reason() != Reason::Terminated => return Ok(Some(e)),
+                Err(e) if number > 1 && e.reason() != Reason::Terminated => return Ok(Some(e)),
                 Err(e) => return Err(e),
             };
-            if round == 1 {
+            if number == 1 {
                 let (take_over, dry_run) = (self.options.take_over, self.options.dry_run);
                 if !take_over {
                     checks::refuse_strangers(self.from, self.to, &listings)?;
@@ -205,34 +206,30 @@ impl<'a> Copier<'a> {
             self.outcome.backups = plan.backups as u64;
             self.outcome.backups_wanted = plan.backups_wanted as u64;
             self.warn_about_plan(&listings.source, &plan);
-            let results = match self.options.dry_run {
-                true => plan.objects.iter().map(|_| None).collect(),
-                false => {
-                    let round = Round {
-                        from: self.from,
-                        to: self.to,
-                        options: self.options,
-                        source: &listings.source,
-                        plan: &plan,
-                        target: &listings.target,
-                        damaged: &self.damaged,
-                    };
-                    let (source, target) = (&listings.source, &listings.target);
-                    round.notes().copy_records(source, target)?;
-                    round.run()?
-                }
+            let round = Arc::new(Round {
+                from: self.from.clone(),
+                to: self.to.clone(),
+                options: self.options.clone(),
+                listings,
+                plan,
+            });
+            let results = if self.options.dry_run {
+                round.plan.objects.iter().map(|_| None).collect()
+            } else {
+                round.run(&self.damaged)?
             };
             let written_before = self.outcome.bytes_written;
-            self.count_copied(&listings.source, &plan, &results);
+            let (source, plan) = (&round.listings.source, &round.plan);
+            self.count_copied(source, plan, &results);
             // Cancel only now: snapshots that have their names are counted.
             self.from.store.cancel().check()?;
-            let failures = self.record_results(&listings.source, &plan, results);
+            let failures = self.record_results(source, plan, results);
             self.update_metrics();
             let has_failed = |reason| failures.iter().any(|e| e.reason() == reason);
             let is_store_away = has_failed(Reason::StoreUnreachable);
             let has_progress = self.outcome.bytes_written > written_before;
             let may_help = has_failed(Reason::SnapshotVanished) || is_store_away && has_progress;
-            if round >= MOST_ROUNDS || !may_help {
+            if number >= MOST_ROUNDS || !may_help {
                 let is_partly_done = self.outcome.copied + self.outcome.kept > 0;
                 return Ok(summarize(failures, is_partly_done));
             }

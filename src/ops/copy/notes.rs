@@ -3,9 +3,10 @@
 //!
 //! If a reader sees a snapshot in the target, it must also see the walls before it, and whether it is excluded.
 
-use super::plan::Planned;
+use super::Listings;
+use super::plan::{Decision, Plan, Planned};
+use crate::backup::Snapshot;
 use crate::backup::catalog::{EXCLUDE_SUFFIX, PINS, Wall};
-use crate::backup::{Catalog, Snapshot};
 use crate::error::{Reason, Result};
 use crate::store::Store;
 use std::collections::HashSet;
@@ -20,8 +21,10 @@ pub(super) struct Notes<'a> {
 }
 
 impl Notes<'_> {
-    /// Copies the records of timelines that the target lacks. They must exist before any snapshot is copied.
-    pub(super) fn copy_records(&self, source: &Catalog, target: &Catalog) -> Result<()> {
+    /// Copies what the target lacks before any snapshot is copied: records of timelines, and the pins of fulls that it
+    /// already has.
+    pub(super) fn copy_missing(&self, listings: &Listings, plan: &Plan) -> Result<()> {
+        let Listings { source, target } = listings;
         let place = |wall: &Wall| (wall.second, wall.revision);
         let in_target: HashSet<_> = target.walls.iter().map(place).collect();
         for wall in source
@@ -32,6 +35,16 @@ impl Notes<'_> {
             // If it was deleted meanwhile, no snapshot before it is left.
             if let Some(record) = self.from.read_small(&wall.path, MOST_BYTES)? {
                 self.create(&wall.path, &record)?;
+            }
+        }
+        for planned in &plan.objects {
+            let snapshot = &source.snapshots[planned.source];
+            let lacks_pin = |t: &Snapshot| t.path == planned.path && !t.pinned;
+            if planned.decision == Decision::Keep
+                && snapshot.pinned
+                && target.snapshots.iter().any(lacks_pin)
+            {
+                self.copy(PINS, planned, snapshot)?;
             }
         }
         Ok(())
@@ -52,19 +65,6 @@ impl Notes<'_> {
             self.to.exclude(&planned.path)?;
         }
         if snapshot.pinned {
-            self.copy(PINS, planned, snapshot)?;
-        }
-        Ok(())
-    }
-
-    /// Writes the notes that the target lacks about a full that it already has.
-    pub(super) fn add_missing(
-        &self,
-        planned: &Planned,
-        snapshot: &Snapshot,
-        in_target: &Snapshot,
-    ) -> Result<()> {
-        if snapshot.pinned && !in_target.pinned {
             self.copy(PINS, planned, snapshot)?;
         }
         Ok(())

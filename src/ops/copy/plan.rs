@@ -211,7 +211,7 @@ pub(super) fn identity(path: &str, name: &SnapshotName) -> String {
 
 /// Returns the last revisions of snapshots that a delta may follow: of a full at its start, or of any snapshot that
 /// leads into it.
-pub(super) fn follows(delta: &SnapshotName) -> Range<Revision> {
+fn follows(delta: &SnapshotName) -> Range<Revision> {
     // A hostile name may end before it starts.
     let first = delta.start.previous().min(delta.last);
     first..delta.last

@@ -1,29 +1,32 @@
-//! One round of a copy: transfers several snapshots at the same time in the order of the plan, and gives each its name
-//! once a snapshot that it follows has its own.
+//! One round of a copy: transfers several snapshots at the same time, and gives them their names in the order of the
+//! plan.
 //!
-//! In an object store, the deltas of a large plan are named concurrently as soon as their full has its name: one after
-//! the other would take hours, and a run that is killed in the middle is followed by another one anyway. A failure
-//! affects only the snapshots that depend on it, but a store that cannot be reached ends the round. `plan` has decided
-//! what is copied. Called by `ops::copy::copier`.
+//! Blocking work runs on threads of the runtime, and one loop has all decisions. In an object store, the names of a
+//! large plan are given concurrently: one after the other would take hours. A failure affects only the snapshots that
+//! depend on it, but a store that cannot be reached ends the round. `plan` has decided what is copied. Called by
+//! `ops::copy::copier`.
 
-use super::Options;
 use super::notes::Notes;
-use super::plan::{Decision, Plan, Planned, follows, is_based};
-use super::transfer::{Transferred, transfer};
-use crate::backup::{Catalog, Snapshot};
-use crate::base::{lock, unpoisoned};
+use super::plan::{Decision, Plan, Planned, is_based};
+use super::transfer::{Transferred, has_same_content, transfer};
+use super::{Listings, Options};
+use crate::backup::Snapshot;
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::Revision;
 use crate::prefix::Context;
-use crate::store::{Published, Store, Unnamed};
+use crate::store::{Published, Store};
 use crate::telemetry::memory::give_back_free_pages;
+use futures::StreamExt;
+use futures::stream::FuturesOrdered;
 use std::collections::{BTreeSet, HashMap};
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Condvar, Mutex, MutexGuard};
+use std::sync::Arc;
 
 /// Small snapshots that are copied between folders at the same time, unless `--parallel` is 1, or
 /// larger.
 const SYNCED_AT_ONCE: usize = 8;
+/// The most snapshots that are copied at the same time. The runtime has 512 threads for blocking work, and needs some
+/// to look up the addresses of stores.
+const MOST_AT_ONCE: usize = 256;
 /// A round that copies more snapshots is large.
 const FEW: usize = 32;
 /// After this many consecutive failures that are not about the data, the store itself is in trouble.
@@ -61,312 +64,269 @@ impl CopyResult {
     }
 }
 
-/// A round: what is copied, and from where to where.
-pub(super) struct Round<'a> {
-    pub(super) from: &'a Context,
-    pub(super) to: &'a Context,
-    pub(super) options: &'a Options,
-    pub(super) source: &'a Catalog,
-    pub(super) plan: &'a Plan,
-    /// What the target held before the round.
-    pub(super) target: &'a Catalog,
-    /// Snapshots that earlier rounds found damaged: size and error by path in the source.
-    pub(super) damaged: &'a HashMap<String, (u64, Error)>,
+/// A round: what is copied, and from where to where. Snapshots are meant by their index in the plan.
+pub(super) struct Round {
+    pub(super) from: Context,
+    pub(super) to: Context,
+    pub(super) options: Options,
+    /// What both stores held before the round.
+    pub(super) listings: Listings,
+    pub(super) plan: Plan,
 }
 
-/// The progress of a round, which its workers share. Snapshots are meant by their index in the plan, or by their place
-/// among those that are copied.
-#[derive(Default)]
-struct RoundState {
-    /// The indexes of the snapshots that are copied, in their order.
-    copies: Vec<usize>,
-    /// The place of the next snapshot to transfer.
-    next: usize,
-    /// The place of the first snapshot that has no result.
-    done: usize,
-    /// The last revisions of usable snapshots in the target: of those that it had, and of those before `done` that have
-    /// what they follow.
-    there: BTreeSet<Revision>,
-    /// The indexes of snapshots that are being named.
-    naming: BTreeSet<usize>,
-    /// How many snapshots may be named at the same time. What is missing after a kill is never longer.
-    named_at_once: usize,
-    /// The number of large snapshots under way.
-    large: usize,
-    /// The results so far, by index.
-    results: Vec<Option<CopyResult>>,
-    /// Consecutive failures that are not about the data.
-    failures: u32,
-    /// Whether the round ends early.
-    has_ended: bool,
-}
-
-/// Whether a snapshot may get its name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Readiness {
-    Now,
-    /// When a snapshot that it follows has its name.
-    Later,
-    /// No snapshot that it follows could be copied.
-    Never,
-}
-
-impl Round<'_> {
-    /// Carries out the plan. Returns the result of each snapshot that was to be copied, by index in the plan; `None` for
-    /// the others.
+impl Round {
+    /// Carries out the plan. `damaged` has the snapshots that earlier rounds found damaged: size and error by path in
+    /// the source. Returns the result of each snapshot that was to be copied, by index in the plan; `None` for the
+    /// others.
     ///
     /// # Errors
-    /// Fails if the notes about a snapshot that the target already has cannot be copied.
-    pub(super) fn run(&self) -> Result<Vec<Option<CopyResult>>> {
-        let objects = &self.plan.objects;
-        for p in objects.iter().filter(|p| p.decision == Decision::Keep) {
-            self.copy_notes(p)?;
-        }
-        let copies = self.plan.copies();
-        let workers = self.workers().clamp(1, copies.len().max(1));
-        let is_concurrent = self.to.store.requests().is_some() && copies.len() > FEW;
-        let mut state = RoundState {
-            there: self.plan.there.clone(),
-            copies,
-            results: objects.iter().map(|_| None).collect(),
-            named_at_once: if is_concurrent { workers } else { 1 },
-            ..RoundState::default()
-        };
+    /// Fails if the notes cannot be copied that the target needs before any snapshot, or about a snapshot that it
+    /// already has.
+    pub(super) fn run(
+        self: &Arc<Self>,
+        damaged: &HashMap<String, (u64, Error)>,
+    ) -> Result<Vec<Option<CopyResult>>> {
+        self.notes().copy_missing(&self.listings, &self.plan)?;
+        let mut progress = Progress::new(self);
         // A damaged snapshot is not fetched in every round.
-        for &i in &state.copies {
+        for i in self.plan.copies() {
             let (_, snapshot) = self.planned(i);
-            if let Some((bytes, e)) = self.damaged.get(&snapshot.path)
+            if let Some((bytes, e)) = damaged.get(&snapshot.path)
                 && *bytes == snapshot.bytes
             {
-                state.results[i] = Some(CopyResult::Failed(e.again()));
+                progress.results[i] = Some(CopyResult::Failed(e.again()));
             }
         }
-        self.settle(&mut state);
-        let state = (Mutex::new(state), Condvar::new());
-        std::thread::scope(|scope| {
-            let work = || self.work(&state);
-            for n in 0..workers {
-                let worker = std::thread::Builder::new().spawn_scoped(scope, work);
-                // If no further thread can be started, the others do the work.
-                if worker.is_err() {
-                    if n == 0 {
-                        work();
-                    }
-                    break;
-                }
-            }
-        });
-        let mut state = unpoisoned(state.0.into_inner());
-        for &i in &state.copies {
-            state.results[i].get_or_insert(CopyResult::NotTried);
-        }
-        Ok(state.results)
+        let copy = self.copy_all(&mut progress);
+        self.to.store.handle().block_on(copy);
+        Ok(progress.results)
     }
 
-    pub(super) fn notes(&self) -> Notes<'_> {
+    /// Copies what has no result yet.
+    async fn copy_all(self: &Arc<Self>, progress: &mut Progress<'_>) {
+        let copies = self.plan.copies();
+        let at_once = self.at_once();
+        let is_concurrent = self.to.store.requests().is_some() && copies.len() > FEW;
+        // A kill leaves a gap among these names at most.
+        let named_at_once = if is_concurrent { at_once } else { 1 };
+        let mut waiting = copies.into_iter().peekable();
+        let mut transfers = FuturesOrdered::new();
+        let mut names = FuturesOrdered::new();
+        loop {
+            while transfers.len() + names.len() < at_once
+                && let Some(i) = waiting.next_if(|&i| progress.has_room(i))
+            {
+                if progress.begin(i) {
+                    transfers.push_back(self.on_thread(i, move |round| round.transfer(i)));
+                }
+            }
+            tokio::select! {
+                biased;
+                Some((i, named)) = names.next() => progress.record_named(i, named),
+                Some((i, transferred)) = transfers.next() => match transferred {
+                    Ok(transferred) => {
+                        while (names.len() >= named_at_once || progress.is_full_under_way(i))
+                            && let Some((named, result)) = names.next().await
+                        {
+                            progress.record_named(named, result);
+                        }
+                        let refusal = progress.refusal(i);
+                        // A refused upload is removed by the thread, too.
+                        names.push_back(self.on_thread(i, move |round| match refusal {
+                            Some(refusal) => Ok(refusal),
+                            None => round.name(i, transferred),
+                        }));
+                    }
+                    Err(e) => progress.record(i, CopyResult::Failed(e)),
+                },
+                else => break,
+            }
+        }
+        for i in waiting {
+            progress.results[i].get_or_insert(CopyResult::NotTried);
+        }
+    }
+
+    /// Starts blocking work about a snapshot. A panic is the failure of this snapshot.
+    fn on_thread<T: Send + 'static>(
+        self: &Arc<Self>,
+        i: usize,
+        work: impl FnOnce(&Round) -> Result<T> + Send + 'static,
+    ) -> impl Future<Output = (usize, Result<T>)> {
+        let round = Arc::clone(self);
+        let task = self.to.store.handle().spawn_blocking(move || work(&round));
+        async move {
+            let panicked = |_| Err(Error::internal("the copy of a snapshot panicked"));
+            (i, task.await.unwrap_or_else(panicked))
+        }
+    }
+
+    fn notes(&self) -> Notes<'_> {
         let (from, to) = (&self.from.store, &self.to.store);
         Notes { from, to }
     }
 
-    /// Copies the notes about a full that the target already has.
-    fn copy_notes(&self, planned: &Planned) -> Result<()> {
-        let snapshot = &self.source.snapshots[planned.source];
-        if !snapshot.pinned {
-            return Ok(());
-        }
-        let mut in_target = self.target.snapshots.iter();
-        match in_target.find(|t| t.path == planned.path) {
-            Some(in_target) => self.notes().add_missing(planned, snapshot, in_target),
-            None => Ok(()),
-        }
-    }
-
     /// Returns how many snapshots are copied at the same time. Small ones spend most of their time
     /// waiting: for a slow store, or for a disk that syncs several files as fast as one.
-    fn workers(&self) -> usize {
+    fn at_once(&self) -> usize {
         let stores = [&self.from.store, &self.to.store];
         let requests = stores.into_iter().filter_map(Store::requests).max();
         let synced = match self.options.parallel {
             0 | 1 => 1,
             _ => SYNCED_AT_ONCE,
         };
-        requests.unwrap_or(synced).max(self.options.parallel)
-    }
-
-    /// Returns whether a snapshot takes much memory.
-    fn is_large(&self, i: usize) -> bool {
-        self.planned(i).1.bytes >= SMALL
-    }
-
-    /// Copies one snapshot after the other until the round ends.
-    fn work(&self, shared: &(Mutex<RoundState>, Condvar)) {
-        let (mutex, changed) = shared;
-        let mut state = lock(mutex);
-        while let Some(&i) = state.copies.get(state.next).filter(|_| !state.has_ended) {
-            let place = state.next;
-            let is_large = self.is_large(i);
-            if state.results[i].is_some() {
-                state.next += 1;
-                continue;
-            }
-            if is_large && state.large >= self.options.parallel.max(1) {
-                state = unpoisoned(changed.wait(state));
-                continue;
-            }
-            state.next += 1;
-            state.large += usize::from(is_large);
-            let mut result = CopyResult::NoBase;
-            if self.readiness(&state, place) != Readiness::Never {
-                drop(state);
-                if (place + 1).is_multiple_of(MANY) {
-                    give_back_free_pages();
-                }
-                let transferred = guarded(|| self.transfer(i));
-                state = lock(mutex);
-                match transferred {
-                    Ok(transferred) => {
-                        (state, result) = self.name_in_turn(state, shared, place, transferred);
-                    }
-                    Err(e) => result = CopyResult::Failed(e),
-                }
-            }
-            self.set_result(&mut state, i, result);
-            state.large -= usize::from(is_large);
-            changed.notify_all();
-        }
-    }
-
-    /// Waits until a snapshot may get its name, and gives it.
-    fn name_in_turn<'s>(
-        &self,
-        mut state: MutexGuard<'s, RoundState>,
-        (mutex, changed): &'s (Mutex<RoundState>, Condvar),
-        place: usize,
-        transferred: Transferred,
-    ) -> (MutexGuard<'s, RoundState>, CopyResult) {
-        loop {
-            if state.has_ended {
-                return (state, CopyResult::NotTried);
-            }
-            match self.readiness(&state, place) {
-                Readiness::Now => break,
-                Readiness::Later => state = unpoisoned(changed.wait(state)),
-                Readiness::Never => return (state, CopyResult::NoBase),
-            }
-        }
-        let i = state.copies[place];
-        state.naming.insert(i);
-        drop(state);
-        // Those that follow may be named now, too.
-        changed.notify_all();
-        let named = guarded(|| Ok(self.name(i, transferred)));
-        let mut state = lock(mutex);
-        state.naming.remove(&i);
-        let result = named.unwrap_or_else(CopyResult::Failed);
-        if !result.is_in_target() {
-            // Snapshots may have been named that follow this one. What follows those must see it.
-            state.named_at_once = 1;
-        }
-        (state, result)
-    }
-
-    fn readiness(&self, state: &RoundState, place: usize) -> Readiness {
-        match self.base_readiness(state, place) {
-            Readiness::Now if place >= state.done + state.named_at_once => Readiness::Later,
-            readiness => readiness,
-        }
-    }
-
-    /// Tells whether what a snapshot follows has its name.
-    fn base_readiness(&self, state: &RoundState, place: usize) -> Readiness {
-        let (planned, snapshot) = self.planned(state.copies[place]);
-        if snapshot.name.is_full() || snapshot.excluded {
-            return Readiness::Now;
-        }
-        // A delta needs the full of its backup: another history may have the same revisions.
-        match planned.full.map(|full| &state.results[full]) {
-            Some(Some(result)) if !result.is_in_target() => return Readiness::Never,
-            Some(None) => return Readiness::Later,
-            _ => {}
-        }
-        if is_based(&snapshot.name, &state.there) {
-            return Readiness::Now;
-        }
-        let bases = follows(&snapshot.name);
-        let mut readiness = Readiness::Never;
-        for i in &state.copies[state.done..place] {
-            let (_, base) = self.planned(*i);
-            if base.excluded || !bases.contains(&base.name.last) {
-                continue;
-            }
-            match &state.results[*i] {
-                Some(result) if result.is_in_target() => return Readiness::Now,
-                None if state.naming.contains(i) => return Readiness::Now,
-                None => readiness = Readiness::Later,
-                Some(_) => {}
-            }
-        }
-        readiness
+        let at_once = requests.unwrap_or(synced).max(self.options.parallel);
+        at_once.clamp(1, MOST_AT_ONCE)
     }
 
     fn planned(&self, i: usize) -> (&Planned, &Snapshot) {
         let planned = &self.plan.objects[i];
-        (planned, &self.source.snapshots[planned.source])
+        (planned, &self.listings.source.snapshots[planned.source])
     }
 
     fn transfer(&self, i: usize) -> Result<Transferred> {
+        if (i + 1).is_multiple_of(MANY) {
+            give_back_free_pages();
+        }
         let (planned, snapshot) = self.planned(i);
-        let threads = match snapshot.bytes < LARGE {
-            true => 1,
-            false => self.to.threads,
+        let threads = if snapshot.bytes < LARGE {
+            1
+        } else {
+            self.to.threads
         };
         let form = &self.options.selection.form;
-        transfer(self.from, self.to, form, snapshot, planned, threads)
+        transfer(&self.from, &self.to, form, snapshot, planned, threads)
     }
 
-    /// Gives a transferred snapshot its name, and returns the result.
-    fn name(&self, i: usize, transferred: Transferred) -> CopyResult {
+    /// Gives a transferred snapshot its name, copies its notes, and returns the result.
+    fn name(&self, i: usize, transferred: Transferred) -> Result<CopyResult> {
         let (planned, snapshot) = self.planned(i);
         let Transferred { object, is_checked } = transferred;
         let bytes = object.bytes();
-        match self.publish(planned, snapshot, object) {
-            Ok(Published::Created) => CopyResult::Copied { bytes, is_checked },
-            Ok(Published::Identical) => CopyResult::AlreadyThere,
-            // Encrypting the same content twice gives different bytes.
-            Ok(Published::Taken) if planned.name.is_encrypted && !self.is_verbatim(snapshot) => {
+        self.notes().before(planned, snapshot)?;
+        let result = match object.complete()? {
+            Published::Created => CopyResult::Copied { bytes, is_checked },
+            Published::Identical => CopyResult::AlreadyThere,
+            Published::Taken => {
+                let form = &self.options.selection.form;
+                if !has_same_content(&self.from, &self.to, form, snapshot, planned)? {
+                    let name = self.to.store.name(&planned.path);
+                    return Err(super::failures::conflict(&name));
+                }
                 CopyResult::AlreadyThere
             }
-            Ok(Published::Taken) => CopyResult::Failed(super::failures::conflict(
-                &self.to.store.name(&planned.path),
-            )),
-            Err(e) => CopyResult::Failed(e),
+        };
+        self.notes().after(planned, snapshot)?;
+        Ok(result)
+    }
+}
+
+/// The results of a round so far, and what follows from them.
+struct Progress<'a> {
+    round: &'a Round,
+    results: Vec<Option<CopyResult>>,
+    /// The end of the snapshots that were begun.
+    begun: usize,
+    /// The last revisions of usable snapshots that are copied, or will be if nothing under way fails.
+    expected: BTreeSet<Revision>,
+    /// The large snapshots under way.
+    large: BTreeSet<usize>,
+    /// Consecutive failures that are not about the data.
+    failures: u32,
+    /// Whether the round ends early.
+    has_ended: bool,
+}
+
+impl<'a> Progress<'a> {
+    fn new(round: &'a Round) -> Self {
+        Progress {
+            round,
+            results: round.plan.objects.iter().map(|_| None).collect(),
+            begun: 0,
+            expected: BTreeSet::new(),
+            large: BTreeSet::new(),
+            failures: 0,
+            has_ended: false,
         }
     }
 
-    /// Gives a snapshot its name, and copies its notes.
-    fn publish(
-        &self,
-        planned: &Planned,
-        snapshot: &Snapshot,
-        object: Unnamed,
-    ) -> Result<Published> {
-        self.notes().before(planned, snapshot)?;
-        let published = object.complete()?;
-        if published != Published::Taken {
-            self.notes().after(planned, snapshot)?;
-        }
-        Ok(published)
+    fn is_large(&self, i: usize) -> bool {
+        self.round.planned(i).1.bytes >= SMALL
     }
 
-    fn is_verbatim(&self, snapshot: &Snapshot) -> bool {
-        self.options.selection.form.is_verbatim(&snapshot.name)
+    /// Returns whether another snapshot may be begun beside those under way.
+    fn has_room(&self, i: usize) -> bool {
+        let parallel = self.round.options.parallel.max(1);
+        !self.has_ended && (self.large.len() < parallel || !self.is_large(i))
+    }
+
+    /// Begins a snapshot. Returns whether it is to be transferred.
+    fn begin(&mut self, i: usize) -> bool {
+        self.begun = i + 1;
+        if self.results[i].is_some() {
+            return false;
+        }
+        if let Some(refusal) = self.refusal(i) {
+            self.record(i, refusal);
+            return false;
+        }
+        self.expect(i);
+        if self.is_large(i) {
+            self.large.insert(i);
+        }
+        true
+    }
+
+    /// Adds a snapshot to the expected ones, unless it has failed or has no base.
+    fn expect(&mut self, i: usize) {
+        let (planned, snapshot) = self.round.planned(i);
+        let result = self.results[i].as_ref();
+        if planned.decision == Decision::Copy
+            && !snapshot.excluded
+            && result.is_none_or(CopyResult::is_in_target)
+            && self.has_base(i)
+        {
+            self.expected.insert(snapshot.name.last);
+        }
+    }
+
+    /// Returns whether the full of a delta has no result yet.
+    fn is_full_under_way(&self, i: usize) -> bool {
+        let full = self.round.plan.objects[i].full;
+        full.is_some_and(|full| self.results[full].is_none())
+    }
+
+    /// Returns whether the target has what a snapshot follows, or will have it if nothing under way fails.
+    fn has_base(&self, i: usize) -> bool {
+        let (planned, snapshot) = self.round.planned(i);
+        if snapshot.name.is_full() || snapshot.excluded {
+            return true;
+        }
+        // A delta needs the full of its backup: another history may have the same revisions.
+        let full = planned.full.and_then(|full| self.results[full].as_ref());
+        full.is_none_or(CopyResult::is_in_target)
+            && [&self.round.plan.there, &self.expected]
+                .into_iter()
+                .any(|there| is_based(&snapshot.name, there))
+    }
+
+    /// Returns the result of a snapshot that must not be copied now.
+    fn refusal(&self, i: usize) -> Option<CopyResult> {
+        if self.has_ended {
+            return Some(CopyResult::NotTried);
+        }
+        (!self.has_base(i)).then_some(CopyResult::NoBase)
+    }
+
+    fn record_named(&mut self, i: usize, named: Result<CopyResult>) {
+        self.record(i, named.unwrap_or_else(CopyResult::Failed));
     }
 
     /// Records the result of a snapshot, and whether the round has to end.
-    fn set_result(&self, state: &mut RoundState, i: usize, result: CopyResult) {
+    fn record(&mut self, i: usize, result: CopyResult) {
+        let (planned, snapshot) = self.round.planned(i);
         match &result {
             CopyResult::Failed(e) => {
-                let (_, snapshot) = self.planned(i);
                 if e.reason() != Reason::Terminated {
                     tracing::warn!(
                         snapshot = %snapshot.name,
@@ -376,40 +336,34 @@ impl Round<'_> {
                 }
                 let concerns_data = e.reason().is_bad_data()
                     || matches!(e.reason(), Reason::SnapshotVanished | Reason::TargetExists);
-                state.failures += u32::from(!concerns_data);
+                self.failures += u32::from(!concerns_data);
                 let ends_round = matches!(
                     e.reason(),
                     Reason::Terminated | Reason::NoSpace | Reason::Unauthenticated
                 );
-                state.has_ended |= ends_round || state.failures >= MOST_FAILURES;
+                self.has_ended |= ends_round || self.failures >= MOST_FAILURES;
             }
             CopyResult::Copied { bytes, .. } => {
-                state.failures = 0;
-                tracing::info!(snapshot = %self.planned(i).0.name, bytes, "copied a snapshot");
+                self.failures = 0;
+                tracing::info!(snapshot = %planned.name, bytes, "copied a snapshot");
             }
-            _ => state.failures = 0,
+            _ => self.failures = 0,
         }
-        state.results[i] = Some(result);
-        self.settle(state);
-    }
-
-    /// Goes past the snapshots that have results. A base comes before what follows it.
-    fn settle(&self, state: &mut RoundState) {
-        while let Some(&i) = state.copies.get(state.done)
-            && let Some(result) = &state.results[i]
-        {
-            let (_, Snapshot { name, excluded, .. }) = self.planned(i);
-            if result.is_in_target() && !excluded && is_based(name, &state.there) {
-                state.there.insert(name.last);
-            }
-            state.done += 1;
+        self.large.remove(&i);
+        let is_in_target = result.is_in_target();
+        self.results[i] = Some(result);
+        if !is_in_target {
+            self.expect_again(snapshot.name.last);
         }
     }
-}
 
-/// Turns a panic into the failure of one snapshot: otherwise the other threads would wait for the dead
-/// one.
-fn guarded<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
-    catch_unwind(AssertUnwindSafe(work))
-        .unwrap_or_else(|_| Err(Error::internal("the copy of a snapshot panicked")))
+    /// Finds out anew what is expected from a revision on: something failed there.
+    fn expect_again(&mut self, revision: Revision) {
+        self.expected.split_off(&revision);
+        let objects = &self.round.plan.objects;
+        let first = objects.partition_point(|p| p.name.last < revision);
+        for i in first..self.begun {
+            self.expect(i);
+        }
+    }
 }

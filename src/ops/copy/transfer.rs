@@ -17,6 +17,7 @@ use crate::error::{Error, Reason, Result};
 use crate::prefix::Context;
 use crate::store::{EncryptingWriter, Unnamed, Upload};
 use crate::telemetry::progress::Step;
+use sha2::{Digest, Sha256};
 use std::io::{self, Read, Write};
 
 /// A snapshot that is in the target without its name.
@@ -77,6 +78,45 @@ pub(super) fn transfer(
     let (sealed, is_checked) = copied.map_err(at)?;
     let object = sealed.finish().map_err(copy_error)?.finish()?;
     Ok(Transferred { object, is_checked })
+}
+
+/// Returns whether the object that has a snapshot's name in the target has the same content, perhaps compressed or
+/// encrypted separately. A snapshot that is encrypted again counts as the same if no identity decrypts it: as in a plan,
+/// its name decides.
+///
+/// # Errors
+/// Fails with `SnapshotVanished`, or an error of either store.
+pub(super) fn has_same_content(
+    from: &Context,
+    to: &Context,
+    form: &Form,
+    snapshot: &Snapshot,
+    planned: &Planned,
+) -> Result<bool> {
+    let in_target = Snapshot {
+        name: planned.name.clone(),
+        path: planned.path.clone(),
+        bytes: to.store.size_of(&planned.path)?.unwrap_or_default(),
+        ..snapshot.clone()
+    };
+    match content_hash(to, &in_target) {
+        Ok(hash) => Ok(hash == content_hash(from, snapshot)?),
+        Err(e) if e.reason() == Reason::CannotDecrypt => Ok(!form.is_verbatim(&snapshot.name)),
+        Err(e) if e.reason().is_bad_data() => Ok(false),
+        Err(e) => Err(e),
+    }
+}
+
+/// Returns the SHA-256 of a snapshot's content.
+fn content_hash(ctx: &Context, snapshot: &Snapshot) -> Result<[u8; 32]> {
+    let mut hash = Sha256::new();
+    let payload = ctx.payload(snapshot)?;
+    let read_error = |e| Error::io("compare two snapshots", e);
+    for_each_piece(payload, ctx.store.cancel(), read_error, |piece| {
+        hash.update(piece);
+        Ok(())
+    })?;
+    Ok(hash.finalize().into())
 }
 
 fn copy_error(e: io::Error) -> Error {
