@@ -82,7 +82,7 @@ pub(super) struct VerifyArgs {
     all_tags: bool,
     /// Run a restore drill: start this etcd with the restored data, compare it, and write a key
     ///
-    /// etcd listens without TLS on a free port of 127.0.0.1, and has its data in --temp-dir; afterwards it is
+    /// etcd has its data in --temp-dir, and listens on a socket there that no other user can open; afterwards it is
     /// stopped and its data deleted. With --all-chains, there is a restore drill for each timeline. If
     /// authentication is enabled in the backup, give --user and --password of a user with the role root.
     #[arg(long, value_name = "PATH", conflicts_with = "endpoints")]

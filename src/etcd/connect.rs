@@ -117,6 +117,8 @@ pub enum Streams {
 #[derive(Clone)]
 pub struct Connector {
     options: Arc<Endpoints>,
+    /// The URL of the Unix socket to which every connection goes.
+    socket: Option<String>,
     handle: Handle,
     cancel: Cancel,
 }
@@ -139,6 +141,36 @@ impl Connector {
         user(&options)?;
         Ok(Connector {
             options: Arc::new(options),
+            socket: None,
+            handle,
+            cancel,
+        })
+    }
+
+    /// Connects to a single member by its Unix socket, whatever URLs it advertises. Of the options, only the user and
+    /// the times count.
+    ///
+    /// # Errors
+    /// `Usage` and `Configuration` for wrong options.
+    pub fn to_socket(
+        socket: &Path,
+        options: Endpoints,
+        handle: Handle,
+        cancel: Cancel,
+    ) -> Result<Self> {
+        let socket = format!("unix://{}", socket.display());
+        let options = Endpoints {
+            endpoints: vec![socket.clone()],
+            cacert: None,
+            cert: None,
+            key: None,
+            tls_secret: None,
+            ..options
+        };
+        user(&options)?;
+        Ok(Connector {
+            options: Arc::new(options),
+            socket: Some(socket),
             handle,
             cancel,
         })
@@ -246,7 +278,7 @@ impl Connector {
         }
         let timeout = self.options.command_timeout + self.options.dial_timeout;
         // Files are read for each connection, because a follower runs longer than its certificates are valid.
-        let tls = match endpoint.starts_with("http://") {
+        let tls = match endpoint.starts_with("http://") || self.socket.is_some() {
             true => None,
             false => tls(&self.options).map_err(AttemptError::Final)?,
         };
@@ -290,7 +322,9 @@ impl Connector {
             .or(endpoint.strip_prefix("http://"));
         let address = address.unwrap_or(endpoint);
         // tonic takes a URL with https:// only with its own TLS.
-        let mut channel = tonic::transport::Endpoint::from_shared(format!("http://{address}"))?
+        let url = self.socket.clone();
+        let url = url.unwrap_or_else(|| format!("http://{address}"));
+        let mut channel = tonic::transport::Endpoint::from_shared(url)?
             .connect_timeout(self.options.dial_timeout)
             .keep_alive_while_idle(true)
             .http2_keep_alive_interval(self.options.keepalive_time)

@@ -409,3 +409,34 @@ fn a_signal_leaves_no_etcd_behind() {
         }
     }
 }
+
+/// Anybody could connect to a port, read the decrypted backup, or take the port first and be given the password.
+#[test]
+fn a_local_user_finds_no_port_of_the_drill() {
+    let folder = scratch::folder().unwrap();
+    let temp = scratch::folder().unwrap();
+    let store = copy_fixture(FIXTURE);
+    let etcd = tools::etcd(EtcdVersion::V3_6);
+    let flags = folder.path().join("flags");
+    let mode = folder.path().join("mode");
+    let text = format!(
+        "#!/bin/sh\necho \"$@\" > {}\nstat -c %a . > {}\nexec {} \"$@\"\n",
+        flags.display(),
+        mode.display(),
+        etcd.display()
+    );
+    let script = script(folder.path(), "etcd", &text);
+    let (code, json) = drill(store.path(), &script, temp.path(), &[]);
+    assert_eq!(code, 0, "{json:#}");
+    let flags = fs::read_to_string(flags).unwrap();
+    let listens: Vec<&str> = flags.split("--listen-").skip(1).collect();
+    assert_eq!(listens.len(), 2, "{flags}");
+    for listen in listens {
+        assert!(listen.contains("-urls unix://"), "{listen}");
+    }
+    assert_eq!(fs::read_to_string(mode).unwrap(), "700\n");
+    let long = folder.path().join("x".repeat(100));
+    fs::create_dir(&long).unwrap();
+    let (code, json) = drill(store.path(), &etcd, &long, &[]);
+    assert_eq!((code, &json["reason"]), (78, &"Configuration".into()));
+}

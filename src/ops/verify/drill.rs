@@ -19,8 +19,9 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use std::ffi::OsStr;
 use std::fs::{File, Permissions};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -39,8 +40,14 @@ const PEER_URL: &str = "http://127.0.0.1:2380";
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
 /// The time between two checks of etcd.
 const TICK: Duration = Duration::from_millis(50);
-/// How often etcd is started if another program takes its port.
-const MAX_STARTS: u32 = 5;
+/// The URLs of etcd's Unix sockets. A number must follow the name, and no path is accepted: the sockets are in etcd's
+/// current directory, which is the drill's own.
+const CLIENTS_URL: &str = "unix://c:1";
+const PEERS_URL: &str = "unix://p:1";
+/// The name of the socket for clients.
+const SOCKET: &str = "c:1";
+/// The longest path of a socket, in bytes: `sun_path` of sockaddr_un has 108, with a zero at the end.
+const LONGEST_SOCKET_PATH: usize = 107;
 /// The largest part of etcd's log in an error message, taken from the end.
 const LOG_LINES: usize = 12;
 const LOG_BYTES: usize = 4 << 10;
@@ -184,41 +191,26 @@ impl Drill<'_> {
         )?;
         clock.warnings.extend(restored.warnings.iter().cloned());
         outcome.restore_seconds = restore_started.elapsed().as_secs_f64();
-        for attempt in 1.. {
-            let etcd_started = Instant::now();
-            let mut etcd = self.start(&data_dir, restored.database_bytes, &token)?;
-            match self.wait_until_healthy(&mut etcd) {
-                Ok((connector, cluster)) => {
-                    outcome.start_seconds = Some(etcd_started.elapsed().as_secs_f64());
-                    let restored_id = cluster_id.to_string();
-                    let checked =
-                        self.check(&connector, &cluster, &restored_id, &restored, outcome);
-                    // If etcd has died meanwhile, its log explains the failure.
-                    return checked.map_err(|e| etcd.explain(e));
-                }
-                // Another program took the port between the search for a free one and etcd's start.
-                Err(e)
-                    if e.reason() == Reason::DrillFailed
-                        && attempt < MAX_STARTS
-                        && etcd.log().contains("address already in use") => {}
-                Err(e) => return Err(etcd.explain(e)),
-            }
-        }
-        Ok(())
+        let etcd_started = Instant::now();
+        let mut etcd = self.start(&data_dir, restored.database_bytes, &token)?;
+        let healthy = self.wait_until_healthy(&mut etcd);
+        let (connector, cluster) = healthy.map_err(|e| etcd.explain(e))?;
+        outcome.start_seconds = Some(etcd_started.elapsed().as_secs_f64());
+        let restored_id = cluster_id.to_string();
+        let checked = self.check(&connector, &cluster, &restored_id, &restored, outcome);
+        // If etcd has died meanwhile, its log explains the failure.
+        checked.map_err(|e| etcd.explain(e))
     }
 
-    /// Starts etcd on the restored data directory, on free ports of 127.0.0.1. `bytes` is the size of the
-    /// database.
+    /// Starts etcd on the restored data directory. It listens on Unix sockets in the drill's directory alone, which no
+    /// other user can open. `bytes` is the size of the database.
     fn start(&self, data_dir: &Path, bytes: u64, token: &str) -> Result<RunningEtcd> {
-        let (clients, peers) =
-            two_free_ports().map_err(|e| Error::io("find a free port on 127.0.0.1", e))?;
         let log = self.folder.join("etcd.log");
         let out =
             File::create(&log).map_err(|e| Error::io(format!("create {}", log.display()), e))?;
         let err = out
             .try_clone()
             .map_err(|e| Error::io(format!("open {}", log.display()), e))?;
-        let url = |address: SocketAddr| format!("http://{address}");
         // If the database has reached the quota already, etcd refuses the write.
         let quota = (8u64 << 30).max(bytes.saturating_mul(2));
         let mut command = Command::new(&self.options.etcd);
@@ -226,9 +218,9 @@ impl Drill<'_> {
             .arg("--data-dir")
             .arg(data_dir)
             .args(["--name", NAME])
-            .args(["--listen-client-urls", &url(clients)])
-            .args(["--advertise-client-urls", &url(clients)])
-            .args(["--listen-peer-urls", &url(peers)])
+            .args(["--listen-client-urls", CLIENTS_URL])
+            .args(["--advertise-client-urls", CLIENTS_URL])
+            .args(["--listen-peer-urls", PEERS_URL])
             .args(["--initial-advertise-peer-urls", PEER_URL])
             .args(["--initial-cluster", &format!("{NAME}={PEER_URL}")])
             .args(["--initial-cluster-token", token])
@@ -251,26 +243,19 @@ impl Drill<'_> {
                 self.options.etcd.display()
             ))
         })?;
-        tracing::info!(pid = child.id(), clients = %clients, "started an etcd for the drill");
+        tracing::info!(pid = child.id(), "started an etcd for the drill");
         Ok(RunningEtcd {
             child: Some(child),
             log,
-            clients,
         })
     }
 
     /// Waits until etcd is healthy.
     fn wait_until_healthy(&self, etcd: &mut RunningEtcd) -> Result<(Connector, cluster::Cluster)> {
-        let endpoints = Endpoints {
-            endpoints: vec![format!("http://{}", etcd.clients)],
-            cacert: None,
-            cert: None,
-            key: None,
-            tls_secret: None,
-            ..self.options.client.clone()
-        };
         let store = &self.ctx.store;
-        let connector = Connector::new(endpoints, store.handle().clone(), store.cancel().clone())?;
+        let socket = self.folder.join(SOCKET);
+        let (options, handle) = (self.options.client.clone(), store.handle().clone());
+        let connector = Connector::to_socket(&socket, options, handle, store.cancel().clone())?;
         let deadline = Instant::now() + self.options.health_timeout;
         let mut last_problem = "it does not listen".to_owned();
         loop {
@@ -278,7 +263,7 @@ impl Drill<'_> {
             if etcd.has_ended()? {
                 return Err(failed("etcd ended before it was healthy"));
             }
-            if TcpStream::connect_timeout(&etcd.clients, TICK).is_ok() {
+            if UnixStream::connect(&socket).is_ok() {
                 match cluster::Cluster::observe(&connector) {
                     Ok(cluster) => return Ok((connector, cluster)),
                     Err(e) if e.reason() == Reason::Terminated => return Err(e),
@@ -395,16 +380,6 @@ impl Drill<'_> {
     }
 }
 
-/// Finds two different free ports on 127.0.0.1.
-fn two_free_ports() -> std::io::Result<(SocketAddr, SocketAddr)> {
-    // Both listeners are open at the same time, so the ports differ.
-    let (a, b) = (
-        TcpListener::bind("127.0.0.1:0")?,
-        TcpListener::bind("127.0.0.1:0")?,
-    );
-    Ok((a.local_addr()?, b.local_addr()?))
-}
-
 /// Returns the error for a failed write or read.
 fn write_failure(failure: AttemptError) -> Error {
     let e = failure.into_error();
@@ -451,7 +426,6 @@ fn kill_with_parent(_: &mut Command) {}
 struct RunningEtcd {
     child: Option<Child>,
     log: PathBuf,
-    clients: SocketAddr,
 }
 
 impl RunningEtcd {
@@ -543,6 +517,13 @@ impl DrillFolder {
             .permissions(Permissions::from_mode(0o700))
             .tempdir_in(temp_dir)
             .map_err(failed)?;
+        let socket = folder.path().join(SOCKET);
+        if socket.as_os_str().as_bytes().len() > LONGEST_SOCKET_PATH {
+            return Err(Reason::Configuration.error(format!(
+                "{} is longer than the {LONGEST_SOCKET_PATH} bytes of a socket's path: choose a shorter --temp-dir for the drill",
+                socket.display()
+            )));
+        }
         // The lock gets its name only after it is held: otherwise another drill could take the new directory
         // for one of a killed drill, and remove it.
         let new_lock = folder.path().join("lock.new");
