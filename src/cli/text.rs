@@ -129,21 +129,13 @@ impl Text {
         let header = header.iter().map(|&name| name.to_owned()).collect();
         let header = Row::new(header);
         let all: Vec<&Row> = std::iter::once(&header).chain(rows).collect();
-        let mut widths: Vec<usize> = Vec::new();
+        let mut widths = Widths::default();
         for row in &all {
-            for (i, cell) in row.cells.iter().enumerate() {
-                let width = cell.chars().count();
-                match widths.get_mut(i) {
-                    Some(widest) => *widest = width.max(*widest),
-                    None => widths.push(width),
-                }
-            }
+            widths.add(&row.cells);
         }
         for row in all {
-            let cells = row.cells.iter().zip(&widths);
-            let cells: Vec<String> = cells.map(|(cell, &w)| format!("{cell:w$}")).collect();
-            let cells = cells.join("  ");
-            let cells = cells.trim_end();
+            let cells = widths.row(&row.cells, "  ");
+            let cells = cells.as_str();
             match row.style {
                 Some(style) => self.text += &marked(style, cells),
                 None => self.text += cells,
@@ -193,6 +185,43 @@ pub(super) fn local_time(time: DateTime<Utc>) -> String {
 pub(super) fn log_time(point: &Point) {
     if let Some(time) = point.time {
         tracing::info!("as of {}", local_time(time));
+    }
+}
+
+/// The widest cell of a table, in characters: a longer one is cut.
+const WIDEST_CELL: usize = 1000;
+
+/// The widths of a table's columns, in characters.
+#[derive(Default)]
+pub(super) struct Widths(Vec<usize>);
+
+impl Widths {
+    /// Makes the columns as wide as the cells of a row.
+    pub(super) fn add(&mut self, row: &[String]) {
+        self.0.resize(self.0.len().max(row.len()), 0);
+        for (widest, cell) in self.0.iter_mut().zip(row) {
+            let width = cell.chars().take(WIDEST_CELL).count();
+            *widest = width.max(*widest);
+        }
+    }
+
+    /// Returns a row as a line: each cell is padded to the width of its column, and the end of a cell that is too long
+    /// is cut.
+    pub(super) fn row(&self, row: &[String], between: &str) -> String {
+        let mut text = String::new();
+        for (nth, cell) in row.iter().enumerate() {
+            let width = cell.chars().count();
+            if width > WIDEST_CELL {
+                text.extend(cell.chars().take(WIDEST_CELL - 1).chain(['…']));
+            } else {
+                text.push_str(cell);
+            }
+            let column = self.0.get(nth).copied().unwrap_or_default();
+            text.extend(std::iter::repeat_n(' ', column.saturating_sub(width)));
+            text.push_str(between);
+        }
+        text.truncate(text.trim_end().len());
+        text
     }
 }
 
@@ -401,6 +430,18 @@ mod tests {
         );
         let expected = "failed: one of the chains\n  error     the deltas have a\n            gap [RevisionGap]\n";
         assert_eq!(shown, expected.to_owned() + &table);
+    }
+
+    /// Once, the width of a format string was exceeded, and nothing was printed.
+    #[test]
+    fn a_tenants_image_name_of_66_000_characters_is_cut() {
+        let rows = ["é".repeat(66_000), "b".to_owned()].map(|cell| vec![cell, "x".to_owned()]);
+        let mut widths = Widths::default();
+        rows.iter().for_each(|row| widths.add(row));
+        let shown = rows.map(|row| widths.row(&row, "  "));
+        assert_eq!(shown[0].chars().count(), WIDEST_CELL + 3);
+        assert!(shown[0].ends_with("é…  x"), "{}", shown[0]);
+        assert_eq!(shown[1], format!("b{}  x", " ".repeat(WIDEST_CELL - 1)));
     }
 
     #[test]

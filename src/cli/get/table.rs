@@ -1,7 +1,7 @@
 //! `deltafold get KIND`: a table of the objects of a kind.
 
 use super::super::stream::Stream;
-use super::super::text;
+use super::super::text::{self, Widths};
 use super::Printer;
 use crate::base::duration;
 use crate::base::printable::line;
@@ -55,7 +55,7 @@ impl Printer<'_> {
         }
         let mut table = Table {
             waiting: vec![header],
-            widths: Vec::new(),
+            widths: None,
         };
         let mut has_rows = false;
         let now = point.time.unwrap_or_else(Utc::now);
@@ -165,40 +165,36 @@ fn deleted(deletion: &Deletion) -> String {
 struct Table {
     /// The rows until the widths are decided.
     waiting: Vec<Vec<String>>,
-    widths: Vec<usize>,
+    widths: Option<Widths>,
 }
 
 impl Table {
     fn add(&mut self, row: Vec<String>, out: &mut Stream) -> Result<()> {
-        if self.widths.is_empty() {
-            self.waiting.push(row);
-            if self.waiting.len() > ROWS_FOR_WIDTHS {
-                self.end(out)?;
-            }
-            return Ok(());
+        let row: Vec<String> = row.iter().map(|cell| line(cell).into_owned()).collect();
+        if let Some(widths) = &self.widths {
+            return Self::print(widths, &row, out);
         }
-        self.print(&row, out)
+        self.waiting.push(row);
+        if self.waiting.len() > ROWS_FOR_WIDTHS {
+            self.end(out)?;
+        }
+        Ok(())
     }
 
     /// Decides the widths, and prints the rows that wait.
     fn end(&mut self, out: &mut Stream) -> Result<()> {
         let waiting = std::mem::take(&mut self.waiting);
-        for row in &waiting {
-            self.widths.resize(self.widths.len().max(row.len()), 0);
-            for (width, cell) in self.widths.iter_mut().zip(row) {
-                *width = cell.chars().count().max(*width);
-            }
-        }
-        waiting.iter().try_for_each(|row| self.print(row, out))
+        let widths = self.widths.get_or_insert_with(|| {
+            let mut widths = Widths::default();
+            waiting.iter().for_each(|row| widths.add(row));
+            widths
+        });
+        let mut rows = waiting.iter();
+        rows.try_for_each(|row| Self::print(widths, row, out))
     }
 
-    fn print(&self, row: &[String], out: &mut Stream) -> Result<()> {
-        let widths = self.widths.iter().chain(std::iter::repeat(&0));
-        let cells = row.iter().zip(widths);
-        let cells: Vec<String> = cells
-            .map(|(cell, &width)| format!("{:width$}", line(cell)))
-            .collect();
-        let text = format!("{}\n", cells.join("   ").trim_end());
+    fn print(widths: &Widths, row: &[String], out: &mut Stream) -> Result<()> {
+        let text = widths.row(row, "   ") + "\n";
         out.write(text.as_bytes())
     }
 }
