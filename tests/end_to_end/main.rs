@@ -2,7 +2,6 @@
 mod support;
 
 mod book;
-mod controller_harness;
 mod controller_interrupted;
 mod controller_leases;
 mod controller_replicas;
@@ -12,7 +11,6 @@ mod controller_tasks;
 mod explore_page;
 mod explored_history;
 mod foreign_objects;
-mod harness_kubernetes;
 mod in_cluster;
 mod jobs_in_kubernetes;
 mod lock_leases;

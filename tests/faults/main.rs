@@ -16,7 +16,6 @@ mod full_disk;
 mod gc_faults;
 mod gc_model;
 mod gc_on_minio;
-mod harness_minio;
 mod histories_model;
 mod killed_midway;
 mod locks;

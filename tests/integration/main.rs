@@ -10,7 +10,6 @@ mod first_run;
 mod fold_equals_etcd;
 mod gc;
 mod golden_live;
-mod harness;
 mod histories;
 mod identity;
 mod maintain;

@@ -327,12 +327,6 @@ impl Etcd {
         }
     }
 
-    /// Returns the version that the server reports.
-    pub async fn version_string(&self) -> String {
-        let status = self.client().await.status().await.expect("etcd's status");
-        status.version().to_owned()
-    }
-
     /// Returns the newest revision. Waits for a leader, which must respond.
     pub async fn revision(&self) -> i64 {
         let options = GetOptions::new().with_count_only();
