@@ -308,12 +308,6 @@ impl Error {
         self
     }
 
-    /// Replaces a part of the message.
-    pub(crate) fn with(mut self, part: &str, by: &str) -> Self {
-        self.message = printable::message(self.message.replace(part, by));
-        self
-    }
-
     /// Returns the reason.
     pub fn reason(&self) -> Reason {
         self.reason

@@ -12,11 +12,11 @@ pub mod wal;
 pub use membership::{Cluster, ClusterId, Member, MemberId};
 
 use crate::error::{Error, Reason, Result};
-use rustix::fs::FlockOperation;
-use std::fs::{File, OpenOptions};
-use std::io::{ErrorKind, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::{Path, PathBuf};
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+use std::fs::File;
+use std::io::{self, ErrorKind};
+use std::path::Path;
 
 /// The raft term that a restored member starts with.
 const TERM: u64 = 1;
@@ -26,6 +26,32 @@ pub const DATABASE: &str = "snap/db";
 
 fn corrupt(message: impl Into<String>) -> Error {
     Reason::CorruptDataDir.error(message)
+}
+
+/// Opens a file of a member for reading. The member may belong to another user than the process, so no link is
+/// followed in place of the file, and opening a pipe does not wait for a writer. (The folder may be a link.)
+///
+/// # Errors
+/// Errors of the operating system; `PermissionDenied` if it is no regular file.
+pub fn open_file(path: &Path) -> io::Result<File> {
+    let refused = || {
+        io::Error::new(
+            ErrorKind::PermissionDenied,
+            "it is a link, a pipe or something else that is no regular file: look who made it, then remove it",
+        )
+    };
+    let flags =
+        OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let file: File = match rustix::fs::open(path, flags, Mode::empty()) {
+        // A link; a socket.
+        Err(Errno::LOOP | Errno::NXIO) => return Err(refused()),
+        fd => fd?.into(),
+    };
+    if file.metadata()?.is_file() {
+        Ok(file)
+    } else {
+        Err(refused())
+    }
 }
 
 /// Whether a running etcd uses the member in `member_dir` (the folder with `snap/db`) with its WAL in
@@ -74,7 +100,7 @@ fn is_record_locked(path: &Path) -> Result<bool> {
 
 /// Whether the file is locked: `lock` takes and releases a lock on it.
 fn probe(path: &Path, lock: impl Fn(&File) -> rustix::io::Result<()>) -> Result<bool> {
-    let file = match File::open(path) {
+    let file = match open_file(path) {
         Ok(file) => file,
         // The file or its folder is missing.
         Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
@@ -90,29 +116,4 @@ fn probe(path: &Path, lock: impl Fn(&File) -> rustix::io::Result<()>) -> Result<
             e.into(),
         )),
     }
-}
-
-/// Writes a new file of mode 0600, and syncs it and its folder. If `len` is larger than the content, the file
-/// is extended to that size without allocating disk space.
-fn write_new(dir: &Path, name: &str, bytes: &[u8], len: u64) -> Result<PathBuf> {
-    let path = dir.join(name);
-    let failed = |e: std::io::Error| match e.kind() {
-        ErrorKind::AlreadyExists => {
-            Reason::TargetExists.error(format!("{} already exists", path.display()))
-        }
-        _ => Error::io(format!("write {}", path.display()), e),
-    };
-    let mut file = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(&path)
-        .map_err(failed)?;
-    file.write_all(bytes).map_err(failed)?;
-    if len > bytes.len() as u64 {
-        file.set_len(len).map_err(failed)?;
-    }
-    file.sync_all().map_err(failed)?;
-    install::sync_directory(dir)?;
-    Ok(path)
 }

@@ -6,12 +6,13 @@
 
 use crate::base::protobuf::Value::{Bytes, Varint};
 use crate::base::protobuf::{Value, message, take_field, take_varint};
+use crate::datadir::install::Dir;
 use crate::datadir::membership::go_json;
-use crate::datadir::{Cluster, MemberId, TERM, corrupt, wal, write_new};
+use crate::datadir::{Cluster, MemberId, TERM, corrupt, open_file, wal};
 use crate::error::{Error, Result};
 use crc_fast::crc32_iscsi;
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
@@ -31,14 +32,14 @@ pub struct Metadata {
     pub learners: Vec<MemberId>,
 }
 
-/// Writes `<term>-<index>.snap` (16 hexadecimal digits each) into the existing folder `dir`, and syncs both.
+/// Writes `<term>-<index>.snap` (16 hexadecimal digits each) into `dir`, and syncs both.
 /// Returns the path of the file.
 ///
 /// # Errors
 /// `TargetExists`; `Io`, `NoSpace`, `PermissionDenied`.
-pub fn write(dir: &Path, cluster: &Cluster) -> Result<PathBuf> {
+pub fn write(dir: &Dir, cluster: &Cluster) -> Result<PathBuf> {
     let name = format!("{TERM:016x}-{:016x}.snap", cluster.index());
-    write_new(dir, &name, &encode(cluster), 0)
+    dir.write(&name, &encode(cluster), 0)
 }
 
 /// Encodes the file: a `snappb.Snapshot` with crc (1) and data (2), which is a `raftpb.Snapshot` with data
@@ -114,7 +115,7 @@ fn v2_store(cluster: &Cluster) -> String {
 pub fn read(path: &Path) -> Result<Metadata> {
     let failed = |e| Error::io(format!("read {}", path.display()), e);
     let mut bytes = Vec::new();
-    let file = File::open(path).map_err(failed)?;
+    let file = open_file(path).map_err(failed)?;
     file.take(MAX_SIZE + 1)
         .read_to_end(&mut bytes)
         .map_err(failed)?;
@@ -253,7 +254,8 @@ mod tests {
     fn a_written_snapshot_can_be_read() {
         let dir = tempfile::tempdir().unwrap();
         let cluster = three("a");
-        let path = write(dir.path(), &cluster).unwrap();
+        let opened = Dir::open(dir.path()).unwrap();
+        let path = write(&opened, &cluster).unwrap();
         assert!(path.ends_with("0000000000000001-0000000000000003.snap"));
         let m = read(&path).unwrap();
         let ids: Vec<MemberId> = cluster.members().iter().map(|m| m.id).collect();
@@ -268,7 +270,7 @@ mod tests {
             1000
         );
         assert_eq!(
-            write(dir.path(), &cluster).unwrap_err().reason(),
+            write(&opened, &cluster).unwrap_err().reason(),
             crate::Reason::TargetExists
         );
         assert_eq!(list(dir.path()).unwrap(), [path]);

@@ -521,16 +521,22 @@ async fn with_a_wal_directory() {
     let path = segment(&wal);
     flip(&path, find(&path, b"lived/0002"));
     let (old_wal, old_member) = (fs::read(&path).unwrap(), files(&data.join("member")));
+    // The operator moves the bad WAL away, as the message says.
+    let moved = folder.path().join("wal.old");
+    let refused = [&["--if-needed", "full"], &args[..]].concat();
+    let (code, json, stderr) = restore(store.path(), &data, &refused);
+    assert_eq!((code, &json["reason"]), (73, &"TargetExists".into()));
+    let mv = format!("mv {wal_text} {}", moved.display());
+    assert!(stderr.contains(&mv), "{stderr}");
+    assert!(fs::read(&path).unwrap() == old_wal);
+    assert!(files(&data.join("member")) == old_member);
+    fs::rename(&wal, &moved).unwrap();
     let json = run(&args);
-    assert_eq!(decided(&json), WAL);
+    assert_eq!(decided(&json), ("Restore", "WalMissing"));
     let kept = json["kept_aside"].as_array().unwrap();
-    let kept: Vec<_> = kept
-        .iter()
-        .map(|k| Path::new(k.as_str().unwrap()))
-        .collect();
-    assert_eq!(kept.len(), 2, "{kept:?}");
-    assert!(fs::read(kept[0].join(path.file_name().unwrap())).unwrap() == old_wal);
-    assert!(files(kept[1]) == old_member);
+    assert_eq!(kept.len(), 1, "{kept:?}");
+    assert!(files(Path::new(kept[0].as_str().unwrap())) == old_member);
+    assert!(fs::read(moved.join(path.file_name().unwrap())).unwrap() == old_wal);
     assert_whole(&data, Some(&wal), hash_of_fixture(), "with a WAL directory");
     let etcd = Etcd::start_with(VERSION, &data, &options);
     assert_eq!(etcd.revision().await, LAST);

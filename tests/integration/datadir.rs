@@ -7,6 +7,7 @@ use crate::support::scratch;
 use crate::support::tools::{self, EtcdVersion};
 use crate::support::{fixtures_dir, seed};
 use deltafold::bolt::Database;
+use deltafold::datadir::install::Dir;
 use deltafold::datadir::{self, Cluster, snap, wal};
 use deltafold::mvcc::history::Base;
 use etcd_client::{PutOptions, Txn, TxnOp};
@@ -121,8 +122,8 @@ fn replace(data_dir: &Path, cluster: &Cluster) {
     let (wal, snap) = (data_dir.join("member/wal"), data_dir.join("member/snap"));
     fs::remove_file(only(&wal, ".wal")).unwrap();
     fs::remove_file(only(&snap, ".snap")).unwrap();
-    wal::create(&wal, cluster).unwrap();
-    snap::write(&snap, cluster).unwrap();
+    wal::create(&Dir::open(&wal).unwrap(), cluster).unwrap();
+    snap::write(&Dir::open(&snap).unwrap(), cluster).unwrap();
 }
 
 /// Returns the v2 store inside a `.snap`.
@@ -150,7 +151,7 @@ fn files_are_those_of_etcdutl() {
             let theirs = wal::read(&wal_dir).unwrap();
             let ours_dir = folder.path().join(format!("ours-{version}-{n}"));
             fs::create_dir(&ours_dir).unwrap();
-            let our_wal = wal::create(&ours_dir, &cluster).unwrap();
+            let our_wal = wal::create(&Dir::open(&ours_dir).unwrap(), &cluster).unwrap();
             assert_eq!(theirs, wal::read(&ours_dir).unwrap(), "{what}");
             let their_wal = only(&wal_dir, ".wal");
             assert_eq!(our_wal.file_name(), their_wal.file_name());
@@ -171,7 +172,7 @@ fn files_are_those_of_etcdutl() {
             };
             assert_eq!(entries(&ours_dir), entries(&wal_dir), "{what}");
 
-            let our_snap = snap::write(&ours_dir, &cluster).unwrap();
+            let our_snap = snap::write(&Dir::open(&ours_dir).unwrap(), &cluster).unwrap();
             let their_snap = only(&snap_dir, ".snap");
             assert_eq!(our_snap.file_name(), their_snap.file_name());
             let meta = snap::read(&their_snap).unwrap();

@@ -1,8 +1,8 @@
 //! The user that owns the data directory, such as etcd's, attacks the user that restores into it, such as root.
 
-use crate::support::disk::in_a_mount_namespace;
+use crate::support::disk::{in_a_mount_namespace, wrapped};
 use crate::support::{copy_fixture, deltafold, run_json, scratch};
-use serde_json::json;
+use rustix::fs::{CWD, FileType, Mode, mknodat};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -43,36 +43,14 @@ fn the_owner_of_a_data_directory_cannot_lead_root_out_of_it() {
     let root = scratch::folder().unwrap();
     let (data, secret) = (root.path().join("data"), root.path().join("rootonly"));
     let staging = data.join(".deltafold-restore");
-    let aside = "../../../rootonly/x";
-    let wal = root.path().join("wal");
     type Plant = Box<dyn Fn()>;
-    let journal = |content: serde_json::Value| -> Plant {
-        let staging = staging.clone();
-        Box::new(move || {
-            fs::create_dir_all(staging.join("new/member/snap")).unwrap();
-            fs::create_dir_all(staging.join("member/snap")).unwrap();
-            for member in ["new/member", "member"] {
-                fs::write(staging.join(member).join("snap/db"), "theirs").unwrap();
-            }
-            fs::write(staging.join("journal"), content.to_string()).unwrap();
-        })
-    };
-    let (of_link, of_tree) = ((staging.clone(), secret.clone()), staging.clone());
-    let tree = secret.clone();
-    let plants: [(&str, Plant); 4] = [
+    let (of_link, of_member) = ((staging.clone(), secret.clone()), staging.clone());
+    let plants: [(&str, Plant); 2] = [
         (
-            "a name in a folder of root",
-            journal(json!({"aside": aside, "wal": null})),
-        ),
-        (
-            "a file of root",
-            journal(json!({"aside": "bad-1", "wal": [wal, "../rootonly/shadow"]})),
-        ),
-        (
-            "a tree of root",
+            "a member that seems to be a previous one",
             Box::new(move || {
-                fs::create_dir_all(&of_tree).unwrap();
-                fs::write(of_tree.join("wal-dir"), tree.to_str().unwrap()).unwrap();
+                fs::create_dir_all(of_member.join("member/snap")).unwrap();
+                fs::write(of_member.join("member/snap/db"), "theirs").unwrap();
             }),
         ),
         (
@@ -145,4 +123,57 @@ fn a_member_of_another_user_is_replaced_and_kept() {
     let kept = result["kept_aside"][0].as_str().unwrap();
     assert_eq!(fs::metadata(kept).unwrap().uid(), owner);
     assert_eq!(restore().1["status"], "NotNeeded");
+}
+
+/// A pipe has no writer, so opening it as a file would never end. A link may lead to any file of root.
+#[test]
+fn the_owner_of_a_data_directory_cannot_hang_root_by_a_pipe_or_mislead_it_by_a_link() {
+    let store = copy_fixture("kubernetes");
+    let root = scratch::folder().unwrap();
+    let (data, secret) = (root.path().join("data"), root.path().join("rootonly"));
+    fs::write(&secret, "root's").unwrap();
+    let restore = |args: &[&str]| {
+        let mut c = deltafold();
+        c.args(["restore", "--output", "json", "--store"]);
+        c.arg(store.path()).arg("--data-dir").arg(&data).args(args);
+        run_json(&mut wrapped(&["timeout", "60"], &[], &c))
+    };
+    let (code, _, stderr) = restore(&[]);
+    assert_eq!(code, 0, "{stderr}");
+    let segment = "member/wal/0000000000000000-0000000000000000.wal";
+    // etcd would read the newest .snap first.
+    let snap = "member/snap/ffffffffffffffff-ffffffffffffffff.snap";
+    let dry_run = ["--if-needed", "full", "--dry-run"];
+    for name in ["member/snap/db", segment, snap] {
+        let path = data.join(name);
+        let aside = root.path().join("aside");
+        if path.exists() {
+            fs::rename(&path, &aside).unwrap();
+        }
+        for kind in ["pipe", "link"] {
+            match kind {
+                "pipe" => mknodat(CWD, &path, FileType::Fifo, Mode::RWXU, 0).unwrap(),
+                _ => std::os::unix::fs::symlink(&secret, &path).unwrap(),
+            }
+            for args in [&dry_run[..2], &["--if-needed", "sanity"], &dry_run, &[]] {
+                let what = format!("{name} is a {kind}, {args:?}");
+                let (code, result, stderr) = restore(args);
+                // Without --if-needed, a .snap is not read.
+                let expected = match args.is_empty() && name == snap {
+                    true => (73, "TargetExists"),
+                    false => (77, "PermissionDenied"),
+                };
+                let got = (code, result["reason"].as_str().unwrap_or_default());
+                assert_eq!(got, expected, "{what}: {stderr}");
+                let is_named = stderr.contains(path.to_str().unwrap());
+                assert!(is_named || expected.0 == 73, "{what}: {stderr}");
+            }
+            fs::remove_file(&path).unwrap();
+        }
+        if aside.exists() {
+            fs::rename(&aside, &path).unwrap();
+        }
+    }
+    assert_eq!(fs::read(&secret).unwrap(), b"root's");
+    assert_eq!(restore(&dry_run).1["status"], "NotNeeded");
 }

@@ -2,22 +2,28 @@
 //!
 //! Called by `datadir::install`.
 
-use crate::base::none_if_missing;
 use crate::error::{Error, Reason, Result};
-use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, RenameFlags};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::{
+    AtFlags, FlockOperation, Mode, OFlags, RenameFlags, mkdirat, open, openat, renameat,
+    renameat_with, statat, unlinkat,
+};
 use rustix::io::Errno;
-use std::ffi::OsStr;
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::ffi::CString;
+use std::fs::{DirBuilder, File};
 use std::io::{self, Write};
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 /// The modes that etcd uses.
 const DIRECTORY_MODE: u32 = 0o700;
 const FILE_MODE: u32 = 0o600;
-/// The file name extension of WAL segments.
-const SEGMENT_EXTENSION: &str = "wal";
+/// Opens a directory, and nothing else.
+const DIRECTORY: OFlags = OFlags::RDONLY
+    .union(OFlags::DIRECTORY)
+    .union(OFlags::CLOEXEC);
+/// The most levels of directories that are searched or removed. A member has two.
+const MAX_LEVELS: u32 = 32;
 
 /// Returns a function that turns an error of this operation into ours.
 pub(super) fn io_error<'p>(operation: &'p str, path: &'p Path) -> impl Fn(io::Error) -> Error + 'p {
@@ -64,51 +70,48 @@ impl Drop for Dir {
 
 impl Dir {
     /// Opens a directory that the user named, so its path may have links.
-    pub(super) fn open_if_exists(path: &Path) -> Result<Option<Self>> {
-        let file = none_if_missing(File::open(path)).map_err(io_error("open", path))?;
-        Ok(file.map(|file| Dir {
-            file,
-            path: path.to_owned(),
-            is_locked: false,
-        }))
-    }
-
-    /// Opens a directory that the user named, and takes an exclusive lock on it until it is dropped.
     ///
     /// # Errors
-    /// `TargetInUse` if another process holds the lock; `Io`, `PermissionDenied`.
-    pub(super) fn lock(path: &Path) -> Result<Self> {
-        let file = File::open(path).map_err(io_error("open", path))?;
-        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Err(Errno::WOULDBLOCK) => Err(Reason::TargetInUse.error(format!(
-                "another restore into {} is running",
-                path.display()
-            ))),
-            // Some network file systems cannot lock directories. Without the lock only this check is missing.
-            Err(_) | Ok(()) => Ok(Dir {
-                file,
-                path: path.to_owned(),
-                is_locked: true,
-            }),
+    /// `Io`, `PermissionDenied`.
+    pub fn open(path: &Path) -> Result<Self> {
+        let fd = open(path, DIRECTORY, Mode::empty());
+        let fd = fd.map_err(|e| io_error("open", path)(e.into()))?;
+        Ok(Dir {
+            file: fd.into(),
+            path: path.to_owned(),
+            is_locked: false,
+        })
+    }
+
+    /// Like [`open`](Self::open), of a directory that may be missing.
+    pub(super) fn open_if_exists(path: &Path) -> Result<Option<Self>> {
+        match open(path, DIRECTORY, Mode::empty()) {
+            Err(Errno::NOENT) => Ok(None),
+            _ => Self::open(path).map(Some),
         }
     }
 
-    /// Returns the path by which the directory was reached.
+    /// Takes an exclusive lock on the directory until it is dropped.
+    ///
+    /// # Errors
+    /// `TargetInUse` if another process holds the lock.
+    pub(super) fn lock(mut self) -> Result<Self> {
+        match rustix::fs::flock(&self.file, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) => Err(Reason::TargetInUse.error(format!(
+                "another restore into {} is running",
+                self.path.display()
+            ))),
+            // Some network file systems cannot lock directories. Without the lock only this check is missing.
+            Err(_) | Ok(()) => {
+                self.is_locked = true;
+                Ok(self)
+            }
+        }
+    }
+
+    /// Returns the path by which the directory was reached, for messages and for reading.
     pub fn path(&self) -> &Path {
         &self.path
-    }
-
-    /// Returns the path of a name in this directory that stays valid if somebody replaces a directory above.
-    pub fn at(&self, name: &str) -> PathBuf {
-        Path::new("/proc/self/fd")
-            .join(self.file.as_raw_fd().to_string())
-            .join(name)
-    }
-
-    /// Puts the directory's own path into an error that has the one of [`at`](Self::at).
-    pub fn explain(&self, e: Error) -> Error {
-        let path = self.path.join("");
-        e.with(&self.at("").to_string_lossy(), &path.to_string_lossy())
     }
 
     fn error(&self, action: &str, name: &str, e: impl Into<io::Error>) -> Error {
@@ -121,14 +124,13 @@ impl Dir {
     /// `PermissionDenied` if it is a link, belongs to another user, or others can write to it; `Io`.
     pub(super) fn own(&self, name: &str) -> Result<Option<Self>> {
         let path = self.path.join(name);
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let refused = |why: String| {
             Reason::PermissionDenied.error(format!(
                 "{} {why}, so it is not what a restore of this user left: look who made it, then remove it",
                 path.display()
             ))
         };
-        let fd = match rustix::fs::openat(&self.file, name, flags, Mode::empty()) {
+        let fd = match open_directory(self.file.as_fd(), name) {
             Err(Errno::NOENT) => return Ok(None),
             Err(Errno::LOOP | Errno::NOTDIR) => return Err(refused("is no directory".to_owned())),
             fd => fd.map_err(|e| self.error("open", name, e))?,
@@ -159,32 +161,50 @@ impl Dir {
 
     /// Creates a directory in this one, unless we have one of this name.
     pub(super) fn make(&self, name: &str) -> Result<Self> {
-        match rustix::fs::mkdirat(&self.file, name, Mode::from_raw_mode(DIRECTORY_MODE)) {
+        match mkdirat(&self.file, name, Mode::from_raw_mode(DIRECTORY_MODE)) {
             Ok(()) | Err(Errno::EXIST) => self.need_own(name),
             Err(e) => Err(self.error("create", name, e)),
         }
     }
 
-    /// Writes and syncs a file in a directory of ours.
-    pub(super) fn create(&self, name: &str, content: &[u8]) -> Result<()> {
-        let write = || {
-            let mut options = OpenOptions::new();
-            options.write(true).create(true).truncate(true);
-            let mut file = options.mode(FILE_MODE).open(self.at(name))?;
-            file.write_all(content)?;
-            file.sync_all()
-        };
-        write().map_err(|e| self.error("write", name, e))
+    /// Creates a file that only its owner can read, as etcd does.
+    ///
+    /// # Errors
+    /// `TargetExists`; `Io`, `NoSpace`, `PermissionDenied`.
+    pub fn create(&self, name: &str) -> Result<File> {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        match openat(&self.file, name, flags, Mode::from_raw_mode(FILE_MODE)) {
+            Ok(fd) => Ok(fd.into()),
+            Err(Errno::EXIST) => {
+                let path = self.path.join(name);
+                Err(Reason::TargetExists.error(format!("{} already exists", path.display())))
+            }
+            Err(e) => Err(self.error("write", name, e)),
+        }
     }
 
-    /// Returns the content of a file in a directory of ours, if there is one.
-    pub(super) fn read(&self, name: &str) -> Result<Option<Vec<u8>>> {
-        none_if_missing(fs::read(self.at(name))).map_err(|e| self.error("read", name, e))
+    /// Writes a new file, and syncs it and the directory. Returns its path. If `len` is larger than the content, the
+    /// file is extended to that size in bytes without allocating disk space.
+    ///
+    /// # Errors
+    /// `TargetExists`; `Io`, `NoSpace`, `PermissionDenied`.
+    pub fn write(&self, name: &str, content: &[u8], len: u64) -> Result<PathBuf> {
+        let mut file = self.create(name)?;
+        let mut write = || {
+            file.write_all(content)?;
+            if len > content.len() as u64 {
+                file.set_len(len)?;
+            }
+            file.sync_all()
+        };
+        write().map_err(|e| self.error("write", name, e))?;
+        self.sync()?;
+        Ok(self.path.join(name))
     }
 
     /// Whether there is anything of this name.
     pub(super) fn exists(&self, name: &str) -> Result<bool> {
-        match rustix::fs::statat(&self.file, name, AtFlags::SYMLINK_NOFOLLOW) {
+        match statat(&self.file, name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(_) => Ok(true),
             Err(Errno::NOENT) => Ok(false),
             Err(e) => Err(self.error("inspect", name, e)),
@@ -194,26 +214,69 @@ impl Dir {
     /// Moves a file or directory without replacing another one.
     pub(super) fn rename(&self, name: &str, to: &Dir, new: &str) -> Result<()> {
         let (from, into) = (&self.file, &to.file);
-        let renamed = match rustix::fs::renameat_with(from, name, into, new, RenameFlags::NOREPLACE)
-        {
+        let renamed = match renameat_with(from, name, into, new, RenameFlags::NOREPLACE) {
             // Some file systems do not support flags.
-            Err(Errno::INVAL | Errno::NOSYS) if !to.exists(new)? => {
-                rustix::fs::renameat(from, name, into, new)
-            }
+            Err(Errno::INVAL | Errno::NOSYS) if !to.exists(new)? => renameat(from, name, into, new),
             other => other,
         };
         renamed.map_err(|e| to.error("rename to", new, e))
     }
 
-    pub(super) fn remove(&self, name: &str) -> Result<()> {
-        let removed = rustix::fs::unlinkat(&self.file, name, AtFlags::empty());
-        removed.map_err(|e| self.error("remove", name, e))
+    /// Exchanges two directories or files in one step.
+    pub(super) fn exchange(&self, name: &str, with: &Dir, other: &str) -> io::Result<()> {
+        let (from, into) = (&self.file, &with.file);
+        Ok(renameat_with(
+            from,
+            name,
+            into,
+            other,
+            RenameFlags::EXCHANGE,
+        )?)
+    }
+
+    /// Removes a file from a directory in this one. Returns whether it was there.
+    pub(super) fn remove_in(&self, directory: &str, name: &str) -> Result<bool> {
+        let removed = open_directory(self.file.as_fd(), directory)
+            .and_then(|at| unlinkat(at, name, AtFlags::empty()));
+        match removed {
+            Ok(()) => Ok(true),
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => Ok(false),
+            Err(e) => Err(self.error("remove a file in", directory, e)),
+        }
+    }
+
+    /// Whether there is anything of this name in a directory in this one.
+    pub(super) fn holds_in(&self, directory: &str, name: &str) -> Result<bool> {
+        let found = open_directory(self.file.as_fd(), directory)
+            .and_then(|at| statat(at, name, AtFlags::SYMLINK_NOFOLLOW));
+        match found {
+            Ok(_) => Ok(true),
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => Ok(false),
+            Err(e) => Err(self.error("inspect", directory, e)),
+        }
     }
 
     /// Removes a directory with all that is in it, if it exists.
     pub(super) fn remove_all(&self, name: &str) -> Result<()> {
-        let removed = none_if_missing(fs::remove_dir_all(self.at(name)));
-        removed.map(drop).map_err(|e| self.error("remove", name, e))
+        let name = &c_string(name)?;
+        match remove_tree(self.file.as_fd(), name, MAX_LEVELS) {
+            Ok(()) => Ok(()),
+            Err(Errno::NOENT) => Ok(()),
+            Err(e) => Err(self.error("remove", &name.to_string_lossy(), e)),
+        }
+    }
+
+    /// Returns the names in the directory.
+    pub(super) fn names(&self) -> Result<Vec<String>> {
+        let names = names(self.file.as_fd()).map_err(|e| self.error("list", "", e))?;
+        let text = |name: CString| name.to_string_lossy().into_owned();
+        Ok(names.into_iter().map(text).collect())
+    }
+
+    /// Whether there is any file below a directory of this name, or instead of it.
+    pub(super) fn holds_files(&self, name: &str) -> Result<bool> {
+        let held = holds_files(self.file.as_fd(), &c_string(name)?, MAX_LEVELS);
+        held.map_err(|e| self.error("look into", name, e))
     }
 
     /// Syncs the directory, so that the names in it survive a crash.
@@ -238,39 +301,51 @@ pub fn sync_directory(dir: &Path) -> Result<()> {
     synced.map_err(io_error("sync", dir))
 }
 
-/// Whether there is any file below a directory of this name, or instead of it.
-pub(super) fn holds_files(dir: &Dir, name: &str) -> Result<bool> {
-    fn search(path: &Path) -> io::Result<bool> {
-        for entry in fs::read_dir(path)? {
-            let entry = entry?;
-            if !entry.file_type()?.is_dir() || search(&entry.path())? {
-                return Ok(true);
-            }
-        }
-        Ok(false)
-    }
-    let path = dir.at(name);
-    let there = none_if_missing(path.symlink_metadata()).and_then(|found| match found {
-        None => Ok(false),
-        Some(found) => Ok(!found.is_dir() || search(&path)?),
-    });
-    there.map_err(|e| dir.error("look into", name, e))
+fn c_string(name: &str) -> Result<CString> {
+    CString::new(name).map_err(|e| Error::internal(format!("a name of a file: {e}")))
 }
 
-/// Returns the sorted names of the WAL segments in a directory.
-pub(super) fn segments(dir: &Dir) -> Result<Vec<String>> {
-    let list = || -> io::Result<Vec<String>> {
-        let mut names = Vec::new();
-        for entry in fs::read_dir(dir.at(""))? {
-            let name = entry?.file_name();
-            if Path::new(&name).extension() == Some(OsStr::new(SEGMENT_EXTENSION))
-                && let Some(name) = name.to_str()
-            {
-                names.push(name.to_owned());
-            }
+/// Opens a directory in another one, without following a link.
+fn open_directory(at: BorrowedFd<'_>, name: impl rustix::path::Arg) -> Result<OwnedFd, Errno> {
+    openat(at, name, DIRECTORY | OFlags::NOFOLLOW, Mode::empty())
+}
+
+fn names(at: BorrowedFd<'_>) -> Result<Vec<CString>, Errno> {
+    let mut names = Vec::new();
+    for entry in rustix::fs::Dir::read_from(at)? {
+        let name = entry?.file_name().to_owned();
+        if !matches!(name.to_bytes(), b"." | b"..") {
+            names.push(name);
         }
-        names.sort_unstable();
-        Ok(names)
+    }
+    Ok(names)
+}
+
+fn holds_files(at: BorrowedFd<'_>, name: &CString, levels: u32) -> Result<bool, Errno> {
+    let directory = match open_directory(at, name) {
+        Ok(directory) if levels > 0 => directory,
+        Err(Errno::NOENT) => return Ok(false),
+        // Whatever is deeper than any member is kept like a file.
+        Ok(_) | Err(Errno::NOTDIR | Errno::LOOP) => return Ok(true),
+        Err(e) => return Err(e),
     };
-    list().map_err(|e| dir.error("list", "", e))
+    for name in names(directory.as_fd())? {
+        if holds_files(directory.as_fd(), &name, levels - 1)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+fn remove_tree(at: BorrowedFd<'_>, name: &CString, levels: u32) -> Result<(), Errno> {
+    let directory = match open_directory(at, name) {
+        Err(Errno::NOTDIR | Errno::LOOP) => return unlinkat(at, name, AtFlags::empty()),
+        directory => directory?,
+    };
+    if levels > 0 {
+        for name in names(directory.as_fd())? {
+            remove_tree(directory.as_fd(), &name, levels - 1)?;
+        }
+    }
+    unlinkat(at, name, AtFlags::REMOVEDIR)
 }

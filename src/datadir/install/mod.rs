@@ -1,29 +1,30 @@
 //! Installs a restored member: stages its files in the data directory, then moves them to their final place, even
 //! if the process is killed meanwhile.
 //!
-//! Before the journal is written, nothing but staged files exists: the next restore removes them. From then on
-//! only moves are left, and the next restore completes them. This module moves files and does not read them.
-//! Called by `ops::restore`.
+//! An existing member and the staged one are exchanged in one rename. So a kill leaves the old member or the new
+//! one, and the next restore tidies up. This module moves files and does not read them. Called by `ops::restore`.
+//!
+//! With a WAL directory of its own, no single rename puts both in place. The order is then: the old member is moved
+//! aside, the new segment gets its place in the empty WAL directory, and the member comes last. So etcd never sees a
+//! member with another member's WAL.
 //!
 //! The data directory may belong to another user, often etcd's. So what lies below a staging folder is believed
 //! only if that folder is ours, and every step is relative to an open directory, without following links.
 //!
 //! ```text
 //! DIR/member                       the member that etcd uses
-//! DIR/.deltafold-restore/member    the staged member
-//! DIR/.deltafold-restore/journal   written before the first move, deleted after the last one
+//! DIR/.deltafold-restore/member    the staged member; after the exchange, the previous one
 //! DIR/member.bad-<time>            the previous member, kept aside
 //! WAL-DIR/.deltafold-restore       with --wal-dir only: the staged segment
-//! WAL-DIR/bad-<time>               with --wal-dir only: the previous segments, kept aside
 //! ```
 
 mod files;
 
 pub use files::{Dir, sync_directory};
 
+use crate::base::shell;
 use crate::error::{Error, Reason, Result};
-use files::{create_directory, holds_files, resolve_links, segments};
-use serde::{Deserialize, Serialize};
+use files::{create_directory, resolve_links};
 use std::cmp::Reverse;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -32,7 +33,13 @@ use std::path::{Path, PathBuf};
 pub const MEMBER: &str = "member";
 /// The staging folder, in the data directory and in the directory of `--wal-dir`.
 pub const STAGING: &str = ".deltafold-restore";
-const JOURNAL: &str = "journal";
+/// An empty file in a staged member, until it is in place. It tells a staged member from a previous one.
+const UNFINISHED: &str = ".deltafold-unfinished";
+/// Folders of a staged member.
+const SNAP: &str = "snap";
+const WAL: &str = "wal";
+/// What a new file system has in its root.
+const LOST_AND_FOUND: &str = "lost+found";
 
 /// The data directory and the WAL directory of a member.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,34 +48,14 @@ pub struct InstallTarget {
     wal_dir: Option<PathBuf>,
 }
 
-/// The content of the journal.
-#[derive(Debug, Serialize, Deserialize)]
-struct Journal {
-    /// The suffix of the names under which the previous files are kept: `bad-<time>`.
-    aside: String,
-    /// The directory of `--wal-dir`, and the name of the new segment in it.
-    wal: Option<(PathBuf, String)>,
-}
-
-impl Journal {
-    /// Whether its names have the form in which a restore writes them, so that none leads out of a directory.
-    fn is_sound(&self) -> bool {
-        let is_of = |text: &str, set: &str| text.chars().all(|c| set.contains(c));
-        let aside = self.aside.strip_prefix("bad-");
-        let segment = self.wal.as_ref().map(|(_, name)| name.strip_suffix(".wal"));
-        aside.is_some_and(|time| is_of(time, "0123456789TZ-"))
-            && segment.is_none_or(|name| name.is_some_and(|n| is_of(n, "0123456789abcdef-")))
-    }
-}
-
 /// What was done about an earlier restore that was interrupted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Leftover {
     /// No restore was interrupted.
     None,
-    /// The moves had begun; they were completed.
+    /// The new member was in place; the previous one was moved to its name.
     Completed,
-    /// The moves had not begun; the staged files were removed.
+    /// The new member was not in place; the staged files were removed.
     Undone,
 }
 
@@ -85,6 +72,8 @@ impl InstallTarget {
         let dir = absolute(dir)?;
         let member = dir.join(MEMBER);
         let wal_dir = wal_dir.map(absolute).transpose()?;
+        // Without a slash at the end.
+        let wal_dir: Option<PathBuf> = wal_dir.map(|w| w.components().collect());
         let (real_dir, real_member) = (resolve_links(&dir), resolve_links(&member));
         let is_own_wal =
             |w: &Path| w == member.join("wal") || resolve_links(w) == real_member.join("wal");
@@ -135,20 +124,37 @@ impl InstallTarget {
         self.member().join("snap").join("db")
     }
 
-    /// Whether the target holds a member or any file of one.
+    /// Whether the data directory holds a member or any file of one.
     ///
     /// # Errors
     /// `Io`, `PermissionDenied`.
     pub fn is_taken(&self) -> Result<bool> {
-        let open = |dir: &Path| Dir::open_if_exists(dir);
-        if let Some(dir) = open(&self.dir)?
-            && holds_files(&dir, MEMBER)?
-        {
-            return Ok(true);
+        match Dir::open_if_exists(&self.dir)? {
+            Some(dir) => dir.holds_files(MEMBER),
+            None => Ok(false),
         }
-        let wal = self.wal_dir.as_deref().map(open).transpose()?.flatten();
-        let segments = wal.as_ref().map(segments).transpose()?;
-        Ok(segments.is_some_and(|s| !s.is_empty()))
+    }
+
+    /// Fails if the WAL directory is not in the member and holds anything: a restore never mixes two logs.
+    ///
+    /// # Errors
+    /// `TargetExists`; `Io`, `PermissionDenied`.
+    pub fn require_empty_wal_dir(&self) -> Result<()> {
+        let opened = self.own_wal_dir().map(Dir::open_if_exists).transpose()?;
+        let Some(wal) = opened.flatten() else {
+            return Ok(());
+        };
+        let names = wal.names()?;
+        let is_allowed = |name: &String| [STAGING, LOST_AND_FOUND].contains(&name.as_str());
+        let Some(name) = names.iter().find(|name| !is_allowed(name)) else {
+            return Ok(());
+        };
+        let path = wal.path().display().to_string();
+        Err(Reason::TargetExists.error(format!(
+            "--wal-dir {path} is not empty (it holds {name}), and restore never mixes two logs: stop etcd, move the directory away (mv {} {}), then run restore again; if it is a mount point, move its files",
+            shell::word(&path),
+            shell::word(&format!("{path}.old")),
+        )))
     }
 
     /// Whether an earlier restore was interrupted. Nothing is changed.
@@ -160,29 +166,30 @@ impl InstallTarget {
         self.dir.join(STAGING)
     }
 
-    /// Locks the directories for this process, and completes or undoes an interrupted restore.
+    /// Locks the directories for this process, and completes or undoes an interrupted restore. A previous member is
+    /// kept under a name that ends in `aside` (`bad-<time>`), or in `aside` and a number if such a name exists.
     ///
     /// # Errors
     /// `TargetInUse` if another restore holds a lock; `PermissionDenied` if a staging folder belongs to another
-    /// user; `CorruptDataDir` if the journal is damaged; `Configuration` if the WAL directory of the interrupted
-    /// restore is missing or another one; `Io`, `NoSpace`.
-    pub fn lock(&self) -> Result<LockedTarget> {
-        self.lock_with(&mut |_| ())
+    /// user; `Io`, `NoSpace`.
+    pub fn lock(&self, aside: &str) -> Result<LockedTarget> {
+        self.lock_with(aside, &mut |_| ())
     }
 
     /// `done` is called after every step.
-    fn lock_with(&self, done: &mut dyn FnMut(&'static str)) -> Result<LockedTarget> {
+    fn lock_with(&self, aside: &str, done: &mut dyn FnMut(&'static str)) -> Result<LockedTarget> {
         let mut created = CreatedDirectories(Vec::new());
         let mut open = |path: &PathBuf| {
             let missing = path.ancestors().take_while(|d| !d.exists());
             created.0.extend(missing.map(Path::to_owned));
             create_directory(path)?;
-            Dir::lock(path)
+            Dir::open(path)?.lock()
         };
         let dir = open(&self.dir)?;
         let wal = self.wal_dir.as_ref().map(open).transpose()?;
         let mut locked = LockedTarget {
             leftover: Leftover::None,
+            aside: aside.to_owned(),
             _created: created,
             wal,
             dir,
@@ -210,6 +217,8 @@ impl Drop for CreatedDirectories {
 #[derive(Debug)]
 pub struct LockedTarget {
     leftover: Leftover,
+    /// The suffix of the names of previous members.
+    aside: String,
     // Fields are dropped in this order: the locks last.
     _created: CreatedDirectories,
     /// The directory of `--wal-dir`.
@@ -240,183 +249,148 @@ impl LockedTarget {
         // Another candidate may have left files.
         self.clear()?;
         let member = self.dir.make(STAGING)?.make(MEMBER)?;
+        member.create(UNFINISHED)?;
         Ok(Staged {
-            snap: member.make("snap")?,
+            snap: member.make(SNAP)?,
             wal: match &self.wal {
                 Some(wal) => wal.make(STAGING)?,
-                None => member.make("wal")?,
+                None => member.make(WAL)?,
             },
         })
     }
 
-    /// Moves the staged files to their final place. The caller must have synced them.
+    /// Moves the staged files to their final place. The caller must have synced them, and the WAL directory must be
+    /// empty if it is not in the member.
     ///
-    /// Previous files are kept under names that end in `aside` (`bad-<time>`), or in `aside` and a number if
-    /// such names exist. Returns their paths. `done` is called after every step.
+    /// Returns the path of the previous member if there was one. `done` is called after every step.
     ///
     /// # Errors
     /// `Io`, `NoSpace`, `PermissionDenied`. The previous files are then in their place again; or, if the error
     /// says so, the next restore completes this one.
-    pub fn put_in_place(
-        self,
-        aside: &str,
-        done: &mut dyn FnMut(&'static str),
-    ) -> Result<Vec<PathBuf>> {
+    pub fn put_in_place(self, done: &mut dyn FnMut(&'static str)) -> Result<Option<PathBuf>> {
         let staging = self.dir.need_own(STAGING)?;
         let member = staging.need_own(MEMBER)?;
         let wal = match &self.wal {
             Some(wal) => wal.need_own(STAGING)?,
-            None => member.need_own("wal")?,
+            None => member.need_own(WAL)?,
         };
-        for dir in [&wal, &member.need_own("snap")?, &member] {
+        for dir in [&wal, &member.need_own(SNAP)?, &member] {
             dir.sync()?;
         }
-        let segment = match &self.wal {
-            Some(dir) => segments(&wal)?.pop().map(|name| (dir.path().into(), name)),
-            None => None,
+        let has_previous = self.dir.holds_files(MEMBER)?;
+        // A mark in it would make a previous member seem a staged one.
+        self.dir.remove_in(MEMBER, UNFINISHED)?;
+        // Some file systems cannot exchange.
+        let is_exchanged = has_previous
+            && self.wal.is_none()
+            && staging.exchange(MEMBER, &self.dir, MEMBER).is_ok();
+        let kept = if is_exchanged {
+            done("exchanged the members");
+            let kept = self.keep_exchanged(&staging, done);
+            Some(kept.map_err(|e| {
+                let message = format!("{e}; the new member is in place: the next restore moves the previous one from {} to its name", staging.path().display());
+                Error::new(e.reason(), message)
+            })?)
+        } else {
+            self.move_in(&staging, &wal, has_previous, done)?
         };
-        let journal = Journal {
-            aside: self.free_name(aside)?,
-            wal: segment,
-        };
-        let text = serde_json::to_vec(&journal)
-            .map_err(|e| Error::internal(format!("encode the journal: {e}")))?;
-        staging.create("journal.tmp", &text)?;
-        done("wrote the journal's content");
-        staging.rename("journal.tmp", &staging, JOURNAL)?;
-        staging.sync()?;
+        self.finish(done)?;
+        Ok(kept.map(|name| self.dir.path().join(name)))
+    }
+
+    /// Moves the previous member from the staging folder to its name, which is returned.
+    fn keep_exchanged(&self, staging: &Dir, done: &mut dyn FnMut(&'static str)) -> Result<String> {
+        for dir in [&self.dir, staging] {
+            dir.sync()?;
+        }
+        let kept = self.keep_aside(staging)?;
         self.dir.sync()?;
-        done("wrote the journal");
-        match self.finish(&staging, &journal, done) {
-            Err(e) if staging.exists(MEMBER)? => {
-                // If this fails too, the first error matters more, and the next restore completes the moves.
-                let _ = self.give_up(&staging, &journal);
-                Err(e)
-            }
-            Err(e) => Err(Error::new(
-                e.reason(),
-                format!(
-                    "{e}; the new member is in place, its WAL is not: the next restore into these directories completes it"
-                ),
-            )),
-            Ok(kept) => Ok(kept),
-        }
-    }
-
-    /// Returns an unused suffix for kept files: `aside`, or that with a number. Another restore may have used
-    /// `aside` in the same second.
-    fn free_name(&self, aside: &str) -> Result<String> {
-        let mut name = aside.to_owned();
-        let mut n = 1;
-        loop {
-            let in_wal_dir = self.wal.as_ref().map(|w| w.exists(&name)).transpose()?;
-            if !self.dir.exists(&kept_member(&name))? && in_wal_dir != Some(true) {
-                return Ok(name);
-            }
-            n += 1;
-            name = format!("{aside}-{n}");
-        }
-    }
-
-    /// Makes the moves of a journal that are not made yet, and removes what was staged. It can be interrupted
-    /// and repeated. Returns the paths of the kept files.
-    fn finish(
-        &self,
-        staging: &Dir,
-        journal: &Journal,
-        done: &mut dyn FnMut(&'static str),
-    ) -> Result<Vec<PathBuf>> {
-        let dir = &self.dir;
-        let wal = self.staged_wal(staging, journal)?;
-        let mut kept = Vec::new();
-        let kept_member = kept_member(&journal.aside);
-        if staging.exists(MEMBER)? {
-            if holds_files(dir, MEMBER)? {
-                dir.rename(MEMBER, dir, &kept_member)?;
-                done("put the old member aside");
-            } else {
-                dir.remove_all(MEMBER)?;
-            }
-            staging.rename(MEMBER, dir, MEMBER)?;
-            dir.sync()?;
-            staging.sync()?;
-            done("put the new member in place");
-        }
-        if let Some((wal, staged, segment)) = &wal {
-            if let Some(staged) = staged {
-                let old = segments(wal)?;
-                if !old.is_empty() {
-                    let aside = wal.make(&journal.aside)?;
-                    for name in &old {
-                        done("next old segment");
-                        wal.rename(name, &aside, name)?;
-                    }
-                    aside.sync()?;
-                }
-                done("put the old segments aside");
-                staged.rename(segment, wal, segment)?;
-                wal.sync()?;
-                done("put the new segment in place");
-            }
-            if wal.exists(&journal.aside)? {
-                kept.push(wal.path().join(&journal.aside));
-            }
-        }
-        if dir.exists(&kept_member)? {
-            kept.push(dir.path().join(kept_member));
-        }
-        staging.remove(JOURNAL)?;
-        staging.sync()?;
-        done("removed the journal");
-        self.clear()?;
-        done("removed what was staged");
+        done("put the exchanged member aside");
         Ok(kept)
     }
 
-    /// Returns the WAL directory of a journal that has one, its staging folder if that still holds the new
-    /// segment, and the name of that segment.
-    fn staged_wal<'s>(
-        &'s self,
-        staging: &Dir,
-        journal: &'s Journal,
-    ) -> Result<Option<(&'s Dir, Option<Dir>, &'s str)>> {
-        let Some((path, segment)) = &journal.wal else {
-            return Ok(None);
-        };
-        let refused = |what: &str, todo: &str| {
-            Reason::Configuration.error(format!(
-                "an interrupted restore used --wal-dir {}{what}: {todo}; or save the files that you need from it and from {}, then remove {}",
-                path.display(),
-                self.dir.path().display(),
-                staging.path().display()
-            ))
-        };
-        let Some(wal) = self.wal.as_ref().filter(|wal| wal.path() == path) else {
-            return Err(refused("", "run restore with that flag"));
-        };
-        let staged = match wal.own(STAGING)? {
-            Some(staged) if staged.exists(segment)? => Some(staged),
-            _ => None,
-        };
-        // The segment is put in place after the member.
-        let is_placed = !staging.exists(MEMBER)? && wal.exists(segment)?;
-        match staged.is_some() || is_placed {
-            true => Ok(Some((wal, staged, segment))),
-            false => Err(refused(
-                ", and its segment is missing now",
-                "mount that directory",
-            )),
+    /// Moves the member in a directory to an unused name in the data directory, which is returned. Another restore
+    /// may have used `aside` in the same second.
+    fn keep_aside(&self, from: &Dir) -> Result<String> {
+        let mut name = format!("{MEMBER}.{}", self.aside);
+        let mut n = 1;
+        while self.dir.exists(&name)? {
+            n += 1;
+            name = format!("{MEMBER}.{}-{n}", self.aside);
         }
+        from.rename(MEMBER, &self.dir, &name)?;
+        Ok(name)
     }
 
-    /// Puts the old member back, after a failure before the new one was in place.
-    fn give_up(&self, staging: &Dir, journal: &Journal) -> Result<()> {
-        let kept = kept_member(&journal.aside);
-        if !self.dir.exists(MEMBER)? && self.dir.exists(&kept)? {
-            self.dir.rename(&kept, &self.dir, MEMBER)?;
-            self.dir.sync()?;
+    /// Moves the previous member aside, the staged segment to the WAL directory, and then the staged member to its
+    /// place. Returns the name of the previous member. If a step fails, the earlier ones are undone.
+    fn move_in(
+        &self,
+        staging: &Dir,
+        staged_wal: &Dir,
+        has_previous: bool,
+        done: &mut dyn FnMut(&'static str),
+    ) -> Result<Option<String>> {
+        let mut kept = None;
+        if has_previous {
+            kept = Some(self.keep_aside(&self.dir)?);
+            done("put the old member aside");
+        } else {
+            self.dir.remove_all(MEMBER)?;
         }
-        staging.remove(JOURNAL)
+        let mut placed = Vec::new();
+        let moved = self.place(staging, staged_wal, &mut placed, done);
+        if let Err(e) = moved {
+            // If this fails too, the first error matters more.
+            if let Some(wal) = &self.wal {
+                for name in placed {
+                    let _ = wal.rename(&name, staged_wal, &name);
+                }
+            }
+            if let Some(kept) = &kept {
+                let _ = self.dir.rename(kept, &self.dir, MEMBER);
+            }
+            return Err(e);
+        }
+        Ok(kept)
+    }
+
+    /// Moves the staged segment and then the staged member to their place. Adds the segment to `placed`.
+    fn place(
+        &self,
+        staging: &Dir,
+        staged_wal: &Dir,
+        placed: &mut Vec<String>,
+        done: &mut dyn FnMut(&'static str),
+    ) -> Result<()> {
+        if let Some(wal) = &self.wal {
+            // Even after a power failure, no old member has the new segment, and no new member lacks it.
+            self.dir.sync()?;
+            for segment in staged_wal.names()? {
+                staged_wal.rename(&segment, wal, &segment)?;
+                placed.push(segment);
+            }
+            wal.sync()?;
+            done("put the new segment in place");
+        }
+        staging.rename(MEMBER, &self.dir, MEMBER)?;
+        done("put the new member in place");
+        Ok(())
+    }
+
+    /// Marks the member as finished, and removes what was staged. Returns whether it was unfinished.
+    fn finish(&self, done: &mut dyn FnMut(&'static str)) -> Result<bool> {
+        let was_unfinished = self.dir.remove_in(MEMBER, UNFINISHED)?;
+        self.dir.sync()?;
+        done("finished the member");
+        self.clear()?;
+        done("removed what was staged");
+        Ok(was_unfinished)
+    }
+
+    /// Whether a staging folder holds the previous member, after an exchange.
+    fn holds_previous(staging: &Dir) -> Result<bool> {
+        Ok(staging.holds_files(MEMBER)? && !staging.holds_in(MEMBER, UNFINISHED)?)
     }
 
     /// Completes or undoes an interrupted restore. `done` is called after every step.
@@ -428,45 +402,39 @@ impl LockedTarget {
             self.clear()?;
             return Ok(Leftover::None);
         };
-        let Some(text) = staging.read(JOURNAL)? else {
-            // Without a member the last restore was killed at its very begin or end.
-            let leftover = match staging.exists(MEMBER)? {
-                true => Leftover::Undone,
-                false => Leftover::None,
-            };
-            self.clear()?;
-            done("removed what was staged");
-            return Ok(leftover);
-        };
-        let journal: Option<Journal> = serde_json::from_slice(&text).ok();
-        let journal = journal.filter(Journal::is_sound).ok_or_else(|| {
-            Reason::CorruptDataDir.error(format!(
-                "the journal of an interrupted restore is damaged: save the files that you need from {}, then remove that folder",
-                staging.path().display()
-            ))
-        })?;
-        self.finish(&staging, &journal, done)?;
-        Ok(Leftover::Completed)
+        let mut leftover = Leftover::None;
+        if Self::holds_previous(&staging)? {
+            self.keep_exchanged(&staging, done)?;
+            leftover = Leftover::Completed;
+        } else if staging.exists(MEMBER)? {
+            leftover = Leftover::Undone;
+        }
+        if self.finish(done)? {
+            leftover = Leftover::Completed;
+        }
+        Ok(leftover)
     }
 
-    /// Removes the staging folders, unless there is a journal: then they hold files that are still needed.
+    /// Removes the staging folders, unless one holds a previous member.
     fn clear(&self) -> Result<()> {
-        if let Some(staging) = self.dir.own(STAGING)?
-            && staging.exists(JOURNAL)?
-        {
-            return Ok(());
-        }
-        for dir in self.wal.iter().chain([&self.dir]) {
-            if dir.own(STAGING)?.is_some() {
-                dir.remove_all(STAGING)?;
+        if let Some(staging) = self.dir.own(STAGING)? {
+            if Self::holds_previous(&staging)? {
+                return Ok(());
             }
+            // The mark goes last: without it, what is left would seem to be a previous member.
+            if let Some(member) = staging.own(MEMBER)? {
+                member.remove_all(SNAP)?;
+                member.remove_all(WAL)?;
+            }
+            self.dir.remove_all(STAGING)?;
+        }
+        if let Some(wal) = &self.wal
+            && wal.own(STAGING)?.is_some()
+        {
+            wal.remove_all(STAGING)?;
         }
         Ok(())
     }
-}
-
-fn kept_member(aside: &str) -> String {
-    format!("{MEMBER}.{aside}")
 }
 
 impl Drop for LockedTarget {

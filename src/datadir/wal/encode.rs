@@ -6,23 +6,24 @@ use super::segments::segment_name;
 use super::{CRC, ENTRY, EntryKind, METADATA, SNAPSHOT, STATE, digest, sum};
 use crate::base::protobuf::Value::{Bytes, Varint};
 use crate::base::protobuf::message;
-use crate::datadir::{Cluster, TERM, write_new};
+use crate::datadir::install::Dir;
+use crate::datadir::{Cluster, TERM};
 use crate::error::Result;
 use crc_fast::Digest;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// The size of a segment, in bytes. etcd begins a new segment when this size is reached.
 pub(super) const SEGMENT_SIZE: u64 = 64_000_000;
 
-/// Writes the segment into the existing folder `dir`, and syncs both.
+/// Writes the segment into `dir`, and syncs both.
 ///
 /// The file has the size of etcd's segments, 64 MB, but is sparse: etcd allocates the disk space when it
 /// opens it.
 ///
 /// # Errors
 /// `TargetExists`; `Io`, `NoSpace`, `PermissionDenied`.
-pub fn create(dir: &Path, cluster: &Cluster) -> Result<PathBuf> {
-    write_new(dir, &segment_name(0, 0), &encode(cluster), SEGMENT_SIZE)
+pub fn create(dir: &Dir, cluster: &Cluster) -> Result<PathBuf> {
+    dir.write(&segment_name(0, 0), &encode(cluster), SEGMENT_SIZE)
 }
 
 /// Encodes the segment: CRC, metadata, an empty snapshot, a configuration change for each member (sorted by

@@ -6,7 +6,7 @@ use super::segments::segments;
 use super::{CRC, TornRecord, digest, sum};
 use crate::base::protobuf::Value::{Bytes, Varint};
 use crate::base::protobuf::take_field;
-use crate::datadir::corrupt;
+use crate::datadir::{corrupt, open_file};
 use crate::error::{Error, Result};
 use crc_fast::Digest;
 use std::fs::File;
@@ -139,7 +139,7 @@ impl RecordReader {
                     return Ok(None);
                 };
                 self.path = path;
-                let file = File::open(&self.path).map_err(|e| self.io(e))?;
+                let file = open_file(&self.path).map_err(|e| self.io(e))?;
                 self.size = file.metadata().map_err(|e| self.io(e))?.len();
                 self.offset = 0;
                 self.file = Some(BufReader::with_capacity(1 << 16, file));

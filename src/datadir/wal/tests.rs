@@ -59,7 +59,8 @@ fn refuses(dir: &TempDir, message: &str) {
 fn a_written_log_can_be_read() {
     let dir = tempfile::tempdir().unwrap();
     let cluster = three("b");
-    let path = create(dir.path(), &cluster).unwrap();
+    let opened = crate::datadir::install::Dir::open(dir.path()).unwrap();
+    let path = create(&opened, &cluster).unwrap();
     assert_eq!(fs::metadata(&path).unwrap().len(), SEGMENT_SIZE);
     let s = read(dir.path()).unwrap();
     assert_eq!((s.node_id, s.cluster_id), (cluster.me().id, cluster.id()));
@@ -88,7 +89,7 @@ fn a_written_log_can_be_read() {
     assert_eq!(entries, [conf_change(1), conf_change(2)]);
     assert_eq!(revisions_at_most(dir.path(), 3).unwrap(), 0);
     assert_eq!(
-        create(dir.path(), &cluster).unwrap_err().reason(),
+        create(&opened, &cluster).unwrap_err().reason(),
         Reason::TargetExists
     );
     assert!(!crate::datadir::in_use(dir.path(), dir.path()).unwrap());

@@ -8,7 +8,7 @@ use super::needed::{self, Action, Decision, Depth, Inspection};
 use super::output::WriteFailure;
 use super::write::WrittenDatabase;
 use super::{Member, Outcome, Restoration, Status, path_text, write};
-use crate::datadir::install::{InstallTarget, Leftover, LockedTarget, Staged};
+use crate::datadir::install::{Dir, InstallTarget, Leftover, LockedTarget, Staged};
 use crate::datadir::membership::Cluster;
 use crate::datadir::{self, snap, wal};
 use crate::error::{Error, Reason, Result};
@@ -52,6 +52,7 @@ impl Restoration<'_> {
             tracing::info!(reason = decision.reason, "{}", decision.message);
             self.refuse_quorum(cluster, &decision)?;
         }
+        place.require_empty_wal_dir()?;
         let (mut member, mut store) = (None, None);
         let (mut outcome, is_written) =
             self.try_candidates(candidates, decision, |restoration, source, ctx| {
@@ -114,10 +115,8 @@ impl Restoration<'_> {
     ) -> Result<WrittenDatabase, WriteFailure> {
         let Staged { snap, wal } = occupied.stage().map_err(WriteFailure::Target)?;
         let rebuild = self.plan(source, ctx, Some(cluster))?;
-        let written = write::database(ctx, &rebuild, &snap.at("db"));
-        let written = written.map_err(|failure| failure.map(|e| snap.explain(e)))?;
-        let log = write_log(cluster, &snap.at(""), &wal.at(""));
-        log.map_err(|e| WriteFailure::Target(wal.explain(snap.explain(e))))?;
+        let written = write::database(ctx, &rebuild, &snap, "db")?;
+        write_log(cluster, &snap, &wal).map_err(WriteFailure::Target)?;
         Ok(written)
     }
 
@@ -133,7 +132,8 @@ impl Restoration<'_> {
             }
             return Ok(None);
         }
-        let occupied = place.lock()?;
+        let aside = format!("bad-{}", Utc::now().format("%Y%m%dT%H%M%SZ"));
+        let occupied = place.lock(&aside)?;
         match occupied.leftover() {
             Leftover::Completed => {
                 self.clock
@@ -238,9 +238,9 @@ fn put_in_place(
     if !had_member && place.is_taken()? {
         return Err(holds_member(place));
     }
-    let aside = format!("bad-{}", Utc::now().format("%Y%m%dT%H%M%SZ"));
+    place.require_empty_wal_dir()?;
     let mut done = |step| tracing::debug!(step, "putting the member in place");
-    let kept = occupied.put_in_place(&aside, &mut done)?;
+    let kept = occupied.put_in_place(&mut done)?;
     outcome.kept_aside = kept.iter().map(|p| path_text(p)).collect();
     tracing::info!(
         data_dir = %place.dir().display(),
@@ -299,10 +299,10 @@ fn holds_member(place: &InstallTarget) -> Error {
 }
 
 /// Writes the WAL and the `.snap` file, and verifies them by reading them back.
-fn write_log(cluster: &Cluster, snap_dir: &Path, wal_dir: &Path) -> Result<()> {
+fn write_log(cluster: &Cluster, snap_dir: &Dir, wal_dir: &Dir) -> Result<()> {
     let snap_file = snap::write(snap_dir, cluster)?;
     wal::create(wal_dir, cluster)?;
-    let log = wal::read(wal_dir)?;
+    let log = wal::read(wal_dir.path())?;
     let snapshot = snap::read(&snap_file)?;
     let is_same = log.node_id == cluster.me().id
         && log.cluster_id == cluster.id()

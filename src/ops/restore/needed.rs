@@ -9,7 +9,7 @@ use crate::base::temp::TempFile;
 use crate::base::{Cancel, ReadAt};
 use crate::bolt::Database;
 use crate::datadir::install::InstallTarget;
-use crate::datadir::{snap, wal};
+use crate::datadir::{open_file, snap, wal};
 use crate::error::{Error, Reason, Result};
 use crate::fold::rebuild::read_every_page;
 use crate::mvcc::history::META_BUCKET;
@@ -18,9 +18,8 @@ use crate::prefix::open::DatabaseFile;
 use clap::ValueEnum;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use std::fs::File;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// The key in the bucket `meta` that holds the raft index of the last applied entry (8 bytes, big
 /// endian).
@@ -345,7 +344,7 @@ pub(super) fn inspect(
 /// Returns what a database says of itself and its consistent index, or a message if it is damaged;
 /// `None` if there is no file.
 fn inspect_database(
-    path: &PathBuf,
+    path: &Path,
     depth: Depth,
     cancel: &Cancel,
 ) -> Result<Option<Result<(Base, u64), String>>> {
@@ -360,9 +359,9 @@ fn inspect_database(
 }
 
 /// Opens a database file; `None` if there is none.
-fn open(path: &PathBuf, cancel: &Cancel) -> Result<Option<DatabaseFile>> {
+fn open(path: &Path, cancel: &Cancel) -> Result<Option<DatabaseFile>> {
     use io::ErrorKind::{NotADirectory, NotFound};
-    match File::open(path).and_then(TempFile::plain) {
+    match open_file(path).and_then(TempFile::plain) {
         Ok(file) => Ok(Some(DatabaseFile::new(file, cancel.clone()))),
         // The file is missing, or its folder is not a folder.
         Err(e) if matches!(e.kind(), NotFound | NotADirectory) => Ok(None),

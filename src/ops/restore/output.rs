@@ -18,16 +18,6 @@ pub(super) enum WriteFailure {
     Target(Error),
 }
 
-impl WriteFailure {
-    /// Changes the error.
-    pub(super) fn map(self, change: impl FnOnce(Error) -> Error) -> Self {
-        match self {
-            WriteFailure::Candidate(e) => WriteFailure::Candidate(change(e)),
-            WriteFailure::Target(e) => WriteFailure::Target(change(e)),
-        }
-    }
-}
-
 /// Errors are the candidate's unless converted explicitly.
 impl From<Error> for WriteFailure {
     fn from(e: Error) -> Self {
@@ -140,14 +130,6 @@ pub(super) fn sync_along<T>(
             (written, Ok(())) => written,
         }
     })
-}
-
-/// Creates a new file that only its owner can read, as etcd does.
-pub(super) fn create(path: &Path) -> io::Result<File> {
-    use std::os::unix::fs::OpenOptionsExt;
-    let mut options = File::options();
-    options.read(true).write(true).create_new(true).mode(0o600);
-    options.open(path)
 }
 
 /// A file without a name, in the directory where it will get one; if the process dies, the file is

@@ -3,12 +3,13 @@
 //!
 //! Called by `ops::restore`; the fold and the layout are made by `fold`.
 
-use super::output::{Output, Unnamed, WriteFailure, create, sync_along, sync_beside};
+use super::output::{Output, Unnamed, WriteFailure, sync_along, sync_beside};
 use crate::backup::frame::{FrameReader, FrameWriter};
 use crate::base::read_all::for_each_piece;
 use crate::base::temp::TempFile;
 use crate::base::{Cancel, ReadAt};
 use crate::bolt::Layout;
+use crate::datadir::install::Dir;
 use crate::error::{Error, Reason, Result};
 use crate::fold::publish::{HashingWriter, TeeWriter};
 use crate::fold::rebuild::{Leases, Rebuild, Rebuilt};
@@ -43,20 +44,22 @@ fn fold(ctx: &Context, rebuild: &Rebuild<'_>) -> Result<(Fold<'static>, Layout, 
     Ok((fold, layout, events))
 }
 
-/// Writes a member's database to `path`.
+/// Writes a member's database to a new file in `dir`.
 pub(super) fn database(
     ctx: &Context,
     rebuild: &Rebuild<'_>,
-    path: &Path,
+    dir: &Dir,
+    name: &str,
 ) -> Result<WrittenDatabase, WriteFailure> {
+    let path = &dir.path().join(name);
     let action = format!("write {}", path.display());
     let failed = |e| WriteFailure::Target(Error::io(&action, e));
-    let file = create(path).map_err(failed)?;
+    let file = dir.create(name).map_err(WriteFailure::Target)?;
     sync_along(&file, &action, |sync_requests| {
         let out = Output::new(&file, &action, Some(sync_requests));
         let (rebuilt, layout, events) = fill_database(ctx, rebuild, path, &file, out, &action)?;
-        let reopened = File::open(path).and_then(TempFile::plain).map_err(failed)?;
-        let verify = || rebuild.verify(ctx.database_file(reopened), &rebuilt.hash, &layout);
+        let written = file.try_clone().and_then(TempFile::plain).map_err(failed)?;
+        let verify = || rebuild.verify(ctx.database_file(written), &rebuilt.hash, &layout);
         sync_beside(&file, &action, verify).map_err(classify_verification)?;
         Ok(WrittenDatabase {
             rebuilt,
