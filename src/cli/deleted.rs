@@ -7,7 +7,7 @@ use super::stream::Stream;
 use super::text::{self, Row, Text};
 use super::{BackupArgs, Ended, Output};
 use crate::base::plural::count;
-use crate::base::printable::line;
+use crate::base::shell;
 use crate::base::{Cancel, duration};
 use crate::error::{Reason, Result};
 use crate::mvcc::{KeyRange, Revision};
@@ -194,8 +194,11 @@ impl DeletedArgs {
             let before = d.revision.map_or(from, Revision::previous);
             text.line("To bring one back:");
             // It is copied, so it is not wrapped.
-            let get = format!("  deltafold get {object} --revision {before} -o yaml --clean |");
-            text.block(&(line(&get) + "\n    kubectl apply -f -\n"));
+            let (object, before) = (object.to_string(), before.to_string());
+            let get = ["deltafold", "get", &object, "--revision", &before];
+            let get = shell::command([&get[..], &["-o", "yaml", "--clean"]].concat());
+            let get = format!("  {get} |\n    kubectl apply -f -\n");
+            text.block(&get);
         }
         text.end()
     }

@@ -2,11 +2,11 @@
 //!
 //! Called by `ops::read` and `cli`.
 
-use super::{LAST_APPLIED, Object};
+use super::Object;
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value};
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::fmt;
 
 /// The largest number of changes of one version. A hostile version could have hundreds of thousands.
@@ -70,8 +70,9 @@ impl Object {
 
     /// Returns who wrote this version: the managers whose entries differ from those of the version before.
     pub fn managers_since(&self, old: Option<&Object>) -> Vec<String> {
-        let before: Vec<&Value> = old.into_iter().flat_map(managed_fields).collect();
-        let changed = managed_fields(self).filter(|entry| !before.contains(entry));
+        let before = old.into_iter().flat_map(managed_fields);
+        let before: HashSet<String> = before.map(Value::to_string).collect();
+        let changed = managed_fields(self).filter(|entry| !before.contains(&entry.to_string()));
         let names: BTreeSet<String> = changed.filter_map(manager).collect();
         names.into_iter().collect()
     }
@@ -79,7 +80,11 @@ impl Object {
     /// Whether the values of a field are those of a Secret, which text hides.
     pub fn is_secret_field(&self, path: &str) -> bool {
         let is_secret = self.kind() == "Secret" && self.api_version() == "v1";
-        is_secret && (path == "data" || path.starts_with("data.") || path.contains(LAST_APPLIED))
+        let is_below = |field: &str| {
+            path.strip_prefix(field)
+                .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+        };
+        is_secret && (is_below("data") || is_below("metadata.annotations"))
     }
 }
 
@@ -217,6 +222,7 @@ impl fmt::Display for EventNote {
 
 #[cfg(test)]
 mod tests {
+    use super::super::LAST_APPLIED;
     use super::*;
     use serde_json::json;
 
@@ -262,6 +268,17 @@ mod tests {
         assert_eq!(old.managers_since(None), ["kubectl", "other"]);
     }
 
+    /// Each entry was once compared with each one of the version before.
+    #[test]
+    fn a_writers_60_000_managed_fields_take_no_minute() {
+        let with = |time: i64| {
+            let entry = |i: usize| json!({"manager": format!("m{i}"), "time": time, "fieldsV1": {"f:a": {}}});
+            let fields: Vec<Value> = (0..60_000).map(entry).collect();
+            object(json!({"apiVersion": "v1", "kind": "A", "metadata": {"managedFields": fields}}))
+        };
+        assert_eq!(with(2).managers_since(Some(&with(1))).len(), 60_000);
+    }
+
     #[test]
     fn values_of_secrets_are_hidden_and_changes_are_bounded() {
         let secret = |value: &str| {
@@ -279,9 +296,16 @@ mod tests {
             [
                 "~ data.a: (hidden) -> (hidden)",
                 "~ metadata.annotations.kubectl.kubernetes.io/last-applied-configuration: (hidden) -> (hidden)",
-                "~ metadata.annotations.other: \"b2xk\" -> \"bmV3\"",
+                "~ metadata.annotations.other: (hidden) -> (hidden)",
             ]
         );
+        // Annotations that come or go as a whole.
+        let mut without = secret("bmV3");
+        without.metadata().unwrap().remove("annotations");
+        for changes in [without.changes_since(&new), new.changes_since(&without)] {
+            let shown = changes[0].text(new.is_secret_field(&changes[0].path));
+            assert!(shown.contains("(hidden)"), "{shown}");
+        }
         let large = |value: i64| {
             let list: Vec<i64> = vec![value; 100_000];
             object(json!({"apiVersion": "v1", "kind": "A", "list": list}))

@@ -219,7 +219,8 @@ impl Object {
         self.json.get_mut("metadata")?.as_object_mut()
     }
 
-    /// Replaces the values of a Secret by their sizes, and hides the annotation that repeats them.
+    /// Replaces the values of a Secret by their sizes, and hides its annotations: those of kubectl, kapp and other tools
+    /// repeat the values.
     pub fn hide_secrets(&mut self) {
         if self.kind() != "Secret" || self.api_version() != "v1" {
             return;
@@ -231,9 +232,10 @@ impl Object {
         }
         if let Some(metadata) = self.metadata()
             && let Some(Value::Object(annotations)) = metadata.get_mut("annotations")
-            && let Some(applied) = annotations.get_mut(LAST_APPLIED)
         {
-            *applied = Value::String("<hidden>".to_owned());
+            for annotation in annotations.values_mut() {
+                *annotation = Value::String("<hidden>".to_owned());
+            }
         }
     }
 }

@@ -216,7 +216,7 @@ fn values_of_secrets_are_hidden() {
     let expected = json!({
         "apiVersion": "v1", "kind": "Secret",
         "data": {"a": "<hidden, 0 bytes>", "b": "<hidden, 2 bytes>", "c": "<hidden, 3 bytes>"},
-        "metadata": {"annotations": {LAST_APPLIED: "<hidden>", "other": "x"}, "name": "s"},
+        "metadata": {"annotations": {LAST_APPLIED: "<hidden>", "other": "<hidden>"}, "name": "s"},
     });
     assert_eq!(Value::Object(secret.json), expected);
 }

@@ -126,20 +126,21 @@ impl Finding {
 
     /// Sets the remedy of a finding about a store.
     pub(super) fn with_remedy_in_store(self, url: &str) -> Self {
-        let store = format!("--store {}", shell::word(url));
-        let remedy = match (self.failure, self.reason) {
+        let flags: &[&str] = match (self.failure, self.reason) {
             (Some(Reason::NoSnapshots | Reason::Stale), _) => {
-                format!("deltafold snapshot full {store} --endpoints URL")
+                &["snapshot", "full", "--endpoints", "URL"]
             }
-            (Some(Reason::NotVerified), _) => format!("deltafold verify --level fold {store}"),
-            (Some(Reason::SetBack), _) => format!("deltafold list {store}"),
+            (Some(Reason::NotVerified), _) => &["verify", "--level", "fold"],
+            (Some(Reason::SetBack), _) => &["list"],
             (Some(Reason::InterleavedTimelines), _) | (None, "TimelinesUnverified") => {
-                format!("deltafold list --deep {store}")
+                &["list", "--deep"]
             }
-            (Some(_), _) => format!("deltafold verify --all-chains {store}"),
-            (None, "TagsNotRead") => format!("deltafold list --all-tags {store}"),
+            (Some(_), _) => &["verify", "--all-chains"],
+            (None, "TagsNotRead") => &["list", "--all-tags"],
             (None, _) => return self,
         };
+        let words = [&["deltafold"], flags, &["--store", url]].concat();
+        let remedy = shell::command(words);
         let remedy = Some(remedy);
         Finding { remedy, ..self }
     }
@@ -148,10 +149,7 @@ impl Finding {
     pub(super) fn with_remedy_of_files(self, path: &str) -> Self {
         let remedy = self.failure.map(|reason| match reason {
             Reason::NoSnapshots | Reason::Stale => "etcdctl snapshot save FILE".to_owned(),
-            _ => format!(
-                "deltafold verify --all-chains --snapshot {}",
-                shell::word(path)
-            ),
+            _ => shell::command(["deltafold", "verify", "--all-chains", "--snapshot", path]),
         });
         Finding { remedy, ..self }
     }

@@ -1,6 +1,6 @@
 // The page. The address has what is chosen, after #. If that changes, the page is drawn anew.
 
-import { ask, ApiError, byId, command, count, counted, debounced, failure, h, onSubmit, scrolled, shortTime, size, table } from "./dom.js";
+import { ask, ApiError, byId, command, count, counted, debounced, failure, h, naming, onSubmit, scrolled, shortTime, size, table, valued } from "./dom.js";
 import { drawChains } from "./chains.js";
 import { drawPlot, showMoment, sliderMoment } from "./time.js";
 
@@ -178,8 +178,8 @@ function getCommand() {
   if (chosen.other) return ["deltafold", "get", "--prefix", "", ...when];
   const kind = kinds[Number(chosen.kind)];
   const reference = kind?.reference ?? kind?.kind ?? "key";
-  const namespace = chosen.namespace === "-" ? [] : ["-n", chosen.namespace];
-  return ["deltafold", "get", reference, ...namespace, ...when];
+  const namespace = chosen.namespace === "-" ? [] : valued("-n", chosen.namespace);
+  return ["deltafold", "get", ...naming(reference, [...namespace, ...when])];
 }
 
 // One object.
@@ -236,22 +236,22 @@ function drawYaml(object) {
   }
   const query = new URLSearchParams({ id: chosen.id, at: String(at.revision) });
   for (const name of ["secrets", "clean", "managers"]) if (chosen[name]) query.set(name, "true");
-  const words = ["deltafold", "get", object.reference, "--revision", String(at.revision), ...sourceFlags()];
-  if (kinds[object.object.kind]?.reference) words.push("-o", "yaml");
-  if (chosen.clean) words.push("--clean");
+  const flags = ["--revision", String(at.revision), ...sourceFlags()];
+  if (kinds[object.object.kind]?.reference) flags.push("-o", "yaml");
+  if (chosen.clean) flags.push("--clean");
   return [
     facts(object),
     object.not_decoded ? h("p", { class: "warning" }, object.not_decoded) : null,
     object.is_cut ? h("p", { class: "warning" }, "The value is very long: only its beginning is shown. The download has all of it.") : null,
     h("pre", { class: "yaml", tabindex: "0", "aria-label": "The object as YAML", translate: "no" }, object.text),
     h("p", { class: "row" }, h("a", { class: "button", href: `/api/yaml?${query}`, download: "" }, "Download YAML")),
-    command(words),
+    command(["deltafold", "get", ...naming(object.reference, flags)]),
     kinds[object.object.kind]?.reference ? command(applyCommand(object)) : null,
   ].filter(Boolean);
 }
 
 /** The command that writes the object back into a live etcd. */
-const applyCommand = (object) => ["deltafold", "apply", "--exact-key", object.key, "--revision", String(at.revision), ...sourceFlags(), "--endpoints", "https://ETCD:2379"];
+const applyCommand = (object) => ["deltafold", "apply", ...valued("--exact-key", object.key), "--revision", String(at.revision), ...sourceFlags(), "--endpoints", "https://ETCD:2379"];
 
 async function drawComparison(object, show, signal) {
   const life = await ask("life", { id: show.id, brief: true }, signal);
@@ -275,7 +275,7 @@ async function drawComparison(object, show, signal) {
     isSame ? h("p", { class: "empty" }, "Both are the same.") : null,
     comparison.is_cut ? h("p", { class: "warning" }, "The object is very long: only its beginning is compared.") : null,
     scrolled("Both moments side by side", table([label(comparison.from), label(comparison.to)], rows, { class: "diff", translate: "no" })),
-    command(["deltafold", "diff", "--prefix", object.key, "--from", String(comparison.from.revision), "--to", String(at.revision), ...sourceFlags()]),
+    command(["deltafold", "diff", ...valued("--prefix", object.key), "--from", String(comparison.from.revision), "--to", String(at.revision), ...sourceFlags()]),
   ].filter(Boolean);
 }
 
@@ -320,7 +320,7 @@ async function drawLife(object, show, signal) {
     isMore ? h("button", { type: "button", onclick: () => choose({ before: last.revision }) }, "Older versions") : null,
     life.events.length ? h("h3", {}, "Events about it") : null,
     life.events.length ? h("ul", { class: "events", translate: "no" }, life.events.map((event) => h("li", {}, `${shortTime(event.time)} · ${event.text}`))) : null,
-    command(["deltafold", "history", object.reference, ...sourceFlags()]),
+    command(["deltafold", "history", ...naming(object.reference, sourceFlags())]),
   ].filter(Boolean);
 }
 

@@ -104,10 +104,25 @@ export function shortTime(text) {
   return `${date} ${two(time.getHours())}:${two(time.getMinutes())}:${two(time.getSeconds())}`;
 }
 
-/** A word for a shell. */
-export function quoted(word) {
-  return /^[A-Za-z0-9_.,:/=@%+-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`;
+/** Controls a terminal, or changes the writing direction. */
+const unsafe = /[\p{Cc}\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufdd0-\ufdef]/u;
+
+/** A word for a shell, as base::shell writes it. */
+function quoted(word) {
+  if (/^[A-Za-z0-9_.,:/=@%+-]+$/.test(word)) return word;
+  if (!unsafe.test(word)) return `'${word.replaceAll("'", "'\\''")}'`;
+  const escaped = word.replaceAll(/['\\]/g, "\\$&").replaceAll(new RegExp(unsafe, "gu"), (c) => {
+    const bytes = [...new TextEncoder().encode(c)];
+    return bytes.map((byte) => `\\x${byte.toString(16).padStart(2, "0")}`).join("");
+  });
+  return `$'${escaped}'`;
 }
+
+/** A flag with a value, which may look like a flag. */
+export const valued = (flag, value) => (value.startsWith("-") ? [`${flag}=${value}`] : [flag, value]);
+
+/** A word and the flags of a command. The word may look like a flag. */
+export const naming = (word, flags) => (word.startsWith("-") ? [...flags, "--", word] : [word, ...flags]);
 
 /** A button that copies a command, which it shows. */
 export function command(words) {

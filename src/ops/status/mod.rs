@@ -454,8 +454,7 @@ impl Collected {
         let findings: Vec<Finding> = verdict.findings.into_iter().map(with_remedy).collect();
         let problems = self.problems.into_iter().map(with_remedy).collect();
         // A backup that was never read should be.
-        let place = shell::word(location);
-        let read = match self.has_records {
+        let read: Option<&[&str]> = match self.has_records {
             true if self
                 .records
                 .iter()
@@ -463,9 +462,13 @@ impl Collected {
             {
                 None
             }
-            true => Some(format!("deltafold verify --level fold --store {place}")),
-            false => Some(format!("deltafold verify --snapshot {place}")),
+            true => Some(&["--level", "fold", "--store"]),
+            false => Some(&["--snapshot"]),
         };
+        let read = read.map(|flags| {
+            let words = [&["deltafold", "verify"], flags, &[location]].concat();
+            shell::command(words)
+        });
         let next = match findings.first() {
             Some(worst) => worst.remedy.clone(),
             None => read,
