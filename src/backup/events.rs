@@ -136,28 +136,29 @@ impl<W: Write> EventsWriter<W> {
     /// Errors of the writer.
     pub fn push(&mut self, event: &EventRef<'_>, time: DateTime<Utc>) -> io::Result<()> {
         self.separate();
+        self.events += 1;
         encode_event(&mut self.buf, event, time);
         self.flush_from(CHUNK)
     }
 
-    /// Writes an event that [`encode_event`] has encoded.
+    /// Writes `count` events that [`encode_event`] has encoded, with commas between them.
     ///
     /// # Errors
     /// Errors of the writer.
-    pub fn push_encoded(&mut self, event: &[u8]) -> io::Result<()> {
+    pub fn push_encoded(&mut self, events: &[u8], count: u64) -> io::Result<()> {
         self.separate();
-        if event.len() < CHUNK {
-            self.buf.extend_from_slice(event);
+        self.events += count;
+        if events.len() < CHUNK {
+            self.buf.extend_from_slice(events);
             return self.flush_from(CHUNK);
         }
         self.flush_from(0)?;
-        self.dst.write_all(event)
+        self.dst.write_all(events)
     }
 
-    /// Writes the separator before the next event, and counts the event.
+    /// Writes the separator before the next event.
     fn separate(&mut self) {
         self.buf.push(if self.events == 0 { b'[' } else { b',' });
-        self.events += 1;
     }
 
     /// Writes the gathered bytes if there are at least `least` of them.
@@ -251,11 +252,11 @@ mod tests {
         );
         let long = vec![b'x'; CHUNK];
         let mut w = EventsWriter::new(Vec::new());
-        for event in [b"{1}".as_slice(), &long, b"{2}"] {
-            w.push_encoded(event).unwrap();
+        for (events, count) in [(b"{1},{2}".as_slice(), 2), (&long, 1), (b"{3}", 1)] {
+            w.push_encoded(events, count).unwrap();
         }
-        assert_eq!(w.events(), 3);
+        assert_eq!(w.events(), 4);
         let out = w.finish().unwrap();
-        assert_eq!(out, [b"[{1},", &long[..], b",{2}]"].concat());
+        assert_eq!(out, [b"[{1},{2},", &long[..], b",{3}]"].concat());
     }
 }

@@ -86,10 +86,12 @@ impl Transaction {
 /// The number of changes of a revision, their size, and a hash of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fingerprint {
-    changes: usize,
+    /// The number of changes.
+    pub changes: usize,
     /// The approximate size of the changes in bytes.
-    bytes: usize,
-    hash: [u8; 32],
+    pub bytes: usize,
+    /// A SHA-256 of the changes' digests.
+    pub hash: [u8; 32],
 }
 
 impl Fingerprint {

@@ -223,7 +223,6 @@ metrics! {
     failures: Family<Labels<3>, Counter> = plain("failures", "Failures, including those that a retry resolved, by the reason and exit code of docs/exit-codes.md");
     unsaved_revisions: OnceKnown<Int> = plain("unsaved_revisions", "Revisions of etcd that are not in any snapshot yet");
     unsaved_for: Age = seconds("unsaved_age", "Age of the oldest change that is not known to be in a snapshot: the current recovery point");
-    buffer: OnceKnown<Int> = bytes("buffer", "Size of the events in memory that are not in any snapshot yet");
     spool: OnceKnown<Int> = bytes("spool", "Size of the events in the temporary directory that wait for the store");
     first_restorable: OnceKnown<Int> = plain("restorable_first_revision", "First revision of the newest range that can be restored without a gap");
     last_restorable: OnceKnown<Int> = plain("restorable_last_revision", "Last revision that can be restored");
@@ -445,10 +444,9 @@ impl Metrics {
         self.unsaved_for.set(since);
     }
 
-    /// Sets the size of the events that wait in memory and on disk, in bytes.
-    pub fn buffered(&self, in_memory: u64, on_disk: u64) {
-        self.buffer.get().set(int(in_memory));
-        self.spool.get().set(int(on_disk));
+    /// Sets the size of the events that wait in the temporary directory, in bytes.
+    pub fn spooled(&self, bytes: u64) {
+        self.spool.get().set(int(bytes));
     }
 
     /// Sets the range that can be restored.

@@ -18,15 +18,13 @@ use crate::support::{deltafold, run_json};
 use fastrand::Rng;
 use tokio::runtime::{Handle, Runtime};
 
-const ARGS: [&str; 12] = [
+const ARGS: [&str; 10] = [
     "--delta-period",
     "1s",
     "--delta-bytes",
     "4MiB",
     "--full-schedule",
     "*/20 * * * * *",
-    "--buffer-bytes",
-    "16MiB",
     "--dial-timeout",
     "1s",
     "--command-timeout",

@@ -37,16 +37,17 @@ fn temp_bytes(process: u32) -> u64 {
     sizes.sum()
 }
 
-/// The store is down; more is written than is buffered, and memory stays bounded.
+/// The store is down, more is written than one delta holds, and memory stays bounded.
 fn store_outage(kept: Kept) {
     let minio = Minio::start();
     with_etcd(EtcdVersion::V3_6, |world| {
         world.wait(minio.create_bucket("follow"));
         world.prefix = Prefix::minio(&minio, "follow", "prefix");
         let mut args = QUICK.to_vec();
-        args.extend(["--buffer-bytes", "2MiB", "--delta-bytes", "1MiB"]);
+        args.extend(["--delta-bytes", "1MiB"]);
         if kept != Kept::InTemp {
-            args.extend(["--spool-bytes", "0"]);
+            // A quarter of it may wait.
+            args.extend(["--max-database-bytes", "16MiB"]);
         }
         let mut follower = world.follow(&args);
         let saved = world.put_many("/a/", 20, 1000);
@@ -68,8 +69,8 @@ fn store_outage(kept: Kept) {
         match kept {
             Kept::ByEtcd => {}
             Kept::InTemp => {
-                // Each event has its 100 kB in base64. Memory and the delta being uploaded hold the rest.
-                let most = 600 * 100_000 * 4 / 3 - (4 << 20);
+                // Each event has its 100 kB in base64.
+                let most = 600 * 100_000 * 4 / 3;
                 let id = follower.id();
                 follower.wait_until("events in the temporary directory", || {
                     temp_bytes(id) > most

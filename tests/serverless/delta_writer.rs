@@ -43,7 +43,7 @@ fn written_again(payload: &[u8], name: &SnapshotName) -> [Vec<u8>; 3] {
         encode_event(&mut encoded, &raw, time);
         writers[0].push(&raw, time).expect("written");
         writers[1].push(&as_read, time).expect("written");
-        writers[2].push_encoded(&encoded).expect("written");
+        writers[2].push_encoded(&encoded, 1).expect("written");
     }
     writers.map(|w| {
         assert_eq!(w.events(), reader.events());

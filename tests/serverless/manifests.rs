@@ -70,7 +70,7 @@ fn no_job_is_without_limits() {
             let volumes = pod["volumes"].as_array().into_iter().flatten();
             let empty = volumes.filter(|v| v["emptyDir"].is_object());
             let scratch: u64 = empty.map(|v| gib(&v["emptyDir"]["sizeLimit"])).sum();
-            // The largest allowed database fits, and so does what a follower spools.
+            // The largest allowed database fits, and so do the events that wait in a follower.
             assert!(scratch == 0 || scratch >= 16 + 2, "{file}: {scratch}");
             let containers = ["initContainers", "containers"].map(|c| pod[c].as_array());
             let containers = containers.into_iter().flatten().flatten();

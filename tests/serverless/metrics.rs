@@ -133,7 +133,7 @@ fn told() -> Metrics {
     m.failed("watch", Reason::EtcdUnreachable);
     m.failed("watch", Reason::EtcdUnreachable);
     m.unsaved(3, None);
-    m.buffered(400, 500);
+    m.spooled(500);
     m.restorable(&RestorableWindow {
         first_revision: 5,
         last_revision: 9,

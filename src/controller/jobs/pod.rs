@@ -377,14 +377,6 @@ impl<'a> PodBuilder<'a> {
         }
     }
 
-    /// Limits the events that wait for the store to a quarter of the scratch volume, and to 1 GiB: the volume
-    /// must also hold a full and two deltas.
-    pub(super) fn spool(self) -> Self {
-        const MAX_SPOOL: u64 = 1 << 30;
-        let bytes = MAX_SPOOL.min(scratch_bytes(&self.policy.spec.job_template) / 4);
-        self.flag("--spool-bytes", &bytes.to_string())
-    }
-
     /// Replaces the resources of the policy's Job template.
     pub(super) fn resources(mut self, resources: Option<&'a ResourceRequirements>) -> Self {
         self.resources = resources.or(self.resources);

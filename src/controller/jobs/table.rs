@@ -156,7 +156,6 @@ impl<'a> Table<'a> {
             .compression()
             .snapshot_leases()
             .lock("follow")
-            .spool()
             .long_running(FOLLOWER_GRACE_SECONDS)
             .options(snapshot.follow.as_ref()?);
         if let Some(schedule) = &snapshot.full_schedule {

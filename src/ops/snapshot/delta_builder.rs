@@ -12,15 +12,16 @@ use crate::backup::frame::FrameWriter;
 use crate::backup::{Kind, SnapshotName};
 use crate::base::read_all::for_each_piece;
 use crate::base::temp::TempFile;
+use crate::base::{ReadAt as _, fixed_record};
 use crate::error::{Error, Result};
-use crate::etcd::feed::{KeyChange, Position, Transaction};
+use crate::etcd::feed::{Fingerprint, KeyChange, Position, Transaction};
 use crate::fold::publish::Packer;
 use crate::mvcc::{Change, KeyValue, Revision};
 use crate::prefix::Context;
 use chrono::{DateTime, Utc};
 use std::cell::OnceCell;
-use std::io::Write;
-use std::time::Instant;
+use std::io::{self, Write};
+use std::time::{Duration, Instant};
 
 /// A transaction in the format of a delta.
 pub(super) struct EncodedTransaction {
@@ -28,11 +29,14 @@ pub(super) struct EncodedTransaction {
     position: Position,
     /// When the transaction arrived from etcd.
     arrived: Instant,
-    /// The events. Empty while the text waits in the temporary directory.
-    text: Vec<u8>,
-    /// The offset in `text` at which each event ends.
-    event_ends: Vec<usize>,
+    /// The number of events.
+    events: u64,
+    /// The events, with commas between them.
+    pub(super) text: Vec<u8>,
 }
+
+/// The size of the record before a transaction's text in a file: six numbers and a hash.
+const HEADER_BYTES: usize = fixed_record::BYTES + 32;
 
 impl EncodedTransaction {
     /// Encodes a transaction. `position` is the one after it; `time` is recorded as the time of its events.
@@ -40,18 +44,65 @@ impl EncodedTransaction {
         let mut encoded = EncodedTransaction {
             position,
             arrived: Instant::now(),
+            events: transaction.changes.len() as u64,
             text: Vec::with_capacity(transaction.bytes() * 4 / 3 + 128),
-            event_ends: Vec::with_capacity(transaction.changes.len()),
         };
         for change in &transaction.changes {
             let event = EventRef {
                 main: encoded.revision(),
                 change: to_change(change),
             };
+            if !encoded.text.is_empty() {
+                encoded.text.push(b',');
+            }
             encode_event(&mut encoded.text, &event, time);
-            encoded.event_ends.push(encoded.text.len());
         }
         encoded
+    }
+
+    /// Appends the transaction to a file. The time of arrival is recorded relative to `epoch`.
+    ///
+    /// # Errors
+    /// Errors of the file.
+    pub(super) fn write(&self, file: &mut TempFile, epoch: Instant) -> io::Result<()> {
+        let fingerprint = self.position.fingerprint;
+        let arrived = self.arrived.saturating_duration_since(epoch);
+        let numbers = fixed_record::encode([
+            self.position.revision as u64,
+            fingerprint.changes as u64,
+            fingerprint.bytes as u64,
+            arrived.as_nanos() as u64,
+            self.events,
+            self.text.len() as u64,
+        ]);
+        file.write_all(&[&numbers[..], &fingerprint.hash, &self.text].concat())
+    }
+
+    /// Reads a transaction that [`write`](Self::write) has written at `offset`.
+    ///
+    /// # Errors
+    /// Errors of the file.
+    pub(super) fn read(file: &TempFile, offset: u64, epoch: Instant) -> io::Result<Self> {
+        let (mut numbers, mut hash) = ([0; fixed_record::BYTES], [0; 32]);
+        file.read_exact_at(&mut numbers, offset)?;
+        file.read_exact_at(&mut hash, offset + numbers.len() as u64)?;
+        let [revision, changes, bytes, arrived, events, len] = fixed_record::decode(&numbers);
+        let mut text = vec![0; len as usize];
+        file.read_exact_at(&mut text, offset + HEADER_BYTES as u64)?;
+        let fingerprint = Fingerprint {
+            changes: changes as usize,
+            bytes: bytes as usize,
+            hash,
+        };
+        Ok(EncodedTransaction {
+            position: Position {
+                revision: revision as i64,
+                fingerprint,
+            },
+            arrived: epoch + Duration::from_nanos(arrived),
+            events,
+            text,
+        })
     }
 
     pub(super) fn revision(&self) -> Revision {
@@ -63,35 +114,14 @@ impl EncodedTransaction {
         self.position
     }
 
-    /// Returns the size in a delta in bytes, including the separators between events.
+    /// Returns the size in a delta in bytes, including a separator after each event.
     pub(super) fn bytes(&self) -> u64 {
-        (self.text_len() + self.event_ends.len()) as u64
+        self.text.len() as u64 + 1
     }
 
-    /// Returns the encoded events.
-    pub(super) fn text(&self) -> &[u8] {
-        &self.text
-    }
-
-    /// Returns the size of the encoded events in bytes, even after [`drop_text`](Self::drop_text).
-    pub(super) fn text_len(&self) -> usize {
-        self.event_ends.last().copied().unwrap_or_default()
-    }
-
-    /// Returns the heap memory besides the text, in bytes.
-    pub(super) fn overhead(&self) -> usize {
-        self.event_ends.len() * size_of::<usize>()
-    }
-
-    /// Frees the text, after the caller has written it elsewhere.
-    pub(super) fn drop_text(&mut self) {
-        self.text = Vec::new();
-        self.event_ends.shrink_to_fit();
-    }
-
-    /// Puts back the text that [`drop_text`](Self::drop_text) has freed.
-    pub(super) fn restore_text(&mut self, text: Vec<u8>) {
-        self.text = text;
+    /// Returns the size in a file in bytes.
+    pub(super) fn file_bytes(&self) -> u64 {
+        (HEADER_BYTES + self.text.len()) as u64
     }
 }
 
@@ -160,13 +190,9 @@ impl PendingDelta {
     /// # Errors
     /// `Io`, `NoSpace`.
     pub(super) fn push(&mut self, transaction: &EncodedTransaction) -> Result<()> {
-        let mut start = 0;
-        for &end in &transaction.event_ends {
-            self.events
-                .push_encoded(&transaction.text[start..end])
-                .map_err(|e| Error::io(WRITE_EVENTS, e))?;
-            start = end;
-        }
+        self.events
+            .push_encoded(&transaction.text, transaction.events)
+            .map_err(|e| Error::io(WRITE_EVENTS, e))?;
         self.bytes += transaction.bytes();
         let revision = transaction.revision();
         let first = self.revisions.map_or(revision, |r| r.0);
@@ -199,8 +225,9 @@ impl PendingDelta {
     }
 }
 
-const WRITE_EVENTS: &str =
+pub(super) const WRITE_EVENTS: &str =
     "write events to the temporary directory (choose another with --temp-dir)";
+pub(super) const READ_EVENTS: &str = "read events from the temporary directory";
 
 /// A complete delta that is not saved yet.
 pub(super) struct SealedDelta {
@@ -247,7 +274,7 @@ impl SealedDelta {
         };
         let write_error = |e| Error::io("write the new delta", e);
         let mut frame = FrameWriter::new(Packer::to_file(ctx, encoding)?);
-        let read_error = |e| Error::io("read events from the temporary directory", e);
+        let read_error = |e| Error::io(READ_EVENTS, e);
         for_each_piece(
             self.file.reader(),
             ctx.store.cancel(),

@@ -1,21 +1,19 @@
-//! The queue between the watch and the follower: a bounded buffer in memory, then in the temporary directory.
+//! The queue between the watch and the follower: transactions in an unnamed file in the temporary directory.
 //!
-//! While the store is away, the queue takes as much as its limits allow; then the watch pauses and etcd keeps
-//! the events. A large buffer pays off: a watch that is far behind receives only some thousand revisions a
+//! While the store is away, the queue takes as much as its limit allows. Then the watch pauses, and etcd keeps
+//! the events. A large queue pays off: a watch that is far behind receives only some thousand revisions a
 //! second, and none that etcd has compacted meanwhile. This module does not save anything. Called by
 //! [`super::follow`].
 
-use super::delta_builder::EncodedTransaction;
+use super::delta_builder::{EncodedTransaction, READ_EVENTS, WRITE_EVENTS};
 use crate::base::Cancel;
-use crate::base::ReadAt as _;
 use crate::base::temp::{Dir, TempFile};
 use crate::base::{lock, unpoisoned};
 use crate::error::{Error, Reason, Result};
 use crate::etcd::feed::{Ended, Feed, Next, RaftProgress};
+use crate::prefix::{Context, free_space};
 use crate::store::Bandwidth;
 use chrono::{DateTime, Utc};
-use std::collections::VecDeque;
-use std::io::Write as _;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -24,6 +22,16 @@ use std::time::{Duration, Instant};
 const WATCH_TIMEOUT: Duration = Duration::from_secs(1);
 /// The first and the longest back-off before a failed watch is started again.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(15));
+/// The maximum size of the file, in bytes.
+const MAX_FILE_BYTES: u64 = 1 << 30;
+/// The size from which the file is removed when all of it was read. A smaller file is continued.
+const CONTINUED_FILE_BYTES: u64 = 1 << 20;
+
+/// Returns the maximum size of the file in bytes. The temporary directory must also hold a full and two deltas.
+fn max_file_bytes(ctx: &Context) -> u64 {
+    let free = free_space::free_bytes(&ctx.temp_dir).unwrap_or(u64::MAX);
+    MAX_FILE_BYTES.min(free.min(ctx.limits.database_bytes) / 4)
+}
 
 /// What the watch delivers.
 pub(super) enum WatchOutput {
@@ -34,99 +42,92 @@ pub(super) enum WatchOutput {
     Failed(Error),
 }
 
-/// An output in the queue.
-struct QueuedOutput {
-    output: WatchOutput,
-    /// The offset of the transaction's text in the spool file; `None` if the text is in memory.
-    spooled_at: Option<u64>,
-}
-
-impl QueuedOutput {
-    fn in_memory(output: WatchOutput) -> Self {
-        QueuedOutput {
-            output,
-            spooled_at: None,
-        }
-    }
-
-    /// Returns the memory that counts toward the limit, in bytes. For a text in memory, the small rest is not
-    /// counted.
-    fn memory(&self) -> u64 {
-        match (&self.output, self.spooled_at) {
-            (WatchOutput::Transaction(t), None) => t.bytes(),
-            (WatchOutput::Transaction(t), Some(_)) => (size_of::<Self>() + t.overhead()) as u64,
-            _ => 0,
-        }
-    }
-}
-
-/// The texts of transactions in the temporary directory.
-struct Spool {
+/// The transactions that wait, in a temporary file.
+struct Waiting {
     dir: Dir,
-    /// The largest size of the file, in bytes.
+    /// The maximum size of the file, in bytes.
     limit: u64,
-    /// The file exists only while a text waits in it.
     file: Option<TempFile>,
-    /// Number of texts that wait.
-    texts: usize,
-    /// Bytes of the texts that wait. The file also holds texts that were read already.
-    waiting: u64,
+    /// The offset of the first transaction that was not read.
+    read_to: u64,
+    /// The offset after the last transaction.
+    end: u64,
+    /// Whether a write has failed: the file takes no more transactions.
+    is_broken: bool,
+    /// The origin of the times in the file.
+    epoch: Instant,
 }
 
-impl Spool {
-    fn has_room(&self, bytes: u64) -> bool {
-        let used = self.file.as_ref().map_or(0, TempFile::len);
-        used + bytes <= self.limit
+impl Waiting {
+    fn new(dir: Dir, limit: u64) -> Self {
+        Waiting {
+            dir,
+            limit,
+            file: None,
+            read_to: 0,
+            end: 0,
+            is_broken: false,
+            epoch: Instant::now(),
+        }
     }
 
-    /// Appends a text and returns its offset.
-    fn write(&mut self, text: &[u8]) -> Result<u64> {
+    fn is_empty(&self) -> bool {
+        self.read_to == self.end
+    }
+
+    /// Whether a transaction of this size in the file fits. An empty queue takes one of any size.
+    fn has_room(&self, bytes: u64) -> bool {
+        self.is_empty() || (!self.is_broken && self.end + bytes <= self.limit)
+    }
+
+    /// Appends a transaction.
+    ///
+    /// # Errors
+    /// `Io`, `NoSpace`, `PermissionDenied`. The transactions before this one can still be read.
+    fn push(&mut self, transaction: &EncodedTransaction) -> Result<()> {
         let file = match &mut self.file {
             Some(file) => file,
             none => none.insert(self.dir.file()?),
         };
-        let offset = file.len();
-        if let Err(e) = file.write_all(text) {
-            if self.texts == 0 {
-                self.file = None;
-            }
-            return Err(Error::io("write events to the temporary directory", e));
+        let written = transaction.write(file, self.epoch);
+        if written.is_ok() {
+            self.end += transaction.file_bytes();
+        } else {
+            self.is_broken = true;
+            self.remove_read_file();
         }
-        self.texts += 1;
-        self.waiting += text.len() as u64;
-        Ok(offset)
+        written.map_err(|e| Error::io(WRITE_EVENTS, e))
     }
 
-    /// Reads a text, and removes the file after the last one.
-    fn take(&mut self, offset: u64, len: usize) -> Result<Vec<u8>> {
-        let mut text = vec![0; len];
-        let file = self.file.as_ref();
-        let read = file.map_or(Ok(()), |f| f.read_exact_at(&mut text, offset));
-        read.map_err(|e| Error::io("read events from the temporary directory", e))?;
-        self.texts -= 1;
-        self.waiting -= len as u64;
-        if self.texts == 0 {
+    /// Removes the first transaction; `None` if none waits.
+    ///
+    /// # Errors
+    /// `Io`.
+    fn pop(&mut self) -> Result<Option<EncodedTransaction>> {
+        let Some(file) = self.file.as_ref().filter(|_| !self.is_empty()) else {
+            return Ok(None);
+        };
+        let transaction = EncodedTransaction::read(file, self.read_to, self.epoch)
+            .map_err(|e| Error::io(READ_EVENTS, e))?;
+        self.read_to += transaction.file_bytes();
+        self.remove_read_file();
+        Ok(Some(transaction))
+    }
+
+    /// Removes the file if all of it was read, and if it is large or broken.
+    fn remove_read_file(&mut self) {
+        if self.is_empty() && (self.is_broken || self.end >= CONTINUED_FILE_BYTES) {
             self.file = None;
+            (self.read_to, self.end) = (0, 0);
+            self.is_broken = false;
         }
-        Ok(text)
     }
-}
-
-/// The limits of the queue.
-pub(super) struct QueueLimits {
-    /// Bytes in memory. If the spool is allowed, texts take at most half of it.
-    pub(super) memory: u64,
-    /// Bytes in the temporary directory; 0 disables the spool.
-    pub(super) spool: u64,
-    /// The temporary directory.
-    pub(super) dir: Dir,
 }
 
 struct QueueState {
-    outputs: VecDeque<QueuedOutput>,
-    /// Bytes of memory that the outputs take.
-    memory: u64,
-    spool: Spool,
+    transactions: Waiting,
+    /// Why the watch has ended, to be delivered after the transactions.
+    end: Option<WatchOutput>,
     closed: bool,
     /// The state of the watch, without the fields that are computed from the queue.
     watch: WatchStatus,
@@ -137,23 +138,14 @@ struct QueueState {
 struct Queue {
     state: Mutex<QueueState>,
     changed: Condvar,
-    memory_limit: u64,
 }
 
 impl Queue {
-    fn new(limits: QueueLimits, current: i64) -> Self {
-        let spool = Spool {
-            dir: limits.dir,
-            limit: limits.spool,
-            file: None,
-            texts: 0,
-            waiting: 0,
-        };
+    fn new(transactions: Waiting, current: i64) -> Self {
         Queue {
             state: Mutex::new(QueueState {
-                outputs: VecDeque::new(),
-                memory: 0,
-                spool,
+                transactions,
+                end: None,
                 closed: false,
                 watch: WatchStatus {
                     current,
@@ -162,7 +154,6 @@ impl Queue {
                 down_since: None,
             }),
             changed: Condvar::new(),
-            memory_limit: limits.memory,
         }
     }
 
@@ -170,76 +161,53 @@ impl Queue {
         lock(&self.state)
     }
 
-    /// Appends an output, after waiting until the limits allow it. An empty queue takes a transaction of any
-    /// size. Returns false if the queue is closed.
-    fn push(&self, output: WatchOutput) -> bool {
-        let mut queued = QueuedOutput::in_memory(output);
+    /// Appends a transaction, after waiting until it fits. Returns false if the queue is closed.
+    ///
+    /// # Errors
+    /// Fails as [`Waiting::push`], if no transaction waits.
+    fn push(&self, transaction: &EncodedTransaction) -> Result<bool> {
+        let bytes = transaction.file_bytes();
         let mut state = self.state();
         loop {
-            if state.closed {
-                return false;
-            }
-            let text_limit = match state.spool.limit {
-                0 => self.memory_limit,
-                _ => self.memory_limit / 2,
-            };
-            let is_text = matches!(queued.output, WatchOutput::Transaction(_));
-            let fits =
-                !is_text || state.memory == 0 || state.memory + queued.memory() <= text_limit;
-            if fits || self.spool(&mut state, &mut queued) {
-                break;
-            }
-            let waited = self.changed.wait(state);
+            let waited = self
+                .changed
+                .wait_while(state, |s| !s.closed && !s.transactions.has_room(bytes));
             state = unpoisoned(waited);
+            if state.closed {
+                return Ok(false);
+            }
+            match state.transactions.push(transaction) {
+                Ok(()) => break,
+                Err(e) if state.transactions.is_empty() => return Err(e),
+                Err(e) => {
+                    tracing::warn!("the watch pauses until the waiting events are saved: {e}")
+                }
+            }
         }
-        state.memory += queued.memory();
-        state.outputs.push_back(queued);
         self.changed.notify_all();
-        true
+        Ok(true)
     }
 
-    /// Moves a transaction's text into the temporary directory if there is room. Returns whether the
-    /// transaction may be queued. If the directory cannot be written, disables it: then all of the memory is
-    /// for texts.
-    fn spool(&self, state: &mut QueueState, queued: &mut QueuedOutput) -> bool {
-        let WatchOutput::Transaction(transaction) = &mut queued.output else {
-            return false;
-        };
-        if state.memory >= self.memory_limit || !state.spool.has_room(transaction.bytes()) {
-            return false;
-        }
-        match state.spool.write(transaction.text()) {
-            Ok(offset) => {
-                transaction.drop_text();
-                queued.spooled_at = Some(offset);
-                true
-            }
-            Err(e) => {
-                tracing::warn!("events wait in memory only from now on: {e}");
-                state.spool.limit = 0;
-                state.memory + transaction.bytes() <= self.memory_limit
-            }
-        }
+    /// Sets what is delivered after the transactions.
+    fn end(&self, output: WatchOutput) {
+        self.state().end = Some(output);
+        self.changed.notify_all();
     }
 
     /// Removes the first output. Returns `None` if there is none within `timeout`.
     fn pop(&self, timeout: Duration) -> Option<WatchOutput> {
         let state = self.state();
-        let waited = self
-            .changed
-            .wait_timeout_while(state, timeout, |s| s.outputs.is_empty());
+        let waited = self.changed.wait_timeout_while(state, timeout, |s| {
+            s.transactions.is_empty() && s.end.is_none()
+        });
         let (mut state, _) = unpoisoned(waited);
-        let mut queued = state.outputs.pop_front()?;
-        state.memory -= queued.memory();
+        let output = match state.transactions.pop() {
+            Ok(Some(transaction)) => Some(WatchOutput::Transaction(transaction)),
+            Ok(None) => state.end.take(),
+            Err(e) => Some(WatchOutput::Failed(e)),
+        };
         self.changed.notify_all();
-        if let (Some(offset), WatchOutput::Transaction(t)) = (queued.spooled_at, &mut queued.output)
-        {
-            match state.spool.take(offset, t.text_len()) {
-                Ok(text) => t.restore_text(text),
-                Err(e) => return Some(WatchOutput::Failed(e)),
-            }
-        }
-        Some(queued.output)
+        output
     }
 
     /// Waits for `pause`, or until the queue is closed.
@@ -285,10 +253,8 @@ pub(super) struct WatchStatus {
     pub(super) failures: u64,
     /// Why the watch is failing now; `None` if it works.
     pub(super) failure: Option<Reason>,
-    /// Bytes of memory that waiting transactions take.
-    pub(super) buffered_bytes: u64,
     /// Bytes of events that wait in the temporary directory.
-    pub(super) spooled_bytes: u64,
+    pub(super) waiting_bytes: u64,
     /// How long the watch has been failing; `None` if it works.
     pub(super) down_for: Option<Duration>,
 }
@@ -305,11 +271,12 @@ impl WatchThread {
     /// # Errors
     /// Fails if the system cannot start a thread.
     pub(super) fn start(
+        ctx: &Context,
         feed: Feed,
-        limits: QueueLimits,
         bandwidth: Option<(Bandwidth, Cancel)>,
     ) -> std::io::Result<Self> {
-        let queue = Arc::new(Queue::new(limits, feed.current()));
+        let transactions = Waiting::new(ctx.temp(), max_file_bytes(ctx));
+        let queue = Arc::new(Queue::new(transactions, feed.current()));
         let thread_queue = Arc::clone(&queue);
         let thread = std::thread::Builder::new()
             .name("watch".to_owned())
@@ -327,16 +294,14 @@ impl WatchThread {
 
     /// Puts back an output that is not a transaction, for the next [`pop`](Self::pop).
     pub(super) fn put_back(&self, output: WatchOutput) {
-        let queued = QueuedOutput::in_memory(output);
-        self.queue.state().outputs.push_front(queued);
+        self.queue.end(output);
     }
 
     /// Returns the state of the watch and of the queue.
     pub(super) fn status(&self) -> WatchStatus {
         let state = self.queue.state();
         WatchStatus {
-            buffered_bytes: state.memory,
-            spooled_bytes: state.spool.waiting,
+            waiting_bytes: state.transactions.end - state.transactions.read_to,
             down_for: state.down_since.map(|since| since.elapsed()),
             ..state.watch.clone()
         }
@@ -379,7 +344,12 @@ fn fill_queue(mut feed: Feed, queue: &Queue, bandwidth: Option<&(Bandwidth, Canc
                     // The operation was cancelled.
                     return;
                 }
-                WatchOutput::Transaction(encoded)
+                match queue.push(&encoded) {
+                    Ok(true) => continue,
+                    // The queue is closed.
+                    Ok(false) => return,
+                    Err(e) => WatchOutput::Failed(e),
+                }
             }
             Ok(Next::Ended(ended)) => WatchOutput::Ended(ended),
             Err(e) if e.reason().is_retryable() => {
@@ -391,10 +361,8 @@ fn fill_queue(mut feed: Feed, queue: &Queue, bandwidth: Option<&(Bandwidth, Canc
             }
             Err(e) => WatchOutput::Failed(e),
         };
-        let is_last = !matches!(output, WatchOutput::Transaction(_));
-        if !queue.push(output) || is_last {
-            return;
-        }
+        queue.end(output);
+        return;
     }
 }
 
@@ -415,9 +383,9 @@ mod tests {
         EncodedTransaction::new(&t, Position::after(&t), DateTime::UNIX_EPOCH)
     }
 
-    fn queue(memory: u64, spool: u64) -> Arc<Queue> {
-        let dir = Dir::new(std::env::temp_dir(), false);
-        Arc::new(Queue::new(QueueLimits { memory, spool, dir }, 0))
+    fn queue(limit: u64) -> Arc<Queue> {
+        let dir = Dir::new(std::env::temp_dir(), true);
+        Arc::new(Queue::new(Waiting::new(dir, limit), 0))
     }
 
     fn assert_is(output: Option<WatchOutput>, revision: i64, bytes: usize) {
@@ -425,29 +393,28 @@ mod tests {
             Some(WatchOutput::Transaction(t)) => {
                 let whole = transaction(revision, bytes);
                 assert_eq!(t.position(), whole.position());
-                assert_eq!(t.text(), whole.text());
+                assert!(t.text == whole.text);
             }
             _ => panic!("no transaction {revision}"),
         }
     }
 
     #[test]
-    fn the_watch_waits_while_the_buffer_is_full_and_one_transaction_always_fits() {
-        let queue = queue(1000, 0);
-        // Some transactions are larger than the whole buffer; of the others several fit.
+    fn the_watch_waits_while_the_file_is_full_and_one_transaction_always_fits() {
+        const LIMIT: u64 = 2000;
+        let queue = queue(LIMIT);
+        // Some transactions are larger than the whole file; of the others several fit.
         let bytes = |revision| if revision % 7 == 0 { 5000 } else { 100 };
         let queue_of_thread = Arc::clone(&queue);
         let pushing = std::thread::spawn(move || {
             for revision in 1..=50 {
                 let t = transaction(revision, bytes(revision));
-                assert!(queue_of_thread.push(WatchOutput::Transaction(t)));
-                let state = queue_of_thread.state();
+                assert!(queue_of_thread.push(&t).unwrap());
+                let waiting = &queue_of_thread.state().transactions;
                 assert!(
-                    state.memory <= 1000 || state.outputs.len() == 1,
-                    "{}",
-                    state.memory
+                    waiting.end - waiting.read_to <= LIMIT.max(t.file_bytes()),
+                    "{revision}"
                 );
-                assert!(state.spool.file.is_none());
             }
         });
         for revision in 1..=50 {
@@ -455,94 +422,66 @@ mod tests {
             assert_is(output, revision, bytes(revision));
         }
         pushing.join().unwrap();
-        assert_eq!(queue.state().memory, 0);
+        assert!(queue.state().transactions.is_empty());
         queue.state().closed = true;
-        assert!(!queue.push(WatchOutput::Ended(Ended::SetBack { same_up_to: None })));
+        assert!(!queue.push(&transaction(51, 1)).unwrap());
     }
 
     #[test]
-    fn transactions_beyond_the_memory_limit_wait_in_the_temporary_directory_in_order() {
-        let queue = queue(100_000, 1_000_000);
+    fn transactions_wait_in_order_before_the_end_and_a_large_file_that_was_read_is_removed() {
+        let queue = queue(u64::MAX);
         let bytes = |revision: i64| (revision % 5) as usize * 1000;
-        for round in 0..2 {
+        for round in 0..8 {
             let revisions = round * 100 + 1..=round * 100 + 100;
             for revision in revisions.clone() {
-                let t = transaction(revision, bytes(revision));
-                assert!(queue.push(WatchOutput::Transaction(t)));
+                assert!(queue.push(&transaction(revision, bytes(revision))).unwrap());
             }
-            assert!(queue.push(WatchOutput::Ended(Ended::SetBack { same_up_to: None })));
-            {
-                let state = queue.state();
-                assert!(state.memory <= 100_000, "{}", state.memory);
-                assert!(state.spool.texts > 50, "{}", state.spool.texts);
-            }
+            queue.end(WatchOutput::Ended(Ended::SetBack { same_up_to: None }));
             for revision in revisions {
                 assert_is(queue.pop(Duration::ZERO), revision, bytes(revision));
-                let state = queue.state();
-                let spooled = state.outputs.iter().filter(|e| e.spooled_at.is_some());
-                let waiting = spooled.map(|e| match &e.output {
-                    WatchOutput::Transaction(t) => t.text_len() as u64,
-                    _ => 0,
-                });
-                assert_eq!(state.spool.waiting, waiting.sum::<u64>());
             }
             let end = queue.pop(Duration::ZERO);
             assert!(matches!(
                 end,
                 Some(WatchOutput::Ended(Ended::SetBack { same_up_to: None }))
             ));
-            let state = queue.state();
-            // All space is free again.
-            assert_eq!((state.memory, state.spool.texts), (0, 0));
-            assert!(state.spool.file.is_none());
+            assert!(queue.pop(Duration::ZERO).is_none());
+            let kept = queue.state().transactions.file.as_ref().map(TempFile::len);
+            assert!(kept.unwrap_or_default() < CONTINUED_FILE_BYTES, "{kept:?}");
         }
-    }
-
-    /// Pushes transactions until one does not fit, and returns its revision.
-    fn first_without_room(queue: &Arc<Queue>) -> i64 {
-        let queue_of_thread = Arc::clone(queue);
-        let pushing = std::thread::spawn(move || {
-            (1..)
-                .find(|&revision| {
-                    !queue_of_thread.push(WatchOutput::Transaction(transaction(revision, 1000)))
-                })
-                .unwrap()
-        });
-        // Wait until the pushing thread is blocked.
-        let count = || queue.state().outputs.len();
-        let mut before = usize::MAX;
-        while before != count() {
-            before = count();
-            std::thread::sleep(Duration::from_millis(200));
-        }
-        queue.state().closed = true;
-        queue.changed.notify_all();
-        pushing.join().unwrap()
+        // 1.1 MB were written to the first file, the rest to a second one.
+        let state = queue.state();
+        let kept = state.transactions.file.as_ref().map(TempFile::len);
+        assert!(kept < Some(8 * 280_000 - CONTINUED_FILE_BYTES), "{kept:?}");
     }
 
     #[test]
-    fn the_spool_is_bounded() {
-        let text = transaction(1, 1000).bytes() as i64;
-        let with = |spool| first_without_room(&queue(20_000, spool));
-        assert_eq!(with(0), 20_000 / text + 1);
-        let spooled = 5;
-        let spool = (spooled * text + text / 2) as u64;
-        assert_eq!(with(spool), 10_000 / text + spooled + 1);
-        // The bookkeeping of each spooled transaction takes memory, too.
-        let most = with(u64::MAX);
-        assert!(most < 20_000 / size_of::<QueuedOutput>() as i64, "{most}");
+    fn after_a_failed_write_the_watch_waits_until_the_file_was_read() {
+        let queue = queue(u64::MAX);
+        let path = tempfile::NamedTempFile::new().unwrap().into_temp_path();
+        let open = std::fs::File::options().read(true).write(true).open(&path);
+        queue.state().transactions.file = Some(TempFile::plain(open.unwrap()).unwrap());
+        for revision in 1..=3 {
+            assert!(queue.push(&transaction(revision, 10)).unwrap());
+        }
+        let read_only = std::fs::File::open(&path).unwrap();
+        queue.state().transactions.file = Some(TempFile::plain(read_only).unwrap());
+        let queue_of_thread = Arc::clone(&queue);
+        let pushing = std::thread::spawn(move || queue_of_thread.push(&transaction(4, 10)));
+        while !queue.state().transactions.is_broken {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        for revision in 1..=4 {
+            assert_is(queue.pop(Duration::from_secs(60)), revision, 10);
+        }
+        assert!(pushing.join().unwrap().unwrap());
     }
 
     #[test]
-    fn an_unwritable_temporary_directory_leaves_all_memory_to_texts() {
+    fn a_write_that_fails_while_nothing_waits_fails_the_watch() {
         let dir = Dir::new("/proc/no/such/folder", false);
-        let limits = QueueLimits {
-            memory: 20_000,
-            spool: 1_000_000,
-            dir,
-        };
-        let queue = Arc::new(Queue::new(limits, 0));
-        let text = transaction(1, 1000).bytes() as i64;
-        assert_eq!(first_without_room(&queue), 20_000 / text + 1);
+        let queue = Queue::new(Waiting::new(dir, 1000), 0);
+        let e = queue.push(&transaction(1, 10)).unwrap_err();
+        assert!(e.to_string().contains("--temp-dir"), "{e}");
     }
 }

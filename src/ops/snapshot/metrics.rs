@@ -43,8 +43,7 @@ impl MetricsReporter {
         let oldest = [unsaved_since, down_since].into_iter().flatten().min();
         let unsaved = u64::try_from(status.current - last_saved).unwrap_or(0);
         self.metrics.unsaved(unsaved, oldest);
-        self.metrics
-            .buffered(status.buffered_bytes, status.spooled_bytes);
+        self.metrics.spooled(status.waiting_bytes);
     }
 
     /// Counts snapshots that were saved.

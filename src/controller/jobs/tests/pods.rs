@@ -155,17 +155,6 @@ fn no_pod_is_without_limits() {
             }
         }
     }
-    // Events that wait for the store fit into the scratch volume.
-    for (scratch, spool) in [("48Gi", 1_u64 << 30), ("1Gi", 256 << 20)] {
-        let mut spec = following();
-        spec["jobTemplate"] = json!({"scratchSize": scratch});
-        let policy = policy(&spec);
-        let pods = pods(&policy);
-        let flag = format!(r#""--spool-bytes","{spool}""#);
-        let pods = pods.iter().map(|(_, pod)| serde_json::to_string(pod));
-        let with_flag = pods.filter(|pod| pod.as_ref().unwrap().contains(&flag));
-        assert_eq!(with_flag.count(), 1, "{scratch}");
-    }
     let mut spec = following();
     spec["jobTemplate"] = json!({"maxDatabaseSize": "32Gi"});
     for (name, pod) in pods(&policy(&spec)) {

@@ -16,7 +16,7 @@ use super::saver::Saver;
 use super::{Hole, SnapshotSettings};
 use crate::base::flag_values::yes_or_no;
 use crate::base::retry::{BackoffBuilder, Pauses, backoff};
-use crate::base::{Cancel, Size, Span, TextValue, byte_size, duration, printable};
+use crate::base::{Cancel, Size, Span, TextValue, duration, printable};
 use crate::error::{Error, Reason, Result};
 use crate::etcd::cluster::Cluster;
 use crate::etcd::feed::RaftProgress;
@@ -79,13 +79,6 @@ pub struct FollowOptions {
     /// Take an additional full if the newest one is older than this; 0s: never
     #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration::parse)]
     pub max_full_age: Duration,
-    /// During an outage of the store, keep up to this size of events in memory
-    #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = byte_size::parse)]
-    pub buffer_bytes: u64,
-    /// During an outage of the store, when --buffer-bytes is reached: keep up to this size of further events in
-    /// the temporary directory. The rest stays in etcd
-    #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = byte_size::parse)]
-    pub spool_bytes: u64,
     /// When stopped, save a full marked as final: the last snapshot of a cluster that is shut down
     #[arg(long = "final", value_parser = yes_or_no)]
     pub is_final: bool,

@@ -8,7 +8,7 @@ use crate::error::{Error, Reason, Result};
 use crate::etcd::cluster::Cluster;
 use crate::etcd::feed::{Ended, Known, quorum_revision};
 use crate::ops::snapshot::delta_builder::{EncodedTransaction, PendingDelta};
-use crate::ops::snapshot::event_queue::{QueueLimits, WatchOutput, WatchStatus, WatchThread};
+use crate::ops::snapshot::event_queue::{WatchOutput, WatchStatus, WatchThread};
 use crate::ops::snapshot::next::{FullCause, FullReason};
 use crate::ops::snapshot::saver::{Saver, SaverSummary};
 use crate::store::lock::LockGuard;
@@ -141,15 +141,10 @@ impl<'s, 'a> Session<'s, 'a> {
         self.follower.differing = self.saver.differing().to_vec();
         let feed = self.saver.feed(cluster, known).after(self.follower.raft);
         let follower = &self.follower;
-        let limits = QueueLimits {
-            memory: follower.options.buffer_bytes,
-            spool: follower.options.spool_bytes,
-            dir: follower.ctx.temp(),
-        };
         let cancel = follower.ctx.store.cancel();
         let bandwidth = follower.settings.bandwidth.clone();
         let bandwidth = bandwidth.map(|b| (b, cancel.clone()));
-        let watch = WatchThread::start(feed, limits, bandwidth)
+        let watch = WatchThread::start(follower.ctx, feed, bandwidth)
             .map_err(|e| Error::io("start a thread", e))?;
         self.watch = Some(watch);
         self.reconnects = 0;

@@ -70,8 +70,6 @@ mod tests {
             delta_events: 1_000_000,
             full_schedule: Some(Schedule::parse("0 3 * * *", "Europe/Berlin").unwrap()),
             max_full_age: Duration::ZERO,
-            buffer_bytes: 0,
-            spool_bytes: 0,
             is_final: false,
         };
         let now = DateTime::from_timestamp(1_795_228_239, 0).unwrap();
