@@ -11,6 +11,7 @@ use crate::explore::{Options, run};
 use clap::Args;
 use schemars::JsonSchema;
 use serde::Serialize;
+use std::path::PathBuf;
 use tokio::runtime::Handle;
 
 /// Serve a page that shows a backup at any moment
@@ -37,6 +38,9 @@ pub(super) struct ExploreArgs {
     /// ID of the timeline to show, from `deltafold list --deep` [default: the newest timeline]
     #[arg(long, value_name = "ID")]
     timeline: Option<String>,
+    /// File with the token that opens the page, which is then not printed [default: a random one]
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<PathBuf>,
     #[command(flatten)]
     objects: ObjectArgs,
     #[command(flatten)]
@@ -49,7 +53,7 @@ pub(super) struct ExploreArgs {
 #[derive(JsonSchema, Serialize)]
 #[schemars(rename = "Page")]
 pub(super) struct Page<'a> {
-    /// Where it is served, with the token that opens it.
+    /// Where it is served, with the token that opens it; with --token-file, `TOKEN` stands for it.
     address: &'a str,
 }
 
@@ -61,6 +65,7 @@ impl ExploreArgs {
             port: self.port,
             timeline: self.timeline.clone(),
             prefix: self.prefix.etcd_prefix().to_owned(),
+            token_file: self.token_file.clone(),
         };
         let announce = |address: &str| {
             let text = match output {

@@ -1,24 +1,27 @@
 //! Who may ask: the page of this process in a browser of this machine, and nobody else.
 //!
-//! The address that is printed has a token; the first answer moves it into a cookie, so that it does not stay in the
-//! address. The Host must be a name of this machine, so that another site cannot point its own name here (DNS rebinding);
-//! the Origin, if there is one, must be this page's. Answers forbid scripts, styles and requests from elsewhere. Called by
-//! `api` for each request.
+//! The address that is printed has a token in its fragment, which no request sends by itself: the page keeps it for its
+//! tab, and sends it as a header with each request to the API. A cookie would be sent to other ports of this machine, too.
+//! The files of the page have no secrets. The Host must be a name of this machine, so that another site cannot point its
+//! own name here (DNS rebinding); the Origin, if there is one, must be this page's. Answers forbid scripts, styles and
+//! requests from elsewhere. Called by `api` for each request.
 
 use crate::base::hash::hex;
 use crate::base::random;
-use crate::error::Result;
+use crate::error::{Error, Reason, Result};
 use axum::extract::{Request, State};
 use axum::http::header::{
-    CACHE_CONTROL, CONTENT_SECURITY_POLICY, COOKIE, HOST, HeaderName, LOCATION, ORIGIN,
-    REFERRER_POLICY, SET_COOKIE, X_CONTENT_TYPE_OPTIONS,
+    AUTHORIZATION, CACHE_CONTROL, CONTENT_SECURITY_POLICY, HOST, HeaderName, ORIGIN,
+    REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
 };
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use std::path::Path;
 use std::sync::Arc;
 
-const COOKIE_NAME: &str = "deltafold-explore";
+/// The shortest token of a file: as random as ours, if it was made as the documents say.
+const SHORTEST_TOKEN: usize = 32;
 const POLICY: HeaderValue = HeaderValue::from_static(
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
 );
@@ -33,6 +36,25 @@ impl Token {
     /// `Io`.
     pub(super) fn random() -> Result<Self> {
         Ok(Token(hex(&random::secret_bytes::<16>()?)))
+    }
+
+    /// Reads a token from a file, such as a mounted Secret's.
+    ///
+    /// # Errors
+    /// `Configuration` if it has fewer than 32 characters, or others than letters and digits; `Io`, `PermissionDenied`.
+    pub(super) fn read(file: &Path) -> Result<Self> {
+        let text = std::fs::read_to_string(file);
+        let text = text.map_err(|e| Error::io(format!("read {}", file.display()), e))?;
+        let text = text.trim_end();
+        let is_random =
+            text.len() >= SHORTEST_TOKEN && text.chars().all(|c| c.is_ascii_alphanumeric());
+        if !is_random {
+            return Err(Reason::Configuration.error(format!(
+                "--token-file {}: a token has at least {SHORTEST_TOKEN} letters and digits; make one with `openssl rand -hex 32`",
+                file.display()
+            )));
+        }
+        Ok(Token(text.to_owned()))
     }
 
     /// The token as text.
@@ -52,8 +74,6 @@ impl Token {
 #[derive(Debug, PartialEq, Eq)]
 enum Verdict {
     Answered,
-    /// The token is right: it moves into a cookie.
-    Entered,
     Refused(StatusCode, &'static str),
 }
 
@@ -66,17 +86,6 @@ pub(super) async fn guard(
     let verdict = verdict(&token, request.method(), request.uri(), request.headers());
     let mut response = match verdict {
         Verdict::Answered => next.run(request).await,
-        Verdict::Entered => {
-            let cookie = format!(
-                "{COOKIE_NAME}={}; Path=/; HttpOnly; SameSite=Strict",
-                token.text()
-            );
-            (
-                StatusCode::SEE_OTHER,
-                [(LOCATION, "/".to_owned()), (SET_COOKIE, cookie)],
-            )
-                .into_response()
-        }
         Verdict::Refused(status, text) => (status, text).into_response(),
     };
     let headers = response.headers_mut();
@@ -113,20 +122,8 @@ fn verdict(token: &Token, method: &Method, uri: &Uri, headers: &HeaderMap) -> Ve
     if !matches!(*method, Method::GET | Method::HEAD) {
         return Verdict::Refused(StatusCode::METHOD_NOT_ALLOWED, "the page only reads\n");
     }
-    let parameters = uri.query().unwrap_or_default().split('&');
-    let mut tokens = parameters.filter_map(|p| p.strip_prefix("token="));
-    if uri.path() == "/" && tokens.any(|text| token.is(text)) {
-        return Verdict::Entered;
-    }
-    let cookies = headers.get_all(COOKIE).iter();
-    let mut cookies = cookies
-        .filter_map(|cookies| cookies.to_str().ok())
-        .flat_map(|cookies| cookies.split(';'));
-    let is_ours = |cookie: &str| {
-        let value = cookie.trim().split_once('=');
-        value.is_some_and(|(name, value)| name == COOKIE_NAME && token.is(value))
-    };
-    if cookies.any(is_ours) {
+    let sent = text(AUTHORIZATION).and_then(|value| value.strip_prefix("Bearer "));
+    if !uri.path().starts_with("/api/") || sent.is_some_and(|sent| token.is(sent)) {
         Verdict::Answered
     } else {
         Verdict::Refused(
@@ -162,14 +159,14 @@ mod tests {
             verdict(&token, &method, &uri.parse().unwrap(), &map)
         };
         let host = |host: &str| (HOST, host.to_owned());
-        let cookie = |token: &Token| (COOKIE, format!("a=b; {COOKIE_NAME}={}", token.text()));
+        let bearer = |token: &Token| (AUTHORIZATION, format!("Bearer {}", token.text()));
         let get = |headers: &[_]| ask(Method::GET, "/api/state?at=5", headers);
         for name in ["127.0.0.1:8080", "localhost", "[::1]:1", "localhost:9"] {
-            assert_eq!(get(&[host(name), cookie(&token)]), Verdict::Answered);
+            assert_eq!(get(&[host(name), bearer(&token)]), Verdict::Answered);
         }
         let refused = |verdict| match verdict {
             Verdict::Refused(status, _) => status.as_u16(),
-            verdict => panic!("{verdict:?}"),
+            Verdict::Answered => panic!("it is answered"),
         };
         for name in [
             "evil.example",
@@ -177,24 +174,33 @@ mod tests {
             "localhost.:80",
             "10.0.0.1",
         ] {
-            assert_eq!(refused(get(&[host(name), cookie(&token)])), 421, "{name}");
+            assert_eq!(refused(get(&[host(name), bearer(&token)])), 421, "{name}");
         }
-        assert_eq!(refused(get(&[cookie(&token)])), 421);
+        assert_eq!(refused(get(&[bearer(&token)])), 421);
         assert_eq!(refused(get(&[host("localhost")])), 401);
-        assert_eq!(refused(get(&[host("localhost"), cookie(&other)])), 401);
+        assert_eq!(refused(get(&[host("localhost"), bearer(&other)])), 401);
         let origin = |text: &str| (ORIGIN, text.to_owned());
-        let with = |text: &str| get(&[host("localhost:9"), cookie(&token), origin(text)]);
+        let with = |text: &str| get(&[host("localhost:9"), bearer(&token), origin(text)]);
         assert_eq!(with("http://localhost:9"), Verdict::Answered);
         assert_eq!(refused(with("http://localhost:8")), 403);
         assert_eq!(refused(with("null")), 403);
-        let enter = |token: &Token, path: &str| {
-            let uri = format!("{path}?x=1&token={}", token.text());
-            ask(Method::GET, &uri, &[host("localhost:9")])
-        };
-        assert_eq!(enter(&token, "/"), Verdict::Entered);
-        assert_eq!(refused(enter(&other, "/")), 401);
-        assert_eq!(refused(enter(&token, "/api/state")), 401);
-        let put = ask(Method::PUT, "/", &[host("localhost"), cookie(&token)]);
+        // A cookie is sent to every port of the machine, also to the web server of another user.
+        let cookie = (
+            HeaderName::from_static("cookie"),
+            format!("deltafold-explore={}", token.text()),
+        );
+        assert_eq!(refused(get(&[host("localhost"), cookie])), 401);
+        let by_address = ask(
+            Method::GET,
+            &format!("/api/state?token={}", token.text()),
+            &[host("localhost")],
+        );
+        assert_eq!(refused(by_address), 401);
+        // The files of the page have no secrets.
+        let page = ask(Method::GET, "/app.js", &[host("localhost")]);
+        assert_eq!(page, Verdict::Answered);
+        assert_eq!(refused(ask(Method::GET, "/", &[host("evil.example")])), 421);
+        let put = ask(Method::PUT, "/", &[host("localhost"), bearer(&token)]);
         assert_eq!(refused(put), 405);
     }
 }

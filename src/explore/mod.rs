@@ -23,13 +23,22 @@ use crate::objects::EncryptionKeys;
 use crate::ops::read::versions;
 use crate::prefix::damage::up_to_damage;
 use crate::prefix::open::BackupLocation;
+use crate::telemetry::connection_limit::{LimitedListener, Limits};
 use crate::telemetry::endpoint::BindAddress;
 use api::Shared;
 use axum::middleware::from_fn_with_state;
 use guard::{Token, guard};
 use index::{Builder, Index};
+use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 use tokio::runtime::Handle;
+
+/// More idle connections than these, or longer ones, keep nobody from the page.
+const LIMITS: Limits = Limits {
+    connections: 64,
+    idle_timeout: Duration::from_secs(600),
+};
 
 /// The options of `explore`.
 #[derive(Debug, Clone)]
@@ -40,6 +49,8 @@ pub struct Options {
     pub timeline: Option<String>,
     /// What the API server's keys begin with, without a slash at the end.
     pub prefix: String,
+    /// The file with the token that opens the page; `None` for a random one.
+    pub token_file: Option<PathBuf>,
 }
 
 /// Serves the page of a backup until it is cancelled. `announce` gets the address, with its token.
@@ -56,10 +67,20 @@ pub fn run(
     announce: impl FnOnce(&str) -> Result<()>,
 ) -> Result<()> {
     backup.context()?;
-    let token = Arc::new(Token::random()?);
+    let token = match &options.token_file {
+        Some(file) => Token::read(file)?,
+        None => Token::random()?,
+    };
+    let token = Arc::new(token);
     let _entered = handle.enter();
     let (listener, address) = BindAddress::loopback(options.port).listen("the page")?;
-    let address = format!("http://{address}/?token={}", token.text());
+    // Whoever gave the token has it. A log may show what is printed.
+    let token_shown = if options.token_file.is_none() {
+        token.text()
+    } else {
+        "TOKEN"
+    };
+    let address = format!("http://{address}/#token={token_shown}");
     let shared = Arc::new(Shared {
         backup,
         keys,
@@ -83,7 +104,9 @@ pub fn run(
         }
         let _ = shared.index.set(index);
     });
-    let served = handle.block_on(cancel.or(async { axum::serve(listener, router).await }));
+    let served = handle.block_on(
+        cancel.or(async { axum::serve(LimitedListener::new(listener, LIMITS), router).await }),
+    );
     match served {
         // A signal is the normal end.
         Err(e) if e.reason() == Reason::Terminated => Ok(()),

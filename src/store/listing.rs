@@ -21,14 +21,15 @@ use quick_xml::events::Event;
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The most bytes of a listing in memory: more than a prefix ever needs. A million snapshots take a quarter.
-pub(super) const MAX_LISTING: usize = 1 << 30;
+/// The most bytes of a listing in memory, far below the limit of a Job: 500,000 snapshots need them.
+pub(super) const MAX_LISTING: usize = 128 << 20;
 /// The bytes of an object in a listing, beside its name.
 pub(super) const OBJECT_COST: usize = 160;
 /// The most empty pages in a row. S3 sends some after many deletions.
 const EMPTY_PAGES: usize = 1000;
 /// The error for a listing without an end.
-pub(super) const ENDLESS: &str = "the server's listing does not end";
+pub(super) const ENDLESS: &str =
+    "the server's listing does not end, or has more than 128 MiB (some 500,000 objects)";
 /// The error for a page that is not the last and does not name the next one.
 pub(super) const CUT_OFF: &str = "the server's listing is cut off: a page says that more objects follow and does not name the next page; the server may not know ListObjectsV2, which deltafold needs";
 

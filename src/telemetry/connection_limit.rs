@@ -1,8 +1,7 @@
-//! Limits the connections of the HTTP endpoint: their number, and the time without a complete request.
+//! Limits the connections of an HTTP server: their number, and the time without a complete request.
 //!
-//! The endpoint has no authentication, so nobody may block it: if there are too many connections, the oldest
-//! one is closed. A Kubernetes probe uses a new connection at once, and is therefore answered even while
-//! somebody holds all other connections. Called by `endpoint`.
+//! Anybody can connect, so nobody may block it: if there are too many connections, the oldest one is closed. A Kubernetes probe uses a new connection at once, and is therefore answered even while
+//! somebody holds all other connections. Called by `endpoint` and by `explore`.
 
 use crate::base::lock;
 use axum::serve::Listener;
@@ -18,14 +17,14 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, Sleep};
 
-/// The limits of an endpoint.
+/// The limits of a server.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Limits {
+pub(crate) struct Limits {
     /// The maximum number of connections.
-    pub(super) connections: usize,
+    pub(crate) connections: usize,
     /// The maximum time from the connection, or from the last response, to the end of the next request's
     /// headers.
-    pub(super) idle_timeout: Duration,
+    pub(crate) idle_timeout: Duration,
 }
 
 impl Default for Limits {
@@ -41,7 +40,7 @@ impl Default for Limits {
 type OpenConnections = Mutex<VecDeque<(u64, oneshot::Sender<()>)>>;
 
 /// A listener that enforces the limits.
-pub(super) struct LimitedListener {
+pub(crate) struct LimitedListener {
     inner: TcpListener,
     limits: Limits,
     open: Arc<OpenConnections>,
@@ -50,7 +49,7 @@ pub(super) struct LimitedListener {
 }
 
 impl LimitedListener {
-    pub(super) fn new(inner: TcpListener, limits: Limits) -> Self {
+    pub(crate) fn new(inner: TcpListener, limits: Limits) -> Self {
         LimitedListener {
             inner,
             limits,
@@ -91,7 +90,7 @@ impl Listener for LimitedListener {
 }
 
 /// A connection that fails after its deadline, or when the listener closes it.
-pub(super) struct Connection {
+pub(crate) struct Connection {
     stream: TcpStream,
     number: u64,
     open: Arc<OpenConnections>,

@@ -1,6 +1,6 @@
 //! Logs, progress, metrics, the termination message, and the memory use of the process.
 
-mod connection_limit;
+pub(crate) mod connection_limit;
 pub mod endpoint;
 pub mod live;
 pub mod logs;

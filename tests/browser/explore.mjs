@@ -76,6 +76,13 @@ const page = await open(1280, "light");
 
 // The tree, a kind, an object.
 assert.ok(!page.url().includes("token"), "the token stays in the address");
+assert.deepEqual(await page.context().cookies(), [], "cookies go to other ports, too");
+const shown = await page.evaluate(async () => {
+  const { command, naming, valued } = await import("/dom.js");
+  const words = ["get", ...valued("--prefix", "--termination-log=F"), ...naming("-x;y", ["a'b", "\u001b'\u202e"])];
+  return command(words).querySelector("code").textContent;
+});
+assert.equal(shown, "get --prefix=--termination-log=F 'a'\\''b' $'\\x1b\\'\\xe2\\x80\\xae' -- '-x;y'");
 await wait(page, "#moment", "revision 628");
 await page.locator("#tree summary", { hasText: "shop" }).click();
 await page.locator("#tree details", { hasText: "shop" }).locator("button", { hasText: /^Deployment/ }).click();

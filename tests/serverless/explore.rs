@@ -284,10 +284,15 @@ fn only_the_page_itself_is_answered() {
     let (status, body) = page.send(Method::GET, "api/state", &[], &[]);
     assert_eq!(status, StatusCode::UNAUTHORIZED, "{body}");
     let token = page.address.split_once("token=").unwrap().1.to_owned();
-    let (status, _) = page.send(Method::GET, "", &[("token", &token)], &[]);
-    assert_eq!(status, StatusCode::SEE_OTHER);
-    let cookie = || ("cookie", format!("deltafold-explore={token}"));
-    let with = |method, header| page.send(method, "api/state", &[], &[cookie(), header]).0;
+    // Another user's web server is sent our cookies: they open nothing.
+    let cookie = (
+        "cookie",
+        format!("deltafold-explore={token}; token={token}"),
+    );
+    let (status, _) = page.send(Method::GET, "api/state", &[("token", &token)], &[cookie]);
+    assert_eq!(status, StatusCode::UNAUTHORIZED);
+    let bearer = || ("authorization", format!("Bearer {token}"));
+    let with = |method, header| page.send(method, "api/state", &[], &[bearer(), header]).0;
     let host = |host: &str| ("host", host.to_owned());
     assert_eq!(
         with(Method::GET, host("evil.example")),

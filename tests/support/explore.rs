@@ -93,7 +93,7 @@ impl Page {
         query: &[(&str, &str)],
         headers: &[(&str, String)],
     ) -> (StatusCode, String) {
-        let base = self.address.split_once('?').expect("a query").0;
+        let base = self.address.split_once('#').expect("a fragment").0;
         let query: Vec<String> = query
             .iter()
             .map(|(name, value)| format!("{name}={}", deltafold::base::percent::encoded(value)))
@@ -111,8 +111,8 @@ impl Page {
 
     /// Asks as the page does. Returns the status and the body.
     pub fn ask(&self, path: &str, query: &[(&str, &str)]) -> (StatusCode, String) {
-        let cookie = ("cookie", format!("deltafold-explore={}", self.token()));
-        self.send(Method::GET, &format!("api/{path}"), query, &[cookie])
+        let token = ("authorization", format!("Bearer {}", self.token()));
+        self.send(Method::GET, &format!("api/{path}"), query, &[token])
     }
 
     /// Returns an answer of the API.

@@ -21,9 +21,8 @@ use std::borrow::Borrow;
 const POD_STATUS_TIMEOUT: TimeDelta = TimeDelta::seconds(5);
 /// How long to wait for the status of a Pod before looking again.
 const POD_STATUS_DELAY: TimeDelta = TimeDelta::seconds(2);
-/// The longest kept name of a snapshot, and the longest kept reason, in characters.
+/// The longest kept name of a snapshot, in characters.
 const MAX_NAME: usize = 253;
-const MAX_REASON: usize = 64;
 /// Kubernetes' reason for a Job that exceeded its deadline.
 pub const DEADLINE_EXCEEDED: &str = "DeadlineExceeded";
 /// The reason for a Job that was deleted before the controller saw its end.
@@ -33,6 +32,13 @@ pub const JOB_DELETED: &str = "JobDeleted";
 fn not_empty(text: Option<&str>) -> Option<String> {
     text.filter(|t| !t.is_empty())
         .map(|t| printable::message(t.to_owned()))
+}
+
+/// Returns a reason of deltafold's, or `Other`: whoever may write a termination message must not make a series of metrics
+/// with each one.
+fn known_reason(reason: &str) -> &'static str {
+    let mut all = Reason::ALL.iter().map(|known| known.as_str());
+    all.find(|known| *known == reason).unwrap_or("Other")
 }
 
 /// The state of a Job's Pod, or its result.
@@ -146,7 +152,7 @@ impl PodOutcome {
         // A message with another exit code was left by an earlier process.
         if has_failed && i32::from(message.code) == terminated.exit_code {
             let reason = message.reason.filter(|reason| !reason.is_empty());
-            let reason = reason.map(|reason| reason.chars().take(MAX_REASON).collect());
+            let reason = reason.map(|reason| known_reason(&reason).to_owned());
             self.reason = self.reason.take().or(reason);
             let text = message.message.map(|text| in_fields(&text));
             self.message = self.message.take().or(not_empty(text.as_deref()));
@@ -664,6 +670,15 @@ pub(crate) mod tests {
                 "{text}"
             );
             assert!(run.message.unwrap_or_default().len() <= 1024);
+        }
+        // Pods with random reasons make no series of metrics each.
+        for (reason, shown) in [
+            ("NoSpace", "NoSpace"),
+            ("x7f3", "Other"),
+            ("nospace", "Other"),
+        ] {
+            let run = last_run(&failed, &[pod("a", 40, 65, &failure(65, reason))]);
+            assert_eq!(run.reason.as_deref(), Some(shown));
         }
         // The message of another exit code is ignored.
         let run = last_run(

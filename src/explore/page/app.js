@@ -1,12 +1,13 @@
 // The page. The address has what is chosen, after #. If that changes, the page is drawn anew.
 
-import { ask, ApiError, byId, command, count, counted, debounced, failure, h, naming, onSubmit, scrolled, shortTime, size, table, valued } from "./dom.js";
+import { ask, ApiError, byId, command, count, counted, debounced, download, failure, h, naming, onSubmit, scrolled, shortTime, size, table, takeToken, valued } from "./dom.js";
 import { drawChains } from "./chains.js";
 import { drawPlot, showMoment, sliderMoment } from "./time.js";
 
 /** The backup, as /api/backup has it. */
 let backup = null;
 /** What is chosen: the moment, the view, and what it shows. */
+takeToken();
 let chosen = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
 /** The moment that is shown: { revision, time, is_complete }. */
 let at = null;
@@ -234,8 +235,8 @@ function drawYaml(object) {
     const life = h("button", { type: "button", onclick: () => choose({ tab: "life" }) }, "Show its life");
     return [h("p", { class: "empty" }, "It does not exist at this moment. "), life];
   }
-  const query = new URLSearchParams({ id: chosen.id, at: String(at.revision) });
-  for (const name of ["secrets", "clean", "managers"]) if (chosen[name]) query.set(name, "true");
+  const { id, secrets, clean, managers } = chosen;
+  const file = { id, at: at.revision, secrets, clean, managers };
   const flags = ["--revision", String(at.revision), ...sourceFlags()];
   if (kinds[object.object.kind]?.reference) flags.push("-o", "yaml");
   if (chosen.clean) flags.push("--clean");
@@ -244,7 +245,7 @@ function drawYaml(object) {
     object.not_decoded ? h("p", { class: "warning" }, object.not_decoded) : null,
     object.is_cut ? h("p", { class: "warning" }, "The value is very long: only its beginning is shown. The download has all of it.") : null,
     h("pre", { class: "yaml", tabindex: "0", "aria-label": "The object as YAML", translate: "no" }, object.text),
-    h("p", { class: "row" }, h("a", { class: "button", href: `/api/yaml?${query}`, download: "" }, "Download YAML")),
+    h("p", { class: "row" }, h("button", { type: "button", onclick: () => download("yaml", file) }, "Download YAML")),
     command(["deltafold", "get", ...naming(object.reference, flags)]),
     kinds[object.object.kind]?.reference ? command(applyCommand(object)) : null,
   ].filter(Boolean);
@@ -485,6 +486,7 @@ document.addEventListener("keydown", (event) => {
 });
 
 window.addEventListener("hashchange", () => {
+  takeToken();
   chosen = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
   draw();
 });

@@ -31,15 +31,42 @@ export class ApiError extends Error {
   }
 }
 
+/**
+ * Moves the token of the address that was printed into this tab, so that it does not stay in the address. No other port and
+ * no other site can read it there.
+ */
+export function takeToken() {
+  const parameters = new URLSearchParams(location.hash.slice(1));
+  const token = parameters.get("token");
+  if (!token) return;
+  sessionStorage.setItem("token", token);
+  parameters.delete("token");
+  history.replaceState(null, "", `#${parameters}`);
+}
+
 /** Asks the API. Parameters without a value are left out. */
 export async function ask(path, parameters = {}, signal = undefined) {
+  return (await request(path, parameters, signal)).json();
+}
+
+/** Saves an answer as a file. A link could not send the token. */
+export async function download(path, parameters) {
+  const answer = await request(path, parameters);
+  const name = /filename="([^"]+)"/.exec(answer.headers.get("content-disposition") ?? "");
+  const href = URL.createObjectURL(await answer.blob());
+  h("a", { href, download: name?.[1] ?? "download" }).click();
+  setTimeout(() => URL.revokeObjectURL(href), 60_000);
+}
+
+async function request(path, parameters, signal) {
   const query = new URLSearchParams();
   for (const [key, value] of Object.entries(parameters)) {
     if (value !== null && value !== undefined && value !== "" && value !== false) query.set(key, value);
   }
   const text = query.toString();
-  const answer = await fetch(`/api/${path}${text ? `?${text}` : ""}`, { signal });
-  if (answer.ok) return answer.json();
+  const headers = { authorization: `Bearer ${sessionStorage.getItem("token")}` };
+  const answer = await fetch(`/api/${path}${text ? `?${text}` : ""}`, { signal, headers });
+  if (answer.ok) return answer;
   const body = await answer.text();
   let error = body;
   try {
