@@ -136,12 +136,13 @@ await wait(page, ".diff thead", "revision 303");
 await inspect(page, "compare");
 await screenshot(page, `compare-1280-light`);
 
-// A link keeps the moment and the object.
-const link = page.url();
+// A link keeps the moment and the object. The token is only in this tab.
+const link = `${page.url()}&${new URL(address).hash.slice(1)}`;
 const copy = await page.context().newPage();
 await copy.goto(link);
 await wait(copy, "#moment", "revision 451");
 await wait(copy, ".diff thead", "revision 303");
+assert.ok(!copy.url().includes("token"), "the token stays in the address");
 await copy.close();
 
 // The slider, by keys and by its buttons.
