@@ -8,6 +8,10 @@ use crate::base::printable::{is_unsafe, json};
 use serde_json::{Map, Value};
 use std::fmt::Write;
 
+/// The longest key that is written before a colon, in bytes. YAML 1.2 permits 1,024 characters; a longer key follows a
+/// question mark.
+const LONGEST_SIMPLE_KEY: usize = 1000;
+
 /// Returns the fields of an object as YAML, one or more lines each, in their order.
 pub fn from_object(object: &Map<String, Value>) -> String {
     let mut out = String::new();
@@ -31,7 +35,13 @@ fn write_map(out: &mut String, map: &Map<String, Value>, indent: usize) {
         if nth > 0 || !out.ends_with("- ") {
             write_indent(out, indent);
         }
+        let begin = out.len();
         write_string(out, key);
+        if out.len() - begin > LONGEST_SIMPLE_KEY {
+            out.insert_str(begin, "? ");
+            out.push('\n');
+            write_indent(out, indent);
+        }
         out.push(':');
         write_value(out, value, indent);
     }
@@ -63,9 +73,11 @@ fn write_element(out: &mut String, element: &Value, indent: usize) {
     match element {
         Value::Object(map) if !map.is_empty() => write_item(out, map, indent),
         Value::Array(list) if !list.is_empty() => {
-            // JSON is YAML, too, and lists of lists are rare.
             write_indent(out, indent);
-            let _ = writeln!(out, "- {}", json(&element.to_string()));
+            out.push_str("-\n");
+            for element in list {
+                write_element(out, element, indent + 2);
+            }
         }
         Value::String(text) if is_block(text) => {
             write_indent(out, indent);
@@ -102,16 +114,29 @@ fn write_string(out: &mut String, text: &str) {
     if is_plain(text) {
         out.push_str(text);
     } else {
-        out.push_str(&json(&Value::from(text).to_string()));
+        let quoted = Value::from(text).to_string();
+        for c in json(&quoted).chars() {
+            match c {
+                c if is_printable(c) => out.push(c),
+                c => drop(write!(out, "\\u{:04x}", u32::from(c))),
+            }
+        }
     }
+}
+
+/// Whether YAML takes a character as it is. YAML 1.2, production `c-printable`; a byte order mark within a text is
+/// refused by some parsers.
+fn is_printable(c: char) -> bool {
+    !is_unsafe(c) && !matches!(c, '\u{feff}' | '\u{fffe}' | '\u{ffff}')
 }
 
 /// Whether a text of several lines can be a literal block, which shows every line as it is.
 fn is_block(text: &str) -> bool {
     text.trim_end_matches('\n').contains('\n')
         && !text.starts_with([' ', '\t', '\n'])
-        && !text.chars().any(|c| c != '\n' && c != '\t' && is_unsafe(c))
-        && !text.contains('\u{feff}')
+        && text
+            .chars()
+            .all(|c| matches!(c, '\n' | '\t') || is_printable(c))
 }
 
 fn write_block(out: &mut String, text: &str, indent: usize) {
@@ -148,7 +173,6 @@ fn is_plain(text: &str) -> bool {
     let is_word = WORDS.iter().any(|word| word.eq_ignore_ascii_case(text));
     let begins_plain = text.starts_with(|c: char| c.is_alphanumeric() || "/._(+".contains(c));
     let ends_plain = !text.ends_with([' ', ':']);
-    let is_printable = |c: char| !is_unsafe(c) && c != '\u{feff}';
     begins_plain
         && ends_plain
         && !is_number
@@ -174,14 +198,58 @@ mod tests {
 
     /// Returns random text that likes what YAML takes for something else.
     fn text(rng: &mut fastrand::Rng) -> String {
-        const PIECES: [&str; 40] = [
-            "a", "yes", "1", "_0", ":", " ", "#", "-", "\n", "\n\n", "\t", "'", "\"", "\\", "{",
-            "}", "[", "]", ",", "&", "*", "!", "|", ">", "%", "@", "`", "?", "~", ".", "0x1", "é",
-            "\u{202e}", "\u{85}", "\u{1b}", "\r", "\u{feff}", "null", "=", "<<",
+        const PIECES: [&str; 43] = [
+            "a",
+            "yes",
+            "1",
+            "_0",
+            ":",
+            " ",
+            "#",
+            "-",
+            "\n",
+            "\n\n",
+            "\t",
+            "'",
+            "\"",
+            "\\",
+            "{",
+            "}",
+            "[",
+            "]",
+            ",",
+            "&",
+            "*",
+            "!",
+            "|",
+            ">",
+            "%",
+            "@",
+            "`",
+            "?",
+            "~",
+            ".",
+            "0x1",
+            "é",
+            "\u{202e}",
+            "\u{85}",
+            "\u{1b}",
+            "\r",
+            "\u{feff}",
+            "null",
+            "=",
+            "<<",
+            "\u{fffe}",
+            "\u{ffff}",
+            "\u{1ffff}",
         ];
-        (0..rng.usize(..6))
-            .map(|_| PIECES[rng.usize(..PIECES.len())])
-            .collect()
+        let pieces = (0..rng.usize(..6)).map(|_| PIECES[rng.usize(..PIECES.len())]);
+        let text: String = pieces.collect();
+        match rng.u8(..20) {
+            // Longer than what a parser looks at for a colon.
+            0 => text + &"k".repeat(1100),
+            _ => text,
+        }
     }
 
     fn value(rng: &mut fastrand::Rng, depth: usize) -> Value {
@@ -239,7 +307,8 @@ args:
 - "-"
 - a b
 - ""
-- ["x"]
+-
+  - x
 - {}
 data:
   app.conf: |

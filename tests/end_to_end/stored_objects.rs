@@ -428,3 +428,51 @@ async fn the_deleted_config_map_is_brought_back() {
     let back = api.get(path).await.unwrap();
     assert_eq!(back["data"], settings("green")["data"]);
 }
+
+/// A tenant's ConfigMap once made a whole list unreadable: with U+FFFE, U+FFFF, or a key of more than 1,024 characters.
+#[test]
+fn kubectl_reads_every_character_and_long_keys_of_a_tenants_config_map() {
+    let mut data = serde_json::Map::new();
+    // Some of each kind, and all on both sides of where kinds meet.
+    let edges = [
+        0, 0x9, 0xa, 0xd, 0x20, 0x7e, 0x85, 0xa0, 0x61c, 0x200e, 0x2028, 0x202e, 0x2066, 0xd7ff,
+        0xe000, 0xfdd0, 0xfdef, 0xfeff, 0xfffd, 0xfffe, 0xffff, 0x1_0000, 0x1_fffe, 0x10_ffff,
+    ];
+    for edge in edges {
+        for code in [edge - i32::from(edge > 0), edge, edge + 1] {
+            if let Some(c) = char::from_u32(code.unsigned_abs()) {
+                for (kind, text) in [
+                    ("alone", c.to_string()),
+                    ("plain", format!("a{c}b")),
+                    ("block", format!("a\n{c}b\n")),
+                ] {
+                    data.insert(format!("{kind}-{code:x}"), text.into());
+                }
+            }
+        }
+    }
+    let long = "k".repeat(5000);
+    data.insert(long.clone(), "plain".into());
+    data.insert(format!("{long}: #"), "a\nblock\n".into());
+    let annotations = serde_json::json!({&long: "x"});
+    let object = serde_json::json!({
+        "apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": {"name": "a", "annotations": annotations}, "data": data,
+    });
+    let folder = scratch::folder().unwrap();
+    let file = folder.path().join("a.yaml");
+    let yaml = deltafold::objects::yaml::from_object(object.as_object().unwrap());
+    std::fs::write(&file, yaml).unwrap();
+    let mut kubectl = Command::new(tools::kubectl());
+    kubectl.args(["label", "--local", "read=yes", "--output=json", "-f"]);
+    let read = kubectl.arg(&file).output().unwrap();
+    assert!(
+        read.status.success(),
+        "{}",
+        String::from_utf8_lossy(&read.stderr)
+    );
+    let mut read: Value = serde_json::from_slice(&read.stdout).unwrap();
+    let metadata = read["metadata"].as_object_mut().unwrap();
+    metadata.retain(|name, _| name == "name" || name == "annotations");
+    assert_eq!(read, object);
+}
