@@ -24,6 +24,23 @@ const CBC_IV: usize = 16;
 const GCM_NONCE: usize = 12;
 const SALSA_NONCE: usize = 24;
 
+/// The deepest nesting of a file in flow style: the parser takes a minute for 100,000 levels.
+const MAX_NESTING: usize = 32;
+
+/// Returns how deep the brackets and braces of a text are nested.
+fn nesting(text: &str) -> usize {
+    let (mut depth, mut deepest) = (0_usize, 0);
+    for byte in text.bytes() {
+        match byte {
+            b'[' | b'{' => depth += 1,
+            b']' | b'}' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        deepest = deepest.max(depth);
+    }
+    deepest
+}
+
 /// An `EncryptionConfiguration`. Providers without keys here, such as `kms` and `identity`, are ignored.
 #[derive(Deserialize)]
 struct Configuration {
@@ -94,6 +111,9 @@ impl EncryptionKeys {
     fn parse(text: &str) -> std::result::Result<Self, String> {
         // An error of the parser could quote a key.
         let invalid = "this is not an EncryptionConfiguration of Kubernetes";
+        if nesting(text) > MAX_NESTING {
+            return Err(invalid.to_owned());
+        }
         let configuration: Configuration = yaml_serde::from_str(text).map_err(|_| invalid)?;
         if configuration.kind != "EncryptionConfiguration" {
             return Err(invalid.to_owned());
@@ -209,6 +229,17 @@ mod tests {
             "kind: EncryptionConfiguration\nresources: [{{providers: [{{secretbox: {{keys: [{{name: k, secret: {secret}}}]}}}}]}}]"
         );
         EncryptionKeys::parse(&text).unwrap_err()
+    }
+
+    #[test]
+    fn a_nested_configuration_is_refused_at_once() {
+        for open in ["{a: ", "[", "- "] {
+            let text = format!(
+                "kind: EncryptionConfiguration\nresources: {}",
+                open.repeat(100_000)
+            );
+            assert!(EncryptionKeys::parse(&text).is_err());
+        }
     }
 
     #[test]
