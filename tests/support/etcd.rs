@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use deltafold::etcd::connect::Endpoints;
 use etcd_client::{
     Certificate, Client, CompactionOptions, ConnectOptions, GetOptions, Identity, KvClient,
     TlsOptions, WatchClient,
@@ -453,4 +454,21 @@ pub fn bbolt_check(file: &Path) -> Result<(), String> {
 
 pub fn url(port: u16) -> String {
     format!("http://127.0.0.1:{port}")
+}
+
+/// Returns endpoints without TLS and users.
+pub fn without_tls(endpoints: Vec<String>) -> Endpoints {
+    Endpoints {
+        endpoints,
+        cacert: None,
+        cert: None,
+        key: None,
+        tls_secret: None,
+        user: None,
+        auth_secret: None,
+        dial_timeout: Duration::from_secs(2),
+        command_timeout: Duration::from_secs(5),
+        keepalive_time: Duration::from_secs(10),
+        keepalive_timeout: Duration::from_secs(6),
+    }
 }

@@ -21,6 +21,7 @@ pub mod gc_history;
 pub mod gcs;
 pub mod golden;
 pub mod history;
+pub mod hooked_store;
 pub mod keys;
 pub mod killed;
 pub mod kube;
@@ -35,6 +36,7 @@ pub mod namespace;
 pub mod object_recorder;
 pub mod orphan_deltas;
 pub mod pages;
+pub mod place;
 pub mod process;
 pub mod proxy;
 pub mod random;
@@ -56,10 +58,16 @@ pub mod versitygw;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
+use deltafold::prefix::Context;
+use deltafold::store::Store;
+use deltafold::store::exclude::ExcludeTags;
+use object_store::ObjectStore;
+use object_store::path::Path as ObjectPath;
 use serde::Deserialize;
 use tempfile::TempDir;
+use tokio::runtime::Runtime;
 
 // Not every test program uses these re-exports.
 #[allow(unused_imports)]
@@ -182,6 +190,25 @@ pub fn deltafold() -> Command {
     command.env("TMPDIR", scratch::place());
     command.stdin(Stdio::null());
     command
+}
+
+/// Returns what an operation needs, without keys.
+pub fn context(store: Store, threads: usize) -> Context {
+    Context {
+        store,
+        temp_dir: scratch::place(),
+        threads,
+        keys: Default::default(),
+        trust: Default::default(),
+        limits: Default::default(),
+        damage: Default::default(),
+    }
+}
+
+/// Returns the whole of an object store as a bucket of the program.
+pub fn bucket_store(rt: &Runtime, inner: impl ObjectStore, tags: ExcludeTags) -> Store {
+    let (path, url) = (ObjectPath::default(), "test://bucket".to_owned());
+    Store::new(Arc::new(inner), path, url, tags, rt.handle().clone())
 }
 
 /// Returns a builder for an HTTP client that uses no proxy.
