@@ -292,7 +292,7 @@ impl Etcd {
         self.process.signal(signal);
     }
 
-    pub async fn client(&self) -> Client {
+    pub fn connect_options(&self) -> ConnectOptions {
         let mut options = ConnectOptions::new();
         if let Some((name, password)) = self.user.clone() {
             options = options.with_user(name, password);
@@ -300,7 +300,11 @@ impl Etcd {
         if let Some(tls) = &self.tls {
             options = options.with_tls(tls.options());
         }
-        Client::connect([&self.endpoint], Some(options))
+        options
+    }
+
+    pub async fn client(&self) -> Client {
+        Client::connect([&self.endpoint], Some(self.connect_options()))
             .await
             .unwrap_or_else(|err| panic!("connect to etcd at {}: {err}", self.endpoint))
     }

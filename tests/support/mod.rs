@@ -41,7 +41,6 @@ pub mod process;
 pub mod proxy;
 pub mod random;
 pub mod random_load;
-pub mod random_writer;
 pub mod recorded_etcd;
 pub mod reference;
 pub mod restorable;
