@@ -398,10 +398,9 @@ async fn the_deleted_config_map_is_brought_back() {
     symlink(tools::kubectl(), bin.join("kubectl")).unwrap();
     let kubeconfig = folder.path().join("kubeconfig");
     server.kubeconfig(&kubeconfig, "default", TOKEN);
-    let blocks = pages::blocks("docs/guides/deleted-object.md");
-    let blocks = blocks.iter().filter(|b| b.language == "sh");
-    let script: Vec<String> = blocks.map(|b| b.lines.join("\n")).collect();
-    let script = script.join("\n");
+    let blocks = pages::shell("docs/guides/deleted-object.md");
+    let lines: Vec<String> = blocks.into_iter().flat_map(|b| b.lines).collect();
+    let script = lines.join("\n");
     // The page's times and revisions are others than those of the test.
     let script = script
         .replace("--since 2h", &format!("--since {begin}"))

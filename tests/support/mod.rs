@@ -8,7 +8,6 @@ pub mod cluster_namespace;
 pub mod conformance;
 pub mod controller;
 pub mod disk;
-pub mod doc_commands;
 pub mod etcd;
 pub mod etcd_cluster;
 pub mod explore;
