@@ -11,7 +11,7 @@ use crate::support::member::{
 };
 use crate::support::tiny_backup::small_bucket;
 use crate::support::{
-    self, bucket_store, copy_fixture, deltafold, expected, restore, run_json, scratch,
+    self, bucket_store, copy_fixture, deltafold, expected, restore, run_json, scratch, succeed,
 };
 use deltafold::ops::report::Report;
 use deltafold::ops::restore::{BackupLocation, Options, Outcome, run};
@@ -269,8 +269,7 @@ impl Bench {
 
     #[track_caller]
     fn succeeds(&self, args: &[&str]) -> Value {
-        let (code, json, stderr) = run_json(&mut self.command(args));
-        assert_eq!(code, 0, "{args:?}: {stderr}");
+        let json = succeed(&mut self.command(args));
         assert_whole(&self.data, None, self.hash(), &format!("{args:?}"));
         assert_eq!(debris(self.root.path()), [""; 0]);
         json
@@ -344,8 +343,7 @@ fn no_room_for_a_plain_snapshot() {
     let (code, json, stderr, left) = on_a_small_disk(bench.root.path(), 64, &job);
     assert_eq!((code, &json["reason"]), (74, &"NoSpace".into()), "{stderr}");
     assert!(left.is_empty());
-    let (code, _, stderr) = run_json(&mut job);
-    assert_eq!(code, 0, "{stderr}");
+    succeed(&mut job);
 }
 
 /// Returns a command of a user without privileges, even if the tests run as root.
@@ -502,8 +500,7 @@ fn a_member_that_is_half_there() {
         assert!(message.contains(&mv), "{message}");
     }
     fs::rename(&wal, &moved).unwrap();
-    let (code, done, stderr) = run_json(&mut bench.command(&if_needed));
-    assert_eq!(code, 0, "{stderr}");
+    let done = succeed(&mut bench.command(&if_needed));
     assert_whole(&bench.data, Some(&wal), bench.hash(), "segments alone");
     assert_eq!(done["kept_aside"], serde_json::json!([]));
 }
@@ -522,8 +519,7 @@ fn an_existing_member_is_not_touched() {
             &["--if-needed", look][..],
             &["--if-needed", look, "--dry-run"],
         ] {
-            let (code, json, stderr) = run_json(&mut bench.command(args));
-            assert_eq!(code, 0, "{stderr}");
+            let json = succeed(&mut bench.command(args));
             assert_eq!(json["status"], "NotNeeded");
             assert_eq!(stamps(bench.root.path()), before, "{args:?}");
         }
@@ -532,8 +528,7 @@ fn an_existing_member_is_not_touched() {
     let before = stamps(damaged.root.path());
     for look in ["sanity", "full"] {
         let args = ["--if-needed", look, "--dry-run"];
-        let (code, json, stderr) = run_json(&mut damaged.command(&args));
-        assert_eq!(code, 0, "{stderr}");
+        let json = succeed(&mut damaged.command(&args));
         assert_eq!(json["decision"]["action"], "Restore", "{json}");
         assert_eq!(stamps(damaged.root.path()), before, "{args:?}");
     }

@@ -1,6 +1,6 @@
 //! Real etcd servers of one or several members, and etcd's own tools for snapshot files.
 
-use super::process::{Process, free_port, http};
+use super::process::{Process, free_port, http, is_a_process};
 use super::scratch;
 use std::ffi::OsString;
 use std::fs::{self};
@@ -107,7 +107,6 @@ pub struct Etcd {
     pub user: Option<(String, String)>,
     pub tls: Option<Tls>,
     pub process: Process,
-    pub log: PathBuf,
     // Declared after the process: the folders are removed when the process has ended.
     pub _folders: Vec<TempDir>,
 }
@@ -125,6 +124,8 @@ pub fn command(program: &Path, data_dir: &Path, client: &str, peer: &str) -> Com
         .args(["--initial-advertise-peer-urls", peer]);
     command
 }
+
+is_a_process!(Etcd);
 
 impl Etcd {
     /// Starts an etcd on a data directory, which is created if it does not exist.
@@ -218,16 +219,15 @@ impl Etcd {
             user: None,
             tls: options.tls.clone(),
             process,
-            log,
             _folders: vec![folder],
         })
     }
 
     /// Waits for a line in etcd's own log first: another server on the port could respond to the health check.
     pub fn wait_until_serving(&mut self) -> Result<(), String> {
-        let (tls, log, port) = (self.tls.is_some(), &self.log, self.port);
+        let (tls, log, port) = (self.tls.is_some(), self.log.clone(), self.port);
         let serving = self.process.wait_until(START_TIMEOUT, || {
-            let text = fs::read(log).unwrap_or_default();
+            let text = fs::read(&log).unwrap_or_default();
             let text = String::from_utf8_lossy(&text);
             if tls {
                 // etcd logs this when there is a leader.
@@ -273,23 +273,9 @@ impl Etcd {
         &self.endpoint
     }
 
-    pub fn id(&self) -> u32 {
-        self.process.id()
-    }
-
-    /// Returns etcd's log so far.
-    pub fn log(&self) -> String {
-        String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()
-    }
-
     /// Sets the user name and password of all clients from here on.
     pub fn log_in(&mut self, name: &str, password: &str) {
         self.user = Some((name.to_owned(), password.to_owned()));
-    }
-
-    /// Sends a signal to the process: `STOP` pauses it, `CONT` resumes it.
-    pub fn signal(&self, signal: Signal) {
-        self.process.signal(signal);
     }
 
     pub fn connect_options(&self) -> ConnectOptions {

@@ -229,11 +229,17 @@ impl Bucket {
         super::run_json(&mut c)
     }
 
-    /// Compacts and asserts success.
-    pub fn compact(&self, args: &[&str]) -> Value {
-        let (code, json, stderr) = self.run("compact", args);
-        assert_eq!(code, 0, "{args:?}: {stderr}");
+    /// Runs a command that must succeed. Returns the JSON.
+    #[track_caller]
+    pub fn succeeds(&self, command: &str, args: &[&str]) -> Value {
+        let (code, json, stderr) = self.run(command, args);
+        assert_eq!(code, 0, "{command} {args:?}: {stderr}");
         json
+    }
+
+    #[track_caller]
+    pub fn compact(&self, args: &[&str]) -> Value {
+        self.succeeds("compact", args)
     }
 
     /// Compacts and asserts that it fails with this code and reason and writes nothing. Returns the message.

@@ -246,6 +246,14 @@ pub fn that_start_on(source: &str) -> &'static [EtcdVersion] {
     }
 }
 
+/// Runs a command that must succeed. Returns the JSON on standard output.
+#[track_caller]
+pub fn succeed(command: &mut Command) -> serde_json::Value {
+    let (code, json, stderr) = run_json(command);
+    assert_eq!(code, 0, "{command:?}: {json:#}\n{stderr}");
+    json
+}
+
 /// Runs a command to its end. Returns the exit code, the JSON on standard output (null if there is none) and
 /// standard error. The JSON of every deltafold must match the command's schema.
 pub fn run_json(command: &mut Command) -> (i32, serde_json::Value, String) {
