@@ -5,7 +5,7 @@
 use crate::support::explore::{Page, id};
 use crate::support::kube::{Api, Body};
 use crate::support::namespace::Kubernetes;
-use crate::support::{copy_dir, deltafold, fixtures_dir, run_json, scratch};
+use crate::support::{copy_dir, deltafold, fixtures_dir, scratch, succeed};
 use reqwest::Method;
 use serde_json::{Value, json};
 use std::path::Path;
@@ -82,8 +82,7 @@ fn snapshot(kubernetes: &Kubernetes, store: &Path, kind: &str) {
         .arg(kubernetes.etcd.endpoint())
         .arg("--store")
         .arg(store);
-    let (code, _, stderr) = run_json(&mut command);
-    assert_eq!(code, 0, "{stderr}");
+    succeed(&mut command);
 }
 
 fn settings(values: Value) -> Value {

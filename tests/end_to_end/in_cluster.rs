@@ -7,9 +7,9 @@ use crate::support::cluster_namespace::{
     BUCKET, ClusterNamespace, Content, Etcd, POLICY, SYSTEM, USER, cluster, controller_is_there,
     end, etcd_pod, host, kubectl, last_word, processes, service, setting, text,
 };
-use crate::support::doc_commands;
 use crate::support::etcd::Signal;
 use crate::support::namespace::{POLICIES, TASKS, has_ended, name};
+use crate::support::pages;
 use crate::support::tools;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -583,7 +583,7 @@ async fn a_lost_quorum_is_recovered_as_the_page_says() {
         "kubectl config set-context --current --namespace {}",
         world.name
     ));
-    let blocks = doc_commands::blocks("quorum-loss.md").into_iter();
+    let blocks = pages::placed("docs/quorum-loss.md").into_iter();
     let blocks: Vec<_> = blocks.filter(|b| b.heading == "By tasks").collect();
     assert_eq!(blocks.len(), 4);
     for (at, block) in blocks.iter().enumerate() {

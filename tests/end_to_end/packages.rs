@@ -1,6 +1,7 @@
 //! The files of a release: what they hold, and the guides' commands with them on a machine with systemd.
 
 use crate::support::manifests::{path, read};
+use crate::support::pages::{self, Block};
 use crate::support::scratch;
 use crate::support::tools::{self, EtcdVersion};
 use deltafold::Reason;
@@ -364,41 +365,26 @@ fn the_chart_documents_its_values() {
     assert_eq!(told, real);
 }
 
-/// The shell blocks of a guide that can run here, each with the heading above it.
-fn blocks(guide: &str) -> Vec<(String, String)> {
-    let page = read(guide);
-    let (mut heading, mut blocks, mut open) = (String::new(), Vec::new(), None::<String>);
-    for line in page.lines() {
-        match &mut open {
-            Some(_) if line == "```" => blocks.push((heading.clone(), open.take().unwrap())),
-            Some(block) => *block += &format!("{line}\n"),
-            None if line == "```sh" => open = Some(String::new()),
-            None if line.starts_with('#') => {
-                line.trim_start_matches(['#', ' ']).clone_into(&mut heading)
-            }
-            None => {}
-        }
-    }
-    assert!(open.is_none() && blocks.len() > 3, "{guide}");
-    blocks
-}
-
 /// A script that runs the blocks of both guides in order, with the checks of tests/support/packages.sh around them.
 fn script() -> String {
     let mut script =
         String::from("set -euo pipefail\n. /test/packages.sh\ncd /test/files\nbefore\n");
     let mut headings = BTreeSet::new();
     for guide in ["docs/guides/install.md", "docs/guides/systemd.md"] {
-        let blocks = blocks(guide);
-        for (i, (heading, block)) in blocks.iter().enumerate() {
+        let blocks = pages::shell(guide);
+        assert!(blocks.len() > 3, "{guide}");
+        for (i, Block { heading, lines, .. }) in blocks.iter().enumerate() {
             let name = heading.replace(' ', "_");
             headings.insert(name.clone());
-            let block = block.replace("amd64", arch());
+            let block = lines.join("\n").replace("amd64", arch());
             script += &format!("say '{heading}'\n");
             script += &format!("if declare -F before_{name} >/dev/null; then before_{name}; fi\n");
-            script += &format!("cat > /run/block <<'END_OF_BLOCK'\n{block}END_OF_BLOCK\n");
+            script += &format!("cat > /run/block <<'END_OF_BLOCK'\n{block}\nEND_OF_BLOCK\n");
             script += "bash -euo pipefail /run/block\n";
-            if blocks.get(i + 1).is_none_or(|(next, _)| next != heading) {
+            if blocks
+                .get(i + 1)
+                .is_none_or(|next| next.heading != *heading)
+            {
                 script +=
                     &format!("if declare -F after_{name} >/dev/null; then after_{name}; fi\n");
             }

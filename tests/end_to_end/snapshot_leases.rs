@@ -53,6 +53,11 @@ async fn create(cluster: &Alone, name: &str, holder: Option<&str>) -> Value {
     cluster.space.create("leases", lease).await
 }
 
+async fn both(cluster: &Alone) -> (Value, Value) {
+    let full = cluster.space.must_get("leases", FULL).await;
+    (full, cluster.space.must_get("leases", DELTA).await)
+}
+
 fn compact(store: &Path, kubeconfig: &Path, args: &[&str]) -> (i32, Value, String) {
     let mut c = deltafold();
     tools::forget_env(&mut c, &["KUBE"]);
@@ -118,10 +123,7 @@ async fn leases_of_etcd_druid_are_renewed_and_otherwise_untouched() {
     ] {
         let (code, outcome, stderr) = compact(store.path(), &config, args);
         assert_eq!((code, warnings(&outcome)), (0, vec![]), "{stderr}");
-        let (full_now, delta_now) = (
-            cluster.space.must_get("leases", FULL).await,
-            cluster.space.must_get("leases", DELTA).await,
-        );
+        let (full_now, delta_now) = both(&cluster).await;
         assert_eq!((holder(&full_now), holder(&delta_now)), (revision, "628"));
         assert_eq!(others(&full_now), others(&full));
         assert_eq!(others(&delta_now), others(&delta));
@@ -196,10 +198,7 @@ async fn snapshots_of_a_live_etcd_bring_the_leases_forward() {
     let third = put(5).await;
     let bytes = bytes + save("delta")["bytes_written"].as_u64().unwrap();
     assert!(second > first && third > second);
-    let (full, delta) = (
-        cluster.space.must_get("leases", FULL).await,
-        cluster.space.must_get("leases", DELTA).await,
-    );
+    let (full, delta) = both(&cluster).await;
     assert_eq!(holder(&full), first.to_string());
     assert_eq!(holder(&delta), third.to_string());
     assert_eq!(
@@ -220,10 +219,7 @@ async fn snapshots_of_a_live_etcd_bring_the_leases_forward() {
     // A full resets the counts.
     let fourth = put(3).await;
     save("full");
-    let (full, delta) = (
-        cluster.space.must_get("leases", FULL).await,
-        cluster.space.must_get("leases", DELTA).await,
-    );
+    let (full, delta) = both(&cluster).await;
     assert_eq!(holder(&full), fourth.to_string());
     assert_eq!(annotation(&delta, "accumulated-delta-bytes"), "0");
     assert_eq!(annotation(&delta, "accumulated-delta-events"), "0");
@@ -268,10 +264,7 @@ async fn a_follower_sees_by_the_lease_that_somebody_has_compacted() {
         compacted.to_string()
     );
     let last = put().await;
-    let (full, delta) = (
-        cluster.space.must_get("leases", FULL).await,
-        cluster.space.must_get("leases", DELTA).await,
-    );
+    let (full, delta) = both(&cluster).await;
     assert_eq!(holder(&full), compacted.to_string());
     let events = (last - compacted).to_string();
     assert_eq!(annotation(&delta, "accumulated-delta-events"), events);
@@ -374,10 +367,7 @@ async fn conflicting_writers_lose_nothing() {
     // None of the runs saw the final state; this one does.
     let (code, outcome, stderr) = compact(bucket.path(), &config, &[]);
     assert_eq!((code, warnings(&outcome)), (0, vec![]), "{stderr}");
-    let (full, delta) = (
-        cluster.space.must_get("leases", FULL).await,
-        cluster.space.must_get("leases", DELTA).await,
-    );
+    let (full, delta) = both(&cluster).await;
     let last = LAST.to_string();
     assert_eq!((holder(&full), holder(&delta)), (&*last, &*last));
     assert_eq!(annotation(&delta, "accumulated-delta-events"), "0");

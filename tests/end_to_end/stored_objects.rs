@@ -6,7 +6,7 @@ use crate::support::etcd::Etcd;
 use crate::support::kube::{Api, Apiserver, Body, TOKEN};
 use crate::support::manifests::{documents, kind, name};
 use crate::support::tools::{self, EtcdVersion};
-use crate::support::{deltafold, pages, run_json, scratch};
+use crate::support::{deltafold, pages, scratch, succeed};
 use base64::prelude::{BASE64_STANDARD as STANDARD, Engine as _};
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -125,8 +125,7 @@ async fn take_full(etcd: &Etcd, store: &Path) {
         etcd.endpoint(),
         "--store",
     ]);
-    let (code, _, stderr) = run_json(full.arg(store));
-    assert_eq!(code, 0, "{stderr}");
+    succeed(full.arg(store));
 }
 
 /// Every key of the store, as `get` prints it.
@@ -140,8 +139,7 @@ fn stored(store: &Path, args: &[&str]) -> Vec<Value> {
         "json",
         "--store",
     ]);
-    let (code, result, stderr) = run_json(get.arg(store).args(args));
-    assert_eq!(code, 0, "{stderr}");
+    let result = succeed(get.arg(store).args(args));
     result["keys"].as_array().unwrap().clone()
 }
 
@@ -388,8 +386,7 @@ async fn the_deleted_config_map_is_brought_back() {
         "--endpoints",
         etcd.endpoint(),
     ]);
-    let (code, _, stderr) = run_json(delta.arg("--store").arg(&store));
-    assert_eq!(code, 0, "{stderr}");
+    succeed(delta.arg("--store").arg(&store));
 
     let bin = folder.path().join("bin");
     std::fs::create_dir(&bin).unwrap();
@@ -398,10 +395,9 @@ async fn the_deleted_config_map_is_brought_back() {
     symlink(tools::kubectl(), bin.join("kubectl")).unwrap();
     let kubeconfig = folder.path().join("kubeconfig");
     server.kubeconfig(&kubeconfig, "default", TOKEN);
-    let blocks = pages::blocks("docs/guides/deleted-object.md");
-    let blocks = blocks.iter().filter(|b| b.language == "sh");
-    let script: Vec<String> = blocks.map(|b| b.lines.join("\n")).collect();
-    let script = script.join("\n");
+    let blocks = pages::shell("docs/guides/deleted-object.md");
+    let lines: Vec<String> = blocks.into_iter().flat_map(|b| b.lines).collect();
+    let script = lines.join("\n");
     // The page's times and revisions are others than those of the test.
     let script = script
         .replace("--since 2h", &format!("--since {begin}"))

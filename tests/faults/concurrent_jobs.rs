@@ -2,7 +2,7 @@
 
 use crate::support::killed;
 use crate::support::made_backups::{Bucket, LAST, T0};
-use crate::support::{copy_fixture, deltafold, expected, fixture_names, run_json, seed};
+use crate::support::{copy_fixture, deltafold, expected, fixture_names, seed, succeed};
 use rustix::process::Signal;
 use std::fs;
 use std::process::Stdio;
@@ -24,8 +24,7 @@ fn threads_and_reruns_give_the_same_bytes() {
                     "all",
                     "--store",
                 ]);
-                let (code, json, stderr) = run_json(c.arg(store.path()));
-                assert_eq!(code, 0, "{stderr}");
+                let json = succeed(c.arg(store.path()));
                 let snapshot = json["snapshot"].as_str().unwrap().to_owned();
                 let bytes = fs::read(store.path().join("v2").join(&snapshot)).unwrap();
                 let this = (snapshot, bytes);

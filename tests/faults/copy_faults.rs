@@ -3,11 +3,12 @@
 //! rerun completes the copy.
 
 use crate::support::conformance::runtime;
-use crate::support::faults::{Call, Fault, FaultStore, PlannedFault};
+use crate::support::faults::{self, Call, Fault, FaultStore, PlannedFault, Strike, at};
 use crate::support::history::{Compression, with_checksum};
-use crate::support::made_backups::{Objects, objects_in, objects_of};
+use crate::support::made_backups::{Objects, paths};
 use crate::support::orphan_deltas::{baseless, catalog};
-use crate::support::scratch;
+use crate::support::place::Place;
+use crate::support::{self, scratch};
 use deltafold::Reason;
 use deltafold::backup::Catalog;
 use deltafold::ops::copy::plan::{Encryption, Form, Selection};
@@ -113,101 +114,6 @@ pub fn wide_delta(n: usize) -> String {
     format!("v2/Incr-{revision:08}-{revision:08}-{}", 1001 + n)
 }
 
-/// A kind of store.
-#[derive(Clone)]
-pub enum Place {
-    Memory(Arc<InMemory>),
-    Folder(Arc<TempDir>),
-}
-
-/// Collects the files below a folder, some of which come and go.
-fn paths_in(folder: &std::path::Path, below: &str, all: &mut Vec<String>) {
-    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-        let path = format!("{below}{}", entry.file_name().to_string_lossy());
-        match entry.path().is_dir() {
-            true => paths_in(&entry.path(), &format!("{path}/"), all),
-            false => all.push(path),
-        }
-    }
-}
-
-impl Place {
-    pub fn memory(objects: &Objects) -> Self {
-        let store = InMemory::new();
-        for (path, bytes) in objects {
-            let path = Path::from(path.as_str());
-            let put = store.put(&path, bytes.clone().into());
-            put.now_or_never().expect("memory does not wait").unwrap();
-        }
-        Place::Memory(Arc::new(store))
-    }
-
-    pub fn folder(objects: &Objects) -> Self {
-        let folder = scratch::folder_named("copy-").unwrap();
-        for (path, bytes) in objects {
-            let path = folder.path().join(path);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, bytes).unwrap();
-        }
-        Place::Folder(Arc::new(folder))
-    }
-
-    pub fn inner(&self) -> Arc<dyn ObjectStore> {
-        match self {
-            Place::Memory(store) => store.clone(),
-            Place::Folder(folder) => Arc::new(Folder::from(folder.path().to_owned())),
-        }
-    }
-
-    pub fn paths(&self) -> Vec<String> {
-        match self {
-            Place::Memory(store) => {
-                let listed = store.list(None).map_ok(|o| o.location.to_string());
-                let listed = listed.try_collect().now_or_never();
-                listed.expect("memory does not wait").unwrap()
-            }
-            Place::Folder(folder) => {
-                let mut all = Vec::new();
-                paths_in(folder.path(), "", &mut all);
-                all
-            }
-        }
-    }
-
-    pub fn objects(&self, rt: &Runtime) -> Objects {
-        match self {
-            Place::Memory(_) => rt.block_on(objects_of(&self.inner())),
-            Place::Folder(folder) => objects_in(folder.path()),
-        }
-    }
-
-    pub fn store(&self, rt: &Runtime, faults: &FaultStore) -> Store {
-        let inner = Arc::new(faults.clone());
-        let url = "test://bucket".to_owned();
-        let tags = ExcludeTags::none();
-        let store = Store::new(inner, Path::default(), url, tags, rt.handle().clone());
-        match self {
-            Place::Memory(_) => store,
-            Place::Folder(folder) => store.with_local_root(folder.path().to_owned()),
-        }
-    }
-
-    /// Lists the target before each call and keeps every delta that was visible without a base.
-    pub fn watched(
-        &self,
-        faults: &FaultStore,
-        useless: fn(&Catalog) -> Vec<String>,
-    ) -> Arc<Mutex<Vec<String>>> {
-        let seen = Arc::new(Mutex::new(Vec::new()));
-        let (place, shown) = (self.clone(), seen.clone());
-        faults.watch(move || {
-            let useless = useless(&catalog(&place.paths()));
-            shown.lock().unwrap().extend(useless);
-        });
-        seen
-    }
-}
-
 pub fn options(form: Form) -> Options {
     Options {
         selection: Selection {
@@ -255,18 +161,14 @@ impl<'r> Sides<'r> {
     pub fn run(&self, options: &Options) -> deltafold::Result<Report<Outcome>> {
         let shown = self.target.watched(&self.to, self.useless);
         let one = |store: Store| store.with_requests(options.parallel);
-        let from = one(self.source.store(self.rt, &self.from));
-        let to = one(self.target.store(self.rt, &self.to)).with_cancel(from.cancel().clone());
+        let from = one(self.source.store(self.rt, &self.from, ExcludeTags::none()));
+        let to = one(self.target.store(self.rt, &self.to, ExcludeTags::none()))
+            .with_cancel(from.cancel().clone());
         self.from.cancels(from.cancel());
         self.to.cancels(from.cancel());
         let context = |store| Context {
-            store,
-            temp_dir: scratch::place(),
-            threads: 2,
             keys: self.keys.clone(),
-            trust: Default::default(),
-            limits: Default::default(),
-            damage: Default::default(),
+            ..support::context(store, 2)
         };
         let ended = run(&context(from), &context(to), options);
         let mut shown = shown.lock().unwrap().clone();
@@ -313,81 +215,55 @@ fn every_call_fails(
     assert_eq!((outcome.status, outcome.failed), (Status::Succeeded, 0));
     let all = clean.objects(&rt);
     if let Some(expected) = expected {
-        assert_eq!(
-            all.keys().collect::<Vec<_>>(),
-            expected.keys().collect::<Vec<_>>()
-        );
+        assert_eq!(paths(&all), paths(expected));
         assert!(all == *expected, "contents differ");
     }
-    let (mut runs, mut failed) = (0, 0);
+    let mut failed = 0;
     for (side, faults) in [&sides.from, &sides.to].into_iter().enumerate() {
-        let mut seen = BTreeMap::new();
-        for (call, path) in faults.calls() {
-            let nth = *seen.entry(call).and_modify(|n| *n += 1).or_insert(0);
-            if !wanted(side, call, &path) {
-                continue;
+        let (_, of_side) = faults::every_call_fails(faults, |strike| {
+            let &Strike { call, fault, .. } = strike;
+            // A store that denies an object's existence, or a flipped bit in an object without checksum, goes
+            // unnoticed.
+            let is_unnoticed = matches!(fault, Fault::NotFound | Fault::Flipped)
+                && matches!(call, Call::Get | Call::Body)
+                && !strike.path.starts_with('v');
+            // Objects deleted from the source have their own test.
+            if is_unnoticed || fault == Fault::Gone || !wanted(side, call, &strike.path) {
+                return None;
             }
-            for fault in Fault::of(call) {
-                // A store that denies an object's existence, or a flipped bit in an object without checksum,
-                // goes unnoticed.
-                let is_snapshot = path.starts_with('v');
-                if matches!(fault, Fault::NotFound | Fault::Flipped)
-                    && matches!(call, Call::Get | Call::Body)
-                    && !is_snapshot
-                {
-                    continue;
-                }
-                // Objects deleted from the source have their own test.
-                if fault == Fault::Gone {
-                    continue;
-                }
-                let strike = PlannedFault { call, nth, fault };
-                let what = format!("side {side}, {strike:?} on {path}");
-                let target = place(&Objects::new());
-                let mut strikes = [Vec::new(), Vec::new()];
-                strikes[side].push(strike);
-                let struck = Sides::new(&rt, &source, &target, strikes);
-                let ended = struck.run(&options);
-                runs += 1;
-                let (reason, message) = match &ended {
-                    Ok(o) => (o.error.reason, o.error.message.clone().unwrap_or_default()),
-                    Err(e) => (Some(e.reason()), e.to_string()),
-                };
-                if let Some(reason) = reason {
-                    failed += 1;
-                    assert!(
-                        allowed(side, call, fault).contains(&reason),
-                        "{what}: {message} [{reason}]"
-                    );
-                }
-                let mut left = target.objects(&rt);
-                left.retain(|path, _| !path.starts_with(STAGING));
-                for (path, bytes) in &left {
-                    assert!(all.get(path) == Some(bytes), "{what}: {path} is wrong");
-                }
-                if reason.is_none() {
-                    assert_eq!(left.len(), all.len(), "{what}: {:?}", left.keys());
-                }
-                let again = Sides::new(&rt, &source, &target, Default::default());
-                let o = again
-                    .run(&options)
-                    .unwrap_or_else(|e| panic!("{what}, then {e}"));
-                assert_eq!(o.error.reason, None, "{what}, then {:?}", o.error.message);
-                let now = target.objects(&rt);
-                assert_eq!(
-                    now.keys().collect::<Vec<_>>(),
-                    all.keys().collect::<Vec<_>>(),
-                    "{what}, then a rerun"
-                );
-                assert!(now == all, "{what}: contents differ");
+            let what = format!("side {side}, {strike:?}");
+            let target = place(&Objects::new());
+            let mut strikes = [Vec::new(), Vec::new()];
+            strikes[side].push(strike.planned);
+            let struck = Sides::new(&rt, &source, &target, strikes);
+            let (reason, message) = match &struck.run(&options) {
+                Ok(o) => (o.error.reason, o.error.message.clone().unwrap_or_default()),
+                Err(e) => (Some(e.reason()), e.to_string()),
+            };
+            if let Some(reason) = reason {
+                let is_allowed = allowed(side, call, fault).contains(&reason);
+                assert!(is_allowed, "{what}: {message} [{reason}]");
             }
-        }
+            let mut left = target.objects(&rt);
+            left.retain(|path, _| !path.starts_with(STAGING));
+            for (path, bytes) in &left {
+                assert!(all.get(path) == Some(bytes), "{what}: {path} is wrong");
+            }
+            if reason.is_none() {
+                assert_eq!(left.len(), all.len(), "{what}: {:?}", left.keys());
+            }
+            let again = Sides::new(&rt, &source, &target, Default::default());
+            let o = again.run(&options);
+            let o = o.unwrap_or_else(|e| panic!("{what}, then {e}"));
+            assert_eq!(o.error.reason, None, "{what}, then {:?}", o.error.message);
+            let now = target.objects(&rt);
+            assert_eq!(paths(&now), paths(&all), "{what}, then a rerun");
+            assert!(now == all, "{what}: contents differ");
+            Some(reason.is_some())
+        });
+        failed += of_side;
     }
-    assert!(
-        failed > 20,
-        "{failed} of {runs} runs failed: hardly a fault struck"
-    );
-    println!("{runs} faults, {failed} runs failed");
+    assert!(failed > 20, "{failed}: hardly a fault struck");
 }
 
 #[test]
@@ -450,11 +326,7 @@ fn a_source_that_is_cleared_meanwhile() {
     // Two reads of the identity come before them.
     for nth in 2..2 + snapshots.len() {
         let (source, target) = (Place::memory(&objects), Place::memory(&Objects::new()));
-        let strike = PlannedFault {
-            call: Call::Get,
-            nth,
-            fault: Fault::Meanwhile,
-        };
+        let strike = at(Call::Get, nth, Fault::Meanwhile);
         let sides = Sides::new(&rt, &source, &target, [vec![strike], Vec::new()]);
         let store = source.inner();
         let new = "v2/Full-00000000-00000120-1006.gz".to_owned();
@@ -484,11 +356,7 @@ fn a_panic_is_a_failure_of_one_snapshot() {
         let rt = runtime();
         let (source, target) = (Place::memory(&small()), Place::memory(&Objects::new()));
         // The first one is the identity's.
-        let strike = PlannedFault {
-            call: Call::Put,
-            nth: 2,
-            fault: Fault::Meanwhile,
-        };
+        let strike = at(Call::Put, 2, Fault::Meanwhile);
         let sides = Sides::new(&rt, &source, &target, [Vec::new(), vec![strike]]);
         sides.to.meanwhile(|| panic!("on purpose"));
         send.send(sides.run(&options(Form::default())).unwrap())
@@ -513,11 +381,7 @@ fn another_cluster_was_faster() {
     let rt = runtime();
     let (source, target) = (Place::memory(&small()), Place::memory(&Objects::new()));
     // The identity is written first.
-    let strike = PlannedFault {
-        call: Call::Put,
-        nth: 0,
-        fault: Fault::Meanwhile,
-    };
+    let strike = at(Call::Put, 0, Fault::Meanwhile);
     let sides = Sides::new(&rt, &source, &target, [Vec::new(), vec![strike]]);
     let store = target.inner();
     sides.to.meanwhile(move || {
@@ -622,11 +486,7 @@ fn taken_meanwhile(objects: &Objects, form: Form, keys: &Keys, theirs: &[u8]) ->
     let rt = runtime();
     let (source, target) = (Place::memory(objects), Place::memory(&Objects::new()));
     // The first one is the identity's.
-    let strike = PlannedFault {
-        call: Call::Put,
-        nth: 1,
-        fault: Fault::Meanwhile,
-    };
+    let strike = at(Call::Put, 1, Fault::Meanwhile);
     let mut sides = Sides::new(&rt, &source, &target, [Vec::new(), vec![strike]]);
     sides.keys = keys.clone();
     let path = match form.encryption {

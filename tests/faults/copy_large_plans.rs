@@ -1,10 +1,11 @@
 //! Copies of large plans: names are given concurrently, and a failure or a kill leaves only a small gap.
 
-use super::copy_faults::{Place, Sides, WIDE, options, wide, wide_delta};
+use super::copy_faults::{Sides, WIDE, options, wide, wide_delta};
 use crate::support::conformance::runtime;
-use crate::support::faults::{Call, Fault, PlannedFault};
+use crate::support::faults::{Call, Fault, at};
 use crate::support::made_backups::Objects;
 use crate::support::orphan_deltas::without_full;
+use crate::support::place::Place;
 use deltafold::Reason;
 use deltafold::ops::copy::plan::Form;
 use deltafold::ops::copy::{Options, Outcome};
@@ -50,11 +51,7 @@ fn large_plan<T: Clone + Default + Send + 'static>(
     meanwhile: impl Fn(&Place) -> T + Send + 'static,
 ) -> (Report<Outcome>, Place, T) {
     let (source, target) = (Place::memory(&wide()), Place::memory(&Objects::new()));
-    let strike = PlannedFault {
-        call: Call::Put,
-        nth: named,
-        fault,
-    };
+    let strike = at(Call::Put, named, fault);
     let mut sides = Sides::new(rt, &source, &target, [Vec::new(), vec![strike]]);
     sides.useless = without_full;
     let seen = Arc::new(Mutex::new(T::default()));

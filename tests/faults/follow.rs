@@ -2,7 +2,7 @@
 //! what etcd had.
 
 use crate::support::copy_dir;
-use crate::support::etcd::{EtcdOptions, EtcdVersion, Signal};
+use crate::support::etcd::{self, EtcdOptions, EtcdVersion, Signal};
 use crate::support::etcd_cluster::{Cluster, Member};
 use crate::support::follower::{Follower, QUICK, snapshot_command};
 use crate::support::random_load::{Load, LoadOptions};
@@ -10,12 +10,12 @@ use crate::support::recorded_etcd::with_etcd;
 use crate::support::restorable::Prefix;
 use crate::support::scratch;
 use crate::support::truth::Truth;
-use crate::support::{deltafold, run_json};
+use crate::support::{deltafold, run_json, succeed};
 use chrono::{Timelike as _, Utc};
 use deltafold::Reason;
 use deltafold::backup::Kind;
 use deltafold::base::Cancel;
-use deltafold::etcd::connect::{Connector, Endpoints};
+use deltafold::etcd::connect::Connector;
 use deltafold::etcd::feed::{Ended, Feed, KeyChange, Known, Position, Transaction};
 use etcd_client::TxnOp;
 use std::fs;
@@ -316,8 +316,7 @@ fn status_and_restore_name_a_live_follower() {
             let mut command = deltafold();
             command.args(["restore", "--output", "json", "--store", &world.prefix.url]);
             command.arg("--data-dir").arg(world.folder().join(name));
-            let (code, json, log) = run_json(command.args(args));
-            assert_eq!(code, 0, "{log}");
+            let json = succeed(command.args(args));
             json["warnings"].to_string()
         };
         let named = status()["follower"].clone();
@@ -394,19 +393,7 @@ fn a_final_full_that_cannot_be_taken() {
 #[test]
 fn a_watch_that_never_tells_what_it_should() {
     with_etcd(EtcdVersion::V3_6, |world| {
-        let options = Endpoints {
-            endpoints: world.endpoints(),
-            cacert: None,
-            cert: None,
-            key: None,
-            tls_secret: None,
-            user: None,
-            auth_secret: None,
-            dial_timeout: Duration::from_secs(2),
-            command_timeout: Duration::from_secs(5),
-            keepalive_time: Duration::from_secs(10),
-            keepalive_timeout: Duration::from_secs(6),
-        };
+        let options = etcd::without_tls(world.endpoints());
         let handle = tokio::runtime::Handle::current();
         let way = Connector::new(options, handle, Cancel::default()).unwrap();
         let known = Transaction {

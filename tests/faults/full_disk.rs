@@ -5,7 +5,7 @@ use crate::support::disk::{on_a_small_disk, with_small_files};
 use crate::support::made_backups::{BASE, Bucket, LAST, Objects, objects_in};
 use crate::support::orphan_deltas::{baseless, catalog};
 use crate::support::scratch;
-use crate::support::{deltafold, run_json};
+use crate::support::{deltafold, succeed};
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -33,8 +33,7 @@ fn bucket() -> (Bucket, String, u64) {
 /// Asserts that the same run succeeds with enough space and adds only its result.
 fn succeeds(bucket: &Bucket, inputs: &Objects, path: &str) {
     let temp = scratch::folder().unwrap();
-    let (code, _, stderr) = run_json(&mut command(bucket.path(), temp.path()));
-    assert_eq!(code, 0, "{stderr}");
+    succeed(&mut command(bucket.path(), temp.path()));
     let mut left = bucket.objects();
     assert!(left.remove(path).is_some(), "{:?}", left.keys());
     assert!(left == *inputs, "{:?}", left.keys());
@@ -114,7 +113,6 @@ fn no_room_in_the_target_of_a_copy() {
             left.keys()
         );
     }
-    let (code, _, stderr) = run_json(&mut job);
-    assert_eq!(code, 0, "{stderr}");
+    succeed(&mut job);
     assert!(objects_in(target.path()) == source);
 }

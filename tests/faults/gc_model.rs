@@ -2,10 +2,9 @@
 //! in random order, any of them dies at any step, and after each step everything that must be restorable is.
 
 use crate::support::history::Compression;
-use crate::support::scratch;
+use crate::support::hooked_store::{Call, Hooked, Hooks, Inner};
 use crate::support::tiny_backup::{database, keep_all, object, put_events};
-use async_trait::async_trait;
-use bytes::Bytes;
+use crate::support::{self, bucket_store};
 use chrono::{TimeDelta, Utc};
 use deltafold::backup::retention::{self, Periods, Policy};
 use deltafold::backup::{Kind, SnapshotName};
@@ -13,7 +12,6 @@ use deltafold::mvcc::Revision;
 use deltafold::ops::compact;
 use deltafold::ops::gc::{self, Options};
 use deltafold::prefix::Context;
-use deltafold::store::Store;
 use deltafold::store::exclude::ExcludeTags;
 use deltafold::{Error, Reason};
 use fastrand::Rng;
@@ -22,12 +20,10 @@ use futures::{StreamExt as _, TryStreamExt as _};
 use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{
-    CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
-    ObjectStoreExt as _, PutMode, PutMultipartOptions, PutOptions, PutPayload, PutResult,
+    GetOptions, GetResult, ObjectMeta, ObjectStore, ObjectStoreExt as _, PutMode, PutOptions,
+    PutPayload, PutResult,
 };
 use std::collections::{BTreeMap, BTreeSet, HashSet};
-use std::fmt;
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::runtime::Runtime;
@@ -59,17 +55,15 @@ enum Verdict {
 
 struct Ticket {
     actor: usize,
-    /// Whether the step begins a listing of the prefix.
-    is_look: bool,
-    what: String,
+    call: Call,
+    path: String,
     go: oneshot::Sender<Verdict>,
     done: oneshot::Receiver<()>,
 }
 
-/// A store that asks before each call.
-#[derive(Clone)]
+/// Hooks that ask before each call.
+#[derive(Clone, Debug)]
 struct Stepped {
-    inner: Arc<InMemory>,
     actor: usize,
     tickets: mpsc::UnboundedSender<Ticket>,
     /// How far this store's clock is ahead of the real time.
@@ -78,11 +72,18 @@ struct Stepped {
 }
 
 impl Stepped {
-    async fn step<T>(
+    fn told(&self, mut meta: ObjectMeta) -> ObjectMeta {
+        meta.last_modified += self.clock;
+        meta
+    }
+}
+
+impl Hooks for Stepped {
+    async fn around<T: Send>(
         &self,
-        what: &str,
+        call: Call,
         path: &Path,
-        call: impl Future<Output = object_store::Result<T>>,
+        run: impl Future<Output = object_store::Result<T>> + Send,
     ) -> object_store::Result<T> {
         let dead = || object_store::Error::Generic {
             store: "S3",
@@ -92,17 +93,17 @@ impl Stepped {
         let (done, finished) = oneshot::channel();
         let ticket = Ticket {
             actor: self.actor,
-            is_look: what == "list" && path.as_ref() == "v2",
-            what: format!("{what} {path}"),
+            call,
+            path: path.to_string(),
             go,
             done: finished,
         };
         self.tickets.send(ticket).map_err(|_| dead())?;
         let result = match wait.await.map_err(|_| dead())? {
-            Verdict::Run => call.await,
+            Verdict::Run => run.await,
             Verdict::Die { takes_effect } => {
                 if takes_effect {
-                    let _ = call.await;
+                    let _ = run.await;
                 }
                 Err(dead())
             }
@@ -111,28 +112,9 @@ impl Stepped {
         result
     }
 
-    fn told(&self, mut meta: ObjectMeta) -> ObjectMeta {
-        meta.last_modified += self.clock;
-        meta
-    }
-}
-
-impl fmt::Debug for Stepped {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{self}")
-    }
-}
-
-impl fmt::Display for Stepped {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "step by step")
-    }
-}
-
-#[async_trait]
-impl ObjectStore for Stepped {
-    async fn put_opts(
+    async fn put(
         &self,
+        inner: &Inner,
         path: &Path,
         payload: PutPayload,
         options: PutOptions,
@@ -144,86 +126,39 @@ impl ObjectStore for Stepped {
                 implementer: "this store".into(),
             });
         }
-        self.step("put", path, self.inner.put_opts(path, payload, options))
-            .await
+        let put = inner.put_opts(path, payload, options);
+        self.around(Call::Put, path, put).await
     }
 
-    async fn put_multipart_opts(
+    async fn get(
         &self,
+        inner: &Inner,
         path: &Path,
-        options: PutMultipartOptions,
-    ) -> object_store::Result<Box<dyn MultipartUpload>> {
-        self.step(
-            "multipart",
-            path,
-            self.inner.put_multipart_opts(path, options),
-        )
-        .await
-    }
-
-    async fn get_opts(&self, path: &Path, options: GetOptions) -> object_store::Result<GetResult> {
-        let got = self.inner.get_opts(path, options);
-        let mut got = self.step("get", path, got).await?;
+        options: GetOptions,
+    ) -> object_store::Result<GetResult> {
+        let got = inner.get_opts(path, options);
+        let mut got = self.around(Call::Get, path, got).await?;
         got.meta = self.told(got.meta);
         Ok(got)
     }
 
-    async fn get_ranges(
+    fn list(
         &self,
-        path: &Path,
-        ranges: &[Range<u64>],
-    ) -> object_store::Result<Vec<Bytes>> {
-        self.step("get", path, self.inner.get_ranges(path, ranges))
-            .await
-    }
-
-    fn delete_stream(
-        &self,
-        paths: BoxStream<'static, object_store::Result<Path>>,
-    ) -> BoxStream<'static, object_store::Result<Path>> {
-        let store = self.clone();
-        paths
-            .then(move |path| {
-                let store = store.clone();
-                async move {
-                    let path = path?;
-                    let delete = async { store.inner.delete(&path).await };
-                    store.step("delete", &path, delete).await?;
-                    Ok(path)
-                }
-            })
-            .boxed()
-    }
-
-    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, object_store::Result<ObjectMeta>> {
-        let (store, path) = (self.clone(), prefix.cloned().unwrap_or_default());
+        inner: &Inner,
+        path: Path,
+    ) -> BoxStream<'static, object_store::Result<ObjectMeta>> {
+        let (hooks, inner) = (self.clone(), inner.clone());
         let listing = async move {
             // The memory store lists when it is called, and that must be after the step has begun.
-            let all = async { store.inner.list(Some(&path)).try_collect::<Vec<_>>().await };
-            let all = store.step("list", &path, all).await;
-            let all = all.map(|all| all.into_iter().map(|m| store.told(m)).collect());
+            let all = async { inner.list(Some(&path)).try_collect::<Vec<_>>().await };
+            let all = hooks.around(Call::List, &path, all).await;
+            let all = all.map(|all| all.into_iter().map(|m| hooks.told(m)).collect());
             match all {
                 Ok::<Vec<_>, _>(all) => stream::iter(all.into_iter().map(Ok)).boxed(),
                 Err(e) => stream::iter([Err(e)]).boxed(),
             }
         };
         stream::once(listing).flatten().boxed()
-    }
-
-    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> object_store::Result<ListResult> {
-        let path = prefix.cloned().unwrap_or_default();
-        self.step("list", &path, self.inner.list_with_delimiter(prefix))
-            .await
-    }
-
-    async fn copy_opts(
-        &self,
-        from: &Path,
-        to: &Path,
-        options: CopyOptions,
-    ) -> object_store::Result<()> {
-        self.step("copy", to, self.inner.copy_opts(from, to, options))
-            .await
     }
 }
 
@@ -358,23 +293,10 @@ fn put(rt: &Runtime, inner: &InMemory, (path, bytes): (String, Vec<u8>)) {
         .unwrap();
 }
 
-fn context(rt: &Runtime, store: Stepped) -> Context {
-    let store = Store::new(
-        Arc::new(store),
-        Path::default(),
-        "test://model".to_owned(),
-        ExcludeTags::none(),
-        rt.handle().clone(),
-    );
-    Context {
-        store,
-        temp_dir: scratch::place(),
-        threads: 1,
-        keys: Default::default(),
-        trust: Default::default(),
-        limits: Default::default(),
-        damage: Default::default(),
-    }
+fn context(rt: &Runtime, inner: &Arc<InMemory>, hooks: Stepped) -> Context {
+    let inner = inner.clone();
+    let store = bucket_store(rt, Hooked { inner, hooks }, ExcludeTags::none());
+    support::context(store, 1)
 }
 
 type Ended = Result<(), Error>;
@@ -456,7 +378,9 @@ impl Round<'_> {
             }
             // An operator that a lock, or luck, keeps from what is being removed. A silent actor is working
             // with its last listing.
-            let looks = |actor| waiting.iter().any(|t| t.actor == actor && t.is_look);
+            // The step begins a listing of the prefix.
+            let is_look = |t: &Ticket| t.call == Call::List && t.path == "v2";
+            let looks = |actor| waiting.iter().any(|t| t.actor == actor && is_look(t));
             let at_rest =
                 self.heedless || (0..collectors).all(|actor| has_ended(actor) || looks(actor));
             if at_rest && self.rng.u8(..6) == 0 {
@@ -477,10 +401,10 @@ impl Round<'_> {
                 },
                 _ => Verdict::Run,
             };
-            let changes = !t.what.starts_with("list") && !t.what.starts_with("get");
+            let changes = !matches!(t.call, Call::List | Call::Get);
             let before = changes.then(|| Seen::of(self.rt, &self.inner));
-            self.trace
-                .push(format!("{} {} {verdict:?}", t.actor, t.what));
+            let step = format!("{} {:?} {} {verdict:?}", t.actor, t.call, t.path);
+            self.trace.push(step);
             if t.go.send(verdict).is_err() {
                 continue;
             }
@@ -641,13 +565,12 @@ fn play(seed: u64, rounds: usize, look_again: Duration) -> Counts {
                 // A collector whose clock, or whose store's clock, is behind.
                 let behind = TimeDelta::seconds(-[0, rng.i64(0..HOUR)][rng.usize(..2)]);
                 let store = Stepped {
-                    inner: inner.clone(),
                     actor,
                     tickets: send.clone(),
                     clock: ahead + behind,
                     locks: false,
                 };
-                let ctx = context(&rt, store);
+                let ctx = context(&rt, &inner, store);
                 let options = Options {
                     look_again,
                     ..options(&mut rng, window)
@@ -704,13 +627,12 @@ fn play(seed: u64, rounds: usize, look_again: Duration) -> Counts {
             }
         });
         let store = Stepped {
-            inner: inner.clone(),
             actor: 0,
             tickets: send,
             clock: ahead,
             locks: true,
         };
-        let result = collector(context(&rt, store.clone()), options(r.rng, window));
+        let result = collector(context(&rt, &inner, store.clone()), options(r.rng, window));
         // `pass` ends with the last sender.
         drop(store);
         result.unwrap_or_else(|e| panic!("the last collector: {e}"));

@@ -1,7 +1,7 @@
 //! Expiring locks in a folder and on a real S3 server: concurrent threads and processes, dead holders, outages,
 //! a store that lies.
 
-use crate::support::faults::{Call, Fault, FaultStore, PlannedFault};
+use crate::support::faults::{Call, Fault, FaultStore, at};
 use crate::support::lock_suite::{self, LONG, NAME, Place, SHORT, held, holder, wait_until};
 use crate::support::made_backups::Bucket;
 use crate::support::minio::Minio;
@@ -86,11 +86,7 @@ fn in_memory(inner: Arc<dyn ObjectStore>, handle: &Handle) -> Store {
 fn a_lock_survives_an_outage_of_the_store() {
     let rt = Runtime::new().unwrap();
     // Two reads acquire the lock; then so many fail that it expires, however fast they are.
-    let strikes = (4..40).map(|nth| PlannedFault {
-        call: Call::Get,
-        nth,
-        fault: Fault::ServerError,
-    });
+    let strikes = (4..40).map(|nth| at(Call::Get, nth, Fault::ServerError));
     let faults = FaultStore::new(Arc::new(InMemory::new()), strikes.collect());
     let store = in_memory(Arc::new(faults.clone()), rt.handle());
     let second = Duration::from_secs(1);
@@ -120,11 +116,7 @@ fn answers_that_are_lost_do_no_harm() {
         Fault::LostThenRefused,
         Fault::ServerError,
     ] {
-        let strike = |nth| PlannedFault {
-            call: Call::Put,
-            nth,
-            fault,
-        };
+        let strike = |nth| at(Call::Put, nth, fault);
         let faults = FaultStore::new(Arc::new(InMemory::new()), vec![strike(0), strike(2)]);
         let store = in_memory(Arc::new(faults), rt.handle());
         let mut lock = Lock::new(&store, NAME, "holder", LONG).unwrap();
@@ -165,11 +157,7 @@ fn raced(faults: &FaultStore, rt: &Runtime) -> (Result<Attempt, deltafold::Error
 #[test]
 fn a_store_that_honours_conditions_lets_one_win_and_one_that_lies_is_found_out() {
     let rt = Runtime::new().unwrap();
-    let strikes = vec![PlannedFault {
-        call: Call::Put,
-        nth: 0,
-        fault: Fault::Meanwhile,
-    }];
+    let strikes = vec![at(Call::Put, 0, Fault::Meanwhile)];
     let honest = FaultStore::new(Arc::new(InMemory::new()), strikes.clone());
     let (slower, faster) = raced(&honest, &rt);
     assert_eq!(holder(slower.unwrap()), "faster");

@@ -3,24 +3,23 @@
 
 use crate::support::disk::{on_a_small_disk, with_small_files, wrapped};
 use crate::support::etcd::{Etcd, EtcdVersion};
-use crate::support::faults::{Call, Fault, FaultStore, PlannedFault};
+use crate::support::faults::{Call, Fault, FaultStore, PlannedFault, at, every_call_fails};
 use crate::support::history::Compression;
-use crate::support::made_backups::{BASE, Bucket, FIXTURE, LAST, Objects};
+use crate::support::made_backups::{BASE, Bucket, FIXTURE, LAST, Objects, in_memory};
 use crate::support::member::{
     Stamp, assert_whole, cut, debris, files, flip, hash_of, segment, stamps, write_files,
 };
 use crate::support::tiny_backup::small_bucket;
-use crate::support::{copy_fixture, deltafold, expected, restore, run_json, scratch};
+use crate::support::{
+    self, bucket_store, copy_fixture, deltafold, expected, restore, run_json, scratch, succeed,
+};
 use deltafold::ops::report::Report;
 use deltafold::ops::restore::{BackupLocation, Options, Outcome, run};
-use deltafold::prefix::Context;
 use deltafold::prefix::identity::IDENTITY;
-use deltafold::store::Store;
 use deltafold::store::exclude::ExcludeTags;
 use deltafold::{Error, Reason};
+use object_store::ObjectStore;
 use object_store::memory::InMemory;
-use object_store::path::Path as ObjectPath;
-use object_store::{ObjectStore, ObjectStoreExt};
 use serde_json::Value;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -40,11 +39,7 @@ struct InMemoryBucket {
 impl InMemoryBucket {
     fn new(objects: &Objects) -> Self {
         let rt = Runtime::new().unwrap();
-        let inner = Arc::new(InMemory::new());
-        for (path, bytes) in objects {
-            let path = ObjectPath::from(path.as_str());
-            rt.block_on(inner.put(&path, bytes.clone().into())).unwrap();
-        }
+        let inner = in_memory(objects);
         InMemoryBucket { rt, inner }
     }
 
@@ -54,24 +49,10 @@ impl InMemoryBucket {
     }
 
     fn restore(&self, faults: &FaultStore, options: &Options) -> Result<Report<Outcome>, Error> {
-        let store = Store::new(
-            Arc::new(faults.clone()),
-            ObjectPath::default(),
-            "test://bucket".to_owned(),
-            ExcludeTags::metadata(),
-            self.rt.handle().clone(),
-        );
+        let store = bucket_store(&self.rt, faults.clone(), ExcludeTags::metadata());
         faults.cancels(store.cancel());
         let cancel = store.cancel().clone();
-        let ctx = Context {
-            store,
-            temp_dir: scratch::place(),
-            threads: 2,
-            keys: Default::default(),
-            trust: Default::default(),
-            limits: Default::default(),
-            damage: Default::default(),
-        };
+        let ctx = support::context(store, 2);
         run(&[BackupLocation::Store(ctx)], options, &cancel)
     }
 }
@@ -121,63 +102,52 @@ fn every_call_of_a_restore_fails_in_every_way() {
     assert_whole(&data, None, hash, "a clean restore");
     fs::remove_dir_all(root.path().join("a")).unwrap();
 
-    let mut seen = std::collections::BTreeMap::new();
-    let mut paths = std::collections::BTreeSet::new();
-    let (mut runs, mut failed) = (0, 0);
-    for (call, path) in faults.calls() {
-        let nth = *seen.entry(call).and_modify(|n| *n += 1).or_insert(0);
-        let again = !paths.insert((call, path.clone()));
-        for fault in Fault::of(call) {
-            let strike = PlannedFault { call, nth, fault };
-            // All three kinds of target.
-            for target in 0..3 {
-                let what = format!("{strike:?} on {path}, target {target}");
-                let to = match target {
-                    0 => into(&data, None),
-                    1 => into(&data, Some(&wal)),
-                    _ => Options {
-                        to_snapshot: Some(file.clone()),
-                        ..Options::default()
-                    },
-                };
-                let bucket = InMemoryBucket::new(&objects);
-                let result = bucket.restore(&bucket.faults(vec![strike]), &to);
-                runs += 1;
+    let targets = [
+        into(&data, None),
+        into(&data, Some(&wal)),
+        Options {
+            to_snapshot: Some(file),
+            ..Options::default()
+        },
+    ];
+    let mut failed = 0;
+    every_call_fails(&faults, |strike| {
+        let mut has_failed = false;
+        for (target, to) in targets.iter().enumerate() {
+            let what = format!("{strike:?}, target {target}");
+            let bucket = InMemoryBucket::new(&objects);
+            let result = bucket.restore(&bucket.faults(vec![strike.planned]), to);
+            let reasons = match strike.path.as_str() {
                 // An unreadable identity is only worth a warning.
-                let reasons = match path.as_str() {
-                    IDENTITY => None,
-                    // So is a lock: it only names a follower.
-                    FOLLOWER if fault != Fault::Hang => None,
-                    _ => reasons(call, fault, again),
-                };
-                match (result, reasons) {
-                    (Ok(outcome), None) => assert_eq!(outcome.hash_kv, Some(hash), "{what}"),
-                    (Err(e), Some(reasons)) => {
-                        failed += 1;
-                        assert!(
-                            reasons.contains(&e.reason()),
-                            "{what}: {e} [{}]",
-                            e.reason()
-                        );
-                        // Not even a folder that it created.
-                        let left: Vec<_> = stamps(root.path()).into_keys().collect();
-                        assert_eq!(left, [""], "{what}");
-                    }
-                    (Ok(_), Some(_)) => panic!("{what} was not noticed"),
-                    (Err(e), None) => panic!("{what}: {e} [{}]", e.reason()),
+                IDENTITY => None,
+                // So is a lock: it only names a follower.
+                FOLLOWER if strike.fault != Fault::Hang => None,
+                _ => reasons(strike.call, strike.fault, strike.is_again),
+            };
+            match (result, reasons) {
+                (Ok(outcome), None) => assert_eq!(outcome.hash_kv, Some(hash), "{what}"),
+                (Err(e), Some(reasons)) => {
+                    (failed, has_failed) = (failed + 1, true);
+                    let reason = e.reason();
+                    assert!(reasons.contains(&reason), "{what}: {e} [{reason}]");
+                    // Not even a folder that it created.
+                    let left: Vec<_> = stamps(root.path()).into_keys().collect();
+                    assert_eq!(left, [""], "{what}");
                 }
-                for entry in fs::read_dir(root.path()).unwrap() {
-                    let path = entry.unwrap().path();
-                    match path.is_dir() {
-                        true => fs::remove_dir_all(path).unwrap(),
-                        false => fs::remove_file(path).unwrap(),
-                    }
+                (Ok(_), Some(_)) => panic!("{what} was not noticed"),
+                (Err(e), None) => panic!("{what}: {e} [{}]", e.reason()),
+            }
+            for entry in fs::read_dir(root.path()).unwrap() {
+                let path = entry.unwrap().path();
+                match path.is_dir() {
+                    true => fs::remove_dir_all(path).unwrap(),
+                    false => fs::remove_file(path).unwrap(),
                 }
             }
         }
-    }
-    println!("{runs} faults, {failed} restores failed");
-    assert!(failed > 60, "{failed} of {runs}: hardly a fault struck");
+        Some(has_failed)
+    });
+    assert!(failed > 60, "{failed}: hardly a fault struck");
 }
 
 /// Folding takes minutes: a member that appears there meanwhile is not replaced.
@@ -188,11 +158,7 @@ fn a_member_that_appears_while_a_restore_runs() {
         let root = scratch::folder().unwrap();
         let (data, wal) = (root.path().join("data"), root.path().join("wal"));
         let path = root.path().join(name);
-        let faults = bucket.faults(vec![PlannedFault {
-            call: Call::Get,
-            nth: 1,
-            fault: Fault::Meanwhile,
-        }]);
+        let faults = bucket.faults(vec![at(Call::Get, 1, Fault::Meanwhile)]);
         let appears = path.clone();
         faults.meanwhile(move || {
             fs::create_dir_all(appears.parent().unwrap()).unwrap();
@@ -216,11 +182,7 @@ async fn an_etcd_that_is_started_while_a_restore_runs() {
     let (started, dir) = (etcd.clone(), data.clone());
     tokio::task::spawn_blocking(move || {
         let bucket = InMemoryBucket::new(&small_bucket(4096, Compression::Gzip));
-        let faults = bucket.faults(vec![PlannedFault {
-            call: Call::Get,
-            nth: 1,
-            fault: Fault::Meanwhile,
-        }]);
+        let faults = bucket.faults(vec![at(Call::Get, 1, Fault::Meanwhile)]);
         let there = dir.clone();
         faults.meanwhile(move || {
             *started.lock().unwrap() = Some(Etcd::start(EtcdVersion::V3_6, &there));
@@ -307,8 +269,7 @@ impl Bench {
 
     #[track_caller]
     fn succeeds(&self, args: &[&str]) -> Value {
-        let (code, json, stderr) = run_json(&mut self.command(args));
-        assert_eq!(code, 0, "{args:?}: {stderr}");
+        let json = succeed(&mut self.command(args));
         assert_whole(&self.data, None, self.hash(), &format!("{args:?}"));
         assert_eq!(debris(self.root.path()), [""; 0]);
         json
@@ -382,8 +343,7 @@ fn no_room_for_a_plain_snapshot() {
     let (code, json, stderr, left) = on_a_small_disk(bench.root.path(), 64, &job);
     assert_eq!((code, &json["reason"]), (74, &"NoSpace".into()), "{stderr}");
     assert!(left.is_empty());
-    let (code, _, stderr) = run_json(&mut job);
-    assert_eq!(code, 0, "{stderr}");
+    succeed(&mut job);
 }
 
 /// Returns a command of a user without privileges, even if the tests run as root.
@@ -540,8 +500,7 @@ fn a_member_that_is_half_there() {
         assert!(message.contains(&mv), "{message}");
     }
     fs::rename(&wal, &moved).unwrap();
-    let (code, done, stderr) = run_json(&mut bench.command(&if_needed));
-    assert_eq!(code, 0, "{stderr}");
+    let done = succeed(&mut bench.command(&if_needed));
     assert_whole(&bench.data, Some(&wal), bench.hash(), "segments alone");
     assert_eq!(done["kept_aside"], serde_json::json!([]));
 }
@@ -560,8 +519,7 @@ fn an_existing_member_is_not_touched() {
             &["--if-needed", look][..],
             &["--if-needed", look, "--dry-run"],
         ] {
-            let (code, json, stderr) = run_json(&mut bench.command(args));
-            assert_eq!(code, 0, "{stderr}");
+            let json = succeed(&mut bench.command(args));
             assert_eq!(json["status"], "NotNeeded");
             assert_eq!(stamps(bench.root.path()), before, "{args:?}");
         }
@@ -570,8 +528,7 @@ fn an_existing_member_is_not_touched() {
     let before = stamps(damaged.root.path());
     for look in ["sanity", "full"] {
         let args = ["--if-needed", look, "--dry-run"];
-        let (code, json, stderr) = run_json(&mut damaged.command(&args));
-        assert_eq!(code, 0, "{stderr}");
+        let json = succeed(&mut damaged.command(&args));
         assert_eq!(json["decision"]["action"], "Restore", "{json}");
         assert_eq!(stamps(damaged.root.path()), before, "{args:?}");
     }

@@ -8,7 +8,7 @@ use crate::support::member::{
     Files, assert_whole, debris, files, flip, hash_of, segment, write_files,
 };
 use crate::support::scratch;
-use crate::support::{deltafold, run_json, seed};
+use crate::support::{deltafold, run_json, seed, succeed};
 use deltafold::datadir::wal;
 use rustix::process::Signal;
 use std::collections::BTreeMap;
@@ -45,14 +45,12 @@ impl Site {
             old: Files::new(),
             hash: 0,
         };
-        let (code, clean, stderr) = run_json(&mut site.command());
-        assert_eq!(code, 0, "{stderr}");
+        let clean = succeed(&mut site.command());
         site.hash = clean["hash_kv"].as_u64().unwrap() as u32;
         site.clear();
         if is_there {
             // An older state with a damaged record.
-            let (code, _, stderr) = run_json(site.command().args(["--revision", "1499"]));
-            assert_eq!(code, 0, "{stderr}");
+            succeed(site.command().args(["--revision", "1499"]));
             damage_a_record(&site.data().join("member/snap/db"));
             match site.own_wal() {
                 // It must be empty, so only the database and the .snap are left.

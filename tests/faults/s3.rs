@@ -2,7 +2,7 @@
 
 use crate::support::made_backups::{Bucket, LAST, T0};
 use crate::support::minio::Minio;
-use crate::support::{copy_fixture, deltafold, expected, fixture_names, run_json};
+use crate::support::{copy_fixture, deltafold, expected, fixture_names, run_json, succeed};
 use futures::TryStreamExt;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt, PutPayload};
@@ -291,8 +291,7 @@ async fn a_prefix_may_be_the_whole_bucket_and_the_endpoint_s3s_own() {
             .env_remove("AWS_ENDPOINT");
         c.env("AWS_ENDPOINT_URL_S3", minio.endpoint());
         c.args(["compact", "--output", "json", "--store", url]);
-        let (code, result, stderr) = run_json(&mut c);
-        assert_eq!(code, 0, "{stderr}");
+        let result = succeed(&mut c);
         assert_eq!(result["revision"], 628);
         assert_eq!(result["warnings"].as_array().unwrap().len(), 0, "{result}");
     }

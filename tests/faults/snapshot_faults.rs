@@ -1,14 +1,14 @@
 //! A store that fails while a live etcd is saved into it: every call of a run fails in every way. Every
 //! published object is complete, everything reported as saved is saved, and the next run completes the work.
 
-use crate::support::etcd::{Etcd, EtcdVersion};
-use crate::support::faults::{Fault, FaultStore, PlannedFault};
-use crate::support::made_backups::{Objects, objects_of};
-use crate::support::scratch;
+use crate::support::etcd::{self, Etcd, EtcdVersion};
+use crate::support::faults::{self, Fault, FaultStore};
+use crate::support::made_backups::{Objects, in_memory, objects_of};
+use crate::support::{self, bucket_store, scratch};
 use deltafold::backup::codec::CompressionChoice;
 use deltafold::base::Cancel;
 use deltafold::error::Result;
-use deltafold::etcd::connect::{Connector, Endpoints};
+use deltafold::etcd::connect::Connector;
 use deltafold::mvcc::{KeepHistory, KeyRange};
 use deltafold::ops::list;
 use deltafold::ops::report::Report;
@@ -20,13 +20,9 @@ use deltafold::prefix::identity::IDENTITY;
 use deltafold::prefix::open::State;
 use deltafold::prefix::scan::{Depth, scan};
 use deltafold::prefix::select::StateRequest;
-use deltafold::store::Store;
 use deltafold::store::exclude::ExcludeTags;
 use deltafold::{Error, Reason};
-use object_store::ObjectStoreExt;
 use object_store::memory::InMemory;
-use object_store::path::Path;
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::runtime::Runtime;
@@ -46,51 +42,19 @@ struct Bench {
 
 impl Bench {
     fn place(&self) -> Arc<InMemory> {
-        let store = InMemory::new();
-        for (path, bytes) in &self.objects {
-            let path = Path::from(path.as_str());
-            let put = store.put(&path, bytes.clone().into());
-            self.runtime.block_on(put).unwrap();
-        }
-        Arc::new(store)
+        in_memory(&self.objects)
     }
 
     fn context(&self, faults: &FaultStore, cancel: &Cancel) -> Context {
-        let store = Store::new(
-            Arc::new(faults.clone()),
-            Path::default(),
-            "test://bucket".to_owned(),
-            ExcludeTags::metadata(),
-            self.runtime.handle().clone(),
-        );
-        Context {
-            store: store.with_cancel(cancel.clone()),
-            temp_dir: scratch::place(),
-            threads: 2,
-            keys: Default::default(),
-            trust: Default::default(),
-            limits: Default::default(),
-            damage: Default::default(),
-        }
+        let store = bucket_store(&self.runtime, faults.clone(), ExcludeTags::metadata());
+        support::context(store.with_cancel(cancel.clone()), 2)
     }
 
     fn run(&self, kind: Kind, faults: &FaultStore) -> Result<Report<Outcome>> {
         let cancel = Cancel::default();
         faults.cancels(&cancel);
         let ctx = self.context(faults, &cancel);
-        let endpoints = Endpoints {
-            endpoints: vec![self.endpoint.clone()],
-            cacert: None,
-            cert: None,
-            key: None,
-            tls_secret: None,
-            user: None,
-            auth_secret: None,
-            dial_timeout: Duration::from_secs(2),
-            command_timeout: Duration::from_secs(5),
-            keepalive_time: Duration::from_secs(10),
-            keepalive_timeout: Duration::from_secs(6),
-        };
+        let endpoints = etcd::without_tls(vec![self.endpoint.clone()]);
         let settings = SnapshotSettings {
             connector: Connector::new(endpoints, self.runtime.handle().clone(), cancel)?,
             compression: CompressionChoice::Same,
@@ -186,52 +150,45 @@ fn every_call_fails(kind: Kind) {
         }
     );
 
-    let mut seen = BTreeMap::new();
-    let (mut runs, mut failed) = (0, 0);
-    for (call, path) in faults.calls() {
-        let nth = *seen.entry(call).and_modify(|n| *n += 1).or_insert(0);
-        for fault in Fault::of(call) {
-            // Deleting the snapshots of others is not a fault of the store.
-            if fault == Fault::Gone {
-                continue;
-            }
-            let what = format!("{kind:?}: {fault:?} at {call:?} {nth} of {path}");
-            let place = bench.place();
-            let faults = FaultStore::new(place.clone(), vec![PlannedFault { call, nth, fault }]);
-            let result = bench.run(kind, &faults);
-            let left = visible(bench.runtime.block_on(objects_of(&place)));
-            for (path, bytes) in &bench.objects {
-                assert!(
-                    left.get(path) == Some(bytes),
-                    "{what}: {path} is not as it was"
-                );
-            }
-            match &result {
-                Ok(outcome) => {
-                    assert_eq!(outcome.revision.0, revision, "{what}");
-                    assert_eq!(bench.state(&place, &what), right, "{what}");
-                }
-                Err(e) => {
-                    failed += 1;
-                    // The identity has no checksum: damage makes it another identity, or none.
-                    let of_identity = [Reason::Configuration, Reason::OtherCluster];
-                    if path != IDENTITY || !of_identity.contains(&e.reason()) {
-                        assert_failure(e, &what);
-                    }
-                    // Every published object is complete and ends with a whole transaction.
-                    let (reached, _) = bench.state(&place, &what);
-                    assert!(reached <= revision, "{what}");
-                }
-            }
-            let again = FaultStore::new(place.clone(), Vec::new());
-            let again = bench.run(Kind::Delta, &again);
-            let again = again.unwrap_or_else(|e| panic!("{what}, then: {e}"));
-            assert_eq!(again.revision.0, revision, "{what}, then");
-            assert_eq!(bench.state(&place, &what), right, "{what}, then");
-            runs += 1;
+    let (runs, failed) = faults::every_call_fails(&faults, |strike| {
+        // Deleting the snapshots of others is not a fault of the store.
+        if strike.fault == Fault::Gone {
+            return None;
         }
-    }
-    println!("{runs} faults, {failed} runs failed");
+        let what = format!("{kind:?}: {strike:?}");
+        let place = bench.place();
+        let faults = FaultStore::new(place.clone(), vec![strike.planned]);
+        let result = bench.run(kind, &faults);
+        let left = visible(bench.runtime.block_on(objects_of(&place)));
+        for (path, bytes) in &bench.objects {
+            assert!(
+                left.get(path) == Some(bytes),
+                "{what}: {path} is not as it was"
+            );
+        }
+        match &result {
+            Ok(outcome) => {
+                assert_eq!(outcome.revision.0, revision, "{what}");
+                assert_eq!(bench.state(&place, &what), right, "{what}");
+            }
+            Err(e) => {
+                // The identity has no checksum: damage makes it another identity, or none.
+                let of_identity = [Reason::Configuration, Reason::OtherCluster];
+                if strike.path != IDENTITY || !of_identity.contains(&e.reason()) {
+                    assert_failure(e, &what);
+                }
+                // Every published object is complete and ends with a whole transaction.
+                let (reached, _) = bench.state(&place, &what);
+                assert!(reached <= revision, "{what}");
+            }
+        }
+        let again = FaultStore::new(place.clone(), Vec::new());
+        let again = bench.run(Kind::Delta, &again);
+        let again = again.unwrap_or_else(|e| panic!("{what}, then: {e}"));
+        assert_eq!(again.revision.0, revision, "{what}, then");
+        assert_eq!(bench.state(&place, &what), right, "{what}, then");
+        Some(result.is_err())
+    });
     assert!(failed > runs / 3, "{failed} of {runs}");
 }
 

@@ -6,7 +6,7 @@ use crate::support::minio::Minio;
 use crate::support::mounted_secret::Mounted;
 use crate::support::process::http;
 use crate::support::scratch;
-use crate::support::{deltafold, run_json, tools};
+use crate::support::{deltafold, run_json, succeed, tools};
 use deltafold::Reason;
 use deltafold::store::{self, Store};
 use object_store::ObjectStoreExt;
@@ -402,8 +402,7 @@ fn a_changed_secret_counts_within_a_run() {
     let mut c = deltafold();
     c.args(["list", "--output", "json", "--store", "s3://secret/p"]);
     c.env("AWS_APPLICATION_CREDENTIALS", mounted.path());
-    let (code, _, stderr) = run_json(&mut c);
-    assert_eq!(code, 0, "{stderr}");
+    succeed(&mut c);
     mounted.change(&wrong);
     let mut c = deltafold();
     c.args([
@@ -423,8 +422,7 @@ fn a_changed_secret_counts_within_a_run() {
         "--store-option",
         &format!("secret_access_key={}", minio.secret_key()),
     ]);
-    let (code, _, stderr) = run_json(&mut c);
-    assert_eq!(code, 0, "{stderr}");
+    succeed(&mut c);
     let mut c = deltafold();
     c.args([
         "list",

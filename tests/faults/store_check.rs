@@ -2,7 +2,7 @@
 
 use super::gc_faults::context;
 use crate::support::fake_s3::{Conditions, Dialect, FakeS3};
-use crate::support::faults::{Call, Fault, FaultStore, PlannedFault};
+use crate::support::faults::{Call, Fault, FaultStore, at};
 use crate::support::made_backups::objects_of;
 use crate::support::process::free_port;
 use crate::support::s3::{Kind, S3};
@@ -92,7 +92,7 @@ fn ended_midway_it_leaves_nothing() {
     for call in [Call::Get, Call::Body] {
         let inner = Arc::new(InMemory::new());
         let (nth, fault) = (0, Fault::Hang);
-        let faults = FaultStore::new(inner.clone(), vec![PlannedFault { call, nth, fault }]);
+        let faults = FaultStore::new(inner.clone(), vec![at(call, nth, fault)]);
         let ended = deltafold::ops::store_check::run(|_| Ok(context(&rt, &faults).store));
         assert_eq!(
             ended.err().unwrap().reason(),

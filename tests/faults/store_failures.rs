@@ -1,11 +1,12 @@
 //! `compact` on stores that fail: every call fails in every way, objects vanish, conditions are ignored.
 
 use crate::support::conformance::runtime;
-use crate::support::faults::{Call, Fault, FaultStore, PlannedFault};
-use crate::support::made_backups::{BASE, Bucket, LAST, Objects, T0, objects_of};
+use crate::support::faults::{self, Call, Fault, FaultStore, Strike, at};
+use crate::support::made_backups::{BASE, Bucket, LAST, Objects, T0, paths};
 use crate::support::minio::Minio;
+use crate::support::place::Place;
 use crate::support::proxy::{Effect, Proxy, Timing};
-use crate::support::{deltafold, expected, run_json, scratch};
+use crate::support::{self, deltafold, expected, run_json, scratch};
 use deltafold::ops::compact::{Options, Outcome, Status, run};
 use deltafold::ops::report::Report;
 use deltafold::prefix::Context;
@@ -87,62 +88,21 @@ fn put(rt: &Runtime, store: &dyn ObjectStore, path: &str, bytes: &[u8]) {
         .unwrap();
 }
 
-/// A kind of store.
-enum Place {
-    Memory(Arc<InMemory>),
-    Folder(Bucket),
-    Server(Arc<AmazonS3>),
+fn tags(place: &Place) -> ExcludeTags {
+    match place {
+        Place::Memory(_) => ExcludeTags::metadata(),
+        Place::Folder(_) | Place::Server(_) => ExcludeTags::none(),
+    }
 }
 
 impl Place {
-    fn memory(rt: &Runtime, objects: &Objects) -> Self {
-        let store = InMemory::new();
-        for (path, bytes) in objects {
-            put(rt, &store, path, bytes);
-        }
-        Place::Memory(Arc::new(store))
-    }
-
-    fn folder(_: &Runtime, objects: &Objects) -> Self {
-        Place::Folder(Bucket::of(objects))
-    }
-
-    fn inner(&self) -> Arc<dyn ObjectStore> {
-        match self {
-            Place::Memory(store) => store.clone(),
-            Place::Server(store) => store.clone(),
-            Place::Folder(bucket) => Arc::new(Folder::from(bucket.path().to_owned())),
-        }
-    }
-
-    fn objects(&self, rt: &Runtime) -> Objects {
-        match self {
-            Place::Folder(bucket) => bucket.objects(),
-            _ => rt.block_on(objects_of(&self.inner())),
-        }
-    }
-
-    fn store(&self, rt: &Runtime, faults: &FaultStore) -> Store {
-        let tags = match self {
-            Place::Memory(_) => ExcludeTags::metadata(),
-            Place::Folder(_) | Place::Server(_) => ExcludeTags::none(),
-        };
-        let inner = Arc::new(faults.clone());
-        let url = "test://bucket".to_owned();
-        let store = Store::new(inner, Path::default(), url, tags, rt.handle().clone());
-        match self {
-            Place::Memory(_) | Place::Server(_) => store,
-            Place::Folder(bucket) => store.with_local_root(bucket.path().to_owned()),
-        }
-    }
-
     fn run(
         &self,
         rt: &Runtime,
         faults: &FaultStore,
         options: &Options,
     ) -> Result<Report<Outcome>, Error> {
-        let store = self.store(rt, faults);
+        let store = self.store(rt, faults, tags(self));
         faults.cancels(store.cancel());
         compact(store, options)
     }
@@ -159,23 +119,13 @@ impl Place {
     #[track_caller]
     fn is(&self, rt: &Runtime, objects: &Objects, after: &str) {
         let found = self.objects(rt);
-        let names = |o: &Objects| o.keys().cloned().collect::<Vec<_>>();
-        assert_eq!(names(&found), names(objects), "{after}");
+        assert_eq!(paths(&found), paths(objects), "{after}");
         assert!(found == *objects, "{after}: contents differ");
     }
 }
 
 fn compact(store: Store, options: &Options) -> Result<Report<Outcome>, Error> {
-    let ctx = Context {
-        store,
-        temp_dir: scratch::place(),
-        threads: 2,
-        keys: Default::default(),
-        trust: Default::default(),
-        limits: Default::default(),
-        damage: Default::default(),
-    };
-    run(&ctx, options)
+    run(&support::context(store, 2), options)
 }
 
 /// Returns the allowed reasons for a fault; none: the run must succeed. `result` is the path of the result, which this
@@ -218,76 +168,56 @@ fn outcome_of(call: Call, path: &str, result: &str, fault: Fault) -> Vec<Reason>
 /// lost or half-written, and a run without faults completes the work.
 fn every_call_fails(
     sample: &Sample,
-    place: fn(&Runtime, &Objects) -> Place,
+    place: fn(&Objects) -> Place,
     wanted: impl Fn(Call, &str) -> bool,
 ) {
     let rt = runtime();
-    let clean = place(&rt, &sample.objects);
+    let clean = place(&sample.objects);
     let faults = FaultStore::new(clean.inner(), Vec::new());
     clean.run(&rt, &faults, &sample.options()).unwrap();
     clean.is(&rt, &sample.with_result(), "a clean run");
-    let mut seen = BTreeMap::new();
-    let (mut runs, mut failed) = (0, 0);
-    for (call, path) in faults.calls() {
-        let nth = *seen.entry(call).and_modify(|n| *n += 1).or_insert(0);
-        if !wanted(call, &path) {
-            continue;
+    let (runs, failed) = faults::every_call_fails(&faults, |strike| {
+        let &Strike { call, fault, .. } = strike;
+        if fault == Fault::Gone || !wanted(call, &strike.path) {
+            return None;
         }
-        for fault in Fault::of(call) {
-            if fault == Fault::Gone {
-                continue;
+        let what = format!("{strike:?}");
+        let place = place(&sample.objects);
+        let faults = FaultStore::new(place.inner(), vec![strike.planned]);
+        let result = place.run(&rt, &faults, &sample.options());
+        let reasons = outcome_of(call, &strike.path, &sample.path, fault);
+        match &result {
+            Ok(outcome) => {
+                assert!(reasons.is_empty(), "{what} was not noticed");
+                assert_eq!(outcome.status, Status::Succeeded, "{what}");
+                assert_eq!(outcome.hash_kv, Some(sample.hash), "{what}");
+                // The result of a write whose answer was lost is found, not written again.
+                let written = [0, sample.full.len() as u64];
+                assert!(written.contains(&outcome.bytes_written), "{what}");
             }
-            let strike = PlannedFault { call, nth, fault };
-            let what = format!("{strike:?} on {path}");
-            let place = place(&rt, &sample.objects);
-            let faults = FaultStore::new(place.inner(), vec![strike]);
-            let result = place.run(&rt, &faults, &sample.options());
-            let reasons = outcome_of(call, &path, &sample.path, fault);
-            match &result {
-                Ok(outcome) => {
-                    assert!(reasons.is_empty(), "{what} was not noticed");
-                    assert_eq!(outcome.status, Status::Succeeded, "{what}");
-                    assert_eq!(outcome.hash_kv, Some(sample.hash), "{what}");
-                    // The result of a write whose answer was lost is found, not written again.
-                    let written = [0, sample.full.len() as u64];
-                    assert!(written.contains(&outcome.bytes_written), "{what}");
-                }
-                Err(e) => {
-                    failed += 1;
-                    assert!(
-                        reasons.contains(&e.reason()),
-                        "{what}: {e} [{}]",
-                        e.reason()
-                    );
-                }
+            Err(e) => {
+                let reason = e.reason();
+                assert!(reasons.contains(&reason), "{what}: {e} [{reason}]");
             }
-            if result.is_err()
-                && fault != Fault::Flipped
-                && matches!(call, Call::Part | Call::Complete)
-            {
-                let mut calls = faults.calls().into_iter();
-                assert!(
-                    calls.any(|(c, _)| c == Call::Abort),
-                    "{what} was not given up"
-                );
-            }
-            let mut left = place.objects(&rt);
-            let named = left.remove(&sample.path);
-            assert!(left == sample.objects, "{what}: {:?}", left.keys());
-            assert!(
-                named.as_ref().is_none_or(|full| *full == sample.full),
-                "{what}: what has the name is not the result"
-            );
-            assert!(result.is_err() || named.is_some(), "{what}");
-            place.mends(&rt, sample, &what);
-            runs += 1;
         }
-    }
-    assert!(
-        failed > 20,
-        "{failed} of {runs} runs failed: hardly a fault struck"
-    );
-    println!("{runs} faults, {failed} runs failed");
+        let is_of_upload = matches!(call, Call::Part | Call::Complete);
+        if result.is_err() && fault != Fault::Flipped && is_of_upload {
+            let mut calls = faults.calls().into_iter();
+            let is_given_up = calls.any(|(c, _)| c == Call::Abort);
+            assert!(is_given_up, "{what} was not given up");
+        }
+        let mut left = place.objects(&rt);
+        let named = left.remove(&sample.path);
+        assert!(left == sample.objects, "{what}: {:?}", left.keys());
+        assert!(
+            named.as_ref().is_none_or(|full| *full == sample.full),
+            "{what}: what has the name is not the result"
+        );
+        assert!(result.is_err() || named.is_some(), "{what}");
+        place.mends(&rt, sample, &what);
+        Some(result.is_err())
+    });
+    assert!(failed > 20, "{failed} of {runs}: hardly a fault struck");
 }
 
 #[test]
@@ -315,9 +245,11 @@ fn every_call_of_an_upload_in_parts() {
 fn an_upload_that_fails_and_cannot_be_given_up() {
     let (rt, sample) = (runtime(), Sample::large());
     for fault in Fault::of(Call::Abort) {
-        let place = Place::memory(&rt, &sample.objects);
-        let strikes = [(Call::Part, 1, Fault::ServerError), (Call::Abort, 0, fault)];
-        let strikes = strikes.map(|(call, nth, fault)| PlannedFault { call, nth, fault });
+        let place = Place::memory(&sample.objects);
+        let strikes = [
+            at(Call::Part, 1, Fault::ServerError),
+            at(Call::Abort, 0, fault),
+        ];
         let faults = FaultStore::new(place.inner(), strikes.to_vec());
         let e = place.run(&rt, &faults, &sample.options()).unwrap_err();
         assert_eq!(e.reason(), Reason::StoreUnreachable, "{fault:?}: {e}");
@@ -330,16 +262,12 @@ fn a_snapshot_deleted_while_the_job_runs() {
     let (rt, sample) = (runtime(), Sample::small());
     let inputs: Vec<&String> = sample.objects.keys().collect();
     for (place, in_order) in [
-        (Place::memory as fn(&Runtime, &Objects) -> Place, false),
+        (Place::memory as fn(&Objects) -> Place, false),
         (Place::folder, true),
     ] {
         for nth in 0..inputs.len() {
-            let here = place(&rt, &sample.objects);
-            let strike = PlannedFault {
-                call: Call::Get,
-                nth,
-                fault: Fault::Gone,
-            };
+            let here = place(&sample.objects);
+            let strike = at(Call::Get, nth, Fault::Gone);
             let faults = FaultStore::new(here.inner(), vec![strike]);
             let e = here.run(&rt, &faults, &sample.options()).unwrap_err();
             assert_eq!(e.reason(), Reason::SnapshotVanished, "{e}");
@@ -391,7 +319,7 @@ fn a_local_file_that_is_cut_short_while_it_is_read() {
 #[test]
 fn conditions_that_are_ignored() {
     let (rt, sample) = (runtime(), Sample::small());
-    let here = Place::memory(&rt, &sample.objects);
+    let here = Place::memory(&sample.objects);
     // Another object has the name; it is not a snapshot of this history.
     let mut expected = sample.objects.clone();
     for (path, bytes) in [
@@ -401,16 +329,18 @@ fn conditions_that_are_ignored() {
         put(&rt, &here.inner(), &path, &bytes);
         expected.insert(path, bytes);
     }
-    let faults = FaultStore::ignoring_conditions(here.inner());
-    let store = here.store(&rt, &faults).with_look_first(LookFirst::Always);
+    let faults = FaultStore::new(here.inner(), Vec::new()).that_ignores_conditions();
+    let store = here
+        .store(&rt, &faults, tags(&here))
+        .with_look_first(LookFirst::Always);
     compact(store, &sample.options()).unwrap();
     let next = format!("v2/Full-00000000-{LAST:08}-{}.gz", T0 + 11);
     expected.insert(next, sample.full.clone());
     here.is(&rt, &expected, "a name that was taken");
 
     for round in 0..10 {
-        let here = Place::memory(&rt, &sample.objects);
-        let faults = FaultStore::ignoring_conditions(here.inner());
+        let here = Place::memory(&sample.objects);
+        let faults = FaultStore::new(here.inner(), Vec::new()).that_ignores_conditions();
         std::thread::scope(|scope| {
             let start = || scope.spawn(|| here.run(&rt, &faults, &sample.options()).unwrap());
             for job in [start(), start(), start()] {

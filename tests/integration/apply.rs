@@ -124,19 +124,7 @@ impl Here {
 }
 
 fn endpoints(endpoint: &str) -> Endpoints {
-    Endpoints {
-        endpoints: vec![endpoint.to_owned()],
-        cacert: None,
-        cert: None,
-        key: None,
-        tls_secret: None,
-        user: None,
-        auth_secret: None,
-        dial_timeout: Duration::from_secs(2),
-        command_timeout: Duration::from_secs(5),
-        keepalive_time: Duration::from_secs(10),
-        keepalive_timeout: Duration::from_secs(6),
-    }
+    etcd::without_tls(vec![endpoint.to_owned()])
 }
 
 fn options(prefix: &str) -> Options {

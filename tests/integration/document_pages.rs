@@ -17,7 +17,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
 /// Run by other tests: on three machines, on a real API server, and as root on a system with packages and systemd.
 const ELSEWHERE: [&str; 4] = [
@@ -31,8 +30,6 @@ const VERSION: EtcdVersion = EtcdVersion::V3_6;
 const ETCD: &str = "127.0.0.1:2379";
 /// Folders of the machine that become folders of the test.
 const PLACES: [&str; 6] = ["/var/", "/etc/", "/backups", "/srv/", "/mnt/", "/tmp/"];
-/// A page that takes longer hangs.
-const SECONDS: &str = "120";
 /// Begins the line between the output of two blocks.
 const MARK: &str = "@@ block ";
 
@@ -159,18 +156,12 @@ impl Stage {
     fn run(&self, script: &str) -> (bool, String) {
         let log = self.root.join("log");
         let file = fs::File::create(&log).unwrap();
-        let path = std::env::var("PATH").unwrap();
-        let mut command = Command::new("timeout");
-        tools::forget_env(&mut command, &["DELTAFOLD_", "ETCDCTL_", "ETCD_", "AWS_"]);
-        let status = command
-            .args(["--kill-after=5", SECONDS, "bash", "-eu", "-c", script])
+        let status = pages::runner(&self.root.join("bin"), script)
             .current_dir(self.root.join("work"))
-            .env("PATH", format!("{}/bin:{path}", self.root.display()))
             .env("HOME", self.root.join("home"))
             .env("TMPDIR", &self.root)
             .env("TZ", "UTC")
             .envs(self.variables.iter().map(|(name, value)| (name, value)))
-            .stdin(Stdio::null())
             .stdout(file.try_clone().unwrap())
             .stderr(file)
             .status()
@@ -316,10 +307,9 @@ fn every_page_can_be_followed() {
 fn a_page_that_is_wrong_is_noticed() {
     let block = |language: &str, line: usize, text: &str| Block {
         language: language.to_owned(),
-        heading: String::new(),
-        above: String::new(),
         line,
         lines: text.lines().map(str::to_owned).collect(),
+        ..Block::default()
     };
     let page = |blocks| Page {
         name: "test.md".to_owned(),

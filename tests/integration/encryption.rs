@@ -10,7 +10,7 @@ use crate::support::keys::{
 use crate::support::made_backups::{BASE, Bucket, LAST, T0, objects_in};
 use crate::support::recorded_etcd::with_etcd;
 use crate::support::scratch;
-use crate::support::{deltafold, restore, run_json};
+use crate::support::{deltafold, restore, run_json, succeed};
 use serde_json::json;
 use std::fs;
 use std::io::Write as _;
@@ -237,8 +237,7 @@ fn every_snapshot_is_opened_by_the_identity_that_fits() {
         let mut c = deltafold();
         c.args(["list", "--deep", "--output", "json", "--store"]);
         c.arg(bucket.path()).env("DELTAFOLD_AGE_IDENTITY", value);
-        let (code, json, stderr) = run_json(&mut c);
-        assert_eq!(code, 0, "{stderr}");
+        let json = succeed(&mut c);
         assert_eq!(json["problems"], json!([]));
     }
 }
@@ -276,8 +275,7 @@ fn files_are_read_and_written_encrypted() {
         ]);
         run_json(c.args(flags))
     };
-    let (code, expected, stderr) = bucket.run("get", &["--prefix", "/"]);
-    assert_eq!(code, 0, "{stderr}");
+    let expected = bucket.succeeds("get", &["--prefix", "/"]);
     assert!(
         !expected["keys"].as_array().unwrap().is_empty(),
         "{expected}"
@@ -521,8 +519,7 @@ fn an_etcd_is_saved_compacted_and_restored() {
         let mut c = deltafold();
         c.args(["compact", "--output", "json", "--store"])
             .arg(&store);
-        let (code, made, stderr) = run_json(c.args(&both));
-        assert_eq!(code, 0, "{stderr}");
+        let made = succeed(c.args(&both));
         assert_eq!(made["revision"], revision);
         let theirs = world.wait(world.etcd.hash_kv(revision));
         let data = world.folder().join("restored");

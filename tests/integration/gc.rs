@@ -23,9 +23,7 @@ fn state(store: &Path, revision: i64) -> Value {
 }
 
 fn gc(b: &Bucket, args: &[&str]) -> Value {
-    let (code, result, stderr) = b.run("gc", args);
-    assert_eq!(code, 0, "{args:?}: {stderr}");
-    result
+    b.succeeds("gc", args)
 }
 
 fn keep_nothing<'a>(more: &[&'a str]) -> Vec<&'a str> {
@@ -328,8 +326,7 @@ fn a_pinned_chain_keeps_what_is_excluded_of_it() {
     for delta in &deltas {
         b.put(&format!("{delta}.exclude"), b"");
     }
-    let (code, pinned, stderr) = b.run("pin", &[name.as_str()]);
-    assert_eq!(code, 0, "{stderr}");
+    let pinned = b.succeeds("pin", &[name.as_str()]);
     let chain = pinned["chain"].as_array().unwrap();
     assert_eq!(chain.len(), 3, "{pinned:#}");
     let warning = pinned["warnings"][0].as_str().unwrap();

@@ -3,9 +3,9 @@
 //!
 //! The test plays `systemctl`: it starts and stops the etcds that stand for the machines.
 
-use crate::support::doc_commands::{self, Block};
 use crate::support::etcd::{EtcdOptions, Tls};
 use crate::support::etcd_cluster::{Cluster, Member, initial_cluster};
+use crate::support::pages::{self, Block};
 use crate::support::scratch;
 use crate::support::tools::{self, EtcdVersion};
 use deltafold::controller::api::{EtcdBackupTask, TaskType};
@@ -14,10 +14,9 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use tempfile::TempDir;
 
-const PAGE: &str = "quorum-loss.md";
+const PAGE: &str = "docs/quorum-loss.md";
 const MEMBERS: usize = 3;
 /// The member that is not lost.
 const SURVIVOR: usize = 0;
@@ -119,18 +118,9 @@ impl Machines {
             assert!(!value.contains('\''));
             settings.push_str(&format!("export {name}='{value}'\n"));
         }
-        let program = crate::support::program();
-        let mut path = program.parent().unwrap().as_os_str().to_owned();
-        path.push(":");
-        path.push(std::env::var_os("PATH").unwrap());
-        let mut command = Command::new("bash");
-        tools::forget_env(&mut command, &["DELTAFOLD_", "ETCDCTL_"]);
-        let output = command
-            .args(["-euc", &format!("{settings}{script}")])
-            .env("PATH", path)
-            .stdin(Stdio::null())
-            .output()
-            .unwrap();
+        let programs = crate::support::program().parent().unwrap();
+        let mut command = pages::runner(programs, &format!("{settings}{script}"));
+        let output = command.output().unwrap();
         let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
         Ran {
             heading: String::new(),
@@ -278,7 +268,7 @@ fn revisions(out: &str) -> Vec<i64> {
 
 async fn recovered(version: EtcdVersion, leads: Leads) {
     let mut machines = Machines::start(version, "before");
-    let mut blocks = doc_commands::blocks(PAGE).into_iter();
+    let mut blocks = pages::placed(PAGE).into_iter();
 
     // Every setting that the page names has a value here, and no other.
     let settings = blocks.next().unwrap();
@@ -437,7 +427,7 @@ async fn the_page_recovers_what_a_survivor_holds() {
 /// The tasks on the page do what the commands do.
 #[test]
 fn the_tasks_are_some() {
-    let blocks = doc_commands::blocks(PAGE);
+    let blocks = pages::placed(PAGE);
     let (by_tasks, by_hand): (Vec<_>, Vec<_>) =
         blocks.iter().partition(|b| b.heading == "By tasks");
     let lines: Vec<&str> = by_tasks

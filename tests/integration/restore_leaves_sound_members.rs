@@ -7,7 +7,7 @@ use crate::support::made_backups::{Bucket, FIXTURE, LAST};
 use crate::support::member::files;
 use crate::support::scratch;
 use crate::support::tiny_backup::{object, small_database};
-use crate::support::{copy_fixture, deltafold, restore, run_json};
+use crate::support::{copy_fixture, deltafold, restore, succeed};
 use deltafold::bolt::{TreeBuilder, write_file};
 use deltafold::mvcc::revision::encode_revision;
 use deltafold::mvcc::{KeyValue, RecordKey, Revision};
@@ -136,9 +136,7 @@ fn a_plain_snapshot_tells_whether_a_restore_is_needed() {
     let run = |target: &str, path: &Path, args: &[&str]| {
         let mut c = deltafold();
         c.args(["restore", "--output", "json", target]).arg(path);
-        let (code, json, stderr) = run_json(c.args(args));
-        assert_eq!(code, 0, "{args:?}: {stderr}");
-        json
+        succeed(c.args(args))
     };
     let store = store.path().to_str().unwrap();
     run("--to-snapshot", &plain, &["--store", store]);
@@ -270,7 +268,6 @@ fn a_tombstone_at_the_compacted_revision_is_no_disagreement() {
     stores.iter().for_each(|s| {
         c.arg("--store").arg(s.path());
     });
-    let (code, json, stderr) = run_json(&mut c);
-    assert_eq!(code, 0, "{stderr}");
+    let json = succeed(&mut c);
     assert_eq!(json["live_keys"], 1);
 }

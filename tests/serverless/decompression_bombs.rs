@@ -4,7 +4,7 @@
 use crate::support::history::{Compression, with_checksum};
 use crate::support::made_backups::Bucket;
 use crate::support::tiny_backup::*;
-use crate::support::{deltafold, restore, run_json, scratch};
+use crate::support::{deltafold, restore, run_json, scratch, succeed};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use deltafold::bolt::page::{Meta, PAGE_HEADER_SIZE};
@@ -338,8 +338,7 @@ fn a_backup_that_is_too_large_is_passed_over_for_another() {
     for store in [&large, &small] {
         c.arg("--store").arg(store.path());
     }
-    let (code, json, stderr) = run_json(c.arg("--data-dir").arg(&data));
-    assert_eq!(code, 0, "{stderr}");
+    let json = succeed(c.arg("--data-dir").arg(&data));
     assert_eq!(json["candidates"][0]["reason"], "TooLarge", "{json:#}");
     assert_eq!(json["restored_revision"], SMALL_LAST);
 }
@@ -569,6 +568,5 @@ fn a_zstd_window_of_128_mib_is_not_opened() {
     c.args(["restore", "--output", "json", "--snapshot"])
         .arg(file);
     c.arg("--data-dir").arg(folder.path().join("data"));
-    let (code, _, stderr) = run_json(&mut c);
-    assert_eq!(code, 0, "{stderr}");
+    succeed(&mut c);
 }

@@ -1,6 +1,6 @@
 //! What `deleted` finds must be what `history` shows, wherever it is recorded.
 
-use crate::support::{copy_fixture, deltafold, run_json};
+use crate::support::{copy_fixture, deltafold, succeed};
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
@@ -8,8 +8,7 @@ use std::path::Path;
 fn deleted(store: &Path) -> Vec<Value> {
     let mut command = deltafold();
     command.args(["deleted", "--since", "300", "--output", "json", "--store"]);
-    let (code, result, stderr) = run_json(command.arg(store));
-    assert_eq!(code, 0, "{stderr}");
+    let result = succeed(command.arg(store));
     result["deleted"].as_array().unwrap().clone()
 }
 
@@ -21,8 +20,7 @@ fn deletions_inside_fulls_are_found() {
     assert!(in_deltas.len() > 2);
     let mut command = deltafold();
     command.args(["compact", "--keep-history", "all", "--output", "json"]);
-    let (code, _, stderr) = run_json(command.arg("--store").arg(store.path()));
-    assert_eq!(code, 0, "{stderr}");
+    succeed(command.arg("--store").arg(store.path()));
     for entry in fs::read_dir(store.path().join("v2")).unwrap() {
         let path = entry.unwrap().path();
         if path
@@ -47,8 +45,7 @@ fn deletions_inside_fulls_are_found() {
     for d in &in_full {
         let mut command = deltafold();
         command.args(["history", d["key"].as_str().unwrap(), "--output", "json"]);
-        let (code, history, stderr) = run_json(command.arg("--store").arg(store.path()));
-        assert_eq!(code, 0, "{stderr}");
+        let history = succeed(command.arg("--store").arg(store.path()));
         let versions = history["versions"].as_array().unwrap();
         let shown = versions.iter().filter(|v| v["deleted"] == true);
         assert!(

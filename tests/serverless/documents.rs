@@ -2,6 +2,7 @@
 
 use crate::support::deltafold;
 use crate::support::manifests::{documents, path, read};
+use crate::support::pages;
 use deltafold::Reason;
 use object_store::ClientConfigKey;
 use object_store::aws::AmazonS3ConfigKey;
@@ -66,14 +67,6 @@ fn rows(text: &str) -> Vec<Vec<&str>> {
     let lines = text.lines().filter_map(|l| l.strip_prefix('|'));
     lines
         .map(|l| l.trim_end_matches('|').split('|').map(str::trim).collect())
-        .collect()
-}
-
-/// Returns the commands in the shell blocks of a text.
-fn shell_blocks(text: &str) -> Vec<&str> {
-    let blocks = text.split("```sh\n").skip(1);
-    blocks
-        .map(|b| b.split("```").next().unwrap().trim())
         .collect()
 }
 
@@ -172,13 +165,12 @@ fn every_setting_of_a_store_exists() {
 
 #[test]
 fn the_two_commands_are_what_ci_runs() {
-    let readme = read("README.md");
-    let quick_start = readme.split_once("## Quick start").unwrap().1;
-    let quick_start = quick_start.split("\n## ").next().unwrap();
-    let commands = shell_blocks(quick_start);
+    let blocks = pages::shell("README.md");
+    let quick_start = blocks.iter().filter(|b| b.heading == "Quick start");
+    assert!(quick_start.clone().all(|b| b.lines.len() == 1));
+    let commands: Vec<&str> = quick_start.map(|b| b.lines[0].as_str()).collect();
     assert_eq!(commands.len(), 2, "{commands:?}");
     assert!(commands[0].ends_with("cargo run --release --locked -- compact --store target/demo"));
-    assert!(commands.iter().all(|c| !c.contains('\n')), "{commands:?}");
     assert_eq!(commands[1], "cargo test --locked");
     let ci = read(".ci/run");
     let lines: Vec<&str> = ci.lines().collect();

@@ -2,7 +2,7 @@
 
 use crate::support::explore::{Page, id};
 use crate::support::made_backups::{BASE, Bucket, LAST};
-use crate::support::{deltafold, fixtures_dir, run_json, scratch};
+use crate::support::{deltafold, fixtures_dir, scratch, succeed};
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use reqwest::{Method, StatusCode};
@@ -16,9 +16,7 @@ fn told(store: &Path, args: &[&str]) -> Value {
         .args(args)
         .args(["--output", "json", "--store"])
         .arg(store);
-    let (code, json, stderr) = run_json(&mut command);
-    assert_eq!(code, 0, "{args:?}: {stderr}");
-    json
+    succeed(&mut command)
 }
 
 /// Returns the keys of a state with their records, as `get` shows them.
@@ -116,8 +114,7 @@ fn a_plain_snapshot_file_is_shown_by_revisions() {
     let mut restore = deltafold();
     restore.arg("restore").args(history).arg(&file);
     restore.args(["--output", "json", "--store"]).arg(&store);
-    let (code, _, stderr) = run_json(&mut restore);
-    assert_eq!(code, 0, "{stderr}");
+    succeed(&mut restore);
     let page = Page::start(&file);
     let backup = page.get("backup", &[]);
     assert_eq!(

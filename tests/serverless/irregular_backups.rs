@@ -3,7 +3,7 @@
 
 use crate::support::made_backups::{BASE, Bucket, FIXTURE, LAST, T0, revision};
 use crate::support::scratch;
-use crate::support::{copy_fixture, deltafold, expected, fixture_names, run_json};
+use crate::support::{copy_fixture, deltafold, expected, fixture_names, run_json, succeed};
 use chrono::{DateTime, Utc};
 use serde_json::Value;
 use std::fs;
@@ -447,8 +447,7 @@ fn the_list_tells_what_is_there() {
             c.args(["list", "--output", "json", "--store"])
                 .arg(store.path())
                 .args(args);
-            let (code, list, stderr) = run_json(&mut c);
-            assert_eq!(code, 0, "{stderr}");
+            let list = succeed(&mut c);
             let e = expected(&name);
             assert_eq!(list["latest_revision"], e.last_revision, "{name}");
             assert_eq!(

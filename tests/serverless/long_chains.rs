@@ -3,7 +3,7 @@
 
 use crate::support::gc_history::NEWEST_FULL;
 use crate::support::made_backups::{BASE, Bucket, T0, revision};
-use crate::support::{deltafold, run_json};
+use crate::support::{deltafold, run_json, succeed};
 use chrono::{DateTime, TimeDelta, Utc};
 use serde_json::Value;
 use std::fs;
@@ -114,8 +114,7 @@ fn people_are_shown_the_ends_of_a_long_list_and_json_holds_all() {
         assert!(text.lines().count() < 30, "{text}");
         let mut c = deltafold();
         c.args(args).arg(b.path()).args(["--output", "json"]);
-        let (code, json, stderr) = run_json(&mut c);
-        assert_eq!(code, 0, "{stderr}");
+        let json = succeed(&mut c);
         assert_eq!(json["deltas"].as_array().map(Vec::len), Some(300));
         let warning = json["warnings"][0].as_str();
         if let Some(warning) = warning {
@@ -174,9 +173,7 @@ fn a_history_does_not_depend_on_threads() {
         let mut c = deltafold();
         c.args(["history", &key, "--threads", threads, "--output", "json"]);
         c.arg("--store").arg(b.path());
-        let (code, json, stderr) = run_json(&mut c);
-        assert_eq!(code, 0, "{stderr}");
-        json
+        succeed(&mut c)
     };
     let one = history("1");
     let revisions = one["versions"].as_array().unwrap().iter();

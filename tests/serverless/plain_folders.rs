@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 
 use crate::support::history::{Compression, with_checksum};
 use crate::support::tiny_backup::{SMALL_BASE, database, object, put_events, small_database};
-use crate::support::{copy_fixture, deltafold, run_json, scratch};
+use crate::support::{copy_fixture, deltafold, run_json, scratch, succeed};
 use chrono::Utc;
 use serde_json::{Value, json};
 
@@ -251,8 +251,7 @@ fn what_cannot_be_meant_is_refused() {
     let mut c = deltafold();
     c.args(["status", "--output", "json", "--snapshot"])
         .arg(path);
-    let (code, _, stderr) = run_json(c.env("DELTAFOLD_STORE", "/nowhere"));
-    assert_eq!(code, 0, "{stderr}");
+    succeed(c.env("DELTAFOLD_STORE", "/nowhere"));
     // Nothing is written, no record either.
     assert_eq!(run("verify", path, &[]).0, 0);
     assert_eq!(fs::read_dir(path).unwrap().count(), 1);
@@ -282,8 +281,7 @@ fn two_files_are_compared() {
     let diff = |args: &[&OsStr]| {
         let mut c = deltafold();
         c.args(["diff", "--output", "json"]).args(args);
-        let (code, json, stderr) = run_json(&mut c);
-        assert_eq!(code, 0, "{stderr}");
+        let json = succeed(&mut c);
         let keys = |c: &Value| (c["change"].clone(), c["key"].clone());
         let changes: Vec<_> = json["changes"]
             .as_array()

@@ -2,25 +2,20 @@
 //! object.
 
 use crate::support::history::Compression;
+use crate::support::hooked_store::{Call, Hooked, Hooks, Inner};
+use crate::support::made_backups::{in_memory, objects_of};
 use crate::support::tiny_backup::{self, Objects, SMALL_BASE};
-use crate::support::{scratch, seed};
-use async_trait::async_trait;
+use crate::support::{bucket_store, context, seed};
 use bytes::Bytes;
 use deltafold::base::Cancel;
 use deltafold::ops::compact;
 use deltafold::ops::report::Report;
-use deltafold::prefix::Context;
-use deltafold::store::{Keys, Store, Upload, exclude::ExcludeTags};
+use deltafold::store::{Store, Upload, exclude::ExcludeTags};
 use deltafold::{Error, Reason};
-use futures::stream::{self, BoxStream, StreamExt};
+use futures::stream::{self, StreamExt};
 use object_store::memory::InMemory;
 use object_store::path::Path;
-use object_store::{
-    CopyOptions, GetOptions, GetResult, GetResultPayload, ListResult, MultipartUpload, ObjectMeta,
-    ObjectStore, ObjectStoreExt, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
-    UploadPart,
-};
-use std::fmt;
+use object_store::{GetOptions, GetResult, GetResultPayload, ObjectStoreExt, Result, UploadPart};
 use std::io::{Read, Write};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -35,7 +30,7 @@ const REQUESTS: usize = 32;
 const STALLED: &str = "Incr-00000541";
 
 /// The behaviour of reads.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     /// Each read takes its own time, and comes in pieces.
     OutOfOrder,
@@ -47,26 +42,13 @@ enum Way {
     StalledFrom(u64),
 }
 
-/// Forwards everything to a store in memory, and delays reads.
-#[derive(Debug)]
+/// Delays reads of a store in memory.
+#[derive(Clone, Debug)]
 struct Slow {
-    inner: InMemory,
     way: Way,
-    random: Mutex<fastrand::Rng>,
+    random: Arc<Mutex<fastrand::Rng>>,
     open: Arc<Open>,
     parts: Arc<Parts>,
-}
-
-impl fmt::Debug for Way {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("way")
-    }
-}
-
-impl fmt::Display for Slow {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("slow")
-    }
 }
 
 /// Reads under way, with or without a response yet.
@@ -85,38 +67,6 @@ struct Parts {
     most_bytes: AtomicUsize,
     /// Parts wait until this is closed.
     gate: Semaphore,
-}
-
-/// Forwards parts through the gate.
-#[derive(Debug)]
-struct SlowUpload {
-    inner: Box<dyn MultipartUpload>,
-    parts: Arc<Parts>,
-}
-
-#[async_trait]
-impl MultipartUpload for SlowUpload {
-    fn put_part(&mut self, part: PutPayload) -> UploadPart {
-        let (parts, len) = (Arc::clone(&self.parts), part.content_length());
-        let put = self.inner.put_part(part);
-        Box::pin(async move {
-            let bytes = parts.bytes.fetch_add(len, Ordering::SeqCst) + len;
-            parts.most_bytes.fetch_max(bytes, Ordering::SeqCst);
-            parts.now.fetch_add(1, Ordering::SeqCst);
-            let _closed = parts.gate.acquire().await;
-            parts.now.fetch_sub(1, Ordering::SeqCst);
-            parts.bytes.fetch_sub(len, Ordering::SeqCst);
-            put.await
-        })
-    }
-
-    async fn complete(&mut self) -> Result<PutResult> {
-        self.inner.complete().await
-    }
-
-    async fn abort(&mut self) -> Result<()> {
-        self.inner.abort().await
-    }
 }
 
 struct Opened(Arc<Open>);
@@ -178,61 +128,45 @@ impl Slow {
     }
 }
 
-#[async_trait]
-impl ObjectStore for Slow {
-    async fn get_opts(&self, path: &Path, mut options: GetOptions) -> Result<GetResult> {
+impl Hooks for Slow {
+    async fn around<T: Send>(
+        &self,
+        _: Call,
+        _: &Path,
+        run: impl Future<Output = Result<T>> + Send,
+    ) -> Result<T> {
+        run.await
+    }
+
+    async fn get(&self, inner: &Inner, path: &Path, mut options: GetOptions) -> Result<GetResult> {
         if options.head {
-            return self.inner.get_opts(path, options).await;
+            return inner.get_opts(path, options).await;
         }
         let opened = Opened::new(&self.open);
         tokio::time::sleep(Duration::from_millis(self.below(8))).await;
         if self.way == Way::WrittenAnew {
             options.if_match = None;
         }
-        let got = self.inner.get_opts(path, options).await?;
+        let got = inner.get_opts(path, options).await?;
         if self.way == Way::WrittenAnew {
             let other = vec![1; got.meta.size as usize];
-            self.inner.put(path, other.into()).await?;
+            inner.put(path, other.into()).await?;
         }
         self.late(got, opened).await
     }
 
-    async fn put_opts(
-        &self,
-        path: &Path,
-        content: PutPayload,
-        options: PutOptions,
-    ) -> Result<PutResult> {
-        self.inner.put_opts(path, content, options).await
-    }
-
-    async fn put_multipart_opts(
-        &self,
-        path: &Path,
-        options: PutMultipartOptions,
-    ) -> Result<Box<dyn MultipartUpload>> {
-        let inner = self.inner.put_multipart_opts(path, options).await?;
+    /// Lets parts through the gate.
+    fn part(&self, _: Path, len: usize, sent: UploadPart) -> UploadPart {
         let parts = Arc::clone(&self.parts);
-        Ok(Box::new(SlowUpload { inner, parts }))
-    }
-
-    fn delete_stream(
-        &self,
-        paths: BoxStream<'static, Result<Path>>,
-    ) -> BoxStream<'static, Result<Path>> {
-        self.inner.delete_stream(paths)
-    }
-
-    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
-        self.inner.list(prefix)
-    }
-
-    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
-        self.inner.list_with_delimiter(prefix).await
-    }
-
-    async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
-        self.inner.copy_opts(from, to, options).await
+        Box::pin(async move {
+            let bytes = parts.bytes.fetch_add(len, Ordering::SeqCst) + len;
+            parts.most_bytes.fetch_max(bytes, Ordering::SeqCst);
+            parts.now.fetch_add(1, Ordering::SeqCst);
+            let _closed = parts.gate.acquire().await;
+            parts.now.fetch_sub(1, Ordering::SeqCst);
+            parts.bytes.fetch_sub(len, Ordering::SeqCst);
+            sent.await
+        })
     }
 }
 
@@ -255,23 +189,17 @@ fn bucket() -> Objects {
 
 struct SlowBucket {
     runtime: Runtime,
-    slow: Arc<Slow>,
+    memory: Arc<InMemory>,
+    slow: Slow,
     cancel: Cancel,
 }
 
 impl SlowBucket {
     fn new(way: Way, objects: &Objects) -> Self {
         let runtime = Runtime::new().unwrap();
-        let inner = InMemory::new();
-        for (path, bytes) in objects {
-            let path = Path::from(path.as_str());
-            let put = inner.put(&path, bytes.clone().into());
-            runtime.block_on(put).unwrap();
-        }
-        let slow = Arc::new(Slow {
-            inner,
+        let slow = Slow {
             way,
-            random: Mutex::new(fastrand::Rng::with_seed(seed())),
+            random: Arc::new(Mutex::new(fastrand::Rng::with_seed(seed()))),
             open: Arc::default(),
             parts: Arc::new(Parts {
                 now: AtomicUsize::new(0),
@@ -279,42 +207,30 @@ impl SlowBucket {
                 most_bytes: AtomicUsize::new(0),
                 gate: Semaphore::new(0),
             }),
-        });
+        };
         SlowBucket {
             runtime,
+            memory: in_memory(objects),
             slow,
             cancel: Cancel::default(),
         }
     }
 
     fn store(&self) -> Store {
-        let inner = Arc::clone(&self.slow) as Arc<dyn ObjectStore>;
-        let handle = self.runtime.handle().clone();
-        let url = "slow:".to_owned();
-        Store::new(inner, Path::default(), url, ExcludeTags::none(), handle)
+        let (inner, hooks) = (self.memory.clone(), self.slow.clone());
+        bucket_store(&self.runtime, Hooked { inner, hooks }, ExcludeTags::none())
             .with_requests(REQUESTS)
             .with_ranges()
             .with_cancel(self.cancel.clone())
     }
 
     fn compact(&self) -> deltafold::Result<Report<compact::Outcome>> {
-        let context = Context {
-            store: self.store(),
-            temp_dir: scratch::place(),
-            threads: 2,
-            keys: Keys::default(),
-            trust: Default::default(),
-            limits: Default::default(),
-            damage: Default::default(),
-        };
-        compact::run(&context, &tiny_backup::keep_all())
+        compact::run(&context(self.store(), 2), &tiny_backup::keep_all())
     }
 
     fn objects(&self) -> Vec<String> {
-        let listing = self.slow.inner.list(None);
-        let listing: Vec<Result<ObjectMeta>> = self.runtime.block_on(listing.collect());
-        let paths = listing.into_iter().map(|o| o.unwrap().location.to_string());
-        paths.collect()
+        let objects = self.runtime.block_on(objects_of(&self.memory));
+        objects.into_keys().collect()
     }
 
     /// Waits, because cancelled transfers end a moment later.

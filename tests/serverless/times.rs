@@ -1,7 +1,7 @@
 //! `--time`: local times and ages, the moment that a backup is known to cover, and what the answer says of both.
 
 use crate::support::made_backups::{BASE, Bucket, LAST, T0};
-use crate::support::{copy_fixture, deltafold, run_json, scratch, without_servers};
+use crate::support::{copy_fixture, deltafold, run_json, scratch, succeed, without_servers};
 use serde_json::Value;
 use std::fs;
 use std::process::Command;
@@ -135,8 +135,7 @@ fn a_stale_copy_is_not_chosen_for_a_time_that_another_store_covers() {
     c.args(["restore", "--output", "json", "--time", &at, "--store"]);
     c.arg(stale.path()).arg("--store").arg(whole.path());
     c.arg("--data-dir").arg(folder.path().join("data"));
-    let (code, json, log) = run_json(without_servers(&mut c));
-    assert_eq!(code, 0, "{log}");
+    let json = succeed(without_servers(&mut c));
     assert_eq!(json["candidates"][0]["reason"], "OutOfRange", "{json:#}");
     assert_eq!(json["candidates"][1]["status"], "Chosen", "{json:#}");
 }

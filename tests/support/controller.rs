@@ -1,23 +1,22 @@
 //! The controller as a process of its own.
 
-use std::fs;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use super::etcd::Signal;
 use super::kube::write_kubeconfig;
 use super::namespace::{PATIENCE, TestNamespace, until};
-use super::process::{Process, free_port, http};
+use super::process::{Process, free_port, http, is_a_process};
 use super::proxy::Proxy;
-use super::tools::{forget_env, tail};
+use super::tools::forget_env;
 
 /// A running `deltafold controller`, killed when dropped.
 #[derive(Debug)]
 pub struct Controller {
     process: Process,
-    log: PathBuf,
     port: u16,
 }
+
+is_a_process!(Controller);
 
 impl Controller {
     /// Starts a controller for one namespace, with the rights of the manifests and no others.
@@ -82,15 +81,7 @@ impl Controller {
         let level = if on.is_empty() { "info" } else { "debug" };
         command.args(["--log-level", level]);
         let process = Process::spawn(&mut command, &log).unwrap_or_else(|err| panic!("{err}"));
-        Self { process, log, port }
-    }
-
-    pub fn id(&self) -> u32 {
-        self.process.id()
-    }
-
-    pub fn signal(&self, signal: Signal) {
-        self.process.signal(signal);
+        Self { process, port }
     }
 
     /// Kills the process, as a failure of its node would.
@@ -108,15 +99,6 @@ impl Controller {
     /// Returns whether the process has ended by itself.
     pub fn has_ended(&mut self) -> bool {
         self.process.runs().is_err()
-    }
-
-    /// Returns the log so far.
-    pub fn log(&self) -> String {
-        String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()
-    }
-
-    pub fn tail(&self) -> String {
-        tail(&self.log)
     }
 
     /// Requests one of the controller's own endpoints. Returns status and body.

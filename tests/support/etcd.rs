@@ -1,6 +1,6 @@
 //! Real etcd servers of one or several members, and etcd's own tools for snapshot files.
 
-use super::process::{Process, free_port, http};
+use super::process::{Process, free_port, http, is_a_process};
 use super::scratch;
 use std::ffi::OsString;
 use std::fs::{self};
@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use deltafold::etcd::connect::Endpoints;
 use etcd_client::{
     Certificate, Client, CompactionOptions, ConnectOptions, GetOptions, Identity, KvClient,
     TlsOptions, WatchClient,
@@ -106,7 +107,6 @@ pub struct Etcd {
     pub user: Option<(String, String)>,
     pub tls: Option<Tls>,
     pub process: Process,
-    pub log: PathBuf,
     // Declared after the process: the folders are removed when the process has ended.
     pub _folders: Vec<TempDir>,
 }
@@ -124,6 +124,8 @@ pub fn command(program: &Path, data_dir: &Path, client: &str, peer: &str) -> Com
         .args(["--initial-advertise-peer-urls", peer]);
     command
 }
+
+is_a_process!(Etcd);
 
 impl Etcd {
     /// Starts an etcd on a data directory, which is created if it does not exist.
@@ -217,16 +219,15 @@ impl Etcd {
             user: None,
             tls: options.tls.clone(),
             process,
-            log,
             _folders: vec![folder],
         })
     }
 
     /// Waits for a line in etcd's own log first: another server on the port could respond to the health check.
     pub fn wait_until_serving(&mut self) -> Result<(), String> {
-        let (tls, log, port) = (self.tls.is_some(), &self.log, self.port);
+        let (tls, log, port) = (self.tls.is_some(), self.log.clone(), self.port);
         let serving = self.process.wait_until(START_TIMEOUT, || {
-            let text = fs::read(log).unwrap_or_default();
+            let text = fs::read(&log).unwrap_or_default();
             let text = String::from_utf8_lossy(&text);
             if tls {
                 // etcd logs this when there is a leader.
@@ -272,26 +273,12 @@ impl Etcd {
         &self.endpoint
     }
 
-    pub fn id(&self) -> u32 {
-        self.process.id()
-    }
-
-    /// Returns etcd's log so far.
-    pub fn log(&self) -> String {
-        String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()
-    }
-
     /// Sets the user name and password of all clients from here on.
     pub fn log_in(&mut self, name: &str, password: &str) {
         self.user = Some((name.to_owned(), password.to_owned()));
     }
 
-    /// Sends a signal to the process: `STOP` pauses it, `CONT` resumes it.
-    pub fn signal(&self, signal: Signal) {
-        self.process.signal(signal);
-    }
-
-    pub async fn client(&self) -> Client {
+    pub fn connect_options(&self) -> ConnectOptions {
         let mut options = ConnectOptions::new();
         if let Some((name, password)) = self.user.clone() {
             options = options.with_user(name, password);
@@ -299,7 +286,11 @@ impl Etcd {
         if let Some(tls) = &self.tls {
             options = options.with_tls(tls.options());
         }
-        Client::connect([&self.endpoint], Some(options))
+        options
+    }
+
+    pub async fn client(&self) -> Client {
+        Client::connect([&self.endpoint], Some(self.connect_options()))
             .await
             .unwrap_or_else(|err| panic!("connect to etcd at {}: {err}", self.endpoint))
     }
@@ -453,4 +444,21 @@ pub fn bbolt_check(file: &Path) -> Result<(), String> {
 
 pub fn url(port: u16) -> String {
     format!("http://127.0.0.1:{port}")
+}
+
+/// Returns endpoints without TLS and users.
+pub fn without_tls(endpoints: Vec<String>) -> Endpoints {
+    Endpoints {
+        endpoints,
+        cacert: None,
+        cert: None,
+        key: None,
+        tls_secret: None,
+        user: None,
+        auth_secret: None,
+        dial_timeout: Duration::from_secs(2),
+        command_timeout: Duration::from_secs(5),
+        keepalive_time: Duration::from_secs(10),
+        keepalive_timeout: Duration::from_secs(6),
+    }
 }

@@ -1,36 +1,22 @@
 //! An object store with faults: the n-th call of a kind fails in one of many ways.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::io;
-use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
-use async_trait::async_trait;
 use bytes::Bytes;
 use deltafold::base::Cancel;
 use futures::StreamExt as _;
 use futures::stream::{self, BoxStream};
 use object_store::path::Path;
 use object_store::{
-    CopyOptions, Error, GetOptions, GetResult, GetResultPayload, ListResult, MultipartUpload,
-    ObjectMeta, ObjectStore, ObjectStoreExt as _, PutMode, PutMultipartOptions, PutOptions,
+    Error, GetResult, GetResultPayload, ObjectMeta, ObjectStoreExt as _, PutMode, PutOptions,
     PutPayload, PutResult, Result, UploadPart,
 };
 
-/// A request, or the body of its response.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Call {
-    List,
-    Head,
-    Get,
-    Body,
-    Put,
-    Multipart,
-    Part,
-    Complete,
-    Abort,
-    Delete,
-}
+pub use super::hooked_store::Call;
+use super::hooked_store::{Hooked, Hooks, Inner};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
@@ -114,10 +100,56 @@ pub struct PlannedFault {
     pub fault: Fault,
 }
 
+/// Plans a fault in the `nth` call of a kind, counted from 0.
+pub fn at(call: Call, nth: usize, fault: Fault) -> PlannedFault {
+    PlannedFault { call, nth, fault }
+}
+
+/// A fault in a call of a clean run.
+#[derive(Debug)]
+pub struct Strike {
+    pub planned: PlannedFault,
+    pub call: Call,
+    pub fault: Fault,
+    pub path: String,
+    /// Whether there was such a call with this path before.
+    pub is_again: bool,
+}
+
+/// Lets every call of a clean run fail in every way. `attempt` makes a fresh world, runs the operation with the fault,
+/// checks the result, and returns whether the operation failed; `None`: this fault is left out. Returns the numbers of
+/// runs and of failed runs.
+pub fn every_call_fails(
+    clean: &FaultStore,
+    mut attempt: impl FnMut(&Strike) -> Option<bool>,
+) -> (usize, usize) {
+    let (mut counts, mut paths) = (BTreeMap::new(), BTreeSet::new());
+    let (mut runs, mut failed) = (0, 0);
+    for (call, path) in clean.calls() {
+        let nth = *counts.entry(call).and_modify(|n| *n += 1).or_insert(0);
+        let is_again = !paths.insert((call, path.clone()));
+        for fault in Fault::of(call) {
+            let ended = attempt(&Strike {
+                planned: at(call, nth, fault),
+                call,
+                fault,
+                path: path.clone(),
+                is_again,
+            });
+            runs += usize::from(ended.is_some());
+            failed += usize::from(ended == Some(true));
+        }
+    }
+    println!("{runs} faults, {failed} runs failed");
+    (runs, failed)
+}
+
 /// Forwards every call to another store, except for the faults.
+pub type FaultStore = Hooked<Faults>;
+
 #[derive(Clone)]
-pub struct FaultStore {
-    inner: Arc<dyn ObjectStore>,
+pub struct Faults {
+    inner: Inner,
     plan: Arc<Plan>,
     ignores_conditions: bool,
 }
@@ -133,57 +165,57 @@ struct Plan {
     cancel: Mutex<Option<Cancel>>,
 }
 
+impl fmt::Debug for Faults {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.plan.strikes)
+    }
+}
+
 impl FaultStore {
-    pub fn new(inner: Arc<dyn ObjectStore>, strikes: Vec<PlannedFault>) -> Self {
-        FaultStore {
-            inner,
-            plan: Arc::new(Plan {
-                strikes,
-                meanwhile: Mutex::new(Box::new(|| ())),
-                watch: Mutex::new(Box::new(|| ())),
-                calls: Mutex::default(),
-                cancel: Mutex::default(),
-            }),
+    pub fn new(inner: Inner, strikes: Vec<PlannedFault>) -> Self {
+        let plan = Plan {
+            strikes,
+            meanwhile: Mutex::new(Box::new(|| ())),
+            watch: Mutex::new(Box::new(|| ())),
+            calls: Mutex::default(),
+            cancel: Mutex::default(),
+        };
+        let hooks = Faults {
+            inner: inner.clone(),
+            plan: Arc::new(plan),
             ignores_conditions: false,
-        }
+        };
+        Hooked { inner, hooks }
     }
 
-    /// A store that accepts conditional writes and ignores the condition.
-    pub fn ignoring_conditions(inner: Arc<dyn ObjectStore>) -> Self {
-        FaultStore {
-            ignores_conditions: true,
-            ..Self::new(inner, Vec::new())
-        }
-    }
-
-    /// Makes this store ignore conditions.
-    pub fn that_ignores_conditions(self) -> Self {
-        FaultStore {
-            ignores_conditions: true,
-            ..self
-        }
+    /// Makes this store accept conditional writes and ignore the condition.
+    pub fn that_ignores_conditions(mut self) -> Self {
+        self.hooks.ignores_conditions = true;
+        self
     }
 
     /// Sets what a call that hangs cancels.
     pub fn cancels(&self, cancel: &Cancel) {
-        *self.plan.cancel.lock().expect("a lock") = Some(cancel.clone());
+        *self.hooks.plan.cancel.lock().expect("a lock") = Some(cancel.clone());
     }
 
     /// Sets what happens for `Fault::Meanwhile`.
     pub fn meanwhile(&self, what: impl FnMut() + Send + 'static) {
-        *self.plan.meanwhile.lock().expect("a lock") = Box::new(what);
+        *self.hooks.plan.meanwhile.lock().expect("a lock") = Box::new(what);
     }
 
     /// Sets what is called before each call.
     pub fn watch(&self, what: impl FnMut() + Send + 'static) {
-        *self.plan.watch.lock().expect("a lock") = Box::new(what);
+        *self.hooks.plan.watch.lock().expect("a lock") = Box::new(what);
     }
 
     /// Returns all calls so far, each with its path.
     pub fn calls(&self) -> Vec<(Call, String)> {
-        self.plan.calls.lock().expect("a lock").clone()
+        self.hooks.plan.calls.lock().expect("a lock").clone()
     }
+}
 
+impl Faults {
     /// Counts a call and returns its fault, if it has one.
     fn count(&self, call: Call, path: &Path) -> Option<Fault> {
         (self.plan.watch.lock().expect("a lock"))();
@@ -209,6 +241,14 @@ impl FaultStore {
         fault: Option<Fault>,
         inner: impl Future<Output = Result<T>> + Send,
     ) -> Result<T> {
+        let is_taken = call == Call::Complete
+            && !self.ignores_conditions
+            && self.inner.head(path).await.is_ok();
+        if is_taken {
+            // As S3 and Azure do.
+            let (path, source) = (path.to_string(), "the name is taken".into());
+            return Err(Error::Precondition { path, source });
+        }
         match fault {
             Some(Fault::Hang) => self.hang().await,
             Some(Fault::Gone) => {
@@ -231,6 +271,51 @@ impl FaultStore {
             _ => inner.await,
         }
     }
+}
+
+fn flipped(bytes: &[u8]) -> Bytes {
+    let mut bytes = bytes.to_vec();
+    if let Some(b) = bytes.first_mut() {
+        *b ^= 1;
+    }
+    bytes.into()
+}
+
+impl Hooks for Faults {
+    async fn around<T: Send>(
+        &self,
+        call: Call,
+        path: &Path,
+        run: impl Future<Output = Result<T>> + Send,
+    ) -> Result<T> {
+        let fault = self.count(call, path);
+        self.call(call, path, fault, run).await
+    }
+
+    async fn put(
+        &self,
+        inner: &Inner,
+        path: &Path,
+        payload: PutPayload,
+        mut options: PutOptions,
+    ) -> Result<PutResult> {
+        if self.ignores_conditions {
+            options.mode = PutMode::Overwrite;
+        }
+        let is_create = matches!(options.mode, PutMode::Create);
+        let fault = self.count(Call::Put, path);
+        let put = async { inner.put_opts(path, payload, options).await };
+        match self.call(Call::Put, path, fault, put).await {
+            // Only a condition makes the same request fail the second time.
+            Err(source) if is_create && fault == Some(Fault::LostThenRefused) => {
+                Err(Error::AlreadyExists {
+                    path: path.to_string(),
+                    source: Box::new(source),
+                })
+            }
+            result => result,
+        }
+    }
 
     async fn body(&self, got: GetResult, path: &Path) -> Result<GetResult> {
         let Some(fault) = self.count(Call::Body, path) else {
@@ -243,13 +328,10 @@ impl FaultStore {
         let first = stream::iter([Ok(bytes.slice(..half))]);
         let rest: BoxStream<'static, Result<Bytes>> = match fault {
             Fault::Short => stream::empty().boxed(),
-            Fault::Flipped => {
-                let rest = flipped(&bytes.slice(half..));
-                stream::iter([Ok(rest)]).boxed()
-            }
+            Fault::Flipped => stream::iter([Ok(flipped(&bytes.slice(half..)))]).boxed(),
             Fault::Hang => {
-                let store = self.clone();
-                stream::once(async move { store.hang().await }).boxed()
+                let hooks = self.clone();
+                stream::once(async move { hooks.hang().await }).boxed()
             }
             _ => stream::iter([Err(fault.error(Call::Body, path))]).boxed(),
         };
@@ -267,172 +349,26 @@ impl FaultStore {
             extensions,
         })
     }
-}
 
-fn flipped(bytes: &[u8]) -> Bytes {
-    let mut bytes = bytes.to_vec();
-    if let Some(b) = bytes.first_mut() {
-        *b ^= 1;
-    }
-    bytes.into()
-}
-
-impl fmt::Debug for FaultStore {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{self}: {:?}", self.plan.strikes)
-    }
-}
-
-impl fmt::Display for FaultStore {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} with faults", self.inner)
-    }
-}
-
-#[async_trait]
-impl ObjectStore for FaultStore {
-    async fn put_opts(
-        &self,
-        path: &Path,
-        payload: PutPayload,
-        mut options: PutOptions,
-    ) -> Result<PutResult> {
-        if self.ignores_conditions {
-            options.mode = PutMode::Overwrite;
-        }
-        let is_create = matches!(options.mode, PutMode::Create);
-        let fault = self.count(Call::Put, path);
-        let put = async { self.inner.put_opts(path, payload, options).await };
-        match self.call(Call::Put, path, fault, put).await {
-            // Only a condition makes the same request fail the second time.
-            Err(source) if is_create && fault == Some(Fault::LostThenRefused) => {
-                Err(Error::AlreadyExists {
-                    path: path.to_string(),
-                    source: Box::new(source),
-                })
-            }
-            result => result,
-        }
-    }
-
-    async fn put_multipart_opts(
-        &self,
-        path: &Path,
-        options: PutMultipartOptions,
-    ) -> Result<Box<dyn MultipartUpload>> {
-        let fault = self.count(Call::Multipart, path);
-        let begun = self.inner.put_multipart_opts(path, options);
-        Ok(Box::new(FaultUpload {
-            inner: self.call(Call::Multipart, path, fault, begun).await?,
-            store: self.clone(),
-            path: path.clone(),
-        }))
-    }
-
-    async fn get_opts(&self, path: &Path, options: GetOptions) -> Result<GetResult> {
-        let call = if options.head { Call::Head } else { Call::Get };
-        let fault = self.count(call, path);
-        let got = self.inner.get_opts(path, options);
-        let got = self.call(call, path, fault, got).await?;
-        match call {
-            Call::Head => Ok(got),
-            _ => self.body(got, path).await,
-        }
-    }
-
-    async fn get_ranges(&self, path: &Path, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
-        let fault = self.count(Call::Get, path);
-        let got = self.inner.get_ranges(path, ranges);
-        self.call(Call::Get, path, fault, got).await
-    }
-
-    fn delete_stream(
-        &self,
-        paths: BoxStream<'static, Result<Path>>,
-    ) -> BoxStream<'static, Result<Path>> {
-        let store = self.clone();
-        paths
-            .then(move |path| {
-                let store = store.clone();
-                async move {
-                    let path = path?;
-                    let fault = store.count(Call::Delete, &path);
-                    let deleted = store.inner.delete(&path);
-                    store.call(Call::Delete, &path, fault, deleted).await?;
-                    Ok(path)
-                }
-            })
-            .boxed()
-    }
-
-    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
-        let path = prefix.cloned().unwrap_or_default();
-        let listing = self.inner.list(prefix);
+    fn list(&self, inner: &Inner, path: Path) -> BoxStream<'static, Result<ObjectMeta>> {
+        let listing = inner.list(Some(&path));
         match self.count(Call::List, &path) {
             None => listing,
             Some(Fault::Hang) => {
-                let store = self.clone();
-                stream::once(async move { store.hang().await }).boxed()
+                let hooks = self.clone();
+                stream::once(async move { hooks.hang().await }).boxed()
             }
             Some(fault) => {
                 let before = if fault == Fault::Midway { 1 } else { 0 };
-                let error = fault.error(Call::List, &path);
-                listing
-                    .take(before)
-                    .chain(stream::iter([Err(error)]))
-                    .boxed()
+                let error = stream::iter([Err(fault.error(Call::List, &path))]);
+                listing.take(before).chain(error).boxed()
             }
         }
     }
 
-    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
-        let path = prefix.cloned().unwrap_or_default();
-        let fault = self.count(Call::List, &path);
-        let listed = self.inner.list_with_delimiter(prefix);
-        self.call(Call::List, &path, fault, listed).await
-    }
-
-    async fn copy_opts(&self, _: &Path, _: &Path, _: CopyOptions) -> Result<()> {
-        panic!("nothing is copied in a store");
-    }
-}
-
-#[derive(Debug)]
-struct FaultUpload {
-    inner: Box<dyn MultipartUpload>,
-    store: FaultStore,
-    path: Path,
-}
-
-#[async_trait]
-impl MultipartUpload for FaultUpload {
-    fn put_part(&mut self, part: PutPayload) -> UploadPart {
-        let (store, path) = (self.store.clone(), self.path.clone());
-        let fault = store.count(Call::Part, &path);
-        let sent = self.inner.put_part(part);
-        Box::pin(async move { store.call(Call::Part, &path, fault, sent).await })
-    }
-
-    async fn complete(&mut self) -> Result<PutResult> {
-        let fault = self.store.count(Call::Complete, &self.path);
-        let is_taken =
-            !self.store.ignores_conditions && self.store.inner.head(&self.path).await.is_ok();
-        if is_taken {
-            // As S3 and Azure do.
-            let (path, source) = (self.path.to_string(), "the name is taken".into());
-            return Err(Error::Precondition { path, source });
-        }
-        let completed = self.inner.complete();
-        self.store
-            .call(Call::Complete, &self.path, fault, completed)
-            .await
-    }
-
-    async fn abort(&mut self) -> Result<()> {
-        let fault = self.store.count(Call::Abort, &self.path);
-        let aborted = self.inner.abort();
-        self.store
-            .call(Call::Abort, &self.path, fault, aborted)
-            .await
+    fn part(&self, path: Path, _: usize, sent: UploadPart) -> UploadPart {
+        // Parts are counted in their order, not in that in which they are sent.
+        let (hooks, fault) = (self.clone(), self.count(Call::Part, &path));
+        Box::pin(async move { hooks.call(Call::Part, &path, fault, sent).await })
     }
 }

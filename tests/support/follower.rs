@@ -10,7 +10,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use super::etcd::Signal;
-use super::process::Process;
+use super::process::{Process, is_a_process};
 use super::restorable::Prefix;
 
 /// The longest wait. Generous: the machine may be busy.
@@ -69,10 +69,11 @@ pub fn snapshot(kind: &str, prefix: &Prefix, endpoints: &[String], args: &[&str]
 pub struct Follower {
     process: Process,
     out: PathBuf,
-    log: PathBuf,
     // Declared after the process, so removed after it.
     _folder: TempDir,
 }
+
+is_a_process!(Follower);
 
 impl Follower {
     pub fn start(prefix: &Prefix, endpoints: &[String], args: &[&str]) -> Self {
@@ -84,25 +85,12 @@ impl Follower {
         let folder = scratch::folder_named("follower-").expect("a folder for its log");
         let (out, log) = (folder.path().join("out"), folder.path().join("log"));
         let create = |path| File::create(path).expect("create a log");
-        let process = Process::spawn_to(command, create(&out), create(&log));
+        let process = Process::spawn_to(command, create(&out), create(&log), &log);
         Self {
             process: process.unwrap_or_else(|err| panic!("{err}")),
             out,
-            log,
             _folder: folder,
         }
-    }
-
-    pub fn log(&self) -> String {
-        String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()
-    }
-
-    pub fn id(&self) -> u32 {
-        self.process.id()
-    }
-
-    pub fn signal(&self, signal: Signal) {
-        self.process.signal(signal);
     }
 
     #[track_caller]

@@ -1,23 +1,21 @@
 //! Random histories made on a real etcd, in the form in which a backup holds them.
 
-use super::random_writer::Writer;
+use super::random_load::Writer;
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write as _;
 use std::path::Path;
-use std::time::Duration;
+use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use chrono::{DateTime, SecondsFormat, Utc};
-use etcd_client::{Event, EventType, WatchOptions, WatchStream};
+use etcd_client::EventType;
 use fastrand::Rng;
 use sha2::{Digest as _, Sha256};
 
 use super::etcd::{Etcd, HashKv};
-
-/// The longest time that the watch may lag behind the last change.
-const WATCH_TIMEOUT: Duration = Duration::from_secs(120);
+use super::truth::{TimedEvent, Truth};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Compression {
@@ -134,10 +132,10 @@ impl History {
     }
 
     pub async fn record_with(etcd: &Etcd, seed: u64, options: &HistoryOptions) -> Self {
-        let mut writer = Writer::new(etcd, seed, options.max_value).await;
+        let mut writer = Writer::alone(etcd, seed, options.max_value).await;
         let before = (options.steps / 2).max(1);
         for _ in 0..before {
-            writer.step().await;
+            writer.must_step().await;
         }
         let compacted_at = writer.choose_compaction();
         if let Some(revision) = compacted_at {
@@ -147,13 +145,14 @@ impl History {
         let mut recorder = Recorder::start(etcd).await;
         let full_revision = recorder.full_revision;
         for _ in 0..options.overrun {
-            writer.step().await;
+            writer.must_step().await;
         }
         recorder.take_full(etcd).await;
         for _ in before + options.overrun..options.steps {
-            writer.step().await;
+            writer.must_step().await;
         }
-        writer.finish(full_revision + options.deltas as i64).await;
+        let at_least = full_revision + options.deltas as i64;
+        writer.finish(at_least).await.expect("the last changes");
         let last_revision = writer.revision;
         let recording = recorder
             .finish(last_revision, &mut writer.rng, options.deltas)
@@ -174,11 +173,6 @@ impl History {
             let hash = etcd.hash_kv(revision).await;
             hash_kv.push((revision, hash, etcd.live_keys_at(revision).await));
         }
-        assert_eq!(
-            writer.live.len() as u64,
-            etcd.live_keys_at(last_revision).await,
-            "seed {seed}: the writer's own view of what is alive"
-        );
         etcd.compact(last_revision).await;
         let compacted = etcd.hash_kv(last_revision).await;
         assert_eq!(compacted.compact_revision, last_revision, "seed {seed}");
@@ -243,21 +237,17 @@ fn write_bucket(
 pub struct Recorder {
     full: Vec<u8>,
     full_revision: i64,
-    last_known: tokio::sync::watch::Sender<i64>,
-    watch: tokio::task::JoinHandle<Vec<TimedEvent>>,
+    truth: Truth,
 }
 
 impl Recorder {
     /// Starts the watch after the newest revision, which becomes the full's name.
     pub async fn start(etcd: &Etcd) -> Self {
         let full_revision = etcd.revision().await;
-        let (last_known, last) = tokio::sync::watch::channel(0);
-        let watch = watch_from(etcd, full_revision + 1).await;
         Self {
             full: Vec::new(),
             full_revision,
-            last_known,
-            watch: tokio::spawn(collect(watch, last)),
+            truth: Truth::after(full_revision, etcd),
         }
     }
 
@@ -269,12 +259,9 @@ impl Recorder {
     /// Cuts the changes up to a revision, or slightly beyond, into deltas.
     pub async fn finish(self, last_revision: i64, rng: &mut Rng, deltas: usize) -> Recording {
         assert!(!self.full.is_empty(), "no full snapshot was taken");
-        self.last_known
-            .send(last_revision)
-            .expect("the watch goes on");
-        let events = self.watch.await.expect("the watch ended well");
+        self.truth.has_seen(last_revision).await;
         Recording {
-            deltas: cut(rng, &events, self.full_revision, deltas),
+            deltas: cut(rng, &self.truth.timed_events(), self.full_revision, deltas),
             full: self.full,
             full_revision: self.full_revision,
         }
@@ -286,65 +273,21 @@ pub fn with_checksum(bytes: &[u8]) -> Vec<u8> {
     [bytes, &Sha256::digest(bytes)[..]].concat()
 }
 
-/// An event and the time at which it arrived.
-type TimedEvent = (Event, DateTime<Utc>);
-
-async fn watch_from(etcd: &Etcd, revision: i64) -> WatchStream {
-    // Responses of any size are accepted, so no revision comes in fragments.
-    let options = WatchOptions::new()
-        .with_range(vec![0])
-        .with_start_revision(revision);
-    let mut watcher = etcd.watcher().await;
-    watcher
-        .watch(vec![0], Some(options))
-        .await
-        .expect("start a watch")
-}
-
-/// Collects events until the last revision is known and has arrived.
-pub async fn collect(
-    mut watch: WatchStream,
-    mut last: tokio::sync::watch::Receiver<i64>,
-) -> Vec<TimedEvent> {
-    let mut seen: Vec<TimedEvent> = Vec::new();
-    loop {
-        let known = *last.borrow_and_update();
-        let newest = seen.last().map_or(0, |(event, _)| revision_of(event));
-        if known > 0 && newest >= known {
-            return seen;
-        }
-        let message = tokio::select! {
-            changed = last.changed(), if known == 0 => {
-                changed.expect("the writer tells the last revision");
-                continue;
-            }
-            message = tokio::time::timeout(WATCH_TIMEOUT, watch.message()) => message,
-        };
-        let answer = message
-            .expect("the watch is silent")
-            .expect("the watch's next answer")
-            .expect("the watch goes on");
-        assert!(!answer.canceled(), "canceled: {}", answer.cancel_reason());
-        seen.extend(
-            answer
-                .events()
-                .iter()
-                .map(|event| (event.clone(), Utc::now())),
-        );
-    }
-}
-
-fn revision_of(event: &Event) -> i64 {
+fn revision_of((event, _): &TimedEvent) -> i64 {
     event.kv().expect("an event's key").mod_revision()
 }
 
 /// Cuts between revisions, never within one. Each part gets at least one revision.
-fn cut(rng: &mut Rng, events: &[TimedEvent], full_revision: i64, parts: usize) -> Vec<DeltaPart> {
-    let revisions: Vec<&[TimedEvent]> = events
-        .chunk_by(|a, b| revision_of(&a.0) == revision_of(&b.0))
-        .collect();
+fn cut(
+    rng: &mut Rng,
+    events: &[Arc<TimedEvent>],
+    full_revision: i64,
+    parts: usize,
+) -> Vec<DeltaPart> {
+    let is_same = |a: &Arc<TimedEvent>, b: &Arc<TimedEvent>| revision_of(a) == revision_of(b);
+    let revisions: Vec<&[Arc<TimedEvent>]> = events.chunk_by(is_same).collect();
     for (group, expected) in revisions.iter().zip(full_revision + 1..) {
-        assert_eq!(revision_of(&group[0].0), expected, "a gap in the watch");
+        assert_eq!(revision_of(&group[0]), expected, "a gap in the watch");
     }
     let mut ends = BTreeSet::from([revisions.len()]);
     while ends.len() < parts {
@@ -355,8 +298,8 @@ fn cut(rng: &mut Rng, events: &[TimedEvent], full_revision: i64, parts: usize) -
     for end in ends {
         let part = &revisions[start..end];
         deltas.push(DeltaPart {
-            start: revision_of(&part[0][0].0),
-            last: revision_of(&part[part.len() - 1][0].0),
+            start: revision_of(&part[0][0]),
+            last: revision_of(&part[part.len() - 1][0]),
             json: json(part.iter().copied().flatten()),
         });
         start = end;
@@ -375,9 +318,9 @@ fn revisions_to_ask(rng: &mut Rng, full_revision: i64, deltas: &[DeltaPart]) -> 
 }
 
 /// Encodes events as Go's encoding/json does. No string in them needs an escape.
-fn json<'a>(events: impl Iterator<Item = &'a TimedEvent>) -> Vec<u8> {
+fn json<'a>(events: impl Iterator<Item = &'a Arc<TimedEvent>>) -> Vec<u8> {
     let mut json = String::from("[");
-    for (event, time) in events {
+    for (event, time) in events.map(|e| &**e) {
         if json.len() > 1 {
             json.push(',');
         }

@@ -3,7 +3,7 @@
 use super::scratch;
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use super::etcd::Etcd;
 use super::manifests::{kind, name};
 use super::namespace::TestNamespace;
-use super::process::{Process, free_port};
+use super::process::{Process, free_port, is_a_process};
 use super::tools::{self, tail};
 
 /// The token of the user who may do everything.
@@ -245,10 +245,11 @@ pub struct Apiserver {
     process: Process,
     /// Its flags, beside those of every test.
     args: Vec<String>,
-    log: PathBuf,
     // Declared after the process, so removed after it.
     _folder: TempDir,
 }
+
+is_a_process!(Apiserver);
 
 impl Apiserver {
     pub async fn start(etcd: &Etcd) -> Self {
@@ -280,7 +281,6 @@ impl Apiserver {
             api: Api::new(&format!("https://127.0.0.1:{port}"), TOKEN),
             process: Self::spawn(folder.path(), port, etcd, args),
             args: args.to_vec(),
-            log: folder.path().join("apiserver.log"),
             _folder: folder,
         };
         server.wait_until_ready().await;
@@ -347,10 +347,6 @@ impl Apiserver {
         self.port
     }
 
-    pub fn id(&self) -> u32 {
-        self.process.id()
-    }
-
     /// Returns the API for the current runtime, as the user who may do everything.
     pub fn api(&self) -> Api {
         Api::new(&self.url(), TOKEN)
@@ -358,11 +354,6 @@ impl Apiserver {
 
     pub fn url(&self) -> String {
         format!("https://127.0.0.1:{}", self.port)
-    }
-
-    /// Returns the log so far.
-    pub fn log(&self) -> String {
-        String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()
     }
 
     /// Writes a kubeconfig for the owner of a token, valid as long as the server runs.
@@ -392,10 +383,11 @@ const CONTROLLERS: [&str; 9] = [
 #[derive(Debug)]
 pub struct ControllerManager {
     process: Process,
-    log: PathBuf,
     // Declared after the process, so removed after it.
     _folder: TempDir,
 }
+
+is_a_process!(ControllerManager);
 
 impl ControllerManager {
     pub fn start(server: &Apiserver) -> Self {
@@ -423,18 +415,8 @@ impl ControllerManager {
         let process = Process::spawn(&mut command, &log).unwrap_or_else(|err| panic!("{err}"));
         Self {
             process,
-            log,
             _folder: folder,
         }
-    }
-
-    pub fn id(&self) -> u32 {
-        self.process.id()
-    }
-
-    /// Returns the log so far.
-    pub fn log(&self) -> String {
-        String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()
     }
 }
 
@@ -442,10 +424,11 @@ impl ControllerManager {
 #[derive(Debug)]
 pub struct Informer {
     process: Process,
-    log: PathBuf,
     // Declared after the process, so removed after it.
     _folder: TempDir,
 }
+
+is_a_process!(Informer);
 
 impl Informer {
     pub fn start(server: &Apiserver, namespace: &str) -> Self {
@@ -459,7 +442,6 @@ impl Informer {
         let process = Process::spawn(&mut command, &log).unwrap_or_else(|err| panic!("{err}"));
         Self {
             process,
-            log,
             _folder: folder,
         }
     }

@@ -472,7 +472,7 @@ impl Shared {
         let out = out.expect("a file for what it says");
         let err = out.try_clone().expect("the same file");
         let mut process =
-            Process::spawn_to(&mut command, out, err).unwrap_or_else(|err| panic!("{err}"));
+            Process::spawn_to(&mut command, out, err, log).unwrap_or_else(|err| panic!("{err}"));
         let mut told: Option<Instant> = None;
         let status = loop {
             if let Some(status) = process.ended_within(Duration::ZERO) {

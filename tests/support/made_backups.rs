@@ -4,13 +4,16 @@ use super::history::{Compression, with_checksum};
 use super::scratch;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
-use futures::TryStreamExt as _;
+use futures::{FutureExt as _, TryStreamExt as _};
+use object_store::memory::InMemory;
+use object_store::path::Path as ObjectPath;
 use object_store::{ObjectStore, ObjectStoreExt as _};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{ErrorKind, Read as _};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// The fixture that most tests start from: gzip, base at revision 746, deltas to 1499 and 2252.
 pub const FIXTURE: &str = "etcd35-gzip";
@@ -86,6 +89,18 @@ pub async fn objects_of(store: &impl ObjectStore) -> Objects {
         all.insert(object.location.to_string(), bytes);
     }
     all
+}
+
+/// Returns a store in memory with these objects.
+pub fn in_memory(objects: &Objects) -> Arc<InMemory> {
+    let store = InMemory::new();
+    for (path, bytes) in objects {
+        let path = ObjectPath::from(path.as_str());
+        let put = store.put(&path, bytes.clone().into());
+        let put = put.now_or_never().expect("memory does not wait");
+        put.expect("to memory");
+    }
+    Arc::new(store)
 }
 
 /// Returns the paths, in order.
@@ -214,11 +229,17 @@ impl Bucket {
         super::run_json(&mut c)
     }
 
-    /// Compacts and asserts success.
-    pub fn compact(&self, args: &[&str]) -> Value {
-        let (code, json, stderr) = self.run("compact", args);
-        assert_eq!(code, 0, "{args:?}: {stderr}");
+    /// Runs a command that must succeed. Returns the JSON.
+    #[track_caller]
+    pub fn succeeds(&self, command: &str, args: &[&str]) -> Value {
+        let (code, json, stderr) = self.run(command, args);
+        assert_eq!(code, 0, "{command} {args:?}: {stderr}");
         json
+    }
+
+    #[track_caller]
+    pub fn compact(&self, args: &[&str]) -> Value {
+        self.succeeds("compact", args)
     }
 
     /// Compacts and asserts that it fails with this code and reason and writes nothing. Returns the message.

@@ -1,7 +1,6 @@
 //! MinIO: a real S3 server.
 
 use super::scratch;
-use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,8 +10,7 @@ use object_store::path::Path;
 use object_store::signer::{Method, SignedUrlOptions, Signer as _};
 use tempfile::TempDir;
 
-use super::etcd::Signal;
-use super::process::{Process, free_port, http_at};
+use super::process::{Process, free_port, http_at, is_a_process};
 use super::s3::{ACCESS_KEY, S3, SECRET_KEY};
 use super::tools::{self, tail};
 
@@ -23,10 +21,11 @@ const START_TIMEOUT: Duration = Duration::from_secs(60);
 pub struct Minio {
     endpoint: String,
     process: Process,
-    log: PathBuf,
     // Declared after the process, so removed after it.
     folder: TempDir,
 }
+
+is_a_process!(Minio);
 
 impl Minio {
     pub fn start() -> Self {
@@ -68,7 +67,6 @@ impl Minio {
                     return Self {
                         endpoint: format!("{scheme}://{address}"),
                         process,
-                        log,
                         folder,
                     };
                 }
@@ -129,22 +127,12 @@ impl Minio {
         &self.endpoint
     }
 
-    /// Pauses or resumes the server: an outage, for its clients.
-    pub fn signal(&self, signal: Signal) {
-        self.process.signal(signal);
-    }
-
     pub fn access_key(&self) -> &'static str {
         ACCESS_KEY
     }
 
     pub fn secret_key(&self) -> &'static str {
         SECRET_KEY
-    }
-
-    /// Returns the log so far.
-    pub fn log(&self) -> String {
-        std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
     /// Returns the environment variables with which the object_store crate reaches this server.

@@ -8,7 +8,6 @@ pub mod cluster_namespace;
 pub mod conformance;
 pub mod controller;
 pub mod disk;
-pub mod doc_commands;
 pub mod etcd;
 pub mod etcd_cluster;
 pub mod explore;
@@ -21,6 +20,7 @@ pub mod gc_history;
 pub mod gcs;
 pub mod golden;
 pub mod history;
+pub mod hooked_store;
 pub mod keys;
 pub mod killed;
 pub mod kube;
@@ -35,11 +35,11 @@ pub mod namespace;
 pub mod object_recorder;
 pub mod orphan_deltas;
 pub mod pages;
+pub mod place;
 pub mod process;
 pub mod proxy;
 pub mod random;
 pub mod random_load;
-pub mod random_writer;
 pub mod recorded_etcd;
 pub mod reference;
 pub mod restorable;
@@ -56,10 +56,16 @@ pub mod versitygw;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
+use deltafold::prefix::Context;
+use deltafold::store::Store;
+use deltafold::store::exclude::ExcludeTags;
+use object_store::ObjectStore;
+use object_store::path::Path as ObjectPath;
 use serde::Deserialize;
 use tempfile::TempDir;
+use tokio::runtime::Runtime;
 
 // Not every test program uses these re-exports.
 #[allow(unused_imports)]
@@ -184,6 +190,25 @@ pub fn deltafold() -> Command {
     command
 }
 
+/// Returns what an operation needs, without keys.
+pub fn context(store: Store, threads: usize) -> Context {
+    Context {
+        store,
+        temp_dir: scratch::place(),
+        threads,
+        keys: Default::default(),
+        trust: Default::default(),
+        limits: Default::default(),
+        damage: Default::default(),
+    }
+}
+
+/// Returns the whole of an object store as a bucket of the program.
+pub fn bucket_store(rt: &Runtime, inner: impl ObjectStore, tags: ExcludeTags) -> Store {
+    let (path, url) = (ObjectPath::default(), "test://bucket".to_owned());
+    Store::new(Arc::new(inner), path, url, tags, rt.handle().clone())
+}
+
 /// Returns a builder for an HTTP client that uses no proxy.
 pub fn http_client() -> reqwest::ClientBuilder {
     deltafold::base::tls::ensure_provider();
@@ -219,6 +244,14 @@ pub fn that_start_on(source: &str) -> &'static [EtcdVersion] {
         s if s.starts_with("3.7.") => &[EtcdVersion::V3_7, EtcdVersion::V3_5],
         _ => &EtcdVersion::ALL,
     }
+}
+
+/// Runs a command that must succeed. Returns the JSON on standard output.
+#[track_caller]
+pub fn succeed(command: &mut Command) -> serde_json::Value {
+    let (code, json, stderr) = run_json(command);
+    assert_eq!(code, 0, "{command:?}: {json:#}\n{stderr}");
+    json
 }
 
 /// Runs a command to its end. Returns the exit code, the JSON on standard output (null if there is none) and

@@ -1,12 +1,16 @@
 //! The Markdown pages of the repository: their files, headings, links and fenced blocks.
 //!
-//! `serverless/pages.rs` checks the pages; `integration/document_pages.rs` and `quorum_loss_page.rs` run their commands.
+//! `serverless/pages.rs` checks the pages. `integration/document_pages.rs` and `quorum_loss_page.rs` run their commands;
+//! `stored_objects.rs`, `packages.rs` and `in_cluster.rs` of end_to_end run the rest.
 
 use super::manifests::{path, read};
+use super::tools;
 use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
 
 /// A fenced block.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Block {
     /// Such as `sh` or `sh,untested`; empty if the fence has none.
     pub language: String,
@@ -16,15 +20,64 @@ pub struct Block {
     pub above: String,
     /// The line number of the fence, from 1.
     pub line: usize,
+    /// Where it is run, if [`placed`] has read it.
+    pub place: String,
     pub lines: Vec<String>,
 }
 
+/// A page that takes longer hangs.
+const SECONDS: &str = "300";
+
 /// Returns the fenced blocks of a page, in order. Fences may be indented, as in a list.
 pub fn blocks(name: &str) -> Vec<Block> {
-    let page = read(name);
-    let (mut blocks, mut heading, mut above) = (Vec::new(), "", "");
+    let (blocks, _, is_open) = parse(&read(name));
+    assert!(!is_open, "{name}: a block without an end");
+    blocks
+}
+
+/// Returns the page without its fenced blocks: prose, headings, tables.
+pub fn prose(text: &str) -> String {
+    parse(text).1
+}
+
+/// Returns the blocks of shell, in order.
+pub fn shell(name: &str) -> Vec<Block> {
+    let mut blocks = blocks(name);
+    blocks.retain(|b| b.language == "sh");
+    blocks
+}
+
+/// Returns the blocks of shell of a page on which each begins with a comment: where it is run.
+pub fn placed(name: &str) -> Vec<Block> {
+    let mut blocks = shell(name);
+    for block in &mut blocks {
+        let place = block.lines.remove(0);
+        let place = place.strip_prefix("# ").expect("where it is run");
+        block.place = place.to_owned();
+    }
+    blocks
+}
+
+/// Returns a command that runs lines of pages, with the programs of a folder.
+pub fn runner(programs: &Path, script: &str) -> Command {
+    let mut folders = programs.as_os_str().to_owned();
+    folders.push(":");
+    folders.push(std::env::var_os("PATH").expect("a path"));
+    let mut command = Command::new("timeout");
+    tools::forget_env(&mut command, &["DELTAFOLD_", "ETCDCTL_", "ETCD_", "AWS_"]);
+    command
+        .args(["--kill-after=5", SECONDS, "bash", "-eu", "-c", script])
+        .env("PATH", folders)
+        .stdin(Stdio::null());
+    command
+}
+
+/// Returns the fenced blocks of a text, the text without them, and whether the last block has no end.
+fn parse(text: &str) -> (Vec<Block>, String, bool) {
+    let (mut blocks, mut prose) = (Vec::new(), String::new());
+    let (mut heading, mut above) = ("", "");
     let mut open: Option<(Block, &str, usize)> = None;
-    for (number, line) in page.lines().enumerate() {
+    for (number, line) in text.lines().enumerate() {
         let text = line.trim_start();
         let indent = line.len() - text.len();
         let ticks = &text[..text.len() - text.trim_start_matches('`').len()];
@@ -42,34 +95,20 @@ pub fn blocks(name: &str) -> Vec<Block> {
                     heading: heading.to_owned(),
                     above: above.trim().to_owned(),
                     line: number + 1,
-                    lines: Vec::new(),
+                    ..Block::default()
                 };
                 open = Some((block, ticks, indent));
             }
-            None if line.starts_with('#') => heading = line.trim_start_matches(['#', ' ']),
-            None => {}
+            None => {
+                if line.starts_with('#') {
+                    heading = line.trim_start_matches(['#', ' ']);
+                }
+                prose += &format!("{line}\n");
+            }
         }
         above = line;
     }
-    assert!(open.is_none(), "{name}: a block without an end");
-    blocks
-}
-
-/// Returns the page without its fenced blocks: prose, headings, tables.
-pub fn prose(text: &str) -> String {
-    let mut fence = None;
-    let mut kept = String::new();
-    for line in text.lines() {
-        let trimmed = line.trim_start();
-        let ticks = &trimmed[..trimmed.len() - trimmed.trim_start_matches('`').len()];
-        match fence {
-            Some(open) if trimmed == open => fence = None,
-            Some(_) => {}
-            None if ticks.len() >= 3 => fence = Some(ticks),
-            None => kept += &format!("{line}\n"),
-        }
-    }
-    kept
+    (blocks, prose, open.is_some())
 }
 
 /// Returns the anchors of a page's headings, by GitHub's rule.

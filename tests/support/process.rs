@@ -1,10 +1,11 @@
 //! A child process that is killed when dropped, free ports, and plain HTTP requests.
 
 use super::etcd::{STOP_TIMEOUT, Signal};
-use std::fs::File;
+use super::tools::tail;
+use std::fs::{self, File};
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -49,33 +50,68 @@ pub fn http_at(host: &str, port: u16, method: &str, target: &str, body: &str) ->
 
 /// A child process that is killed when dropped.
 #[derive(Debug)]
-pub struct Process(Child);
+pub struct Process {
+    child: Child,
+    /// The file of standard error, or of all output.
+    pub log: PathBuf,
+}
+
+/// Gives a server all that its field `process` can do.
+macro_rules! is_a_process {
+    ($server:ty) => {
+        impl std::ops::Deref for $server {
+            type Target = crate::support::process::Process;
+
+            fn deref(&self) -> &Self::Target {
+                &self.process
+            }
+        }
+    };
+}
+pub(crate) use is_a_process;
 
 impl Process {
     pub fn spawn(command: &mut Command, log: &Path) -> Result<Self, String> {
         let out = File::create(log).map_err(|err| format!("{}: {err}", log.display()))?;
         let err = out.try_clone().map_err(|err| err.to_string())?;
-        Self::spawn_to(command, out, err)
+        Self::spawn_to(command, out, err, log)
     }
 
-    /// Starts a process with standard output and standard error in separate files.
-    pub fn spawn_to(command: &mut Command, out: File, err: File) -> Result<Self, String> {
+    /// Starts a process with standard output and standard error in separate files. `log` is the second one.
+    pub fn spawn_to(
+        command: &mut Command,
+        out: File,
+        err: File,
+        log: &Path,
+    ) -> Result<Self, String> {
         let child = command
             .stdin(Stdio::null())
             .stdout(out)
             .stderr(err)
             .spawn()
             .map_err(|err| format!("start {}: {err}", command.get_program().display()))?;
-        Ok(Self(child))
+        let log = log.to_owned();
+        Ok(Self { child, log })
+    }
+
+    /// Returns the log so far.
+    pub fn log(&self) -> String {
+        String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()
+    }
+
+    /// Returns the end of the log.
+    pub fn tail(&self) -> String {
+        tail(&self.log)
     }
 
     pub fn id(&self) -> u32 {
-        self.0.id()
+        self.child.id()
     }
 
     /// Sends a signal. The process was not waited for, so the pid is still its own.
     pub fn signal(&self, signal: Signal) {
-        let _ = rustix::process::kill_process(rustix::process::Pid::from_child(&self.0), signal);
+        let _ =
+            rustix::process::kill_process(rustix::process::Pid::from_child(&self.child), signal);
     }
 
     /// Kills the process and waits for its end.
@@ -87,7 +123,7 @@ impl Process {
     pub fn ended_within(&mut self, timeout: Duration) -> Option<std::process::ExitStatus> {
         let started = Instant::now();
         loop {
-            if let Some(status) = self.0.try_wait().expect("the state of a child") {
+            if let Some(status) = self.child.try_wait().expect("the state of a child") {
                 return Some(status);
             }
             if started.elapsed() > timeout {
@@ -99,7 +135,7 @@ impl Process {
 
     /// Fails if the process has ended.
     pub fn runs(&mut self) -> Result<(), String> {
-        match self.0.try_wait().map_err(|err| err.to_string())? {
+        match self.child.try_wait().map_err(|err| err.to_string())? {
             Some(status) => Err(format!("it ended with {status}")),
             None => Ok(()),
         }
@@ -125,17 +161,17 @@ impl Process {
 
     /// Asks the process to end and waits; kills it if it does not.
     pub fn stop(&mut self) {
-        if matches!(self.0.try_wait(), Ok(Some(_))) {
+        if matches!(self.child.try_wait(), Ok(Some(_))) {
             return;
         }
         // Not waited for yet, so the pid is still this child's.
         let _ = rustix::process::kill_process(
-            rustix::process::Pid::from_child(&self.0),
+            rustix::process::Pid::from_child(&self.child),
             rustix::process::Signal::TERM,
         );
         let started = Instant::now();
         while started.elapsed() < STOP_TIMEOUT {
-            if matches!(self.0.try_wait(), Ok(Some(_))) {
+            if matches!(self.child.try_wait(), Ok(Some(_))) {
                 return;
             }
             std::thread::sleep(Duration::from_millis(5));
@@ -144,8 +180,8 @@ impl Process {
     }
 
     fn kill(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 

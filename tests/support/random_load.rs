@@ -1,4 +1,5 @@
-//! Random writes of every kind to a live etcd whose members fail and come back.
+//! Random writes of every kind: operations, transactions, leases, compactions. One writer makes a history that a seed
+//! repeats; several are a load on a live etcd whose members fail and come back.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -6,18 +7,19 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use etcd_client::{
-    Client, ConnectOptions, DeleteOptions, Error, GetOptions, LeaseGrantOptions, PutOptions, Txn,
-    TxnOp,
+    Client, ConnectOptions, DeleteOptions, Error, GetOptions, LeaseGrantOptions, PutOptions,
+    ResponseHeader, Txn, TxnOp, TxnOpResponse,
 };
 use fastrand::Rng;
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
+use super::etcd::Etcd;
+
 /// After this time without a response, a writer tries the next member.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Each writer's number of keys that stay, and of keys that are created and deleted.
-const STEADY_KEYS: usize = 300;
-const CHURNING_KEYS: usize = 40;
+/// Each writer's number of keys that are created and deleted.
+const CHURNING_KEYS: u64 = 40;
 
 #[derive(Clone, Debug)]
 pub struct LoadOptions {
@@ -58,14 +60,12 @@ impl Load {
                 let mut endpoints = endpoints.to_vec();
                 let first = n % endpoints.len();
                 endpoints.rotate_left(first);
+                let rng = Rng::with_seed(seed ^ (n as u64 + 1) << 48);
+                let prefix = format!("/load/{n}/");
                 let writer = Writer {
-                    endpoints,
-                    client: None,
-                    rng: Rng::with_seed(seed ^ (n as u64 + 1) << 48),
-                    prefix: format!("/load/{n}"),
-                    max_value: options.max_value,
-                    leases: VecDeque::new(),
-                    churned: 0,
+                    are_leases_short: true,
+                    max_ops: 100,
+                    ..Writer::new(endpoints, None, rng, prefix, options.max_value)
                 };
                 let pause = options.rate.map(|r| options.writers as f64 / r);
                 let pause = pause.map(Duration::from_secs_f64);
@@ -118,17 +118,60 @@ impl Load {
     }
 }
 
-struct Writer {
+/// Writes to etcd at random.
+pub struct Writer {
     endpoints: Vec<String>,
     client: Option<Client>,
-    rng: Rng,
+    pub rng: Rng,
+    /// All keys begin with this.
     prefix: String,
+    keys: Vec<Vec<u8>>,
     max_value: usize,
+    /// The most operations of a transaction.
+    max_ops: usize,
     leases: VecDeque<i64>,
+    /// Whether some leases expire unless they are kept alive.
+    are_leases_short: bool,
     churned: u64,
+    /// The newest revision that a response had.
+    pub revision: i64,
+    /// Revisions that left tombstones.
+    deletions: Vec<i64>,
 }
 
 impl Writer {
+    fn new(
+        endpoints: Vec<String>,
+        client: Option<Client>,
+        mut rng: Rng,
+        prefix: String,
+        max_value: usize,
+    ) -> Self {
+        Self {
+            endpoints,
+            client,
+            keys: key_set(&mut rng, &prefix),
+            rng,
+            prefix,
+            max_value,
+            max_ops: 400,
+            leases: VecDeque::new(),
+            are_leases_short: false,
+            churned: 0,
+            revision: 0,
+            deletions: Vec::new(),
+        }
+    }
+
+    /// A writer without others beside it. The same seed makes the same changes.
+    pub async fn alone(etcd: &Etcd, seed: u64, max_value: usize) -> Self {
+        let (client, rng) = (etcd.client().await, Rng::with_seed(seed));
+        Self {
+            revision: etcd.revision().await,
+            ..Self::new(Vec::new(), Some(client), rng, String::new(), max_value)
+        }
+    }
+
     async fn run(mut self, pause: Option<Duration>, stop: Arc<AtomicBool>, done: Arc<AtomicU64>) {
         let mut ticks = tokio::time::interval(pause.unwrap_or(Duration::from_nanos(1)));
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -159,128 +202,215 @@ impl Writer {
         Ok(client)
     }
 
-    /// Runs one operation.
+    /// Runs one operation on an etcd that does not fail.
+    pub async fn must_step(&mut self) {
+        match self.step().await {
+            Err(Error::GRpcStatus(status)) if is_refusal(status.code() as i32) => {}
+            done => done.expect("an operation"),
+        }
+    }
+
+    /// Runs one operation. Some change nothing, such as deleting a key that does not exist.
     async fn step(&mut self) -> Result<(), Error> {
         let mut client = self.client().await?;
         match self.rng.u32(0..100) {
-            0..45 => {
-                let (key, value) = (self.key(), self.value());
-                client.put(key, value, None).await?;
+            0..43 => self.put(client).await,
+            43..52 => {
+                let key = self.any_key();
+                self.delete(client, key.clone(), [&key[..], &[0]].concat())
+                    .await
             }
-            45..55 => {
-                let Some(lease) = self.any_lease() else {
-                    return self.grant(client).await;
-                };
-                let (key, value) = (self.key(), self.value());
-                let options = PutOptions::new().with_lease(lease);
-                client.put(key, value, Some(options)).await?;
+            52..56 => {
+                let (start, end) = self.range();
+                self.delete(client, start, end).await
             }
-            55..70 => {
-                let ops = self.transaction();
-                client.txn(Txn::new().and_then(ops)).await?;
-            }
-            70..77 => {
-                let key = self.key();
-                client.delete(key, None).await?;
-            }
-            77..80 => {
-                // At most ten neighbouring keys.
-                let prefix = self.key();
-                let options = DeleteOptions::new().with_prefix();
-                client
-                    .delete(&prefix[..prefix.len() - 1], Some(options))
-                    .await?;
-            }
-            80..90 => {
+            56..71 => self.txn(client).await,
+            71..78 => {
                 // A new key is created and an old one deleted.
                 self.churned += 1;
-                let of = |prefix: &str, n: u64| format!("{prefix}/churn/{n:08}");
+                let of = |prefix: &str, n: u64| format!("{prefix}churn/{n:08}").into_bytes();
                 let (new, value) = (of(&self.prefix, self.churned), self.value());
-                client.put(new, value, None).await?;
-                if let Some(old) = self.churned.checked_sub(CHURNING_KEYS as u64) {
-                    client.delete(of(&self.prefix, old), None).await?;
-                }
+                let done = client.put(new, value, None).await?;
+                self.moved_to(done.header(), false);
+                let Some(old) = self.churned.checked_sub(CHURNING_KEYS) else {
+                    return Ok(());
+                };
+                let (old, end) = (of(&self.prefix, old), of(&self.prefix, old + 1));
+                self.delete(client, old, end).await
             }
-            90..95 => self.grant(client).await?,
-            95..97 => {
-                if let Some(lease) = self.any_lease() {
+            78..86 => self.grant(client).await,
+            86..88 => {
+                let lease = self.any_lease();
+                if lease != 0 {
                     let (mut keeper, mut answers) = client.lease_keep_alive(lease).await?;
                     keeper.keep_alive().await?;
                     answers.message().await?;
                 }
+                Ok(())
             }
-            _ => {
-                if let Some(lease) = self.leases.pop_front() {
-                    client.lease_revoke(lease).await?;
-                }
-            }
+            88..92 => self.revoke(client).await,
+            _ => self.rewrite(client).await,
         }
+    }
+
+    /// Ends the history: often with a range deletion, sometimes of all keys. More changes follow until there
+    /// are `at_least` revisions.
+    pub async fn finish(&mut self, at_least: i64) -> Result<(), Error> {
+        let client = self.client().await?;
+        while self.revision < at_least {
+            self.put(client.clone()).await?;
+        }
+        match self.rng.u32(0..8) {
+            0 => self.delete(client, vec![0], Vec::new()).await,
+            1..5 => {
+                let (start, end) = self.range();
+                self.delete(client, start, end).await
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Chooses a revision to compact at, most often one with tombstones.
+    pub fn choose_compaction(&mut self) -> Option<i64> {
+        if self.revision < 2 || self.rng.u32(0..6) == 0 {
+            return None;
+        }
+        if self.rng.bool()
+            && let Some(revision) = self.rng.choice(&self.deletions)
+        {
+            return Some(*revision);
+        }
+        Some(self.rng.i64(2..=self.revision))
+    }
+
+    async fn put(&mut self, mut client: Client) -> Result<(), Error> {
+        let (key, value, lease) = (self.any_key(), self.value(), self.any_lease());
+        let options = PutOptions::new().with_lease(lease);
+        let done = client.put(key, value, Some(options)).await?;
+        self.moved_to(done.header(), false);
         Ok(())
     }
 
-    /// Grants a lease. Some leases expire during the load unless they are kept alive.
+    /// Puts a key again: with its old value, its old lease, another lease, or none. etcd refuses that for a key that
+    /// does not exist.
+    async fn rewrite(&mut self, mut client: Client) -> Result<(), Error> {
+        let key = self.any_key();
+        let (value, options) = match self.rng.u32(0..4) {
+            0 => (self.value(), PutOptions::new().with_ignore_lease()),
+            1 => (self.value(), PutOptions::new()),
+            _ => {
+                let options = PutOptions::new().with_ignore_value();
+                (Vec::new(), options.with_lease(self.any_lease()))
+            }
+        };
+        let done = client.put(key, value, Some(options)).await?;
+        self.moved_to(done.header(), false);
+        Ok(())
+    }
+
+    async fn delete(
+        &mut self,
+        mut client: Client,
+        start: Vec<u8>,
+        end: Vec<u8>,
+    ) -> Result<(), Error> {
+        // No end: to the end of all keys.
+        let end = if end.is_empty() { vec![0] } else { end };
+        let options = DeleteOptions::new().with_range(end);
+        let done = client.delete(start, Some(options)).await?;
+        self.moved_to(done.header(), done.deleted() > 0);
+        Ok(())
+    }
+
+    async fn txn(&mut self, mut client: Client) -> Result<(), Error> {
+        // Often more changes than one byte of the sub revision can count, if that many operations are allowed.
+        let keys: BTreeSet<Vec<u8>> = match self.rng.u32(0..12) {
+            0 => {
+                let count = self.rng.usize(self.max_ops * 2 / 3..self.max_ops);
+                let keys = self.rng.choose_multiple(self.keys.iter(), count);
+                keys.into_iter().cloned().collect()
+            }
+            _ => (0..self.rng.usize(2..40)).map(|_| self.any_key()).collect(),
+        };
+        // etcd refuses a put into a range that the same transaction deletes.
+        let range = (self.rng.u32(0..3) == 0).then(|| self.range());
+        let mut ops = Vec::new();
+        for key in keys {
+            let range = range.as_ref();
+            if range.is_some_and(|(start, end)| &key >= start && &key < end) {
+                continue;
+            }
+            ops.push(match self.rng.u32(0..10) {
+                0..3 => TxnOp::delete(key, None),
+                3 => TxnOp::get(key, Some(GetOptions::new().with_keys_only())),
+                _ => {
+                    let options = PutOptions::new().with_lease(self.any_lease());
+                    TxnOp::put(key, self.short_value(), Some(options))
+                }
+            });
+        }
+        self.rng.shuffle(&mut ops);
+        if let Some((start, end)) = range {
+            let options = DeleteOptions::new().with_range(end);
+            let at = self.rng.usize(..=ops.len());
+            ops.insert(at, TxnOp::delete(start, Some(options)));
+        }
+        let done = client.txn(Txn::new().and_then(ops)).await?;
+        let mut answers = done.op_responses().into_iter();
+        let has_deleted = answers.any(|a| matches!(a, TxnOpResponse::Delete(d) if d.deleted() > 0));
+        self.moved_to(done.header(), has_deleted);
+        Ok(())
+    }
+
+    /// Grants a lease with an ID that no double can represent.
     async fn grant(&mut self, mut client: Client) -> Result<(), Error> {
-        let seconds = if self.rng.bool() { 2 } else { 3600 };
+        let is_short = self.are_leases_short && self.rng.bool();
+        let seconds = if is_short { 2 } else { 100_000 };
         let options = LeaseGrantOptions::new().with_id(self.rng.i64(1..));
         let granted = client.lease_grant(seconds, Some(options)).await?;
         self.leases.push_back(granted.id());
         if self.leases.len() > 12 {
             self.leases.pop_front();
         }
+        self.moved_to(granted.header(), false);
         Ok(())
     }
 
-    fn transaction(&mut self) -> Vec<TxnOp> {
-        let mut used = BTreeSet::new();
-        let mut ops = Vec::new();
-        let count = match self.rng.u32(0..10) {
-            0 => self.rng.usize(20..100),
-            _ => self.rng.usize(2..20),
-        };
-        for _ in 0..count {
-            let key = self.key();
-            if !used.insert(key.clone()) {
-                continue;
-            }
-            ops.push(match self.rng.u32(0..5) {
-                0 => TxnOp::delete(key, None),
-                1 => TxnOp::get(key, Some(GetOptions::new().with_keys_only())),
-                _ => {
-                    let mut value = vec![0; self.rng.usize(0..200)];
-                    self.rng.fill(&mut value);
-                    TxnOp::put(key, value, None)
-                }
-            });
+    /// Revokes a lease. Its keys are deleted in one revision.
+    async fn revoke(&mut self, mut client: Client) -> Result<(), Error> {
+        if let Some(lease) = self.leases.pop_front() {
+            let done = client.lease_revoke(lease).await?;
+            let revision = done.header().map_or(0, ResponseHeader::revision);
+            self.moved_to(done.header(), revision > self.revision);
         }
-        // A range without keys of this transaction's puts: etcd refuses both in one transaction.
-        let from = format!("{}/churn/", self.prefix);
-        let to = format!(
-            "{}/churn/{:08}",
-            self.prefix,
-            self.churned.saturating_sub(38)
-        );
-        ops.push(TxnOp::delete(
-            from,
-            Some(DeleteOptions::new().with_range(to)),
-        ));
-        ops
+        Ok(())
     }
 
-    fn any_lease(&mut self) -> Option<i64> {
-        let at = self.rng.usize(..self.leases.len().max(1));
-        self.leases.get(at).copied()
+    fn moved_to(&mut self, header: Option<&ResponseHeader>, has_deleted: bool) {
+        self.revision = header.expect("a header").revision();
+        if has_deleted {
+            self.deletions.push(self.revision);
+        }
     }
 
     /// Returns a key; half the time one of a few keys, which therefore change often.
-    fn key(&mut self) -> Vec<u8> {
-        let stride = if self.rng.bool() { 15 } else { 1 };
-        let n = self.rng.usize(..STEADY_KEYS / stride) * stride;
-        let mut key = format!("{}/steady/{n:03}", self.prefix).into_bytes();
-        if n.is_multiple_of(50) {
-            // Not UTF-8.
-            key.extend([0xff, 0x00, n as u8 | 0x80]);
-        }
-        key
+    fn any_key(&mut self) -> Vec<u8> {
+        let stride = if self.rng.bool() { 12 } else { 1 };
+        let at = self.rng.usize(..self.keys.len() / stride) * stride;
+        self.keys[at].clone()
+    }
+
+    /// Returns a lease, or most often none.
+    fn any_lease(&mut self) -> i64 {
+        let at = self.rng.usize(..4 * self.leases.len().max(1));
+        self.leases.get(at).copied().unwrap_or(0)
+    }
+
+    /// Returns a range of up to a dozen known keys, without its end.
+    fn range(&mut self) -> (Vec<u8>, Vec<u8>) {
+        let start = self.rng.usize(..self.keys.len() - 1);
+        let end = (start + self.rng.usize(1..=12)).min(self.keys.len() - 1);
+        (self.keys[start].clone(), self.keys[end].clone())
     }
 
     fn value(&mut self) -> Vec<u8> {
@@ -291,15 +421,56 @@ impl Writer {
             _ => self.rng.usize(10..1000),
         };
         let length = length.min(self.max_value);
-        // Noise and text: one compresses badly, the other well.
-        let mut value = vec![b'x'; length];
-        let noise = match self.rng.bool() {
-            true => length,
-            false => length / 8,
-        };
-        self.rng.fill(&mut value[..noise]);
-        value
+        self.bytes(length)
     }
+
+    fn short_value(&mut self) -> Vec<u8> {
+        let length = match self.rng.u32(0..10) {
+            0 => 0,
+            _ => self.rng.usize(0..=self.max_value.min(200)),
+        };
+        self.bytes(length)
+    }
+
+    /// Returns noise or text: one compresses badly, the other well.
+    fn bytes(&mut self, length: usize) -> Vec<u8> {
+        if self.rng.bool() {
+            let mut bytes = vec![0; length];
+            self.rng.fill(&mut bytes);
+            return bytes;
+        }
+        let text = r#"{"kind":"Pod","spec":"<b>&amp;</b>","unit":"µs ☃","n":"#;
+        let text = format!("{text}{}}}", self.rng.u32(..)).into_bytes();
+        text.into_iter().cycle().take(length).collect()
+    }
+}
+
+/// Returns the keys that a writer uses, sorted.
+fn key_set(rng: &mut Rng, prefix: &str) -> Vec<Vec<u8>> {
+    // Without a prefix, these include the first and the last key that etcd accepts.
+    let mut keys = BTreeSet::from([vec![0], vec![0, 0], vec![0xff], vec![0xff; 40]]);
+    keys.extend(
+        [
+            "<a href=\"x\">&amp;</a>",
+            "\u{2028}line\u{2029}separators",
+            "schlüssel/ключ/鍵/🔑",
+            "\"quoted\"\\\n\t\u{7f}",
+        ]
+        .map(|key| key.as_bytes().to_vec()),
+    );
+    keys.insert(b"long/".repeat(400));
+    for n in 0..400 {
+        let kind = ["pods", "leases", "configmaps", "events"][rng.usize(..4)];
+        keys.insert(format!("/registry/{kind}/default/{n:03}").into_bytes());
+    }
+    for _ in 0..40 {
+        let mut key = vec![0; rng.usize(1..30)];
+        rng.fill(&mut key);
+        keys.insert(key);
+    }
+    keys.into_iter()
+        .map(|key| [prefix.as_bytes(), &key].concat())
+        .collect()
 }
 
 async fn revoke_all(endpoint: &str) -> Result<(), Error> {

@@ -1,6 +1,5 @@
 //! Compares what a prefix says can be restored with what its source had.
 
-use super::scratch;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
@@ -92,15 +91,7 @@ impl Prefix {
 
     fn context(&self) -> Context {
         let store = store::open(&self.url, &self.options, self.handle.clone());
-        Context {
-            store: store.unwrap_or_else(|e| panic!("{}: {e}", self.url)),
-            temp_dir: scratch::place(),
-            threads: 1,
-            keys: Default::default(),
-            trust: Default::default(),
-            limits: Default::default(),
-            damage: Default::default(),
-        }
+        super::context(store.unwrap_or_else(|e| panic!("{}: {e}", self.url)), 1)
     }
 
     /// Returns the names in `v2`, in order of creation. Blocks, like the functions below: do not call it on an

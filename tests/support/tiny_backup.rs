@@ -1,8 +1,9 @@
 //! A backup so small that a test can damage every byte of it, and compactions of it without starting the
 //! deltafold program.
 
+use super::bucket_store;
 use super::history::{Compression, with_checksum};
-use super::scratch;
+use super::made_backups::{in_memory, objects_of};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use deltafold::base::TextValue;
@@ -13,15 +14,11 @@ use deltafold::ops::compact;
 use deltafold::ops::compact::History;
 use deltafold::ops::report::Report;
 use deltafold::prefix::Context;
-use deltafold::store::{Keys, Store, exclude::ExcludeTags};
-use object_store::memory::InMemory;
-use object_store::path::Path;
-use object_store::{ObjectStore, ObjectStoreExt, PutPayload};
+use deltafold::store::{Keys, exclude::ExcludeTags};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::io::{Read, Seek};
 use std::ops::RangeInclusive;
-use std::sync::Arc;
 
 /// The newest revision of the base. The base was compacted at revision 10 (COMPACTED).
 pub const SMALL_BASE: i64 = 40;
@@ -186,52 +183,14 @@ impl InProcess {
         objects: &Objects,
         keys: Keys,
     ) -> (deltafold::Result<Report<compact::Outcome>>, Objects) {
-        let memory = Arc::new(InMemory::new());
-        self.runtime.block_on(async {
-            for (path, bytes) in objects {
-                let payload = PutPayload::from(bytes.clone());
-                memory
-                    .put(&Path::from(path.as_str()), payload)
-                    .await
-                    .expect("to memory");
-            }
-        });
-        let store = Store::new(
-            Arc::clone(&memory) as Arc<dyn ObjectStore>,
-            Path::default(),
-            "memory:".to_owned(),
-            ExcludeTags::none(),
-            self.runtime.handle().clone(),
-        );
+        let memory = in_memory(objects);
+        let store = bucket_store(&self.runtime, memory.clone(), ExcludeTags::none());
         let context = Context {
-            store,
-            temp_dir: scratch::place(),
-            threads: 1,
             keys,
-            trust: Default::default(),
-            limits: Default::default(),
-            damage: Default::default(),
+            ..super::context(store, 1)
         };
         let outcome = compact::run(&context, &keep_all());
-        let after = self.runtime.block_on(async {
-            let listing: Vec<_> = futures::TryStreamExt::try_collect(memory.list(None))
-                .await
-                .expect("a listing");
-            let mut after = Objects::new();
-            for object in listing {
-                let bytes = memory
-                    .get(&object.location)
-                    .await
-                    .expect("an object")
-                    .bytes()
-                    .await;
-                after.insert(
-                    object.location.to_string(),
-                    bytes.expect("its bytes").to_vec(),
-                );
-            }
-            after
-        });
+        let after = self.runtime.block_on(objects_of(&memory));
         (outcome, after)
     }
 }

@@ -1,13 +1,14 @@
-//! A complete record of an etcd, made by an independent watch from the first revision on: the state at any
-//! revision, and the HashKV that etcd would give for it.
+//! A record of a real etcd, made by an independent watch: every change with its time. If the watch began at the first
+//! revision, also the state at any revision, and the HashKV that etcd would give for it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use chrono::{DateTime, Utc};
 use crc_fast::{CrcAlgorithm, checksum, checksum_combine};
 use deltafold::mvcc::{KeyValue, RecordKey, Revision};
-use etcd_client::{Client, ConnectOptions, Error, EventType, WatchOptions};
+use etcd_client::{Client, ConnectOptions, Error, Event, EventType, WatchOptions};
 use tokio::task::JoinHandle;
 
 use super::etcd::Etcd;
@@ -16,14 +17,22 @@ const CRC: CrcAlgorithm = CrcAlgorithm::Crc32Iscsi;
 /// The longest time that the watch may lag behind.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A change, without key and value bytes.
+/// An event and the time at which it arrived.
+pub type TimedEvent = (Event, DateTime<Utc>);
+
 #[derive(Clone, Debug)]
 struct RecordedChange {
     revision: i64,
     sub: u32,
-    key: Arc<[u8]>,
+    event: Arc<TimedEvent>,
     /// Place, checksum and length of the record on disk; `None` for a deletion.
     record: Option<Record>,
+}
+
+impl RecordedChange {
+    fn key(&self) -> &[u8] {
+        self.event.0.kv().expect("an event's key").key()
+    }
 }
 
 /// A record's place, checksum and length.
@@ -56,6 +65,8 @@ pub struct State {
 
 /// A watch that records an etcd as long as it lives.
 pub struct Truth {
+    /// The revision before the first one of the record.
+    before: i64,
     seen: Arc<Mutex<Vec<RecordedChange>>>,
     watch: JoinHandle<()>,
 }
@@ -63,7 +74,13 @@ pub struct Truth {
 impl Truth {
     /// Starts the record. Call it inside a runtime, on an etcd that was never compacted.
     pub fn start(endpoints: &[String]) -> Self {
-        Self::watch(endpoints, Vec::new())
+        Self::watch(0, endpoints, ConnectOptions::new(), Vec::new())
+    }
+
+    /// Starts a record of what follows a revision.
+    pub fn after(revision: i64, etcd: &Etcd) -> Self {
+        let endpoints = [etcd.endpoint().to_owned()];
+        Self::watch(revision, &endpoints, etcd.connect_options(), Vec::new())
     }
 
     /// Starts the record of the same etcd after it was set back to a revision: the changes up to there, and
@@ -71,13 +88,26 @@ impl Truth {
     pub fn forked_at(&self, revision: i64, endpoints: &[String]) -> Self {
         let mut seen = self.seen().clone();
         seen.retain(|s| s.revision <= revision);
-        Self::watch(endpoints, seen)
+        Self::watch(0, endpoints, ConnectOptions::new(), seen)
     }
 
-    fn watch(endpoints: &[String], seen: Vec<RecordedChange>) -> Self {
+    fn watch(
+        before: i64,
+        endpoints: &[String],
+        options: ConnectOptions,
+        seen: Vec<RecordedChange>,
+    ) -> Self {
         let seen = Arc::new(Mutex::new(seen));
-        let watch = tokio::spawn(keep_watching(endpoints.to_vec(), Arc::clone(&seen)));
-        Self { seen, watch }
+        let options = options
+            .with_connect_timeout(Duration::from_secs(1))
+            .with_require_leader(true)
+            .with_keep_alive(Duration::from_secs(5), Duration::from_secs(3));
+        let watch = keep_watching(before, endpoints.to_vec(), options, Arc::clone(&seen));
+        Self {
+            before,
+            seen,
+            watch: tokio::spawn(watch),
+        }
     }
 
     /// Ends the watch: later changes belong to another history.
@@ -91,7 +121,13 @@ impl Truth {
 
     /// Returns the newest recorded revision; 1 if nobody has written.
     pub fn revision(&self) -> i64 {
-        self.seen().last().map_or(1, |s| s.revision)
+        let newest = self.seen().last().map(|s| s.revision);
+        newest.unwrap_or(self.before.max(1))
+    }
+
+    /// Returns all recorded events.
+    pub fn timed_events(&self) -> Vec<Arc<TimedEvent>> {
+        self.seen().iter().map(|s| Arc::clone(&s.event)).collect()
     }
 
     /// Returns the number of recorded events.
@@ -107,6 +143,15 @@ impl Truth {
         }
     }
 
+    /// Waits like [`wait_for`](Self::wait_for), without blocking a thread.
+    pub async fn has_seen(&self, revision: i64) {
+        let started = Instant::now();
+        while self.revision() < revision {
+            assert!(started.elapsed() < PATIENCE, "the watch is silent");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
     /// Returns the states at these revisions, which must all have been recorded.
     pub fn at(&self, revisions: &BTreeSet<i64>) -> BTreeMap<i64, State> {
         let seen = self.seen();
@@ -118,11 +163,11 @@ impl Truth {
             let until = seen.last().map_or(1, |s| s.revision);
             assert!(revision <= until, "revision {revision} was not seen yet");
             while let Some(s) = changes.next_if(|s| s.revision <= revision) {
-                if let Some(old) = newest.remove(&s.key[..]) {
+                if let Some(old) = newest.remove(s.key()) {
                     alive.remove(&(old.rk.main.0, old.rk.sub));
                 }
                 if let Some(record) = s.record {
-                    newest.insert(&s.key, record);
+                    newest.insert(s.key(), record);
                     alive.insert((s.revision, s.sub), record);
                 }
             }
@@ -145,8 +190,8 @@ impl Truth {
         let mut wanted: BTreeMap<&[u8], Record> = BTreeMap::new();
         for s in seen.iter().take_while(|s| s.revision <= revision) {
             match s.record {
-                Some(record) => _ = wanted.insert(&s.key, record),
-                None => _ = wanted.remove(&s.key[..]),
+                Some(record) => _ = wanted.insert(s.key(), record),
+                None => _ = wanted.remove(s.key()),
             }
         }
         let mut told = Vec::new();
@@ -171,11 +216,7 @@ impl Truth {
     /// Asserts that etcd agrees: compacts it at its newest revision and compares. Nobody else may write.
     pub async fn is_that_of(&self, etcd: &Etcd) {
         let revision = etcd.revision().await;
-        let started = Instant::now();
-        while self.revision() < revision {
-            assert!(started.elapsed() < PATIENCE, "the watch is silent");
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+        self.has_seen(revision).await;
         etcd.compact(revision).await;
         let said = etcd.hash_kv(revision).await;
         let here = self.at(&BTreeSet::from([revision]))[&revision];
@@ -195,24 +236,30 @@ impl Drop for Truth {
 }
 
 /// Continues at another member whenever one fails.
-async fn keep_watching(endpoints: Vec<String>, seen: Arc<Mutex<Vec<RecordedChange>>>) {
+async fn keep_watching(
+    before: i64,
+    endpoints: Vec<String>,
+    options: ConnectOptions,
+    seen: Arc<Mutex<Vec<RecordedChange>>>,
+) {
     for endpoint in endpoints.iter().cycle() {
         // It returns only after a failure.
-        let _ = watch_one(endpoint, &seen).await;
+        let _ = watch_one(before, endpoint, options.clone(), &seen).await;
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
 
-async fn watch_one(endpoint: &str, seen: &Mutex<Vec<RecordedChange>>) -> Result<(), Error> {
-    let connect = ConnectOptions::new()
-        .with_connect_timeout(Duration::from_secs(1))
-        .with_require_leader(true)
-        .with_keep_alive(Duration::from_secs(5), Duration::from_secs(3));
-    let client = Client::connect([endpoint], Some(connect)).await?;
+async fn watch_one(
+    before: i64,
+    endpoint: &str,
+    options: ConnectOptions,
+    seen: &Mutex<Vec<RecordedChange>>,
+) -> Result<(), Error> {
+    let client = Client::connect([endpoint], Some(options)).await?;
     let mut watcher = client.watch_client().max_decoding_message_size(usize::MAX);
     let last = || {
         let seen = seen.lock().expect("nobody panicked");
-        seen.last().map_or(0, |s| s.revision)
+        seen.last().map_or(before, |s| s.revision)
     };
     let options = WatchOptions::new()
         .with_range(vec![0])
@@ -270,7 +317,7 @@ async fn watch_one(endpoint: &str, seen: &Mutex<Vec<RecordedChange>>) -> Result<
             new.push(RecordedChange {
                 revision: main,
                 sub,
-                key: kv.key().into(),
+                event: Arc::new((event.clone(), Utc::now())),
                 record,
             });
         }
