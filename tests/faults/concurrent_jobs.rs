@@ -136,7 +136,11 @@ fn jobs_at_once_some_of_which_are_killed() {
     let whole = Duration::from_secs_f64(clean["seconds"].as_f64().unwrap());
     let mut rng = fastrand::Rng::with_seed(seed());
     let (mut killed, mut debris) = (0, 0);
-    for round in 0..12 {
+    for round in 0..60 {
+        // On a busy machine, jobs end before their signal in many rounds.
+        if round >= 12 && killed > 2 {
+            break;
+        }
         fs::remove_file(b.path().join(&path)).unwrap();
         let mut jobs = Vec::new();
         for _ in 0..4 {
