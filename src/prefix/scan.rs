@@ -15,7 +15,6 @@ use crate::error::{Error, Reason, Result};
 use crate::prefix::Context;
 pub use crate::prefix::contents::Contents;
 pub(crate) use crate::prefix::contents::read_contents;
-use crate::prefix::damage::without_excluded;
 use crate::prefix::open::DatabaseFile;
 use crate::prefix::tags::{self, ReadTags, TagScope};
 use crate::store::{Store, open};
@@ -243,7 +242,7 @@ pub(crate) fn scan_with(
         || list_folders(&ctx.store, &NOTES),
         || match scope.has_all_of(all.len()) {
             true => read_tags.read(&ctx.store, &mut catalog, all),
-            false => Ok(None),
+            false => Ok(false),
         },
     );
     tags?;
@@ -254,65 +253,57 @@ pub(crate) fn scan_with(
 /// Reads contents as far as names leave doubt, and sorts the snapshots into timelines.
 fn sort(
     ctx: &Context,
-    catalog: Catalog,
-    read_tags: ReadTags,
-    depth: Depth,
-    scope: TagScope,
-    check_full: impl Fn(&Database<DatabaseFile>) -> Result<()> + Sync,
-) -> Result<Scan> {
-    without_excluded(|| {
-        let (catalog, read_tags) = (catalog.clone(), read_tags.clone());
-        sort_once(ctx, catalog, read_tags, depth, scope, &check_full)
-    })
-}
-
-/// Sorts as [`sort`] does, and fails if a tag that is read on the way excludes a snapshot.
-fn sort_once(
-    ctx: &Context,
     mut catalog: Catalog,
     mut read_tags: ReadTags,
     depth: Depth,
     scope: TagScope,
-    check_full: &(impl Fn(&Database<DatabaseFile>) -> Result<()> + Sync),
+    check_full: impl Fn(&Database<DatabaseFile>) -> Result<()> + Sync,
 ) -> Result<Scan> {
     let is_damage = |e: &Error| e.reason().is_bad_data();
-    if ctx.store.has_seen_tags() {
-        let tagged: Vec<usize> = catalog
-            .usable()
-            .filter(|&i| ctx.store.has_tags(&catalog.snapshots[i].path))
-            .collect();
-        read_tags.read(&ctx.store, &mut catalog, tagged)?;
-    }
-    let doubtful = timeline::doubtful(&catalog);
-    let to_read: Vec<usize> = match depth {
-        Depth::Names => Vec::new(),
-        Depth::Doubtful => doubtful.clone(),
-        Depth::All => catalog.usable().collect(),
-    };
-    let paths = to_read.iter().filter(|&&i| !read_tags.has(i));
-    let paths = paths.map(|&i| catalog.snapshots[i].path.as_str());
-    let contents = tags::unless_excluded(ctx, paths, || {
-        read_contents(
-            ctx,
-            &catalog,
-            to_read.clone(),
-            &doubtful,
-            is_damage,
-            check_full,
-        )
-    })?;
-    let evidence: &dyn Evidence = match depth {
-        Depth::Names => &NamesOnly,
-        _ => &contents,
-    };
-    let timelines = Timelines::build(&catalog, evidence)?;
-    if read_tags.unread_count(&ctx.store, &catalog) > 0 {
-        let known = contents.known_bases();
-        let deciding = tags::deciding_snapshots(&catalog, &timelines, &known, scope);
-        if let Some(i) = read_tags.read(&ctx.store, &mut catalog, deciding)? {
-            return Err(Error::excluded(ctx.store.name(&catalog.snapshots[i].path)));
+    // Starts over each time a newly read tag excludes a snapshot. Each tag is read once, so there is an end.
+    let (doubtful, contents, timelines) = loop {
+        if ctx.store.has_seen_tags() {
+            let tagged: Vec<usize> = catalog
+                .usable()
+                .filter(|&i| ctx.store.has_tags(&catalog.snapshots[i].path))
+                .collect();
+            read_tags.read(&ctx.store, &mut catalog, tagged)?;
         }
-    }
+        let doubtful = timeline::doubtful(&catalog);
+        let to_read: Vec<usize> = match depth {
+            Depth::Names => Vec::new(),
+            Depth::Doubtful => doubtful.clone(),
+            Depth::All => catalog.usable().collect(),
+        };
+        let paths = to_read.iter().filter(|&&i| !read_tags.has(i));
+        let paths = paths.map(|&i| catalog.snapshots[i].path.as_str());
+        let contents = tags::unless_excluded(ctx, paths, || {
+            read_contents(
+                ctx,
+                &catalog,
+                to_read.clone(),
+                &doubtful,
+                is_damage,
+                &check_full,
+            )
+        });
+        let contents = match contents {
+            Err(e) if e.is_of_excluded() => continue,
+            contents => contents?,
+        };
+        let evidence: &dyn Evidence = match depth {
+            Depth::Names => &NamesOnly,
+            _ => &contents,
+        };
+        let timelines = Timelines::build(&catalog, evidence)?;
+        let deciding = match read_tags.unread_count(&ctx.store, &catalog) {
+            0 => Vec::new(),
+            _ => tags::deciding_snapshots(&catalog, &timelines, &contents.known_bases(), scope),
+        };
+        if !read_tags.read(&ctx.store, &mut catalog, deciding)? {
+            break (doubtful, contents, timelines);
+        }
+    };
     let damaged = ctx.damage.among(&ctx.store, &catalog);
     let with_damage = timelines.all.iter().filter(|_| !damaged.is_empty());
     let intact = with_damage.map(|t| t.part(|i| !damaged.contains_key(&i)));

@@ -62,15 +62,15 @@ pub(crate) struct ReadTags(HashSet<usize>);
 
 impl ReadTags {
     /// Reads the tags of the snapshots in `which` that were not read yet, and marks excluded snapshots.
-    /// Returns one of these, if there are any.
+    /// Returns whether there are any.
     pub(crate) fn read(
         &mut self,
         store: &Store,
         catalog: &mut Catalog,
         which: impl IntoIterator<Item = usize>,
-    ) -> Result<Option<usize>> {
+    ) -> Result<bool> {
         if !store.can_request_tags() {
-            return Ok(None);
+            return Ok(false);
         }
         let is_new = |i: &usize| !catalog.snapshots[*i].excluded && self.0.insert(*i);
         let which: Vec<usize> = which.into_iter().filter(is_new).collect();
@@ -78,14 +78,12 @@ impl ReadTags {
             .iter()
             .map(|&i| catalog.snapshots[i].path.clone())
             .collect();
-        let mut newly_excluded = None;
+        let mut any_excluded = false;
         for (i, excluded) in which.into_iter().zip(store.excluded_by_tag(&paths)?) {
-            if excluded {
-                catalog.snapshots[i].excluded = true;
-                newly_excluded = Some(i);
-            }
+            catalog.snapshots[i].excluded |= excluded;
+            any_excluded |= excluded;
         }
-        Ok(newly_excluded)
+        Ok(any_excluded)
     }
 
     /// Returns the number of usable snapshots whose tags were not read.

@@ -181,6 +181,26 @@ fn a_plan_asks_little_of_a_wide_bucket() {
     }
 }
 
+/// An operator may exclude a whole bad history. Each reading of tags finds a few of its snapshots.
+#[test]
+fn hundreds_of_newest_snapshots_may_be_excluded() {
+    const EXCLUDED: i64 = 400;
+    for dialect in servers() {
+        let wide = Wide::new(dialect, WIDE + EXCLUDED);
+        for revision in wide.last - EXCLUDED + 1..=wide.last {
+            wide.exclude(&wide.delta_name(revision, revision, 0));
+        }
+        for (command, args, field) in [
+            ("status", &["--max-age", "36500d"][..], "latest_revision"),
+            ("compact", &["--dry-run"], "revision"),
+        ] {
+            let (code, outcome, _) = wide.run(command, args);
+            let newest = SMALL_BASE + WIDE;
+            assert_eq!((code, &outcome[field]), (0, &newest.into()), "{outcome}");
+        }
+    }
+}
+
 #[test]
 fn a_compaction_reads_each_delta_and_asks_little_else() {
     let wide = Wide::new(Dialect::default(), WIDE);

@@ -378,8 +378,7 @@ impl<'a> Planner<'a> {
     /// excluded.
     fn ask_tags(&self, input: &mut PlanInput, snapshots: Vec<usize>) -> Result<bool> {
         let store = &self.ctx.store;
-        let excluded = input.asked.read(store, &mut input.catalog, snapshots)?;
-        Ok(excluded.is_some())
+        input.asked.read(store, &mut input.catalog, snapshots)
     }
 
     /// Reads the snapshots whose names are in doubt, unless all of them were read before.
