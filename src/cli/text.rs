@@ -148,7 +148,7 @@ impl Text {
     pub(super) fn command(&mut self, words: &[String]) {
         let mut parts: Vec<String> = Vec::new();
         for word in words {
-            let quoted = line(&shell::word(word)).into_owned();
+            let quoted = shell::word(word).into_owned();
             // A flag begins a part, and its value follows it there.
             match parts.last_mut() {
                 Some(part) if !word.starts_with("--") => part.extend([" ", &quoted]),

@@ -74,7 +74,7 @@ pub fn run(
     let token = Arc::new(token);
     let _entered = handle.enter();
     let (listener, address) = BindAddress::loopback(options.port).listen("the page")?;
-    // Whoever gave the token has it. A log may show what is printed.
+    // What is printed may be in a log. The user who gave the token knows it.
     let token_shown = if options.token_file.is_none() {
         token.text()
     } else {

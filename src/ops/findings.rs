@@ -1,5 +1,5 @@
 //! The findings about a backup: what is wrong or worth knowing, where, and what helps. `list`, `status` and `verify`
-//! report the same ones; `explore` shows them.
+//! share them; `explore` shows them.
 
 use super::report::reasons_and;
 use crate::backup::chain;

@@ -34,8 +34,8 @@ fn not_empty(text: Option<&str>) -> Option<String> {
         .map(|t| printable::message(t.to_owned()))
 }
 
-/// Returns a reason of deltafold's, or `Other`: whoever may write a termination message must not make a series of metrics
-/// with each one.
+/// Returns a reason of deltafold's, or `Other`. Each reason makes a series of metrics, and a Pod can write any text into
+/// its termination message.
 fn known_reason(reason: &str) -> &'static str {
     let mut all = Reason::ALL.iter().map(|known| known.as_str());
     all.find(|known| *known == reason).unwrap_or("Other")

@@ -74,21 +74,21 @@ impl Dir {
     /// # Errors
     /// `Io`, `PermissionDenied`.
     pub fn open(path: &Path) -> Result<Self> {
-        let fd = open(path, DIRECTORY, Mode::empty());
-        let fd = fd.map_err(|e| io_error("open", path)(e.into()))?;
-        Ok(Dir {
-            file: fd.into(),
-            path: path.to_owned(),
-            is_locked: false,
-        })
+        let missing = || io_error("open", path)(Errno::NOENT.into());
+        Self::open_if_exists(path)?.ok_or_else(missing)
     }
 
     /// Like [`open`](Self::open), of a directory that may be missing.
     pub(super) fn open_if_exists(path: &Path) -> Result<Option<Self>> {
-        match open(path, DIRECTORY, Mode::empty()) {
-            Err(Errno::NOENT) => Ok(None),
-            _ => Self::open(path).map(Some),
-        }
+        let fd = match open(path, DIRECTORY, Mode::empty()) {
+            Err(Errno::NOENT) => return Ok(None),
+            fd => fd.map_err(|e| io_error("open", path)(e.into()))?,
+        };
+        Ok(Some(Dir {
+            file: fd.into(),
+            path: path.to_owned(),
+            is_locked: false,
+        }))
     }
 
     /// Takes an exclusive lock on the directory until it is dropped.
@@ -273,7 +273,7 @@ impl Dir {
         Ok(names.into_iter().map(text).collect())
     }
 
-    /// Whether there is any file below a directory of this name, or instead of it.
+    /// Whether a directory of this name holds a file at any depth. What is no directory counts as a file.
     pub(super) fn holds_files(&self, name: &str) -> Result<bool> {
         let held = holds_files(self.file.as_fd(), &c_string(name)?, MAX_LEVELS);
         held.map_err(|e| self.error("look into", name, e))

@@ -24,7 +24,7 @@ const WATCH_TIMEOUT: Duration = Duration::from_secs(1);
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(15));
 /// The maximum size of the file, in bytes.
 const MAX_FILE_BYTES: u64 = 1 << 30;
-/// The size from which the file is removed when all of it was read. A smaller file is continued.
+/// A smaller file is continued after all of it was read. A larger one is removed then.
 const CONTINUED_FILE_BYTES: u64 = 1 << 20;
 
 /// Returns the maximum size of the file in bytes. The temporary directory must also hold a full and two deltas.
@@ -114,7 +114,7 @@ impl Waiting {
         Ok(Some(transaction))
     }
 
-    /// Removes the file if all of it was read, and if it is large or broken.
+    /// Removes a large or broken file after all of it was read.
     fn remove_read_file(&mut self) {
         if self.is_empty() && (self.is_broken || self.end >= CONTINUED_FILE_BYTES) {
             self.file = None;
