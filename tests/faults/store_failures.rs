@@ -9,18 +9,13 @@ use crate::support::proxy::{Effect, Proxy, Timing};
 use crate::support::{self, deltafold, expected, run_json, scratch};
 use deltafold::ops::compact::{Options, Outcome, Status, run};
 use deltafold::ops::report::Report;
-use deltafold::prefix::Context;
 use deltafold::store::exclude::ExcludeTags;
-use deltafold::store::{Folder, LookFirst, Store};
+use deltafold::store::{LookFirst, Store};
 use deltafold::{Error, Reason};
-use object_store::aws::AmazonS3;
-use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
-use std::collections::BTreeMap;
 use std::fs;
 use std::io::Read;
-use std::sync::Arc;
 use tokio::runtime::Runtime;
 
 /// A backup and what is known about its result.
