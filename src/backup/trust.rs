@@ -18,6 +18,8 @@ pub struct Trust {
     pub plaintext_below: Option<Revision>,
     /// Operations ignore snapshots that are not trusted, and never fail because of them.
     pub ignore_untrusted: bool,
+    /// No key is given, so an encrypted snapshot is not trusted: nobody can open it. For operations that save.
+    pub only_plain: bool,
 }
 
 /// The snapshots that are not trusted, as indexes in order of creation.
@@ -55,6 +57,12 @@ impl Trust {
 
     /// Sets `untrusted` of the snapshots of a catalog.
     pub fn mark(&self, catalog: &mut Catalog) {
+        if self.only_plain {
+            for s in &mut catalog.snapshots {
+                s.untrusted = s.name.is_encrypted;
+            }
+            return;
+        }
         if !self.distrusts_plaintext(catalog) {
             return;
         }
@@ -150,6 +158,7 @@ mod tests {
         unless_all_plain: false,
         plaintext_below: None,
         ignore_untrusted: false,
+        only_plain: false,
     };
 
     /// Returns the refused and the ignored snapshots, and the revision below which they would be trusted.

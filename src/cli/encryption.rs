@@ -55,6 +55,7 @@ impl EncryptionArgs {
             unless_all_plain: !keys.decrypts(),
             plaintext_below: self.plaintext.allow_plaintext_below.map(Revision),
             ignore_untrusted: self.plaintext.ignore_untrusted,
+            only_plain: false,
         }
     }
 

@@ -90,6 +90,7 @@ impl CommonArgs {
         ctx.store = self.bandwidth.limited(ctx.store);
         // With recipients, encryption begins with a new full. Without, a backup without encryption continues.
         ctx.trust.unless_all_plain = !ctx.keys.encrypts();
+        ctx.trust.only_plain = !ctx.keys.encrypts() && !ctx.keys.decrypts();
         let settings = SnapshotSettings {
             connector,
             compression: self.compression,

@@ -69,18 +69,18 @@ impl<W: Write> Write for TeeWriter<W> {
 /// The SHA-256 of the content of an encrypted object.
 type ContentHash = [u8; 32];
 
-/// Refuses to write a plain snapshot if the existing one is encrypted: a backup that is encrypted should be
-/// so as a whole.
+/// Refuses to write plain snapshots if an identity is given: then the backup is an encrypted one. The flags decide and
+/// not what is at the store, since anybody who can write there can put an encrypted snapshot there.
 ///
 /// # Errors
-/// `Configuration` if `existing` is encrypted and no recipient is given.
-pub(crate) fn refuse_plaintext(ctx: &Context, existing: Option<&SnapshotName>) -> Result<()> {
-    match existing {
-        Some(name) if name.is_encrypted && !ctx.keys.encrypts() => Err(Reason::Configuration.error(format!(
-            "{name} is encrypted, and the new snapshot would not be: give a recipient with --age-recipient or --age-recipients-file"
-        ))),
-        _ => Ok(()),
+/// `Configuration` if an identity is given and no recipient.
+pub(crate) fn refuse_plaintext(ctx: &Context) -> Result<()> {
+    if ctx.keys.decrypts() && !ctx.keys.encrypts() {
+        return Err(Reason::Configuration.error(
+            "--age-identity is given and no recipient, so the new snapshot would not be encrypted: give a recipient with --age-recipient or --age-recipients-file",
+        ));
     }
+    Ok(())
 }
 
 /// Compresses a snapshot, and encrypts it if recipients are given. An encrypted snapshot is hashed before its

@@ -157,9 +157,7 @@ impl Compaction<'_> {
         if source.is_folded() {
             return self.nothing_to_do(&source);
         }
-        let inputs = source.inputs();
-        let encrypted = inputs.map(|s| &s.name).find(|n| n.is_encrypted);
-        refuse_plaintext(self.ctx, encrypted)?;
+        refuse_plaintext(self.ctx)?;
         let encoding = self.resolve_compression(&source)?;
         self.warn_about_space(&source);
         if self.options.dry_run {

@@ -72,7 +72,10 @@ impl Context {
                     false => e.at(&name),
                 };
                 match e.reason() {
-                    Reason::CorruptSnapshot | Reason::NameMismatch => e.setting_aside(name),
+                    Reason::CorruptSnapshot
+                    | Reason::NameMismatch
+                    | Reason::TooLarge
+                    | Reason::CannotDecrypt => e.setting_aside(name),
                     _ => e,
                 }
             }

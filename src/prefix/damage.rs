@@ -1,14 +1,15 @@
 //! What an operation does when a snapshot turns out to be damaged, or excluded by a tag: it plans again without that
-//! snapshot.
+//! snapshot. One that cannot be decrypted is damaged, too.
 //!
 //! Restoring goes around damage: another full, or other deltas, must lead to the same revision. Reading shows what
 //! stands before the damage. Neither leaves the timeline, since what the snapshots of a timeline have in common was
-//! decided with the damaged one among them. `scan` and `open` obey; nothing is written.
+//! decided with the damaged one among them. Saving goes on as if the damaged snapshot did not exist, since anybody who
+//! can write to the store may have put it there. `scan` and `open` obey; nothing is written.
 
 use super::Context;
 use crate::backup::Catalog;
 use crate::base::lock;
-use crate::error::{Error, Result};
+use crate::error::{Error, Reason, Result};
 use crate::store::Store;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -22,21 +23,27 @@ pub struct Damage(Arc<Mutex<Found>>);
 
 #[derive(Debug, Default)]
 struct Found {
-    stops: bool,
+    on_damage: OnDamage,
     /// By the full names of the snapshots.
     snapshots: BTreeMap<String, Error>,
 }
 
 impl Damage {
-    /// Returns the usable snapshots of a catalog that are known to be damaged, with their errors.
-    pub(crate) fn among(&self, store: &Store, catalog: &Catalog) -> BTreeMap<usize, Error> {
-        let known = &lock(&self.0).snapshots;
+    /// Returns the usable snapshots of a catalog that are known to be damaged, with their errors. For an operation that
+    /// saves, marks them as not trusted.
+    pub(crate) fn mark(&self, store: &Store, catalog: &mut Catalog) -> BTreeMap<usize, Error> {
+        let found = &lock(&self.0);
         let mut damaged = BTreeMap::new();
         // Large prefixes are scanned often, and damage is rare.
-        if !known.is_empty() {
+        if !found.snapshots.is_empty() {
             for i in catalog.usable() {
-                let e = known.get(&store.name(&catalog.snapshots[i].path));
+                let e = found.snapshots.get(&store.name(&catalog.snapshots[i].path));
                 damaged.extend(e.map(|e| (i, e.again())));
+            }
+        }
+        if found.on_damage == OnDamage::Ignores {
+            for &i in damaged.keys() {
+                catalog.snapshots[i].untrusted = true;
             }
         }
         damaged
@@ -49,27 +56,37 @@ impl Damage {
 
     /// Returns whether a state before the damage will do if the requested one is the newest.
     pub(crate) fn stops(&self) -> bool {
-        lock(&self.0).stops
+        lock(&self.0).on_damage == OnDamage::Stops
     }
 
-    fn begin(&self, stops: bool) {
+    fn begin(&self, on_damage: OnDamage) {
         let snapshots = BTreeMap::new();
-        *lock(&self.0) = Found { stops, snapshots };
+        *lock(&self.0) = Found {
+            on_damage,
+            snapshots,
+        };
+    }
+
+    /// Forgets all damage. From now on a damaged snapshot counts as if it did not exist.
+    pub(crate) fn begin_ignoring(&self) {
+        self.begin(OnDamage::Ignores);
     }
 
     /// Adds a damaged snapshot. Returns false if it is known.
-    fn add(&self, name: &str, e: &Error) -> bool {
+    pub(crate) fn add(&self, name: &str, e: &Error) -> bool {
         let known = &mut lock(&self.0).snapshots;
         known.insert(name.to_owned(), e.again()).is_none()
     }
 }
 
 /// What an operation does if a snapshot is damaged.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum OnDamage {
+    #[default]
     Fails,
     GoesAround,
     Stops,
+    Ignores,
 }
 
 /// Calls `work`, which restores, again as long as it finds a snapshot damaged or excluded by a tag: each time it
@@ -111,7 +128,7 @@ fn plan<'c, T>(
 ) -> Result<T> {
     let contexts: Vec<&Context> = contexts.into_iter().collect();
     for ctx in &contexts {
-        ctx.damage.begin(on_damage == OnDamage::Stops);
+        ctx.damage.begin(on_damage);
     }
     for _ in 1..MOST {
         let result = work();
@@ -121,7 +138,8 @@ fn plan<'c, T>(
         };
         // The store remembers what a tag excludes.
         let mut is_new = e.is_of_excluded();
-        if !is_new && on_damage != OnDamage::Fails {
+        // A snapshot that is too large may be read with another limit: the user decides.
+        if !is_new && on_damage != OnDamage::Fails && e.reason() != Reason::TooLarge {
             for ctx in &contexts {
                 is_new |= ctx.damage.add(name, e);
             }

@@ -90,6 +90,15 @@ impl Scan {
         sort(ctx, catalog, tags, Depth::All, self.scope, |_| Ok(()))
     }
 
+    /// Scans the same snapshots again, after an operation that saves has found one of them damaged.
+    ///
+    /// # Errors
+    /// As [`scan`].
+    pub(crate) fn again(&self, ctx: &Context) -> Result<Scan> {
+        let (catalog, tags) = (self.catalog.clone(), self.read_tags.clone());
+        sort(ctx, catalog, tags, self.depth, self.scope, |_| Ok(()))
+    }
+
     /// Scans the same snapshots again as if the newest walls without a full behind them did not exist.
     ///
     /// # Errors
@@ -151,7 +160,8 @@ impl Scan {
 
     /// Returns a warning about ignored snapshots, if there are any.
     pub(crate) fn untrusted_warning(&self) -> Option<String> {
-        untrusted_warning(&self.catalog, &self.untrusted)
+        let is_intact = |i: &usize| !self.damaged.contains_key(i);
+        untrusted_warning(&self.catalog, self.untrusted.all().filter(is_intact))
     }
 
     /// Returns the paths of the deltas of a chain whose tags were not read.
@@ -259,7 +269,8 @@ fn sort(
     scope: TagScope,
     check_full: impl Fn(&Database<DatabaseFile>) -> Result<()> + Sync,
 ) -> Result<Scan> {
-    let is_damage = |e: &Error| e.reason().is_bad_data();
+    let is_damage = |e: &Error| e.reason().is_bad_data() || e.reason() == Reason::CannotDecrypt;
+    let mut damaged = ctx.damage.mark(&ctx.store, &mut catalog);
     // Starts over each time a newly read tag excludes a snapshot. Each tag is read once, so there is an end.
     let (doubtful, contents, timelines) = loop {
         if ctx.store.has_seen_tags() {
@@ -304,7 +315,7 @@ fn sort(
             break (doubtful, contents, timelines);
         }
     };
-    let damaged = ctx.damage.among(&ctx.store, &catalog);
+    damaged.retain(|&i, _| !catalog.snapshots[i].excluded);
     let with_damage = timelines.all.iter().filter(|_| !damaged.is_empty());
     let intact = with_damage.map(|t| t.part(|i| !damaged.contains_key(&i)));
     let intact = intact.collect();
@@ -344,14 +355,21 @@ pub(crate) fn untrusted_error(
 }
 
 /// Returns a warning about untrusted snapshots that are ignored, if there are any.
-pub(crate) fn untrusted_warning(catalog: &Catalog, untrusted: &Untrusted) -> Option<String> {
-    if untrusted.is_empty() {
-        return None;
-    }
-    Some(format!(
-        "ignored, since keys are given and these are not encrypted: {}",
-        paths(catalog, untrusted.all())
-    ))
+pub(crate) fn untrusted_warning(
+    catalog: &Catalog,
+    untrusted: impl Iterator<Item = usize>,
+) -> Option<String> {
+    let untrusted: Vec<usize> = untrusted.collect();
+    let first = *untrusted.first()?;
+    let is_encrypted = catalog.snapshots[first].name.is_encrypted;
+    let paths = paths(catalog, untrusted.into_iter());
+    Some(if is_encrypted {
+        format!(
+            "ignored, since no key is given and these are encrypted: {paths}; new snapshots are not: if you encrypt this backup, give --age-recipient and --age-identity"
+        )
+    } else {
+        format!("ignored, since keys are given and these are not encrypted: {paths}")
+    })
 }
 
 fn paths(catalog: &Catalog, which: impl Iterator<Item = usize>) -> String {

@@ -143,32 +143,6 @@ fn header(inner: &mut impl BufRead) -> Result<Vec<u8>> {
     }
 }
 
-/// Checks an age file of `bytes` bytes as far as that needs no identity: the header is valid and for X25519
-/// recipients, and the rest is long enough for a snapshot. Reads no more than the header.
-///
-/// # Errors
-/// Fails with `CorruptSnapshot`, and with the errors of `inner`.
-pub fn check_header(inner: impl Read, bytes: u64) -> Result<()> {
-    /// The nonce, an authentication tag, and fewer bytes than any snapshot has.
-    const LEAST: u64 = 16 + 16 + 64;
-    let mut inner = BufReader::with_capacity(BUFFER.min(MAX_HEADER as usize), inner);
-    let header = header(&mut inner)?;
-    if bytes < header.len() as u64 + LEAST {
-        return Err(Error::corrupt(format!(
-            "it is cut short: it has {bytes} bytes, {} of them its age header",
-            header.len()
-        )));
-    }
-    match Decryptor::new_buffered(Cursor::new(header).chain(inner)) {
-        Ok(decryptor) if decryptor.is_scrypt() => Err(Error::corrupt(
-            "it is encrypted with a passphrase: snapshots are for X25519 recipients",
-        )),
-        Ok(_) => Ok(()),
-        Err(DecryptError::Io(e)) if is_source_error(&e) => Err(Error::io(READING, e)),
-        Err(e) => Err(Error::corrupt(format!("its age header is damaged: {e}"))),
-    }
-}
-
 /// Decrypts a stream while it is read. Each 64 KiB are authenticated before they are returned.
 pub struct DecryptingReader<R>(StreamReader<Chain<Cursor<Vec<u8>>, BufReader<R>>>);
 

@@ -374,3 +374,78 @@ fn a_follower_takes_a_new_full_and_goes_on() {
         );
     });
 }
+
+/// Somebody who can write puts objects there that nobody can open. Each is newer than all others, or leaves a doubt about
+/// histories, or has a name of the future.
+#[test]
+fn a_forged_name_stops_no_saving() {
+    let (key, other) = (Key::new(), Key::new());
+    let (both, writes) = (key.both(), key.writes());
+    let rubbish = [b"x".to_vec(), sealed_for(&[&other], &[7; 1000])];
+    with_etcd(EtcdVersion::V3_6, |world| {
+        let folder = world.folder().to_owned();
+        for (name, flags) in [("plain", Vec::new()), ("encrypted", args(&both))] {
+            let store = folder.join(name);
+            fs::create_dir(&store).unwrap();
+            world.prefix.url = store.to_str().unwrap().to_owned();
+            world.put_many("/a/", 20, 100);
+            world.snapshot("full", &flags).succeeded();
+            world.put("/b", "1");
+            world.delta(&flags);
+            let last = world.prefix.last_saved();
+            let newest = world.prefix.names().last().unwrap().created;
+            let forged = [
+                format!("Incr-{:08}-{:08}-{}.gz", last + 1, last + 100, newest + 1),
+                format!("Full-00000000-{:08}-{}.gz", last + 100, newest + 1),
+                format!("Full-00000000-00000003-{}.gz", newest),
+                format!("Incr-00000002-{:08}-{}.gz", last, newest),
+                format!("Full-00000000-{:08}-{}.gz", last + 100, newest + 86_400),
+                format!("Full-00000000-99999999-{}.gz", 99_999_999_999_i64),
+            ];
+            for forged in &forged {
+                for (n, rubbish) in rubbish.iter().enumerate() {
+                    let path = store.join(format!("v2/{forged}.age"));
+                    fs::write(&path, rubbish).unwrap();
+                    let revision = world.put("/b", format!("{n}"));
+                    let taken = world.delta(&flags);
+                    let (full, began) = (&taken.json["full_reason"], &taken.json["timeline_began"]);
+                    let is = (full, began, taken.json["revision"].as_i64());
+                    let right = (&Value::Null, &json!(false), Some(revision));
+                    assert_eq!(is, right, "{name} {forged}: {}", taken.log);
+                    fs::remove_file(path).unwrap();
+                }
+            }
+            // A restore goes around a full of the newest revision.
+            let last = world.prefix.last_saved();
+            let newest = world.prefix.names().last().unwrap().created;
+            let path = store.join(format!("v2/Full-00000000-{last:08}-{}.gz.age", newest + 1));
+            fs::write(&path, &rubbish[1]).unwrap();
+            let mut c = deltafold();
+            c.args(["restore", "--output", "json", "--data-dir"]);
+            c.arg(folder.join(format!("{name}.data")))
+                .arg("--store")
+                .arg(&store);
+            let (code, restored, stderr) = run_json(c.args(&flags));
+            assert_eq!((code, &restored["revision"]), (0, &json!(last)), "{stderr}");
+            assert!(stderr.contains("damaged, and not used"), "{stderr}");
+            fs::remove_file(path).unwrap();
+            for forged in &forged {
+                fs::write(store.join(format!("v2/{forged}.age")), &rubbish[1]).unwrap();
+            }
+            for _ in 0..2 {
+                let revision = world.put("/b", "3");
+                let taken = world.snapshot("full", &flags).succeeded();
+                let is = (
+                    &taken.json["timeline_began"],
+                    taken.json["revision"].as_i64(),
+                );
+                assert_eq!(is, (&json!(false), Some(revision)), "{name}: {}", taken.log);
+            }
+            if name == "encrypted" {
+                // Who can only encrypt takes fulls by names.
+                world.put("/b", "4");
+                world.snapshot("full", &args(&writes)).succeeded();
+            }
+        }
+    });
+}

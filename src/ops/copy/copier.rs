@@ -306,7 +306,7 @@ impl<'a> Copier<'a> {
                 refused,
             ));
         }
-        if let Some(warning) = untrusted_warning(source, &untrusted) {
+        if let Some(warning) = untrusted_warning(source, untrusted.all()) {
             self.warn(warning);
         }
         source.snapshots.retain(|s| !s.untrusted);

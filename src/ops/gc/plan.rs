@@ -152,7 +152,7 @@ impl<'a> Planner<'a> {
         // Objects that are written from now on must not look old.
         let now = self.now();
         let mut input = self.list(now)?;
-        let untrusted = self.untrusted(&input.catalog);
+        let untrusted = self.untrusted(&input.catalog)?;
         input.ignored.add_damaged(untrusted);
         let Decisions {
             timelines,
@@ -232,8 +232,11 @@ impl<'a> Planner<'a> {
         Ok(input)
     }
 
-    /// Returns the fulls that are plain although keys are given.
-    fn untrusted(&self, catalog: &Catalog) -> Vec<(usize, Damage)> {
+    /// Returns the fulls that are plain although keys are given, and those that are encrypted if no identity is.
+    ///
+    /// # Errors
+    /// `CannotDecrypt` if no identity is given and all fulls are encrypted.
+    fn untrusted(&self, catalog: &Catalog) -> Result<Vec<(usize, Damage)>> {
         let mut untrusted = Vec::new();
         for i in self.ctx.trust.out_of_place(catalog) {
             let name = self.ctx.store.name(&catalog.snapshots[i].path);
@@ -242,7 +245,25 @@ impl<'a> Planner<'a> {
             );
             untrusted.push((i, (Reason::Untrusted.as_str().to_owned(), message)));
         }
-        untrusted
+        if self.ctx.keys.decrypts() {
+            return Ok(untrusted);
+        }
+        let fulls = catalog
+            .usable()
+            .filter(|&i| catalog.snapshots[i].name.is_full());
+        let (encrypted, plain): (Vec<usize>, Vec<usize>) =
+            fulls.partition(|&i| catalog.snapshots[i].name.is_encrypted);
+        for &i in &encrypted {
+            let name = self.ctx.store.name(&catalog.snapshots[i].path);
+            let e = Reason::CannotDecrypt.error(format!(
+                "{name} is encrypted, and nothing is removed for a full that was not read: give the identity with --age-identity"
+            ));
+            if plain.is_empty() {
+                return Err(e);
+            }
+            untrusted.push((i, damage(&e)));
+        }
+        Ok(untrusted)
     }
 
     /// Decides on all snapshots. Returns `None` if a snapshot on which the decision depends turns out to be
@@ -263,9 +284,7 @@ impl<'a> Planner<'a> {
                 continue;
             };
             doubts.push(e.to_string());
-            // Without an identity, an encrypted full is unreadable but not suspicious.
-            let lacks_identity = e.reason() == Reason::CannotDecrypt && !self.ctx.keys.decrypts();
-            if !lacks_identity && input.catalog.snapshots[i].name.is_full() {
+            if input.catalog.snapshots[i].name.is_full() {
                 damaged.push((i, damage(e)));
             }
         }

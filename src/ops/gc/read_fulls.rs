@@ -9,7 +9,7 @@ use crate::error::{Reason, Result};
 use crate::fold::rebuild::read_every_page;
 use crate::prefix::Context;
 use crate::prefix::open::SnapshotReader;
-use crate::store::{ObjectInfo, encryption};
+use crate::store::ObjectInfo;
 use chrono::{DateTime, Utc};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -122,13 +122,9 @@ impl<'a> ReadFulls<'a> {
 }
 
 /// Reads a full to its end and checks its SHA-256, every page, and whether it holds the revision of its
-/// name. Of an encrypted full only the header can be checked if there is no identity.
+/// name.
 fn read_whole(ctx: &Context, snapshot: &Snapshot) -> Result<()> {
     let at = ctx.at(snapshot);
-    if snapshot.name.is_encrypted && !ctx.keys.decrypts() {
-        let object = ctx.store.read(&snapshot.path);
-        return encryption::check_header(object, snapshot.bytes).map_err(at);
-    }
     let (db, base) = SnapshotReader::new(ctx, [snapshot]).full(0)?;
     read_every_page(&db).map_err(&at)?;
     if base.first_revision() > snapshot.name.last {

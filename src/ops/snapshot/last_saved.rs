@@ -35,14 +35,13 @@ pub(super) struct LastSaved {
 /// Returns what the store holds at its end, or why a full is needed if the snapshots no longer hold it.
 ///
 /// # Errors
-/// Fails with the store's errors, `Io` and `NoSpace`.
+/// Fails with the error of a snapshot that cannot be opened; with the store's errors, `Io` and `NoSpace`.
 pub(super) fn read(ctx: &Context, backup: &BackupState) -> Result<Result<LastSaved, FullCause>> {
     match read_newest(ctx, backup) {
         Ok(last_saved) => Ok(Ok(last_saved)),
         Err(e) if e.reason() == Reason::OutOfRange => {
             Ok(Err(FullCause::new(FullReason::Unverifiable, e.to_string())))
         }
-        Err(e) if e.reason().is_bad_data() => Ok(Err(FullCause::from_bad_data(&e))),
         Err(e) => Err(e),
     }
 }

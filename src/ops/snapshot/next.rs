@@ -136,6 +136,8 @@ pub struct BackupState {
     pub full: Option<SnapshotName>,
     /// Why deltas after `last` would be useless; `None` if they can be restored.
     pub broken: Option<FullCause>,
+    /// The cause for a full beside the deltas: somebody may have put snapshots there that count for nothing.
+    pub untrusted: Option<FullCause>,
 }
 
 /// The newest snapshot, as far as the name of the next one depends on it.
@@ -150,7 +152,7 @@ pub struct NewestSnapshot {
     pub compression: Compression,
 }
 
-/// The shortest time between two fulls that are taken because of untrusted snapshots.
+/// The shortest time in seconds between two fulls that are taken because of untrusted snapshots.
 const SECONDS_BETWEEN_UNTRUSTED_FULLS: i64 = 3600;
 /// The largest plausible clock error. A name with a time farther in the future is ignored as forged.
 const MAX_SECONDS_AHEAD: i64 = 366 * 86_400;
@@ -197,7 +199,10 @@ impl BackupState {
     /// Why a full is needed, whatever the cluster holds.
     pub fn read(scan: &Scan, now: DateTime<Utc>) -> Result<Self, FullCause> {
         let catalog = &scan.catalog;
-        if let Some(cause) = untrusted_cause(scan, now) {
+        let untrusted = untrusted_cause(scan, now);
+        if catalog.usable().next().is_none()
+            && let Some(cause) = untrusted
+        {
             return Err(cause);
         }
         if let Some((_, e)) = scan.contents.unreadable.iter().next() {
@@ -244,6 +249,7 @@ impl BackupState {
                 .any(|m| !catalog.snapshots[m.snapshot].name.is_full()),
             full: newest_full(scan, timeline).cloned(),
             broken,
+            untrusted,
         })
     }
 }
@@ -297,13 +303,24 @@ fn untrusted_cause(scan: &Scan, now: DateTime<Utc>) -> Option<FullCause> {
     }
     for &i in &scan.untrusted.refused {
         let snapshot = &catalog.snapshots[i];
-        if snapshot.name.created <= now.timestamp() {
-            let message = format!(
-                "{} is not encrypted, and keys are given: anybody may have made it",
-                snapshot.path
-            );
-            return Some(FullCause::new(FullReason::Untrusted, message));
+        if snapshot.name.created > now.timestamp() {
+            continue;
         }
+        let path = &snapshot.path;
+        let cause = |reason, message| Some(FullCause::new(reason, message));
+        return match scan.damaged.get(&i) {
+            Some(e) => Some(FullCause::from_bad_data(e)),
+            None if snapshot.name.is_encrypted => {
+                let message = format!("{path} is encrypted, and no key is given");
+                cause(FullReason::CorruptSnapshot, message)
+            }
+            None => {
+                let message = format!(
+                    "{path} is not encrypted, and keys are given: anybody may have made it"
+                );
+                cause(FullReason::Untrusted, message)
+            }
+        };
     }
     None
 }
@@ -439,8 +456,8 @@ mod tests {
             "Full-00000000-00000010-1000.age",
             "Incr-00000011-00000020-2000",
         ];
-        let cause = |now| BackupState::read(&scan_of(&names), at(now)).err();
-        let reason = |now| cause(now).map(|c| c.reason);
+        let state = |now| BackupState::read(&scan_of(&names), at(now)).unwrap();
+        let reason = |now| state(now).untrusted.map(|c| c.reason);
         let hour = SECONDS_BETWEEN_UNTRUSTED_FULLS;
         assert_eq!(reason(2000), None);
         assert_eq!(reason(1000 + hour - 1), None);

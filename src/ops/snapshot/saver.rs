@@ -19,7 +19,7 @@ use super::{
 use crate::backup::catalog::{TIMELINES, Wall};
 use crate::backup::codec::Encoding;
 use crate::backup::timeline::{NamesOnly, Timelines};
-use crate::backup::{Kind, SnapshotName};
+use crate::backup::{Catalog, Kind, SnapshotName};
 use crate::error::{Error, Reason, Result};
 use crate::etcd::cluster::Cluster;
 use crate::etcd::feed::{Ended, Feed, Known};
@@ -29,13 +29,15 @@ use crate::mvcc::Revision;
 use crate::ops::snapshot_leases::{self, News};
 use crate::prefix::Context;
 use crate::prefix::identity::{self, ClusterFacts};
-use crate::prefix::scan::{self, Depth, scan_with_tags};
+use crate::prefix::scan::{self, Depth, Scan, scan_with_tags};
 use crate::prefix::tags::TagScope;
 use crate::prefix::timeline_records::{self, Leaves, TimelineRecord};
 use crate::telemetry::metrics::SnapshotKind;
 use chrono::Utc;
 use std::time::{Duration, Instant};
 
+/// The number of scans, each without what the one before could not open. An attacker may put any number there.
+const MOST_SCANS: usize = 32;
 /// The number of records that are tried: if the name of one is taken, that of a second later is next.
 const RECORDS_TRIED: i64 = 10;
 
@@ -71,8 +73,8 @@ pub(super) struct Saver<'a> {
     /// When the timeline began, in seconds since 1970; `None` if no other timeline precedes it.
     timeline_start: Option<i64>,
     names: KnownNames,
-    /// What the store held at its end; `None` if it was not read.
-    last_saved: Option<LastSaved>,
+    /// What the store held at its end, or why a full is needed; `None` if it was not read.
+    last_saved: Option<Result<LastSaved, FullCause>>,
     /// The time of the newest record of a timeline that this session knows.
     newest_wall: i64,
     /// The cluster whose snapshots are saved, or were by an earlier saver of this process; `None` until it is
@@ -89,11 +91,13 @@ impl<'a> Saver<'a> {
     /// Scans the store in order to save into it.
     ///
     /// # Errors
-    /// Fails as [`look`](Self::look), and with `Configuration` if the newest snapshot is encrypted and new
-    /// ones would not be.
+    /// Fails as [`look`](Self::look), and with `Configuration` if an identity is given and no recipient.
     pub(super) fn open(ctx: &'a Context, settings: &'a SnapshotSettings) -> Result<Self> {
-        let (saver, newest) = Self::scan(ctx, settings)?;
-        refuse_plaintext(ctx, newest.as_ref())?;
+        refuse_plaintext(ctx)?;
+        let (mut saver, scan) = Self::scan(ctx, settings)?;
+        if let Some(scan) = scan {
+            saver.set_aside_damage(scan)?;
+        }
         Ok(saver)
     }
 
@@ -106,11 +110,8 @@ impl<'a> Saver<'a> {
         Ok(Self::scan(ctx, settings)?.0)
     }
 
-    /// Also returns the name of the newest snapshot that is not excluded.
-    fn scan(
-        ctx: &'a Context,
-        settings: &'a SnapshotSettings,
-    ) -> Result<(Self, Option<SnapshotName>)> {
+    fn scan(ctx: &'a Context, settings: &'a SnapshotSettings) -> Result<(Self, Option<Scan>)> {
+        ctx.damage.begin_ignoring();
         let mut saver = Saver {
             ctx,
             settings,
@@ -136,28 +137,83 @@ impl<'a> Saver<'a> {
             }
             Err(e) => return Err(e),
         };
-        let now = Utc::now();
-        saver.newest = NewestSnapshot::read(&scan.catalog, now);
-        let newest_wall = next::newest_wall(&scan.catalog.walls, now);
-        saver.newest_wall = newest_wall.map_or(i64::MIN, |wall| wall.second);
+        let scan = saver.without_unreadable(scan)?;
+        saver.begin_at(&scan);
         if let Some(warning) = scan.untrusted_warning() {
             saver.warn(warning);
         }
-        let backup = BackupState::read(&scan, now);
+        Ok((saver, Some(scan)))
+    }
+
+    /// Scans again as long as names leave a doubt and a snapshot cannot be opened that would tell: what cannot be
+    /// opened counts for nothing.
+    fn without_unreadable(&mut self, mut scan: Scan) -> Result<Scan> {
+        for _ in 0..MOST_SCANS {
+            let mut is_new = false;
+            for e in scan.contents.unreadable.values() {
+                is_new |= self.set_aside(e);
+            }
+            if !is_new {
+                break;
+            }
+            scan = scan.again(self.ctx)?;
+        }
+        Ok(scan)
+    }
+
+    /// Sets a snapshot aside that cannot be opened. Returns whether that is new.
+    fn set_aside(&mut self, e: &Error) -> bool {
+        let name = e.set_aside();
+        let is_new = name.is_some_and(|name| self.ctx.damage.add(name, e));
+        if is_new {
+            self.warn(format!("{e}: this snapshot counts for nothing"));
+        }
+        is_new
+    }
+
+    /// Reads what the store holds at its end. Without a snapshot that cannot be opened, it ends elsewhere.
+    fn set_aside_damage(&mut self, mut scan: Scan) -> Result<()> {
+        for _ in 0..MOST_SCANS {
+            let Some(Ok(backup)) = &self.backup else {
+                break;
+            };
+            match last_saved::read(self.ctx, backup) {
+                Ok(last_saved) => {
+                    self.last_saved = Some(last_saved);
+                    break;
+                }
+                // Nothing could be opened: fulls go by names, and deltas fail.
+                Err(e) if e.reason() == Reason::CannotDecrypt && !self.ctx.keys.decrypts() => break,
+                Err(e) if self.set_aside(&e) => {
+                    scan = self.without_unreadable(scan.again(self.ctx)?)?;
+                    self.begin_at(&scan);
+                }
+                Err(e) if e.set_aside().is_some() => break,
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(())
+    }
+
+    /// Begins at what a scan has found.
+    fn begin_at(&mut self, scan: &Scan) {
+        let now = Utc::now();
+        self.newest = NewestSnapshot::read(&scan.catalog, now);
+        let newest_wall = next::newest_wall(&scan.catalog.walls, now);
+        self.newest_wall = newest_wall.map_or(i64::MIN, |wall| wall.second);
+        (self.full, self.timeline_start) = (None, None);
+        let backup = BackupState::read(scan, now);
         match &backup {
             Ok(backup) => {
-                saver.last = Some(backup.last);
-                saver.full.clone_from(&backup.full);
+                self.last = Some(backup.last);
+                self.full.clone_from(&backup.full);
                 let timeline = scan.timelines.newest(&scan.catalog);
-                saver.timeline_start = timeline.ok().and_then(|t| t.began(&scan.catalog));
+                self.timeline_start = timeline.ok().and_then(|t| t.began(&scan.catalog));
             }
             // The store has snapshots, but no delta can continue them.
-            Err(_) => saver.last = scan.catalog.latest_revision(),
+            Err(_) => self.last = scan.catalog.latest_revision(),
         }
-        saver.backup = Some(backup);
-        let newest = scan.catalog.usable().last();
-        let newest = newest.map(|i| scan.catalog.snapshots[i].name.clone());
-        Ok((saver, newest))
+        self.backup = Some(backup);
     }
 
     /// Returns what the store held when it was scanned: `None` if it was empty, `Err` if a full is needed
@@ -237,7 +293,7 @@ impl<'a> Saver<'a> {
                 self.ctx.store.url(), other.start, other.last, own.start, own.last
             ));
         }
-        self.ctx.trust.mark(&mut catalog);
+        self.mark_untrusted(&mut catalog);
         // Names alone cannot tell timelines apart: leave out everything before this one.
         let start = self.timeline_start.unwrap_or(i64::MIN);
         catalog.snapshots.retain(|s| s.name.created >= start);
@@ -262,6 +318,12 @@ impl<'a> Saver<'a> {
         Ok(updated.map(|warnings| self.summary.warnings.extend(warnings)))
     }
 
+    /// Marks the snapshots that count for nothing.
+    fn mark_untrusted(&self, catalog: &mut Catalog) {
+        self.ctx.trust.mark(catalog);
+        self.ctx.damage.mark(&self.ctx.store, catalog);
+    }
+
     /// Logs a warning and adds it to the summary.
     pub(super) fn warn(&mut self, message: String) {
         tracing::warn!("{message}");
@@ -284,13 +346,15 @@ impl<'a> Saver<'a> {
     fn last_saved(&mut self) -> Result<Result<&LastSaved, FullCause>> {
         let last_saved = match (self.last_saved.take(), &self.backup) {
             (Some(last_saved), _) => last_saved,
-            (None, Some(Ok(backup))) => match last_saved::read(self.ctx, backup)? {
-                Ok(last_saved) => last_saved,
-                Err(cause) => return Ok(Err(cause)),
+            (None, Some(Ok(backup))) => match last_saved::read(self.ctx, backup) {
+                Err(e) if e.reason().is_bad_data() => Err(FullCause::from_bad_data(&e)),
+                last_saved => last_saved?,
             },
-            _ => return Err(Error::internal("a delta needs a snapshot before it")),
+            (None, Some(Err(cause))) => Err(cause.clone()),
+            (None, None) => return Err(Error::internal("a delta needs a snapshot before it")),
         };
-        Ok(Ok(self.last_saved.insert(last_saved)))
+        let last_saved = self.last_saved.insert(last_saved);
+        Ok(last_saved.as_ref().map_err(FullCause::clone))
     }
 
     /// Returns the last saved transactions, after which deltas continue, or why a full is needed. If a compaction left
@@ -464,8 +528,8 @@ impl<'a> Saver<'a> {
     fn compare_keys(&mut self, cluster: &Cluster) -> Result<Compared> {
         let last = self.last.unwrap_or_default().0;
         let keys = match &self.last_saved {
-            Some(last_saved) => &last_saved.keys,
-            None => return Ok(Compared::Nothing),
+            Some(Ok(last_saved)) => &last_saved.keys,
+            _ => return Ok(Compared::Nothing),
         };
         first_write::compare_keys(keys, last, &self.settings.connector, cluster)
     }
@@ -615,6 +679,9 @@ impl<'a> Saver<'a> {
             ));
         }
         self.summary.full_cause = Some(cause);
+        if let Some(Ok(backup)) = &mut self.backup {
+            backup.untrusted = None;
+        }
         self.last = Some(revision);
         self.full = Some(snapshot.name.clone());
         self.names.forget();
@@ -691,7 +758,8 @@ impl<'a> Saver<'a> {
             _ => Leaves::UNKNOWN,
         };
         // The wall stands behind all that others have saved meanwhile.
-        let catalog = scan::by_names(&self.ctx.store)?;
+        let mut catalog = scan::by_names(&self.ctx.store)?;
+        self.mark_untrusted(&mut catalog);
         let now = Utc::now();
         let mut second = name_time(Kind::Full, self.newest, now);
         if let Some(newest) = NewestSnapshot::read(&catalog, now) {
@@ -776,8 +844,18 @@ impl<'a> Saver<'a> {
         self.summary.snapshots.push(snapshot);
     }
 
-    /// Returns a cause for a full if the newest one is too old.
+    /// Returns a cause for a full, with deltas up to it, if untrusted snapshots demand one or if the newest one is too
+    /// old.
     pub(super) fn full_too_old(&self, current: Revision, max_age: Duration) -> Option<FullCause> {
+        if let Some(Ok(backup)) = &self.backup
+            && let Some(cause) = &backup.untrusted
+        {
+            return Some(FullCause {
+                // Who asks has compared the cluster with the last saved changes.
+                continuity: Continuity::Proven,
+                ..cause.clone()
+            });
+        }
         next::full_too_old(self.full.as_ref(), current, Utc::now(), max_age)
     }
 }
