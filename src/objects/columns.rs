@@ -218,6 +218,21 @@ mod tests {
         assert_eq!(cells, [text("3"), text("True"), since, text("")]);
     }
 
+    #[test]
+    fn an_attackers_definition_has_no_more_than_32_columns() {
+        let column = json!({"name": "X", "type": "string", "jsonPath": "."});
+        let definition = json!({
+            "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+            "spec": {
+                "group": "example.com", "names": {"kind": "Widget", "plural": "widgets"},
+                "additionalPrinterColumns": vec![column; 20_000],
+            },
+        });
+        let definition = Object::decode(&serde_json::to_vec(&definition).unwrap()).unwrap();
+        let resource = Resource::of_definition(&definition).unwrap();
+        assert_eq!(Column::of(&resource).len(), 32);
+    }
+
     /// Once, such a column of an object of 1.5 MB took 9.8 GB: each value was found again from each one above it.
     #[test]
     fn an_attackers_column_that_descends_again_and_again_gives_an_empty_cell() {
