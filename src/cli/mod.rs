@@ -51,6 +51,7 @@ use crate::error::{Error, Reason, Result};
 use crate::telemetry::logs::{self, LogFormat};
 use crate::telemetry::memory;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+pub use get::table;
 pub use parse::check;
 use print::{fail, print_outcome, print_report, size};
 pub use schemas::{schema, schema_names};

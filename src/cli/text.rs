@@ -189,7 +189,7 @@ pub(super) fn log_time(point: &Point) {
 }
 
 /// The widest cell of a table, in characters: a longer one is cut.
-const WIDEST_CELL: usize = 1000;
+pub(super) const WIDEST_CELL: usize = 1000;
 
 /// The widths of a table's columns, in characters.
 #[derive(Default)]

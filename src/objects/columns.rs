@@ -1,9 +1,7 @@
 //! What a table shows of an object, beside its name and age.
 
+use super::json_path::JsonPath;
 use super::resource::Resource;
-use jsonpath_rust::parser::model::JpQuery;
-use jsonpath_rust::parser::parse_json_path;
-use jsonpath_rust::query::js_path_process;
 use serde_json::Value;
 
 /// A column: its header, and its cell of an object.
@@ -19,7 +17,7 @@ type BuiltInCell = fn(&Value) -> String;
 enum Cell {
     BuiltIn(BuiltInCell),
     /// A path, if it is valid, and whether the value is a time.
-    Path(Option<JpQuery>, bool),
+    Path(Option<JsonPath>, bool),
 }
 
 /// The value of a cell.
@@ -41,10 +39,7 @@ impl Column {
             return columns
                 .map(|c| Column {
                     header: c.name.to_uppercase(),
-                    cell: Cell::Path(
-                        parse_json_path(&format!("${}", c.json_path)).ok(),
-                        c.is_date,
-                    ),
+                    cell: Cell::Path(JsonPath::parse(&c.json_path).ok(), c.is_date),
                 })
                 .collect();
         }
@@ -104,9 +99,8 @@ impl Column {
             Cell::BuiltIn(cell) => CellValue::Text(cell(object)),
             Cell::Path(path, is_date) => {
                 // An invalid path, or one without a value, gives an empty cell, as in kubectl.
-                let found = path.as_ref().map(|path| js_path_process(path, object).ok());
-                let found = found.flatten().unwrap_or_default();
-                let texts: Vec<String> = found.into_iter().map(|f| shown(f.val)).collect();
+                let found = path.as_ref().map(|path| path.values(object));
+                let texts: Vec<String> = found.into_iter().flatten().map(shown).collect();
                 let text = texts.join(",");
                 if *is_date && !text.is_empty() {
                     CellValue::Time(text)
@@ -222,5 +216,34 @@ mod tests {
         let text = |t: &str| CellValue::Text(t.to_owned());
         let since = CellValue::Time("2026-01-02T03:04:05Z".to_owned());
         assert_eq!(cells, [text("3"), text("True"), since, text("")]);
+    }
+
+    #[test]
+    fn an_attackers_definition_has_no_more_than_32_columns() {
+        let column = json!({"name": "X", "type": "string", "jsonPath": "."});
+        let definition = json!({
+            "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+            "spec": {
+                "group": "example.com", "names": {"kind": "Widget", "plural": "widgets"},
+                "additionalPrinterColumns": vec![column; 20_000],
+            },
+        });
+        let definition = Object::decode(&serde_json::to_vec(&definition).unwrap()).unwrap();
+        let resource = Resource::of_definition(&definition).unwrap();
+        assert_eq!(Column::of(&resource).len(), 32);
+    }
+
+    /// Once, such a column of an object of 1.5 MB took 9.8 GB: each value was found again from each one above it.
+    #[test]
+    fn an_attackers_column_that_descends_again_and_again_gives_an_empty_cell() {
+        let column = Column {
+            header: "X".to_owned(),
+            cell: Cell::Path(JsonPath::parse("..*..*..*..*").ok(), false),
+        };
+        let mut object = json!(vec![1; 100_000]);
+        for _ in 0..100 {
+            object = json!({"a": object});
+        }
+        assert_eq!(column.value(&object), CellValue::Text(String::new()));
     }
 }

@@ -13,6 +13,7 @@ pub mod changes;
 mod clean;
 pub mod columns;
 mod encryption;
+pub mod json_path;
 pub mod key;
 mod protobuf;
 pub mod reference;

@@ -14,6 +14,9 @@ use std::fmt;
 /// The place of the CustomResourceDefinitions, below the prefix of the API server.
 pub const DEFINITIONS: &str = "apiextensions.k8s.io/customresourcedefinitions";
 
+/// The largest number of columns of a kind. A definition of 1.5 MB could have 20,000, each with a whole object.
+const MAX_COLUMNS: usize = 32;
+
 /// A kind of objects.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Resource {
@@ -347,7 +350,8 @@ fn plural(singular: &str) -> String {
     }
 }
 
-/// The printer columns of the stored version, or, before CustomResourceDefinitions had versions, of all.
+/// The printer columns of the stored version, or, before CustomResourceDefinitions had versions, of all: the first
+/// [`MAX_COLUMNS`].
 fn printer_columns(spec: &Value) -> Vec<PrinterColumn> {
     let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
     let is_stored = |version: &&Value| version.get("storage") == Some(&Value::Bool(true));
@@ -355,7 +359,8 @@ fn printer_columns(spec: &Value) -> Vec<PrinterColumn> {
     let columns = |value: &Value| value.get("additionalPrinterColumns").map(list);
     let stored = versions.iter().find(is_stored).and_then(columns);
     let columns = stored.or_else(|| columns(spec)).unwrap_or_default();
-    columns.iter().filter_map(printer_column).collect()
+    let columns = columns.iter().filter_map(printer_column);
+    columns.take(MAX_COLUMNS).collect()
 }
 
 /// A column; `None` if only a wide table has it, or if it is damaged.

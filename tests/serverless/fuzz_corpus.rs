@@ -133,3 +133,12 @@ fn object_decoder() {
         rounds(2000, 40_000),
     );
 }
+
+#[test]
+fn tables() {
+    replay_and_mutate(
+        "tables",
+        crate::support::fuzz_targets::tables,
+        rounds(300, 3000),
+    );
+}

@@ -16,9 +16,14 @@ use deltafold::bolt::page::{Meta, PAGE_HEADER_SIZE};
 use deltafold::bolt::{
     Bucket, BucketValue, Database, PageBudget, PageId, TreeBuilder, Writer, write_file,
 };
+use deltafold::cli::table;
 use deltafold::mvcc::{Base, KeyValue, Revision, hash_kv};
+use deltafold::objects::columns::Column;
+use deltafold::objects::json_path::JsonPath;
+use deltafold::objects::resource::Resource;
 use deltafold::objects::{EncryptionKeys, Object, yaml};
 use deltafold::{Error, Reason, Result};
+use serde_json::{Value, json};
 use std::cell::Cell;
 use std::io::{self, Read, Write};
 
@@ -587,4 +592,67 @@ pub fn object_decoder(data: &[u8]) {
     assert!(object.changes_since(&object.clone()).is_empty());
     object.hide_secrets();
     object.clean();
+}
+
+/// Input: pieces with zeros between them. The first one is a header, two are paths of columns, and the rest are the
+/// values of an object. Prints the object as `get` does, as an object of every kind.
+pub fn tables(data: &[u8]) {
+    let text = String::from_utf8_lossy(data);
+    let mut pieces = text.split('\0');
+    let mut piece = || pieces.next().unwrap_or_default();
+    let (header, paths) = (long(piece()), [piece(), piece()]);
+    let mut value = || {
+        let text = piece();
+        serde_json::from_str(text).unwrap_or_else(|_| Value::String(long(text)))
+    };
+    let object = json!({
+        "type": value(),
+        "metadata": {"creationTimestamp": value(), "annotations": {"example.com/x": value()}},
+        "spec": {
+            "template": {"spec": {"containers": [{"image": value()}, {"image": value()}]}},
+            "nodeName": value(), "replicas": value(), "clusterIP": value(), "schedule": value(),
+            "ports": [{"port": 1, "protocol": value()}],
+        },
+        "status": {
+            "conditions": [{"type": "Ready", "status": value()}, {"type": value(), "at": value()}],
+            "phase": value(), "capacity": {"storage": value()}, "list": value(),
+        },
+    });
+    let size = |value: &Value| value.to_string().len();
+    for path in paths.iter().flat_map(|path| JsonPath::parse(path)) {
+        let found: usize = path.values(&object).into_iter().map(size).sum();
+        assert!(found <= size(&object), "{path:?} finds {found} bytes");
+    }
+    let column = |kind, path| json!({"name": header, "type": kind, "jsonPath": path});
+    let columns = paths.map(|path| [column("string", path), column("date", path)]);
+    let definition = json!({
+        "apiVersion": "apiextensions.k8s.io/v1beta1", "kind": "CustomResourceDefinition",
+        "spec": {
+            "group": "example.com", "names": {"kind": "Widget", "plural": "widgets"},
+            "additionalPrinterColumns": columns.concat(),
+        },
+    });
+    let definition = Object::decode(definition.to_string().as_bytes()).expect("a definition");
+    let custom = Resource::of_definition(&definition).expect("a kind");
+    let objects = [object, json!({})];
+    for resource in Resource::built_in().chain([custom]) {
+        let columns = Column::of(&resource).len();
+        let table = table(&resource, &objects).expect("to memory");
+        assert_eq!(table.matches('\n').count(), 1 + objects.len(), "{table:?}");
+        for line in table.split('\n') {
+            let hostile = |c: char| c.is_control() || ('\u{202a}'..='\u{202e}').contains(&c);
+            assert!(!line.contains(hostile), "{line:?}");
+            // A cell has 1,000 characters, and 3 more to the next one. The last column is the age.
+            assert!(line.chars().count() <= 1003 * (columns + 1), "{line:?}");
+        }
+    }
+}
+
+/// Repeats a text as often as its first character says, up to 70,000 characters.
+fn long(text: &str) -> String {
+    let times = text.chars().next().map_or(0, |c| 1 << (u32::from(c) % 17));
+    text.chars()
+        .cycle()
+        .take((times * text.len()).min(70_000))
+        .collect()
 }

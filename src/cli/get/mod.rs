@@ -5,6 +5,8 @@
 mod objects;
 mod table;
 
+pub use table::table;
+
 use super::objects::{NameArgs, ObjectArgs};
 use super::stream::Stream;
 use super::{BackupArgs, Ended, Output, text};

@@ -1,7 +1,7 @@
 //! `deltafold get KIND`: a table of the objects of a kind.
 
 use super::super::stream::Stream;
-use super::super::text::{self, Widths};
+use super::super::text::{self, WIDEST_CELL, Widths};
 use super::Printer;
 use crate::base::duration;
 use crate::base::printable::line;
@@ -53,10 +53,8 @@ impl Printer<'_> {
         if is_past {
             header.push("DELETED".to_owned());
         }
-        let mut table = Table {
-            waiting: vec![header],
-            widths: None,
-        };
+        let mut table = Table::new(header);
+        let mut print = |line: &str| out.write(line.as_bytes());
         let mut has_rows = false;
         let now = point.time.unwrap_or_else(Utc::now);
         let mut keys = Keys::read(ctx, source, range)?;
@@ -72,13 +70,13 @@ impl Printer<'_> {
                 return Ok(());
             };
             has_rows = true;
-            table.add(row, out)
+            table.add(row, &mut print)
         })?;
         if !has_rows {
             let none = format!("no {} at revision {}\n", resource.plural, source.revision);
-            return out.write(none.as_bytes());
+            return print(&none);
         }
-        table.end(out)
+        table.end(&mut print)
     }
 
     /// Returns the row of an object, without its deletion; `None` if its labels are others than are asked for. The name
@@ -102,19 +100,7 @@ impl Printer<'_> {
                 if !self.is_selected(&object.json) {
                     return None;
                 }
-                let object = Value::Object(object.json);
-                let age = |time: &str| {
-                    let time = DateTime::parse_from_rfc3339(time).ok();
-                    time.map(|t| duration::age((now - t.to_utc()).as_seconds_f64()))
-                };
-                let cells = columns.iter().map(|column| match column.value(&object) {
-                    CellValue::Text(text) => text,
-                    CellValue::Time(time) => age(&time).unwrap_or(time),
-                });
-                row.extend(cells);
-                let created = object.pointer("/metadata/creationTimestamp");
-                let created = created.and_then(Value::as_str).and_then(age);
-                row.push(created.unwrap_or_default());
+                row.extend(cells(&Value::Object(object.json), columns, now));
             }
             Err(_) if self.args.selector.is_some() => return None,
             Err(e) => {
@@ -151,6 +137,45 @@ impl Printer<'_> {
     }
 }
 
+/// Returns the cells of an object: those of the columns, and its age.
+fn cells(object: &Value, columns: &[Column], now: DateTime<Utc>) -> Vec<String> {
+    let age = |time: &str| {
+        let time = DateTime::parse_from_rfc3339(time).ok();
+        time.map(|t| duration::age((now - t.to_utc()).as_seconds_f64()))
+    };
+    let cell = |column: &Column| {
+        let text = match column.value(object) {
+            CellValue::Text(text) => text,
+            CellValue::Time(time) => age(&time).unwrap_or(time),
+        };
+        // Rows wait in memory, and each column may show the whole object. The table cuts the last character, too.
+        text.chars().take(WIDEST_CELL + 1).collect()
+    };
+    let created = object.pointer("/metadata/creationTimestamp");
+    let created = created.and_then(Value::as_str).and_then(age);
+    let all = columns.iter().map(cell);
+    all.chain([created.unwrap_or_default()]).collect()
+}
+
+/// Returns the table that `get` prints of objects of a kind, without their names. The fuzzer `tables` calls it.
+///
+/// # Errors
+/// Never fails: a string takes every line.
+pub fn table(resource: &Resource, objects: &[Value]) -> Result<String> {
+    let columns = Column::of(resource);
+    let mut text = String::new();
+    let mut print = |line: &str| {
+        text.push_str(line);
+        Ok(())
+    };
+    let mut table = Table::new(columns.iter().map(|c| c.header.clone()).collect());
+    for object in objects {
+        table.add(cells(object, &columns, Utc::now()), &mut print)?;
+    }
+    table.end(&mut print)?;
+    Ok(text)
+}
+
 /// When an object was deleted.
 fn deleted(deletion: &Deletion) -> String {
     match (&deletion.time, &deletion.not_after, deletion.revision) {
@@ -169,32 +194,36 @@ struct Table {
 }
 
 impl Table {
-    fn add(&mut self, row: Vec<String>, out: &mut Stream) -> Result<()> {
-        let row: Vec<String> = row.iter().map(|cell| line(cell).into_owned()).collect();
-        if let Some(widths) = &self.widths {
-            return Self::print(widths, &row, out);
+    fn new(header: Vec<String>) -> Self {
+        Table {
+            waiting: vec![escaped(&header)],
+            widths: None,
         }
-        self.waiting.push(row);
-        if self.waiting.len() > ROWS_FOR_WIDTHS {
-            self.end(out)?;
+    }
+
+    /// Adds a row. `print` gets the lines whose widths are decided.
+    fn add(&mut self, row: Vec<String>, print: &mut impl FnMut(&str) -> Result<()>) -> Result<()> {
+        self.waiting.push(escaped(&row));
+        if self.widths.is_some() || self.waiting.len() > ROWS_FOR_WIDTHS {
+            self.end(print)?;
         }
         Ok(())
     }
 
-    /// Decides the widths, and prints the rows that wait.
-    fn end(&mut self, out: &mut Stream) -> Result<()> {
+    /// Prints the rows that wait. Decides the widths, unless they are decided.
+    fn end(&mut self, print: &mut impl FnMut(&str) -> Result<()>) -> Result<()> {
         let waiting = std::mem::take(&mut self.waiting);
         let widths = self.widths.get_or_insert_with(|| {
             let mut widths = Widths::default();
             waiting.iter().for_each(|row| widths.add(row));
             widths
         });
-        let mut rows = waiting.iter();
-        rows.try_for_each(|row| Self::print(widths, row, out))
+        let mut lines = waiting.iter().map(|row| widths.row(row, "   ") + "\n");
+        lines.try_for_each(|line| print(&line))
     }
+}
 
-    fn print(widths: &Widths, row: &[String], out: &mut Stream) -> Result<()> {
-        let text = widths.row(row, "   ") + "\n";
-        out.write(text.as_bytes())
-    }
+/// The cells of a row, on one line each. A definition's author chooses the header, too.
+fn escaped(row: &[String]) -> Vec<String> {
+    row.iter().map(|cell| line(cell).into_owned()).collect()
 }
