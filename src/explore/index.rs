@@ -176,12 +176,17 @@ pub(super) struct Builder(Mutex<Found>);
 struct Found {
     ids: HashMap<Box<[u8]>, u32>,
     entries: Vec<Entry>,
-    fulls: Vec<FoundFull>,
+    /// For each full in the order of reading, the revision at and below which it has only the newest version of each key.
+    fulls: Vec<Revision>,
+    /// For each key, where it was in a full last.
+    last: Vec<InFull>,
+    absences: Vec<Absence>,
     times: BTreeMap<Revision, DateTime<Utc>>,
     records: TempFile,
     buffer: Vec<u8>,
 }
 
+#[derive(Clone, Copy)]
 struct Entry {
     key: u32,
     version: Version,
@@ -189,12 +194,20 @@ struct Entry {
     is_of_delta: bool,
 }
 
-/// A full that was read.
-struct FoundFull {
-    /// The revision at and below which it has only the newest version of each key.
-    compacted: Revision,
-    /// The keys that it holds there, by their numbers.
-    keys: Vec<bool>,
+/// The last version of a key that was found in a full.
+#[derive(Clone, Copy, Default)]
+struct InFull {
+    revision: Revision,
+    /// The number of fulls up to the last one that holds the key at its compacted revision.
+    fulls: u32,
+}
+
+/// Fulls that lack a key at their compacted revisions, between two that hold it. All absences take the memory of what
+/// changed, and not that of all keys in all fulls.
+struct Absence {
+    key: u32,
+    /// The positions of the fulls.
+    fulls: Range<u32>,
 }
 
 impl Builder {
@@ -207,6 +220,8 @@ impl Builder {
             ids: HashMap::new(),
             entries: Vec::new(),
             fulls: Vec::new(),
+            last: Vec::new(),
+            absences: Vec::new(),
             times: BTreeMap::new(),
             records: temp::Dir::new(&ctx.temp_dir, true).file()?,
             buffer: Vec::new(),
@@ -220,8 +235,8 @@ impl Builder {
     pub(super) fn finish(self, coverage: Coverage, prefix: &str) -> Result<Index> {
         let mut found = unpoisoned(self.0.into_inner());
         found.flush()?;
-        found.fulls.sort_by_key(|full| full.compacted);
-        let first = found.fulls.first().map(|full| full.compacted);
+        let absences = Absences::of(&mut found);
+        let first = absences.compacted.first().copied();
         // The times of changes come first.
         for (revision, time) in &coverage.moments {
             found.times.entry(*revision).or_insert(*time);
@@ -272,7 +287,7 @@ impl Builder {
             let (of_key, others) = rest.split_at(size);
             rest = others;
             let begin = index.versions.len() as u32;
-            add_versions(&mut index.versions, id, of_key, &found.fulls);
+            absences.add_versions(&mut index.versions, id, of_key);
             index.keys.push(Key {
                 bytes,
                 kind: None,
@@ -321,10 +336,7 @@ impl Collect for Builder {
     }
 
     fn begin_full(&self, compacted: Revision) {
-        lock(&self.0).fulls.push(FoundFull {
-            compacted,
-            keys: Vec::new(),
-        });
+        lock(&self.0).fulls.push(compacted);
     }
 
     fn add(&self, found: FoundVersion<'_>) -> Result<()> {
@@ -348,6 +360,7 @@ impl Found {
             None => {
                 let id = self.ids.len() as u32;
                 self.ids.insert(found.key.into(), id);
+                self.last.push(InFull::default());
                 id
             }
         };
@@ -355,10 +368,19 @@ impl Found {
         match found.time {
             Some((_, time)) => _ = self.times.entry(revision).or_insert(time),
             None => {
-                if let Some(full) = self.fulls.last_mut().filter(|f| revision <= f.compacted) {
-                    let size = full.keys.len().max(key as usize + 1);
-                    full.keys.resize(size, false);
-                    full.keys[key as usize] = true;
+                let (last, fulls) = (&mut self.last[key as usize], self.fulls.len() as u32);
+                if self.fulls.last().is_some_and(|c| revision <= *c) && last.fulls < fulls {
+                    if last.fulls + 1 < fulls {
+                        self.absences.push(Absence {
+                            key,
+                            fulls: last.fulls..fulls - 1,
+                        });
+                    }
+                    last.fulls = fulls;
+                }
+                // Most keys do not change from one full to the next.
+                if std::mem::replace(&mut last.revision, revision) == revision {
+                    return Ok(());
                 }
             }
         }
@@ -389,26 +411,158 @@ impl Found {
     }
 }
 
-/// Adds the versions of a key, and the deletions that no snapshot records: a full holds every key that exists at its
-/// compacted revision, so a key that it lacks was deleted before, in a gap. The fulls are in the order of these revisions.
-fn add_versions(versions: &mut Vec<Version>, id: u32, of_key: &[Entry], fulls: &[FoundFull]) {
-    let begin = versions.len();
-    let mut rest = of_key;
-    for FoundFull { compacted, keys } in fulls {
-        let (before, after) =
-            rest.split_at(rest.partition_point(|e| e.version.revision <= *compacted));
-        versions.extend(before.iter().map(|e| e.version));
-        rest = after;
-        let newest = versions[begin..].last();
-        let exists = newest.is_some_and(|v| !v.is_deletion() && v.revision < *compacted);
-        if exists && keys.get(id as usize) != Some(&true) {
-            versions.push(Version {
-                revision: *compacted,
-                offset: 0,
-                length: 0,
-                is_inferred: true,
-            });
+/// The absences of all keys.
+struct Absences {
+    /// The compacted revisions of the fulls, in ascending order.
+    compacted: Vec<Revision>,
+    /// The place of each full in this order; empty if they were read in it.
+    places: Vec<u32>,
+    /// In the order of the keys' numbers.
+    all: Vec<Absence>,
+}
+
+impl Absences {
+    /// Takes the absences of a finished reading.
+    fn of(found: &mut Found) -> Self {
+        let mut all = std::mem::take(&mut found.absences);
+        let fulls = found.fulls.len() as u32;
+        for (key, last) in (0..).zip(&found.last) {
+            if last.fulls < fulls {
+                all.push(Absence {
+                    key,
+                    fulls: last.fulls..fulls,
+                });
+            }
+        }
+        all.sort_unstable_by_key(|a| (a.key, a.fulls.start));
+        let mut compacted = std::mem::take(&mut found.fulls);
+        let mut places = Vec::new();
+        if !compacted.is_sorted() {
+            let mut order: Vec<u32> = (0..fulls).collect();
+            order.sort_by_key(|&full| compacted[full as usize]);
+            places.resize(order.len(), 0);
+            for (place, &full) in (0..).zip(&order) {
+                places[full as usize] = place;
+            }
+            compacted.sort_unstable();
+        }
+        Absences {
+            compacted,
+            places,
+            all,
         }
     }
-    versions.extend(rest.iter().map(|e| e.version));
+
+    /// Returns the ranges of fulls that lack a key, in the order of their compacted revisions.
+    fn of_key(&self, key: u32) -> Vec<Range<u32>> {
+        let begin = self.all.partition_point(|a| a.key < key);
+        let of_key = self.all[begin..].iter().take_while(|a| a.key == key);
+        let ranges = of_key.map(|a| a.fulls.clone());
+        if self.places.is_empty() {
+            return ranges.collect();
+        }
+        let mut places: Vec<u32> = ranges
+            .flatten()
+            .map(|full| self.places[full as usize])
+            .collect();
+        places.sort_unstable();
+        places.into_iter().map(|place| place..place + 1).collect()
+    }
+
+    /// Adds the versions of a key, and the deletions that no snapshot records: a full holds every key that exists at its
+    /// compacted revision, so a key that it lacks was deleted before, in a gap.
+    fn add_versions(&self, versions: &mut Vec<Version>, key: u32, of_key: &[Entry]) {
+        let absent = self.of_key(key);
+        let mut absent = absent
+            .iter()
+            .map(|range| &self.compacted[range.start as usize..range.end as usize])
+            .peekable();
+        for (nth, entry) in of_key.iter().enumerate() {
+            let version = entry.version;
+            versions.push(version);
+            let is_before = |c: &Revision| *c <= version.revision;
+            while absent
+                .next_if(|fulls| fulls.last().is_some_and(is_before))
+                .is_some()
+            {}
+            let Some(fulls) = absent.peek().filter(|_| !version.is_deletion()) else {
+                continue;
+            };
+            let next = of_key.get(nth + 1).map(|next| next.version.revision);
+            let lacking = fulls.get(fulls.partition_point(is_before)).copied();
+            if let Some(compacted) = lacking.filter(|c| next.is_none_or(|next| *c < next)) {
+                versions.push(Version {
+                    revision: compacted,
+                    offset: 0,
+                    length: 0,
+                    is_inferred: true,
+                });
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The versions of keys by what changed: a writer can make thousands of fulls that hold or lack a million keys.
+    #[test]
+    fn fulls_that_repeat_the_keys_take_no_memory() {
+        let mut found = Found {
+            ids: HashMap::new(),
+            entries: Vec::new(),
+            fulls: Vec::new(),
+            last: Vec::new(),
+            absences: Vec::new(),
+            times: BTreeMap::new(),
+            records: temp::Dir::new(&std::env::temp_dir(), false).file().unwrap(),
+            buffer: Vec::new(),
+        };
+        let kv = KeyValue::default();
+        let time = ("", DateTime::UNIX_EPOCH);
+        let add = |found: &mut Found, key: u32, revision: i64, in_delta: bool| {
+            let version = FoundVersion {
+                key: &key.to_be_bytes(),
+                revision: (Revision(revision), 0),
+                time: in_delta.then_some(time),
+                nth: 0,
+                kv: Some(&kv),
+            };
+            found.add(&version, b"record").unwrap();
+        };
+        // Keys 0 to 99 are in all fulls, 100 to 199 in those from 200 to 299, and 200 to 299 in a delta alone.
+        for key in 200..300 {
+            add(&mut found, key, 7, true);
+        }
+        // Not in the order of reading.
+        for nth in 0..1000 {
+            found.fulls.push(Revision(1000 + (nth ^ 1)));
+            for key in 0..200 {
+                if key < 100 || (200..300).contains(&nth) {
+                    add(&mut found, key, 5, false);
+                }
+            }
+        }
+        assert_eq!((found.entries.len(), found.absences.len()), (300, 100));
+        let absences = Absences::of(&mut found);
+        assert_eq!(absences.all.len(), 300);
+        let versions = |key| {
+            let of_key: Vec<Entry> = (found
+                .entries
+                .iter()
+                .filter(|e| e.key == found.ids[&u32::to_be_bytes(key)[..]]))
+            .copied()
+            .collect();
+            let mut versions = Vec::new();
+            let id = found.ids[&u32::to_be_bytes(key)[..]];
+            absences.add_versions(&mut versions, id, &of_key);
+            let seen = versions.iter().map(|v| (v.revision.0, v.is_inferred));
+            seen.collect::<Vec<_>>()
+        };
+        assert_eq!(versions(0), [(5, false)]);
+        // The first full that lacks the key is the one with the lowest compacted revision.
+        assert_eq!(versions(100), [(5, false), (1000, true)]);
+        assert_eq!(versions(200), [(7, false), (1000, true)]);
+    }
 }

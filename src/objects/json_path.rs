@@ -176,6 +176,8 @@ fn bracket(text: &str) -> Result<(Step, &str), String> {
         let step = match inside.parse() {
             Ok(index) => Step::Index(index),
             Err(_) if inside == "*" => Step::All,
+            // The only slice that columns use: the last element.
+            Err(_) if inside == "-1:" => Step::Index(-1),
             Err(_) if inside.contains(':') => return Err(unsupported("a slice ([a:b])")),
             Err(_) => return Err(format!("\"{inside}\" is no index")),
         };
