@@ -42,6 +42,17 @@ impl Version {
     pub(super) fn is_deletion(&self) -> bool {
         self.length == 0
     }
+
+    /// A version with a record of one byte.
+    #[cfg(test)]
+    pub(super) fn of_revision(revision: i64) -> Self {
+        Version {
+            revision: Revision(revision),
+            offset: 0,
+            length: 1,
+            is_inferred: false,
+        }
+    }
 }
 
 /// A key with the places of its versions.

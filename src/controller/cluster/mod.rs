@@ -83,10 +83,12 @@ impl Default for Tables {
 #[derive(Debug)]
 struct Scope {
     namespace: Option<String>,
-    /// The number of kinds that have not been listed.
+    /// The number of kinds that have not been listed. A kind whose watch fails afterwards counts as listed: a watch that
+    /// is started again reports nothing until an object changes, so a namespace without changes would wait forever. An
+    /// old cache does no harm: a Job has the same name again, and writes name the UID or the version of their object.
     unlisted: usize,
-    /// Whether a first list has failed. In a named namespace, it delays only the policies there.
-    has_failed: bool,
+    /// The number of these kinds whose list has failed. In a named namespace, they delay only the policies there.
+    failed: usize,
 }
 
 /// The caches, and the requests for reconciliations that their changes cause.
@@ -112,7 +114,7 @@ impl Cluster {
         let scopes = names.into_iter().map(|namespace| Scope {
             namespace,
             unlisted: KINDS,
-            has_failed: false,
+            failed: 0,
         });
         let (requests, received) = unbounded();
         let cluster = Cluster {
@@ -145,7 +147,7 @@ impl Cluster {
         let scopes = lock(&self.scopes);
         scopes
             .iter()
-            .all(|s| s.unlisted == 0 || (s.has_failed && s.namespace.is_some()))
+            .all(|s| s.unlisted == 0 || (s.unlisted == s.failed && s.namespace.is_some()))
     }
 
     /// Waits until [`is_listed`](Self::is_listed).
@@ -239,7 +241,7 @@ impl<'a> Watch<'a> {
         let kind = <T::Object as Resource>::kind(&Default::default()).into_owned();
         let mut events = std::pin::pin!(watcher(api, config).default_backoff());
         let mut list: BTreeMap<NamespacedName, Option<Arc<T>>> = BTreeMap::new();
-        let (mut is_failing, mut has_listed) = (false, false);
+        let (mut is_failing, mut has_listed, mut has_failed) = (false, false, false);
         while let Some(event) = events.next().await {
             let is_failure = event.is_err();
             match event {
@@ -251,7 +253,10 @@ impl<'a> Watch<'a> {
                 Ok(Event::InitDone) => {
                     self.replace(&namespace, std::mem::take(&mut list));
                     if !std::mem::replace(&mut has_listed, true) {
-                        self.update_scope(|scope| scope.unlisted -= 1);
+                        self.update_scope(|scope| {
+                            scope.unlisted -= 1;
+                            scope.failed -= usize::from(has_failed);
+                        });
                     }
                 }
                 Ok(Event::Apply(object)) => {
@@ -261,7 +266,9 @@ impl<'a> Watch<'a> {
                 }
                 Ok(Event::Delete(object)) => self.change::<T>(NamespacedName::of(&object), None),
                 Err(e) => {
-                    self.update_scope(|scope| scope.has_failed = true);
+                    if !has_listed && !std::mem::replace(&mut has_failed, true) {
+                        self.update_scope(|scope| scope.failed += 1);
+                    }
                     log_failure(&kind, &e, is_failing);
                 }
             }
@@ -351,5 +358,63 @@ fn log_failure(kind: &str, error: &watcher::Error, is_failing: bool) {
         tracing::debug!(kind, "the watch failed and is started again: {error}");
     } else {
         tracing::warn!(kind, "the watch failed and is started again: {error}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http::{Request, Response};
+    use kube::client::Body;
+    use std::convert::Infallible;
+    use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
+    use std::time::Duration;
+
+    #[tokio::test(start_paused = true)]
+    async fn the_failure_of_a_watch_is_none_of_a_list() {
+        // The status of the list of Jobs in the namespace b; 0 while it has no response.
+        let jobs = &*Box::leak(Box::new(AtomicU16::new(0)));
+        let failed_watches = &*Box::leak(Box::new(AtomicUsize::new(0)));
+        let answer = move |request: Request<Body>| async move {
+            let uri = request.uri();
+            let is_watch = uri.query().is_some_and(|query| query.contains("watch="));
+            let is_of_jobs = uri.path().ends_with("/namespaces/b/jobs");
+            let mut status = 200;
+            if is_watch {
+                failed_watches.fetch_add(1, Ordering::Relaxed);
+                status = 500;
+            } else if is_of_jobs {
+                while jobs.load(Ordering::Relaxed) == 0 {
+                    tokio::time::sleep(Duration::from_secs(1)).await;
+                }
+                status = jobs.load(Ordering::Relaxed);
+            }
+            let list = r#"{"apiVersion":"v1","kind":"List","metadata":{"resourceVersion":"1"},"items":[]}"#;
+            let response = Response::builder().status(status);
+            Ok::<_, Infallible>(response.body(Body::from(list.as_bytes().to_vec())).unwrap())
+        };
+        let client = kube::Client::new(tower::service_fn(answer), "default");
+        let (cluster, _requests) = Cluster::new(&["a".to_owned(), "b".to_owned()]);
+        let is_listed = || {
+            let of = |namespace| cluster.is_namespace_listed(namespace);
+            (cluster.is_listed(), of("a"), of("b"))
+        };
+        let pause = || tokio::time::sleep(Duration::from_secs(60));
+        let check = async {
+            pause().await;
+            // Every watch has failed again and again, and one list has no response.
+            assert!(failed_watches.load(Ordering::Relaxed) > 2 * 2 * KINDS);
+            assert_eq!(is_listed(), (false, true, false));
+            jobs.store(403, Ordering::Relaxed);
+            pause().await;
+            assert_eq!(is_listed(), (true, true, false));
+            jobs.store(200, Ordering::Relaxed);
+            pause().await;
+            assert_eq!(is_listed(), (true, true, true));
+        };
+        tokio::select! {
+            e = cluster.watch(&client) => panic!("{e}"),
+            () = check => {}
+        }
     }
 }

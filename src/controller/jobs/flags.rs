@@ -95,14 +95,17 @@ pub(in crate::controller) fn in_fields(message: &str) -> String {
 /// that of its flag in camel case. Options that are null or false are left out.
 ///
 /// # Errors
-/// `Internal` if the options cannot be written as JSON.
+/// `Internal` if the options cannot be written as JSON, or if one of them has no flag.
 pub(in crate::controller) fn flags<T: Args + Serialize>(options: &T) -> Result<Vec<String>> {
     let fields = serde_json::to_value(options)
         .map_err(|e| Error::internal(format!("options of a Job cannot be written as JSON: {e}")))?;
     let command = T::augment_args(Command::new("options"));
     let mut args = Vec::new();
     for arg in command.get_arguments() {
-        let flag = arg.get_long().unwrap_or_default();
+        let Some(flag) = arg.get_long() else {
+            let message = format!("the option {} of a Job has no flag", arg.get_id());
+            return Err(Error::internal(message));
+        };
         let values = match &fields[camel_case(flag)] {
             Value::Null | Value::Bool(false) => continue,
             Value::Array(values) => values.clone(),
@@ -141,6 +144,17 @@ fn text(arg: &Arg, value: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_option_without_a_flag_is_not_left_out() {
+        #[derive(Args, Serialize)]
+        struct Positional {
+            place: String,
+        }
+        let place = "here".to_owned();
+        let e = flags(&Positional { place }).unwrap_err();
+        assert!(e.to_string().contains("place"), "{e}");
+    }
 
     #[test]
     fn messages_of_jobs_speak_fields() {

@@ -375,7 +375,8 @@ impl Writer {
     /// the version that the status was decided for.
     ///
     /// # Errors
-    /// `Api` if the request fails, `NotLeading` if this replica is not the leader any more.
+    /// `Api` if the request fails, `NotLeading` if this replica is not the leader any more, `Internal` if a status
+    /// cannot be written as JSON.
     pub async fn write_status<K, S>(
         &self,
         object: &K,
@@ -388,12 +389,9 @@ impl Writer {
         S: Serialize,
     {
         let name = NamespacedName::of(object);
-        // The conversion of a status to JSON cannot fail.
-        let [old, new] =
-            [serde_json::to_value(old), serde_json::to_value(new)].map(Result::unwrap_or_default);
         let patch = json!({
             "metadata": {"uid": object.uid(), "resourceVersion": object.resource_version()},
-            "status": merge_patch(&old, new),
+            "status": status_patch(old, new)?,
         });
         let request = format!("write the status of {} {name}", K::kind(&()));
         let api = self.api::<K>(&name.namespace);
@@ -416,6 +414,17 @@ fn patch_params() -> PatchParams {
         field_manager: Some(FIELD_MANAGER.to_owned()),
         ..PatchParams::default()
     }
+}
+
+/// Returns the merge patch of a status.
+///
+/// # Errors
+/// `Internal` if a status cannot be written as JSON: an empty one in its place would delete what is recorded.
+fn status_patch<S: Serialize>(old: &Option<S>, new: &S) -> Result<Value, Error> {
+    let failed = |e| Error::internal(format!("a status cannot be written as JSON: {e}"));
+    let old = serde_json::to_value(old).map_err(failed)?;
+    let new = serde_json::to_value(new).map_err(failed)?;
+    Ok(merge_patch(&old, new))
 }
 
 /// Returns the merge patch (RFC 7386) that turns `old` into `new`.
@@ -473,5 +482,19 @@ mod tests {
         assert_eq!(merge_patch(&old, new.clone()), patch);
         assert_eq!(merge_patch(&Value::Null, new.clone()), new);
         assert_eq!(merge_patch(&new, new.clone()), json!({}));
+    }
+
+    #[test]
+    fn a_status_that_cannot_be_written_as_json_is_no_empty_one() {
+        struct Unwritable;
+        impl Serialize for Unwritable {
+            fn serialize<S: serde::Serializer>(&self, _: S) -> Result<S::Ok, S::Error> {
+                Err(serde::ser::Error::custom("no JSON"))
+            }
+        }
+        let e = status_patch(&None, &Unwritable).unwrap_err();
+        assert!(e.to_string().contains("no JSON"), "{e}");
+        let e = status_patch(&Some(Unwritable), &Unwritable).unwrap_err();
+        assert!(e.to_string().contains("no JSON"), "{e}");
     }
 }

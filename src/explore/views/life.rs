@@ -3,15 +3,16 @@
 use super::object::Show;
 use crate::base::time::rfc3339;
 use crate::error::Result;
-use crate::explore::index::{Index, Key};
+use crate::explore::index::{Index, Key, Version};
 use crate::mvcc::{KeyValue, Revision};
 use crate::objects::changes::EventNote;
 use crate::objects::{Detail, EncryptionKeys, Object};
 use serde::Serialize;
+use std::cmp::Reverse;
 
 /// The most versions of an answer.
 const MAX_LIFE: usize = 200;
-/// The most Event objects that are read for one object.
+/// The most versions of Event objects that are read for one object: the newest.
 const MAX_EVENTS: usize = 10_000;
 
 /// The life of an object.
@@ -138,7 +139,7 @@ fn events(index: &Index, key: &Key, keys: &EncryptionKeys) -> Result<Vec<LifeEve
     let mut events = Vec::new();
     let versions = index.keys.iter().filter(is_event);
     let versions = versions.flat_map(|key| index.versions(key));
-    for version in versions.filter(|v| !v.is_deletion()).take(MAX_EVENTS) {
+    for version in newest(versions, MAX_EVENTS) {
         let record = index.record(version)?;
         let kv = KeyValue::decode(&record)?;
         let event = Object::of_record_with(&kv, keys, Detail::WithoutManagers).ok();
@@ -149,6 +150,26 @@ fn events(index: &Index, key: &Key, keys: &EncryptionKeys) -> Result<Vec<LifeEve
             text: note.to_string(),
         }));
     }
-    events.sort_by_key(|event| std::cmp::Reverse(event.revision));
     Ok(events)
+}
+
+/// Returns the newest versions that are no deletions, newest first.
+fn newest<'v>(versions: impl Iterator<Item = &'v Version>, limit: usize) -> Vec<&'v Version> {
+    let mut versions: Vec<_> = versions.filter(|v| !v.is_deletion()).collect();
+    versions.sort_by_key(|version| Reverse(version.revision));
+    versions.truncate(limit);
+    versions
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_events_are_read_in_whatever_order_their_keys_are() {
+        let versions = [3, 9, 1, 7, 5].map(Version::of_revision);
+        let newest = newest(versions.iter(), 3);
+        let revisions: Vec<i64> = newest.iter().map(|v| v.revision.0).collect();
+        assert_eq!(revisions, [9, 7, 5]);
+    }
 }

@@ -15,9 +15,10 @@ use crate::prefix::damage::up_to_damage;
 use crate::prefix::open::BackupLocation;
 use schemars::JsonSchema;
 use serde::Serialize;
+use std::collections::BTreeMap;
 use std::sync::Mutex;
 
-/// The largest number of versions of Event objects that are collected.
+/// The largest number of versions of Event objects about the object that are kept: the newest.
 const MAX_EVENTS: usize = 10_000;
 
 /// The history of a key.
@@ -117,7 +118,7 @@ impl History {
         let found = Found {
             sorter: Sorter::new(backup.context()?.temp(), SORT_BUFFER_BYTES),
             found_any: false,
-            events: Vec::new(),
+            events: BTreeMap::new(),
         };
         let collector = VersionCollector {
             key,
@@ -141,18 +142,8 @@ impl History {
             }
             return Err(Reason::KeyNotFound.error(message));
         }
-        let mut events = found.events;
-        events.sort_by_key(|event| event.revision);
-        // A full and a delta may hold the same version, and the delta has its time.
-        events.dedup_by(|later, first| {
-            let is_same = later.revision == first.revision && later.note == first.note;
-            if is_same && first.time.is_none() {
-                first.time = later.time.take();
-            }
-            is_same
-        });
         Ok(History {
-            events,
+            events: found.events.into_values().collect(),
             timeline: coverage.timeline,
             revision: coverage.newest,
             missing,
@@ -194,7 +185,8 @@ struct VersionCollector<'k> {
 struct Found {
     sorter: Sorter,
     found_any: bool,
-    events: Vec<DatedEvent>,
+    /// By revision and number within the transaction.
+    events: BTreeMap<(Revision, u32), DatedEvent>,
 }
 
 impl Collect for VersionCollector<'_> {
@@ -209,7 +201,7 @@ impl Collect for VersionCollector<'_> {
         if version.key != self.key {
             let note = version.kv.zip(self.events_of);
             if let Some(note) = note.and_then(|(kv, events)| events.note(kv)) {
-                lock(&self.found).add_event(revision.0, time, note);
+                lock(&self.found).add_event(revision, time, note);
             }
             return Ok(());
         }
@@ -223,14 +215,19 @@ impl Collect for VersionCollector<'_> {
 }
 
 impl Found {
-    /// Adds a version of an Event object.
-    fn add_event(&mut self, revision: Revision, time: Option<&str>, note: EventNote) {
-        if self.events.len() < MAX_EVENTS {
-            self.events.push(DatedEvent {
-                revision,
-                time: time.map(str::to_owned),
-                note,
-            });
+    /// Adds a version of an Event object. Of too many, the oldest is dropped.
+    fn add_event(&mut self, revision: (Revision, u32), time: Option<&str>, note: EventNote) {
+        let event = self.events.entry(revision).or_insert(DatedEvent {
+            revision: revision.0,
+            time: None,
+            note,
+        });
+        // A full and a delta may hold the same version, and only the delta has its time.
+        if event.time.is_none() {
+            event.time = time.map(str::to_owned);
+        }
+        if self.events.len() > MAX_EVENTS {
+            self.events.pop_first();
         }
     }
 }
@@ -314,5 +311,30 @@ mod tests {
         assert_eq!(decode_sort_key(&first).unwrap(), version);
         assert!(first < encode_sort_key(version, true, 257));
         assert!(encode_sort_key(version, true, 257) < encode_sort_key(version, false, 0));
+    }
+
+    #[test]
+    fn the_newest_events_are_kept_in_whatever_order_they_are_found() {
+        let mut found = Found {
+            sorter: Sorter::new(std::env::temp_dir().into(), SORT_BUFFER_BYTES),
+            found_any: false,
+            events: BTreeMap::new(),
+        };
+        let note = EventNote {
+            r#type: "Normal".to_owned(),
+            reason: "Pulled".to_owned(),
+            message: String::new(),
+            count: 1,
+        };
+        let newest = MAX_EVENTS as i64 + 2;
+        for revision in [2, newest].into_iter().chain(1..newest) {
+            found.add_event((Revision(revision), 0), None, note.clone());
+        }
+        // The same version in a delta.
+        let time = "2026-11-21T02:30:00Z";
+        found.add_event((Revision(newest), 0), Some(time), note);
+        let events: Vec<_> = found.events.into_values().collect();
+        assert!(events.iter().map(|e| e.revision.0).eq(3..=newest));
+        assert_eq!(events.last().unwrap().time.as_deref(), Some(time));
     }
 }

@@ -1,4 +1,4 @@
-//! The queue between the watch and the follower: transactions in an unnamed file in the temporary directory.
+//! The queue between the watch and the follower: transactions in unnamed files in the temporary directory.
 //!
 //! While the store is away, the queue takes as much as its limit allows. Then the watch pauses, and etcd keeps
 //! the events. A large queue pays off: a watch that is far behind receives only some thousand revisions a
@@ -14,6 +14,7 @@ use crate::etcd::feed::{Ended, Feed, Next, RaftProgress};
 use crate::prefix::{Context, free_space};
 use crate::store::Bandwidth;
 use chrono::{DateTime, Utc};
+use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -22,12 +23,15 @@ use std::time::{Duration, Instant};
 const WATCH_TIMEOUT: Duration = Duration::from_secs(1);
 /// The first and the longest back-off before a failed watch is started again.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(15));
-/// The maximum size of the file, in bytes.
+/// The maximum size of the files together, in bytes.
 const MAX_FILE_BYTES: u64 = 1 << 30;
+/// A file of the limit divided by this number takes no more transactions: the next ones go to another file, so that
+/// its space is given back although others wait.
+const FILES: u64 = 16;
 /// A smaller file is continued after all of it was read. A larger one is removed then.
 const CONTINUED_FILE_BYTES: u64 = 1 << 20;
 
-/// Returns the maximum size of the file in bytes. The temporary directory must also hold a full and two deltas.
+/// Returns the maximum size of the files together, in bytes. The temporary directory must also hold a full and two deltas.
 fn max_file_bytes(ctx: &Context) -> u64 {
     let free = free_space::free_bytes(&ctx.temp_dir).unwrap_or(u64::MAX);
     MAX_FILE_BYTES.min(free.min(ctx.limits.database_bytes) / 4)
@@ -42,20 +46,31 @@ pub(super) enum WatchOutput {
     Failed(Error),
 }
 
-/// The transactions that wait, in a temporary file.
+/// The transactions that wait, in temporary files.
 struct Waiting {
     dir: Dir,
-    /// The maximum size of the file, in bytes.
+    /// The maximum size of the files together, in bytes.
     limit: u64,
-    file: Option<TempFile>,
+    /// The oldest file comes first. Only the last one may have been read to its end.
+    files: VecDeque<WaitingFile>,
+    /// Whether a write has failed: the last file takes no more transactions.
+    is_broken: bool,
+    /// The origin of the times in the files.
+    epoch: Instant,
+}
+
+struct WaitingFile {
+    file: TempFile,
     /// The offset of the first transaction that was not read.
     read_to: u64,
     /// The offset after the last transaction.
     end: u64,
-    /// Whether a write has failed: the file takes no more transactions.
-    is_broken: bool,
-    /// The origin of the times in the file.
-    epoch: Instant,
+}
+
+impl WaitingFile {
+    fn waiting_bytes(&self) -> u64 {
+        self.end - self.read_to
+    }
 }
 
 impl Waiting {
@@ -63,21 +78,26 @@ impl Waiting {
         Waiting {
             dir,
             limit,
-            file: None,
-            read_to: 0,
-            end: 0,
+            files: VecDeque::new(),
             is_broken: false,
             epoch: Instant::now(),
         }
     }
 
     fn is_empty(&self) -> bool {
-        self.read_to == self.end
+        self.waiting_bytes() == 0
     }
 
-    /// Whether a transaction of this size in the file fits. An empty queue takes one of any size.
+    /// Returns the size of the transactions that wait, in bytes.
+    fn waiting_bytes(&self) -> u64 {
+        self.files.iter().map(WaitingFile::waiting_bytes).sum()
+    }
+
+    /// Whether a transaction of this size in a file fits. An empty queue takes one of any size. A transaction that was
+    /// read counts until its file is removed, because it takes space until then.
     fn has_room(&self, bytes: u64) -> bool {
-        self.is_empty() || (!self.is_broken && self.end + bytes <= self.limit)
+        let size: u64 = self.files.iter().map(|f| f.end).sum();
+        self.is_empty() || (!self.is_broken && size + bytes <= self.limit)
     }
 
     /// Appends a transaction.
@@ -85,17 +105,23 @@ impl Waiting {
     /// # Errors
     /// `Io`, `NoSpace`, `PermissionDenied`. The transactions before this one can still be read.
     fn push(&mut self, transaction: &EncodedTransaction) -> Result<()> {
-        let file = match &mut self.file {
-            Some(file) => file,
-            none => none.insert(self.dir.file()?),
-        };
-        let written = transaction.write(file, self.epoch);
+        let is_full = |last: &WaitingFile| last.end >= self.limit / FILES;
+        if self.files.back().is_none_or(is_full) {
+            self.files.push_back(WaitingFile {
+                file: self.dir.file()?,
+                read_to: 0,
+                end: 0,
+            });
+        }
+        let last = self.files.len() - 1;
+        let last = &mut self.files[last];
+        let written = transaction.write(&mut last.file, self.epoch);
         if written.is_ok() {
-            self.end += transaction.file_bytes();
+            last.end += transaction.file_bytes();
         } else {
             self.is_broken = true;
-            self.remove_read_file();
         }
+        self.remove_read_files();
         written.map_err(|e| Error::io(WRITE_EVENTS, e))
     }
 
@@ -104,21 +130,26 @@ impl Waiting {
     /// # Errors
     /// `Io`.
     fn pop(&mut self) -> Result<Option<EncodedTransaction>> {
-        let Some(file) = self.file.as_ref().filter(|_| !self.is_empty()) else {
+        let mut files = self.files.iter_mut();
+        let Some(first) = files.find(|f| f.waiting_bytes() > 0) else {
             return Ok(None);
         };
-        let transaction = EncodedTransaction::read(file, self.read_to, self.epoch)
+        let transaction = EncodedTransaction::read(&first.file, first.read_to, self.epoch)
             .map_err(|e| Error::io(READ_EVENTS, e))?;
-        self.read_to += transaction.file_bytes();
-        self.remove_read_file();
+        first.read_to += transaction.file_bytes();
+        self.remove_read_files();
         Ok(Some(transaction))
     }
 
-    /// Removes a large or broken file after all of it was read.
-    fn remove_read_file(&mut self) {
-        if self.is_empty() && (self.is_broken || self.end >= CONTINUED_FILE_BYTES) {
-            self.file = None;
-            (self.read_to, self.end) = (0, 0);
+    /// Removes the files that were read. The last one is continued, unless it is large or broken.
+    fn remove_read_files(&mut self) {
+        while let Some(first) = self.files.front()
+            && first.waiting_bytes() == 0
+            && (self.files.len() > 1 || self.is_broken || first.end >= CONTINUED_FILE_BYTES)
+        {
+            self.files.pop_front();
+        }
+        if self.files.is_empty() {
             self.is_broken = false;
         }
     }
@@ -301,7 +332,7 @@ impl WatchThread {
     pub(super) fn status(&self) -> WatchStatus {
         let state = self.queue.state();
         WatchStatus {
-            waiting_bytes: state.transactions.end - state.transactions.read_to,
+            waiting_bytes: state.transactions.waiting_bytes(),
             down_for: state.down_since.map(|since| since.elapsed()),
             ..state.watch.clone()
         }
@@ -399,6 +430,12 @@ mod tests {
         }
     }
 
+    /// Returns the size of the files together, in bytes.
+    fn size(queue: &Queue) -> u64 {
+        let state = queue.state();
+        state.transactions.files.iter().map(|f| f.file.len()).sum()
+    }
+
     #[test]
     fn the_watch_waits_while_the_file_is_full_and_one_transaction_always_fits() {
         const LIMIT: u64 = 2000;
@@ -410,9 +447,8 @@ mod tests {
             for revision in 1..=50 {
                 let t = transaction(revision, bytes(revision));
                 assert!(queue_of_thread.push(&t).unwrap());
-                let waiting = &queue_of_thread.state().transactions;
                 assert!(
-                    waiting.end - waiting.read_to <= LIMIT.max(t.file_bytes()),
+                    size(&queue_of_thread) <= LIMIT.max(t.file_bytes()),
                     "{revision}"
                 );
             }
@@ -425,6 +461,23 @@ mod tests {
         assert!(queue.state().transactions.is_empty());
         queue.state().closed = true;
         assert!(!queue.push(&transaction(51, 1)).unwrap());
+    }
+
+    #[test]
+    fn a_steady_backlog_of_three_quarters_of_the_limit_never_pauses_the_watch() {
+        let bytes = transaction(4000, 1000).file_bytes();
+        let limit = 400 * bytes;
+        let queue = queue(limit);
+        for revision in 1..=4000 {
+            let t = transaction(revision, 1000);
+            assert!(queue.state().transactions.has_room(bytes), "{revision}");
+            assert!(queue.push(&t).unwrap());
+            if revision > 300 {
+                assert_is(queue.pop(Duration::ZERO), revision - 300, 1000);
+            }
+            assert!(size(&queue) <= limit, "{revision}");
+        }
+        assert_eq!(queue.state().transactions.waiting_bytes(), 300 * bytes);
     }
 
     #[test]
@@ -446,13 +499,12 @@ mod tests {
                 Some(WatchOutput::Ended(Ended::SetBack { same_up_to: None }))
             ));
             assert!(queue.pop(Duration::ZERO).is_none());
-            let kept = queue.state().transactions.file.as_ref().map(TempFile::len);
-            assert!(kept.unwrap_or_default() < CONTINUED_FILE_BYTES, "{kept:?}");
+            let kept = size(&queue);
+            assert!(kept < CONTINUED_FILE_BYTES, "{kept}");
         }
         // 1.1 MB were written to the first file, the rest to a second one.
-        let state = queue.state();
-        let kept = state.transactions.file.as_ref().map(TempFile::len);
-        assert!(kept < Some(8 * 280_000 - CONTINUED_FILE_BYTES), "{kept:?}");
+        let kept = size(&queue);
+        assert!(kept < 8 * 280_000 - CONTINUED_FILE_BYTES, "{kept}");
     }
 
     #[test]
@@ -460,12 +512,16 @@ mod tests {
         let queue = queue(u64::MAX);
         let path = tempfile::NamedTempFile::new().unwrap().into_temp_path();
         let open = std::fs::File::options().read(true).write(true).open(&path);
-        queue.state().transactions.file = Some(TempFile::plain(open.unwrap()).unwrap());
+        queue.state().transactions.files.push_back(WaitingFile {
+            file: TempFile::plain(open.unwrap()).unwrap(),
+            read_to: 0,
+            end: 0,
+        });
         for revision in 1..=3 {
             assert!(queue.push(&transaction(revision, 10)).unwrap());
         }
         let read_only = std::fs::File::open(&path).unwrap();
-        queue.state().transactions.file = Some(TempFile::plain(read_only).unwrap());
+        queue.state().transactions.files[0].file = TempFile::plain(read_only).unwrap();
         let queue_of_thread = Arc::clone(&queue);
         let pushing = std::thread::spawn(move || queue_of_thread.push(&transaction(4, 10)));
         while !queue.state().transactions.is_broken {

@@ -144,8 +144,7 @@ pub(super) fn decide(facts: &Facts, options: &Options, now: DateTime<Utc>) -> Ve
     let set_backs = facts.set_backs.iter();
     let recent = set_backs.filter(|(began, _)| age(*began, now) < options.set_back_age);
     findings.extend(recent.map(|(_, finding)| finding.clone()));
-    // Nothing there (66) is worse than damage (65), and damage worse than age (75). The sort keeps the order
-    // of equals.
+    // Nothing there is worse than damage, and damage is worse than age. The sort keeps the order of equals.
     findings.sort_by_key(|f| match status_of(f) {
         Status::Empty => 0,
         Status::Damaged => 1,
@@ -163,10 +162,10 @@ pub(super) fn decide(facts: &Facts, options: &Options, now: DateTime<Utc>) -> Ve
 /// The verdict on a backup with this finding alone.
 fn status_of(finding: &Finding) -> Status {
     match finding.failure() {
+        Some(Reason::NoSnapshots | Reason::OutOfRange) => Status::Empty,
         Some(Reason::SetBack) => Status::SetBack,
-        Some(reason) if reason.exit_code() == 66 => Status::Empty,
-        Some(reason) if reason.exit_code() == 65 => Status::Damaged,
-        _ => Status::Stale,
+        Some(Reason::Stale | Reason::NotVerified) => Status::Stale,
+        _ => Status::Damaged,
     }
 }
 
@@ -368,6 +367,24 @@ mod tests {
             Reason::DrillFailed,
         ];
         assert_eq!(reasons(&facts, &options), (Status::Empty, expected));
+    }
+
+    #[test]
+    fn whatever_is_neither_age_nor_a_set_back_nor_emptiness_is_damage() {
+        for &reason in Reason::ALL {
+            let facts = Facts {
+                damage: vec![Finding::error(reason, "it")],
+                ..fresh(&[])
+            };
+            let expected = match reason {
+                Reason::NoSnapshots | Reason::OutOfRange => Status::Empty,
+                Reason::SetBack => Status::SetBack,
+                Reason::Stale | Reason::NotVerified => Status::Stale,
+                _ => Status::Damaged,
+            };
+            let decided = reasons(&facts, &Options::default());
+            assert_eq!(decided, (expected, vec![reason]));
+        }
     }
 
     #[test]
