@@ -17,7 +17,7 @@ use sha2::{Digest, Sha256};
 use std::io::{self, BufWriter, IntoInnerError, Write};
 
 /// The number of names that are tried: if a name is taken, that of one second later is next.
-const NAMES_TRIED: i64 = 60;
+pub(crate) const NAMES_TRIED: i64 = 60;
 
 /// Writes a new database to two places: a file to verify it, and a stream to the store or to the target of a
 /// restore.
@@ -232,14 +232,20 @@ impl PackedSnapshot {
         self.file.len()
     }
 
-    /// Writes the snapshot to the store under the first free name from `name` on, and updates `name`. Returns whether
-    /// it is new: an object with the same bytes or the same encrypted content may have the name already.
+    /// Writes the snapshot to the store under the first free one of `tried` names, which have the times from that of
+    /// `name` on, and updates `name`. Returns whether it is new: an object with the same bytes or the same encrypted
+    /// content may have the name already.
     ///
     /// # Errors
     /// `TargetExists` if all names that are tried are taken; errors of the store, `Io`.
-    pub(crate) fn publish(&self, ctx: &Context, name: &mut SnapshotName) -> Result<bool> {
+    pub(crate) fn publish(
+        &self,
+        ctx: &Context,
+        name: &mut SnapshotName,
+        tried: i64,
+    ) -> Result<bool> {
         let first = name.created;
-        while name.created < first + NAMES_TRIED {
+        while name.created < first + tried {
             let mut object = Upload::new(&ctx.store, &path_of(name), self.bytes())?;
             let read_error = |e| Error::io("read the temporary directory", e);
             for_each_piece(
@@ -257,7 +263,7 @@ impl PackedSnapshot {
             }
         }
         name.created = first;
-        Err(names_are_taken(ctx, name, NAMES_TRIED))
+        Err(names_are_taken(ctx, name, tried))
     }
 }
 

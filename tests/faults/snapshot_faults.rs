@@ -3,6 +3,7 @@
 
 use crate::support::etcd::{self, Etcd, EtcdVersion};
 use crate::support::faults::{self, Fault, FaultStore};
+use crate::support::hooked_store::{Call, Hooked, Hooks, Inner};
 use crate::support::made_backups::{Objects, in_memory, objects_of};
 use crate::support::{self, bucket_store, scratch};
 use deltafold::backup::codec::CompressionChoice;
@@ -23,7 +24,9 @@ use deltafold::prefix::select::StateRequest;
 use deltafold::store::exclude::ExcludeTags;
 use deltafold::{Error, Reason};
 use object_store::memory::InMemory;
-use std::sync::Arc;
+use object_store::path::Path;
+use object_store::{ObjectStoreExt as _, PutOptions, PutPayload, PutResult};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::runtime::Runtime;
 
@@ -38,6 +41,7 @@ struct Bench {
     endpoint: String,
     /// The content of the store before each run.
     objects: Objects,
+    takes_over: bool,
 }
 
 impl Bench {
@@ -53,22 +57,25 @@ impl Bench {
     fn run(&self, kind: Kind, faults: &FaultStore) -> Result<Report<Outcome>> {
         let cancel = Cancel::default();
         faults.cancels(&cancel);
-        let ctx = self.context(faults, &cancel);
+        self.save(kind, &self.context(faults, &cancel), cancel)
+    }
+
+    fn save(&self, kind: Kind, ctx: &Context, cancel: Cancel) -> Result<Report<Outcome>> {
         let endpoints = etcd::without_tls(vec![self.endpoint.clone()]);
         let settings = SnapshotSettings {
             connector: Connector::new(endpoints, self.runtime.handle().clone(), cancel)?,
             compression: CompressionChoice::Same,
             bandwidth: None,
             leases: None,
-            take_over: false,
+            take_over: self.takes_over,
         };
         let options = DeltaOptions {
             max_bytes: 10_000,
             max_full_age: Duration::ZERO,
         };
         match kind {
-            Kind::Full => full(&ctx, &settings, false, &MetricsReporter::default()),
-            Kind::Delta => delta(&ctx, &settings, options, &MetricsReporter::default()),
+            Kind::Full => full(ctx, &settings, false, &MetricsReporter::default()),
+            Kind::Delta => delta(ctx, &settings, options, &MetricsReporter::default()),
         }
     }
 
@@ -119,6 +126,7 @@ fn every_call_fails(kind: Kind) {
     let mut bench = Bench {
         endpoint: etcd.endpoint().to_owned(),
         objects: Objects::new(),
+        takes_over: false,
         runtime: Runtime::new().unwrap(),
     };
     // A full and a delta are there, and more than one delta will follow.
@@ -204,6 +212,75 @@ fn assert_failure(e: &Error, what: &str) {
         Reason::NoSnapshots,
     ];
     assert!(told.contains(&e.reason()), "{what}: {e} [{}]", e.reason());
+}
+
+/// Another writer, who puts a full under the name for which the first record of a history was written.
+#[derive(Clone, Debug, Default)]
+struct Faster(Arc<Mutex<Option<String>>>);
+
+impl Hooks for Faster {
+    async fn around<T: Send>(
+        &self,
+        _: Call,
+        _: &Path,
+        run: impl Future<Output = object_store::Result<T>> + Send,
+    ) -> object_store::Result<T> {
+        run.await
+    }
+
+    async fn put(
+        &self,
+        inner: &Inner,
+        path: &Path,
+        payload: PutPayload,
+        options: PutOptions,
+    ) -> object_store::Result<PutResult> {
+        if let Some(name) = path.as_ref().strip_prefix("deltafold-timelines/") {
+            let is_first = self.0.lock().unwrap().replace(name.to_owned()).is_none();
+            if is_first {
+                let theirs = Path::from(format!("v2/{name}"));
+                inner.put(&theirs, "theirs".into()).await?;
+            }
+        }
+        inner.put_opts(path, payload, options).await
+    }
+}
+
+#[test]
+fn a_history_begins_with_our_full_though_another_writer_takes_its_name() {
+    let runtime = Runtime::new().unwrap();
+    let folder = scratch::folder().unwrap();
+    let _within = runtime.enter();
+    let store = Arc::new(InMemory::new());
+    let hooks = Faster::default();
+    let mut full = String::new();
+    for nth in 0..2 {
+        let etcd = Etcd::start(EtcdVersion::V3_6, &folder.path().join(nth.to_string()));
+        let kv = runtime.block_on(etcd.kv());
+        for i in 0..10 {
+            let key = format!("/{nth}/{i}");
+            runtime.block_on(kv.clone().put(key, "a", None)).unwrap();
+        }
+        let bench = Bench {
+            endpoint: etcd.endpoint().to_owned(),
+            objects: Objects::new(),
+            takes_over: true,
+            runtime: Runtime::new().unwrap(),
+        };
+        let hooked = Hooked {
+            inner: store.clone(),
+            hooks: hooks.clone(),
+        };
+        let place = bucket_store(&bench.runtime, hooked, ExcludeTags::metadata());
+        let ctx = support::context(place, 2);
+        let outcome = bench.save(Kind::Full, &ctx, Cancel::default()).unwrap();
+        assert_eq!(outcome.timeline_began, nth == 1);
+        full = outcome.snapshots.last().unwrap().name.clone();
+    }
+    assert_eq!(hooks.0.lock().unwrap().as_deref(), Some(full.as_str()));
+    let objects = runtime.block_on(objects_of(&store));
+    let fulls = objects.keys().filter(|path| path.starts_with("v2/Full-"));
+    assert_eq!(fulls.count(), 3);
 }
 
 #[test]

@@ -15,7 +15,7 @@ use crate::base::temp::TempFile;
 use crate::base::{ReadAt as _, fixed_record};
 use crate::error::{Error, Result};
 use crate::etcd::feed::{Fingerprint, KeyChange, Position, Transaction};
-use crate::fold::publish::Packer;
+use crate::fold::publish::{NAMES_TRIED, Packer};
 use crate::mvcc::{Change, KeyValue, Revision};
 use crate::prefix::Context;
 use chrono::{DateTime, Utc};
@@ -282,7 +282,7 @@ impl SealedDelta {
             |piece| frame.write_all(piece).map_err(write_error),
         )?;
         let packed = frame.finish().map_err(write_error)?.packed()?;
-        packed.publish(ctx, &mut name)?;
+        packed.publish(ctx, &mut name, NAMES_TRIED)?;
         tracing::info!(
             snapshot = %name,
             events = self.events,

@@ -87,18 +87,20 @@ impl UnpublishedFull {
         self.base.compact_revision < self.revision
     }
 
-    /// Writes the snapshot to the store under its name, which has the time `created`.
+    /// Writes the snapshot to the store under the first free one of `tried` names, which have the times from `created`
+    /// on.
     ///
     /// # Errors
-    /// Fails with the store's errors, and with `TargetExists` if another object has the name.
+    /// Fails with the store's errors, and with `TargetExists` if other objects have the names.
     pub(super) fn publish(
-        self,
+        &self,
         ctx: &Context,
         created: i64,
         is_final: bool,
+        tried: i64,
     ) -> Result<NewSnapshot> {
         let mut name = self.name(ctx, created, is_final);
-        self.packed.publish(ctx, &mut name)?;
+        self.packed.publish(ctx, &mut name, tried)?;
         tracing::info!(
             snapshot = %name,
             revision = self.revision.0,

@@ -23,7 +23,7 @@ use crate::backup::{Catalog, Kind, SnapshotName};
 use crate::error::{Error, Reason, Result};
 use crate::etcd::cluster::Cluster;
 use crate::etcd::feed::{Ended, Feed, Known};
-use crate::fold::publish::refuse_plaintext;
+use crate::fold::publish::{NAMES_TRIED, refuse_plaintext};
 use crate::kubernetes::{Behind, LeaseState};
 use crate::mvcc::Revision;
 use crate::ops::snapshot_leases::{self, News};
@@ -177,7 +177,13 @@ impl<'a> Saver<'a> {
             let Some(Ok(backup)) = &self.backup else {
                 break;
             };
-            match last_saved::read(self.ctx, backup) {
+            let read = || last_saved::read(self.ctx, backup);
+            // A transient fault of the store is no damage of the object.
+            let last_saved = match read() {
+                Err(e) if e.reason().is_bad_data() => read(),
+                last_saved => last_saved,
+            };
+            match last_saved {
                 Ok(last_saved) => {
                     self.last_saved = Some(last_saved);
                     break;
@@ -648,7 +654,7 @@ impl<'a> Saver<'a> {
                 Err(why) => (Some(None), why),
             },
         };
-        let (created, newer) = match broken {
+        let (snapshot, newer) = match broken {
             Some(left_at) => (
                 self.begin_timeline(&new_full, &cause, left_at, is_final)?,
                 None,
@@ -656,10 +662,11 @@ impl<'a> Saver<'a> {
             None => {
                 let created = name_time(Kind::Full, self.newest, Utc::now());
                 let newer = self.newer_wall()?;
-                (Wall::name_before(newer.as_ref(), created), newer)
+                let created = Wall::name_before(newer.as_ref(), created);
+                let saved = new_full.publish(self.ctx, created, is_final, NAMES_TRIED)?;
+                (saved, newer)
             }
         };
-        let snapshot = new_full.publish(self.ctx, created, is_final)?;
         let begins_timeline = broken.is_some();
         self.summary.timeline_began |= begins_timeline;
         if begins_timeline {
@@ -737,14 +744,14 @@ impl<'a> Saver<'a> {
         Ok(common.map(Revision))
     }
 
-    /// Writes the record that a full begins another history. Returns the time for the name of the full.
+    /// Publishes a full that begins another history, with the record that says so before it.
     fn begin_timeline(
         &mut self,
         full: &UnpublishedFull,
         cause: &FullCause,
         left_at: Option<Revision>,
         is_final: bool,
-    ) -> Result<i64> {
+    ) -> Result<NewSnapshot> {
         let history = match &self.backup {
             Some(Ok(backup)) => Some(backup.timeline.clone()),
             _ => None,
@@ -757,6 +764,25 @@ impl<'a> Saver<'a> {
             (Some(history), Some(revision)) => Leaves::At { history, revision },
             _ => Leaves::UNKNOWN,
         };
+        let mut tries = 0..RECORDS_TRIED;
+        loop {
+            let second = self.write_record(full, cause, leaves.clone(), is_final)?;
+            match full.publish(self.ctx, second, is_final, 1) {
+                // Another writer was faster. The record is of the name, so it is written again for the next one.
+                Err(e) if e.reason() == Reason::TargetExists && tries.next().is_some() => {}
+                published => return published,
+            }
+        }
+    }
+
+    /// Writes the record that a full begins another history. Returns the time for the name of the full.
+    fn write_record(
+        &mut self,
+        full: &UnpublishedFull,
+        cause: &FullCause,
+        leaves: Leaves,
+        is_final: bool,
+    ) -> Result<i64> {
         // The wall stands behind all that others have saved meanwhile.
         let mut catalog = scan::by_names(&self.ctx.store)?;
         self.mark_untrusted(&mut catalog);
