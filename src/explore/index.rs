@@ -527,7 +527,7 @@ mod tests {
             last: Vec::new(),
             absences: Vec::new(),
             times: BTreeMap::new(),
-            records: temp::Dir::new(&std::env::temp_dir(), false).file().unwrap(),
+            records: temp::Dir::new(std::env::temp_dir(), false).file().unwrap(),
             buffer: Vec::new(),
         };
         let kv = KeyValue::default();

@@ -54,9 +54,12 @@ impl Damage {
         lock(&self.0).snapshots.contains_key(name)
     }
 
-    /// Returns whether a state before the damage will do if the requested one is the newest.
+    /// Returns whether a state before the damage will do if the requested one is the newest. If a key is missing, it will
+    /// not: the backup would look like an old one.
     pub(crate) fn stops(&self) -> bool {
-        lock(&self.0).on_damage == OnDamage::Stops
+        let found = lock(&self.0);
+        let mut reasons = found.snapshots.values().map(Error::reason);
+        found.on_damage == OnDamage::Stops && reasons.all(|r| r != Reason::CannotDecrypt)
     }
 
     fn begin(&self, on_damage: OnDamage) {
