@@ -7,12 +7,13 @@ use super::text::{Row, Text};
 use super::{BackupArgs, Ended, Output, print_report, size};
 use crate::base::time::utc;
 use crate::base::{Cancel, printable, shorten};
-use crate::error::Reason;
 use crate::ops::findings::Finding;
 use crate::ops::list::plain::{self, ListedFile};
 use crate::ops::list::{ListedSnapshot, ListedTimeline, Options, Outcome, run};
 use crate::ops::report::Report;
-use crate::ops::restore::BackupLocation;
+use crate::prefix::Context;
+use crate::prefix::open::{BackupLocation, Layout};
+use crate::prefix::plain_files::PlainPlace;
 use crate::prefix::restorable::Restorable;
 use clap::Args;
 use std::collections::{HashMap, HashSet};
@@ -49,13 +50,20 @@ impl ListArgs {
     pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         let backup = self.backup.backup(cancel)?;
         match &backup {
-            BackupLocation::File(..) if self.options.deep => Err(Reason::Usage
-                .error("--deep needs --store: `deltafold verify` reads plain snapshot files")),
-            BackupLocation::File(ctx, path) => {
-                print_report(output, plain::list(ctx, path)?, files_to_text)
+            BackupLocation::File(ctx, place) => self.list_files(ctx, place, output),
+            _ => {
+                let ctx = backup.context()?;
+                match BackupLocation::layout(ctx, run(ctx, self.options))? {
+                    Layout::Chain(report) => print_report(output, report, to_text),
+                    Layout::Plain(place) => self.list_files(ctx, &place, output),
+                }
             }
-            _ => print_report(output, run(backup.context()?, self.options)?, to_text),
         }
+    }
+
+    fn list_files(&self, ctx: &Context, place: &PlainPlace, output: Output) -> Ended {
+        let report = plain::list(ctx, place, self.options.deep)?;
+        print_report(output, report, files_to_text)
     }
 }
 
@@ -74,6 +82,7 @@ fn file_row(f: &ListedFile) -> Row {
         size(f.bytes),
         f.compression.unwrap_or("?").to_owned(),
         match (&f.reason, f.has_checksum) {
+            _ if f.readable.is_none() => "?".to_owned(),
             (Some(reason), _) => format!("no ({reason})"),
             (None, Some(false)) => "yes, no checksum".to_owned(),
             (None, _) => "yes".to_owned(),

@@ -44,8 +44,8 @@ Examples:
 The exit code is 0 on success. docs/exit-codes.md lists all others."
 )]
 pub(super) struct RestoreArgs {
-    /// URL of the folder that holds v2/ (or v1/): s3://bucket/prefix, gs://…, az://…, swift://…,
-    /// file:///dir or a path; repeatable
+    /// URL of the folder that holds v2/ (or v1/), or plain snapshot files: s3://bucket/prefix, gs://…, az://…,
+    /// swift://…, file:///dir or a path; repeatable
     ///
     /// Of several stores, restore uses the one with the newest revision; if several are equal, the first of
     /// them. A store that cannot be read is skipped. In the environment variable: one URL per line.
@@ -57,7 +57,9 @@ pub(super) struct RestoreArgs {
         help_heading = "Backup"
     )]
     store: Vec<String>,
-    /// Read a plain snapshot file instead, compressed or not, as written by etcdctl, k3s, kOps or OpenShift
+    /// Read a plain snapshot file instead, by its path or URL, as written by etcdctl, k3s, kOps, Talos or OpenShift
+    ///
+    /// It may be compressed. Of a folder the newest file is read, or the one of --time or --revision.
     #[arg(
         long,
         value_name = "FILE",

@@ -64,7 +64,7 @@ impl StatusArgs {
             backup => backup?,
         };
         match &backup {
-            BackupLocation::File(ctx, path) => run_on_files(ctx, path, &self.options),
+            BackupLocation::File(ctx, place) => run_on_files(ctx, place, &self.options),
             _ => run(backup.context()?, &self.options),
         }
     }

@@ -9,6 +9,7 @@ use crate::error::{Error, Reason, Result};
 use crate::ops::restore::BackupLocation;
 use crate::prefix::Context;
 use crate::prefix::damage::Damage;
+use crate::prefix::plain_files::PlainPlace;
 use crate::store::{self, Store};
 use clap::{Arg, Args};
 use std::path::{Path, PathBuf};
@@ -59,11 +60,13 @@ fn hide_if_for_writing(arg: Arg) -> Arg {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Backup", mut_args(hide_if_for_writing))]
 pub(super) struct BackupArgs {
-    /// URL of the folder that holds v2/ (or v1/): s3://bucket/prefix, gs://…, az://…, swift://…,
-    /// file:///dir or a path
+    /// URL of the folder that holds v2/ (or v1/), or plain snapshot files: s3://bucket/prefix, gs://…, az://…,
+    /// swift://…, file:///dir or a path
     #[arg(long, value_name = "URL", required_unless_present = "snapshot")]
     store: Option<String>,
-    /// Read a plain snapshot file instead, compressed or not, as written by etcdctl, k3s, kOps or OpenShift
+    /// Read a plain snapshot file instead, by its path or URL, as written by etcdctl, k3s, kOps, Talos or OpenShift
+    ///
+    /// It may be compressed. Of a folder the newest file is read, or the one of --time or --revision.
     #[arg(long, value_name = "FILE", conflicts_with = "store")]
     snapshot: Option<PathBuf>,
     #[command(flatten)]
@@ -225,13 +228,31 @@ impl AccessArgs {
         }
     }
 
-    /// A plain snapshot file. The store of its context is a placeholder that is never read.
+    /// A plain snapshot file, or a folder of such files, on this machine or by a URL. On this machine the store of the
+    /// context is a placeholder that is never read.
     pub(super) fn backup_file(&self, file: &Path, cancel: &Cancel) -> Result<BackupLocation> {
+        let text = file.to_str().unwrap_or_default();
+        if text.contains("://") {
+            if let Some(path) = store::open::local_folder(text) {
+                return self.backup_file(&path, cancel);
+            }
+            let text = text.trim_end_matches('/');
+            let (above, name) = match text.rsplit_once('/') {
+                Some((above, name)) if !above.ends_with('/') => (above, name),
+                // A bucket.
+                _ => (text, ""),
+            };
+            let ctx = self.context(above, cancel)?;
+            return Ok(BackupLocation::File(
+                ctx,
+                PlainPlace::Store(name.to_owned()),
+            ));
+        }
         let placeholder = self.temp_dir()?.display().to_string();
         let ctx = self.context_with(1, cancel, |_, handle| {
             store::open(&placeholder, &[], handle)
         })?;
-        Ok(BackupLocation::File(ctx, file.to_owned()))
+        Ok(BackupLocation::File(ctx, PlainPlace::Path(file.to_owned())))
     }
 }
 

@@ -17,14 +17,15 @@ use crate::error::{Error, Reason, Result};
 use crate::mvcc::Revision;
 use crate::ops::findings::{Finding, Severity};
 use crate::ops::report::Report;
-use crate::ops::restore::BackupLocation;
 use crate::ops::verify::cluster::{Options, Outcome, run};
 use crate::ops::verify::{drill, plain, store};
 use crate::prefix::Context;
+use crate::prefix::open::{BackupLocation, Layout};
+use crate::prefix::plain_files::PlainPlace;
 use crate::telemetry::metrics::{Metrics, RestorableWindow};
 use clap::Args;
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// Verify that a backup can be restored, or with --endpoints that it equals a live etcd
@@ -112,17 +113,29 @@ impl VerifyArgs {
         self.metrics.around("verify", cancel, |metrics| {
             let backup = self.backup.backup(cancel)?;
             match &backup {
-                BackupLocation::File(ctx, path) => self.verify_files(ctx, path, metrics, output),
+                BackupLocation::File(ctx, place) => self.verify_files(ctx, place, metrics, output),
                 _ if self.live.is_given() => {
                     self.compare(backup.context()?, cancel, metrics, output)
                 }
-                _ => self.verify(backup.context()?, metrics, output),
+                _ => {
+                    let ctx = backup.context()?;
+                    match BackupLocation::layout(ctx, self.verify(ctx, metrics, output))? {
+                        Layout::Chain(ended) => Ok(ended),
+                        Layout::Plain(place) => self.verify_files(ctx, &place, metrics, output),
+                    }
+                }
             }
         })
     }
 
     /// Verifies plain snapshot files.
-    fn verify_files(&self, ctx: &Context, path: &Path, metrics: &Metrics, output: Output) -> Ended {
+    fn verify_files(
+        &self,
+        ctx: &Context,
+        place: &PlainPlace,
+        metrics: &Metrics,
+        output: Output,
+    ) -> Ended {
         let needs_store = [
             ("--endpoints", self.live.is_given()),
             ("--etcd-binary", self.etcd_binary.is_some()),
@@ -131,14 +144,14 @@ impl VerifyArgs {
         ];
         if let Some((flag, _)) = needs_store.iter().find(|f| f.1) {
             return Err(Reason::Usage.error(format!(
-                "{flag} (or its environment variable) needs --store: leave it out with --snapshot"
+                "{flag} (or its environment variable) needs fulls and deltas: leave it out for plain snapshots"
             )));
         }
         let options = plain::Options {
             level: self.depth.level.unwrap_or_default(),
             all: self.all_chains,
         };
-        let report = plain::run(ctx, path, options)?;
+        let report = plain::run(ctx, place, options)?;
         metrics.verified(&report.metrics());
         print_report(output, report, files_to_text)
     }

@@ -4,6 +4,7 @@ use super::damage::Damage;
 use super::free_space;
 use super::open::read_snapshot::SnapshotReader;
 use super::open::{DatabaseFile, Payload, PlainSnapshot, plain_snapshot};
+use super::plain_files::PlainPlace;
 use crate::backup::Snapshot;
 use crate::backup::delta::DeltaReader;
 use crate::backup::full::FullReader;
@@ -16,7 +17,7 @@ use crate::error::{Error, Reason, Result};
 use crate::mvcc::Base;
 use crate::store::{Keys, Store};
 use std::io::{self, Read, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// What every operation needs.
 #[derive(Clone)]
@@ -113,8 +114,8 @@ impl Context {
     ///
     /// # Errors
     /// As [`plain_unchecked`](Self::plain_unchecked).
-    pub fn plain(&self, path: &Path) -> Result<PlainSnapshot> {
-        let plain = self.plain_unchecked(path)?;
+    pub fn plain(&self, place: &PlainPlace) -> Result<PlainSnapshot> {
+        let plain = self.plain_unchecked(place)?;
         plain.hash_check.wait()?;
         Ok(plain)
     }
@@ -127,8 +128,8 @@ impl Context {
     /// `NoSnapshots` if there is no such file; `Usage` if the path is not that of a file; `CorruptSnapshot`
     /// if the file is damaged, a delta or no snapshot; `CannotDecrypt`, `PermissionDenied`, `Io`, `NoSpace`,
     /// `Terminated`.
-    pub(crate) fn plain_unchecked(&self, path: &Path) -> Result<PlainSnapshot> {
-        plain_snapshot::open_unchecked(self, path)
+    pub(crate) fn plain_unchecked(&self, place: &PlainPlace) -> Result<PlainSnapshot> {
+        plain_snapshot::open_unchecked(self, place)
     }
 
     /// Makes a temporary file a database file that this operation can cancel.

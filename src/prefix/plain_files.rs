@@ -1,12 +1,18 @@
-//! Plain snapshot files: finds those of a folder, tells when each was taken, and lists them.
+//! Plain snapshot files: finds those of a folder or of a store, tells when each was taken, and chooses one.
 //!
 //! The folders are etcdctl's, k3s' (files) and kOps' (a sub-folder for each snapshot). Other files are ignored
-//! and named.
+//! and named. In a store, names tell what is a snapshot; of files the first bytes are read, too.
 
 use crate::backup::SnapshotName;
 use crate::base::Cancel;
+use crate::base::time::rfc3339;
 use crate::error::{Error, Reason, Result};
+use crate::mvcc::Revision;
+use crate::prefix::Context;
 use crate::prefix::open::plain_snapshot::looks_like_snapshot;
+use crate::prefix::select::At;
+use crate::store::open::local_folder;
+use crate::store::{ObjectInfo, Store};
 use chrono::{DateTime, NaiveDate, NaiveDateTime, TimeDelta, Utc};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -17,6 +23,8 @@ use std::path::{Path, PathBuf};
 const MOST_ENTRIES: usize = 10_000;
 /// A time without a zone that is this close to the file's time may be local: the file's time is taken.
 const MOST_ZONE: TimeDelta = TimeDelta::hours(15);
+/// The most snapshots that are opened in search of a revision.
+const MOST_READS: usize = 12;
 /// Suffixes of files that are still being written.
 const UNFINISHED: [&str; 3] = [".part", ".tmp", ".partial"];
 /// Endings of names that `etcdctl snapshot save` files usually have.
@@ -32,12 +40,40 @@ pub enum TimeSource {
     File,
 }
 
+/// Where a plain snapshot is, or several.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PlainPlace {
+    /// A file of this machine, or a folder.
+    Path(PathBuf),
+    /// An object of the context's store by its path below the prefix, or a folder. Empty: the prefix.
+    Store(String),
+}
+
+impl PlainPlace {
+    /// Returns the place that the prefix of the context's store is.
+    pub(crate) fn of_prefix(ctx: &Context) -> Self {
+        match local_folder(ctx.store.url()) {
+            Some(dir) => PlainPlace::Path(dir),
+            None => PlainPlace::Store(String::new()),
+        }
+    }
+
+    /// Returns the path, or the URL, for messages.
+    pub fn name(&self, ctx: &Context) -> String {
+        match self {
+            PlainPlace::Path(path) => path.display().to_string(),
+            PlainPlace::Store(path) if path.is_empty() => ctx.store.url().to_owned(),
+            PlainPlace::Store(path) => ctx.store.name(path),
+        }
+    }
+}
+
 /// A plain snapshot file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PlainFile {
-    /// The path of the file.
-    pub path: PathBuf,
-    /// The path below the folder; of a single file, its name.
+    /// Where the file is.
+    pub place: PlainPlace,
+    /// The path below the folder or prefix; of a single file, its name.
     pub name: String,
     /// The size of the file in bytes.
     pub bytes: u64,
@@ -57,13 +93,61 @@ pub struct PlainFiles {
 }
 
 impl PlainFiles {
-    /// Finds the snapshots at a path: a file, or the files of a folder and of the folders in it. Reads the
-    /// first bytes of files whose names do not tell.
+    /// Finds the snapshots at a place: a file, or the files of a folder and of the folders in it. Reads the
+    /// first bytes of files of this machine whose names do not tell.
     ///
     /// # Errors
     /// `NoSnapshots` if there is no such file or folder, or no snapshot in it; `Usage` if the path is neither a
-    /// file nor a folder, or if the folder holds too much; `Io`, `PermissionDenied`, `Terminated`.
-    pub fn find(path: &Path, cancel: &Cancel) -> Result<PlainFiles> {
+    /// file nor a folder, or if the folder holds too much; `Io`, `PermissionDenied`, `Terminated`; errors of the store.
+    pub fn find(ctx: &Context, place: &PlainPlace) -> Result<PlainFiles> {
+        match place {
+            PlainPlace::Path(path) => Self::find_on_disk(path, ctx.store.cancel()),
+            PlainPlace::Store(path) => Self::find_in_store(&ctx.store, path),
+        }
+    }
+
+    fn find_in_store(store: &Store, path: &str) -> Result<PlainFiles> {
+        let mut found = PlainFiles::default();
+        if !path.is_empty()
+            && let Some(object) = store.info(path)?
+        {
+            found.files.push(plain_object(&object, path));
+            return Ok(found);
+        }
+        let objects = store.objects(&[path])?;
+        for object in &objects {
+            let below = object.path.strip_prefix(path).unwrap_or(&object.path);
+            let below = below.trim_start_matches('/');
+            let file_name = below.rsplit('/').next().unwrap_or_default();
+            let folder = below.rsplit_once('/').map(|(folder, _)| folder);
+            if is_hidden(below) || folder.is_some_and(|f| !is_of_one_snapshot(f)) {
+                continue;
+            }
+            if object.is_odd {
+                found.ignore("these are no snapshots", below.to_owned());
+            } else if UNFINISHED.iter().any(|s| file_name.ends_with(s)) {
+                found.ignore(
+                    "by their names, these are still being written",
+                    below.to_owned(),
+                );
+            } else if has_name_of_snapshot(file_name) {
+                found.files.push(plain_object(object, below));
+            } else {
+                found.ignore("these are no snapshots", below.to_owned());
+            }
+        }
+        if found.files.is_empty() {
+            return Err(Reason::NoSnapshots.error(format!(
+                "{} holds no plain snapshots ({} other objects)",
+                store.name(path),
+                objects.len()
+            )));
+        }
+        found.sort();
+        Ok(found)
+    }
+
+    fn find_on_disk(path: &Path, cancel: &Cancel) -> Result<PlainFiles> {
         let shown = path.display();
         let meta = std::fs::metadata(path).map_err(|e| match e.kind() {
             std::io::ErrorKind::NotFound => {
@@ -93,10 +177,96 @@ impl PlainFiles {
                 "{shown} holds no plain snapshots ({others} other files): check --snapshot; give the folder that holds v2/ with --store"
             )));
         }
-        found
-            .files
-            .sort_by(|a, b| (a.created, &a.name).cmp(&(b.created, &b.name)));
+        found.sort();
         Ok(found)
+    }
+
+    fn sort(&mut self) {
+        self.files
+            .sort_by(|a, b| (a.created, &a.name).cmp(&(b.created, &b.name)));
+    }
+
+    /// Chooses the snapshot of a request, and returns where it is and which of its revisions is meant. Of several
+    /// snapshots: the newest; the newest one that is not later than a time; or the oldest one that reaches a revision,
+    /// which is searched by halves, as if revisions grew.
+    ///
+    /// # Errors
+    /// `OutOfRange` if no snapshot is so old, or none has the revision; errors of [`find`](Self::find) and of opening.
+    pub(crate) fn choose(
+        ctx: &Context,
+        place: &PlainPlace,
+        at: At,
+        warnings: &mut Vec<String>,
+    ) -> Result<(PlainPlace, At)> {
+        if let PlainPlace::Path(path) = place
+            && !path.is_dir()
+        {
+            return Ok((place.clone(), at));
+        }
+        let mut files = Self::find(ctx, place)?.files;
+        let are_several = files.len() > 1;
+        let chosen = match at {
+            At::Newest => files.pop(),
+            At::Time(time) => {
+                let oldest = files.first().map(|f| f.created);
+                files.retain(|f| f.created <= time);
+                if files.is_empty() {
+                    let oldest = oldest.map_or_else(String::new, rfc3339);
+                    return Err(Reason::OutOfRange.error(format!(
+                        "no snapshot of {} is so old: the oldest one is of {oldest}",
+                        place.name(ctx)
+                    )));
+                }
+                files.pop()
+            }
+            At::Revision(revision) => Some(Self::with_revision(ctx, place, files, revision)?),
+        };
+        let chosen = chosen.ok_or_else(|| Error::internal("a folder without snapshots"))?;
+        if are_several {
+            let created = rfc3339(chosen.created);
+            warnings.push(format!("{} of {created} is read", chosen.name));
+        }
+        let at = match at {
+            At::Time(_) => At::Newest,
+            at => at,
+        };
+        Ok((chosen.place, at))
+    }
+
+    /// Returns the oldest snapshot that reaches a revision.
+    fn with_revision(
+        ctx: &Context,
+        place: &PlainPlace,
+        mut files: Vec<PlainFile>,
+        revision: Revision,
+    ) -> Result<PlainFile> {
+        let (mut reaching, mut reads) = (None, 0);
+        while !files.is_empty() {
+            reads += 1;
+            if reads > MOST_READS {
+                return Err(Reason::TooLarge.error(format!(
+                    "revision {revision} is not found in {MOST_READS} snapshots of {}: give a --time instead",
+                    place.name(ctx)
+                )));
+            }
+            let middle = files.len() / 2;
+            match ctx.plain_unchecked(&files[middle].place) {
+                Ok(plain) if plain.base.revision >= revision => {
+                    files.truncate(middle + 1);
+                    reaching = files.pop();
+                }
+                Ok(_) => drop(files.drain(..=middle)),
+                // Another snapshot may have the revision.
+                Err(e) if is_fault_of_file(&e) => drop(files.remove(middle)),
+                Err(e) => return Err(e),
+            }
+        }
+        reaching.ok_or_else(|| {
+            Reason::OutOfRange.error(format!(
+                "no snapshot of {} reaches revision {revision}",
+                place.name(ctx)
+            ))
+        })
     }
 
     /// Adds the snapshots directly in a folder. Returns the folders in it.
@@ -135,7 +305,9 @@ impl PlainFiles {
                 continue;
             };
             if meta.is_dir() {
-                folders.push((entry.path(), name));
+                if !is_hidden(&name) && is_of_one_snapshot(&name) {
+                    folders.push((entry.path(), name));
+                }
             } else if meta.is_symlink() {
                 self.ignore("symbolic links are not followed", name);
             } else if !meta.is_file() {
@@ -153,6 +325,12 @@ impl PlainFiles {
         Ok(folders)
     }
 
+    /// Whether there are snapshots with names of chains: then the place is the folder v2/.
+    pub(crate) fn has_names_of_chains(&self) -> bool {
+        let is_of_chain = |f: &PlainFile| f.name.parse::<SnapshotName>().is_ok();
+        self.files.iter().any(is_of_chain)
+    }
+
     fn ignore(&mut self, why: &'static str, name: String) {
         self.ignored.entry(why).or_default().push(name);
     }
@@ -168,7 +346,7 @@ fn plain_file(path: &Path, name: &str, meta: &std::fs::Metadata) -> PlainFile {
     let modified = meta.modified().map_or(DateTime::UNIX_EPOCH, DateTime::from);
     let (created, time_source) = time_of(name, modified);
     PlainFile {
-        path: path.to_owned(),
+        place: PlainPlace::Path(path.to_owned()),
         name: name.to_owned(),
         bytes: meta.len(),
         created,
@@ -176,11 +354,38 @@ fn plain_file(path: &Path, name: &str, meta: &std::fs::Metadata) -> PlainFile {
     }
 }
 
+/// Describes an object; `name` is the path below the folder, which may tell its time.
+fn plain_object(object: &ObjectInfo, name: &str) -> PlainFile {
+    let (created, time_source) = time_of(name, object.modified);
+    PlainFile {
+        place: PlainPlace::Store(object.path.clone()),
+        name: name.to_owned(),
+        bytes: object.bytes,
+        created,
+        time_source,
+    }
+}
+
+/// Whether a folder has a time in its name, as those of kOps. Others may be those of several clusters.
+pub(crate) fn is_of_one_snapshot(folder: &str) -> bool {
+    let is_date = |text: &[u8]| {
+        let digits = |of: &[u8]| of.iter().all(u8::is_ascii_digit);
+        digits(&text[..4]) && text[4] == b'-' && digits(&text[5..7])
+    };
+    !folder.contains('/')
+        && (time_in(folder).is_some() || folder.as_bytes().windows(7).any(is_date))
+}
+
+/// Whether a file is in a hidden folder: k3s has files of the same names in `.metadata`.
+fn is_hidden(path: &str) -> bool {
+    path.split('/').any(|part| part.starts_with('.'))
+}
+
 /// Returns whether a file is a snapshot by its name, even if its bytes are damaged.
-fn has_name_of_snapshot(name: &str) -> bool {
+pub(crate) fn has_name_of_snapshot(name: &str) -> bool {
     name.starts_with("etcd-snapshot-")
-        || name == "etcd.backup"
-        || name == "etcd.backup.gz"
+        || name.ends_with("etcd.backup")
+        || name.ends_with("etcd.backup.gz")
         || DB_SUFFIXES.iter().any(|s| name.ends_with(s))
         || name.parse::<SnapshotName>().is_ok_and(|n| n.is_full())
 }

@@ -16,6 +16,7 @@ use crate::prefix::Context;
 pub use crate::prefix::contents::Contents;
 pub(crate) use crate::prefix::contents::read_contents;
 use crate::prefix::open::DatabaseFile;
+use crate::prefix::plain_files::{has_name_of_snapshot, is_of_one_snapshot};
 use crate::prefix::tags::{self, ReadTags, TagScope};
 use crate::store::{Store, open};
 use std::collections::BTreeMap;
@@ -380,31 +381,57 @@ fn paths(catalog: &Catalog, which: impl Iterator<Item = usize>) -> String {
 /// Returns the error for a prefix without snapshots, with a hint at the likely mistake.
 pub(crate) fn no_snapshots_error(ctx: &Context, catalog: &Catalog) -> Error {
     let url = ctx.store.url();
-    let is_snapshot = |n: &String| n.parse::<SnapshotName>().is_ok();
-    let message = if !catalog.foreign.is_empty() {
-        format!(
+    if !catalog.foreign.is_empty() {
+        return Reason::NoSnapshots.error(format!(
             "{url} holds {} objects in {V1}/ and {V2}/, and none is a snapshot: check --store",
             catalog.foreign.len()
-        )
-    } else if ctx
-        .store
-        .list_directly()
-        .is_ok_and(|names| names.iter().any(is_snapshot))
-    {
+        ));
+    }
+    let paths = ctx.store.first_paths().unwrap_or_default();
+    let has = |is: fn(&str) -> bool| paths.iter().any(|p| !p.contains('/') && is(p));
+    let message = if has(|name| name.parse::<SnapshotName>().is_ok()) {
         let above = url.trim_end_matches('/').rsplit_once('/');
         let above = above.map_or_else(String::new, |(above, _)| format!(": {above}"));
         format!(
             "{url} holds snapshots directly: give the folder above it, which holds {V2}/{above}"
+        )
+    } else if has(has_name_of_snapshot) {
+        format!(
+            "{url} holds plain snapshot files, and this command needs fulls and deltas: {V2}/ is made by `deltafold snapshot` or `deltafold copy`"
         )
     } else {
         let layout = url.trim_end_matches('/').rsplit_once('/');
         let above = layout.filter(|(_, layout)| [V1, V2].contains(layout));
         let above = above.map(|(above, _)| above.to_owned());
         let meant = above.or_else(|| open::likely_folder(url));
-        let meant = meant.map_or_else(String::new, |d| format!("; did you mean {d}?"));
+        let meant = meant.map(|d| format!("; did you mean {d}?"));
+        let meant = meant.or_else(|| backups_below(&paths)).unwrap_or_default();
         format!(
             "{url} holds no snapshots (looked for {V2}/ and {V1}/ below it): check --store{meant}"
         )
     };
     Reason::NoSnapshots.error(message)
+}
+
+/// Returns the folders of backups above these paths, in words; `None` if there are none.
+fn backups_below(paths: &[String]) -> Option<String> {
+    let mut backups = BTreeMap::new();
+    for path in paths {
+        let chain = [V2, V1].map(|layout| path.split_once(&format!("/{layout}/")));
+        if let Some((above, _)) = chain.into_iter().flatten().next() {
+            backups.insert(above, "fulls and deltas");
+        } else if let Some((folder, name)) = path.rsplit_once('/')
+            && has_name_of_snapshot(name)
+        {
+            let above = folder.rsplit_once('/');
+            let above = above.filter(|(_, last)| is_of_one_snapshot(last));
+            backups.insert(above.map_or(folder, |(above, _)| above), "plain snapshots");
+        }
+    }
+    let backups: Vec<String> = backups
+        .iter()
+        .map(|(at, of)| format!("{at} ({of})"))
+        .collect();
+    let backups = shorten::line(&backups, ", ", "");
+    (!backups.is_empty()).then(|| format!("; below it: {backups}"))
 }

@@ -378,17 +378,29 @@ impl Store {
     /// # Errors
     /// Fails with the errors of [`objects`](Self::objects).
     pub fn list_directly(&self) -> Result<Vec<String>> {
+        let mut paths = self.first_paths()?;
+        paths.retain(|path| !path.contains('/'));
+        Ok(paths)
+    }
+
+    /// Returns the paths of the first thousand objects below the prefix: for hints in messages.
+    ///
+    /// # Errors
+    /// Fails with the errors of [`objects`](Self::objects).
+    pub(crate) fn first_paths(&self) -> Result<Vec<String>> {
         const PAGE: usize = 1000;
         let listing = self.inner.list(Some(&self.prefix)).take(PAGE);
         let objects: object_store::Result<Vec<ObjectMeta>> =
             self.block_on(listing.try_collect())?;
         let objects = objects.map_err(|e| store_error(format!("list {}", self.url), e))?;
-        let depth = self.prefix.parts().count() + 1;
         let paths = objects.iter().map(|object| &object.location);
-        let here =
-            paths.filter(|path| listing::odd_key(path).is_none() && path.parts().count() == depth);
-        Ok(here
-            .filter_map(|path| path.filename().map(str::to_owned))
+        let paths = paths.filter(|path| listing::odd_key(path).is_none());
+        let below = paths.filter_map(|path| path.prefix_match(&self.prefix));
+        Ok(below
+            .map(|parts| {
+                let parts: Vec<String> = parts.map(|p| p.as_ref().to_owned()).collect();
+                parts.join("/")
+            })
             .collect())
     }
 
@@ -415,8 +427,22 @@ impl Store {
     /// # Errors
     /// Fails with the store's errors.
     pub(crate) fn size_of(&self, below: &str) -> Result<Option<u64>> {
+        Ok(self.info(below)?.map(|object| object.bytes))
+    }
+
+    /// Returns what a listing would say of an object; `None` if it does not exist.
+    ///
+    /// # Errors
+    /// Fails with the store's errors.
+    pub(crate) fn info(&self, below: &str) -> Result<Option<ObjectInfo>> {
         match self.block_on(self.inner.head(&self.path(below)))? {
-            Ok(object) => Ok(Some(object.size)),
+            Ok(object) => Ok(Some(ObjectInfo {
+                path: below.to_owned(),
+                bytes: object.size,
+                modified: object.last_modified,
+                is_odd: false,
+                etag: object.e_tag,
+            })),
             Err(object_store::Error::NotFound { .. }) => Ok(None),
             Err(e) => Err(store_error(
                 format!("read the headers of {}", self.name(below)),

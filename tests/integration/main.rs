@@ -14,6 +14,7 @@ mod histories;
 mod identity;
 mod maintain;
 mod plain_snapshots;
+mod plain_stores;
 mod quorum;
 mod quorum_loss_page;
 mod read_a_backup;

@@ -8,11 +8,12 @@ use deltafold::Reason;
 use deltafold::mvcc::Revision;
 use deltafold::prefix::Context;
 use deltafold::prefix::open::PlainSnapshot;
+use deltafold::prefix::plain_files::PlainPlace;
 use deltafold::store::Store;
 use deltafold::store::exclude::ExcludeTags;
 use object_store::memory::InMemory;
 use std::io::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use tempfile::TempDir;
 use zip::CompressionMethod;
@@ -58,7 +59,7 @@ impl Here {
     }
 
     fn open(&self, name: &str, bytes: &[u8]) -> deltafold::Result<PlainSnapshot> {
-        self.ctx.plain(&self.put(name, bytes))
+        self.ctx.plain(&PlainPlace::Path(self.put(name, bytes)))
     }
 
     /// Asserts that damaged bytes are refused with a message that names the file.
@@ -136,7 +137,7 @@ fn every_shape_opens_with_and_without_a_checksum() {
                 assert_eq!(plain.has_checksum, has_checksum, "{name}");
                 assert_eq!(plain.compression, compression, "{name}");
                 assert_eq!(plain.file_bytes, bytes.len() as u64, "{name}");
-                let warning = plain.warning(Path::new(&name));
+                let warning = plain.warning(&name);
                 assert_eq!(warning.is_some(), !has_checksum, "{name}");
                 assert_eq!(
                     deltafold::mvcc::hash_kv(&plain.db, None).unwrap().live_keys,
@@ -206,17 +207,17 @@ fn other_files_are_refused_with_what_to_do() {
     for (name, bytes, _) in shapes(&delta) {
         here.refuses(&name, &bytes, "it is a delta snapshot");
     }
-    let missing = here.ctx.plain(&here.dir.path().join("missing.db"));
-    let e = missing.err().unwrap();
+    let open = |path: PathBuf| here.ctx.plain(&PlainPlace::Path(path)).err().unwrap();
+    let e = open(here.dir.path().join("missing.db"));
     assert_eq!(e.reason(), Reason::NoSnapshots, "{e}");
-    let e = here.ctx.plain(here.dir.path()).err().unwrap();
+    let e = open(here.dir.path().to_owned());
     assert_eq!(e.reason(), Reason::Usage, "{e}");
     assert!(e.to_string().contains("give one of its files"), "{e}");
     std::fs::create_dir(here.dir.path().join("v2")).unwrap();
-    let e = here.ctx.plain(here.dir.path()).err().unwrap();
+    let e = open(here.dir.path().to_owned());
     assert!(e.to_string().contains("give it as --store"), "{e}");
     // Opening a pipe does not wait for a writer.
-    let e = here.ctx.plain(Path::new("/dev/null")).err().unwrap();
+    let e = open("/dev/null".into());
     assert_eq!(e.reason(), Reason::Usage, "{e}");
 }
 
@@ -225,7 +226,7 @@ fn a_signal_ends_the_copying() {
     let here = Here::new();
     let path = here.put("a.db", &with_checksum(&small_database(1024)));
     here.ctx.store.cancel().cancel();
-    let e = here.ctx.plain(&path).err().unwrap();
+    let e = here.ctx.plain(&PlainPlace::Path(path)).err().unwrap();
     assert_eq!(e.reason(), Reason::Terminated);
 }
 

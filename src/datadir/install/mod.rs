@@ -417,21 +417,25 @@ impl LockedTarget {
 
     /// Removes the staging folders, unless one holds a previous member.
     fn clear(&self) -> Result<()> {
-        if let Some(staging) = self.dir.own(STAGING)? {
-            if Self::holds_previous(&staging)? {
-                return Ok(());
-            }
+        let staging = self.dir.own(STAGING)?;
+        if let Some(staging) = &staging
+            && Self::holds_previous(staging)?
+        {
+            return Ok(());
+        }
+        // That of the data directory goes last: without it, a restore would seem to be tidied up.
+        if let Some(wal) = &self.wal
+            && wal.own(STAGING)?.is_some()
+        {
+            wal.remove_all(STAGING)?;
+        }
+        if let Some(staging) = staging {
             // The mark goes last: without it, what is left would seem to be a previous member.
             if let Some(member) = staging.own(MEMBER)? {
                 member.remove_all(SNAP)?;
                 member.remove_all(WAL)?;
             }
             self.dir.remove_all(STAGING)?;
-        }
-        if let Some(wal) = &self.wal
-            && wal.own(STAGING)?.is_some()
-        {
-            wal.remove_all(STAGING)?;
         }
         Ok(())
     }

@@ -1,15 +1,14 @@
-//! The operation `list --snapshot`: lists plain snapshot files. Called by `cli`.
+//! The operation `list` of plain snapshot files. Called by `cli`.
 
 use crate::error::{Reason, Result};
 use crate::mvcc::Revision;
 use crate::ops::findings::Finding;
 use crate::ops::report::{Report, ReportBuilder};
 use crate::prefix::Context;
-use crate::prefix::plain_files::{PlainFile, PlainFiles, TimeSource, is_fault_of_file};
+use crate::prefix::plain_files::{PlainFile, PlainFiles, PlainPlace, TimeSource, is_fault_of_file};
 use chrono::{DateTime, Utc};
 use schemars::JsonSchema;
 use serde::Serialize;
-use std::path::Path;
 
 /// A plain snapshot file in a listing.
 #[derive(Debug, Clone, JsonSchema, Serialize)]
@@ -22,27 +21,28 @@ pub struct ListedFile {
     pub time_source: TimeSource,
     /// The size of the file in bytes.
     pub bytes: u64,
-    /// The newest revision; null if the file cannot be read.
+    /// The newest revision; null if the file cannot be read or was not.
     pub revision: Option<Revision>,
-    /// The compacted revision, or -1 if etcd never compacted; null if the file cannot be read.
+    /// The compacted revision, or -1 if etcd never compacted; null if the file cannot be read or was not.
     pub compact_revision: Option<Revision>,
-    /// How the file is packed: none, gzip, zlib, lzw, zstd or zip. null if the file cannot be read.
+    /// How the file is packed: none, gzip, zlib, lzw, zstd or zip. null if the file cannot be read or was not.
     pub compression: Option<&'static str>,
     /// Whether a SHA-256 follows the database, as `etcdctl snapshot save` writes it; null if the file cannot be
-    /// read.
+    /// read or was not.
     pub has_checksum: Option<bool>,
-    /// Whether the file can be opened as an etcd database. Only `deltafold verify` reads all of it.
-    pub readable: bool,
+    /// Whether the file can be opened as an etcd database. Only `deltafold verify` reads all of it. null if it was not
+    /// opened: `list` opens files of this machine, and with `--deep` the objects of a store.
+    pub readable: Option<bool>,
     /// The reason why the file cannot be read, see exit-codes.md; null if it can be.
     pub reason: Option<Reason>,
     /// Why the file cannot be read. Human-readable: the text may change. null if it can be.
     pub message: Option<String>,
 }
 
-/// The result of `list --snapshot`. The fields are a contract: `deltafold schema list`.
+/// The result of `list` for plain snapshots. The fields are a contract: `deltafold schema list`.
 #[derive(Debug, Clone, JsonSchema, Serialize)]
 pub struct Outcome {
-    /// The file or folder that was listed.
+    /// The file, folder or URL that was listed.
     pub path: String,
     /// The snapshots, the oldest first.
     pub files: Vec<ListedFile>,
@@ -52,19 +52,20 @@ pub struct Outcome {
     pub problems: Vec<Finding>,
 }
 
-/// Lists the plain snapshot files at a path.
+/// Lists the plain snapshot files at a place. Objects of a store are opened only if `deep` is set.
 ///
 /// # Errors
 /// As [`PlainFiles::find`]; `Io`, `NoSpace`, `Terminated`. A damaged file is part of the result.
-pub fn list(ctx: &Context, path: &Path) -> Result<Report<Outcome>> {
+pub fn list(ctx: &Context, place: &PlainPlace, deep: bool) -> Result<Report<Outcome>> {
     let clock = ReportBuilder::start();
-    let found = PlainFiles::find(path, ctx.store.cancel())?;
+    let found = PlainFiles::find(ctx, place)?;
+    let opens = deep || matches!(place, PlainPlace::Path(_));
     let mut files = Vec::with_capacity(found.files.len());
     for file in &found.files {
-        files.push(listed(ctx, file)?);
+        files.push(listed(ctx, file, opens)?);
     }
     Ok(clock.report(Outcome {
-        path: path.display().to_string(),
+        path: place.name(ctx),
         latest_revision: files.iter().filter_map(|f| f.revision).max(),
         files,
         problems: problems(&found),
@@ -72,7 +73,7 @@ pub fn list(ctx: &Context, path: &Path) -> Result<Report<Outcome>> {
 }
 
 /// Opens a file without reading all of it, unless it is packed.
-fn listed(ctx: &Context, file: &PlainFile) -> Result<ListedFile> {
+fn listed(ctx: &Context, file: &PlainFile, opens: bool) -> Result<ListedFile> {
     let mut listed = ListedFile {
         name: file.name.clone(),
         created: file.created,
@@ -82,19 +83,23 @@ fn listed(ctx: &Context, file: &PlainFile) -> Result<ListedFile> {
         compact_revision: None,
         compression: None,
         has_checksum: None,
-        readable: false,
+        readable: None,
         reason: None,
         message: None,
     };
-    match ctx.plain_unchecked(&file.path) {
+    if !opens {
+        return Ok(listed);
+    }
+    match ctx.plain_unchecked(&file.place) {
         Ok(plain) => {
             listed.revision = Some(plain.base.revision);
             listed.compact_revision = Some(plain.base.compact_revision);
             listed.compression = Some(plain.compression);
             listed.has_checksum = Some(plain.has_checksum);
-            listed.readable = true;
+            listed.readable = Some(true);
         }
         Err(e) if is_fault_of_file(&e) => {
+            listed.readable = Some(false);
             listed.reason = Some(e.reason());
             listed.message = Some(e.to_string());
         }

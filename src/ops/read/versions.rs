@@ -14,13 +14,13 @@ use crate::mvcc::history::key_bucket;
 use crate::mvcc::{Base, KeyRange, KeyValue, RecordKey, Revision};
 use crate::prefix::Context;
 use crate::prefix::open::State;
-use crate::prefix::open::{BackupLocation, SnapshotReader};
+use crate::prefix::open::{BackupLocation, Layout, SnapshotReader};
+use crate::prefix::plain_files::{PlainFiles, PlainPlace, TimeSource, is_fault_of_file};
 use crate::prefix::scan::{Depth, Scan, scan};
 use crate::prefix::select::DeltaSlice;
 use crate::prefix::select::{self, StateRequest};
 use crate::prefix::tags::unless_excluded;
 use chrono::{DateTime, Utc};
-use std::path::Path;
 
 /// All revisions.
 const ALL: RevisionRange = (Revision(1), Revision(i64::MAX));
@@ -96,30 +96,52 @@ pub(crate) fn read(
 ) -> Result<Coverage> {
     let ctx = backup.context()?;
     match backup {
-        BackupLocation::File(_, path) => read_file(ctx, path, timeline, collect),
-        _ => read_store(ctx, scan(ctx, Depth::Doubtful)?, timeline, collect),
+        BackupLocation::File(_, place) => read_files(ctx, place, timeline, collect),
+        _ => match BackupLocation::layout(ctx, scan(ctx, Depth::Doubtful))? {
+            Layout::Chain(scan) => read_store(ctx, scan, timeline, collect),
+            Layout::Plain(place) => read_files(ctx, &place, timeline, collect),
+        },
     }
 }
 
-/// Reads a plain snapshot file.
-fn read_file(
+/// Reads plain snapshot files, the oldest first. Of several, one that cannot be read is left out with a warning.
+fn read_files(
     ctx: &Context,
-    path: &Path,
+    place: &PlainPlace,
     timeline: Option<&str>,
     collect: &impl Collect,
 ) -> Result<Coverage> {
-    let request = StateRequest {
-        timeline: timeline.map(str::to_owned),
-        ..StateRequest::default()
-    };
-    let source = State::open_file(ctx, path, &request)?;
+    if timeline.is_some() {
+        let message = "plain snapshot files have no timelines: leave out --timeline";
+        return Err(Reason::Usage.error(message));
+    }
+    let files = PlainFiles::find(ctx, place)?.files;
     let mut coverage = Coverage::new(None, Vec::new());
-    let (db, base) = (&source.db, &source.base);
-    coverage
-        .read_full(ctx, db, base, ALL, collect)
-        .map_err(source.at_base(ctx))?;
-    coverage.warnings = source.warnings;
-    Ok(coverage)
+    let (mut last_fault, mut is_any_read) = (None, false);
+    for file in &files {
+        let plain = match ctx.plain(&file.place) {
+            Err(e) if is_fault_of_file(&e) => {
+                coverage.warnings.push(format!("left out: {e}"));
+                last_fault = Some(e);
+                continue;
+            }
+            plain => plain?,
+        };
+        let name = file.place.name(ctx);
+        coverage
+            .read_full(ctx, &plain.db, &plain.base, ALL, collect)
+            .map_err(|e| e.at(&name))?;
+        coverage.warnings.extend(plain.warning(&name));
+        // A copy of a single file has the time of copying.
+        if files.len() > 1 || file.time_source == TimeSource::Name {
+            coverage.moments.push((plain.base.revision, file.created));
+        }
+        is_any_read = true;
+    }
+    match last_fault {
+        Some(e) if !is_any_read => Err(e),
+        _ => Ok(coverage),
+    }
 }
 
 /// Reads the snapshots of a store.

@@ -22,7 +22,8 @@ use crate::ops::live_follower::LiveFollower;
 use crate::ops::report::{Report, ReportBuilder};
 use crate::ops::verify::record::{self, RecordLevel, RecordResult, VerificationRecord};
 use crate::prefix::Context;
-use crate::prefix::plain_files::{PlainFile, PlainFiles, is_fault_of_file};
+use crate::prefix::open::{BackupLocation, Layout};
+use crate::prefix::plain_files::{PlainFile, PlainFiles, PlainPlace, is_fault_of_file};
 use crate::prefix::restorable::{Bases, Restorable};
 use crate::prefix::scan::{Depth, Scan, scan_with_tags};
 use crate::prefix::tags::TagScope;
@@ -31,7 +32,6 @@ use chrono::{DateTime, TimeDelta, Utc};
 use decide::{Facts, PossibleGap, age, decide, is_future};
 use schemars::JsonSchema;
 use serde::Serialize;
-use std::path::Path;
 
 /// The command that closes a possible gap.
 const VERIFY: &str = "`deltafold verify`";
@@ -158,11 +158,13 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
         has_records: true,
         ..Collected::default()
     };
-    match scan_with_tags(ctx, Depth::Names, TagScope::Newest) {
-        Ok(scan) => {
+    let scan = scan_with_tags(ctx, Depth::Names, TagScope::Newest);
+    match BackupLocation::layout(ctx, scan) {
+        Ok(Layout::Chain(scan)) => {
             facts.read_notes(ctx)?;
             facts.add_scan(ctx, &scan, now)?;
         }
+        Ok(Layout::Plain(place)) => return run_on_files(ctx, &place, options),
         Err(e) if e.reason() == Reason::NoSnapshots => facts.set_empty(&e),
         Err(e) => return Err(e),
     }
@@ -181,20 +183,24 @@ pub fn of_nothing(location: &str, e: &Error, options: &Options) -> Report<Outcom
     facts.conclude(location, options, Utc::now(), ReportBuilder::start())
 }
 
-/// Tells whether the plain snapshot files at a path are healthy. Reads the newest one.
+/// Tells whether the plain snapshot files at a place are healthy. On this machine it reads the newest one.
 ///
 /// # Errors
 /// `Usage`, `Io`, `PermissionDenied`, `CannotDecrypt`, `NoSpace`, `Terminated`.
-pub fn run_on_files(ctx: &Context, path: &Path, options: &Options) -> Result<Report<Outcome>> {
+pub fn run_on_files(
+    ctx: &Context,
+    place: &PlainPlace,
+    options: &Options,
+) -> Result<Report<Outcome>> {
     let clock = ReportBuilder::start();
     let now = Utc::now();
     let mut facts = Collected::default();
-    match PlainFiles::find(path, ctx.store.cancel()) {
+    match PlainFiles::find(ctx, place) {
         Ok(found) => facts.add_files(ctx, &found, now)?,
         Err(e) if e.reason() == Reason::NoSnapshots => facts.set_empty(&e),
         Err(e) => return Err(e),
     }
-    Ok(facts.conclude(&path.display().to_string(), options, now, clock))
+    Ok(facts.conclude(&place.name(ctx), options, now, clock))
 }
 
 /// What was collected of a backup.
@@ -386,8 +392,13 @@ impl Collected {
         let Some(newest) = found.files.iter().rev().find(is_past) else {
             return Ok(());
         };
-        let revision = match ctx.plain_unchecked(&newest.path) {
-            Ok(plain) => {
+        let opened = match &newest.place {
+            place @ PlainPlace::Path(_) => Some(ctx.plain_unchecked(place)),
+            PlainPlace::Store(_) => None,
+        };
+        let revision = match opened {
+            None => None,
+            Some(Ok(plain)) => {
                 self.restorable.push(Restorable {
                     timeline: crate::backup::timeline::MAIN.to_owned(),
                     first_revision: plain.base.first_revision(),
@@ -398,11 +409,11 @@ impl Collected {
                 });
                 Some(plain.base.revision)
             }
-            Err(e) if is_fault_of_file(&e) && e.reason().is_bad_data() => {
+            Some(Err(e)) if is_fault_of_file(&e) && e.reason().is_bad_data() => {
                 self.damage.push(Finding::from(&e));
                 None
             }
-            Err(e) => return Err(e),
+            Some(Err(e)) => return Err(e),
         };
         self.latest_revision = revision;
         self.newest = Some(NewestSnapshot {

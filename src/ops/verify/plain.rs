@@ -12,12 +12,11 @@ use crate::ops::list;
 use crate::ops::report::{Report, ReportBuilder};
 use crate::prefix::Context;
 use crate::prefix::open::PlainSnapshot;
-use crate::prefix::plain_files::{PlainFile, PlainFiles, is_fault_of_file};
+use crate::prefix::plain_files::{PlainFile, PlainFiles, PlainPlace, is_fault_of_file};
 use crate::telemetry::metrics::VerificationFigures;
 use chrono::{DateTime, Utc};
 use schemars::JsonSchema;
 use serde::Serialize;
-use std::path::Path;
 
 /// The options of a verification of plain files.
 #[derive(Debug, Clone, Copy)]
@@ -83,9 +82,9 @@ pub struct Outcome {
 ///
 /// # Errors
 /// `NoSnapshots`, `Usage`, `CannotDecrypt`, `PermissionDenied`, `Io`, `NoSpace`, `Terminated`.
-pub fn run(ctx: &Context, path: &Path, options: Options) -> Result<Report<Outcome>> {
+pub fn run(ctx: &Context, place: &PlainPlace, options: Options) -> Result<Report<Outcome>> {
     let mut clock = ReportBuilder::start();
-    let found = PlainFiles::find(path, ctx.store.cancel())?;
+    let found = PlainFiles::find(ctx, place)?;
     let mut findings = Findings::default();
     for problem in list::plain::problems(&found) {
         findings.add(problem);
@@ -110,7 +109,7 @@ pub fn run(ctx: &Context, path: &Path, options: Options) -> Result<Report<Outcom
         match verify(ctx, file, options.level, &mut verified) {
             Ok(plain) => {
                 verified.verified = true;
-                if let Some(warning) = plain.warning(&file.path) {
+                if let Some(warning) = plain.warning(&file.place.name(ctx)) {
                     clock.warn(warning);
                 }
             }
@@ -137,7 +136,7 @@ pub fn run(ctx: &Context, path: &Path, options: Options) -> Result<Report<Outcom
         reason: failure.as_ref().map(Error::reason),
         message: failure.as_ref().map(Error::to_string),
         level: options.level,
-        path: path.display().to_string(),
+        path: place.name(ctx),
         snapshots: found.files.len(),
         bytes_read: files.iter().map(|f| f.bytes).sum(),
         files,
@@ -154,13 +153,13 @@ fn verify(
     verified: &mut VerifiedFile,
 ) -> Result<PlainSnapshot> {
     let plain = match level {
-        Level::Names => ctx.plain_unchecked(&file.path)?,
-        Level::Checksums | Level::Fold => ctx.plain(&file.path)?,
+        Level::Names => ctx.plain_unchecked(&file.place)?,
+        Level::Checksums | Level::Fold => ctx.plain(&file.place)?,
     };
     verified.revision = Some(plain.base.revision);
     verified.compact_revision = Some(plain.base.compact_revision);
     verified.has_checksum = Some(plain.has_checksum);
-    let at = |e: Error| e.at(file.path.display());
+    let at = |e: Error| e.at(file.place.name(ctx));
     if level >= Level::Checksums {
         let hash = read_every_page(&plain.db).map_err(at)?;
         verified.hash_kv = Some(hash.hash);

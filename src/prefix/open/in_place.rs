@@ -13,7 +13,6 @@ use sha2::{Digest as _, Sha256};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
@@ -105,9 +104,8 @@ impl InPlaceFile {
     }
 }
 
-/// Puts the path of the file before an error about its content, once.
-pub(super) fn with_path(path: &Path, e: Error) -> Error {
-    let name = path.display().to_string();
+/// Puts the name of the file before an error about its content, once.
+pub(super) fn with_name(name: &str, e: Error) -> Error {
     match e.reason() {
         Reason::CorruptSnapshot | Reason::TooLarge | Reason::CannotDecrypt
             if !e.to_string().starts_with(&format!("{name}: ")) =>
@@ -170,13 +168,13 @@ impl HashCheck {
     /// Starts to hash the file.
     pub(super) fn start(
         file: &Arc<InPlaceFile>,
-        path: &Path,
+        name: &str,
         cancel: Cancel,
         progress: Step,
     ) -> Self {
-        let (file, path) = (Arc::downgrade(file), path.to_owned());
+        let (file, name) = (Arc::downgrade(file), name.to_owned());
         let check = Arc::new(move || {
-            InPlaceFile::check_whole(&file, &cancel, &progress).map_err(|e| with_path(&path, e))
+            InPlaceFile::check_whole(&file, &cancel, &progress).map_err(|e| with_name(&name, e))
         });
         let on_thread = check.clone();
         let thread = std::thread::Builder::new().spawn(move || on_thread());
@@ -229,12 +227,7 @@ mod tests {
     }
 
     fn check(file: &Arc<InPlaceFile>) -> Result<()> {
-        let check = HashCheck::start(
-            file,
-            Path::new("x"),
-            Cancel::default(),
-            Step::new("hash", None),
-        );
+        let check = HashCheck::start(file, "x", Cancel::default(), Step::new("hash", None));
         let first = check.wait();
         let again = check.wait();
         assert_eq!(first.is_ok(), again.is_ok());

@@ -1,20 +1,28 @@
-//! The location of a backup: a prefix of a store, or a plain snapshot file.
+//! The location of a backup: a prefix of a store, or plain snapshot files.
 //!
 //! It opens the location with `state`.
 
 use super::state::State;
-use crate::error::{Error, Result};
+use crate::error::{Error, Reason, Result};
 use crate::prefix::Context;
+use crate::prefix::plain_files::{PlainFiles, PlainPlace};
 use crate::prefix::scan::{Depth, Scan, scan};
 use crate::prefix::select::StateRequest;
-use std::path::PathBuf;
+
+/// The layout of a prefix.
+pub(crate) enum Layout<T> {
+    /// Fulls and deltas in v2/ or v1/.
+    Chain(T),
+    /// Plain snapshots.
+    Plain(PlainPlace),
+}
 
 /// The location of a backup.
 pub enum BackupLocation {
     /// A prefix of a store.
     Store(Context),
-    /// A plain snapshot file.
-    File(Context, PathBuf),
+    /// A plain snapshot file, or several.
+    File(Context, PlainPlace),
     /// A store that could not be opened.
     Closed {
         /// The URL of the store.
@@ -29,7 +37,7 @@ impl BackupLocation {
     pub fn name(&self) -> String {
         match self {
             BackupLocation::Store(ctx) => ctx.store.url().to_owned(),
-            BackupLocation::File(_, path) => path.display().to_string(),
+            BackupLocation::File(ctx, place) => place.name(ctx),
             BackupLocation::Closed { name, .. } => name.clone(),
         }
     }
@@ -66,13 +74,36 @@ impl BackupLocation {
     pub(crate) fn open_unchecked(&self, request: &StateRequest) -> Result<(State, Option<Scan>)> {
         let ctx = self.context()?;
         match self {
-            BackupLocation::File(_, path) => {
-                Ok((State::open_file_unchecked(ctx, path, request)?, None))
+            BackupLocation::File(_, place) => {
+                Ok((State::open_file_unchecked(ctx, place, request)?, None))
             }
-            _ => {
-                let scan = scan(ctx, Depth::Doubtful)?;
-                Ok((State::open(ctx, &scan, request)?, Some(scan)))
+            _ => match Self::layout(ctx, scan(ctx, Depth::Doubtful))? {
+                Layout::Chain(scan) => Ok((State::open(ctx, &scan, request)?, Some(scan))),
+                Layout::Plain(place) => {
+                    Ok((State::open_file_unchecked(ctx, &place, request)?, None))
+                }
+            },
+        }
+    }
+
+    /// Returns how a prefix is laid out, by the result of looking for chains: plain snapshots are looked for only if there
+    /// is none.
+    ///
+    /// # Errors
+    /// The error of the result; errors of the store.
+    pub(crate) fn layout<T>(ctx: &Context, chains: Result<T>) -> Result<Layout<T>> {
+        match chains {
+            Err(e) if e.reason() == Reason::NoSnapshots => {
+                let place = PlainPlace::of_prefix(ctx);
+                match PlainFiles::find(ctx, &place) {
+                    // The error names the folder above.
+                    Ok(found) if found.has_names_of_chains() => Err(e),
+                    Ok(_) => Ok(Layout::Plain(place)),
+                    Err(plain) if plain.reason() == Reason::NoSnapshots => Err(e),
+                    Err(plain) => Err(plain),
+                }
             }
+            chains => chains.map(Layout::Chain),
         }
     }
 }

@@ -1,10 +1,10 @@
-//! Opens a plain snapshot file, as etcdctl, k3s, kOps or OpenShift write it.
+//! Opens a plain snapshot file, as etcdctl, k3s, kOps or OpenShift write it, on this machine or in a store.
 //!
 //! The bytes tell how the file is packed, not its name. The database is copied to the temporary directory if
-//! the file is packed or encrypted. Deltas are refused.
+//! the file is packed or encrypted, or is in a store. Deltas are refused.
 
 use super::database_file::DatabaseFile;
-use super::in_place::{HashCheck, InPlaceFile, check_hash, with_path};
+use super::in_place::{HashCheck, InPlaceFile, check_hash, with_name};
 use crate::backup::Compression;
 use crate::backup::codec;
 use crate::backup::frame::HASH_SIZE;
@@ -14,9 +14,10 @@ use crate::base::temp::TempFile;
 use crate::bolt::Database;
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::Base;
+use crate::prefix::plain_files::PlainPlace;
 use crate::prefix::{Context, free_space};
-use crate::store::encryption;
 use crate::store::open::holds_backup;
+use crate::store::{ObjectReader, encryption};
 use crate::telemetry::progress::Step;
 use sha2::{Digest, Sha256};
 use std::cell::Cell;
@@ -47,12 +48,11 @@ pub struct PlainSnapshot {
 }
 
 impl PlainSnapshot {
-    /// Returns a warning if the file has no checksum. `path` is the path of the file.
-    pub fn warning(&self, path: &Path) -> Option<String> {
+    /// Returns a warning if the file has no checksum. `name` is the name of the file.
+    pub fn warning(&self, name: &str) -> Option<String> {
         (!self.has_checksum).then(|| {
             format!(
-                "{} has no SHA-256 behind its database, so nothing proves that its bytes are intact: it is a copy of etcd's member/snap/db, not a file of `etcdctl snapshot save`, and lacks what only the WAL held when it was copied",
-                path.display()
+                "{name} has no SHA-256 behind its database, so nothing proves that its bytes are intact: it is a copy of etcd's member/snap/db, not a file of `etcdctl snapshot save`, and lacks what only the WAL held when it was copied"
             )
         })
     }
@@ -80,8 +80,8 @@ impl Packing {
 /// The first page of a bbolt file: its number 0, then the flag of a meta page.
 const BOLT: &[u8] = &[0, 0, 0, 0, 0, 0, 0, 0, 4, 0];
 
-/// The number of bytes at the beginning of a file that [`packing`] needs.
-const HEAD_BYTES: usize = 64;
+/// The number of bytes at the beginning of a file that tell what it is.
+const HEAD_BYTES: usize = 512;
 
 /// Returns how a file is packed, by its first bytes. Only LZW is recognized by the file name, since its bytes
 /// do not tell.
@@ -170,58 +170,90 @@ struct Unpacked {
 }
 
 /// Opens a plain snapshot file, whose hash may not be checked yet.
-pub(in crate::prefix) fn open_unchecked(ctx: &Context, path: &Path) -> Result<PlainSnapshot> {
-    let (file, bytes) = open(path)?;
+pub(in crate::prefix) fn open_unchecked(
+    ctx: &Context,
+    place: &PlainPlace,
+) -> Result<PlainSnapshot> {
+    let (content, bytes) = match place {
+        PlainPlace::Path(path) => {
+            let (file, bytes) = open(path)?;
+            (Content::File(file), bytes)
+        }
+        PlainPlace::Store(path) => {
+            let object = ctx.store.info(path)?;
+            let object = object.ok_or_else(|| {
+                Reason::NoSnapshots.error(format!("there is no {}", ctx.store.name(path)))
+            })?;
+            (
+                Content::Object(ctx.store.fetch(path, object.bytes)),
+                object.bytes,
+            )
+        }
+    };
+    let name = place.name(ctx);
     let opener = Opener {
         ctx,
-        path,
+        name: &name,
         bytes,
         progress: Step::new("read the snapshot file", Some(bytes)),
     };
-    opener.open(file).map_err(|e| with_path(path, e))
+    opener.open(content).map_err(|e| with_name(&name, e))
+}
+
+/// The bytes of a plain snapshot.
+enum Content {
+    File(File),
+    Object(ObjectReader),
 }
 
 /// Opens one plain snapshot file.
 struct Opener<'a> {
     ctx: &'a Context,
-    path: &'a Path,
+    /// The path of the file, or the full name of the object.
+    name: &'a str,
     bytes: u64,
     progress: Step,
 }
 
 impl Opener<'_> {
-    fn open(&self, mut file: File) -> Result<PlainSnapshot> {
+    fn open(&self, mut content: Content) -> Result<PlainSnapshot> {
         if self.bytes == 0 {
             return Err(Error::corrupt("it is empty: take the snapshot again"));
         }
-        let mut head = self.head(&mut file)?;
-        file.rewind().map_err(|e| self.read_error(e))?;
+        let mut head = match &mut content {
+            Content::File(file) => self.head(file)?,
+            Content::Object(object) => self.head(object)?,
+        };
         let is_encrypted =
             head.starts_with(encryption::MAGIC) || head.starts_with(encryption::ARMORED);
-        let whole: Box<dyn Read + Send + '_> = match is_encrypted {
-            true => {
-                let mut opened = self.ctx.keys.decrypt(self.progress.reader(&file))?;
-                head = self.head(&mut opened)?;
-                Box::new(Cursor::new(head.clone()).chain(opened))
-            }
-            false => Box::new(self.progress.reader(&file)),
-        };
-        let file_name = self.path.file_name().unwrap_or_default().to_string_lossy();
-        let packing = packing(&head, &file_name)?;
-        if packing == PLAIN && !is_encrypted {
-            drop(whole);
-            return self.open_in_place(file, &head);
+        if let Content::File(file) = &mut content {
+            file.rewind().map_err(|e| self.read_error(e))?;
         }
-        // A file is no smaller when it is unpacked.
-        free_space::check(&self.ctx.temp_dir, self.bytes, &self.name())?;
-        let unpacked = match packing {
-            Packing::Stream(compression) => {
-                let plain = codec::decoder(compression, whole).map_err(|e| self.read_error(e))?;
-                self.copy_out(plain)
+        let (packing, unpacked) = match content {
+            Content::File(file) if !is_encrypted => match packing(&head, self.name)? {
+                PLAIN => return self.open_in_place(file, &head),
+                Packing::Zip => (
+                    Packing::Zip,
+                    self.check_space().and_then(|()| self.unzip(&file)),
+                ),
+                packing => (packing, self.unpack(packing, self.progress.reader(&file))),
+            },
+            content => {
+                let mut whole: Box<dyn Read + Send> = match content {
+                    Content::File(file) => Box::new(self.progress.reader(file)),
+                    Content::Object(object) => {
+                        let whole = Cursor::new(head.clone()).chain(object);
+                        Box::new(self.progress.reader(whole))
+                    }
+                };
+                if is_encrypted {
+                    let mut opened = self.ctx.keys.decrypt(whole)?;
+                    head = self.head(&mut opened)?;
+                    whole = Box::new(Cursor::new(head.clone()).chain(opened));
+                }
+                let packing = packing(&head, self.name)?;
+                (packing, self.unpack(packing, whole))
             }
-            // Reading a zip archive begins at its end, so it must be a file.
-            Packing::Zip if is_encrypted => self.unzip(self.copy_archive(whole)?),
-            Packing::Zip => self.unzip(&file),
         };
         let Unpacked {
             file,
@@ -243,6 +275,24 @@ impl Opener<'_> {
         })
     }
 
+    /// Unpacks a stream.
+    fn unpack(&self, packing: Packing, packed: impl Read + Send) -> Result<Unpacked> {
+        self.check_space()?;
+        match packing {
+            Packing::Stream(compression) => {
+                let plain = codec::decoder(compression, packed).map_err(|e| self.read_error(e))?;
+                self.copy_out(plain)
+            }
+            // Reading a zip archive begins at its end, so it must be a file.
+            Packing::Zip => self.unzip(self.copy_archive(packed)?),
+        }
+    }
+
+    /// A file is no smaller when it is unpacked.
+    fn check_space(&self) -> Result<()> {
+        free_space::check(&self.ctx.temp_dir, self.bytes, self.name)
+    }
+
     /// Reads the first bytes.
     fn head(&self, from: &mut impl Read) -> Result<Vec<u8>> {
         let mut head = Vec::with_capacity(HEAD_BYTES);
@@ -251,14 +301,9 @@ impl Opener<'_> {
         Ok(head)
     }
 
-    /// The name of the file in messages.
-    fn name(&self) -> String {
-        self.path.display().to_string()
-    }
-
     /// Opens a file in place, which is neither packed nor encrypted.
     fn open_in_place(&self, file: File, head: &[u8]) -> Result<PlainSnapshot> {
-        refuse_delta(head)?;
+        refuse_others(head)?;
         let file = Arc::new(InPlaceFile::new(file, self.bytes));
         let cancel = self.ctx.store.cancel();
         let database = DatabaseFile::in_place(file.clone(), cancel.clone());
@@ -266,7 +311,7 @@ impl Opener<'_> {
         let layout = layout(self.bytes, db.page_size())?;
         let hash_check = match layout {
             Layout::Checksum => {
-                HashCheck::start(&file, self.path, cancel.clone(), self.progress.clone())
+                HashCheck::start(&file, self.name, cancel.clone(), self.progress.clone())
             }
             Layout::PagesOnly => HashCheck::not_needed(),
         };
@@ -318,11 +363,11 @@ impl Opener<'_> {
         // The LZW decoder misses bytes after its end if it is read in small pieces, so it is buffered.
         let mut plain = BufReader::with_capacity(256 << 10, plain);
         let failed = |e| self.read_error(e);
-        refuse_delta(plain.fill_buf().map_err(failed)?)?;
+        refuse_others(plain.fill_buf().map_err(failed)?)?;
         let mut trailing_hash = TrailingHash::default();
         let mut bytes = 0;
-        let (ctx, name) = (self.ctx, self.name());
-        let file = ctx.copy_database(plain, MOST_UNUSED, &name, failed, |piece| {
+        let ctx = self.ctx;
+        let file = ctx.copy_database(plain, MOST_UNUSED, self.name, failed, |piece| {
             trailing_hash.update(piece);
             bytes += piece.len() as u64;
         })?;
@@ -337,7 +382,7 @@ impl Opener<'_> {
     fn read_error(&self, e: io::Error) -> Error {
         let is_of_ours = e.get_ref().is_some_and(|inner| inner.is::<Error>());
         match is_of_ours || e.raw_os_error().is_some() {
-            true => Error::io(format!("read {}", self.path.display()), e),
+            true => Error::io(format!("read {}", self.name), e),
             false => Error::corrupt(format!("its compression is damaged: {e}")),
         }
     }
@@ -406,8 +451,16 @@ pub(crate) fn looks_like_snapshot(path: &Path) -> bool {
     look().unwrap_or(false)
 }
 
-/// Fails if the file is a delta, which is JSON and of use only with its full.
-fn refuse_delta(head: &[u8]) -> Result<()> {
+/// Fails if the file is a tar archive, or a delta, which is JSON and of use only with its full.
+fn refuse_others(head: &[u8]) -> Result<()> {
+    // The magic of ustar, behind the header's other fields. The name comes first.
+    if head.get(257..262) == Some(b"ustar") {
+        let name = head.split(|b| *b == 0).next().unwrap_or_default();
+        let name = String::from_utf8_lossy(&name[..name.len().min(100)]);
+        return Err(Error::corrupt(format!(
+            "it is a tar archive, whose first file is {name}: unpack it with `tar xf`, and give the snapshot in it"
+        )));
+    }
     match head.iter().find(|b| !b.is_ascii_whitespace()) {
         Some(b'[') => Err(Error::corrupt(
             "it is a delta snapshot, which holds events and no database: give the full snapshot that it follows, or the folder of both with --store",
@@ -514,8 +567,13 @@ mod tests {
     }
 
     #[test]
-    fn a_delta_is_refused_and_a_database_is_not() {
-        assert!(refuse_delta(b" \n[{\"etcdEvent\"").is_err());
-        assert!(refuse_delta(&[0; 16]).is_ok());
+    fn a_delta_and_an_archive_are_refused_and_a_database_is_not() {
+        assert!(refuse_others(b" \n[{\"etcdEvent\"").is_err());
+        assert!(refuse_others(&[0; 512]).is_ok());
+        let mut tar = [0; 512];
+        tar[..9].copy_from_slice(b"backup.db");
+        tar[257..262].copy_from_slice(b"ustar");
+        let e = refuse_others(&tar).unwrap_err();
+        assert!(e.to_string().contains("backup.db: unpack it"), "{e}");
     }
 }

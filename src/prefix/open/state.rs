@@ -12,11 +12,11 @@ use crate::bolt::Database;
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::{Base, Revision};
 use crate::prefix::by_time::{refuse_uncovered, revision_at};
+use crate::prefix::plain_files::{PlainFiles, PlainPlace};
 use crate::prefix::scan::Scan;
 use crate::prefix::select::{self, At, DeltaSlice, StateRequest, choose_timeline, timeline_of};
 use crate::prefix::{Context, free_space, tags, warn};
 use crate::store::{ReadAhead, is_large};
-use std::path::Path;
 use std::sync::{Mutex, OnceLock};
 
 /// The database of a full, and its revisions.
@@ -136,13 +136,14 @@ impl State {
         }
     }
 
-    /// Opens a plain snapshot file at its newest revision, or at another one that it still holds.
+    /// Opens a plain snapshot file at its newest revision, or at another one that it still holds. Of several it opens
+    /// the one of the request: see [`PlainFiles::choose`].
     ///
     /// # Errors
-    /// `Usage` if the request has a time or a timeline, which a plain snapshot does not record; `OutOfRange`;
-    /// errors of [`Context::plain`].
-    pub fn open_file(ctx: &Context, path: &Path, request: &StateRequest) -> Result<State> {
-        let source = Self::open_file_unchecked(ctx, path, request)?;
+    /// `Usage` if the request has a timeline, which a plain snapshot does not record, or for one file a time;
+    /// `OutOfRange`; errors of [`PlainFiles::choose`] and [`Context::plain`].
+    pub fn open_file(ctx: &Context, place: &PlainPlace, request: &StateRequest) -> Result<State> {
+        let source = Self::open_file_unchecked(ctx, place, request)?;
         source.wait_for_hash()?;
         Ok(source)
     }
@@ -154,23 +155,25 @@ impl State {
     /// As [`open_file`](Self::open_file).
     pub(super) fn open_file_unchecked(
         ctx: &Context,
-        path: &Path,
+        place: &PlainPlace,
         request: &StateRequest,
     ) -> Result<State> {
         let usage = |message| Err(Reason::Usage.error(message));
         if request.timeline.is_some() {
             return usage("a plain snapshot file has no timelines: leave out --timeline");
         }
-        let plain = ctx.plain_unchecked(path)?;
+        let mut warnings = Vec::new();
+        let (place, at) = PlainFiles::choose(ctx, place, request.at, &mut warnings)?;
+        let name = place.name(ctx);
+        let plain = ctx.plain_unchecked(&place)?;
         let base = plain.base;
-        let target = match request.at {
+        let target = match at {
             At::Newest => base.revision,
             At::Revision(r) if r >= base.first_revision() && r <= base.revision => r,
             At::Revision(r) => {
                 plain.hash_check.wait()?;
                 return Err(Reason::OutOfRange.error(format!(
-                    "{} does not cover revision {r}: choose a --revision from {}",
-                    path.display(),
+                    "{name} does not cover revision {r}: choose a --revision from {}",
                     chain::show_ranges(&[(base.first_revision(), base.revision)])
                 )));
             }
@@ -180,11 +183,10 @@ impl State {
                 );
             }
         };
-        let mut warnings = Vec::new();
-        if let Some(warning) = plain.warning(path) {
+        if let Some(warning) = plain.warning(&name) {
             warn(&mut warnings, warning);
         }
-        let (timeline, name) = (timeline::MAIN.to_owned(), path.display().to_string());
+        let timeline = timeline::MAIN.to_owned();
         Ok(State {
             warnings,
             hash_check: plain.hash_check,
