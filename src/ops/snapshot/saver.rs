@@ -36,8 +36,8 @@ use crate::telemetry::metrics::SnapshotKind;
 use chrono::Utc;
 use std::time::{Duration, Instant};
 
-/// The number of scans, each without what the one before could not open. An attacker may put any number there.
-const MOST_SCANS: usize = 32;
+/// The most snapshots that are set aside one after the other. Each takes a request or two.
+const MOST_SCANS: usize = 1000;
 /// The number of records that are tried: if the name of one is taken, that of a second later is next.
 const RECORDS_TRIED: i64 = 10;
 
