@@ -90,17 +90,15 @@ impl BackupLocation {
     /// is none.
     ///
     /// # Errors
-    /// The error of the result; errors of the store.
+    /// The error of the result.
     pub(crate) fn layout<T>(ctx: &Context, chains: Result<T>) -> Result<Layout<T>> {
         match chains {
             Err(e) if e.reason() == Reason::NoSnapshots => {
                 let place = PlainPlace::of_prefix(ctx);
                 match PlainFiles::find(ctx, &place) {
-                    // The error names the folder above.
-                    Ok(found) if found.has_names_of_chains() => Err(e),
-                    Ok(_) => Ok(Layout::Plain(place)),
-                    Err(plain) if plain.reason() == Reason::NoSnapshots => Err(e),
-                    Err(plain) => Err(plain),
+                    Ok(found) if !found.has_names_of_chains() => Ok(Layout::Plain(place)),
+                    // The error of the chains has the better hints, such as the folder above.
+                    _ => Err(e),
                 }
             }
             chains => chains.map(Layout::Chain),
