@@ -472,6 +472,13 @@ impl Controller {
         if matches!(action, Action::MakeAccount) {
             lock(&self.accounts).insert(policy.namespace.clone());
         }
+        // A watch may never show a Job that was deleted soon after its creation: it must not hold up others.
+        if let Action::Delete(resource, name, _) = action
+            && resource.kind == "Job"
+        {
+            let name = NamespacedName::new(&policy.namespace, name);
+            lock(&self.limits).answered(&name, None);
+        }
         if is_new {
             self.publish_action(action, facts);
         }
