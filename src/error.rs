@@ -195,6 +195,11 @@ impl Reason {
         self.exit_code() == 65 && !data_is_intact
     }
 
+    /// Whether a snapshot cannot be opened, today and tomorrow: it is damaged, or no key opens it.
+    pub fn is_unreadable(self) -> bool {
+        self.is_bad_data() || self == Reason::CannotDecrypt
+    }
+
     /// Whether the same command can succeed later without a change by hand.
     pub fn is_retryable(self) -> bool {
         matches!(self.exit_code(), 69 | 74 | 75)

@@ -13,7 +13,7 @@ use crate::ops::list::{ListedSnapshot, ListedTimeline, Options, Outcome, run};
 use crate::ops::report::Report;
 use crate::prefix::Context;
 use crate::prefix::open::{BackupLocation, Layout};
-use crate::prefix::plain_files::PlainPlace;
+use crate::prefix::plain_files::PlainFiles;
 use crate::prefix::restorable::Restorable;
 use clap::Args;
 use std::collections::{HashMap, HashSet};
@@ -50,19 +50,21 @@ impl ListArgs {
     pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         let backup = self.backup.backup(cancel)?;
         match &backup {
-            BackupLocation::File(ctx, place) => self.list_files(ctx, place, output),
+            BackupLocation::File(ctx, place) => {
+                self.list_files(ctx, &PlainFiles::find(ctx, place)?, output)
+            }
             _ => {
                 let ctx = backup.context()?;
                 match BackupLocation::layout(ctx, run(ctx, self.options))? {
                     Layout::Chain(report) => print_report(output, report, to_text),
-                    Layout::Plain(place) => self.list_files(ctx, &place, output),
+                    Layout::Plain(found) => self.list_files(ctx, &found, output),
                 }
             }
         }
     }
 
-    fn list_files(&self, ctx: &Context, place: &PlainPlace, output: Output) -> Ended {
-        let report = plain::list(ctx, place, self.options.deep)?;
+    fn list_files(&self, ctx: &Context, found: &PlainFiles, output: Output) -> Ended {
+        let report = plain::list(ctx, found, self.options.deep)?;
         print_report(output, report, files_to_text)
     }
 }

@@ -21,7 +21,7 @@ use crate::ops::verify::cluster::{Options, Outcome, run};
 use crate::ops::verify::{drill, plain, store};
 use crate::prefix::Context;
 use crate::prefix::open::{BackupLocation, Layout};
-use crate::prefix::plain_files::PlainPlace;
+use crate::prefix::plain_files::PlainFiles;
 use crate::telemetry::metrics::{Metrics, RestorableWindow};
 use clap::Args;
 use std::collections::BTreeMap;
@@ -113,7 +113,9 @@ impl VerifyArgs {
         self.metrics.around("verify", cancel, |metrics| {
             let backup = self.backup.backup(cancel)?;
             match &backup {
-                BackupLocation::File(ctx, place) => self.verify_files(ctx, place, metrics, output),
+                BackupLocation::File(ctx, place) => {
+                    self.verify_files(ctx, || PlainFiles::find(ctx, place), metrics, output)
+                }
                 _ if self.live.is_given() => {
                     self.compare(backup.context()?, cancel, metrics, output)
                 }
@@ -121,18 +123,20 @@ impl VerifyArgs {
                     let ctx = backup.context()?;
                     match BackupLocation::layout(ctx, self.verify(ctx, metrics, output))? {
                         Layout::Chain(ended) => Ok(ended),
-                        Layout::Plain(place) => self.verify_files(ctx, &place, metrics, output),
+                        Layout::Plain(found) => {
+                            self.verify_files(ctx, || Ok(found), metrics, output)
+                        }
                     }
                 }
             }
         })
     }
 
-    /// Verifies plain snapshot files.
+    /// Verifies plain snapshot files. They are looked for after the flags were checked.
     fn verify_files(
         &self,
         ctx: &Context,
-        place: &PlainPlace,
+        find: impl FnOnce() -> Result<PlainFiles>,
         metrics: &Metrics,
         output: Output,
     ) -> Ended {
@@ -151,7 +155,7 @@ impl VerifyArgs {
             level: self.depth.level.unwrap_or_default(),
             all: self.all_chains,
         };
-        let report = plain::run(ctx, place, options)?;
+        let report = plain::run(ctx, &find()?, options)?;
         metrics.verified(&report.metrics());
         print_report(output, report, files_to_text)
     }

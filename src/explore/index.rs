@@ -189,7 +189,7 @@ struct Found {
     entries: Vec<Entry>,
     /// For each full in the order of reading, the revision at and below which it has only the newest version of each key.
     fulls: Vec<Revision>,
-    /// For each key, where it was in a full last.
+    /// The last version of each key in a full.
     last: Vec<InFull>,
     absences: Vec<Absence>,
     times: BTreeMap<Revision, DateTime<Utc>>,
@@ -227,16 +227,8 @@ impl Builder {
     /// # Errors
     /// `Io`, `NoSpace`, `PermissionDenied`.
     pub(super) fn new(ctx: &Context) -> Result<Self> {
-        Ok(Builder(Mutex::new(Found {
-            ids: HashMap::new(),
-            entries: Vec::new(),
-            fulls: Vec::new(),
-            last: Vec::new(),
-            absences: Vec::new(),
-            times: BTreeMap::new(),
-            records: temp::Dir::new(&ctx.temp_dir, true).file()?,
-            buffer: Vec::new(),
-        })))
+        let records = temp::Dir::new(&ctx.temp_dir, true).file()?;
+        Ok(Builder(Mutex::new(Found::new(records))))
     }
 
     /// Ends the reading and returns the index. `prefix` is that of the API server.
@@ -360,6 +352,19 @@ impl Collect for Builder {
 }
 
 impl Found {
+    fn new(records: TempFile) -> Self {
+        Found {
+            ids: HashMap::new(),
+            entries: Vec::new(),
+            fulls: Vec::new(),
+            last: Vec::new(),
+            absences: Vec::new(),
+            times: BTreeMap::new(),
+            records,
+            buffer: Vec::new(),
+        }
+    }
+
     fn add(&mut self, found: &FoundVersion<'_>, record: &[u8]) -> Result<()> {
         if self.entries.len() >= MAX_VERSIONS {
             return Err(Reason::TooLarge.error(format!(
@@ -520,16 +525,8 @@ mod tests {
     /// The versions of keys by what changed: a writer can make thousands of fulls that hold or lack a million keys.
     #[test]
     fn fulls_that_repeat_the_keys_take_no_memory() {
-        let mut found = Found {
-            ids: HashMap::new(),
-            entries: Vec::new(),
-            fulls: Vec::new(),
-            last: Vec::new(),
-            absences: Vec::new(),
-            times: BTreeMap::new(),
-            records: temp::Dir::new(std::env::temp_dir(), false).file().unwrap(),
-            buffer: Vec::new(),
-        };
+        let records = temp::Dir::new(std::env::temp_dir(), false).file();
+        let mut found = Found::new(records.unwrap());
         let kv = KeyValue::default();
         let time = ("", DateTime::UNIX_EPOCH);
         let add = |found: &mut Found, key: u32, revision: i64, in_delta: bool| {

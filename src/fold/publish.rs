@@ -284,7 +284,7 @@ fn has_content(ctx: &Context, name: &SnapshotName, content: Option<ContentHash>)
     };
     match content_hash(ctx, &path_of(name)) {
         Ok(hash) => Ok(hash == content),
-        Err(e) if e.reason().is_bad_data() || e.reason() == Reason::CannotDecrypt => Ok(false),
+        Err(e) if e.reason().is_unreadable() => Ok(false),
         Err(e) => Err(e),
     }
 }

@@ -25,6 +25,8 @@ const MOST_ENTRIES: usize = 10_000;
 const MOST_ZONE: TimeDelta = TimeDelta::hours(15);
 /// The most snapshots that are opened in search of a revision.
 const MOST_READS: usize = 12;
+/// Why most files are ignored.
+const NO_SNAPSHOTS: &str = "these are no snapshots";
 /// Suffixes of files that are still being written.
 const UNFINISHED: [&str; 3] = [".part", ".tmp", ".partial"];
 /// Endings of names that `etcdctl snapshot save` files usually have.
@@ -83,9 +85,24 @@ pub struct PlainFile {
     pub time_source: TimeSource,
 }
 
+impl PlainFile {
+    fn new(place: PlainPlace, name: &str, bytes: u64, modified: DateTime<Utc>) -> Self {
+        let (created, time_source) = time_of(name, modified);
+        PlainFile {
+            place,
+            name: name.to_owned(),
+            bytes,
+            created,
+            time_source,
+        }
+    }
+}
+
 /// The snapshots of a folder, or a single one.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct PlainFiles {
+    /// Where they were looked for.
+    pub place: PlainPlace,
     /// The snapshots, the oldest first. Never empty.
     pub files: Vec<PlainFile>,
     /// The files that are ignored, by the reason.
@@ -106,8 +123,16 @@ impl PlainFiles {
         }
     }
 
+    fn at(place: PlainPlace) -> Self {
+        PlainFiles {
+            place,
+            files: Vec::new(),
+            ignored: BTreeMap::new(),
+        }
+    }
+
     fn find_in_store(store: &Store, path: &str) -> Result<PlainFiles> {
-        let mut found = PlainFiles::default();
+        let mut found = Self::at(PlainPlace::Store(path.to_owned()));
         if !path.is_empty()
             && let Some(object) = store.info(path)?
         {
@@ -124,16 +149,9 @@ impl PlainFiles {
                 continue;
             }
             if object.is_odd {
-                found.ignore("these are no snapshots", below.to_owned());
-            } else if UNFINISHED.iter().any(|s| file_name.ends_with(s)) {
-                found.ignore(
-                    "by their names, these are still being written",
-                    below.to_owned(),
-                );
-            } else if has_name_of_snapshot(file_name) {
-                found.files.push(plain_object(object, below));
+                found.ignore(NO_SNAPSHOTS, below.to_owned());
             } else {
-                found.ignore("these are no snapshots", below.to_owned());
+                found.add(plain_object(object, below), file_name, || false);
             }
         }
         if found.files.is_empty() {
@@ -155,7 +173,7 @@ impl PlainFiles {
             }
             _ => Error::io(format!("open {shown}"), e),
         })?;
-        let mut found = PlainFiles::default();
+        let mut found = Self::at(PlainPlace::Path(path.to_owned()));
         if meta.is_file() {
             let name = path.file_name().unwrap_or_default().to_string_lossy();
             found.files.push(plain_file(path, &name, &meta));
@@ -186,24 +204,21 @@ impl PlainFiles {
             .sort_by(|a, b| (a.created, &a.name).cmp(&(b.created, &b.name)));
     }
 
-    /// Chooses the snapshot of a request, and returns where it is and which of its revisions is meant. Of several
-    /// snapshots: the newest; the newest one that is not later than a time; or the oldest one that reaches a revision,
-    /// which is searched by halves, as if revisions grew.
+    /// Chooses the snapshot of a request: the newest, the newest one that is not later than a time, or the oldest one
+    /// that reaches a revision. That one is searched by halves, as if revisions grew. Returns where the snapshot is, and
+    /// which of its revisions is meant.
     ///
     /// # Errors
-    /// `OutOfRange` if no snapshot is so old, or none has the revision; errors of [`find`](Self::find) and of opening.
+    /// `OutOfRange` if no snapshot is so old, or none has the revision; errors of opening.
     pub(crate) fn choose(
+        self,
         ctx: &Context,
-        place: &PlainPlace,
         at: At,
         warnings: &mut Vec<String>,
     ) -> Result<(PlainPlace, At)> {
-        if let PlainPlace::Path(path) = place
-            && !path.is_dir()
-        {
-            return Ok((place.clone(), at));
-        }
-        let mut files = Self::find(ctx, place)?.files;
+        let PlainFiles {
+            place, mut files, ..
+        } = self;
         let are_several = files.len() > 1;
         let chosen = match at {
             At::Newest => files.pop(),
@@ -219,7 +234,7 @@ impl PlainFiles {
                 }
                 files.pop()
             }
-            At::Revision(revision) => Some(Self::with_revision(ctx, place, files, revision)?),
+            At::Revision(revision) => Some(Self::with_revision(ctx, &place, files, revision)?),
         };
         let chosen = chosen.ok_or_else(|| Error::internal("a folder without snapshots"))?;
         if are_several {
@@ -312,17 +327,24 @@ impl PlainFiles {
                 self.ignore("symbolic links are not followed", name);
             } else if !meta.is_file() {
                 self.ignore("these are not regular files", name);
-            } else if UNFINISHED.iter().any(|s| file_name.ends_with(s)) {
-                self.ignore("by their names, these are still being written", name);
-            } else if has_name_of_snapshot(&file_name) || looks_like_snapshot(&entry.path()) {
-                let file = plain_file(&entry.path(), &name, &meta);
-                self.files.push(file);
             } else {
-                self.ignore("these are no snapshots", name);
+                let file = plain_file(&entry.path(), &name, &meta);
+                self.add(file, &file_name, || looks_like_snapshot(&entry.path()));
             }
         }
         folders.sort();
         Ok(folders)
+    }
+
+    /// Adds a file if it is a snapshot by its name, or else by its content; otherwise it is ignored.
+    fn add(&mut self, file: PlainFile, file_name: &str, looks_like_one: impl FnOnce() -> bool) {
+        if UNFINISHED.iter().any(|s| file_name.ends_with(s)) {
+            self.ignore("by their names, these are still being written", file.name);
+        } else if has_name_of_snapshot(file_name) || looks_like_one() {
+            self.files.push(file);
+        } else {
+            self.ignore(NO_SNAPSHOTS, file.name);
+        }
     }
 
     /// Whether there are snapshots with names of chains: then the place is the folder v2/.
@@ -344,26 +366,18 @@ impl PlainFiles {
 /// Describes a file; `name` is the path below the folder, which may tell its time.
 fn plain_file(path: &Path, name: &str, meta: &std::fs::Metadata) -> PlainFile {
     let modified = meta.modified().map_or(DateTime::UNIX_EPOCH, DateTime::from);
-    let (created, time_source) = time_of(name, modified);
-    PlainFile {
-        place: PlainPlace::Path(path.to_owned()),
-        name: name.to_owned(),
-        bytes: meta.len(),
-        created,
-        time_source,
-    }
+    PlainFile::new(
+        PlainPlace::Path(path.to_owned()),
+        name,
+        meta.len(),
+        modified,
+    )
 }
 
 /// Describes an object; `name` is the path below the folder, which may tell its time.
 fn plain_object(object: &ObjectInfo, name: &str) -> PlainFile {
-    let (created, time_source) = time_of(name, object.modified);
-    PlainFile {
-        place: PlainPlace::Store(object.path.clone()),
-        name: name.to_owned(),
-        bytes: object.bytes,
-        created,
-        time_source,
-    }
+    let place = PlainPlace::Store(object.path.clone());
+    PlainFile::new(place, name, object.bytes, object.modified)
 }
 
 /// Whether a folder has a time in its name, as those of kOps. Others may be those of several clusters.

@@ -87,8 +87,7 @@ impl Scan {
     /// # Errors
     /// As [`scan`].
     pub(crate) fn with_paths(&self, ctx: &Context) -> Result<Scan> {
-        let (catalog, tags) = (self.catalog.clone(), self.read_tags.clone());
-        sort(ctx, catalog, tags, Depth::All, self.scope, |_| Ok(()))
+        self.sort_again(ctx, self.catalog.clone(), Depth::All)
     }
 
     /// Scans the same snapshots again, after an operation that saves has found one of them damaged.
@@ -96,8 +95,7 @@ impl Scan {
     /// # Errors
     /// As [`scan`].
     pub(crate) fn again(&self, ctx: &Context) -> Result<Scan> {
-        let (catalog, tags) = (self.catalog.clone(), self.read_tags.clone());
-        sort(ctx, catalog, tags, self.depth, self.scope, |_| Ok(()))
+        self.sort_again(ctx, self.catalog.clone(), self.depth)
     }
 
     /// Scans the same snapshots again as if the newest walls without a full behind them did not exist.
@@ -105,10 +103,16 @@ impl Scan {
     /// # Errors
     /// As [`scan`].
     pub(crate) fn across_walls_without_full(&self, ctx: &Context) -> Result<Scan> {
-        let (mut catalog, tags) = (self.catalog.clone(), self.read_tags.clone());
+        let mut catalog = self.catalog.clone();
         let without = self.timelines.without_full(&self.catalog);
         catalog.walls.retain(|w| !without.contains(&w));
-        sort(ctx, catalog, tags, self.depth, self.scope, |_| Ok(()))
+        self.sort_again(ctx, catalog, self.depth)
+    }
+
+    /// Sorts a catalog of the same snapshots. Their tags are not read again.
+    fn sort_again(&self, ctx: &Context, catalog: Catalog, depth: Depth) -> Result<Scan> {
+        let tags = self.read_tags.clone();
+        sort(ctx, catalog, tags, depth, self.scope, |_| Ok(()))
     }
 
     /// Returns a timeline without the snapshots that are known to be damaged.
@@ -270,7 +274,7 @@ fn sort(
     scope: TagScope,
     check_full: impl Fn(&Database<DatabaseFile>) -> Result<()> + Sync,
 ) -> Result<Scan> {
-    let is_damage = |e: &Error| e.reason().is_bad_data() || e.reason() == Reason::CannotDecrypt;
+    let is_damage = |e: &Error| e.reason().is_unreadable();
     let mut damaged = ctx.damage.mark(&ctx.store, &mut catalog);
     // Starts over each time a newly read tag excludes a snapshot. Each tag is read once, so there is an end.
     let (doubtful, contents, timelines) = loop {

@@ -346,10 +346,7 @@ impl Store {
             let odd = listing::odd_key(&object.location);
             let below = match &odd {
                 Some(key) => self.odd_below(key, folder),
-                None => object.location.prefix_match(&self.prefix).map(|below| {
-                    let parts: Vec<String> = below.map(|p| p.as_ref().to_owned()).collect();
-                    parts.join("/")
-                }),
+                None => self.below(&object.location),
             };
             objects.extend(below.map(|path| ObjectInfo {
                 path,
@@ -360,6 +357,13 @@ impl Store {
             }));
         }
         Ok(objects)
+    }
+
+    /// Returns a path below the prefix, if it is there.
+    fn below(&self, path: &Path) -> Option<String> {
+        let parts = path.prefix_match(&self.prefix)?;
+        let parts: Vec<String> = parts.map(|p| p.as_ref().to_owned()).collect();
+        Some(parts.join("/"))
     }
 
     /// Returns the path below the prefix for an odd key, if it is in `folder`.
@@ -395,13 +399,7 @@ impl Store {
         let objects = objects.map_err(|e| store_error(format!("list {}", self.url), e))?;
         let paths = objects.iter().map(|object| &object.location);
         let paths = paths.filter(|path| listing::odd_key(path).is_none());
-        let below = paths.filter_map(|path| path.prefix_match(&self.prefix));
-        Ok(below
-            .map(|parts| {
-                let parts: Vec<String> = parts.map(|p| p.as_ref().to_owned()).collect();
-                parts.join("/")
-            })
-            .collect())
+        Ok(paths.filter_map(|path| self.below(path)).collect())
     }
 
     /// Returns whether the store has refused to show tags, so that snapshots excluded by a tag are unknown.

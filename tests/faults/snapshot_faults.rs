@@ -3,7 +3,7 @@
 
 use crate::support::etcd::{self, Etcd, EtcdVersion};
 use crate::support::faults::{self, Fault, FaultStore};
-use crate::support::hooked_store::{Call, Hooked, Hooks, Inner};
+use crate::support::hooked_store::{Hooked, Hooks, Inner};
 use crate::support::made_backups::{Objects, in_memory, objects_of};
 use crate::support::{self, bucket_store, scratch};
 use deltafold::backup::codec::CompressionChoice;
@@ -219,15 +219,6 @@ fn assert_failure(e: &Error, what: &str) {
 struct Faster(Arc<Mutex<Option<String>>>);
 
 impl Hooks for Faster {
-    async fn around<T: Send>(
-        &self,
-        _: Call,
-        _: &Path,
-        run: impl Future<Output = object_store::Result<T>> + Send,
-    ) -> object_store::Result<T> {
-        run.await
-    }
-
     async fn put(
         &self,
         inner: &Inner,

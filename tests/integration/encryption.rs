@@ -10,10 +10,10 @@ use crate::support::keys::{
 use crate::support::made_backups::{BASE, Bucket, LAST, T0, objects_in};
 use crate::support::recorded_etcd::with_etcd;
 use crate::support::scratch;
+use crate::support::tiny_backup::zip;
 use crate::support::{deltafold, restore, run_json, succeed};
 use serde_json::{Value, json};
 use std::fs;
-use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
@@ -238,15 +238,11 @@ fn files_are_read_and_written_encrypted() {
     let plain = object(&bucket, made["snapshot"].as_str().unwrap());
     let folder = scratch::folder().unwrap();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
-    let mut zip = zip::ZipWriter::new(std::io::Cursor::new(Vec::new()));
-    zip.start_file("snapshot.db", zip::write::SimpleFileOptions::default())
-        .unwrap();
-    zip.write_all(&plain).unwrap();
     let packed = [
         ("none", plain.clone()),
         ("gzip", Compression::Gzip.pack(&plain)),
         ("lzw", Compression::Lzw.pack(&plain)),
-        ("zip", zip.finish().unwrap().into_inner()),
+        ("zip", zip(&plain)),
     ];
     let get = |file: &str, flags: &[&str]| {
         let mut c = deltafold();

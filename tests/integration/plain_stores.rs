@@ -1,41 +1,26 @@
 //! Plain snapshots as a store: what k3s, kOps, Talos and OpenShift leave, in a folder and in a bucket.
 
 use crate::support::etcd::{Etcd, EtcdVersion};
-use crate::support::history::{Compression, with_checksum};
+use crate::support::history::Compression;
 use crate::support::minio::Minio;
 use crate::support::s3::Kind;
-use crate::support::tiny_backup::database;
+use crate::support::tiny_backup::{plain_snapshot, zip};
 use crate::support::{deltafold, run_json, scratch};
 use chrono::{TimeDelta, Utc};
 use object_store::ObjectStoreExt as _;
 use serde_json::{Value, json};
 use std::fs;
-use std::io::Write as _;
 use std::path::Path;
 use tokio::runtime::Runtime;
 
 type Files = Vec<(String, Vec<u8>)>;
-
-fn snapshot(last: i64) -> Vec<u8> {
-    with_checksum(&database(4096, 8..=last, 10))
-}
-
-fn zip(content: &[u8]) -> Vec<u8> {
-    let mut bytes = std::io::Cursor::new(Vec::new());
-    let mut archive = zip::ZipWriter::new(&mut bytes);
-    let options = zip::write::SimpleFileOptions::default();
-    archive.start_file("snapshot", options).unwrap();
-    archive.write_all(content).unwrap();
-    archive.finish().unwrap();
-    bytes.into_inner()
-}
 
 /// Returns the files of a tool, which hold revisions up to 41, 42, … and were taken each hour until an hour ago, with the
 /// names of the snapshots.
 fn layout(tool: &str) -> (Files, Vec<String>) {
     let (mut files, mut names) = (Files::new(), Vec::new());
     for nth in 0..5 {
-        let content = snapshot(41 + nth);
+        let content = plain_snapshot(41 + nth);
         let at = Utc::now() - TimeDelta::hours(5 - nth);
         let name = match tool {
             "k3s" => format!("etcd-snapshot-node-1-{}", at.timestamp()),

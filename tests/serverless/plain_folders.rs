@@ -8,8 +8,10 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use crate::support::history::{Compression, with_checksum};
-use crate::support::tiny_backup::{SMALL_BASE, database, object, put_events, small_database};
+use crate::support::history::Compression;
+use crate::support::tiny_backup::{
+    SMALL_BASE, object, plain_snapshot, put_events, small_database, zip,
+};
 use crate::support::{copy_fixture, deltafold, run_json, scratch, succeed};
 use chrono::Utc;
 use serde_json::{Value, json};
@@ -24,20 +26,6 @@ fn run(command: &str, path: &Path, args: &[&str]) -> (i32, Value) {
     (code, json)
 }
 
-fn snapshot(last: i64) -> Vec<u8> {
-    with_checksum(&database(4096, 8..=last, 10))
-}
-
-fn zip(content: &[u8]) -> Vec<u8> {
-    let mut bytes = std::io::Cursor::new(Vec::new());
-    let mut archive = zip::ZipWriter::new(&mut bytes);
-    let options = zip::write::SimpleFileOptions::default();
-    archive.start_file("snapshot", options).unwrap();
-    archive.write_all(content).unwrap();
-    archive.finish().unwrap();
-    bytes.into_inner()
-}
-
 /// Returns the names of the files in a result.
 fn names(json: &Value) -> Vec<&str> {
     let files = json["files"].as_array().unwrap().iter();
@@ -48,7 +36,7 @@ fn names(json: &Value) -> Vec<&str> {
 fn a_single_file() {
     let folder = scratch::folder().unwrap();
     let file = folder.path().join("any name");
-    fs::write(&file, snapshot(50)).unwrap();
+    fs::write(&file, plain_snapshot(50)).unwrap();
     let (code, list) = run("list", &file, &[]);
     assert_eq!((code, names(&list)), (0, vec!["any name"]));
     assert_eq!(list["files"][0]["revision"], 50);
@@ -113,17 +101,17 @@ fn folders_of_k3s_and_kops() {
     let k3s_zip = format!("on-demand-node-1-{}.zip", now.timestamp() - 3600);
     let hour_old = now - chrono::TimeDelta::minutes(30);
     let kops = format!("{}-000001", hour_old.format("%Y-%m-%dT%H:%M:%SZ"));
-    put(&k3s, &snapshot(41));
-    put(&k3s_zip, &zip(&snapshot(42)));
-    let gzip = Compression::Gzip.pack(&snapshot(43));
+    put(&k3s, &plain_snapshot(41));
+    put(&k3s_zip, &zip(&plain_snapshot(42)));
+    let gzip = Compression::Gzip.pack(&plain_snapshot(43));
     put(&format!("{kops}/etcd.backup.gz"), &gzip);
     // What is no snapshot.
     put(&format!("{kops}/_etcd_backup.meta"), b"{}");
     put("kube_resources.tar.gz", &Compression::Gzip.pack(b"tar"));
     put("notes.zip", &zip(b"notes"));
     put("token", b"secret");
-    put("snapshot.db.part", &snapshot(44)[..5000]);
-    put("deep/er/snapshot.db", &snapshot(45));
+    put("snapshot.db.part", &plain_snapshot(44)[..5000]);
+    put("deep/er/snapshot.db", &plain_snapshot(45));
     let events = serde_json::to_vec(&put_events(41..=41)).unwrap();
     put("delta.gz", &object(&events, Compression::Gzip));
     symlink("token", folder.path().join("link")).unwrap();
@@ -185,7 +173,7 @@ fn folders_of_k3s_and_kops() {
     assert_eq!(status["size"]["fulls"], 3);
 
     // Damage of an old file is found by --all-chains, that of the newest by status.
-    let mut damaged = snapshot(41);
+    let mut damaged = plain_snapshot(41);
     damaged[6000] ^= 1;
     put(&k3s, &damaged);
     assert_eq!(run("verify", folder.path(), &[]).0, 0);
@@ -231,7 +219,7 @@ fn what_cannot_be_meant_is_refused() {
         assert_eq!(run(command, &missing, &[]).0, 66, "{command}");
         assert_eq!(run(command, path, &[]).0, 66, "{command}");
     }
-    fs::write(path.join("snapshot.db"), snapshot(SMALL_BASE)).unwrap();
+    fs::write(path.join("snapshot.db"), plain_snapshot(SMALL_BASE)).unwrap();
     for args in [
         &["--endpoints", "http://127.0.0.1:1"][..],
         &["--etcd-binary", "/bin/true"],

@@ -17,7 +17,7 @@ use deltafold::prefix::Context;
 use deltafold::store::{Keys, exclude::ExcludeTags};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::io::{Read, Seek};
+use std::io::{Read, Seek, Write as _};
 use std::ops::RangeInclusive;
 
 /// The newest revision of the base. The base was compacted at revision 10 (COMPACTED).
@@ -193,4 +193,18 @@ impl InProcess {
         let after = self.runtime.block_on(objects_of(&memory));
         (outcome, after)
     }
+}
+
+/// Returns a plain snapshot of the revisions from 8 to `last`, as `etcdctl snapshot save` writes it.
+pub fn plain_snapshot(last: i64) -> Vec<u8> {
+    with_checksum(&database(4096, 8..=last, 10))
+}
+
+/// Returns a zip archive with one file.
+pub fn zip(content: &[u8]) -> Vec<u8> {
+    let mut archive = zip::ZipWriter::new(std::io::Cursor::new(Vec::new()));
+    let options = zip::write::SimpleFileOptions::default();
+    archive.start_file("snapshot", options).unwrap();
+    archive.write_all(content).unwrap();
+    archive.finish().unwrap().into_inner()
 }

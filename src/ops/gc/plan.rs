@@ -409,8 +409,7 @@ impl<'a> Planner<'a> {
             return Ok(());
         }
         // Without its key a snapshot is treated like a damaged one: it is kept.
-        let is_finding =
-            |e: &Error| e.reason().is_bad_data() || e.reason() == Reason::CannotDecrypt;
+        let is_finding = |e: &Error| e.reason().is_unreadable();
         let contents = read_contents(
             self.ctx,
             catalog,

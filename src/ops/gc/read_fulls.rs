@@ -105,7 +105,7 @@ impl<'a> ReadFulls<'a> {
         }
         match result {
             Ok(()) => Ok(FullState::Good),
-            Err(e) if e.reason().is_bad_data() || e.reason() == Reason::CannotDecrypt => {
+            Err(e) if e.reason().is_unreadable() => {
                 let damage = (e.reason().as_str().to_owned(), e.to_string());
                 Ok(FullState::Damaged(damage))
             }

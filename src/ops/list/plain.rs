@@ -30,8 +30,8 @@ pub struct ListedFile {
     /// Whether a SHA-256 follows the database, as `etcdctl snapshot save` writes it; null if the file cannot be
     /// read or was not.
     pub has_checksum: Option<bool>,
-    /// Whether the file can be opened as an etcd database. Only `deltafold verify` reads all of it. null if it was not
-    /// opened: `list` opens files of this machine, and with `--deep` the objects of a store.
+    /// Whether the file can be opened as an etcd database; null if it was not opened. `list` opens the files of this
+    /// machine, and with `--deep` the objects of a store. Only `deltafold verify` reads all of it.
     pub readable: Option<bool>,
     /// The reason why the file cannot be read, see exit-codes.md; null if it can be.
     pub reason: Option<Reason>,
@@ -52,23 +52,22 @@ pub struct Outcome {
     pub problems: Vec<Finding>,
 }
 
-/// Lists the plain snapshot files at a place. Objects of a store are opened only if `deep` is set.
+/// Lists plain snapshot files that were found. Objects of a store are opened only if `deep` is set.
 ///
 /// # Errors
-/// As [`PlainFiles::find`]; `Io`, `NoSpace`, `Terminated`. A damaged file is part of the result.
-pub fn list(ctx: &Context, place: &PlainPlace, deep: bool) -> Result<Report<Outcome>> {
+/// `Io`, `NoSpace`, `Terminated`; errors of the store. A damaged file is part of the result.
+pub fn list(ctx: &Context, found: &PlainFiles, deep: bool) -> Result<Report<Outcome>> {
     let clock = ReportBuilder::start();
-    let found = PlainFiles::find(ctx, place)?;
-    let opens = deep || matches!(place, PlainPlace::Path(_));
+    let opens = deep || matches!(found.place, PlainPlace::Path(_));
     let mut files = Vec::with_capacity(found.files.len());
     for file in &found.files {
         files.push(listed(ctx, file, opens)?);
     }
     Ok(clock.report(Outcome {
-        path: place.name(ctx),
+        path: found.place.name(ctx),
         latest_revision: files.iter().filter_map(|f| f.revision).max(),
         files,
-        problems: problems(&found),
+        problems: problems(found),
     }))
 }
 

@@ -15,7 +15,7 @@ use crate::mvcc::{Base, KeyRange, KeyValue, RecordKey, Revision};
 use crate::prefix::Context;
 use crate::prefix::open::State;
 use crate::prefix::open::{BackupLocation, Layout, SnapshotReader};
-use crate::prefix::plain_files::{PlainFiles, PlainPlace, TimeSource, is_fault_of_file};
+use crate::prefix::plain_files::{PlainFiles, TimeSource, is_fault_of_file};
 use crate::prefix::scan::{Depth, Scan, scan};
 use crate::prefix::select::DeltaSlice;
 use crate::prefix::select::{self, StateRequest};
@@ -96,10 +96,12 @@ pub(crate) fn read(
 ) -> Result<Coverage> {
     let ctx = backup.context()?;
     match backup {
-        BackupLocation::File(_, place) => read_files(ctx, place, timeline, collect),
+        BackupLocation::File(_, place) => {
+            read_files(ctx, &PlainFiles::find(ctx, place)?, timeline, collect)
+        }
         _ => match BackupLocation::layout(ctx, scan(ctx, Depth::Doubtful))? {
             Layout::Chain(scan) => read_store(ctx, scan, timeline, collect),
-            Layout::Plain(place) => read_files(ctx, &place, timeline, collect),
+            Layout::Plain(found) => read_files(ctx, &found, timeline, collect),
         },
     }
 }
@@ -107,7 +109,7 @@ pub(crate) fn read(
 /// Reads plain snapshot files, the oldest first. Of several, one that cannot be read is left out with a warning.
 fn read_files(
     ctx: &Context,
-    place: &PlainPlace,
+    found: &PlainFiles,
     timeline: Option<&str>,
     collect: &impl Collect,
 ) -> Result<Coverage> {
@@ -115,10 +117,10 @@ fn read_files(
         let message = "plain snapshot files have no timelines: leave out --timeline";
         return Err(Reason::Usage.error(message));
     }
-    let files = PlainFiles::find(ctx, place)?.files;
+    let files = &found.files;
     let mut coverage = Coverage::new(None, Vec::new());
     let (mut last_fault, mut is_any_read) = (None, false);
-    for file in &files {
+    for file in files {
         let plain = match ctx.plain(&file.place) {
             Err(e) if is_fault_of_file(&e) => {
                 coverage.warnings.push(format!("left out: {e}"));

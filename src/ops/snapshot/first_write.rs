@@ -8,7 +8,7 @@
 
 use super::next::{BackupState, FullCause, cluster_behind};
 use super::recent_keys::{self, Compared, LiveKey, SavedKey};
-use crate::error::{Error, Reason, Result};
+use crate::error::Result;
 use crate::etcd::cluster::Cluster;
 use crate::etcd::connect::Connector;
 use crate::mvcc::Revision;
@@ -50,14 +50,9 @@ pub(super) fn compare(
     }
     match last_changes() {
         Ok(verdict) => Ok(verdict.unwrap_or(Verdict::Compacted)),
-        Err(e) if cannot_be_read(&e) => Ok(Verdict::Unknown(e.to_string())),
+        Err(e) if e.reason().is_unreadable() => Ok(Verdict::Unknown(e.to_string())),
         Err(e) => Err(e),
     }
-}
-
-/// Whether the failure means that the snapshot cannot be read, today and tomorrow.
-fn cannot_be_read(e: &Error) -> bool {
-    e.reason() == Reason::CannotDecrypt || e.reason().is_bad_data()
 }
 
 /// Compares the keys that were saved last with those of the cluster.

@@ -307,20 +307,17 @@ fn untrusted_cause(scan: &Scan, now: DateTime<Utc>) -> Option<FullCause> {
             continue;
         }
         let path = &snapshot.path;
-        let cause = |reason, message| Some(FullCause::new(reason, message));
-        return match scan.damaged.get(&i) {
-            Some(e) => Some(FullCause::from_bad_data(e)),
-            None if snapshot.name.is_encrypted => {
-                let message = format!("{path} is encrypted, and no key is given");
-                cause(FullReason::CorruptSnapshot, message)
-            }
-            None => {
-                let message = format!(
-                    "{path} is not encrypted, and keys are given: anybody may have made it"
-                );
-                cause(FullReason::Untrusted, message)
-            }
-        };
+        return Some(match scan.damaged.get(&i) {
+            Some(e) => FullCause::from_bad_data(e),
+            None if snapshot.name.is_encrypted => FullCause::new(
+                FullReason::CorruptSnapshot,
+                format!("{path} is encrypted, and no key is given"),
+            ),
+            None => FullCause::new(
+                FullReason::Untrusted,
+                format!("{path} is not encrypted, and keys are given: anybody may have made it"),
+            ),
+        });
     }
     None
 }

@@ -164,7 +164,11 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
             facts.read_notes(ctx)?;
             facts.add_scan(ctx, &scan, now)?;
         }
-        Ok(Layout::Plain(place)) => return run_on_files(ctx, &place, options),
+        Ok(Layout::Plain(found)) => {
+            let mut facts = Collected::default();
+            facts.add_files(ctx, &found, now)?;
+            return Ok(facts.conclude(&found.place.name(ctx), options, now, clock));
+        }
         Err(e) if e.reason() == Reason::NoSnapshots => facts.set_empty(&e),
         Err(e) => return Err(e),
     }

@@ -12,7 +12,7 @@ use crate::ops::list;
 use crate::ops::report::{Report, ReportBuilder};
 use crate::prefix::Context;
 use crate::prefix::open::PlainSnapshot;
-use crate::prefix::plain_files::{PlainFile, PlainFiles, PlainPlace, is_fault_of_file};
+use crate::prefix::plain_files::{PlainFile, PlainFiles, is_fault_of_file};
 use crate::telemetry::metrics::VerificationFigures;
 use chrono::{DateTime, Utc};
 use schemars::JsonSchema;
@@ -82,11 +82,10 @@ pub struct Outcome {
 ///
 /// # Errors
 /// `NoSnapshots`, `Usage`, `CannotDecrypt`, `PermissionDenied`, `Io`, `NoSpace`, `Terminated`.
-pub fn run(ctx: &Context, place: &PlainPlace, options: Options) -> Result<Report<Outcome>> {
+pub fn run(ctx: &Context, found: &PlainFiles, options: Options) -> Result<Report<Outcome>> {
     let mut clock = ReportBuilder::start();
-    let found = PlainFiles::find(ctx, place)?;
     let mut findings = Findings::default();
-    for problem in list::plain::problems(&found) {
+    for problem in list::plain::problems(found) {
         findings.add(problem);
     }
     let first = match options.all {
@@ -136,7 +135,7 @@ pub fn run(ctx: &Context, place: &PlainPlace, options: Options) -> Result<Report
         reason: failure.as_ref().map(Error::reason),
         message: failure.as_ref().map(Error::to_string),
         level: options.level,
-        path: place.name(ctx),
+        path: found.place.name(ctx),
         snapshots: found.files.len(),
         bytes_read: files.iter().map(|f| f.bytes).sum(),
         files,

@@ -14,7 +14,7 @@ pub(crate) enum Layout<T> {
     /// Fulls and deltas in v2/ or v1/.
     Chain(T),
     /// Plain snapshots.
-    Plain(PlainPlace),
+    Plain(PlainFiles),
 }
 
 /// The location of a backup.
@@ -56,7 +56,7 @@ impl BackupLocation {
     /// Opens the full of the requested state.
     ///
     /// # Errors
-    /// As [`State::open`] and [`State::open_file`].
+    /// As [`State::open`]; `Usage` if plain snapshots cannot have what is requested.
     pub fn open(&self, request: &StateRequest) -> Result<(&Context, State)> {
         let (source, _) = self.open_with_scan(request)?;
         Ok((self.context()?, source))
@@ -79,9 +79,7 @@ impl BackupLocation {
             }
             _ => match Self::layout(ctx, scan(ctx, Depth::Doubtful))? {
                 Layout::Chain(scan) => Ok((State::open(ctx, &scan, request)?, Some(scan))),
-                Layout::Plain(place) => {
-                    Ok((State::open_file_unchecked(ctx, &place, request)?, None))
-                }
+                Layout::Plain(found) => Ok((State::open_one_of(ctx, found, request)?, None)),
             },
         }
     }
@@ -94,9 +92,8 @@ impl BackupLocation {
     pub(crate) fn layout<T>(ctx: &Context, chains: Result<T>) -> Result<Layout<T>> {
         match chains {
             Err(e) if e.reason() == Reason::NoSnapshots => {
-                let place = PlainPlace::of_prefix(ctx);
-                match PlainFiles::find(ctx, &place) {
-                    Ok(found) if !found.has_names_of_chains() => Ok(Layout::Plain(place)),
+                match PlainFiles::find(ctx, &PlainPlace::of_prefix(ctx)) {
+                    Ok(found) if !found.has_names_of_chains() => Ok(Layout::Plain(found)),
                     // The error of the chains has the better hints, such as the folder above.
                     _ => Err(e),
                 }

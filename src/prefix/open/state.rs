@@ -136,36 +136,53 @@ impl State {
         }
     }
 
-    /// Opens a plain snapshot file at its newest revision, or at another one that it still holds. Of several it opens
-    /// the one of the request: see [`PlainFiles::choose`].
-    ///
-    /// # Errors
-    /// `Usage` if the request has a timeline, which a plain snapshot does not record, or for one file a time;
-    /// `OutOfRange`; errors of [`PlainFiles::choose`] and [`Context::plain`].
-    pub fn open_file(ctx: &Context, place: &PlainPlace, request: &StateRequest) -> Result<State> {
-        let source = Self::open_file_unchecked(ctx, place, request)?;
-        source.wait_for_hash()?;
-        Ok(source)
-    }
-
-    /// Opens as [`open_file`](Self::open_file) does. The hash of the file may not be checked yet: no result
+    /// Opens a plain snapshot file at its newest revision, or at another one that it still holds. Of a folder it opens
+    /// the file of the request: see [`PlainFiles::choose`]. The hash of the file may not be checked yet: no result
     /// from it counts before [`wait_for_hash`](Self::wait_for_hash) has returned.
     ///
     /// # Errors
-    /// As [`open_file`](Self::open_file).
+    /// `Usage` if the request has a timeline, which a plain snapshot does not record, or for one file a time;
+    /// `OutOfRange`; errors of [`PlainFiles::find`] and [`Context::plain_unchecked`].
     pub(super) fn open_file_unchecked(
         ctx: &Context,
         place: &PlainPlace,
         request: &StateRequest,
     ) -> Result<State> {
+        match place {
+            PlainPlace::Path(path) if !path.is_dir() => {
+                Self::open_plain(ctx, place, request.at, request, Vec::new())
+            }
+            _ => Self::open_one_of(ctx, PlainFiles::find(ctx, place)?, request),
+        }
+    }
+
+    /// Opens as [`open_file_unchecked`](Self::open_file_unchecked) does, one of these files.
+    ///
+    /// # Errors
+    /// As [`open_file_unchecked`](Self::open_file_unchecked).
+    pub(super) fn open_one_of(
+        ctx: &Context,
+        found: PlainFiles,
+        request: &StateRequest,
+    ) -> Result<State> {
+        let mut warnings = Vec::new();
+        let (place, at) = found.choose(ctx, request.at, &mut warnings)?;
+        Self::open_plain(ctx, &place, at, request, warnings)
+    }
+
+    fn open_plain(
+        ctx: &Context,
+        place: &PlainPlace,
+        at: At,
+        request: &StateRequest,
+        mut warnings: Vec<String>,
+    ) -> Result<State> {
         let usage = |message| Err(Reason::Usage.error(message));
         if request.timeline.is_some() {
             return usage("a plain snapshot file has no timelines: leave out --timeline");
         }
-        let mut warnings = Vec::new();
-        let (place, at) = PlainFiles::choose(ctx, place, request.at, &mut warnings)?;
         let name = place.name(ctx);
-        let plain = ctx.plain_unchecked(&place)?;
+        let plain = ctx.plain_unchecked(place)?;
         let base = plain.base;
         let target = match at {
             At::Newest => base.revision,
