@@ -13,10 +13,11 @@ use crate::base::{Cancel, duration};
 use crate::error::{Error, Reason, Result};
 use crate::ops::copy::plan::{CopyLimits, Encryption, Form, Selection};
 use crate::ops::copy::{
-    CopyStatus, ObjectOutcome, Options, Outcome, Status, WaitForFinal, follow, run,
+    CopyStatus, ObjectOutcome, Options, Outcome, Status, WaitForFinal, follow, plain, run,
 };
 use crate::ops::report::Report;
-use crate::prefix::Context;
+use crate::prefix::open::{BackupLocation, Layout};
+use crate::prefix::{Context, PrefixLayout};
 use crate::store;
 use crate::telemetry::metrics::Metrics;
 use clap::{ArgGroup, Args};
@@ -93,6 +94,10 @@ pub(super) struct CopyArgs {
     /// Compression of the copies: same (byte for byte), none, gzip, zlib, lzw, zstd or zstd:LEVEL
     #[arg(long, value_name = "METHOD", default_value = "same")]
     compression: CompressionChoice,
+    /// Layout of the copy: plain snapshots become fulls with `chain` [default: that of the source, or that of what the
+    /// target holds]
+    #[arg(long, value_name = "LAYOUT", help_heading = "Store")]
+    layout: Option<PrefixLayout>,
     /// Copy excluded snapshots, too, with their exclusion markers
     #[arg(long, value_parser = yes_or_no)]
     include_excluded: bool,
@@ -135,11 +140,28 @@ impl CopyArgs {
 
     fn copy(&self, cancel: &Cancel, metrics: &Metrics, output: Output) -> Ended {
         let (from, to) = self.stores(cancel)?;
-        let ended = run(&from, &to, &self.options(&to));
+        let ended = self.copy_in_layout(&from, &to);
         metrics.store_read(from.store.bytes_read());
         let report = ended?;
         metrics.store_written(report.bytes_written);
         print_report(output, report, to_text)
+    }
+
+    /// Copies chains, or plain snapshots if the source has no chain.
+    fn copy_in_layout(&self, from: &Context, to: &Context) -> Result<Report<Outcome>> {
+        let options = self.options(to);
+        let as_chain = self.layout == Some(PrefixLayout::Chain);
+        let copied = match BackupLocation::layout(from, || run(from, to, &options)) {
+            // The source need not be a chain to become one.
+            Err(e) if e.reason() == Reason::NoSnapshots && as_chain => None,
+            Err(e) => return Err(e),
+            Ok(Layout::Chain(report)) => Some(report),
+            Ok(Layout::Plain(_)) => None,
+        };
+        match copied {
+            Some(report) => Ok(report),
+            None => plain::run(from, to, &options, self.layout),
+        }
     }
 
     fn follow(&self, cancel: &Cancel, output: Output) -> Ended {
@@ -170,6 +192,7 @@ impl CopyArgs {
             })
         };
         let mut from = open(1, &self.from, &from_options, "--from")?;
+        from.layout = self.layout;
         if !self.dry_run {
             let options = [self.access.options(2)?, to_options.clone()].concat();
             store::open::make_folder(&self.to, "--to", &options)?;

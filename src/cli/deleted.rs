@@ -113,10 +113,10 @@ impl DeletedArgs {
             &request(self.since),
             &request(self.until.unwrap_or_default()),
         ];
-        let prefix = self.names.etcd_prefix();
+        let prefixes = self.names.etcd_prefixes();
         let range = |resources: &[Resource]| self.range(resources);
-        let mut deleted = Deleted::read(&backup, points, prefix, range, &keys)?;
-        let names = KeyNames::new(std::mem::take(&mut deleted.resources), prefix);
+        let mut deleted = Deleted::read(&backup, points, &prefixes, range, &keys)?;
+        let names = KeyNames::new(std::mem::take(&mut deleted.resources), &prefixes);
         let mut out = Stream::new();
         let printed = match output {
             Output::Json => print_json(cancel, &deleted, &names, &mut out),
@@ -128,20 +128,22 @@ impl DeletedArgs {
     /// Returns the keys of the kind and the namespace of the arguments.
     fn range(&self, resources: &[Resource]) -> Result<KeyRange> {
         let namespace = self.names.namespace.as_deref();
-        let keys_of = |r: &Resource| r.prefix(self.names.etcd_prefix(), namespace).into_bytes();
+        let prefixes = &self.names.etcd_prefixes();
         let Some(kind) = &self.kind else {
             return Ok(match namespace {
                 None => KeyRange::All,
                 Some(_) => {
                     let namespaced = resources.iter().filter(|r| r.is_namespaced);
-                    KeyRange::prefixes(namespaced.map(keys_of))
+                    let below = namespaced
+                        .flat_map(|r| prefixes.iter().map(|p| r.prefix(p, namespace).into_bytes()));
+                    KeyRange::prefixes(below)
                 }
             });
         };
         let reference = Reference::parse(kind, None).filter(|r| r.name.is_none());
         let resource = reference.map(|r| r.resource(resources)).transpose()?;
         match resource.flatten() {
-            Some(resource) => Ok(KeyRange::Prefix(keys_of(resource))),
+            Some(resource) => Ok(resource.range(prefixes, namespace)),
             None => Err(Reason::Usage.error(format!(
                 "\"{kind}\" is neither a kind of Kubernetes' own nor of a CustomResourceDefinition in the backup"
             ))),

@@ -29,7 +29,9 @@ use std::path::PathBuf;
 /// Keys are sorted by their bytes. A key that was written again counts as changed, even with the same value. Of
 /// Kubernetes objects, the fields that changed are shown, with the managers who wrote them.
 #[derive(Debug, Args)]
-#[command(after_long_help = "\
+#[command(
+    mut_arg("store", |a| a.required_unless_present_any(["snapshot", "files"])),
+    after_long_help = "\
 Examples:
   Show the changes since noon:
       deltafold diff --from 2026-11-20T12:00:00Z --store s3://backups/etcd-main
@@ -37,7 +39,7 @@ Examples:
       deltafold diff --from 120000 --to 120400 --prefix /registry/secrets/payments/ \\
           --store s3://backups/etcd-main --output json
   Compare two plain snapshot files:
-      deltafold diff --from-snapshot monday.db --snapshot tuesday.db
+      deltafold diff monday.db tuesday.db
 
 Marks in the list:
   +  the key was added
@@ -46,10 +48,14 @@ Marks in the list:
 
 --output json prints one object: deltafold schema diff.")]
 pub(super) struct DiffArgs {
+    /// Compare these two plain snapshot files, the older one first, by their paths or URLs, and no store
+    // A variable may name the store of other commands.
+    #[arg(value_name = "FILE", num_args = 2, conflicts_with = "from_snapshot")]
+    files: Vec<PathBuf>,
     /// First point: a revision, or a time such as "yesterday 14:00"; see --time of `deltafold get`
     ///
     /// DELTAFOLD_FROM also sets --from of other commands.
-    #[arg(long, value_name = "REV|TIME", value_parser = At::parse, required_unless_present = "from_snapshot")]
+    #[arg(long, value_name = "REV|TIME", value_parser = At::parse, required_unless_present_any = ["from_snapshot", "files"])]
     from: Option<At>,
     /// First state: this plain snapshot file, at its newest revision or at --from
     #[arg(long, value_name = "FILE")]
@@ -91,11 +97,16 @@ pub(super) struct Head<'a> {
 
 impl DiffArgs {
     pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
-        let backup = self.backup.backup(cancel)?;
-        let file = self.from_snapshot.as_deref();
-        let first = file
-            .map(|file| self.backup.file(file, cancel))
-            .transpose()?;
+        let (first, second) = match &self.files[..] {
+            [first, second] => (Some(first), Some(second)),
+            _ => (self.from_snapshot.as_ref(), None),
+        };
+        let open = |file: &PathBuf| self.backup.file(file, cancel);
+        let first = first.map(open).transpose()?;
+        let backup = match second {
+            Some(file) => open(file)?,
+            None => self.backup.backup(cancel)?,
+        };
         let request = |at: Option<At>| StateRequest {
             at: at.unwrap_or_default(),
             timeline: self.timeline.clone(),

@@ -64,7 +64,7 @@ impl ExploreArgs {
         let options = Options {
             port: self.port,
             timeline: self.timeline.clone(),
-            prefix: self.prefix.etcd_prefix().to_owned(),
+            prefixes: self.prefix.etcd_prefixes(),
             token_file: self.token_file.clone(),
         };
         let announce = |address: &str| {

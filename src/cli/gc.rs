@@ -3,6 +3,7 @@
 //! The operation itself is `ops::gc`.
 
 use super::metrics::MetricsArgs;
+use super::store_access::LayoutArgs;
 use super::terminal::Style;
 use super::text::Text;
 use super::{Ended, Output, StoreArgs, print_report, size};
@@ -14,9 +15,10 @@ use crate::base::plural::count;
 use crate::error::{Reason, Result};
 use crate::ops::gc::{
     DEFAULT_LIMIT, Decision, Object, Options, Outcome, PolicyName, RemovalStatus, Rules, Status,
-    Totals, run,
+    Totals, plain, run,
 };
 use crate::ops::report::Report;
+use crate::prefix::open::{BackupLocation, Layout};
 use crate::prefix::restorable::Restorable;
 use chrono::TimeDelta;
 use clap::Args;
@@ -71,6 +73,8 @@ pub(super) struct GcArgs {
     #[arg(long, value_parser = yes_or_no)]
     apply: bool,
     #[command(flatten)]
+    layout: LayoutArgs,
+    #[command(flatten)]
     store: StoreArgs,
     #[command(flatten)]
     metrics: MetricsArgs,
@@ -106,8 +110,12 @@ impl GcArgs {
 
     pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         self.metrics.around("gc", cancel, |_| {
-            let ctx = self.store.context(cancel)?;
-            let report = run(&ctx, &self.options()?)?;
+            let (mut ctx, options) = (self.store.context(cancel)?, self.options()?);
+            ctx.layout = self.layout.layout;
+            let report = match BackupLocation::layout(&ctx, || run(&ctx, &options))? {
+                Layout::Chain(report) => report,
+                Layout::Plain(_) => plain::run(&ctx, &options)?,
+            };
             print_report(output, report, to_text)
         })
     }

@@ -9,7 +9,7 @@ use crate::backup::chain::{RevisionRange, show_ranges};
 use crate::base::Cancel;
 use crate::base::flag_values::yes_or_no;
 use crate::base::printable::line;
-use crate::error::{Reason, Result};
+use crate::error::{Error, Reason, Result};
 use crate::mvcc::Revision;
 use crate::objects::reference::Reference;
 use crate::objects::resource::{KeyNames, Resource};
@@ -131,21 +131,26 @@ impl HistoryArgs {
                 history => return Ok((exact.to_vec(), history?)),
             },
         };
-        let prefix = self.names.etcd_prefix();
+        let prefixes = &self.names.etcd_prefixes();
         let mut resources: Vec<Resource> = Resource::built_in().collect();
         if let Some(reference) = &reference
             && reference.resource(&resources)?.is_none()
         {
             let request = Point::default().request(timeline, false);
             let (ctx, source) = backup.open(&request)?;
-            resources = custom_resources(ctx, &source, prefix)?;
+            resources = custom_resources(ctx, &source, prefixes)?;
         }
         let resource = reference.as_ref().map(|r| r.resource(&resources));
         match (reference, resource.transpose()?.flatten(), not_found) {
             (Some(reference), Some(resource), _) => {
-                let key = reference.key(resource, prefix)?.into_bytes();
-                let history = self.read_key(backup, &key, keys)?;
-                Ok((key, history))
+                let mut last = None;
+                for key in reference.keys(resource, prefixes)? {
+                    match self.read_key(backup, &key, keys) {
+                        Err(e) if e.reason() == Reason::KeyNotFound => last = last.or(Some(e)),
+                        history => return Ok((key, history?)),
+                    }
+                }
+                Err(last.unwrap_or_else(|| Error::internal("an object without a key")))
             }
             (_, _, Some(e)) => Err(e),
             (_, _, None) => Err(Reason::KeyNotFound.error(format!(
@@ -162,8 +167,9 @@ impl HistoryArgs {
         key: &[u8],
         keys: &EncryptionKeys,
     ) -> Result<History> {
-        let prefix = self.names.etcd_prefix();
-        let names = KeyNames::new(Resource::built_in(), prefix);
+        let prefixes = self.names.etcd_prefixes();
+        let names = KeyNames::new(Resource::built_in(), &prefixes);
+        let prefix = prefixes.of_key(key).unwrap_or_default();
         let object = names.object(key);
         let events = object.map(|object| EventsOf {
             // The Events of objects without a namespace are in this one.

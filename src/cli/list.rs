@@ -55,7 +55,7 @@ impl ListArgs {
             }
             _ => {
                 let ctx = backup.context()?;
-                match BackupLocation::layout(ctx, run(ctx, self.options))? {
+                match BackupLocation::layout(ctx, || run(ctx, self.options))? {
                     Layout::Chain(report) => print_report(output, report, to_text),
                     Layout::Plain(found) => self.list_files(ctx, &found, output),
                 }

@@ -2,6 +2,7 @@
 
 use crate::error::Result;
 use crate::objects::EncryptionKeys;
+use crate::objects::key::EtcdPrefixes;
 use clap::Args;
 use std::path::PathBuf;
 
@@ -41,9 +42,9 @@ pub(super) struct NameArgs {
 }
 
 impl NameArgs {
-    /// What the API server's keys begin with, without a slash at the end.
-    pub(super) fn etcd_prefix(&self) -> &str {
-        self.prefix.etcd_prefix()
+    /// What the API servers' keys begin with.
+    pub(super) fn etcd_prefixes(&self) -> EtcdPrefixes {
+        self.prefix.etcd_prefixes()
     }
 }
 
@@ -51,14 +52,14 @@ impl NameArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Kubernetes objects")]
 pub(super) struct PrefixArgs {
-    /// What the API server's keys begin with: its --etcd-prefix
-    #[arg(long, value_name = "PREFIX", default_value = "/registry")]
-    etcd_prefix: String,
+    /// What the API server's keys begin with: its --etcd-prefix [default: /registry, or what OpenShift has]
+    #[arg(long, value_name = "PREFIX")]
+    etcd_prefix: Option<String>,
 }
 
 impl PrefixArgs {
-    /// What the API server's keys begin with, without a slash at the end.
-    pub(super) fn etcd_prefix(&self) -> &str {
-        self.etcd_prefix.trim_end_matches('/')
+    /// What the API servers' keys begin with.
+    pub(super) fn etcd_prefixes(&self) -> EtcdPrefixes {
+        EtcdPrefixes::new(self.etcd_prefix.as_deref())
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! The operation itself is `ops::restore`; most of its flags are in `ops::restore::options`.
 
+use super::store_access::LayoutArgs;
 use super::text::{self, Text};
 use super::{AccessArgs, Ended, Output, print_report, size};
 use crate::base::{Cancel, duration, plural, shorten};
@@ -68,6 +69,8 @@ pub(super) struct RestoreArgs {
     )]
     snapshot: Option<PathBuf>,
     #[command(flatten)]
+    layout: LayoutArgs,
+    #[command(flatten)]
     options: Options,
     #[command(flatten)]
     access: AccessArgs,
@@ -82,11 +85,17 @@ impl RestoreArgs {
                 let urls = self.store.iter().map(|s| s.trim());
                 let urls = urls.filter(|s| !s.is_empty());
                 for (nth, url) in (1..).zip(urls) {
-                    backups.push(self.access.backup_store(nth, url, cancel)?);
+                    let layout = self.layout.layout;
+                    backups.push(self.access.backup_store(nth, url, layout, cancel)?);
                 }
             }
         }
-        let report = run(&backups, &self.options, cancel)?;
+        let nth = backups.len() + 1;
+        let to_snapshot = self.options.to_snapshot.as_deref();
+        let to_snapshot = to_snapshot
+            .map(|file| self.access.plain_target(nth, file, cancel))
+            .transpose()?;
+        let report = run(&backups, &self.options, to_snapshot.as_ref(), cancel)?;
         let time = self.options.shared.point.time;
         print_report(output, report, |o| to_text(o, time))
     }

@@ -33,7 +33,7 @@ Examples:
   Print that of the message with which a command ends in a Pod:
       deltafold schema termination-message")]
 pub(super) struct SchemaArgs {
-    /// Command; `snapshot` stands for `snapshot full` and `snapshot delta`, `follow` for `snapshot follow`
+    /// Command; `snapshot` stands for `snapshot full`, `delta` and `save`, `follow` for `snapshot follow`
     #[arg(value_name = "COMMAND", value_parser = PossibleValuesParser::new(schema_names()))]
     name: String,
 }

@@ -1,4 +1,4 @@
-//! `deltafold snapshot full|delta|follow`: their arguments, and their results as text.
+//! `deltafold snapshot full|delta|follow|save`: their arguments, and their results as text.
 //!
 //! The operations themselves are in `ops::snapshot`.
 
@@ -18,13 +18,14 @@ use crate::ops::report::Report;
 use crate::ops::schedule::Schedule;
 use crate::ops::snapshot::follow::{self, FollowOptions, follow};
 use crate::ops::snapshot::{
-    DeltaOptions, Hole, MetricsReporter, Outcome, SnapshotSettings, Status, delta, full,
+    DeltaOptions, Hole, MetricsReporter, Outcome, SnapshotSettings, Status, delta, full, save,
 };
 use crate::prefix::Context;
 use crate::store;
 use crate::telemetry::metrics::Metrics;
 use clap::builder::Resettable;
 use clap::{ArgGroup, Args, Subcommand};
+use std::path::PathBuf;
 use std::time::Duration;
 use tokio::signal::unix::Signal;
 
@@ -43,6 +44,7 @@ enum SnapshotCommand {
     Full(Box<FullArgs>),
     Delta(Box<DeltaArgs>),
     Follow(Box<FollowArgs>),
+    Save(Box<SaveArgs>),
 }
 
 /// The arguments of all three commands.
@@ -185,6 +187,50 @@ struct FollowArgs {
     lock: LockArgs,
 }
 
+/// Save a plain snapshot file of a live etcd, as `etcdctl snapshot save` does
+///
+/// First, the HashKV of all members is compared, and a member that differs from the majority is not used. The file ends
+/// with its SHA-256, is checked, and gets its name last. No file is overwritten.
+#[derive(Debug, Args)]
+#[command(after_long_help = "\
+Examples:
+  Save a snapshot that `deltafold restore --snapshot` and `etcdutl snapshot restore` take:
+      deltafold snapshot save backup.db --endpoints https://10.0.0.1:2379 --cacert ca.crt \\
+          --cert client.crt --key client.key
+  Save it in a bucket:
+      deltafold snapshot save s3://backups/by-hand/before-upgrade.db --endpoints http://127.0.0.1:2379
+
+The exit code is 0 on success. docs/exit-codes.md lists all others.")]
+struct SaveArgs {
+    /// The new file, by its path or URL. With --age-recipient it is encrypted, and its name must end in `.age`
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+    #[command(flatten)]
+    live: EndpointArgs,
+    #[command(flatten)]
+    access: AccessArgs,
+    #[command(flatten)]
+    bandwidth: BandwidthArgs,
+}
+
+impl SaveArgs {
+    fn save(&self, cancel: &Cancel) -> Result<Report<Outcome>> {
+        let settings = SnapshotSettings {
+            connector: self.live.connector(cancel)?,
+            compression: CompressionChoice::default(),
+            bandwidth: self.bandwidth.limit(),
+            leases: None,
+            take_over: false,
+        };
+        let target = self.access.plain_target(1, &self.file, cancel)?;
+        save(
+            &self.access.context_without_store(cancel)?,
+            &settings,
+            &target,
+        )
+    }
+}
+
 /// The lock of a dead follower expires after this time.
 const LOCK_DURATION: Duration = Duration::from_secs(15);
 
@@ -277,6 +323,7 @@ impl SnapshotArgs {
                         print_report(output, report, to_text)
                     })
             }
+            SnapshotCommand::Save(args) => print_report(output, args.save(cancel)?, to_text),
             SnapshotCommand::Follow(args) => {
                 let report = args.with_signals()?;
                 print_report(output, report, follow_to_text)

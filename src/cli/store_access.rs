@@ -6,10 +6,10 @@ use super::encryption::EncryptionArgs;
 use crate::base::limits::Limits;
 use crate::base::{Cancel, byte_size};
 use crate::error::{Error, Reason, Result};
-use crate::ops::restore::BackupLocation;
-use crate::prefix::Context;
+use crate::ops::restore::{BackupLocation, PlainTarget};
 use crate::prefix::damage::Damage;
 use crate::prefix::plain_files::PlainPlace;
+use crate::prefix::{Context, PrefixLayout};
 use crate::store::{self, Store};
 use clap::{Arg, Args};
 use std::path::{Path, PathBuf};
@@ -70,14 +70,28 @@ pub(super) struct BackupArgs {
     #[arg(long, value_name = "FILE", conflicts_with = "store")]
     snapshot: Option<PathBuf>,
     #[command(flatten)]
+    layout: LayoutArgs,
+    #[command(flatten)]
     access: AccessArgs,
+}
+
+/// The layout of a prefix that holds both.
+#[derive(Debug, Args)]
+pub(super) struct LayoutArgs {
+    /// Read the fulls and deltas of the store, or the plain snapshot files [default: what it holds]
+    #[arg(long, value_name = "LAYOUT")]
+    pub(super) layout: Option<PrefixLayout>,
 }
 
 impl BackupArgs {
     pub(super) fn backup(&self, cancel: &Cancel) -> Result<BackupLocation> {
         match (&self.snapshot, &self.store) {
             (Some(file), _) => self.access.backup_file(file, cancel),
-            (None, Some(url)) => self.access.context(url, cancel).map(BackupLocation::Store),
+            (None, Some(url)) => {
+                let mut ctx = self.access.context(url, cancel)?;
+                ctx.layout = self.layout.layout;
+                Ok(BackupLocation::Store(ctx))
+            }
             (None, None) => Err(Error::internal("neither --store nor --snapshot is given")),
         }
     }
@@ -193,6 +207,7 @@ impl AccessArgs {
                 value_bytes: self.max_value_bytes,
             },
             damage: Damage::default(),
+            layout: Some(PrefixLayout::Chain),
         })
     }
 
@@ -212,10 +227,12 @@ impl AccessArgs {
         &self,
         nth: usize,
         url: &str,
+        layout: Option<PrefixLayout>,
         cancel: &Cancel,
     ) -> Result<BackupLocation> {
         match self.nth_context(nth, url, cancel) {
             Ok(mut ctx) => {
+                ctx.layout = layout;
                 // Recipients alone encrypt the written file: the backup itself may be plain.
                 ctx.trust.only_encrypted = ctx.keys.decrypts();
                 Ok(BackupLocation::Store(ctx))
@@ -228,6 +245,38 @@ impl AccessArgs {
         }
     }
 
+    /// A context whose store is a placeholder that is never read.
+    pub(super) fn context_without_store(&self, cancel: &Cancel) -> Result<Context> {
+        let placeholder = self.temp_dir()?.display().to_string();
+        self.context_with(1, cancel, |_, handle| {
+            store::open(&placeholder, &[], handle)
+        })
+    }
+
+    /// A plain snapshot that is written, by its path or URL. That of an object is the `nth` store.
+    pub(super) fn plain_target(
+        &self,
+        nth: usize,
+        file: &Path,
+        cancel: &Cancel,
+    ) -> Result<PlainTarget> {
+        let text = file.to_str().unwrap_or_default();
+        if !text.contains("://") {
+            return Ok(PlainTarget::File(file.to_owned()));
+        }
+        if let Some(path) = store::open::local_folder(text) {
+            return Ok(PlainTarget::File(path));
+        }
+        let (above, name) = folder_and_name(text);
+        if name.is_empty() {
+            return Err(Reason::Usage.error(format!(
+                "{text} is a bucket: add the name of the snapshot file"
+            )));
+        }
+        let store = self.nth_context(nth, above, cancel)?.store;
+        Ok(PlainTarget::Object(Box::new(store), name.to_owned()))
+    }
+
     /// A plain snapshot file, or a folder of such files, on this machine or by a URL. On this machine the store of the
     /// context is a placeholder that is never read.
     pub(super) fn backup_file(&self, file: &Path, cancel: &Cancel) -> Result<BackupLocation> {
@@ -236,23 +285,24 @@ impl AccessArgs {
             if let Some(path) = store::open::local_folder(text) {
                 return self.backup_file(&path, cancel);
             }
-            let text = text.trim_end_matches('/');
-            let (above, name) = match text.rsplit_once('/') {
-                Some((above, name)) if !above.ends_with('/') => (above, name),
-                // A bucket.
-                _ => (text, ""),
-            };
+            let (above, name) = folder_and_name(text);
             let ctx = self.context(above, cancel)?;
             return Ok(BackupLocation::File(
                 ctx,
                 PlainPlace::Store(name.to_owned()),
             ));
         }
-        let placeholder = self.temp_dir()?.display().to_string();
-        let ctx = self.context_with(1, cancel, |_, handle| {
-            store::open(&placeholder, &[], handle)
-        })?;
+        let ctx = self.context_without_store(cancel)?;
         Ok(BackupLocation::File(ctx, PlainPlace::Path(file.to_owned())))
+    }
+}
+
+/// Returns the URL of the folder of an object, and the object's name. That of a bucket is empty.
+fn folder_and_name(url: &str) -> (&str, &str) {
+    let url = url.trim_end_matches('/');
+    match url.rsplit_once('/') {
+        Some((above, name)) if !above.ends_with('/') => (above, name),
+        _ => (url, ""),
     }
 }
 

@@ -45,7 +45,10 @@ use std::time::Duration;
 #[derive(Debug, Args)]
 #[command(
     mut_arg("level", |a| a.conflicts_with("endpoints")),
-    mut_arg("snapshot", |a| a.value_name("PATH").help(super::store_access::SNAPSHOTS_HELP)),
+    mut_arg("snapshot", |a| {
+        let a = a.value_name("PATH").help(super::store_access::SNAPSHOTS_HELP);
+        a.conflicts_with("endpoints")
+    }),
     after_long_help = "\
 Examples:
   Check that the newest state can be restored, by reading every byte of it:
@@ -116,12 +119,15 @@ impl VerifyArgs {
                 BackupLocation::File(ctx, place) => {
                     self.verify_files(ctx, || PlainFiles::find(ctx, place), metrics, output)
                 }
-                _ if self.live.is_given() => {
-                    self.compare(backup.context()?, cancel, metrics, output)
-                }
                 _ => {
                     let ctx = backup.context()?;
-                    match BackupLocation::layout(ctx, self.verify(ctx, metrics, output))? {
+                    let of_chains = || {
+                        if self.live.is_given() {
+                            return self.compare(ctx, cancel, metrics, output);
+                        }
+                        self.verify(ctx, metrics, output)
+                    };
+                    match BackupLocation::layout(ctx, of_chains)? {
                         Layout::Chain(ended) => Ok(ended),
                         Layout::Plain(found) => {
                             self.verify_files(ctx, || Ok(found), metrics, output)
@@ -141,9 +147,7 @@ impl VerifyArgs {
         output: Output,
     ) -> Ended {
         let needs_store = [
-            ("--endpoints", self.live.is_given()),
             ("--etcd-binary", self.etcd_binary.is_some()),
-            ("--timeline", self.timeline.is_some()),
             ("--revision", self.revision.is_some()),
         ];
         if let Some((flag, _)) = needs_store.iter().find(|f| f.1) {
@@ -155,7 +159,16 @@ impl VerifyArgs {
             level: self.depth.level.unwrap_or_default(),
             all: self.all_chains,
         };
-        let report = plain::run(ctx, &find()?, options)?;
+        let mut found = find()?;
+        if self.timeline.is_some() {
+            found = found.of_one_history(ctx, self.timeline.as_deref())?;
+        }
+        let mut report = plain::run(ctx, &found, options)?;
+        if self.live.is_given() {
+            // The variable may be set for other commands.
+            let warning = "plain snapshots are not compared with the live etcd of --endpoints";
+            report.warnings.push(warning.to_owned());
+        }
         metrics.verified(&report.metrics());
         print_report(output, report, files_to_text)
     }
@@ -313,7 +326,10 @@ fn files_to_text(o: &Report<plain::Outcome>) -> String {
         store::Level::Checksums | store::Level::Fold => "every byte",
     };
     let (read, all) = (o.files.len(), o.snapshots);
-    text.line(format_args!("{status}: {read} of {all} files, {how}"));
+    text.line(format_args!(
+        "{status}: {read} of {}, {how}",
+        count(all, "file")
+    ));
     add_findings(&o.findings, &mut text);
     let mut lines = Vec::new();
     for f in o.files.iter().filter(|f| f.verified) {

@@ -10,6 +10,7 @@ use crate::base::temp::{self, TempFile};
 use crate::base::{lock, unpoisoned};
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::{KeyValue, Revision};
+use crate::objects::key::EtcdPrefixes;
 use crate::objects::resource::{KeyNames, Resource};
 use crate::ops::read::versions::{Collect, Coverage, FoundVersion};
 use crate::prefix::Context;
@@ -235,7 +236,7 @@ impl Builder {
     ///
     /// # Errors
     /// `Io`, `NoSpace`.
-    pub(super) fn finish(self, coverage: Coverage, prefix: &str) -> Result<Index> {
+    pub(super) fn finish(self, coverage: Coverage, prefixes: &EtcdPrefixes) -> Result<Index> {
         let mut found = unpoisoned(self.0.into_inner());
         found.flush()?;
         let absences = Absences::of(&mut found);
@@ -300,19 +301,19 @@ impl Builder {
             });
         }
         drop(entries);
-        index.name_objects(prefix)?;
+        index.name_objects(prefixes)?;
         Ok(index)
     }
 }
 
 impl Index {
     /// Finds out which keys are objects of Kubernetes.
-    fn name_objects(&mut self, prefix: &str) -> Result<()> {
+    fn name_objects(&mut self, prefixes: &EtcdPrefixes) -> Result<()> {
         let mut keys = std::mem::take(&mut self.keys);
         let mut custom = Vec::new();
         for key in keys
             .iter()
-            .filter(|key| kinds::is_definition(&key.bytes, prefix))
+            .filter(|key| kinds::is_definition(&key.bytes, prefixes))
         {
             // A definition that was deleted still names the objects before its deletion.
             let newest = self.versions(key).iter().rfind(|v| !v.is_deletion());
@@ -321,7 +322,7 @@ impl Index {
                 custom.extend(kinds::defined(KeyValue::decode(&record)?.value));
             }
         }
-        let names = KeyNames::new(Resource::built_in().chain(custom), prefix);
+        let names = KeyNames::new(Resource::built_in().chain(custom), prefixes);
         for key in &mut keys {
             if let Some(named) = self.kinds.name(&names, &key.bytes) {
                 (key.kind, key.namespace, key.name) =

@@ -4,6 +4,7 @@
 //! an API server's. Called by `index`.
 
 use crate::objects::Object;
+use crate::objects::key::EtcdPrefixes;
 use crate::objects::key::ObjectKey;
 use crate::objects::resource::{DEFINITIONS, KeyNames, Resource};
 use schemars::JsonSchema;
@@ -41,9 +42,10 @@ pub(super) struct NamedKey {
     pub(super) name: Range<u32>,
 }
 
-/// Whether a key is a CustomResourceDefinition. `prefix` is that of the API server.
-pub(super) fn is_definition(key: &[u8], prefix: &str) -> bool {
-    let rest = key.strip_prefix(prefix.as_bytes());
+/// Whether a key is a CustomResourceDefinition.
+pub(super) fn is_definition(key: &[u8], prefixes: &EtcdPrefixes) -> bool {
+    let prefix = prefixes.of_key(key);
+    let rest = prefix.and_then(|prefix| key.strip_prefix(prefix.as_bytes()));
     let rest = rest.and_then(|rest| rest.strip_prefix(b"/"));
     let rest = rest.and_then(|rest| rest.strip_prefix(DEFINITIONS.as_bytes()));
     rest.is_some_and(|rest| rest.starts_with(b"/"))

@@ -20,6 +20,7 @@ mod views;
 use crate::base::Cancel;
 use crate::error::{Error, Reason, Result};
 use crate::objects::EncryptionKeys;
+use crate::objects::key::EtcdPrefixes;
 use crate::ops::read::versions;
 use crate::prefix::damage::up_to_damage;
 use crate::prefix::open::BackupLocation;
@@ -48,7 +49,7 @@ pub struct Options {
     /// The ID of the timeline; `None` for the newest.
     pub timeline: Option<String>,
     /// What the API server's keys begin with, without a slash at the end.
-    pub prefix: String,
+    pub prefixes: EtcdPrefixes,
     /// The file with the token that opens the page; `None` for a random one.
     pub token_file: Option<PathBuf>,
 }
@@ -121,6 +122,6 @@ fn read(backup: &BackupLocation, options: &Options) -> Result<Index> {
     up_to_damage([ctx], || {
         let builder = Builder::new(ctx)?;
         let coverage = versions::read(backup, options.timeline.as_deref(), &builder)?;
-        builder.finish(coverage, &options.prefix)
+        builder.finish(coverage, &options.prefixes)
     })
 }

@@ -6,7 +6,7 @@ use crate::backup::retention::Periods;
 use crate::error::{Reason, Result};
 use crate::ops::gc::{self, PolicyName, Rules};
 use crate::ops::{list, status};
-use crate::prefix::open::BackupLocation;
+use crate::prefix::open::{BackupLocation, Layout};
 use chrono::TimeDelta;
 use clap::ValueEnum;
 use serde::Serialize;
@@ -16,9 +16,16 @@ use std::time::Duration;
 #[derive(Debug, Serialize)]
 pub(super) struct Overview {
     /// As `deltafold list --output json`.
-    listed: list::Outcome,
+    listed: Listed,
     /// As `deltafold status --output json`.
     status: status::Outcome,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+enum Listed {
+    Chain(list::Outcome),
+    Plain(list::plain::Outcome),
 }
 
 /// Returns what `list` and `status` tell.
@@ -33,7 +40,10 @@ pub(super) fn overview(backup: &BackupLocation) -> Result<Overview> {
     };
     let limits = status::Options::default();
     Ok(Overview {
-        listed: list::run(ctx, options)?.outcome,
+        listed: match BackupLocation::layout(ctx, || list::run(ctx, options))? {
+            Layout::Chain(report) => Listed::Chain(report.outcome),
+            Layout::Plain(found) => Listed::Plain(list::plain::list(ctx, &found, false)?.outcome),
+        },
         status: status::run(ctx, &limits)?.outcome,
     })
 }
@@ -60,5 +70,10 @@ pub(super) fn removals(backup: &BackupLocation, policy: &str) -> Result<gc::Outc
         timeout: Duration::from_secs(60),
         look_again: gc::Options::LOOK_AGAIN,
     };
-    Ok(gc::run(backup.context()?, &options)?.outcome)
+    let ctx = backup.context()?;
+    let report = match BackupLocation::layout(ctx, || gc::run(ctx, &options))? {
+        Layout::Chain(report) => report,
+        Layout::Plain(_) => gc::plain::run(ctx, &options)?,
+    };
+    Ok(report.outcome)
 }

@@ -7,6 +7,7 @@
 use crate::backup::SnapshotName;
 use crate::backup::catalog::V2;
 use crate::backup::codec::{self, Encoder, Encoding};
+use crate::base::Cancel;
 use crate::base::read_all::for_each_piece;
 use crate::base::temp::TempFile;
 use crate::error::{Error, Reason, Result};
@@ -14,7 +15,8 @@ use crate::prefix::Context;
 use crate::store::{EncryptingWriter, Published, Unnamed, Upload};
 use crate::telemetry::progress::Step;
 use sha2::{Digest, Sha256};
-use std::io::{self, BufWriter, IntoInnerError, Write};
+use std::fs::File;
+use std::io::{self, BufWriter, IntoInnerError, Seek, Write};
 
 /// The number of names that are tried: if a name is taken, that of one second later is next.
 pub(crate) const NAMES_TRIED: i64 = 60;
@@ -230,6 +232,35 @@ impl PackedSnapshot {
     /// Returns the size in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.file.len()
+    }
+
+    /// Writes the snapshot to a file, and checks that it reads back as it was written.
+    ///
+    /// # Errors
+    /// Errors of the file, as `failed` converts them; `Io` if it reads back differently, `Terminated`.
+    pub(crate) fn write_to(
+        &self,
+        mut file: &File,
+        cancel: &Cancel,
+        failed: impl Fn(io::Error) -> Error + Copy,
+    ) -> Result<()> {
+        let mut written = Sha256::new();
+        for_each_piece(self.file.reader(), cancel, failed, |piece| {
+            written.update(piece);
+            file.write_all(piece).map_err(failed)
+        })?;
+        file.rewind().map_err(failed)?;
+        let mut read = Sha256::new();
+        for_each_piece(file, cancel, failed, |piece| {
+            read.update(piece);
+            Ok(())
+        })?;
+        if read.finalize() != written.finalize() {
+            return Err(Reason::Io.error(
+                "the snapshot reads back differently from what was written: check the disk",
+            ));
+        }
+        Ok(())
     }
 
     /// Writes the snapshot to the store under the first free one of `tried` names, which have the times from that of

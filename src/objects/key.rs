@@ -10,9 +10,43 @@ use crate::base::protobuf::{Value, take_field};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
+use std::fmt;
 
 /// The key prefixes of API servers: the default, and the two of OpenShift.
 const PREFIXES: [&str; 3] = ["/registry/", "/kubernetes.io/", "/openshift.io/"];
+
+/// What the keys of the API servers of a cluster begin with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EtcdPrefixes(Vec<String>);
+
+impl EtcdPrefixes {
+    /// The prefix that a user gave, which is the `--etcd-prefix` of an API server; otherwise all that are known.
+    pub fn new(given: Option<&str>) -> Self {
+        let all = given.map_or(PREFIXES.to_vec(), |given| vec![given]);
+        let all = all.into_iter().map(|p| p.trim_end_matches('/').to_owned());
+        EtcdPrefixes(all.collect())
+    }
+
+    /// Returns the prefixes, without slashes at their ends.
+    pub fn iter(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().map(String::as_str)
+    }
+
+    /// Returns the prefix of a key, if it has one of these.
+    pub fn of_key(&self, key: &[u8]) -> Option<&str> {
+        let begins = |p: &&str| {
+            let rest = key.strip_prefix(p.as_bytes());
+            rest.is_some_and(|rest| rest.first() == Some(&b'/'))
+        };
+        self.iter().find(begins)
+    }
+}
+
+impl fmt::Display for EtcdPrefixes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.join(", "))
+    }
+}
 
 /// An object of an API server. The fields are a contract: `deltafold schema get`.
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize)]

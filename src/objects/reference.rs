@@ -1,7 +1,9 @@
 //! Objects by name: `KIND/NAMESPACE/NAME`.
 
+use super::key::EtcdPrefixes;
 use super::resource::{Resource, called};
 use crate::error::{Error, Reason};
+use crate::mvcc::KeyRange;
 
 /// What a user calls an object, or all objects of a kind: `KIND[.GROUP][/NAMESPACE][/NAME]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -60,11 +62,15 @@ impl Reference {
         }
     }
 
-    /// Returns the key of the object. `prefix` is that of the API server.
+    /// Returns the keys that the object may have.
     ///
     /// # Errors
     /// Fails with `Usage` if the kind has a namespace and none is named, or the other way round.
-    pub fn key(&self, resource: &Resource, prefix: &str) -> Result<String, Error> {
+    pub fn keys(
+        &self,
+        resource: &Resource,
+        prefixes: &EtcdPrefixes,
+    ) -> Result<Vec<Vec<u8>>, Error> {
         let name = self.name.as_deref().unwrap_or_default();
         if resource.is_namespaced && self.namespace.is_none() {
             let (plural, kind) = (&resource.plural, &self.kind);
@@ -72,32 +78,38 @@ impl Reference {
                 "{plural} have a namespace: give {kind}/NAMESPACE/{name}, or -n NAMESPACE"
             )));
         }
-        Ok(self.prefix(resource, prefix)? + name)
+        let namespace = self.namespace_of(resource)?;
+        let key = |prefix| (resource.prefix(prefix, namespace) + name).into_bytes();
+        Ok(prefixes.iter().map(key).collect())
     }
 
-    /// Returns what the keys of all objects of the kind begin with, or of those in the namespace. `all` means all
-    /// namespaces.
+    /// Returns the keys of all objects of the kind, or of those in the namespace. `all` means all namespaces.
     ///
     /// # Errors
     /// Fails with `Usage` if the kind has a namespace and none is named, or the other way round.
-    pub fn range(&self, resource: &Resource, prefix: &str, all: bool) -> Result<String, Error> {
+    pub fn range(
+        &self,
+        resource: &Resource,
+        prefixes: &EtcdPrefixes,
+        all: bool,
+    ) -> Result<KeyRange, Error> {
         if resource.is_namespaced && self.namespace.is_none() && !all {
             return Err(Reason::Usage.error(format!(
                 "{} have a namespace: give -n NAMESPACE, or --all for those of all namespaces",
                 resource.plural
             )));
         }
-        self.prefix(resource, prefix)
+        Ok(resource.range(prefixes, self.namespace_of(resource)?))
     }
 
-    fn prefix(&self, resource: &Resource, prefix: &str) -> Result<String, Error> {
+    fn namespace_of(&self, resource: &Resource) -> Result<Option<&str>, Error> {
         if !resource.is_namespaced && self.namespace.is_some() {
             return Err(Reason::Usage.error(format!(
                 "{} have no namespace: leave it out",
                 resource.plural
             )));
         }
-        Ok(resource.prefix(prefix, self.namespace.as_deref()))
+        Ok(self.namespace.as_deref())
     }
 }
 
@@ -130,8 +142,10 @@ mod tests {
             Ok(None) => return "unknown".to_owned(),
             Err(e) => return e.to_string(),
         };
-        let key = reference.key(resource, "/registry");
-        key.unwrap_or_else(|e| e.to_string())
+        match reference.keys(resource, &EtcdPrefixes::new(None)) {
+            Ok(keys) => String::from_utf8(keys[0].clone()).unwrap(),
+            Err(e) => e.to_string(),
+        }
     }
 
     #[test]

@@ -7,6 +7,8 @@
 //! (places in etcd).
 
 use super::Object;
+use super::key::EtcdPrefixes;
+use crate::mvcc::KeyRange;
 use serde_json::{Map, Value};
 use std::borrow::Cow;
 use std::fmt;
@@ -269,6 +271,12 @@ impl Resource {
         }
     }
 
+    /// Returns the keys of all objects, or of those in a namespace.
+    pub fn range(&self, prefixes: &EtcdPrefixes, namespace: Option<&str>) -> KeyRange {
+        let below = |prefix| self.prefix(prefix, namespace).into_bytes();
+        KeyRange::prefixes(prefixes.iter().map(below))
+    }
+
     /// Returns what the keys of all objects begin with, or of those in a namespace. `prefix` is that of the API server,
     /// such as `/registry`.
     pub fn prefix(&self, prefix: &str, namespace: Option<&str>) -> String {
@@ -285,10 +293,14 @@ impl Resource {
 pub struct KeyNames(Vec<(String, Resource)>);
 
 impl KeyNames {
-    /// Names the objects of these kinds. `prefix` is that of the API server.
-    pub fn new(resources: impl IntoIterator<Item = Resource>, prefix: &str) -> Self {
-        let named = resources.into_iter().map(|r| (r.prefix(prefix, None), r));
-        KeyNames(named.collect())
+    /// Names the objects of these kinds.
+    pub fn new(resources: impl IntoIterator<Item = Resource>, prefixes: &EtcdPrefixes) -> Self {
+        let mut named = Vec::new();
+        for resource in resources {
+            let below = |prefix| (resource.prefix(prefix, None), resource.clone());
+            named.extend(prefixes.iter().map(below));
+        }
+        KeyNames(named)
     }
 
     /// Returns the object of a key; `None` if the key is not one of these kinds.

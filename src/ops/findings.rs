@@ -148,7 +148,7 @@ impl Finding {
     /// Sets the remedy of a finding about plain snapshot files.
     pub(super) fn with_remedy_of_files(self, path: &str) -> Self {
         let remedy = self.failure.map(|reason| match reason {
-            Reason::NoSnapshots | Reason::Stale => "etcdctl snapshot save FILE".to_owned(),
+            Reason::NoSnapshots | Reason::Stale => "deltafold snapshot save FILE".to_owned(),
             _ => shell::command(["deltafold", "verify", "--all-chains", "--snapshot", path]),
         });
         Finding { remedy, ..self }

@@ -13,6 +13,7 @@ pub mod list;
 pub mod live_follower;
 pub mod maintain;
 pub mod options;
+pub mod plain_target;
 pub mod read;
 pub mod report;
 pub mod restore;

@@ -16,8 +16,18 @@ use crate::bolt::Database;
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::Base;
 use crate::store::{Keys, Store};
+use clap::ValueEnum;
 use std::io::{self, Read, Write};
 use std::path::PathBuf;
+
+/// How the snapshots of a prefix are laid out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum PrefixLayout {
+    /// Fulls and deltas in v2/ or v1/
+    Chain,
+    /// Plain snapshot files, as k3s, kOps or etcdctl write them
+    Plain,
+}
 
 /// What every operation needs.
 #[derive(Clone)]
@@ -37,6 +47,8 @@ pub struct Context {
     pub limits: Limits,
     /// The snapshots that an operation has found damaged.
     pub damage: Damage,
+    /// The layout of the prefix; `None`: what is found there tells.
+    pub layout: Option<PrefixLayout>,
 }
 
 impl Context {
@@ -130,6 +142,19 @@ impl Context {
     /// `Terminated`.
     pub(crate) fn plain_unchecked(&self, place: &PlainPlace) -> Result<PlainSnapshot> {
         plain_snapshot::open_unchecked(self, place)
+    }
+
+    /// Opens a plain snapshot as [`plain`](Self::plain) does, from the stream of its bytes.
+    ///
+    /// # Errors
+    /// As [`plain_unchecked`](Self::plain_unchecked).
+    pub(crate) fn plain_stream(
+        &self,
+        name: &str,
+        bytes: u64,
+        stream: impl Read + Send,
+    ) -> Result<PlainSnapshot> {
+        plain_snapshot::open_stream(self, name, bytes, stream)
     }
 
     /// Makes a temporary file a database file that this operation can cancel.

@@ -30,7 +30,7 @@ pub mod side_objects;
 pub(crate) mod tags;
 pub mod timeline_records;
 
-pub use context::Context;
+pub use context::{Context, PrefixLayout};
 
 use crate::base::printable;
 

@@ -4,8 +4,10 @@
 //! and named. In a store, names tell what is a snapshot; of files the first bytes are read, too.
 
 use crate::backup::SnapshotName;
-use crate::base::Cancel;
+use crate::backup::survey::{FingerprintFiles, Survey};
 use crate::base::time::rfc3339;
+use crate::base::{Cancel, ReadAt, shorten};
+use crate::bolt::Database;
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::Revision;
 use crate::prefix::Context;
@@ -16,7 +18,7 @@ use crate::store::{ObjectInfo, Store};
 use chrono::{DateTime, NaiveDate, NaiveDateTime, TimeDelta, Utc};
 use schemars::JsonSchema;
 use serde::Serialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 
 /// The most files and folders that are looked at.
@@ -25,12 +27,25 @@ const MOST_ENTRIES: usize = 10_000;
 const MOST_ZONE: TimeDelta = TimeDelta::hours(15);
 /// The most snapshots that are opened in search of a revision.
 const MOST_READS: usize = 12;
+/// The most nodes of one prefix. If there are more, that part of the names tells no nodes.
+const MOST_NODES: usize = 16;
+/// What k3s and RKE2 put before the name of the node.
+const BEFORE_NODE: [&str; 2] = ["etcd-snapshot-", "on-demand-"];
 /// Why most files are ignored.
 const NO_SNAPSHOTS: &str = "these are no snapshots";
 /// Suffixes of files that are still being written.
 const UNFINISHED: [&str; 3] = [".part", ".tmp", ".partial"];
-/// Endings of names that `etcdctl snapshot save` files usually have.
-const DB_SUFFIXES: [&str; 5] = [".db", ".db.gz", ".db.zst", ".db.zip", ".db.age"];
+/// Endings of names that files of `etcdctl snapshot save` and `talosctl etcd snapshot` usually have.
+const DB_SUFFIXES: [&str; 6] = [
+    ".db",
+    ".db.gz",
+    ".db.zst",
+    ".db.zip",
+    ".db.age",
+    ".snapshot",
+];
+/// Endings of the names of Talos' backup job. etcd's own .snap files have no time in their names.
+const TALOS_SUFFIXES: [&str; 4] = [".snap", ".snap.zst", ".snap.age", ".snap.zst.age"];
 
 /// Where the time of a snapshot is from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
@@ -83,18 +98,27 @@ pub struct PlainFile {
     pub created: DateTime<Utc>,
     /// Where `created` is from.
     pub time_source: TimeSource,
+    /// The node that took the snapshot, or what else the name has before its time: the files of several nodes may be
+    /// those of several clusters.
+    pub node: Option<String>,
 }
 
 impl PlainFile {
     fn new(place: PlainPlace, name: &str, bytes: u64, modified: DateTime<Utc>) -> Self {
         let (created, time_source) = time_of(name, modified);
         PlainFile {
+            node: node_of(name),
             place,
             name: name.to_owned(),
             bytes,
             created,
             time_source,
         }
+    }
+
+    /// Whether the name tells a time, even one in an unknown zone. Other files were taken by hand.
+    pub(crate) fn has_time_in_name(&self) -> bool {
+        time_in(&self.name).is_some()
     }
 }
 
@@ -107,6 +131,8 @@ pub struct PlainFiles {
     pub files: Vec<PlainFile>,
     /// The files that are ignored, by the reason.
     ignored: BTreeMap<&'static str, Vec<String>>,
+    /// What a store has besides, in hidden folders, too: path and bytes.
+    others: Vec<(String, u64)>,
 }
 
 impl PlainFiles {
@@ -128,6 +154,7 @@ impl PlainFiles {
             place,
             files: Vec::new(),
             ignored: BTreeMap::new(),
+            others: Vec::new(),
         }
     }
 
@@ -145,13 +172,18 @@ impl PlainFiles {
             let below = below.trim_start_matches('/');
             let file_name = below.rsplit('/').next().unwrap_or_default();
             let folder = below.rsplit_once('/').map(|(folder, _)| folder);
-            if is_hidden(below) || folder.is_some_and(|f| !is_of_one_snapshot(f)) {
+            let is_snapshot = if is_hidden(below) {
+                false
+            } else if folder.is_some_and(|f| !is_of_one_snapshot(f)) {
                 continue;
-            }
-            if object.is_odd {
+            } else if object.is_odd {
                 found.ignore(NO_SNAPSHOTS, below.to_owned());
+                continue;
             } else {
-                found.add(plain_object(object, below), file_name, || false);
+                found.add(plain_object(object, below), file_name, || false)
+            };
+            if !is_snapshot {
+                found.others.push((below.to_owned(), object.bytes));
             }
         }
         if found.files.is_empty() {
@@ -202,6 +234,109 @@ impl PlainFiles {
     fn sort(&mut self) {
         self.files
             .sort_by(|a, b| (a.created, &a.name).cmp(&(b.created, &b.name)));
+        if self.nodes().len() > MOST_NODES {
+            self.files.iter_mut().for_each(|f| f.node = None);
+        }
+    }
+
+    /// Returns the nodes that took the snapshots.
+    pub(crate) fn nodes(&self) -> BTreeSet<String> {
+        self.files.iter().filter_map(|f| f.node.clone()).collect()
+    }
+
+    /// Leaves only the snapshots of one history: those of the node `timeline`, or else all, if the newest ones of all
+    /// nodes agree.
+    ///
+    /// # Errors
+    /// `NoSuchTimeline`; `InterleavedTimelines` if the contents do not agree; errors of opening.
+    pub(crate) fn of_one_history(
+        mut self,
+        ctx: &Context,
+        timeline: Option<&str>,
+    ) -> Result<PlainFiles> {
+        let nodes = self.nodes();
+        let place = self.place.name(ctx);
+        let names = || shorten::line(&nodes.iter().collect::<Vec<_>>(), ", ", shorten::IN_LIST);
+        match timeline {
+            Some(node) if nodes.contains(node) => {
+                self.files.retain(|f| f.node.as_deref() == Some(node));
+            }
+            Some(other) if !nodes.is_empty() => {
+                return Err(Reason::NoSuchTimeline.error(format!(
+                    "{place} has no snapshots of a node {other}: choose one of {}",
+                    names()
+                )));
+            }
+            Some(_) => {
+                return Err(Reason::Usage.error(format!(
+                    "the plain snapshots of {place} do not tell nodes by their names: leave out --timeline"
+                )));
+            }
+            None if nodes.len() > 1 => {
+                let other = self.node_of_other_history(ctx, &nodes)?;
+                if let Some((node, newest)) = other {
+                    return Err(Reason::InterleavedTimelines.error(format!(
+                        "{place} has snapshots of several nodes, and those of {node} do not hold the history of {newest}: choose a node with --timeline, one of {}",
+                        names()
+                    )));
+                }
+            }
+            None => {}
+        }
+        Ok(self)
+    }
+
+    /// Compares the newest snapshot of each node with the newest one of all. Returns the first node whose content does
+    /// not agree, and the name of the newest.
+    fn node_of_other_history(
+        &self,
+        ctx: &Context,
+        nodes: &BTreeSet<String>,
+    ) -> Result<Option<(String, String)>> {
+        let mut histories = Histories::new(ctx)?;
+        let mut left = nodes.clone();
+        let mut newest: Option<&PlainFile> = None;
+        for file in self.files.iter().rev() {
+            let Some(node) = file.node.as_ref().filter(|node| left.contains(*node)) else {
+                continue;
+            };
+            match ctx.plain(&file.place) {
+                Ok(plain) => {
+                    let agrees = histories.follows(&plain.db).map_err(|e| e.at(&file.name))?;
+                    match newest {
+                        Some(newest) if !agrees => {
+                            return Ok(Some((node.clone(), newest.name.clone())));
+                        }
+                        Some(_) => {}
+                        None => newest = Some(file),
+                    }
+                    left.remove(node);
+                }
+                // An older one of this node may be intact.
+                Err(e) if is_fault_of_file(&e) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(None)
+    }
+
+    /// Returns what other tools wrote beside each snapshot of a store, by its name: paths and bytes.
+    pub(crate) fn companions(&self) -> HashMap<&str, Vec<&(String, u64)>> {
+        let mut by_snapshot: HashMap<String, Vec<&(String, u64)>> = HashMap::new();
+        for other in &self.others {
+            if let Some(snapshot) = companion_of(&other.0) {
+                by_snapshot.entry(snapshot).or_default().push(other);
+            }
+        }
+        let mut companions: HashMap<&str, Vec<&(String, u64)>> = HashMap::new();
+        for file in &self.files {
+            let folder = file.name.rsplit_once('/').map(|(folder, _)| folder);
+            for key in folder.into_iter().chain([file.name.as_str()]) {
+                let found = by_snapshot.get(key).into_iter().flatten();
+                companions.entry(&file.name).or_default().extend(found);
+            }
+        }
+        companions
     }
 
     /// Chooses the snapshot of a request: the newest, the newest one that is not later than a time, or the oldest one
@@ -336,15 +471,23 @@ impl PlainFiles {
         Ok(folders)
     }
 
-    /// Adds a file if it is a snapshot by its name, or else by its content; otherwise it is ignored.
-    fn add(&mut self, file: PlainFile, file_name: &str, looks_like_one: impl FnOnce() -> bool) {
+    /// Adds a file if it is a snapshot by its name, or else by its content; otherwise it is ignored. Returns whether it is
+    /// one.
+    fn add(
+        &mut self,
+        file: PlainFile,
+        file_name: &str,
+        looks_like_one: impl FnOnce() -> bool,
+    ) -> bool {
         if UNFINISHED.iter().any(|s| file_name.ends_with(s)) {
             self.ignore("by their names, these are still being written", file.name);
         } else if has_name_of_snapshot(file_name) || looks_like_one() {
             self.files.push(file);
+            return true;
         } else {
             self.ignore(NO_SNAPSHOTS, file.name);
         }
+        false
     }
 
     /// Whether there are snapshots with names of chains: then the place is the folder v2/.
@@ -390,40 +533,122 @@ pub(crate) fn is_of_one_snapshot(folder: &str) -> bool {
         && (time_in(folder).is_some() || folder.as_bytes().windows(7).any(is_date))
 }
 
+/// Returns the node in a name: what is before the time, without what k3s puts there.
+fn node_of(name: &str) -> Option<String> {
+    let file_name = name.rsplit('/').next().unwrap_or(name);
+    let (_, _, at) = time_in(file_name)?;
+    let mut node = &file_name[..at];
+    for before in BEFORE_NODE {
+        node = node.strip_prefix(before).unwrap_or(node);
+    }
+    let node = node.trim_matches(['-', '_', '.']);
+    let is_chain = file_name.parse::<SnapshotName>().is_ok();
+    (!node.is_empty() && !is_chain).then(|| node.to_owned())
+}
+
+/// Returns the snapshot to which another file belongs, by its path: the name of the snapshot, or of its folder.
+/// k3s writes `.metadata/NAME`, kOps files in the folder of the snapshot, and OpenShift an archive of the same time.
+fn companion_of(path: &str) -> Option<String> {
+    if let Some(name) = path.strip_prefix(".metadata/") {
+        return Some(name.to_owned());
+    }
+    if let Some((folder, _)) = path.rsplit_once('/') {
+        return is_of_one_snapshot(folder).then(|| folder.to_owned());
+    }
+    let time = path.strip_prefix("static_kuberesources_")?;
+    let time = time.strip_suffix(".tar.gz")?;
+    Some(format!("snapshot_{time}.db"))
+}
+
+/// Compares the histories of snapshots, one after the other.
+pub(crate) struct Histories {
+    fingerprints: FingerprintFiles,
+    last: Option<Survey>,
+}
+
+impl Histories {
+    /// # Errors
+    /// `Io`, `NoSpace`, `PermissionDenied`.
+    pub(crate) fn new(ctx: &Context) -> Result<Self> {
+        Ok(Histories {
+            fingerprints: FingerprintFiles::new(vec![ctx.temp_file()?]),
+            last: None,
+        })
+    }
+
+    /// Returns whether a snapshot has the same history as the one before: both hold a change at the same revision, and
+    /// nothing that disagrees.
+    ///
+    /// # Errors
+    /// `CorruptSnapshot`, `Io`, `NoSpace`.
+    pub(crate) fn follows<R: ReadAt>(&mut self, db: &Database<R>) -> Result<bool> {
+        let surveyor = self.fingerprints.surveyors().next();
+        let mut surveyor = surveyor.ok_or_else(|| Error::internal("there is no surveyor"))?;
+        let survey = surveyor.full(db)?;
+        let last = self.last.replace(survey);
+        let (Some(last), Some(survey)) = (last, &self.last) else {
+            return Ok(true);
+        };
+        let compared = self.fingerprints.compare(&last, survey)?;
+        Ok(compared.conflict.is_none() && compared.agreed.is_some())
+    }
+}
+
 /// Whether a file is in a hidden folder: k3s has files of the same names in `.metadata`.
-fn is_hidden(path: &str) -> bool {
+pub(crate) fn is_hidden(path: &str) -> bool {
     path.split('/').any(|part| part.starts_with('.'))
+}
+
+/// Returns whether a path below a prefix is that of a plain snapshot, by its name.
+pub(crate) fn tells_plain_layout(path: &str) -> bool {
+    match path.split_once('/') {
+        None => has_name_of_snapshot(path) && path.parse::<SnapshotName>().is_err(),
+        Some((folder, name)) => is_of_one_snapshot(folder) && has_name_of_snapshot(name),
+    }
 }
 
 /// Returns whether a file is a snapshot by its name, even if its bytes are damaged.
 pub(crate) fn has_name_of_snapshot(name: &str) -> bool {
+    if let Ok(of_chain) = name.parse::<SnapshotName>() {
+        return of_chain.is_full();
+    }
     name.starts_with("etcd-snapshot-")
         || name.ends_with("etcd.backup")
         || name.ends_with("etcd.backup.gz")
         || DB_SUFFIXES.iter().any(|s| name.ends_with(s))
-        || name.parse::<SnapshotName>().is_ok_and(|n| n.is_full())
+        || is_of_k3s_or_talos(name)
+}
+
+/// Whether a name has a time where `k3s etcd-snapshot save --name` puts it, or Talos' backup job.
+fn is_of_k3s_or_talos(name: &str) -> bool {
+    let stem = name.strip_suffix(".zip").unwrap_or(name);
+    time_in(name).is_some_and(|(_, has_zone, at)| {
+        let is_last = has_zone && stem.len() == at + 10 && stem[..at].ends_with('-');
+        is_last || TALOS_SUFFIXES.iter().any(|s| name.ends_with(s))
+    })
 }
 
 /// Returns when a snapshot was taken: by its path below the folder, or else by the time of the file.
 fn time_of(name: &str, modified: DateTime<Utc>) -> (DateTime<Utc>, TimeSource) {
     match time_in(name) {
-        Some((time, has_zone)) if has_zone || (time - modified).abs() > MOST_ZONE => {
+        Some((time, has_zone, _)) if has_zone || (time - modified).abs() > MOST_ZONE => {
             (time, TimeSource::Name)
         }
         _ => (modified, TimeSource::File),
     }
 }
 
-/// Returns the last time in a path, in UTC, and whether it is one in every zone: Unix seconds, or with a `Z`.
-fn time_in(name: &str) -> Option<(DateTime<Utc>, bool)> {
+/// Returns the last time in a path, in UTC, whether it is one in every zone (Unix seconds, or with a `Z`), and where it
+/// begins.
+fn time_in(name: &str) -> Option<(DateTime<Utc>, bool, usize)> {
     // A run of digits and the characters within dates: `2026-11-20T14:00:05Z-000001`.
     let mut found = None;
     let bytes = name.as_bytes();
     let mut at = 0;
     while at < bytes.len() {
         let is_start = bytes[at].is_ascii_digit() && (at == 0 || !bytes[at - 1].is_ascii_digit());
-        if is_start && let Some(time) = time_at(&bytes[at..]) {
-            found = Some(time);
+        if is_start && let Some((time, has_zone)) = time_at(&bytes[at..]) {
+            found = Some((time, has_zone, at));
             // A time has more digits than begin here.
             at += 10;
         } else {
@@ -523,9 +748,61 @@ mod tests {
             ("20269920140005.db", None),
             ("202611201400051.db", None),
         ] {
-            let found = time_in(name).map(|(t, zone)| (t.to_rfc3339(), zone));
+            let found = time_in(name).map(|(t, zone, _)| (t.to_rfc3339(), zone));
             let expected = expected.map(|(t, zone)| (t.replace('Z', "+00:00"), zone));
             assert_eq!(found, expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn names_tell_nodes_and_what_is_a_snapshot() {
+        for (name, node) in [
+            ("etcd-snapshot-server-1-1763600405", Some("server-1")),
+            ("on-demand-server-1-1763600405.zip", Some("server-1")),
+            (
+                "pre-upgrade-server-1-1763600405",
+                Some("pre-upgrade-server-1"),
+            ),
+            ("prod-2026-11-20T14:00:05Z.snap.age", Some("prod")),
+            ("2026-11-20T14:00:05Z-000001/etcd.backup.gz", None),
+            ("snapshot.db", None),
+            ("Full-00000000-00000746-1795224681.gz", None),
+        ] {
+            assert_eq!(node_of(name).as_deref(), node, "{name}");
+        }
+        for name in [
+            "pre-upgrade-server-1-1763600405.zip",
+            "prod-2026-11-20T14:00:05Z.snap",
+            "x.db",
+        ] {
+            assert!(has_name_of_snapshot(name), "{name}");
+        }
+        for name in [
+            "0000000000000002-0000000000013882.snap",
+            "Incr-00000001-00000002-1795224681",
+            "app-1763600405.log",
+            "notes",
+        ] {
+            assert!(!has_name_of_snapshot(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn what_is_beside_a_snapshot_belongs_to_it() {
+        for (path, snapshot) in [
+            (".metadata/etcd-snapshot-a-1", Some("etcd-snapshot-a-1")),
+            (
+                "2026-11-20T14:00:05Z-1/_etcd_backup.meta",
+                Some("2026-11-20T14:00:05Z-1"),
+            ),
+            (
+                "static_kuberesources_2026-11-20_140005.tar.gz",
+                Some("snapshot_2026-11-20_140005.db"),
+            ),
+            ("others/notes", None),
+            ("notes", None),
+        ] {
+            assert_eq!(companion_of(path).as_deref(), snapshot, "{path}");
         }
     }
 

@@ -16,9 +16,11 @@ use crate::prefix::Context;
 pub use crate::prefix::contents::Contents;
 pub(crate) use crate::prefix::contents::read_contents;
 use crate::prefix::open::DatabaseFile;
-use crate::prefix::plain_files::{has_name_of_snapshot, is_of_one_snapshot};
+use crate::prefix::plain_files::{
+    has_name_of_snapshot, is_hidden, is_of_one_snapshot, tells_plain_layout,
+};
 use crate::prefix::tags::{self, ReadTags, TagScope};
-use crate::store::{Store, open};
+use crate::store::{ObjectInfo, Store, open};
 use std::collections::BTreeMap;
 
 /// The message if the store does not let this user read tags.
@@ -244,9 +246,13 @@ pub(crate) fn scan_with(
     scope: TagScope,
     check_full: impl Fn(&Database<DatabaseFile>) -> Result<()> + Sync,
 ) -> Result<Scan> {
-    let mut catalog = Catalog::from_listing(list_folders(&ctx.store, &SNAPSHOTS)?);
+    let listed = list_prefix(ctx)?;
+    let mut catalog = Catalog::from_listing(listed.objects);
     if catalog.snapshots.is_empty() {
         return Err(no_snapshots_error(ctx, &catalog));
+    }
+    if let Some(plain) = listed.plain.filter(|_| ctx.layout.is_none()) {
+        return Err(both_layouts_error(ctx, &plain));
     }
     ctx.trust.mark(&mut catalog);
     let mut read_tags = ReadTags::default();
@@ -254,7 +260,10 @@ pub(crate) fn scan_with(
     // Which tags are read does not depend on the notes, so both go on at the same time.
     let (notes, tags) = side_by_side(
         ctx.store.requests().map_or(1, |_| 2),
-        || list_folders(&ctx.store, &NOTES),
+        || match listed.has_notes {
+            true => Ok(Vec::new()),
+            false => list_folders(&ctx.store, &NOTES),
+        },
         || match scope.has_all_of(all.len()) {
             true => read_tags.read(&ctx.store, &mut catalog, all),
             false => Ok(false),
@@ -263,6 +272,59 @@ pub(crate) fn scan_with(
     tags?;
     catalog.add_notes(&notes?);
     sort(ctx, catalog, read_tags, depth, scope, check_full)
+}
+
+/// What a prefix lists.
+struct Listed {
+    objects: Vec<ListedObject>,
+    /// Whether the notes are among the objects.
+    has_notes: bool,
+    /// A plain snapshot beside fulls and deltas.
+    plain: Option<String>,
+}
+
+/// Lists the snapshots of a prefix. One page of all that is in the prefix of an object store tells the most: often it is
+/// complete.
+fn list_prefix(ctx: &Context) -> Result<Listed> {
+    let mut listed = Listed {
+        objects: Vec::new(),
+        has_notes: false,
+        plain: None,
+    };
+    if ctx.store.requests().is_some() {
+        match ctx.store.first_page() {
+            Ok((page, is_all)) => {
+                let is_ours = |path: &str| {
+                    let folder = path.split('/').next();
+                    let mut ours = SNAPSHOTS.iter().chain(&NOTES);
+                    ours.any(|ours| folder == Some(ours))
+                };
+                let plain = page.iter().find(|o| tells_plain_layout(&o.path));
+                listed.plain = plain.map(|o| o.path.clone());
+                if is_all {
+                    listed.has_notes = true;
+                    let ours = page.into_iter().filter(|o| is_ours(&o.path));
+                    let ours =
+                        ours.map(|ObjectInfo { path, bytes, .. }| ListedObject { path, bytes });
+                    listed.objects = ours.collect();
+                    return Ok(listed);
+                }
+            }
+            // A user may be permitted to list these folders alone.
+            Err(e) if e.reason() == Reason::PermissionDenied => {}
+            Err(e) => return Err(e),
+        }
+    }
+    listed.objects = list_folders(&ctx.store, &SNAPSHOTS)?;
+    Ok(listed)
+}
+
+/// Returns the error for a prefix that holds fulls and deltas, and beside them a plain snapshot.
+pub(crate) fn both_layouts_error(ctx: &Context, plain: &str) -> Error {
+    Reason::Usage.error(format!(
+        "{} holds fulls and deltas, and plain snapshots beside them, such as {plain}: choose with --layout chain or --layout plain",
+        ctx.store.url()
+    ))
 }
 
 /// Reads contents as far as names leave doubt, and sorts the snapshots into timelines.
@@ -399,9 +461,9 @@ pub(crate) fn no_snapshots_error(ctx: &Context, catalog: &Catalog) -> Error {
         format!(
             "{url} holds snapshots directly: give the folder above it, which holds {V2}/{above}"
         )
-    } else if has(has_name_of_snapshot) {
+    } else if has_plain_snapshots(&paths) {
         format!(
-            "{url} holds plain snapshot files, and this command needs fulls and deltas: {V2}/ is made by `deltafold snapshot` or `deltafold copy`"
+            "{url} holds plain snapshots, and this command needs a prefix of fulls and deltas: give another one. `deltafold copy --layout chain` makes fulls of plain snapshots there"
         )
     } else {
         let layout = url.trim_end_matches('/').rsplit_once('/');
@@ -417,10 +479,15 @@ pub(crate) fn no_snapshots_error(ctx: &Context, catalog: &Catalog) -> Error {
     Reason::NoSnapshots.error(message)
 }
 
+/// Whether the first paths of a prefix tell that it holds plain snapshots.
+pub(crate) fn has_plain_snapshots(paths: &[String]) -> bool {
+    paths.iter().any(|path| tells_plain_layout(path))
+}
+
 /// Returns the folders of backups above these paths, in words; `None` if there are none.
 fn backups_below(paths: &[String]) -> Option<String> {
     let mut backups = BTreeMap::new();
-    for path in paths {
+    for path in paths.iter().filter(|path| !is_hidden(path)) {
         let chain = [V2, V1].map(|layout| path.split_once(&format!("/{layout}/")));
         if let Some((above, _)) = chain.into_iter().flatten().next() {
             backups.insert(above, "fulls and deltas");

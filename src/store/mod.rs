@@ -57,7 +57,7 @@ use crate::base::Cancel;
 use crate::error::{Error, Reason, Result};
 use chrono::{DateTime, TimeDelta, Utc};
 use exclude::ExcludeTags;
-use futures::{StreamExt, TryStreamExt};
+use futures::{Stream, StreamExt, TryStreamExt};
 use object_store::path::Path;
 use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt};
 use s3::S3;
@@ -95,6 +95,8 @@ pub enum Published {
 }
 
 /// Time limit for a request that cleans up.
+/// The most objects of a listing that one request returns.
+const PAGE: usize = 1000;
 const CLEAN_UP_PATIENCE: Duration = Duration::from_secs(5);
 
 /// One prefix of one object store. Clones share their limits and what they have learnt about the store.
@@ -328,11 +330,20 @@ impl Store {
     }
 
     async fn list_folder(&self, folder: &str) -> Result<Vec<ObjectInfo>> {
+        let listing = self.inner.list(Some(&self.path(folder)));
+        self.collect(listing, folder).await
+    }
+
+    /// Collects what a listing of a folder returns.
+    async fn collect(
+        &self,
+        mut listing: impl Stream<Item = object_store::Result<ObjectMeta>> + Unpin,
+        folder: &str,
+    ) -> Result<Vec<ObjectInfo>> {
         let failed = |e| store_error(format!("list {}", self.url), e);
         let mut objects = Vec::new();
         let mut budget = listing::MAX_LISTING;
         let mut repetition = listing::Repetition::default();
-        let mut listing = self.inner.list(Some(&self.path(folder)));
         while let Some(object) = listing.try_next().await.map_err(failed)? {
             let cost = listing::OBJECT_COST + object.location.as_ref().len();
             budget = budget.saturating_sub(cost);
@@ -373,33 +384,29 @@ impl Store {
             prefix => key.strip_prefix(prefix)?.strip_prefix('/')?,
         };
         let rest = below.strip_prefix(folder)?;
-        rest.starts_with('/').then(|| below.to_owned())
+        let is_in_folder = folder.is_empty() || rest.starts_with('/');
+        is_in_folder.then(|| below.to_owned())
     }
 
-    /// Returns the names of the objects directly at the prefix, among the first thousand below it: for hints in
-    /// messages.
+    /// Returns the first objects below the prefix, by one request, and whether these are all.
     ///
     /// # Errors
     /// Fails with the errors of [`objects`](Self::objects).
-    pub fn list_directly(&self) -> Result<Vec<String>> {
-        let mut paths = self.first_paths()?;
-        paths.retain(|path| !path.contains('/'));
-        Ok(paths)
+    pub(crate) fn first_page(&self) -> Result<(Vec<ObjectInfo>, bool)> {
+        let mut listed = 0;
+        let listing = self.inner.list(Some(&self.prefix)).take(PAGE);
+        let listing = listing.inspect(|_| listed += 1);
+        let objects = self.block_on(self.collect(listing, ""))??;
+        Ok((once_each(objects), listed < PAGE))
     }
 
-    /// Returns the paths of the first thousand objects below the prefix: for hints in messages.
+    /// Returns the paths of the first objects below the prefix: for hints in messages.
     ///
     /// # Errors
     /// Fails with the errors of [`objects`](Self::objects).
     pub(crate) fn first_paths(&self) -> Result<Vec<String>> {
-        const PAGE: usize = 1000;
-        let listing = self.inner.list(Some(&self.prefix)).take(PAGE);
-        let objects: object_store::Result<Vec<ObjectMeta>> =
-            self.block_on(listing.try_collect())?;
-        let objects = objects.map_err(|e| store_error(format!("list {}", self.url), e))?;
-        let paths = objects.iter().map(|object| &object.location);
-        let paths = paths.filter(|path| listing::odd_key(path).is_none());
-        Ok(paths.filter_map(|path| self.below(path)).collect())
+        let objects = self.first_page()?.0.into_iter();
+        Ok(objects.filter(|o| !o.is_odd).map(|o| o.path).collect())
     }
 
     /// Returns whether the store has refused to show tags, so that snapshots excluded by a tag are unknown.

@@ -14,7 +14,7 @@ use crate::support::{
     self, bucket_store, copy_fixture, deltafold, expected, restore, run_json, scratch, succeed,
 };
 use deltafold::ops::report::Report;
-use deltafold::ops::restore::{BackupLocation, Options, Outcome, run};
+use deltafold::ops::restore::{BackupLocation, Options, Outcome, PlainTarget, run};
 use deltafold::prefix::identity::IDENTITY;
 use deltafold::store::exclude::ExcludeTags;
 use deltafold::{Error, Reason};
@@ -53,7 +53,13 @@ impl InMemoryBucket {
         faults.cancels(store.cancel());
         let cancel = store.cancel().clone();
         let ctx = support::context(store, 2);
-        run(&[BackupLocation::Store(ctx)], options, &cancel)
+        let file = options.to_snapshot.clone().map(PlainTarget::File);
+        run(
+            &[BackupLocation::Store(ctx)],
+            options,
+            file.as_ref(),
+            &cancel,
+        )
     }
 }
 

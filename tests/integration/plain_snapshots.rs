@@ -46,6 +46,7 @@ impl Here {
                 trust: Default::default(),
                 limits: Default::default(),
                 damage: Default::default(),
+                layout: None,
             },
             _runtime: runtime,
             dir,

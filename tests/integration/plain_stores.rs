@@ -1,6 +1,6 @@
 //! Plain snapshots as a store: what k3s, kOps, Talos and OpenShift leave, in a folder and in a bucket.
 
-use crate::support::etcd::{Etcd, EtcdVersion};
+use crate::support::etcd::{Etcd, EtcdVersion, etcdutl_restore, etcdutl_status};
 use crate::support::history::Compression;
 use crate::support::minio::Minio;
 use crate::support::s3::Kind;
@@ -40,7 +40,9 @@ fn layout(tool: &str) -> (Files, Vec<String>) {
         let beside = match tool {
             "k3s" | "k3s, zipped" => format!(".metadata/{name}"),
             "kops" => format!("{}/_etcd_backup.meta", name.split('/').next().unwrap()),
-            "openshift" => format!("static_kuberesources_{nth}.tar.gz"),
+            "openshift" => name
+                .replace("snapshot_", "static_kuberesources_")
+                .replace(".db", ".tar.gz"),
             _ => format!("{nth}.log"),
         };
         files.push((beside, b"{}".to_vec()));
@@ -64,7 +66,13 @@ impl Place<'_> {
     fn run_on(&self, flag: &str, url: &str, command: &str, args: &[&str]) -> (i32, Value, String) {
         let mut c = deltafold();
         c.envs(self.env.iter().cloned());
-        c.args([command, "--output", "json", flag, url]).args(args);
+        // A subcommand comes before the flags.
+        let subcommand = args
+            .first()
+            .filter(|a| command == "snapshot" && !a.starts_with('-'));
+        c.arg(command).args(subcommand);
+        c.args(["--output", "json", flag, url]);
+        c.args(&args[usize::from(subcommand.is_some())..]);
         run_json(&mut c)
     }
 
@@ -136,14 +144,73 @@ fn all_that_reads(place: &Place<'_>, snapshots: &[String], folder: &Path) {
     assert_eq!(revision, 43);
 
     // What needs fulls and deltas is refused.
-    for (command, args) in [("compact", &[][..]), ("gc", &["--policy", "limit"])] {
-        let (code, json, _) = place.run(command, args);
-        assert_eq!(
-            (code, &json["reason"]),
-            (66, &json!("NoSnapshots")),
-            "{command}"
-        );
-    }
+    let (code, json, _) = place.run("compact", &[]);
+    assert_eq!((code, &json["reason"]), (66, &json!("NoSnapshots")));
+}
+
+/// The paths of a listing of objects with this decision, of what it counts as a snapshot or not.
+fn decided<'o>(outcome: &'o Value, decision: &str, is_full: bool) -> Vec<&'o str> {
+    let objects = outcome["objects"].as_array().unwrap().iter();
+    objects
+        .filter(|o| o["decision"] == decision && (o["kind"] == "Full") == is_full)
+        .map(|o| o["path"].as_str().unwrap())
+        .collect()
+}
+
+/// Retention, and copies as they are and as fulls.
+fn housekeeping(place: &Place<'_>, snapshots: &[String], other: &str) {
+    let copy_to = |to: &str, args: &[&str]| {
+        let args = [&["--to", to], args].concat();
+        let (code, json, stderr) = place.run_on("--from", &place.url, "copy", &args);
+        assert_eq!(code, 0, "{to}: {json:#} {stderr}");
+        json
+    };
+    let (plain, chain) = (format!("{other}-plain"), format!("{other}-chain"));
+    assert_eq!(copy_to(&plain, &[])["copied"], 5);
+    assert_eq!(copy_to(&plain, &[])["kept"], 5);
+    let copy = Place {
+        url: plain,
+        env: place.env,
+    };
+    let listed = copy.succeeds("list", &[]);
+    assert_eq!(names(&listed), snapshots);
+    copy.succeeds("verify", &["--all-chains"]);
+
+    let few = copy_to(&chain, &["--layout", "chain", "--max-backups", "2"]);
+    assert_eq!((&few["copied"], &few["skipped"]), (&json!(2), &json!(3)));
+    let again = copy_to(&chain, &[]);
+    let counts = (&again["copied"], &again["kept"], &again["skipped"]);
+    assert_eq!(counts, (&json!(0), &json!(2), &json!(3)), "{again:#}");
+    let copy = Place {
+        url: chain,
+        env: place.env,
+    };
+    let deep = copy.succeeds("list", &["--deep"]);
+    let fulls = deep["snapshots"].as_array().unwrap().iter();
+    let revisions: Vec<&Value> = fulls.map(|f| &f["last_revision"]).collect();
+    assert_eq!(revisions, [&json!(44), &json!(45)]);
+    assert_eq!(deep["timelines"].as_array().unwrap().len(), 1, "{deep:#}");
+    copy.succeeds("verify", &[]);
+
+    let policy = [
+        "--policy",
+        "limit",
+        "--limit",
+        "3",
+        "--restorable-window",
+        "0s",
+    ];
+    let dry = place.succeeds("gc", &policy);
+    assert_eq!(decided(&dry, "Delete", true), snapshots[..2]);
+    let beside = decided(&dry, "Delete", false).len();
+    let has_beside = !snapshots[0].ends_with("Z.db") || snapshots[0].starts_with("snapshot_");
+    assert_eq!(beside, if has_beside { 2 } else { 0 }, "{dry:#}");
+    let done = place.succeeds("gc", &[&policy[..], &["--apply"]].concat());
+    assert_eq!(done["totals"]["deleted"]["objects"], 2 + beside, "{done:#}");
+    let listed = place.succeeds("list", &[]);
+    assert_eq!(names(&listed), snapshots[2..]);
+    let again = place.succeeds("gc", &policy);
+    assert_eq!(again["status"], "NothingToDo", "{again:#}");
 }
 
 #[test]
@@ -173,14 +240,20 @@ fn folders_and_buckets_of_all_tools() {
             (format!("s3://{bucket}/cluster-a"), &env),
         ] {
             eprintln!("{tool}: {url}");
-            all_that_reads(&Place { url, env }, &snapshots, folder.path());
+            let other = match env.is_empty() {
+                true => format!("{url}-copy"),
+                false => format!("s3://{bucket}/copy"),
+            };
+            let place = Place { url, env };
+            all_that_reads(&place, &snapshots, folder.path());
+            housekeeping(&place, &snapshots, &other);
         }
         // One level too high.
         let url = format!("s3://{bucket}");
         let (code, json, _) = Place { url, env: &env }.run("list", &[]);
         let message = json["message"].as_str().unwrap();
         assert_eq!((code, &json["reason"]), (66, &json!("NoSnapshots")));
-        let below = "below it: cluster-a (plain snapshots)";
+        let below = "below it: cluster-a (plain snapshots), copy-chain (fulls and deltas), copy-plain (plain snapshots)";
         assert!(message.contains(below), "{tool}: {message}");
     }
 }
@@ -206,4 +279,248 @@ fn a_damaged_file_hides_no_other() {
     assert!(history["warnings"].to_string().contains("left out"));
     let (code, json, _) = place.run("verify", &["--all-chains"]);
     assert_eq!((code, &json["reason"]), (65, &json!("CorruptSnapshot")));
+}
+
+/// Returns a folder as a store.
+fn in_folder(folder: &Path) -> Place<'static> {
+    Place {
+        url: folder.to_str().unwrap().to_owned(),
+        env: &[],
+    }
+}
+
+fn run_live(etcd: &Etcd, args: &[&str]) -> (i32, Value, String) {
+    let mut c = deltafold();
+    c.args(args).args(["--output", "json"]);
+    run_json(c.args(["--endpoints", etcd.endpoint()]))
+}
+
+/// The files of several nodes are one history if they hold one.
+#[test]
+fn nodes_of_one_cluster_are_one_history_and_those_of_two_are_told_apart() {
+    let folder = scratch::folder().unwrap();
+    let at = |hour: i64| (Utc::now() - TimeDelta::hours(hour)).timestamp();
+    let put = |node: &str, hour: i64, content: &[u8]| {
+        let name = format!("etcd-snapshot-{node}-{}", at(hour));
+        fs::write(folder.path().join(name), content).unwrap();
+    };
+    for (node, hour, last) in [("a", 5, 41), ("b", 5, 42), ("a", 3, 44), ("b", 3, 43)] {
+        put(node, hour, &plain_snapshot(last));
+    }
+    let place = in_folder(folder.path());
+    let key = "/registry/a";
+    let newest = place.succeeds("get", &[key]);
+    assert!([44, 43].contains(&newest["revision"].as_i64().unwrap()));
+    let of_a = place.succeeds("get", &[key, "--timeline", "a"]);
+    assert_eq!(of_a["revision"], 44);
+    place.succeeds("history", &[key]);
+
+    let runtime = Runtime::new().unwrap();
+    let data = scratch::folder().unwrap();
+    let etcd = Etcd::start(EtcdVersion::V3_6, &data.path().join("data"));
+    let other = runtime.block_on(async {
+        for nth in 0..5 {
+            etcd.put_when_led(&format!("/registry/{nth}"), "another")
+                .await;
+        }
+        etcd.snapshot().await
+    });
+    put("c", 1, &other);
+    for command in ["get", "history"] {
+        let (code, json, _) = place.run(command, &[key]);
+        let message = json["message"].as_str().unwrap();
+        assert_eq!(
+            (code, &json["reason"]),
+            (65, &json!("InterleavedTimelines"))
+        );
+        assert!(message.contains("one of a, b, c"), "{message}");
+    }
+    assert_eq!(
+        place.succeeds("get", &[key, "--timeline", "b"])["revision"],
+        43
+    );
+    let (code, json, _) = place.run("get", &[key, "--timeline", "d"]);
+    assert_eq!((code, &json["reason"]), (66, &json!("NoSuchTimeline")));
+    let listed = place.succeeds("list", &[]);
+    assert_eq!(listed["files"][4]["node"], "c", "{listed:#}");
+    // Each node's files are counted by themselves.
+    let policy = [
+        "--policy",
+        "limit",
+        "--limit",
+        "1",
+        "--restorable-window",
+        "0s",
+    ];
+    let gone = place.succeeds("gc", &policy);
+    let gone = decided(&gone, "Delete", true);
+    assert_eq!(gone.len(), 2, "{gone:?}");
+    assert!(gone.iter().all(|path| !path.contains("-c-")), "{gone:?}");
+    let to = data.path().join("chain");
+    let args = ["--to", to.to_str().unwrap(), "--layout", "chain"];
+    let (code, json, _) = place.run_on("--from", &place.url, "copy", &args);
+    assert_eq!(
+        (code, &json["reason"]),
+        (65, &json!("InterleavedTimelines"))
+    );
+}
+
+#[test]
+fn a_folder_of_both_layouts_asks_which_is_meant() {
+    let folder = scratch::folder().unwrap();
+    let place = in_folder(folder.path());
+    let (files, _) = layout("k3s");
+    fs::create_dir_all(folder.path().join(".metadata")).unwrap();
+    for (name, content) in &files {
+        fs::write(folder.path().join(name), content).unwrap();
+    }
+    let data = scratch::folder().unwrap();
+    let etcd = Etcd::start(EtcdVersion::V3_6, &data.path().join("data"));
+    // Nothing that is saved makes such a prefix.
+    for args in [&["snapshot", "full"][..], &["snapshot", "delta"]] {
+        let (code, json, _) = run_live(&etcd, &[args, &["--store", &place.url]].concat());
+        let message = json["message"].as_str().unwrap();
+        assert_eq!((code, &json["reason"]), (66, &json!("NoSnapshots")));
+        assert!(message.contains("holds plain snapshots"), "{message}");
+    }
+    let (code, _, stderr) = run_live(
+        &etcd,
+        &[
+            "snapshot",
+            "full",
+            "--store",
+            data.path().join("s").to_str().unwrap(),
+        ],
+    );
+    assert_eq!(code, 0, "{stderr}");
+    let v2 = data.path().join("s/v2");
+    fs::rename(v2, folder.path().join("v2")).unwrap();
+    for (command, args) in [
+        ("list", &[][..]),
+        ("get", &["/registry/a"]),
+        ("gc", &["--policy", "limit"]),
+    ] {
+        let (code, json, _) = place.run(command, args);
+        let message = json["message"].as_str().unwrap();
+        assert_eq!((code, &json["reason"]), (64, &json!("Usage")), "{command}");
+        assert!(message.contains("--layout"), "{message}");
+    }
+    let plain = place.succeeds("list", &["--layout", "plain"]);
+    assert_eq!(plain["latest_revision"], 45);
+    let chain = place.succeeds("list", &["--layout", "chain"]);
+    assert_eq!(chain["snapshots"].as_array().unwrap().len(), 1);
+
+    // In a bucket, too; but what saves goes on.
+    let runtime = Runtime::new().unwrap();
+    let minio = Minio::start();
+    let env = minio.env();
+    runtime.block_on(minio.s3().create_bucket("both", Kind::Plain));
+    let url = "s3://both/p".to_owned();
+    let copy = ["--to", &url, "--layout", "chain"];
+    let mut c = deltafold();
+    c.envs(env.iter().cloned())
+        .args(["copy", "--output", "json"]);
+    let (code, _, stderr) = run_json(c.args(["--from", &place.url]).args(copy));
+    assert_eq!(code, 0, "{stderr}");
+    let store = minio.store("both");
+    let (name, content) = files
+        .into_iter()
+        .find(|(name, _)| !name.starts_with('.'))
+        .unwrap();
+    let path = object_store::path::Path::parse(format!("p/{name}")).unwrap();
+    runtime.block_on(store.put(&path, content.into())).unwrap();
+    let place = Place { url, env: &env };
+    let (code, json, _) = place.run("list", &[]);
+    assert_eq!((code, &json["reason"]), (64, &json!("Usage")), "{json:#}");
+    assert!(json["message"].as_str().unwrap().contains(&name));
+    assert_eq!(
+        place.succeeds("list", &["--layout", "plain"])["files"][0]["name"],
+        name
+    );
+    place.succeeds("status", &["--layout", "chain"]);
+    place.succeeds("snapshot", &["full", "--endpoints", etcd.endpoint()]);
+    place.succeeds("compact", &[]);
+}
+
+/// The way from k3s to deltafold, and back out of it.
+#[test]
+fn plain_snapshots_become_a_chain_and_a_chain_becomes_one() {
+    let folder = scratch::folder().unwrap();
+    let runtime = Runtime::new().unwrap();
+    let minio = Minio::start();
+    runtime.block_on(minio.s3().create_bucket("plain", Kind::Plain));
+    let env = minio.env();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let etcd = Etcd::start(EtcdVersion::V3_6, &folder.path().join("data"));
+    let put = |key: &str| runtime.block_on(etcd.put_when_led(key, "value"));
+    fs::create_dir(path("k3s")).unwrap();
+    let mut saved = Vec::new();
+    for hour in [3, 2, 1] {
+        put(&format!("/registry/{hour}"));
+        let at = (Utc::now() - TimeDelta::hours(hour)).timestamp();
+        let file = path(&format!("k3s/etcd-snapshot-node-{at}"));
+        let (code, json, stderr) = run_live(&etcd, &["snapshot", "save", &file]);
+        assert_eq!(code, 0, "{stderr}");
+        let revision = runtime.block_on(etcd.revision());
+        assert_eq!(json["revision"], revision);
+        let status = etcdutl_status(EtcdVersion::V3_6, Path::new(&file));
+        assert_eq!(status["revision"], revision);
+        saved.push(file);
+    }
+    let (code, json, _) = run_live(&etcd, &["snapshot", "save", &saved[0]]);
+    assert_eq!((code, &json["reason"]), (73, &json!("TargetExists")));
+    let mut c = deltafold();
+    c.env("DELTAFOLD_STORE", "/nowhere");
+    let (code, diff, stderr) = run_json(c.args(["diff", &saved[0], &saved[1], "--output", "json"]));
+    assert_eq!(code, 0, "{stderr}");
+    assert_eq!(diff["changes"].as_array().unwrap().len(), 1, "{diff:#}");
+
+    // Deltas follow the copies.
+    let chain = path("chain");
+    let copy = [
+        "copy",
+        "--from",
+        &path("k3s"),
+        "--to",
+        &chain,
+        "--layout",
+        "chain",
+    ];
+    let (code, copied, stderr) = run_json(deltafold().args(copy).args(["--output", "json"]));
+    assert_eq!((code, &copied["copied"]), (0, &json!(3)), "{stderr}");
+    put("/registry/later");
+    let (code, delta, stderr) = run_live(&etcd, &["snapshot", "delta", "--store", &chain]);
+    assert_eq!((code, &delta["full_reason"]), (0, &Value::Null), "{stderr}");
+    let place = in_folder(Path::new(&chain));
+    let verified = place.succeeds("verify", &["--endpoints", etcd.endpoint()]);
+    assert_eq!(verified["status"], "Equal", "{verified:#}");
+    let (code, json, _) = run_json(deltafold().args(copy).args(["--output", "json"]));
+    assert_eq!((code, &json["reason"]), (64, &json!("Usage")));
+
+    // etcdutl takes what is written to a bucket.
+    let url = "s3://plain/by-hand/before.db";
+    let place = Place {
+        url: chain,
+        env: &env,
+    };
+    let written = place.succeeds("restore", &["--to-snapshot", url]);
+    assert_eq!(written["snapshot_file"], url);
+    let store = minio.store("plain");
+    let bytes = runtime.block_on(async {
+        let object = store.get(&"by-hand/before.db".into()).await.unwrap();
+        object.bytes().await.unwrap()
+    });
+    fs::write(path("before.db"), bytes).unwrap();
+    etcdutl_restore(
+        EtcdVersion::V3_6,
+        Path::new(&path("before.db")),
+        Path::new(&path("restored")),
+    )
+    .unwrap();
+    let revision = runtime.block_on(etcd.revision());
+    let hash = runtime.block_on(etcd.hash_kv(revision)).hash;
+    let restored = Etcd::start(EtcdVersion::V3_6, Path::new(&path("restored")));
+    assert_eq!(runtime.block_on(restored.hash_kv(revision)).hash, hash);
+    let (code, json, _) = place.run("restore", &["--to-snapshot", url]);
+    assert_eq!((code, &json["reason"]), (73, &json!("TargetExists")));
 }

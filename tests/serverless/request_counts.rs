@@ -256,6 +256,15 @@ fn few_requests_of_a_compaction_stand_one_after_the_other() {
     assert!(one_after_the_other(&proxy.take()) <= 5);
 }
 
+/// One page shows all of a small prefix, so that its layout costs nothing.
+#[test]
+fn a_small_prefix_is_listed_by_one_request() {
+    let few = Wide::new(Dialect::default(), 3);
+    let (code, outcome, requests) = few.run("list", &[]);
+    assert_eq!(code, 0, "{outcome}");
+    assert_eq!(requests.n("list"), 1, "{requests:?}");
+}
+
 #[test]
 fn a_copy_puts_and_reads_each_snapshot_once() {
     let wide = Wide::new(Dialect::default(), WIDE);

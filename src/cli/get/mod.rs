@@ -198,17 +198,17 @@ impl Printer<'_> {
         reference: &Reference,
         out: &mut Stream,
     ) -> Result<()> {
-        let etcd_prefix = self.args.names.etcd_prefix();
+        let prefixes = &self.args.names.etcd_prefixes();
         let mut resources: Vec<Resource> = Resource::built_in().collect();
         let mut resource = reference.resource(&resources)?;
         let mut not_found = None;
         if !self.args.means_objects() {
             let mut keys = vec![exact.to_vec()];
             if let Some(resource) = resource
-                && let Ok(key) = reference.key(resource, etcd_prefix)
+                && let Ok(of_object) = reference.keys(resource, prefixes)
                 && reference.name.is_some()
             {
-                keys.push(key.into_bytes());
+                keys.extend(of_object);
             }
             match self.print_first_of(ctx, source, &keys, out) {
                 Err(e) if e.reason() == Reason::KeyNotFound => not_found = Some(e),
@@ -217,7 +217,7 @@ impl Printer<'_> {
         }
         let is_built_in = resource.is_some();
         if !is_built_in {
-            resources = read::custom_resources(ctx, source, etcd_prefix)?;
+            resources = read::custom_resources(ctx, source, prefixes)?;
             resource = reference.resource(&resources)?;
         }
         let Some(resource) = resource else {
@@ -226,7 +226,7 @@ impl Printer<'_> {
             }
             let kind = &reference.kind;
             return Err(Reason::KeyNotFound.error(format!(
-                "there is no key \"{}\" at revision {}, and \"{kind}\" is neither a kind of Kubernetes' own nor of a CustomResourceDefinition below {etcd_prefix}: check the name, or --etcd-prefix",
+                "there is no key \"{}\" at revision {}, and \"{kind}\" is neither a kind of Kubernetes' own nor of a CustomResourceDefinition below {prefixes}: check the name, or --etcd-prefix",
                 text::key(exact),
                 source.revision,
             )));
@@ -237,30 +237,29 @@ impl Printer<'_> {
                     "--raw prints the bytes of one value: give a KEY or the name of an object",
                 ));
             }
-            let range = reference.range(resource, etcd_prefix, self.args.all)?;
-            return self.print_kind(ctx, source, resource, &range, out);
+            let range = reference.range(resource, prefixes, self.args.all)?;
+            return self.print_kind(ctx, source, resource, range, out);
         }
         if self.args.all || self.args.selector.is_some() {
             return Err(Reason::Usage
                 .error("--all and --selector are for all objects of a KIND: leave out the name"));
         }
-        let key = reference.key(resource, etcd_prefix)?;
+        let keys = reference.keys(resource, prefixes)?;
         match not_found {
             Some(e) if is_built_in => Err(e),
-            _ => self.print_first_of(ctx, source, &[key.into_bytes()], out),
+            _ => self.print_first_of(ctx, source, &keys, out),
         }
     }
 
-    /// Prints all objects of a kind whose keys begin so.
+    /// Prints the objects of a kind in a range.
     fn print_kind(
         &self,
         ctx: &Context,
         source: &State,
         resource: &Resource,
-        prefix: &str,
+        range: KeyRange,
         out: &mut Stream,
     ) -> Result<()> {
-        let range = KeyRange::Prefix(prefix.as_bytes().to_vec());
         if self.output == Output::Text && self.args.object_format.is_none() {
             return self.print_table(ctx, source, resource, range, out);
         }

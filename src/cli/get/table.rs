@@ -8,7 +8,7 @@ use crate::base::printable::line;
 use crate::error::Result;
 use crate::mvcc::{KeyRange, KeyValue};
 use crate::objects::columns::{CellValue, Column};
-use crate::objects::resource::Resource;
+use crate::objects::resource::{KeyNames, Resource};
 use crate::objects::{Detail, Object};
 use crate::ops::read::diff::Diff;
 use crate::ops::read::{Deletion, Keys};
@@ -33,7 +33,8 @@ impl Printer<'_> {
         range: KeyRange,
         out: &mut Stream,
     ) -> Result<()> {
-        let all_keys = resource.prefix(self.args.names.etcd_prefix(), None);
+        let prefixes = self.args.names.etcd_prefixes();
+        let names = KeyNames::new([resource.clone()], &prefixes);
         let point = &self.args.state.point;
         let is_past = point.time.is_some() || point.revision.is_some();
         let deletions = if is_past {
@@ -59,7 +60,7 @@ impl Printer<'_> {
         let now = point.time.unwrap_or_else(Utc::now);
         let mut keys = Keys::read(ctx, source, range)?;
         let row = |kv: &KeyValue<'_>| {
-            let mut row = self.row(kv, all_keys.len(), &columns, now)?;
+            let mut row = self.row(kv, &names, &columns, now)?;
             if let Some(deletions) = &deletions {
                 row.push(deletions.get(kv.key).map_or_else(String::new, deleted));
             }
@@ -79,21 +80,24 @@ impl Printer<'_> {
         table.end(&mut print)
     }
 
-    /// Returns the row of an object, without its deletion; `None` if its labels are others than are asked for. The name
-    /// begins at `name_at` in the key, with the namespace if it has one.
+    /// Returns the row of an object, without its deletion; `None` if its labels are others than are asked for.
     fn row(
         &self,
         kv: &KeyValue<'_>,
-        name_at: usize,
+        names: &KeyNames,
         columns: &[Column],
         now: DateTime<Utc>,
     ) -> Option<Vec<String>> {
-        let name = text::key(kv.key.get(name_at..).unwrap_or_default());
         let mut row = Vec::new();
-        match name.split_once('/') {
-            Some((_, name)) if self.args.names.namespace.is_some() => row.push(name.to_owned()),
-            Some((namespace, name)) => row.extend([namespace.to_owned(), name.to_owned()]),
-            None => row.push(name.into_owned()),
+        let shown = |part: &str| text::key(part.as_bytes()).into_owned();
+        match names.object(kv.key) {
+            Some(object) => {
+                let namespace = object.namespace.map(shown);
+                row.extend(namespace.filter(|_| self.args.names.namespace.is_none()));
+                row.push(shown(object.name));
+            }
+            // It is not UTF-8.
+            None => row.push(text::key(kv.key).into_owned()),
         }
         match Object::of_record_with(kv, &self.keys, Detail::WithoutManagers) {
             Ok(object) => {

@@ -33,6 +33,9 @@ function choose(changes) {
 
 const sourceFlags = () => [backup.flag, backup.name];
 const view = () => chosen.view ?? "objects";
+/** The snapshots that `list` tells. Plain ones are fulls, of which a store tells the time only. */
+const snapshotsOf = ({ snapshots, files }) =>
+  snapshots ?? files.map((file) => ({ ...file, kind: "Full", path: file.name, timeline: null, last_revision: file.revision ?? "?", moment: file.revision ?? file.created }));
 const bytesOf = (snapshots) => snapshots.reduce((sum, snapshot) => sum + snapshot.bytes, 0);
 
 /** Names a kind, with its group if another one has the same name. */
@@ -372,6 +375,8 @@ async function drawBackup(signal) {
   const commands = [command(["deltafold", "restore", ...sourceFlags(), ...moment, "--data-dir", "/var/lib/etcd"])];
   if (overview) {
     const { listed, status } = overview;
+    const snapshots = snapshotsOf(listed);
+    const go = (snapshot) => choose({ view: null, at: String(snapshot.moment ?? snapshot.last_revision) });
     rows.push(row("Health", `${status.status}${status.message ? `: ${status.message}` : ""}`));
     for (const verified of status.verifications) {
       rows.push(row(`Verified (${verified.level})`, `${shortTime(verified.time)}: ${verified.result}${verified.reason ? `, ${verified.reason}` : ""}, up to revision ${verified.revision ?? "unknown"}`));
@@ -384,13 +389,14 @@ async function drawBackup(signal) {
     select.value = chosen.policy ?? "";
     parts.push(
       ...warnings.map((warning) => h("p", { class: "warning" }, warning)),
-      h("h3", {}, `${count(listed.snapshots.length, "snapshot")}, ${size(bytesOf(listed.snapshots))}`),
-      drawChains(listed.snapshots, gone, (snapshot) => choose({ view: null, at: String(snapshot.last_revision) })),
+      h("h3", {}, `${count(snapshots.length, "snapshot")}, ${size(bytesOf(snapshots))}`),
+      drawChains(snapshots, gone, go),
       h("p", { class: "row" }, h("label", {}, "Mark what gc would remove with the policy ", select), removed ? `${gone.size} of ${count(removed.objects.length, "object")} would go: ${size(removed.freed_bytes)}` : ""),
-      snapshotTable(listed.snapshots, gone),
+      snapshotTable(snapshots, gone, go),
     );
     if (chosen.policy) commands.push(command(["deltafold", "gc", ...sourceFlags(), "--policy", chosen.policy]));
-    commands.push(command(["deltafold", "compact", ...sourceFlags()]), command(["deltafold", "verify", ...sourceFlags()]));
+    if (listed.snapshots) commands.push(command(["deltafold", "compact", ...sourceFlags()]));
+    commands.push(command(["deltafold", "verify", ...sourceFlags()]));
   } else {
     const warnings = [...window.warnings, ...(backup.overview_error ? [backup.overview_error.message] : [])];
     parts.push(...warnings.map((warning) => h("p", { class: "warning" }, warning)));
@@ -398,7 +404,7 @@ async function drawBackup(signal) {
   list.replaceChildren(h("h2", {}, "The backup"), h("dl", {}, rows.flat()), ...parts, h("h3", {}, "Commands"), ...commands);
 }
 
-function snapshotTable(snapshots, gone) {
+function snapshotTable(snapshots, gone, go) {
   const rows = snapshots.slice(-2000).reverse().map((snapshot) => {
     const isFull = snapshot.kind === "Full";
     const remarks = [
@@ -408,11 +414,10 @@ function snapshotTable(snapshots, gone) {
       snapshot.locked_until ? `locked until ${shortTime(snapshot.locked_until)}` : "",
       gone.has(snapshot.path) ? `gc would remove it: ${gone.get(snapshot.path)}` : "",
     ];
-    const go = () => choose({ view: null, at: String(snapshot.last_revision) });
     return h(
       "tr",
       {},
-      h("td", {}, h("button", { type: "button", onclick: go }, isFull ? "full" : "delta")),
+      h("td", {}, h("button", { type: "button", onclick: () => go(snapshot) }, isFull ? "full" : "delta")),
       h("td", { class: "when" }, shortTime(snapshot.created)),
       h("td", {}, isFull ? `${snapshot.last_revision}` : `${snapshot.start_revision} to ${snapshot.last_revision}`),
       h("td", { class: "count" }, size(snapshot.bytes)),
@@ -509,7 +514,7 @@ async function load() {
   byId("name").textContent = backup.name;
   document.title = `deltafold explore · ${backup.name}`;
   if (backup.phase === "reading") {
-    const known = backup.overview ? ` of ${size(bytesOf(backup.overview.listed.snapshots))} at most` : "";
+    const known = backup.overview ? ` of ${size(bytesOf(snapshotsOf(backup.overview.listed)))} at most` : "";
     status.textContent = `Reading the backup: ${size(backup.read_bytes)}${known}`;
     setTimeout(load, 150);
     return;
@@ -532,7 +537,7 @@ async function load() {
     byId("within").value = chosen.within ?? "names";
   }
   isDrawn = true;
-  await drawPlot(window, backup.overview?.listed.snapshots ?? []);
+  await drawPlot(window, backup.overview ? snapshotsOf(backup.overview.listed) : []);
   await draw();
 }
 

@@ -14,7 +14,9 @@ use crate::base::shorten;
 use crate::error::{Error, Reason, Result};
 use crate::ops::report::ReportBuilder;
 use crate::prefix::Context;
-use crate::prefix::scan::{TAGS_UNREADABLE, by_names, untrusted_error, untrusted_warning};
+use crate::prefix::scan::{
+    TAGS_UNREADABLE, by_names, has_plain_snapshots, untrusted_error, untrusted_warning,
+};
 use crate::telemetry::metrics::Metrics;
 use chrono::Utc;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -116,6 +118,9 @@ impl<'a> Copier<'a> {
     /// Returns the path of the source's newest usable full, if it is marked final.
     fn newest_final(&self) -> Result<Option<String>> {
         let mut catalog = by_names(&self.from.store)?;
+        if catalog.snapshots.is_empty() {
+            self.refuse_plain()?;
+        }
         self.mark_untrusted(&mut catalog);
         let usable: Vec<usize> = catalog.usable().collect();
         for i in usable.into_iter().rev() {
@@ -245,6 +250,7 @@ impl<'a> Copier<'a> {
     fn list(&mut self) -> Result<Listings> {
         let mut source = by_names(&self.from.store)?;
         if source.snapshots.is_empty() {
+            self.refuse_plain()?;
             return Err(Reason::NoSnapshots.error(format!(
                 "{} holds no snapshots (neither {V2}/ nor {V1}/ below it has any): check --from",
                 self.from.store.url()
@@ -281,6 +287,19 @@ impl<'a> Copier<'a> {
             self.warn(TAGS_UNREADABLE.to_owned());
         }
         Ok(Listings { source, target })
+    }
+
+    /// Fails if a copy that waits or repeats is of a prefix of plain snapshots: another program decides there when one is
+    /// complete.
+    fn refuse_plain(&self) -> Result<()> {
+        let waits = self.metrics.is_some() || self.options.wait_for_final.is_some();
+        if waits && has_plain_snapshots(&self.from.store.first_paths()?) {
+            return Err(Reason::Usage.error(format!(
+                "{} holds plain snapshots: leave out --follow and --wait-for-final, and run copy by a schedule",
+                self.from.store.url()
+            )));
+        }
+        Ok(())
     }
 
     /// Marks the plain snapshots of an encrypted source as untrusted, if the copy changes the

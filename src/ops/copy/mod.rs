@@ -10,6 +10,7 @@ mod copier;
 mod failures;
 mod identity;
 mod notes;
+pub mod plain;
 pub mod plan;
 mod results;
 mod round;

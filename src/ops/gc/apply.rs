@@ -264,11 +264,10 @@ impl Remover<'_> {
                 false => RemovalStatus::Changed,
             };
         }
-        let mut statuses = side.snapshots.iter().map(|&i| self.objects[i].fate);
-        let is_gone = |status| matches!(status, Some(RemovalStatus::Done | RemovalStatus::Hidden));
-        if statuses.clone().all(is_gone) {
+        let mut about = side.snapshots.iter().map(|&i| &self.objects[i]);
+        if about.clone().all(Object::is_gone) {
             RemovalStatus::Done
-        } else if statuses.any(|s| s == Some(RemovalStatus::Changed)) {
+        } else if about.any(|o| o.fate == Some(RemovalStatus::Changed)) {
             RemovalStatus::Changed
         } else {
             RemovalStatus::Waiting

@@ -10,6 +10,7 @@ mod deletion;
 mod evidence;
 mod options;
 pub mod pin;
+pub mod plain;
 mod plan;
 mod read_fulls;
 mod side_objects;
@@ -193,6 +194,11 @@ impl Object {
         }
     }
 
+    /// Returns whether it was deleted.
+    fn is_gone(&self) -> bool {
+        matches!(self.fate, Some(RemovalStatus::Done | RemovalStatus::Hidden))
+    }
+
     /// Records the result of deleting it.
     fn record(&mut self, result: RemovalResult) {
         match result {
@@ -299,6 +305,10 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
     let mut clock = ReportBuilder::start();
     let warnings = &mut clock.warnings;
     let mut planner = Planner::new(ctx, options);
+    if options.apply {
+        // A prefix without chains gets no lock.
+        planner.list(planner.now())?;
+    }
     let lock = match options.apply {
         true => take_lock(&ctx.store, SECOND_RUN, warnings)?,
         false => None,
@@ -315,7 +325,10 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
     warnings.extend(damage_warnings(&plan));
     let before = restorable_ranges(&plan, &|_| true);
     let mut applied = apply::decided_objects(ctx, options, &plan, now);
-    let refusal = || would_shrink(&plan).or_else(|| would_delete_most(&plan));
+    let refusal = || {
+        let (deleted, fulls) = fulls_deleted(&plan);
+        would_shrink(&plan).or_else(|| would_delete_most(deleted, fulls))
+    };
     let mut error = (!options.allow_shrink).then(refusal).flatten();
     match options.apply {
         true if error.is_some() => apply::mark_waiting(&mut applied),
@@ -402,7 +415,7 @@ fn partly_done(o: &Outcome) -> Option<Error> {
 fn out_of_time(o: &Outcome, options: &Options) -> Option<Error> {
     let is_removed = |x: &Object| {
         let is_snapshot = matches!(x.kind, Kind::Full | Kind::Incr);
-        is_snapshot && matches!(x.fate, Some(RemovalStatus::Done | RemovalStatus::Hidden))
+        is_snapshot && x.is_gone()
     };
     if !options.apply || o.fulls_not_read == 0 || o.objects.iter().any(is_removed) {
         return None;
@@ -434,51 +447,62 @@ fn outcome(
 ) -> Outcome {
     let gone: HashSet<usize> = (0..plan.catalog.snapshots.len())
         .filter(|&i| match options.apply {
-            true => matches!(
-                applied.objects[i].fate,
-                Some(RemovalStatus::Done | RemovalStatus::Hidden)
-            ),
+            true => applied.objects[i].is_gone(),
             false => !plan.why[i].keeps() && applied.objects[i].fate != Some(RemovalStatus::Locked),
         })
         .collect();
-    let after = restorable_ranges(plan, &|i| !gone.contains(&i));
-    let mut totals = Totals::default();
-    let (mut freed, mut hidden) = (0u64, 0u64);
-    for o in &applied.objects {
-        let total = match (o.decision, o.fate) {
-            (Decision::Keep, _) | (_, Some(RemovalStatus::Changed)) => &mut totals.kept,
-            (_, Some(RemovalStatus::Failed | RemovalStatus::Waiting | RemovalStatus::Locked)) => {
-                &mut totals.left
-            }
-            (Decision::Delete, fate) => {
-                match fate {
-                    Some(RemovalStatus::Hidden) => hidden = hidden.saturating_add(o.bytes),
-                    _ => freed = freed.saturating_add(o.bytes),
-                }
-                &mut totals.deleted
-            }
-        };
-        total.add(o.bytes);
-    }
-    let is_all_kept = applied.objects.iter().all(|o| o.decision == Decision::Keep);
     Outcome {
-        status: match is_all_kept {
-            true => Status::NothingToDo,
-            false => Status::Succeeded,
-        },
-        error: FailureFields::default(),
-        dry_run: !options.apply,
-        now,
-        objects: applied.objects,
-        totals,
-        freed_bytes: freed,
-        hidden_bytes: hidden,
         foreign_objects: plan.catalog.foreign.len() as u64,
         restorable_before: before,
-        restorable_after: after,
-        fulls_read: 0,
+        restorable_after: restorable_ranges(plan, &|i| !gone.contains(&i)),
         fulls_not_read: plan.not_read,
         damaged_fulls: plan.damaged.clone(),
+        ..Outcome::of(applied.objects, options, now)
+    }
+}
+
+impl Outcome {
+    /// Returns the outcome of a run whose objects are all decided. Nothing is known of what can be restored.
+    fn of(objects: Vec<Object>, options: &Options, now: DateTime<Utc>) -> Self {
+        let mut totals = Totals::default();
+        let (mut freed, mut hidden) = (0u64, 0u64);
+        for o in &objects {
+            let total = match (o.decision, o.fate) {
+                (Decision::Keep, _) | (_, Some(RemovalStatus::Changed)) => &mut totals.kept,
+                (
+                    _,
+                    Some(RemovalStatus::Failed | RemovalStatus::Waiting | RemovalStatus::Locked),
+                ) => &mut totals.left,
+                (Decision::Delete, fate) => {
+                    match fate {
+                        Some(RemovalStatus::Hidden) => hidden = hidden.saturating_add(o.bytes),
+                        _ => freed = freed.saturating_add(o.bytes),
+                    }
+                    &mut totals.deleted
+                }
+            };
+            total.add(o.bytes);
+        }
+        let is_all_kept = objects.iter().all(|o| o.decision == Decision::Keep);
+        Outcome {
+            status: match is_all_kept {
+                true => Status::NothingToDo,
+                false => Status::Succeeded,
+            },
+            error: FailureFields::default(),
+            dry_run: !options.apply,
+            now,
+            objects,
+            totals,
+            freed_bytes: freed,
+            hidden_bytes: hidden,
+            foreign_objects: 0,
+            restorable_before: Vec::new(),
+            restorable_after: Vec::new(),
+            fulls_read: 0,
+            fulls_not_read: 0,
+            damaged_fulls: Vec::new(),
+        }
     }
 }
 
@@ -501,18 +525,23 @@ fn would_shrink(plan: &Plan) -> Option<Error> {
     )))
 }
 
-/// Returns an error if the plan deletes more than half of the fulls that may be used: a wrong policy or prefix
-/// looks like this, and what is deleted does not come back.
-fn would_delete_most(plan: &Plan) -> Option<Error> {
+/// Returns the number of fulls that the plan deletes, and of those that may be used.
+fn fulls_deleted(plan: &Plan) -> (usize, usize) {
     let usable = plan.catalog.usable();
     let fulls: Vec<usize> = usable
         .filter(|&i| plan.catalog.snapshots[i].name.is_full())
         .collect();
     let deleted = fulls.iter().filter(|&&i| !plan.why[i].keeps()).count();
-    (deleted > fulls.len() / 2).then(|| {
+    (deleted, fulls.len())
+}
+
+/// Returns an error if more than half of the fulls would be deleted: a wrong policy or prefix looks like this, and what
+/// is deleted does not come back.
+fn would_delete_most(deleted: usize, fulls: usize) -> Option<Error> {
+    (deleted > fulls / 2).then(|| {
         Reason::WouldShrink.error(format!(
             "{deleted} of {} would be deleted, which is more than half: nothing was removed. Look at the reasons without --apply; if they are right, give --allow-shrink this once",
-            plural::count(fulls.len(), "full")
+            plural::count(fulls, "full")
         ))
     })
 }

@@ -195,7 +195,7 @@ impl<'a> Planner<'a> {
     }
 
     /// Lists the backup.
-    fn list(&self, now: DateTime<Utc>) -> Result<PlanInput> {
+    pub(super) fn list(&self, now: DateTime<Utc>) -> Result<PlanInput> {
         let store = &self.ctx.store;
         let mut input = PlanInput {
             now,
@@ -539,7 +539,7 @@ struct Decisions {
 
 /// What a plan is made from. Deciding may take several rounds, and each of them adds what it found.
 #[derive(Default)]
-struct PlanInput {
+pub(super) struct PlanInput {
     now: DateTime<Utc>,
     catalog: Catalog,
     side_objects: Vec<(Kind, ObjectInfo)>,

@@ -19,6 +19,9 @@ pub struct ListedFile {
     pub created: DateTime<Utc>,
     /// Where `created` is from.
     pub time_source: TimeSource,
+    /// The node that took the snapshot, or what else the name has before its time; null if it has nothing there. Those of
+    /// several nodes may be of several clusters: `--timeline NODE` chooses.
+    pub node: Option<String>,
     /// The size of the file in bytes.
     pub bytes: u64,
     /// The newest revision; null if the file cannot be read or was not.
@@ -77,6 +80,7 @@ fn listed(ctx: &Context, file: &PlainFile, opens: bool) -> Result<ListedFile> {
         name: file.name.clone(),
         created: file.created,
         time_source: file.time_source,
+        node: file.node.clone(),
         bytes: file.bytes,
         revision: None,
         compact_revision: None,

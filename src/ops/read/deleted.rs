@@ -10,6 +10,7 @@ use crate::base::external_sort::{Sorted, Sorter};
 use crate::base::{lock, unpoisoned};
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::{KeyRange, KeyValue, Revision};
+use crate::objects::key::EtcdPrefixes;
 use crate::objects::resource::Resource;
 use crate::objects::{Detail, EncryptionKeys, Object};
 use crate::prefix::Context;
@@ -73,34 +74,34 @@ struct WindowChange {
 }
 
 impl Deleted {
-    /// Reads the deletions of the keys of a range, which `range` chooses by the kinds of objects. `etcd_prefix` is that
-    /// of the API server, and `keys` open what it has encrypted.
+    /// Reads the deletions of the keys of a range, which `range` chooses by the kinds of objects. `prefixes` are those of the
+    /// API servers, and `keys` open what they have encrypted.
     ///
     /// # Errors
     /// `TooLarge` if there are more than a million; those of `range`; as [`State::open`] and [`State::for_each_live`].
     pub fn read(
         backup: &BackupLocation,
         [from, to]: [&StateRequest; 2],
-        etcd_prefix: &str,
+        prefixes: &EtcdPrefixes,
         range: impl Fn(&[Resource]) -> Result<KeyRange>,
         keys: &EncryptionKeys,
     ) -> Result<Self> {
         up_to_damage([backup.context()?], || {
-            Self::try_read(backup, [from, to], etcd_prefix, &range, keys)
+            Self::try_read(backup, [from, to], prefixes, &range, keys)
         })
     }
 
     fn try_read(
         backup: &BackupLocation,
         [from, to]: [&StateRequest; 2],
-        etcd_prefix: &str,
+        prefixes: &EtcdPrefixes,
         range: &dyn Fn(&[Resource]) -> Result<KeyRange>,
         keys: &EncryptionKeys,
     ) -> Result<Self> {
         let ctx = backup.context()?;
         let (from, _) = backup.open_with_scan(from)?;
         let mut resources: Vec<Resource> = Resource::built_in().collect();
-        resources.extend(custom_resources(ctx, &from, etcd_prefix)?);
+        resources.extend(custom_resources(ctx, &from, prefixes)?);
         let range = range(&resources)?;
         let (to, scan) = backup.open_with_scan(to)?;
         let side = |source| {

@@ -17,6 +17,7 @@ use crate::base::{lock, unpoisoned};
 use crate::error::{Reason, Result};
 use crate::mvcc::{Change, KeyRange, KeyValue};
 use crate::objects::Object;
+use crate::objects::key::EtcdPrefixes;
 use crate::objects::resource::{DEFINITIONS, Resource};
 use crate::prefix::Context;
 use crate::prefix::open::Payload;
@@ -235,14 +236,18 @@ fn for_each_change(
     Ok(())
 }
 
-/// Returns the kinds of the custom resources that a state defines. `prefix` is that of the API server. Definitions that
-/// cannot be decoded are logged.
+/// Returns the kinds of the custom resources that a state defines. Definitions that cannot be decoded are logged.
 ///
 /// # Errors
 /// As [`State::for_each_live`].
-pub fn custom_resources(ctx: &Context, source: &State, prefix: &str) -> Result<Vec<Resource>> {
-    let definitions = format!("{prefix}/{DEFINITIONS}/");
-    let mut keys = Keys::read(ctx, source, KeyRange::Prefix(definitions.into_bytes()))?;
+pub fn custom_resources(
+    ctx: &Context,
+    source: &State,
+    prefixes: &EtcdPrefixes,
+) -> Result<Vec<Resource>> {
+    let definitions = |prefix| format!("{prefix}/{DEFINITIONS}/").into_bytes();
+    let range = KeyRange::prefixes(prefixes.iter().map(definitions));
+    let mut keys = Keys::read(ctx, source, range)?;
     let mut resources = Vec::new();
     while keys.advance()? {
         let kv = keys.current()?;

@@ -97,11 +97,11 @@ pub(crate) fn read(
     let ctx = backup.context()?;
     match backup {
         BackupLocation::File(_, place) => {
-            read_files(ctx, &PlainFiles::find(ctx, place)?, timeline, collect)
+            read_files(ctx, PlainFiles::find(ctx, place)?, timeline, collect)
         }
-        _ => match BackupLocation::layout(ctx, scan(ctx, Depth::Doubtful))? {
+        _ => match BackupLocation::layout(ctx, || scan(ctx, Depth::Doubtful))? {
             Layout::Chain(scan) => read_store(ctx, scan, timeline, collect),
-            Layout::Plain(found) => read_files(ctx, &found, timeline, collect),
+            Layout::Plain(found) => read_files(ctx, found, timeline, collect),
         },
     }
 }
@@ -109,14 +109,11 @@ pub(crate) fn read(
 /// Reads plain snapshot files, the oldest first. Of several, one that cannot be read is left out with a warning.
 fn read_files(
     ctx: &Context,
-    found: &PlainFiles,
+    found: PlainFiles,
     timeline: Option<&str>,
     collect: &impl Collect,
 ) -> Result<Coverage> {
-    if timeline.is_some() {
-        let message = "plain snapshot files have no timelines: leave out --timeline";
-        return Err(Reason::Usage.error(message));
-    }
+    let found = found.of_one_history(ctx, timeline)?;
     let files = &found.files;
     let mut coverage = Coverage::new(None, Vec::new());
     let (mut last_fault, mut is_any_read) = (None, false);

@@ -24,6 +24,7 @@ use crate::error::{Error, Reason, Result};
 use crate::fold::rebuild::Rebuild;
 use crate::mvcc::Revision;
 use crate::ops::live_follower::LiveFollower;
+pub use crate::ops::plain_target::PlainTarget;
 use crate::ops::report::{Report, ReportBuilder};
 use crate::prefix::Context;
 use crate::prefix::damage::{around_damage, without_excluded};
@@ -71,7 +72,7 @@ pub struct Outcome {
     pub data_dir: Option<String>,
     /// The WAL directory, as an absolute path, if it is outside the data directory; else null.
     pub wal_dir: Option<String>,
-    /// The plain snapshot file, as given with --to-snapshot. null if a data directory is restored.
+    /// The plain snapshot file, as given with --to-snapshot, or its URL. null if a data directory is restored.
     pub snapshot_file: Option<String>,
     /// Where the previous member is kept: its folder, and the folder of its WAL segments if they have a
     /// directory of their own. Empty if there was no member.
@@ -123,7 +124,8 @@ pub struct Outcome {
     pub dry_run: bool,
 }
 
-/// Restores from the best of the backups. Fails with `Usage` if there is none.
+/// Restores from the best of the backups into `to_snapshot`, or else the data directory of the options. Fails with `Usage`
+/// if there is none.
 ///
 /// # Errors
 /// Fails with any reason except `KeyNotFound`. After a failure the target is unchanged, or the next run
@@ -131,6 +133,7 @@ pub struct Outcome {
 pub fn run(
     backups: &[BackupLocation],
     options: &Options,
+    to_snapshot: Option<&PlainTarget>,
     cancel: &Cancel,
 ) -> Result<Report<Outcome>> {
     if backups.is_empty() {
@@ -143,7 +146,7 @@ pub fn run(
         return Err(Reason::Usage
             .error("--bump-revision and --mark-compacted belong together: give both or neither"));
     }
-    restore(backups, options, cancel, false)
+    restore(backups, options, to_snapshot, cancel, false)
 }
 
 /// Restores into a temporary data directory, on which `verify` then starts an etcd.
@@ -155,12 +158,13 @@ pub(super) fn run_for_drill(
     options: &Options,
     cancel: &Cancel,
 ) -> Result<Report<Outcome>> {
-    restore(&[backup], options, cancel, true)
+    restore(&[backup], options, None, cancel, true)
 }
 
 fn restore(
     backups: &[BackupLocation],
     options: &Options,
+    to_snapshot: Option<&PlainTarget>,
     cancel: &Cancel,
     is_drill: bool,
 ) -> Result<Report<Outcome>> {
@@ -168,6 +172,7 @@ fn restore(
         let restoration = Restoration {
             backups,
             options,
+            to_snapshot,
             cancel: cancel.clone(),
             clock: ReportBuilder::start(),
             is_drill,
@@ -185,6 +190,7 @@ fn restore(
 struct Restoration<'a> {
     backups: &'a [BackupLocation],
     options: &'a Options,
+    to_snapshot: Option<&'a PlainTarget>,
     cancel: Cancel,
     clock: ReportBuilder,
     is_drill: bool,
@@ -192,9 +198,9 @@ struct Restoration<'a> {
 
 impl Restoration<'_> {
     fn run(self) -> Result<Report<Outcome>> {
-        match (&self.options.data_dir, &self.options.to_snapshot) {
+        match (&self.options.data_dir, self.to_snapshot) {
             (Some(dir), _) => self.into_data_dir(dir),
-            (None, Some(file)) => self.into_file(file),
+            (None, Some(target)) => self.into_file(target),
             (None, None) => Err(Reason::Usage.error("give --data-dir or --to-snapshot")),
         }
     }

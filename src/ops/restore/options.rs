@@ -172,7 +172,7 @@ pub struct Options {
     /// Separate WAL directory [default: in the data directory]
     #[arg(long, value_name = "DIR")]
     pub wal_dir: Option<PathBuf>,
-    /// Write a plain snapshot file for etcdutl and other tools, instead of a data directory
+    /// Write a plain snapshot file for etcdutl, k3s, Talos and other tools, by its path or URL, instead of a data directory
     ///
     /// The file is not compressed, ends with its SHA-256, and keeps the member list of the backup. --name and
     /// the other flags of the new cluster are refused. With --age-recipient the file is encrypted, and its

@@ -1,15 +1,12 @@
-//! Output files of a restore: they are synced while they grow, and a snapshot file gets its name last.
+//! Output files of a restore: they are synced while they grow.
 //!
 //! Called by `ops::restore`; knows nothing of their content.
 
 use crate::base::parallel::side_by_side;
-use crate::error::{Error, Reason, Result};
+use crate::error::{Error, Result};
 use crate::telemetry::progress::Step;
-use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
-use std::os::fd::AsRawFd;
-use std::path::Path;
 use std::sync::mpsc::{self, SyncSender};
 
 /// A failure to write: of the candidate, after which another is tried, or of the target.
@@ -130,53 +127,4 @@ pub(super) fn sync_along<T>(
             (written, Ok(())) => written,
         }
     })
-}
-
-/// A file without a name, in the directory where it will get one; if the process dies, the file is
-/// gone.
-pub(super) struct Unnamed {
-    pub(super) file: File,
-    /// The file's temporary path, on a file system without unnamed files.
-    hidden: Option<tempfile::TempPath>,
-}
-
-impl Unnamed {
-    pub(super) fn new(dir: &Path) -> Result<Self> {
-        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-        if let Ok(fd) = rustix::fs::openat(CWD, dir, flags, Mode::RUSR | Mode::WUSR) {
-            let file = File::from(fd);
-            return Ok(Unnamed { file, hidden: None });
-        }
-        let file = tempfile::Builder::new()
-            .prefix(".deltafold-")
-            .tempfile_in(dir)
-            .map_err(|e| Error::io(format!("create a file in {}", dir.display()), e))?;
-        let (file, hidden) = file.into_parts();
-        let hidden = Some(hidden);
-        Ok(Unnamed { file, hidden })
-    }
-
-    /// Gives the file its name. Fails with `TargetExists` if the name is taken.
-    pub(super) fn name(self, path: &Path) -> Result<()> {
-        let named = match self.hidden {
-            Some(hidden) => hidden.persist_noclobber(path).map_err(|e| e.error),
-            None => {
-                let fd_path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
-                rustix::fs::linkat(CWD, fd_path, CWD, path, AtFlags::SYMLINK_FOLLOW)
-                    .map_err(io::Error::from)
-            }
-        };
-        named.map_err(|e| match e.kind() {
-            io::ErrorKind::AlreadyExists => name_taken(path),
-            _ => Error::io(format!("give {} its name", path.display()), e),
-        })
-    }
-}
-
-/// Returns the error for a name that is taken.
-pub(super) fn name_taken(path: &Path) -> Error {
-    Reason::TargetExists.error(format!(
-        "{} already exists, and restore never overwrites a file: choose another --to-snapshot",
-        path.display()
-    ))
 }

@@ -3,7 +3,7 @@
 //!
 //! Called by `ops::restore`; the fold and the layout are made by `fold`.
 
-use super::output::{Output, Unnamed, WriteFailure, sync_along, sync_beside};
+use super::output::{Output, WriteFailure, sync_along, sync_beside};
 use crate::backup::frame::{FrameReader, FrameWriter};
 use crate::base::read_all::for_each_piece;
 use crate::base::temp::TempFile;
@@ -14,6 +14,7 @@ use crate::error::{Error, Reason, Result};
 use crate::fold::publish::{HashingWriter, TeeWriter};
 use crate::fold::rebuild::{Leases, Rebuild, Rebuilt};
 use crate::mvcc::{Fold, KeyRange, Revision};
+use crate::ops::plain_target::Unnamed;
 use crate::prefix::{Context, free_space};
 use crate::store::EncryptingWriter;
 use sha2::{Digest, Sha256};

@@ -14,7 +14,7 @@ use crate::backup::frame::FrameReader;
 use crate::backup::{Kind, SnapshotName};
 use crate::base::limits::Limits;
 use crate::base::parallel::side_by_side;
-use crate::base::{ReadAt, Tee};
+use crate::base::{Cancel, ReadAt, Tee};
 use crate::bolt::Database;
 use crate::error::{Error, Reason, Result};
 use crate::etcd::cluster::MemberHash;
@@ -27,6 +27,7 @@ use crate::prefix::Context;
 use crate::prefix::identity::ClusterFacts;
 use crate::prefix::open::DatabaseFile;
 use crate::telemetry::progress::Step;
+use std::fs::File;
 use std::io::{self, Read, Write};
 use std::time::Instant;
 
@@ -109,7 +110,12 @@ impl UnpublishedFull {
             endpoint = self.endpoint,
             "saved a full snapshot"
         );
-        Ok(NewSnapshot {
+        Ok(self.saved(name))
+    }
+
+    /// Describes this full when it has its name.
+    pub(super) fn saved(&self, name: SnapshotName) -> NewSnapshot {
+        NewSnapshot {
             bytes: self.packed.bytes(),
             uncompressed_bytes: self.payload_bytes,
             events: 0,
@@ -117,7 +123,20 @@ impl UnpublishedFull {
             compact_revision: Some(self.hash.compact_revision),
             live_keys: Some(self.hash.live_keys),
             name,
-        })
+        }
+    }
+
+    /// Writes the packed snapshot to a file, and reads it back.
+    ///
+    /// # Errors
+    /// Errors of the file, as `failed` converts them; `Io`, `Terminated`.
+    pub(super) fn write_to(
+        &self,
+        file: &File,
+        cancel: &Cancel,
+        failed: impl Fn(io::Error) -> Error + Copy,
+    ) -> Result<()> {
+        self.packed.write_to(file, cancel, failed)
     }
 }
 

@@ -15,11 +15,13 @@ mod last_saved;
 mod metrics;
 pub mod next;
 mod recent_keys;
+mod save;
 mod saver;
 
 pub use delta::{DeltaOptions, delta};
 pub use metrics::MetricsReporter;
 pub use next::FullReason;
+pub use save::save;
 
 use crate::backup::codec::CompressionChoice;
 use crate::backup::{Compression, Kind, SnapshotName};
@@ -144,7 +146,7 @@ pub enum Status {
 #[derive(Debug, Clone, JsonSchema, Serialize)]
 #[schemars(rename = "Listed")]
 pub struct SnapshotOutcome {
-    /// The object's name without its folder.
+    /// The object's name without its folder; of `snapshot save` the path or URL.
     pub name: String,
     /// `Full`: a whole database. `Incr`: the events of a range of revisions.
     pub kind: Kind,
@@ -193,7 +195,7 @@ pub struct Hole {
     pub last_revision: Revision,
 }
 
-/// The result of `snapshot full` and `snapshot delta`. The fields are a contract:
+/// The result of `snapshot full`, `snapshot delta` and `snapshot save`. The fields are a contract:
 /// `deltafold schema snapshot`.
 #[derive(Debug, Clone, JsonSchema, Serialize)]
 pub struct Outcome {

@@ -29,7 +29,7 @@ use crate::mvcc::Revision;
 use crate::ops::snapshot_leases::{self, News};
 use crate::prefix::Context;
 use crate::prefix::identity::{self, ClusterFacts};
-use crate::prefix::scan::{self, Depth, Scan, scan_with_tags};
+use crate::prefix::scan::{self, Depth, Scan, has_plain_snapshots, scan_with_tags};
 use crate::prefix::tags::TagScope;
 use crate::prefix::timeline_records::{self, Leaves, TimelineRecord};
 use crate::telemetry::metrics::SnapshotKind;
@@ -104,8 +104,8 @@ impl<'a> Saver<'a> {
     /// Scans the store without the intention to save.
     ///
     /// # Errors
-    /// Fails with the store's errors, and with `NoSnapshots` if the store holds snapshots directly instead of
-    /// in v2/: then its URL is wrong.
+    /// Fails with the store's errors, and with `NoSnapshots` if the store holds plain snapshots, or those of a chain
+    /// directly instead of in v2/: then its URL is wrong.
     pub(super) fn look(ctx: &'a Context, settings: &'a SnapshotSettings) -> Result<Self> {
         Ok(Self::scan(ctx, settings)?.0)
     }
@@ -131,9 +131,14 @@ impl<'a> Saver<'a> {
         let scan = match scan_with_tags(ctx, Depth::Doubtful, TagScope::Chain) {
             Ok(scan) => scan,
             Err(e) if e.reason() == Reason::NoSnapshots => {
-                let names = ctx.store.list_directly()?;
-                let misplaced = names.iter().any(|n| n.parse::<SnapshotName>().is_ok());
-                return if misplaced { Err(e) } else { Ok((saver, None)) };
+                let paths = ctx.store.first_paths()?;
+                let is_elsewhere = paths
+                    .iter()
+                    .any(|p| !p.contains('/') && p.parse::<SnapshotName>().is_ok());
+                if is_elsewhere || has_plain_snapshots(&paths) {
+                    return Err(e);
+                }
+                return Ok((saver, None));
             }
             Err(e) => return Err(e),
         };

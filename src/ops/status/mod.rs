@@ -158,7 +158,7 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
         has_records: true,
         ..Collected::default()
     };
-    let scan = scan_with_tags(ctx, Depth::Names, TagScope::Newest);
+    let scan = || scan_with_tags(ctx, Depth::Names, TagScope::Newest);
     match BackupLocation::layout(ctx, scan) {
         Ok(Layout::Chain(scan)) => {
             facts.read_notes(ctx)?;

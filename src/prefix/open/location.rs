@@ -3,11 +3,14 @@
 //! It opens the location with `state`.
 
 use super::state::State;
+use crate::backup::catalog::SNAPSHOTS;
 use crate::error::{Error, Reason, Result};
-use crate::prefix::Context;
-use crate::prefix::plain_files::{PlainFiles, PlainPlace};
-use crate::prefix::scan::{Depth, Scan, scan};
+use crate::prefix::plain_files::{PlainFiles, PlainPlace, is_of_one_snapshot, tells_plain_layout};
+use crate::prefix::scan::{Depth, Scan, both_layouts_error, scan};
 use crate::prefix::select::StateRequest;
+use crate::prefix::{Context, PrefixLayout};
+use crate::store::open::local_folder;
+use std::path::Path;
 
 /// The layout of a prefix.
 pub(crate) enum Layout<T> {
@@ -77,28 +80,59 @@ impl BackupLocation {
             BackupLocation::File(_, place) => {
                 Ok((State::open_file_unchecked(ctx, place, request)?, None))
             }
-            _ => match Self::layout(ctx, scan(ctx, Depth::Doubtful))? {
+            _ => match Self::layout(ctx, || scan(ctx, Depth::Doubtful))? {
                 Layout::Chain(scan) => Ok((State::open(ctx, &scan, request)?, Some(scan))),
                 Layout::Plain(found) => Ok((State::open_one_of(ctx, found, request)?, None)),
             },
         }
     }
 
-    /// Returns how a prefix is laid out, by the result of looking for chains: plain snapshots are looked for only if there
-    /// is none.
+    /// Returns how a prefix is laid out. `read_chains` reads it as a prefix of chains: plain snapshots are looked for only
+    /// if there is none, or in a folder, where a look costs no request.
     ///
     /// # Errors
-    /// The error of the result.
-    pub(crate) fn layout<T>(ctx: &Context, chains: Result<T>) -> Result<Layout<T>> {
-        match chains {
-            Err(e) if e.reason() == Reason::NoSnapshots => {
-                match PlainFiles::find(ctx, &PlainPlace::of_prefix(ctx)) {
-                    Ok(found) if !found.has_names_of_chains() => Ok(Layout::Plain(found)),
-                    // The error of the chains has the better hints, such as the folder above.
-                    _ => Err(e),
-                }
-            }
+    /// The error of `read_chains`; `Usage` if a folder has both, and the context does not say which is meant.
+    pub(crate) fn layout<T>(
+        ctx: &Context,
+        read_chains: impl FnOnce() -> Result<T>,
+    ) -> Result<Layout<T>> {
+        let find = || PlainFiles::find(ctx, &PlainPlace::of_prefix(ctx));
+        match ctx.layout {
+            Some(PrefixLayout::Chain) => return read_chains().map(Layout::Chain),
+            Some(PrefixLayout::Plain) => return find().map(Layout::Plain),
+            None => refuse_both(ctx)?,
+        }
+        match read_chains() {
+            Err(e) if e.reason() == Reason::NoSnapshots => match find() {
+                Ok(found) if !found.has_names_of_chains() => Ok(Layout::Plain(found)),
+                // The error of the chains has the better hints, such as the folder above.
+                _ => Err(e),
+            },
             chains => chains.map(Layout::Chain),
         }
+    }
+}
+
+/// Fails if a folder of this machine holds chains and plain snapshots.
+fn refuse_both(ctx: &Context) -> Result<()> {
+    let Some(root) = local_folder(ctx.store.url()) else {
+        return Ok(());
+    };
+    let names_in = |dir: &Path| {
+        let entries = dir.read_dir().into_iter().flatten();
+        entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+    };
+    let has_chains = SNAPSHOTS
+        .iter()
+        .any(|folder| names_in(&root.join(folder)).next().is_some());
+    let is_plain = |name: &String| {
+        let mut below = names_in(&root.join(name)).map(|file| format!("{name}/{file}"));
+        tells_plain_layout(name)
+            || is_of_one_snapshot(name) && below.any(|path| tells_plain_layout(&path))
+    };
+    let plain = has_chains.then(|| names_in(&root).find(is_plain)).flatten();
+    match plain {
+        Some(plain) => Err(both_layouts_error(ctx, &plain)),
+        None => Ok(()),
     }
 }

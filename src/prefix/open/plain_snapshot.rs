@@ -16,8 +16,8 @@ use crate::error::{Error, Reason, Result};
 use crate::mvcc::Base;
 use crate::prefix::plain_files::PlainPlace;
 use crate::prefix::{Context, free_space};
+use crate::store::encryption;
 use crate::store::open::holds_backup;
-use crate::store::{ObjectReader, encryption};
 use crate::telemetry::progress::Step;
 use sha2::{Digest, Sha256};
 use std::cell::Cell;
@@ -174,36 +174,41 @@ pub(in crate::prefix) fn open_unchecked(
     ctx: &Context,
     place: &PlainPlace,
 ) -> Result<PlainSnapshot> {
-    let (content, bytes) = match place {
+    let name = place.name(ctx);
+    match place {
         PlainPlace::Path(path) => {
             let (file, bytes) = open(path)?;
-            (Content::File(file), bytes)
+            Opener::open(ctx, &name, bytes, Content::File(file))
         }
         PlainPlace::Store(path) => {
             let object = ctx.store.info(path)?;
             let object = object.ok_or_else(|| {
                 Reason::NoSnapshots.error(format!("there is no {}", ctx.store.name(path)))
             })?;
-            (
-                Content::Object(ctx.store.fetch(path, object.bytes)),
+            open_stream(
+                ctx,
+                &name,
                 object.bytes,
+                ctx.store.fetch(path, object.bytes),
             )
         }
-    };
-    let name = place.name(ctx);
-    let opener = Opener {
-        ctx,
-        name: &name,
-        bytes,
-        progress: Step::new("read the snapshot file", Some(bytes)),
-    };
-    opener.open(content).map_err(|e| with_name(&name, e))
+    }
+}
+
+/// Opens a plain snapshot from a stream of its bytes, and checks its hash.
+pub(in crate::prefix) fn open_stream(
+    ctx: &Context,
+    name: &str,
+    bytes: u64,
+    stream: impl Read + Send,
+) -> Result<PlainSnapshot> {
+    Opener::open(ctx, name, bytes, Content::Stream(Box::new(stream)))
 }
 
 /// The bytes of a plain snapshot.
-enum Content {
+enum Content<'a> {
     File(File),
-    Object(ObjectReader),
+    Stream(Box<dyn Read + Send + 'a>),
 }
 
 /// Opens one plain snapshot file.
@@ -215,14 +220,29 @@ struct Opener<'a> {
     progress: Step,
 }
 
-impl Opener<'_> {
-    fn open(&self, mut content: Content) -> Result<PlainSnapshot> {
+impl<'a> Opener<'a> {
+    fn open(
+        ctx: &'a Context,
+        name: &'a str,
+        bytes: u64,
+        content: Content<'_>,
+    ) -> Result<PlainSnapshot> {
+        let opener = Opener {
+            ctx,
+            name,
+            bytes,
+            progress: Step::new("read the snapshot file", Some(bytes)),
+        };
+        opener.open_content(content).map_err(|e| with_name(name, e))
+    }
+
+    fn open_content(&self, mut content: Content<'_>) -> Result<PlainSnapshot> {
         if self.bytes == 0 {
             return Err(Error::corrupt("it is empty: take the snapshot again"));
         }
         let mut head = match &mut content {
             Content::File(file) => self.head(file)?,
-            Content::Object(object) => self.head(object)?,
+            Content::Stream(stream) => self.head(stream)?,
         };
         let is_encrypted =
             head.starts_with(encryption::MAGIC) || head.starts_with(encryption::ARMORED);
@@ -239,10 +259,10 @@ impl Opener<'_> {
                 packing => (packing, self.unpack(packing, self.progress.reader(&file))),
             },
             content => {
-                let mut whole: Box<dyn Read + Send> = match content {
+                let mut whole: Box<dyn Read + Send + '_> = match content {
                     Content::File(file) => Box::new(self.progress.reader(file)),
-                    Content::Object(object) => {
-                        let whole = Cursor::new(head.clone()).chain(object);
+                    Content::Stream(stream) => {
+                        let whole = Cursor::new(head.clone()).chain(stream);
                         Box::new(self.progress.reader(whole))
                     }
                 };

@@ -150,7 +150,11 @@ impl State {
     ) -> Result<State> {
         match place {
             PlainPlace::Path(path) if !path.is_dir() => {
-                Self::open_plain(ctx, place, request.at, request, Vec::new())
+                if request.timeline.is_some() {
+                    return Err(Reason::Usage
+                        .error("a plain snapshot file has no timelines: leave out --timeline"));
+                }
+                Self::open_plain(ctx, place, request.at, Vec::new())
             }
             _ => Self::open_one_of(ctx, PlainFiles::find(ctx, place)?, request),
         }
@@ -166,21 +170,17 @@ impl State {
         request: &StateRequest,
     ) -> Result<State> {
         let mut warnings = Vec::new();
+        let found = found.of_one_history(ctx, request.timeline.as_deref())?;
         let (place, at) = found.choose(ctx, request.at, &mut warnings)?;
-        Self::open_plain(ctx, &place, at, request, warnings)
+        Self::open_plain(ctx, &place, at, warnings)
     }
 
     fn open_plain(
         ctx: &Context,
         place: &PlainPlace,
         at: At,
-        request: &StateRequest,
         mut warnings: Vec<String>,
     ) -> Result<State> {
-        let usage = |message| Err(Reason::Usage.error(message));
-        if request.timeline.is_some() {
-            return usage("a plain snapshot file has no timelines: leave out --timeline");
-        }
         let name = place.name(ctx);
         let plain = ctx.plain_unchecked(place)?;
         let base = plain.base;
@@ -195,9 +195,9 @@ impl State {
                 )));
             }
             At::Time(_) => {
-                return usage(
+                return Err(Reason::Usage.error(
                     "a plain snapshot file has no times: use --revision, or --store with the deltas",
-                );
+                ));
             }
         };
         if let Some(warning) = plain.warning(&name) {

@@ -1,0 +1,60 @@
+//! Saves a plain snapshot of a live etcd, as `etcdctl snapshot save` writes it, but of a member that agrees with the
+//! others, and checked.
+//!
+//! Called by `cli::snapshot`.
+
+use super::compared::ComparedCluster;
+use super::{FullReason, Outcome, SnapshotOutcome, SnapshotSettings, Status, full};
+use crate::backup::Compression;
+use crate::backup::codec::CompressionChoice;
+use crate::error::{Error, Result};
+use crate::etcd::cluster::Cluster;
+use crate::ops::plain_target::{PlainTarget, Unnamed};
+use crate::ops::report::{Report, ReportBuilder};
+use crate::prefix::Context;
+
+/// Saves a plain snapshot. The store of the context is not used.
+///
+/// # Errors
+/// `TargetExists`, `MembersDiffer`; errors of etcd connections, and of the store of the target; `Io`, `NoSpace`,
+/// `Terminated`.
+pub fn save(
+    ctx: &Context,
+    settings: &SnapshotSettings,
+    target: &PlainTarget,
+) -> Result<Report<Outcome>> {
+    let mut clock = ReportBuilder::start();
+    target.check(ctx.keys.encrypts())?;
+    let cluster = Cluster::observe(&settings.connector)?;
+    let compared = ComparedCluster::new(cluster, &settings.connector)?;
+    let settings = SnapshotSettings {
+        compression: CompressionChoice::Chosen(Compression::None.into()),
+        ..settings.clone()
+    };
+    let taken = full::take(ctx, &settings, None, &compared)?;
+    let unnamed = Unnamed::new(target.directory(&ctx.temp_dir))?;
+    let failed = |e| Error::io(format!("write {}", target.name()), e);
+    taken.write_to(&unnamed.file, ctx.store.cancel(), failed)?;
+    unnamed.file.sync_all().map_err(failed)?;
+    target.publish(unnamed, ctx.store.cancel())?;
+    let saved = SnapshotOutcome {
+        name: target.name(),
+        ..SnapshotOutcome::from(&taken.saved(taken.name(ctx, 0, false)))
+    };
+    clock.warnings.extend(compared.warnings());
+    clock.warnings.extend(taken.warnings.iter().cloned());
+    Ok(clock.report(Outcome {
+        status: Status::Succeeded,
+        revision: taken.revision,
+        full_reason: Some(FullReason::Requested),
+        message: None,
+        timeline_began: false,
+        hole: None,
+        endpoint: Some(taken.endpoint.clone()),
+        members: compared.comparisons,
+        events: 0,
+        bytes_read: saved.uncompressed_bytes,
+        bytes_written: saved.bytes,
+        snapshots: vec![saved],
+    }))
+}
