@@ -4,10 +4,9 @@
 //! and named. In a store, names tell what is a snapshot; of files the first bytes are read, too.
 
 use crate::backup::SnapshotName;
-use crate::backup::survey::{FingerprintFiles, Survey};
+use crate::backup::survey::Histories;
 use crate::base::time::rfc3339;
-use crate::base::{Cancel, ReadAt, shorten};
-use crate::bolt::Database;
+use crate::base::{Cancel, shorten};
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::Revision;
 use crate::prefix::Context;
@@ -293,7 +292,7 @@ impl PlainFiles {
         ctx: &Context,
         nodes: &BTreeSet<String>,
     ) -> Result<Option<(String, String)>> {
-        let mut histories = Histories::new(ctx)?;
+        let mut histories = Histories::new(ctx.temp_file()?);
         let mut left = nodes.clone();
         let mut newest: Option<&PlainFile> = None;
         for file in self.files.iter().rev() {
@@ -558,40 +557,6 @@ fn companion_of(path: &str) -> Option<String> {
     let time = path.strip_prefix("static_kuberesources_")?;
     let time = time.strip_suffix(".tar.gz")?;
     Some(format!("snapshot_{time}.db"))
-}
-
-/// Compares the histories of snapshots, one after the other.
-pub(crate) struct Histories {
-    fingerprints: FingerprintFiles,
-    last: Option<Survey>,
-}
-
-impl Histories {
-    /// # Errors
-    /// `Io`, `NoSpace`, `PermissionDenied`.
-    pub(crate) fn new(ctx: &Context) -> Result<Self> {
-        Ok(Histories {
-            fingerprints: FingerprintFiles::new(vec![ctx.temp_file()?]),
-            last: None,
-        })
-    }
-
-    /// Returns whether a snapshot has the same history as the one before: both hold a change at the same revision, and
-    /// nothing that disagrees.
-    ///
-    /// # Errors
-    /// `CorruptSnapshot`, `Io`, `NoSpace`.
-    pub(crate) fn follows<R: ReadAt>(&mut self, db: &Database<R>) -> Result<bool> {
-        let surveyor = self.fingerprints.surveyors().next();
-        let mut surveyor = surveyor.ok_or_else(|| Error::internal("there is no surveyor"))?;
-        let survey = surveyor.full(db)?;
-        let last = self.last.replace(survey);
-        let (Some(last), Some(survey)) = (last, &self.last) else {
-            return Ok(true);
-        };
-        let compared = self.fingerprints.compare(&last, survey)?;
-        Ok(compared.conflict.is_none() && compared.agreed.is_some())
-    }
 }
 
 /// Whether a file is in a hidden folder: k3s has files of the same names in `.metadata`.

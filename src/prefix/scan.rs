@@ -472,8 +472,11 @@ pub(crate) fn no_snapshots_error(ctx: &Context, catalog: &Catalog) -> Error {
         let meant = above.or_else(|| open::likely_folder(url));
         let meant = meant.map(|d| format!("; did you mean {d}?"));
         let meant = meant.or_else(|| backups_below(&paths)).unwrap_or_default();
+        let name = url.trim_end_matches('/').rsplit('/').next();
+        let file = name.filter(|name| has_name_of_snapshot(name));
+        let file = file.map_or("", |_| "; a single snapshot file is given with --snapshot");
         format!(
-            "{url} holds no snapshots (looked for {V2}/ and {V1}/ below it): check --store{meant}"
+            "{url} holds no snapshots (looked for {V2}/ and {V1}/ below it): check --store{meant}{file}"
         )
     };
     Reason::NoSnapshots.error(message)

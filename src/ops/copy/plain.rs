@@ -9,6 +9,7 @@ use super::{CopyStatus, ObjectOutcome, Options, Outcome, Status};
 use crate::backup::catalog::V2;
 use crate::backup::codec::{Compression, Encoding};
 use crate::backup::frame::FrameWriter;
+use crate::backup::survey::Histories;
 use crate::backup::{Catalog, Kind, SnapshotName};
 use crate::base::parallel::each;
 use crate::base::{ReadAt, Tee, lock, plural};
@@ -18,7 +19,7 @@ use crate::fold::rebuild::read_every_page;
 use crate::mvcc::Revision;
 use crate::ops::report::{FailureFields, Report, ReportBuilder};
 use crate::prefix::open::PlainSnapshot;
-use crate::prefix::plain_files::{Histories, PlainFile, PlainFiles, PlainPlace};
+use crate::prefix::plain_files::{PlainFile, PlainFiles, PlainPlace};
 use crate::prefix::scan::{by_names, has_plain_snapshots};
 use crate::prefix::timeline_records::{Leaves, TimelineRecord};
 use crate::prefix::{Context, PrefixLayout};
@@ -198,7 +199,7 @@ impl Chain {
             refuse_plaintext(to)?;
         }
         let mut chain = Chain {
-            histories: Histories::new(from)?,
+            histories: Histories::new(from.temp_file()?),
             newest: None,
             is_of_others: true,
             fulls: HashMap::new(),
