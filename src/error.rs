@@ -7,7 +7,16 @@ use crate::base::printable;
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use strum::{Display, IntoStaticStr, VariantArray};
+
+/// Whether SIGINT, and not SIGTERM, ends the process.
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
+/// Says that SIGINT ends the process: that decides the exit code of [`Reason::Terminated`].
+pub(crate) fn set_interrupted() {
+    INTERRUPTED.store(true, Ordering::Relaxed);
+}
 
 /// Why something failed. The names and codes are a contract (`docs/exit-codes.md`).
 #[derive(
@@ -128,7 +137,7 @@ impl Reason {
         self.into()
     }
 
-    /// Returns the exit code of the process. Codes follow BSD's sysexits.h; 143 is 128 + SIGTERM.
+    /// Returns the exit code of the process. Codes follow BSD's sysexits.h; 143 is 128 + SIGTERM, and 130 is 128 + SIGINT.
     pub fn exit_code(self) -> u8 {
         match self {
             Reason::Usage => 64,
@@ -170,6 +179,7 @@ impl Reason {
             Reason::CertificateExpired => 76,
             Reason::PermissionDenied | Reason::Unauthenticated | Reason::CannotDecrypt => 77,
             Reason::Configuration | Reason::ObjectLocked => 78,
+            Reason::Terminated if INTERRUPTED.load(Ordering::Relaxed) => 130,
             Reason::Terminated => 143,
         }
     }

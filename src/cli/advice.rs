@@ -22,6 +22,12 @@ pub(super) fn explain(
 ) -> clap::Error {
     let words: Vec<&str> = args.iter().filter_map(|a| a.to_str()).collect();
     let mut e = with_expected_number(e, command, words.get(1..).unwrap_or_default());
+    // "to pass '-x' as a value, use '-- -x'" helps nobody here: no value begins with a dash.
+    if let Some(ContextValue::StyledStrs(tips)) = e.get(ContextKind::Suggested) {
+        let tips = tips.iter().filter(|tip| !tip.to_string().contains("'-- "));
+        let tips = ContextValue::StyledStrs(tips.cloned().collect());
+        e.insert(ContextKind::Suggested, tips);
+    }
     if let Some(tip) = tip(&e, &words) {
         let tip = ContextValue::StyledStrs(vec![StyledStr::from(tip)]);
         e.insert(ContextKind::Suggested, tip);
@@ -90,6 +96,17 @@ fn tip(e: &clap::Error, words: &[&str]) -> Option<&'static str> {
         _ => false,
     };
     let command = words.get(1).copied().unwrap_or_default();
+    if e.kind() == ErrorKind::InvalidSubcommand {
+        return match command {
+            "server" => Some(
+                "etcd-backup-restore's `server` is `deltafold snapshot follow`, with `deltafold gc` and `deltafold compact` beside it: docs/migration.md",
+            ),
+            "initialize" => Some(
+                "etcd-backup-restore's `initialize` is `deltafold restore --if-needed sanity`: docs/migration.md",
+            ),
+            _ => None,
+        };
+    }
     let is_missing = e.kind() == ErrorKind::MissingRequiredArgument;
     match command {
         "get" if is_missing && lacks("<KEY>") => Some(

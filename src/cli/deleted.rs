@@ -134,16 +134,14 @@ impl DeletedArgs {
                 None => KeyRange::All,
                 Some(_) => {
                     let namespaced = resources.iter().filter(|r| r.is_namespaced);
-                    let below = namespaced
-                        .flat_map(|r| prefixes.iter().map(|p| r.prefix(p, namespace).into_bytes()));
-                    KeyRange::prefixes(below)
+                    KeyRange::prefixes(namespaced.flat_map(|r| r.prefixes(prefixes, namespace)))
                 }
             });
         };
         let reference = Reference::parse(kind, None).filter(|r| r.name.is_none());
         let resource = reference.map(|r| r.resource(resources)).transpose()?;
         match resource.flatten() {
-            Some(resource) => Ok(resource.range(prefixes, namespace)),
+            Some(resource) => Ok(KeyRange::prefixes(resource.prefixes(prefixes, namespace))),
             None => Err(Reason::Usage.error(format!(
                 "\"{kind}\" is neither a kind of Kubernetes' own nor of a CustomResourceDefinition in the backup"
             ))),

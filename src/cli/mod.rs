@@ -17,6 +17,7 @@ mod encryption;
 mod endpoints;
 mod explore;
 mod export;
+mod format;
 mod gc;
 mod get;
 mod help;
@@ -45,12 +46,15 @@ mod terminal;
 mod termination;
 mod text;
 mod verify;
+mod version;
 
 use crate::base::Cancel;
+use crate::base::flag_values::yes_or_no;
 use crate::error::{Error, Reason, Result};
 use crate::telemetry::logs::{self, LogFormat};
-use crate::telemetry::memory;
-use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use crate::telemetry::{memory, progress};
+use clap::{Args, CommandFactory, Parser, Subcommand};
+use format::Format;
 pub use get::table;
 pub use parse::check;
 use print::{fail, print_outcome, print_report, size};
@@ -103,6 +107,7 @@ enum Command {
     Snapshot(snapshot::SnapshotArgs),
     Compact(compact::CompactArgs),
     Copy(copy::CopyArgs),
+    #[command(visible_alias = "ls")]
     List(list::ListArgs),
     Status(status::StatusArgs),
     Restore(restore::RestoreArgs),
@@ -122,12 +127,13 @@ enum Command {
     Task(task::TaskArgs),
     CopyProgram(copy_program::CopyProgramArgs),
     Schema(schemas::SchemaArgs),
+    Version(version::VersionArgs),
     Completions(completions::CompletionsArgs),
     Man(man::ManArgs),
 }
 
-/// The format of the result on standard output.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+/// The format of the result on standard output, for all commands but `get`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Output {
     /// Human-readable text
     Text,
@@ -139,9 +145,19 @@ enum Output {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Output")]
 struct Global {
-    /// Output format
-    #[arg(long, global = true, default_value = "text", value_name = "FORMAT")]
-    output: Output,
+    /// Output format: text or json; `get` has more
+    #[arg(
+        short,
+        long,
+        global = true,
+        default_value = "text",
+        overrides_with = "output",
+        value_name = "FORMAT"
+    )]
+    output: Format,
+    /// Show no progress, and log only errors
+    #[arg(short, long, global = true, conflicts_with = "log_level", value_parser = yes_or_no)]
+    quiet: bool,
     /// Log format [default: json in a Pod, otherwise text]
     #[arg(long, global = true, value_name = "FORMAT")]
     log_format: Option<LogFormat>,
@@ -179,11 +195,20 @@ pub fn main() -> ExitCode {
         Ok(parsed) => parsed,
         Err(e) => return refusal::refuse(&e, &args, started),
     };
+    let output = match &cli.command {
+        Command::Get(_) => Ok(cli.global.output.of_errors()),
+        _ => cli.global.output.output(),
+    };
+    let output = match output {
+        Ok(output) => output,
+        Err(e) => return fail(&e, Output::Text, true),
+    };
     let termination =
         Termination::begin(cli.global.termination_log.clone(), Some(command), started);
     let format = cli.global.log_format.unwrap_or_else(LogFormat::detect);
     let level = match &cli.global.log_level {
         Some(level) => level,
+        None if cli.global.quiet => "error",
         // On a terminal, progress bars and the result are enough, and each finding is shown once.
         None if terminal::is_shared() => "warn,deltafold=warn,deltafold::finding=off",
         None if std::io::stderr().is_terminal() => "warn",
@@ -192,14 +217,16 @@ pub fn main() -> ExitCode {
     if let Err(e) = logs::init(format, level) {
         let e = Reason::Usage.error(format!("--log-level: {e}"));
         end_without_log(&termination, &e);
-        return fail(&e, cli.global.output, true);
+        return fail(&e, output, true);
+    }
+    if cli.global.quiet {
+        progress::hide();
     }
     for warning in variable_slips() {
         tracing::warn!("{warning}");
     }
-    let output = cli.global.output;
     // The panic hook has already written the panic's message to standard error.
-    let ended = std::panic::catch_unwind(AssertUnwindSafe(|| run(cli)))
+    let ended = std::panic::catch_unwind(AssertUnwindSafe(|| run(cli, output)))
         .unwrap_or_else(|_| Err(Error::internal("the command panicked")));
     let failure = match &ended {
         Ok(failure) => failure.as_ref(),
@@ -241,14 +268,14 @@ fn end_without_log(termination: &Termination, e: &Error) {
 type Ended = Result<Option<Error>>;
 
 /// Runs a command on a new runtime.
-fn run(cli: Cli) -> Ended {
+fn run(cli: Cli, output: Output) -> Ended {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
         .build()
         .map_err(|e| Error::io("start the runtime", e))?;
     let entered = runtime.enter();
-    let output = cli.global.output;
+    let format = &cli.global.output;
     let result = match cli.command {
         Command::Compact(args) => with_signals(|cancel| args.run(cancel, output)),
         // The follower handles signals itself.
@@ -258,7 +285,7 @@ fn run(cli: Cli) -> Ended {
         Command::List(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Status(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Restore(args) => with_signals(|cancel| args.run(cancel, output)),
-        Command::Get(args) => with_signals(|cancel| args.run(cancel, output)),
+        Command::Get(args) => with_signals(|cancel| args.run(cancel, format)),
         Command::History(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Diff(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Deleted(args) => with_signals(|cancel| args.run(cancel, output)),
@@ -274,6 +301,7 @@ fn run(cli: Cli) -> Ended {
         Command::Task(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::CopyProgram(args) => args.run().map(|()| None),
         Command::Schema(args) => args.run().map(|()| None),
+        Command::Version(args) => args.run(output).map(|()| None),
         Command::Completions(args) => args.run().map(|()| None),
         Command::Man(args) => args.run().map(|()| None),
     };

@@ -105,5 +105,9 @@ fn value_of(args: &[OsString], flag: &str, variable: &str) -> Option<OsString> {
 
 /// Whether the command line or the environment asks for JSON output.
 fn wants_json(args: &[OsString]) -> bool {
-    value_of(args, "--output", "DELTAFOLD_OUTPUT").is_some_and(|format| format == "json")
+    let value = value_of(args, "--output", "DELTAFOLD_OUTPUT");
+    value.is_some_and(|format| format == "json" || format == "result")
+        || args
+            .windows(2)
+            .any(|pair| pair[0] == "-o" && pair[1] == "json")
 }

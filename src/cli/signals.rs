@@ -3,7 +3,7 @@
 //! `run` in `cli` wraps commands in [`with_signals`]; `snapshot follow` has an orderly shutdown of its own.
 
 use crate::base::Cancel;
-use crate::error::{Error, Result};
+use crate::error::{self, Error, Result};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// "File size limit exceeded", on Linux and the BSDs.
@@ -31,7 +31,7 @@ pub(super) fn with_signals<T>(operation: impl FnOnce(&Cancel) -> Result<T>) -> R
 async fn cancel_at_signal(mut term: Signal, mut int: Signal, cancel: Cancel) {
     tokio::select! {
         _ = term.recv() => {}
-        _ = int.recv() => {}
+        _ = int.recv() => error::set_interrupted(),
     }
     cancel.cancel();
 }

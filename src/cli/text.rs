@@ -12,7 +12,7 @@ use crate::base::shorten::{self, IN_JSON};
 use crate::base::time::{self, Zone};
 use crate::mvcc::{KeyValue, Revision};
 use crate::objects::key::ObjectKey;
-use crate::objects::{EncryptionKeys, NotDecoded, Object, yaml};
+use crate::objects::{Detail, EncryptionKeys, NotDecoded, Object, yaml};
 use crate::ops::options::Point;
 use chrono::{DateTime, Utc};
 use std::borrow::Cow;
@@ -303,9 +303,20 @@ pub(super) fn object(o: &ObjectKey<'_>) -> String {
     line(&text).into_owned()
 }
 
+/// What is shown of an object.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Shown {
+    /// The values of Secrets.
+    pub(super) secrets: bool,
+    /// `metadata.managedFields`.
+    pub(super) managers: bool,
+    /// Only what `kubectl apply` takes.
+    pub(super) clean: bool,
+}
+
 /// A key with its revisions and its value: an object as YAML, other text as it is. The values of Secrets are hidden
 /// unless `show_secrets` is set.
-pub(super) fn entry(kv: &KeyValue<'_>, keys: &EncryptionKeys, show_secrets: bool) -> String {
+pub(super) fn entry(kv: &KeyValue<'_>, keys: &EncryptionKeys, shown: Shown) -> String {
     // The second half of a wrapped comment would be no comment.
     let mut text = Text::new().wrapped_at(None);
     text.line(format_args!("# {}", key(kv.key)));
@@ -322,9 +333,13 @@ pub(super) fn entry(kv: &KeyValue<'_>, keys: &EncryptionKeys, show_secrets: bool
         kv.mod_revision, kv.create_revision, kv.version
     ));
     let is_secret = object_key.is_some_and(|o| o.resource == "secrets");
-    match Object::of_record(kv, keys) {
+    let detail = Detail::with_managers(shown.managers);
+    match Object::of_record_with(kv, keys, detail) {
         Ok(mut object) => {
-            if !show_secrets {
+            if shown.clean {
+                object.clean();
+            }
+            if !shown.secrets {
                 object.hide_secrets();
             }
             if object.unknown_fields > 0 {
@@ -332,7 +347,7 @@ pub(super) fn entry(kv: &KeyValue<'_>, keys: &EncryptionKeys, show_secrets: bool
             }
             text.block(&yaml::from_object(&object.json));
         }
-        Err(NotDecoded::NoObject) if show_secrets || !is_secret => {
+        Err(NotDecoded::NoObject) if shown.secrets || !is_secret => {
             let value = value(kv.value);
             text.block(value.strip_suffix('\n').unwrap_or(&value));
             text.block("\n");
@@ -473,7 +488,7 @@ mod tests {
             value: b"x",
             ..KeyValue::default()
         };
-        let shown = entry(&kv, &EncryptionKeys::default(), false);
+        let shown = entry(&kv, &EncryptionKeys::default(), Shown::default());
         let expected = "# /registry/widgets/a/b\n# widgets a/b\n# revision 0, created at 0, version 0, lease ff\nx\n";
         assert_eq!(shown, expected);
     }

@@ -30,12 +30,14 @@ pub enum CellValue {
 }
 
 impl Column {
-    /// Returns the columns of a kind: up to three of common kinds, and the printer columns of custom resources.
-    pub fn of(resource: &Resource) -> Vec<Column> {
+    /// Returns the columns of a kind: a few of common kinds, and the printer columns of custom resources. A wide table has
+    /// more.
+    pub fn of(resource: &Resource, is_wide: bool) -> Vec<Column> {
         if !resource.columns.is_empty() {
             let columns = resource.columns.iter();
             // Every table has the age anyway.
             let columns = columns.filter(|c| c.json_path != ".metadata.creationTimestamp");
+            let columns = columns.filter(|c| is_wide || !c.is_wide);
             return columns
                 .map(|c| Column {
                     header: c.name.to_uppercase(),
@@ -44,10 +46,23 @@ impl Column {
                 .collect();
         }
         let built_in: &[(&str, BuiltInCell)] = match &*resource.full_name() {
+            "pods" if is_wide => &[
+                ("READY", ready_containers),
+                ("STATUS", phase),
+                ("IP", |o| text(o, "/status/podIP")),
+                ("NODE", |o| text(o, "/spec/nodeName")),
+                ("IMAGES", |o| containers_images(o, "/spec/containers")),
+            ],
             "pods" => &[
                 ("READY", ready_containers),
                 ("STATUS", phase),
                 ("NODE", |o| text(o, "/spec/nodeName")),
+            ],
+            "events" | "events.events.k8s.io" => &[
+                ("TYPE", |o| text(o, "/type")),
+                ("REASON", |o| text(o, "/reason")),
+                ("OBJECT", involved),
+                ("MESSAGE", |o| either(o, "/message", "/note")),
             ],
             "deployments.apps" | "statefulsets.apps" | "replicasets.apps" => &[
                 ("READY", |o| {
@@ -151,9 +166,25 @@ fn ready_containers(pod: &Value) -> String {
 }
 
 fn images(workload: &Value) -> String {
-    let containers = list(workload, "/spec/template/spec/containers");
+    containers_images(workload, "/spec/template/spec/containers")
+}
+
+fn containers_images(object: &Value, containers: &str) -> String {
+    let containers = list(object, containers);
     let images: Vec<String> = containers.map(|c| text(c, "/image")).collect();
     images.join(",")
+}
+
+/// Returns the object that an Event is about, as `KIND/NAME`.
+fn involved(event: &Value) -> String {
+    let kind = either(event, "/involvedObject/kind", "/regarding/kind");
+    let name = either(event, "/involvedObject/name", "/regarding/name");
+    format!("{}/{name}", kind.to_lowercase())
+}
+
+fn either(object: &Value, first: &str, second: &str) -> String {
+    let found = object.pointer(first).or_else(|| object.pointer(second));
+    found.map(shown).unwrap_or_default()
 }
 
 fn ports(service: &Value) -> String {
@@ -202,7 +233,7 @@ mod tests {
         });
         let definition = Object::decode(&serde_json::to_vec(&definition).unwrap()).unwrap();
         let resource = Resource::of_definition(&definition).unwrap();
-        let columns = Column::of(&resource);
+        let columns = Column::of(&resource, false);
         let headers: Vec<&str> = columns.iter().map(|c| c.header.as_str()).collect();
         assert_eq!(headers, ["SIZE", "READY", "SINCE", "BROKEN"]);
         let widget = json!({
@@ -230,7 +261,7 @@ mod tests {
         });
         let definition = Object::decode(&serde_json::to_vec(&definition).unwrap()).unwrap();
         let resource = Resource::of_definition(&definition).unwrap();
-        assert_eq!(Column::of(&resource).len(), 32);
+        assert_eq!(Column::of(&resource, false).len(), 32);
     }
 
     /// Once, such a column of an object of 1.5 MB took 9.8 GB: each value was found again from each one above it.

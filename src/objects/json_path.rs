@@ -103,6 +103,131 @@ impl JsonPath {
     }
 }
 
+/// A text with paths in braces, as kubectl's `-o jsonpath=`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Template(Vec<Part>);
+
+#[derive(Debug, Clone, PartialEq)]
+enum Part {
+    Text(String),
+    Path(JsonPath),
+}
+
+impl Template {
+    /// Parses a template such as `{.metadata.name}{"\n"}`. A text without braces is a path.
+    ///
+    /// # Errors
+    /// Fails with the part that is damaged or not supported, in words.
+    pub fn parse(text: &str) -> Result<Template, String> {
+        if !text.contains('{') {
+            return Ok(Template(vec![Part::Path(JsonPath::parse(text)?)]));
+        }
+        let mut parts = Vec::new();
+        let mut rest = text;
+        while let Some((before, after)) = rest.split_once('{') {
+            if !before.is_empty() {
+                parts.push(Part::Text(before.to_owned()));
+            }
+            let end = end_of_braces(after).ok_or("a brace is not closed")?;
+            let inside = after[..end].trim();
+            parts.push(match inside.strip_prefix('"') {
+                Some(_) => Part::Text(
+                    serde_json::from_str(inside)
+                        .map_err(|_| format!("{inside} is no text in quotes"))?,
+                ),
+                None if inside == "end" || inside.starts_with("range ") => {
+                    return Err(unsupported("a template with range and end"));
+                }
+                None => Part::Path(JsonPath::parse(inside)?),
+            });
+            rest = &after[end + 1..];
+        }
+        if !rest.is_empty() {
+            parts.push(Part::Text(rest.to_owned()));
+        }
+        Ok(Template(parts))
+    }
+
+    /// Returns the text for an object.
+    pub fn of_object(&self, object: &Value) -> String {
+        let part = |part: &Part| match part {
+            Part::Text(text) => text.clone(),
+            Part::Path(path) => joined(&path.values(object)),
+        };
+        self.0.iter().map(part).collect()
+    }
+
+    /// Begins the text for a List of objects, which come one after the other.
+    ///
+    /// # Errors
+    /// Fails if a path does not begin with `.items[*]`.
+    pub fn of_list(&self) -> Result<ListText, String> {
+        let part = |part: &Part| match part {
+            Part::Text(text) => Ok((None, text.clone())),
+            Part::Path(JsonPath(steps)) => match &steps[..] {
+                [Step::Field(items), Step::All, rest @ ..] if items == "items" => {
+                    Ok((Some(JsonPath(rest.to_vec())), String::new()))
+                }
+                _ => Err("of several objects, a path begins with .items[*]".to_owned()),
+            },
+        };
+        self.0
+            .iter()
+            .map(part)
+            .collect::<Result<_, _>>()
+            .map(ListText)
+    }
+}
+
+/// The text of a template for a List, of the objects so far.
+pub struct ListText(Vec<(Option<JsonPath>, String)>);
+
+impl ListText {
+    /// Adds an object of the list.
+    pub fn add(&mut self, object: &Value) {
+        for (path, text) in &mut self.0 {
+            let found = path.as_ref().map(|path| joined(&path.values(object)));
+            if let Some(found) = found.filter(|found| !found.is_empty()) {
+                if !text.is_empty() {
+                    text.push(' ');
+                }
+                text.push_str(&found);
+            }
+        }
+    }
+
+    /// Returns the whole text.
+    pub fn end(self) -> String {
+        self.0.into_iter().map(|(_, text)| text).collect()
+    }
+}
+
+/// Returns where the braces end, outside of quotes.
+fn end_of_braces(text: &str) -> Option<usize> {
+    let mut quote = None;
+    let mut is_escaped = false;
+    for (at, c) in text.char_indices() {
+        match (quote, c) {
+            _ if is_escaped => is_escaped = false,
+            (Some(_), '\\') => is_escaped = true,
+            (Some(open), c) if c == open => quote = None,
+            (None, '"' | '\'') => quote = Some(c),
+            (None, '}') => return Some(at),
+            _ => {}
+        }
+    }
+    None
+}
+
+/// Returns values as kubectl prints them: separated by spaces, strings without quotes.
+fn joined(values: &[&Value]) -> String {
+    let text = |value: &&Value| match value {
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    };
+    values.iter().map(text).collect::<Vec<_>>().join(" ")
+}
+
 impl Filter {
     fn accepts(&self, element: &Value) -> bool {
         let values = self.path.values(element);
@@ -261,6 +386,31 @@ fn until(text: &str, is_end: impl Fn(char) -> bool) -> Result<(String, &str), St
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn templates_are_those_of_kubectl_without_range() {
+        let object = serde_json::json!({"a": {"b": "x", "n": 1}, "l": [{"c": "1"}, {"c": "2"}]});
+        for (template, expected) in [
+            ("{.a.b}", "x"),
+            (".a.b", "x"),
+            ("{.a.b}{\"\\n\"}{.a.n}", "x\n1"),
+            ("b={.a.b} c={.l[*].c}", "b=x c=1 2"),
+            ("{.l[?(@.c==\"2\")].c}{\"}\"}", "2}"),
+            ("{.none}", ""),
+        ] {
+            let parsed = Template::parse(template).unwrap();
+            assert_eq!(parsed.of_object(&object), expected, "{template}");
+        }
+        for template in ["{range .l[*]}{.c}{end}", "{.a", "{\"x}", "{.a | b}", ""] {
+            assert!(Template::parse(template).is_err(), "{template}");
+        }
+        let template = Template::parse("{.items[*].a.b} of {.items[*].l[*].c}").unwrap();
+        let mut list = template.of_list().unwrap_or_else(|e| panic!("{e}"));
+        list.add(&object);
+        list.add(&object);
+        assert_eq!(list.end(), "x x of 1 2 1 2");
+        assert!(Template::parse("{.a}").unwrap().of_list().is_err());
+    }
     use serde_json::json;
 
     #[test]

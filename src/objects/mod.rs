@@ -108,6 +108,16 @@ pub enum Detail {
     WithoutManagers,
 }
 
+impl Detail {
+    /// The whole object if `has_managers` is set.
+    pub fn with_managers(has_managers: bool) -> Self {
+        if has_managers {
+            return Detail::Whole;
+        }
+        Detail::WithoutManagers
+    }
+}
+
 /// A decoded object.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Object {

@@ -3,7 +3,20 @@
 use super::key::EtcdPrefixes;
 use super::resource::{Resource, called};
 use crate::error::{Error, Reason};
-use crate::mvcc::KeyRange;
+
+/// What kubectl calls `all`.
+const ALL: [&str; 10] = [
+    "pods",
+    "replicationcontrollers",
+    "services",
+    "daemonsets.apps",
+    "deployments.apps",
+    "replicasets.apps",
+    "statefulsets.apps",
+    "horizontalpodautoscalers.autoscaling",
+    "cronjobs.batch",
+    "jobs.batch",
+];
 
 /// What a user calls an object, or all objects of a kind: `KIND[.GROUP][/NAMESPACE][/NAME]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,6 +49,39 @@ impl Reference {
             namespace: namespace.map(str::to_owned),
             name: name.map(str::to_owned),
         })
+    }
+
+    /// Parses what a command line names: KIND, KIND/NAME, KIND/NAMESPACE/NAME, several of these, or kinds separated by
+    /// commas, which names may follow. `all` means the common kinds of workloads. `None` if the words name no objects.
+    pub fn parse_all(words: &[&str], namespace: Option<&str>) -> Option<Vec<Self>> {
+        let (first, names) = words.split_first()?;
+        if first.contains('/') {
+            return words
+                .iter()
+                .map(|word| Self::parse(word, namespace))
+                .collect();
+        }
+        let mut all = Vec::new();
+        for kind in first.split(',') {
+            if kind == "all" && names.is_empty() {
+                all.extend(ALL.iter().filter_map(|kind| Self::parse(kind, namespace)));
+                continue;
+            }
+            let kind = Self::parse(kind, namespace)?;
+            for name in names {
+                if name.is_empty() || name.contains('/') {
+                    return None;
+                }
+                all.push(Reference {
+                    name: Some((*name).to_owned()),
+                    ..kind.clone()
+                });
+            }
+            if names.is_empty() {
+                all.push(kind);
+            }
+        }
+        Some(all)
     }
 
     /// Returns the kind among `resources`; `None` if it is unknown. A kind of Kubernetes' own comes before those of
@@ -83,23 +129,24 @@ impl Reference {
         Ok(prefixes.iter().map(key).collect())
     }
 
-    /// Returns the keys of all objects of the kind, or of those in the namespace. `all` means all namespaces.
+    /// Returns what the keys of all objects of the kind begin with, or of those in the namespace. `all` means all
+    /// namespaces.
     ///
     /// # Errors
     /// Fails with `Usage` if the kind has a namespace and none is named, or the other way round.
-    pub fn range(
+    pub fn prefixes(
         &self,
         resource: &Resource,
         prefixes: &EtcdPrefixes,
         all: bool,
-    ) -> Result<KeyRange, Error> {
+    ) -> Result<Vec<Vec<u8>>, Error> {
         if resource.is_namespaced && self.namespace.is_none() && !all {
             return Err(Reason::Usage.error(format!(
-                "{} have a namespace: give -n NAMESPACE, or --all for those of all namespaces",
+                "{} have a namespace: give -n NAMESPACE, or -A for those of all namespaces",
                 resource.plural
             )));
         }
-        Ok(resource.range(prefixes, self.namespace_of(resource)?))
+        Ok(resource.prefixes(prefixes, self.namespace_of(resource)?))
     }
 
     fn namespace_of(&self, resource: &Resource) -> Result<Option<&str>, Error> {

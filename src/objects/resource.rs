@@ -8,7 +8,6 @@
 
 use super::Object;
 use super::key::EtcdPrefixes;
-use crate::mvcc::KeyRange;
 use serde_json::{Map, Value};
 use std::borrow::Cow;
 use std::fmt;
@@ -49,6 +48,8 @@ pub struct PrinterColumn {
     pub json_path: String,
     /// Whether the value is a time, which is shown as an age.
     pub is_date: bool,
+    /// Whether only a wide table has it.
+    pub is_wide: bool,
 }
 
 /// Kubernetes' own kinds: kind, group, short names, and whether they have a namespace. Kinds that no version stores any
@@ -262,6 +263,15 @@ impl Resource {
         }
     }
 
+    /// Returns the name before that of an object in tables and lists, as in kubectl: `pod`, `deployment.apps`.
+    pub fn name_in_output(&self) -> String {
+        let kind = self.kind.to_lowercase();
+        if self.group.is_empty() {
+            return kind;
+        }
+        format!("{kind}.{}", self.group)
+    }
+
     /// The name that means this kind alone.
     pub fn full_name(&self) -> String {
         if self.group.is_empty() {
@@ -271,10 +281,10 @@ impl Resource {
         }
     }
 
-    /// Returns the keys of all objects, or of those in a namespace.
-    pub fn range(&self, prefixes: &EtcdPrefixes, namespace: Option<&str>) -> KeyRange {
+    /// Returns what the keys of all objects begin with, or of those in a namespace.
+    pub fn prefixes(&self, of: &EtcdPrefixes, namespace: Option<&str>) -> Vec<Vec<u8>> {
         let below = |prefix| self.prefix(prefix, namespace).into_bytes();
-        KeyRange::prefixes(prefixes.iter().map(below))
+        of.iter().map(below).collect()
     }
 
     /// Returns what the keys of all objects begin with, or of those in a namespace. `prefix` is that of the API server,
@@ -375,18 +385,16 @@ fn printer_columns(spec: &Value) -> Vec<PrinterColumn> {
     columns.take(MAX_COLUMNS).collect()
 }
 
-/// A column; `None` if only a wide table has it, or if it is damaged.
+/// A column; `None` if it is damaged.
 fn printer_column(column: &Value) -> Option<PrinterColumn> {
     let text = |field: &str| Some(column.get(field)?.as_str()?.to_owned());
     let priority = column.get("priority").and_then(Value::as_i64);
-    if priority.unwrap_or(0) > 0 {
-        return None;
-    }
     Some(PrinterColumn {
         name: text("name")?,
         // Before CustomResourceDefinitions were v1, the field was JSONPath.
         json_path: text("jsonPath").or_else(|| text("JSONPath"))?,
         is_date: text("type")? == "date",
+        is_wide: priority.unwrap_or(0) > 0,
     })
 }
 

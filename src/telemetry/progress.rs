@@ -1,7 +1,7 @@
 //! Shows the progress of long steps: bars on a terminal, otherwise a log line every 10 seconds.
 
 use crate::base::{lock, printable};
-use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::{self, IsTerminal, Write};
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, Instant};
@@ -39,6 +39,11 @@ struct Inner {
     done: Mutex<(u64, Instant)>,
     total: Option<u64>,
     started: Instant,
+}
+
+/// Shows no bars from now on.
+pub fn hide() {
+    BARS.set_draw_target(ProgressDrawTarget::hidden());
 }
 
 impl Step {

@@ -164,8 +164,15 @@ async fn objects_have_names(
             false => [kind(object), name(object)].join("/"),
         };
         let mut get = deltafold();
-        get.args(["get", &parts, "-o", "json", "--store"])
-            .arg(store);
+        get.args([
+            "get",
+            &parts,
+            "-o",
+            "json",
+            "--show-managed-fields",
+            "--store",
+        ])
+        .arg(store);
         let printed = get.output().unwrap();
         let stderr = String::from_utf8_lossy(&printed.stderr);
         let got = serde_json::from_slice(&printed.stdout);

@@ -141,6 +141,8 @@ fn outcome_of(call: Call, path: &str, result: &str, fault: Fault) -> Vec<Reason>
         (Call::Put | Call::Complete, Fault::LostAnswer | Fault::LostThenRefused) => {
             return Vec::new();
         }
+        // The listing of the whole prefix is refused: the folders in it are listed.
+        (Call::List, Fault::Denied) if path.is_empty() => return Vec::new(),
         (_, Fault::Denied) => Reason::PermissionDenied,
         (_, Fault::Full) => Reason::NoSpace,
         (Call::List, Fault::NotFound) => Reason::NoSnapshots,
@@ -391,6 +393,6 @@ fn every_answer_of_minio_is_lost_once() {
             nth = Some(nth.map_or(0, |n| n + 1));
         }
         println!("{} answers were lost", requests.len());
-        assert!(requests.len() >= 10, "{}", requests.len());
+        assert!(requests.len() >= 9, "{}", requests.len());
     }
 }

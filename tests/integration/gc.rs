@@ -15,7 +15,7 @@ use std::time::{Duration, SystemTime};
 /// Returns all keys at a revision.
 fn state(store: &Path, revision: i64) -> Value {
     let mut c = deltafold();
-    c.args(["get", "--prefix", "", "--output", "json", "--store"]);
+    c.args(["get", "--prefix", "", "--output", "result", "--store"]);
     c.arg(store).args(["--revision", &revision.to_string()]);
     let (code, result, stderr) = run_json(&mut c);
     assert_eq!(code, 0, "{revision}: {stderr}");

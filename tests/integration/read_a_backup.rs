@@ -557,7 +557,7 @@ fn each_timeline_has_its_own_past() {
         let args = ["--timeline", timeline, "--revision", &revision].map(OsStr::new);
         let args = [&args[..], &[OsStr::from_bytes(&key)]].concat();
         let mut c = deltafold();
-        c.args(["get", "--output", "json"])
+        c.args(["get", "--output", "result"])
             .args(store(b.path()))
             .args(args);
         run_json(&mut c).1["keys"].clone()
@@ -691,7 +691,7 @@ fn a_reader_that_has_seen_enough_is_no_failure() {
     for args in [
         &["export"][..],
         &["get", "--prefix", ""],
-        &["get", "--prefix", "", "--output", "json"],
+        &["get", "--prefix", "", "--output", "result"],
         &["diff", "--from", "275", "--output", "json"],
     ] {
         let mut c = deltafold();
@@ -725,7 +725,7 @@ fn an_output_that_breaks_midway_is_told() {
     let bucket = copy_fixture("kubernetes");
     for args in [
         &["export"][..],
-        &["get", "--prefix", "", "--output", "json"],
+        &["get", "--prefix", "", "--output", "result"],
     ] {
         let full = fs::File::options().write(true).open("/dev/full").unwrap();
         let mut c = deltafold();
@@ -757,7 +757,7 @@ fn a_result_that_a_signal_breaks_off_says_so() {
         assert_eq!(child.wait().unwrap().code(), Some(143), "{args:?}");
         text
     };
-    let text = breaks(&["get", "--prefix", "", "--output", "json"]);
+    let text = breaks(&["get", "--prefix", "", "--output", "result"]);
     let result: Value = serde_json::from_str(&text).unwrap();
     let told = (&result["status"], &result["reason"], &result["code"]);
     assert_eq!(told, (&"Failed".into(), &"Terminated".into(), &143.into()));
@@ -791,7 +791,7 @@ fn threads_do_not_change_what_is_printed() {
 fn a_wrong_command_line_with_a_key_that_is_no_text() {
     let key = OsStr::from_bytes(b"\xff");
     let mut c = deltafold();
-    c.args(["get", "--output", "json"]).arg(key);
+    c.args(["get", "--output", "result"]).arg(key);
     let (code, json, stderr) = run_json(&mut c);
     assert_eq!((code, &json["reason"]), (64, &"Usage".into()), "{stderr}");
 }

@@ -525,7 +525,7 @@ fn hangs(pod: &Pod) -> (Child, TcpListener, std::net::TcpStream) {
 #[test]
 fn signals_are_told_and_a_killed_run_says_nothing() {
     let pod = Pod::new();
-    for end in [Signal::TERM, Signal::INT] {
+    for (end, code) in [(Signal::TERM, 143), (Signal::INT, 130)] {
         let (mut job, _server, _asked) = hangs(&pod);
         // Nothing of an earlier run is left.
         assert_eq!(
@@ -533,10 +533,10 @@ fn signals_are_told_and_a_killed_run_says_nothing() {
             b""
         );
         signal(&job, end);
-        assert_eq!(job.wait().unwrap().code(), Some(143));
+        assert_eq!(job.wait().unwrap().code(), Some(code));
         let message = pod.message();
         let told = [&message["code"], &message["reason"], &message["retry"]];
-        assert_eq!(told, [&json!(143), &json!("Terminated"), &json!(false)]);
+        assert_eq!(told, [&json!(code), &json!("Terminated"), &json!(false)]);
         assert_eq!(message["command"], "compact");
     }
     let (mut job, _server, _asked) = hangs(&pod);

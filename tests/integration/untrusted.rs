@@ -364,7 +364,7 @@ fn a_follower_takes_a_new_full_and_goes_on() {
         assert_eq!(world.prefix.fulls().len(), fulls);
         // The trusted snapshots hold the whole cluster.
         let mut c = deltafold();
-        c.args(["get", "/c", "--output", "json", "--store"])
+        c.args(["get", "/c", "--output", "result", "--store"])
             .arg(&store);
         let (code, got, stderr) = run_json(c.args(&both).arg("--ignore-untrusted"));
         assert_eq!(

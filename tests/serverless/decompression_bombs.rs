@@ -46,6 +46,9 @@ impl Confined {
             .arg(plain.get_program())
             .args(args)
             .args(["--output", "json", "--threads", "2"]);
+        if args[0] == "get" {
+            c.args(["--output", "result"]);
+        }
         run_json(&mut c)
     }
 }

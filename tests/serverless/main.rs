@@ -16,6 +16,7 @@ mod forked_history;
 mod fuzz_corpus;
 mod gc_attacks;
 mod golden;
+mod habits;
 mod help_pages;
 mod hostile_bucket;
 mod hostile_data_dir;

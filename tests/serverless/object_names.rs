@@ -73,10 +73,9 @@ fn options_that_contradict_each_other_are_refused() {
     let bucket = Bucket::with_base();
     for (args, message) in [
         (&["node/x", "--all"][..], "leave out the name"),
-        (&["pods"], "give -n NAMESPACE, or --all"),
+        (&["pods"], "give -n NAMESPACE, or -A"),
         (&["pod/x"], "give pod/NAMESPACE/x"),
         (&["node/a/x"], "nodes have no namespace"),
-        (&["node/x", "-o", "yaml"], "give one of them"),
         (&["--prefix", "node", "-n", "a"], "give one of them"),
     ] {
         let (code, result, _) = bucket.run("get", args);

@@ -42,6 +42,11 @@ const COMMANDS: [&[&str]; 6] = [
 
 fn command(b: &Bucket, args: &[&str], output: &str) -> Command {
     let mut c = deltafold();
+    let output = if output == "json" && args[0] == "get" {
+        "result"
+    } else {
+        output
+    };
     c.args(args)
         .args(["--output", output, "--store"])
         .arg(b.path());

@@ -636,7 +636,7 @@ pub fn tables(data: &[u8]) {
     let custom = Resource::of_definition(&definition).expect("a kind");
     let objects = [object, json!({})];
     for resource in Resource::built_in().chain([custom]) {
-        let columns = Column::of(&resource).len();
+        let columns = Column::of(&resource, false).len();
         let table = table(&resource, &objects).expect("to memory");
         assert_eq!(table.matches('\n').count(), 1 + objects.len(), "{table:?}");
         for line in table.split('\n') {

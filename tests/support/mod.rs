@@ -256,8 +256,14 @@ pub fn succeed(command: &mut Command) -> serde_json::Value {
 }
 
 /// Runs a command to its end. Returns the exit code, the JSON on standard output (null if there is none) and
-/// standard error. The JSON of every deltafold must match the command's schema.
+/// standard error. The JSON of every deltafold must match the command's schema. The JSON of `get` is its result.
 pub fn run_json(command: &mut Command) -> (i32, serde_json::Value, String) {
+    let args: Vec<_> = command.get_args().collect();
+    let asks_for_json = args.contains(&"--output=json".as_ref())
+        || args.windows(2).any(|pair| pair == ["--output", "json"]);
+    if asks_for_json && args.first().is_some_and(|first| *first == "get") {
+        command.args(["--output", "result"]);
+    }
     let output = command.output().expect("run the command");
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
     let code = output

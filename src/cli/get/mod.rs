@@ -7,12 +7,13 @@ mod table;
 
 pub use table::table;
 
+use super::format::Format;
 use super::objects::{NameArgs, ObjectArgs};
 use super::stream::Stream;
-use super::{BackupArgs, Ended, Output, text};
+use super::{BackupArgs, Ended, text};
 use crate::base::Cancel;
 use crate::base::flag_values::yes_or_no;
-use crate::error::{Reason, Result};
+use crate::error::{Error, Reason, Result};
 use crate::mvcc::{KeyRange, KeyValue, Revision};
 use crate::objects::reference::Reference;
 use crate::objects::resource::{Resource, labels};
@@ -25,10 +26,11 @@ use crate::prefix::Context;
 use crate::prefix::damage::up_to_damage;
 use crate::prefix::open::BackupLocation;
 use crate::prefix::open::State;
-use clap::{Args, ValueEnum};
+use clap::Args;
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value};
+use std::collections::HashSet;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 
@@ -47,34 +49,43 @@ Examples:
   Bring a deleted ConfigMap back:
       deltafold get configmap/default/settings --store s3://backups/etcd-main \\
           --time '1h ago' -o yaml --clean | kubectl apply -f -
-  Show the Pods of a namespace as they were at noon:
+  Show the Pods of a namespace as they were at noon, as kubectl does:
       deltafold get pods -n shop --store s3://backups/etcd-main --time 12:00
+  Show how many replicas a Deployment had:
+      deltafold get deploy web -n shop --store s3://backups/etcd-main --time 12:00 \\
+          -o jsonpath='{.spec.replicas}'
   Show a Secret with its values:
       deltafold get secret/shop/db --store s3://backups/etcd-main --show-secrets
   Write the bytes of a value to a file:
       deltafold get my-key --raw --store /backups/etcd-main > value
 
-A KEY that does not exist is an error (KeyNotFound, exit code 66); a prefix without keys is not. -o prints nothing \
-but the object, or a List of the objects of a prefix; --output json prints the keys and their revisions with it: \
-deltafold schema get. Both have the values of Secrets, which the text hides.")]
+Formats (-o):
+  yaml, json         the object as an API server serves it, or a List of several; values of Secrets are shown
+  name               KIND/NAME of each object
+  wide               the table of a kind with more columns
+  jsonpath=TEMPLATE  what kubectl's simple paths find, such as '{.spec.replicas}' or '{.items[*].metadata.name}'
+  result             keys, values and revisions as one JSON object: deltafold schema get
+
+A KEY that does not exist is an error (KeyNotFound, exit code 66); a prefix without keys is not.")]
 pub(super) struct GetArgs {
-    /// Key to show, or KIND/NAMESPACE/NAME of a Kubernetes object, or KIND for a table of objects
+    /// Key to show; or KIND/NAMESPACE/NAME or KIND NAME of a Kubernetes object; or KIND for a table of objects
     ///
     /// The kind is in any case, singular, plural or a short name (deployment, Deployments, deploy); KIND.GROUP if two
-    /// have the same name. KIND/NAME if the kind has no namespace. A key that exists exactly as given comes first.
+    /// have the same name; several kinds are separated by commas, and `all` means the common ones. KIND/NAME if the kind
+    /// has no namespace. A key that exists exactly as given comes first.
     #[arg(
         value_name = "KEY",
         required_unless_present = "prefix",
         conflicts_with = "prefix"
     )]
-    key: Option<OsString>,
+    words: Vec<OsString>,
     /// Show all keys with this prefix; an empty prefix means all keys
     #[arg(long, value_name = "P")]
     prefix: Option<OsString>,
     #[command(flatten)]
     names: NameArgs,
     /// Show the objects of KIND in all namespaces
-    #[arg(long, conflicts_with_all = ["prefix", "namespace"], value_parser = yes_or_no)]
+    #[arg(short = 'A', long, visible_alias = "all-namespaces", conflicts_with_all = ["prefix", "namespace"], value_parser = yes_or_no)]
     all: bool,
     /// Only show objects with these labels, such as app=web, "tier in (a, b)" or !legacy
     #[arg(short = 'l', long, value_name = "LABELS", conflicts_with = "prefix")]
@@ -82,15 +93,15 @@ pub(super) struct GetArgs {
     /// Print only the bytes of the value, as etcd has them: those of a Secret, too
     #[arg(long, value_parser = yes_or_no)]
     raw: bool,
-    /// Print only the Kubernetes object, as an API server serves it: as YAML or as JSON
-    #[arg(short, value_name = "FORMAT", conflicts_with = "raw")]
-    object_format: Option<ObjectFormat>,
     /// Leave out what an API server or a controller sets, so that `kubectl apply -f` takes the object: status, uid,
     /// resourceVersion, managedFields, owners and the like
-    #[arg(long, requires = "object_format", value_parser = yes_or_no)]
+    #[arg(long, value_parser = yes_or_no)]
     clean: bool,
+    /// Show metadata.managedFields of objects
+    #[arg(long, value_parser = yes_or_no)]
+    show_managed_fields: bool,
     /// Show the values of Secrets in the text, too
-    #[arg(long, conflicts_with_all = ["raw", "object_format"], value_parser = yes_or_no)]
+    #[arg(long, conflicts_with = "raw", value_parser = yes_or_no)]
     show_secrets: bool,
     #[command(flatten)]
     state: StateOptions,
@@ -98,15 +109,6 @@ pub(super) struct GetArgs {
     objects: ObjectArgs,
     #[command(flatten)]
     backup: BackupArgs,
-}
-
-/// The format of Kubernetes objects.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum ObjectFormat {
-    /// YAML
-    Yaml,
-    /// JSON
-    Json,
 }
 
 /// The fields before the list of keys.
@@ -136,23 +138,20 @@ impl GetArgs {
         self.names.namespace.is_some() || self.all || self.selector.is_some()
     }
 
-    pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
-        if self.raw && (self.prefix.is_some() || output == Output::Json) {
-            return Err(Reason::Usage.error("--raw prints the bytes of one value: give it a KEY, and neither --prefix nor --output json"));
+    pub(super) fn run(&self, cancel: &Cancel, format: &Format) -> Ended {
+        if self.raw && (self.prefix.is_some() || *format != Format::Text) {
+            return Err(Reason::Usage.error(
+                "--raw prints the bytes of one value: give it a KEY, and neither --prefix nor -o",
+            ));
         }
         if self.names.namespace.is_some() && self.prefix.is_some() {
             return Err(Reason::Usage
                 .error("--namespace is for objects, and --prefix for keys: give one of them"));
         }
-        if self.object_format.is_some() && output == Output::Json {
-            return Err(Reason::Usage.error(
-                "-o prints only objects, and --output json a result with keys and revisions: give one of them",
-            ));
-        }
         let backup = self.backup.backup(cancel)?;
         let printer = Printer {
             args: self,
-            output,
+            format,
             keys: self.objects.keys()?,
             backup: &backup,
         };
@@ -169,7 +168,7 @@ impl GetArgs {
 /// How keys are printed.
 struct Printer<'a> {
     args: &'a GetArgs,
-    output: Output,
+    format: &'a Format,
     /// What opens objects that an API server has encrypted.
     keys: EncryptionKeys,
     backup: &'a BackupLocation,
@@ -177,15 +176,106 @@ struct Printer<'a> {
 
 impl Printer<'_> {
     fn print(&self, ctx: &Context, source: &State, out: &mut Stream) -> Result<()> {
-        let Some(key) = &self.args.key else {
+        let [key, others @ ..] = &self.args.words[..] else {
             let prefix = self.args.prefix.as_ref().map(|p| p.as_bytes());
             return self.print_prefix(ctx, source, prefix.unwrap_or_default(), out);
         };
         let namespace = self.args.names.namespace.as_deref();
-        let reference = key.to_str().and_then(|k| Reference::parse(k, namespace));
-        match reference {
-            Some(reference) => self.print_referred(ctx, source, key.as_bytes(), &reference, out),
-            None => self.print_first_of(ctx, source, &[key.as_bytes().to_vec()], out),
+        let words: Option<Vec<&str>> = self.args.words.iter().map(|word| word.to_str()).collect();
+        let named = words.and_then(|words| Reference::parse_all(&words, namespace));
+        match named.as_deref() {
+            Some([one]) => self.print_referred(ctx, source, key.as_bytes(), one, out),
+            Some(several) => {
+                if others.is_empty() && !self.args.means_objects() {
+                    match self.print_first_of(ctx, source, &[key.as_bytes().to_vec()], out) {
+                        Err(e) if e.reason() == Reason::KeyNotFound => {}
+                        printed => return printed,
+                    }
+                }
+                self.print_several(ctx, source, several, out)
+            }
+            None if others.is_empty() => {
+                self.print_first_of(ctx, source, &[key.as_bytes().to_vec()], out)
+            }
+            None => Err(Reason::Usage.error(
+                "give one KEY, KIND NAME..., or KIND/NAMESPACE/NAME of each object; for several keys give --prefix",
+            )),
+        }
+    }
+
+    /// Prints the objects of several kinds, or with several names.
+    fn print_several(
+        &self,
+        ctx: &Context,
+        source: &State,
+        references: &[Reference],
+        out: &mut Stream,
+    ) -> Result<()> {
+        let prefixes = &self.args.names.etcd_prefixes();
+        let mut resources: Vec<Resource> = Resource::built_in().collect();
+        let find = |r: &Reference, resources: &[Resource]| {
+            r.resource(resources).map(Option::<&Resource>::cloned)
+        };
+        for reference in references {
+            if find(reference, &resources)?.is_none() {
+                resources.extend(read::custom_resources(ctx, source, prefixes)?);
+                break;
+            }
+        }
+        let (mut kinds, mut below, mut wanted) = (Vec::new(), Vec::new(), Vec::new());
+        for reference in references {
+            let resource = find(reference, &resources)?
+                .ok_or_else(|| self.unknown_kind(&reference.kind, source))?;
+            if reference.name.is_some() {
+                wanted.push(reference.keys(&resource, prefixes)?);
+                continue;
+            }
+            below.extend(reference.prefixes(&resource, prefixes, self.args.all)?);
+            kinds.push(resource);
+        }
+        if wanted.is_empty() {
+            return self.print_kinds(ctx, source, &kinds, KeyRange::prefixes(below), out);
+        }
+        let range = KeyRange::Keys(wanted.iter().flatten().cloned().collect());
+        let mut keys = Keys::read(ctx, source, range.clone())?;
+        let mut found = HashSet::new();
+        while keys.advance()? {
+            found.insert(keys.current()?.key.to_vec());
+        }
+        let mut keys = Keys::read(ctx, source, range)?;
+        self.print_many(ctx, source, &mut keys, out)?;
+        match wanted
+            .iter()
+            .find(|keys| !keys.iter().any(|key| found.contains(key)))
+        {
+            None => Ok(()),
+            Some(missing) => Err(Reason::KeyNotFound.error(format!(
+                "there is no key \"{}\" at revision {}",
+                text::key(&missing[0]),
+                source.revision
+            ))),
+        }
+    }
+
+    fn unknown_kind(&self, kind: &str, source: &State) -> Error {
+        Reason::KeyNotFound.error(format!(
+            "\"{kind}\" is neither a kind of Kubernetes' own nor of a CustomResourceDefinition below {} at revision {}: check the name, or --etcd-prefix",
+            self.args.names.etcd_prefixes(),
+            source.revision
+        ))
+    }
+
+    /// Prints the keys: their objects alone, or with the keys.
+    fn print_many(
+        &self,
+        ctx: &Context,
+        source: &State,
+        keys: &mut Keys,
+        out: &mut Stream,
+    ) -> Result<bool> {
+        match self.format {
+            Format::Text | Format::Wide | Format::Result => self.print_keys(ctx, source, keys, out),
+            format => self.print_objects(ctx, keys, format, out).map(|()| true),
         }
     }
 
@@ -237,8 +327,9 @@ impl Printer<'_> {
                     "--raw prints the bytes of one value: give a KEY or the name of an object",
                 ));
             }
-            let range = reference.range(resource, prefixes, self.args.all)?;
-            return self.print_kind(ctx, source, resource, range, out);
+            let below = reference.prefixes(resource, prefixes, self.args.all)?;
+            let kinds = std::slice::from_ref(resource);
+            return self.print_kinds(ctx, source, kinds, KeyRange::prefixes(below), out);
         }
         if self.args.all || self.args.selector.is_some() {
             return Err(Reason::Usage
@@ -251,23 +342,20 @@ impl Printer<'_> {
         }
     }
 
-    /// Prints the objects of a kind in a range.
-    fn print_kind(
+    /// Prints the objects of these kinds in a range.
+    fn print_kinds(
         &self,
         ctx: &Context,
         source: &State,
-        resource: &Resource,
+        kinds: &[Resource],
         range: KeyRange,
         out: &mut Stream,
     ) -> Result<()> {
-        if self.output == Output::Text && self.args.object_format.is_none() {
-            return self.print_table(ctx, source, resource, range, out);
+        if matches!(self.format, Format::Text | Format::Wide) && !self.args.clean {
+            return self.print_table(ctx, source, kinds, range, out);
         }
         let mut keys = Keys::read(ctx, source, range)?;
-        match self.args.object_format {
-            Some(format) => self.print_objects(ctx, &mut keys, format, out),
-            None => self.print_keys(ctx, source, &mut keys, out).map(drop),
-        }
+        self.print_many(ctx, source, &mut keys, out).map(drop)
     }
 
     /// Prints the first of these keys that exists.
@@ -289,11 +377,8 @@ impl Printer<'_> {
         out: &mut Stream,
     ) -> Result<()> {
         let mut keys = Keys::read(ctx, source, KeyRange::Prefix(prefix.to_vec()))?;
-        if let Some(format) = self.args.object_format {
-            return self.print_objects(ctx, &mut keys, format, out);
-        }
-        let has_keys = self.print_keys(ctx, source, &mut keys, out)?;
-        if !has_keys && self.output == Output::Text {
+        let has_keys = self.print_many(ctx, source, &mut keys, out)?;
+        if !has_keys && *self.format == Format::Text {
             let prefix = text::key(prefix);
             let revision = source.revision;
             let none = format!("# no key begins with \"{prefix}\" at revision {revision}\n");
@@ -312,25 +397,32 @@ impl Printer<'_> {
         if self.args.raw {
             return out.write(kv.value);
         }
-        if let Some(format) = self.args.object_format {
-            let object = self.object(kv).map_err(|e| objects::not_decoded(kv, &e))?;
-            return match format {
-                ObjectFormat::Yaml => out.write(yaml::from_object(&object).as_bytes()),
-                ObjectFormat::Json => out.write((objects::pretty(&object, "")? + "\n").as_bytes()),
-            };
-        }
-        match self.output {
-            Output::Text => out.write(self.text(kv).as_bytes()),
-            Output::Json => {
+        let format = match self.format {
+            Format::Text | Format::Wide => return out.write(self.text(kv).as_bytes()),
+            Format::Result => {
                 out.begin_list(&Head::of(source), "keys")?;
                 out.item(&KeyWithRecord::new(kv, &self.keys))?;
-                out.end_list()
+                return out.end_list();
             }
-        }
+            format => format,
+        };
+        let object = self.object(kv).map_err(|e| objects::not_decoded(kv, &e))?;
+        let text = match format {
+            Format::Yaml => yaml::from_object(&object),
+            Format::Name => objects::name(&object) + "\n",
+            Format::JsonPath(template) => template.of_object(&Value::Object(object)),
+            _ => objects::pretty(&object, "")? + "\n",
+        };
+        out.write(text.as_bytes())
     }
 
     fn text(&self, kv: &KeyValue<'_>) -> String {
-        text::entry(kv, &self.keys, self.args.show_secrets)
+        let shown = text::Shown {
+            secrets: self.args.show_secrets,
+            managers: self.args.show_managed_fields,
+            clean: self.args.clean,
+        };
+        text::entry(kv, &self.keys, shown)
     }
 
     /// Prints keys, and returns whether there was one.
@@ -341,7 +433,7 @@ impl Printer<'_> {
         keys: &mut Keys,
         out: &mut Stream,
     ) -> Result<bool> {
-        if self.output == Output::Json {
+        if *self.format == Format::Result {
             out.begin_list(&Head::of(source), "keys")?;
         }
         let mut is_first = true;
@@ -354,18 +446,17 @@ impl Printer<'_> {
                     continue;
                 }
             }
-            match self.output {
-                Output::Json => out.item(&KeyWithRecord::new(&kv, &self.keys))?,
-                Output::Text => {
-                    if !is_first {
-                        out.write(b"---\n")?;
-                    }
-                    out.write(self.text(&kv).as_bytes())?;
+            if *self.format == Format::Result {
+                out.item(&KeyWithRecord::new(&kv, &self.keys))?;
+            } else {
+                if !is_first {
+                    out.write(b"---\n")?;
                 }
+                out.write(self.text(&kv).as_bytes())?;
             }
             is_first = false;
         }
-        if self.output == Output::Json {
+        if *self.format == Format::Result {
             out.end_list()?;
         }
         Ok(!is_first)

@@ -1,12 +1,13 @@
 //! `deltafold get -o`: objects as an API server serves them.
 
+use super::super::format::Format;
 use super::super::stream::Stream;
 use super::super::text;
-use super::{ObjectFormat, Printer};
+use super::Printer;
 use crate::base::printable;
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::KeyValue;
-use crate::objects::{NotDecoded, Object, yaml};
+use crate::objects::{Detail, NotDecoded, Object, yaml};
 use crate::ops::read::Keys;
 use crate::prefix::Context;
 use serde::Serialize as _;
@@ -14,15 +15,21 @@ use serde_json::ser::{PrettyFormatter, Serializer};
 use serde_json::{Map, Value};
 
 impl Printer<'_> {
-    /// Prints the objects of the keys as a List. Values that cannot be decoded are logged.
+    /// Prints the objects of the keys as a List, or what is asked for of each. Values that cannot be decoded are logged.
     pub(super) fn print_objects(
         &self,
         ctx: &Context,
         keys: &mut Keys,
-        format: ObjectFormat,
+        format: &Format,
         out: &mut Stream,
     ) -> Result<()> {
         let mut is_first = true;
+        let mut list = match format {
+            Format::JsonPath(template) => {
+                Some(template.of_list().map_err(|e| Reason::Usage.error(e))?)
+            }
+            _ => None,
+        };
         while keys.advance()? {
             ctx.store.cancel().check()?;
             let kv = keys.current()?;
@@ -36,34 +43,46 @@ impl Printer<'_> {
             if !self.is_selected(&object) {
                 continue;
             }
-            let item = match (format, is_first) {
-                (ObjectFormat::Yaml, true) => {
+            let item = match format {
+                Format::Yaml if is_first => {
                     format!("apiVersion: v1\nitems:\n{}", yaml::from_item(&object))
                 }
-                (ObjectFormat::Yaml, false) => yaml::from_item(&object),
-                (ObjectFormat::Json, true) => format!(
+                Format::Yaml => yaml::from_item(&object),
+                Format::Name => name(&object) + "\n",
+                Format::JsonPath(_) => {
+                    if let Some(list) = &mut list {
+                        list.add(&Value::Object(object));
+                    }
+                    continue;
+                }
+                _ if is_first => format!(
                     "{{\n    \"apiVersion\": \"v1\",\n    \"items\": [\n{}",
                     pretty(&object, LIST_INDENT)?
                 ),
-                (ObjectFormat::Json, false) => format!(",\n{}", pretty(&object, LIST_INDENT)?),
+                _ => format!(",\n{}", pretty(&object, LIST_INDENT)?),
             };
             out.write(item.as_bytes())?;
             is_first = false;
         }
-        let end = match (format, is_first) {
-            (ObjectFormat::Yaml, true) => "apiVersion: v1\nitems: []\nkind: List\n",
-            (ObjectFormat::Yaml, false) => "kind: List\n",
-            (ObjectFormat::Json, true) => {
+        if let Some(list) = list {
+            return out.write(list.end().as_bytes());
+        }
+        let end = match format {
+            Format::Yaml if is_first => "apiVersion: v1\nitems: []\nkind: List\n",
+            Format::Yaml => "kind: List\n",
+            Format::Name => "",
+            _ if is_first => {
                 "{\n    \"apiVersion\": \"v1\",\n    \"items\": [],\n    \"kind\": \"List\"\n}\n"
             }
-            (ObjectFormat::Json, false) => "\n    ],\n    \"kind\": \"List\"\n}\n",
+            _ => "\n    ],\n    \"kind\": \"List\"\n}\n",
         };
         out.write(end.as_bytes())
     }
 
     /// Returns the object of a key, as it is printed with `-o`.
     pub(super) fn object(&self, kv: &KeyValue<'_>) -> Result<Map<String, Value>, NotDecoded> {
-        let mut object = Object::of_record(kv, &self.keys)?;
+        let detail = Detail::with_managers(self.args.show_managed_fields);
+        let mut object = Object::of_record_with(kv, &self.keys, detail)?;
         if object.unknown_fields > 0 {
             tracing::warn!("{}: {}", text::key(kv.key), text::unknown_fields(&object));
         }
@@ -72,6 +91,18 @@ impl Printer<'_> {
         }
         Ok(object.json)
     }
+}
+
+/// Returns `KIND/NAME` of an object, with its group, as `kubectl get -o name`.
+pub(super) fn name(object: &Map<String, Value>) -> String {
+    let text = |value: Option<&Value>| value.and_then(Value::as_str).unwrap_or_default().to_owned();
+    let kind = text(object.get("kind")).to_lowercase();
+    let group = match text(object.get("apiVersion")).split_once('/') {
+        Some((group, _)) => format!(".{group}"),
+        None => String::new(),
+    };
+    let name = text(object.get("metadata").and_then(|m| m.get("name")));
+    printable::line(&format!("{kind}{group}/{name}")).into_owned()
 }
 
 /// The indentation of the objects in a List.

@@ -1,5 +1,6 @@
 //! `deltafold get KIND`: a table of the objects of a kind.
 
+use super::super::format::Format;
 use super::super::stream::Stream;
 use super::super::text::{self, WIDEST_CELL, Widths};
 use super::Printer;
@@ -8,7 +9,7 @@ use crate::base::printable::line;
 use crate::error::Result;
 use crate::mvcc::{KeyRange, KeyValue};
 use crate::objects::columns::{CellValue, Column};
-use crate::objects::resource::{KeyNames, Resource};
+use crate::objects::resource::{KeyNames, ObjectName, Resource};
 use crate::objects::{Detail, Object};
 use crate::ops::read::diff::Diff;
 use crate::ops::read::{Deletion, Keys};
@@ -29,12 +30,12 @@ impl Printer<'_> {
         &self,
         ctx: &Context,
         source: &State,
-        resource: &Resource,
+        kinds: &[Resource],
         range: KeyRange,
         out: &mut Stream,
     ) -> Result<()> {
         let prefixes = self.args.names.etcd_prefixes();
-        let names = KeyNames::new([resource.clone()], &prefixes);
+        let names = KeyNames::new(kinds.to_vec(), &prefixes);
         let point = &self.args.state.point;
         let is_past = point.time.is_some() || point.revision.is_some();
         let deletions = if is_past {
@@ -42,63 +43,80 @@ impl Printer<'_> {
         } else {
             None
         };
-        let columns = Column::of(resource);
-        let has_namespaces = resource.is_namespaced && self.args.names.namespace.is_none();
-        let mut header: Vec<String> = Vec::new();
-        if has_namespaces {
-            header.push("NAMESPACE".to_owned());
-        }
-        header.push("NAME".to_owned());
-        header.extend(columns.iter().map(|c| c.header.clone()));
-        header.push("AGE".to_owned());
-        if is_past {
-            header.push("DELETED".to_owned());
-        }
-        let mut table = Table::new(header);
+        let is_wide = *self.format == Format::Wide;
+        let columns: Vec<Vec<Column>> = kinds.iter().map(|r| Column::of(r, is_wide)).collect();
+        let begin = |kind: usize| {
+            let mut header: Vec<String> = Vec::new();
+            if kinds[kind].is_namespaced && self.args.names.namespace.is_none() {
+                header.push("NAMESPACE".to_owned());
+            }
+            header.push("NAME".to_owned());
+            header.extend(columns[kind].iter().map(|c| c.header.clone()));
+            header.push("AGE".to_owned());
+            if is_past {
+                header.push("DELETED".to_owned());
+            }
+            Table::new(header)
+        };
         let mut print = |line: &str| out.write(line.as_bytes());
-        let mut has_rows = false;
+        // The table of a kind. Keys are sorted, so those of a kind stand together.
+        let mut table: Option<(usize, Table)> = None;
         let now = point.time.unwrap_or_else(Utc::now);
         let mut keys = Keys::read(ctx, source, range)?;
         let row = |kv: &KeyValue<'_>| {
-            let mut row = self.row(kv, &names, &columns, now)?;
+            let object = names.object(kv.key)?;
+            let kind = kinds.iter().position(|kind| kind == object.resource)?;
+            let kind_name = (kinds.len() > 1).then(|| object.resource.name_in_output());
+            let mut row = self.row(kv, &object, kind_name, &columns[kind], now)?;
             if let Some(deletions) = &deletions {
                 row.push(deletions.get(kv.key).map_or_else(String::new, deleted));
             }
-            Some(row)
+            Some((kind, row))
         };
         keys.map(ctx, row, |row| {
-            let Some(row) = row else {
+            let Some((kind, row)) = row else {
                 return Ok(());
             };
-            has_rows = true;
-            table.add(row, &mut print)
+            if table.as_ref().is_none_or(|(last, _)| *last != kind) {
+                if let Some((_, mut ended)) = table.take() {
+                    ended.end(&mut print)?;
+                    print("\n")?;
+                }
+                table = Some((kind, begin(kind)));
+            }
+            match &mut table {
+                Some((_, table)) => table.add(row, &mut print),
+                None => Ok(()),
+            }
         })?;
-        if !has_rows {
-            let none = format!("no {} at revision {}\n", resource.plural, source.revision);
-            return print(&none);
+        match table {
+            Some((_, mut table)) => table.end(&mut print),
+            None => {
+                let plurals: Vec<&str> = kinds.iter().map(|kind| kind.plural.as_str()).collect();
+                let plurals = plurals.join(", ");
+                print(&format!("no {plurals} at revision {}\n", source.revision))
+            }
         }
-        table.end(&mut print)
     }
 
     /// Returns the row of an object, without its deletion; `None` if its labels are others than are asked for.
     fn row(
         &self,
         kv: &KeyValue<'_>,
-        names: &KeyNames,
+        object: &ObjectName<'_>,
+        kind: Option<String>,
         columns: &[Column],
         now: DateTime<Utc>,
     ) -> Option<Vec<String>> {
         let mut row = Vec::new();
         let shown = |part: &str| text::key(part.as_bytes()).into_owned();
-        match names.object(kv.key) {
-            Some(object) => {
-                let namespace = object.namespace.map(shown);
-                row.extend(namespace.filter(|_| self.args.names.namespace.is_none()));
-                row.push(shown(object.name));
-            }
-            // It is not UTF-8.
-            None => row.push(text::key(kv.key).into_owned()),
-        }
+        let namespace = object.namespace.map(shown);
+        row.extend(namespace.filter(|_| self.args.names.namespace.is_none()));
+        let name = shown(object.name);
+        row.push(match kind {
+            Some(kind) => format!("{kind}/{name}"),
+            None => name,
+        });
         match Object::of_record_with(kv, &self.keys, Detail::WithoutManagers) {
             Ok(object) => {
                 if !self.is_selected(&object.json) {
@@ -166,7 +184,7 @@ fn cells(object: &Value, columns: &[Column], now: DateTime<Utc>) -> Vec<String> 
 /// # Errors
 /// Never fails: a string takes every line.
 pub fn table(resource: &Resource, objects: &[Value]) -> Result<String> {
-    let columns = Column::of(resource);
+    let columns = Column::of(resource, false);
     let mut text = String::new();
     let mut print = |line: &str| {
         text.push_str(line);

@@ -554,7 +554,7 @@ fn open_local(dir: &str, url: &str, options: &[(String, String)], handle: Handle
     if !is_dir {
         let meant = likely_folder(url).map_or_else(String::new, |d| format!("; did you mean {d}?"));
         return Err(Reason::Usage.error(format!(
-            "--store {dir} is a file: give the folder that holds v2/{meant}; a single snapshot file is given with --snapshot"
+            "--store {dir} is a file, and a single snapshot file is given with --snapshot: give the folder that holds v2/{meant}"
         )));
     }
     let folder = Folder::new(dir.into(), file_mode(options)?);

@@ -1,0 +1,185 @@
+//! Lines that users of kubectl and etcdctl type.
+
+use crate::support::{deltafold, fixtures_dir};
+use serde_json::Value;
+
+/// Runs a line on the backup of a real cluster. Returns the exit code, standard output and standard error.
+fn run(line: &str) -> (i32, String, String) {
+    let mut c = deltafold();
+    c.args(line.split_whitespace().map(|word| word.replace('_', " ")));
+    let store = fixtures_dir().join("kubernetes");
+    let out = c.env("DELTAFOLD_STORE", store).output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let code = out.status.code().unwrap();
+    (code, text(&out.stdout), text(&out.stderr))
+}
+
+fn succeeds(line: &str) -> String {
+    let (code, stdout, stderr) = run(line);
+    assert_eq!(code, 0, "{line}: {stderr}");
+    stdout
+}
+
+/// The first columns of a table, without its header.
+fn names(table: &str) -> Vec<&str> {
+    let lines = table
+        .lines()
+        .filter(|l| !l.is_empty() && !l.starts_with("NAME"));
+    lines
+        .map(|l| l.split_whitespace().next().unwrap())
+        .collect()
+}
+
+#[test]
+fn objects_are_found_by_the_lines_of_kubectl() {
+    let all = succeeds("get pods -A");
+    assert!(all.starts_with("NAMESPACE"), "{all}");
+    assert_eq!(all, succeeds("get po --all-namespaces"));
+    assert_eq!(all, succeeds("get pods --all"));
+
+    for line in [
+        "get deploy web-1 -n shop",
+        "get deployment/web-1 -n shop",
+        "get deploy/shop/web-1",
+    ] {
+        let one = succeeds(line);
+        assert!(one.contains("name: web-1"), "{line}: {one}");
+        assert!(!one.contains("managedFields"), "{line}: {one}");
+    }
+    let one = succeeds("get configmap cm-1 -n shop");
+    assert!(one.contains("kind: ConfigMap"), "{one}");
+    let managers = succeeds("get configmap cm-1 -n shop --show-managed-fields");
+    assert!(managers.contains("managedFields"), "{managers}");
+    let clean = succeeds("get configmap cm-1 -n shop --clean");
+    assert!(!clean.contains("uid:"), "{clean}");
+
+    let two = succeeds("get cm,secret -n shop");
+    let expected = [
+        "configmap/cm-1",
+        "configmap/cm-2",
+        "configmap/kube-root-ca.crt",
+        "secret/db",
+    ];
+    assert_eq!(names(&two), expected, "{two}");
+    let two = succeeds("get configmap cm-1 cm-2 -n shop -o name");
+    assert_eq!(two, "configmap/cm-1\nconfigmap/cm-2\n");
+    let (code, printed, stderr) = run("get configmap cm-1 gone -n shop -o name");
+    assert_eq!((code, &*printed), (66, "configmap/cm-1\n"), "{stderr}");
+    let all = succeeds("get all -n shop -o name");
+    for name in [
+        "deployment.apps/web-1",
+        "job.batch/once",
+        "replicaset.apps/web-1-c664b755d",
+    ] {
+        assert!(all.lines().any(|line| line == name), "{name} in {all}");
+    }
+    let all = succeeds("get all -n shop");
+    assert!(names(&all).contains(&"deployment.apps/web-1"), "{all}");
+    let (code, _, stderr) = run("get pods");
+    assert!(code == 64 && stderr.contains("or -A for"), "{stderr}");
+}
+
+#[test]
+fn formats_are_those_of_kubectl() {
+    let yaml = succeeds("get deploy web-1 -n shop -o yaml");
+    assert!(yaml.starts_with("apiVersion: apps/v1\n"), "{yaml}");
+    for flag in [
+        "-o json",
+        "-ojson",
+        "-o=json",
+        "--output json",
+        "--output=json",
+    ] {
+        let json = succeeds(&format!("get deploy web-1 -n shop {flag}"));
+        let json: Value = serde_json::from_str(&json).unwrap();
+        assert_eq!(json["kind"], "Deployment", "{flag}");
+        assert_eq!(json["metadata"].get("managedFields"), None, "{flag}");
+    }
+    let list: Value = serde_json::from_str(&succeeds("get deploy -n shop -o json")).unwrap();
+    assert_eq!(
+        (&list["kind"], list["items"].as_array().unwrap().len()),
+        (&"List".into(), 2)
+    );
+    let result: Value =
+        serde_json::from_str(&succeeds("get deploy web-1 -n shop -o result")).unwrap();
+    assert_eq!(result["keys"][0]["key"], "/registry/deployments/shop/web-1");
+    for line in ["list -o json", "ls -o json", "list --output json"] {
+        let listed: Value = serde_json::from_str(&succeeds(line)).unwrap();
+        assert_eq!(listed["latest_revision"], 628, "{line}");
+    }
+
+    for (template, expected) in [
+        ("jsonpath={.spec.replicas}", "2"),
+        ("jsonpath=.metadata.name", "web-1"),
+        ("jsonpath={.metadata.name}{\"\\n\"}", "web-1\n"),
+        (
+            "jsonpath=name={.metadata.name},kind={.kind}",
+            "name=web-1,kind=Deployment",
+        ),
+        (
+            "jsonpath={.spec.template.spec.containers[*].image}",
+            "lab.local/pause:1",
+        ),
+    ] {
+        assert_eq!(
+            succeeds(&format!("get deploy/shop/web-1 -o {template}")),
+            expected
+        );
+    }
+    let names = succeeds("get deploy -n shop -o jsonpath={.items[*].metadata.name}");
+    assert_eq!(names, "web-1 web-2");
+    for (line, way) in [
+        (
+            "get deploy -n shop -o jsonpath={range_.items[*]}{.kind}{end}",
+            "json and jq",
+        ),
+        (
+            "get deploy -n shop -o jsonpath={.metadata.name}",
+            ".items[*]",
+        ),
+        (
+            "get deploy -n shop -o custom-columns=A:.kind",
+            "jsonpath=…, or json and jq",
+        ),
+        ("get deploy -n shop -o go-template={{.kind}}", "json and jq"),
+        ("get deploy -n shop -o tables", "wide"),
+        ("list -o yaml", "for `deltafold get`"),
+    ] {
+        let (code, _, stderr) = run(line);
+        assert_eq!(code, 64, "{line}: {stderr}");
+        assert!(stderr.contains(way), "{line}: {stderr}");
+    }
+    let wide = succeeds("get pods -n shop -o wide");
+    assert!(wide.lines().next().unwrap().contains("IP"), "{wide}");
+    let events = succeeds("get events -n shop");
+    let header: Vec<&str> = events.lines().next().unwrap().split_whitespace().collect();
+    assert_eq!(
+        header,
+        ["NAME", "TYPE", "REASON", "OBJECT", "MESSAGE", "AGE"],
+        "{events}"
+    );
+    assert!(events.contains("pod/web-1-"), "{events}");
+}
+
+#[test]
+fn small_habits() {
+    let version = succeeds("version");
+    assert_eq!(version, succeeds("--version"));
+    assert!(version.starts_with("deltafold "), "{version}");
+    let (_, _, stderr) = run("get deploy web-1 -n shop");
+    assert!(stderr.contains("INFO"), "{stderr}");
+    let (_, _, stderr) = run("get deploy web-1 -n shop -q");
+    assert_eq!(stderr, "");
+    for (line, says) in [
+        ("server --store-container x", "snapshot follow"),
+        ("initialize", "restore --if-needed"),
+    ] {
+        let (code, _, stderr) = run(line);
+        assert!(code == 64 && stderr.contains(says), "{line}: {stderr}");
+    }
+    for line in ["list -A", "status -w json", "history x -X"] {
+        let (code, _, stderr) = run(line);
+        assert_eq!(code, 64, "{line}");
+        assert!(!stderr.contains("'-- -"), "{line}: {stderr}");
+    }
+}
