@@ -5,7 +5,7 @@ use crate::support::history::Compression;
 use crate::support::minio::Minio;
 use crate::support::s3::Kind;
 use crate::support::tiny_backup::{plain_snapshot, zip};
-use crate::support::{deltafold, run_json, scratch};
+use crate::support::{copy_dir, deltafold, run_json, scratch};
 use chrono::{TimeDelta, Utc};
 use object_store::ObjectStoreExt as _;
 use serde_json::{Value, json};
@@ -488,6 +488,29 @@ fn plain_snapshots_become_a_chain_and_a_chain_becomes_one() {
     ];
     let (code, copied, stderr) = run_json(deltafold().args(copy).args(["--output", "json"]));
     assert_eq!((code, &copied["copied"]), (0, &json!(3)), "{stderr}");
+    // Files of another cluster are refused, until they are said to be those of its successor.
+    let (other, both) = (path("other"), path("both"));
+    fs::create_dir(&other).unwrap();
+    for (seconds, last) in [(60, 41), (30, 42)] {
+        let at = Utc::now().timestamp() - seconds;
+        let name = format!("{other}/etcd-snapshot-node-{at}");
+        fs::write(name, plain_snapshot(last)).unwrap();
+    }
+    copy_dir(Path::new(&chain), Path::new(&both));
+    let args = ["copy", "--output", "json", "--from", &other, "--to", &both];
+    let (code, refused, _) = run_json(deltafold().args(args));
+    assert_eq!((code, &refused["reason"]), (65, &json!("OtherCluster")));
+    assert_eq!(
+        (&refused["copied"], &refused["failed"]),
+        (&json!(0), &json!(2))
+    );
+    let (code, taken, stderr) = run_json(deltafold().args(args).arg("--take-over"));
+    assert_eq!((code, &taken["copied"]), (0, &json!(2)), "{stderr}");
+    let deep = in_folder(Path::new(&both)).succeeds("list", &["--deep"]);
+    assert_eq!(deep["timelines"].as_array().unwrap().len(), 2, "{deep:#}");
+    let newest = in_folder(Path::new(&both)).succeeds("get", &["/registry/a"]);
+    assert_eq!(newest["revision"], 42);
+
     put("/registry/later");
     let (code, delta, stderr) = run_live(&etcd, &["snapshot", "delta", "--store", &chain]);
     assert_eq!((code, &delta["full_reason"]), (0, &Value::Null), "{stderr}");

@@ -102,7 +102,9 @@ pub fn run(
     for ((file, _), result) in planned.iter().zip(results) {
         let copied = result.unwrap_or_else(|e| {
             let failed = Copied::failed(file, &e);
-            failures.push(e);
+            if e.reason() != Reason::Terminated {
+                failures.push(e);
+            }
             failed
         });
         match copied.decision {
