@@ -183,11 +183,13 @@ impl Printer<'_> {
         let namespace = self.args.names.namespace.as_deref();
         let words: Option<Vec<&str>> = self.args.words.iter().map(|word| word.to_str()).collect();
         let named = words.and_then(|words| Reference::parse_all(&words, namespace));
+        let may_be_key = others.is_empty() && !self.args.means_objects();
+        let exact = may_be_key.then_some(key.as_bytes());
         match named.as_deref() {
-            Some([one]) => self.print_referred(ctx, source, key.as_bytes(), one, out),
+            Some([one]) => self.print_referred(ctx, source, exact, one, out),
             Some(several) => {
-                if others.is_empty() && !self.args.means_objects() {
-                    match self.print_first_of(ctx, source, &[key.as_bytes().to_vec()], out) {
+                if let Some(exact) = exact {
+                    match self.print_first_of(ctx, source, &[exact.to_vec()], out) {
                         Err(e) if e.reason() == Reason::KeyNotFound => {}
                         printed => return printed,
                     }
@@ -279,12 +281,12 @@ impl Printer<'_> {
         }
     }
 
-    /// Prints a key that may be the name of an object, or of a kind. A key that exists exactly as given comes first.
+    /// Prints an object, or the objects of a kind. A key that exists exactly as given, if it may be one, comes first.
     fn print_referred(
         &self,
         ctx: &Context,
         source: &State,
-        exact: &[u8],
+        exact: Option<&[u8]>,
         reference: &Reference,
         out: &mut Stream,
     ) -> Result<()> {
@@ -292,7 +294,7 @@ impl Printer<'_> {
         let mut resources: Vec<Resource> = Resource::built_in().collect();
         let mut resource = reference.resource(&resources)?;
         let mut not_found = None;
-        if !self.args.means_objects() {
+        if let Some(exact) = exact {
             let mut keys = vec![exact.to_vec()];
             if let Some(resource) = resource
                 && let Ok(of_object) = reference.keys(resource, prefixes)
@@ -315,6 +317,9 @@ impl Printer<'_> {
                 return Err(e);
             }
             let kind = &reference.kind;
+            let Some(exact) = exact else {
+                return Err(self.unknown_kind(kind, source));
+            };
             return Err(Reason::KeyNotFound.error(format!(
                 "there is no key \"{}\" at revision {}, and \"{kind}\" is neither a kind of Kubernetes' own nor of a CustomResourceDefinition below {prefixes}: check the name, or --etcd-prefix",
                 text::key(exact),
