@@ -17,6 +17,7 @@ use crate::ops::copy::{
 };
 use crate::ops::report::Report;
 use crate::prefix::open::{BackupLocation, Layout};
+use crate::prefix::plain_files::{PlainFiles, PlainPlace};
 use crate::prefix::{Context, PrefixLayout};
 use crate::store;
 use crate::telemetry::metrics::Metrics;
@@ -151,17 +152,16 @@ impl CopyArgs {
     fn copy_in_layout(&self, from: &Context, to: &Context) -> Result<Report<Outcome>> {
         let options = self.options(to);
         let as_chain = self.layout == Some(PrefixLayout::Chain);
-        let copied = match BackupLocation::layout(from, || run(from, to, &options)) {
+        let found = match BackupLocation::layout(from, || run(from, to, &options)) {
+            Ok(Layout::Chain(report)) => return Ok(report),
+            Ok(Layout::Plain(found)) => found,
             // The source need not be a chain to become one.
-            Err(e) if e.reason() == Reason::NoSnapshots && as_chain => None,
+            Err(e) if e.reason() == Reason::NoSnapshots && as_chain => {
+                PlainFiles::find(from, &PlainPlace::of_prefix(from))?
+            }
             Err(e) => return Err(e),
-            Ok(Layout::Chain(report)) => Some(report),
-            Ok(Layout::Plain(_)) => None,
         };
-        match copied {
-            Some(report) => Ok(report),
-            None => plain::run(from, to, &options, self.layout),
-        }
+        plain::run(from, to, found.by_names(from)?, &options, self.layout)
     }
 
     fn follow(&self, cancel: &Cancel, output: Output) -> Ended {

@@ -15,10 +15,9 @@ use crate::base::plural::count;
 use crate::error::{Reason, Result};
 use crate::ops::gc::{
     DEFAULT_LIMIT, Decision, Object, Options, Outcome, PolicyName, RemovalStatus, Rules, Status,
-    Totals, plain, run,
+    Totals, run,
 };
 use crate::ops::report::Report;
-use crate::prefix::open::{BackupLocation, Layout};
 use crate::prefix::restorable::Restorable;
 use chrono::TimeDelta;
 use clap::Args;
@@ -112,11 +111,7 @@ impl GcArgs {
         self.metrics.around("gc", cancel, |_| {
             let (mut ctx, options) = (self.store.context(cancel)?, self.options()?);
             ctx.layout = self.layout.layout;
-            let report = match BackupLocation::layout(&ctx, || run(&ctx, &options))? {
-                Layout::Chain(report) => report,
-                Layout::Plain(_) => plain::run(&ctx, &options)?,
-            };
-            print_report(output, report, to_text)
+            print_report(output, run(&ctx, &options)?, to_text)
         })
     }
 }

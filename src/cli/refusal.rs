@@ -31,7 +31,7 @@ pub(super) fn refuse(e: &clap::Error, args: &[OsString], started: Instant) -> Ex
             for warning in variable_slips() {
                 let _ = writeln!(std::io::stderr(), "warning: {warning}");
             }
-            let file = value_of(args, "--termination-log", "DELTAFOLD_TERMINATION_LOG");
+            let file = value_of(args, &["--termination-log"], "DELTAFOLD_TERMINATION_LOG");
             let file = file.filter(|f| !f.is_empty()).map(PathBuf::from);
             let termination = Termination::begin(file, command_name(args), started);
             end_without_log(&termination, &Reason::Usage.error(without_values(e)));
@@ -89,15 +89,17 @@ fn command_name(args: &[OsString]) -> Option<String> {
     (!names.is_empty()).then(|| names.join(" "))
 }
 
-/// The last value of a flag (`--flag VALUE` or `--flag=VALUE`), or otherwise that of its variable.
-fn value_of(args: &[OsString], flag: &str, variable: &str) -> Option<OsString> {
+/// The last value of a flag, by any of its names (`--flag VALUE` or `--flag=VALUE`), or otherwise that of its variable.
+fn value_of(args: &[OsString], names: &[&str], variable: &str) -> Option<OsString> {
     for (i, arg) in args.iter().enumerate().rev() {
-        let rest = arg.as_bytes().strip_prefix(flag.as_bytes());
-        if let Some(value) = rest.and_then(|rest| rest.strip_prefix(b"=")) {
-            return Some(OsString::from_vec(value.to_vec()));
-        }
-        if i > 0 && args[i - 1] == *flag {
-            return Some(arg.clone());
+        for name in names {
+            let rest = arg.as_bytes().strip_prefix(name.as_bytes());
+            if let Some(value) = rest.and_then(|rest| rest.strip_prefix(b"=")) {
+                return Some(OsString::from_vec(value.to_vec()));
+            }
+            if i > 0 && args[i - 1] == *name {
+                return Some(arg.clone());
+            }
         }
     }
     std::env::var_os(variable)
@@ -105,9 +107,6 @@ fn value_of(args: &[OsString], flag: &str, variable: &str) -> Option<OsString> {
 
 /// Whether the command line or the environment asks for JSON output.
 fn wants_json(args: &[OsString]) -> bool {
-    let value = value_of(args, "--output", "DELTAFOLD_OUTPUT");
+    let value = value_of(args, &["--output", "-o"], "DELTAFOLD_OUTPUT");
     value.is_some_and(|format| format == "json" || format == "result")
-        || args
-            .windows(2)
-            .any(|pair| pair[0] == "-o" && pair[1] == "json")
 }

@@ -70,10 +70,5 @@ pub(super) fn removals(backup: &BackupLocation, policy: &str) -> Result<gc::Outc
         timeout: Duration::from_secs(60),
         look_again: gc::Options::LOOK_AGAIN,
     };
-    let ctx = backup.context()?;
-    let report = match BackupLocation::layout(ctx, || gc::run(ctx, &options))? {
-        Layout::Chain(report) => report,
-        Layout::Plain(_) => gc::plain::run(ctx, &options)?,
-    };
-    Ok(report.outcome)
+    Ok(gc::run(backup.context()?, &options)?.outcome)
 }

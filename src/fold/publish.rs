@@ -7,7 +7,6 @@
 use crate::backup::SnapshotName;
 use crate::backup::catalog::V2;
 use crate::backup::codec::{self, Encoder, Encoding};
-use crate::base::Cancel;
 use crate::base::read_all::for_each_piece;
 use crate::base::temp::TempFile;
 use crate::error::{Error, Reason, Result};
@@ -15,8 +14,7 @@ use crate::prefix::Context;
 use crate::store::{EncryptingWriter, Published, Unnamed, Upload};
 use crate::telemetry::progress::Step;
 use sha2::{Digest, Sha256};
-use std::fs::File;
-use std::io::{self, BufWriter, IntoInnerError, Seek, Write};
+use std::io::{self, BufWriter, IntoInnerError, Write};
 
 /// The number of names that are tried: if a name is taken, that of one second later is next.
 pub(crate) const NAMES_TRIED: i64 = 60;
@@ -234,33 +232,18 @@ impl PackedSnapshot {
         self.file.len()
     }
 
-    /// Writes the snapshot to a file, and checks that it reads back as it was written.
+    /// Writes the bytes of the snapshot.
     ///
     /// # Errors
-    /// Errors of the file, as `failed` converts them; `Io` if it reads back differently, `Terminated`.
-    pub(crate) fn write_to(
-        &self,
-        mut file: &File,
-        cancel: &Cancel,
-        failed: impl Fn(io::Error) -> Error + Copy,
-    ) -> Result<()> {
-        let mut written = Sha256::new();
-        for_each_piece(self.file.reader(), cancel, failed, |piece| {
-            written.update(piece);
-            file.write_all(piece).map_err(failed)
-        })?;
-        file.rewind().map_err(failed)?;
-        let mut read = Sha256::new();
-        for_each_piece(file, cancel, failed, |piece| {
-            read.update(piece);
-            Ok(())
-        })?;
-        if read.finalize() != written.finalize() {
-            return Err(Reason::Io.error(
-                "the snapshot reads back differently from what was written: check the disk",
-            ));
-        }
-        Ok(())
+    /// Errors of `out`; `Io`, `Terminated`.
+    pub(crate) fn write_to(&self, ctx: &Context, out: &mut impl Write) -> Result<()> {
+        let read_error = |e| Error::io("read the temporary directory", e);
+        for_each_piece(
+            self.file.reader(),
+            ctx.store.cancel(),
+            read_error,
+            |piece| out.write_all(piece).map_err(write_error),
+        )
     }
 
     /// Writes the snapshot to the store under the first free one of `tried` names, which have the times from that of
@@ -278,13 +261,7 @@ impl PackedSnapshot {
         let first = name.created;
         while name.created < first + tried {
             let mut object = Upload::new(&ctx.store, &path_of(name), self.bytes())?;
-            let read_error = |e| Error::io("read the temporary directory", e);
-            for_each_piece(
-                self.file.reader(),
-                ctx.store.cancel(),
-                read_error,
-                |piece| object.write_all(piece).map_err(write_error),
-            )?;
+            self.write_to(ctx, &mut object)?;
             let content = self.content;
             let object = object.finish()?;
             let unnamed = UnnamedSnapshot { object, content };

@@ -202,7 +202,7 @@ impl ListText {
     }
 }
 
-/// Returns where the braces end, outside of quotes.
+/// Returns the index of the closing brace. Braces in quotes do not count.
 fn end_of_braces(text: &str) -> Option<usize> {
     let mut quote = None;
     let mut is_escaped = false;

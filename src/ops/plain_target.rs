@@ -10,6 +10,7 @@ use crate::datadir::install::sync_directory;
 use crate::error::{Error, Reason, Result};
 use crate::store::{Published, Store, Upload};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags};
+use sha2::{Digest, Sha256};
 use std::fs::File;
 use std::io::{self, Seek, Write};
 use std::os::fd::AsRawFd;
@@ -94,9 +95,8 @@ impl PlainTarget {
             }
             PlainTarget::Object(store, name) => {
                 let failed = |e| Error::io("upload the snapshot", e);
-                let mut file = file.file;
+                let file = file.reader()?;
                 let bytes = file.metadata().map_err(failed)?.len();
-                file.rewind().map_err(failed)?;
                 let mut upload = Upload::new(store, name, bytes)?;
                 for_each_piece(file, cancel, failed, |piece| {
                     upload.write_all(piece).map_err(failed)
@@ -117,8 +117,7 @@ fn folder_of(path: &Path) -> &Path {
     }
 }
 
-/// A file without a name, in the directory where it will get one; if the process dies, the file is
-/// gone.
+/// A file without a name, in the directory of its later name. It is gone if the process dies.
 pub(super) struct Unnamed {
     pub(super) file: File,
     /// The file's temporary path, on a file system without unnamed files.
@@ -141,6 +140,28 @@ impl Unnamed {
         Ok(Unnamed { file, hidden })
     }
 
+    /// Returns the file, to be read from its beginning.
+    pub(super) fn reader(&self) -> Result<File> {
+        let mut file = self.file.try_clone().map_err(read_back_error)?;
+        file.rewind().map_err(read_back_error)?;
+        Ok(file)
+    }
+
+    /// Fails with `Io` unless the file has the SHA-256 of the bytes that were written to it.
+    pub(super) fn check_sum(&self, written: Sha256, cancel: &Cancel) -> Result<()> {
+        let mut sum = Sha256::new();
+        for_each_piece(self.reader()?, cancel, read_back_error, |piece| {
+            sum.update(piece);
+            Ok(())
+        })?;
+        match sum.finalize() == written.finalize() {
+            true => Ok(()),
+            false => Err(Reason::Io.error(
+                "the snapshot reads back differently from what was written: check the disk",
+            )),
+        }
+    }
+
     /// Gives the file its name. Fails with `TargetExists` if the name is taken.
     fn name(self, path: &Path) -> Result<()> {
         let named = match self.hidden {
@@ -156,6 +177,10 @@ impl Unnamed {
             _ => Error::io(format!("give {} its name", path.display()), e),
         })
     }
+}
+
+pub(super) fn read_back_error(e: io::Error) -> Error {
+    Error::io("read the snapshot back", e)
 }
 
 /// Returns the error for a name that is taken.

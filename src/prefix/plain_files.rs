@@ -230,6 +230,18 @@ impl PlainFiles {
         Ok(found)
     }
 
+    /// Returns the snapshots that have names of snapshots, as in a store: a file that merely holds a database may be that of
+    /// another program.
+    ///
+    /// # Errors
+    /// As [`find`](Self::find).
+    pub(crate) fn by_names(self, ctx: &Context) -> Result<PlainFiles> {
+        match self.place {
+            PlainPlace::Store(_) => Ok(self),
+            PlainPlace::Path(_) => Self::find_in_store(&ctx.store, ""),
+        }
+    }
+
     fn sort(&mut self) {
         self.files
             .sort_by(|a, b| (a.created, &a.name).cmp(&(b.created, &b.name)));
@@ -273,9 +285,9 @@ impl PlainFiles {
             }
             None if nodes.len() > 1 => {
                 let other = self.node_of_other_history(ctx, &nodes)?;
-                if let Some((node, newest)) = other {
+                if let Some((node, before)) = other {
                     return Err(Reason::InterleavedTimelines.error(format!(
-                        "{place} has snapshots of several nodes, and those of {node} do not hold the history of {newest}: choose a node with --timeline, one of {}",
+                        "{place} has snapshots of several nodes, and those of {node} do not hold the history of {before}: choose a node with --timeline, one of {}",
                         names()
                     )));
                 }
@@ -285,8 +297,8 @@ impl PlainFiles {
         Ok(self)
     }
 
-    /// Compares the newest snapshot of each node with the newest one of all. Returns the first node whose content does
-    /// not agree, and the name of the newest.
+    /// Compares the newest snapshots of the nodes, each with the one before, from the newest on. Returns the first node whose
+    /// content does not agree, and the name of the snapshot that it was compared with.
     fn node_of_other_history(
         &self,
         ctx: &Context,
@@ -294,7 +306,7 @@ impl PlainFiles {
     ) -> Result<Option<(String, String)>> {
         let mut histories = Histories::new(ctx.temp_file()?);
         let mut left = nodes.clone();
-        let mut newest: Option<&PlainFile> = None;
+        let mut before: Option<&PlainFile> = None;
         for file in self.files.iter().rev() {
             let Some(node) = file.node.as_ref().filter(|node| left.contains(*node)) else {
                 continue;
@@ -302,12 +314,10 @@ impl PlainFiles {
             match ctx.plain(&file.place) {
                 Ok(plain) => {
                     let agrees = histories.follows(&plain.db).map_err(|e| e.at(&file.name))?;
-                    match newest {
-                        Some(newest) if !agrees => {
-                            return Ok(Some((node.clone(), newest.name.clone())));
-                        }
-                        Some(_) => {}
-                        None => newest = Some(file),
+                    if let Some(before) = before.replace(file)
+                        && !agrees
+                    {
+                        return Ok(Some((node.clone(), before.name.clone())));
                     }
                     left.remove(node);
                 }
@@ -339,8 +349,8 @@ impl PlainFiles {
     }
 
     /// Chooses the snapshot of a request: the newest, the newest one that is not later than a time, or the oldest one
-    /// that reaches a revision. That one is searched by halves, as if revisions grew. Returns where the snapshot is, and
-    /// which of its revisions is meant.
+    /// that reaches a revision. A revision is searched by halves, as if revisions grew. Returns where the snapshot is,
+    /// and which of its revisions is meant.
     ///
     /// # Errors
     /// `OutOfRange` if no snapshot is so old, or none has the revision; errors of opening.
@@ -584,7 +594,7 @@ pub(crate) fn has_name_of_snapshot(name: &str) -> bool {
         || is_of_k3s_or_talos(name)
 }
 
-/// Whether a name has a time where `k3s etcd-snapshot save --name` puts it, or Talos' backup job.
+/// Whether a name is one of `k3s etcd-snapshot save --name`, which ends in Unix seconds, or of Talos' backup job.
 fn is_of_k3s_or_talos(name: &str) -> bool {
     let stem = name.strip_suffix(".zip").unwrap_or(name);
     time_in(name).is_some_and(|(_, has_zone, at)| {
@@ -603,8 +613,8 @@ fn time_of(name: &str, modified: DateTime<Utc>) -> (DateTime<Utc>, TimeSource) {
     }
 }
 
-/// Returns the last time in a path, in UTC, whether it is one in every zone (Unix seconds, or with a `Z`), and where it
-/// begins.
+/// Returns the last time in a path, in UTC; whether its zone is known; and the index at which it begins. Unix seconds and
+/// times with a `Z` have a known zone.
 fn time_in(name: &str) -> Option<(DateTime<Utc>, bool, usize)> {
     // A run of digits and the characters within dates: `2026-11-20T14:00:05Z-000001`.
     let mut found = None;

@@ -249,10 +249,13 @@ pub(crate) fn scan_with(
     let listed = list_prefix(ctx)?;
     let mut catalog = Catalog::from_listing(listed.objects);
     if catalog.snapshots.is_empty() {
-        return Err(no_snapshots_error(ctx, &catalog));
+        return Err(no_snapshots_error(ctx, &catalog, listed.page));
     }
-    if let Some(plain) = listed.plain.filter(|_| ctx.layout.is_none()) {
-        return Err(both_layouts_error(ctx, &plain));
+    let mut paths = listed.page.iter().flatten();
+    if let Some(plain) = paths.find(|path| tells_plain_layout(path))
+        && ctx.layout.is_none()
+    {
+        return Err(both_layouts_error(ctx, plain));
     }
     ctx.trust.mark(&mut catalog);
     let mut read_tags = ReadTags::default();
@@ -260,9 +263,11 @@ pub(crate) fn scan_with(
     // Which tags are read does not depend on the notes, so both go on at the same time.
     let (notes, tags) = side_by_side(
         ctx.store.requests().map_or(1, |_| 2),
-        || match listed.has_notes {
-            true => Ok(Vec::new()),
-            false => list_folders(&ctx.store, &NOTES),
+        || {
+            if listed.has_notes {
+                return Ok(Vec::new());
+            }
+            list_folders(&ctx.store, &NOTES)
         },
         || match scope.has_all_of(all.len()) {
             true => read_tags.read(&ctx.store, &mut catalog, all),
@@ -279,8 +284,8 @@ struct Listed {
     objects: Vec<ListedObject>,
     /// Whether the notes are among the objects.
     has_notes: bool,
-    /// A plain snapshot beside fulls and deltas.
-    plain: Option<String>,
+    /// The first paths below the prefix, if they were listed.
+    page: Option<Vec<String>>,
 }
 
 /// Lists the snapshots of a prefix. One page of all that is in the prefix of an object store tells the most: often it is
@@ -289,18 +294,18 @@ fn list_prefix(ctx: &Context) -> Result<Listed> {
     let mut listed = Listed {
         objects: Vec::new(),
         has_notes: false,
-        plain: None,
+        page: None,
     };
     if ctx.store.requests().is_some() {
-        match ctx.store.first_page() {
+        match ctx.store.first_page("") {
             Ok((page, is_all)) => {
                 let is_ours = |path: &str| {
                     let folder = path.split('/').next();
                     let mut ours = SNAPSHOTS.iter().chain(&NOTES);
                     ours.any(|ours| folder == Some(ours))
                 };
-                let plain = page.iter().find(|o| tells_plain_layout(&o.path));
-                listed.plain = plain.map(|o| o.path.clone());
+                let nameable = page.iter().filter(|o| !o.is_odd);
+                listed.page = Some(nameable.map(|o| o.path.clone()).collect());
                 if is_all {
                     listed.has_notes = true;
                     let ours = page.into_iter().filter(|o| is_ours(&o.path));
@@ -444,8 +449,13 @@ fn paths(catalog: &Catalog, which: impl Iterator<Item = usize>) -> String {
     shorten::line(&paths, ", ", shorten::IN_LIST)
 }
 
-/// Returns the error for a prefix without snapshots, with a hint at the likely mistake.
-pub(crate) fn no_snapshots_error(ctx: &Context, catalog: &Catalog) -> Error {
+/// Returns the error for a prefix without snapshots, with a hint at the likely mistake. `page` has the first paths below
+/// the prefix, if they are known.
+pub(crate) fn no_snapshots_error(
+    ctx: &Context,
+    catalog: &Catalog,
+    page: Option<Vec<String>>,
+) -> Error {
     let url = ctx.store.url();
     if !catalog.foreign.is_empty() {
         return Reason::NoSnapshots.error(format!(
@@ -453,7 +463,8 @@ pub(crate) fn no_snapshots_error(ctx: &Context, catalog: &Catalog) -> Error {
             catalog.foreign.len()
         ));
     }
-    let paths = ctx.store.first_paths().unwrap_or_default();
+    let listed = || ctx.store.first_paths().unwrap_or_default();
+    let paths = page.unwrap_or_else(listed);
     let has = |is: fn(&str) -> bool| paths.iter().any(|p| !p.contains('/') && is(p));
     let message = if has(|name| name.parse::<SnapshotName>().is_ok()) {
         let above = url.trim_end_matches('/').rsplit_once('/');

@@ -94,9 +94,9 @@ pub enum Published {
     Taken,
 }
 
-/// Time limit for a request that cleans up.
 /// The most objects of a listing that one request returns.
 const PAGE: usize = 1000;
+/// Time limit for a request that cleans up.
 const CLEAN_UP_PATIENCE: Duration = Duration::from_secs(5);
 
 /// One prefix of one object store. Clones share their limits and what they have learnt about the store.
@@ -388,15 +388,16 @@ impl Store {
         is_in_folder.then(|| below.to_owned())
     }
 
-    /// Returns the first objects below the prefix, by one request, and whether these are all.
+    /// Returns the first objects in a folder below the prefix, by one request, and whether these are all. An empty name
+    /// means the prefix.
     ///
     /// # Errors
     /// Fails with the errors of [`objects`](Self::objects).
-    pub(crate) fn first_page(&self) -> Result<(Vec<ObjectInfo>, bool)> {
+    pub(crate) fn first_page(&self, folder: &str) -> Result<(Vec<ObjectInfo>, bool)> {
         let mut listed = 0;
-        let listing = self.inner.list(Some(&self.prefix)).take(PAGE);
+        let listing = self.inner.list(Some(&self.path(folder))).take(PAGE);
         let listing = listing.inspect(|_| listed += 1);
-        let objects = self.block_on(self.collect(listing, ""))??;
+        let objects = self.block_on(self.collect(listing, folder))??;
         Ok((once_each(objects), listed < PAGE))
     }
 
@@ -405,7 +406,7 @@ impl Store {
     /// # Errors
     /// Fails with the errors of [`objects`](Self::objects).
     pub(crate) fn first_paths(&self) -> Result<Vec<String>> {
-        let objects = self.first_page()?.0.into_iter();
+        let objects = self.first_page("")?.0.into_iter();
         Ok(objects.filter(|o| !o.is_odd).map(|o| o.path).collect())
     }
 

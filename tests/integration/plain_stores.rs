@@ -1,6 +1,7 @@
 //! Plain snapshots as a store: what k3s, kOps, Talos and OpenShift leave, in a folder and in a bucket.
 
 use crate::support::etcd::{Etcd, EtcdVersion, etcdutl_restore, etcdutl_status};
+use crate::support::gc_history::NEWEST_FULL;
 use crate::support::history::Compression;
 use crate::support::minio::Minio;
 use crate::support::s3::Kind;
@@ -344,15 +345,7 @@ fn nodes_of_one_cluster_are_one_history_and_those_of_two_are_told_apart() {
     let listed = place.succeeds("list", &[]);
     assert_eq!(listed["files"][4]["node"], "c", "{listed:#}");
     // Each node's files are counted by themselves.
-    let policy = [
-        "--policy",
-        "limit",
-        "--limit",
-        "1",
-        "--restorable-window",
-        "0s",
-    ];
-    let gone = place.succeeds("gc", &policy);
+    let gone = place.succeeds("gc", &NEWEST_FULL[1..]);
     let gone = decided(&gone, "Delete", true);
     assert_eq!(gone.len(), 2, "{gone:?}");
     assert!(gone.iter().all(|path| !path.contains("-c-")), "{gone:?}");
@@ -442,7 +435,7 @@ fn a_folder_of_both_layouts_asks_which_is_meant() {
     place.succeeds("compact", &[]);
 }
 
-/// The way from k3s to deltafold, and back out of it.
+/// A user moves from k3s to deltafold, and back.
 #[test]
 fn plain_snapshots_become_a_chain_and_a_chain_becomes_one() {
     let folder = scratch::folder().unwrap();

@@ -6,39 +6,6 @@
 
 mod fingerprints;
 
-/// Compares the histories of snapshots, one after the other.
-pub struct Histories {
-    fingerprints: FingerprintFiles,
-    last: Option<Survey>,
-}
-
-impl Histories {
-    /// Compares none yet. The fingerprints go to this file.
-    pub fn new(file: TempFile) -> Self {
-        Histories {
-            fingerprints: FingerprintFiles::new(vec![file]),
-            last: None,
-        }
-    }
-
-    /// Returns whether a snapshot has the same history as the one before: both hold a change at the same revision, and
-    /// nothing that disagrees.
-    ///
-    /// # Errors
-    /// `CorruptSnapshot`, `Io`, `NoSpace`.
-    pub fn follows<R: ReadAt>(&mut self, db: &Database<R>) -> Result<bool> {
-        let surveyor = self.fingerprints.surveyors().next();
-        let mut surveyor = surveyor.ok_or_else(|| Error::internal("there is no surveyor"))?;
-        let survey = surveyor.full(db)?;
-        let last = self.last.replace(survey);
-        let (Some(last), Some(survey)) = (last, &self.last) else {
-            return Ok(true);
-        };
-        let compared = self.fingerprints.compare(&last, survey)?;
-        Ok(compared.conflict.is_none() && compared.agreed.is_some())
-    }
-}
-
 #[cfg(test)]
 mod tests;
 
@@ -384,4 +351,37 @@ fn compare(
         comparison.agreed = comparison.agreed.map(Revision::previous);
     }
     Ok(comparison)
+}
+
+/// Compares the histories of snapshots, one after the other.
+pub struct Histories {
+    fingerprints: FingerprintFiles,
+    last: Option<Survey>,
+}
+
+impl Histories {
+    /// Compares none yet. The fingerprints go to this file.
+    pub fn new(file: TempFile) -> Self {
+        Histories {
+            fingerprints: FingerprintFiles::new(vec![file]),
+            last: None,
+        }
+    }
+
+    /// Returns whether a snapshot has the same history as the one before: both hold a change at the same revision, and
+    /// nothing that disagrees.
+    ///
+    /// # Errors
+    /// `CorruptSnapshot`, `Io`, `NoSpace`.
+    pub fn follows<R: ReadAt>(&mut self, db: &Database<R>) -> Result<bool> {
+        let surveyor = self.fingerprints.surveyors().next();
+        let mut surveyor = surveyor.ok_or_else(|| Error::internal("there is no surveyor"))?;
+        let survey = surveyor.full(db)?;
+        let last = self.last.replace(survey);
+        let (Some(last), Some(survey)) = (last, &self.last) else {
+            return Ok(true);
+        };
+        let compared = self.fingerprints.compare(&last, survey)?;
+        Ok(compared.conflict.is_none() && compared.agreed.is_some())
+    }
 }

@@ -30,7 +30,7 @@ use clap::Args;
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value};
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 
@@ -227,7 +227,7 @@ impl Printer<'_> {
         let (mut kinds, mut below, mut wanted) = (Vec::new(), Vec::new(), Vec::new());
         for reference in references {
             let resource = find(reference, &resources)?
-                .ok_or_else(|| self.unknown_kind(&reference.kind, source))?;
+                .ok_or_else(|| self.unknown_kind(&reference.kind, None, source))?;
             if reference.name.is_some() {
                 wanted.push(reference.keys(&resource, prefixes)?);
                 continue;
@@ -238,47 +238,31 @@ impl Printer<'_> {
         if wanted.is_empty() {
             return self.print_kinds(ctx, source, &kinds, KeyRange::prefixes(below), out);
         }
-        let range = KeyRange::Keys(wanted.iter().flatten().cloned().collect());
-        let mut keys = Keys::read(ctx, source, range.clone())?;
-        let mut found = HashSet::new();
-        while keys.advance()? {
-            found.insert(keys.current()?.key.to_vec());
-        }
-        let mut keys = Keys::read(ctx, source, range)?;
-        self.print_many(ctx, source, &mut keys, out)?;
-        match wanted
-            .iter()
-            .find(|keys| !keys.iter().any(|key| found.contains(key)))
-        {
+        let mut missing: BTreeSet<Vec<u8>> = wanted.iter().flatten().cloned().collect();
+        let mut keys = Keys::read(ctx, source, KeyRange::Keys(missing.clone()))?;
+        self.print_keys(ctx, source, &mut keys, &mut missing, out)?;
+        let mut wanted = wanted.iter();
+        match wanted.find(|keys| keys.iter().all(|key| missing.contains(key))) {
             None => Ok(()),
-            Some(missing) => Err(Reason::KeyNotFound.error(format!(
+            Some(keys) => Err(Reason::KeyNotFound.error(format!(
                 "there is no key \"{}\" at revision {}",
-                text::key(&missing[0]),
+                text::key(&keys[0]),
                 source.revision
             ))),
         }
     }
 
-    fn unknown_kind(&self, kind: &str, source: &State) -> Error {
+    /// Returns the error for a kind that is unknown, and for the key that is not there either, if it may be one.
+    fn unknown_kind(&self, kind: &str, exact: Option<&[u8]>, source: &State) -> Error {
+        let no_key = |key| {
+            let (key, revision) = (text::key(key), source.revision);
+            format!("there is no key \"{key}\" at revision {revision}, and ")
+        };
         Reason::KeyNotFound.error(format!(
-            "\"{kind}\" is neither a kind of Kubernetes' own nor of a CustomResourceDefinition below {} at revision {}: check the name, or --etcd-prefix",
-            self.args.names.etcd_prefixes(),
-            source.revision
+            "{}\"{kind}\" is neither a kind of Kubernetes' own nor of a CustomResourceDefinition below {}: check the name, or --etcd-prefix",
+            exact.map_or_else(String::new, no_key),
+            self.args.names.etcd_prefixes()
         ))
-    }
-
-    /// Prints the keys: their objects alone, or with the keys.
-    fn print_many(
-        &self,
-        ctx: &Context,
-        source: &State,
-        keys: &mut Keys,
-        out: &mut Stream,
-    ) -> Result<bool> {
-        match self.format {
-            Format::Text | Format::Wide | Format::Result => self.print_keys(ctx, source, keys, out),
-            format => self.print_objects(ctx, keys, format, out).map(|()| true),
-        }
     }
 
     /// Prints an object, or the objects of a kind. A key that exists exactly as given, if it may be one, comes first.
@@ -316,15 +300,7 @@ impl Printer<'_> {
             if let (Some(e), None) = (not_found, &reference.name) {
                 return Err(e);
             }
-            let kind = &reference.kind;
-            let Some(exact) = exact else {
-                return Err(self.unknown_kind(kind, source));
-            };
-            return Err(Reason::KeyNotFound.error(format!(
-                "there is no key \"{}\" at revision {}, and \"{kind}\" is neither a kind of Kubernetes' own nor of a CustomResourceDefinition below {prefixes}: check the name, or --etcd-prefix",
-                text::key(exact),
-                source.revision,
-            )));
+            return Err(self.unknown_kind(&reference.kind, exact, source));
         };
         if reference.name.is_none() {
             if self.args.raw {
@@ -360,7 +336,8 @@ impl Printer<'_> {
             return self.print_table(ctx, source, kinds, range, out);
         }
         let mut keys = Keys::read(ctx, source, range)?;
-        self.print_many(ctx, source, &mut keys, out).map(drop)
+        self.print_keys(ctx, source, &mut keys, &mut BTreeSet::new(), out)
+            .map(drop)
     }
 
     /// Prints the first of these keys that exists.
@@ -382,7 +359,7 @@ impl Printer<'_> {
         out: &mut Stream,
     ) -> Result<()> {
         let mut keys = Keys::read(ctx, source, KeyRange::Prefix(prefix.to_vec()))?;
-        let has_keys = self.print_many(ctx, source, &mut keys, out)?;
+        let has_keys = self.print_keys(ctx, source, &mut keys, &mut BTreeSet::new(), out)?;
         if !has_keys && *self.format == Format::Text {
             let prefix = text::key(prefix);
             let revision = source.revision;
@@ -430,14 +407,18 @@ impl Printer<'_> {
         text::entry(kv, &self.keys, shown)
     }
 
-    /// Prints keys, and returns whether there was one.
+    /// Prints keys, or their objects alone, and returns whether there was a key. Removes those that exist from `missing`.
     fn print_keys(
         &self,
         ctx: &Context,
         source: &State,
         keys: &mut Keys,
+        missing: &mut BTreeSet<Vec<u8>>,
         out: &mut Stream,
     ) -> Result<bool> {
+        if !matches!(self.format, Format::Text | Format::Wide | Format::Result) {
+            return self.print_objects(ctx, keys, missing, out).map(|()| true);
+        }
         if *self.format == Format::Result {
             out.begin_list(&Head::of(source), "keys")?;
         }
@@ -445,6 +426,7 @@ impl Printer<'_> {
         while keys.advance()? {
             ctx.store.cancel().check()?;
             let kv = keys.current()?;
+            missing.remove(kv.key);
             if self.args.selector.is_some() {
                 let object = Object::of_record(&kv, &self.keys);
                 if !object.is_ok_and(|object| self.is_selected(&object.json)) {

@@ -13,18 +13,20 @@ use crate::prefix::Context;
 use serde::Serialize as _;
 use serde_json::ser::{PrettyFormatter, Serializer};
 use serde_json::{Map, Value};
+use std::collections::BTreeSet;
 
 impl Printer<'_> {
     /// Prints the objects of the keys as a List, or what is asked for of each. Values that cannot be decoded are logged.
+    /// Removes the keys that exist from `missing`.
     pub(super) fn print_objects(
         &self,
         ctx: &Context,
         keys: &mut Keys,
-        format: &Format,
+        missing: &mut BTreeSet<Vec<u8>>,
         out: &mut Stream,
     ) -> Result<()> {
         let mut is_first = true;
-        let mut list = match format {
+        let mut list = match self.format {
             Format::JsonPath(template) => {
                 Some(template.of_list().map_err(|e| Reason::Usage.error(e))?)
             }
@@ -33,6 +35,7 @@ impl Printer<'_> {
         while keys.advance()? {
             ctx.store.cancel().check()?;
             let kv = keys.current()?;
+            missing.remove(kv.key);
             let object = match self.object(&kv) {
                 Ok(object) => object,
                 Err(e) => {
@@ -43,7 +46,7 @@ impl Printer<'_> {
             if !self.is_selected(&object) {
                 continue;
             }
-            let item = match format {
+            let item = match self.format {
                 Format::Yaml if is_first => {
                     format!("apiVersion: v1\nitems:\n{}", yaml::from_item(&object))
                 }
@@ -67,7 +70,7 @@ impl Printer<'_> {
         if let Some(list) = list {
             return out.write(list.end().as_bytes());
         }
-        let end = match format {
+        let end = match self.format {
             Format::Yaml if is_first => "apiVersion: v1\nitems: []\nkind: List\n",
             Format::Yaml => "kind: List\n",
             Format::Name => "",

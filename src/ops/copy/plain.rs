@@ -3,23 +3,24 @@
 //! Each file is read whole and checked on its way. A file becomes a full only if it is newer than what the target has: so
 //! the copies of one prefix are in order, and deltas can follow the last one. Called by `cli::copy`.
 
+use super::copier::Copier;
 use super::failures::{conflict, summarize};
 use super::plan::{CopyReason, Encryption};
-use super::{CopyStatus, ObjectOutcome, Options, Outcome, Status};
+use super::{CopyStatus, ObjectOutcome, Options, Outcome};
 use crate::backup::catalog::V2;
 use crate::backup::codec::{Compression, Encoding};
 use crate::backup::frame::FrameWriter;
 use crate::backup::survey::Histories;
 use crate::backup::{Catalog, Kind, SnapshotName};
 use crate::base::parallel::each;
-use crate::base::{ReadAt, Tee, lock, plural};
+use crate::base::{ReadAt, Tee, lock};
 use crate::error::{Error, Reason, Result};
 use crate::fold::publish::{Packer, names_are_taken, refuse_plaintext};
 use crate::fold::rebuild::read_every_page;
 use crate::mvcc::Revision;
-use crate::ops::report::{FailureFields, Report, ReportBuilder};
+use crate::ops::report::Report;
 use crate::prefix::open::PlainSnapshot;
-use crate::prefix::plain_files::{PlainFile, PlainFiles, PlainPlace};
+use crate::prefix::plain_files::{PlainFile, PlainFiles};
 use crate::prefix::scan::{by_names, has_plain_snapshots};
 use crate::prefix::timeline_records::{Leaves, TimelineRecord};
 use crate::prefix::{Context, PrefixLayout};
@@ -35,19 +36,20 @@ const PIECE: usize = 1 << 20;
 /// The cause in the record of a history that a plain snapshot begins.
 const CAUSE: &str = "HistoryMismatch";
 
-/// Copies the plain snapshots of a prefix once: with the layout of the target, or else as they are.
+/// Copies plain snapshots of a prefix once, which were found by their names: with the layout of the target, or else as they
+/// are.
 ///
 /// # Errors
-/// Fails before the first copy with `NoSnapshots`, `Usage`, `Configuration`, `InterleavedTimelines` or an error of a
+/// Fails before the first copy with `Usage`, `Configuration`, `InterleavedTimelines` or an error of a
 /// store. Other failures are in the report.
 pub fn run(
     from: &Context,
     to: &Context,
+    mut found: PlainFiles,
     options: &Options,
     layout: Option<PrefixLayout>,
 ) -> Result<Report<Outcome>> {
-    let mut clock = ReportBuilder::start();
-    let mut found = PlainFiles::find(from, &PlainPlace::Store(String::new()))?;
+    let mut copier = Copier::new(from, to, options);
     let target = by_names(&to.store)?;
     let url = to.store.url();
     let as_chain = match layout {
@@ -86,18 +88,13 @@ pub fn run(
     let at_once = if as_chain { 1 } else { options.parallel.max(1) };
     let planned = planned(&found.files, options);
     let results = each(at_once, &planned, |(file, skipped)| match skipped {
-        Some(reason) => Ok(Copied::skipped(file, reason.as_str(), reason.describe())),
+        Some(reason) => Ok(Copied::skipped(file, *reason, reason.describe())),
         None => copy.one(file),
     });
-    let mut o = Outcome {
-        from: from.store.url().to_owned(),
-        to: to.store.url().to_owned(),
-        dry_run: options.dry_run,
-        backups: found.files.len() as u64,
-        backups_wanted: planned.iter().filter(|p| p.1.is_none()).count() as u64,
-        rounds: 1,
-        ..Outcome::default()
-    };
+    let o = &mut copier.outcome;
+    o.backups = found.files.len() as u64;
+    o.backups_wanted = planned.iter().filter(|p| p.1.is_none()).count() as u64;
+    o.rounds = 1;
     let mut failures = Vec::new();
     for ((file, _), result) in planned.iter().zip(results) {
         let copied = result.unwrap_or_else(|e| {
@@ -107,40 +104,20 @@ pub fn run(
             }
             failed
         });
-        match copied.decision {
+        match copied.object.decision {
             CopyStatus::Copied => o.copied += 1,
             CopyStatus::Kept => o.kept += 1,
             CopyStatus::Skipped => o.skipped += 1,
             CopyStatus::Failed => o.failed += 1,
         }
-        o.bytes_written += copied.bytes;
+        o.bytes_written += copied.bytes_written;
         o.unchecked += u64::from(copied.is_unchecked);
-        clock.warnings.extend(copied.warning);
-        o.objects.push(ObjectOutcome {
-            path: file.name.clone(),
-            target_path: copied.path,
-            bytes: file.bytes,
-            decision: copied.decision,
-            reason: copied.reason,
-            message: copied.message,
-        });
+        o.objects.push(copied.object);
+        copier.clock.warnings.extend(copied.warning);
     }
     from.store.cancel().check()?;
-    if o.unchecked > 0 {
-        clock.warn(format!(
-            "{} copied without a check of the content: give the identity with --age-identity",
-            plural::count(o.unchecked, "encrypted snapshot")
-        ));
-    }
-    let failure = summarize(failures, o.copied + o.kept > 0);
-    o.status = match (&failure, o.copied) {
-        (Some(_), _) => Status::Failed,
-        (None, 0) => Status::NothingToDo,
-        (None, _) => Status::Succeeded,
-    };
-    o.error = FailureFields::from(&failure);
-    o.bytes_read = from.store.bytes_read();
-    Ok(clock.report_with(o, failure))
+    let is_partly_done = o.copied + o.kept > 0;
+    Ok(copier.report(summarize(failures, is_partly_done)))
 }
 
 /// Returns the files, each with the reason if it is not selected.
@@ -225,44 +202,71 @@ impl Chain {
     }
 }
 
-/// The result of a file that did not fail.
+/// The result of a file.
 struct Copied {
-    decision: CopyStatus,
-    reason: &'static str,
-    message: String,
-    path: String,
-    bytes: u64,
+    object: ObjectOutcome,
+    bytes_written: u64,
     is_unchecked: bool,
     warning: Option<String>,
 }
 
 impl Copied {
-    fn new(decision: CopyStatus, path: &str, reason: &'static str, message: &str) -> Self {
+    fn new(
+        file: &PlainFile,
+        target_path: &str,
+        decision: CopyStatus,
+        reason: &'static str,
+        message: &str,
+    ) -> Self {
         Copied {
-            decision,
-            reason,
-            message: message.to_owned(),
-            path: path.to_owned(),
-            bytes: 0,
+            object: ObjectOutcome {
+                path: file.name.clone(),
+                target_path: target_path.to_owned(),
+                bytes: file.bytes,
+                decision,
+                reason,
+                message: message.to_owned(),
+            },
+            bytes_written: 0,
             is_unchecked: false,
             warning: None,
         }
     }
 
-    fn wanted(path: &str, bytes: u64) -> Self {
-        let (reason, message) = (CopyReason::Wanted.as_str(), CopyReason::Wanted.describe());
+    fn with_reason(
+        file: &PlainFile,
+        target_path: &str,
+        decision: CopyStatus,
+        reason: CopyReason,
+    ) -> Self {
+        Self::new(
+            file,
+            target_path,
+            decision,
+            reason.as_str(),
+            reason.describe(),
+        )
+    }
+
+    fn wanted(file: &PlainFile, target_path: &str, bytes_written: u64) -> Self {
         Copied {
-            bytes,
-            ..Self::new(CopyStatus::Copied, path, reason, message)
+            bytes_written,
+            ..Self::with_reason(file, target_path, CopyStatus::Copied, CopyReason::Wanted)
         }
     }
 
-    fn kept(path: &str, reason: CopyReason) -> Self {
-        Self::new(CopyStatus::Kept, path, reason.as_str(), reason.describe())
+    fn kept(file: &PlainFile, target_path: &str, reason: CopyReason) -> Self {
+        Self::with_reason(file, target_path, CopyStatus::Kept, reason)
     }
 
-    fn skipped(file: &PlainFile, reason: &'static str, message: &str) -> Self {
-        Self::new(CopyStatus::Skipped, &file.name, reason, message)
+    fn skipped(file: &PlainFile, reason: CopyReason, message: &str) -> Self {
+        Self::new(
+            file,
+            &file.name,
+            CopyStatus::Skipped,
+            reason.as_str(),
+            message,
+        )
     }
 
     fn failed(file: &PlainFile, e: &Error) -> Self {
@@ -270,7 +274,7 @@ impl Copied {
             Reason::Terminated => "NotTried",
             reason => reason.as_str(),
         };
-        Self::new(CopyStatus::Failed, &file.name, reason, &e.to_string())
+        Self::new(file, &file.name, CopyStatus::Failed, reason, &e.to_string())
     }
 }
 
@@ -307,10 +311,10 @@ impl Copy<'_> {
         let path = &file.name;
         match there.get(path) {
             Some(bytes) if *bytes == file.bytes => {
-                return Ok(Copied::kept(path, CopyReason::AlreadyThere));
+                return Ok(Copied::kept(file, path, CopyReason::AlreadyThere));
             }
             Some(_) => return Err(conflict(&self.to.store.name(path))),
-            None if self.options.dry_run => return Ok(Copied::wanted(path, 0)),
+            None if self.options.dry_run => return Ok(Copied::wanted(file, path, 0)),
             None => {}
         }
         for (path, bytes) in self.companions.get(&**path).into_iter().flatten() {
@@ -340,9 +344,9 @@ impl Copy<'_> {
             Published::Created => Ok(Copied {
                 is_unchecked: plain.is_none(),
                 warning: plain.and_then(|plain| plain.warning(&name)),
-                ..Copied::wanted(path, bytes)
+                ..Copied::wanted(file, path, bytes)
             }),
-            Published::Identical => Ok(Copied::kept(path, CopyReason::AlreadyThere)),
+            Published::Identical => Ok(Copied::kept(file, path, CopyReason::AlreadyThere)),
             Published::Taken => Err(conflict(&self.to.store.name(path))),
         }
     }
@@ -351,14 +355,14 @@ impl Copy<'_> {
     fn as_full(&self, file: &PlainFile, chain: &mut Chain) -> Result<Copied> {
         let created = file.created.timestamp();
         if let Some(path) = chain.fulls.get(&created) {
-            return Ok(Copied::kept(path, CopyReason::ThereInOtherForm));
+            return Ok(Copied::kept(file, path, CopyReason::ThereInOtherForm));
         }
         if chain.newest.is_some_and(|(newest, _)| created < newest) {
             let message = "the target has a newer full";
-            return Ok(Copied::skipped(file, CopyReason::TooOld.as_str(), message));
+            return Ok(Copied::skipped(file, CopyReason::TooOld, message));
         }
         if self.options.dry_run {
-            return Ok(Copied::wanted(&file.name, 0));
+            return Ok(Copied::wanted(file, &file.name, 0));
         }
         let name = file.place.name(self.from);
         let plain = self.from.plain(&file.place).and_then(checked)?;
@@ -376,8 +380,7 @@ impl Copy<'_> {
             .is_none_or(|(_, newest)| base.revision > newest);
         if follows && !has_more {
             let message = "the full before it has the same revisions";
-            let reason = CopyReason::SameAsAnother.as_str();
-            return Ok(Copied::skipped(file, reason, message));
+            return Ok(Copied::skipped(file, CopyReason::SameAsAnother, message));
         }
         let form = &self.options.selection.form;
         let encoding = form.encoding.unwrap_or(Encoding::from(Compression::Gzip));
@@ -401,7 +404,7 @@ impl Copy<'_> {
         chain.fulls.insert(created, path.clone());
         Ok(Copied {
             warning,
-            ..Copied::wanted(&path, bytes)
+            ..Copied::wanted(file, &path, bytes)
         })
     }
 

@@ -10,12 +10,13 @@ mod deletion;
 mod evidence;
 mod options;
 pub mod pin;
-pub mod plain;
+mod plain;
 mod plan;
 mod read_fulls;
 mod side_objects;
 
 use crate::backup;
+use crate::backup::catalog::{Catalog, SNAPSHOTS};
 use crate::backup::retention;
 use crate::base::parallel::each;
 use crate::base::{duration, plural};
@@ -24,8 +25,9 @@ use crate::mvcc::Revision;
 use crate::ops::report::{FailureFields, Report, ReportBuilder};
 use crate::prefix::Context;
 use crate::prefix::contents::Contents;
+use crate::prefix::open::{BackupLocation, Layout};
 use crate::prefix::restorable::{Bases, Restorable};
-use crate::prefix::scan::TAGS_UNREADABLE;
+use crate::prefix::scan::{TAGS_UNREADABLE, no_snapshots_error};
 use crate::store::Store;
 use crate::store::lock::{self, Lock, LockGuard, Wait};
 use apply::Applied;
@@ -295,19 +297,26 @@ pub struct Outcome {
     pub damaged_fulls: Vec<DamagedFull>,
 }
 
-/// Removes what the retention policy does not keep. In a dry run only reports it.
+/// Removes what the retention policy does not keep, from a prefix of either layout. In a dry run only reports it.
 ///
 /// # Errors
 /// Fails without having changed anything: with `NoSnapshots` if the backup is empty, `LockHeld`, `Io`,
 /// `NoSpace`, or an error of the store. Later failures are in the report; there, `WouldShrink` means
 /// that the newest restorable revision would become older, and nothing was removed.
 pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
+    match BackupLocation::layout(ctx, || run_on_chains(ctx, options))? {
+        Layout::Chain(report) => Ok(report),
+        Layout::Plain(found) => plain::run(ctx, found.by_names(ctx)?, options),
+    }
+}
+
+fn run_on_chains(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
     let mut clock = ReportBuilder::start();
     let warnings = &mut clock.warnings;
     let mut planner = Planner::new(ctx, options);
-    if options.apply {
-        // A prefix without chains gets no lock.
-        planner.list(planner.now())?;
+    // A prefix without chains gets no lock.
+    if options.apply && has_no_chains(&ctx.store)? {
+        return Err(no_snapshots_error(ctx, &Catalog::default(), None));
     }
     let lock = match options.apply {
         true => take_lock(&ctx.store, SECOND_RUN, warnings)?,
@@ -322,7 +331,7 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
     let plan = planner.plan()?;
     add_plan_warnings(ctx, options, &plan, now, warnings);
     warnings.append(&mut planner.fulls.warnings);
-    warnings.extend(damage_warnings(&plan));
+    warnings.extend(damage_warnings(&plan.damaged, plan.not_read));
     let before = restorable_ranges(&plan, &|_| true);
     let mut applied = apply::decided_objects(ctx, options, &plan, now);
     let refusal = || {
@@ -547,25 +556,38 @@ fn would_delete_most(deleted: usize, fulls: usize) -> Option<Error> {
 }
 
 /// Returns the warnings about fulls that are ignored.
-fn damage_warnings(plan: &Plan) -> Vec<String> {
+fn damage_warnings(damaged: &[DamagedFull], not_read: usize) -> Vec<String> {
     let mut warnings = Vec::new();
-    for damaged in plan.damaged.iter().take(MOST_WARNINGS) {
+    for damaged in damaged.iter().take(MOST_WARNINGS) {
         warnings.push(format!("a full is kept but ignored: {}", damaged.message));
     }
-    if let Some(more @ 1..) = plan.damaged.len().checked_sub(MOST_WARNINGS) {
+    if let Some(more @ 1..) = damaged.len().checked_sub(MOST_WARNINGS) {
         warnings.push(format!(
             "{} kept but ignored: damaged_fulls in the JSON result lists all",
             plural::count(more, "more full")
         ));
     }
-    if plan.not_read > 0 {
+    if not_read > 0 {
         warnings.push(format!(
             "{} {} not read, for lack of time or space: kept but ignored until a later run reads them",
-            plural::count(plan.not_read, "full"),
-            plural::either(plan.not_read, "was", "were")
+            plural::count(not_read, "full"),
+            plural::either(not_read, "was", "were")
         ));
     }
     warnings
+}
+
+/// Whether the folders of chains are empty.
+fn has_no_chains(store: &Store) -> Result<bool> {
+    if store.requests().is_none() {
+        return Ok(store.list(&SNAPSHOTS)?.is_empty());
+    }
+    for folder in SNAPSHOTS {
+        if !store.first_page(folder)?.0.is_empty() {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// Takes the lock that keeps other runs away. If the store supports no locks, or its objects cannot be overwritten, adds

@@ -68,7 +68,7 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
     let lock = take_lock(&ctx.store, without_lock, &mut clock.warnings)?;
     let catalog = by_names(&ctx.store)?;
     if catalog.snapshots.is_empty() {
-        return Err(no_snapshots_error(ctx, &catalog));
+        return Err(no_snapshots_error(ctx, &catalog, None));
     }
     let full = catalog
         .snapshots

@@ -6,8 +6,8 @@
 use super::deletion::Deleter;
 use super::side_objects::SideReason;
 use super::{
-    DamagedFull, Decision, Kind, Object, Options, Outcome, RemovalStatus, Status, partly_done,
-    would_delete_most,
+    DamagedFull, Decision, Kind, Object, Options, Outcome, RemovalStatus, Status, damage_warnings,
+    partly_done, would_delete_most,
 };
 use crate::backup::catalog::{ListedObject, V2};
 use crate::backup::codec::Compression;
@@ -20,21 +20,20 @@ use crate::fold::rebuild::read_every_page;
 use crate::mvcc::Revision;
 use crate::ops::report::{FailureFields, Report, ReportBuilder};
 use crate::prefix::Context;
-use crate::prefix::plain_files::{PlainFile, PlainFiles, PlainPlace, is_fault_of_file};
+use crate::prefix::plain_files::{PlainFile, PlainFiles, is_fault_of_file};
 use chrono::{DateTime, Utc};
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-/// Removes the plain snapshots that the policy does not keep. In a dry run only reports them.
+/// Removes the plain snapshots that the policy does not keep, of those that were found by their names. In a dry run only
+/// reports them.
 ///
 /// # Errors
-/// `NoSnapshots` if there are none, `Io`, `NoSpace`, `Terminated`, or an error of the store. Later failures are in the
+/// `Io`, `NoSpace`, `Terminated`, or an error of the store. Later failures are in the
 /// report.
-pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
+pub(super) fn run(ctx: &Context, found: PlainFiles, options: &Options) -> Result<Report<Outcome>> {
     let mut clock = ReportBuilder::start();
     let now = Utc::now();
-    // By names alone: a file that merely holds a database may be that of another program.
-    let found = PlainFiles::find(ctx, &PlainPlace::Store(String::new()))?;
     let (counted, others): (Vec<&PlainFile>, Vec<&PlainFile>) =
         found.files.iter().partition(|f| f.has_time_in_name());
     if !others.is_empty() {
@@ -108,14 +107,13 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
             }
         }
     }
+    let warnings = damage_warnings(&reader.damaged, reader.not_read);
+    clock.warnings.extend(warnings);
     let mut outcome = Outcome::of(objects, options, now);
     outcome.foreign_objects = others.len() as u64;
     outcome.fulls_read = reader.count;
     outcome.fulls_not_read = reader.not_read;
     outcome.damaged_fulls = reader.damaged;
-    for damaged in &outcome.damaged_fulls {
-        clock.warn(format!("a full is kept but ignored: {}", damaged.message));
-    }
     let error = error.or_else(|| partly_done(&outcome));
     if error.is_some() {
         outcome.status = Status::Failed;

@@ -195,7 +195,7 @@ impl<'a> Planner<'a> {
     }
 
     /// Lists the backup.
-    pub(super) fn list(&self, now: DateTime<Utc>) -> Result<PlanInput> {
+    fn list(&self, now: DateTime<Utc>) -> Result<PlanInput> {
         let store = &self.ctx.store;
         let mut input = PlanInput {
             now,
@@ -227,7 +227,7 @@ impl<'a> Planner<'a> {
         }
         input.catalog = Catalog::from_listing(listing);
         if input.catalog.snapshots.is_empty() {
-            return Err(no_snapshots_error(self.ctx, &input.catalog));
+            return Err(no_snapshots_error(self.ctx, &input.catalog, None));
         }
         Ok(input)
     }
@@ -539,7 +539,7 @@ struct Decisions {
 
 /// What a plan is made from. Deciding may take several rounds, and each of them adds what it found.
 #[derive(Default)]
-pub(super) struct PlanInput {
+struct PlanInput {
     now: DateTime<Utc>,
     catalog: Catalog,
     side_objects: Vec<(Kind, ObjectInfo)>,

@@ -34,7 +34,7 @@ pub struct ListedFile {
     /// read or was not.
     pub has_checksum: Option<bool>,
     /// Whether the file can be opened as an etcd database; null if it was not opened. `list` opens the files of this
-    /// machine, and with `--deep` the objects of a store. Only `deltafold verify` reads all of it.
+    /// machine. It opens the objects of a store with `--deep`. Only `deltafold verify` reads all bytes.
     pub readable: Option<bool>,
     /// The reason why the file cannot be read, see exit-codes.md; null if it can be.
     pub reason: Option<Reason>,

@@ -5,21 +5,21 @@
 
 use super::output::{Output, WriteFailure, sync_along, sync_beside};
 use crate::backup::frame::{FrameReader, FrameWriter};
+use crate::base::ReadAt;
 use crate::base::read_all::for_each_piece;
 use crate::base::temp::TempFile;
-use crate::base::{Cancel, ReadAt};
 use crate::bolt::Layout;
 use crate::datadir::install::Dir;
-use crate::error::{Error, Reason, Result};
+use crate::error::{Error, Result};
 use crate::fold::publish::{HashingWriter, TeeWriter};
 use crate::fold::rebuild::{Leases, Rebuild, Rebuilt};
 use crate::mvcc::{Fold, KeyRange, Revision};
-use crate::ops::plain_target::Unnamed;
+use crate::ops::plain_target::{Unnamed, read_back_error};
 use crate::prefix::{Context, free_space};
 use crate::store::EncryptingWriter;
 use sha2::{Digest, Sha256};
 use std::fs::File;
-use std::io::{self, Seek, Write};
+use std::io::{self, Write};
 use std::iter;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -140,19 +140,12 @@ pub(super) fn snapshot(
     let rebuilt = written.map_err(|e| out.classify(e))?;
     out.flush().map_err(failed)?;
     drop(out);
-    let verify = || {
-        let mut file = unnamed
-            .file
-            .try_clone()
-            .map_err(|e| Error::io(&action, e))?;
-        file.rewind().map_err(read_back_error)?;
-        match (plain, sum) {
-            (Some(plain), Some(sum)) => {
-                rebuild.verify(ctx.database_file(plain), &rebuilt.hash, &layout)?;
-                check_sum(file, sum, ctx.store.cancel())
-            }
-            _ => verify_plain(ctx, rebuild, file, &rebuilt, &layout),
+    let verify = || match (plain, sum) {
+        (Some(plain), Some(sum)) => {
+            rebuild.verify(ctx.database_file(plain), &rebuilt.hash, &layout)?;
+            unnamed.check_sum(sum, ctx.store.cancel())
         }
+        _ => verify_plain(ctx, rebuild, unnamed.reader()?, &rebuilt, &layout),
     };
     sync_beside(&unnamed.file, &action, verify).map_err(classify_verification)?;
     Ok(WrittenDatabase {
@@ -179,24 +172,6 @@ fn verify_plain(
     // The frame checks the SHA-256 when it reaches the end.
     let frame = FrameReader::new(file);
     for_each_piece(frame, ctx.store.cancel(), read_back_error, |_| Ok(()))
-}
-
-fn read_back_error(e: io::Error) -> Error {
-    Error::io("read the snapshot back", e)
-}
-
-/// Fails with `Io` unless a file has the SHA-256 of the bytes that were written to it.
-fn check_sum(file: File, written: Sha256, cancel: &Cancel) -> Result<()> {
-    let mut sum = Sha256::new();
-    for_each_piece(file, cancel, read_back_error, |piece| {
-        sum.update(piece);
-        Ok(())
-    })?;
-    match sum.finalize() == written.finalize() {
-        true => Ok(()),
-        false => Err(Reason::Io
-            .error("the snapshot reads back differently from what was written: check the disk")),
-    }
 }
 
 /// Classifies a failed verification: bad data is the candidate's fault, since its base contradicts

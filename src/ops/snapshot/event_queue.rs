@@ -28,7 +28,7 @@ const MAX_FILE_BYTES: u64 = 1 << 30;
 /// A file of the limit divided by this number takes no more transactions: the next ones go to another file, so that
 /// its space is given back although others wait.
 const FILES: u64 = 16;
-/// A smaller file takes further transactions after all of it was read. A larger one is removed.
+/// If all of a file was read, a smaller file takes further transactions. A larger one is removed.
 const CONTINUED_FILE_BYTES: u64 = 1 << 20;
 
 /// Returns the maximum size of the files together, in bytes. The temporary directory must also hold a full and two deltas.

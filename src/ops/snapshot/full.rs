@@ -14,7 +14,7 @@ use crate::backup::frame::FrameReader;
 use crate::backup::{Kind, SnapshotName};
 use crate::base::limits::Limits;
 use crate::base::parallel::side_by_side;
-use crate::base::{Cancel, ReadAt, Tee};
+use crate::base::{ReadAt, Tee};
 use crate::bolt::Database;
 use crate::error::{Error, Reason, Result};
 use crate::etcd::cluster::MemberHash;
@@ -27,13 +27,12 @@ use crate::prefix::Context;
 use crate::prefix::identity::ClusterFacts;
 use crate::prefix::open::DatabaseFile;
 use crate::telemetry::progress::Step;
-use std::fs::File;
 use std::io::{self, Read, Write};
 use std::time::Instant;
 
 /// A full snapshot that is verified and packed, but not at the store yet.
 pub(super) struct UnpublishedFull {
-    packed: PackedSnapshot,
+    pub(super) packed: PackedSnapshot,
     encoding: Encoding,
     /// When the snapshot was begun.
     pub(super) started: Instant,
@@ -124,19 +123,6 @@ impl UnpublishedFull {
             live_keys: Some(self.hash.live_keys),
             name,
         }
-    }
-
-    /// Writes the packed snapshot to a file, and reads it back.
-    ///
-    /// # Errors
-    /// Errors of the file, as `failed` converts them; `Io`, `Terminated`.
-    pub(super) fn write_to(
-        &self,
-        file: &File,
-        cancel: &Cancel,
-        failed: impl Fn(io::Error) -> Error + Copy,
-    ) -> Result<()> {
-        self.packed.write_to(file, cancel, failed)
     }
 }
 

@@ -9,9 +9,11 @@ use crate::backup::Compression;
 use crate::backup::codec::CompressionChoice;
 use crate::error::{Error, Result};
 use crate::etcd::cluster::Cluster;
+use crate::fold::publish::HashingWriter;
 use crate::ops::plain_target::{PlainTarget, Unnamed};
 use crate::ops::report::{Report, ReportBuilder};
 use crate::prefix::Context;
+use sha2::{Digest, Sha256};
 
 /// Saves a plain snapshot. The store of the context is not used.
 ///
@@ -34,8 +36,13 @@ pub fn save(
     let taken = full::take(ctx, &settings, None, &compared)?;
     let unnamed = Unnamed::new(target.directory(&ctx.temp_dir))?;
     let failed = |e| Error::io(format!("write {}", target.name()), e);
-    taken.write_to(&unnamed.file, ctx.store.cancel(), failed)?;
+    let mut hashing = HashingWriter {
+        inner: &unnamed.file,
+        hash: Some(Sha256::new()),
+    };
+    taken.packed.write_to(ctx, &mut hashing)?;
     unnamed.file.sync_all().map_err(failed)?;
+    unnamed.check_sum(hashing.hash.unwrap_or_default(), ctx.store.cancel())?;
     target.publish(unnamed, ctx.store.cancel())?;
     let saved = SnapshotOutcome {
         name: target.name(),

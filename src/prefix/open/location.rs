@@ -87,8 +87,8 @@ impl BackupLocation {
         }
     }
 
-    /// Returns how a prefix is laid out. `read_chains` reads it as a prefix of chains: plain snapshots are looked for only
-    /// if there is none, or in a folder, where a look costs no request.
+    /// Returns how a prefix is laid out. `read_chains` reads it as a prefix of chains. If there is no chain, plain snapshots
+    /// are looked for. A folder of this machine is always looked at, since that costs no request.
     ///
     /// # Errors
     /// The error of `read_chains`; `Usage` if a folder has both, and the context does not say which is meant.
