@@ -412,8 +412,9 @@ fn no_delta_comes_from_a_member_that_differs() {
         let root = ["--user", "root:secret"];
         runtime.block_on(async {
             let options = ConnectOptions::new().with_user("root", "secret");
-            let endpoints = three.cluster.endpoints();
-            let mut client = Client::connect(endpoints, Some(options)).await.unwrap();
+            // One member: another may not have applied yet what made the token.
+            let endpoint = &three.cluster.endpoints()[..1];
+            let mut client = Client::connect(endpoint, Some(options)).await.unwrap();
             client.put("/a", needle.clone(), None).await.unwrap();
         });
         save(three, "delta", &root).succeeded();
