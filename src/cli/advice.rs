@@ -109,8 +109,8 @@ fn tip(e: &clap::Error, words: &[&str]) -> Option<&'static str> {
     }
     let is_missing = e.kind() == ErrorKind::MissingRequiredArgument;
     match command {
-        "get" if is_missing && lacks("<KEY>") => Some(
-            "for one key give the KEY, such as `deltafold get /registry/configmaps/default/settings`; for all keys below one give --prefix, such as --prefix /registry/configmaps/",
+        "get" if is_missing && lacks("<OBJECT|KEY>...") => Some(
+            "name an object, such as `deltafold get configmap/default/settings`, or give a key; for all keys below one give --prefix, such as --prefix /registry/configmaps/",
         ),
         "apply"
             if is_missing

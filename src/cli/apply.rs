@@ -3,6 +3,7 @@
 //! The operation itself is `ops::apply`.
 
 use super::endpoints::EndpointArgs;
+use super::objects::{LabelArgs, ObjectArgs, SelectArgs};
 use super::text::{self, Text};
 use super::{BackupArgs, Ended, Output, print, print_report};
 use crate::base::Cancel;
@@ -11,6 +12,7 @@ use crate::base::plural::count;
 use crate::error::{Error, Reason, Result};
 use crate::etcd::diff::BackupKey;
 use crate::mvcc::KeyRange;
+use crate::objects::EncryptionKeys;
 use crate::ops::apply::{
     Difference, DifferenceKind, KeyName, MAX_REQUEST_BYTES, MAX_TXN_OPS, Options, Outcome, Status,
     run,
@@ -18,7 +20,9 @@ use crate::ops::apply::{
 use crate::ops::options::StateOptions;
 use crate::ops::read::{Keys, deletion_advice};
 use crate::ops::report::Report;
+use crate::prefix::Context;
 use crate::prefix::damage::around_damage;
+use crate::prefix::open::State;
 use chrono::{DateTime, Utc};
 use clap::Args;
 use std::collections::BTreeSet;
@@ -27,8 +31,9 @@ use std::os::unix::ffi::OsStrExt;
 
 /// Write part of a backup, such as a deleted namespace, back into a live etcd
 ///
-/// The keys are those with --prefix, or those of --exact-key. Without --execute, apply only compares the keys and shows the differences. With --execute, it puts the
-/// keys that are missing in etcd or have another value there. A key that changed since the comparison is
+/// The keys are those of the objects that are named, or those of --prefix or --exact-key. Without --execute, apply only
+/// compares the keys and shows the differences. With --execute, it puts the keys that are missing in etcd or have
+/// another value there. A key that changed since the comparison is
 /// skipped and reported; all other keys are written. Live keys that the backup does not have are deleted
 /// only with --delete-extra.
 ///
@@ -38,16 +43,12 @@ use std::os::unix::ffi::OsStrExt;
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
-  Show what would change:
-      deltafold apply --store s3://backups/etcd-main --prefix /registry/configmaps/payments/ \\
+  Show what would change of a ConfigMap:
+      deltafold apply configmap/payments/limits --store s3://backups/etcd-main \\
           --endpoints https://10.0.0.1:2379 --cacert ca.crt --cert client.crt --key client.key
-  Write the keys back as they were at noon:
-      deltafold apply --store s3://backups/etcd-main --time 2026-11-20T12:00:00Z \\
-          --prefix /registry/configmaps/payments/ --endpoints https://10.0.0.1:2379 \\
-          --cacert ca.crt --cert client.crt --key client.key --execute
-  Write one key back, and show what would change first:
-      deltafold apply --store s3://backups/etcd-main --exact-key /registry/configmaps/payments/limits \\
-          --endpoints https://10.0.0.1:2379 --cacert ca.crt --cert client.crt --key client.key
+  Write all objects of a namespace back as they were at noon:
+      deltafold apply -n payments --store s3://backups/etcd-main --time 2026-11-20T12:00:00Z \\
+          --endpoints https://10.0.0.1:2379 --cacert ca.crt --cert client.crt --key client.key --execute
   Make the keys exactly those of a plain snapshot file, and delete all others with the prefix:
       deltafold apply --snapshot backup.db --prefix /app/ --endpoints http://127.0.0.1:2379 \\
           --delete-extra --execute
@@ -61,23 +62,11 @@ Marks in the list:
 Exit codes: 0 on success, 75 if some keys changed in the meantime and were not written (run the command \
 again). docs/exit-codes.md lists all others.")]
 pub(super) struct ApplyArgs {
-    /// Apply the keys with this prefix; an empty prefix means all keys; repeatable
-    ///
-    /// The prefix /registry/configmaps/payments/a also matches the key /registry/configmaps/payments/ab: end it
-    /// with /, or give --exact-key. In the environment variable: one prefix per line.
-    #[arg(
-        long,
-        value_name = "P",
-        value_delimiter = '\n',
-        required_unless_present = "exact_key",
-        conflicts_with = "exact_key"
-    )]
-    prefix: Vec<OsString>,
-    /// Apply this key alone, instead of --prefix; repeatable
+    /// This key alone; repeatable
     ///
     /// --key is another flag: the private key of the TLS client certificate. In the environment variable: one
     /// key per line.
-    #[arg(long, value_name = "KEY", value_delimiter = '\n')]
+    #[arg(long, value_name = "KEY", value_delimiter = '\n', help_heading = "Keys", conflicts_with_all = ["prefix", "words", "namespace", "selector"])]
     exact_key: Vec<OsString>,
     /// Write to etcd instead of only showing the differences
     #[arg(long, value_parser = yes_or_no)]
@@ -96,43 +85,99 @@ pub(super) struct ApplyArgs {
     #[command(flatten)]
     state: StateOptions,
     #[command(flatten)]
+    select: SelectArgs,
+    #[command(flatten)]
+    labels: LabelArgs,
+    #[command(flatten)]
+    objects: ObjectArgs,
+    #[command(flatten)]
     backup: BackupArgs,
 }
 
 impl ApplyArgs {
-    /// The keys to apply.
-    fn keys(&self) -> Result<KeyRange> {
-        if !self.prefix.is_empty() {
-            let prefixes = self.prefix.iter().map(|p| p.as_bytes().to_vec());
-            return Ok(KeyRange::prefixes(prefixes));
-        }
-        let keys = self.exact_key.iter().map(|key| key.as_bytes().to_vec());
-        let keys: BTreeSet<Vec<u8>> = keys.filter(|key| !key.is_empty()).collect();
-        match keys.is_empty() {
-            true => Err(Reason::Usage.error(
+    /// Checks that it is clear what is written and deleted: an unset shell variable must not delete all keys of an etcd.
+    fn check(&self) -> Result<()> {
+        let usage = |message| Err(Reason::Usage.error(message));
+        if !self.exact_key.is_empty() && self.exact_keys().is_empty() {
+            return usage(
                 "--exact-key is empty: give a key, such as /registry/configmaps/default/settings",
-            )),
-            false => Ok(KeyRange::Keys(keys)),
+            );
         }
+        let is_labelled = self.labels.selector.is_some();
+        if !self.select.is_given() && self.exact_key.is_empty() && !is_labelled {
+            return usage(
+                "say what to apply: KIND/NAMESPACE/NAME, -n NAMESPACE for all in it, --prefix or --exact-key",
+            );
+        }
+        if self.delete_extra && self.select.prefix.iter().any(|p| p.is_empty()) {
+            return usage(
+                "--delete-extra with an empty --prefix would delete every key that the backup does not have: give a prefix, or restore the whole backup",
+            );
+        }
+        if self.delete_extra && is_labelled {
+            return usage(
+                "--delete-extra and --selector do not go together: the backup does not know the labels of other objects",
+            );
+        }
+        Ok(())
+    }
+
+    /// The keys of --exact-key. In the environment variable, a line may be empty.
+    fn exact_keys(&self) -> BTreeSet<Vec<u8>> {
+        let exact = self.exact_key.iter().map(|key| key.as_bytes().to_vec());
+        exact.filter(|key| !key.is_empty()).collect()
+    }
+
+    /// The keys to apply, and the parts that were asked for.
+    fn keys_in(
+        &self,
+        ctx: &Context,
+        source: &State,
+        keys: &EncryptionKeys,
+    ) -> Result<(KeyRange, Vec<KeyRange>)> {
+        let exact = self.exact_keys();
+        if !exact.is_empty() {
+            let parts = exact.iter().cloned().map(KeyRange::Key).collect();
+            return Ok((KeyRange::Keys(exact), parts));
+        }
+        let (range, parts) = self.select.keys_in(ctx, source, false)?;
+        if self.labels.selector.is_none() {
+            return Ok((range, parts));
+        }
+        // The other objects of the range are neither compared nor read from etcd.
+        let mut all = Keys::read(ctx, source, range)?;
+        let mut matching = BTreeSet::new();
+        while all.advance()? {
+            let kv = all.current()?;
+            if self.labels.match_record(&kv, keys) {
+                matching.insert(kv.key.to_vec());
+            }
+        }
+        if matching.is_empty() {
+            return Err(Reason::KeyNotFound.error(format!(
+                "no object has these labels at revision {}",
+                source.revision
+            )));
+        }
+        Ok((KeyRange::Keys(matching), Vec::new()))
     }
 
     pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
-        // An unset shell variable must not delete all keys of an etcd.
-        let keys = self.keys()?;
-        if self.delete_extra && self.prefix.iter().any(|p| p.is_empty()) {
-            return Err(Reason::Usage.error("--delete-extra with an empty --prefix would delete every key that the backup does not have: give a prefix, or restore the whole backup"));
-        }
+        self.check()?;
+        let object_keys = self.objects.keys()?;
         // Connect first: it fails faster than reading the backup.
         let client = self.live.connect(cancel).map_err(with_exact_key)?;
         let backup = self.backup.backup(cancel)?;
         let ctx = backup.context()?;
-        let (source, scan, mut wanted) = around_damage([ctx], || {
+        let (source, scan, (keys, parts), mut wanted) = around_damage([ctx], || {
             let (source, scan) = backup.open_with_scan(&self.state.request())?;
-            let wanted = Keys::read(ctx, &source, keys.clone())?;
-            Ok((source, scan, wanted))
+            let keys = self.keys_in(ctx, &source, &object_keys)?;
+            let wanted = Keys::read(ctx, &source, keys.0.clone())?;
+            Ok((source, scan, keys, wanted))
         })?;
         let options = Options {
             keys,
+            parts,
             revision: source.revision,
             execute: self.execute,
             delete_extra: self.delete_extra,
@@ -228,10 +273,11 @@ fn to_text(o: &Report<Outcome>, time: Option<DateTime<Utc>>) -> String {
             o.to_delete
         ),
         (Status::Succeeded, false) => format!("put {}, deleted {deleted}", count(put, "key")),
-        (Status::Failed, _) => {
-            let put = count(put, "key");
-            format!("put {put} and deleted {deleted} of {differ} that differ, then failed")
-        }
+        (Status::Failed, _) if put + deleted == 0 => "nothing was written".to_owned(),
+        (Status::Failed, _) => format!(
+            "put {} and deleted {deleted}, of {differ} that differ",
+            count(put, "key")
+        ),
     });
     text.field(
         "compared",

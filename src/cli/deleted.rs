@@ -2,16 +2,16 @@
 //!
 //! `ops::read::deleted` finds it.
 
-use super::objects::{NameArgs, ObjectArgs};
+use super::objects::{ObjectArgs, SelectArgs};
 use super::stream::Stream;
 use super::text::{self, Row, Text};
 use super::{BackupArgs, Ended, Output};
 use crate::base::plural::count;
 use crate::base::shell;
+use crate::base::time::rfc3339;
 use crate::base::{Cancel, duration};
-use crate::error::{Reason, Result};
+use crate::error::Result;
 use crate::mvcc::{KeyRange, Revision};
-use crate::objects::reference::Reference;
 use crate::objects::resource::{KeyNames, ObjectName, Resource};
 use crate::ops::read::deleted::{Deleted, DeletedKey, Owner};
 use crate::ops::read::json::KeyJson;
@@ -22,13 +22,15 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::HashMap;
 
-/// Show what was deleted in a span of time, and how to get it back
+/// Show what was deleted, and how to get it back
 ///
 /// Objects of Kubernetes are shown with their owners, and a deleted namespace in one line with what was in it. Events
 /// are counted, since they expire. etcd does not record who deleted something: the API server's audit log does.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
+  Show all deletions that the backup holds:
+      deltafold deleted --store s3://backups/etcd-main
   Show what was deleted in the last two hours:
       deltafold deleted --since 2h --store s3://backups/etcd-main
   Show the ConfigMaps of a namespace that were deleted between two moments:
@@ -37,20 +39,18 @@ Examples:
 
 --output json prints one object: deltafold schema deleted.")]
 pub(super) struct DeletedArgs {
-    /// Only show objects of this kind: its name, plural or short name
-    #[arg(value_name = "KIND")]
-    kind: Option<String>,
-    /// Begin of the span: a duration before now such as 2h, a time such as "yesterday 14:00", or a revision
+    /// Begin of the span: a duration before now such as 2h, a time such as "yesterday 14:00", or a revision [default: all
+    /// that the backup holds]
     #[arg(long, value_name = "DURATION|TIME|REV", value_parser = parse_since)]
-    since: At,
+    since: Option<At>,
     /// End of the span, as --since [default: the newest revision]
     #[arg(long, value_name = "DURATION|TIME|REV", value_parser = parse_since)]
     until: Option<At>,
-    #[command(flatten)]
-    names: NameArgs,
     /// ID of the timeline to read, from `deltafold list --deep` [default: the newest timeline]
     #[arg(long, value_name = "ID")]
     timeline: Option<String>,
+    #[command(flatten)]
+    select: SelectArgs,
     #[command(flatten)]
     objects: ObjectArgs,
     #[command(flatten)]
@@ -71,7 +71,7 @@ fn parse_since(s: &str) -> Result<At, String> {
 /// The fields before the list of deletions.
 #[derive(JsonSchema, Serialize)]
 pub(super) struct Head<'a> {
-    /// The revision of the first point.
+    /// The revision of the first point; 0 if all deletions that the backup holds are listed.
     from_revision: Revision,
     /// The revision of the second point.
     to_revision: Revision,
@@ -94,6 +94,9 @@ pub(super) struct DeletedJson<'a> {
     revision: Option<Revision>,
     /// When the deletion was recorded in a delta (RFC 3339); null if no delta records it.
     time: Option<&'a str>,
+    /// When the first snapshot after the deletion was taken (RFC 3339). null if `time` is known, and if the snapshots tell
+    /// no time.
+    not_after: Option<String>,
     /// The owner of the object; null if it had none, or if it cannot be decoded.
     owner: Option<&'a Owner>,
     /// Whether the key exists again at the second point.
@@ -109,13 +112,15 @@ impl DeletedArgs {
             timeline: self.timeline.clone(),
             or_newest: true,
         };
-        let points = [
-            &request(self.since),
-            &request(self.until.unwrap_or_default()),
-        ];
-        let prefixes = self.names.etcd_prefixes();
+        let (since, until) = (
+            self.since.map(request),
+            request(self.until.unwrap_or_default()),
+        );
+        let prefixes = self.select.names.etcd_prefixes();
         let range = |resources: &[Resource]| self.range(resources);
-        let mut deleted = Deleted::read(&backup, points, &prefixes, range, &keys)?;
+        let since = since.as_ref();
+        let counts = output == Output::Text && self.select.words.is_empty();
+        let mut deleted = Deleted::read(&backup, since, &until, &prefixes, range, &keys, counts)?;
         let names = KeyNames::new(std::mem::take(&mut deleted.resources), &prefixes);
         let mut out = Stream::new();
         let printed = match output {
@@ -125,45 +130,33 @@ impl DeletedArgs {
         out.end(printed)
     }
 
-    /// Returns the keys of the kind and the namespace of the arguments.
+    /// Returns the keys of what is asked for.
     fn range(&self, resources: &[Resource]) -> Result<KeyRange> {
-        let namespace = self.names.namespace.as_deref();
-        let prefixes = &self.names.etcd_prefixes();
-        let Some(kind) = &self.kind else {
-            return Ok(match namespace {
-                None => KeyRange::All,
-                Some(_) => {
-                    let namespaced = resources.iter().filter(|r| r.is_namespaced);
-                    KeyRange::prefixes(namespaced.flat_map(|r| r.prefixes(prefixes, namespace)))
-                }
-            });
-        };
-        let reference = Reference::parse(kind, None).filter(|r| r.name.is_none());
-        let resource = reference.map(|r| r.resource(resources)).transpose()?;
-        match resource.flatten() {
-            Some(resource) => Ok(KeyRange::prefixes(resource.prefixes(prefixes, namespace))),
-            None => Err(Reason::Usage.error(format!(
-                "\"{kind}\" is neither a kind of Kubernetes' own nor of a CustomResourceDefinition in the backup"
-            ))),
+        if !self.select.is_given() {
+            return Ok(KeyRange::All);
         }
+        if !self.select.prefix.is_empty() {
+            return Ok(self.select.prefixes());
+        }
+        let prefixes = &self.select.names.etcd_prefixes();
+        let names = self.select.named(prefixes, true);
+        let custom = resources.iter().filter(|r| r.is_custom);
+        Ok(names.select(|| Ok(custom.cloned().collect()))?.range())
     }
 
     fn text(&self, deleted: &Deleted, names: &KeyNames) -> String {
         let all = deleted.keys.iter().map(|d| (d, names.object(&d.key)));
         let all: Vec<(&DeletedKey, Option<ObjectName<'_>>)> = all.collect();
-        // Unless a kind or a namespace is asked for, a deleted namespace stands for all that was in it.
-        let is_summary = self.kind.is_none() && self.names.namespace.is_none();
+        // Unless something is asked for, a deleted namespace stands for all that was in it.
+        let is_summary = !self.select.is_given();
         let objects = all.iter().filter_map(|(_, object)| *object);
         let namespaces = objects.filter(|o| is_summary && kind_of(o) == "namespaces");
         let mut inside: HashMap<&str, usize> = namespaces.map(|o| (o.name, 0)).collect();
-        let mut events = 0;
         let mut shown = Vec::new();
         for &(d, object) in &all {
             let namespace = object.and_then(|o| o.namespace);
             if let Some(count) = namespace.and_then(|n| inside.get_mut(n)) {
                 *count += 1;
-            } else if self.kind.is_none() && object.is_some_and(|o| kind_of(&o) == "events") {
-                events += 1;
             } else {
                 shown.push((d, object));
             }
@@ -174,17 +167,20 @@ impl DeletedArgs {
         if !rows.is_empty() {
             text.table(&["REVISION", "TIME", "DELETED", "OWNER"], &rows);
         }
-        if events > 0 {
+        if deleted.events > 0 {
             text.line(format_args!(
                 "{} expired or were deleted: `deltafold deleted events` shows them",
-                count(events, "Event")
+                count(deleted.events, "Event")
             ));
         }
-        let (from, to) = (deleted.from.revision, deleted.to.revision);
-        if all.is_empty() {
-            text.line(format_args!(
-                "nothing was deleted from revision {from} to {to}"
-            ));
+        let (from, to) = (deleted.from, deleted.to.revision);
+        if all.is_empty() && deleted.events == 0 {
+            let from = if from == Revision(0) {
+                "up to revision".to_owned()
+            } else {
+                format!("from revision {from} to")
+            };
+            text.line(format_args!("nothing was deleted {from} {to}"));
         }
         // What has an owner is made anew by it.
         let without_owner = shown
@@ -195,11 +191,14 @@ impl DeletedArgs {
             text.line("To bring one back:");
             // It is copied, so it is not wrapped.
             let (object, before) = (object.to_string(), before.to_string());
-            let get = ["deltafold", "get", &object, "--revision", &before];
-            let get = shell::command([&get[..], &["-o", "yaml", "--clean"]].concat());
-            let get = format!("  {get} |\n    kubectl apply -f -\n");
+            let get = shell::command(["deltafold", "get", &object, "--revision", &before]);
+            let backup = self.backup.flags();
+            let backup = shell::command(backup.iter().map(String::as_str));
+            let get =
+                format!("  {get} \\\n    {backup} -o yaml --clean |\n    kubectl apply -f -\n");
             text.block(&get);
         }
+        text.each("warning", &deleted.warnings);
         text.end()
     }
 }
@@ -220,10 +219,19 @@ fn row(d: &DeletedKey, object: Option<ObjectName<'_>>, inside: &HashMap<&str, us
     let owner = d.owner.as_ref();
     Row::new(vec![
         d.revision.map_or_else(String::new, |r| r.to_string()),
-        d.time.as_deref().map_or_else(String::new, text::event_time),
+        when(d),
         name,
         owner.map_or_else(String::new, |o| format!("{}/{}", o.kind, o.name)),
     ])
+}
+
+/// When a key was deleted, as far as that is known.
+fn when(d: &DeletedKey) -> String {
+    match (&d.time, d.not_after) {
+        (Some(time), _) => text::event_time(time),
+        (None, Some(taken)) => format!("by {}", text::event_time(&rfc3339(taken))),
+        (None, None) => String::new(),
+    }
 }
 
 fn kind_of(object: &ObjectName<'_>) -> String {
@@ -237,10 +245,10 @@ fn print_json(
     out: &mut Stream,
 ) -> Result<()> {
     let head = Head {
-        from_revision: deleted.from.revision,
+        from_revision: deleted.from,
         to_revision: deleted.to.revision,
         timeline: deleted.to.timeline_id(),
-        warnings: &deleted.to.warnings,
+        warnings: &deleted.warnings,
     };
     out.begin_list(&head, "deleted")?;
     for d in &deleted.keys {
@@ -250,6 +258,7 @@ fn print_json(
             object: names.object(&d.key).map(|o| o.to_string()),
             revision: d.revision,
             time: d.time.as_deref(),
+            not_after: d.not_after.map(rfc3339),
             owner: d.owner.as_ref(),
             recreated: d.is_recreated,
         })?;

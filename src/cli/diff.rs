@@ -2,26 +2,28 @@
 //!
 //! The comparison itself is `ops::read::diff`.
 
-use super::objects::ObjectArgs;
+use super::objects::{LabelArgs, ObjectArgs, SelectArgs};
 use super::stream::Stream;
 use super::terminal::{self, Style};
 use super::{BackupArgs, Ended, Output, text};
 use crate::base::flag_values::yes_or_no;
+use crate::base::plural::count;
 use crate::base::{Cancel, printable};
-use crate::error::Result;
-use crate::mvcc::{KeyRange, KeyValue, Revision};
+use crate::error::{Reason, Result};
+use crate::mvcc::{KeyValue, Revision};
 use crate::objects::key::ObjectKey;
 use crate::objects::{EncryptionKeys, Object};
 use crate::ops::options::Uncovered;
 use crate::ops::read::Deletion;
-use crate::ops::read::diff::Diff;
+use crate::ops::read::diff::{Diff, KeyDifference};
 use crate::ops::read::json::{ChangeKind, KeyChange};
+use crate::prefix::Context;
+use crate::prefix::open::State;
 use crate::prefix::select::{At, StateRequest};
 use clap::Args;
+use clap::builder::Resettable;
 use schemars::JsonSchema;
 use serde::Serialize;
-use std::ffi::OsString;
-use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 /// Show which keys were added, changed and deleted between two points
@@ -30,14 +32,18 @@ use std::path::PathBuf;
 /// Kubernetes objects, the fields that changed are shown, with the managers who wrote them.
 #[derive(Debug, Args)]
 #[command(
-    mut_arg("store", |a| a.required_unless_present_any(["snapshot", "files"])),
+    mut_arg("store", |a| a.required_unless_present_any(["snapshot", "words"])),
+    mut_arg("words", |a| a.value_name("OBJECT|FILE").conflicts_with(Resettable::Reset).help(
+        "Objects: KIND/NAMESPACE/NAME, KIND NAME..., or all of KIND; or, without --from, two plain snapshot files"
+    )),
     after_long_help = "\
 Examples:
   Show the changes since noon:
       deltafold diff --from 2026-11-20T12:00:00Z --store s3://backups/etcd-main
-  Show the changes between two revisions in one namespace, with the values:
-      deltafold diff --from 120000 --to 120400 --prefix /registry/secrets/payments/ \\
-          --store s3://backups/etcd-main --output json
+  Show how a Deployment changed between two revisions:
+      deltafold diff deployment/shop/web --from 120000 --to 120400 --store s3://backups/etcd-main
+  Show the changes in one namespace since yesterday, with the values:
+      deltafold diff -n payments --from yesterday --store s3://backups/etcd-main --output json
   Compare two plain snapshot files:
       deltafold diff monday.db tuesday.db
 
@@ -48,14 +54,10 @@ Marks in the list:
 
 --output json prints one object: deltafold schema diff.")]
 pub(super) struct DiffArgs {
-    /// Compare these two plain snapshot files, the older one first, by their paths or URLs, and no store
-    // A variable may name the store of other commands.
-    #[arg(value_name = "FILE", num_args = 2, conflicts_with = "from_snapshot")]
-    files: Vec<PathBuf>,
     /// First point: a revision, or a time such as "yesterday 14:00"; see --time of `deltafold get`
     ///
     /// DELTAFOLD_FROM also sets --from of other commands.
-    #[arg(long, value_name = "REV|TIME", value_parser = At::parse, required_unless_present_any = ["from_snapshot", "files"])]
+    #[arg(long, value_name = "REV|TIME", value_parser = At::parse, required_unless_present_any = ["from_snapshot", "words"])]
     from: Option<At>,
     /// First state: this plain snapshot file, at its newest revision or at --from
     #[arg(long, value_name = "FILE")]
@@ -65,17 +67,18 @@ pub(super) struct DiffArgs {
     /// DELTAFOLD_TO also sets --to of other commands.
     #[arg(long, value_name = "REV|TIME", value_parser = At::parse)]
     to: Option<At>,
-    /// Only compare keys with this prefix
-    #[arg(long, value_name = "P")]
-    prefix: Option<OsString>,
     /// ID of the timeline to read, from `deltafold list --deep` [default: the newest timeline]
     #[arg(long, value_name = "ID")]
     timeline: Option<String>,
-    #[command(flatten)]
-    uncovered: Uncovered,
     /// Show the values of Secrets in the text, too
     #[arg(long, value_parser = yes_or_no)]
     show_secrets: bool,
+    #[command(flatten)]
+    uncovered: Uncovered,
+    #[command(flatten)]
+    select: SelectArgs,
+    #[command(flatten)]
+    labels: LabelArgs,
     #[command(flatten)]
     objects: ObjectArgs,
     #[command(flatten)]
@@ -95,15 +98,47 @@ pub(super) struct Head<'a> {
     warnings: Vec<&'a String>,
 }
 
+/// The changes that are not listed, since they happen all the time: those of Events and Leases, unless names or a prefix
+/// say what is compared.
+#[derive(Debug, Default, JsonSchema, Serialize)]
+pub(super) struct Omitted {
+    /// Number of changed Events.
+    events: u64,
+    /// Number of changed Leases, and of those that API servers have of themselves.
+    leases: u64,
+}
+
+impl Omitted {
+    /// Counts a change if it is omitted.
+    fn takes(&mut self, kv: &KeyValue<'_>) -> bool {
+        let object = ObjectKey::from_key(kv.key, Some(kv.value));
+        match object.map(|o| o.resource) {
+            Some("events") => self.events += 1,
+            Some("leases" | "masterleases" | "peerserverleases") => self.leases += 1,
+            _ => return false,
+        }
+        true
+    }
+}
+
 impl DiffArgs {
+    /// Returns the plain snapshot files of both sides. Two words without --from are files.
+    fn files(&self) -> Result<(Option<PathBuf>, Option<PathBuf>)> {
+        if self.from.is_some() || self.from_snapshot.is_some() {
+            return Ok((self.from_snapshot.clone(), None));
+        }
+        match &self.select.words[..] {
+            [old, new] => Ok((Some(old.into()), Some(new.into()))),
+            _ => Err(Reason::Usage
+                .error("give the first point with --from REV|TIME, or two plain snapshot files")),
+        }
+    }
+
     pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
-        let (first, second) = match &self.files[..] {
-            [first, second] => (Some(first), Some(second)),
-            _ => (self.from_snapshot.as_ref(), None),
-        };
+        let (first, second) = self.files()?;
         let open = |file: &PathBuf| self.backup.file(file, cancel);
-        let first = first.map(open).transpose()?;
-        let backup = match second {
+        let first = first.as_ref().map(open).transpose()?;
+        let backup = match &second {
             Some(file) => open(file)?,
             None => self.backup.backup(cancel)?,
         };
@@ -117,33 +152,58 @@ impl DiffArgs {
             // A backup of its own has other timelines.
             from.timeline = None;
         }
-        let prefix = self.prefix.as_ref().map(|p| p.as_bytes().to_vec());
-        let range = KeyRange::Prefix(prefix.unwrap_or_default());
+        let mut select = self.select.clone();
+        if second.is_some() {
+            select.words.clear();
+        }
+        let range = |ctx: &Context, state: &State| Ok(select.keys_in(ctx, state, true)?.0);
+        let omitted = (select.words.is_empty() && select.prefix.is_empty()).then(Omitted::default);
         let mut diff = Diff::read(&backup, first.as_ref(), [&from, &to], &range)?;
         let keys = self.objects.keys()?;
         let mut out = Stream::new();
         let printed = match output {
-            Output::Json => print_json(cancel, &mut diff, &keys, &mut out),
+            Output::Json => self.print_json(cancel, &mut diff, &keys, omitted, &mut out),
             Output::Text => self
-                .print_text(cancel, &mut diff, &keys, &mut out)
+                .print_text(cancel, &mut diff, &keys, omitted, &mut out)
                 .and_then(|()| self.print_times(&diff, &mut out)),
         };
         out.end(printed)
     }
-}
 
-impl DiffArgs {
+    /// Whether a change is not listed: it is counted in `omitted`, or no version has the labels that are asked for.
+    fn skips(
+        &self,
+        changed: &KeyDifference<'_>,
+        keys: &EncryptionKeys,
+        omitted: &mut Option<Omitted>,
+    ) -> bool {
+        let versions = [changed.new, changed.old];
+        let mut versions = versions.iter().flatten();
+        if !versions
+            .clone()
+            .any(|kv| self.labels.match_record(kv, keys))
+        {
+            return true;
+        }
+        let omitted = omitted.as_mut().zip(versions.next());
+        omitted.is_some_and(|(omitted, kv)| omitted.takes(kv))
+    }
+
     fn print_text(
         &self,
         cancel: &Cancel,
         diff: &mut Diff<'_>,
         keys: &EncryptionKeys,
+        mut omitted: Option<Omitted>,
         out: &mut Stream,
     ) -> Result<()> {
         let (mut added, mut differ, mut deleted) = (0u64, 0u64, 0u64);
         let in_colour = terminal::stdout_has_colour();
         while let Some(changed) = diff.next()? {
             cancel.check()?;
+            if self.skips(&changed, keys, &mut omitted) {
+                continue;
+            }
             let Some(kind) = ChangeKind::new(&changed) else {
                 continue;
             };
@@ -151,7 +211,7 @@ impl DiffArgs {
                 continue;
             };
             let revision = kv.mod_revision;
-            let (mark, style, count, when) = match (kind, changed.old) {
+            let (mark, style, number, when) = match (kind, changed.old) {
                 (ChangeKind::Added, _) => (
                     '+',
                     Style::Added,
@@ -171,7 +231,7 @@ impl DiffArgs {
                     ('-', Style::Deleted, &mut deleted, when)
                 }
             };
-            *count += 1;
+            *number += 1;
             let object = ObjectKey::from_key(kv.key, Some(kv.value));
             let object_kind = object.and_then(|o| Some(format!("{}, ", o.kind?)));
             let details = format!("{}{when}", object_kind.unwrap_or_default());
@@ -199,7 +259,17 @@ impl DiffArgs {
         let sum = format!(
             "{added} added, {differ} changed, {deleted} deleted from revision {from} to {to}\n"
         );
-        out.write(sum.as_bytes())
+        out.write(sum.as_bytes())?;
+        match omitted {
+            Some(Omitted { events, leases }) if events + leases > 0 => {
+                let all = [(events, "Event"), (leases, "Lease")].into_iter();
+                let all = all.filter(|(n, _)| *n > 0).map(|(n, kind)| count(n, kind));
+                let all = all.collect::<Vec<_>>().join(" and ");
+                let more = format!("and {all}: --prefix '' lists them, too\n");
+                out.write(more.as_bytes())
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Prints which times the revisions stand for, if the points were given as times.
@@ -216,31 +286,36 @@ impl DiffArgs {
         }
         Ok(())
     }
-}
 
-fn print_json(
-    cancel: &Cancel,
-    diff: &mut Diff<'_>,
-    keys: &EncryptionKeys,
-    out: &mut Stream,
-) -> Result<()> {
-    // Both points may have the same warnings.
-    let (old, new) = (&diff.from, &diff.to);
-    let only_new = new.warnings.iter().filter(|w| !old.warnings.contains(w));
-    let head = Head {
-        from_revision: old.revision,
-        to_revision: new.revision,
-        timeline: new.timeline_id(),
-        warnings: old.warnings.iter().chain(only_new).collect(),
-    };
-    out.begin_list(&head, "changes")?;
-    while let Some(changed) = diff.next()? {
-        cancel.check()?;
-        if let Some(change) = KeyChange::new(&changed, keys) {
-            out.item(&change)?;
+    fn print_json(
+        &self,
+        cancel: &Cancel,
+        diff: &mut Diff<'_>,
+        keys: &EncryptionKeys,
+        mut omitted: Option<Omitted>,
+        out: &mut Stream,
+    ) -> Result<()> {
+        // Both points may have the same warnings.
+        let (old, new) = (&diff.from, &diff.to);
+        let only_new = new.warnings.iter().filter(|w| !old.warnings.contains(w));
+        let head = Head {
+            from_revision: old.revision,
+            to_revision: new.revision,
+            timeline: new.timeline_id(),
+            warnings: old.warnings.iter().chain(only_new).collect(),
+        };
+        out.begin_list(&head, "changes")?;
+        while let Some(changed) = diff.next()? {
+            cancel.check()?;
+            if self.skips(&changed, keys, &mut omitted) {
+                continue;
+            }
+            if let Some(change) = KeyChange::new(&changed, keys) {
+                out.item(&change)?;
+            }
         }
+        out.end_list_with(&serde_json::json!({"omitted": omitted.unwrap_or_default()}))
     }
-    out.end_list()
 }
 
 /// When a key was deleted. `last` is the revision of its last version before.

@@ -2,21 +2,18 @@
 //!
 //! `ops::read` reads the keys.
 
-use super::objects::ObjectArgs;
+use super::objects::{LabelArgs, ObjectArgs, SelectArgs};
 use super::stream::Stream;
 use super::{BackupArgs, Ended, text};
 use crate::base::Cancel;
 use crate::error::Result;
-use crate::mvcc::KeyRange;
 use crate::ops::options::StateOptions;
 use crate::ops::read::Keys;
 use crate::ops::read::json::KeyWithRecord;
 use crate::prefix::damage::up_to_damage;
 use clap::Args;
-use std::ffi::OsString;
-use std::os::unix::ffi::OsStrExt;
 
-/// Print all keys and values of a backup as JSON lines
+/// Print keys and values of a backup as JSON lines: all of them, or those of objects
 ///
 /// Nothing is restored. Standard output has one key per line, sorted by the keys' bytes. Nothing is hidden: the values of
 /// Secrets are in it.
@@ -28,17 +25,18 @@ Examples:
   Count the objects of each kind at noon:
       deltafold export --store s3://backups/etcd-main --time 2026-11-20T12:00:00Z |
           jq -r .kubernetes.kind | sort | uniq -c
-  Export the Secrets of a plain snapshot file:
-      deltafold export --prefix /registry/secrets/ --snapshot snapshot.db
+  Export the ConfigMaps and Secrets of a namespace in a plain snapshot file:
+      deltafold export cm,secret -n shop --snapshot snapshot.db
 
 The lines are the same with --output text and json: deltafold schema export. With --output json, a \
 failure is printed as the last line.")]
 pub(super) struct ExportArgs {
-    /// Only export keys with this prefix
-    #[arg(long, value_name = "P")]
-    prefix: Option<OsString>,
     #[command(flatten)]
     state: StateOptions,
+    #[command(flatten)]
+    select: SelectArgs,
+    #[command(flatten)]
+    labels: LabelArgs,
     #[command(flatten)]
     objects: ObjectArgs,
     #[command(flatten)]
@@ -57,17 +55,19 @@ impl ExportArgs {
         let object_keys = self.objects.keys()?;
         let backup = self.backup.backup(cancel)?;
         text::log_time(&self.state.point);
-        let prefix = self.prefix.as_ref().map(|p| p.as_bytes().to_vec());
-        let range = KeyRange::Prefix(prefix.unwrap_or_default());
         let (mut keys, revision) = up_to_damage([backup.context()?], || {
             let (ctx, source) = backup.open(&self.state.request())?;
-            Ok((Keys::read(ctx, &source, range.clone())?, source.revision))
+            let (range, _) = self.select.keys_in(ctx, &source, true)?;
+            Ok((Keys::read(ctx, &source, range)?, source.revision))
         })?;
         let mut is_empty = true;
         while keys.advance()? {
-            is_empty = false;
             cancel.check()?;
-            out.line(&KeyWithRecord::new(&keys.current()?, &object_keys))?;
+            let kv = keys.current()?;
+            if self.labels.match_record(&kv, &object_keys) {
+                is_empty = false;
+                out.line(&KeyWithRecord::new(&kv, &object_keys))?;
+            }
         }
         if is_empty {
             // Standard output has nothing but keys.

@@ -11,7 +11,7 @@ use crate::base::flag_values::yes_or_no;
 use crate::base::printable::line;
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::Revision;
-use crate::objects::reference::Reference;
+use crate::objects::reference::{Names, Selection};
 use crate::objects::resource::{KeyNames, Resource};
 use crate::objects::{EncryptionKeys, Object};
 use crate::ops::options::Point;
@@ -47,9 +47,9 @@ Examples:
 TIME is when the backup tool received the change. Versions that only a full snapshot has are shown without a \
 time. --output json prints one object: deltafold schema history.")]
 pub(super) struct HistoryArgs {
-    /// Key to show, or KIND/NAMESPACE/NAME of a Kubernetes object
-    #[arg(value_name = "KEY")]
-    key: OsString,
+    /// Object: KIND/NAMESPACE/NAME or KIND NAME; or a key, which comes first
+    #[arg(value_name = "OBJECT|KEY", required = true)]
+    words: Vec<OsString>,
     #[command(flatten)]
     names: NameArgs,
     /// Show the values of Secrets in the text, too
@@ -116,48 +116,53 @@ impl HistoryArgs {
     /// Reads the history of the key, and returns the key. A key that exists exactly as given comes before an object of
     /// that name.
     fn read(&self, backup: &BackupLocation, keys: &EncryptionKeys) -> Result<(Vec<u8>, History)> {
-        let timeline = self.timeline.as_deref();
-        let exact = self.key.as_bytes();
-        let namespace = self.names.namespace.as_deref();
-        let reference = self
-            .key
-            .to_str()
-            .and_then(|k| Reference::parse(k, namespace));
-        let reference = reference.filter(|r| r.name.is_some());
-        let not_found = match &reference {
-            Some(_) if namespace.is_some() => None,
-            _ => match self.read_key(backup, exact, keys) {
-                Err(e) if e.reason() == Reason::KeyNotFound => Some(e),
-                history => return Ok((exact.to_vec(), history?)),
-            },
-        };
         let prefixes = &self.names.etcd_prefixes();
-        let mut resources: Vec<Resource> = Resource::built_in().collect();
-        if let Some(reference) = &reference
-            && reference.resource(&resources)?.is_none()
-        {
-            let request = Point::default().request(timeline, false);
-            let (ctx, source) = backup.open(&request)?;
-            resources = custom_resources(ctx, &source, prefixes)?;
-        }
-        let resource = reference.as_ref().map(|r| r.resource(&resources));
-        match (reference, resource.transpose()?.flatten(), not_found) {
-            (Some(reference), Some(resource), _) => {
-                let mut last = None;
-                for key in reference.keys(resource, prefixes)? {
-                    match self.read_key(backup, &key, keys) {
-                        Err(e) if e.reason() == Reason::KeyNotFound => last = last.or(Some(e)),
-                        history => return Ok((key, history?)),
-                    }
-                }
-                Err(last.unwrap_or_else(|| Error::internal("an object without a key")))
+        let names = Names {
+            words: &self.words,
+            namespace: self.names.namespace.as_deref(),
+            all_namespaces: true,
+            prefixes,
+        };
+        let mut tried = match &self.words[..] {
+            [key] if self.names.namespace.is_none() => vec![key.as_bytes().to_vec()],
+            _ => Vec::new(),
+        };
+        let mut not_found = None;
+        if let Some(key) = tried.first() {
+            match self.read_key(backup, key, keys) {
+                Err(e) if e.reason() == Reason::KeyNotFound => not_found = Some(e),
+                history => return Ok((key.clone(), history?)),
             }
-            (_, _, Some(e)) => Err(e),
-            (_, _, None) => Err(Reason::KeyNotFound.error(format!(
-                "\"{}\" is no object of a kind that the backup knows",
-                text::key(exact)
-            ))),
         }
+        let custom = || {
+            let request = Point::default().request(self.timeline.as_deref(), false);
+            let (ctx, source) = backup.open(&request)?;
+            custom_resources(ctx, &source, prefixes)
+        };
+        let objects = match names.select(custom) {
+            Ok(Selection::Objects(objects)) => objects,
+            Ok(Selection::Kinds(..)) => return Err(not_found.unwrap_or_else(|| Reason::Usage.error(
+                "give the name of one object, too: `deltafold diff KIND --from TIME` shows how several changed",
+            ))),
+            Err(e) => return Err(not_found.unwrap_or(e)),
+        };
+        let [object] = &objects[..] else {
+            return Err(Reason::Usage.error("give one object"));
+        };
+        let mut absent = None;
+        for key in object {
+            if tried.contains(key) {
+                continue;
+            }
+            tried.push(key.clone());
+            match self.read_key(backup, key, keys) {
+                Err(e) if e.reason() == Reason::KeyNotFound => absent = absent.or(Some(e)),
+                history => return Ok((key.clone(), history?)),
+            }
+        }
+        Err(absent
+            .or(not_found)
+            .unwrap_or_else(|| Error::internal("an object without a key")))
     }
 
     /// Reads the history of a key, with the Event objects if it is an object.

@@ -1,9 +1,19 @@
 //! The flags of commands that decode Kubernetes objects.
 
-use crate::error::Result;
-use crate::objects::EncryptionKeys;
+use crate::base::flag_values::yes_or_no;
+use crate::error::{Reason, Result};
+use crate::mvcc::{KeyRange, KeyValue};
 use crate::objects::key::EtcdPrefixes;
+use crate::objects::reference::Names;
+use crate::objects::resource::labels;
+use crate::objects::selector::Selector;
+use crate::objects::{EncryptionKeys, Object};
+use crate::ops::read::custom_resources;
+use crate::prefix::Context;
+use crate::prefix::open::State;
 use clap::Args;
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 /// How Kubernetes objects are decoded.
@@ -31,7 +41,7 @@ impl ObjectArgs {
 }
 
 /// How Kubernetes objects are named.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Kubernetes objects")]
 pub(super) struct NameArgs {
     /// Namespace of the objects
@@ -48,8 +58,100 @@ impl NameArgs {
     }
 }
 
-/// Where an API server has its objects.
+/// Which objects or keys a command is about.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Kubernetes objects")]
+pub(super) struct SelectArgs {
+    /// Objects: KIND/NAMESPACE/NAME, KIND NAME..., or all of KIND
+    ///
+    /// The kind is in any case, singular, plural or a short name (deployment, Deployments, deploy); KIND.GROUP if two
+    /// have the same name; several kinds are separated by commas, and `all` means the common ones. KIND/NAME if the kind
+    /// has no namespace. A word that begins with a slash is a key.
+    #[arg(value_name = "OBJECT", help_heading = None, conflicts_with = "prefix")]
+    pub(super) words: Vec<OsString>,
+    #[command(flatten)]
+    pub(super) names: NameArgs,
+    /// The objects of KIND in all namespaces
+    #[arg(short = 'A', long, visible_alias = "all-namespaces", conflicts_with = "namespace", value_parser = yes_or_no)]
+    pub(super) all: bool,
+    /// Keys with this prefix instead of objects; an empty prefix means all keys; repeatable
+    ///
+    /// In the environment variable: one prefix per line.
+    #[arg(long, value_name = "P", value_delimiter = '\n', help_heading = "Keys", conflicts_with_all = ["namespace", "all"])]
+    pub(super) prefix: Vec<OsString>,
+}
+
+impl SelectArgs {
+    /// Whether it is said what is meant; if not, all keys are.
+    pub(super) fn is_given(&self) -> bool {
+        !self.words.is_empty() || !self.prefix.is_empty() || self.names.namespace.is_some()
+    }
+
+    /// Returns the keys of --prefix.
+    pub(super) fn prefixes(&self) -> KeyRange {
+        let all = self.prefix.iter().map(|p| p.as_bytes().to_vec());
+        KeyRange::prefixes(all)
+    }
+
+    /// Returns what is selected in a state, and all its keys. With `is_filter`, a kind means its objects in all
+    /// namespaces.
+    ///
+    /// # Errors
+    /// As [`Names::select`] and [`custom_resources`].
+    pub(super) fn keys_in(
+        &self,
+        ctx: &Context,
+        source: &State,
+        is_filter: bool,
+    ) -> Result<(KeyRange, Vec<KeyRange>)> {
+        if !self.is_given() {
+            return Ok((KeyRange::All, Vec::new()));
+        }
+        if !self.words.is_empty() && !self.prefix.is_empty() {
+            return Err(Reason::Usage.error("give either objects or --prefix"));
+        }
+        if self.prefix.is_empty() {
+            let prefixes = &self.names.etcd_prefixes();
+            let names = self.named(prefixes, is_filter);
+            let selection = names.select(|| custom_resources(ctx, source, prefixes))?;
+            return Ok((selection.range(), selection.parts()));
+        }
+        let prefix = |p: &OsString| KeyRange::Prefix(p.as_bytes().to_vec());
+        Ok((self.prefixes(), self.prefix.iter().map(prefix).collect()))
+    }
+
+    /// Returns the names. With `is_filter`, a kind means its objects in all namespaces.
+    pub(super) fn named<'a>(&'a self, prefixes: &'a EtcdPrefixes, is_filter: bool) -> Names<'a> {
+        Names {
+            words: &self.words,
+            namespace: self.names.namespace.as_deref(),
+            all_namespaces: self.all || is_filter,
+            prefixes,
+        }
+    }
+}
+
+/// Which labels objects have.
 #[derive(Debug, Args)]
+#[command(next_help_heading = "Kubernetes objects")]
+pub(super) struct LabelArgs {
+    /// Only objects with these labels, such as app=web, "tier in (a, b)" or !legacy
+    #[arg(short = 'l', long, value_name = "LABELS")]
+    pub(super) selector: Option<Selector>,
+}
+
+impl LabelArgs {
+    /// Whether a record is an object with the labels that are asked for, if any are.
+    pub(super) fn match_record(&self, kv: &KeyValue<'_>, keys: &EncryptionKeys) -> bool {
+        self.selector.as_ref().is_none_or(|selector| {
+            let object = Object::of_record(kv, keys);
+            object.is_ok_and(|object| selector.matches(labels(&object.json)))
+        })
+    }
+}
+
+/// Where an API server has its objects.
+#[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Kubernetes objects")]
 pub(super) struct PrefixArgs {
     /// What the API server's keys begin with: its --etcd-prefix [default: /registry, or what OpenShift has]

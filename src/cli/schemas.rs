@@ -57,7 +57,12 @@ const COMMANDS: [(&str, Results); 20] = [
     ("deleted", |g| {
         list::<deleted::Head, deleted::DeletedJson>(g, "deleted")
     }),
-    ("diff", |g| list::<diff::Head, KeyChange>(g, "changes")),
+    ("diff", |g| {
+        let mut results = list::<diff::Head, KeyChange>(g, "changes");
+        let omitted = diff::Omitted::json_schema(g).to_value();
+        add(&mut results[0], "omitted", omitted);
+        results
+    }),
     ("explore", |g| vec![g.subschema_for::<explore::Page>()]),
     ("export", |g| vec![g.subschema_for::<KeyWithRecord>()]),
     ("follow", |g| vec![report::<snapshot::follow::Outcome>(g)]),

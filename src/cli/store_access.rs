@@ -5,7 +5,7 @@
 use super::encryption::EncryptionArgs;
 use crate::base::limits::Limits;
 use crate::base::{Cancel, byte_size};
-use crate::error::{Error, Reason, Result};
+use crate::error::{Reason, Result};
 use crate::ops::restore::{BackupLocation, PlainTarget};
 use crate::prefix::damage::Damage;
 use crate::prefix::plain_files::PlainPlace;
@@ -92,13 +92,23 @@ impl BackupArgs {
                 ctx.layout = self.layout.layout;
                 Ok(BackupLocation::Store(ctx))
             }
-            (None, None) => Err(Error::internal("neither --store nor --snapshot is given")),
+            (None, None) => Err(Reason::Usage.error("give --store URL, or --snapshot FILE")),
         }
     }
 
     /// A plain snapshot file beside this backup, read with the same limits and keys.
     pub(super) fn file(&self, file: &Path, cancel: &Cancel) -> Result<BackupLocation> {
         self.access.backup_file(file, cancel)
+    }
+
+    /// Returns the flag that names the backup, for a command that is printed.
+    pub(super) fn flags(&self) -> Vec<String> {
+        let flag = if self.snapshot.is_some() {
+            "--snapshot"
+        } else {
+            "--store"
+        };
+        vec![flag.to_owned(), self.shown()]
     }
 
     /// Returns the URL or the path as given.

@@ -100,7 +100,16 @@ impl Stream {
     /// # Errors
     /// As [`write`](Self::write).
     pub(super) fn end_list(&mut self) -> Result<()> {
-        self.write(b"\n],\"status\":\"Succeeded\"}\n")?;
+        self.end_list_with(&serde_json::Map::new())
+    }
+
+    /// Ends the list with more fields after it, and its object.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write).
+    pub(super) fn end_list_with(&mut self, fields: &impl Serialize) -> Result<()> {
+        let end = list_end(&to_json(fields)?);
+        self.write(end.as_bytes())?;
         self.flush()?;
         Open::Nothing.set();
         Ok(())
@@ -158,6 +167,14 @@ fn begin_list(head: &str, list: &str) -> String {
         _ => ",",
     };
     format!("{fields}{separator}\"{list}\":[")
+}
+
+/// Returns the end of a list and of its object, with these fields in between.
+fn list_end(fields: &str) -> String {
+    let fields = fields.strip_prefix('{').unwrap_or(fields);
+    let fields = fields.strip_suffix('}').unwrap_or(fields);
+    let separator = if fields.is_empty() { "" } else { "," };
+    format!("\n]{separator}{fields},\"status\":\"Succeeded\"}}\n")
 }
 
 /// Prints text on standard output. A reader that has closed the pipe is not an error.

@@ -34,6 +34,15 @@ impl KeyRange {
         KeyRange::Prefixes(kept)
     }
 
+    /// Returns the last key or prefix; `None` for every key.
+    pub fn last(&self) -> Option<&[u8]> {
+        match self {
+            KeyRange::All => None,
+            KeyRange::Key(one) | KeyRange::Prefix(one) => Some(one),
+            KeyRange::Keys(all) | KeyRange::Prefixes(all) => all.last().map(Vec::as_slice),
+        }
+    }
+
     /// Whether `key` belongs to the set.
     pub fn contains(&self, key: &[u8]) -> bool {
         match self {

@@ -1,8 +1,12 @@
-//! Objects by name: `KIND/NAMESPACE/NAME`.
+//! Objects by name: `KIND/NAMESPACE/NAME`, and what a command line selects.
 
 use super::key::EtcdPrefixes;
 use super::resource::{Resource, called};
+use crate::base::printable::line;
 use crate::error::{Error, Reason};
+use crate::mvcc::KeyRange;
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
 
 /// What kubectl calls `all`.
 const ALL: [&str; 10] = [
@@ -53,7 +57,7 @@ impl Reference {
 
     /// Parses what a command line names: KIND, KIND/NAME, KIND/NAMESPACE/NAME, several of these, or kinds separated by
     /// commas, which names may follow. `all` means the common kinds of workloads. `None` if the words name no objects.
-    pub fn parse_all(words: &[&str], namespace: Option<&str>) -> Option<Vec<Self>> {
+    fn parse_all(words: &[&str], namespace: Option<&str>) -> Option<Vec<Self>> {
         let (first, names) = words.split_first()?;
         if first.contains('/') {
             return words
@@ -112,11 +116,7 @@ impl Reference {
     ///
     /// # Errors
     /// Fails with `Usage` if the kind has a namespace and none is named, or the other way round.
-    pub fn keys(
-        &self,
-        resource: &Resource,
-        prefixes: &EtcdPrefixes,
-    ) -> Result<Vec<Vec<u8>>, Error> {
+    fn keys(&self, resource: &Resource, prefixes: &EtcdPrefixes) -> Result<Vec<Vec<u8>>, Error> {
         let name = self.name.as_deref().unwrap_or_default();
         if resource.is_namespaced && self.namespace.is_none() {
             let (plural, kind) = (&resource.plural, &self.kind);
@@ -134,7 +134,7 @@ impl Reference {
     ///
     /// # Errors
     /// Fails with `Usage` if the kind has a namespace and none is named, or the other way round.
-    pub fn prefixes(
+    fn prefixes(
         &self,
         resource: &Resource,
         prefixes: &EtcdPrefixes,
@@ -157,6 +157,121 @@ impl Reference {
             )));
         }
         Ok(self.namespace.as_deref())
+    }
+}
+
+/// What a command line names.
+#[derive(Debug, Clone, Copy)]
+pub struct Names<'a> {
+    /// Words as [`Reference`] describes them; those that begin with a slash are keys.
+    pub words: &'a [OsString],
+    /// The namespace of a flag. Without words, all objects in it are meant.
+    pub namespace: Option<&'a str>,
+    /// Whether a kind means its objects in all namespaces if none is named.
+    pub all_namespaces: bool,
+    /// What the keys of the API servers begin with.
+    pub prefixes: &'a EtcdPrefixes,
+}
+
+/// What names select.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Selection {
+    /// All objects of these kinds, and their keys.
+    Kinds(Vec<Resource>, KeyRange),
+    /// Objects with names: the keys that each may have, since there are several prefixes of API servers.
+    Objects(Vec<Vec<Vec<u8>>>),
+}
+
+impl Selection {
+    /// Returns all keys.
+    pub fn range(&self) -> KeyRange {
+        match self {
+            Selection::Kinds(_, range) => range.clone(),
+            Selection::Objects(all) => KeyRange::Keys(all.iter().flatten().cloned().collect()),
+        }
+    }
+
+    /// Returns the keys of each part that was asked for.
+    pub fn parts(&self) -> Vec<KeyRange> {
+        let keys = |keys: &Vec<Vec<u8>>| KeyRange::Keys(keys.iter().cloned().collect());
+        match self {
+            Selection::Kinds(_, range) => vec![range.clone()],
+            Selection::Objects(all) => all.iter().map(keys).collect(),
+        }
+    }
+}
+
+impl Names<'_> {
+    /// Returns what is selected. `custom` returns the kinds that a backup defines; it is called if Kubernetes' own kinds
+    /// are not enough.
+    ///
+    /// # Errors
+    /// `Usage` if the words name no objects, or mix names and whole kinds; as [`Reference`]. `KeyNotFound` if a kind is
+    /// unknown; those of `custom`.
+    pub fn select(
+        &self,
+        custom: impl FnOnce() -> Result<Vec<Resource>, Error>,
+    ) -> Result<Selection, Error> {
+        let mut resources: Vec<Resource> = Resource::built_in().collect();
+        let (keys, words): (Vec<_>, Vec<_>) = self
+            .words
+            .iter()
+            .partition(|word| word.as_bytes().starts_with(b"/"));
+        let mut objects: Vec<Vec<Vec<u8>>> = Vec::new();
+        objects.extend(keys.iter().map(|key| vec![key.as_bytes().to_vec()]));
+        let references = self.references(&words)?;
+        let is_known = |r: &Reference| Ok::<_, Error>(r.resource(&resources)?.is_some());
+        let mut are_known = !self.words.is_empty();
+        for reference in &references {
+            are_known = are_known && is_known(reference)?;
+        }
+        if !are_known {
+            resources.extend(custom()?);
+        }
+        if self.words.is_empty() {
+            resources.retain(|r| r.is_namespaced);
+            let below = resources
+                .iter()
+                .flat_map(|r| r.prefixes(self.prefixes, self.namespace));
+            let below = KeyRange::prefixes(below);
+            return Ok(Selection::Kinds(resources, below));
+        }
+        let (mut kinds, mut below) = (Vec::new(), Vec::new());
+        for reference in &references {
+            let Some(resource) = reference.resource(&resources)? else {
+                return Err(Reason::KeyNotFound.error(format!(
+                    "\"{}\" is neither a kind of Kubernetes' own nor of a CustomResourceDefinition below {}: check the name, or --etcd-prefix",
+                    line(&reference.kind),
+                    self.prefixes
+                )));
+            };
+            if reference.name.is_some() {
+                objects.push(reference.keys(resource, self.prefixes)?);
+            } else {
+                below.extend(reference.prefixes(resource, self.prefixes, self.all_namespaces)?);
+                kinds.push(resource.clone());
+            }
+        }
+        if kinds.is_empty() {
+            return Ok(Selection::Objects(objects));
+        }
+        if objects.is_empty() {
+            return Ok(Selection::Kinds(kinds, KeyRange::prefixes(below)));
+        }
+        Err(Reason::Usage.error("give either names, or kinds whose objects are all meant"))
+    }
+
+    fn references(&self, words: &[&OsString]) -> Result<Vec<Reference>, Error> {
+        if words.is_empty() {
+            return Ok(Vec::new());
+        }
+        let text: Option<Vec<&str>> = words.iter().map(|word| word.to_str()).collect();
+        let all = text.and_then(|words| Reference::parse_all(&words, self.namespace));
+        all.ok_or_else(|| {
+            Reason::Usage.error(
+                "give KIND NAME..., KIND/NAMESPACE/NAME of each object, or KINDS; a key begins with a slash",
+            )
+        })
     }
 }
 

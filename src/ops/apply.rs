@@ -14,7 +14,7 @@ use crate::ops::read::json::text_or_base64;
 use crate::ops::report::{FailureFields, Report, ReportBuilder};
 use schemars::JsonSchema;
 use serde::Serialize;
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
 
 /// etcd's own default for `--max-txn-ops`.
 pub const MAX_TXN_OPS: usize = 128;
@@ -29,6 +29,8 @@ const MOST_LISTED: usize = 1000;
 pub struct Options {
     /// The keys that are compared; live keys outside are neither read nor written.
     pub keys: KeyRange,
+    /// What was asked for: it is an error if one of these has no key on either side.
+    pub parts: Vec<KeyRange>,
     /// The revision of the backup from which the keys are read; for the outcome only.
     pub revision: Revision,
     /// Write the differences; otherwise only compare.
@@ -203,10 +205,7 @@ pub fn run(
             ..Outcome::default()
         },
         beside: None,
-        unseen: match &options.keys {
-            KeyRange::Keys(keys) | KeyRange::Prefixes(keys) => keys.clone(),
-            _ => BTreeSet::new(),
-        },
+        unseen: options.parts.iter().collect(),
     };
     let compared = applier.compare(backup_keys);
     clock.warnings.extend(applier.beside_warning());
@@ -249,8 +248,8 @@ struct Applier<'a> {
     outcome: Outcome,
     /// The first key to delete that only begins like its prefix, the prefix, and how many such keys there are.
     beside: Option<(Vec<u8>, Vec<u8>, u64)>,
-    /// The keys and prefixes asked for with no key in the backup or in etcd so far.
-    unseen: BTreeSet<Vec<u8>>,
+    /// The parts with no key in the backup or in etcd so far.
+    unseen: Vec<&'a KeyRange>,
 }
 
 /// Whether a key only begins like a prefix that was probably meant as a name: `/a/b` matches `/a/bc`. The keys
@@ -280,26 +279,20 @@ impl Applier<'_> {
         let Some(first) = self.unseen.first() else {
             return Ok(());
         };
-        let unseen = self.unseen.iter().map(|k| k.escape_ascii().to_string());
-        let unseen: Vec<String> = unseen.collect();
-        let (what, range) = match &self.options.keys {
-            KeyRange::Keys(_) => ("key", KeyRange::Key(first.clone())),
-            _ => ("key with the prefix", KeyRange::Prefix(first.clone())),
+        let what = match first {
+            KeyRange::Prefix(_) | KeyRange::Prefixes(_) => "key with the prefix",
+            _ => "key",
         };
+        // Of the places that an object may have, Kubernetes' own is the last.
+        let unseen = self.unseen.iter().filter_map(|part| part.last());
+        let unseen = unseen.map(|key| key.escape_ascii().to_string());
+        let unseen: Vec<String> = unseen.collect();
         Err(Reason::KeyNotFound.error(format!(
             "no such {what} at revision {} of the backup, and none in etcd: {}; {}",
             self.options.revision,
             shorten::line(&unseen, ", ", ""),
-            advice(range)?
+            advice((*first).clone())?
         )))
-    }
-
-    /// Takes a key that was found off the list of what was asked for.
-    fn saw(&mut self, key: &[u8]) {
-        match &self.options.keys {
-            KeyRange::Keys(_) => drop(self.unseen.remove(key)),
-            _ => self.unseen.retain(|prefix| !key.starts_with(prefix)),
-        }
     }
 
     /// Compares all keys, and writes the differences in batches.
@@ -322,11 +315,12 @@ impl Applier<'_> {
     /// Reports a difference, and adds it to the next batch.
     fn handle(&mut self, change: KeyDifference<'_>) -> Result<()> {
         self.cancel.check()?;
-        self.saw(match change {
+        let seen = match change {
             KeyDifference::Unchanged { key } => key,
             KeyDifference::Put { backup, .. } => backup.key,
             KeyDifference::Extra { live } => live.key.as_slice(),
-        });
+        };
+        self.unseen.retain(|part| !part.contains(seen));
         let o = &mut self.outcome;
         let (kind, key, live, value) = match change {
             KeyDifference::Unchanged { .. } => {

@@ -130,6 +130,7 @@ fn endpoints(endpoint: &str) -> Endpoints {
 fn options(prefix: &str) -> Options {
     Options {
         keys: KeyRange::Prefix(prefix.into()),
+        parts: Vec::new(),
         revision: Revision(1),
         execute: true,
         delete_extra: false,
@@ -140,6 +141,99 @@ fn options(prefix: &str) -> Options {
 
 fn assert_valid(result: &Value) {
     Schema::of("apply").check(result);
+}
+
+/// Objects are named as for `get`, and no other key is touched.
+#[tokio::test(flavor = "multi_thread")]
+async fn objects_come_back_by_their_names() {
+    let here = Here::new(EtcdVersion::V3_6);
+    let object = |kind: &str, app: &str| {
+        format!(
+            r#"{{"apiVersion":"v1","kind":"{kind}","metadata":{{"labels":{{"app":"{app}"}}}}}}"#
+        )
+    };
+    let keys = [
+        ("/registry/configmaps/shop/a", object("ConfigMap", "web")),
+        ("/registry/configmaps/shop/ab", object("ConfigMap", "db")),
+        ("/registry/secrets/shop/s", object("Secret", "web")),
+        ("/registry/configmaps/other/a", object("ConfigMap", "web")),
+        ("/registry/namespaces/shop", object("Namespace", "web")),
+    ];
+    for (key, value) in &keys {
+        here.put(*key, value.as_bytes()).await;
+    }
+    let snapshot = here.snapshot().await;
+    here.delete_prefix("/registry/").await;
+    let apply = |args: &[&str]| {
+        let mut c = deltafold();
+        c.args(["apply", "--output", "json", "--execute", "--snapshot"]);
+        c.arg(&snapshot).args(["--endpoints", here.etcd.endpoint()]);
+        let c = c.args(args).env("DELTAFOLD_COMMAND_TIMEOUT", "60s");
+        let (code, json, _) = run_json(c);
+        assert_valid(&json);
+        (code, json)
+    };
+    for (args, names) in [
+        (&["configmap/shop/a"][..], &["configmaps/shop/a"][..]),
+        (&["cm", "ab", "-n", "shop"], &["configmaps/shop/ab"]),
+        (&["/registry/secrets/shop/s"], &["secrets/shop/s"]),
+        (&["ns/shop"], &["namespaces/shop"]),
+        (
+            &["cm,secret", "-n", "shop"],
+            &["configmaps/shop/a", "configmaps/shop/ab", "secrets/shop/s"],
+        ),
+        (
+            &["-n", "shop"],
+            &["configmaps/shop/a", "configmaps/shop/ab", "secrets/shop/s"],
+        ),
+        (
+            &["-n", "shop", "-l", "app=web"],
+            &["configmaps/shop/a", "secrets/shop/s"],
+        ),
+        (
+            &["cm", "-A", "-l", "app=web"],
+            &["configmaps/other/a", "configmaps/shop/a"],
+        ),
+    ] {
+        let (code, done) = apply(args);
+        assert_eq!(
+            (code, &done["put"]),
+            (0, &names.len().into()),
+            "{args:?}: {done:#}"
+        );
+        let live: Vec<String> = here
+            .keys()
+            .await
+            .into_keys()
+            .map(|key| String::from_utf8(key).unwrap())
+            .collect();
+        let expected: Vec<String> = names
+            .iter()
+            .map(|name| format!("/registry/{name}"))
+            .collect();
+        assert_eq!(live, expected, "{args:?}");
+        here.delete_prefix("/registry/").await;
+    }
+    for (args, code, part) in [
+        (&["cm/shop/gone"][..], 66, "/registry/configmaps/shop/gone"),
+        (&["cm/shop/a", "cm/shop/gone"], 66, "check the name"),
+        (&["cm"], 64, "-A"),
+        (&[], 64, "say what to apply"),
+        (&["-n", "shop", "-l", "app=none"], 66, "labels"),
+        (
+            &["-n", "shop", "-l", "app=web", "--delete-extra"],
+            64,
+            "--selector",
+        ),
+        (&["gadget/shop/a"], 66, "neither a kind"),
+    ] {
+        let (ended, failed) = apply(args);
+        let message = failed["message"].as_str().unwrap();
+        assert!(
+            ended == code && message.contains(part),
+            "{args:?}: {ended} {message}"
+        );
+    }
 }
 
 /// `--prefix …/cm-1 --delete-extra` also deleted `cm-10`.

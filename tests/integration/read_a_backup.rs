@@ -608,7 +608,7 @@ fn what_is_not_there_is_told() {
         ("diff", &["--from", "noon"]),
         ("history", &[]),
         ("history", &["k", "--revision", "5"]),
-        ("export", &["k"]),
+        ("export", &["k", "--prefix", "p"]),
     ] {
         refuses(command, args, 64, "Usage");
     }

@@ -124,7 +124,10 @@ fn get_tells_of_prefixes() {
     let store = copy_fixture("kubernetes");
     let store = store.path().to_str().unwrap();
     let (message, _) = refused(&mut run(&["get", "--store", store]), 64, "Usage");
-    assert_has(&message, &["<KEY>", "--prefix /registry/configmaps/"]);
+    assert_has(
+        &message,
+        &["<OBJECT|KEY>...", "--prefix /registry/configmaps/"],
+    );
     let get = |key| refused(&mut run(&["get", key, "--store", store]), 66, "KeyNotFound").0;
     assert_has(&get("/registry/"), &["give --prefix /registry/"]);
     let nothing = get("/nothing");

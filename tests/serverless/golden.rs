@@ -151,7 +151,7 @@ fn outputs_are_as_recorded() {
         ("diff", "diff --from 550 --store store", &kubernetes),
         (
             "diff-deleted",
-            "diff --from 770 --store store",
+            "diff leases --from 770 --store store",
             &with_deletion,
         ),
         (

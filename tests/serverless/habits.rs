@@ -79,6 +79,96 @@ fn objects_are_found_by_the_lines_of_kubectl() {
     assert!(code == 64 && stderr.contains("or -A for"), "{stderr}");
 }
 
+/// The lines that `get` takes name the same objects in every command that reads.
+#[test]
+fn names_are_the_same_everywhere() {
+    let keys = |line: &str| -> Vec<String> {
+        let lines = succeeds(line);
+        let keys = lines.lines().map(|line| {
+            let line: Value = serde_json::from_str(line).unwrap();
+            line["key"].as_str().unwrap().to_owned()
+        });
+        keys.collect()
+    };
+    let cm = "/registry/configmaps/shop/cm-1";
+    for line in [
+        "export cm/shop/cm-1",
+        "export configmap cm-1 -n shop",
+        "export /registry/configmaps/shop/cm-1",
+        "export --prefix /registry/configmaps/shop/cm-1",
+    ] {
+        assert_eq!(keys(line), [cm], "{line}");
+    }
+    let two = keys("export cm,secret -n shop");
+    assert!(
+        two.contains(&cm.to_owned()) && two.contains(&"/registry/secrets/shop/db".to_owned()),
+        "{two:?}"
+    );
+    let all = keys("export -n shop");
+    assert!(all.len() > two.len() && all.iter().all(|key| key.contains("/shop/")));
+    assert_eq!(keys("export deploy").len(), keys("export deploy -A").len());
+    let labelled = keys("export pods -l app=web-1");
+    assert!(!labelled.is_empty() && labelled.len() < keys("export pods").len());
+
+    for line in ["history deploy web-1 -n shop", "history deploy/shop/web-1"] {
+        let history: Value = serde_json::from_str(&succeeds(&format!("{line} -o json"))).unwrap();
+        assert_eq!(history["key"], "/registry/deployments/shop/web-1", "{line}");
+    }
+    let (code, _, stderr) = run("history deploy -n shop");
+    assert!(code == 64 || code == 66, "{code} {stderr}");
+
+    let changed = |line: &str| -> Vec<String> {
+        let diff: Value = serde_json::from_str(&succeeds(&format!("{line} -o json"))).unwrap();
+        let changes = diff["changes"].as_array().unwrap().iter();
+        changes
+            .map(|c| c["key"].as_str().unwrap().to_owned())
+            .collect()
+    };
+    for line in [
+        "diff deploy/shop/web-3 --from 275 --to 590",
+        "diff deploy web-3 -n shop --from 275 --to 590",
+    ] {
+        let (code, _, stderr) = run(line);
+        assert_eq!(code, 0, "{line}: {stderr}");
+    }
+    let all = changed("diff --from 300");
+    let omitted = |key: &String| key.contains("/events/") || key.contains("leases/");
+    assert!(!all.iter().any(omitted), "{all:?}");
+    let every = changed("diff --from 300 --prefix=");
+    assert!(every.iter().any(omitted), "{every:?}");
+    assert!(changed("diff leases --from 300").iter().all(omitted));
+    let text = succeeds("diff --from 300");
+    assert!(text.contains("--prefix '' lists them"), "{text}");
+    let result: Value = serde_json::from_str(&succeeds("diff --from 300 -o json")).unwrap();
+    let counted = &result["omitted"];
+    let counted = counted["events"].as_u64().unwrap() + counted["leases"].as_u64().unwrap();
+    assert_eq!(counted as usize, every.len() - all.len());
+
+    let deleted = succeeds("deleted cm -n shop");
+    assert!(deleted.contains("configmap/shop/cm-3"), "{deleted}");
+    assert!(!deleted.contains("pod/"), "{deleted}");
+}
+
+/// `get` says when an object was deleted, and its command shows the object.
+#[test]
+fn what_was_deleted_is_told_with_the_command_that_shows_it() {
+    for line in ["get configmap/shop/cm-3", "get cm cm-1 cm-3 -n shop"] {
+        let (code, _, stderr) = run(line);
+        assert_eq!(code, 66, "{line}: {stderr}");
+        assert!(
+            stderr.contains("deleted at revision 598 (2026-11-21"),
+            "{line}: {stderr}"
+        );
+        let (_, command) = stderr.trim_end().rsplit_once(": deltafold ").unwrap();
+        let command = command.trim_end_matches(" [KeyNotFound]");
+        assert!(command.contains("configmap/shop/cm-3 --store"), "{command}");
+        let object = succeeds(command);
+        assert!(object.contains("name: cm-3"), "{object}");
+    }
+    let (code, _, stderr) = run("get configmap/shop/never");
+    assert!(code == 66 && stderr.contains("check the name"), "{stderr}");
+}
+
 #[test]
 fn formats_are_those_of_kubectl() {
     let yaml = succeeds("get deploy web-1 -n shop -o yaml");

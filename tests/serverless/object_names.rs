@@ -76,7 +76,7 @@ fn options_that_contradict_each_other_are_refused() {
         (&["pods"], "give -n NAMESPACE, or -A"),
         (&["pod/x"], "give pod/NAMESPACE/x"),
         (&["node/a/x"], "nodes have no namespace"),
-        (&["--prefix", "node", "-n", "a"], "give one of them"),
+        (&["--prefix", "node", "-n", "a"], "cannot be used with"),
     ] {
         let (code, result, _) = bucket.run("get", args);
         let told = result["message"].as_str().unwrap();

@@ -268,7 +268,8 @@ fn two_files_are_compared() {
     let (old, new) = (file("300"), file("628"));
     let diff = |args: &[&OsStr]| {
         let mut c = deltafold();
-        c.args(["diff", "--output", "json"]).args(args);
+        c.args(["diff", "--prefix", "", "--output", "json"])
+            .args(args);
         let json = succeed(&mut c);
         let keys = |c: &Value| (c["change"].clone(), c["key"].clone());
         let changes: Vec<_> = json["changes"]

@@ -8,17 +8,17 @@ mod table;
 pub use table::table;
 
 use super::format::Format;
-use super::objects::{NameArgs, ObjectArgs};
+use super::objects::{LabelArgs, ObjectArgs, SelectArgs};
 use super::stream::Stream;
 use super::{BackupArgs, Ended, text};
 use crate::base::Cancel;
 use crate::base::flag_values::yes_or_no;
+use crate::base::shell;
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::{KeyRange, KeyValue, Revision};
-use crate::objects::reference::Reference;
-use crate::objects::resource::{Resource, labels};
-use crate::objects::selector::Selector;
-use crate::objects::{EncryptionKeys, Object, yaml};
+use crate::objects::reference::Selection;
+use crate::objects::resource::{KeyNames, Resource, labels};
+use crate::objects::{EncryptionKeys, yaml};
 use crate::ops::options::StateOptions;
 use crate::ops::read::json::KeyWithRecord;
 use crate::ops::read::{self, Keys};
@@ -26,12 +26,12 @@ use crate::prefix::Context;
 use crate::prefix::damage::up_to_damage;
 use crate::prefix::open::BackupLocation;
 use crate::prefix::open::State;
+use crate::prefix::scan::Scan;
 use clap::Args;
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
-use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 
 /// Show keys and values of a backup, at any revision or time
@@ -39,7 +39,11 @@ use std::os::unix::ffi::OsStrExt;
 /// Nothing is restored. Objects of Kubernetes are decoded and shown as YAML, as an API server serves them in their
 /// stored version; so are other JSON objects, and other text is shown unchanged. Keys are sorted by their bytes.
 #[derive(Debug, Args)]
-#[command(after_long_help = "\
+#[command(
+    mut_arg("words", |a| a.value_name("OBJECT|KEY").required_unless_present("prefix").help(
+        "Objects: KIND/NAMESPACE/NAME, KIND NAME..., or KIND for a table of objects; or a key, which comes first"
+    )),
+    after_long_help = "\
 Examples:
   Show the newest value of a key:
       deltafold get /registry/configmaps/default/settings --store s3://backups/etcd-main
@@ -68,28 +72,6 @@ Formats (-o):
 
 A KEY that does not exist is an error (KeyNotFound, exit code 66); a prefix without keys is not.")]
 pub(super) struct GetArgs {
-    /// Key to show; or KIND/NAMESPACE/NAME or KIND NAME of a Kubernetes object; or KIND for a table of objects
-    ///
-    /// The kind is in any case, singular, plural or a short name (deployment, Deployments, deploy); KIND.GROUP if two
-    /// have the same name; several kinds are separated by commas, and `all` means the common ones. KIND/NAME if the kind
-    /// has no namespace. A key that exists exactly as given comes first.
-    #[arg(
-        value_name = "KEY",
-        required_unless_present = "prefix",
-        conflicts_with = "prefix"
-    )]
-    words: Vec<OsString>,
-    /// Show all keys with this prefix; an empty prefix means all keys
-    #[arg(long, value_name = "P")]
-    prefix: Option<OsString>,
-    #[command(flatten)]
-    names: NameArgs,
-    /// Show the objects of KIND in all namespaces
-    #[arg(short = 'A', long, visible_alias = "all-namespaces", conflicts_with_all = ["prefix", "namespace"], value_parser = yes_or_no)]
-    all: bool,
-    /// Only show objects with these labels, such as app=web, "tier in (a, b)" or !legacy
-    #[arg(short = 'l', long, value_name = "LABELS", conflicts_with = "prefix")]
-    selector: Option<Selector>,
     /// Print only the bytes of the value, as etcd has them: those of a Secret, too
     #[arg(long, value_parser = yes_or_no)]
     raw: bool,
@@ -105,6 +87,10 @@ pub(super) struct GetArgs {
     show_secrets: bool,
     #[command(flatten)]
     state: StateOptions,
+    #[command(flatten)]
+    select: SelectArgs,
+    #[command(flatten)]
+    labels: LabelArgs,
     #[command(flatten)]
     objects: ObjectArgs,
     #[command(flatten)]
@@ -135,18 +121,15 @@ impl<'a> Head<'a> {
 impl GetArgs {
     /// Whether flags say that KEY is a kind or an object.
     fn means_objects(&self) -> bool {
-        self.names.namespace.is_some() || self.all || self.selector.is_some()
+        let is_labelled = self.labels.selector.is_some();
+        self.select.names.namespace.is_some() || self.select.all || is_labelled
     }
 
     pub(super) fn run(&self, cancel: &Cancel, format: &Format) -> Ended {
-        if self.raw && (self.prefix.is_some() || *format != Format::Text) {
+        if self.raw && (!self.select.prefix.is_empty() || *format != Format::Text) {
             return Err(Reason::Usage.error(
                 "--raw prints the bytes of one value: give it a KEY, and neither --prefix nor -o",
             ));
-        }
-        if self.names.namespace.is_some() && self.prefix.is_some() {
-            return Err(Reason::Usage
-                .error("--namespace is for objects, and --prefix for keys: give one of them"));
         }
         let backup = self.backup.backup(cancel)?;
         let printer = Printer {
@@ -158,8 +141,8 @@ impl GetArgs {
         text::log_time(&self.state.point);
         let mut out = Stream::new();
         let printed = up_to_damage([backup.context()?], || {
-            let (ctx, source) = backup.open(&self.state.request())?;
-            printer.print(ctx, &source, &mut out)
+            let (source, scan) = backup.open_with_scan(&self.state.request())?;
+            printer.print(backup.context()?, scan.as_ref(), &source, &mut out)
         });
         out.end(printed)
     }
@@ -175,152 +158,134 @@ struct Printer<'a> {
 }
 
 impl Printer<'_> {
-    fn print(&self, ctx: &Context, source: &State, out: &mut Stream) -> Result<()> {
-        let [key, others @ ..] = &self.args.words[..] else {
-            let prefix = self.args.prefix.as_ref().map(|p| p.as_bytes());
-            return self.print_prefix(ctx, source, prefix.unwrap_or_default(), out);
+    fn print(
+        &self,
+        ctx: &Context,
+        scan: Option<&Scan>,
+        source: &State,
+        out: &mut Stream,
+    ) -> Result<()> {
+        let select = &self.args.select;
+        if select.words.is_empty() {
+            return self.print_prefixes(ctx, source, out);
+        }
+        let prefixes = &select.names.etcd_prefixes();
+        let names = select.named(prefixes, false);
+        let built_in = names.select(|| Ok(Vec::new()));
+        let mut no_key = None;
+        if let [key] = &select.words[..]
+            && !self.args.means_objects()
+        {
+            // A key that exists exactly as given comes first. An object of a known kind is looked for in the same pass.
+            let mut keys = vec![key.as_bytes().to_vec()];
+            let objects = match &built_in {
+                Ok(Selection::Objects(objects)) => objects.concat(),
+                _ => Vec::new(),
+            };
+            let is_decided = !objects.is_empty();
+            keys.extend(
+                objects
+                    .into_iter()
+                    .filter(|object| object != key.as_bytes()),
+            );
+            match self.print_first_of(ctx, source, &keys, out) {
+                Err(e) if e.reason() != Reason::KeyNotFound => return Err(e),
+                Err(e) if is_decided => return Err(self.absent(ctx, scan, source, &keys, &e)),
+                Err(_) => no_key = Some(key.as_bytes().escape_ascii()),
+                Ok(()) => return Ok(()),
+            }
+        }
+        let selection = match built_in {
+            Err(e) if e.reason() == Reason::KeyNotFound => {
+                names.select(|| read::custom_resources(ctx, source, prefixes))
+            }
+            selection => selection,
         };
-        let namespace = self.args.names.namespace.as_deref();
-        let words: Option<Vec<&str>> = self.args.words.iter().map(|word| word.to_str()).collect();
-        let named = words.and_then(|words| Reference::parse_all(&words, namespace));
-        let may_be_key = others.is_empty() && !self.args.means_objects();
-        let exact = may_be_key.then_some(key.as_bytes());
-        match named.as_deref() {
-            Some([one]) => self.print_referred(ctx, source, exact, one, out),
-            Some(several) => {
-                if let Some(exact) = exact {
-                    match self.print_first_of(ctx, source, &[exact.to_vec()], out) {
-                        Err(e) if e.reason() == Reason::KeyNotFound => {}
-                        printed => return printed,
-                    }
-                }
-                self.print_several(ctx, source, several, out)
-            }
-            None if others.is_empty() => {
-                self.print_first_of(ctx, source, &[key.as_bytes().to_vec()], out)
-            }
-            None => Err(Reason::Usage.error(
-                "give one KEY, KIND NAME..., or KIND/NAMESPACE/NAME of each object; for several keys give --prefix",
+        let selection = selection.map_err(|e| match no_key {
+            Some(key) if e.reason() == Reason::KeyNotFound => e.reason().error(format!(
+                "there is no key \"{key}\" at revision {}, and {e}",
+                source.revision
             )),
+            _ => e,
+        })?;
+        let usage = |message| Err(Reason::Usage.error(message));
+        match &selection {
+            Selection::Kinds(..) if self.args.raw => {
+                usage("--raw prints the bytes of one value: give a KEY or the name of an object")
+            }
+            Selection::Kinds(kinds, range) => {
+                self.print_kinds(ctx, source, kinds, range.clone(), out)
+            }
+            Selection::Objects(_) if select.all || self.args.labels.selector.is_some() => {
+                usage("--all and --selector are for all objects of a KIND: leave out the name")
+            }
+            Selection::Objects(objects) => match &objects[..] {
+                [keys] => self
+                    .print_first_of(ctx, source, keys, out)
+                    .map_err(|e| self.absent(ctx, scan, source, keys, &e)),
+                _ => self.print_objects_named(ctx, scan, source, objects, out),
+            },
         }
     }
 
-    /// Prints the objects of several kinds, or with several names.
-    fn print_several(
+    /// Prints several objects, each of which may have several keys.
+    fn print_objects_named(
         &self,
         ctx: &Context,
+        scan: Option<&Scan>,
         source: &State,
-        references: &[Reference],
+        objects: &[Vec<Vec<u8>>],
         out: &mut Stream,
     ) -> Result<()> {
-        let prefixes = &self.args.names.etcd_prefixes();
-        let mut resources: Vec<Resource> = Resource::built_in().collect();
-        let find = |r: &Reference, resources: &[Resource]| {
-            r.resource(resources).map(Option::<&Resource>::cloned)
-        };
-        for reference in references {
-            if find(reference, &resources)?.is_none() {
-                resources.extend(read::custom_resources(ctx, source, prefixes)?);
-                break;
-            }
-        }
-        let (mut kinds, mut below, mut wanted) = (Vec::new(), Vec::new(), Vec::new());
-        for reference in references {
-            let resource = find(reference, &resources)?
-                .ok_or_else(|| self.unknown_kind(&reference.kind, None, source))?;
-            if reference.name.is_some() {
-                wanted.push(reference.keys(&resource, prefixes)?);
-                continue;
-            }
-            below.extend(reference.prefixes(&resource, prefixes, self.args.all)?);
-            kinds.push(resource);
-        }
-        if wanted.is_empty() {
-            return self.print_kinds(ctx, source, &kinds, KeyRange::prefixes(below), out);
-        }
-        let mut missing: BTreeSet<Vec<u8>> = wanted.iter().flatten().cloned().collect();
+        let mut missing: BTreeSet<Vec<u8>> = objects.iter().flatten().cloned().collect();
         let mut keys = Keys::read(ctx, source, KeyRange::Keys(missing.clone()))?;
         self.print_keys(ctx, source, &mut keys, &mut missing, out)?;
-        let mut wanted = wanted.iter();
-        match wanted.find(|keys| keys.iter().all(|key| missing.contains(key))) {
+        let is_missing = |keys: &&Vec<Vec<u8>>| keys.iter().all(|key| missing.contains(key));
+        match objects.iter().find(is_missing) {
             None => Ok(()),
-            Some(keys) => Err(Reason::KeyNotFound.error(format!(
-                "there is no key \"{}\" at revision {}",
-                text::key(&keys[0]),
-                source.revision
-            ))),
+            Some(keys) => {
+                let e = read::not_found(keys, source.revision);
+                Err(self.absent(ctx, scan, source, keys, &e))
+            }
         }
     }
 
-    /// Returns the error for a kind that is unknown, and for the key that is not there either, if it may be one.
-    fn unknown_kind(&self, kind: &str, exact: Option<&[u8]>, source: &State) -> Error {
-        let no_key = |key| {
-            let (key, revision) = (text::key(key), source.revision);
-            format!("there is no key \"{key}\" at revision {revision}, and ")
-        };
-        Reason::KeyNotFound.error(format!(
-            "{}\"{kind}\" is neither a kind of Kubernetes' own nor of a CustomResourceDefinition below {}: check the name, or --etcd-prefix",
-            exact.map_or_else(String::new, no_key),
-            self.args.names.etcd_prefixes()
-        ))
-    }
-
-    /// Prints an object, or the objects of a kind. A key that exists exactly as given, if it may be one, comes first.
-    fn print_referred(
+    /// Adds to the error about keys that do not exist when they were deleted, and the command that gets them back. The
+    /// first key may be a name.
+    fn absent(
         &self,
         ctx: &Context,
+        scan: Option<&Scan>,
         source: &State,
-        exact: Option<&[u8]>,
-        reference: &Reference,
-        out: &mut Stream,
-    ) -> Result<()> {
-        let prefixes = &self.args.names.etcd_prefixes();
-        let mut resources: Vec<Resource> = Resource::built_in().collect();
-        let mut resource = reference.resource(&resources)?;
-        let mut not_found = None;
-        if let Some(exact) = exact {
-            let mut keys = vec![exact.to_vec()];
-            if let Some(resource) = resource
-                && let Ok(of_object) = reference.keys(resource, prefixes)
-                && reference.name.is_some()
-            {
-                keys.extend(of_object);
-            }
-            match self.print_first_of(ctx, source, &keys, out) {
-                Err(e) if e.reason() == Reason::KeyNotFound => not_found = Some(e),
-                printed => return printed,
-            }
+        keys: &[Vec<u8>],
+        e: &Error,
+    ) -> Error {
+        let message = e.to_string();
+        if e.reason() != Reason::KeyNotFound || message.contains("--prefix") {
+            return e.again();
         }
-        let is_built_in = resource.is_some();
-        if !is_built_in {
-            resources = read::custom_resources(ctx, source, prefixes)?;
-            resource = reference.resource(&resources)?;
-        }
-        let Some(resource) = resource else {
-            if let (Some(e), None) = (not_found, &reference.name) {
-                return Err(e);
+        let range = KeyRange::Keys(keys.iter().cloned().collect());
+        let advice = match read::last_deletion(ctx, scan, source, &range) {
+            Err(e) => return e,
+            Ok(None) => "the backup records no deletion of it, either: check the name".to_owned(),
+            Ok(Some(deletion)) => {
+                let prefixes = &self.args.select.names.etcd_prefixes();
+                let names = KeyNames::new(Resource::built_in(), prefixes);
+                let object = names.object(&deletion.key).map(|object| object.to_string());
+                let key = object.or_else(|| String::from_utf8(deletion.key.clone()).ok());
+                let before = deletion.revision.previous().to_string();
+                let mut command = vec!["deltafold", "get"];
+                command.extend(key.as_deref());
+                let backup = self.args.backup.flags();
+                command.extend(backup.iter().map(String::as_str));
+                command.extend(["--revision", &before]);
+                format!(
+                    "it was {deletion}; to see it as it was before: {}",
+                    shell::command(command)
+                )
             }
-            return Err(self.unknown_kind(&reference.kind, exact, source));
         };
-        if reference.name.is_none() {
-            if self.args.raw {
-                return Err(Reason::Usage.error(
-                    "--raw prints the bytes of one value: give a KEY or the name of an object",
-                ));
-            }
-            let below = reference.prefixes(resource, prefixes, self.args.all)?;
-            let kinds = std::slice::from_ref(resource);
-            return self.print_kinds(ctx, source, kinds, KeyRange::prefixes(below), out);
-        }
-        if self.args.all || self.args.selector.is_some() {
-            return Err(Reason::Usage
-                .error("--all and --selector are for all objects of a KIND: leave out the name"));
-        }
-        let keys = reference.keys(resource, prefixes)?;
-        match not_found {
-            Some(e) if is_built_in => Err(e),
-            _ => self.print_first_of(ctx, source, &keys, out),
-        }
+        e.reason().error(format!("{message}: {advice}"))
     }
 
     /// Prints the objects of these kinds in a range.
@@ -351,19 +316,16 @@ impl Printer<'_> {
         read::get(ctx, source, keys, |kv| self.print_key(source, kv, out))
     }
 
-    fn print_prefix(
-        &self,
-        ctx: &Context,
-        source: &State,
-        prefix: &[u8],
-        out: &mut Stream,
-    ) -> Result<()> {
-        let mut keys = Keys::read(ctx, source, KeyRange::Prefix(prefix.to_vec()))?;
+    fn print_prefixes(&self, ctx: &Context, source: &State, out: &mut Stream) -> Result<()> {
+        let select = &self.args.select;
+        let mut keys = Keys::read(ctx, source, select.prefixes())?;
         let has_keys = self.print_keys(ctx, source, &mut keys, &mut BTreeSet::new(), out)?;
         if !has_keys && *self.format == Format::Text {
-            let prefix = text::key(prefix);
+            let prefixes = select.prefix.iter();
+            let prefixes = prefixes.map(|p| format!("\"{}\"", text::key(p.as_bytes())));
+            let prefixes = prefixes.collect::<Vec<_>>().join(" or ");
             let revision = source.revision;
-            let none = format!("# no key begins with \"{prefix}\" at revision {revision}\n");
+            let none = format!("# no key begins with {prefixes} at revision {revision}\n");
             out.write(none.as_bytes())?;
         }
         Ok(())
@@ -371,7 +333,7 @@ impl Printer<'_> {
 
     /// Whether the labels of an object are those that are asked for.
     fn is_selected(&self, object: &Map<String, Value>) -> bool {
-        let selector = self.args.selector.as_ref();
+        let selector = self.args.labels.selector.as_ref();
         selector.is_none_or(|selector| selector.matches(labels(object)))
     }
 
@@ -427,11 +389,8 @@ impl Printer<'_> {
             ctx.store.cancel().check()?;
             let kv = keys.current()?;
             missing.remove(kv.key);
-            if self.args.selector.is_some() {
-                let object = Object::of_record(&kv, &self.keys);
-                if !object.is_ok_and(|object| self.is_selected(&object.json)) {
-                    continue;
-                }
+            if !self.args.labels.match_record(&kv, &self.keys) {
+                continue;
             }
             if *self.format == Format::Result {
                 out.item(&KeyWithRecord::new(&kv, &self.keys))?;

@@ -34,7 +34,7 @@ impl Printer<'_> {
         range: KeyRange,
         out: &mut Stream,
     ) -> Result<()> {
-        let prefixes = self.args.names.etcd_prefixes();
+        let prefixes = self.args.select.names.etcd_prefixes();
         let names = KeyNames::new(kinds.to_vec(), &prefixes);
         let point = &self.args.state.point;
         let is_past = point.time.is_some() || point.revision.is_some();
@@ -47,7 +47,7 @@ impl Printer<'_> {
         let columns: Vec<Vec<Column>> = kinds.iter().map(|r| Column::of(r, is_wide)).collect();
         let begin = |kind: usize| {
             let mut header: Vec<String> = Vec::new();
-            if kinds[kind].is_namespaced && self.args.names.namespace.is_none() {
+            if kinds[kind].is_namespaced && self.args.select.names.namespace.is_none() {
                 header.push("NAMESPACE".to_owned());
             }
             header.push("NAME".to_owned());
@@ -111,7 +111,7 @@ impl Printer<'_> {
         let mut row = Vec::new();
         let shown = |part: &str| text::key(part.as_bytes()).into_owned();
         let namespace = object.namespace.map(shown);
-        row.extend(namespace.filter(|_| self.args.names.namespace.is_none()));
+        row.extend(namespace.filter(|_| self.args.select.names.namespace.is_none()));
         let name = shown(object.name);
         row.push(match kind {
             Some(kind) => format!("{kind}/{name}"),
@@ -124,7 +124,7 @@ impl Printer<'_> {
                 }
                 row.extend(cells(&Value::Object(object.json), columns, now));
             }
-            Err(_) if self.args.selector.is_some() => return None,
+            Err(_) if self.args.labels.selector.is_some() => return None,
             Err(e) => {
                 row.extend(columns.iter().map(|_| String::new()));
                 row.push(e.to_string());
@@ -148,7 +148,8 @@ impl Printer<'_> {
             &request(At::Revision(source.revision)),
             &request(At::Newest),
         ];
-        let mut diff = Diff::read(self.backup, None, points, range)?;
+        let range = |_: &Context, _: &State| Ok(range.clone());
+        let mut diff = Diff::read(self.backup, None, points, &range)?;
         let mut deletions = HashMap::new();
         while let Some(changed) = diff.next()? {
             if let (Some(old), None) = (changed.old, changed.new) {

@@ -4,21 +4,20 @@
 //! deletion that no snapshot records took away.
 
 use super::diff::Side;
-use super::versions::read_between;
+use super::versions::{FoundVersion, moments, read_between, read_plain_between};
 use super::{Keys, SORT_BUFFER_BYTES, custom_resources};
 use crate::base::external_sort::{Sorted, Sorter};
 use crate::base::{lock, unpoisoned};
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::{KeyRange, KeyValue, Revision};
 use crate::objects::key::EtcdPrefixes;
-use crate::objects::resource::Resource;
+use crate::objects::resource::{KeyNames, Resource};
 use crate::objects::{Detail, EncryptionKeys, Object};
-use crate::prefix::Context;
 use crate::prefix::damage::up_to_damage;
 use crate::prefix::open::BackupLocation;
 use crate::prefix::open::State;
-use crate::prefix::scan::Scan;
-use crate::prefix::select::StateRequest;
+use crate::prefix::select::{At, StateRequest};
+use chrono::{DateTime, Utc};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::sync::Mutex;
@@ -35,6 +34,8 @@ pub struct DeletedKey {
     pub revision: Option<Revision>,
     /// When the deletion was recorded in a delta (RFC 3339); `None` if no delta records it.
     pub time: Option<String>,
+    /// If `time` is `None`, when the first snapshot after the deletion was taken; `None` if that is unknown, too.
+    pub not_after: Option<DateTime<Utc>>,
     /// The owner of the object, if it had one.
     pub owner: Option<Owner>,
     /// Whether the key exists again at the second point.
@@ -52,14 +53,18 @@ pub struct Owner {
 
 /// The deletions of a window, in the order of their revisions; those without one come first.
 pub struct Deleted {
-    /// The first state.
-    pub from: State,
+    /// The revision of the first state; 0 if all that the backup holds was read.
+    pub from: Revision,
     /// The second state.
     pub to: State,
-    /// The kinds of objects: Kubernetes' own, and those that the first state defines.
+    /// The kinds of objects: Kubernetes' own, and those that the states define.
     pub resources: Vec<Resource>,
     /// The keys.
     pub keys: Vec<DeletedKey>,
+    /// Number of deleted Events that are not among the keys.
+    pub events: u64,
+    /// Warnings for the report.
+    pub warnings: Vec<String>,
 }
 
 /// A change of a key in the window, as it is sorted.
@@ -74,54 +79,106 @@ struct WindowChange {
 }
 
 impl Deleted {
-    /// Reads the deletions of the keys of a range, which `range` chooses by the kinds of objects. `prefixes` are those of the
-    /// API servers, and `keys` open what they have encrypted.
+    /// Reads the deletions of the keys of a range, which `range` chooses by the kinds of objects, after the state `from`, or
+    /// all that the backup holds. `prefixes` are those of the API servers, and `keys` open what they have encrypted. With
+    /// `count_events`, Events are only counted.
     ///
     /// # Errors
     /// `TooLarge` if there are more than a million; those of `range`; as [`State::open`] and [`State::for_each_live`].
     pub fn read(
         backup: &BackupLocation,
-        [from, to]: [&StateRequest; 2],
+        from: Option<&StateRequest>,
+        to: &StateRequest,
         prefixes: &EtcdPrefixes,
         range: impl Fn(&[Resource]) -> Result<KeyRange>,
         keys: &EncryptionKeys,
+        count_events: bool,
     ) -> Result<Self> {
         up_to_damage([backup.context()?], || {
-            Self::try_read(backup, [from, to], prefixes, &range, keys)
+            Self::try_read(backup, from, to, prefixes, &range, keys, count_events)
         })
     }
 
     fn try_read(
         backup: &BackupLocation,
-        [from, to]: [&StateRequest; 2],
+        from: Option<&StateRequest>,
+        to_request: &StateRequest,
         prefixes: &EtcdPrefixes,
         range: &dyn Fn(&[Resource]) -> Result<KeyRange>,
         keys: &EncryptionKeys,
+        count_events: bool,
     ) -> Result<Self> {
         let ctx = backup.context()?;
-        let (from, _) = backup.open_with_scan(from)?;
+        let (to, scan) = backup.open_with_scan(to_request)?;
+        let mut warnings = to.warnings.clone();
+        let is_later = |at: At| matches!(at, At::Revision(r) if r > to.revision);
+        let is_unknown = |e: &Error| matches!(e.reason(), Reason::OutOfRange | Reason::RevisionGap);
+        let from = match from.map(|request| (request, backup.open(request))) {
+            None => None,
+            Some((_, Ok((_, from)))) => Some(from),
+            Some((request, Err(e))) if is_unknown(&e) && !is_later(request.at) => {
+                let where_it_is = match e.reason() {
+                    Reason::RevisionGap => "is where snapshots are missing",
+                    _ => "is before the oldest state of the backup",
+                };
+                warnings.push(format!(
+                    "--since {where_it_is}: all deletions that the backup holds are shown"
+                ));
+                None
+            }
+            Some((_, Err(e))) => return Err(e),
+        };
         let mut resources: Vec<Resource> = Resource::built_in().collect();
-        resources.extend(custom_resources(ctx, &from, prefixes)?);
+        for state in from.iter().chain([&to]) {
+            let custom = custom_resources(ctx, state, prefixes)?.into_iter();
+            let new: Vec<Resource> = custom.filter(|r| !resources.contains(r)).collect();
+            resources.extend(new);
+        }
         let range = range(&resources)?;
-        let (to, scan) = backup.open_with_scan(to)?;
         let side = |source| {
             let keys = Keys::read(ctx, source, range.clone())?;
             let mut side = Side { keys, ended: false };
             side.advance()?;
             Ok::<_, Error>(side)
         };
+        let sorter = Mutex::new(Sorter::new(ctx.temp(), SORT_BUFFER_BYTES));
+        let add = |version: FoundVersion<'_>| add_change(&sorter, &version, keys);
+        let after = from.as_ref().map_or(Revision(0), |from| from.revision);
+        let moments = match &scan {
+            Some(scan) => {
+                let between = (after.next(), to.revision);
+                read_between(ctx, Some(scan), &to, between, &range, add)?;
+                let timeline = scan.timelines.by_id(&to.timeline)?;
+                moments(&scan.catalog, timeline)
+            }
+            None => {
+                let timeline = to_request.timeline.as_deref();
+                read_plain_between(backup, timeline, (from.as_ref(), &to), &range, add)?
+            }
+        };
         let mut walk = Walk {
-            old: side(&from)?,
+            old: from.as_ref().map(side).transpose()?,
             new: side(&to)?,
-            changes: window_changes(ctx, scan.as_ref(), &from, &to, &range, keys)?,
+            changes: unpoisoned(sorter.into_inner()).finish()?,
             changes_ended: false,
             object_keys: keys,
+            base: to.base.revision,
+            moments,
         };
         walk.advance_changes()?;
-        let mut deleted = Vec::new();
+        let (mut deleted, mut events) = (Vec::new(), 0);
+        let names = KeyNames::new(Resource::built_in().filter(is_event), prefixes);
         while let Some(key) = walk.next()? {
             ctx.store.cancel().check()?;
-            deleted.extend(key);
+            let Some(key) = key else {
+                continue;
+            };
+            // There may be millions of them.
+            if count_events && names.object(&key.key).is_some() {
+                events += 1;
+                continue;
+            }
+            deleted.push(key);
             if deleted.len() > MAX_DELETED {
                 return Err(Reason::TooLarge.error(format!(
                     "more than {MAX_DELETED} keys were deleted: give a shorter time, a kind or a namespace"
@@ -130,21 +187,28 @@ impl Deleted {
         }
         deleted.sort_by_key(|d| d.revision);
         Ok(Deleted {
-            from,
+            from: after,
             to,
             resources,
             keys: deleted,
+            events,
+            warnings,
         })
     }
 }
 
 /// Both states and the changes in between, each sorted by key.
 struct Walk<'k> {
-    old: Side,
+    /// `None` if the walk begins with the first change.
+    old: Option<Side>,
     new: Side,
     changes: Sorted,
     changes_ended: bool,
     object_keys: &'k EncryptionKeys,
+    /// The revision of the full of the second state: it lacks what was deleted without a record.
+    base: Revision,
+    /// The last revisions of snapshots, and when these were taken.
+    moments: Vec<(Revision, DateTime<Utc>)>,
 }
 
 impl Walk<'_> {
@@ -156,7 +220,8 @@ impl Walk<'_> {
     /// Moves to the next key that the first state or a change has. Returns the key if it was deleted; the outer `None` is
     /// the end.
     fn next(&mut self) -> Result<Option<Option<DeletedKey>>> {
-        let old = (!self.old.ended).then(|| self.old.keys.key());
+        let old = self.old.as_ref().filter(|old| !old.ended);
+        let old = old.map(|old| old.keys.key());
         let changed = (!self.changes_ended).then(|| self.changes.current().0);
         let Some(key) = old.into_iter().chain(changed).min().map(<[u8]>::to_vec) else {
             return Ok(None);
@@ -172,56 +237,63 @@ impl Walk<'_> {
             self.new.advance()?;
         }
         let has = |side: &Side| !side.ended && side.keys.key() == key;
-        let (is_in_old, is_in_new) = (has(&self.old), has(&self.new));
-        let last = changes.iter().rposition(|change| change.is_deletion);
+        let is_in_new = has(&self.new);
+        let old = self.old.as_mut().filter(|old| has(old));
+        // What was deleted after the last change that is recorded, was deleted without a record.
+        let last = match changes.last() {
+            Some(change) if !change.is_deletion && !is_in_new => None,
+            _ => changes.iter().rposition(|change| change.is_deletion),
+        };
         let mut deleted = None;
-        if last.is_some() || (is_in_old && !is_in_new) {
-            let before = &changes[..last.unwrap_or(0)];
+        if last.is_some() || !is_in_new {
+            let before = &changes[..last.unwrap_or(changes.len())];
             let last_put = before.iter().rev().find(|change| !change.is_deletion);
-            let owner = match last_put {
-                Some(put) => put.owner.clone(),
-                None if is_in_old => owner_of(&self.old.keys.current()?, self.object_keys),
-                None => None,
+            let owner = match (last_put, &old) {
+                (Some(put), _) => put.owner.clone(),
+                (None, Some(old)) => owner_of(&old.keys.current()?, self.object_keys),
+                (None, None) => None,
             };
             let deletion = last.map(|last| &changes[last]);
+            let revision = deletion.map(|d| d.main);
+            let time = deletion.and_then(|d| d.time.clone());
+            let reached = revision.unwrap_or(self.base);
+            let after = self.moments.iter().filter(|(last, _)| *last >= reached);
+            let not_after = after.map(|(_, taken)| *taken).min();
             deleted = Some(DeletedKey {
-                revision: deletion.map(|d| d.main),
-                time: deletion.and_then(|d| d.time.clone()),
+                not_after: not_after.filter(|_| time.is_none()),
+                revision,
+                time,
                 owner,
                 is_recreated: is_in_new,
                 key,
             });
         }
-        if is_in_old {
-            self.old.advance()?;
+        if let Some(old) = old {
+            old.advance()?;
         }
         Ok(Some(deleted))
     }
 }
 
-/// Reads the changes between two states, sorted by key.
-fn window_changes(
-    ctx: &Context,
-    scan: Option<&Scan>,
-    from: &State,
-    to: &State,
-    range: &KeyRange,
+fn is_event(resource: &Resource) -> bool {
+    resource.kind == "Event"
+}
+
+/// Adds a change to those that are sorted by key.
+fn add_change(
+    sorter: &Mutex<Sorter>,
+    version: &FoundVersion<'_>,
     keys: &EncryptionKeys,
-) -> Result<Sorted> {
-    let sorter = Mutex::new(Sorter::new(ctx.temp(), SORT_BUFFER_BYTES));
-    let between = (from.revision.next(), to.revision);
-    read_between(ctx, scan, to, between, range, |version| {
-        let (main, sub) = version.revision;
-        let change = WindowChange {
-            main,
-            sub,
-            time: version.time.map(|(text, _)| text.to_owned()),
-            is_deletion: version.kv.is_none(),
-            owner: version.kv.and_then(|kv| owner_of(kv, keys)),
-        };
-        lock(&sorter).push(version.key, &encode(&change)?)
-    })?;
-    unpoisoned(sorter.into_inner()).finish()
+) -> Result<()> {
+    let (main, sub) = version.revision;
+    let change = WindowChange {
+        main,
+        sub,
+        time: version.time.map(|(text, _)| text.to_owned()),
+        is_deletion: version.kv.is_none(),
+        owner: version.kv.and_then(|kv| owner_of(kv, keys)),
+    };
+    lock(sorter).push(version.key, &encode(&change)?)
 }
 
 /// Returns the owner of an object: the controller, or the first one.

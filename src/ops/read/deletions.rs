@@ -16,6 +16,7 @@ use crate::prefix::scan::Scan;
 use chrono::{DateTime, SecondsFormat, Utc};
 use schemars::JsonSchema;
 use serde::Serialize;
+use std::fmt;
 use std::sync::Mutex;
 
 /// The deletion of a key.
@@ -79,13 +80,24 @@ impl Deletions {
     ///
     /// # Errors
     /// `Io`.
-    fn newest(&mut self) -> Result<Option<(Revision, String)>> {
-        let mut newest = None;
+    fn newest(&mut self) -> Result<Option<LastDeletion>> {
+        let mut newest: Option<((Revision, String), Vec<u8>)> = None;
         while !self.ended {
-            newest = newest.max(Some(decode(self.sorted.current().1)?));
+            let (key, deletion) = self.sorted.current();
+            let deletion = decode(deletion)?;
+            if newest.as_ref().is_none_or(|(last, _)| *last < deletion) {
+                newest = Some((deletion, key.to_vec()));
+            }
             self.advance()?;
         }
-        Ok(newest)
+        Ok(newest.map(|((revision, time), key)| {
+            let time = DateTime::parse_from_rfc3339(&time).ok();
+            LastDeletion {
+                key,
+                revision,
+                time: time.map(|t| t.to_utc()),
+            }
+        }))
     }
 
     fn advance(&mut self) -> Result<()> {
@@ -120,6 +132,41 @@ impl Deletions {
     }
 }
 
+/// The last deletion of several keys.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LastDeletion {
+    /// The key that was deleted.
+    pub key: Vec<u8>,
+    /// The revision of the deletion.
+    pub revision: Revision,
+    /// When it was recorded in a delta; `None` if only a full holds it.
+    pub time: Option<DateTime<Utc>>,
+}
+
+/// Such as "deleted at revision 42 (2026-11-20T14:00:00Z)".
+impl fmt::Display for LastDeletion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "deleted at revision {}", self.revision)?;
+        match self.time {
+            Some(time) => write!(f, " ({})", utc(time)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Returns the last deletion of keys that a state does not have.
+///
+/// # Errors
+/// `Terminated`, `Io`, `NoSpace`.
+pub(crate) fn last_deletion(
+    ctx: &Context,
+    scan: Option<&Scan>,
+    state: &State,
+    range: &KeyRange,
+) -> Result<Option<LastDeletion>> {
+    Deletions::read(ctx, scan, state, Revision::NONE, range)?.newest()
+}
+
 /// Returns advice for keys that a state does not have: when they were deleted, and how to get the state before.
 ///
 /// # Errors
@@ -130,16 +177,12 @@ pub fn deletion_advice(
     state: &State,
     range: &KeyRange,
 ) -> Result<String> {
-    let mut deletions = Deletions::read(ctx, scan, state, Revision::NONE, range)?;
-    let Some((revision, time)) = deletions.newest()? else {
+    let Some(deletion) = last_deletion(ctx, scan, state, range)? else {
         return Ok("the backup records no deletion of it, either: check the name".to_owned());
     };
-    let time = DateTime::parse_from_rfc3339(&time).ok();
-    let time = time.map(|t| format!(" ({})", utc(t.with_timezone(&Utc))));
+    let before = deletion.revision.previous();
     Ok(format!(
-        "deleted at revision {revision}{}: give an earlier --time, or --revision {}",
-        time.unwrap_or_default(),
-        revision.previous()
+        "{deletion}: give an earlier --time, or --revision {before}"
     ))
 }
 

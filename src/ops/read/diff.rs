@@ -6,7 +6,7 @@
 
 use super::Keys;
 use super::deletions::{Deletion, Deletions};
-use crate::error::Result;
+use crate::error::{Error, Reason, Result};
 use crate::mvcc::{KeyRange, KeyValue, Revision};
 use crate::prefix::Context;
 use crate::prefix::damage::up_to_damage;
@@ -63,15 +63,16 @@ pub struct KeyDifference<'a> {
 }
 
 impl<'c> Diff<'c> {
-    /// Reads and sorts a range of keys of two states. The first state is of the backup `first`, or of `backup`, too.
+    /// Reads and sorts a range of keys of two states, which `range` chooses by one of them. The first state is of the
+    /// backup `first`, or of `backup`, too.
     ///
     /// # Errors
-    /// As [`State::open`] and [`State::for_each_live`].
+    /// Those of `range`; as [`State::open`] and [`State::for_each_live`].
     pub fn read(
         backup: &'c BackupLocation,
         first: Option<&BackupLocation>,
         [from, to]: [&StateRequest; 2],
-        range: &KeyRange,
+        range: &impl Fn(&Context, &State) -> Result<KeyRange>,
     ) -> Result<Self> {
         let mut contexts = vec![backup.context()?];
         if let Some(first) = first {
@@ -86,22 +87,27 @@ impl<'c> Diff<'c> {
         backup: &'c BackupLocation,
         first: Option<&BackupLocation>,
         [from, to]: [&StateRequest; 2],
-        range: &KeyRange,
+        range: &dyn Fn(&Context, &State) -> Result<KeyRange>,
     ) -> Result<Self> {
-        let open = |backup: &BackupLocation, request: &StateRequest| {
-            let (state, scan) = backup.open_with_scan(request)?;
-            let keys = Keys::read(backup.context()?, &state, range.clone())?;
-            Ok((state, scan, Side { keys, ended: false }))
+        let first = first.unwrap_or(backup);
+        let (from, _) = first.open_with_scan(from)?;
+        let (to, scan) = backup.open_with_scan(to)?;
+        // A kind may be defined in one of the states alone.
+        let range = match range(backup.context()?, &to) {
+            Err(e) if e.reason() == Reason::KeyNotFound => range(first.context()?, &from)?,
+            range => range?,
         };
-        let (from, _, old) = open(first.unwrap_or(backup), from)?;
-        let (to, scan, new) = open(backup, to)?;
+        let side = |backup: &BackupLocation, state: &State| {
+            let keys = Keys::read(backup.context()?, state, range.clone())?;
+            Ok::<_, Error>(Side { keys, ended: false })
+        };
         Ok(Diff {
             ctx: backup.context()?,
-            old,
-            new,
+            old: side(first, &from)?,
+            new: side(backup, &to)?,
             from,
             to,
-            range: range.clone(),
+            range,
             scan,
             order: None,
             deletions: None,

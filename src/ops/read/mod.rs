@@ -14,8 +14,8 @@ use crate::backup::delta::{DeltaReader, Event};
 use crate::base::external_sort::{Sorted, Sorter};
 use crate::base::parallel::{self, find_first};
 use crate::base::{lock, unpoisoned};
-use crate::error::{Reason, Result};
-use crate::mvcc::{Change, KeyRange, KeyValue};
+use crate::error::{Error, Reason, Result};
+use crate::mvcc::{Change, KeyRange, KeyValue, Revision};
 use crate::objects::Object;
 use crate::objects::key::EtcdPrefixes;
 use crate::objects::resource::{DEFINITIONS, Resource};
@@ -24,7 +24,8 @@ use crate::prefix::open::Payload;
 use crate::prefix::open::SnapshotReader;
 use crate::prefix::open::State;
 use crate::prefix::select::DeltaSlice;
-pub use deletions::{Deletion, deletion_advice};
+pub(crate) use deletions::last_deletion;
+pub use deletions::{Deletion, LastDeletion, deletion_advice};
 use std::sync::Mutex;
 
 /// The bytes of records that are held in memory while they are sorted.
@@ -162,18 +163,24 @@ pub fn get(
     if let Some(record) = records.iter().flatten().find(|record| !record.is_empty()) {
         return each(&KeyValue::decode(record)?);
     }
-    let shown = |key: &Vec<u8>| key.escape_ascii().to_string();
-    let (key, revision) = (keys.first().map(shown).unwrap_or_default(), source.revision);
-    let others = keys.iter().skip(1);
-    let others: String = others.map(|k| format!(" nor \"{}\"", shown(k))).collect();
-    let advice = if begins_others {
-        format!("for the keys that begin so give --prefix {key}")
-    } else {
-        "see `deltafold history` for when it existed, or `deltafold get --prefix` for the keys that exist".to_owned()
-    };
-    Err(Reason::KeyNotFound.error(format!(
-        "there is no key \"{key}\"{others} at revision {revision}: {advice}"
-    )))
+    let e = not_found(keys, source.revision);
+    match keys.first() {
+        Some(key) if begins_others => Err(e.reason().error(format!(
+            "{e}: for the keys that begin so give --prefix {}",
+            key.escape_ascii()
+        ))),
+        _ => Err(e),
+    }
+}
+
+/// Returns the error for keys of which none exists.
+pub fn not_found(keys: &[Vec<u8>], revision: Revision) -> Error {
+    let keys: Vec<String> = keys
+        .iter()
+        .map(|key| format!("\"{}\"", key.escape_ascii()))
+        .collect();
+    let keys = keys.join(" nor ");
+    Reason::KeyNotFound.error(format!("there is no key {keys} at revision {revision}"))
 }
 
 /// An encoded record; empty for a deletion.

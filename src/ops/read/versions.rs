@@ -4,6 +4,7 @@
 //! against each other, and several snapshots may hold the same one.
 
 use super::for_each_change;
+use crate::backup::Catalog;
 use crate::backup::chain::{self, KnownBases, RevisionRange};
 use crate::backup::timeline::Timeline;
 use crate::base::ReadAt;
@@ -15,7 +16,7 @@ use crate::mvcc::{Base, KeyRange, KeyValue, RecordKey, Revision};
 use crate::prefix::Context;
 use crate::prefix::open::State;
 use crate::prefix::open::{BackupLocation, Layout, SnapshotReader};
-use crate::prefix::plain_files::{PlainFiles, TimeSource, is_fault_of_file};
+use crate::prefix::plain_files::{PlainFile, PlainFiles, PlainPlace, TimeSource, is_fault_of_file};
 use crate::prefix::scan::{Depth, Scan, scan};
 use crate::prefix::select::DeltaSlice;
 use crate::prefix::select::{self, StateRequest};
@@ -160,12 +161,7 @@ fn read_store(
     }
     let (timeline, warnings) = select::choose_timeline(ctx, &scan, &request)?;
     let mut coverage = Coverage::new(Some(timeline.id.clone()), warnings);
-    let snapshots = &scan.catalog.snapshots;
-    let members = timeline.members.iter().map(|member| {
-        let name = &snapshots[member.snapshot].name;
-        (name.last.min(member.until), name.created_at())
-    });
-    coverage.moments.extend(members);
+    coverage.moments = moments(&scan.catalog, timeline);
     coverage.read_timeline(ctx, &scan, timeline, ALL, collect)?;
     if coverage.covered.is_empty() && chain::bases(&scan.catalog, timeline).is_empty() {
         if let Some(damage) = scan.damage_in(timeline) {
@@ -175,6 +171,15 @@ fn read_store(
         return Err(scan.explain_untrusted(ctx, nothing));
     }
     Ok(coverage)
+}
+
+/// The last revisions of the snapshots of a timeline, and when these were taken, by their names.
+pub(crate) fn moments(catalog: &Catalog, timeline: &Timeline) -> Vec<(Revision, DateTime<Utc>)> {
+    let names = timeline.members.iter().map(|member| {
+        let name = &catalog.snapshots[member.snapshot].name;
+        (name.last.min(member.until), name.created_at())
+    });
+    names.collect()
 }
 
 /// Calls `add` for the versions of the keys of a range with these revisions on the timeline of a state, from several
@@ -208,6 +213,49 @@ pub(crate) fn read_between(
             coverage.read_timeline(ctx, scan, scan.intact(timeline), between, collect)
         }
     }
+}
+
+/// Calls `add` as [`read_between`] does, for a backup of plain snapshots: for the versions in the files after that of
+/// `from`, or from the first one on, up to that of `to`. Returns the moments of these files.
+///
+/// # Errors
+/// As [`read`].
+pub(crate) fn read_plain_between(
+    backup: &BackupLocation,
+    timeline: Option<&str>,
+    (from, to): (Option<&State>, &State),
+    range: &KeyRange,
+    add: impl Fn(FoundVersion<'_>) -> Result<()> + Sync,
+) -> Result<Vec<(Revision, DateTime<Utc>)>> {
+    let ctx = backup.context()?;
+    let place = match backup {
+        BackupLocation::File(_, place) => place.clone(),
+        _ => PlainPlace::of_prefix(ctx),
+    };
+    let mut found = PlainFiles::find(ctx, &place)?;
+    let name_of = |file: &PlainFile| file.place.name(ctx);
+    let last = found
+        .files
+        .iter()
+        .position(|f| name_of(f) == to.base_name());
+    found
+        .files
+        .truncate(last.map_or(usize::MAX, |last| last + 1));
+    let first = from.and_then(|from| {
+        let mut files = found.files.iter();
+        files.position(|f| name_of(f) == from.base_name())
+    });
+    // The file of `from` itself has nothing after it, unless it is that of `to`.
+    let first = first.map_or(0, |first| (first + 1).min(found.files.len() - 1));
+    found.files.drain(..first);
+    let after = from.map_or(Revision(0), |from| from.revision);
+    let between = (after.next(), to.revision);
+    let collect = &Within {
+        between,
+        range,
+        add,
+    };
+    Ok(read_files(ctx, found, timeline, collect)?.moments)
 }
 
 /// Takes the versions of the keys of a range with these revisions.
