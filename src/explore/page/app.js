@@ -510,20 +510,19 @@ byId("next").addEventListener("click", () => stepTo(false));
 byId("newest").addEventListener("click", () => choose({ at: null }));
 onSubmit(byId("go"), () => goIfKnown(byId("where"), (moment) => choose({ at: moment })));
 onPlot((moment) => choose({ at: moment, before: null }));
-const search = () => choose({ view: null, q: byId("query").value, within: byId("within").value === "names" ? null : byId("within").value, offset: null });
-onSubmit(byId("search"), () => {
-  if (byId("query").value === found.text) return found.rows[found.picked]?.click();
-  opensFirst = byId("query").value !== "";
-  search();
-});
-byId("query").addEventListener("input", debounced(200, () => byId("query").value !== (chosen.q ?? "") && search()));
+const search = (opens) => {
+  opensFirst = opens;
+  choose({ view: null, q: byId("query").value, within: byId("within").value === "names" ? null : byId("within").value, offset: null });
+};
+onSubmit(byId("search"), () => (byId("query").value === found.text ? found.rows[found.picked]?.click() : search(byId("query").value !== "")));
+byId("query").addEventListener("input", debounced(200, () => byId("query").value !== (chosen.q ?? "") && search(false)));
 byId("query").addEventListener("keydown", (event) => {
   const step = { ArrowDown: 1, ArrowUp: -1, PageDown: 10, PageUp: -10 }[event.key];
   if (!step) return;
   event.preventDefault();
   pick(step);
 });
-byId("within").addEventListener("change", search);
+byId("within").addEventListener("change", () => search(false));
 for (const link of byId("views").querySelectorAll("a")) {
   link.addEventListener("click", (event) => {
     event.preventDefault();

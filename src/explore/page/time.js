@@ -5,7 +5,6 @@ import { ask, byId, count, h, shortTime, svg } from "./dom.js";
 const WIDTH = 1000;
 const HEIGHT = 90;
 const STEPS = 1000;
-const BARS = 250;
 /** Where the axis has times, as shares of the plot. */
 const TICKS = [0, 0.25, 0.5, 0.75, 1];
 const slider = byId("slider");
@@ -64,7 +63,7 @@ export function showMoment(at, isNewest) {
 /** Draws the plot. `snapshots` is from `list`. */
 export async function drawPlot(window, snapshots) {
   const [from, to] = zoomed ?? [null, null];
-  const density = await ask("density", { bars: BARS, from, to });
+  const density = await ask("density", { bars: 250, from, to });
   isTime = density.edges[0].includes("T");
   edges = density.edges.map((edge) => (isTime ? Date.parse(edge) : Number(edge)));
   const bars = edges.length - 1;

@@ -198,7 +198,7 @@ impl Objects {
                 .filter(|key| is_named(index, key, words))
                 .collect();
             let is_event = |key: &Key| index.kind(key).is_some_and(|kind| kind.kind == "Event");
-            found.sort_by_key(|key| {
+            found.sort_by_cached_key(|key| {
                 let is_absent = index.at(key, revision).is_none();
                 (is_event(key), is_absent)
             });
