@@ -128,7 +128,10 @@ pub(super) fn routes() -> Router<Arc<Shared>> {
         .route("/api/backup", get(backup))
         .route(
             "/api/density",
-            view(|_, index, p| Ok(Density::of(index, p.bars.unwrap_or(200)))),
+            view(|_, index, p| {
+                let range = p.from.as_deref().zip(p.to.as_deref());
+                Density::of(index, p.bars.unwrap_or(200), range)
+            }),
         )
         .route(
             "/api/state",
@@ -172,7 +175,8 @@ pub(super) fn routes() -> Router<Arc<Shared>> {
                     index,
                     p.key(index)?,
                     p.before.map(Revision),
-                    Some(&p.show(shared)).filter(|_| !p.brief),
+                    &p.show(shared),
+                    p.brief,
                 )
             }),
         )
@@ -189,13 +193,10 @@ pub(super) fn routes() -> Router<Arc<Shared>> {
         )
         .route(
             "/api/changes",
-            view(|_, index, p| {
+            view(|shared, index, p| {
                 let from = revision_of(index, p.from.as_deref())?;
-                Ok(Changes::of(
-                    index,
-                    from,
-                    revision_of(index, p.to.as_deref())?,
-                ))
+                let to = revision_of(index, p.to.as_deref())?;
+                Changes::of(index, &shared.keys, from, to)
             }),
         )
         .route(

@@ -1,6 +1,6 @@
 //! Explore: a page that shows a backup at any moment, for a browser on this machine.
 //!
-//! The page is served at once, read-only and on loopback. Meanwhile the index is made; what the page shows is computed
+//! The page is served as soon as the backup is listed, read-only and on loopback. Meanwhile the index is made; what the page shows is computed
 //! from it.
 //!
 //! - [`run`]: reads the backup in the background, and serves until it is cancelled
@@ -24,6 +24,8 @@ use crate::objects::key::EtcdPrefixes;
 use crate::ops::read::versions;
 use crate::prefix::damage::up_to_damage;
 use crate::prefix::open::BackupLocation;
+use crate::prefix::plain_files::PlainFiles;
+use crate::prefix::scan::{Depth, scan};
 use crate::telemetry::connection_limit::{LimitedListener, Limits};
 use crate::telemetry::endpoint::BindAddress;
 use api::Shared;
@@ -57,8 +59,8 @@ pub struct Options {
 /// Serves the page of a backup until it is cancelled. `announce` gets the address, with its token.
 ///
 /// # Errors
-/// `Configuration` if the port is in use; `PermissionDenied`; the error of opening the store; `Io`. A backup that cannot
-/// be read is shown on the page.
+/// `NoSnapshots` if there is nothing to show; `Configuration` if the port is in use; `PermissionDenied`; the error of
+/// opening the store; `Io`. A backup that cannot be read for another reason is shown on the page.
 pub fn run(
     backup: BackupLocation,
     options: &Options,
@@ -67,7 +69,7 @@ pub fn run(
     cancel: &Cancel,
     announce: impl FnOnce(&str) -> Result<()>,
 ) -> Result<()> {
-    backup.context()?;
+    refuse_empty(&backup)?;
     let token = match &options.token_file {
         Some(file) => Token::read(file)?,
         None => Token::random()?,
@@ -113,6 +115,15 @@ pub fn run(
         Err(e) if e.reason() == Reason::Terminated => Ok(()),
         Err(e) => Err(e),
         Ok(ended) => ended.map_err(|e| Error::io("serve the page", e)),
+    }
+}
+
+/// Fails if the backup cannot be listed, or has no snapshot: a page would show nothing.
+fn refuse_empty(backup: &BackupLocation) -> Result<()> {
+    let ctx = backup.context()?;
+    match backup {
+        BackupLocation::File(_, place) => PlainFiles::find(ctx, place).map(drop),
+        _ => BackupLocation::layout(ctx, || scan(ctx, Depth::Names)).map(drop),
     }
 }
 

@@ -36,6 +36,16 @@ impl FieldChange {
     /// Returns the change as text. The values are hidden if `is_hidden` is set.
     pub fn text(&self, is_hidden: bool) -> String {
         let path = &self.path;
+        match self.values(is_hidden) {
+            (None, Some(new)) => format!("+ {path}: {new}"),
+            (Some(old), None) => format!("- {path}: {old}"),
+            (Some(old), Some(new)) => format!("~ {path}: {old} -> {new}"),
+            (None, None) => path.clone(),
+        }
+    }
+
+    /// Returns the value before and the one after, as short text. They are hidden if `is_hidden` is set.
+    pub fn values(&self, is_hidden: bool) -> (Option<String>, Option<String>) {
         let shown = |value: &Value| {
             if is_hidden {
                 "(hidden)".to_owned()
@@ -43,12 +53,7 @@ impl FieldChange {
                 shorten(value)
             }
         };
-        match (&self.old, &self.new) {
-            (None, Some(new)) => format!("+ {path}: {}", shown(new)),
-            (Some(old), None) => format!("- {path}: {}", shown(old)),
-            (Some(old), Some(new)) => format!("~ {path}: {} -> {}", shown(old), shown(new)),
-            (None, None) => path.clone(),
-        }
+        (self.old.as_ref().map(shown), self.new.as_ref().map(shown))
     }
 }
 

@@ -125,10 +125,17 @@ impl Scan {
 
     /// Returns the error of a damaged snapshot of a timeline, if it has one.
     pub(crate) fn damage_in(&self, timeline: &Timeline) -> Option<&Error> {
-        let whole = self.timelines.by_id(&timeline.id).ok()?;
-        let damaged = self.damaged.iter();
-        let mut damaged = damaged.filter(|(i, _)| whole.member(**i).is_some());
-        damaged.next().map(|(_, e)| e)
+        self.all_damage_in(timeline).next().map(|(_, e)| e)
+    }
+
+    /// Returns the damaged snapshots of a timeline, with their errors.
+    pub(crate) fn all_damage_in(
+        &self,
+        timeline: &Timeline,
+    ) -> impl Iterator<Item = (usize, &Error)> {
+        let whole = self.timelines.by_id(&timeline.id).ok();
+        let damaged = self.damaged.iter().map(|(i, e)| (*i, e));
+        damaged.filter(move |(i, _)| whole.is_some_and(|whole| whole.member(*i).is_some()))
     }
 
     /// Returns whether the name of a snapshot does not tell its timeline.

@@ -23,7 +23,7 @@ fn words(command: &str) -> Vec<String> {
     words
 }
 
-/// Every function works, nothing is on the console, axe finds nothing serious, and every command that the page shows is
+/// Every function works, nothing is on the console, axe finds nothing, and every command that the page shows is
 /// one.
 #[test]
 fn every_function_of_the_page_works_in_a_browser() {
@@ -37,11 +37,18 @@ fn every_function_of_the_page_works_in_a_browser() {
     std::fs::create_dir_all(&screenshots).unwrap();
     let page = Page::start(&store);
     let history = Page::start(&fixtures_dir().join("history"));
+    let damaged = folder.path().join("damaged");
+    copy_dir(&store, &damaged);
+    let deltas = std::fs::read_dir(damaged.join("v2")).unwrap();
+    let newest = deltas.map(|delta| delta.unwrap().path()).max().unwrap();
+    std::fs::write(newest, b"damaged").unwrap();
+    let damaged = Page::start(&damaged);
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/browser/explore.mjs");
     let run = Command::new("node")
         .arg(script)
         .arg(&page.address)
         .arg(&history.address)
+        .arg(&damaged.address)
         .arg(&screenshots)
         .output()
         .expect("node");

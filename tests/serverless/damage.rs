@@ -224,6 +224,10 @@ fn reading_shows_what_stands_before_damage() {
     let page = Page::start(store.path());
     let backup = page.get("backup", &[]);
     assert_eq!(backup["phase"], "ready", "{backup}");
+    assert_eq!(backup["window"]["last_revision"], BEFORE);
+    let damaged = backup["window"]["damaged"].as_array().unwrap();
+    assert_eq!(damaged.len(), 1, "{damaged:?}");
+    assert_eq!(damaged[0]["last_revision"], LAST);
 }
 
 /// As a damaged etcd would save it: the SHA-256 is right, and the records contradict each other.

@@ -2,7 +2,7 @@
 
 use crate::support::explore::{Page, id};
 use crate::support::made_backups::{BASE, Bucket, LAST};
-use crate::support::{deltafold, fixtures_dir, scratch, succeed};
+use crate::support::{deltafold, fixtures_dir, run_json, scratch, succeed};
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use reqwest::{Method, StatusCode};
@@ -194,6 +194,20 @@ fn a_life_and_what_was_deleted_are_what_the_commands_show() {
             shown.push(page.get("object", &query)["key"].clone());
         }
     }
+    let owner_of = |key: &str| {
+        let is_it = |deleted: &&Value| deleted["key"] == key;
+        keys.iter().find(is_it).unwrap()["owner"].clone()
+    };
+    let mut owned = 0;
+    for namespace in changes["namespaces"].as_array().unwrap() {
+        for object in namespace["objects"].as_array().unwrap() {
+            let key = URL_SAFE_NO_PAD.decode(object["id"].as_str().unwrap());
+            let key = String::from_utf8(key.unwrap()).unwrap();
+            assert_eq!(object["owner"], owner_of(&key), "{key}");
+            owned += usize::from(object["owner"].is_object());
+        }
+    }
+    assert!(owned > 0);
     expected.retain(|key| !key.as_str().unwrap().contains("/events/"));
     expected.sort_by_key(Value::to_string);
     shown.sort_by_key(Value::to_string);
@@ -218,6 +232,19 @@ fn objects_are_found_by_name_label_and_content() {
         found("DEPLOYMENT shop", "names"),
         ["web-1", "web-2", "web-3"]
     );
+    // Names are found at all times, and what is not there says why.
+    let absences = |at: &str| {
+        let query = [("q", "deployment web-3"), ("within", "names"), ("at", at)];
+        let found = page.get("search", &query);
+        let objects = found["objects"].as_array().unwrap().clone();
+        let mut objects = objects.into_iter();
+        let object = objects.find(|object| object["name"] == "web-3").unwrap();
+        assert!(object["time"].is_string(), "{object}");
+        object["absence"].clone()
+    };
+    assert_eq!(absences("1"), "created");
+    assert_eq!(absences("400"), Value::Null);
+    assert_eq!(absences("628"), "deleted");
     let labelled = found("app=web-1", "labels");
     assert!(labelled.contains(&"web-1".to_owned()) && !labelled.contains(&"web-2".to_owned()));
     assert!(found("progressdeadlineseconds: 600", "content").contains(&"web-1".to_owned()));
@@ -314,4 +341,74 @@ fn a_backup_that_cannot_be_read_is_told() {
     let backup = page.get("backup", &[]);
     assert_eq!(backup["phase"], "failed");
     assert_eq!(backup["error"]["reason"], "CorruptSnapshot");
+}
+
+/// A page of nothing would be no use: the command ends as other readers do.
+#[test]
+fn without_a_snapshot_there_is_no_page() {
+    let folder = scratch::folder().unwrap();
+    for flag in ["--store", "--snapshot"] {
+        let mut command = deltafold();
+        command.args(["explore", "--output", "json", flag]);
+        let (code, result, stderr) = run_json(command.arg(folder.path()));
+        let mut get = deltafold();
+        get.args(["get", "--prefix", "", "--output", "json", flag]);
+        let (expected, _, _) = run_json(get.arg(folder.path()));
+        assert_eq!(
+            (code, result["reason"].as_str()),
+            (expected, Some("NoSnapshots")),
+            "{flag}: {stderr}"
+        );
+    }
+}
+
+/// The last change is that of the spec, and not those of the status after it.
+#[test]
+fn a_life_tells_what_a_user_sets_from_the_status() {
+    let store = fixtures_dir().join("kubernetes");
+    let page = Page::start(&store);
+    let id = id("/registry/deployments/shop/web-2");
+    let brief = page.get("life", &[("id", &id), ("brief", "true")]);
+    let change = &brief["last_change"];
+    assert_eq!(
+        (&change["from"], &change["revision"]),
+        (&json!(557), &json!(559))
+    );
+    assert_eq!(change["fields"], json!(["spec.replicas: 3 → 1"]));
+    let older = page.get("life", &[("id", &id), ("brief", "true"), ("before", "559")]);
+    assert_eq!(older["last_change"]["revision"], 535);
+    let life = page.get("life", &[("id", &id), ("clean", "true")]);
+    for version in life["versions"].as_array().unwrap() {
+        let fields = version["fields"].as_array().unwrap();
+        let is_of_user = version["is_of_user"] == true;
+        assert_eq!(
+            is_of_user,
+            !fields.is_empty() || version["change"] == "created"
+        );
+        let has_status = |field: &Value| field.as_str().unwrap().contains("status");
+        assert!(!fields.iter().any(has_status), "{version}");
+    }
+}
+
+/// A part of the plot has as many bars as the whole, and the same changes.
+#[test]
+fn a_part_of_the_plot_has_the_changes_of_its_time() {
+    let store = fixtures_dir().join("kubernetes");
+    let page = Page::start(&store);
+    let total = |density: &Value| -> u64 {
+        let kinds = density["kinds"].as_array().unwrap().iter();
+        let counts = kinds.flat_map(|kind| kind["counts"].as_array().unwrap());
+        counts.map(|count| count.as_u64().unwrap()).sum()
+    };
+    let whole = page.get("density", &[("bars", "4")]);
+    let edges = whole["edges"].as_array().unwrap();
+    let (from, to) = (edges[1].as_str().unwrap(), edges[3].as_str().unwrap());
+    let part = page.get("density", &[("bars", "4"), ("from", from), ("to", to)]);
+    assert_eq!(
+        (&part["edges"][0], &part["edges"][4]),
+        (&edges[1], &edges[3])
+    );
+    assert!(0 < total(&part) && total(&part) < total(&whole));
+    let (status, body) = page.ask("density", &[("from", "x"), ("to", to)]);
+    assert_eq!(status, StatusCode::BAD_REQUEST, "{body}");
 }

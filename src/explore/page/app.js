@@ -1,8 +1,8 @@
 // The page. The address has what is chosen, after #. If that changes, the page is drawn anew.
 
-import { ask, ApiError, byId, command, count, counted, debounced, download, failure, h, naming, onSubmit, scrolled, shortTime, size, table, takeToken, valued } from "./dom.js";
+import { ask, ApiError, byId, command, count, counted, debounced, download, failure, h, naming, onSubmit, refuse, scrolled, shortTime, size, table, takeToken, timeZone, valued } from "./dom.js";
 import { drawChains } from "./chains.js";
-import { drawPlot, showMoment, sliderMoment } from "./time.js";
+import { drawPlot, onPlot, showMoment, sliderMoment, zoom, zoomIn } from "./time.js";
 
 /** The backup, as /api/backup has it. */
 let backup = null;
@@ -15,6 +15,10 @@ let at = null;
 let kinds = [];
 let pending = new AbortController();
 let openNamespaces = new Set();
+/** The rows of a search, what was searched for, and which row is selected. */
+let found = { rows: [], text: null, picked: 0 };
+/** Whether the first row is opened as soon as it is found. */
+let opensFirst = false;
 /** The object that was drawn last. */
 let shownId = null;
 
@@ -50,19 +54,17 @@ async function draw() {
   pending = new AbortController();
   const { signal } = pending;
   if (backup?.phase !== "ready") return;
-  for (const link of byId("views").querySelectorAll("a")) {
-    const isHere = link.dataset.view === view();
-    if (isHere) link.setAttribute("aria-current", "page");
-    else link.removeAttribute("aria-current");
-  }
-  document.body.dataset.view = view();
+  for (const link of byId("views").querySelectorAll("a")) link.ariaCurrent = link.dataset.view === view() ? "page" : null;
+  document.body.dataset.view = chosen.q && view() === "objects" ? "search" : view();
   try {
     const state = await ask("state", { at: chosen.at }, signal);
     at = state;
     showMoment(at, !chosen.at || at.revision === backup.window.last_revision);
     drawTree(state);
-    const parts = { objects: drawObjects, deleted: drawDeleted, backup: drawBackup };
+    if (!chosen.q) found = { rows: [], text: null, picked: 0 };
+    const parts = { objects: chosen.q ? drawSearch : drawObjects, deleted: drawDeleted, backup: drawBackup };
     await parts[view()](signal);
+    pick(0);
     byId("problem").replaceChildren();
   } catch (error) {
     if (error.name === "AbortError") return;
@@ -74,13 +76,13 @@ async function draw() {
 // The tree.
 
 function drawTree(state) {
-  if (view() !== "objects") {
+  if (view() !== "objects" || chosen.q) {
     tree.replaceChildren();
     return;
   }
   const parts = [];
   for (const namespace of state.namespaces) {
-    const isCurrent = (kind) => !chosen.q && chosen.namespace === (namespace.name || "-") && Number(chosen.kind) === kind;
+    const isCurrent = (kind) => chosen.namespace === (namespace.name || "-") && Number(chosen.kind) === kind;
     const ids = Object.keys(namespace.kinds).map(Number);
     ids.sort((a, b) => kindLabel(a).localeCompare(kindLabel(b)));
     const buttons = ids.map((kind) =>
@@ -108,27 +110,18 @@ function drawTree(state) {
   if (state.more_namespaces > 0) parts.push(h("p", { class: "empty" }, `and ${count(state.more_namespaces, "more namespace")}: search for their names`));
   if (state.other_keys > 0) {
     const open = () => choose({ other: "true", namespace: null, kind: null, id: null, q: null, offset: null });
-    parts.push(
-      h(
-        "button",
-        { type: "button", class: "other", "aria-current": chosen.other ? "true" : null, onclick: open },
-        counted("other keys", state.other_keys),
-      ),
-    );
+    parts.push(h("button", { type: "button", class: "other", "aria-current": chosen.other ? "true" : null, onclick: open }, counted("other keys", state.other_keys)));
   }
   if (parts.length === 0) parts.push(h("p", { class: "empty" }, "There is nothing at this moment. Move the slider to the right."));
   tree.replaceChildren(...parts);
 }
 
-// The list of objects, and search.
+// The list of objects.
 
 async function drawObjects(signal) {
   const offset = Number(chosen.offset ?? 0);
   let found = null;
-  if (chosen.q) {
-    list.setAttribute("aria-busy", "true");
-    found = await ask("search", { at: at.revision, q: chosen.q, within: chosen.within ?? "names" }, signal);
-  } else if (chosen.namespace || chosen.other) {
+  if (chosen.namespace || chosen.other) {
     const namespace = chosen.namespace === "-" ? "" : chosen.namespace;
     const parameters = { at: at.revision, kind: chosen.kind, other: chosen.other, offset };
     // An empty namespace is a value here.
@@ -136,7 +129,6 @@ async function drawObjects(signal) {
     if (namespace !== undefined) query.set("namespace", namespace);
     found = await ask(`objects?${query}`, {}, signal);
   }
-  list.removeAttribute("aria-busy");
   if (found === null) {
     list.replaceChildren(h("p", { class: "empty" }, "Choose a kind in a namespace, or search with /."));
   } else {
@@ -146,34 +138,74 @@ async function drawObjects(signal) {
 }
 
 function objectTable(found, offset) {
-  if (found.total === 0) {
-    const text = chosen.q
-      ? `Nothing matches “${chosen.q}” at this moment. Search elsewhere, or move the slider: it may have been deleted.`
-      : "There are none at this moment. Move the slider to see when there were some.";
-    return h("p", { class: "empty" }, text);
-  }
+  if (found.total === 0) return h("p", { class: "empty" }, "There are none at this moment. Move the slider to see when there were some.");
   const rows = found.objects.map((object) => {
-    const isCurrent = chosen.id === object.id;
     const open = () => choose({ id: object.id, from: null });
-    const button = h("button", { type: "button", "aria-current": isCurrent ? "true" : null, "data-id": object.id, onclick: open, translate: "no" }, object.name);
-    const cells = [h("td", {}, button)];
-    if (chosen.q) cells.push(h("td", {}, object.kind === null ? "key" : kindLabel(object.kind)), h("td", { translate: "no" }, object.namespace));
-    cells.push(h("td", { class: "when" }, shortTime(object.time)));
-    return h("tr", {}, cells);
+    const button = h("button", { type: "button", "aria-current": chosen.id === object.id ? "true" : null, "data-id": object.id, onclick: open, translate: "no" }, object.name);
+    return h("tr", {}, h("td", {}, button), h("td", { class: "when" }, shortTime(object.time)));
   });
-  const heads = chosen.q ? ["Name", "Kind", "Namespace", "Changed"] : [chosen.other ? "Key" : kindLabel(Number(chosen.kind)), "Changed"];
+  const heads = [chosen.other ? "Key" : kindLabel(Number(chosen.kind)), "Changed"];
   const shown = found.objects.length;
   const more = [];
-  if (!chosen.q && offset > 0) more.push(h("button", { type: "button", onclick: () => choose({ offset: Math.max(0, offset - 1000) || null }) }, "Earlier ones"));
-  if (offset + shown < found.total && !chosen.q) more.push(h("button", { type: "button", onclick: () => choose({ offset: offset + shown }) }, "Later ones"));
+  if (offset > 0) more.push(h("button", { type: "button", onclick: () => choose({ offset: Math.max(0, offset - 1000) || null }) }, "Earlier ones"));
+  if (offset + shown < found.total) more.push(h("button", { type: "button", onclick: () => choose({ offset: offset + shown }) }, "Later ones"));
   const range = shown < found.total ? `${(offset + 1).toLocaleString("en")} to ${(offset + shown).toLocaleString("en")} of ${found.total.toLocaleString("en")}` : count(found.total, "object");
   return h(
     "div",
     {},
     h("p", { class: "range" }, range, more),
     table(heads, rows),
-    chosen.q ? null : command(getCommand()),
+    command(getCommand()),
   );
+}
+
+// Search: the field has the focus, and the arrow keys select a row.
+
+/** Names the kind of a listed object. */
+const kindOf = (object) => (object.kind === null ? "key" : kindLabel(object.kind));
+/** What is chosen with a listed object: its kind in its namespace is listed beside it. */
+const chosenWith = (object) => ({ view: null, q: null, offset: null, from: null, before: null, id: object.id, other: object.kind === null ? "true" : null, namespace: object.kind === null ? null : object.namespace || "-", kind: object.kind });
+
+async function drawSearch(signal) {
+  detail.replaceChildren();
+  list.setAttribute("aria-busy", "true");
+  const answer = await ask("search", { at: at.revision, q: chosen.q, within: chosen.within ?? "names" }, signal);
+  list.removeAttribute("aria-busy");
+  const absences = { deleted: "deleted at ", missing: "deleted by ", created: "created at " };
+  const rows = answer.objects.map((object, nth) => {
+    // What is gone has no YAML at this moment.
+    const open = () => {
+      choose({ ...chosenWith(object), tab: object.absence ? "life" : null });
+      // What is not displayed takes no focus.
+      document.body.dataset.view = "objects";
+      detail.focus();
+    };
+    const texts = [kindOf(object), object.namespace, object.name, (absences[object.absence] ?? "") + shortTime(object.time)];
+    const cells = texts.map((text, column) => {
+      const content = column === 2 ? h("button", { type: "button", tabindex: -1, "data-id": object.id }, text) : text;
+      return h("td", { title: text, translate: column === 0 ? null : "no", class: column === 3 ? "when" : null }, content);
+    });
+    return h("tr", { id: `row${nth}`, onclick: open }, cells);
+  });
+  const shown = rows.length < answer.total ? `the first ${rows.length.toLocaleString("en")} of ${count(answer.total, "object")}` : count(answer.total, "object");
+  const grid = table(["Kind", "Namespace", "Name", "Changed"], rows, { id: "found", class: "cut", role: "grid", "aria-label": "Found objects" });
+  const none = `Nothing matches “${chosen.q}”${chosen.within ? " at this moment. Search elsewhere, or move the slider." : " at any time."}`;
+  list.replaceChildren(h("p", { class: "range", role: "status" }, rows.length > 0 ? shown : none), rows.length > 0 ? grid : "");
+  found = { rows, text: chosen.q, picked: found.text === chosen.q ? found.picked : 0 };
+  if (opensFirst) rows[0]?.click();
+  opensFirst = false;
+}
+
+/** Selects another row, and marks it. */
+function pick(step) {
+  const { rows } = found;
+  found.picked = Math.max(0, Math.min(rows.length - 1, found.picked + step));
+  rows.forEach((row, nth) => row.setAttribute("aria-selected", String(nth === found.picked)));
+  const query = byId("query");
+  query.setAttribute("aria-expanded", String(rows.length > 0));
+  query.setAttribute("aria-controls", rows.length > 0 ? "found" : "list");
+  query.setAttribute("aria-activedescendant", rows[found.picked]?.id ?? "");
+  if (step !== 0) rows[found.picked]?.scrollIntoView({ block: "nearest" });
 }
 
 /** The command that prints the list. */
@@ -211,8 +243,7 @@ async function drawDetail(signal) {
     return h("label", { class: "flag" }, box, ` ${text}`);
   };
   const options = [object.is_secret || chosen.secrets ? flag("secrets", "Show the values of Secrets") : null, flag("clean", "Only what a user sets"), flag("managers", "Managers")];
-  const draws = { yaml: drawYaml, compare: drawComparison, life: drawLife };
-  const body = await draws[tab](object, show, signal);
+  const body = await { yaml: drawYaml, compare: drawComparison, life: drawLife }[tab](object, show, signal);
   const isOpen = document.activeElement?.dataset?.tab;
   detail.replaceChildren(
     h("h2", { translate: "no" }, object.reference),
@@ -235,8 +266,7 @@ function facts(object) {
 
 function drawYaml(object) {
   if (!object.object) {
-    const life = h("button", { type: "button", onclick: () => choose({ tab: "life" }) }, "Show its life");
-    return [h("p", { class: "empty" }, "It does not exist at this moment. "), life];
+    return [h("p", { class: "empty" }, "It does not exist at this moment. "), h("button", { type: "button", onclick: () => choose({ tab: "life" }) }, "Show its life")];
   }
   const { id, secrets, clean, managers } = chosen;
   const file = { id, at: at.revision, secrets, clean, managers };
@@ -258,10 +288,13 @@ function drawYaml(object) {
 const applyCommand = (object) => ["deltafold", "apply", ...valued("--exact-key", object.key), "--revision", String(at.revision), ...sourceFlags(), "--endpoints", "https://ETCD:2379"];
 
 async function drawComparison(object, show, signal) {
-  const life = await ask("life", { id: show.id, brief: true }, signal);
-  const before = life.versions.find((version) => version.revision < (object.object?.revision ?? at.revision));
-  const from = chosen.from ?? (before ? String(before.revision) : String(backup.window.first_revision));
-  const comparison = await ask("diff", { ...show, from, to: at.revision }, signal);
+  const life = await ask("life", { ...show, before: at.revision + 1, brief: true }, signal);
+  const older = life.versions.find((version) => version.revision < (object.object?.revision ?? at.revision));
+  // The last change of what a user sets, if nothing else is asked for.
+  const change = chosen.from || !object.object ? null : life.last_change;
+  const from = chosen.from ?? String(change?.from ?? older?.revision ?? backup.window.first_revision);
+  const to = change?.revision ?? at.revision;
+  const comparison = await ask("diff", { ...show, from, to }, signal);
   const select = h(
     "select",
     { onchange: (event) => choose({ from: event.target.value }), "data-tab": "from" },
@@ -270,16 +303,19 @@ async function drawComparison(object, show, signal) {
   select.value = from;
   const other = h("input", { type: "text", size: 18, placeholder: "revision or time", autocomplete: "off", "aria-label": "Another moment: a revision or a time" });
   const form = h("form", { class: "row" }, h("label", {}, "Compare with ", select), h("span", {}, "or"), other, h("button", {}, "Show"));
-  onSubmit(form, () => choose({ from: momentOf(other.value) }));
+  onSubmit(form, () => goIfKnown(other, (from) => choose({ from })));
   const isSame = comparison.rows.every((row) => row.change === "same");
   const rows = diffRows(comparison.rows);
   const label = (side) => `revision ${side.revision} · ${shortTime(side.time)}${side.object ? "" : " · does not exist"}`;
   return [
     form,
+    change ? h("p", { class: "facts" }, `The last change of more than the status, ${changeText(change)}:`) : null,
+    change ? fieldList(change) : null,
+    change ? h("p", { class: "facts" }, AUDIT) : null,
     isSame ? h("p", { class: "empty" }, "Both are the same.") : null,
     comparison.is_cut ? h("p", { class: "warning" }, "The object is very long: only its beginning is compared.") : null,
     scrolled("Both moments side by side", table([label(comparison.from), label(comparison.to)], rows, { class: "diff", translate: "no" })),
-    command(["deltafold", "diff", ...valued("--prefix", object.key), "--from", String(comparison.from.revision), "--to", String(at.revision), ...sourceFlags()]),
+    command(["deltafold", "diff", ...valued("--prefix", object.key), "--from", String(comparison.from.revision), "--to", String(to), ...sourceFlags()]),
   ].filter(Boolean);
 }
 
@@ -304,22 +340,31 @@ function diffRows(rows) {
   return parts;
 }
 
+/** What a reader misses in each view of changes. */
+const AUDIT = "A manager is a program. etcd does not store which person made a change: the audit log of the API server does.";
+/** When a version was written, and by whom. */
+const changeText = (version) => shortTime(version.time) + (version.managers.length ? ` by ${version.managers.join(", ")}` : "");
+const fieldList = (version) => (version.fields.length ? h("ul", { class: "fields", translate: "no" }, version.fields.map((field) => h("li", {}, field))) : null);
+
 async function drawLife(object, show, signal) {
   const life = await ask("life", { ...show, before: chosen.before }, signal);
-  const versions = life.versions.map((version) => {
+  const kept = life.versions.filter((version) => version.is_of_user || !chosen.clean);
+  const hidden = life.versions.length - kept.length;
+  const versions = kept.map((version) => {
     const go = () => choose({ at: String(version.revision), tab: version.change === "deleted" || version.change === "missing" ? "life" : null });
     const words = { created: "created", changed: "changed", deleted: "deleted", missing: "gone by then: the deletion is not recorded" };
     return h(
       "li",
       { class: version.change, "aria-current": version.revision === object.object?.revision ? "true" : null },
       h("p", {}, h("button", { type: "button", onclick: go }, `revision ${version.revision}`), ` ${shortTime(version.time)} · ${words[version.change]}`, version.managers.length ? ` by ${version.managers.join(", ")}` : ""),
-      version.fields.length ? h("ul", { class: "fields", translate: "no" }, version.fields.map((field) => h("li", {}, field))) : null,
+      fieldList(version),
     );
   });
   const last = life.versions[life.versions.length - 1];
   const isMore = last && life.versions.length < life.total && life.versions.length >= 200;
   return [
-    h("p", { class: "facts" }, count(life.total, "version")),
+    h("p", { class: "facts" }, count(life.total, "version"), hidden > 0 ? `: ${hidden.toLocaleString("en")} of them changed nothing that a user sets, and are hidden` : ""),
+    h("p", { class: "facts" }, AUDIT),
     h("ol", { class: "life" }, versions),
     isMore ? h("button", { type: "button", onclick: () => choose({ before: last.revision }) }, "Older versions") : null,
     life.events.length ? h("h3", {}, "Events about it") : null,
@@ -335,23 +380,26 @@ async function drawDeleted(signal) {
   list.replaceChildren();
   detail.replaceChildren();
   const changes = await ask("changes", { from, to: at.revision }, signal);
-  const input = h("input", { type: "text", size: 22, value: from, id: "since", autocomplete: "off" });
+  const input = h("input", { type: "text", size: 22, value: /^\d+$/.test(from) ? from : shortTime(from), id: "since", autocomplete: "off" });
   const form = h("form", { class: "row" }, h("label", {}, "Deleted since ", input), h("span", {}, `(revision ${changes.from.revision} · ${shortTime(changes.from.time)}) until the moment of the slider`), h("button", {}, "Show"));
-  onSubmit(form, () => choose({ from: momentOf(input.value) }));
+  onSubmit(form, () => goIfKnown(input, (from) => choose({ from })));
   const parts = changes.namespaces
     .filter((namespace) => namespace.deleted > 0)
     .map((namespace) => {
       const title = `${namespace.name || "without a namespace"}${namespace.is_deleted ? " · the namespace was deleted" : ""}`;
-      const items = namespace.objects.map((object) => {
+      const rows = namespace.objects.map((object) => {
         // The last moment at which it existed.
-        const open = () => choose({ view: null, id: object.id, at: String(object.revision - 1), namespace: object.namespace || "-", kind: object.kind, from: null, q: null });
-        const label = `${object.kind === null ? "key" : kindLabel(object.kind)} ${object.name}`;
-        return h("li", {}, h("button", { type: "button", onclick: open, translate: "no" }, label), ` ${shortTime(object.time)}`);
+        const open = () => choose({ ...chosenWith(object), at: String(object.revision - 1), tab: null });
+        const owner = object.owner ? `${object.owner.kind}/${object.owner.name}` : "";
+        const cell = (text, child = text) => h("td", { title: text, translate: "no" }, child);
+        const name = h("button", { type: "button", onclick: open }, object.name);
+        return h("tr", {}, cell(kindOf(object)), cell(object.name, name), cell(owner), h("td", { class: "when" }, shortTime(object.time)));
       });
+      const items = [];
       const left = namespace.deleted - namespace.deleted_events - namespace.objects.length;
-      if (left > 0) items.push(h("li", {}, `and ${left.toLocaleString("en")} more: choose a shorter range`));
-      if (namespace.deleted_events > 0) items.push(h("li", {}, `${count(namespace.deleted_events, "Event")}, which expire`));
-      return h("details", { open: !namespace.is_deleted && namespace.deleted <= 20 }, h("summary", {}, counted(title, namespace.deleted)), h("ul", {}, items));
+      if (left > 0) items.push(h("p", {}, `and ${left.toLocaleString("en")} more: choose a shorter range`));
+      if (namespace.deleted_events > 0) items.push(h("p", {}, `${count(namespace.deleted_events, "Event")}, which expire`));
+      return h("details", { open: !namespace.is_deleted && namespace.deleted <= 20 }, h("summary", {}, counted(title, namespace.deleted)), rows.length > 0 ? table(["Kind", "Name", "Owner", "Deleted"], rows, { class: "cut" }) : null, items);
     });
   if (parts.length === 0) parts.push(h("p", { class: "empty" }, "Nothing was deleted in this range. Give an earlier moment."));
   list.replaceChildren(form, ...parts, command(["deltafold", "deleted", "--since", String(changes.from.revision), "--until", String(at.revision), ...sourceFlags()]));
@@ -437,6 +485,18 @@ function momentOf(text) {
   return Number.isNaN(time.getTime()) ? trimmed : time.toISOString();
 }
 
+/** Calls `go` with the moment in a field, or says beside it why there is none. */
+function goIfKnown(field, go) {
+  const moment = momentOf(field.value);
+  const { first_revision: revision, first_time: time } = backup.window;
+  const isRevision = /^\d*$/.test(moment);
+  const isEarly = isRevision ? moment !== "" && Number(moment) < revision : Date.parse(moment) < Math.floor(Date.parse(time) / 1000) * 1000;
+  const early = isEarly ? `The backup begins at revision ${revision} · ${shortTime(time)}` : null;
+  const reason = !isRevision && Number.isNaN(Date.parse(moment)) ? "This is neither a revision nor a time such as 2026-11-27 14:03" : early;
+  refuse(field, reason);
+  if (!reason) go(moment);
+}
+
 async function stepTo(back) {
   if (!at) return;
   const next = await ask("step", { at: at.revision, back });
@@ -448,11 +508,21 @@ slider.addEventListener("input", debounced(30, () => choose({ at: sliderMoment()
 byId("previous").addEventListener("click", () => stepTo(true));
 byId("next").addEventListener("click", () => stepTo(false));
 byId("newest").addEventListener("click", () => choose({ at: null }));
-onSubmit(byId("go"), () => choose({ at: momentOf(byId("where").value) }));
-const search = () => choose({ view: null, q: byId("query").value, within: byId("within").value, offset: null });
-onSubmit(byId("search"), search);
-byId("query").addEventListener("input", debounced(200, search));
-byId("within").addEventListener("change", search);
+onSubmit(byId("go"), () => goIfKnown(byId("where"), (moment) => choose({ at: moment })));
+onPlot((moment) => choose({ at: moment, before: null }));
+const search = (opens) => {
+  opensFirst = opens;
+  choose({ view: null, q: byId("query").value, within: byId("within").value === "names" ? null : byId("within").value, offset: null });
+};
+onSubmit(byId("search"), () => (byId("query").value === found.text ? found.rows[found.picked]?.click() : search(byId("query").value !== "")));
+byId("query").addEventListener("input", debounced(200, () => byId("query").value !== (chosen.q ?? "") && search(false)));
+byId("query").addEventListener("keydown", (event) => {
+  const step = { ArrowDown: 1, ArrowUp: -1, PageDown: 10, PageUp: -10 }[event.key];
+  if (!step) return;
+  event.preventDefault();
+  pick(step);
+});
+byId("within").addEventListener("change", () => search(false));
 for (const link of byId("views").querySelectorAll("a")) {
   link.addEventListener("click", (event) => {
     event.preventDefault();
@@ -465,8 +535,7 @@ byId("keys").addEventListener("click", () => byId("help").showModal());
 function neighbour(step) {
   const buttons = [...list.querySelectorAll("button[data-id]")];
   const here = buttons.findIndex((button) => button.dataset.id === chosen.id);
-  const next = buttons[here === -1 ? 0 : Math.min(buttons.length - 1, Math.max(0, here + step))];
-  next?.click();
+  buttons[Math.min(buttons.length - 1, Math.max(0, here + step))]?.click();
 }
 
 document.addEventListener("keydown", (event) => {
@@ -475,6 +544,8 @@ document.addEventListener("keydown", (event) => {
   const keys = {
     "/": () => byId("query").focus(),
     t: () => slider.focus(),
+    "+": zoomIn,
+    Escape: () => zoom(),
     "[": () => stepTo(true),
     "]": () => stepTo(false),
     j: () => neighbour(1),
@@ -493,8 +564,16 @@ document.addEventListener("keydown", (event) => {
 window.addEventListener("hashchange", () => {
   takeToken();
   chosen = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
+  showQuery();
   draw();
 });
+
+/** Shows what is searched for; leaves alone what is being written. */
+function showQuery() {
+  if (chosen.q && document.activeElement === byId("query")) return;
+  byId("query").value = chosen.q ?? "";
+  byId("within").value = chosen.within ?? "names";
+}
 
 /** Whether the plot and the search have been drawn. */
 let isDrawn = false;
@@ -533,8 +612,8 @@ async function load() {
   if (isDrawn && !isComplete) return;
   if (!isDrawn) {
     for (const id of ["previous", "next", "newest"]) byId(id).disabled = false;
-    byId("query").value = chosen.q ?? "";
-    byId("within").value = chosen.within ?? "names";
+    byId("zone").textContent = timeZone(window.last_time);
+    showQuery();
   }
   isDrawn = true;
   await drawPlot(window, backup.overview ? snapshotsOf(backup.overview.listed) : []);

@@ -98,6 +98,16 @@ export function onSubmit(form, act) {
   return form;
 }
 
+/** Says beside a field why its value is refused; takes that back without a text. */
+export function refuse(field, text) {
+  const form = field.form;
+  form.querySelector(".refused")?.remove();
+  field.removeAttribute("aria-invalid");
+  if (!text) return;
+  field.setAttribute("aria-invalid", "true");
+  form.append(h("span", { class: "refused", role: "alert" }, text));
+}
+
 /** Calls `act` when nothing has called it again for some milliseconds. */
 export function debounced(milliseconds, act) {
   let timer = 0;
@@ -129,6 +139,14 @@ export function shortTime(text) {
   const two = (n) => String(n).padStart(2, "0");
   const date = `${time.getFullYear()}-${two(time.getMonth() + 1)}-${two(time.getDate())}`;
   return `${date} ${two(time.getHours())}:${two(time.getMinutes())}:${two(time.getSeconds())}`;
+}
+
+/** The time zone of all times, and its distance from UTC at a time. */
+export function timeZone(text) {
+  const minutes = -new Date(text ?? Date.now()).getTimezoneOffset();
+  const two = (n) => String(Math.floor(n)).padStart(2, "0");
+  const distance = `UTC${minutes < 0 ? "-" : "+"}${two(Math.abs(minutes) / 60)}:${two(Math.abs(minutes) % 60)}`;
+  return `times in ${distance} (${Intl.DateTimeFormat().resolvedOptions().timeZone})`;
 }
 
 /** Controls a terminal, or changes the writing direction. */

@@ -2,8 +2,11 @@
 
 use super::At;
 use super::state::{Listed, MAX_LISTED};
-use crate::explore::index::Index;
-use crate::mvcc::Revision;
+use crate::error::Result;
+use crate::explore::index::{Index, Key, Version};
+use crate::mvcc::{KeyValue, Revision};
+use crate::objects::EncryptionKeys;
+use crate::ops::read::deleted::{Owner, owner_of};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -31,19 +34,57 @@ pub(in crate::explore) struct NamespaceChanges {
     /// How many of the deleted are Events, which expire.
     deleted_events: usize,
     /// The other deleted ones, at most a thousand of all namespaces.
-    objects: Vec<Listed>,
+    objects: Vec<DeletedObject>,
+}
+
+/// An object that was deleted.
+#[derive(Debug, Serialize)]
+struct DeletedObject {
+    /// With the revision and the time of the deletion.
+    #[serde(flatten)]
+    object: Listed,
+    /// What owned it; null if nothing did.
+    owner: Option<Owner>,
+}
+
+impl DeletedObject {
+    /// `before` are the versions of the key up to the deletion.
+    fn of(
+        index: &Index,
+        keys: &EncryptionKeys,
+        key: &Key,
+        before: &[Version],
+        deletion: &Version,
+    ) -> Result<Self> {
+        let last = before.iter().rfind(|v| !v.is_deletion());
+        let record = last.map(|version| index.record(version)).transpose()?;
+        let kv = record.as_deref().map(KeyValue::decode).transpose()?;
+        Ok(DeletedObject {
+            object: Listed::of(index, key, deletion),
+            owner: kv.and_then(|kv| owner_of(&kv, keys)),
+        })
+    }
 }
 
 impl Changes {
-    pub(in crate::explore) fn of(index: &Index, from: Revision, to: Revision) -> Self {
+    /// Compares the states at two revisions.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub(in crate::explore) fn of(
+        index: &Index,
+        keys: &EncryptionKeys,
+        from: Revision,
+        to: Revision,
+    ) -> Result<Self> {
         let mut namespaces: BTreeMap<&str, NamespaceChanges> = BTreeMap::new();
         let mut listed = 0;
         for key in &index.keys {
             let (old, new) = (index.at(key, from), index.at(key, to));
             let versions = index.versions(key);
             let first = versions.partition_point(|v| v.revision <= from);
-            let within = &versions[first..];
-            let within = &within[..within.partition_point(|v| v.revision <= to)];
+            let until = &versions[..versions.partition_point(|v| v.revision <= to)];
+            let within = until.get(first..).unwrap_or_default();
             let deletion = within.last().filter(|v| v.is_deletion());
             if within.is_empty() {
                 continue;
@@ -57,7 +98,8 @@ impl Changes {
                     if is_kind("Event") {
                         changes.deleted_events += 1;
                     } else if listed < MAX_LISTED {
-                        changes.objects.push(Listed::of(index, key, deletion));
+                        let object = DeletedObject::of(index, keys, key, until, deletion)?;
+                        changes.objects.push(object);
                         listed += 1;
                     }
                 }
@@ -75,10 +117,10 @@ impl Changes {
                 name: name.to_owned(),
                 ..changes
             });
-        Changes {
+        Ok(Changes {
             from: At::of(index, from),
             to: At::of(index, to),
             namespaces: namespaces.collect(),
-        }
+        })
     }
 }

@@ -12,6 +12,8 @@ use std::cmp::Reverse;
 
 /// The most versions of an answer.
 const MAX_LIFE: usize = 200;
+/// The most versions in which the last change is looked for: the newest.
+const MAX_SEARCHED: usize = 10_000;
 /// The most versions of Event objects that are read for one object: the newest.
 const MAX_EVENTS: usize = 10_000;
 
@@ -24,6 +26,8 @@ pub(in crate::explore) struct Life {
     total: usize,
     /// The newest versions before the one that was asked for, newest first.
     versions: Vec<LifeVersion>,
+    /// The newest of all these that changed what a user sets; null unless it was asked for, and if there is none.
+    last_change: Option<LastChange>,
     /// What Event objects say of the object, newest first.
     events: Vec<LifeEvent>,
 }
@@ -39,7 +43,95 @@ struct LifeVersion {
     managers: Vec<String>,
     /// The fields that changed.
     fields: Vec<String>,
+    /// Whether it changed more than the status and what only an API server or a controller sets.
+    is_of_user: bool,
     bytes: usize,
+}
+
+/// A change, and the version before it.
+#[derive(Debug, Serialize)]
+struct LastChange {
+    from: Revision,
+    #[serde(flatten)]
+    version: LifeVersion,
+}
+
+/// A version that is no deletion.
+struct Written {
+    bytes: usize,
+    /// The number of writes up to this one.
+    writes: i64,
+    /// `None` if it is not decoded.
+    object: Option<Object>,
+    /// The same with only what a user sets.
+    clean: Option<Object>,
+}
+
+impl Written {
+    fn read(index: &Index, version: &Version, show: &Show<'_>) -> Result<Option<Self>> {
+        if version.is_deletion() {
+            return Ok(None);
+        }
+        let record = index.record(version)?;
+        let kv = KeyValue::decode(&record)?;
+        let object = Object::of_record(&kv, show.keys).ok();
+        let mut clean = object.clone();
+        clean.iter_mut().for_each(Object::clean);
+        Ok(Some(Written {
+            bytes: kv.value.len(),
+            writes: kv.version,
+            object,
+            clean,
+        }))
+    }
+
+    /// Whether a user may have made this of an older version.
+    fn is_of_user(&self, old: Option<&Written>) -> bool {
+        let old = old.and_then(|old| old.clean.as_ref());
+        old.zip(self.clean.as_ref())
+            .is_none_or(|(old, new)| old != new)
+    }
+}
+
+impl LifeVersion {
+    /// `new` is `None` for a deletion; `old` is the version before, if there is one and it is no deletion.
+    fn of(
+        index: &Index,
+        version: &Version,
+        new: Option<&Written>,
+        old: Option<&Written>,
+        show: &Show<'_>,
+    ) -> Self {
+        let part = |written: Option<&'_ Written>| -> Option<Object> {
+            let written = written?;
+            let part = if show.is_clean {
+                &written.clean
+            } else {
+                &written.object
+            };
+            part.clone()
+        };
+        let object = new.and_then(|new| new.object.as_ref());
+        LifeVersion {
+            revision: version.revision,
+            time: index.time_of(version.revision).map(rfc3339),
+            change: match new {
+                None if version.is_inferred => "missing",
+                None => "deleted",
+                Some(new) if old.is_some() || new.writes > 1 => "changed",
+                Some(_) => "created",
+            },
+            managers: object.map_or_else(Vec::new, |object| {
+                object.managers_since(old.and_then(|old| old.object.as_ref()))
+            }),
+            fields: match part(new).zip(part(old)) {
+                Some((new, old)) => fields(&new, &old, show.has_secrets),
+                None => Vec::new(),
+            },
+            is_of_user: new.is_none_or(|new| new.is_of_user(old)),
+            bytes: new.map_or(0, |new| new.bytes),
+        }
+    }
 }
 
 /// An Event about an object.
@@ -51,8 +143,7 @@ struct LifeEvent {
 }
 
 impl Life {
-    /// Shows the versions of a key that are older than `before`. Without `show`, only when there were some, without fields,
-    /// managers and Events.
+    /// Shows the versions of a key that are older than `before`. With `is_brief`, the last change instead of the Events.
     ///
     /// # Errors
     /// `Io`.
@@ -60,7 +151,8 @@ impl Life {
         index: &Index,
         key: &Key,
         before: Option<Revision>,
-        show: Option<&Show<'_>>,
+        show: &Show<'_>,
+        is_brief: bool,
     ) -> Result<Self> {
         let all = index.versions(key);
         let end = before.map_or(all.len(), |before| {
@@ -68,58 +160,61 @@ impl Life {
         });
         let begin = end.saturating_sub(MAX_LIFE);
         let mut versions = Vec::new();
-        let (mut old, mut existed) = (None, false);
+        let mut old = None;
         // The version before the first one tells what that one changed.
         for (nth, version) in all[..end].iter().enumerate().skip(begin.saturating_sub(1)) {
-            let record = index.record(version)?;
-            let kv = (!version.is_deletion())
-                .then(|| KeyValue::decode(&record))
-                .transpose()?;
-            let object = kv.zip(show);
-            let object = object.and_then(|(kv, show)| Object::of_record(&kv, show.keys).ok());
-            let exists = kv.is_some();
+            let new = Written::read(index, version, show)?;
             if nth >= begin {
-                versions.push(LifeVersion {
-                    revision: version.revision,
-                    time: index.time_of(version.revision).map(rfc3339),
-                    change: match kv {
-                        None if version.is_inferred => "missing",
-                        None => "deleted",
-                        Some(kv) if existed || kv.version > 1 => "changed",
-                        Some(_) => "created",
-                    },
-                    managers: object
-                        .as_ref()
-                        .map_or_else(Vec::new, |o| o.managers_since(old.as_ref())),
-                    fields: match (&object, &old, show) {
-                        (Some(object), Some(old), Some(show)) => {
-                            fields(object, old, show.has_secrets)
-                        }
-                        _ => Vec::new(),
-                    },
-                    bytes: kv.map_or(0, |kv| kv.value.len()),
-                });
+                let (new, old) = (new.as_ref(), old.as_ref());
+                versions.push(LifeVersion::of(index, version, new, old, show));
             }
-            (old, existed) = (object, exists);
+            old = new;
         }
         versions.reverse();
+        let (last_change, events) = if is_brief {
+            (LastChange::find(index, &all[..end], show)?, Vec::new())
+        } else {
+            (None, events(index, key, show.keys)?)
+        };
         Ok(Life {
             key: String::from_utf8_lossy(&key.bytes).into_owned(),
             total: all.len(),
             versions,
-            events: match show {
-                Some(show) => events(index, key, show.keys)?,
-                None => Vec::new(),
-            },
+            last_change,
+            events,
         })
+    }
+}
+
+impl LastChange {
+    /// Finds the newest version that changed what a user sets. Creations and deletions are none.
+    fn find(index: &Index, versions: &[Version], show: &Show<'_>) -> Result<Option<Self>> {
+        let mut newer: Option<(&Version, Written)> = None;
+        for version in versions.iter().rev().take(MAX_SEARCHED) {
+            let old = Written::read(index, version, show)?;
+            if let (Some((newer, new)), Some(old)) = (&newer, &old)
+                && new.is_of_user(Some(old))
+            {
+                return Ok(Some(LastChange {
+                    from: version.revision,
+                    version: LifeVersion::of(index, newer, Some(new), Some(old), show),
+                }));
+            }
+            newer = old.map(|old| (version, old));
+        }
+        Ok(None)
     }
 }
 
 fn fields(object: &Object, old: &Object, has_secrets: bool) -> Vec<String> {
     let changes = object.changes_since(old);
-    let text = changes
-        .iter()
-        .map(|change| change.text(!has_secrets && object.is_secret_field(&change.path)));
+    let text = changes.iter().map(|change| {
+        let is_hidden = !has_secrets && object.is_secret_field(&change.path);
+        match change.values(is_hidden) {
+            (Some(old), Some(new)) => format!("{}: {old} → {new}", change.path),
+            _ => change.text(is_hidden),
+        }
+    });
     text.collect()
 }
 

@@ -25,6 +25,7 @@ use crate::backup::chain::RevisionRange;
 use crate::base::time::rfc3339;
 use crate::error::{Reason, Result};
 use crate::mvcc::Revision;
+use crate::ops::read::versions::DamagedSnapshot;
 use chrono::DateTime;
 use serde::Serialize;
 
@@ -43,6 +44,8 @@ pub(in crate::explore) struct Window {
     last_time: Option<String>,
     /// Ranges of revisions with changes that no snapshot holds.
     missing: Vec<RevisionRange>,
+    /// The snapshots that are left out because they are damaged.
+    damaged: Vec<DamagedSnapshot>,
     /// All kinds.
     kinds: Vec<Kind>,
     /// The number of keys over the whole window.
@@ -64,6 +67,7 @@ impl Window {
             first_time: first.map(|m| rfc3339(m.time)),
             last_time: newest.map(|m| rfc3339(m.time)),
             missing: index.missing.clone(),
+            damaged: index.coverage.damaged.clone(),
             kinds: index.kinds.all().to_vec(),
             keys: index.keys.len(),
             versions: index.keys.iter().map(|k| index.versions(k).len()).sum(),

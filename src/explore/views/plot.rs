@@ -1,6 +1,7 @@
 //! The number of changes over the window, by kind.
 
 use crate::base::time::rfc3339;
+use crate::error::{Reason, Result};
 use crate::explore::index::{Index, Version};
 use crate::explore::kinds::KindId;
 use chrono::DateTime;
@@ -33,8 +34,15 @@ pub(in crate::explore) struct Bars {
 }
 
 impl Density {
-    /// Counts the changes in `bars` equal parts of the window.
-    pub(in crate::explore) fn of(index: &Index, bars: usize) -> Self {
+    /// Counts the changes in `bars` equal parts of the window, or of a range of it: two edges of an answer before.
+    ///
+    /// # Errors
+    /// `Usage` if the range is none.
+    pub(in crate::explore) fn of(
+        index: &Index,
+        bars: usize,
+        range: Option<(&str, &str)>,
+    ) -> Result<Self> {
         let bars = bars.clamp(1, MAX_BARS);
         let times = index.moments().first().zip(index.moments().last());
         let times = times.filter(|(first, last)| first.time < last.time);
@@ -42,7 +50,21 @@ impl Density {
             Some((first, last)) => (first.time.timestamp_millis(), last.time.timestamp_millis()),
             None => (index.first.0, index.coverage.newest.0),
         };
-        let width = (to - from).max(1) as f64;
+        let edge = |text: &str| {
+            let edge = if times.is_some() {
+                let time = DateTime::parse_from_rfc3339(text);
+                time.ok().map(|time| time.timestamp_millis())
+            } else {
+                text.parse().ok()
+            };
+            let none = || Reason::Usage.error(format!("\"{text}\" is no edge of the plot"));
+            Ok(edge.ok_or_else(none)?.clamp(from, to))
+        };
+        let (from, to) = match range {
+            Some((first, last)) => (edge(first)?, edge(last)?),
+            None => (from, to),
+        };
+        let width = to.saturating_sub(from).max(1) as f64;
         let bar_of = |version: &Version| {
             let at = match times {
                 Some(_) => index.time_of(version.revision)?.timestamp_millis(),
@@ -92,11 +114,11 @@ impl Density {
                 None => at.to_string(),
             }
         });
-        Density {
+        Ok(Density {
             edges: edges.collect(),
             kinds,
             gaps: gaps(index, times.is_some()),
-        }
+        })
     }
 }
 

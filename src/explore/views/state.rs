@@ -83,6 +83,9 @@ pub(in crate::explore) struct Listed {
     revision: Revision,
     /// Its time; null if that is not known.
     time: Option<String>,
+    /// Why it is not in the state that was asked for: `deleted`, `missing` if the deletion is not recorded, or `created`
+    /// if it was created later. Null if it is there.
+    absence: Option<&'static str>,
 }
 
 impl Listed {
@@ -98,7 +101,27 @@ impl Listed {
             name,
             revision: version.revision,
             time: index.time_of(version.revision).map(rfc3339),
+            absence: None,
         }
+    }
+
+    /// Shows an object as it is at a revision, or says why it is not there.
+    fn at(index: &Index, key: &Key, revision: Revision) -> Option<Self> {
+        if let Some(version) = index.at(key, revision) {
+            return Some(Self::of(index, key, version));
+        }
+        let versions = index.versions(key);
+        let later = versions.partition_point(|v| v.revision <= revision);
+        let deletion = later.checked_sub(1).and_then(|at| versions.get(at));
+        let version = deletion.or(versions.get(later))?;
+        Some(Listed {
+            absence: Some(match deletion {
+                Some(deletion) if deletion.is_inferred => "missing",
+                Some(_) => "deleted",
+                None => "created",
+            }),
+            ..Self::of(index, key, version)
+        })
     }
 }
 
@@ -160,7 +183,7 @@ impl Objects {
         }
     }
 
-    /// Searches a state.
+    /// Searches a state; names at all times. What is not in the state comes later, and Events at the end.
     ///
     /// # Errors
     /// `Usage` if the labels are invalid; `Io`.
@@ -170,9 +193,28 @@ impl Objects {
         revision: Revision,
         search: &Search,
     ) -> Result<Self> {
+        if let Search::Names(words) = search {
+            let mut found: Vec<&Key> = (index.keys.iter())
+                .filter(|key| is_named(index, key, words))
+                .collect();
+            let is_event = |key: &Key| index.kind(key).is_some_and(|kind| kind.kind == "Event");
+            found.sort_by_cached_key(|key| {
+                let is_absent = index.at(key, revision).is_none();
+                (is_event(key), is_absent)
+            });
+            let shown = found.iter().take(MAX_LISTED);
+            return Ok(Objects {
+                at: At::of(index, revision),
+                total: found.len(),
+                objects: shown
+                    .filter_map(|key| Listed::at(index, key, revision))
+                    .collect(),
+            });
+        }
         let mut found = Vec::new();
         for (key, version) in index.state(revision) {
-            if search.matches(index, keys, key, version)? {
+            let record = index.record(version)?;
+            if search.matches(&KeyValue::decode(&record)?, keys) {
                 found.push((key, version));
             }
         }
@@ -211,28 +253,7 @@ impl Search {
         }
     }
 
-    fn matches(
-        &self,
-        index: &Index,
-        keys: &EncryptionKeys,
-        key: &Key,
-        version: &Version,
-    ) -> Result<bool> {
-        let words = match self {
-            Search::Names(words) => words,
-            Search::Labels(_) | Search::Content(_) => {
-                let record = index.record(version)?;
-                return Ok(self.matches_record(&KeyValue::decode(&record)?, keys));
-            }
-        };
-        let kind = index.kind(key).map_or("", |kind| &kind.kind).to_lowercase();
-        let path = String::from_utf8_lossy(&key.bytes).to_lowercase();
-        Ok(words
-            .iter()
-            .all(|word| kind.contains(word) || path.contains(word)))
-    }
-
-    fn matches_record(&self, kv: &KeyValue<'_>, keys: &EncryptionKeys) -> bool {
+    fn matches(&self, kv: &KeyValue<'_>, keys: &EncryptionKeys) -> bool {
         let object = Object::of_record_with(kv, keys, Detail::WithoutManagers);
         match (self, object) {
             (Search::Names(_), _) | (Search::Labels(_), Err(_)) => false,
@@ -252,4 +273,13 @@ impl Search {
             }
         }
     }
+}
+
+/// Whether all words are in the kind or the key.
+fn is_named(index: &Index, key: &Key, words: &[String]) -> bool {
+    let kind = index.kind(key).map_or("", |kind| &kind.kind).to_lowercase();
+    let path = String::from_utf8_lossy(&key.bytes).to_lowercase();
+    words
+        .iter()
+        .all(|word| kind.contains(word) || path.contains(word))
 }

@@ -297,7 +297,7 @@ fn add_change(
 }
 
 /// Returns the owner of an object: the controller, or the first one.
-fn owner_of(kv: &KeyValue<'_>, keys: &EncryptionKeys) -> Option<Owner> {
+pub(crate) fn owner_of(kv: &KeyValue<'_>, keys: &EncryptionKeys) -> Option<Owner> {
     let object = Object::of_record_with(kv, keys, Detail::WithoutManagers).ok()?;
     let owners = object.json.get("metadata")?.get("ownerReferences")?;
     let owners = owners.as_array()?;

@@ -9,6 +9,7 @@ use crate::backup::chain::{self, KnownBases, RevisionRange};
 use crate::backup::timeline::Timeline;
 use crate::base::ReadAt;
 use crate::base::parallel::find_first;
+use crate::base::time::rfc3339;
 use crate::bolt::Database;
 use crate::error::{Reason, Result};
 use crate::mvcc::history::key_bucket;
@@ -22,6 +23,7 @@ use crate::prefix::select::DeltaSlice;
 use crate::prefix::select::{self, StateRequest};
 use crate::prefix::tags::unless_excluded;
 use chrono::{DateTime, Utc};
+use serde::Serialize;
 
 /// All revisions.
 const ALL: RevisionRange = (Revision(1), Revision(i64::MAX));
@@ -68,8 +70,23 @@ pub(crate) struct Coverage {
     pub(crate) warnings: Vec<String>,
     /// The last revisions of the timeline's snapshots, and when these were taken, by their names.
     pub(crate) moments: Vec<(Revision, DateTime<Utc>)>,
+    /// The snapshots of the timeline that are left out because they are damaged.
+    pub(crate) damaged: Vec<DamagedSnapshot>,
     /// The revisions whose changes are all known.
     covered: Vec<RevisionRange>,
+}
+
+/// A snapshot that is left out because it is damaged.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct DamagedSnapshot {
+    /// Its path below the prefix.
+    path: String,
+    /// The last revision of its name.
+    last_revision: Revision,
+    /// When it was taken, by its name.
+    created: String,
+    /// What is wrong with it.
+    message: String,
 }
 
 impl Coverage {
@@ -162,6 +179,14 @@ fn read_store(
     let (timeline, warnings) = select::choose_timeline(ctx, &scan, &request)?;
     let mut coverage = Coverage::new(Some(timeline.id.clone()), warnings);
     coverage.moments = moments(&scan.catalog, timeline);
+    let snapshots = &scan.catalog.snapshots;
+    let damaged = scan.all_damage_in(timeline).map(|(i, e)| DamagedSnapshot {
+        path: snapshots[i].path.clone(),
+        last_revision: snapshots[i].name.last,
+        created: rfc3339(snapshots[i].name.created_at()),
+        message: e.to_string(),
+    });
+    coverage.damaged.extend(damaged);
     coverage.read_timeline(ctx, &scan, timeline, ALL, collect)?;
     if coverage.covered.is_empty() && chain::bases(&scan.catalog, timeline).is_empty() {
         if let Some(damage) = scan.damage_in(timeline) {
@@ -285,6 +310,7 @@ impl Coverage {
             newest: Revision(1),
             warnings,
             moments: Vec::new(),
+            damaged: Vec::new(),
             covered: Vec::new(),
         }
     }
