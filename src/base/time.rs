@@ -6,19 +6,19 @@
 
 use super::duration;
 use chrono::{
-    DateTime, FixedOffset, Local, MappedLocalTime, NaiveDate, NaiveDateTime, NaiveTime, Offset,
-    SecondsFormat, TimeDelta, TimeZone, Utc,
+    DateTime, Days, FixedOffset, Local, MappedLocalTime, NaiveDate, NaiveDateTime, NaiveTime,
+    Offset, SecondsFormat, TimeDelta, TimeZone, Utc,
 };
 use chrono_tz::Tz;
 
 /// The accepted forms, for messages.
-const FORMS: &str = "give RFC 3339 (2026-11-20T14:00:00+01:00), local time (2026-11-20 14:00, 14:00, yesterday 14:00; seconds and a date alone work, too) or an age (2h ago, 1d 12h ago, 5 minutes ago)";
+const FORMS: &str = "give RFC 3339 (2026-11-20T14:00:00+01:00), local time (2026-11-20 14:00, 14:00, yesterday 14:00, yesterday; seconds and a date alone work, too) or an age (2h ago, 1d 12h ago, 5 minutes ago; with or without \"ago\")";
 /// The accepted forms of [`parse_absolute`], for messages.
 const ABSOLUTE_FORMS: &str = "give RFC 3339 (2026-11-20T14:00:00+01:00) or local date and time (2026-11-20 14:00, 2026-11-20 14:00:30 or 2026-11-20)";
 
-/// Formats a moment for people in UTC, to the second: `2026-11-20 14:00:00Z`.
+/// Formats a moment for messages in UTC, to the second: `2026-11-20T14:00:00Z`.
 pub fn utc(time: DateTime<Utc>) -> String {
-    time.format("%Y-%m-%d %H:%M:%SZ").to_string()
+    time.to_rfc3339_opts(SecondsFormat::Secs, true)
 }
 
 /// Formats a moment for machines and messages in UTC, with as many digits as it has: `2026-11-20T14:00:00Z`.
@@ -90,30 +90,34 @@ impl Zone {
     }
 }
 
-/// Formats a moment in a zone: `2026-11-20 14:00:00 +01:00 (Europe/Berlin)`. Fractions of a second are left
-/// out.
+/// Formats a moment in a zone, so that it can be given as a time again: `2026-11-20T14:00:00+01:00`. Fractions of a second
+/// are left out.
 pub fn show(time: DateTime<Utc>, zone: Zone) -> String {
-    let local = zone.local_time(time).format("%Y-%m-%d %H:%M:%S %:z");
-    match zone.name() {
-        Some(name) => format!("{local} ({name})"),
-        None => local.to_string(),
-    }
+    let local = zone.local_time(time);
+    local.to_rfc3339_opts(SecondsFormat::Secs, true)
 }
 
 /// Parses a moment of the past: RFC 3339; `2026-11-20 14:00`; `2026-11-20`, which is midnight; `14:00`,
-/// `today 14:00` and `yesterday 14:00`; `2h ago`, `1d 12h ago` and `5 minutes ago`. Clock times may have seconds.
-/// All forms but RFC 3339 and ages are in `zone`.
+/// `today 14:00` and `yesterday 14:00`; `yesterday`, which is the time of day now; `2h`, `1d 12h` and `5 minutes`, with or
+/// without `ago`. Clock times may have seconds. All forms but RFC 3339 and ages are in `zone`.
 ///
 /// # Errors
 /// A message with the accepted forms; with both readings in RFC 3339 if the change of daylight saving time
 /// makes a local time ambiguous or nonexistent; with a remedy if a time of today is after `now`.
 pub fn parse(text: &str, now: DateTime<Utc>, zone: Zone) -> Result<DateTime<Utc>, String> {
     let text = text.trim();
-    if let Some(age) = text.strip_suffix(" ago") {
-        return before(now, age).ok_or_else(|| not_a_time(text, FORMS));
+    if let Some(time) = before(now, text.strip_suffix(" ago").unwrap_or(text)) {
+        return Ok(time);
     }
     if let Some(parsed) = absolute(text, zone) {
         return parsed;
+    }
+    if text == "yesterday" {
+        let day_before = zone
+            .local_time(now)
+            .naive_local()
+            .checked_sub_days(Days::new(1));
+        return moment(day_before.ok_or_else(|| not_a_time(text, FORMS))?, zone);
     }
     let (day, clock) = match text.split_once(' ') {
         Some((day @ ("today" | "yesterday"), clock)) => (day, clock),
@@ -289,6 +293,17 @@ mod tests {
             (BERLIN, now, "2h ago", "2026-11-20T13:00:30.5Z"),
             (BERLIN, now, "1d 12h ago", "2026-11-19T03:00:30.5Z"),
             (BERLIN, now, "1d12h ago", "2026-11-19T03:00:30.5Z"),
+            (BERLIN, now, "2h", "2026-11-20T13:00:30.5Z"),
+            (BERLIN, now, "5m", "2026-11-20T14:55:30.5Z"),
+            (BERLIN, now, "5 minutes", "2026-11-20T14:55:30.5Z"),
+            (BERLIN, now, "yesterday", "2026-11-19T15:00:30.5Z"),
+            // The day before had another offset.
+            (
+                BERLIN,
+                "2026-10-25T12:00:00Z",
+                "yesterday",
+                "2026-10-24T11:00:00Z",
+            ),
             (BERLIN, now, "0s ago", now),
             (BERLIN, now, "5 minutes ago", "2026-11-20T14:55:30.5Z"),
             (BERLIN, now, "1 day 12 hours ago", "2026-11-19T03:00:30.5Z"),
@@ -421,7 +436,7 @@ mod tests {
         ] {
             let e = parse(text, at("2026-11-20T12:00:00Z"), BERLIN).unwrap_err();
             assert!(e.contains("in the future") && e.contains(hint), "{e}");
-            assert!(e.contains("+01:00 (Europe/Berlin)"), "{e}");
+            assert!(e.contains("+01:00"), "{e}");
             assert!(parse(hint, at("2026-11-20T12:00:00Z"), BERLIN).is_ok());
         }
     }
@@ -433,7 +448,6 @@ mod tests {
             " ",
             "noon",
             "now",
-            "yesterday",
             "today",
             "tomorrow 14:00",
             "4/5",
@@ -456,7 +470,6 @@ mod tests {
             "2 pm",
             "14:00 yesterday",
             "yesterday  14:00",
-            "2h",
             "h ago",
             "2 h ago",
             "-2h ago",
@@ -497,10 +510,9 @@ mod tests {
             let time = DateTime::from_timestamp(rng.i64(1_000_000_000..2_100_000_000), 0).unwrap();
             let shown = show(time, zone);
             // With the offset it is exact; without it, it is exact or refused as having two readings.
-            let (local, offset) = (&shown[..19], &shown[20..26]);
-            let exact = format!("{local}{offset}");
-            assert_eq!(parse(&exact, now, zone), Ok(time), "seed {seed}: {shown}");
-            match parse(local, now, zone) {
+            assert_eq!(parse(&shown, now, zone), Ok(time), "seed {seed}: {shown}");
+            let local = shown[..19].replace('T', " ");
+            match parse(&local, now, zone) {
                 Ok(parsed) => assert_eq!(parsed, time, "seed {seed}: {shown}"),
                 Err(e) => assert!(e.contains("occurs twice"), "seed {seed}: {shown}: {e}"),
             }
@@ -520,7 +532,11 @@ mod tests {
         assert_eq!(Zone::choose(false, None, || None), Zone::System);
         assert_eq!(
             show(at("2026-11-20T13:00:00.9Z"), BERLIN),
-            "2026-11-20 14:00:00 +01:00 (Europe/Berlin)"
+            "2026-11-20T14:00:00+01:00"
+        );
+        assert_eq!(
+            show(at("2026-11-20T13:00:00.9Z"), UTC),
+            "2026-11-20T13:00:00Z"
         );
     }
 }

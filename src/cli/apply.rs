@@ -310,7 +310,6 @@ fn to_text(o: &Report<Outcome>, time: Option<DateTime<Utc>>) -> String {
         let skipped = format!("{conflicts} changed in the meantime, too large: {too_large}");
         text.field("skipped", skipped);
     }
-    text.each("warning", &o.warnings);
     text.end()
 }
 

@@ -308,7 +308,6 @@ fn to_text(o: &Report<Outcome>) -> String {
         }
         text.list(label, &lines);
     }
-    text.each("warning", &o.warnings);
     text.field("took", duration::human(o.seconds));
     text.end()
 }

@@ -6,17 +6,16 @@ use super::objects::{ObjectArgs, SelectArgs};
 use super::stream::Stream;
 use super::text::{self, Row, Text};
 use super::{BackupArgs, Ended, Output};
+use crate::base::Cancel;
 use crate::base::plural::count;
 use crate::base::shell;
 use crate::base::time::rfc3339;
-use crate::base::{Cancel, duration};
 use crate::error::Result;
 use crate::mvcc::{KeyRange, Revision};
 use crate::objects::resource::{KeyNames, ObjectName, Resource};
 use crate::ops::read::deleted::{Deleted, DeletedKey, Owner};
 use crate::ops::read::json::KeyJson;
 use crate::prefix::select::{At, StateRequest};
-use chrono::Utc;
 use clap::Args;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -41,10 +40,10 @@ Examples:
 pub(super) struct DeletedArgs {
     /// Begin of the span: a duration before now such as 2h, a time such as "yesterday 14:00", or a revision [default: all
     /// that the backup holds]
-    #[arg(long, value_name = "DURATION|TIME|REV", value_parser = parse_since)]
+    #[arg(long, value_name = "DURATION|TIME|REV", value_parser = At::parse)]
     since: Option<At>,
     /// End of the span, as --since [default: the newest revision]
-    #[arg(long, value_name = "DURATION|TIME|REV", value_parser = parse_since)]
+    #[arg(long, value_name = "DURATION|TIME|REV", value_parser = At::parse)]
     until: Option<At>,
     /// ID of the timeline to read, from `deltafold list --deep` [default: the newest timeline]
     #[arg(long, value_name = "ID")]
@@ -55,17 +54,6 @@ pub(super) struct DeletedArgs {
     objects: ObjectArgs,
     #[command(flatten)]
     backup: BackupArgs,
-}
-
-/// Parses a duration before now, a time or a revision.
-fn parse_since(s: &str) -> Result<At, String> {
-    if let Ok(before) = duration::parse(s)
-        && s.parse::<i64>().is_err()
-    {
-        let time = Utc::now() - before;
-        return Ok(At::Time(time));
-    }
-    At::parse(s)
 }
 
 /// The fields before the list of deletions.
@@ -198,7 +186,6 @@ impl DeletedArgs {
                 format!("  {get} \\\n    {backup} -o yaml --clean |\n    kubectl apply -f -\n");
             text.block(&get);
         }
-        text.each("warning", &deleted.warnings);
         text.end()
     }
 }
@@ -229,7 +216,7 @@ fn row(d: &DeletedKey, object: Option<ObjectName<'_>>, inside: &HashMap<&str, us
 fn when(d: &DeletedKey) -> String {
     match (&d.time, d.not_after) {
         (Some(time), _) => text::event_time(time),
-        (None, Some(taken)) => format!("by {}", text::event_time(&rfc3339(taken))),
+        (None, Some(taken)) => format!("by {}", text::local_time(taken)),
         (None, None) => String::new(),
     }
 }

@@ -338,7 +338,7 @@ mod tests {
 
     #[test]
     fn a_deletion_is_told_as_exactly_as_it_is_known() {
-        let text = |revision: Option<i64>, time: Option<&str>, not_after: Option<&str>| {
+        let told = |revision: Option<i64>, time: Option<&str>, not_after: Option<&str>| {
             let deletion = Deletion {
                 revision: revision.map(Revision),
                 time: time.map(str::to_owned),
@@ -350,17 +350,21 @@ mod tests {
             Some("2026-11-21T02:30:00.7+01:00"),
             Some("2026-11-22T00:00:00Z"),
         );
+        let shown = |time: Option<&str>| text::event_time(time.unwrap());
         assert_eq!(
-            text(Some(7), event, None),
-            "deleted at revision 7 on 2026-11-21 01:30:00Z"
+            told(Some(7), event, None),
+            format!("deleted at revision 7 on {}", shown(event))
         );
         assert_eq!(
-            text(Some(7), None, full),
-            "deleted at revision 7 by 2026-11-22 00:00:00Z"
+            told(Some(7), None, full),
+            format!("deleted at revision 7 by {}", shown(full))
         );
-        assert_eq!(text(None, None, full), "deleted by 2026-11-22 00:00:00Z");
-        assert_eq!(text(Some(7), None, None), "deleted at revision 7");
+        assert_eq!(
+            told(None, None, full),
+            format!("deleted by {}", shown(full))
+        );
+        assert_eq!(told(Some(7), None, None), "deleted at revision 7");
         // The second point is the earlier one.
-        assert_eq!(text(None, None, None), "revision 5");
+        assert_eq!(told(None, None, None), "revision 5");
     }
 }

@@ -4,8 +4,7 @@
 
 use super::metrics::MetricsArgs;
 use super::store_access::LayoutArgs;
-use super::terminal::Style;
-use super::text::Text;
+use super::text::{self, Text};
 use super::{Ended, Output, StoreArgs, print_report, size};
 use crate::backup::retention::Periods;
 use crate::base::Cancel;
@@ -123,9 +122,6 @@ fn to_text(o: &Report<Outcome>) -> String {
     add_removed(&o.objects, &mut text);
     add_ranges("was restorable", &o.restorable_before, &mut text);
     add_ranges("restorable", &o.restorable_after, &mut text);
-    for warning in &o.warnings {
-        text.verdict(Style::Warning, "warning", format_args!(": {warning}"));
-    }
     text.line(match o.status {
         Status::NothingToDo => {
             let kept = count(o.totals.kept.objects, "object");
@@ -134,7 +130,13 @@ fn to_text(o: &Report<Outcome>) -> String {
         _ => totals(&o.totals, o.dry_run),
     });
     if o.dry_run && o.status != Status::NothingToDo {
-        text.line("nothing was changed: give --apply to remove the objects");
+        let also = match o.error.reason {
+            Some(Reason::WouldShrink) => " --allow-shrink",
+            _ => "",
+        };
+        text.line(format_args!(
+            "nothing was changed: give --apply{also} to remove the objects"
+        ));
     }
     text.end()
 }
@@ -210,7 +212,7 @@ fn fate(x: &Object) -> String {
         None | Some(RemovalStatus::Done) => String::new(),
         Some(RemovalStatus::Hidden) => ", hidden: the bucket still has a version of it".to_owned(),
         Some(RemovalStatus::Locked) => match x.locked_until {
-            Some(t) => format!(", LOCKED until {}", t.format("%Y-%m-%dT%H:%M:%SZ")),
+            Some(t) => format!(", LOCKED until {}", text::local_time(t)),
             None => ", LOCKED until the legal hold is removed".to_owned(),
         },
         Some(RemovalStatus::Failed) => {

@@ -239,7 +239,7 @@ fn event_row(event: &DatedEvent) -> String {
         .map_or_else(|| "-".to_owned(), text::event_time);
     let note = event.note.to_string();
     let revision = event.revision.to_string();
-    format!("{revision:>10}  {time:20}  event   {}\n", line(&note))
+    format!("{revision:>10}  {time:25}  event   {}\n", line(&note))
 }
 
 fn print_json(
@@ -278,6 +278,6 @@ fn print_json(
 
 /// A line of the table. Rows are written one by one, so the widths are fixed.
 fn row([revision, time, change, version, size]: [&str; 5]) -> String {
-    let row = format!("{revision:>10}  {time:20}  {change:6}  {version:>7}  {size}");
+    let row = format!("{revision:>10}  {time:25}  {change:6}  {version:>7}  {size}");
     row.trim_end().to_owned() + "\n"
 }

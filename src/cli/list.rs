@@ -3,9 +3,8 @@
 //! The operation itself is `ops::list`.
 
 use super::terminal::{Style, width_of};
-use super::text::{Row, Text};
+use super::text::{self, Row, Text};
 use super::{BackupArgs, Ended, Output, print_report, size};
-use crate::base::time::utc;
 use crate::base::{Cancel, printable, shorten};
 use crate::ops::findings::Finding;
 use crate::ops::list::plain::{self, ListedFile};
@@ -80,7 +79,7 @@ fn files_to_text(o: &Report<plain::Outcome>) -> String {
 fn file_row(f: &ListedFile) -> Row {
     Row::new(vec![
         f.revision.map_or("?".to_owned(), |r| r.to_string()),
-        utc(f.created),
+        text::local_time(f.created),
         size(f.bytes),
         f.compression.unwrap_or("?").to_owned(),
         match (&f.reason, f.has_checksum) {
@@ -113,9 +112,9 @@ fn to_text(o: &Report<Outcome>) -> String {
     }
     let left = o.timelines.iter().filter_map(|t| {
         let (left, at) = (t.left_timeline.as_ref()?, t.left_at_revision?);
-        let began = t
-            .began
-            .map_or_else(String::new, |at| format!(" before {}", utc(at)));
+        let began = t.began.map_or_else(String::new, |at| {
+            format!(" before {}", text::local_time(at))
+        });
         Some(format!(
             "{} left {left} at revision {at}{began}",
             t.timeline
@@ -124,7 +123,10 @@ fn to_text(o: &Report<Outcome>) -> String {
     text.items("", &left.collect::<Vec<_>>());
     let mut ranges = Vec::new();
     for r in &o.restorable {
-        let (from, to) = (utc(r.first_time), utc(r.last_time));
+        let (from, to) = (
+            text::local_time(r.first_time),
+            text::local_time(r.last_time),
+        );
         ranges.push(format!(
             "restorable on {}: revisions {}, {from} to {to}",
             r.timeline,
@@ -345,11 +347,11 @@ fn cell(s: &ListedSnapshot, column: Column) -> String {
         Column::Kind => s.kind.as_str().to_owned(),
         Column::Revisions if is_full(s) => s.last_revision.to_string(),
         Column::Revisions => range(s.start_revision.0, s.last_revision.0),
-        Column::Created => utc(s.created),
+        Column::Created => text::local_time(s.created),
         Column::Size => size(s.bytes),
         Column::Timeline => timeline(s).to_owned(),
         Column::Flags => flags(s),
-        Column::LockedUntil => s.locked_until.map(utc).unwrap_or_default(),
+        Column::LockedUntil => s.locked_until.map(text::local_time).unwrap_or_default(),
         Column::Path => s.path.clone(),
         Column::Name => s.name.clone(),
     }

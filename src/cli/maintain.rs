@@ -124,7 +124,6 @@ fn to_text(o: &Report<Outcome>) -> String {
         let members = o.alarms_cleared.join(", ");
         text.field("alarm", format_args!("NOSPACE of {members} disarmed"));
     }
-    text.each("warning", &o.warnings);
     text.end()
 }
 

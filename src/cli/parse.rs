@@ -2,7 +2,7 @@
 //!
 //! `main` in `cli` calls [`parse`]; the controller's tests check the arguments of Jobs with [`check`].
 
-use super::{Cli, advice, command};
+use super::{Cli, advice, command, help};
 use crate::error::{Reason, Result};
 use clap::builder::Resettable;
 use clap::{Arg, ArgMatches, FromArgMatches};
@@ -27,7 +27,12 @@ const ETCDCTL: [&str; 10] = [
 /// # Errors
 /// Fails with clap's error and advice.
 pub(super) fn parse(args: &[OsString]) -> Result<(Cli, String), clap::Error> {
+    let (args, is_usual_help) = help::asked(args);
+    let args = &args[..];
     let mut command = for_line(command(), args);
+    if is_usual_help {
+        command = help::usual(command, args.get(1..).unwrap_or_default());
+    }
     match command.try_get_matches_from_mut(args) {
         Ok(matches) => Ok((Cli::from_arg_matches(&matches)?, name_of(&matches))),
         Err(e) => Err(advice::explain(e, &mut command, args)),

@@ -19,8 +19,8 @@ Examples:
   Keep the state before an upgrade:
       deltafold pin --store s3://backups/etcd-main Full-00000000-00012345-1795224681.gz \\
           --reason 'before the upgrade to 1.36'
-  Remove the pin:
-      deltafold pin --store s3://backups/etcd-main Full-00000000-00012345-1795224681.gz --unpin")]
+  Remove the pin of the full at revision 12345:
+      deltafold pin --store s3://backups/etcd-main 12345 --unpin")]
 pub(super) struct PinArgs {
     #[command(flatten)]
     options: Options,
@@ -46,9 +46,6 @@ fn to_text(o: &Report<Outcome>) -> String {
     text.line(format_args!("{} {state}", o.full));
     if o.pinned || o.status != Status::NothingToDo {
         text.items("  ", &o.chain);
-    }
-    for warning in &o.warnings {
-        text.line(format_args!("warning: {warning}"));
     }
     text.end()
 }

@@ -8,6 +8,7 @@ use super::{Ended, Output, termination};
 use crate::base::printable;
 use crate::error::{Error, Reason};
 use crate::ops::report::Report;
+use crate::telemetry::logs;
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -39,6 +40,7 @@ pub(super) fn print_report<T: Serialize>(
     to_text: impl FnOnce(&Report<T>) -> String,
 ) -> Ended {
     let failure = report.failure.take();
+    logs::warn_of_others(&report.warnings);
     print_outcome(output, &report, to_text)?;
     Ok(failure)
 }

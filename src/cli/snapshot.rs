@@ -372,7 +372,6 @@ fn to_text(o: &Report<Outcome>) -> String {
     }
     text.each("gap", o.hole.iter().map(gap_text));
     text.field("took", duration::human(o.seconds));
-    text.each("warning", &o.warnings);
     text.end()
 }
 
@@ -397,6 +396,5 @@ fn follow_to_text(o: &Report<follow::Outcome>) -> String {
     if o.failures > 0 {
         text.field("failures", format_args!("{}, all retried", o.failures));
     }
-    text.each("warning", &o.warnings);
     text.end()
 }

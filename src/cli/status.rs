@@ -2,9 +2,8 @@
 //!
 //! The operation itself is `ops::status`.
 
-use super::text::Text;
+use super::text::{self, Text};
 use super::{BackupArgs, Ended, Output, print_report, size};
-use crate::base::time::utc;
 use crate::base::{Cancel, duration, shorten};
 use crate::error::{Reason, Result};
 use crate::ops::live_follower::LiveFollower;
@@ -124,7 +123,6 @@ fn to_text(o: &Report<Outcome>) -> String {
         };
         text.field("cluster", format_args!("{}{members}", identity.cluster_id));
     }
-    text.each("warning", &o.warnings);
     for p in &o.problems {
         text.field("note", format_args!("{} [{}]", p.message, p.reason));
         text.list("", &p.snapshots);
@@ -139,7 +137,10 @@ fn ago(seconds: f64) -> String {
 }
 
 fn range(r: &Restorable) -> String {
-    let (from, to) = (utc(r.first_time), utc(r.last_time));
+    let (from, to) = (
+        text::local_time(r.first_time),
+        text::local_time(r.last_time),
+    );
     format!("revisions {}, {from} to {to}", r.revisions())
 }
 

@@ -17,6 +17,7 @@ use crate::ops::options::Point;
 use chrono::{DateTime, Utc};
 use std::borrow::Cow;
 use std::fmt::Display;
+use std::sync::LazyLock;
 
 /// A result as text: a headline, and below it indented lines with labels.
 pub(super) struct Text {
@@ -176,15 +177,16 @@ impl Text {
     }
 }
 
-/// A moment in the local time zone, such as `2026-11-20 14:00:00 +01:00 (Europe/Berlin)`.
+/// A moment in the local time zone, such as `2026-11-20T14:00:00+01:00`: it can be given as a time again.
 pub(super) fn local_time(time: DateTime<Utc>) -> String {
-    time::show(time, Zone::local())
+    static ZONE: LazyLock<Zone> = LazyLock::new(Zone::local);
+    time::show(time, *ZONE)
 }
 
 /// Logs the moment at which a state is read, for commands whose standard output holds the state alone.
 pub(super) fn log_time(point: &Point) {
     if let Some(time) = point.time {
-        tracing::info!("as of {}", local_time(time));
+        tracing::info!("as of {}", time::utc(time));
     }
 }
 
@@ -277,7 +279,7 @@ pub(super) fn holds(
 /// The time of an event, which is RFC 3339 unless somebody else wrote it, as other texts show times.
 pub(super) fn event_time(text: &str) -> String {
     match DateTime::parse_from_rfc3339(text) {
-        Ok(at) => time::utc(at.to_utc()),
+        Ok(at) => local_time(at.to_utc()),
         Err(_) => key(text.as_bytes()).into_owned(),
     }
 }

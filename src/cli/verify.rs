@@ -11,7 +11,6 @@ use super::{BackupArgs, Ended, Output, print_report, size};
 use crate::base::flag_values::yes_or_no;
 use crate::base::plural::count;
 use crate::base::shorten::{self, IN_JSON};
-use crate::base::time::utc;
 use crate::base::{Cancel, duration};
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::Revision;
@@ -302,7 +301,7 @@ fn to_text(o: &Report<store::Outcome>) -> String {
             n.timeline,
             n.first_revision,
             n.last_revision,
-            utc(n.last_time)
+            text::local_time(n.last_time)
         ));
         let age = duration::age(n.snapshot_age_seconds);
         text.field("newest", format_args!("{}, {age} old", n.snapshot));
@@ -340,7 +339,6 @@ fn files_to_text(o: &Report<plain::Outcome>) -> String {
         lines.push(format!("{}{revision}{hash}", f.name));
     }
     text.list("file", &lines);
-    text.each("warning", &o.warnings);
     text.end()
 }
 
@@ -389,7 +387,6 @@ fn comparison_to_text(o: &Report<Outcome>) -> String {
         };
         text.field("member", format_args!("{} at {at}: {result}", m.name));
     }
-    text.each("warning", &o.warnings);
     let (events, took) = (count(o.events, "event"), duration::human(o.seconds));
     let folded = format!("{events} in {took}, on timeline {}", o.timeline);
     text.field("folded", folded);

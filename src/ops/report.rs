@@ -4,6 +4,7 @@
 //! printed here: `cli` prints the report.
 
 use crate::error::{Error, Reason};
+use crate::telemetry::logs;
 use crate::telemetry::memory::peak_memory_bytes;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -92,7 +93,7 @@ impl ReportBuilder {
     /// Logs a warning, and adds it to the report.
     pub fn warn(&mut self, message: impl Into<String>) {
         let message = message.into();
-        tracing::warn!("{message}");
+        logs::warn(&message);
         self.warnings.push(message);
     }
 

@@ -33,10 +33,11 @@ pub mod timeline_records;
 pub use context::{Context, PrefixLayout};
 
 use crate::base::printable;
+use crate::telemetry::logs;
 
 /// Logs a warning, and adds it to the warnings of a report.
 pub(crate) fn warn(warnings: &mut Vec<String>, message: impl Into<String>) {
     let message = printable::message(message.into());
-    tracing::warn!("{message}");
+    logs::warn(&message);
     warnings.push(message);
 }

@@ -9,9 +9,9 @@ use crate::base::time::rfc3339;
 use crate::base::{Cancel, shorten};
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::Revision;
-use crate::prefix::Context;
 use crate::prefix::open::plain_snapshot::looks_like_snapshot;
 use crate::prefix::select::At;
+use crate::prefix::{Context, warn};
 use crate::store::open::local_folder;
 use crate::store::{ObjectInfo, Store};
 use chrono::{DateTime, NaiveDate, NaiveDateTime, TimeDelta, Utc};
@@ -383,7 +383,7 @@ impl PlainFiles {
         let chosen = chosen.ok_or_else(|| Error::internal("a folder without snapshots"))?;
         if are_several {
             let created = rfc3339(chosen.created);
-            warnings.push(format!("{} of {created} is read", chosen.name));
+            warn(warnings, format!("{} of {created} is read", chosen.name));
         }
         let at = match at {
             At::Time(_) => At::Newest,

@@ -3,14 +3,18 @@
 //! Called by `cli` at the start.
 
 use super::progress::LogWriter;
+use crate::base::lock;
 use crate::base::printable::{self, SafeJson};
 use anstream::{AutoStream, ColorChoice};
+use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::io::IsTerminal;
+use std::sync::Mutex;
 use tracing::field::Field;
 use tracing_subscriber::field::MakeExt as _;
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::time::ChronoUtc;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{Layer as _, fmt, registry};
@@ -34,6 +38,26 @@ impl LogFormat {
             LogFormat::Text
         }
     }
+}
+
+/// The warnings that were logged. A process that runs for long keeps no more than these.
+static LOGGED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+const MOST_LOGGED: usize = 1000;
+
+/// Logs a warning of an operation, which its report will have, too.
+pub fn warn(message: &str) {
+    tracing::warn!("{message}");
+    let logged = &mut lock(&LOGGED);
+    if logged.len() < MOST_LOGGED {
+        logged.insert(message.to_owned());
+    }
+}
+
+/// Logs the warnings of a report that [`warn`] has not logged.
+pub fn warn_of_others(warnings: &[String]) {
+    let logged = lock(&LOGGED);
+    let others = warnings.iter().filter(|w| !logged.contains(*w));
+    others.for_each(|warning| tracing::warn!("{warning}"));
 }
 
 /// Writes a field of a text line. Text of others, such as names and messages, must not forge a line or
@@ -73,6 +97,7 @@ pub fn init(format: LogFormat, level: &str) -> Result<(), String> {
         LogFormat::Text => lines
             .with_writer(LogWriter::default)
             .with_ansi(AutoStream::choice(&std::io::stderr()) != ColorChoice::Never)
+            .with_timer(ChronoUtc::new("%Y-%m-%dT%H:%M:%SZ".to_owned()))
             .compact()
             .fmt_fields(fmt::format::debug_fn(write_field).delimited(" "))
             .boxed(),

@@ -267,6 +267,37 @@ fn small_habits() {
         let (code, _, stderr) = run(line);
         assert!(code == 64 && stderr.contains(says), "{line}: {stderr}");
     }
+    for command in ["", "restore", "get", "apply", "snapshot follow", "list"] {
+        let page = succeeds(&format!("{command} --help"));
+        assert!(page.lines().count() <= 100, "{command}: {page}");
+        assert!(
+            page.contains("Examples:") && page.contains("--help=all"),
+            "{page}"
+        );
+        assert!(!page.contains("[env:"), "{command}: {page}");
+        let all = succeeds(&format!("{command} --help=all"));
+        assert!(
+            all.contains("--log-format") && all.contains("[env: DELTAFOLD_"),
+            "{all}"
+        );
+        let asked = succeeds(&format!("help {command}"));
+        assert_eq!(asked, page);
+    }
+    for time in ["yesterday", "5_minutes", "5m", "5m_ago"] {
+        let (code, _, stderr) = run(&format!("get pods -A --time {time} --or-newest"));
+        assert_eq!(code, 0, "{time}: {stderr}");
+    }
+    let (code, stdout, stderr) = run("deleted --since 2020-01-01");
+    assert_eq!(
+        (code, stdout.contains("oldest state")),
+        (0, false),
+        "{stdout}"
+    );
+    assert_eq!(
+        stderr.matches("before the oldest state").count(),
+        1,
+        "{stderr}"
+    );
     for line in ["list -A", "status -w json", "history x -X"] {
         let (code, _, stderr) = run(line);
         assert_eq!(code, 64, "{line}");

@@ -139,7 +139,7 @@ fn what_was_deleted_is_shown_even_if_it_was_created_meanwhile() {
         let lines = String::from_utf8(printed.stdout).unwrap();
         let columns = lines
             .lines()
-            .map(|l| l.split_whitespace().skip(3).collect::<Vec<_>>());
+            .map(|l| l.split_whitespace().skip(2).collect::<Vec<_>>());
         columns
             .map(|c| c.join(" "))
             .filter(|l| !l.is_empty())

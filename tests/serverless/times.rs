@@ -150,26 +150,22 @@ fn a_stale_copy_is_not_chosen_for_a_time_that_another_store_covers() {
 fn local_times_are_those_of_the_zone_and_the_answer_states_it() {
     let (b, created) = backup();
     let berlin = chrono_berlin(created);
+    let utc = chrono_utc(created).replace(' ', "T") + "Z";
     for (tz, pod, text, stated) in [
         (
             "Europe/Berlin",
             false,
             berlin.clone(),
-            format!("{berlin} +01:00 (Europe/Berlin)"),
+            format!("{}+01:00", berlin.replace(' ', "T")),
         ),
+        ("Europe/Berlin", true, chrono_utc(created), utc.clone()),
+        ("", false, chrono_utc(created), utc.clone()),
         (
-            "Europe/Berlin",
-            true,
-            chrono_utc(created),
-            format!("{} +00:00 (UTC)", chrono_utc(created)),
-        ),
-        (
-            "",
+            "CET-1",
             false,
-            chrono_utc(created),
-            format!("{} +00:00 (UTC)", chrono_utc(created)),
+            berlin.clone(),
+            format!("{}+01:00", berlin.replace(' ', "T")),
         ),
-        ("CET-1", false, berlin.clone(), format!("{berlin} +01:00\n")),
     ] {
         let run = |args: &[&str]| {
             let mut c = command(&b, args, "text");
@@ -184,12 +180,34 @@ fn local_times_are_those_of_the_zone_and_the_answer_states_it() {
         };
         for base in COMMANDS.iter().filter(|c| c[0] != "restore") {
             let all = run(&[base, &[text.as_str()][..]].concat());
-            // Log lines of a Pod are JSON.
+            // What holds the state alone says it in the log, which is in UTC.
+            let stated = if ["get", "export"].contains(&base[0]) {
+                &utc
+            } else {
+                &stated
+            };
             assert!(
-                all.contains("as of") && all.contains(stated.trim_end()),
+                all.contains("as of") && all.contains(stated.as_str()),
                 "{tz} {base:?}: {all}"
             );
         }
+    }
+    // What `list` prints is the same moment if it is given back.
+    for tz in ["Europe/Berlin", "UTC"] {
+        let list = command(&b, &["list"], "text")
+            .env("TZ", tz)
+            .output()
+            .unwrap();
+        let list = String::from_utf8(list.stdout).unwrap();
+        let row = list.lines().find(|l| l.starts_with("Incr")).unwrap();
+        let printed = row.split_whitespace().nth(2).unwrap();
+        let at = |time: &str| {
+            let mut c = command(&b, &["compact", "--dry-run", "--time", time], "json");
+            let (code, plan, log) = run_json(c.env("TZ", "America/New_York"));
+            assert_eq!(code, 0, "{time}: {log}");
+            plan["revision"].clone()
+        };
+        assert_eq!(at(printed), at(&rfc3339(T0 + AFTER - 10, 0)), "{row}");
     }
     // Text that is no time, and one that daylight saving makes ambiguous.
     for (text, parts) in [

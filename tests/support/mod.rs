@@ -185,7 +185,7 @@ pub fn deltafold() -> Command {
     for variable in ["COLUMNS", "NO_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "CI"] {
         command.env_remove(variable);
     }
-    command.env("TMPDIR", scratch::place());
+    command.env("TMPDIR", scratch::place()).env("TZ", "UTC");
     command.stdin(Stdio::null());
     command
 }

@@ -9,6 +9,7 @@ use crate::backup::catalog::PINS;
 use crate::backup::retention::chain_of;
 use crate::base::flag_values::yes_or_no;
 use crate::error::{Reason, Result};
+use crate::mvcc::Revision;
 use crate::ops::report::{Report, ReportBuilder};
 use crate::prefix::Context;
 use crate::prefix::scan::{Depth, by_names, no_snapshots_error, scan_with_tags};
@@ -20,8 +21,8 @@ use serde::{Deserialize, Serialize};
 /// The options of `pin`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Options {
-    /// Name or path of the full
-    #[arg(value_name = "NAME")]
+    /// Revision, name or path of the full, as `deltafold list` shows it
+    #[arg(value_name = "REVISION|NAME")]
     pub name: String,
     /// Record this reason in the pin
     #[arg(long, value_name = "TEXT", conflicts_with = "unpin")]
@@ -70,17 +71,29 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
     if catalog.snapshots.is_empty() {
         return Err(no_snapshots_error(ctx, &catalog, None));
     }
-    let full = catalog
-        .snapshots
-        .iter()
-        .find(|s| s.name.is_full() && is_named(&s.path, &options.name))
-        .ok_or_else(|| {
-            Reason::NoSnapshots.error(format!(
+    let fulls = catalog.snapshots.iter().filter(|s| s.name.is_full());
+    let revision = options.name.parse().map(Revision).ok();
+    let named: Vec<&Snapshot> = fulls
+        .filter(|s| revision == Some(s.name.last) || is_named(&s.path, &options.name))
+        .collect();
+    let full = match named[..] {
+        [full] => full,
+        [] => {
+            return Err(Reason::NoSnapshots.error(format!(
                 "{} holds no full snapshot {}: see `deltafold list`",
                 ctx.store.url(),
                 options.name
-            ))
-        })?;
+            )));
+        }
+        _ => {
+            let names: Vec<&str> = named.iter().map(|s| s.path.as_str()).collect();
+            return Err(Reason::Usage.error(format!(
+                "several full snapshots are called {}: give one of {}",
+                options.name,
+                names.join(", ")
+            )));
+        }
+    };
     let pin_path = format!("{PINS}/{}", full.name);
     let content = ctx.store.read_small(&pin_path, LONGEST_NOTE)?;
     let existing: Option<Pin> = content.and_then(|text| serde_json::from_slice(&text).ok());

@@ -17,6 +17,7 @@ use crate::prefix::damage::up_to_damage;
 use crate::prefix::open::BackupLocation;
 use crate::prefix::open::State;
 use crate::prefix::select::{At, StateRequest};
+use crate::prefix::warn;
 use chrono::{DateTime, Utc};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -121,9 +122,10 @@ impl Deleted {
                     Reason::RevisionGap => "is where snapshots are missing",
                     _ => "is before the oldest state of the backup",
                 };
-                warnings.push(format!(
-                    "--since {where_it_is}: all deletions that the backup holds are shown"
-                ));
+                warn(
+                    &mut warnings,
+                    format!("--since {where_it_is}: all deletions that the backup holds are shown"),
+                );
                 None
             }
             Some((_, Err(e))) => return Err(e),

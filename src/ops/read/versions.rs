@@ -14,7 +14,6 @@ use crate::bolt::Database;
 use crate::error::{Reason, Result};
 use crate::mvcc::history::key_bucket;
 use crate::mvcc::{Base, KeyRange, KeyValue, RecordKey, Revision};
-use crate::prefix::Context;
 use crate::prefix::open::State;
 use crate::prefix::open::{BackupLocation, Layout, SnapshotReader};
 use crate::prefix::plain_files::{PlainFile, PlainFiles, PlainPlace, TimeSource, is_fault_of_file};
@@ -22,6 +21,7 @@ use crate::prefix::scan::{Depth, Scan, scan};
 use crate::prefix::select::DeltaSlice;
 use crate::prefix::select::{self, StateRequest};
 use crate::prefix::tags::unless_excluded;
+use crate::prefix::{Context, warn};
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 
@@ -138,7 +138,7 @@ fn read_files(
     for file in files {
         let plain = match ctx.plain(&file.place) {
             Err(e) if is_fault_of_file(&e) => {
-                coverage.warnings.push(format!("left out: {e}"));
+                warn(&mut coverage.warnings, format!("left out: {e}"));
                 last_fault = Some(e);
                 continue;
             }
@@ -148,7 +148,9 @@ fn read_files(
         coverage
             .read_full(ctx, &plain.db, &plain.base, ALL, collect)
             .map_err(|e| e.at(&name))?;
-        coverage.warnings.extend(plain.warning(&name));
+        if let Some(warning) = plain.warning(&name) {
+            warn(&mut coverage.warnings, warning);
+        }
         // A copy of a single file has the time of copying.
         if files.len() > 1 || file.time_source == TimeSource::Name {
             coverage.moments.push((plain.base.revision, file.created));

@@ -5,7 +5,7 @@
 use super::FollowOptions;
 use crate::base::duration;
 use crate::base::plural::count;
-use crate::base::time::utc;
+use crate::base::time::{Zone, show};
 use crate::ops::snapshot::NewSnapshot;
 use chrono::{DateTime, Utc};
 use indicatif::HumanBytes;
@@ -16,7 +16,7 @@ pub(super) fn plan(store: &str, options: &FollowOptions, now: DateTime<Utc>) -> 
     let next = options.full_schedule.as_ref();
     let next = next.and_then(|schedule| schedule.next_after(now));
     let mut fulls = match next {
-        Some(next) => format!("  fulls     next at {}", utc(next)),
+        Some(next) => format!("  fulls     next at {}", show(next, Zone::local())),
         None => "  fulls     none is scheduled".to_owned(),
     };
     if !options.max_full_age.is_zero() {
@@ -74,7 +74,13 @@ mod tests {
         };
         let now = DateTime::from_timestamp(1_795_228_239, 0).unwrap();
         let shown = plan("s3://b/p", &options, now).join("\n");
-        let expected = "saving to s3://b/p\n  fulls     next at 2026-11-22 02:00:00Z\n  deltas    after 5m, 10.00 MiB or 1000000 events\n  stop      Ctrl-C saves the last delta and ends";
+        let next = show(
+            DateTime::from_timestamp(1_795_312_800, 0).unwrap(),
+            Zone::local(),
+        );
+        let expected = format!(
+            "saving to s3://b/p\n  fulls     next at {next}\n  deltas    after 5m, 10.00 MiB or 1000000 events\n  stop      Ctrl-C saves the last delta and ends"
+        );
         assert_eq!(shown, expected);
         options.full_schedule = None;
         options.max_full_age = Duration::from_secs(86_400);
