@@ -149,7 +149,7 @@ impl ApplyArgs {
         let mut matching = BTreeSet::new();
         while all.advance()? {
             let kv = all.current()?;
-            if self.labels.match_record(&kv, keys) {
+            if self.labels.match_one([&kv], keys) {
                 matching.insert(kv.key.to_vec());
             }
         }

@@ -11,7 +11,7 @@ use crate::base::plural::count;
 use crate::base::shell;
 use crate::base::time::rfc3339;
 use crate::error::Result;
-use crate::mvcc::{KeyRange, Revision};
+use crate::mvcc::Revision;
 use crate::objects::resource::{KeyNames, ObjectName, Resource};
 use crate::ops::read::deleted::{Deleted, DeletedKey, Owner};
 use crate::ops::read::json::KeyJson;
@@ -105,7 +105,10 @@ impl DeletedArgs {
             request(self.until.unwrap_or_default()),
         );
         let prefixes = self.select.names.etcd_prefixes();
-        let range = |resources: &[Resource]| self.range(resources);
+        let range = |resources: &[Resource]| {
+            let custom = resources.iter().filter(|r| r.is_custom).cloned();
+            Ok(self.select.keys(|_| Ok(custom.collect()), true)?.0)
+        };
         let since = since.as_ref();
         let counts = output == Output::Text && self.select.words.is_empty();
         let mut deleted = Deleted::read(&backup, since, &until, &prefixes, range, &keys, counts)?;
@@ -116,20 +119,6 @@ impl DeletedArgs {
             Output::Text => out.write(self.text(&deleted, &names).as_bytes()),
         };
         out.end(printed)
-    }
-
-    /// Returns the keys of what is asked for.
-    fn range(&self, resources: &[Resource]) -> Result<KeyRange> {
-        if !self.select.is_given() {
-            return Ok(KeyRange::All);
-        }
-        if !self.select.prefix.is_empty() {
-            return Ok(self.select.prefixes());
-        }
-        let prefixes = &self.select.names.etcd_prefixes();
-        let names = self.select.named(prefixes, true);
-        let custom = resources.iter().filter(|r| r.is_custom);
-        Ok(names.select(|| Ok(custom.cloned().collect()))?.range())
     }
 
     fn text(&self, deleted: &Deleted, names: &KeyNames) -> String {

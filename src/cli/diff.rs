@@ -15,7 +15,7 @@ use crate::objects::key::ObjectKey;
 use crate::objects::{EncryptionKeys, Object};
 use crate::ops::options::Uncovered;
 use crate::ops::read::Deletion;
-use crate::ops::read::diff::{Diff, KeyDifference};
+use crate::ops::read::diff::{Diff, Omitted};
 use crate::ops::read::json::{ChangeKind, KeyChange};
 use crate::prefix::Context;
 use crate::prefix::open::State;
@@ -98,29 +98,6 @@ pub(super) struct Head<'a> {
     warnings: Vec<&'a String>,
 }
 
-/// The changes that are not listed, since they happen all the time: those of Events and Leases, unless names or a prefix
-/// say what is compared.
-#[derive(Debug, Default, JsonSchema, Serialize)]
-pub(super) struct Omitted {
-    /// Number of changed Events.
-    events: u64,
-    /// Number of changed Leases, and of those that API servers have of themselves.
-    leases: u64,
-}
-
-impl Omitted {
-    /// Counts a change if it is omitted.
-    fn takes(&mut self, kv: &KeyValue<'_>) -> bool {
-        let object = ObjectKey::from_key(kv.key, Some(kv.value));
-        match object.map(|o| o.resource) {
-            Some("events") => self.events += 1,
-            Some("leases" | "masterleases" | "peerserverleases") => self.leases += 1,
-            _ => return false,
-        }
-        true
-    }
-}
-
 impl DiffArgs {
     /// Returns the plain snapshot files of both sides. Two words without --from are files.
     fn files(&self) -> Result<(Option<PathBuf>, Option<PathBuf>)> {
@@ -157,36 +134,17 @@ impl DiffArgs {
             select.words.clear();
         }
         let range = |ctx: &Context, state: &State| Ok(select.keys_in(ctx, state, true)?.0);
-        let omitted = (select.words.is_empty() && select.prefix.is_empty()).then(Omitted::default);
         let mut diff = Diff::read(&backup, first.as_ref(), [&from, &to], &range)?;
+        diff.omits_events_and_leases = select.words.is_empty() && select.prefix.is_empty();
         let keys = self.objects.keys()?;
         let mut out = Stream::new();
         let printed = match output {
-            Output::Json => self.print_json(cancel, &mut diff, &keys, omitted, &mut out),
+            Output::Json => self.print_json(cancel, &mut diff, &keys, &mut out),
             Output::Text => self
-                .print_text(cancel, &mut diff, &keys, omitted, &mut out)
+                .print_text(cancel, &mut diff, &keys, &mut out)
                 .and_then(|()| self.print_times(&diff, &mut out)),
         };
         out.end(printed)
-    }
-
-    /// Whether a change is not listed: it is counted in `omitted`, or no version has the labels that are asked for.
-    fn skips(
-        &self,
-        changed: &KeyDifference<'_>,
-        keys: &EncryptionKeys,
-        omitted: &mut Option<Omitted>,
-    ) -> bool {
-        let versions = [changed.new, changed.old];
-        let mut versions = versions.iter().flatten();
-        if !versions
-            .clone()
-            .any(|kv| self.labels.match_record(kv, keys))
-        {
-            return true;
-        }
-        let omitted = omitted.as_mut().zip(versions.next());
-        omitted.is_some_and(|(omitted, kv)| omitted.takes(kv))
     }
 
     fn print_text(
@@ -194,14 +152,14 @@ impl DiffArgs {
         cancel: &Cancel,
         diff: &mut Diff<'_>,
         keys: &EncryptionKeys,
-        mut omitted: Option<Omitted>,
         out: &mut Stream,
     ) -> Result<()> {
         let (mut added, mut differ, mut deleted) = (0u64, 0u64, 0u64);
         let in_colour = terminal::stdout_has_colour();
         while let Some(changed) = diff.next()? {
             cancel.check()?;
-            if self.skips(&changed, keys, &mut omitted) {
+            let versions = [changed.new, changed.old];
+            if !self.labels.match_one(versions.iter().flatten(), keys) {
                 continue;
             }
             let Some(kind) = ChangeKind::new(&changed) else {
@@ -260,16 +218,16 @@ impl DiffArgs {
             "{added} added, {differ} changed, {deleted} deleted from revision {from} to {to}\n"
         );
         out.write(sum.as_bytes())?;
-        match omitted {
-            Some(Omitted { events, leases }) if events + leases > 0 => {
-                let all = [(events, "Event"), (leases, "Lease")].into_iter();
-                let all = all.filter(|(n, _)| *n > 0).map(|(n, kind)| count(n, kind));
-                let all = all.collect::<Vec<_>>().join(" and ");
-                let more = format!("and {all}: --prefix '' lists them, too\n");
-                out.write(more.as_bytes())
-            }
-            _ => Ok(()),
+        let Omitted { events, leases } = diff.omitted;
+        let omitted = [(events, "Event"), (leases, "Lease")].into_iter();
+        let omitted = omitted.filter(|(n, _)| *n > 0);
+        let omitted: Vec<String> = omitted.map(|(n, kind)| count(n, kind)).collect();
+        if omitted.is_empty() {
+            return Ok(());
         }
+        let omitted = omitted.join(" and ");
+        let more = format!("and {omitted}: --prefix '' lists them, too\n");
+        out.write(more.as_bytes())
     }
 
     /// Prints which times the revisions stand for, if the points were given as times.
@@ -292,7 +250,6 @@ impl DiffArgs {
         cancel: &Cancel,
         diff: &mut Diff<'_>,
         keys: &EncryptionKeys,
-        mut omitted: Option<Omitted>,
         out: &mut Stream,
     ) -> Result<()> {
         // Both points may have the same warnings.
@@ -307,14 +264,15 @@ impl DiffArgs {
         out.begin_list(&head, "changes")?;
         while let Some(changed) = diff.next()? {
             cancel.check()?;
-            if self.skips(&changed, keys, &mut omitted) {
+            let versions = [changed.new, changed.old];
+            if !self.labels.match_one(versions.iter().flatten(), keys) {
                 continue;
             }
             if let Some(change) = KeyChange::new(&changed, keys) {
                 out.item(&change)?;
             }
         }
-        out.end_list_with(&serde_json::json!({"omitted": omitted.unwrap_or_default()}))
+        out.end_list_with(&serde_json::json!({"omitted": diff.omitted}))
     }
 }
 

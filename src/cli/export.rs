@@ -64,7 +64,7 @@ impl ExportArgs {
         while keys.advance()? {
             cancel.check()?;
             let kv = keys.current()?;
-            if self.labels.match_record(&kv, &object_keys) {
+            if self.labels.match_one([&kv], &object_keys) {
                 is_empty = false;
                 out.line(&KeyWithRecord::new(&kv, &object_keys))?;
             }

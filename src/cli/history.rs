@@ -147,7 +147,7 @@ impl HistoryArgs {
             Err(e) => return Err(not_found.unwrap_or(e)),
         };
         let [object] = &objects[..] else {
-            return Err(Reason::Usage.error("give one object"));
+            return Err(Reason::Usage.error("give the name of one object"));
         };
         let mut absent = None;
         for key in object {

@@ -5,7 +5,7 @@ use crate::error::{Reason, Result};
 use crate::mvcc::{KeyRange, KeyValue};
 use crate::objects::key::EtcdPrefixes;
 use crate::objects::reference::Names;
-use crate::objects::resource::labels;
+use crate::objects::resource::{Resource, labels};
 use crate::objects::selector::Selector;
 use crate::objects::{EncryptionKeys, Object};
 use crate::ops::read::custom_resources;
@@ -93,15 +93,14 @@ impl SelectArgs {
         KeyRange::prefixes(all)
     }
 
-    /// Returns what is selected in a state, and all its keys. With `is_filter`, a kind means its objects in all
-    /// namespaces.
+    /// Returns all keys that are selected, and those of each part. `custom` returns the kinds that the backup defines. With
+    /// `is_filter`, a kind means its objects in all namespaces.
     ///
     /// # Errors
-    /// As [`Names::select`] and [`custom_resources`].
-    pub(super) fn keys_in(
+    /// As [`Names::select`].
+    pub(super) fn keys(
         &self,
-        ctx: &Context,
-        source: &State,
+        custom: impl FnOnce(&EtcdPrefixes) -> Result<Vec<Resource>>,
         is_filter: bool,
     ) -> Result<(KeyRange, Vec<KeyRange>)> {
         if !self.is_given() {
@@ -113,11 +112,27 @@ impl SelectArgs {
         if self.prefix.is_empty() {
             let prefixes = &self.names.etcd_prefixes();
             let names = self.named(prefixes, is_filter);
-            let selection = names.select(|| custom_resources(ctx, source, prefixes))?;
+            let selection = names.select(|| custom(prefixes))?;
             return Ok((selection.range(), selection.parts()));
         }
         let prefix = |p: &OsString| KeyRange::Prefix(p.as_bytes().to_vec());
         Ok((self.prefixes(), self.prefix.iter().map(prefix).collect()))
+    }
+
+    /// Returns what [`keys`](Self::keys) does, with the kinds that a state defines.
+    ///
+    /// # Errors
+    /// As [`keys`](Self::keys) and [`custom_resources`].
+    pub(super) fn keys_in(
+        &self,
+        ctx: &Context,
+        source: &State,
+        is_filter: bool,
+    ) -> Result<(KeyRange, Vec<KeyRange>)> {
+        self.keys(
+            |prefixes| custom_resources(ctx, source, prefixes),
+            is_filter,
+        )
     }
 
     /// Returns the names. With `is_filter`, a kind means its objects in all namespaces.
@@ -141,11 +156,15 @@ pub(super) struct LabelArgs {
 }
 
 impl LabelArgs {
-    /// Whether a record is an object with the labels that are asked for, if any are.
-    pub(super) fn match_record(&self, kv: &KeyValue<'_>, keys: &EncryptionKeys) -> bool {
+    /// Whether one of these records is an object with the labels that are asked for, if any are.
+    pub(super) fn match_one<'k>(
+        &self,
+        records: impl IntoIterator<Item = &'k KeyValue<'k>>,
+        keys: &EncryptionKeys,
+    ) -> bool {
         self.selector.as_ref().is_none_or(|selector| {
-            let object = Object::of_record(kv, keys);
-            object.is_ok_and(|object| selector.matches(labels(&object.json)))
+            let mut objects = records.into_iter().map(|kv| Object::of_record(kv, keys));
+            objects.any(|object| object.is_ok_and(|object| selector.matches(labels(&object.json))))
         })
     }
 }

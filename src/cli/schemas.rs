@@ -5,6 +5,7 @@ use super::print::{Failure, codes};
 use super::task::TaskOutcome;
 use super::{deleted, diff, explore, get, history};
 use crate::error::{Error, Result};
+use crate::ops::read::diff::Omitted;
 use crate::ops::read::json::{KeyChange, KeyWithRecord, VersionJson};
 use crate::ops::report::Report;
 use crate::ops::{
@@ -59,7 +60,7 @@ const COMMANDS: [(&str, Results); 20] = [
     }),
     ("diff", |g| {
         let mut results = list::<diff::Head, KeyChange>(g, "changes");
-        let omitted = diff::Omitted::json_schema(g).to_value();
+        let omitted = Omitted::json_schema(g).to_value();
         add(&mut results[0], "omitted", omitted);
         results
     }),

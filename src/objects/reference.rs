@@ -163,7 +163,7 @@ impl Reference {
 /// What a command line names.
 #[derive(Debug, Clone, Copy)]
 pub struct Names<'a> {
-    /// Words as [`Reference`] describes them; those that begin with a slash are keys.
+    /// Words as [`Reference`] describes them; those that begin with a slash are keys, and so is one that names nothing.
     pub words: &'a [OsString],
     /// The namespace of a flag. Without words, all objects in it are meant.
     pub namespace: Option<&'a str>,
@@ -219,11 +219,17 @@ impl Names<'_> {
             .partition(|word| word.as_bytes().starts_with(b"/"));
         let mut objects: Vec<Vec<Vec<u8>>> = Vec::new();
         objects.extend(keys.iter().map(|key| vec![key.as_bytes().to_vec()]));
-        let references = self.references(&words)?;
-        let is_known = |r: &Reference| Ok::<_, Error>(r.resource(&resources)?.is_some());
+        let references = match (self.references(&words), &words[..]) {
+            // One word that is no name is a key, too.
+            (Err(_), [key]) if keys.is_empty() => {
+                objects.push(vec![key.as_bytes().to_vec()]);
+                Vec::new()
+            }
+            (references, _) => references?,
+        };
         let mut are_known = !self.words.is_empty();
         for reference in &references {
-            are_known = are_known && is_known(reference)?;
+            are_known &= reference.resource(&resources)?.is_some();
         }
         if !are_known {
             resources.extend(custom()?);

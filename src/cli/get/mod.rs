@@ -21,7 +21,7 @@ use crate::objects::resource::{KeyNames, Resource, labels};
 use crate::objects::{EncryptionKeys, yaml};
 use crate::ops::options::StateOptions;
 use crate::ops::read::json::KeyWithRecord;
-use crate::ops::read::{self, Keys};
+use crate::ops::read::{self, Got, Keys};
 use crate::prefix::Context;
 use crate::prefix::damage::up_to_damage;
 use crate::prefix::open::BackupLocation;
@@ -178,21 +178,17 @@ impl Printer<'_> {
         {
             // A key that exists exactly as given comes first. An object of a known kind is looked for in the same pass.
             let mut keys = vec![key.as_bytes().to_vec()];
-            let objects = match &built_in {
+            let mut objects = match &built_in {
                 Ok(Selection::Objects(objects)) => objects.concat(),
                 _ => Vec::new(),
             };
             let is_decided = !objects.is_empty();
-            keys.extend(
-                objects
-                    .into_iter()
-                    .filter(|object| object != key.as_bytes()),
-            );
-            match self.print_first_of(ctx, source, &keys, out) {
-                Err(e) if e.reason() != Reason::KeyNotFound => return Err(e),
-                Err(e) if is_decided => return Err(self.absent(ctx, scan, source, &keys, &e)),
-                Err(_) => no_key = Some(key.as_bytes().escape_ascii()),
-                Ok(()) => return Ok(()),
+            objects.retain(|object| object != key.as_bytes());
+            keys.append(&mut objects);
+            match self.print_first_of(ctx, source, &keys, out)? {
+                Got::Record => return Ok(()),
+                got if is_decided => return Err(self.absent(ctx, scan, source, &keys, got)),
+                got => no_key = Some((keys, got)),
             }
         }
         let selection = match built_in {
@@ -201,13 +197,18 @@ impl Printer<'_> {
             }
             selection => selection,
         };
-        let selection = selection.map_err(|e| match no_key {
-            Some(key) if e.reason() == Reason::KeyNotFound => e.reason().error(format!(
-                "there is no key \"{key}\" at revision {}, and {e}",
-                source.revision
-            )),
-            _ => e,
-        })?;
+        let selection = match (selection, no_key) {
+            (Err(e), Some((keys, got))) if e.reason() == Reason::KeyNotFound => {
+                let no_key = read::not_found(&keys, source.revision);
+                return Err(match got {
+                    Got::Nothing { begins_others } if begins_others => {
+                        self.absent(ctx, scan, source, &keys, got)
+                    }
+                    _ => e.reason().error(format!("{no_key}, and {e}")),
+                });
+            }
+            (selection, _) => selection?,
+        };
         let usage = |message| Err(Reason::Usage.error(message));
         match &selection {
             Selection::Kinds(..) if self.args.raw => {
@@ -220,9 +221,10 @@ impl Printer<'_> {
                 usage("--all and --selector are for all objects of a KIND: leave out the name")
             }
             Selection::Objects(objects) => match &objects[..] {
-                [keys] => self
-                    .print_first_of(ctx, source, keys, out)
-                    .map_err(|e| self.absent(ctx, scan, source, keys, &e)),
+                [keys] => match self.print_first_of(ctx, source, keys, out)? {
+                    Got::Record => Ok(()),
+                    got => Err(self.absent(ctx, scan, source, keys, got)),
+                },
                 _ => self.print_objects_named(ctx, scan, source, objects, out),
             },
         }
@@ -244,25 +246,35 @@ impl Printer<'_> {
         match objects.iter().find(is_missing) {
             None => Ok(()),
             Some(keys) => {
-                let e = read::not_found(keys, source.revision);
-                Err(self.absent(ctx, scan, source, keys, &e))
+                let begins_others = false;
+                let got = Got::Nothing { begins_others };
+                Err(self.absent(ctx, scan, source, keys, got))
             }
         }
     }
 
-    /// Adds to the error about keys that do not exist when they were deleted, and the command that gets them back. The
-    /// first key may be a name.
+    /// Returns the error about keys that do not exist: when they were deleted, and the command that shows them. The first
+    /// key may be a name.
     fn absent(
         &self,
         ctx: &Context,
         scan: Option<&Scan>,
         source: &State,
         keys: &[Vec<u8>],
-        e: &Error,
+        got: Got,
     ) -> Error {
-        let message = e.to_string();
-        if e.reason() != Reason::KeyNotFound || message.contains("--prefix") {
-            return e.again();
+        let e = read::not_found(keys, source.revision);
+        if let (
+            Got::Nothing {
+                begins_others: true,
+            },
+            Some(key),
+        ) = (got, keys.first())
+        {
+            return e.reason().error(format!(
+                "{e}: for the keys that begin so give --prefix {}",
+                key.escape_ascii()
+            ));
         }
         let range = KeyRange::Keys(keys.iter().cloned().collect());
         let advice = match read::last_deletion(ctx, scan, source, &range) {
@@ -285,7 +297,7 @@ impl Printer<'_> {
                 )
             }
         };
-        e.reason().error(format!("{message}: {advice}"))
+        e.reason().error(format!("{e}: {advice}"))
     }
 
     /// Prints the objects of these kinds in a range.
@@ -312,7 +324,7 @@ impl Printer<'_> {
         source: &State,
         keys: &[Vec<u8>],
         out: &mut Stream,
-    ) -> Result<()> {
+    ) -> Result<Got> {
         read::get(ctx, source, keys, |kv| self.print_key(source, kv, out))
     }
 
@@ -389,7 +401,7 @@ impl Printer<'_> {
             ctx.store.cancel().check()?;
             let kv = keys.current()?;
             missing.remove(kv.key);
-            if !self.args.labels.match_record(&kv, &self.keys) {
+            if !self.args.labels.match_one([&kv], &self.keys) {
                 continue;
             }
             if *self.format == Format::Result {

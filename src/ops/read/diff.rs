@@ -8,12 +8,15 @@ use super::Keys;
 use super::deletions::{Deletion, Deletions};
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::{KeyRange, KeyValue, Revision};
+use crate::objects::key::ObjectKey;
 use crate::prefix::Context;
 use crate::prefix::damage::up_to_damage;
 use crate::prefix::open::BackupLocation;
 use crate::prefix::open::State;
 use crate::prefix::scan::Scan;
 use crate::prefix::select::StateRequest;
+use schemars::JsonSchema;
+use serde::Serialize;
 use std::cmp::Ordering;
 
 /// A comparison of two states.
@@ -35,6 +38,31 @@ pub struct Diff<'c> {
     deletions: Option<Deletions>,
     /// Whether a state has a key.
     has_keys: bool,
+    /// Whether changes of Events and Leases are only counted: they happen all the time.
+    pub omits_events_and_leases: bool,
+    /// What was counted so far.
+    pub omitted: Omitted,
+}
+
+/// The changes that are not listed: those of Events and Leases, unless names or a prefix say what is compared.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, JsonSchema, Serialize)]
+pub struct Omitted {
+    /// Number of changed Events.
+    pub events: u64,
+    /// Number of changed Leases, and of those that API servers have of themselves.
+    pub leases: u64,
+}
+
+impl Omitted {
+    /// Counts a change if it is omitted.
+    fn takes(&mut self, kv: &KeyValue<'_>) -> bool {
+        match ObjectKey::from_key(kv.key, Some(kv.value)).map(|o| o.resource) {
+            Some("events") => self.events += 1,
+            Some("leases" | "masterleases" | "peerserverleases") => self.leases += 1,
+            _ => return false,
+        }
+        true
+    }
 }
 
 /// The keys of a state, which are walked.
@@ -112,6 +140,8 @@ impl<'c> Diff<'c> {
             order: None,
             deletions: None,
             has_keys: false,
+            omits_events_and_leases: false,
+            omitted: Omitted::default(),
         })
     }
 
@@ -162,7 +192,11 @@ impl<'c> Diff<'c> {
             self.order = Some(order);
             self.has_keys = true;
             // Compare whole records: in two histories, records of the same revision may differ.
-            if order.is_ne() || self.old.keys.0.current() != self.new.keys.0.current() {
+            if order.is_eq() && self.old.keys.0.current() == self.new.keys.0.current() {
+                continue;
+            }
+            let side = if order.is_le() { &self.old } else { &self.new };
+            if !self.omits_events_and_leases || !self.omitted.takes(&side.keys.current()?) {
                 break;
             }
         }

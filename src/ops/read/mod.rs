@@ -109,13 +109,13 @@ impl Keys {
 /// back: of one key, until one changes it; of several, all, unless one has the first key.
 ///
 /// # Errors
-/// `KeyNotFound`, about the first key; as [`State::for_each_live`].
+/// Those of `each`; as [`State::for_each_live`].
 pub fn get(
     ctx: &Context,
     source: &State,
     keys: &[Vec<u8>],
     mut each: impl FnMut(&KeyValue<'_>) -> Result<()>,
-) -> Result<()> {
+) -> Result<Got> {
     let slices = source.delta_slices();
     let reader = SnapshotReader::new(ctx, slices.iter().rev().map(|s| &s.snapshot));
     // The newest change of each key, with the place of its delta.
@@ -161,16 +161,22 @@ pub fn get(
         })?;
     }
     if let Some(record) = records.iter().flatten().find(|record| !record.is_empty()) {
-        return each(&KeyValue::decode(record)?);
+        each(&KeyValue::decode(record)?)?;
+        return Ok(Got::Record);
     }
-    let e = not_found(keys, source.revision);
-    match keys.first() {
-        Some(key) if begins_others => Err(e.reason().error(format!(
-            "{e}: for the keys that begin so give --prefix {}",
-            key.escape_ascii()
-        ))),
-        _ => Err(e),
-    }
+    Ok(Got::Nothing { begins_others })
+}
+
+/// The result of [`get`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Got {
+    /// A key exists.
+    Record,
+    /// No key exists.
+    Nothing {
+        /// Whether the first key begins others.
+        begins_others: bool,
+    },
 }
 
 /// Returns the error for keys of which none exists.
