@@ -3,7 +3,7 @@
 //! Called by `cli` and by the options in `ops`.
 
 use super::time::{self, Zone};
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, SubsecRound, Utc};
 
 /// Parses the environment variable of a switch. An empty value means false: Kubernetes templates produce it.
 ///
@@ -22,5 +22,6 @@ pub fn yes_or_no(s: &str) -> Result<bool, String> {
 /// # Errors
 /// A message that says what is wrong, followed by the accepted forms.
 pub fn past_time(s: &str) -> Result<DateTime<Utc>, String> {
-    time::parse(s, Utc::now(), Zone::local())
+    // An age means no part of a second.
+    time::parse(s, Utc::now().trunc_subsecs(0), Zone::local())
 }

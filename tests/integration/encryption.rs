@@ -389,7 +389,7 @@ fn keys_are_judged_and_secrets_never_shown() {
     let mut c = deltafold();
     c.env("DELTAFOLD_AGE_IDENTITY", &secret)
         .env("DELTAFOLD_AGE_RECIPIENT", &secret);
-    let help = c.args(["compact", "--help"]).output().unwrap();
+    let help = c.args(["compact", "--help=all"]).output().unwrap();
     let help = String::from_utf8(help.stdout).unwrap();
     assert!(
         help.contains("DELTAFOLD_AGE_IDENTITY") && !help.contains(&hidden[0]),

@@ -160,10 +160,11 @@ fn what_was_deleted_is_told_with_the_command_that_shows_it() {
             "{line}: {stderr}"
         );
         let (_, command) = stderr.trim_end().rsplit_once(": deltafold ").unwrap();
-        let command = command.trim_end_matches(" [KeyNotFound]");
-        assert!(command.contains("configmap/shop/cm-3 --store"), "{command}");
+        let (command, end) = command.split_once(" | ").unwrap();
+        assert_eq!(end, "kubectl apply -f - [KeyNotFound]");
         let object = succeeds(command);
         assert!(object.contains("name: cm-3"), "{object}");
+        assert!(!object.contains("uid:"), "{object}");
     }
     let (code, _, stderr) = run("get configmap/shop/never");
     assert!(code == 66 && stderr.contains("check the name"), "{stderr}");

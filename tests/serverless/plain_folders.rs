@@ -12,7 +12,7 @@ use crate::support::history::Compression;
 use crate::support::tiny_backup::{
     SMALL_BASE, object, plain_snapshot, put_events, small_database, zip,
 };
-use crate::support::{copy_fixture, deltafold, run_json, scratch, succeed};
+use crate::support::{copy_fixture, deltafold, fixtures_dir, run_json, scratch, succeed};
 use chrono::Utc;
 use serde_json::{Value, json};
 
@@ -245,6 +245,42 @@ fn what_cannot_be_meant_is_refused() {
     assert_eq!(fs::read_dir(path).unwrap().count(), 1);
 }
 
+/// Writes a plain snapshot file of the real cluster at a revision.
+fn write_file(file: &Path, revision: &str, args: &[&str]) {
+    let mut c = deltafold();
+    c.args(["restore", "--output", "json", "--revision", revision]);
+    c.arg("--store").arg(fixtures_dir().join("kubernetes"));
+    c.args(args).arg("--to-snapshot").arg(file);
+    assert_eq!(run_json(&mut c).0, 0);
+}
+
+/// The newest file was compacted: a file in between knows when the object was deleted.
+#[test]
+fn a_deletion_is_found_in_any_file() {
+    let folder = scratch::folder().unwrap();
+    for (name, revision, args) in [
+        ("etcd-2026-11-21-020000.db", "560", &[][..]),
+        ("etcd-2026-11-21-030000.db", "610", &[]),
+        (
+            "etcd-2026-11-21-040000.db",
+            "628",
+            &["--keep-history", "latest"],
+        ),
+    ] {
+        write_file(&folder.path().join(name), revision, args);
+    }
+    for args in [&[][..], &["--since", "560"]] {
+        let (code, result) = run("deleted", folder.path(), args);
+        assert_eq!(code, 0, "{result:#}");
+        let deleted = result["deleted"].as_array().unwrap();
+        let named = |d: &&Value| d["object"] == "configmap/shop/cm-3";
+        let found = deleted.iter().find(named).unwrap();
+        assert_eq!(found["revision"], 598, "{args:?}: {found:#}");
+        // The first file after it has the time.
+        assert_eq!(found["not_after"], "2026-11-21T03:00:00Z", "{found:#}");
+    }
+}
+
 /// Two files that share no store, as two nights of etcdctl.
 #[test]
 fn two_files_are_compared() {
@@ -252,17 +288,7 @@ fn two_files_are_compared() {
     let folder = scratch::folder().unwrap();
     let file = |revision: &str| {
         let file = folder.path().join(format!("{revision}.db"));
-        let mut c = deltafold();
-        c.args([
-            "restore",
-            "--revision",
-            revision,
-            "--output",
-            "json",
-            "--store",
-        ]);
-        c.arg(store.path()).arg("--to-snapshot").arg(&file);
-        assert_eq!(run_json(&mut c).0, 0);
+        write_file(&file, revision, &[]);
         file
     };
     let (old, new) = (file("300"), file("628"));

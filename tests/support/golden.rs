@@ -162,12 +162,10 @@ fn masked_live(text: &str, endpoint: &str) -> String {
 fn masked_live_word(word: &str) -> String {
     let core = word.trim_matches(|c: char| !c.is_ascii_alphanumeric());
     let is_id = core.len() >= 14 && core.bytes().all(|b| b.is_ascii_hexdigit());
-    let is_date = chrono::NaiveDate::parse_from_str(core, "%Y-%m-%d").is_ok();
-    let is_time = chrono::NaiveTime::parse_from_str(core, "%H:%M:%SZ").is_ok();
-    match (is_id, is_date, is_time) {
-        (true, ..) => word.replace(core, "0123456789abcdef"),
-        (_, true, _) => word.replace(core, "2026-01-01"),
-        (_, _, true) => word.replace(core, "00:00:00Z"),
+    let is_time = chrono::DateTime::parse_from_rfc3339(core).is_ok();
+    match (is_id, is_time) {
+        (true, _) => word.replace(core, "0123456789abcdef"),
+        (_, true) => word.replace(core, "2026-01-01T00:00:00Z"),
         _ => match word.find("Full-").or_else(|| word.find("Incr-")) {
             Some(at) => masked_seconds(word, at + "Full-00000000-00000000-".len()),
             None => word.to_owned(),

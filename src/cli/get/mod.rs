@@ -263,7 +263,9 @@ impl Printer<'_> {
         keys: &[Vec<u8>],
         got: Got,
     ) -> Error {
-        let e = read::not_found(keys, source.revision);
+        // The places of other API servers say nothing more.
+        let is_name = keys.first().is_some_and(|key| !key.starts_with(b"/"));
+        let e = read::not_found(keys.iter().take(1 + usize::from(is_name)), source.revision);
         if let (
             Got::Nothing {
                 begins_others: true,
@@ -283,16 +285,19 @@ impl Printer<'_> {
             Ok(Some(deletion)) => {
                 let prefixes = &self.args.select.names.etcd_prefixes();
                 let names = KeyNames::new(Resource::built_in(), prefixes);
-                let object = names.object(&deletion.key).map(|object| object.to_string());
+                let object = names.object(&deletion.key);
+                let (what, end) = match object {
+                    Some(_) => ("bring it back", " -o yaml --clean | kubectl apply -f -"),
+                    None => ("see it as it was before", ""),
+                };
+                let object = object.map(|object| object.to_string());
                 let key = object.or_else(|| String::from_utf8(deletion.key.clone()).ok());
                 let before = deletion.revision.previous().to_string();
-                let mut command = vec!["deltafold", "get"];
-                command.extend(key.as_deref());
                 let backup = self.args.backup.flags();
-                command.extend(backup.iter().map(String::as_str));
-                command.extend(["--revision", &before]);
+                let mut command = vec!["deltafold", "get", "--revision", &before];
+                command.extend(backup.iter().map(String::as_str).chain(key.as_deref()));
                 format!(
-                    "it was {deletion}; to see it as it was before: {}",
+                    "it was {deletion}; to {what}: {}{end}",
                     shell::command(command)
                 )
             }

@@ -180,9 +180,9 @@ pub enum Got {
 }
 
 /// Returns the error for keys of which none exists.
-pub fn not_found(keys: &[Vec<u8>], revision: Revision) -> Error {
+pub fn not_found<'k>(keys: impl IntoIterator<Item = &'k Vec<u8>>, revision: Revision) -> Error {
     let keys: Vec<String> = keys
-        .iter()
+        .into_iter()
         .map(|key| format!("\"{}\"", key.escape_ascii()))
         .collect();
     let keys = keys.join(" nor ");
