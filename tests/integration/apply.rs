@@ -459,6 +459,17 @@ async fn the_text_shows_the_difference() {
     assert!(out.status.success());
     let begin = "+ /a/gone (5 bytes)\n~ /a/other (1 byte, now 2)\n? /a/zz\\n\nwould put 2 keys and delete 0; --execute does it\n";
     assert!(text.starts_with(begin), "{text}");
+    let mut c = deltafold();
+    c.args([
+        "apply",
+        "--exact-key",
+        "/nowhere",
+        "--execute",
+        "--endpoints",
+    ]);
+    let c = c.arg(here.etcd.endpoint()).arg("--snapshot").arg(&snapshot);
+    let text = String::from_utf8(c.output().unwrap().stdout).unwrap();
+    assert!(text.starts_with("nothing was written\n"), "{text}");
 }
 
 /// Keys that change between comparison and write stay as they are; all others are written.
