@@ -2,7 +2,7 @@
 //!
 //! `ops::read::history` collects the versions.
 
-use super::objects::{NameArgs, ObjectArgs};
+use super::objects::{LabelArgs, ObjectArgs, SelectArgs};
 use super::stream::Stream;
 use super::{BackupArgs, Ended, Output, size, text};
 use crate::backup::chain::{RevisionRange, show_ranges};
@@ -11,18 +11,17 @@ use crate::base::flag_values::yes_or_no;
 use crate::base::printable::line;
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::Revision;
-use crate::objects::reference::{Names, Selection};
+use crate::objects::reference::Selection;
 use crate::objects::resource::{KeyNames, Resource};
 use crate::objects::{EncryptionKeys, Object};
 use crate::ops::options::Point;
-use crate::ops::read::custom_resources;
 use crate::ops::read::history::{DatedEvent, EventsOf, History, Version};
 use crate::ops::read::json::{KeyJson, VersionJson};
+use crate::ops::read::{Keys, custom_resources};
 use crate::prefix::open::BackupLocation;
 use clap::Args;
 use schemars::JsonSchema;
 use serde::Serialize;
-use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 
 /// Show every recorded version of a key or object: what changed, and who changed it
@@ -31,10 +30,16 @@ use std::os::unix::ffi::OsStrExt;
 /// about it. Reads the snapshots of the timeline: all deltas, the oldest full, and each full that follows missing
 /// deltas. Revisions for which some changes are not recorded are listed at the end.
 #[derive(Debug, Args)]
-#[command(after_long_help = "\
+#[command(
+    mut_arg("words", |a| a.value_name("OBJECT|KEY").required_unless_present("prefix").help(
+        "Objects: KIND/NAMESPACE/NAME, KIND NAME..., or all of KIND; or a key, which comes first"
+    )),
+    after_long_help = "\
 Examples:
   Show what happened to a Deployment:
       deltafold history deployment/shop/web --store s3://backups/etcd-main
+  Show what happened to the ConfigMaps of a namespace:
+      deltafold history configmaps -n shop --store s3://backups/etcd-main
   Show when a key was changed and deleted:
       deltafold history /registry/configmaps/default/settings --store s3://backups/etcd-main
   Show the values, too:
@@ -45,19 +50,18 @@ Examples:
           --store s3://backups/etcd-main
 
 TIME is when the backup tool received the change. Versions that only a full snapshot has are shown without a \
-time. --output json prints one object: deltafold schema history.")]
+time. --output json prints one JSON object for each of these objects: deltafold schema history.")]
 pub(super) struct HistoryArgs {
-    /// Object: KIND/NAMESPACE/NAME or KIND NAME; or a key, which comes first
-    #[arg(value_name = "OBJECT|KEY", required = true)]
-    words: Vec<OsString>,
-    #[command(flatten)]
-    names: NameArgs,
     /// Show the values of Secrets in the text, too
     #[arg(long, value_parser = yes_or_no)]
     show_secrets: bool,
     /// ID of the timeline to read, from `deltafold list --deep` [default: the newest timeline]
     #[arg(long, value_name = "ID")]
     timeline: Option<String>,
+    #[command(flatten)]
+    select: SelectArgs,
+    #[command(flatten)]
+    labels: LabelArgs,
     #[command(flatten)]
     objects: ObjectArgs,
     #[command(flatten)]
@@ -100,69 +104,113 @@ impl From<&RevisionRange> for Missing {
     }
 }
 
+/// The most objects of a kind whose histories are shown: each takes a pass over the snapshots.
+const MOST_OBJECTS: usize = 100;
+
 impl HistoryArgs {
     pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         let keys = self.objects.keys()?;
         let backup = self.backup.backup(cancel)?;
-        let (key, mut history) = self.read(&backup, &keys)?;
         let mut out = Stream::new();
-        let printed = match output {
-            Output::Json => print_json(cancel, &key, &mut history, &keys, &mut out),
-            Output::Text => self.print_text(cancel, &mut history, &keys, &mut out),
-        };
+        let printed = self.print(cancel, &backup, &keys, output, &mut out);
         out.end(printed)
     }
 
-    /// Reads the history of the key, and returns the key. A key that exists exactly as given comes before an object of
-    /// that name.
-    fn read(&self, backup: &BackupLocation, keys: &EncryptionKeys) -> Result<(Vec<u8>, History)> {
-        let prefixes = &self.names.etcd_prefixes();
-        let names = Names {
-            words: &self.words,
-            namespace: self.names.namespace.as_deref(),
-            all_namespaces: true,
-            prefixes,
-        };
-        let mut tried = match &self.words[..] {
-            [key] if self.names.namespace.is_none() => vec![key.as_bytes().to_vec()],
-            _ => Vec::new(),
+    /// Prints the histories of what is named. A key that exists exactly as given comes before an object of that name.
+    fn print(
+        &self,
+        cancel: &Cancel,
+        backup: &BackupLocation,
+        keys: &EncryptionKeys,
+        output: Output,
+        out: &mut Stream,
+    ) -> Result<()> {
+        let mut print = |key: &[u8], mut history: History, is_one: bool| match output {
+            Output::Json => print_json(cancel, key, &mut history, keys, out),
+            Output::Text => {
+                if !is_one {
+                    out.write(format!("{}\n", text::key(key)).as_bytes())?;
+                }
+                self.print_text(cancel, &mut history, keys, out)
+            }
         };
         let mut not_found = None;
-        if let Some(key) = tried.first() {
-            match self.read_key(backup, key, keys) {
+        if let [key] = &self.select.words[..]
+            && self.select.names.namespace.is_none()
+        {
+            match self.read_key(backup, key.as_bytes(), keys) {
                 Err(e) if e.reason() == Reason::KeyNotFound => not_found = Some(e),
-                history => return Ok((key.clone(), history?)),
+                history => return print(key.as_bytes(), history?, true),
             }
         }
+        let objects = match (self.objects_named(backup, keys), &not_found) {
+            (Err(e), Some(no_key)) if e.reason() == Reason::KeyNotFound => {
+                return Err(no_key.again());
+            }
+            (objects, _) => objects?,
+        };
+        for object in &objects {
+            let mut absent = None;
+            let mut histories = object
+                .iter()
+                .map(|key| (key, self.read_key(backup, key, keys)));
+            let found = histories.find(|(_, history)| match history {
+                Err(e) if e.reason() == Reason::KeyNotFound => {
+                    absent.get_or_insert_with(|| e.again());
+                    false
+                }
+                _ => true,
+            });
+            let Some((key, history)) = found else {
+                return Err(absent
+                    .or(not_found)
+                    .unwrap_or_else(|| Error::internal("an object without a key")));
+            };
+            print(key, history?, objects.len() == 1)?;
+        }
+        Ok(())
+    }
+
+    /// Returns the objects that are named, each by the keys that it may have. All objects of a kind are those of the newest
+    /// state.
+    fn objects_named(
+        &self,
+        backup: &BackupLocation,
+        keys: &EncryptionKeys,
+    ) -> Result<Vec<Vec<Vec<u8>>>> {
+        let newest = || backup.open(&Point::default().request(self.timeline.as_deref(), false));
+        let prefixes = &self.select.names.etcd_prefixes();
         let custom = || {
-            let request = Point::default().request(self.timeline.as_deref(), false);
-            let (ctx, source) = backup.open(&request)?;
-            custom_resources(ctx, &source, prefixes)
+            let (ctx, state) = newest()?;
+            custom_resources(ctx, &state, prefixes)
         };
-        let objects = match names.select(custom) {
-            Ok(Selection::Objects(objects)) => objects,
-            Ok(Selection::Kinds(..)) => return Err(not_found.unwrap_or_else(|| Reason::Usage.error(
-                "give the name of one object, too: `deltafold diff KIND --from TIME` shows how several changed",
-            ))),
-            Err(e) => return Err(not_found.unwrap_or(e)),
-        };
-        let [object] = &objects[..] else {
-            return Err(Reason::Usage.error("give the name of one object"));
-        };
-        let mut absent = None;
-        for key in object {
-            if tried.contains(key) {
-                continue;
+        let range = if self.select.prefix.is_empty() {
+            match self.select.named(prefixes, true).select(custom)? {
+                Selection::Objects(objects) => return Ok(objects),
+                Selection::Kinds(_, range) => range,
             }
-            tried.push(key.clone());
-            match self.read_key(backup, key, keys) {
-                Err(e) if e.reason() == Reason::KeyNotFound => absent = absent.or(Some(e)),
-                history => return Ok((key.clone(), history?)),
+        } else {
+            self.select.prefixes()
+        };
+        let (ctx, state) = newest()?;
+        let mut all = Keys::read(ctx, &state, range)?;
+        let mut objects = Vec::new();
+        while all.advance()? {
+            let kv = all.current()?;
+            if self.labels.match_one([&kv], keys) {
+                objects.push(vec![kv.key.to_vec()]);
             }
         }
-        Err(absent
-            .or(not_found)
-            .unwrap_or_else(|| Error::internal("an object without a key")))
+        match objects.len() {
+            0 => Err(Reason::KeyNotFound.error(format!(
+                "no such object exists at revision {}: of one that is deleted, give the name",
+                state.revision
+            ))),
+            n if n > MOST_OBJECTS => Err(Reason::TooLarge.error(format!(
+                "{n} objects are meant, and at most {MOST_OBJECTS} histories are shown at once: give names, a namespace or labels"
+            ))),
+            _ => Ok(objects),
+        }
     }
 
     /// Reads the history of a key, with the Event objects if it is an object.
@@ -172,7 +220,7 @@ impl HistoryArgs {
         key: &[u8],
         keys: &EncryptionKeys,
     ) -> Result<History> {
-        let prefixes = self.names.etcd_prefixes();
+        let prefixes = self.select.names.etcd_prefixes();
         let names = KeyNames::new(Resource::built_in(), &prefixes);
         let prefix = prefixes.of_key(key).unwrap_or_default();
         let object = names.object(key);

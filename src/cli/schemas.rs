@@ -119,6 +119,7 @@ fn of(name: &str, results: Results) -> Value {
     results.push(generator.subschema_for::<Failure>());
     let format = match name {
         "export" => "Each line is a JSON object",
+        "history" => "One JSON object on standard output for each object that is named",
         _ => "One JSON object on standard output",
     };
     let command = match name {

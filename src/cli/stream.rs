@@ -72,6 +72,7 @@ impl Stream {
     /// As [`write`](Self::write).
     pub(super) fn begin_list(&mut self, head: &impl Serialize, list: &str) -> Result<()> {
         let begin = begin_list(&to_json(head)?, list);
+        self.items = 0;
         Open::List.set();
         self.write(begin.as_bytes())
     }

@@ -114,8 +114,33 @@ fn names_are_the_same_everywhere() {
         let history: Value = serde_json::from_str(&succeeds(&format!("{line} -o json"))).unwrap();
         assert_eq!(history["key"], "/registry/deployments/shop/web-1", "{line}");
     }
-    let (code, _, stderr) = run("history deploy -n shop");
-    assert!(code == 64 || code == 66, "{code} {stderr}");
+    let text = succeeds("history deploy -n shop");
+    for name in ["web-1", "web-2"] {
+        let heading = format!("/registry/deployments/shop/{name}");
+        assert!(text.lines().any(|line| line == heading), "{text}");
+    }
+    for (line, expected) in [
+        ("history deploy -n shop -o json", 2),
+        ("history deploy -A -l app=web-1 -o json", 1),
+        ("history cm/shop/cm-1 cm/shop/cm-3 -o json", 2),
+        ("history --prefix /registry/configmaps/shop/cm- -o json", 2),
+    ] {
+        let printed = succeeds(line);
+        let histories: Vec<Value> = serde_json::Deserializer::from_str(&printed)
+            .into_iter()
+            .collect::<Result<_, _>>()
+            .unwrap();
+        assert_eq!(histories.len(), expected, "{line}");
+        for history in histories {
+            assert_eq!(history["status"], "Succeeded", "{line}");
+            assert!(!history["versions"].as_array().unwrap().is_empty());
+        }
+    }
+    let (code, _, stderr) = run("history --prefix=");
+    assert!(
+        code != 0 && stderr.contains("at most 100"),
+        "{code} {stderr}"
+    );
 
     let changed = |line: &str| -> Vec<String> {
         let diff: Value = serde_json::from_str(&succeeds(&format!("{line} -o json"))).unwrap();
