@@ -424,8 +424,9 @@ async fn the_deleted_config_map_is_brought_back() {
     );
     assert!(ran.status.success(), "{stdout}\n{stderr}");
     let advice = format!(
-        "deltafold get configmap/shop/settings --revision {} -o yaml --clean |\n    kubectl apply -f -",
-        deleted - 1
+        "deltafold get configmap/shop/settings --revision {} \\\n    --store {} -o yaml --clean |\n    kubectl apply -f -",
+        deleted - 1,
+        store.display()
     );
     assert!(stdout.contains(&advice), "{stdout}");
     let back = api.get(path).await.unwrap();
