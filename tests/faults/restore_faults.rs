@@ -666,7 +666,7 @@ fn arguments_that_make_no_sense() {
         &["--wal-dir", inside],
         &["--revision", "5", "--time", "2026-11-21T00:00:00Z"],
         &["--revision", "0"],
-        &["--time", "yesterday"],
+        &["--time", "tomorrow"],
         &["--snapshot", store],
         &["--to-snapshot", file],
         &["--if-needed", "somewhat"],
