@@ -57,11 +57,11 @@ pub(super) fn asked(args: &[OsString]) -> (Vec<OsString>, bool) {
 /// Makes the page of `-h` that of `--help`, for the innermost subcommand of these words.
 pub(super) fn usual(command: clap::Command, words: &[OsString]) -> clap::Command {
     let command = command.mut_args(|arg| arg.hide_env(true));
-    let name_of = |word: &OsString| Some(command.find_subcommand(word)?.get_name().to_owned());
-    let mut names = words.iter().map(name_of);
-    if let Some(nth) = names.position(|name| name.is_some())
-        && let Some(name) = name_of(&words[nth])
-    {
+    let mut names = words.iter().enumerate().filter_map(|(nth, word)| {
+        let subcommand = command.find_subcommand(word)?;
+        Some((nth, subcommand.get_name().to_owned()))
+    });
+    if let Some((nth, name)) = names.next() {
         return command.mut_subcommand(name, |c| usual(c, &words[nth + 1..]));
     }
     let about = command.get_long_about().or(command.get_about()).cloned();
@@ -77,7 +77,7 @@ pub(super) fn usual(command: clap::Command, words: &[OsString]) -> clap::Command
     command.after_help(end)
 }
 
-/// Shortens the page of `-h`, and that of `--help`, which is made of it.
+/// Shortens the page of `-h`. That of `--help` is made of it.
 pub(super) fn shorten(command: clap::Command) -> clap::Command {
     let is_for_long_help = |arg: &clap::Arg| {
         let heading = arg.get_help_heading().unwrap_or_default();

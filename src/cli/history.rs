@@ -150,23 +150,22 @@ impl HistoryArgs {
             (objects, _) => objects?,
         };
         for object in &objects {
-            let mut absent = None;
-            let mut histories = object
-                .iter()
-                .map(|key| (key, self.read_key(backup, key, keys)));
-            let found = histories.find(|(_, history)| match history {
-                Err(e) if e.reason() == Reason::KeyNotFound => {
-                    absent.get_or_insert_with(|| e.again());
-                    false
+            let (mut found, mut absent) = (None, None);
+            for key in object {
+                match self.read_key(backup, key, keys) {
+                    Err(e) if e.reason() == Reason::KeyNotFound => absent = absent.or(Some(e)),
+                    history => {
+                        found = Some((key, history?));
+                        break;
+                    }
                 }
-                _ => true,
-            });
+            }
             let Some((key, history)) = found else {
                 return Err(absent
                     .or(not_found)
                     .unwrap_or_else(|| Error::internal("an object without a key")));
             };
-            print(key, history?, objects.len() == 1)?;
+            print(key, history, objects.len() == 1)?;
         }
         Ok(())
     }

@@ -12,6 +12,7 @@ use crate::ops::read::custom_resources;
 use crate::prefix::Context;
 use crate::prefix::open::State;
 use clap::Args;
+use serde_json::{Map, Value};
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
@@ -156,16 +157,23 @@ pub(super) struct LabelArgs {
 }
 
 impl LabelArgs {
+    /// Whether an object has the labels that are asked for, if any are.
+    pub(super) fn match_object(&self, object: &Map<String, Value>) -> bool {
+        let selector = self.selector.as_ref();
+        selector.is_none_or(|selector| selector.matches(labels(object)))
+    }
+
     /// Whether one of these records is an object with the labels that are asked for, if any are.
     pub(super) fn match_one<'k>(
         &self,
         records: impl IntoIterator<Item = &'k KeyValue<'k>>,
         keys: &EncryptionKeys,
     ) -> bool {
-        self.selector.as_ref().is_none_or(|selector| {
-            let mut objects = records.into_iter().map(|kv| Object::of_record(kv, keys));
-            objects.any(|object| object.is_ok_and(|object| selector.matches(labels(&object.json))))
-        })
+        if self.selector.is_none() {
+            return true;
+        }
+        let mut objects = records.into_iter().map(|kv| Object::of_record(kv, keys));
+        objects.any(|object| object.is_ok_and(|object| self.match_object(&object.json)))
     }
 }
 

@@ -1,7 +1,7 @@
 //! Explore: a page that shows a backup at any moment, for a browser on this machine.
 //!
-//! The page is served as soon as the backup is listed, read-only and on loopback. Meanwhile the index is made; what the page shows is computed
-//! from it.
+//! The page is served as soon as the backup is listed, read-only and on loopback. Meanwhile the index is made; what the
+//! page shows is computed from it.
 //!
 //! - [`run`]: reads the backup in the background, and serves until it is cancelled
 //! - `index`: every version of every key; `kinds`: which object a key is

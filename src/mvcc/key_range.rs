@@ -3,6 +3,7 @@
 //! `fold` and the operations that read, restore or compare keys use it.
 
 use std::collections::BTreeSet;
+use std::ops::Bound;
 
 /// A set of keys, compared byte by byte.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -50,7 +51,12 @@ impl KeyRange {
             KeyRange::Key(only) => key == only,
             KeyRange::Keys(keys) => keys.contains(key),
             KeyRange::Prefix(prefix) => key.starts_with(prefix),
-            KeyRange::Prefixes(all) => all.iter().any(|prefix| key.starts_with(prefix)),
+            // No prefix begins another one, so only the last one up to the key may begin it.
+            KeyRange::Prefixes(all) => {
+                let mut up_to_key = all.range::<[u8], _>((Bound::Unbounded, Bound::Included(key)));
+                let last = up_to_key.next_back();
+                last.is_some_and(|prefix| key.starts_with(prefix))
+            }
         }
     }
 }

@@ -349,8 +349,8 @@ impl PlainFiles {
     }
 
     /// Chooses the snapshot of a request: the newest, the newest one that is not later than a time, or the oldest one
-    /// that reaches a revision. A revision is searched by halves, as if revisions grew. Returns where the snapshot is,
-    /// and which of its revisions is meant.
+    /// that reaches a revision. A revision is searched by halves, as if revisions grew. Returns the place of the
+    /// snapshot, and the point in it that is meant.
     ///
     /// # Errors
     /// `OutOfRange` if no snapshot is so old, or none has the revision; errors of opening.

@@ -40,8 +40,9 @@ impl LogFormat {
     }
 }
 
-/// The warnings that were logged. A process that runs for long keeps no more than these.
+/// The warnings that were logged.
 static LOGGED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+/// The most of these that are kept, since a process may run for long.
 const MOST_LOGGED: usize = 1000;
 
 /// Logs a warning of an operation, which its report will have, too.

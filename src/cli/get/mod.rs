@@ -17,7 +17,7 @@ use crate::base::shell;
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::{KeyRange, KeyValue, Revision};
 use crate::objects::reference::Selection;
-use crate::objects::resource::{KeyNames, Resource, labels};
+use crate::objects::resource::{KeyNames, Resource};
 use crate::objects::{EncryptionKeys, yaml};
 use crate::ops::options::StateOptions;
 use crate::ops::read::json::KeyWithRecord;
@@ -30,7 +30,7 @@ use crate::prefix::scan::Scan;
 use clap::Args;
 use schemars::JsonSchema;
 use serde::Serialize;
-use serde_json::{Map, Value};
+use serde_json::Value;
 use std::collections::BTreeSet;
 use std::os::unix::ffi::OsStrExt;
 
@@ -201,9 +201,7 @@ impl Printer<'_> {
             (Err(e), Some((keys, got))) if e.reason() == Reason::KeyNotFound => {
                 let no_key = read::not_found(&keys, source.revision);
                 return Err(match got {
-                    Got::Nothing { begins_others } if begins_others => {
-                        self.absent(ctx, scan, source, &keys, got)
-                    }
+                    Got::Beginning => self.absent(ctx, scan, source, &keys, got),
                     _ => e.reason().error(format!("{no_key}, and {e}")),
                 });
             }
@@ -230,7 +228,7 @@ impl Printer<'_> {
         }
     }
 
-    /// Prints several objects, each of which may have several keys.
+    /// Prints several objects. Each may have several keys.
     fn print_objects_named(
         &self,
         ctx: &Context,
@@ -245,11 +243,7 @@ impl Printer<'_> {
         let is_missing = |keys: &&Vec<Vec<u8>>| keys.iter().all(|key| missing.contains(key));
         match objects.iter().find(is_missing) {
             None => Ok(()),
-            Some(keys) => {
-                let begins_others = false;
-                let got = Got::Nothing { begins_others };
-                Err(self.absent(ctx, scan, source, keys, got))
-            }
+            Some(keys) => Err(self.absent(ctx, scan, source, keys, Got::Nothing)),
         }
     }
 
@@ -266,13 +260,7 @@ impl Printer<'_> {
         // The places of other API servers say nothing more.
         let is_name = keys.first().is_some_and(|key| !key.starts_with(b"/"));
         let e = read::not_found(keys.iter().take(1 + usize::from(is_name)), source.revision);
-        if let (
-            Got::Nothing {
-                begins_others: true,
-            },
-            Some(key),
-        ) = (got, keys.first())
-        {
+        if let (Got::Beginning, Some(key)) = (got, keys.first()) {
             return e.reason().error(format!(
                 "{e}: for the keys that begin so give --prefix {}",
                 key.escape_ascii()
@@ -281,7 +269,7 @@ impl Printer<'_> {
         let range = KeyRange::Keys(keys.iter().cloned().collect());
         let advice = match read::last_deletion(ctx, scan, source, &range) {
             Err(e) => return e,
-            Ok(None) => "the backup records no deletion of it, either: check the name".to_owned(),
+            Ok(None) => read::NO_DELETION.to_owned(),
             Ok(Some(deletion)) => {
                 let prefixes = &self.args.select.names.etcd_prefixes();
                 let names = KeyNames::new(Resource::built_in(), prefixes);
@@ -346,12 +334,6 @@ impl Printer<'_> {
             out.write(none.as_bytes())?;
         }
         Ok(())
-    }
-
-    /// Whether the labels of an object are those that are asked for.
-    fn is_selected(&self, object: &Map<String, Value>) -> bool {
-        let selector = self.args.labels.selector.as_ref();
-        selector.is_none_or(|selector| selector.matches(labels(object)))
     }
 
     fn print_key(&self, source: &State, kv: &KeyValue<'_>, out: &mut Stream) -> Result<()> {

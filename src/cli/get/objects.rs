@@ -43,7 +43,7 @@ impl Printer<'_> {
                     continue;
                 }
             };
-            if !self.is_selected(&object) {
+            if !self.args.labels.match_object(&object) {
                 continue;
             }
             let item = match self.format {

@@ -119,7 +119,7 @@ impl Printer<'_> {
         });
         match Object::of_record_with(kv, &self.keys, Detail::WithoutManagers) {
             Ok(object) => {
-                if !self.is_selected(&object.json) {
+                if !self.args.labels.match_object(&object.json) {
                     return None;
                 }
                 row.extend(cells(&Value::Object(object.json), columns, now));

@@ -85,6 +85,16 @@ impl Written {
         }))
     }
 
+    /// Returns the part that is asked for.
+    fn shown(&self, show: &Show<'_>) -> Option<&Object> {
+        let part = if show.is_clean {
+            &self.clean
+        } else {
+            &self.object
+        };
+        part.as_ref()
+    }
+
     /// Whether a user may have made this of an older version.
     fn is_of_user(&self, old: Option<&Written>) -> bool {
         let old = old.and_then(|old| old.clean.as_ref());
@@ -95,23 +105,15 @@ impl Written {
 
 impl LifeVersion {
     /// `new` is `None` for a deletion; `old` is the version before, if there is one and it is no deletion.
-    fn of(
+    fn of<'w>(
         index: &Index,
         version: &Version,
-        new: Option<&Written>,
-        old: Option<&Written>,
+        new: Option<&'w Written>,
+        old: Option<&'w Written>,
         show: &Show<'_>,
     ) -> Self {
-        let part = |written: Option<&'_ Written>| -> Option<Object> {
-            let written = written?;
-            let part = if show.is_clean {
-                &written.clean
-            } else {
-                &written.object
-            };
-            part.clone()
-        };
         let object = new.and_then(|new| new.object.as_ref());
+        let shown = |written: &'w Written| written.shown(show);
         LifeVersion {
             revision: version.revision,
             time: index.time_of(version.revision).map(rfc3339),
@@ -124,8 +126,8 @@ impl LifeVersion {
             managers: object.map_or_else(Vec::new, |object| {
                 object.managers_since(old.and_then(|old| old.object.as_ref()))
             }),
-            fields: match part(new).zip(part(old)) {
-                Some((new, old)) => fields(&new, &old, show.has_secrets),
+            fields: match new.and_then(shown).zip(old.and_then(shown)) {
+                Some((new, old)) => fields(new, old, show.has_secrets),
                 None => Vec::new(),
             },
             is_of_user: new.is_none_or(|new| new.is_of_user(old)),

@@ -118,14 +118,12 @@ impl Deleted {
             None => None,
             Some((_, Ok((_, from)))) => Some(from),
             Some((request, Err(e))) if is_unknown(&e) && !is_later(request.at) => {
-                let where_it_is = match e.reason() {
-                    Reason::RevisionGap => "is where snapshots are missing",
-                    _ => "is before the oldest state of the backup",
+                let why = match e.reason() {
+                    Reason::RevisionGap => "snapshots are missing at --since",
+                    _ => "--since is before the oldest state of the backup",
                 };
-                warn(
-                    &mut warnings,
-                    format!("--since {where_it_is}: all deletions that the backup holds are shown"),
-                );
+                let cut = format!("{why}: all deletions that the backup holds are shown");
+                warn(&mut warnings, cut);
                 None
             }
             Some((_, Err(e))) => return Err(e),
@@ -258,11 +256,13 @@ impl Walk<'_> {
             let deletion = last.map(|last| &changes[last]);
             let revision = deletion.map(|d| d.main);
             let time = deletion.and_then(|d| d.time.clone());
-            let reached = revision.unwrap_or(self.base);
-            let after = self.moments.iter().filter(|(last, _)| *last >= reached);
-            let not_after = after.map(|(_, taken)| *taken).min();
+            let not_after = if time.is_none() {
+                first_snapshot_after(&self.moments, revision.unwrap_or(self.base))
+            } else {
+                None
+            };
             deleted = Some(DeletedKey {
-                not_after: not_after.filter(|_| time.is_none()),
+                not_after,
                 revision,
                 time,
                 owner,
@@ -275,6 +275,15 @@ impl Walk<'_> {
         }
         Ok(Some(deleted))
     }
+}
+
+/// Returns when the first snapshot was taken that reaches a revision.
+fn first_snapshot_after(
+    moments: &[(Revision, DateTime<Utc>)],
+    revision: Revision,
+) -> Option<DateTime<Utc>> {
+    let after = moments.iter().filter(|(last, _)| *last >= revision);
+    after.map(|(_, taken)| *taken).min()
 }
 
 fn is_event(resource: &Resource) -> bool {

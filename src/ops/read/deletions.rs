@@ -132,6 +132,9 @@ impl Deletions {
     }
 }
 
+/// The advice for a key that does not exist and was not deleted.
+pub const NO_DELETION: &str = "the backup records no deletion of it, either: check the name";
+
 /// The last deletion of several keys.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LastDeletion {
@@ -178,7 +181,7 @@ pub fn deletion_advice(
     range: &KeyRange,
 ) -> Result<String> {
     let Some(deletion) = last_deletion(ctx, scan, state, range)? else {
-        return Ok("the backup records no deletion of it, either: check the name".to_owned());
+        return Ok(NO_DELETION.to_owned());
     };
     let before = deletion.revision.previous();
     Ok(format!(

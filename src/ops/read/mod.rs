@@ -25,7 +25,7 @@ use crate::prefix::open::SnapshotReader;
 use crate::prefix::open::State;
 use crate::prefix::select::DeltaSlice;
 pub(crate) use deletions::last_deletion;
-pub use deletions::{Deletion, LastDeletion, deletion_advice};
+pub use deletions::{Deletion, LastDeletion, NO_DELETION, deletion_advice};
 use std::sync::Mutex;
 
 /// The bytes of records that are held in memory while they are sorted.
@@ -164,7 +164,11 @@ pub fn get(
         each(&KeyValue::decode(record)?)?;
         return Ok(Got::Record);
     }
-    Ok(Got::Nothing { begins_others })
+    Ok(if begins_others {
+        Got::Beginning
+    } else {
+        Got::Nothing
+    })
 }
 
 /// The result of [`get`].
@@ -173,13 +177,12 @@ pub enum Got {
     /// A key exists.
     Record,
     /// No key exists.
-    Nothing {
-        /// Whether the first key begins others.
-        begins_others: bool,
-    },
+    Nothing,
+    /// No key exists, and the first one begins others.
+    Beginning,
 }
 
-/// Returns the error for keys of which none exists.
+/// Returns the error that no such key exists.
 pub fn not_found<'k>(keys: impl IntoIterator<Item = &'k Vec<u8>>, revision: Revision) -> Error {
     let keys: Vec<String> = keys
         .into_iter()
