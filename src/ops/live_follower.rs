@@ -4,6 +4,7 @@
 
 use crate::base::printable;
 use crate::base::time::utc;
+use crate::error::Result;
 use crate::ops::snapshot::follow::LOCK;
 use crate::store::Store;
 use crate::store::lock::Lock;
@@ -24,24 +25,52 @@ pub struct LiveFollower {
     pub saved_nothing_since: Option<DateTime<Utc>>,
 }
 
-impl LiveFollower {
-    /// Returns the follower that holds the lock in `store`, if it has renewed it just now. `newest` is when the
-    /// newest snapshot was taken. A lock that cannot be read names nobody: this is a hint, and no protection.
+/// A follower that holds the lock of the prefix.
+pub enum FoundFollower {
+    /// It has renewed the lock just now.
+    Live(LiveFollower),
+    /// It has not, did not give the lock back, and nobody has saved since: it was killed, or its machine is gone.
+    Dead {
+        /// Its Pod or machine, and its process ID.
+        holder: String,
+        /// When it last renewed the lock.
+        renewed: DateTime<Utc>,
+    },
+}
+
+impl FoundFollower {
+    /// Returns the follower that holds the lock in `store`. `newest` is when the newest snapshot was taken. A lock that
+    /// cannot be read names nobody: this is a hint, and no protection.
     pub fn find(store: &Store, newest: Option<DateTime<Utc>>) -> Option<Self> {
-        let lock = Lock::new(store, LOCK, "", Duration::ZERO).ok()?;
-        let record = match lock.read() {
-            Ok(record) => record?,
+        match Self::read(store, newest) {
+            Ok(found) => found,
             Err(e) => {
                 tracing::debug!("cannot tell whether a follower is live: {e}");
-                return None;
+                None
             }
-        };
-        (Utc::now() - record.renew_time <= MAX_AGE).then(|| LiveFollower {
-            holder: printable::line(&record.holder_identity).into_owned(),
-            saved_nothing_since: newest,
-        })
+        }
     }
 
+    fn read(store: &Store, newest: Option<DateTime<Utc>>) -> Result<Option<Self>> {
+        let lock = Lock::new(store, LOCK, "", Duration::ZERO)?;
+        let Some(record) = lock.read()? else {
+            return Ok(None);
+        };
+        let renewed = record.renew_time;
+        let holder = printable::line(&record.holder_identity).into_owned();
+        if Utc::now() - renewed <= MAX_AGE {
+            return Ok(Some(FoundFollower::Live(LiveFollower {
+                holder,
+                saved_nothing_since: newest,
+            })));
+        }
+        // Whoever has saved since has replaced it. It may have saved itself just before its end.
+        let was_replaced = newest.is_some_and(|newest| newest - renewed > MAX_AGE);
+        Ok((!was_replaced).then_some(FoundFollower::Dead { holder, renewed }))
+    }
+}
+
+impl LiveFollower {
     /// Returns the follower as a text: `HOLDER, which has saved nothing since TIME`.
     pub fn text(&self) -> String {
         let since = self.saved_nothing_since.map(utc);

@@ -221,7 +221,7 @@ metrics! {
     store_read: OnceKnown<Counter> = bytes("store_read", "Bytes read from the store");
     store_written: OnceKnown<Counter> = bytes("store_written", "Bytes written to the store");
     failures: Family<Labels<3>, Counter> = plain("failures", "Failures, including those that a retry resolved, by the reason and exit code of docs/exit-codes.md");
-    unsaved_revisions: OnceKnown<Int> = plain("unsaved_revisions", "Revisions of etcd that are not in any snapshot yet");
+    unsaved_revisions: OnceKnown<Int> = plain("unsaved_revisions", "Revisions of etcd that are not in any snapshot yet, also while the follower waits for the lock or the store refuses it");
     unsaved_for: Age = seconds("unsaved_age", "Age of the oldest change that is not known to be in a snapshot: the current recovery point");
     spool: OnceKnown<Int> = bytes("spool", "Size of the events in the temporary directory that wait for the store");
     first_restorable: OnceKnown<Int> = plain("restorable_first_revision", "First revision of the newest range that can be restored without a gap");
@@ -436,11 +436,13 @@ impl Metrics {
         self.failures.get_or_create(&labels).inc();
     }
 
-    /// Sets the number of revisions that are not in any snapshot, and the time of the oldest of these changes
-    /// (`None` if all changes are saved). If etcd does not respond, that is the time of its last response:
-    /// later changes may be unsaved.
-    pub fn unsaved(&self, revisions: u64, since: Option<DateTime<Utc>>) {
-        self.unsaved_revisions.get().set(int(revisions));
+    /// Sets the number of revisions that are not in any snapshot (`None` if it is unknown: the last one stays), and the
+    /// time of the oldest of these changes (`None` if all changes are saved). If etcd does not respond, that is the time
+    /// of its last response: later changes may be unsaved.
+    pub fn unsaved(&self, revisions: Option<u64>, since: Option<DateTime<Utc>>) {
+        if let Some(revisions) = revisions {
+            self.unsaved_revisions.get().set(int(revisions));
+        }
         self.unsaved_for.set(since);
     }
 
@@ -609,16 +611,16 @@ mod tests {
         let m = Metrics::new();
         assert_eq!(value(&m, AGE), None);
         let since = Utc::now() - chrono::Duration::hours(1);
-        m.unsaved(5, Some(since));
+        m.unsaved(Some(5), Some(since));
         let first = value(&m, AGE).unwrap();
         assert!(first >= 3600.0, "{first}");
         std::thread::sleep(Duration::from_millis(2));
-        m.unsaved(6, Some(since));
+        m.unsaved(Some(6), Some(since));
         assert!(value(&m, AGE).unwrap() > first);
-        m.unsaved(0, None);
+        m.unsaved(Some(0), None);
         assert_eq!(value(&m, AGE), Some(0.0));
         // A clock that was set back does not make the age negative.
-        m.unsaved(1, Some(Utc::now() + chrono::Duration::hours(1)));
+        m.unsaved(Some(1), Some(Utc::now() + chrono::Duration::hours(1)));
         let ahead = value(&m, AGE).unwrap();
         assert!((0.0..3600.0).contains(&ahead), "{ahead}");
     }

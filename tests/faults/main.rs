@@ -12,6 +12,7 @@ mod exclude_marks;
 mod first_writers_on_minio;
 mod follow;
 mod follow_store_outage;
+mod follow_temp_dir;
 mod full_disk;
 mod gc_faults;
 mod gc_model;

@@ -132,7 +132,7 @@ fn told() -> Metrics {
     m.store_written(300);
     m.failed("watch", Reason::EtcdUnreachable);
     m.failed("watch", Reason::EtcdUnreachable);
-    m.unsaved(3, None);
+    m.unsaved(Some(3), None);
     m.spooled(500);
     m.restorable(&RestorableWindow {
         first_revision: 5,

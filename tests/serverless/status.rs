@@ -26,6 +26,11 @@ fn age_to(store: &Path, seconds: i64) {
     }
 }
 
+/// Removes the lock of a follower that was killed.
+fn forget_follower(store: &Path) {
+    let _ = fs::remove_dir_all(store.join("deltafold-locks"));
+}
+
 /// A copy of a fixture whose newest snapshot was just taken.
 fn fresh(name: &str) -> TempDir {
     let store = copy_fixture(name);
@@ -225,12 +230,13 @@ fn two_snapshotters_of_the_same_revisions_are_noted() {
     assert_eq!(found["snapshots"].as_array().unwrap().len(), 2);
 }
 
-/// A record that was not renewed for a minute is of a dead follower.
+/// A record that was not renewed for a minute is of a dead follower. It is found, unless another snapshotter has
+/// replaced it.
 #[test]
 fn a_follower_is_named_while_it_renews_its_lock() {
     let store = fresh("kubernetes");
     fs::create_dir(store.path().join("deltafold-locks")).unwrap();
-    let follower = |holder: &str, seconds: i64| {
+    let write = |holder: &str, seconds: i64| {
         let renewed = Utc::now() - chrono::TimeDelta::seconds(seconds);
         let record = serde_json::json!({
             "holderIdentity": holder, "acquireTime": "2026-01-01T00:00:00Z", "renewTime": renewed,
@@ -238,13 +244,26 @@ fn a_follower_is_named_while_it_renews_its_lock() {
         });
         let path = store.path().join("deltafold-locks/follow.json");
         fs::write(path, record.to_string()).unwrap();
+    };
+    let follower = |holder: &str, seconds: i64| {
+        write(holder, seconds);
         is(store.path(), &[], "Healthy", &[])["follower"].clone()
     };
     let live = follower("pod-0.1\u{1b}[2J", 5);
     assert_eq!(live["holder"], "pod-0.1\\u{1b}[2J");
     assert!(live["saved_nothing_since"].is_string(), "{live}");
-    assert_eq!(follower("pod-0.1", 100), Value::Null);
+    // Somebody else has saved since.
+    assert_eq!(follower("pod-0.1", 100_000), Value::Null);
     assert_eq!(follower("", 5), Value::Null);
+    age_to(store.path(), 120);
+    write("pod-0.1", 100);
+    let dead = is(store.path(), &["--max-age", "9d"], "Stale", &["Stale"]);
+    assert_eq!(dead["follower"], Value::Null);
+    let message = dead["message"].as_str().unwrap();
+    assert!(
+        message.contains("pod-0.1 has not renewed its lock for 1m"),
+        "{message}"
+    );
     fs::write(store.path().join("deltafold-locks/follow.json"), "rubbish").unwrap();
     assert_eq!(
         is(store.path(), &[], "Healthy", &[])["follower"],
@@ -306,6 +325,7 @@ fn every_layout_has_a_status() {
         let store = scratch::folder().unwrap();
         let prefix = fixtures_dir().join("prefix").join(name);
         copy_dir(&prefix, store.path());
+        forget_follower(store.path());
         let long = ["--max-age", "36500d"];
         let (code, json) = status(store.path(), &long);
         assert_eq!(code, 0, "{name}: {json:#}");
@@ -375,6 +395,7 @@ fn the_source_of_a_copy_cannot_call_a_good_target_damaged() {
 fn a_good_timeline_does_not_hide_that_the_newest_is_damaged() {
     let store = scratch::folder().unwrap();
     copy_dir(&fixtures_dir().join("prefix/plain"), store.path());
+    forget_follower(store.path());
     damage(&store.path().join("v2/Incr-00000056-00000065-1795431115.gz"));
     let long = ["--max-age", "36500d"];
     assert_eq!(verify(store.path(), &[]), 65);

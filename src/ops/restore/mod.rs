@@ -23,7 +23,7 @@ use crate::datadir::membership::Cluster;
 use crate::error::{Error, Reason, Result};
 use crate::fold::rebuild::Rebuild;
 use crate::mvcc::Revision;
-use crate::ops::live_follower::LiveFollower;
+use crate::ops::live_follower::FoundFollower;
 pub use crate::ops::plain_target::PlainTarget;
 use crate::ops::report::{Report, ReportBuilder};
 use crate::prefix::Context;
@@ -269,7 +269,9 @@ impl Restoration<'_> {
             return None;
         }
         let newest = source.inputs().map(|s| s.name.created_at()).max();
-        let follower = LiveFollower::find(&ctx.store, newest)?;
+        let FoundFollower::Live(follower) = FoundFollower::find(&ctx.store, newest)? else {
+            return None;
+        };
         Some(format!(
             "{} is followed by {}: if it holds later changes, they are not restored. To save them first, stop it with SIGTERM and restore again",
             ctx.store.url(),

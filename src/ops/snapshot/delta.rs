@@ -261,7 +261,7 @@ impl<'a> DeltaCollector<'a> {
 
     fn save(&mut self, saver: &mut Saver<'_>) -> Result<()> {
         match self.pending.seal(self.ctx)? {
-            Some(sealed) => saver.save(&sealed),
+            Some(sealed) => saver.save(&sealed.pack(self.ctx, saver.encoding())?),
             None => Ok(()),
         }
     }

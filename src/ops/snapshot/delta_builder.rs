@@ -1,6 +1,6 @@
 //! Builds a delta: collects transactions in a temporary file, then compresses, uploads and names it.
 //!
-//! The file stays until the store has the delta, so a failing store loses no event. This module does not read
+//! The compressed file stays until the store has the delta, so a failing store loses no event. This module does not read
 //! from etcd. Called by `snapshot delta` and `snapshot follow`.
 
 use super::NewSnapshot;
@@ -15,7 +15,7 @@ use crate::base::temp::TempFile;
 use crate::base::{ReadAt as _, fixed_record};
 use crate::error::{Error, Result};
 use crate::etcd::feed::{Fingerprint, KeyChange, Position, Transaction};
-use crate::fold::publish::{NAMES_TRIED, Packer};
+use crate::fold::publish::{NAMES_TRIED, PackedSnapshot, Packer};
 use crate::mvcc::{Change, KeyValue, Revision};
 use crate::prefix::Context;
 use chrono::{DateTime, Utc};
@@ -201,7 +201,8 @@ impl PendingDelta {
         Ok(())
     }
 
-    /// Ends this delta and begins an empty one. Returns `None` if this delta is empty.
+    /// Ends this delta and begins an empty one. Returns `None` if this delta is empty. Can be retried after an error
+    /// to make the file of the empty one.
     ///
     /// # Errors
     /// `Io`, `NoSpace`.
@@ -220,7 +221,6 @@ impl PendingDelta {
             first,
             last,
             events,
-            created: OnceCell::new(),
         }))
     }
 }
@@ -229,12 +229,55 @@ pub(super) const WRITE_EVENTS: &str =
     "write events to the temporary directory (choose another with --temp-dir)";
 pub(super) const READ_EVENTS: &str = "read events from the temporary directory";
 
-/// A complete delta that is not saved yet.
+/// A complete delta that is not compressed yet.
 pub(super) struct SealedDelta {
     file: TempFile,
-    pub(super) first: Revision,
-    pub(super) last: Revision,
-    pub(super) events: u64,
+    first: Revision,
+    last: Revision,
+    events: u64,
+}
+
+impl SealedDelta {
+    /// Compresses and encrypts the delta into a temporary file. Can be retried after an error.
+    ///
+    /// # Errors
+    /// `Io`, `NoSpace`, `Terminated`.
+    pub(super) fn pack(&self, ctx: &Context, encoding: Encoding) -> Result<PackedDelta> {
+        let write_error = |e| Error::io("write the new delta", e);
+        let mut frame = FrameWriter::new(Packer::to_file(ctx, encoding)?);
+        let read_error = |e| Error::io(READ_EVENTS, e);
+        for_each_piece(
+            self.file.reader(),
+            ctx.store.cancel(),
+            read_error,
+            |piece| frame.write_all(piece).map_err(write_error),
+        )?;
+        Ok(PackedDelta {
+            packed: frame.finish().map_err(write_error)?.packed()?,
+            uncompressed_bytes: self.file.len(),
+            events: self.events,
+            name: SnapshotName {
+                kind: Kind::Incr,
+                start: self.first,
+                last: self.last,
+                created: 0,
+                compression: encoding.compression,
+                is_final: false,
+                is_encrypted: ctx.keys.encrypts(),
+            },
+            created: OnceCell::new(),
+        })
+    }
+}
+
+/// A delta that only has to be uploaded.
+pub(super) struct PackedDelta {
+    packed: PackedSnapshot,
+    /// The size of the events, in bytes.
+    uncompressed_bytes: u64,
+    events: u64,
+    /// The name, but for its time.
+    name: SnapshotName,
     /// The time in the name, fixed by the first attempt to save. A retry uses the same name and so finds an
     /// object that a seemingly failed attempt has written.
     created: OnceCell<i64>,
@@ -247,15 +290,19 @@ pub(super) struct SavedDelta {
     pub(super) was_name_free: bool,
 }
 
-impl SealedDelta {
-    /// Compresses, uploads, verifies and names the delta, with a time before `wall`. Can be retried after an error.
+impl PackedDelta {
+    /// Returns the last revision.
+    pub(super) fn last(&self) -> Revision {
+        self.name.last
+    }
+
+    /// Uploads, verifies and names the delta, with a time before `wall`. Can be retried after an error.
     ///
     /// # Errors
-    /// Fails with the store's errors, `Io` and `Terminated`.
+    /// Fails with the store's errors and `Terminated`.
     pub(super) fn save(
         &self,
         ctx: &Context,
-        encoding: Encoding,
         newest: Option<NewestSnapshot>,
         wall: Option<&Wall>,
     ) -> Result<SavedDelta> {
@@ -264,24 +311,10 @@ impl SealedDelta {
             .get_or_init(|| name_time(Kind::Incr, newest, Utc::now()));
         let created = Wall::name_before(wall, *created);
         let mut name = SnapshotName {
-            kind: Kind::Incr,
-            start: self.first,
-            last: self.last,
             created,
-            compression: encoding.compression,
-            is_final: false,
-            is_encrypted: ctx.keys.encrypts(),
+            ..self.name.clone()
         };
-        let write_error = |e| Error::io("write the new delta", e);
-        let mut frame = FrameWriter::new(Packer::to_file(ctx, encoding)?);
-        let read_error = |e| Error::io(READ_EVENTS, e);
-        for_each_piece(
-            self.file.reader(),
-            ctx.store.cancel(),
-            read_error,
-            |piece| frame.write_all(piece).map_err(write_error),
-        )?;
-        let packed = frame.finish().map_err(write_error)?.packed()?;
+        let packed = &self.packed;
         packed.publish(ctx, &mut name, NAMES_TRIED)?;
         tracing::info!(
             snapshot = %name,
@@ -293,7 +326,7 @@ impl SealedDelta {
             was_name_free: name.created == created,
             snapshot: NewSnapshot {
                 bytes: packed.bytes(),
-                uncompressed_bytes: self.file.len(),
+                uncompressed_bytes: self.uncompressed_bytes,
                 events: self.events,
                 hash_kv: None,
                 compact_revision: None,

@@ -1,7 +1,7 @@
 //! The queue between the watch and the follower: transactions in unnamed files in the temporary directory.
 //!
 //! While the store is away, the queue takes as much as its limit allows. Then the watch pauses, and etcd keeps
-//! the events. A large queue pays off: a watch that is far behind receives only some thousand revisions a
+//! the events. It pauses as well while the temporary directory takes nothing. A large queue pays off: a watch that is far behind receives only some thousand revisions a
 //! second, and none that etcd has compacted meanwhile. This module does not save anything. Called by
 //! [`super::follow`].
 
@@ -23,6 +23,10 @@ use std::time::{Duration, Instant};
 const WATCH_TIMEOUT: Duration = Duration::from_secs(1);
 /// The first and the longest back-off before a failed watch is started again.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(15));
+/// The pause before events that could not be written to the temporary directory are written again.
+const WRITE_PAUSE: Duration = Duration::from_secs(1);
+/// How often a pause is logged that goes on.
+const WARNING_INTERVAL: Duration = Duration::from_secs(60);
 /// The maximum size of the files together, in bytes.
 const MAX_FILE_BYTES: u64 = 1 << 30;
 /// A file of the limit divided by this number takes no more transactions: the next ones go to another file, so that
@@ -53,8 +57,6 @@ struct Waiting {
     limit: u64,
     /// The oldest file comes first. Only the last one may have been read to its end.
     files: VecDeque<WaitingFile>,
-    /// Whether a write has failed: the last file takes no more transactions.
-    is_broken: bool,
     /// The origin of the times in the files.
     epoch: Instant,
 }
@@ -65,6 +67,8 @@ struct WaitingFile {
     read_to: u64,
     /// The offset after the last transaction.
     end: u64,
+    /// Whether a write has failed: the file takes no more transactions.
+    is_broken: bool,
 }
 
 impl WaitingFile {
@@ -79,7 +83,6 @@ impl Waiting {
             dir,
             limit,
             files: VecDeque::new(),
-            is_broken: false,
             epoch: Instant::now(),
         }
     }
@@ -97,7 +100,7 @@ impl Waiting {
     /// read counts until its file is removed, because it takes space until then.
     fn has_room(&self, bytes: u64) -> bool {
         let size: u64 = self.files.iter().map(|f| f.end).sum();
-        self.is_empty() || (!self.is_broken && size + bytes <= self.limit)
+        self.is_empty() || size + bytes <= self.limit
     }
 
     /// Appends a transaction.
@@ -105,12 +108,13 @@ impl Waiting {
     /// # Errors
     /// `Io`, `NoSpace`, `PermissionDenied`. The transactions before this one can still be read.
     fn push(&mut self, transaction: &EncodedTransaction) -> Result<()> {
-        let is_full = |last: &WaitingFile| last.end >= self.limit / FILES;
-        if self.files.back().is_none_or(is_full) {
+        let takes_more = |last: &WaitingFile| !last.is_broken && last.end < self.limit / FILES;
+        if !self.files.back().is_some_and(takes_more) {
             self.files.push_back(WaitingFile {
                 file: self.dir.file()?,
                 read_to: 0,
                 end: 0,
+                is_broken: false,
             });
         }
         let last = self.files.len() - 1;
@@ -119,7 +123,7 @@ impl Waiting {
         if written.is_ok() {
             last.end += transaction.file_bytes();
         } else {
-            self.is_broken = true;
+            last.is_broken = true;
         }
         self.remove_read_files();
         written.map_err(|e| Error::io(WRITE_EVENTS, e))
@@ -141,17 +145,16 @@ impl Waiting {
         Ok(Some(transaction))
     }
 
-    /// Removes the files that were read. The last one is continued, unless it is large or broken.
+    /// Removes the files that were read, and broken ones that hold nothing. The last file is continued, unless it
+    /// is large.
     fn remove_read_files(&mut self) {
-        while let Some(first) = self.files.front()
-            && first.waiting_bytes() == 0
-            && (self.files.len() > 1 || self.is_broken || first.end >= CONTINUED_FILE_BYTES)
-        {
-            self.files.pop_front();
-        }
-        if self.files.is_empty() {
-            self.is_broken = false;
-        }
+        let last = self.files.len().saturating_sub(1);
+        let mut nth = 0;
+        self.files.retain(|file| {
+            let is_continued = nth == last && !file.is_broken && file.end < CONTINUED_FILE_BYTES;
+            nth += 1;
+            file.waiting_bytes() > 0 || is_continued
+        });
     }
 }
 
@@ -164,6 +167,33 @@ struct QueueState {
     watch: WatchStatus,
     /// Since when the watch has been failing.
     down_since: Option<Instant>,
+    /// When to log again that the temporary directory takes nothing.
+    next_warning: Instant,
+}
+
+impl QueueState {
+    /// Records that the temporary directory does not take events.
+    fn record_pause(&mut self, e: &Error) {
+        let now = Instant::now();
+        if self.watch.paused.is_none() {
+            self.watch.failures += 1;
+            self.watch.failure.get_or_insert(e.reason());
+            self.next_warning = now;
+        }
+        let since = self.watch.paused.as_ref().map_or(now, |pause| pause.since);
+        self.watch.paused = Some(Pause {
+            since,
+            reason: e.reason(),
+            message: e.to_string(),
+        });
+        if self.next_warning <= now {
+            self.next_warning = now + WARNING_INTERVAL;
+            tracing::warn!(
+                reason = e.reason().as_str(),
+                "the watch pauses until events can be written, and etcd keeps them: {e}"
+            );
+        }
+    }
 }
 
 struct Queue {
@@ -183,6 +213,7 @@ impl Queue {
                     ..WatchStatus::default()
                 },
                 down_since: None,
+                next_warning: Instant::now(),
             }),
             changed: Condvar::new(),
         }
@@ -192,11 +223,9 @@ impl Queue {
         lock(&self.state)
     }
 
-    /// Appends a transaction, after waiting until it fits. Returns false if the queue is closed.
-    ///
-    /// # Errors
-    /// Fails as [`Waiting::push`], if no transaction waits.
-    fn push(&self, transaction: &EncodedTransaction) -> Result<bool> {
+    /// Appends a transaction, after waiting until it fits and the temporary directory takes it. Returns false if the
+    /// queue is closed.
+    fn push(&self, transaction: &EncodedTransaction) -> bool {
         let bytes = transaction.file_bytes();
         let mut state = self.state();
         loop {
@@ -205,18 +234,22 @@ impl Queue {
                 .wait_while(state, |s| !s.closed && !s.transactions.has_room(bytes));
             state = unpoisoned(waited);
             if state.closed {
-                return Ok(false);
+                return false;
             }
-            match state.transactions.push(transaction) {
-                Ok(()) => break,
-                Err(e) if state.transactions.is_empty() => return Err(e),
-                Err(e) => {
-                    tracing::warn!("the watch pauses until the waiting events are saved: {e}")
-                }
-            }
+            let Err(e) = state.transactions.push(transaction) else {
+                break;
+            };
+            state.record_pause(&e);
+            let waited = self
+                .changed
+                .wait_timeout_while(state, WRITE_PAUSE, |s| !s.closed);
+            (state, _) = unpoisoned(waited);
+        }
+        if state.watch.paused.take().is_some() {
+            tracing::info!("the watch goes on: the temporary directory takes events again");
         }
         self.changed.notify_all();
-        Ok(true)
+        true
     }
 
     /// Sets what is delivered after the transactions.
@@ -284,10 +317,20 @@ pub(super) struct WatchStatus {
     pub(super) failures: u64,
     /// Why the watch is failing now; `None` if it works.
     pub(super) failure: Option<Reason>,
+    /// Why and since when the watch pauses; `None` if the temporary directory takes its events.
+    pub(super) paused: Option<Pause>,
     /// Bytes of events that wait in the temporary directory.
     pub(super) waiting_bytes: u64,
     /// How long the watch has been failing; `None` if it works.
     pub(super) down_for: Option<Duration>,
+}
+
+/// A pause of the watch: the temporary directory does not take its events.
+#[derive(Debug, Clone)]
+pub(super) struct Pause {
+    pub(super) since: Instant,
+    pub(super) reason: Reason,
+    pub(super) message: String,
 }
 
 /// A watch on its own thread. Dropping it ends the thread.
@@ -375,12 +418,11 @@ fn fill_queue(mut feed: Feed, queue: &Queue, bandwidth: Option<&(Bandwidth, Canc
                     // The operation was cancelled.
                     return;
                 }
-                match queue.push(&encoded) {
-                    Ok(true) => continue,
-                    // The queue is closed.
-                    Ok(false) => return,
-                    Err(e) => WatchOutput::Failed(e),
+                if queue.push(&encoded) {
+                    continue;
                 }
+                // The queue is closed.
+                return;
             }
             Ok(Next::Ended(ended)) => WatchOutput::Ended(ended),
             Err(e) if e.reason().is_retryable() => {
@@ -446,7 +488,7 @@ mod tests {
         let pushing = std::thread::spawn(move || {
             for revision in 1..=50 {
                 let t = transaction(revision, bytes(revision));
-                assert!(queue_of_thread.push(&t).unwrap());
+                assert!(queue_of_thread.push(&t));
                 assert!(
                     size(&queue_of_thread) <= LIMIT.max(t.file_bytes()),
                     "{revision}"
@@ -460,7 +502,7 @@ mod tests {
         pushing.join().unwrap();
         assert!(queue.state().transactions.is_empty());
         queue.state().closed = true;
-        assert!(!queue.push(&transaction(51, 1)).unwrap());
+        assert!(!queue.push(&transaction(51, 1)));
     }
 
     #[test]
@@ -471,7 +513,7 @@ mod tests {
         for revision in 1..=4000 {
             let t = transaction(revision, 1000);
             assert!(queue.state().transactions.has_room(bytes), "{revision}");
-            assert!(queue.push(&t).unwrap());
+            assert!(queue.push(&t));
             if revision > 300 {
                 assert_is(queue.pop(Duration::ZERO), revision - 300, 1000);
             }
@@ -487,7 +529,7 @@ mod tests {
         for round in 0..8 {
             let revisions = round * 100 + 1..=round * 100 + 100;
             for revision in revisions.clone() {
-                assert!(queue.push(&transaction(revision, bytes(revision))).unwrap());
+                assert!(queue.push(&transaction(revision, bytes(revision))));
             }
             queue.end(WatchOutput::Ended(Ended::SetBack { same_up_to: None }));
             for revision in revisions {
@@ -507,8 +549,13 @@ mod tests {
         assert!(kept < 8 * 280_000 - CONTINUED_FILE_BYTES, "{kept}");
     }
 
+    /// Returns whether the watch pauses.
+    fn is_paused(queue: &Queue) -> bool {
+        queue.state().watch.paused.is_some()
+    }
+
     #[test]
-    fn after_a_failed_write_the_watch_waits_until_the_file_was_read() {
+    fn after_a_failed_write_the_next_file_takes_the_transaction() {
         let queue = queue(u64::MAX);
         let path = tempfile::NamedTempFile::new().unwrap().into_temp_path();
         let open = std::fs::File::options().read(true).write(true).open(&path);
@@ -516,28 +563,64 @@ mod tests {
             file: TempFile::plain(open.unwrap()).unwrap(),
             read_to: 0,
             end: 0,
+            is_broken: false,
         });
         for revision in 1..=3 {
-            assert!(queue.push(&transaction(revision, 10)).unwrap());
+            assert!(queue.push(&transaction(revision, 10)));
         }
         let read_only = std::fs::File::open(&path).unwrap();
         queue.state().transactions.files[0].file = TempFile::plain(read_only).unwrap();
-        let queue_of_thread = Arc::clone(&queue);
-        let pushing = std::thread::spawn(move || queue_of_thread.push(&transaction(4, 10)));
-        while !queue.state().transactions.is_broken {
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        assert!(queue.push(&transaction(4, 10)));
+        assert!(!is_paused(&queue));
         for revision in 1..=4 {
-            assert_is(queue.pop(Duration::from_secs(60)), revision, 10);
+            assert_is(queue.pop(Duration::ZERO), revision, 10);
         }
-        assert!(pushing.join().unwrap().unwrap());
+    }
+
+    /// The directory is away and comes back, with and without transactions that wait; the queue is not locked meanwhile.
+    #[test]
+    fn the_watch_pauses_while_the_directory_takes_nothing() {
+        for waiting in [0, 2] {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("temp");
+            std::fs::create_dir(&path).unwrap();
+            // A file takes one transaction.
+            let waiting_files = Waiting::new(Dir::new(&path, false), 100 * FILES);
+            let queue = Arc::new(Queue::new(waiting_files, 0));
+            for revision in 1..=waiting {
+                assert!(queue.push(&transaction(revision, 100)));
+            }
+            std::fs::remove_dir(&path).unwrap();
+            let queue_of_thread = Arc::clone(&queue);
+            let pushing =
+                std::thread::spawn(move || queue_of_thread.push(&transaction(waiting + 1, 100)));
+            while !is_paused(&queue) {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            let message = queue.state().watch.paused.clone().unwrap().message;
+            assert!(message.contains("--temp-dir"), "{message}");
+            for revision in 1..=waiting {
+                assert_is(queue.pop(Duration::ZERO), revision, 100);
+            }
+            assert!(queue.pop(Duration::ZERO).is_none());
+            std::fs::create_dir(&path).unwrap();
+            assert_is(queue.pop(Duration::from_secs(60)), waiting + 1, 100);
+            assert!(pushing.join().unwrap());
+            assert!(!is_paused(&queue));
+        }
     }
 
     #[test]
-    fn a_write_that_fails_while_nothing_waits_fails_the_watch() {
+    fn a_watch_that_pauses_ends_with_its_queue() {
         let dir = Dir::new("/proc/no/such/folder", false);
-        let queue = Queue::new(Waiting::new(dir, 1000), 0);
-        let e = queue.push(&transaction(1, 10)).unwrap_err();
-        assert!(e.to_string().contains("--temp-dir"), "{e}");
+        let queue = Arc::new(Queue::new(Waiting::new(dir, 1000), 0));
+        let queue_of_thread = Arc::clone(&queue);
+        let pushing = std::thread::spawn(move || queue_of_thread.push(&transaction(1, 10)));
+        while !is_paused(&queue) {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        queue.state().closed = true;
+        queue.changed.notify_all();
+        assert!(!pushing.join().unwrap());
     }
 }

@@ -3,7 +3,6 @@
 //! It does not read etcd, and of the store the records of verifications alone.
 
 use super::NewSnapshot;
-use super::event_queue::WatchStatus;
 use super::next::FullReason;
 use crate::backup::Catalog;
 use crate::backup::timeline::Timeline;
@@ -14,8 +13,7 @@ use crate::prefix::contents::Contents;
 use crate::prefix::restorable::{Bases, Restorable};
 use crate::store::Store;
 use crate::telemetry::metrics::{Metrics, RestorableWindow, SavedSnapshot};
-use chrono::{DateTime, TimeDelta, Utc};
-use std::time::{Duration, Instant};
+use chrono::Utc;
 
 /// Updates the metrics of snapshots.
 #[derive(Clone, Default)]
@@ -27,23 +25,6 @@ impl MetricsReporter {
     /// Returns a reporter that updates `metrics`.
     pub fn new(metrics: Metrics) -> Self {
         MetricsReporter { metrics }
-    }
-
-    /// Publishes how far a follower is. `last_saved` is the last revision in the store; `oldest_unsaved` is
-    /// when the oldest unsaved event arrived.
-    pub(super) fn set_watch_status(
-        &self,
-        status: &WatchStatus,
-        last_saved: i64,
-        oldest_unsaved: Option<Instant>,
-    ) {
-        let unsaved_since = oldest_unsaved.and_then(|at| time_before_now(at.elapsed()));
-        // While the watch is down, unseen events may be as old as the outage.
-        let down_since = status.down_for.and_then(time_before_now);
-        let oldest = [unsaved_since, down_since].into_iter().flatten().min();
-        let unsaved = u64::try_from(status.current - last_saved).unwrap_or(0);
-        self.metrics.unsaved(unsaved, oldest);
-        self.metrics.spooled(status.waiting_bytes);
     }
 
     /// Counts snapshots that were saved.
@@ -90,10 +71,4 @@ impl MetricsReporter {
             last_time: Some(Utc::now()),
         });
     }
-}
-
-/// Returns the time that was this long ago; `None` if it is out of range.
-fn time_before_now(ago: Duration) -> Option<DateTime<Utc>> {
-    let ago = TimeDelta::from_std(ago).unwrap_or(TimeDelta::MAX);
-    Utc::now().checked_sub_signed(ago)
 }

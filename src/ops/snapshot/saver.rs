@@ -4,7 +4,7 @@
 //! `snapshot follow`.
 
 use super::compared::ComparedCluster;
-use super::delta_builder::SealedDelta;
+use super::delta_builder::PackedDelta;
 use super::first_write::{self, Verdict};
 use super::full::{self, UnpublishedFull};
 use super::known_names::{KnownNames, Names};
@@ -854,17 +854,17 @@ impl<'a> Saver<'a> {
     ///
     /// # Errors
     /// Fails with the store's errors, with `OtherCluster` if another cluster has taken over the prefix, and
-    /// with `Io`, `Terminated`.
-    pub(super) fn save(&mut self, sealed: &SealedDelta) -> Result<()> {
+    /// with `Terminated`.
+    pub(super) fn save(&mut self, delta: &PackedDelta) -> Result<()> {
         self.check_still_ours()?;
         let newer = self.newer_wall()?;
-        let saved = sealed.save(self.ctx, self.encoding(), self.newest, newer.as_ref());
+        let saved = delta.save(self.ctx, self.newest, newer.as_ref());
         if !saved.as_ref().is_ok_and(|s| s.was_name_free) {
             // Another writer may be at work in this store.
             self.names.forget();
         }
         let snapshot = saved?.snapshot;
-        self.last = Some(sealed.last);
+        self.last = Some(delta.last());
         self.record(snapshot);
         self.end_at(newer)
     }

@@ -7,7 +7,9 @@ use crate::base::time::utc;
 use crate::error::Reason;
 use crate::mvcc::Revision;
 use crate::ops::findings::Finding;
+use crate::ops::snapshot::follow::LOCK;
 use crate::ops::verify::record::{RecordLevel, RecordResult, VerificationRecord};
+use crate::store::lock::lock_path;
 use chrono::{DateTime, TimeDelta, Utc};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -97,6 +99,8 @@ pub(super) struct Facts<'a> {
     /// When the newest snapshot was taken that is not from the future; `None` if there is none.
     pub(super) newest: Option<DateTime<Utc>>,
     pub(super) has_deltas: bool,
+    /// A follower that is dead and was not replaced: its name, and when it last renewed its lock.
+    pub(super) dead_follower: Option<(String, DateTime<Utc>)>,
     /// The histories that were left, each with the time at which the next one began.
     pub(super) set_backs: Vec<(DateTime<Utc>, Finding)>,
     /// The last verification of each level. A time in the future counts as now.
@@ -139,6 +143,7 @@ pub(super) fn decide(facts: &Facts, options: &Options, now: DateTime<Utc>) -> Ve
     }
     if facts.empty.is_none() {
         findings.extend(staleness(facts, max_age, now));
+        findings.extend(death_of_follower(facts, now));
         findings.extend(lack_of_verification(facts, options, now));
     }
     let set_backs = facts.set_backs.iter();
@@ -229,6 +234,19 @@ fn staleness(facts: &Facts, max_age: Duration, now: DateTime<Utc>) -> Option<Fin
             ),
         )
     })
+}
+
+/// Returns a finding if the follower is dead, however new the snapshots are: of an idle etcd they are old anyway.
+fn death_of_follower(facts: &Facts, now: DateTime<Utc>) -> Option<Finding> {
+    let (holder, renewed) = facts.dead_follower.as_ref()?;
+    let age = duration::whole(age(*renewed, now));
+    let lock = lock_path(LOCK);
+    Some(Finding::error(
+        Reason::Stale,
+        format!(
+            "the follower {holder} has not renewed its lock for {age}, so nobody saves the changes of etcd: start it again. If something else saves them now, delete {lock}"
+        ),
+    ))
 }
 
 /// Returns a finding if no verification that reads snapshots has succeeded in time.
@@ -328,6 +346,25 @@ mod tests {
         assert_eq!(status(17, true, Some(16)), stale);
         // A clock that is a little ahead.
         assert_eq!(status(-4, true, None), healthy);
+    }
+
+    #[test]
+    fn a_dead_follower_is_found_however_new_the_snapshots_are() {
+        let facts = Facts {
+            dead_follower: Some(("host.1".to_owned(), ago(3))),
+            ..fresh(&[])
+        };
+        let options = Options {
+            max_age: Some(Duration::from_secs(1_000_000)),
+            ..Options::default()
+        };
+        let verdict = decide(&facts, &options, now());
+        assert_eq!(verdict.status, Status::Stale);
+        let message = &verdict.findings[0].message;
+        assert!(
+            message.contains("host.1 has not renewed its lock for 3m"),
+            "{message}"
+        );
     }
 
     #[test]

@@ -18,7 +18,7 @@ use crate::error::{Error, Reason, Result};
 use crate::mvcc::Revision;
 use crate::ops::findings::{self, Finding};
 use crate::ops::list::{self, RecordedIdentity};
-use crate::ops::live_follower::LiveFollower;
+use crate::ops::live_follower::{FoundFollower, LiveFollower};
 use crate::ops::report::{Report, ReportBuilder};
 use crate::ops::verify::record::{self, RecordLevel, RecordResult, VerificationRecord};
 use crate::prefix::Context;
@@ -173,7 +173,13 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
         Err(e) => return Err(e),
     }
     let newest = facts.newest.as_ref().map(|n| n.created);
-    facts.follower = LiveFollower::find(&ctx.store, newest);
+    match FoundFollower::find(&ctx.store, newest) {
+        Some(FoundFollower::Live(follower)) => facts.follower = Some(follower),
+        Some(FoundFollower::Dead { holder, renewed }) => {
+            facts.dead_follower = Some((holder, renewed));
+        }
+        None => {}
+    }
     Ok(facts.conclude(ctx.store.url(), options, now, clock))
 }
 
@@ -214,6 +220,8 @@ struct Collected {
     timeline: Option<String>,
     newest: Option<NewestSnapshot>,
     follower: Option<LiveFollower>,
+    /// A follower that is dead and was not replaced: its name, and when it last renewed its lock.
+    dead_follower: Option<(String, DateTime<Utc>)>,
     from_the_future: usize,
     latest_revision: Option<Revision>,
     restorable: Vec<Restorable>,
@@ -441,6 +449,7 @@ impl Collected {
             damage: self.damage,
             possible_gap: self.possible_gap,
             set_backs: self.set_backs,
+            dead_follower: self.dead_follower,
             newest: self.newest.as_ref().map(|n| n.created),
             has_deltas: self.has_deltas,
             records: &self.records,

@@ -20,7 +20,7 @@ mod record;
 mod tests;
 
 pub use guard::LockGuard;
-pub use object::LOCKS;
+pub use object::{LOCKS, lock_path};
 pub use protocol::Holder;
 pub use record::{ConditionalWrite, LockRecord, LockStore, RecordVersion};
 

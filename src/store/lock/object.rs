@@ -25,8 +25,13 @@ pub const LOCKS: &str = "deltafold-locks";
 /// The most bytes of a record. A longer object is not one of ours.
 const LONGEST_RECORD: u64 = 64 << 10;
 
+/// Returns the path of a lock's record below the store's prefix: `deltafold-locks/<name>.json`.
+pub fn lock_path(name: &str) -> String {
+    format!("{LOCKS}/{name}.json")
+}
+
 impl Lock {
-    /// Returns the lock `name` of a store: the object `deltafold-locks/<name>.json`. See [`on`](Self::on) for
+    /// Returns the lock `name` of a store, whose record is the object [`lock_path`]. See [`on`](Self::on) for
     /// `duration`.
     ///
     /// # Errors
@@ -38,7 +43,7 @@ impl Lock {
                 "invalid name of a lock: \"{name}\""
             )));
         }
-        let below = format!("{LOCKS}/{name}.json");
+        let below = lock_path(name);
         let full = store.name(&below);
         let record_store: Arc<dyn LockStore> = match &store.local_root {
             Some(root) => Arc::new(FileRecord {

@@ -36,6 +36,7 @@ impl Session<'_, '_> {
                     self.follower.wait_after(FULL, e)?;
                 }
             }
+            self.update_metrics();
             if self.follower.is_stopped() {
                 return Err(Reason::Terminated
                     .error("ended by a signal before a full snapshot could be taken"));

@@ -5,10 +5,11 @@
 //! were not saved are read from etcd again; if etcd has compacted them, a full is taken. Called by
 //! `cli::snapshot`.
 //!
-//! [`session`] runs while the lock is held; [`fulls`] adds the fulls of a session.
+//! [`session`] runs while the lock is held; [`fulls`] adds the fulls of a session; [`unsaved`] knows what is not saved.
 
 mod fulls;
 mod session;
+mod unsaved;
 mod view;
 
 use super::metrics::MetricsReporter;
@@ -19,7 +20,7 @@ use crate::base::retry::{BackoffBuilder, Pauses, backoff};
 use crate::base::{Cancel, Size, Span, TextValue, duration, printable};
 use crate::error::{Error, Reason, Result};
 use crate::etcd::cluster::Cluster;
-use crate::etcd::feed::RaftProgress;
+use crate::etcd::feed::{RaftProgress, quorum_revision};
 use crate::mvcc::Revision;
 use crate::ops::report::{Report, ReportBuilder};
 use crate::ops::schedule::Schedule;
@@ -27,12 +28,13 @@ use crate::prefix::Context;
 use crate::prefix::identity::{self, ClusterFacts};
 use crate::store::lock::{Attempt, Lock, LockGuard};
 use crate::telemetry::live::LiveLine;
-use chrono::Utc;
+use chrono::{TimeDelta, Utc};
 use clap::Args;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use session::Session;
 use std::time::{Duration, Instant};
+use unsaved::Unsaved;
 
 /// When a delta is saved.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args, Serialize, Deserialize, JsonSchema)]
@@ -131,6 +133,10 @@ const BACK_OFF: (Duration, Duration) = (Duration::from_millis(500), Duration::fr
 const TICK: Duration = Duration::from_millis(250);
 /// The pause after a failed attempt to annotate the delta Lease.
 const PROBLEM_REPORT_PAUSE: Duration = Duration::from_secs(30);
+/// How often a follower without a watch asks etcd for its revision, and one that waits for the lock asks the store.
+const LOOK_PAUSE: Duration = Duration::from_secs(15);
+/// How often a failure is logged that goes on.
+const WARNING_INTERVAL: Duration = Duration::from_secs(60);
 /// The name of a failed full in metrics and logs.
 const FULL: &str = "full";
 /// The name of a failed session in metrics and logs.
@@ -164,6 +170,9 @@ pub fn follow(
         has_begun: false,
         back_offs: new_back_offs(),
         live: LiveLine::begin(),
+        unsaved: Unsaved::new(Utc::now()),
+        next_look: Instant::now(),
+        last_warning: None,
         reported_problem: None,
         next_problem_report: Instant::now(),
     };
@@ -182,6 +191,7 @@ pub fn follow(
         };
         if let Err(e) = result {
             let last = e.reason().error(e.to_string());
+            follower.look_at_unsaved(follower.unsaved.last_saved);
             follower.wait_after(FOLLOW, e)?;
             // The holder of the lock saves the remaining events, but takes no final full.
             let others_save = last.reason() == Reason::LockHeld && !options.is_final;
@@ -220,6 +230,12 @@ struct Follower<'a> {
     back_offs: Pauses,
     /// What a person at a terminal sees.
     live: LiveLine,
+    /// The changes that are not saved.
+    unsaved: Unsaved,
+    /// When to look for unsaved changes again without a watch.
+    next_look: Instant,
+    /// The last failure that was logged as a warning, and when.
+    last_warning: Option<(&'static str, Reason, Instant)>,
     /// Why nothing is saved, as the delta Lease says; the outer `None` means that it is unknown.
     reported_problem: Option<Option<Reason>>,
     /// When to try again to annotate the Lease.
@@ -305,12 +321,18 @@ impl<'a> Follower<'a> {
         self.reporter.metrics.failed(operation, e.reason());
         self.outcome.failures += 1;
         let pause = self.back_offs.next().unwrap_or(BACK_OFF.1);
-        tracing::warn!(
-            operation,
-            reason = e.reason().as_str(),
-            again_in_seconds = pause.as_secs_f64(),
-            "{e}"
-        );
+        let is_logged = self.last_warning.is_some_and(|(of, reason, at)| {
+            (of, reason) == (operation, e.reason()) && at.elapsed() < WARNING_INTERVAL
+        });
+        if !is_logged {
+            self.last_warning = Some((operation, e.reason(), Instant::now()));
+            tracing::warn!(
+                operation,
+                reason = e.reason().as_str(),
+                again_in_seconds = pause.as_secs_f64(),
+                "{e}"
+            );
+        }
         pause
     }
 
@@ -343,11 +365,52 @@ impl<'a> Follower<'a> {
                     self.live
                         .set(|| format!("another follower holds the lock: waiting for {holder}"));
                     self.reporter.metrics.lock_held(false);
+                    self.look_at_other_follower();
                     self.sleep(Duration::from_secs(1))?;
                 }
             }
         }
         Ok(None)
+    }
+
+    /// Reports the changes that are not saved. `current` is the newest revision of etcd, if it answers; `oldest_here` is
+    /// when the oldest change arrived that waits in this process.
+    fn report_unsaved(
+        &mut self,
+        current: Option<i64>,
+        last_saved: Option<i64>,
+        oldest_here: Option<Instant>,
+    ) {
+        let now = Utc::now();
+        let oldest_here = oldest_here.and_then(|at| {
+            let age = TimeDelta::from_std(at.elapsed()).unwrap_or(TimeDelta::MAX);
+            now.checked_sub_signed(age)
+        });
+        let (revisions, since) = self.unsaved.observe(current, last_saved, oldest_here, now);
+        self.reporter.metrics.unsaved(revisions, since);
+    }
+
+    /// Reports, from time to time, the changes that are not saved while no watch runs.
+    fn look_at_unsaved(&mut self, last_saved: Option<i64>) {
+        if Instant::now() < self.next_look {
+            return;
+        }
+        let connector = &self.settings.connector;
+        let current = quorum_revision(connector, &connector.options().endpoints).ok();
+        self.report_unsaved(current, last_saved, None);
+        self.next_look = Instant::now() + LOOK_PAUSE;
+    }
+
+    /// Reports, from time to time, the changes that another follower has not saved.
+    fn look_at_other_follower(&mut self) {
+        if Instant::now() < self.next_look {
+            return;
+        }
+        let last_saved = match Saver::look(self.ctx, self.settings) {
+            Ok(saver) => saver.last().map(|last| last.0),
+            Err(_) => self.unsaved.last_saved,
+        };
+        self.look_at_unsaved(last_saved);
     }
 
     /// Scans the store to save into it what the sessions so far were allowed to save.

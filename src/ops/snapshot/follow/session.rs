@@ -4,6 +4,7 @@
 //! decides about a retry. Called by [`super::Follower`].
 
 use super::{BACK_OFF, Follower, MAX_LISTED, MissedFull, TICK, new_back_offs, view};
+use crate::base::retry::{BackoffBuilder, backoff};
 use crate::error::{Error, Reason, Result};
 use crate::etcd::cluster::Cluster;
 use crate::etcd::feed::{Ended, Known, quorum_revision};
@@ -23,6 +24,9 @@ pub(super) const CATCH_UP: Duration = Duration::from_secs(20);
 /// If a watch fails for longer, the pending delta is saved, and the delta Lease says so: members may restart one
 /// after the other.
 const WATCH_GRACE: Duration = Duration::from_secs(5);
+/// If the temporary directory takes no events for longer, the session ends, so that another follower can have the
+/// lock. What waits here is lost then, unless etcd still has it.
+const HOLD_GRACE: Duration = Duration::from_secs(60);
 /// The name of a failed delta in metrics and logs.
 const DELTA: &str = "delta";
 
@@ -101,6 +105,10 @@ impl<'s, 'a> Session<'s, 'a> {
                 None => {}
             }
             self.update_metrics();
+            if let Err(e) = self.give_up_after_pause() {
+                self.save_delta()?;
+                return Err(e);
+            }
         }
         // The new holder of the lock reads unsaved events from etcd itself.
         self.lock.check()
@@ -274,13 +282,17 @@ impl<'s, 'a> Session<'s, 'a> {
     /// Saves the pending delta, with retries until the store takes it. Meanwhile the watch fills its queue.
     pub(super) fn save_delta(&mut self) -> Result<()> {
         self.saving_since = self.pending.first_arrived();
-        let Some(sealed) = self.pending.seal(self.follower.ctx)? else {
+        let ctx = self.follower.ctx;
+        let Some(sealed) = self.until_written(|session| session.pending.seal(ctx))? else {
             return Ok(());
         };
+        let encoding = self.saver.encoding();
+        let packed = self.until_written(|_| sealed.pack(ctx, encoding))?;
+        drop(sealed);
         loop {
             self.wait_for_lock()?;
             let started = Instant::now();
-            match self.saver.save(&sealed) {
+            match self.saver.save(&packed) {
                 Ok(()) => {
                     self.saving_since = None;
                     self.is_saving_failing = false;
@@ -306,10 +318,40 @@ impl<'s, 'a> Session<'s, 'a> {
                 Err(e) => {
                     self.is_saving_failing = true;
                     self.follower.wait_after(DELTA, e)?;
+                    self.give_up_after_pause()?;
                 }
             }
             self.update_metrics();
         }
+    }
+
+    /// Tries until the temporary directory takes what is written, at most for [`HOLD_GRACE`].
+    fn until_written<T>(&mut self, mut write: impl FnMut(&mut Self) -> Result<T>) -> Result<T> {
+        let started = Instant::now();
+        loop {
+            match write(self) {
+                Ok(written) => return Ok(written),
+                Err(e) if self.follower.is_stopped() || started.elapsed() >= HOLD_GRACE => {
+                    return Err(e);
+                }
+                Err(e) => self.follower.wait_after(DELTA, e)?,
+            }
+            self.update_metrics();
+        }
+    }
+
+    /// Fails if the watch pauses for longer than [`HOLD_GRACE`] because the temporary directory takes no events.
+    fn give_up_after_pause(&mut self) -> Result<()> {
+        let paused = self.watch_status().paused;
+        let Some(pause) = paused.filter(|pause| pause.since.elapsed() >= HOLD_GRACE) else {
+            return Ok(());
+        };
+        // Long enough for another follower to take the lock.
+        self.follower.back_offs = backoff(BACK_OFF.1, BACK_OFF.1, usize::MAX).build();
+        Err(pause.reason.error(format!(
+            "gave the lock up, for another follower: {}",
+            pause.message
+        )))
     }
 
     /// Waits while the lock cannot be renewed.
@@ -324,6 +366,7 @@ impl<'s, 'a> Session<'s, 'a> {
             self.follower
                 .report_problem(Some((e.reason(), &e.to_string())));
             self.follower.reporter.metrics.lock_held(false);
+            self.update_metrics();
             self.follower.ctx.store.cancel().check()?;
             std::thread::sleep(TICK);
         }
@@ -362,7 +405,7 @@ impl<'s, 'a> Session<'s, 'a> {
     }
 
     /// Publishes the state of the watch as metrics.
-    fn update_metrics(&mut self) {
+    pub(super) fn update_metrics(&mut self) {
         let status = self.watch_status();
         while self.reconnects < status.reconnects {
             self.reconnects += 1;
@@ -377,20 +420,40 @@ impl<'s, 'a> Session<'s, 'a> {
         }
         self.follower.raft = status.raft.or(self.follower.raft);
         self.report_health(&status);
-        let last_saved = self.saver.last().unwrap_or_default().0;
+        let last_saved = self.saver.last().map(|last| last.0);
         let oldest_unsaved = self.saving_since.or(self.pending.first_arrived());
         self.follower.live.set(|| {
             let oldest = oldest_unsaved.map(|at| at.elapsed());
-            view::unsaved(last_saved, self.pending.events(), oldest)
+            view::unsaved(
+                last_saved.unwrap_or_default(),
+                self.pending.events(),
+                oldest,
+            )
         });
-        self.follower
-            .reporter
-            .set_watch_status(&status, last_saved, oldest_unsaved);
+        self.follower.reporter.metrics.spooled(status.waiting_bytes);
+        match &self.watch {
+            Some(_) => {
+                // While the watch fails or pauses, unseen events may be as old as that.
+                let down = status
+                    .down_for
+                    .and_then(|down| Instant::now().checked_sub(down));
+                let paused = status.paused.as_ref().map(|pause| pause.since);
+                let oldest = [oldest_unsaved, down, paused].into_iter().flatten().min();
+                self.follower
+                    .report_unsaved(Some(status.current), last_saved, oldest);
+            }
+            None => self.follower.look_at_unsaved(last_saved),
+        }
     }
 
     /// Reports a watch that has failed for a while, or that everything works. A store that takes no delta is reported when
     /// the delta fails.
     fn report_health(&mut self, status: &WatchStatus) {
+        if let Some(pause) = &status.paused {
+            let problem = Some((pause.reason, pause.message.as_str()));
+            self.follower.report_problem(problem);
+            return;
+        }
         match status.failure.filter(|_| is_down(status)) {
             Some(reason) => {
                 let endpoints = self
