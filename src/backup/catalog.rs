@@ -94,9 +94,14 @@ impl Wall {
         walls.get(walls.partition_point(|wall| wall.second <= second))
     }
 
-    /// Returns the time for a name that must lie before a wall, if there is one.
-    pub fn name_before(wall: Option<&Wall>, created: i64) -> i64 {
-        wall.map_or(created, |wall| created.min(wall.second - 1))
+    /// Returns the first time for a name that must lie before a wall, if there is one, and how many seconds from then on
+    /// lie before it, of at most `tried`.
+    pub fn names_before(wall: Option<&Wall>, created: i64, tried: i64) -> (i64, i64) {
+        let Some(wall) = wall else {
+            return (created, tried);
+        };
+        let first = created.min(wall.second - 1);
+        (first, tried.min(wall.second - first))
     }
 
     /// Returns the ID of the timeline that begins here.

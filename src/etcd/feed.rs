@@ -145,6 +145,8 @@ pub struct Known {
     without_deletions: Option<i64>,
 }
 
+/// The number of equal transactions that prove that two sources have one history.
+const PROOF: i64 = 3;
 /// The number of changes that are known, at least one transaction.
 pub const MOST_KNOWN_CHANGES: usize = 1000;
 /// The size of the changes that are known, in bytes: etcd sends them again with each watch.
@@ -231,6 +233,26 @@ impl Known {
         });
         let same = both.take_while(|(p, theirs)| p == theirs && p.has_changes());
         same.last().map(|(p, _)| p.revision)
+    }
+
+    /// Returns whether these transactions and those of another source are proven to be of one history: at least
+    /// [`PROOF`] of different revisions are known to both, and all are equal. A history that is shorter must be equal
+    /// from revision 2 on.
+    pub fn is_proven_by(&self, other: &Known) -> bool {
+        let mut equal = 0;
+        for theirs in &other.last {
+            let ours = self.last.iter().find(|ours| {
+                ours.revision == theirs.revision
+                    && ours.has_changes()
+                    && other.without_deletions != Some(theirs.revision)
+            });
+            match ours {
+                Some(ours) if ours != theirs => return false,
+                Some(_) => equal += 1,
+                None => {}
+            }
+        }
+        equal >= PROOF.min(other.position().revision - 1)
     }
 
     fn first_revision(&self) -> i64 {
@@ -402,6 +424,11 @@ impl Feed {
     /// Returns the position.
     pub fn position(&self) -> Position {
         self.known.position()
+    }
+
+    /// Returns the last known transactions.
+    pub fn known(&self) -> &Known {
+        &self.known
     }
 
     /// Returns the newest known revision of the cluster.
@@ -915,6 +942,28 @@ mod tests {
         ] {
             assert_eq!(old.same_up_to(&new), expected, "{new:?}");
         }
+    }
+
+    #[test]
+    fn three_equal_transactions_prove_one_history() {
+        let ours = known(5, &["a", "b", "c", "d"]);
+        for (theirs, expected) in [
+            (known(5, &["a", "b", "c", "d"]), true),
+            (known(3, &["x", "y", "a", "b", "c"]), true),
+            (known(6, &["b", "c", "d", "more"]), true),
+            (known(7, &["c", "d", "more"]), false),
+            (known(5, &["a", "b", "c", "x"]), false),
+            (known(20, &["a", "b", "c"]), false),
+        ] {
+            assert_eq!(ours.is_proven_by(&theirs), expected, "{theirs:?}");
+        }
+        // Of the first one the deletions are not known: it proves nothing.
+        let without = known(6, &["b", "c", "d"]).without_deletions();
+        assert!(!ours.is_proven_by(&without));
+        // A short history is proven as a whole.
+        let short = known(1, &["a", "b", "c"]);
+        assert!(short.is_proven_by(&known(2, &["b"])));
+        assert!(!short.is_proven_by(&known(3, &["c"])));
     }
 
     #[test]

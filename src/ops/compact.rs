@@ -5,14 +5,14 @@
 //! it, verify, complete the upload, which names it. Deletes nothing: `gc` removes what the new full supersedes, and
 //! the uploads of killed runs.
 
-use crate::backup::catalog::Wall;
+use crate::backup::catalog::{V2, Wall};
 use crate::backup::codec::{self, CompressionChoice};
 use crate::backup::frame::FrameWriter;
 use crate::backup::{Compression, Kind, SnapshotName};
 use crate::base::TextValue;
 use crate::base::flag_values::yes_or_no;
 use crate::base::parallel::side_by_side;
-use crate::error::{Error, Result};
+use crate::error::{Error, Reason, Result};
 use crate::fold::publish::{Packer, TeeWriter, UnnamedSnapshot, names_are_taken, refuse_plaintext};
 use crate::fold::rebuild::{Leases, Rebuild};
 use crate::kubernetes::SnapshotLeases;
@@ -21,6 +21,7 @@ use crate::ops::options::StateOptions;
 use crate::ops::report::{Report, ReportBuilder};
 use crate::ops::snapshot_leases::{self, News};
 use crate::prefix::damage::around_damage;
+use crate::prefix::newcomers::withdraw;
 use crate::prefix::open::State;
 use crate::prefix::scan::{Depth, scan};
 use crate::prefix::{Context, free_space, timeline_records};
@@ -170,7 +171,7 @@ impl Compaction<'_> {
             kind: Kind::Full,
             start: Revision(0),
             last: source.revision,
-            created: self.time_of_name(&source)?,
+            created: newest_input_time(&source) + 1,
             compression: encoding.compression,
             is_final: newest.is_final,
             is_encrypted: self.ctx.keys.encrypts(),
@@ -208,13 +209,10 @@ impl Compaction<'_> {
         Ok(self.clock.report(outcome))
     }
 
-    /// Returns the time for the name of the result: just after the newest input, but before the next wall, if another
-    /// history has begun since.
-    fn time_of_name(&self, source: &State) -> Result<i64> {
-        let newest = newest_input_time(source);
+    /// Returns the record of the history that has begun after the inputs, if there is one: the result belongs before it.
+    fn next_wall(&self, source: &State) -> Result<Option<Wall>> {
         let walls = timeline_records::list(&self.ctx.store)?;
-        let next = Wall::first_after(&walls, newest);
-        Ok(Wall::name_before(next, newest + 1))
+        Ok(Wall::first_after(&walls, newest_input_time(source)).cloned())
     }
 
     /// Returns the report if no snapshot is newer than the base.
@@ -299,6 +297,9 @@ impl Compaction<'_> {
 
     /// Folds the chain and writes the result under the first free name from `name` on, and updates `name`. Returns the
     /// number of events, the hash, and the bytes that were written: 0 if the same snapshot exists already.
+    ///
+    /// # Errors
+    /// `Conflict` if no such name lies before the history that has begun after the inputs.
     fn fold_and_write(
         &self,
         source: &State,
@@ -306,18 +307,34 @@ impl Compaction<'_> {
         name: &mut SnapshotName,
     ) -> Result<(u64, HashKv, u64)> {
         let compact = source.compact_revision(self.ctx, self.options.keep_history())?;
-        let first = name.clone();
-        while name.created < first.created + NAMES_TRIED {
+        let wall = self.next_wall(source)?;
+        let (first, tried) = Wall::names_before(wall.as_ref(), name.created, NAMES_TRIED);
+        name.created = first;
+        while name.created < first + tried {
             let (fold, events) = source.fold(self.ctx, compact, KeyRange::All, false)?;
             let (unnamed, folded) = self.write(source, compact, fold, name, encoding)?;
             if let Some(bytes) = unnamed.complete(self.ctx, name)? {
+                // A history that began meanwhile may not have seen this name.
+                if let Some(wall) = self.next_wall(source)?
+                    && wall.second <= name.created
+                {
+                    let why = format!("{} was written", wall.path);
+                    return Err(withdraw(self.ctx, &format!("{V2}/{name}"), &why));
+                }
                 return Ok((events, folded, bytes));
             }
             // An upload is bound to its name, so all is written again. That is rare.
             tracing::warn!("{name} is taken by another snapshot: trying the next name");
             name.created += 1;
         }
-        Err(names_are_taken(self.ctx, &first, NAMES_TRIED))
+        name.created = first;
+        Err(match wall {
+            Some(wall) if tried < NAMES_TRIED => Reason::Conflict.error(format!(
+                "the name {V2}/{name} is taken, and there is no other one before {}, with which another history begins: exclude or delete the snapshot of that name if it is damaged",
+                wall.path
+            )),
+            _ => names_are_taken(self.ctx, name, NAMES_TRIED),
+        })
     }
 
     /// Writes the new database: lays it out, compresses and uploads it, and verifies it concurrently

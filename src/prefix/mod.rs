@@ -10,6 +10,7 @@
 //! - `plain_files`: a file, or a folder of files, instead of a prefix
 //! - `side_objects`: the names of what lies beside the snapshots
 //! - `timeline_records`: the records that another history begins
+//! - `newcomers`: what others have written since a writer looked
 //! - `restorable`: the ranges of revisions that can be restored
 //! - `select`, `by_time`, `moment`: from a revision or a time to a base and deltas
 //! - `open`: the selected full as a database file, the deltas as streams
@@ -21,6 +22,7 @@ pub mod damage;
 pub(crate) mod free_space;
 pub mod identity;
 mod moment;
+pub(crate) mod newcomers;
 pub mod open;
 pub mod plain_files;
 pub mod restorable;

@@ -401,6 +401,37 @@ impl Store {
         Ok((once_each(objects), listed < PAGE))
     }
 
+    /// Returns the objects in a folder whose names begin so. The listing is read up to the first name after these, as far
+    /// as the store lists in the order of names.
+    ///
+    /// # Errors
+    /// Fails with the errors of [`objects`](Self::objects).
+    pub(crate) fn objects_beginning(
+        &self,
+        folder: &str,
+        beginning: &str,
+    ) -> Result<Vec<ObjectInfo>> {
+        let begins = |name: &str| name.starts_with(beginning);
+        let mut objects = match &self.local_root {
+            Some(root) => root.list(folder, folder::DEEPEST)?,
+            None => {
+                let is_before_end = |object: &ObjectMeta| {
+                    let name = object.location.filename().unwrap_or_default();
+                    futures::future::ready(Ok(name < beginning || begins(name)))
+                };
+                let listing = self.inner.list(Some(&self.path(folder)));
+                let listing = listing.try_take_while(is_before_end);
+                self.block_on(self.collect(listing, folder))??
+            }
+        };
+        objects.retain(|object| {
+            let name = object.path.strip_prefix(folder);
+            let name = name.and_then(|name| name.strip_prefix('/'));
+            name.is_some_and(begins)
+        });
+        Ok(once_each(objects))
+    }
+
     /// Returns the paths of the first objects below the prefix: for hints in messages.
     ///
     /// # Errors

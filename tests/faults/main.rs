@@ -19,6 +19,7 @@ mod gc_model;
 mod gc_on_minio;
 mod histories_model;
 mod killed_midway;
+mod late_writers;
 mod locks;
 mod requests_of_deltas;
 mod restore_faults;

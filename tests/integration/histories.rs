@@ -8,8 +8,10 @@ use crate::support::recorded_etcd::{RecordedEtcd, with_etcd};
 use crate::support::restorable::Checked;
 use crate::support::truth::Truth;
 use crate::support::{deltafold, run_json};
+use chrono::Utc;
 use etcd_client::TxnOp;
 use serde_json::{Value, json};
+use std::fs;
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -401,10 +403,10 @@ fn a_record_without_its_full_hides_nothing() {
         world.delta(&[]);
         check(world, &[]);
         let records = world.folder().join("store/deltafold-timelines");
-        std::fs::create_dir_all(&records).unwrap();
+        fs::create_dir_all(&records).unwrap();
         let second = chrono::Utc::now().timestamp() + 5;
         let orphan = format!("Full-00000000-00000004-{second}.gz");
-        std::fs::write(records.join(&orphan), "not a record\n").unwrap();
+        fs::write(records.join(&orphan), "not a record\n").unwrap();
         check(world, &[]);
         world.put_many("/c/", 5, 10);
         let ended = world.delta(&[]);
@@ -416,7 +418,7 @@ fn a_record_without_its_full_hides_nothing() {
         world.delta(&[]);
         let delta = world.prefix.deltas().last().unwrap().clone();
         let forged = format!("Full-00000000-00000009-{}.gz", delta.created);
-        std::fs::write(records.join(forged), "{}").unwrap();
+        fs::write(records.join(forged), "{}").unwrap();
         let data = world.folder().join("new");
         let restore = ["restore", "--dry-run", "--data-dir", data.to_str().unwrap()];
         let (code, json, log) = run(world, &restore);
@@ -475,6 +477,63 @@ fn a_late_follower_writes_before_the_wall() {
         follower.terminate();
         let checked = check(world, &[&old]);
         assert_eq!(checked.newest_of(1), held, "{checked:?}");
+    });
+}
+
+/// gc removes the history that was left, and the record stays with its full: a late follower finds it.
+#[test]
+fn a_late_follower_finds_the_record_after_gc() {
+    with_etcd(EtcdVersion::V3_6, |world| {
+        world.put_many("/a/", 5, 10);
+        let early = world.checkpoint();
+        world.put_many("/a/", 10, 10);
+        world.delta(&[]);
+        let mut follower = world.follow(&["--delta-period", "4s", "--full-schedule", "0 0 29 2 *"]);
+        follower.wait_log(&["watching"]);
+        let last = world.put_many("/held/", 10, 10);
+        // So that the watch has received them.
+        sleep(Duration::from_secs(1));
+        follower.signal(Signal::STOP);
+        assert!(world.prefix.last_saved() < last);
+        let old = world.set_back_to(&early, None);
+        while world.revision() < last - 10 {
+            world.put("/new", "B");
+        }
+        let ended = world.delta(&[]);
+        assert_eq!(ended.json["timeline_began"], true, "{}", ended.json);
+        // gc keeps what has a time in the future.
+        let gc = [&["gc", "--apply"], &NEWEST_FULL[..]].concat();
+        while world.prefix.names().len() > 1 {
+            let (code, json, log) = run(world, &gc);
+            assert_eq!(code, 0, "{json:#}\n{log}");
+            sleep(Duration::from_millis(300));
+        }
+        follower.signal(Signal::CONT);
+        let prefix = world.prefix.clone();
+        follower.wait_until("the held events", || !prefix.deltas().is_empty());
+        check(world, &[&old]);
+        follower.terminate();
+        check(world, &[&old]);
+    });
+}
+
+/// A record that was left in an emptied prefix does not name the first full.
+#[test]
+fn an_old_record_in_an_emptied_prefix() {
+    with_etcd(EtcdVersion::V3_6, |world| {
+        let records = world.folder().join("store/deltafold-timelines");
+        fs::create_dir_all(&records).unwrap();
+        fs::write(records.join("Full-00000000-00000009-1700000000.gz"), "{}").unwrap();
+        world.put_many("/a/", 5, 10);
+        let began = Utc::now().timestamp();
+        let ended = world.snapshot("full", &[]).succeeded();
+        assert!(world.prefix.fulls()[0].created >= began, "{}", ended.json);
+        let (code, json, _) = run(world, &["status"]);
+        assert_eq!(
+            (code, json["status"].as_str()),
+            (0, Some("Healthy")),
+            "{json:#}"
+        );
     });
 }
 

@@ -186,6 +186,12 @@ impl FakeS3 {
         }
     }
 
+    /// Removes an object (`bucket/key`) without a request.
+    pub fn remove(&self, path: &str) {
+        let mut state = self.state.lock().expect("a lock");
+        state.objects.remove(path).expect("an object");
+    }
+
     /// Makes an object (`bucket/key`) look this old.
     pub fn set_age(&self, path: &str, age: chrono::TimeDelta) {
         let mut state = self.state.lock().expect("a lock");

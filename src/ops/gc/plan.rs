@@ -492,8 +492,13 @@ impl<'a> Planner<'a> {
                 // An object with any other name is not deltafold's.
                 let full: SnapshotName = name.parse().ok()?;
                 match folder {
-                    // A record separates the snapshots before it from those behind it.
-                    TIMELINES => plan.older_than(full.created),
+                    // A record separates the snapshots before it from those behind it, and it goes with its full: a
+                    // late writer of the history before it must find it.
+                    TIMELINES => {
+                        let mut about = plan.older_than(full.created);
+                        about.extend(plan.fulls_of(&full));
+                        about
+                    }
                     _ => named(name),
                 }
             }
@@ -521,6 +526,14 @@ impl<'a> Planner<'a> {
 }
 
 impl Plan {
+    /// Returns the fulls that begin with the record of this name. A copy may have another compression.
+    fn fulls_of(&self, record: &SnapshotName) -> impl Iterator<Item = usize> {
+        let is_of = |s: &Snapshot| {
+            s.name.is_full() && (s.name.created, s.name.last) == (record.created, record.last)
+        };
+        (0..self.catalog.snapshots.len()).filter(move |&i| is_of(&self.catalog.snapshots[i]))
+    }
+
     /// Returns the snapshots whose names have an earlier time.
     fn older_than(&self, created: i64) -> Vec<usize> {
         let snapshots = &self.catalog.snapshots;

@@ -261,7 +261,10 @@ impl<'a> DeltaCollector<'a> {
 
     fn save(&mut self, saver: &mut Saver<'_>) -> Result<()> {
         match self.pending.seal(self.ctx)? {
-            Some(sealed) => saver.save(&sealed.pack(self.ctx, saver.encoding())?),
+            Some(sealed) => {
+                let packed = sealed.pack(self.ctx, saver.encoding())?;
+                saver.save(&packed, self.feed.known())
+            }
             None => Ok(()),
         }
     }

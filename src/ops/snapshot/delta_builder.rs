@@ -309,13 +309,13 @@ impl PackedDelta {
         let created = self
             .created
             .get_or_init(|| name_time(Kind::Incr, newest, Utc::now()));
-        let created = Wall::name_before(wall, *created);
+        let (created, tried) = Wall::names_before(wall, *created, NAMES_TRIED);
         let mut name = SnapshotName {
             created,
             ..self.name.clone()
         };
         let packed = &self.packed;
-        packed.publish(ctx, &mut name, NAMES_TRIED)?;
+        packed.publish(ctx, &mut name, tried)?;
         tracing::info!(
             snapshot = %name,
             events = self.events,

@@ -3,7 +3,7 @@
 //! A watch begins with them and compares them with those of the cluster, so that two histories are never spliced.
 //! If etcd has compacted them, their keys are compared with a new full. This module does not talk to etcd.
 
-use super::next::{BackupState, FullCause, FullReason};
+use super::next::{self, BackupState, FullCause, FullReason};
 use super::recent_keys::{RecentKeys, SavedKey, change_of, recent_keys_of_full};
 use crate::backup::{Kind, Snapshot};
 use crate::base::ReadAt;
@@ -60,13 +60,16 @@ fn read_newest(ctx: &Context, backup: &BackupState) -> Result<LastSaved> {
             recent.append(newest);
         }
         (None, Kind::Incr) => recent = read_delta(ctx, holder, last)?,
-        (None, Kind::Full) => {
-            let (db, base) = ctx.full(holder)?;
-            let at = ctx.at(holder);
-            return Ok(LastSaved {
-                known: known_of_full(&db, &base, last).map_err(&at)?,
-                keys: recent_keys_of_full(&db, last).map_err(at)?,
-            });
+        (None, Kind::Full) => return read_full(ctx, holder, last),
+    }
+    // Deltas are folded onto the newest full. One that did not come from these deltas may be of another history.
+    if let Some(newest) = backup.last_deltas.last()
+        && holder.name.is_full()
+        && !next::may_be_compacted(&holder.name, newest.name.created)
+    {
+        let of_full = read_full(ctx, holder, last)?;
+        if !recent.known(last).is_proven_by(&of_full.known) {
+            return Ok(of_full);
         }
     }
     let mut keys = RecentKeys::default();
@@ -78,6 +81,16 @@ fn read_newest(ctx: &Context, backup: &BackupState) -> Result<LastSaved> {
     Ok(LastSaved {
         known: recent.known(last),
         keys: keys.into_sample(),
+    })
+}
+
+/// Reads a full that holds the revision `last`.
+fn read_full(ctx: &Context, full: &Snapshot, last: Revision) -> Result<LastSaved> {
+    let (db, base) = ctx.full(full)?;
+    let at = ctx.at(full);
+    Ok(LastSaved {
+        known: known_of_full(&db, &base, last).map_err(&at)?,
+        keys: recent_keys_of_full(&db, last).map_err(at)?,
     })
 }
 

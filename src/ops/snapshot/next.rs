@@ -188,8 +188,18 @@ impl NewestSnapshot {
 
 /// Returns the newest record with a plausible time.
 pub(super) fn newest_wall(walls: &[Wall], now: DateTime<Utc>) -> Option<&Wall> {
-    let is_plausible = |w: &&Wall| w.second - now.timestamp() <= MAX_SECONDS_AHEAD;
-    walls.iter().rev().find(is_plausible)
+    walls.iter().rev().find(|wall| is_plausible(wall, now))
+}
+
+/// Returns whether a full may be the result of a compaction of inputs up to this second: its name has the next one. An
+/// equal full of the same snapshotter may have it, too.
+pub(super) fn may_be_compacted(full: &SnapshotName, newest_input: i64) -> bool {
+    full.created <= newest_input.saturating_add(1)
+}
+
+/// Returns whether a record's time is not too far in the future.
+pub(super) fn is_plausible(wall: &Wall, now: DateTime<Utc>) -> bool {
+    wall.second - now.timestamp() <= MAX_SECONDS_AHEAD
 }
 
 impl BackupState {

@@ -16,10 +16,10 @@ use super::recent_keys::Compared;
 use super::{
     DEFAULT_COMPRESSION, Hole, MemberComparison, MetricsReporter, NewSnapshot, SnapshotSettings,
 };
-use crate::backup::catalog::{TIMELINES, Wall};
+use crate::backup::catalog::{TIMELINES, V2, Wall};
 use crate::backup::codec::Encoding;
 use crate::backup::timeline::{NamesOnly, Timelines};
-use crate::backup::{Catalog, Kind, SnapshotName};
+use crate::backup::{Catalog, Kind, Snapshot, SnapshotName};
 use crate::error::{Error, Reason, Result};
 use crate::etcd::cluster::Cluster;
 use crate::etcd::feed::{Ended, Feed, Known};
@@ -29,6 +29,7 @@ use crate::mvcc::Revision;
 use crate::ops::snapshot_leases::{self, News};
 use crate::prefix::Context;
 use crate::prefix::identity::{self, ClusterFacts};
+use crate::prefix::newcomers::{Newcomers, Seen, withdraw};
 use crate::prefix::scan::{self, Depth, Scan, has_plain_snapshots, scan_with_tags};
 use crate::prefix::tags::TagScope;
 use crate::prefix::timeline_records::{self, Leaves, TimelineRecord};
@@ -75,8 +76,8 @@ pub(super) struct Saver<'a> {
     names: KnownNames,
     /// What the store held at its end, or why a full is needed; `None` if it was not read.
     last_saved: Option<Result<LastSaved, FullCause>>,
-    /// The time of the newest record of a timeline that this session knows.
-    newest_wall: i64,
+    /// The records of timelines and the fulls that this session knows.
+    seen: Seen,
     /// The cluster whose snapshots are saved, or were by an earlier saver of this process; `None` until it is
     /// known.
     cluster: Option<ClusterFacts>,
@@ -122,7 +123,7 @@ impl<'a> Saver<'a> {
             timeline_start: None,
             names: KnownNames::default(),
             last_saved: None,
-            newest_wall: i64::MIN,
+            seen: Seen::default(),
             cluster: None,
             compared: None,
             differing: Vec::new(),
@@ -137,6 +138,9 @@ impl<'a> Saver<'a> {
                     .any(|p| !p.contains('/') && p.parse::<SnapshotName>().is_ok());
                 if is_elsewhere || has_plain_snapshots(&paths) {
                     return Err(e);
+                }
+                for record in timeline_records::list(&ctx.store)? {
+                    saver.seen.add(record.path);
                 }
                 return Ok((saver, None));
             }
@@ -210,8 +214,7 @@ impl<'a> Saver<'a> {
     fn begin_at(&mut self, scan: &Scan) {
         let now = Utc::now();
         self.newest = NewestSnapshot::read(&scan.catalog, now);
-        let newest_wall = next::newest_wall(&scan.catalog.walls, now);
-        self.newest_wall = newest_wall.map_or(i64::MIN, |wall| wall.second);
+        self.seen = Seen::of(&scan.catalog);
         (self.full, self.timeline_start) = (None, None);
         let backup = BackupState::read(scan, now);
         match &backup {
@@ -659,20 +662,20 @@ impl<'a> Saver<'a> {
                 Err(why) => (Some(None), why),
             },
         };
-        let (snapshot, newer) = match broken {
-            Some(left_at) => (
-                self.begin_timeline(&new_full, &cause, left_at, is_final)?,
-                None,
-            ),
+        let snapshot = match broken {
+            Some(left_at) => self.begin_timeline(&new_full, &cause, left_at, is_final)?,
             None => {
                 let created = name_time(Kind::Full, self.newest, Utc::now());
                 let newer = self.newer_wall()?;
-                let created = Wall::name_before(newer.as_ref(), created);
-                let saved = new_full.publish(self.ctx, created, is_final, NAMES_TRIED)?;
-                (saved, newer)
+                let (created, tried) = Wall::names_before(newer.as_ref(), created, NAMES_TRIED);
+                new_full.publish(self.ctx, created, is_final, tried)?
             }
         };
         let begins_timeline = broken.is_some();
+        let newer = match begins_timeline {
+            true => self.newer_wall()?,
+            false => self.look_again(&snapshot.name, known.as_ref())?,
+        };
         self.summary.timeline_began |= begins_timeline;
         if begins_timeline {
             self.timeline_start = Some(snapshot.name.created);
@@ -788,36 +791,118 @@ impl<'a> Saver<'a> {
         leaves: Leaves,
         is_final: bool,
     ) -> Result<i64> {
-        // The wall stands behind all that others have saved meanwhile.
-        let mut catalog = scan::by_names(&self.ctx.store)?;
-        self.mark_untrusted(&mut catalog);
         let now = Utc::now();
-        let mut second = name_time(Kind::Full, self.newest, now);
-        if let Some(newest) = NewestSnapshot::read(&catalog, now) {
-            // In a copy of this store, a compaction may have the second after the newest snapshot.
-            second = second.max(newest.created + 2);
-        }
         let record = TimelineRecord::new(leaves, cause.reason.into(), now);
-        let last = second + RECORDS_TRIED;
-        while !record.write(&self.ctx.store, &full.name(self.ctx, second, is_final))? {
-            second += 1;
-            if second == last {
-                return Err(Reason::TargetExists.error(format!(
-                    "the names of {RECORDS_TRIED} records in {TIMELINES}/ are taken: check who writes to {}",
-                    self.ctx.store.url()
-                )));
+        let mut second = name_time(Kind::Full, self.newest, now);
+        let mut catalog = self.names_now()?;
+        for _ in 0..RECORDS_TRIED {
+            // The wall stands behind all that others have saved meanwhile.
+            if let Some(newest) = NewestSnapshot::read(&catalog, now) {
+                // In a copy of this store, a compaction may have the second after the newest snapshot.
+                second = second.max(newest.created + 2);
+            }
+            let name = full.name(self.ctx, second, is_final);
+            if !record.write(&self.ctx.store, &name)? {
+                second += 1;
+                continue;
+            }
+            self.seen.add(format!("{TIMELINES}/{name}"));
+            // Who has named a snapshot before the record was there may not have seen it.
+            let known = std::mem::replace(&mut catalog, self.names_now()?);
+            let is_new = |s: &Snapshot| !known.snapshots.iter().any(|k| k.path == s.path);
+            let late = catalog
+                .snapshots
+                .iter()
+                .filter(|s| s.name.created >= second);
+            let is_late = late.filter(|s| is_new(s)).count() > 0;
+            let is_other = |w: &Wall| w.second >= second && w.path != format!("{TIMELINES}/{name}");
+            let rival = catalog
+                .walls
+                .iter()
+                .find(|w| is_other(w) && !known.walls.contains(w));
+            if !is_late && rival.is_none() {
+                return Ok(second);
             }
         }
-        self.newest_wall = second;
-        Ok(second)
+        Err(Reason::TargetExists.error(format!(
+            "the names of {RECORDS_TRIED} records in {TIMELINES}/ are taken: check who writes to {}",
+            self.ctx.store.url()
+        )))
     }
 
-    /// Returns the oldest record of a timeline that is newer than those that this session knows.
+    /// Lists the names in the store.
+    fn names_now(&self) -> Result<Catalog> {
+        let mut catalog = scan::by_names(&self.ctx.store)?;
+        self.mark_untrusted(&mut catalog);
+        Ok(catalog)
+    }
+
+    /// Returns the oldest record of a timeline that this session does not know and that is later than all that it knows:
+    /// what it names belongs before it.
     fn newer_wall(&self) -> Result<Option<Wall>> {
-        let walls = timeline_records::list(&self.ctx.store)?;
-        let plausible = next::newest_wall(&walls, Utc::now()).map(|wall| wall.second);
-        let is_newer = |w: &Wall| w.second > self.newest_wall && Some(w.second) <= plausible;
-        Ok(walls.into_iter().find(is_newer))
+        let mut records = self.seen.new_records(&self.ctx.store)?.into_iter();
+        let newest = self.newest.map_or(i64::MIN, |newest| newest.created);
+        let now = Utc::now();
+        Ok(records.find(|wall| wall.second > newest && next::is_plausible(wall, now)))
+    }
+
+    /// Looks at the store again after a snapshot got its name, and excludes the snapshot if it stands where its content
+    /// does not belong. `known` are the last transactions of the history that was saved. Returns a record that is later
+    /// than the snapshot.
+    ///
+    /// # Errors
+    /// `Conflict` if the snapshot was excluded; the errors of the store.
+    fn look_again(&mut self, own: &SnapshotName, known: Option<&Known>) -> Result<Option<Wall>> {
+        let path = format!("{V2}/{own}");
+        self.seen.add(path.clone());
+        let Newcomers { records, fulls } = self.seen.look(&self.ctx.store)?;
+        if let Some(record) = records.iter().find(|record| record.second <= own.created) {
+            let why = format!("{} was written", record.path);
+            return Err(withdraw(self.ctx, &path, &why));
+        }
+        let record = records.into_iter().next();
+        for full in fulls {
+            // What is behind the record is separated from this snapshot.
+            if record
+                .as_ref()
+                .is_some_and(|record| record.second <= full.name.created)
+            {
+                continue;
+            }
+            if !self.is_of_this_history(&full, known)? {
+                let why = format!("{} of another history was saved", full.path);
+                return Err(withdraw(self.ctx, &path, &why));
+            }
+            self.seen.add(full.path);
+        }
+        Ok(record)
+    }
+
+    /// Returns whether a full that somebody else has saved is proven to be of the history that this session saves.
+    fn is_of_this_history(&self, full: &Snapshot, known: Option<&Known>) -> Result<bool> {
+        let name = &full.name;
+        if self
+            .timeline_start
+            .is_some_and(|start| name.created < start)
+        {
+            return Ok(true);
+        }
+        let newest = self.newest.map_or(i64::MIN, |newest| newest.created);
+        if Some(name.last) <= self.last && next::may_be_compacted(name, newest) {
+            return Ok(true);
+        }
+        let theirs = self
+            .ctx
+            .full(full)
+            .and_then(|(db, base)| last_saved::known_of_full(&db, &base, name.last));
+        match theirs {
+            Ok(theirs) => Ok(known.is_some_and(|known| known.is_proven_by(&theirs))),
+            // Compacted at its end: nothing can be compared.
+            Err(e) if e.reason() == Reason::OutOfRange => Ok(false),
+            // No state rests on what cannot be opened.
+            Err(e) if e.reason().is_unreadable() => Ok(true),
+            Err(e) => Err(e),
+        }
     }
 
     /// Ends the session if another history has begun: what was held has a name before it.
@@ -850,12 +935,12 @@ impl<'a> Saver<'a> {
         result.map(drop)
     }
 
-    /// Saves a delta. Can be retried after an error.
+    /// Saves a delta. Can be retried after an error. `known` are the last transactions that the watch has sent.
     ///
     /// # Errors
     /// Fails with the store's errors, with `OtherCluster` if another cluster has taken over the prefix, and
-    /// with `Terminated`.
-    pub(super) fn save(&mut self, delta: &PackedDelta) -> Result<()> {
+    /// with `Terminated`; with `Conflict` if another history has begun meanwhile.
+    pub(super) fn save(&mut self, delta: &PackedDelta, known: &Known) -> Result<()> {
         self.check_still_ours()?;
         let newer = self.newer_wall()?;
         let saved = delta.save(self.ctx, self.newest, newer.as_ref());
@@ -864,6 +949,7 @@ impl<'a> Saver<'a> {
             self.names.forget();
         }
         let snapshot = saved?.snapshot;
+        let newer = self.look_again(&snapshot.name, Some(known))?;
         self.last = Some(delta.last());
         self.record(snapshot);
         self.end_at(newer)

@@ -292,7 +292,9 @@ impl<'s, 'a> Session<'s, 'a> {
         loop {
             self.wait_for_lock()?;
             let started = Instant::now();
-            match self.saver.save(&packed) {
+            let known = self.reached.as_ref();
+            let known = known.ok_or_else(|| Error::internal("a delta without a watch"))?;
+            match self.saver.save(&packed, known) {
                 Ok(()) => {
                     self.saving_since = None;
                     self.is_saving_failing = false;

@@ -1,0 +1,79 @@
+//! Write, then look: what others have written since a writer looked at a prefix.
+//!
+//! A writer looks before it gives a snapshot its name, and again afterwards. So of two at the same time at least one
+//! sees the other. The records of timelines and the fulls tell all that matters: two small listings.
+
+use crate::backup::Catalog;
+use crate::backup::catalog::{ListedObject, Snapshot, V2, Wall};
+use crate::error::{Error, Reason, Result};
+use crate::prefix::{Context, timeline_records};
+use crate::store::Store;
+use std::collections::HashSet;
+
+/// The beginning of the names of fulls.
+const FULLS: &str = "Full-";
+
+/// The records and the fulls that a writer knows, by their paths.
+#[derive(Debug, Default)]
+pub(crate) struct Seen(HashSet<String>);
+
+/// What a writer did not know.
+#[derive(Debug, Default)]
+pub(crate) struct Newcomers {
+    /// In order of time.
+    pub(crate) records: Vec<Wall>,
+    /// In order of time.
+    pub(crate) fulls: Vec<Snapshot>,
+}
+
+impl Seen {
+    /// Knows what is in a catalog.
+    pub(crate) fn of(catalog: &Catalog) -> Self {
+        let fulls = catalog.snapshots.iter().filter(|s| s.name.is_full());
+        let fulls = fulls.map(|s| s.path.clone());
+        let records = catalog.walls.iter().map(|w| w.path.clone());
+        Seen(fulls.chain(records).collect())
+    }
+
+    pub(crate) fn add(&mut self, path: String) {
+        self.0.insert(path);
+    }
+
+    /// Lists the records that are not known, in order of time.
+    ///
+    /// # Errors
+    /// Fails with the store's errors.
+    pub(crate) fn new_records(&self, store: &Store) -> Result<Vec<Wall>> {
+        let mut records = timeline_records::list(store)?;
+        records.retain(|record| !self.0.contains(&record.path));
+        Ok(records)
+    }
+
+    /// Lists the records and the fulls that are not known.
+    ///
+    /// # Errors
+    /// Fails with the store's errors.
+    pub(crate) fn look(&self, store: &Store) -> Result<Newcomers> {
+        let records = self.new_records(store)?;
+        let listed = store.objects_beginning(V2, FULLS)?.into_iter();
+        let listed = listed.map(|object| ListedObject {
+            path: object.path,
+            bytes: object.bytes,
+        });
+        let mut fulls = Catalog::from_listing(listed.collect()).snapshots;
+        fulls.retain(|full| !full.excluded && !self.0.contains(&full.path));
+        Ok(Newcomers { records, fulls })
+    }
+}
+
+/// Excludes a snapshot whose name stands where its content does not belong, and returns the error that says so.
+pub(crate) fn withdraw(ctx: &Context, path: &str, why: &str) -> Error {
+    match ctx.store.exclude(path) {
+        Ok(()) => Reason::Conflict.error(format!(
+            "{path} got its name while {why}: it is excluded; run again"
+        )),
+        Err(e) => e.reason().error(format!(
+            "{path} got its name while {why}, and it must be excluded: {e}"
+        )),
+    }
+}
