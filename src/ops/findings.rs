@@ -24,7 +24,7 @@ pub enum Severity {
 }
 
 /// The reasons of notes. Errors have the reasons of exit-codes.md.
-const NOTES: [&str; 17] = [
+const NOTES: [&str; 16] = [
     "DrillSkipped",
     "Excluded",
     "ForeignObject",
@@ -32,7 +32,6 @@ const NOTES: [&str; 17] = [
     "GapIsCovered",
     "IdentityUnreadable",
     "MissingBase",
-    "NoFullOfTimeline",
     "OverlappingDeltas",
     "RecordUnreadable",
     "RevisionPastName",
@@ -53,8 +52,7 @@ pub struct Finding {
     /// folded to its end), `Excluded` (the snapshot has an exclusion marker), `ForeignObject` (the object is not named
     /// like a snapshot), `ForkedHistory` (there is more than one timeline), `GapIsCovered` (deltas are missing, but the
     /// next full holds their history), `IdentityUnreadable` (`deltafold-identity.json` cannot be read), `MissingBase`
-    /// (by names, no full precedes these deltas), `NoFullOfTimeline` (a record says that another history begins, and no
-    /// full of it was saved), `OverlappingDeltas` (two streams of deltas), `RecordUnreadable` (a record in
+    /// (by names, no full precedes these deltas), `OverlappingDeltas` (two streams of deltas), `RecordUnreadable` (a record in
     /// `deltafold-verified/` cannot be read), `RevisionPastName` (a full holds more than its name says; harmless),
     /// `RevisionsNotCovered` (no deltas lead up to a full), `TagsNotRead` (a large backup: use --all-tags),
     /// `TagsUnreadable` (the store does not permit to read tags, so excluded snapshots are not recognized),
@@ -203,8 +201,8 @@ pub(super) fn of_scan(ctx: &Context, scan: &Scan, deep_command: Option<&str>) ->
     }
     for wall in scan.timelines.without_full(catalog) {
         let message = "another history begins here, and no full snapshot of it was saved: what follows is not used; the next snapshot is a full, and `--timeline` of the history before reads across this record";
-        let wall = vec![wall.path.clone()];
-        findings.push(Finding::note("NoFullOfTimeline", message, wall));
+        let finding = Finding::error(Reason::RevisionGap, message);
+        findings.push(finding.about(vec![wall.path.clone()]));
     }
     for (&i, e) in &scan.contents.unreadable {
         findings.push(Finding::from(e).about(vec![path(i)]));

@@ -149,8 +149,10 @@ impl<'a> Decider<'a> {
         let Facts {
             catalog, doubtful, ..
         } = *self.facts;
-        let has_more = !self.facts.timelines.left_out.is_empty();
-        let reason = if self.newest.is_none() || has_more {
+        for &i in &self.facts.timelines.left_out {
+            self.kept.keep(i, RetentionReason::InterleavedTimelines);
+        }
+        let reason = if self.newest.is_none() {
             Some(RetentionReason::InterleavedTimelines)
         } else if doubtful.iter().any(|&i| (self.facts.is_unreadable)(i)) {
             Some(RetentionReason::Unreadable)

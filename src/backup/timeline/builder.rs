@@ -74,7 +74,9 @@ struct Known {
 pub(super) struct Builder<'a> {
     catalog: &'a Catalog,
     evidence: &'a dyn Evidence,
-    /// For each snapshot of the catalog, what [`Evidence::held`] returns.
+    /// The first snapshot between the two walls. Intervals are numbered from it.
+    first: usize,
+    /// For each snapshot between the walls, what [`Evidence::held`] returns.
     held: Vec<Option<Held>>,
     pub(super) timelines: Vec<GrowingTimeline>,
     /// The number of the last fork.
@@ -83,12 +85,20 @@ pub(super) struct Builder<'a> {
 }
 
 impl<'a> Builder<'a> {
-    pub(super) fn new(catalog: &'a Catalog, evidence: &'a dyn Evidence, root: Timeline) -> Self {
-        let starts = catalog.snapshots.iter().map(|s| match s.name.kind {
+    /// Begins with the snapshots between two walls, in order.
+    pub(super) fn new(
+        catalog: &'a Catalog,
+        evidence: &'a dyn Evidence,
+        root: Timeline,
+        part: &[usize],
+    ) -> Self {
+        let first_of_part = part.first().copied().unwrap_or_default();
+        let all = first_of_part..part.last().map_or(first_of_part, |last| last + 1);
+        let starts = catalog.snapshots[all.clone()].iter();
+        let starts = starts.map(|s| match s.name.kind {
             Kind::Full => s.name.last,
             Kind::Incr => s.name.start,
         });
-        let all = 0..catalog.snapshots.len();
         let held: Vec<Option<Held>> = all.map(|i| evidence.held(i)).collect();
         let first = |h: &Option<Held>| h.map_or(Revision(0), |h| h.first);
         let forks = root.lineage.last().map_or(0, |fork| fork.0);
@@ -102,6 +112,7 @@ impl<'a> Builder<'a> {
         Builder {
             catalog,
             evidence,
+            first: first_of_part,
             held,
             timelines: vec![root],
             forks,
@@ -181,14 +192,15 @@ impl<'a> Builder<'a> {
     fn note_member(&mut self, t: usize, m: &TimelineMember) {
         let created = self.catalog.snapshots[m.snapshot].name.created;
         let last = m.until.min(self.last_of(m.snapshot));
+        let interval = m.snapshot - self.first;
         let growing = &mut self.timelines[t];
         growing.last = growing.last.max(Some(last));
         if m.until.0 == i64::MAX {
             growing.activity = growing.activity.max(Some((created, m.snapshot)));
         }
-        growing.followed.set(m.snapshot, last);
-        if let Some(held) = self.held[m.snapshot] {
-            growing.held.set(m.snapshot, held.last.min(m.until));
+        growing.followed.set(interval, last);
+        if let Some(held) = self.held[interval] {
+            growing.held.set(interval, held.last.min(m.until));
         }
     }
 
@@ -199,9 +211,10 @@ impl<'a> Builder<'a> {
         (growing.last, growing.activity) = (None, None);
         for mut m in std::mem::take(&mut growing.timeline.members) {
             if is_cut(&m) && !cut_below(self.catalog, self.evidence, &mut m, fork) {
+                let interval = m.snapshot - self.first;
                 let growing = &mut self.timelines[t];
-                growing.followed.remove(m.snapshot);
-                growing.held.remove(m.snapshot);
+                growing.followed.remove(interval);
+                growing.held.remove(interval);
             } else {
                 self.push(t, m);
             }
@@ -288,13 +301,14 @@ impl<'a> Builder<'a> {
         known: &mut Known,
     ) -> Result<(Comparison, Comparison)> {
         let mut compared = (Comparison::default(), Comparison::default());
-        let Some(held) = self.held[snapshot] else {
+        let Some(held) = self.held[snapshot - self.first] else {
             return Ok(compared);
         };
         let growing = &self.timelines[t];
         let (mut own, mut shared) = (Vec::new(), Vec::new());
         for other in growing.held.meeting(held.first, held.last) {
-            if let (Some(m), Some(h)) = (growing.timeline.member(other), self.held[other]) {
+            let member = growing.timeline.member(self.first + other);
+            if let (Some(m), Some(h)) = (member, self.held[other]) {
                 if m.own { &mut own } else { &mut shared }.push((h, m));
             }
         }
@@ -319,7 +333,9 @@ impl<'a> Builder<'a> {
             return Ok((true, false));
         }
         let before = name.start.previous();
-        let mut holders = self.timelines[t].followed.holding(before);
+        let first = self.first;
+        let holders = self.timelines[t].followed.holding(before);
+        let mut holders = holders.map(|interval| first + interval);
         if !self.evidence.was_read(snapshot) {
             return Ok((holders.next().is_some(), false));
         }

@@ -288,10 +288,10 @@ fn doubtful_in(catalog: &Catalog, order: &[usize]) -> Vec<usize> {
 /// All timelines of a prefix.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Timelines {
-    /// The timelines, in order of their first own snapshot; at most [`MOST_TIMELINES`]. Of more, those with a
-    /// readable full of their own are here first, and then those with the newest snapshots.
+    /// The timelines, in order of their first own snapshot. At most [`MOST_TIMELINES`] of them are told apart by contents
+    /// alone. Of more, those with a readable full of their own are here first, and then those with the newest snapshots.
     pub all: Vec<Timeline>,
-    /// The own snapshots of timelines beyond that number. They are on no timeline.
+    /// The own snapshots of timelines beyond that number. They are on no timeline, and `gc` keeps them.
     pub left_out: Vec<usize>,
 }
 
@@ -303,17 +303,12 @@ impl Timelines {
     pub fn build(catalog: &Catalog, evidence: &dyn Evidence) -> Result<Self> {
         let mut parts = catalog.parts();
         let mut timelines = Timelines::default();
-        // Of more parts than can be told apart, the oldest are left out.
-        let most = MOST_TIMELINES.min(parts.len());
-        for (_, part) in parts.drain(..parts.len() - most) {
-            timelines.left_out.extend(part);
-        }
         if parts.is_empty() {
             parts.push((None, Vec::new()));
         }
         for (nth, (wall, part)) in parts.into_iter().enumerate() {
             let root = Timeline::root(nth, wall);
-            let mut builder = Builder::new(catalog, evidence, root);
+            let mut builder = Builder::new(catalog, evidence, root, &part);
             for snapshot in part {
                 if !evidence.is_unreadable(snapshot) {
                     builder.place(snapshot)?;
@@ -326,15 +321,24 @@ impl Timelines {
         Ok(timelines)
     }
 
-    /// Leaves timelines out until there are not too many: those without a readable full of their own first, and
-    /// among these the ones that were written to least recently. The first timeline and the newest part stay.
+    /// Leaves timelines out that only contents tell apart, until there are not too many of them: those without a readable
+    /// full of their own first, and among these the ones that were written to least recently. Those of the newest part
+    /// go last.
     fn leave_out(&mut self, catalog: &Catalog, evidence: &dyn Evidence) {
-        while self.all.len() > MOST_TIMELINES {
-            let last_wall = self.all.last().and_then(|t| t.wall.clone());
-            let stays = |t: &Timeline| t.wall == last_wall;
-            let value = |&t: &usize| (stays(&self.all[t]), self.all[t].value(catalog, evidence));
-            let Some(least) = (1..self.all.len()).min_by_key(value) else {
-                return;
+        let last_wall = self.all.last().and_then(|t| t.wall.clone());
+        loop {
+            let told_apart =
+                (1..self.all.len()).filter(|&t| self.all[t].wall == self.all[t - 1].wall);
+            let told_apart: Vec<usize> = told_apart.collect();
+            if told_apart.len() <= MOST_TIMELINES {
+                break;
+            }
+            let value = |&t: &usize| {
+                let t = &self.all[t];
+                (t.wall == last_wall, t.value(catalog, evidence))
+            };
+            let Some(least) = told_apart.into_iter().min_by_key(value) else {
+                break;
             };
             let removed = self.all.remove(least);
             self.left_out.extend(removed.own());
@@ -346,7 +350,7 @@ impl Timelines {
     pub fn warning(&self) -> Option<String> {
         (!self.left_out.is_empty()).then(|| {
             format!(
-                "more than {MOST_TIMELINES} histories contradict each other, so {} snapshots are on no timeline: somebody may write forged snapshots to this store",
+                "more than {MOST_TIMELINES} histories contradict each other, so {} snapshots are on no timeline, and gc keeps them: somebody may write forged snapshots to this store",
                 self.left_out.len()
             )
         })

@@ -2,7 +2,7 @@
 //!
 //! The point is known if contents were read. By names, timelines behind a wall share nothing with those before it.
 
-use super::{Evidence, Timeline, TimelineMember};
+use super::{Evidence, MOST_TIMELINES, Timeline, TimelineMember};
 use crate::backup::catalog::Catalog;
 use crate::backup::survey::Comparison;
 use crate::backup::timeline::builder::cut_below;
@@ -47,7 +47,9 @@ fn parent(
         return Ok(None);
     };
     let mut found: Option<(usize, Revision)> = None;
-    for (nth, earlier) in before.iter().enumerate() {
+    // A writer of the store can forge any number of timelines.
+    let newest = before.len().saturating_sub(MOST_TIMELINES);
+    for (nth, earlier) in before.iter().enumerate().skip(newest) {
         let mut compared = Comparison::default();
         let read = earlier.members.iter();
         for m in read.filter(|m| evidence.has_content(m.snapshot)) {

@@ -337,7 +337,7 @@ fn a_delta_follows_its_full_whatever_agrees_elsewhere() {
 }
 
 #[test]
-fn of_many_walls_the_newest_count() {
+fn many_walls_leave_nothing_out() {
     let names: Vec<String> = (0..150)
         .map(|n| format!("Full-00000000-00000010-{}", 1000 + n))
         .collect();
@@ -345,7 +345,7 @@ fn of_many_walls_the_newest_count() {
     let walls: Vec<&str> = names.iter().map(String::as_str).collect();
     let t = with_walls(LetterBackup::new(&snapshots), &walls);
     let all = Timelines::build(&t.catalog, &NamesOnly).unwrap();
-    assert_eq!((all.all.len(), all.left_out.len()), (MOST_TIMELINES, 50));
+    assert_eq!((all.all.len(), all.left_out.len()), (150, 0));
     assert_eq!(
         all.newest(&t.catalog)
             .unwrap()
@@ -525,7 +525,8 @@ fn the_facts_about_a_timeline_are_those_of_all_its_members() {
     for round in 0..crate::rounds(300, 3000) {
         let backup = LetterBackup::random(&mut rng);
         let (catalog, names) = (&backup.catalog, &backup.catalog.snapshots);
-        let mut builder = Builder::new(catalog, &backup, Timeline::root(0, None));
+        let all: Vec<usize> = (0..names.len()).collect();
+        let mut builder = Builder::new(catalog, &backup, Timeline::root(0, None), &all);
         for x in catalog.usable().filter(|&x| !backup.is_unreadable(x)) {
             builder.place(x).unwrap();
             for growing in &builder.timelines {
