@@ -24,12 +24,13 @@ pub enum Severity {
 }
 
 /// The reasons of notes. Errors have the reasons of exit-codes.md.
-const NOTES: [&str; 16] = [
+const NOTES: [&str; 17] = [
     "DrillSkipped",
     "Excluded",
     "ForeignObject",
     "ForkedHistory",
     "GapIsCovered",
+    "HistoryNotProven",
     "IdentityUnreadable",
     "MissingBase",
     "OverlappingDeltas",
@@ -51,7 +52,8 @@ pub struct Finding {
     /// A stable name. An error has one of exit-codes.md. A note has one of: `DrillSkipped` (the timeline cannot be
     /// folded to its end), `Excluded` (the snapshot has an exclusion marker), `ForeignObject` (the object is not named
     /// like a snapshot), `ForkedHistory` (there is more than one timeline), `GapIsCovered` (deltas are missing, but the
-    /// next full holds their history), `IdentityUnreadable` (`deltafold-identity.json` cannot be read), `MissingBase`
+    /// next full holds their history), `HistoryNotProven` (etcd had compacted what was saved last, so it is not known
+    /// whether it went on with that history), `IdentityUnreadable` (`deltafold-identity.json` cannot be read), `MissingBase`
     /// (by names, no full precedes these deltas), `OverlappingDeltas` (two streams of deltas), `RecordUnreadable` (a record in
     /// `deltafold-verified/` cannot be read), `RevisionPastName` (a full holds more than its name says; harmless),
     /// `RevisionsNotCovered` (no deltas lead up to a full), `TagsNotRead` (a large backup: use --all-tags),

@@ -20,6 +20,9 @@ use std::time::Duration;
 /// The number of deltas whose tags are read at once, before the deltas are read one by one.
 const TAGS_AHEAD: usize = 16;
 
+/// The longest time between the first change that a run of `snapshot delta` receives and the name of its delta.
+const RUN: TimeDelta = TimeDelta::seconds(5);
+
 /// Why a time may not be there although snapshots were taken then.
 const REMOVED_BY_GC: &str = "`gc` removes the deltas that are older than --restorable-window, and fulls that its policy does not keep";
 
@@ -185,7 +188,35 @@ fn revision_of(
             rfc3339(newest.created_at()),
         )
     });
+    let warning = warning.or_else(|| received_together(scan, timeline, time, revision, moment));
     Ok((revision, warning))
+}
+
+/// Returns a warning if `time` lies in a span whose changes one run of `snapshot delta` has received: they all have the time
+/// of the run.
+fn received_together(
+    scan: &Scan,
+    timeline: &Timeline,
+    time: DateTime<Utc>,
+    revision: Revision,
+    moment: &Moment,
+) -> Option<String> {
+    let first = moment.first_after?;
+    let names = || whole_members(scan, timeline);
+    let run = names().find(|name| name.start == first && name.last > first)?;
+    // A follower names a delta some time after the first change of it.
+    let received = moment.now;
+    if run.created_at() - received > RUN {
+        return None;
+    }
+    let before = names().filter(|name| name.last == revision && name.created_at() <= time);
+    let before = before.map(SnapshotName::created_at).max()?;
+    (received - before > RUN).then(|| {
+        let (before, received) = (rfc3339(before), rfc3339(received));
+        format!(
+            "the changes from {before} to {received} were received together at {received}; this is the state at {before}"
+        )
+    })
 }
 
 /// Returns the name of the full whose history holds these missing revisions.
@@ -209,56 +240,91 @@ fn full_that_holds(
 }
 
 /// Fails if `time` is after what a timeline is known to cover: the creation time of its newest snapshot, by
-/// the name.
+/// the name. If another history follows, a delta of a late writer covers no more than its last event.
 ///
-/// The time of the newest event is no bound: after it, the cluster may have been idle. Names have whole
+/// Otherwise the time of the newest event is no bound: after it, the cluster may have been idle. Names have whole
 /// seconds, so the whole second of the name counts as covered.
 ///
 /// # Errors
-/// `OutOfRange`, with the newest covered moment.
+/// `OutOfRange`, with the newest covered moment; errors of a damaged delta; errors of the store.
 pub(crate) fn refuse_uncovered(
+    ctx: &Context,
     scan: &Scan,
     timeline: &Timeline,
     time: DateTime<Utc>,
 ) -> Result<()> {
-    let Some(newest) = newest_if_uncovered(scan, timeline, time) else {
-        return Ok(());
-    };
     let catalog = &scan.catalog;
-    let next = Wall::first_after(&catalog.walls, time.timestamp()).and_then(|wall| {
+    let begun = timeline.wall.as_ref().map_or(i64::MIN, |wall| wall.second);
+    let next = Wall::first_after(&catalog.walls, begun).and_then(|wall| {
         let mut names = catalog.usable().map(|i| &catalog.snapshots[i].name);
         names.find(|n| n.is_full() && n.created >= wall.second)
     });
+    let (known_to, what) = match newest_if_uncovered(scan, timeline, time) {
+        Some(newest) => (newest.created_at(), format!("when {newest} was saved")),
+        None if next.is_some() => match last_change_before(ctx, scan, timeline, time)? {
+            Some(last) => (last, "its last change".to_owned()),
+            None => return Ok(()),
+        },
+        None => return Ok(()),
+    };
     let message = match next {
         // Between the two, etcd was set back, and nothing says when.
         Some(next) => format!(
-            "no history covers {}: timeline {} is known up to {}, when {newest} was saved, and the next history from {} on, when {next} was; choose a time that one of them covers, or give --or-newest for the earlier state",
+            "no history covers {}: timeline {} is known up to {}, {what}, and the next history from {} on, when {next} was saved; choose a time that one of them covers, or give --or-newest for the earlier state",
             rfc3339(time),
             timeline.id,
-            rfc3339(newest.created_at()),
+            rfc3339(known_to),
             rfc3339(next.created_at()),
         ),
         None => format!(
-            "{} is after the newest moment that the backup is known to cover: {}, when {newest} was saved; choose that time or an earlier one, or give --or-newest for the newest state",
+            "{} is after the newest moment that the backup is known to cover: {}, {what}; choose that time or an earlier one, or give --or-newest for the newest state",
             rfc3339(time),
-            rfc3339(newest.created_at()),
+            rfc3339(known_to),
         ),
     };
     Err(Reason::OutOfRange.error(message))
 }
 
+/// Returns the time of the last change of a timeline if it is before `time`, and if of all snapshots only the newest one,
+/// a delta, has a name that is later: the writer may have been late, so its name tells nothing.
+fn last_change_before(
+    ctx: &Context,
+    scan: &Scan,
+    timeline: &Timeline,
+    time: DateTime<Utc>,
+) -> Result<Option<DateTime<Utc>>> {
+    let mut later = whole_members(scan, timeline).filter(|name| name.created >= time.timestamp());
+    let (Some(newest), None) = (later.next(), later.next()) else {
+        return Ok(None);
+    };
+    if newest.is_full() {
+        return Ok(None);
+    }
+    let slices = all_delta_slices(&scan.catalog, timeline);
+    let mut reader = SliceReader::new(ctx, &slices);
+    let last = moment::latest_event(&slices, |nth, visit| reader.visit_events(nth, visit))?;
+    Ok(last.filter(|last| *last < time))
+}
+
+/// Returns the names of the snapshots that belong to a timeline as a whole. Others were saved after another history had
+/// begun.
+fn whole_members<'a>(
+    scan: &'a Scan,
+    timeline: &'a Timeline,
+) -> impl Iterator<Item = &'a SnapshotName> {
+    timeline.members.iter().filter_map(|m| {
+        let name = &scan.catalog.snapshots[m.snapshot].name;
+        (m.until >= name.last).then_some(name)
+    })
+}
+
 /// Returns the name of the newest snapshot of a timeline if `time` is after it.
 fn newest_if_uncovered<'a>(
     scan: &'a Scan,
-    timeline: &Timeline,
+    timeline: &'a Timeline,
     time: DateTime<Utc>,
 ) -> Option<&'a SnapshotName> {
-    // Snapshots of which only a part belongs to the timeline were saved after another history had begun.
-    let whole = timeline.members.iter().filter_map(|m| {
-        let name = &scan.catalog.snapshots[m.snapshot].name;
-        (m.until >= name.last).then_some(name)
-    });
-    let newest = whole.max_by_key(|name| name.created)?;
+    let newest = whole_members(scan, timeline).max_by_key(|name| name.created)?;
     (time.timestamp() > newest.created).then_some(newest)
 }
 

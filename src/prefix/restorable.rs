@@ -153,10 +153,12 @@ impl Bases {
         for m in &timeline.members {
             let name = &catalog.snapshots[m.snapshot].name;
             let survey = contents.surveys.get(&m.snapshot);
-            if name.is_full() {
+            if name.is_full() && name.last <= m.until {
                 fulls.push((name.last, name.created_at()));
             }
             let last = survey.map_or(name.last, |s| s.last.max(name.last));
+            let last = last.min(m.until);
+            // Of a part that is shared the time is not known.
             let time = survey.and_then(|s| s.last_time);
             members.push((name.start, last, time.unwrap_or(name.created_at())));
         }

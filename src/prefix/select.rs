@@ -3,6 +3,7 @@
 //! The choice uses a scan and the fulls that were read; nothing is read here. `open` selects
 //! again if the content of a full goes beyond its name.
 
+use crate::backup::catalog::Wall;
 use crate::backup::chain::{self, Chain, Choice, KnownBases};
 use crate::backup::timeline::Timeline;
 use crate::backup::{Catalog, Snapshot};
@@ -12,7 +13,7 @@ use crate::error::{Error, Reason, Result};
 use crate::mvcc::{Base, Revision};
 use crate::prefix::scan::{Scan, TAGS_UNREADABLE};
 use crate::prefix::tags::{TagScope, deciding_in_chain};
-use crate::prefix::{Context, warn};
+use crate::prefix::{Context, timeline_records, warn};
 use chrono::{DateTime, Utc};
 
 /// A point in a history.
@@ -97,11 +98,29 @@ pub(crate) fn timeline_of<'a>(
     let timeline = match (wanted, request.at) {
         (Some(id), _) => scan.timelines.by_id(id),
         // A time is a time of the world: the history that was live then answers.
-        (None, At::Time(time)) => scan.timelines.newest_at(catalog, time.timestamp()),
+        (None, At::Time(time)) => {
+            let second = last_wall_before(ctx, catalog, time)?;
+            scan.timelines.newest_at(catalog, second)
+        }
         (None, _) => scan.timelines.newest(catalog),
     };
     let timeline = timeline.map_err(|e| scan.explain_untrusted(ctx, e))?;
     Ok(scan.intact(timeline))
+}
+
+/// Returns a time in seconds since 1970 after the walls that had been written at `time`, and before all others. The name of
+/// a record may be later than that: it is behind all names, and a clock may have been ahead.
+fn last_wall_before(ctx: &Context, catalog: &Catalog, time: DateTime<Utc>) -> Result<i64> {
+    let mut second = time.timestamp();
+    while let Some(wall) = Wall::first_after(&catalog.walls, second) {
+        let record = timeline_records::read(&ctx.store, wall)?.ok();
+        let written = record.and_then(|record| record.written_at());
+        if written.is_none_or(|written| written > time) {
+            break;
+        }
+        second = wall.second;
+    }
+    Ok(second)
 }
 
 /// Chooses a timeline as [`timeline_of`] does, and returns it with warnings.

@@ -68,6 +68,31 @@ impl TimelineRecord {
         }
     }
 
+    /// Returns whether the cause says that the cluster was set back, and not only that nothing could be compared. `NoFull`
+    /// repeats a record whose snapshotter was killed.
+    pub(crate) fn means_set_back(&self) -> bool {
+        ["HistoryMismatch", "ClusterBehind", "NoFull"].contains(&self.cause.as_str())
+    }
+
+    /// Returns whether the cause says that nothing could be compared, although all snapshots can be read.
+    pub(crate) fn is_unproven(&self) -> bool {
+        const CAUSES: [&str; 6] = [
+            "Compacted",
+            "FullTooOld",
+            "Requested",
+            "Scheduled",
+            "Unproven",
+            "Unverifiable",
+        ];
+        CAUSES.contains(&self.cause.as_str())
+    }
+
+    /// Returns when the record was written; `None` if it does not say so.
+    pub(crate) fn written_at(&self) -> Option<DateTime<Utc>> {
+        let written = DateTime::parse_from_rfc3339(&self.written).ok()?;
+        Some(written.to_utc())
+    }
+
     /// Writes the record of a full. Returns false if another record has its name.
     ///
     /// # Errors

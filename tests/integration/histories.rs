@@ -9,6 +9,7 @@ use crate::support::restorable::Checked;
 use crate::support::truth::Truth;
 use crate::support::{deltafold, run_json};
 use chrono::Utc;
+use deltafold::backup::SnapshotName;
 use etcd_client::TxnOp;
 use serde_json::{Value, json};
 use std::fs;
@@ -356,6 +357,12 @@ fn a_time_before_the_restore_is_answered_by_the_history_that_was_live() {
         world.put("b", "new");
         world.delta(&[]);
         check(world, &[&old]);
+        // The new history has its own times, also at revisions that the old one has, too.
+        let (_, json, _) = run(world, &["list", "--deep"]);
+        for range in json["restorable"].as_array().unwrap() {
+            let last: chrono::DateTime<Utc> = range["last_time"].as_str().unwrap().parse().unwrap();
+            assert_eq!(last > gap, range["timeline"] != "main", "{json:#}");
+        }
         let time = |t: chrono::DateTime<chrono::Utc>| t.to_rfc3339();
         let (code, json, log) = run(world, &["get", "a", "--time", &time(noon)]);
         assert_eq!(code, 0, "{json:#}\n{log}");
@@ -463,6 +470,8 @@ fn a_late_follower_writes_before_the_wall() {
         follower.signal(Signal::STOP);
         let old = world.set_back_to(&early, None);
         world.put_many("/new/", 3, 10);
+        let live = Utc::now().to_rfc3339();
+        sleep(Duration::from_secs(3));
         // A single run does not wait for the lock of a follower.
         let ended = world.delta(&[]);
         assert_eq!(why(&ended), "ClusterBehind", "{}", ended.json);
@@ -477,6 +486,77 @@ fn a_late_follower_writes_before_the_wall() {
         follower.terminate();
         let checked = check(world, &[&old]);
         assert_eq!(checked.newest_of(1), held, "{checked:?}");
+        // The late name covers no moment at which the new history was live.
+        let (code, json, _) = run(world, &["get", "/held/00000", "--time", &live]);
+        assert_eq!(
+            (code, &json["reason"]),
+            (66, &json!("OutOfRange")),
+            "{json:#}"
+        );
+        let message = json["message"].as_str().unwrap();
+        assert!(message.contains("its last change"), "{message}");
+    });
+}
+
+/// The clock was ahead for one delta, so the record of the next history has a late name. What it says of when it was
+/// written counts.
+#[test]
+fn a_time_after_a_clock_was_ahead_is_answered_by_the_history_that_was_live() {
+    with_etcd(EtcdVersion::V3_6, |world| {
+        world.put("a", "first");
+        world.delta(&[]);
+        let early = world.checkpoint();
+        world.put("a", "old");
+        world.delta(&[]);
+        let ahead = world.prefix.deltas().pop().unwrap();
+        let later = SnapshotName {
+            created: ahead.created + 600,
+            ..ahead.clone()
+        };
+        let v2 = world.folder().join("store/v2");
+        fs::rename(v2.join(ahead.to_string()), v2.join(later.to_string())).unwrap();
+        world.set_back_to(&early, None);
+        world.put("a", "new");
+        let ended = world.delta(&[]);
+        assert_eq!(ended.json["timeline_began"], true, "{}", ended.json);
+        sleep(Duration::from_millis(1100));
+        world.put("a", "live");
+        world.delta(&[]);
+        sleep(Duration::from_millis(1100));
+        let live = Utc::now().to_rfc3339();
+        sleep(Duration::from_millis(1100));
+        world.put("a", "newest");
+        world.delta(&[]);
+        let (code, json, log) = run(world, &["get", "a", "--time", &live]);
+        assert_eq!(code, 0, "{json:#}\n{log}");
+        assert!(json.to_string().contains("\"live\""), "{json:#}");
+    });
+}
+
+/// A run of `snapshot delta` gives all changes since the last one its own time.
+#[test]
+fn a_time_between_two_runs_says_of_when_the_state_is() {
+    with_etcd(EtcdVersion::V3_6, |world| {
+        world.put("a", "1");
+        world.delta(&[]);
+        sleep(Duration::from_secs(2));
+        world.put("a", "2");
+        world.put("a", "3");
+        sleep(Duration::from_secs(2));
+        let between = Utc::now().to_rfc3339();
+        sleep(Duration::from_secs(4));
+        world.delta(&[]);
+        let (code, json, log) = run(world, &["get", "a", "--time", &between]);
+        assert_eq!(code, 0, "{json:#}\n{log}");
+        assert!(json.to_string().contains("\"1\""), "{json:#}");
+        assert!(
+            json["warnings"]
+                .to_string()
+                .contains("were received together"),
+            "{json:#}"
+        );
+        let (_, json, _) = run(world, &["get", "a"]);
+        assert!(!json.to_string().contains("received together"), "{json:#}");
     });
 }
 
@@ -571,6 +651,15 @@ fn a_compacted_full_that_ends_with_a_deletion() {
             let expected = if is_set_back { "Unverifiable" } else { "" };
             assert_eq!(why(&ended), expected, "{}", ended.json);
             assert_eq!(ended.json["timeline_began"], is_set_back, "{}", ended.json);
+            // Nothing says that somebody has set it back: no finding.
+            let (code, json, _) = run(world, &["status"]);
+            assert_eq!(
+                (code, json["status"].as_str()),
+                (0, Some("Healthy")),
+                "{json:#}"
+            );
+            let notes = json["problems"].to_string();
+            assert_eq!(notes.contains("HistoryNotProven"), is_set_back, "{notes}");
             world.put_many("/after/", 9, 10);
             let ended = world.delta(&[]);
             assert_eq!(why(&ended), "", "{}", ended.json);

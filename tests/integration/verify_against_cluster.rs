@@ -5,6 +5,7 @@ use crate::support::etcd::{Etcd, EtcdVersion};
 use crate::support::etcd_cluster::{Cluster, Member};
 use crate::support::history::{Compression, History, Recorder, Recording, with_checksum};
 use crate::support::made_backups::alter;
+use crate::support::recorded_etcd::with_etcd;
 use crate::support::scratch;
 use crate::support::{deltafold, run_json, seed};
 use etcd_client::{DeleteOptions, LeaseGrantOptions, PutOptions};
@@ -332,4 +333,22 @@ async fn every_member_is_asked() {
     assert!(said.contains(&format!("b at {one} responds")), "{said}");
     cluster.kill(1);
     refused(&store, &one, &[], 69, "EtcdUnreachable");
+}
+
+/// A full that was taken after etcd was compacted at its newest revision does not hold the history of the hash that etcd
+/// remembers from before.
+#[test]
+fn a_full_after_a_compaction_at_the_newest_revision() {
+    for version in EtcdVersion::ALL {
+        with_etcd(version, |world| {
+            world.put_many("/a/", 10, 10);
+            world.put_many("/a/", 5, 20);
+            let newest = world.delete("/a/00003");
+            world.compact(newest);
+            world.snapshot("full", &[]).succeeded();
+            let store = world.folder().join("store");
+            let json = equal(&store, &world.endpoints().join(","), &[]);
+            assert_eq!(json["compact_revision"], newest, "{version}: {json:#}");
+        });
+    }
 }

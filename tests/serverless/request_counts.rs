@@ -252,8 +252,9 @@ fn few_requests_of_a_compaction_stand_one_after_the_other() {
         .envs(S3::new(&proxy.url()).env());
     let (code, outcome, stderr) = run_json(&mut run);
     assert_eq!(code, 0, "{outcome}: {stderr}");
-    // Five: one lists the snapshots, one the notes (concurrently with tags), two read, and one writes the result.
-    assert!(one_after_the_other(&proxy.take()) <= 5);
+    // Six: one lists the snapshots, one the notes (concurrently with tags), two read, one writes the result, and one looks
+    // at the records again.
+    assert!(one_after_the_other(&proxy.take()) <= 6);
 }
 
 /// One page shows all of a small prefix, so that its layout costs nothing.

@@ -104,16 +104,46 @@ impl Cluster {
         // Or the compaction was at exactly this revision: then a member returns the hash from before it out
         // of memory, but not after a restart. In this case the hash at the newest revision (0) helps.
         for retry_revision in [revision, 0] {
-            for (member, hash) in voters.iter().zip(&mut hashes) {
-                if hash.hash.is_some_and(|h| h.compact_revision < newest) {
-                    let second = wait(connector, hash_kv(connector, member, retry_revision))?;
-                    if second.revision == revision && second.hash.is_some() {
-                        *hash = second;
-                    }
+            self.ask_again(connector, &mut hashes, revision, retry_revision, |h| {
+                h.compact_revision < newest
+            })?;
+        }
+        Ok(hashes)
+    }
+
+    /// Requests the HashKV again of members that have nothing newer than `revision`, as it is after a compaction at
+    /// exactly this revision.
+    ///
+    /// # Errors
+    /// `Terminated`.
+    pub fn hash_kv_now(
+        &self,
+        connector: &Connector,
+        hashes: &mut [MemberHash],
+        revision: i64,
+    ) -> Result<()> {
+        self.ask_again(connector, hashes, revision, 0, |_| true)
+    }
+
+    /// Requests the HashKV again where a hash of `revision` is like this.
+    fn ask_again(
+        &self,
+        connector: &Connector,
+        hashes: &mut [MemberHash],
+        revision: i64,
+        retry_revision: i64,
+        is_asked: impl Fn(Hash) -> bool,
+    ) -> Result<()> {
+        let voters = self.members.iter().filter(|m| !m.is_learner);
+        for (member, hash) in voters.zip(hashes) {
+            if hash.hash.is_some_and(&is_asked) {
+                let second = wait(connector, hash_kv(connector, member, retry_revision))?;
+                if second.revision == revision && second.hash.is_some() {
+                    *hash = second;
                 }
             }
         }
-        Ok(hashes)
+        Ok(())
     }
 }
 

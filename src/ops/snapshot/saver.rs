@@ -47,6 +47,14 @@ pub(super) fn nothing_saved() -> FullCause {
     FullCause::new(FullReason::EmptyBucket, "the store holds no snapshot")
 }
 
+/// Why a full is not proven to continue what was saved.
+enum Unproven {
+    /// Nothing could be compared.
+    Unknown(String),
+    /// The cluster has another history.
+    Contradicted(String),
+}
+
 /// What a saver has done since it was opened, or since [`Saver::take_summary`].
 #[derive(Default)]
 pub(super) struct SaverSummary {
@@ -654,16 +662,22 @@ impl<'a> Saver<'a> {
             self.warn(cause.message.clone());
         }
         self.check_still_ours()?;
+        // What the record says; the report says why a full was needed at all.
+        let mut recorded = cause.reason;
         let (broken, why) = match cause.continuity {
             Continuity::Proven => (None, String::new()),
             Continuity::Broken(left_at) => (Some(left_at), cause.message.clone()),
             Continuity::Unknown => match self.prove_by_keys(&new_full)? {
                 Ok(()) => (None, String::new()),
-                Err(why) => (Some(None), why),
+                Err(Unproven::Unknown(why)) => (Some(None), why),
+                Err(Unproven::Contradicted(why)) => {
+                    recorded = FullReason::HistoryMismatch;
+                    (Some(None), why)
+                }
             },
         };
         let snapshot = match broken {
-            Some(left_at) => self.begin_timeline(&new_full, &cause, left_at, is_final)?,
+            Some(left_at) => self.begin_timeline(&new_full, recorded, left_at, is_final)?,
             None => {
                 let created = name_time(Kind::Full, self.newest, Utc::now());
                 let newer = self.newer_wall()?;
@@ -707,30 +721,30 @@ impl<'a> Saver<'a> {
 
     /// Compares the keys that were saved last with those of a new full. The inner error says why it is not proven
     /// that the full continues what was saved.
-    fn prove_by_keys(&mut self, new_full: &UnpublishedFull) -> Result<Result<(), String>> {
+    fn prove_by_keys(&mut self, new_full: &UnpublishedFull) -> Result<Result<(), Unproven>> {
         let last = match &self.backup {
             None => return Ok(Ok(())),
             Some(Ok(backup)) => backup.last,
             Some(Err(cause)) => {
-                return Ok(Err(format!(
+                return Ok(Err(Unproven::Unknown(format!(
                     "what was saved last cannot be compared: {}",
                     cause.message
-                )));
+                ))));
             }
         };
         let keys = match self.last_saved() {
             Ok(Ok(last_saved)) => last_saved.keys.as_slice(),
-            Ok(Err(cause)) => return Ok(Err(cause.message)),
+            Ok(Err(cause)) => return Ok(Err(Unproven::Unknown(cause.message))),
             // Who can only encrypt takes fulls alone: a warning says that their history was not compared.
             Err(e) if e.reason() == Reason::CannotDecrypt => return Ok(Ok(())),
             Err(e) => return Err(e),
         };
         Ok(match new_full.compare_keys(keys, last)? {
             Compared::Same => Ok(()),
-            Compared::Differs(why) => Err(why),
-            Compared::Nothing | Compared::Possible => Err(format!(
+            Compared::Differs(why) => Err(Unproven::Contradicted(why)),
+            Compared::Nothing | Compared::Possible => Err(Unproven::Unknown(format!(
                 "the cluster has compacted revision {last}, and none of the changes that were saved last is left, so whether it has the history of the store is unknown"
-            )),
+            ))),
         })
     }
 
@@ -756,7 +770,7 @@ impl<'a> Saver<'a> {
     fn begin_timeline(
         &mut self,
         full: &UnpublishedFull,
-        cause: &FullCause,
+        cause: FullReason,
         left_at: Option<Revision>,
         is_final: bool,
     ) -> Result<NewSnapshot> {
@@ -787,12 +801,12 @@ impl<'a> Saver<'a> {
     fn write_record(
         &mut self,
         full: &UnpublishedFull,
-        cause: &FullCause,
+        cause: FullReason,
         leaves: Leaves,
         is_final: bool,
     ) -> Result<i64> {
         let now = Utc::now();
-        let record = TimelineRecord::new(leaves, cause.reason.into(), now);
+        let record = TimelineRecord::new(leaves, cause.into(), now);
         let mut second = name_time(Kind::Full, self.newest, now);
         let mut catalog = self.names_now()?;
         for _ in 0..RECORDS_TRIED {

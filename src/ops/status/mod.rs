@@ -326,6 +326,17 @@ impl Collected {
                 continue;
             };
             let left_at = match timeline_records::read(&ctx.store, wall)? {
+                Ok(record) if record.is_unproven() => {
+                    let message = format!(
+                        "it is not proven that the cluster went on with the history that was saved before {}: etcd had compacted what was saved last. A delta period that is shorter than etcd's compaction interval proves it, and so does a follower",
+                        utc(wall.at())
+                    );
+                    let path = vec![wall.path.clone()];
+                    let note = Finding::note("HistoryNotProven", message, path);
+                    self.problems.push(note);
+                    continue;
+                }
+                Ok(record) if !record.means_set_back() => continue,
                 Ok(record) => match record.leaves {
                     Leaves::At { history, revision } if history == old.id => Some(revision),
                     _ => None,

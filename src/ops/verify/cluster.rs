@@ -224,12 +224,18 @@ impl Comparison<'_> {
             "comparing the backup with the cluster"
         );
         let step = Step::new(format!("ask for HashKV at {revision}"), None);
-        let hashes = cluster.hash_kv_all(self.connector, revision.0)?;
+        let mut hashes = cluster.hash_kv_all(self.connector, revision.0)?;
         drop(step);
         if hashes.iter().all(|h| h.hash.is_none()) {
             return Err(no_hashes(&hashes, revision, saved));
         }
         let mut folded = self.fold_for_all(&scan, &timeline.id, revision, &hashes)?;
+        if folded.values().any(Result::is_err) {
+            // etcd may remember the hash from before a compaction at exactly this revision, and a full that was taken
+            // after it does not hold what was compacted.
+            cluster.hash_kv_now(self.connector, &mut hashes, revision.0)?;
+            folded = self.fold_for_all(&scan, &timeline.id, revision, &hashes)?;
+        }
         let members: Vec<MemberOutcome> =
             hashes.iter().map(|h| compare_member(h, &folded)).collect();
         for m in members.iter().filter(|m| m.equal.is_none()) {

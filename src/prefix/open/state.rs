@@ -400,7 +400,7 @@ impl<'a> Opening<'a> {
             At::Revision(r) => Some(r),
             At::Time(time) => {
                 if !request.or_newest {
-                    refuse_uncovered(scan, timeline, time)?;
+                    refuse_uncovered(ctx, scan, timeline, time)?;
                 }
                 let (revision, more) = revision_at(ctx, scan, timeline, time)?;
                 warnings.extend(more);
