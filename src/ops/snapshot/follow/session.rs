@@ -27,6 +27,8 @@ const WATCH_GRACE: Duration = Duration::from_secs(5);
 /// If the temporary directory takes no events for longer, the session ends, so that another follower can have the
 /// lock. What waits here is lost then, unless etcd still has it.
 const HOLD_GRACE: Duration = Duration::from_secs(60);
+/// How long a follower that is stopped waits for a lock that cannot be renewed.
+const STOPPED_LOCK_WAIT: Duration = Duration::from_secs(10);
 /// The name of a failed delta in metrics and logs.
 const DELTA: &str = "delta";
 
@@ -359,11 +361,15 @@ impl<'s, 'a> Session<'s, 'a> {
     /// Waits while the lock cannot be renewed.
     ///
     /// # Errors
-    /// Fails if the lock is lost.
+    /// Fails if the lock is lost; with `Terminated` if the follower is stopped and the lock does not come back.
     pub(super) fn wait_for_lock(&mut self) -> Result<()> {
+        let started = Instant::now();
         while let Err(e) = self.lock.check() {
             if self.lock.is_lost() {
                 return Err(e);
+            }
+            if self.follower.is_stopped() && started.elapsed() >= STOPPED_LOCK_WAIT {
+                return Err(Reason::Terminated.error(format!("ended by a signal while {e}")));
             }
             self.follower
                 .report_problem(Some((e.reason(), &e.to_string())));
