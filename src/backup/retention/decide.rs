@@ -149,10 +149,12 @@ impl<'a> Decider<'a> {
         let Facts {
             catalog, doubtful, ..
         } = *self.facts;
-        for &i in &self.facts.timelines.left_out {
+        // What is on no timeline may share a base with what is in doubt.
+        let left_out = &self.facts.timelines.left_out;
+        for &i in left_out {
             self.kept.keep(i, RetentionReason::InterleavedTimelines);
         }
-        let reason = if self.newest.is_none() {
+        let reason = if self.newest.is_none() || !left_out.is_empty() {
             Some(RetentionReason::InterleavedTimelines)
         } else if doubtful.iter().any(|&i| (self.facts.is_unreadable)(i)) {
             Some(RetentionReason::Unreadable)

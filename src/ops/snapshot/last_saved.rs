@@ -65,7 +65,7 @@ fn read_newest(ctx: &Context, backup: &BackupState) -> Result<LastSaved> {
     // Deltas are folded onto the newest full. One that did not come from these deltas may be of another history.
     if let Some(newest) = backup.last_deltas.last()
         && holder.name.is_full()
-        && !next::may_be_compacted(&holder.name, newest.name.created)
+        && !next::came_from(&holder.name, newest.name.created)
     {
         let of_full = read_full(ctx, holder, last)?;
         if !recent.known(last).is_proven_by(&of_full.known) {

@@ -154,6 +154,8 @@ pub struct NewestSnapshot {
 
 /// The shortest time in seconds between two fulls that are taken because of untrusted snapshots.
 const SECONDS_BETWEEN_UNTRUSTED_FULLS: i64 = 3600;
+/// The longest time in seconds between the last delta of a run and its full.
+const SECONDS_OF_A_RUN: i64 = 5;
 /// The largest plausible clock error. A name with a time farther in the future is ignored as forged.
 const MAX_SECONDS_AHEAD: i64 = 366 * 86_400;
 
@@ -191,10 +193,10 @@ pub(super) fn newest_wall(walls: &[Wall], now: DateTime<Utc>) -> Option<&Wall> {
     walls.iter().rev().find(|wall| is_plausible(wall, now))
 }
 
-/// Returns whether a full may be the result of a compaction of inputs up to this second: its name has the next one. An
-/// equal full of the same snapshotter may have it, too.
-pub(super) fn may_be_compacted(full: &SnapshotName, newest_input: i64) -> bool {
-    full.created <= newest_input.saturating_add(1)
+/// Returns whether a full came from the snapshots up to this second, by its name: the result of a compaction has the next
+/// second, and the full of a run that saved the deltas up to it has one of the next. A cluster is not set back so quickly.
+pub(super) fn came_from(full: &SnapshotName, newest: i64) -> bool {
+    full.created <= newest.saturating_add(SECONDS_OF_A_RUN)
 }
 
 /// Returns whether a record's time is not too far in the future.

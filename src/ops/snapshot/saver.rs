@@ -902,7 +902,7 @@ impl<'a> Saver<'a> {
             return Ok(true);
         }
         let newest = self.newest.map_or(i64::MIN, |newest| newest.created);
-        if Some(name.last) <= self.last && next::may_be_compacted(name, newest) {
+        if Some(name.last) <= self.last && next::came_from(name, newest) {
             return Ok(true);
         }
         let theirs = self

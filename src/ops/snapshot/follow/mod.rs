@@ -15,6 +15,7 @@ mod view;
 use super::metrics::MetricsReporter;
 use super::saver::Saver;
 use super::{Hole, SnapshotSettings};
+use crate::backup::timeline::{NamesOnly, Timelines};
 use crate::base::flag_values::yes_or_no;
 use crate::base::retry::{BackoffBuilder, Pauses, backoff};
 use crate::base::{Cancel, Size, Span, TextValue, duration, printable};
@@ -26,6 +27,7 @@ use crate::ops::report::{Report, ReportBuilder};
 use crate::ops::schedule::Schedule;
 use crate::prefix::Context;
 use crate::prefix::identity::{self, ClusterFacts};
+use crate::prefix::scan;
 use crate::store::lock::{Attempt, Lock, LockGuard};
 use crate::telemetry::live::LiveLine;
 use chrono::{TimeDelta, Utc};
@@ -133,8 +135,8 @@ const BACK_OFF: (Duration, Duration) = (Duration::from_millis(500), Duration::fr
 const TICK: Duration = Duration::from_millis(250);
 /// The pause after a failed attempt to annotate the delta Lease.
 const PROBLEM_REPORT_PAUSE: Duration = Duration::from_secs(30);
-/// How often a follower without a watch asks etcd for its revision, and one that waits for the lock asks the store.
-const LOOK_PAUSE: Duration = Duration::from_secs(15);
+/// How often a follower without a watch asks etcd for its revision, and one that waits for the lock lists the store.
+const LOOK_PAUSE: Duration = Duration::from_secs(30);
 /// How often a failure is logged that goes on.
 const WARNING_INTERVAL: Duration = Duration::from_secs(60);
 /// The name of a failed full in metrics and logs.
@@ -406,11 +408,8 @@ impl<'a> Follower<'a> {
         if Instant::now() < self.next_look {
             return;
         }
-        let last_saved = match Saver::look(self.ctx, self.settings) {
-            Ok(saver) => saver.last().map(|last| last.0),
-            Err(_) => self.unsaved.last_saved,
-        };
-        self.look_at_unsaved(last_saved);
+        let last_saved = last_saved_by_names(self.ctx);
+        self.look_at_unsaved(last_saved.unwrap_or(self.unsaved.last_saved));
     }
 
     /// Scans the store to save into it what the sessions so far were allowed to save.
@@ -434,6 +433,18 @@ impl<'a> Follower<'a> {
         }
         result
     }
+}
+
+/// Returns the last revision of the newest timeline by names; `None` if there is none.
+///
+/// # Errors
+/// Fails with the store's errors, and with `InterleavedTimelines`.
+fn last_saved_by_names(ctx: &Context) -> Result<Option<i64>> {
+    let mut catalog = scan::by_names(&ctx.store)?;
+    ctx.trust.mark(&mut catalog);
+    let timelines = Timelines::build(&catalog, &NamesOnly)?;
+    let last = timelines.newest(&catalog)?.last(&catalog, &NamesOnly);
+    Ok(last.map(|last| last.0))
 }
 
 /// What to do about a scheduled full that was missed.
