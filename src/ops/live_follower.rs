@@ -30,12 +30,16 @@ pub enum FoundFollower {
     /// It has renewed the lock just now.
     Live(LiveFollower),
     /// It has not, did not give the lock back, and nobody has saved since: it was killed, or its machine is gone.
-    Dead {
-        /// Its Pod or machine, and its process ID.
-        holder: String,
-        /// When it last renewed the lock.
-        renewed: DateTime<Utc>,
-    },
+    Dead(DeadFollower),
+}
+
+/// A follower that is dead and was not replaced.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeadFollower {
+    /// Its Pod or machine, and its process ID.
+    pub holder: String,
+    /// When it last renewed the lock.
+    pub renewed: DateTime<Utc>,
 }
 
 impl FoundFollower {
@@ -64,9 +68,10 @@ impl FoundFollower {
                 saved_nothing_since: newest,
             })));
         }
-        // Whoever has saved since has replaced it. It may have saved itself just before its end.
+        // A snapshot that is later than the last renewal is that of a replacement. The follower itself may have saved one
+        // shortly before it died.
         let was_replaced = newest.is_some_and(|newest| newest - renewed > MAX_AGE);
-        Ok((!was_replaced).then_some(FoundFollower::Dead { holder, renewed }))
+        Ok((!was_replaced).then_some(FoundFollower::Dead(DeadFollower { holder, renewed })))
     }
 }
 

@@ -204,7 +204,7 @@ fn received_together(
     let first = moment.first_after?;
     let names = || whole_members(scan, timeline);
     let run = names().find(|name| name.start == first && name.last > first)?;
-    // A follower names a delta some time after the first change of it.
+    // A follower names a delta a whole delta period after its first change.
     let received = moment.now;
     if run.created_at() - received > RUN {
         return None;

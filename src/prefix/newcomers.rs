@@ -66,7 +66,7 @@ impl Seen {
     }
 }
 
-/// Excludes a snapshot whose name stands where its content does not belong, and returns the error that says so.
+/// Excludes a snapshot that is on the wrong side of another history, and returns the error that says so.
 pub(crate) fn withdraw(ctx: &Context, path: &str, why: &str) -> Error {
     match ctx.store.exclude(path) {
         Ok(()) => Reason::Conflict.error(format!(

@@ -158,7 +158,6 @@ impl Bases {
             }
             let last = survey.map_or(name.last, |s| s.last.max(name.last));
             let last = last.min(m.until);
-            // Of a part that is shared the time is not known.
             let time = survey.and_then(|s| s.last_time);
             members.push((name.start, last, time.unwrap_or(name.created_at())));
         }

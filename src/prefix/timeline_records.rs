@@ -76,12 +76,11 @@ impl TimelineRecord {
 
     /// Returns whether the cause says that nothing could be compared, although all snapshots can be read.
     pub(crate) fn is_unproven(&self) -> bool {
-        const CAUSES: [&str; 6] = [
+        const CAUSES: [&str; 5] = [
             "Compacted",
             "FullTooOld",
             "Requested",
             "Scheduled",
-            "Unproven",
             "Unverifiable",
         ];
         CAUSES.contains(&self.cause.as_str())

@@ -354,17 +354,14 @@ impl Store {
                     listing::ENDLESS
                 )));
             }
-            let odd = listing::odd_key(&object.location);
-            let below = match &odd {
-                Some(key) => self.odd_below(key, folder),
-                None => self.below(&object.location),
-            };
+            let is_odd = listing::odd_key(&object.location).is_some();
+            let below = self.listed_below(&object.location, folder);
             objects.extend(below.map(|path| ObjectInfo {
                 path,
                 bytes: object.size,
                 modified: object.last_modified,
                 etag: object.e_tag,
-                is_odd: odd.is_some(),
+                is_odd,
             }));
         }
         Ok(objects)
@@ -375,6 +372,14 @@ impl Store {
         let parts = path.prefix_match(&self.prefix)?;
         let parts: Vec<String> = parts.map(|p| p.as_ref().to_owned()).collect();
         Some(parts.join("/"))
+    }
+
+    /// Returns the path below the prefix of an object in a listing of `folder`, whose key may be odd.
+    fn listed_below(&self, location: &Path, folder: &str) -> Option<String> {
+        match listing::odd_key(location) {
+            Some(key) => self.odd_below(&key, folder),
+            None => self.below(location),
+        }
     }
 
     /// Returns the path below the prefix for an odd key, if it is in `folder`.
@@ -401,8 +406,8 @@ impl Store {
         Ok((once_each(objects), listed < PAGE))
     }
 
-    /// Returns the objects in a folder whose names begin so. The listing is read up to the first name after these, as far
-    /// as the store lists in the order of names.
+    /// Returns the objects whose paths below a folder begin like this. If the store lists in the order of paths, the
+    /// listing is read no further than these.
     ///
     /// # Errors
     /// Fails with the errors of [`objects`](Self::objects).
@@ -411,24 +416,23 @@ impl Store {
         folder: &str,
         beginning: &str,
     ) -> Result<Vec<ObjectInfo>> {
-        let begins = |name: &str| name.starts_with(beginning);
+        let in_folder = format!("{folder}/{beginning}");
+        let in_folder = in_folder.as_str();
         let mut objects = match &self.local_root {
             Some(root) => root.list(folder, folder::DEEPEST)?,
             None => {
                 let is_before_end = |object: &ObjectMeta| {
-                    let name = object.location.filename().unwrap_or_default();
-                    futures::future::ready(Ok(name < beginning || begins(name)))
+                    let path = self.listed_below(&object.location, folder);
+                    let is_before = |path: &str| path < in_folder || path.starts_with(in_folder);
+                    let is_before_end = path.as_deref().is_none_or(is_before);
+                    futures::future::ready(Ok(is_before_end))
                 };
                 let listing = self.inner.list(Some(&self.path(folder)));
                 let listing = listing.try_take_while(is_before_end);
                 self.block_on(self.collect(listing, folder))??
             }
         };
-        objects.retain(|object| {
-            let name = object.path.strip_prefix(folder);
-            let name = name.and_then(|name| name.strip_prefix('/'));
-            name.is_some_and(begins)
-        });
+        objects.retain(|object| object.path.starts_with(in_folder));
         Ok(once_each(objects))
     }
 

@@ -157,7 +157,7 @@ fn a_full_is_due_while_events_of_another_history_wait() {
 }
 
 /// Injects an answer to all requests.
-fn refuse(proxy: &Proxy, status: u16, code: &'static str) {
+pub fn refuse(proxy: &Proxy, status: u16, code: &'static str) {
     let effect = Effect::S3Answer(status, code);
     proxy.inject(|_| true, 0, usize::MAX, Timing::Before, effect);
 }

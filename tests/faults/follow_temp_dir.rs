@@ -1,12 +1,13 @@
 //! `deltafold snapshot follow` while its temporary directory takes nothing: the watch pauses, nothing spins, and it goes
 //! on by itself. SIGTERM ends the follower wherever it waits.
 
+use crate::follow_store_outage::refuse;
 use crate::support::disk::in_a_mount_namespace;
 use crate::support::etcd::EtcdVersion;
 use crate::support::fake_s3::{Dialect, FakeS3};
 use crate::support::follower::{Follower, QUICK, snapshot_command};
 use crate::support::process::{free_port, http};
-use crate::support::proxy::{Effect, Proxy, Timing};
+use crate::support::proxy::Proxy;
 use crate::support::recorded_etcd::{RecordedEtcd, with_etcd};
 use crate::support::restorable::Prefix;
 use crate::support::s3::S3;
@@ -34,7 +35,7 @@ impl TempDisk {
         fs::create_dir_all(&self.0).unwrap();
         let mut command = snapshot_command("follow", &world.prefix, &world.endpoints());
         command.args(QUICK).arg("--temp-dir").arg(self.0.join("in"));
-        // A quarter of it may wait, in 16 files.
+        // The events that wait take a quarter of it at most, in 16 files.
         command.args(["--max-database-bytes", "16MiB", "--shutdown-timeout", "3s"]);
         let script =
             r#"mount -t tmpfs -o size=64m tmpfs "$1" && mkdir "$1/in" && shift && exec "$@""#;
@@ -47,7 +48,7 @@ impl TempDisk {
         follower
     }
 
-    /// Runs a shell script where the follower sees its disk.
+    /// Runs a shell script in the mount namespace of the follower.
     fn run(&self, follower: &Follower, script: &str) {
         let mut command = Command::new("nsenter");
         command.args(["--target", &follower.id().to_string()]);
@@ -66,7 +67,7 @@ impl TempDisk {
     fn breaks(&self, follower: &Follower, danger: Danger) {
         match danger {
             Danger::Removed => self.run(follower, r#"rmdir "$1/in""#),
-            // Open files of a file system forbid to make all of it read-only.
+            // The file system as a whole cannot become read-only while the follower has files open.
             Danger::ReadOnly => self.run(
                 follower,
                 r#"mount --bind "$1/in" "$1/in" && mount -o remount,bind,ro "$1/in""#,
@@ -136,7 +137,7 @@ fn pauses(danger: Danger) {
             world.put_many("/d/", 40, 50_000);
             follower.wait_log(&["the watch pauses"]);
         };
-        // A follower that pauses ends if it is told to.
+        // SIGTERM ends a follower that pauses.
         let mut follower = disk.follow(world);
         pause(world, &mut follower);
         let ended = follower.terminate();
@@ -220,12 +221,8 @@ fn metric(port: u16, name: &str) -> Option<f64> {
 const REVISIONS: &str = "deltafold_unsaved_revisions";
 const AGE: &str = "deltafold_unsaved_age_seconds";
 
-fn refuse_all(proxy: &Proxy) {
-    let effect = Effect::S3Answer(403, "InvalidAccessKeyId");
-    proxy.inject(|_| true, 0, usize::MAX, Timing::Before, effect);
-}
-
-/// What is not saved is told while the credentials are refused, before and after the session, and without the lock.
+/// The metrics of unsaved changes are right if the store refuses the credentials, from the beginning or later, and if
+/// another follower holds the lock.
 #[test]
 fn unsaved_changes_are_told_without_credentials_and_without_the_lock() {
     let server = FakeS3::start(Dialect::default());
@@ -236,7 +233,7 @@ fn unsaved_changes_are_told_without_credentials_and_without_the_lock() {
         let port = free_port();
         let address = format!("127.0.0.1:{port}");
         let args = [&QUICK[..], &["--metrics-bind-address", &address]].concat();
-        refuse_all(&proxy);
+        refuse(&proxy, 403, "InvalidAccessKeyId");
         world.put_many("/a/", 5, 100);
         let mut follower = Follower::start(&through_proxy, &world.endpoints(), &args);
         follower.wait_until("an age from the beginning", || {
@@ -248,7 +245,7 @@ fn unsaved_changes_are_told_without_credentials_and_without_the_lock() {
         let all_is_saved =
             || (metric(port, REVISIONS), metric(port, AGE)) == (Some(0.0), Some(0.0));
         follower.wait_until("all is saved", all_is_saved);
-        refuse_all(&proxy);
+        refuse(&proxy, 403, "InvalidAccessKeyId");
         // So that the lock is not held any more when the changes come.
         std::thread::sleep(Duration::from_secs(16));
         world.put_many("/b/", 7, 100);
@@ -347,7 +344,7 @@ fn sigterm_ends_every_wait() {
         let mut follower = start(&args);
         let revision = world.revision();
         follower.wait_saved(&world.prefix, revision);
-        refuse_all(&proxy);
+        refuse(&proxy, 403, "InvalidAccessKeyId");
         std::thread::sleep(Duration::from_secs(16));
         world.put_many("/c/", 3, 100);
         std::thread::sleep(Duration::from_secs(2));

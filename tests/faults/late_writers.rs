@@ -233,6 +233,9 @@ fn a_full_of_another_tool_is_compared() {
                 rivals.of_b.clone()
             };
             full.retain(|path, _| !path.starts_with(TIMELINES));
+            // They are listed before the fulls.
+            let foreign = ["A/z", "A//z"].map(|name| (format!("store/p/v2/{name}"), Vec::new()));
+            rivals.server.seed(foreign);
             let revision = world.put_many("/late/", 5, 10);
             rivals.appear(&full, "/v2/Incr-");
             let ended = rivals.snapshot(world, "delta");

@@ -288,8 +288,8 @@ fn doubtful_in(catalog: &Catalog, order: &[usize]) -> Vec<usize> {
 /// All timelines of a prefix.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Timelines {
-    /// The timelines, in order of their first own snapshot. At most [`MOST_TIMELINES`] of them are told apart by contents
-    /// alone. Of more, those with a readable full of their own are here first, and then those with the newest snapshots.
+    /// The timelines, in order of their first own snapshot. At most [`MOST_TIMELINES`] of them have no record and are told
+    /// apart by contents. Of more, those with a readable full of their own are here first, and then those with the newest snapshots.
     pub all: Vec<Timeline>,
     /// The own snapshots of timelines beyond that number. They are on no timeline, and `gc` keeps them.
     pub left_out: Vec<usize>,
@@ -326,21 +326,17 @@ impl Timelines {
     /// go last.
     fn leave_out(&mut self, catalog: &Catalog, evidence: &dyn Evidence) {
         let last_wall = self.all.last().and_then(|t| t.wall.clone());
-        loop {
-            let told_apart =
-                (1..self.all.len()).filter(|&t| self.all[t].wall == self.all[t - 1].wall);
-            let told_apart: Vec<usize> = told_apart.collect();
-            if told_apart.len() <= MOST_TIMELINES {
-                break;
-            }
-            let value = |&t: &usize| {
-                let t = &self.all[t];
-                (t.wall == last_wall, t.value(catalog, evidence))
-            };
-            let Some(least) = told_apart.into_iter().min_by_key(value) else {
-                break;
-            };
-            let removed = self.all.remove(least);
+        let told_apart = (1..self.all.len()).filter(|&t| self.all[t].wall == self.all[t - 1].wall);
+        let mut least_first: Vec<usize> = told_apart.collect();
+        least_first.sort_by_cached_key(|&t| {
+            let t = &self.all[t];
+            (t.wall == last_wall, t.value(catalog, evidence))
+        });
+        least_first.truncate(least_first.len().saturating_sub(MOST_TIMELINES));
+        // From the back, so that the other indexes stay right.
+        least_first.sort_unstable();
+        for t in least_first.into_iter().rev() {
+            let removed = self.all.remove(t);
             self.left_out.extend(removed.own());
         }
         self.left_out.sort_unstable();

@@ -125,7 +125,8 @@ impl Cluster {
         self.ask_again(connector, hashes, revision, 0, |_| true)
     }
 
-    /// Requests the HashKV again where a hash of `revision` is like this.
+    /// Requests the HashKV again from the members whose hash satisfies `is_asked`. Keeps an answer only if it is of
+    /// `revision`.
     fn ask_again(
         &self,
         connector: &Connector,

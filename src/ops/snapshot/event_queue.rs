@@ -25,8 +25,8 @@ const WATCH_TIMEOUT: Duration = Duration::from_secs(1);
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(15));
 /// The pause before events that could not be written to the temporary directory are written again.
 const WRITE_PAUSE: Duration = Duration::from_secs(1);
-/// How often a pause is logged that goes on.
-const WARNING_INTERVAL: Duration = Duration::from_secs(60);
+/// How often a failure is logged that goes on.
+pub(super) const WARNING_INTERVAL: Duration = Duration::from_secs(60);
 /// The maximum size of the files together, in bytes.
 const MAX_FILE_BYTES: u64 = 1 << 30;
 /// A file of the limit divided by this number takes no more transactions: the next ones go to another file, so that

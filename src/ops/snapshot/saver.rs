@@ -820,21 +820,16 @@ impl<'a> Saver<'a> {
                 second += 1;
                 continue;
             }
-            self.seen.add(format!("{TIMELINES}/{name}"));
-            // Who has named a snapshot before the record was there may not have seen it.
+            let path = format!("{TIMELINES}/{name}");
+            self.seen.add(path.clone());
+            // A writer that named a snapshot before the record was there may not have seen it.
             let known = std::mem::replace(&mut catalog, self.names_now()?);
-            let is_new = |s: &Snapshot| !known.snapshots.iter().any(|k| k.path == s.path);
-            let late = catalog
-                .snapshots
-                .iter()
-                .filter(|s| s.name.created >= second);
-            let is_late = late.filter(|s| is_new(s)).count() > 0;
-            let is_other = |w: &Wall| w.second >= second && w.path != format!("{TIMELINES}/{name}");
-            let rival = catalog
-                .walls
-                .iter()
-                .find(|w| is_other(w) && !known.walls.contains(w));
-            if !is_late && rival.is_none() {
+            let is_late = |s: &Snapshot| {
+                s.name.created >= second && !known.snapshots.iter().any(|k| k.path == s.path)
+            };
+            let is_rival =
+                |w: &Wall| w.second >= second && w.path != path && !known.walls.contains(w);
+            if !catalog.snapshots.iter().any(is_late) && !catalog.walls.iter().any(is_rival) {
                 return Ok(second);
             }
         }
@@ -860,9 +855,9 @@ impl<'a> Saver<'a> {
         Ok(records.find(|wall| wall.second > newest && next::is_plausible(wall, now)))
     }
 
-    /// Looks at the store again after a snapshot got its name, and excludes the snapshot if it stands where its content
-    /// does not belong. `known` are the last transactions of the history that was saved. Returns a record that is later
-    /// than the snapshot.
+    /// Lists the records and the fulls again after a snapshot got its name, and excludes the snapshot if it is behind a
+    /// record or a full of another history. `known` are the last transactions of the history that was saved. Returns a
+    /// record that is later than the snapshot.
     ///
     /// # Errors
     /// `Conflict` if the snapshot was excluded; the errors of the store.

@@ -7,6 +7,7 @@ use crate::base::time::utc;
 use crate::error::Reason;
 use crate::mvcc::Revision;
 use crate::ops::findings::Finding;
+use crate::ops::live_follower::DeadFollower;
 use crate::ops::snapshot::follow::LOCK;
 use crate::ops::verify::record::{RecordLevel, RecordResult, VerificationRecord};
 use crate::store::lock::lock_path;
@@ -99,8 +100,7 @@ pub(super) struct Facts<'a> {
     /// When the newest snapshot was taken that is not from the future; `None` if there is none.
     pub(super) newest: Option<DateTime<Utc>>,
     pub(super) has_deltas: bool,
-    /// A follower that is dead and was not replaced: its name, and when it last renewed its lock.
-    pub(super) dead_follower: Option<(String, DateTime<Utc>)>,
+    pub(super) dead_follower: Option<DeadFollower>,
     /// The histories that were left, each with the time at which the next one began.
     pub(super) set_backs: Vec<(DateTime<Utc>, Finding)>,
     /// The last verification of each level. A time in the future counts as now.
@@ -238,7 +238,7 @@ fn staleness(facts: &Facts, max_age: Duration, now: DateTime<Utc>) -> Option<Fin
 
 /// Returns a finding if the follower is dead, however new the snapshots are: of an idle etcd they are old anyway.
 fn death_of_follower(facts: &Facts, now: DateTime<Utc>) -> Option<Finding> {
-    let (holder, renewed) = facts.dead_follower.as_ref()?;
+    let DeadFollower { holder, renewed } = facts.dead_follower.as_ref()?;
     let age = duration::whole(age(*renewed, now));
     let lock = lock_path(LOCK);
     Some(Finding::error(
@@ -351,7 +351,10 @@ mod tests {
     #[test]
     fn a_dead_follower_is_found_however_new_the_snapshots_are() {
         let facts = Facts {
-            dead_follower: Some(("host.1".to_owned(), ago(3))),
+            dead_follower: Some(DeadFollower {
+                holder: "host.1".to_owned(),
+                renewed: ago(3),
+            }),
             ..fresh(&[])
         };
         let options = Options {

@@ -18,7 +18,7 @@ use crate::error::{Error, Reason, Result};
 use crate::mvcc::Revision;
 use crate::ops::findings::{self, Finding};
 use crate::ops::list::{self, RecordedIdentity};
-use crate::ops::live_follower::{FoundFollower, LiveFollower};
+use crate::ops::live_follower::{DeadFollower, FoundFollower, LiveFollower};
 use crate::ops::report::{Report, ReportBuilder};
 use crate::ops::verify::record::{self, RecordLevel, RecordResult, VerificationRecord};
 use crate::prefix::Context;
@@ -175,9 +175,7 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
     let newest = facts.newest.as_ref().map(|n| n.created);
     match FoundFollower::find(&ctx.store, newest) {
         Some(FoundFollower::Live(follower)) => facts.follower = Some(follower),
-        Some(FoundFollower::Dead { holder, renewed }) => {
-            facts.dead_follower = Some((holder, renewed));
-        }
+        Some(FoundFollower::Dead(follower)) => facts.dead_follower = Some(follower),
         None => {}
     }
     Ok(facts.conclude(ctx.store.url(), options, now, clock))
@@ -220,8 +218,7 @@ struct Collected {
     timeline: Option<String>,
     newest: Option<NewestSnapshot>,
     follower: Option<LiveFollower>,
-    /// A follower that is dead and was not replaced: its name, and when it last renewed its lock.
-    dead_follower: Option<(String, DateTime<Utc>)>,
+    dead_follower: Option<DeadFollower>,
     from_the_future: usize,
     latest_revision: Option<Revision>,
     restorable: Vec<Restorable>,

@@ -12,6 +12,7 @@ mod session;
 mod unsaved;
 mod view;
 
+use super::event_queue::WARNING_INTERVAL;
 use super::metrics::MetricsReporter;
 use super::saver::Saver;
 use super::{Hole, SnapshotSettings};
@@ -137,8 +138,6 @@ const TICK: Duration = Duration::from_millis(250);
 const PROBLEM_REPORT_PAUSE: Duration = Duration::from_secs(30);
 /// How often a follower without a watch asks etcd for its revision, and one that waits for the lock lists the store.
 const LOOK_PAUSE: Duration = Duration::from_secs(30);
-/// How often a failure is logged that goes on.
-const WARNING_INTERVAL: Duration = Duration::from_secs(60);
 /// The name of a failed full in metrics and logs.
 const FULL: &str = "full";
 /// The name of a failed session in metrics and logs.

@@ -77,7 +77,7 @@ mod tests {
         assert_eq!(seen, (Some(3), Some(at(20))));
         let seen = unsaved.observe(Some(12), Some(9), Some(at(50)), at(51));
         assert_eq!(seen, (Some(3), Some(at(20))));
-        // Somebody saves a part of it.
+        // Another snapshotter saves some of the changes.
         let seen = unsaved.observe(Some(12), Some(11), Some(at(50)), at(52));
         assert_eq!(seen, (Some(1), Some(at(50))));
         assert_eq!(
