@@ -79,7 +79,15 @@ impl Transaction {
 
     /// Returns a fingerprint that differs from that of any other transaction of the same revision.
     pub fn fingerprint(&self) -> Fingerprint {
-        Fingerprint::of(self.bytes(), self.changes.iter().map(KeyChange::digest))
+        let mut hash = Sha256::new();
+        for change in &self.changes {
+            hash.update(change.digest());
+        }
+        Fingerprint {
+            changes: self.changes.len(),
+            bytes: self.bytes(),
+            hash: hash.finalize().into(),
+        }
     }
 }
 
@@ -92,22 +100,6 @@ pub struct Fingerprint {
     pub bytes: usize,
     /// A SHA-256 of the changes' digests.
     pub hash: [u8; 32],
-}
-
-impl Fingerprint {
-    /// Returns the fingerprint of a transaction of this size in bytes, with changes of these digests.
-    pub fn of(bytes: usize, digests: impl Iterator<Item = [u8; 32]>) -> Self {
-        let (mut changes, mut hash) = (0, Sha256::new());
-        for digest in digests {
-            changes += 1;
-            hash.update(digest);
-        }
-        Fingerprint {
-            changes,
-            bytes,
-            hash: hash.finalize().into(),
-        }
-    }
 }
 
 /// A position in the history: everything up to `revision` is known.
@@ -127,27 +119,34 @@ impl Position {
             fingerprint: transaction.fingerprint(),
         }
     }
-
-    /// Returns whether changes of the revision are known, so that a watch can compare them.
-    pub fn has_changes(&self) -> bool {
-        self.fingerprint.changes > 0
-    }
 }
 
 /// The last known transactions, which a watch compares with those of the cluster. One equal transaction proves
 /// little: two histories may release the same lock at the same revision.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Known {
-    /// The transactions, one for each revision; at least one.
+    /// The transactions, one for each revision, each with all its changes.
     last: VecDeque<Position>,
     size: KnownSize,
-    /// The revision of a transaction that is known without its deletions, because a compaction removed them.
-    without_deletions: Option<i64>,
+    /// The last revision, also if its changes are not known.
+    revision: i64,
 }
 
-/// The number of equal transactions that prove that two sources have one history.
-const PROOF: i64 = 3;
-/// The number of changes that are known, at least one transaction.
+/// What two sources say of one history.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Likeness {
+    /// [`PROOF`] transactions are equal, and none differs.
+    Same,
+    /// Too few can be compared.
+    Unknown,
+    /// A transaction differs: they are of two histories.
+    Differs,
+}
+
+/// The number of equal transactions that prove that two sources have one history. A history that is shorter must be
+/// equal from revision 2 on.
+pub const PROOF: usize = 3;
+/// The number of changes that are known, at least [`PROOF`] transactions.
 pub const MOST_KNOWN_CHANGES: usize = 1000;
 /// The size of the changes that are known, in bytes: etcd sends them again with each watch.
 const MOST_KNOWN_BYTES: usize = 8 << 20;
@@ -161,11 +160,11 @@ pub struct KnownSize {
 
 impl KnownSize {
     /// Whether no transaction before these is compared.
-    pub fn is_enough(&self) -> bool {
+    pub fn is_full(&self) -> bool {
         self.changes >= MOST_KNOWN_CHANGES || self.bytes >= MOST_KNOWN_BYTES
     }
 
-    /// Whether the oldest transaction is one too many.
+    /// Whether the oldest of several transactions is one too many.
     pub fn is_too_large(&self) -> bool {
         self.changes > MOST_KNOWN_CHANGES || self.bytes > MOST_KNOWN_BYTES
     }
@@ -186,77 +185,78 @@ impl SubAssign<Fingerprint> for KnownSize {
 }
 
 impl Known {
-    /// Begins with one transaction.
-    pub fn new(first: Position) -> Self {
-        let mut size = KnownSize::default();
-        size += first.fingerprint;
+    /// Begins after a revision whose changes are not known.
+    pub fn nothing_at(revision: i64) -> Self {
         Known {
-            last: VecDeque::from([first]),
-            size,
-            without_deletions: None,
+            last: VecDeque::new(),
+            size: KnownSize::default(),
+            revision,
         }
-    }
-
-    /// Says that of the first transaction only the puts are known.
-    pub fn without_deletions(mut self) -> Self {
-        self.without_deletions = Some(self.first_revision());
-        self
     }
 
     /// Adds the next transaction, and forgets the oldest ones that are too many.
     pub fn push(&mut self, next: Position) {
-        if next.revision != self.position().revision + 1 {
+        if next.revision != self.revision + 1 {
             self.last.clear();
             self.size = KnownSize::default();
         }
+        self.revision = next.revision;
         self.last.push_back(next);
         self.size += next.fingerprint;
-        while self.size.is_too_large() && self.last.len() > 1 {
+        while self.size.is_too_large() && self.last.len() > PROOF {
             self.forget_oldest();
         }
     }
 
-    /// Returns the position after the last transaction.
-    pub fn position(&self) -> Position {
-        self.last.back().copied().unwrap_or(Position {
-            revision: 0,
-            fingerprint: Transaction::default().fingerprint(),
-        })
+    /// Returns the last revision.
+    pub fn revision(&self) -> i64 {
+        self.revision
     }
 
-    /// Returns the last revision up to which both know the same transactions; `None` if the first revision that both know
-    /// differs, or if there is none.
-    pub fn same_up_to(&self, other: &Known) -> Option<i64> {
-        let both = self.last.iter().filter_map(|p| {
-            let theirs = other.last.iter().find(|o| o.revision == p.revision)?;
-            Some((p, theirs))
-        });
-        let same = both.take_while(|(p, theirs)| p == theirs && p.has_changes());
-        same.last().map(|(p, _)| p.revision)
+    /// Returns whether no transaction is known, although there must be some.
+    pub fn is_nothing(&self) -> bool {
+        self.last.is_empty() && self.revision > 1
     }
 
-    /// Returns whether these transactions and those of another source are proven to be of one history: at least
-    /// [`PROOF`] of different revisions are known to both, and all are equal. A history that is shorter must be equal
-    /// from revision 2 on.
-    pub fn is_proven_by(&self, other: &Known) -> bool {
-        let mut equal = 0;
-        for theirs in &other.last {
-            let ours = self.last.iter().find(|ours| {
-                ours.revision == theirs.revision
-                    && ours.has_changes()
-                    && other.without_deletions != Some(theirs.revision)
-            });
-            match ours {
-                Some(ours) if ours != theirs => return false,
-                Some(_) => equal += 1,
-                None => {}
-            }
+    /// Returns whether a source that has all these transactions is proven to have their history.
+    pub fn can_prove(&self) -> bool {
+        self.last.len() >= needed(self.revision)
+    }
+
+    /// Compares these transactions with those of another source.
+    pub fn compare(&self, other: &Known) -> Likeness {
+        let (mut equal, mut compared) = (0, 0);
+        for (ours, theirs) in self.in_both(other) {
+            compared += 1;
+            equal += usize::from(ours == theirs);
         }
-        equal >= PROOF.min(other.position().revision - 1)
+        match equal >= needed(self.revision.min(other.revision)) {
+            _ if equal < compared => Likeness::Differs,
+            true => Likeness::Same,
+            false => Likeness::Unknown,
+        }
     }
 
-    fn first_revision(&self) -> i64 {
-        self.last.front().map_or(0, |p| p.revision)
+    /// Returns the last revision up to which both are proven to have one history; `None` if too few transactions before
+    /// the first difference are known to both.
+    pub fn same_up_to(&self, other: &Known) -> Option<i64> {
+        let same = self.in_both(other).take_while(|(p, theirs)| p == theirs);
+        let (mut equal, mut last) = (0, None);
+        for (position, _) in same {
+            (equal, last) = (equal + 1, Some(position.revision));
+        }
+        last.filter(|&last| equal >= needed(last))
+    }
+
+    /// Returns the transactions of the revisions that both know.
+    fn in_both<'a>(
+        &'a self,
+        other: &'a Known,
+    ) -> impl Iterator<Item = (&'a Position, &'a Position)> {
+        self.last.iter().filter_map(|ours| {
+            let theirs = other.last.iter().find(|o| o.revision == ours.revision)?;
+            Some((ours, theirs))
+        })
     }
 
     fn forget_oldest(&mut self) {
@@ -265,12 +265,17 @@ impl Known {
         }
     }
 
-    /// Forgets the transactions up to a revision, but not the last one.
+    /// Forgets the transactions up to a revision.
     fn forget_up_to(&mut self, revision: i64) {
-        while self.last.len() > 1 && self.first_revision() <= revision {
+        while self.last.front().is_some_and(|p| p.revision <= revision) {
             self.forget_oldest();
         }
     }
+}
+
+/// Returns how many transactions prove a history up to this revision. Revision 1 is the same in each etcd.
+fn needed(revision: i64) -> usize {
+    usize::try_from(revision - 1).unwrap_or(0).min(PROOF)
 }
 
 /// How far the raft log of a cluster had come when it had a revision. A cluster that is restored from a snapshot
@@ -301,6 +306,8 @@ pub enum Ended {
         /// The oldest revision that can be read.
         compact_revision: i64,
     },
+    /// Too few known transactions could be compared: see [`PROOF`].
+    Unproven,
     /// The cluster holds other changes at the known revisions: it has another history.
     Forked {
         /// The last known revision that is the same in both; `None` if the first one that was compared differs.
@@ -321,8 +328,8 @@ pub enum Ended {
 /// The next item of the feed.
 #[derive(Debug)]
 pub enum Next {
-    /// A complete transaction.
-    Transaction(Transaction),
+    /// A complete transaction, and its position.
+    Transaction(Transaction, Position),
     /// The cluster holds the known changes at the position. It follows each connection.
     Verified,
     /// Nothing happened before the timeout.
@@ -337,8 +344,6 @@ struct Watch {
     endpoint: String,
     /// The number of the next known transaction that is compared; `None` once all are equal.
     next_known: Option<usize>,
-    /// Whether the cluster has compacted the only known revision, so that deletions may lack.
-    is_compacted: bool,
     /// Whether the raft log is shorter than before. Then the known transactions only tell how far the history is the same.
     is_set_back: bool,
     /// The remaining events of the current response, the last one first.
@@ -358,8 +363,6 @@ pub struct Feed {
     /// The index of the endpoint in use.
     endpoint: usize,
     known: Known,
-    /// The compacted revision of the cluster, as far as it is known.
-    compacted: i64,
     raft: Option<RaftProgress>,
     /// The endpoints at which the known transactions differ, since they were last equal somewhere.
     differing: HashSet<usize>,
@@ -368,6 +371,8 @@ pub struct Feed {
     partial: Transaction,
     /// The newest known revision of the cluster.
     current: i64,
+    /// The newest revision that came over the running watch, and when.
+    confirmed: Option<(i64, Instant)>,
     connects: u64,
     /// The number of consecutive watches that ended before they were verified.
     fruitless: usize,
@@ -376,15 +381,16 @@ pub struct Feed {
 }
 
 impl Feed {
-    /// Creates a feed of the changes after the known ones. The members at `endpoints` are tried in turn.
+    /// Creates a feed of the changes after the known ones, which each connection must send again. If none is known, the
+    /// first connection may begin without. The members at `endpoints` are tried in turn.
     pub fn new(connector: Connector, endpoints: Vec<String>, known: Known) -> Self {
         Feed {
             connector,
             endpoints,
             endpoint: 0,
-            current: known.position().revision,
+            current: known.revision,
             known,
-            compacted: 0,
+            confirmed: None,
             raft: None,
             differing: HashSet::new(),
             watch: None,
@@ -421,11 +427,6 @@ impl Feed {
         }
     }
 
-    /// Returns the position.
-    pub fn position(&self) -> Position {
-        self.known.position()
-    }
-
     /// Returns the last known transactions.
     pub fn known(&self) -> &Known {
         &self.known
@@ -433,7 +434,43 @@ impl Feed {
 
     /// Returns the newest known revision of the cluster.
     pub fn current(&self) -> i64 {
-        self.current.max(self.position().revision)
+        self.current.max(self.known.revision)
+    }
+
+    /// Returns the newest revision of the cluster that came over the running watch, and when.
+    pub fn confirmed(&self) -> Option<(i64, Instant)> {
+        self.confirmed
+    }
+
+    /// Asks over the running watch for the revision. The answer shows in [`confirmed`](Self::confirmed); none comes while
+    /// the member has other events to send.
+    pub fn ask_revision(&mut self) {
+        if let Some(watch) = &mut self.watch {
+            // A watch that failed is found by the next item.
+            let _ = self
+                .connector
+                .wait(async { watch.stream.request_progress().await });
+        }
+    }
+
+    /// Whether the running watch shows within `timeout` that the cluster has this revision, without a new connection.
+    /// Drops the transactions that come meanwhile.
+    ///
+    /// # Errors
+    /// As [`next`](Self::next).
+    pub fn confirms(&mut self, revision: i64, timeout: Duration) -> Result<bool> {
+        let (began, connects) = (Instant::now(), self.connects);
+        while began.elapsed() < timeout && self.connects == connects && self.watch.is_some() {
+            self.ask_revision();
+            if let Next::Ended(_) = self.next(Duration::from_secs(1))? {
+                return Ok(false);
+            }
+            let is_new = |(at, when): (i64, Instant)| at >= revision && when >= began;
+            if self.confirmed.is_some_and(is_new) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Returns the progress of the raft log at the last connection.
@@ -488,8 +525,7 @@ impl Feed {
     /// # Errors
     /// As [`next`](Self::next).
     pub fn verify(&mut self) -> Result<Option<Ended>> {
-        if !self.position().has_changes() {
-            // No event is expected at the position. If there is one, the first transaction reveals it.
+        if self.known.last.is_empty() {
             return match self.watch {
                 Some(_) => Ok(None),
                 None => self.connect(),
@@ -500,7 +536,7 @@ impl Feed {
                 Next::Verified => return Ok(None),
                 Next::Ended(ended) => return Ok(Some(ended)),
                 Next::Idle => {}
-                Next::Transaction(_) => {
+                Next::Transaction(..) => {
                     return Err(Error::internal("a watch continued before it was verified"));
                 }
             }
@@ -535,7 +571,7 @@ impl Feed {
     fn connect_to(&mut self, endpoint: &str) -> Result<Option<Ended>, AttemptError> {
         let client = self.connector.dial(endpoint, Streams::NeedLeader)?;
         let revision = self.read_revision(&client, endpoint)?;
-        if revision < self.position().revision {
+        if revision < self.known.revision {
             return Ok(Some(Ended::Behind { revision }));
         }
         self.current = revision;
@@ -552,7 +588,7 @@ impl Feed {
                 revision,
             };
             is_set_back = self.raft.is_some_and(|before| !raft.may_follow(&before));
-            if is_set_back && !self.position().has_changes() {
+            if is_set_back && self.known.last.is_empty() {
                 return Ok(Some(Ended::SetBack { same_up_to: None }));
             }
             // The entries of later revisions may count already.
@@ -563,12 +599,13 @@ impl Feed {
         }
         // At the compacted revision itself, etcd sends what the compaction left, so the watch begins one earlier:
         // etcd refuses that if the first known revision is compacted.
-        let first = self.known.first_revision();
-        let is_compacted = self.compacted >= first;
-        let start = if is_compacted {
-            first
-        } else {
-            (first - 1).max(1)
+        let start = match self.known.last.front() {
+            Some(first) => (first.revision - 1).max(1),
+            None if self.connects > 0 && !self.known.can_prove() => {
+                return Ok(Some(Ended::Unproven));
+            }
+            // etcd tells the revision only to watches that begin at or below it.
+            None => self.known.revision.max(1),
         };
         let options = WatchOptions::new()
             .with_all_keys()
@@ -583,8 +620,7 @@ impl Feed {
         self.watch = Some(Watch {
             stream,
             endpoint: endpoint.to_owned(),
-            next_known: Some(0),
-            is_compacted,
+            next_known: (!self.known.last.is_empty()).then_some(0),
             is_set_back,
             events: Vec::new(),
             ends_transaction: true,
@@ -592,7 +628,8 @@ impl Feed {
             last_check: now,
         });
         self.partial = Transaction::default();
-        tracing::info!(endpoint, revision = self.position().revision, "watching");
+        self.confirmed = None;
+        tracing::info!(endpoint, revision = self.known.revision, "watching");
         Ok(None)
     }
 
@@ -649,38 +686,14 @@ impl Feed {
     }
 
     /// Compares the first transactions of a watch with the known ones, and returns the later ones.
-    fn complete(&mut self, mut transaction: Transaction) -> Option<Next> {
+    fn complete(&mut self, transaction: Transaction) -> Option<Next> {
         let watch = self.watch.as_mut()?;
-        if let Some(mut nth) = watch.next_known {
-            let mut known = self.known.last.get(nth).copied()?;
-            // No event comes of a revision without known changes: this one is compared with the next known revision.
-            while !known.has_changes()
-                && transaction.revision > known.revision
-                && let Some(next) = self.known.last.get(nth + 1)
-            {
-                (nth, known) = (nth + 1, *next);
-            }
+        if let Some(nth) = watch.next_known {
+            let known = self.known.last.get(nth).copied()?;
             if transaction.revision < known.revision && nth == 0 {
                 return None;
             }
-            let is_at_known = transaction.revision == known.revision;
-            if is_at_known && self.known.without_deletions == Some(known.revision) {
-                transaction.changes.retain(|change| !change.delete);
-            }
-            let received = match is_at_known {
-                true => transaction.fingerprint(),
-                false => Transaction::default().fingerprint(),
-            };
-            if received != known.fingerprint {
-                let ended = match watch.is_compacted {
-                    true if watch.is_set_back => Ended::SetBack { same_up_to: None },
-                    true => Ended::Compacted {
-                        compact_revision: self.compacted,
-                    },
-                    false => Ended::Forked {
-                        same_up_to: nth.checked_sub(1).map(|_| known.revision - 1),
-                    },
-                };
+            if Position::after(&transaction) != known {
                 // If another member has them, this one is damaged, and the cluster was not set back.
                 let is_new = self.differing.insert(self.endpoint);
                 if is_new && self.differing.len() < self.endpoints.len() {
@@ -690,25 +703,33 @@ impl Feed {
                     return None;
                 }
                 self.watch = None;
-                return Some(Next::Ended(ended));
+                let before = known.revision - 1;
+                let same_up_to = (nth > 0 && nth >= needed(before)).then_some(before);
+                return Some(Next::Ended(Ended::Forked { same_up_to }));
             }
             let is_last = nth + 1 == self.known.last.len();
             watch.next_known = (!is_last).then_some(nth + 1);
-            if is_last {
-                self.differing.clear();
+            if !is_last {
+                return None;
             }
-            if is_last && watch.is_set_back {
-                self.watch = None;
-                let same_up_to = Some(known.revision);
-                return Some(Next::Ended(Ended::SetBack { same_up_to }));
-            }
-            if is_at_known {
-                return is_last.then_some(Next::Verified);
-            }
+            self.differing.clear();
+            let ended = match () {
+                () if watch.is_set_back => Ended::SetBack {
+                    same_up_to: self.known.can_prove().then_some(known.revision),
+                },
+                () if !self.known.can_prove() => Ended::Unproven,
+                () => return Some(Next::Verified),
+            };
+            self.watch = None;
+            return Some(Next::Ended(ended));
         }
-        self.known.push(Position::after(&transaction));
-        self.current = self.current.max(transaction.revision);
-        Some(Next::Transaction(transaction))
+        if transaction.revision <= self.known.revision {
+            return None;
+        }
+        let position = Position::after(&transaction);
+        self.known.push(position);
+        self.current = self.current.max(position.revision);
+        Some(Next::Transaction(transaction, position))
     }
 
     /// Receives one response, or checks the progress of the cluster if none comes. Returns `Idle` after the
@@ -756,15 +777,12 @@ impl Feed {
             if compact_revision > 0 {
                 let is_set_back = self.watch.as_ref().is_some_and(|w| w.is_set_back);
                 self.watch = None;
-                let is_new = compact_revision > self.compacted;
-                self.compacted = self.compacted.max(compact_revision);
                 self.known.forget_up_to(compact_revision);
-                // What is left of the known transactions is compared.
-                let is_left = is_new && compact_revision <= self.position().revision;
-                return Ok(match (is_left, is_set_back) {
-                    (true, _) => None,
-                    (false, true) => Some(Next::Ended(Ended::SetBack { same_up_to: None })),
-                    (false, false) => Some(Next::Ended(Ended::Compacted { compact_revision })),
+                return Ok(match self.known.last.is_empty() {
+                    // What is left of the known transactions is compared.
+                    false => None,
+                    true if is_set_back => Some(Next::Ended(Ended::SetBack { same_up_to: None })),
+                    true => Some(Next::Ended(Ended::Compacted { compact_revision })),
                 });
             }
             let why = response.cancel_reason();
@@ -783,7 +801,15 @@ impl Feed {
                 _ => AttemptError::TryAgain(error(Reason::EtcdUnreachable, "")),
             });
         }
-        if let (Some(watch), false) = (self.watch.as_mut(), response.created()) {
+        let Some(watch) = self.watch.as_mut().filter(|_| !response.created()) else {
+            return Ok(None);
+        };
+        if watch.next_known.is_none() {
+            let revision = response.0.header.as_ref().map_or(0, |h| h.revision);
+            self.confirmed = Some((revision, Instant::now()));
+        }
+        // The answer to a question has no events.
+        if !response.events().is_empty() {
             watch.ends_transaction = !response.0.fragment;
             let events = response.0.events.into_iter().map(etcd_client::Event);
             watch.events = events.rev().collect();
@@ -805,11 +831,9 @@ impl Feed {
             return Ok(());
         };
         let silence = now.duration_since(watch.last_response);
-        let last = self.known.position();
-        let position = last.revision;
-        // A member sends the changes at the position at once, so they are missing as well.
-        let is_missing_events =
-            revision > position || (watch.next_known.is_some() && last.has_changes());
+        let position = self.known.revision;
+        // A member sends the known changes at once, so they are missing as well.
+        let is_missing_events = revision > position || watch.next_known.is_some();
         self.current = revision;
         if revision < position {
             let message = format!("the cluster is only at revision {revision}");
@@ -895,9 +919,10 @@ mod tests {
     }
 
     fn known(first: i64, values: &[&str]) -> Known {
-        let mut positions = (first..).zip(values).map(|(r, value)| at(r, value));
-        let mut known = Known::new(positions.next().unwrap());
-        positions.for_each(|position| known.push(position));
+        let mut known = Known::nothing_at(first - 1);
+        for (revision, value) in (first..).zip(values) {
+            known.push(at(revision, value));
+        }
         known
     }
 
@@ -910,23 +935,23 @@ mod tests {
             (many.last.len(), many.size.changes),
             (MOST_KNOWN_CHANGES, MOST_KNOWN_CHANGES)
         );
-        assert_eq!(
-            (many.first_revision(), many.position().revision),
-            (511, 1510)
-        );
+        let first = |known: &Known| known.last.front().map(|p| p.revision);
+        assert_eq!((first(&many), many.revision), (Some(511), 1510));
         many.forget_up_to(1400);
-        assert_eq!((many.first_revision(), many.size.changes), (1401, 110));
+        assert_eq!((first(&many), many.size.changes), (Some(1401), 110));
         many.forget_up_to(9999);
-        assert_eq!((many.first_revision(), many.size.changes), (1510, 1));
+        assert_eq!((first(&many), many.size), (None, KnownSize::default()));
+        assert_eq!(many.revision, 1510);
         // After a gap, what was known before proves nothing.
-        many.push(at(2000, "x"));
-        assert_eq!((many.last.len(), many.size.changes), (1, 1));
-        // Large values are not read again from etcd.
-        let value = "v".repeat(3 << 20);
+        let mut gap = known(11, &["a", "b"]);
+        gap.push(at(2000, "x"));
+        assert_eq!((gap.last.len(), gap.size.changes), (1, 1));
+        // Large values are not read again from etcd, but for the proof.
+        let value = "v".repeat(2 << 20);
         let large = known(1, &[value.as_str(); 5]);
-        assert_eq!((large.first_revision(), large.position().revision), (4, 5));
+        assert_eq!((first(&large), large.revision), (Some(3), 5));
         let value = "v".repeat(9 << 20);
-        assert_eq!(known(1, &[value.as_str(); 2]).first_revision(), 2);
+        assert_eq!(first(&known(1, &[value.as_str(); 5])), Some(3));
     }
 
     #[test]
@@ -934,10 +959,11 @@ mod tests {
         let old = known(5, &["a", "b", "c", "lock"]);
         for (new, expected) in [
             (known(5, &["a", "b", "c", "lock"]), Some(8)),
-            (known(5, &["a", "b", "x", "lock"]), Some(6)),
+            (known(5, &["a", "b", "c", "x"]), Some(7)),
+            (known(5, &["a", "b", "x", "lock"]), None),
             (known(5, &["x", "b", "c", "lock"]), None),
-            (known(1, &["1", "2", "3", "4", "a", "b"]), Some(6)),
-            (known(8, &["lock", "more"]), Some(8)),
+            (known(1, &["1", "2", "3", "4", "a", "b", "c"]), Some(7)),
+            (known(8, &["lock", "more"]), None),
             (known(20, &["a"]), None),
         ] {
             assert_eq!(old.same_up_to(&new), expected, "{new:?}");
@@ -946,24 +972,34 @@ mod tests {
 
     #[test]
     fn three_equal_transactions_prove_one_history() {
+        use Likeness::{Differs, Same, Unknown};
         let ours = known(5, &["a", "b", "c", "d"]);
+        assert!(ours.can_prove());
         for (theirs, expected) in [
-            (known(5, &["a", "b", "c", "d"]), true),
-            (known(3, &["x", "y", "a", "b", "c"]), true),
-            (known(6, &["b", "c", "d", "more"]), true),
-            (known(7, &["c", "d", "more"]), false),
-            (known(5, &["a", "b", "c", "x"]), false),
-            (known(20, &["a", "b", "c"]), false),
+            (known(5, &["a", "b", "c", "d"]), Same),
+            (known(3, &["x", "y", "a", "b", "c"]), Same),
+            (known(6, &["b", "c", "d", "more"]), Same),
+            (known(7, &["c", "d", "more"]), Unknown),
+            (known(5, &["a", "b", "c", "x"]), Differs),
+            (known(20, &["a", "b", "c"]), Unknown),
+            (Known::nothing_at(8), Unknown),
         ] {
-            assert_eq!(ours.is_proven_by(&theirs), expected, "{theirs:?}");
+            assert_eq!(ours.compare(&theirs), expected, "{theirs:?}");
         }
-        // Of the first one the deletions are not known: it proves nothing.
-        let without = known(6, &["b", "c", "d"]).without_deletions();
-        assert!(!ours.is_proven_by(&without));
         // A short history is proven as a whole.
-        let short = known(1, &["a", "b", "c"]);
-        assert!(short.is_proven_by(&known(2, &["b"])));
-        assert!(!short.is_proven_by(&known(3, &["c"])));
+        let short = known(2, &["b"]);
+        assert_eq!(short.compare(&known(2, &["b", "c", "d", "e"])), Same);
+        assert_eq!(short.compare(&known(3, &["c", "d", "e"])), Unknown);
+        for (known, expected) in [
+            (Known::nothing_at(1), true),
+            (Known::nothing_at(2), false),
+            (short, true),
+            (known(3, &["c"]), false),
+            (known(2, &["b", "c"]), true),
+            (known(4, &["d", "e"]), false),
+        ] {
+            assert_eq!(known.can_prove(), expected, "{known:?}");
+        }
     }
 
     #[test]

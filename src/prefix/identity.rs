@@ -151,38 +151,57 @@ pub fn read(store: &Store) -> Result<Option<Identity>> {
     };
     Identity::parse(&content).map(Some).map_err(|problem| {
         Reason::Configuration.error(format!(
-            "{} is not a valid identity, so the cluster that this backup belongs to is unknown: {problem}. Look at the object, and delete it if this prefix is the right one: the next snapshot writes it anew",
+            "{} is not a valid identity, so the cluster that this backup belongs to is unknown: {problem}. The next snapshot compares the histories and writes it anew",
             store.name(IDENTITY)
         ))
     })
 }
 
-/// Makes sure that a prefix belongs to this cluster before the cluster writes to it. The first cluster
-/// is recorded, unless `before_first` fails. With `take_over`, a prefix of another cluster becomes this one's.
+/// Makes sure that a prefix belongs to this cluster before the cluster writes to it. The first cluster is recorded if
+/// `may_record` says so, also in place of an object that cannot be read. With `take_over`, a prefix of another cluster
+/// becomes this one's. Returns whether the cluster is recorded.
 ///
 /// # Errors
-/// Fails with `OtherCluster` if the prefix belongs to another cluster, or with the errors of [`read`], of
-/// `before_first` and of the store.
+/// Fails with `OtherCluster` if the prefix belongs to another cluster, or with the errors of `may_record` and of the
+/// store.
 pub fn claim(
     ctx: &Context,
     facts: &ClusterFacts,
     take_over: bool,
-    before_first: impl FnOnce() -> Result<()>,
-) -> Result<()> {
+    may_record: impl FnOnce() -> Result<bool>,
+) -> Result<bool> {
     let store = &ctx.store;
-    let recorded = read(store)?;
+    let (recorded, unreadable) = match read(store) {
+        Err(e) if e.reason() == Reason::Configuration => {
+            // The version is that of an object that cannot be read, if it is the same after that.
+            let version = store.version(IDENTITY)?;
+            match read(store) {
+                Err(again) if again.reason() == Reason::Configuration => (None, version),
+                recorded => (recorded?, None),
+            }
+        }
+        recorded => (recorded?, None),
+    };
     match decide(recorded.as_ref(), facts, take_over, Utc::now()) {
-        Decision::Known => return Ok(()),
+        Decision::Known => return Ok(true),
         Decision::Refuse => {}
         Decision::Record(identity) => {
-            before_first()?;
-            match store.create_small(IDENTITY, &identity.bytes()?)? {
-                Published::Created | Published::Identical => tracing::info!(
+            if !may_record()? {
+                return Ok(false);
+            }
+            let is_written = match unreadable {
+                Some(version) => {
+                    tracing::warn!("{} cannot be read: it is replaced", store.name(IDENTITY));
+                    store.replace_version(IDENTITY, version, &identity.bytes()?)?
+                }
+                None => store.create_small(IDENTITY, &identity.bytes()?)? != Published::Taken,
+            };
+            if is_written {
+                tracing::info!(
                     cluster_id = identity.cluster_id,
                     "{} is the backup of this cluster from now on",
                     store.url()
-                ),
-                Published::Taken => {}
+                );
             }
         }
         Decision::TakeOver(identity) => {
@@ -197,7 +216,7 @@ pub fn claim(
     }
     // Another first writer may have been faster, and some servers ignore the condition of a write.
     match read(store)? {
-        Some(r) if r.is_of(facts.cluster_id) => Ok(()),
+        Some(r) if r.is_of(facts.cluster_id) => Ok(true),
         Some(r) => Err(other_cluster_error(store, &r, facts)),
         None => Err(Reason::SnapshotVanished.error(format!(
             "{} was deleted right after it was written: run again",

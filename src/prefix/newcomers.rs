@@ -13,7 +13,7 @@ use std::collections::HashSet;
 /// The beginning of the names of fulls.
 const FULLS: &str = "Full-";
 
-/// The records and the fulls that a writer knows, by their paths.
+/// The records and the snapshots that a writer knows, by their paths.
 #[derive(Debug, Default)]
 pub(crate) struct Seen(HashSet<String>);
 
@@ -29,10 +29,13 @@ pub(crate) struct Newcomers {
 impl Seen {
     /// Knows what is in a catalog.
     pub(crate) fn of(catalog: &Catalog) -> Self {
-        let fulls = catalog.snapshots.iter().filter(|s| s.name.is_full());
-        let fulls = fulls.map(|s| s.path.clone());
+        let snapshots = catalog.snapshots.iter().map(|s| s.path.clone());
         let records = catalog.walls.iter().map(|w| w.path.clone());
-        Seen(fulls.chain(records).collect())
+        Seen(snapshots.chain(records).collect())
+    }
+
+    pub(crate) fn has(&self, path: &str) -> bool {
+        self.0.contains(path)
     }
 
     pub(crate) fn add(&mut self, path: String) {

@@ -76,14 +76,7 @@ impl TimelineRecord {
 
     /// Returns whether the cause says that nothing could be compared, although all snapshots can be read.
     pub(crate) fn is_unproven(&self) -> bool {
-        const CAUSES: [&str; 5] = [
-            "Compacted",
-            "FullTooOld",
-            "Requested",
-            "Scheduled",
-            "Unverifiable",
-        ];
-        CAUSES.contains(&self.cause.as_str())
+        self.cause == "Unproven"
     }
 
     /// Returns when the record was written; `None` if it does not say so.

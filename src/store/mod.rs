@@ -59,7 +59,7 @@ use chrono::{DateTime, TimeDelta, Utc};
 use exclude::ExcludeTags;
 use futures::{Stream, StreamExt, TryStreamExt};
 use object_store::path::Path;
-use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt};
+use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt, UpdateVersion};
 use s3::S3;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -569,6 +569,28 @@ impl Store {
     /// Fails with the store's errors.
     pub fn replace_small(&self, below: &str, content: &[u8]) -> Result<()> {
         small_objects::replace_small(self, below, content)
+    }
+
+    /// Returns the version of an object, for [`replace_version`](Self::replace_version); `None` if it does not exist.
+    ///
+    /// # Errors
+    /// Fails with the store's errors.
+    pub fn version(&self, below: &str) -> Result<Option<UpdateVersion>> {
+        small_objects::version(self, below)
+    }
+
+    /// Replaces an object of this version with a small one. Returns false if it has another version. Where the store has no
+    /// condition for that, the version is read just before.
+    ///
+    /// # Errors
+    /// Fails with the store's errors.
+    pub fn replace_version(
+        &self,
+        below: &str,
+        version: UpdateVersion,
+        content: &[u8],
+    ) -> Result<bool> {
+        small_objects::replace_version(self, below, version, content)
     }
 
     /// Deletes an object. Succeeds if it does not exist.

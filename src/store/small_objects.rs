@@ -7,7 +7,7 @@ use crate::error::{Error, Reason, Result};
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt};
 use object_store::path::Path;
-use object_store::{GetResult, ObjectStore, ObjectStoreExt, PutMode, PutPayload};
+use object_store::{GetResult, ObjectStore, ObjectStoreExt, PutMode, PutPayload, UpdateVersion};
 use std::collections::HashSet;
 use std::future::ready;
 use std::io::Write;
@@ -102,6 +102,41 @@ pub(super) fn replace_small(store: &Store, below: &str, content: &[u8]) -> Resul
     let put = store.block_on(store.inner.put(&store.path(below), payload))?;
     put.map(|_| ())
         .map_err(|e| store_error(format!("write {}", store.name(below)), e))
+}
+
+pub(super) fn version(store: &Store, below: &str) -> Result<Option<UpdateVersion>> {
+    match store.block_on(store.inner.head(&store.path(below)))? {
+        Ok(meta) => Ok(Some(UpdateVersion {
+            e_tag: meta.e_tag,
+            version: meta.version,
+        })),
+        Err(object_store::Error::NotFound { .. }) => Ok(None),
+        Err(e) => Err(store_error(format!("look at {}", store.name(below)), e)),
+    }
+}
+
+pub(super) fn replace_version(
+    store: &Store,
+    below: &str,
+    version: UpdateVersion,
+    content: &[u8],
+) -> Result<bool> {
+    use object_store::Error as E;
+    let payload = PutPayload::from(content.to_vec());
+    let path = store.path(below);
+    let mode = PutMode::Update(version.clone());
+    let put = store.inner.put_opts(&path, payload, mode.into());
+    match store.block_on(put)? {
+        Ok(_) => Ok(true),
+        Err(E::Precondition { .. } | E::NotFound { .. } | E::AlreadyExists { .. }) => Ok(false),
+        Err(E::NotImplemented { .. } | E::NotSupported { .. }) => {
+            if self::version(store, below)? != Some(version) {
+                return Ok(false);
+            }
+            replace_small(store, below, content).map(|()| true)
+        }
+        Err(e) => Err(store_error(format!("write {}", store.name(below)), e)),
+    }
 }
 
 pub(super) fn delete(store: &Store, below: &str) -> Result<()> {

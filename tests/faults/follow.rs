@@ -396,11 +396,12 @@ fn a_watch_that_never_tells_what_it_should() {
         let options = etcd::without_tls(world.endpoints());
         let handle = tokio::runtime::Handle::current();
         let way = Connector::new(options, handle, Cancel::default()).unwrap();
-        let known = Transaction {
+        let transaction = Transaction {
             revision: world.revision(),
             changes: vec![KeyChange::default()],
         };
-        let known = Known::new(Position::after(&known));
+        let mut known = Known::nothing_at(transaction.revision - 1);
+        known.push(Position::after(&transaction));
         let mut feed = Feed::new(way, world.endpoints(), known);
         let e = feed.verify().unwrap_err();
         assert_eq!(e.reason(), Reason::EtcdUnreachable, "{e}");

@@ -2,12 +2,13 @@
 //! is live, record by record, and every revision that is promised is one that an etcd had.
 
 use crate::support::etcd::{EtcdVersion, Signal};
-use crate::support::follower::QUICK;
+use crate::support::follower::{QUICK, snapshot};
 use crate::support::gc_history::NEWEST_FULL;
+use crate::support::held_connection::HoldingProxy;
 use crate::support::recorded_etcd::{RecordedEtcd, with_etcd};
-use crate::support::restorable::Checked;
+use crate::support::restorable::{Checked, Prefix};
 use crate::support::truth::Truth;
-use crate::support::{deltafold, run_json};
+use crate::support::{copy_dir, deltafold, run_json};
 use chrono::Utc;
 use deltafold::backup::SnapshotName;
 use etcd_client::TxnOp;
@@ -183,9 +184,12 @@ fn two_restores_in_a_row() {
             let b = world.restored_to(to, Some("main"), Some(&a));
             put_to(world, "C", to + 5);
             let ended = world.snapshot(kind, &[]).succeeded();
-            assert_eq!(ended.json["timeline_began"], true, "{}", ended.json);
+            // Of B nothing is left in C's etcd: its full is behind a hole.
+            assert_eq!(ended.json["timeline_began"], !compacts, "{}", ended.json);
+            assert_eq!(ended.json["proven"], false, "{}", ended.json);
             let checked = check(world, &[&a, &b]);
-            assert_eq!(checked.timelines.len(), 3, "{checked:?}");
+            let timelines = if compacts { 2 } else { 3 };
+            assert_eq!(checked.timelines.len(), timelines, "{checked:?}");
             for _ in 0..3 {
                 put_to(world, "C", world.revision() + 3);
                 let ended = world.snapshot(kind, &[]).succeeded();
@@ -194,18 +198,23 @@ fn two_restores_in_a_row() {
             check_and_compact(world, &[&a, &b]);
             // The older revisions are those of the history that was left.
             let data = world.folder().join("path");
-            let (code, json, log) = run(
-                world,
-                &[
-                    "restore",
-                    "--data-dir",
-                    data.to_str().unwrap(),
-                    "--revision",
-                    "80",
-                ],
-            );
+            // Across a hole nobody looks for another history, but the message names it.
+            let timeline: &[&str] = if compacts {
+                &["--timeline", "main"]
+            } else {
+                &[]
+            };
+            let restore = [
+                "restore",
+                "--data-dir",
+                data.to_str().unwrap(),
+                "--revision",
+                "80",
+            ];
+            let (code, json, log) = run(world, &[&restore[..], timeline].concat());
             assert_eq!(code, 0, "{json:#}\n{log}");
-            let (_, keys, _) = run(world, &["get", "--revision", "80", "/k/3"]);
+            let get = ["get", "--revision", "80", "/k/3"];
+            let (_, keys, _) = run(world, &[&get[..], timeline].concat());
             assert!(
                 keys.to_string().contains("QQ==") || keys.to_string().contains("\"A\""),
                 "{keys:#}"
@@ -648,22 +657,207 @@ fn a_compacted_full_that_ends_with_a_deletion() {
             }
             world.put_many("/after/", 5, 10);
             let ended = world.delta(&[]);
-            let expected = if is_set_back { "Unverifiable" } else { "" };
-            assert_eq!(why(&ended), expected, "{}", ended.json);
+            assert_eq!(why(&ended), "Unverifiable", "{}", ended.json);
+            assert_eq!(ended.json["proven"], false, "{}", ended.json);
+            // What the compacted full has is compared.
             assert_eq!(ended.json["timeline_began"], is_set_back, "{}", ended.json);
-            // Nothing says that somebody has set it back: no finding.
-            let (code, json, _) = run(world, &["status"]);
-            assert_eq!(
-                (code, json["status"].as_str()),
-                (0, Some("Healthy")),
-                "{json:#}"
-            );
-            let notes = json["problems"].to_string();
-            assert_eq!(notes.contains("HistoryNotProven"), is_set_back, "{notes}");
+            let (_, json, _) = run(world, &["status"]);
+            let expected = if is_set_back { "SetBack" } else { "Healthy" };
+            assert_eq!(json["status"], expected, "{json:#}");
             world.put_many("/after/", 9, 10);
             let ended = world.delta(&[]);
             assert_eq!(why(&ended), "", "{}", ended.json);
             check(world, &left.iter().collect::<Vec<_>>());
+        });
+    }
+}
+
+/// Where etcd compacts what was saved last, too little is left to prove anything: B is never spliced to A.
+#[test]
+fn too_few_equal_changes_prove_nothing() {
+    // Whether A's etcd is compacted at its end, how far B's is below it, whether the last change is a deletion, and whether
+    // a follower saves B.
+    for (a_is_compacted, b_compacts_below, deletes, follows) in [
+        (true, None, true, false),
+        (true, None, false, true),
+        (false, Some(1), true, true),
+        (false, Some(1), false, false),
+        (false, Some(0), true, false),
+        (false, Some(0), false, true),
+    ] {
+        with_etcd(EtcdVersion::V3_6, |world| {
+            let last = |world: &RecordedEtcd, who: &str| {
+                world.put(format!("/only-in-{who}"), who);
+                match deletes {
+                    true => world.delete("/lock"),
+                    false => world.put("/lock", "same"),
+                }
+            };
+            world.put("/lock", "held");
+            world.put_many("/old/", 5, 10);
+            if !a_is_compacted {
+                world.snapshot("full", &[]).succeeded();
+            }
+            world.put("/x", "same");
+            let early = world.checkpoint();
+            let saved = last(world, "A");
+            if a_is_compacted {
+                world.compact(saved);
+            }
+            world.delta(&[]);
+            let left = world.set_back_to(&early, None);
+            assert_eq!(last(world, "B"), saved);
+            world.put("/v", "B");
+            let revision = world.put("/v", "B2");
+            if let Some(below) = b_compacts_below {
+                world.compact(saved - below);
+            }
+            match follows {
+                true => {
+                    let mut follower = world.follow(&QUICK);
+                    follower.wait_saved(&world.prefix, revision);
+                    let ended = follower.terminate().succeeded();
+                    assert_eq!(ended.json["timeline_began"], true, "{}", ended.json);
+                }
+                false => {
+                    let ended = world.delta(&[]);
+                    assert_eq!(ended.json["proven"], false, "{}", ended.json);
+                    assert_eq!(ended.json["timeline_began"], true, "{}", ended.json);
+                }
+            }
+            let (_, json, _) = run(world, &["status"]);
+            assert_eq!(json["status"], "SetBack", "{json:#}");
+            check_and_compact(world, &[&left]);
+        });
+    }
+}
+
+/// A's last changes are deletions, B makes them later, and compacts: an old key that both have proves nothing, and nothing
+/// contradicts. B's full is behind a hole.
+#[test]
+fn an_old_key_proves_nothing() {
+    for kind in ["delta", "full"] {
+        with_etcd(EtcdVersion::V3_6, |world| {
+            world.put_many("/lock/", 3, 10);
+            world.snapshot("full", &[]).succeeded();
+            world.put("/x", "unchanged");
+            let early = world.checkpoint();
+            let saved = world.delete("/lock/");
+            world.delta(&[]);
+            let left = world.set_back_to(&early, None);
+            world.put("/b-only", "B");
+            world.delete("/b-only");
+            for n in 0..12 {
+                world.put("/work", n.to_string());
+            }
+            let compacted = world.delete("/lock/");
+            world.put("/work", "end");
+            world.compact(compacted);
+            let ended = world.snapshot(kind, &[]).succeeded();
+            assert_eq!(ended.json["proven"], false, "{}", ended.json);
+            assert_eq!(ended.json["timeline_began"], false, "{}", ended.json);
+            assert_eq!(
+                ended.json["hole"],
+                json!({"first_revision": saved + 1, "last_revision": compacted - 1})
+            );
+            let (code, json, _) = run(world, &["status"]);
+            assert_eq!((code, &json["status"]), (0, &json!("Healthy")), "{json:#}");
+            let notes = json["problems"].to_string();
+            assert!(notes.contains("HistoryNotProven"), "{json:#}");
+            check(world, &[&left]);
+        });
+    }
+}
+
+/// etcd stands at the last saved revision, which it has compacted: nothing is saved, until it changes. A full that is asked
+/// for has a record.
+#[test]
+fn an_idle_etcd_that_is_compacted_at_its_end() {
+    with_etcd(EtcdVersion::V3_6, |world| {
+        world.put_many("/a/", 5, 10);
+        world.compact(world.revision());
+        // A follower proves what no later watch could: it watches while it takes the full.
+        let mut follower = world.follow(&QUICK);
+        follower.wait_until("a full", || !world.prefix.fulls().is_empty());
+        let revision = world.put_many("/a/", 2, 10);
+        follower.wait_saved(&world.prefix, revision);
+        let ended = follower.terminate().succeeded();
+        assert_eq!(
+            (&ended.json["fulls"], &ended.json["failures"]),
+            (&json!(1), &json!(0))
+        );
+        let compacted = world.revision();
+        world.compact(compacted);
+        let ended = world.delta(&[]);
+        assert_eq!(ended.json["status"], "NothingToDo", "{}", ended.json);
+        assert_eq!(ended.json["proven"], false, "{}", ended.json);
+        let before = world.prefix.names();
+        let mut follower = world.follow(&QUICK);
+        follower.wait_log(&["nothing is saved until it changes"]);
+        sleep(Duration::from_secs(3));
+        assert_eq!(world.prefix.names(), before);
+        let revision = world.put("/b", "1");
+        follower.wait_saved(&world.prefix, revision);
+        let revision = world.put("/b", "2");
+        follower.wait_saved(&world.prefix, revision);
+        let ended = follower.terminate().succeeded();
+        assert_eq!(ended.json["timeline_began"], false, "{}", ended.json);
+        let checked = check(world, &[]);
+        assert_eq!(checked.timelines.len(), 1, "{checked:?}");
+        world.compact(world.revision());
+        let ended = world.snapshot("full", &[]).succeeded();
+        assert_eq!(ended.json["timeline_began"], true, "{}", ended.json);
+        let record = world.prefix.fulls().last().unwrap().to_string();
+        let record = world
+            .folder()
+            .join("store/deltafold-timelines")
+            .join(record);
+        let record: Value = serde_json::from_slice(&fs::read(record).unwrap()).unwrap();
+        assert_eq!(record["cause"], "Unproven");
+        let (code, json, _) = run(world, &["status"]);
+        assert_eq!((code, &json["status"]), (0, &json!("Healthy")), "{json:#}");
+        assert!(
+            json["problems"].to_string().contains("HistoryNotProven"),
+            "{json:#}"
+        );
+        check(world, &[]);
+    });
+}
+
+/// etcd is set back after `snapshot delta` has compared histories, and before its full begins. `snapshot full` compares the
+/// full with the hash of the members.
+#[test]
+fn a_full_is_compared_itself() {
+    let args = ["--command-timeout", "60s", "--max-full-age", "1s"];
+    for again in [0, 3, 10] {
+        with_etcd(EtcdVersion::V3_6, |world| {
+            world.put_many("/a/", 5, 10);
+            world.snapshot("full", &[]).succeeded();
+            let early = world.checkpoint();
+            world.put_many("/b/", 7, 10);
+            world.delta(&[]);
+            world.put_many("/b/", 3, 10);
+            sleep(Duration::from_secs(1));
+            let proxy = HoldingProxy::start(world.etcd.endpoint());
+            let through = [proxy.endpoint.clone()];
+            // The full takes the last three connections: the state of the cluster, the hashes and the stream.
+            let copy = world.folder().join("copy");
+            copy_dir(&world.folder().join("store"), &copy);
+            let copy = Prefix::local(&copy);
+            snapshot("delta", &copy, &through, &args).succeeded();
+            proxy.hold(proxy.count() - 2);
+            let prefix = world.prefix.clone();
+            let running = std::thread::spawn(move || snapshot("delta", &prefix, &through, &args));
+            proxy.wait();
+            let left = world.set_back_to(&early, None);
+            for n in 0..again {
+                world.put(format!("/c/{n}"), "B");
+            }
+            proxy.go_on();
+            let ended = running.join().unwrap().succeeded();
+            assert_eq!(ended.json["timeline_began"], true, "{}", ended.json);
+            assert_eq!(ended.json["proven"], false, "{}", ended.json);
+            check(world, &[&left]);
         });
     }
 }

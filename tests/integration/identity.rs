@@ -151,24 +151,55 @@ fn snapshots_of_another_tool_become_those_of_the_first_who_writes() {
 }
 
 #[test]
-fn an_object_that_is_no_identity_is_not_overwritten() {
+fn an_object_that_is_no_identity_is_replaced_by_the_cluster_of_the_snapshots() {
     with_etcd(EtcdVersion::V3_6, |world| {
         let object = Path::new(&world.prefix.url).join(IDENTITY);
+        let id = world.cluster_id(&world.etcd);
+        let write = |content: &str| fs::write(&object, content).unwrap();
         for content in ["", "{}", r#"{"clusterId":"../"}"#, "not JSON"] {
-            fs::write(&object, content).unwrap();
-            for args in [[].as_slice(), &["--take-over"]] {
-                let refused = world.snapshot("full", args);
-                assert_eq!((refused.code, refused.reason()), (78, "Configuration"));
-                assert_eq!(fs::read_to_string(&object).unwrap(), content);
+            for (kind, args) in [
+                ("full", [].as_slice()),
+                ("delta", &[]),
+                ("full", &["--take-over"]),
+            ] {
+                write(content);
+                world.put_many("/a/", 4, 10);
+                let ended = world.snapshot(kind, args).succeeded();
+                assert_eq!(ended.json["proven"], true, "{}", ended.json);
+                assert_eq!(identity_of(world)["clusterId"], id);
             }
         }
-        assert_eq!(world.prefix.names().len(), 0);
+        // 300 MB, without writing them.
+        let large = fs::File::create(&object).unwrap();
+        large.set_len(300_000_000).unwrap();
+        world.put("/b", "1");
+        world.delta(&[]);
+        assert_eq!(identity_of(world)["clusterId"], id);
+        // Another cluster is refused, and the object stays.
+        write("{}");
+        let intruder = world.another("intruder");
+        every_write_is_refused(world, &intruder, "at revision 1, the store at");
+        // A follower that runs says it once, and goes on.
+        write("{}");
+        let mut follower = Follower::start(&world.prefix, &world.endpoints(), &QUICK);
+        for n in 0..4 {
+            let revision = world.put("/b", n.to_string());
+            follower.wait_saved(&world.prefix, revision);
+            write("rubbish");
+        }
+        let ended = follower.terminate().succeeded();
+        let warnings = warnings_of(&ended.json);
+        assert_eq!(
+            warnings.matches("is not a valid identity").count(),
+            1,
+            "{warnings}"
+        );
         fs::remove_file(&object).unwrap();
+        world.put("/b", "2");
         world.delta(&[]);
         fs::write(&object, "{}").unwrap();
         let listed: Value = serde_json::from_str(&list(&world.prefix, "json")).unwrap();
         assert_eq!(listed["problems"][0]["reason"], "IdentityUnreadable");
-        assert_eq!(listed["snapshots"].as_array().unwrap().len(), 1);
     });
 }
 
@@ -367,7 +398,7 @@ fn forget_identity(world: &RecordedEtcd) {
     fs::remove_file(Path::new(&world.prefix.url).join(IDENTITY)).unwrap();
 }
 
-/// Asserts that every kind of snapshot is refused with `part` in the message, and writes nothing.
+/// Asserts that every kind of snapshot is refused with `part` in the message, and writes nothing but a follower's lock.
 #[track_caller]
 fn every_write_is_refused(world: &RecordedEtcd, etcd: &Etcd, part: &str) {
     let at = [etcd.endpoint().to_owned()];
@@ -388,7 +419,9 @@ fn every_write_is_refused(world: &RecordedEtcd, etcd: &Etcd, part: &str) {
         for part in [part, "--take-over", &world.cluster_id(etcd)] {
             assert!(message.contains(part), "no {part} in: {message}");
         }
-        assert_eq!(all_files(Path::new(&world.prefix.url)), before);
+        let mut after = all_files(Path::new(&world.prefix.url));
+        after.retain(|(path, _)| !path.contains("deltafold-locks"));
+        assert!(after == before, "something was written");
     }
 }
 
@@ -423,9 +456,9 @@ fn the_first_write_compares_histories() {
     });
 }
 
-/// The changes of the last saved revision are compacted away: keys are compared.
+/// The changes of the last saved revision are compacted away: nothing proves whose backup it is.
 #[test]
-fn compacted_histories_are_compared_by_their_keys() {
+fn a_cluster_that_nothing_contradicts_is_recorded_after_its_full() {
     for kind in ["full", "delta", "follow"] {
         with_etcd(EtcdVersion::V3_5, |world| {
             world.saved_by_another_tool();
@@ -450,7 +483,8 @@ fn compacted_histories_are_compared_by_their_keys() {
             if kind == "full" {
                 let ended = snapshot("full", &world.prefix, &at, &[]).succeeded();
                 assert!(
-                    warnings_of(&ended.json).contains("is unknown"),
+                    warnings_of(&ended.json)
+                        .contains("nothing proves that they are of this cluster"),
                     "{}",
                     ended.json
                 );
@@ -466,7 +500,7 @@ fn compacted_histories_are_compared_by_their_keys() {
                 "delta" => {
                     let ended = world.delta(&[]);
                     assert_eq!(ended.json["full_reason"], "Compacted", "{}", ended.json);
-                    assert!(!warnings_of(&ended.json).contains("is unknown"));
+                    assert_eq!(ended.json["proven"], false, "{}", ended.json);
                 }
                 _ => {
                     let mut follower = Follower::start(&world.prefix, &world.endpoints(), &QUICK);
@@ -502,7 +536,7 @@ fn a_compacted_cluster_with_other_keys_is_refused() {
             let revision = intruder.revision().await;
             intruder.compact(revision).await;
         });
-        every_write_is_refused(world, &intruder, "in the cluster");
+        every_write_is_refused(world, &intruder, "the store has other changes of it");
     });
 }
 

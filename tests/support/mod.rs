@@ -19,6 +19,7 @@ pub mod fuzz_targets;
 pub mod gc_history;
 pub mod gcs;
 pub mod golden;
+pub mod held_connection;
 pub mod history;
 pub mod hooked_store;
 pub mod keys;

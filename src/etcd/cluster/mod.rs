@@ -4,12 +4,10 @@
 //! `ops::snapshot`, `ops::maintain` and `ops::verify`.
 
 mod hashes;
-mod keys;
 mod maintenance;
 mod query;
 
 pub use hashes::{Agreement, Hash, MemberHash, compare};
-pub use keys::KeyRevisions;
 
 use crate::base::printable;
 use crate::error::{Error, Reason};

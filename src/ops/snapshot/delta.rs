@@ -4,7 +4,8 @@
 
 use super::compared::is_worthwhile_for_deltas;
 use super::delta_builder::{EncodedTransaction, PendingDelta};
-use super::next::{FullCause, FullReason, cluster_behind};
+use super::full::{UnpublishedFull, Watched};
+use super::next::{Continuity, FullCause, FullReason};
 use super::saver::Saver;
 use super::{MetricsReporter, Outcome, SnapshotSettings};
 use crate::base::{byte_size, duration};
@@ -21,6 +22,9 @@ use std::time::{Duration, Instant};
 
 /// The longest wait for the next transaction of the watch.
 const WATCH_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The longest wait for a watch that shows that a full has its history.
+const CONFIRM_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The maximum size of the events in one delta before a full that was asked for.
 const MAX_DELTA_BYTES: u64 = 64 << 20;
@@ -57,7 +61,7 @@ pub fn delta(
     let cluster = Cluster::observe(&settings.connector)?;
     saver.claim(&cluster)?;
     let started = Instant::now();
-    let full_cause = match saver.full_needed(cluster.revision) {
+    let full_cause = match saver.saved.full_needed(cluster.revision) {
         Some(cause) => Ok(Some(cause)),
         None => {
             if is_worthwhile_for_deltas(&cluster) {
@@ -73,7 +77,13 @@ pub fn delta(
         }
     };
     let result = full_cause.and_then(|cause| match cause {
-        Some(cause) => saver.full_now(cause, false, reporter),
+        Some(cause) => match saver.stands_still(&cause, cluster.revision) {
+            Some(why) => {
+                saver.stand_still(why);
+                Ok(())
+            }
+            None => saver.full_now(cause, false, reporter),
+        },
         None => Ok(()),
     });
     // Snapshots that were saved before a failure are reported, too.
@@ -96,58 +106,33 @@ pub(super) fn full_after_deltas(
     reporter: &MetricsReporter,
 ) -> Result<()> {
     let asked_for = FullCause::new(FullReason::Requested, "a full snapshot was asked for");
-    let continues = saver.full_needed(cluster.revision).is_none();
-    let feed = match common_history(cluster, saver)? {
-        Ok(Some(feed)) => feed,
-        Ok(None) => return saver.full_now(asked_for.uncompared(), is_final, reporter),
-        Err(cause) => return saver.full_now(cause, is_final, reporter),
+    let feed = match saver.watch_from_last(cluster) {
+        Ok(Ok(feed)) => feed,
+        Ok(Err(cause)) => {
+            let cause = match cause.continuity {
+                Continuity::Broken(_) => cause,
+                _ => asked_for.uncompared(),
+            };
+            return saver.full_now(cause, is_final, reporter);
+        }
+        Err(e) if e.reason() == Reason::CannotDecrypt => {
+            saver.warn(format!(
+                "cannot check whether the cluster has the store's history: {e}"
+            ));
+            return saver.full_now(asked_for.uncompared(), is_final, reporter);
+        }
+        Err(e) => return Err(e),
     };
-    if !continues || !saver.has_deltas() {
-        return saver.full_now(asked_for, is_final, reporter);
-    }
     let mut collector = DeltaCollector::new(ctx, settings, feed, MAX_DELTA_BYTES)?;
     let started = Instant::now();
-    let saved = collector.save_with_full(saver, asked_for, is_final);
+    let continues = saver.saved.full_needed(cluster.revision).is_none();
+    let saved = match continues && saver.has_deltas() {
+        true => collector.save_with_full(saver, asked_for, is_final),
+        false => collector.save_full(saver, asked_for, is_final),
+    };
     let metrics = &reporter.metrics;
     metrics.snapshot_took(SnapshotKind::Full, started.elapsed(), saved.is_ok());
     saved
-}
-
-/// Returns a watch from the last saved revision on if the cluster holds the same changes as the store, and `None` if
-/// that is unknown, with a warning, or if etcd has compacted them. The inner error is the cause for a full if the
-/// cluster is behind the store, or holds other changes.
-///
-/// # Errors
-/// Fails with the errors of etcd connections and of the store.
-fn common_history(
-    cluster: &Cluster,
-    saver: &mut Saver<'_>,
-) -> Result<Result<Option<Feed>, FullCause>> {
-    let Some(Ok(backup)) = saver.backup() else {
-        return Ok(Ok(None));
-    };
-    let last = backup.last;
-    if cluster.revision < last.0 {
-        return Ok(Err(cluster_behind(last, cluster.revision)));
-    }
-    let unknown = match saver.known(cluster) {
-        Ok(Ok(known)) => {
-            let mut feed = saver.feed(cluster, known);
-            return Ok(match feed.verify()? {
-                None => Ok(Some(feed)),
-                // A compacted revision cannot be compared.
-                Some(Ended::Compacted { .. }) => Ok(None),
-                Some(ended) => Err(saver.cause_of(ended)),
-            });
-        }
-        Ok(Err(cause)) => cause.message,
-        Err(e) if e.reason() == Reason::CannotDecrypt => e.to_string(),
-        Err(e) => return Err(e),
-    };
-    saver.warn(format!(
-        "cannot check whether the cluster has the store's history: {unknown}"
-    ));
-    Ok(Ok(None))
 }
 
 /// Saves deltas up to the cluster's revision, and a full if the newest one is too old. Returns a cause if
@@ -159,20 +144,15 @@ fn catch_up(
     cluster: &Cluster,
     options: DeltaOptions,
 ) -> Result<Option<FullCause>> {
-    let known = match saver.known(cluster)? {
-        Ok(known) => known,
+    let feed = match saver.watch_from_last(cluster)? {
+        Ok(feed) => feed,
         Err(cause) => return Ok(Some(cause)),
     };
-    let feed = saver.feed(cluster, known);
     let mut collector = DeltaCollector::new(ctx, settings, feed, options.max_bytes)?;
-    let ended = match collector.feed.verify()? {
-        None => collector.save_up_to(saver, cluster.revision)?,
-        ended => ended,
-    };
-    if let Some(ended) = ended {
+    if let Some(ended) = collector.save_up_to(saver, cluster.revision)? {
         return Ok(Some(saver.cause_of(ended)));
     }
-    let reached = collector.feed.position().revision;
+    let reached = collector.feed.known().revision();
     let Some(full_cause) = saver.full_too_old(Revision(reached), options.max_full_age) else {
         return Ok(None);
     };
@@ -214,17 +194,43 @@ impl<'a> DeltaCollector<'a> {
     ) -> Result<()> {
         let new_full = saver.take_full()?;
         // Deltas up to the full keep every revision restorable. The next delta begins after the full.
-        let mut cause = cause;
-        if let Some(ended) = self.save_up_to(saver, new_full.revision.0)? {
-            let why = saver.cause_of(ended);
-            saver.warn(format!(
-                "the deltas do not reach the new full: {}",
-                why.message
-            ));
-            cause.continuity = why.continuity;
-        }
-        saver.publish_full(new_full, cause, is_final)?;
-        Ok(())
+        let cause = match self.save_up_to(saver, new_full.revision.0)? {
+            None => self.as_watched(saver, cause, &new_full)?,
+            Some(ended) => {
+                let why = saver.cause_of(ended);
+                saver.warn(format!(
+                    "the deltas do not reach the new full: {}",
+                    why.message
+                ));
+                match why.continuity {
+                    Continuity::Broken(_) => why,
+                    _ => cause.uncompared(),
+                }
+            }
+        };
+        saver.publish_full(new_full, cause, is_final).map(drop)
+    }
+
+    /// Takes a full that no delta leads to.
+    fn save_full(&mut self, saver: &mut Saver<'_>, cause: FullCause, is_final: bool) -> Result<()> {
+        let new_full = saver.take_full()?;
+        let cause = self.as_watched(saver, cause, &new_full)?;
+        saver.publish_full(new_full, cause, is_final).map(drop)
+    }
+
+    fn as_watched(
+        &mut self,
+        saver: &Saver<'_>,
+        cause: FullCause,
+        new_full: &UnpublishedFull,
+    ) -> Result<FullCause> {
+        let watched = self.feed.known().clone();
+        let confirms = || self.feed.confirms(new_full.revision.0, CONFIRM_TIMEOUT);
+        Ok(match new_full.as_watched(&watched, confirms)? {
+            Watched::Meets => cause,
+            Watched::Unknown => cause.uncompared(),
+            Watched::Ended(ended) => saver.cause_of(ended),
+        })
     }
 
     /// Saves all transactions up to the revision `goal`. After an error, saves those that arrived before it.
@@ -240,13 +246,13 @@ impl<'a> DeltaCollector<'a> {
     }
 
     fn collect(&mut self, saver: &mut Saver<'_>, goal: i64) -> Result<Option<Ended>> {
-        while self.feed.position().revision < goal {
-            let transaction = match self.feed.next(WATCH_TIMEOUT)? {
-                Next::Transaction(t) => t,
+        while self.feed.known().revision() < goal {
+            let (transaction, position) = match self.feed.next(WATCH_TIMEOUT)? {
+                Next::Transaction(t, position) => (t, position),
                 Next::Idle | Next::Verified => continue,
                 Next::Ended(ended) => return Ok(Some(ended)),
             };
-            let encoded = EncodedTransaction::new(&transaction, self.feed.position(), Utc::now());
+            let encoded = EncodedTransaction::new(&transaction, position, Utc::now());
             if let Some(limit) = &self.bandwidth {
                 limit.take(encoded.bytes(), self.ctx.store.cancel())?;
             }

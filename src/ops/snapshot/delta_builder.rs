@@ -291,11 +291,6 @@ pub(super) struct SavedDelta {
 }
 
 impl PackedDelta {
-    /// Returns the last revision.
-    pub(super) fn last(&self) -> Revision {
-        self.name.last
-    }
-
     /// Uploads, verifies and names the delta, with a time before `wall`. Can be retried after an error.
     ///
     /// # Errors

@@ -23,6 +23,8 @@ use std::time::{Duration, Instant};
 const WATCH_TIMEOUT: Duration = Duration::from_secs(1);
 /// The first and the longest back-off before a failed watch is started again.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(15));
+/// How often the answer to a question over the watch is looked for.
+const TICK: Duration = Duration::from_millis(100);
 /// The pause before events that could not be written to the temporary directory are written again.
 const WRITE_PAUSE: Duration = Duration::from_secs(1);
 /// How often a failure is logged that goes on.
@@ -165,6 +167,8 @@ struct QueueState {
     closed: bool,
     /// The state of the watch, without the fields that are computed from the queue.
     watch: WatchStatus,
+    /// Whether the watch is to ask for the revision of the cluster.
+    is_asked: bool,
     /// Since when the watch has been failing.
     down_since: Option<Instant>,
     /// When to log again that the temporary directory takes nothing.
@@ -212,6 +216,7 @@ impl Queue {
                     current,
                     ..WatchStatus::default()
                 },
+                is_asked: false,
                 down_since: None,
                 next_warning: Instant::now(),
             }),
@@ -281,8 +286,9 @@ impl Queue {
         let _ = unpoisoned(self.changed.wait_timeout_while(state, pause, |s| !s.closed));
     }
 
-    /// Records the state of the watch after it delivered. Returns false if the queue is closed.
-    fn record_progress(&self, feed: &Feed, succeeded: bool) -> bool {
+    /// Records the state of the watch after it delivered, and lets it ask for the revision if that is wanted. Returns
+    /// false if the queue is closed.
+    fn record_progress(&self, feed: &mut Feed, succeeded: bool) -> bool {
         let mut state = self.state();
         if state.closed {
             return false;
@@ -290,8 +296,14 @@ impl Queue {
         state.watch.current = feed.current();
         state.watch.reconnects = feed.reconnects();
         state.watch.raft = feed.raft();
+        state.watch.confirmed = feed.confirmed();
         if succeeded {
             (state.down_since, state.watch.failure) = (None, None);
+        }
+        let is_asked = std::mem::take(&mut state.is_asked);
+        drop(state);
+        if is_asked {
+            feed.ask_revision();
         }
         true
     }
@@ -311,6 +323,8 @@ pub(super) struct WatchStatus {
     /// The newest revision of the cluster that the watch has seen.
     pub(super) current: i64,
     pub(super) reconnects: u64,
+    /// The newest revision of the cluster that came over the running watch, and when.
+    confirmed: Option<(i64, Instant)>,
     /// The progress of the cluster's raft log at the last connection.
     pub(super) raft: Option<RaftProgress>,
     /// How often the watch has failed.
@@ -371,6 +385,24 @@ impl WatchThread {
         self.queue.end(output);
     }
 
+    /// Whether the watch shows within `timeout` that the cluster has this revision, without a new connection.
+    pub(super) fn confirms(&self, revision: i64, timeout: Duration) -> bool {
+        let (began, reconnects) = (Instant::now(), self.status().reconnects);
+        while began.elapsed() < timeout {
+            self.queue.state().is_asked = true;
+            std::thread::sleep(TICK);
+            let status = self.status();
+            if status.reconnects != reconnects || self.queue.state().end.is_some() {
+                return false;
+            }
+            let is_new = |(at, when): (i64, Instant)| at >= revision && when >= began;
+            if status.confirmed.is_some_and(is_new) {
+                return true;
+            }
+        }
+        false
+    }
+
     /// Returns the state of the watch and of the queue.
     pub(super) fn status(&self) -> WatchStatus {
         let state = self.queue.state();
@@ -401,7 +433,7 @@ fn fill_queue(mut feed: Feed, queue: &Queue, bandwidth: Option<&(Bandwidth, Canc
     let mut event_time = DateTime::<Utc>::MIN_UTC;
     loop {
         let next = feed.next(WATCH_TIMEOUT);
-        if !queue.record_progress(&feed, next.is_ok()) {
+        if !queue.record_progress(&mut feed, next.is_ok()) {
             return;
         }
         if next.is_ok() {
@@ -409,9 +441,9 @@ fn fill_queue(mut feed: Feed, queue: &Queue, bandwidth: Option<&(Bandwidth, Canc
         }
         let output = match next {
             Ok(Next::Idle | Next::Verified) => continue,
-            Ok(Next::Transaction(t)) => {
+            Ok(Next::Transaction(t, position)) => {
                 event_time = event_time.max(Utc::now());
-                let encoded = EncodedTransaction::new(&t, feed.position(), event_time);
+                let encoded = EncodedTransaction::new(&t, position, event_time);
                 if let Some((limit, cancel)) = bandwidth
                     && limit.take(encoded.bytes(), cancel).is_err()
                 {

@@ -5,9 +5,8 @@
 //! taken. Called by [`super::saver`].
 
 use super::compared::ComparedCluster;
-use super::last_saved;
+use super::last_saved::{self, Comparison, LastSaved};
 use super::next::NewestSnapshot;
-use super::recent_keys::{self, Compared, SavedKey};
 use super::{NewSnapshot, SnapshotSettings};
 use crate::backup::codec::Encoding;
 use crate::backup::frame::FrameReader;
@@ -18,7 +17,7 @@ use crate::base::{ReadAt, Tee};
 use crate::bolt::Database;
 use crate::error::{Error, Reason, Result};
 use crate::etcd::cluster::MemberHash;
-use crate::etcd::feed::Known;
+use crate::etcd::feed::{Ended, Known, Likeness};
 use crate::etcd::snapshot::SnapshotReader;
 use crate::fold::publish::{PackedSnapshot, Packer};
 use crate::fold::rebuild::read_every_page;
@@ -40,9 +39,8 @@ pub(super) struct UnpublishedFull {
     pub(super) revision: Revision,
     base: Base,
     hash: HashKv,
-    /// What a watch compares that continues after this full; `None` if the changes of the full's last revision
-    /// cannot be read.
-    pub(super) known: Option<Known>,
+    /// The last transactions, which a watch compares that continues after this full.
+    pub(super) known: Known,
     /// The database that was received.
     db: Database<DatabaseFile>,
     /// The endpoint of the member that the snapshot was taken from.
@@ -54,7 +52,42 @@ pub(super) struct UnpublishedFull {
     pub(super) warnings: Vec<String>,
 }
 
+/// What a proven watch says of a full that was taken meanwhile.
+pub(super) enum Watched {
+    /// Both have one history.
+    Meets,
+    /// Nothing proves that.
+    Unknown,
+    /// The full has another history.
+    Ended(Ended),
+}
+
 impl UnpublishedFull {
+    /// Compares this full with the last transactions of a watch. `confirms` tells whether the watch, not connected again,
+    /// has shown the full's revision after the full's last byte.
+    ///
+    /// # Errors
+    /// Those of `confirms`.
+    pub(super) fn as_watched(
+        &self,
+        watched: &Known,
+        confirms: impl FnOnce() -> Result<bool>,
+    ) -> Result<Watched> {
+        let revision = self.revision.0;
+        if revision < watched.revision() {
+            return Ok(Watched::Ended(Ended::Behind { revision }));
+        }
+        Ok(match watched.compare(&self.known) {
+            Likeness::Same => Watched::Meets,
+            Likeness::Differs => {
+                let same_up_to = watched.same_up_to(&self.known);
+                Watched::Ended(Ended::Forked { same_up_to })
+            }
+            Likeness::Unknown if confirms()? => Watched::Meets,
+            Likeness::Unknown => Watched::Unknown,
+        })
+    }
+
     /// Returns the name of this full with the time `created`.
     pub(super) fn name(&self, ctx: &Context, created: i64, is_final: bool) -> SnapshotName {
         SnapshotName {
@@ -68,23 +101,17 @@ impl UnpublishedFull {
         }
     }
 
-    /// Compares saved keys with those of this full.
+    /// Compares this full with what was saved last, up to the revision `last`.
     ///
     /// # Errors
     /// Fails with `CorruptSnapshot`, `Io`.
-    pub(super) fn compare_keys(&self, saved: &[SavedKey], last: Revision) -> Result<Compared> {
-        recent_keys::compare_with_full(saved, &self.db, last.0)
+    pub(super) fn compare(&self, saved: &LastSaved, last: Revision) -> Result<Comparison> {
+        saved.compare(&self.db, &self.base, &self.known, last)
     }
 
     /// Returns the oldest revision that can be read from this full.
     pub(super) fn first_revision(&self) -> Revision {
         self.base.first_revision()
-    }
-
-    /// Whether the full holds all changes of its last revision. A compaction at that revision may have
-    /// removed deletions.
-    pub(super) fn holds_last_changes(&self) -> bool {
-        self.base.compact_revision < self.revision
     }
 
     /// Writes the snapshot to the store under the first free one of `tried` names, which have the times from `created`
@@ -300,7 +327,7 @@ fn take_from(
             base.revision
         )));
     }
-    let known = last_saved::known_of_full(&db, &base, base.revision).ok();
+    let known = last_saved::known_of_full(&db, &base, base.revision)?;
     Ok(UnpublishedFull {
         packed,
         encoding,

@@ -1,86 +1,233 @@
 //! Reads from the store which changes the last saved transactions made.
 //!
 //! A watch begins with them and compares them with those of the cluster, so that two histories are never spliced.
-//! If etcd has compacted them, their keys are compared with a new full. This module does not talk to etcd.
+//! A new full is compared with them, too. This module does not talk to etcd.
 
-use super::next::{self, BackupState, FullCause, FullReason};
-use super::recent_keys::{RecentKeys, SavedKey, change_of, recent_keys_of_full};
+use super::next::{self, BackupState, MOST_DELTAS};
 use crate::backup::{Kind, Snapshot};
 use crate::base::ReadAt;
 use crate::base::limits::Limits;
 use crate::base::parallel::each;
 use crate::bolt::Database;
-use crate::error::{Reason, Result};
+use crate::error::Result;
 use crate::etcd::feed::{
-    Fingerprint, KeyChange, Known, KnownSize, MOST_KNOWN_CHANGES, Position, Transaction,
+    KeyChange, Known, KnownSize, Likeness, MOST_KNOWN_CHANGES, PROOF, Position, Transaction,
 };
 use crate::mvcc::history::key_bucket;
 use crate::mvcc::revision::encode_revision;
 use crate::mvcc::{Base, Change, KeyValue, RecordKey, Revision};
 use crate::prefix::Context;
-use std::collections::VecDeque;
+use std::collections::{HashMap, HashSet, VecDeque};
 
-/// The most deltas that are read.
-pub(super) const MOST_DELTAS: usize = 8;
+/// The most keys of a new full that are compared with a compacted one.
+const MOST_COMPARED_KEYS: usize = 100_000;
 
 /// What the store holds at its end.
 #[derive(Debug, Clone)]
 pub(super) struct LastSaved {
     /// The last transactions.
     pub(super) known: Known,
-    /// The keys that were changed last.
-    pub(super) keys: Vec<SavedKey>,
+    /// The changes that were saved last.
+    changes: SavedChanges,
 }
 
-/// Returns what the store holds at its end, or why a full is needed if the snapshots no longer hold it.
+/// The changes that were saved last, as far as a compaction has left them.
+#[derive(Debug, Clone, Default)]
+struct SavedChanges {
+    /// The first revision of which all are here that are left.
+    first: i64,
+    /// The revision up to which a compaction has removed some.
+    compacted: i64,
+    /// The revision of each, and its digest without the lease: snapshots of other tools have none.
+    digests: HashSet<(i64, [u8; 32])>,
+}
+
+/// What is known of a new full.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Comparison {
+    /// It has the history that was saved last.
+    Same,
+    /// Nothing proves it, for this reason.
+    Unknown(String),
+    /// It has another history, for this reason, which left that of the store at a revision if it is known.
+    Differs(String, Option<Revision>),
+}
+
+impl LastSaved {
+    /// Compares a new full with what was saved last, up to the revision `last`. `known` are the full's last transactions.
+    ///
+    /// # Errors
+    /// Fails with `CorruptSnapshot`, `Io`.
+    pub(super) fn compare<R: ReadAt>(
+        &self,
+        db: &Database<R>,
+        base: &Base,
+        known: &Known,
+        last: Revision,
+    ) -> Result<Comparison> {
+        let likeness = self.known.compare(known);
+        if likeness == Likeness::Same {
+            return Ok(Comparison::Same);
+        }
+        let left_at = self.known.same_up_to(known).map(Revision);
+        if let Some((at, why)) = self.changes.contradiction(db, base, last)? {
+            return Ok(Comparison::Differs(why, left_at.filter(|left| left.0 < at)));
+        }
+        Ok(match likeness {
+            Likeness::Differs => {
+                let why =
+                    format!("up to revision {last} the cluster holds other changes than the store");
+                Comparison::Differs(why, left_at)
+            }
+            _ => Comparison::Unknown(format!(
+                "of the changes up to revision {last}, which were saved last, too few are left to compare"
+            )),
+        })
+    }
+}
+
+impl SavedChanges {
+    /// Reads the changes of a full back from `last`, until there are enough.
+    fn of_full<R: ReadAt>(db: &Database<R>, base: &Base, last: Revision) -> Result<Self> {
+        let mut revisions_back = MOST_KNOWN_CHANGES as i64;
+        loop {
+            let mut changes = SavedChanges {
+                first: last.0.saturating_sub(revisions_back).max(0),
+                compacted: base.compact_revision.0,
+                digests: HashSet::new(),
+            };
+            let mut cursor = db.cursor(&key_bucket(db)?);
+            cursor.seek(&encode_revision(Revision(changes.first), 0))?;
+            while let Some(e) = cursor.next()? {
+                let record = RecordKey::decode(e.key)?;
+                if record.main > last {
+                    break;
+                }
+                let change = change_of(record, &KeyValue::decode(e.value)?);
+                let digest = digest_without_lease(&change);
+                changes.digests.insert((record.main.0, digest));
+            }
+            // A compaction keeps the newest records of living keys, however old they are.
+            if changes.digests.len() >= MOST_KNOWN_CHANGES || changes.first == 0 {
+                return Ok(changes);
+            }
+            revisions_back = revisions_back.saturating_mul(16);
+        }
+    }
+
+    /// Adds later changes.
+    fn append(&mut self, later: &Recent) {
+        for (position, digests) in &later.transactions {
+            let of_revision = digests.iter().map(|digest| (position.revision, *digest));
+            self.digests.extend(of_revision);
+        }
+    }
+
+    /// Returns a record of a full that cannot be there if the full has the history of these changes: at a revision that
+    /// they cover, and none of them. What a compaction removes, or keeps in some versions of etcd, says nothing. Also
+    /// returns its revision.
+    fn contradiction<R: ReadAt>(
+        &self,
+        db: &Database<R>,
+        base: &Base,
+        last: Revision,
+    ) -> Result<Option<(i64, String)>> {
+        // Up to their compaction, these changes are the last ones of the keys that were there then; `None`: deleted.
+        let mut newest: HashMap<Vec<u8>, Option<(i64, [u8; 32])>> = HashMap::new();
+        let is_missing = |change: &(i64, [u8; 32])| !self.digests.contains(change);
+        let describe = |at: i64, key: &[u8]| {
+            let key = key.escape_ascii();
+            let why = format!(
+                "the cluster changed the key \"{key}\" at revision {at}, and the store has other changes of it"
+            );
+            Some((at, why))
+        };
+        let mut cursor = db.cursor(&key_bucket(db)?);
+        cursor.seek(&encode_revision(Revision(self.first), 0))?;
+        while let Some(e) = cursor.next()?
+            && newest.len() < MOST_COMPARED_KEYS
+        {
+            let record = RecordKey::decode(e.key)?;
+            if record.main > last {
+                break;
+            }
+            let change = change_of(record, &KeyValue::decode(e.value)?);
+            let digest = (record.main.0, digest_without_lease(&change));
+            if record.main.0 <= self.compacted {
+                newest.insert(change.key, (!record.tombstone).then_some(digest));
+            } else if is_missing(&digest)
+                && !(record.tombstone && record.main <= base.compact_revision)
+            {
+                return Ok(describe(record.main.0, &change.key));
+            }
+        }
+        if newest.len() == MOST_COMPARED_KEYS {
+            return Ok(None);
+        }
+        let mut puts = newest
+            .iter()
+            .filter_map(|(key, put)| Some((key, put.as_ref()?)));
+        let contradiction = puts.find(|(_, put)| is_missing(put));
+        Ok(contradiction.and_then(|(key, put)| describe(put.0, key)))
+    }
+}
+
+fn digest_without_lease(change: &KeyChange) -> [u8; 32] {
+    KeyChange {
+        lease: 0,
+        ..change.clone()
+    }
+    .digest()
+}
+
+/// Reads what the store holds at its end.
 ///
 /// # Errors
 /// Fails with the error of a snapshot that cannot be opened; with the store's errors, `Io` and `NoSpace`.
-pub(super) fn read(ctx: &Context, backup: &BackupState) -> Result<Result<LastSaved, FullCause>> {
-    match read_newest(ctx, backup) {
-        Ok(last_saved) => Ok(Ok(last_saved)),
-        Err(e) if e.reason() == Reason::OutOfRange => {
-            Ok(Err(FullCause::new(FullReason::Unverifiable, e.to_string())))
-        }
-        Err(e) => Err(e),
-    }
-}
-
-fn read_newest(ctx: &Context, backup: &BackupState) -> Result<LastSaved> {
+pub(super) fn read(ctx: &Context, backup: &BackupState) -> Result<LastSaved> {
     let (holder, last) = (&backup.holder, backup.last);
-    let mut recent = Recent::default();
-    match (backup.last_deltas.split_last(), holder.name.kind) {
-        (Some((newest, before)), _) => {
-            let newest = read_delta(ctx, newest, last)?;
-            if !newest.size.is_enough() {
-                for earlier in each(MOST_DELTAS, before, |s| read_delta(ctx, s, last)) {
-                    recent.append(earlier?);
-                }
-            }
-            recent.append(newest);
+    let deltas = match holder.name.kind {
+        Kind::Incr if backup.last_deltas.is_empty() => std::slice::from_ref(holder),
+        _ => backup.last_deltas.as_slice(),
+    };
+    let Some((newest, before)) = deltas.split_last() else {
+        return read_full(ctx, holder, last);
+    };
+    let mut recent = read_delta(ctx, newest, last)?;
+    if !recent.is_enough() {
+        let newest = std::mem::take(&mut recent);
+        for earlier in each(MOST_DELTAS, before, |s| read_delta(ctx, s, last)) {
+            recent.append(earlier?);
         }
-        (None, Kind::Incr) => recent = read_delta(ctx, holder, last)?,
-        (None, Kind::Full) => return read_full(ctx, holder, last),
+        recent.append(newest);
     }
     // Deltas are folded onto the newest full. One that did not come from these deltas may be of another history.
-    if let Some(newest) = backup.last_deltas.last()
-        && holder.name.is_full()
-        && !next::came_from(&holder.name, newest.name.created)
-    {
+    if holder.name.is_full() && !next::came_from(&holder.name, newest.name.created) {
         let of_full = read_full(ctx, holder, last)?;
-        if !recent.known(last).is_proven_by(&of_full.known) {
+        if recent.known(last).compare(&of_full.known) != Likeness::Same {
             return Ok(of_full);
         }
     }
-    let mut keys = RecentKeys::default();
-    for (position, changes) in &recent.transactions {
-        for change in changes {
-            keys.add(position.revision, change.clone());
-        }
+    let mut changes = SavedChanges {
+        first: recent.first_revision(),
+        ..SavedChanges::default()
+    };
+    if !recent.known(last).can_prove()
+        && let Some(full) = &backup.full
+        && full.name.last >= Revision(changes.first).previous()
+    {
+        let until = Revision(changes.first).previous();
+        let (db, base) = ctx.full(full)?;
+        let at = ctx.at(full);
+        let mut earlier = Recent::of_full(&db, &base, until).map_err(&at)?;
+        changes = SavedChanges::of_full(&db, &base, until).map_err(at)?;
+        earlier.append(recent);
+        recent = earlier;
     }
+    changes.append(&recent);
     Ok(LastSaved {
         known: recent.known(last),
-        keys: keys.into_sample(),
+        changes,
     })
 }
 
@@ -90,14 +237,28 @@ fn read_full(ctx: &Context, full: &Snapshot, last: Revision) -> Result<LastSaved
     let at = ctx.at(full);
     Ok(LastSaved {
         known: known_of_full(&db, &base, last).map_err(&at)?,
-        keys: recent_keys_of_full(&db, last).map_err(at)?,
+        changes: SavedChanges::of_full(&db, &base, last).map_err(at)?,
     })
+}
+
+/// Returns the last transactions of a full up to the revision `last`, as far as no compaction can have removed deletions
+/// from them.
+///
+/// # Errors
+/// Fails with `CorruptSnapshot`, `Io`.
+pub(super) fn known_of_full<R: ReadAt>(
+    db: &Database<R>,
+    base: &Base,
+    last: Revision,
+) -> Result<Known> {
+    Ok(Recent::of_full(db, base, last)?.known(last))
 }
 
 /// The last transactions up to a number and size of changes, without the values.
 #[derive(Default)]
 struct Recent {
-    transactions: VecDeque<(Position, Vec<SavedKey>)>,
+    /// Each with the digests of its changes without the leases.
+    transactions: VecDeque<(Position, Vec<[u8; 32]>)>,
     size: KnownSize,
     /// The transaction that is not complete yet, and its size.
     partial: Transaction,
@@ -105,6 +266,24 @@ struct Recent {
 }
 
 impl Recent {
+    fn of_full<R: ReadAt>(db: &Database<R>, base: &Base, last: Revision) -> Result<Self> {
+        let first = last.0.saturating_sub(MOST_KNOWN_CHANGES as i64);
+        let first = first.max(base.compact_revision.0.saturating_add(1));
+        let mut recent = Recent::default();
+        let mut cursor = db.cursor(&key_bucket(db)?);
+        cursor.seek(&encode_revision(Revision(first), 0))?;
+        while let Some(e) = cursor.next()? {
+            let record = RecordKey::decode(e.key)?;
+            if record.main > last {
+                break;
+            }
+            let change = change_of(record, &KeyValue::decode(e.value)?);
+            recent.change(record.main, change, db.limits())?;
+        }
+        recent.complete();
+        Ok(recent)
+    }
+
     /// Adds the next change of a transaction, or of the next one.
     fn change(&mut self, revision: Revision, change: KeyChange, limits: &Limits) -> Result<()> {
         if revision.0 != self.partial.revision {
@@ -121,30 +300,22 @@ impl Recent {
         let transaction = std::mem::take(&mut self.partial);
         self.bytes = 0;
         if !transaction.changes.is_empty() {
-            let revision = transaction.revision;
-            let changes = transaction.changes.iter();
-            let keys: Vec<SavedKey> = changes.map(|c| SavedKey::of(revision, c)).collect();
-            let digests = keys.iter().map(|key| key.digest);
-            let fingerprint = Fingerprint::of(transaction.bytes(), digests);
-            let position = Position {
-                revision,
-                fingerprint,
-            };
-            self.push(position, keys);
+            let digests = transaction.changes.iter().map(digest_without_lease);
+            self.push(Position::after(&transaction), digests.collect());
         }
     }
 
     /// Adds a transaction, and forgets the oldest ones that are too many.
-    fn push(&mut self, position: Position, keys: Vec<SavedKey>) {
+    fn push(&mut self, position: Position, digests: Vec<[u8; 32]>) {
         let last = self.transactions.back();
         if last.is_some_and(|(last, _)| position.revision <= last.revision) {
             // Deltas may overlap.
             return;
         }
         self.size += position.fingerprint;
-        self.transactions.push_back((position, keys));
+        self.transactions.push_back((position, digests));
         while self.size.is_too_large()
-            && self.transactions.len() > 1
+            && self.transactions.len() > PROOF
             && let Some((oldest, _)) = self.transactions.pop_front()
         {
             self.size -= oldest.fingerprint;
@@ -152,25 +323,27 @@ impl Recent {
     }
 
     fn append(&mut self, later: Recent) {
-        for (position, keys) in later.transactions {
-            self.push(position, keys);
+        for (position, digests) in later.transactions {
+            self.push(position, digests);
         }
+    }
+
+    /// Whether no transaction before these is compared.
+    fn is_enough(&self) -> bool {
+        self.size.is_full() && self.transactions.len() >= PROOF
+    }
+
+    fn first_revision(&self) -> i64 {
+        self.transactions.front().map_or(0, |(p, _)| p.revision)
     }
 
     /// Returns the transactions up to `last`; without one of that revision, that nothing is known.
     fn known(&self, last: Revision) -> Known {
-        let mut positions = self.transactions.iter().map(|(position, _)| *position);
-        let reaches = self.transactions.back();
-        let reaches = reaches.is_some_and(|(newest, _)| newest.revision == last.0);
-        let nothing = Position::after(&Transaction {
-            revision: last.0,
-            changes: Vec::new(),
-        });
-        let first = positions.next().filter(|_| reaches);
-        let mut known = Known::new(first.unwrap_or(nothing));
-        positions
-            .filter(|_| reaches)
-            .for_each(|position| known.push(position));
+        let mut known = Known::nothing_at(last.0);
+        let newest = self.transactions.back().map(|(p, _)| p.revision);
+        if newest == Some(last.0) {
+            self.transactions.iter().for_each(|(p, _)| known.push(*p));
+        }
         known
     }
 }
@@ -188,47 +361,6 @@ fn read_delta(ctx: &Context, snapshot: &Snapshot, last: Revision) -> Result<Rece
     }
     recent.complete();
     Ok(recent)
-}
-
-/// Returns what a watch can compare with a full: the last transactions, as far as no compaction has removed
-/// deletions from them, and at least that of the revision `last`.
-///
-/// # Errors
-/// Fails with `OutOfRange` if the full was compacted after that revision; with `CorruptSnapshot`, `Io`.
-pub(super) fn known_of_full<R: ReadAt>(
-    db: &Database<R>,
-    base: &Base,
-    last: Revision,
-) -> Result<Known> {
-    if base.compact_revision > last {
-        return Err(Reason::OutOfRange.error(format!(
-            "the full snapshot was compacted at revision {}, so it no longer holds what revision {last} changed",
-            base.compact_revision
-        )));
-    }
-    let first = last.0.saturating_sub(MOST_KNOWN_CHANGES as i64);
-    let first = first.max(base.compact_revision.0.saturating_add(1));
-    let mut recent = Recent::default();
-    let mut cursor = db.cursor(&key_bucket(db)?);
-    cursor.seek(&encode_revision(Revision(first.min(last.0)), 0))?;
-    while let Some(e) = cursor.next()? {
-        let record = RecordKey::decode(e.key)?;
-        if record.main > last {
-            break;
-        }
-        // Some versions of etcd keep deletions at the compacted revision.
-        if record.tombstone && record.main == base.compact_revision {
-            continue;
-        }
-        let change = change_of(record, &KeyValue::decode(e.value)?);
-        recent.change(record.main, change, db.limits())?;
-    }
-    recent.complete();
-    let known = recent.known(last);
-    Ok(match base.compact_revision == last {
-        true => known.without_deletions(),
-        false => known,
-    })
 }
 
 /// Returns the bytes of a change that count toward the limit of a transaction. A deletion counts less,
@@ -267,4 +399,24 @@ fn to_key_change(revision: Revision, change: &Change<'_>) -> Result<KeyChange> {
         value,
         lease: kv.lease,
     })
+}
+
+/// Returns a record of a database as a change.
+fn change_of(record: RecordKey, kv: &KeyValue<'_>) -> KeyChange {
+    match record.tombstone {
+        true => KeyChange {
+            delete: true,
+            key: kv.key.to_vec(),
+            ..KeyChange::default()
+        },
+        false => KeyChange {
+            delete: false,
+            key: kv.key.to_vec(),
+            create_revision: kv.create_revision.0,
+            mod_revision: kv.mod_revision.0,
+            version: kv.version,
+            value: kv.value.to_vec(),
+            lease: kv.lease,
+        },
+    }
 }

@@ -7,15 +7,14 @@ mod compared;
 mod delta;
 mod delta_builder;
 mod event_queue;
-mod first_write;
 pub mod follow;
 mod full;
 mod known_names;
 mod last_saved;
 mod metrics;
 pub mod next;
-mod recent_keys;
 mod save;
+mod saved;
 mod saver;
 
 pub use delta::{DeltaOptions, delta};
@@ -37,7 +36,8 @@ use crate::store::Bandwidth;
 use crate::telemetry::metrics::SnapshotKind;
 use clap::Args;
 use delta::full_after_deltas;
-use saver::{Saver, nothing_saved};
+use next::nothing_saved;
+use saver::Saver;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -219,6 +219,9 @@ pub struct Outcome {
     pub message: Option<String>,
     /// Whether a new timeline begins, because the cluster has another history than the store.
     pub timeline_began: bool,
+    /// Whether it is proven that the cluster continues what was saved before; also true if nothing was. false if nothing
+    /// proves it, and if the cluster has another history.
+    pub proven: bool,
     /// The revisions between the last saved one and the new full, if etcd had compacted them: they can never
     /// be restored. null if there are none.
     pub hole: Option<Hole>,
@@ -248,7 +251,7 @@ pub fn full(
 ) -> Result<Report<Outcome>> {
     let clock = ReportBuilder::start();
     let mut saver = Saver::open(ctx, settings)?;
-    match saver.backup() {
+    match &saver.saved.backup {
         None => saver.full_now(nothing_saved(), is_final, reporter)?,
         Some(_) => {
             let cluster = Cluster::observe(&settings.connector)?;
@@ -273,10 +276,11 @@ impl Saver<'_> {
                 false => Status::Succeeded,
             },
             snapshots: saved.iter().map(SnapshotOutcome::from).collect(),
-            revision: self.last().unwrap_or_default(),
+            revision: self.saved.last.unwrap_or_default(),
             full_reason: cause.map(|c| c.reason),
             message: cause.map(|c| c.message.clone()),
             timeline_began: summary.timeline_began,
+            proven: summary.is_proven,
             hole: summary.hole,
             endpoint: summary.endpoint.clone(),
             members: summary.members.clone(),

@@ -3,7 +3,6 @@
 //! Pure functions without I/O: a scan, the cluster's revision and the current time are arguments. Called by
 //! the other files of `ops::snapshot`.
 
-use super::last_saved::MOST_DELTAS;
 use crate::backup::catalog::Wall;
 use crate::backup::chain::{self, Choice};
 use crate::backup::timeline::Timeline;
@@ -48,6 +47,8 @@ pub enum FullReason {
     Unverifiable,
     /// The newest snapshots are not encrypted, though keys are given: anybody may have written them.
     Untrusted,
+    /// The cause in the record of a full whose history nothing proves, at a revision that the store has already.
+    Unproven,
 }
 
 /// Why a full is taken, as a reason and in words.
@@ -70,6 +71,25 @@ pub enum Continuity {
     Unknown,
     /// The cluster has another history. Both have the changes up to this revision, if that is known.
     Broken(Option<Revision>),
+}
+
+impl FullReason {
+    /// What a record says of a full whose history nothing proves.
+    pub(super) fn if_unproven(self) -> Self {
+        match self {
+            FullReason::Requested
+            | FullReason::Scheduled
+            | FullReason::FullTooOld
+            | FullReason::Compacted
+            | FullReason::Unverifiable => FullReason::Unproven,
+            cause => cause,
+        }
+    }
+}
+
+/// Returns the cause of the first full in an empty store.
+pub(super) fn nothing_saved() -> FullCause {
+    FullCause::new(FullReason::EmptyBucket, "the store holds no snapshot")
 }
 
 impl FullCause {
@@ -133,7 +153,7 @@ pub struct BackupState {
     /// Whether the timeline has deltas.
     pub has_deltas: bool,
     /// The newest full of the timeline.
-    pub full: Option<SnapshotName>,
+    pub full: Option<Snapshot>,
     /// Why deltas after `last` would be useless; `None` if they can be restored.
     pub broken: Option<FullCause>,
     /// The cause for a full beside the deltas: somebody may have put snapshots there that count for nothing.
@@ -152,6 +172,8 @@ pub struct NewestSnapshot {
     pub compression: Compression,
 }
 
+/// The most deltas that are read for the last saved transactions.
+pub(super) const MOST_DELTAS: usize = 8;
 /// The shortest time in seconds between two fulls that are taken because of untrusted snapshots.
 const SECONDS_BETWEEN_UNTRUSTED_FULLS: i64 = 3600;
 /// The longest time in seconds between the last delta of a run and its full.
@@ -227,7 +249,10 @@ impl BackupState {
                 "{} says that another history begins, and its full was not saved",
                 wall.path
             );
-            return Err(FullCause::new(FullReason::NoFull, message));
+            return Err(FullCause {
+                continuity: Continuity::Broken(None),
+                ..FullCause::new(FullReason::NoFull, message)
+            });
         }
         let timeline = scan
             .timelines
@@ -335,15 +360,13 @@ fn untrusted_cause(scan: &Scan, now: DateTime<Utc>) -> Option<FullCause> {
 }
 
 /// Returns the newest full of a timeline.
-fn newest_full<'a>(scan: &'a Scan, timeline: &Timeline) -> Option<&'a SnapshotName> {
-    let mut fulls = Vec::new();
-    for member in &timeline.members {
-        let name = &scan.catalog.snapshots[member.snapshot].name;
-        if name.kind == Kind::Full && member.until >= name.last {
-            fulls.push(name);
-        }
-    }
-    fulls.into_iter().max_by_key(|n| (n.created, n.last))
+fn newest_full<'a>(scan: &'a Scan, timeline: &Timeline) -> Option<&'a Snapshot> {
+    let members = timeline.members.iter();
+    let on_timeline = members.map(|m| (&scan.catalog.snapshots[m.snapshot], m.until));
+    let fulls = on_timeline.filter(|(s, until)| s.name.is_full() && *until >= s.name.last);
+    fulls
+        .map(|(full, _)| full)
+        .max_by_key(|s| (s.name.created, s.name.last))
 }
 
 /// Returns the newest snapshot of a timeline that holds the revision `last`.

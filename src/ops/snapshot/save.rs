@@ -56,6 +56,7 @@ pub fn save(
         full_reason: Some(FullReason::Requested),
         message: None,
         timeline_began: false,
+        proven: true,
         hole: None,
         endpoint: Some(taken.endpoint.clone()),
         members: compared.comparisons,

@@ -1,25 +1,22 @@
-//! Adds snapshots to the newest timeline of a store, and keeps track of what is saved.
+//! Adds snapshots to the newest timeline of a store.
 //!
-//! The saver does not decide when a snapshot is due. Called by `snapshot full`, `snapshot delta` and
-//! `snapshot follow`.
+//! [`super::saved`] knows what is saved. The saver does not decide when a snapshot is due. Called by `snapshot full`,
+//! `snapshot delta` and `snapshot follow`.
 
 use super::compared::ComparedCluster;
 use super::delta_builder::PackedDelta;
-use super::first_write::{self, Verdict};
 use super::full::{self, UnpublishedFull};
 use super::known_names::{KnownNames, Names};
-use super::last_saved::{self, LastSaved};
-use super::next::{
-    self, BackupState, Continuity, FullCause, FullReason, NewestSnapshot, name_time,
-};
-use super::recent_keys::Compared;
+use super::last_saved::Comparison;
+use super::next::{self, Continuity, FullCause, FullReason, NewestSnapshot, name_time};
+use super::saved::Saved;
 use super::{
     DEFAULT_COMPRESSION, Hole, MemberComparison, MetricsReporter, NewSnapshot, SnapshotSettings,
 };
-use crate::backup::catalog::{TIMELINES, V2, Wall};
+use crate::backup::catalog::{TIMELINES, Wall};
 use crate::backup::codec::Encoding;
 use crate::backup::timeline::{NamesOnly, Timelines};
-use crate::backup::{Catalog, Kind, Snapshot, SnapshotName};
+use crate::backup::{Kind, Snapshot, SnapshotName};
 use crate::error::{Error, Reason, Result};
 use crate::etcd::cluster::Cluster;
 use crate::etcd::feed::{Ended, Feed, Known};
@@ -29,66 +26,70 @@ use crate::mvcc::Revision;
 use crate::ops::snapshot_leases::{self, News};
 use crate::prefix::Context;
 use crate::prefix::identity::{self, ClusterFacts};
-use crate::prefix::newcomers::{Newcomers, Seen, withdraw};
-use crate::prefix::scan::{self, Depth, Scan, has_plain_snapshots, scan_with_tags};
-use crate::prefix::tags::TagScope;
-use crate::prefix::timeline_records::{self, Leaves, TimelineRecord};
+use crate::prefix::timeline_records::{Leaves, TimelineRecord};
 use crate::telemetry::metrics::SnapshotKind;
 use chrono::Utc;
 use std::time::{Duration, Instant};
 
-/// The most snapshots that are set aside one after the other. Each takes a request or two.
-const MOST_SCANS: usize = 1000;
 /// The number of records that are tried: if the name of one is taken, that of a second later is next.
 const RECORDS_TRIED: i64 = 10;
 
-/// Returns the cause of the first full in an empty store.
-pub(super) fn nothing_saved() -> FullCause {
-    FullCause::new(FullReason::EmptyBucket, "the store holds no snapshot")
-}
-
-/// Why a full is not proven to continue what was saved.
-enum Unproven {
-    /// Nothing could be compared.
-    Unknown(String),
-    /// The cluster has another history.
-    Contradicted(String),
+/// How a new full stands to what was saved.
+enum Standing {
+    /// It continues it.
+    Proven,
+    /// Nothing proves that, for this reason, but it is above the last saved revision: nothing is folded across it.
+    Above(String),
+    /// It has another history, or nothing else keeps it apart.
+    Other {
+        recorded: FullReason,
+        left_at: Option<Revision>,
+        why: String,
+    },
 }
 
 /// What a saver has done since it was opened, or since [`Saver::take_summary`].
-#[derive(Default)]
 pub(super) struct SaverSummary {
     pub(super) snapshots: Vec<NewSnapshot>,
     pub(super) full_cause: Option<FullCause>,
     pub(super) timeline_began: bool,
+    /// Whether all continues what was saved before.
+    pub(super) is_proven: bool,
     pub(super) hole: Option<Hole>,
     pub(super) endpoint: Option<String>,
     pub(super) members: Vec<MemberComparison>,
     pub(super) warnings: Vec<String>,
 }
 
+impl Default for SaverSummary {
+    fn default() -> Self {
+        SaverSummary {
+            snapshots: Vec::new(),
+            full_cause: None,
+            timeline_began: false,
+            is_proven: true,
+            hole: None,
+            endpoint: None,
+            members: Vec::new(),
+            warnings: Vec::new(),
+        }
+    }
+}
+
 /// Saves snapshots into one store.
 pub(super) struct Saver<'a> {
     ctx: &'a Context,
     settings: &'a SnapshotSettings,
-    /// What the store held when the saver was opened; `None` if it was empty.
-    backup: Option<Result<BackupState, FullCause>>,
-    /// The newest snapshot, from which the next name follows.
-    newest: Option<NewestSnapshot>,
-    /// The last saved revision.
-    last: Option<Revision>,
-    /// The newest full of the timeline.
-    full: Option<SnapshotName>,
-    /// When the timeline began, in seconds since 1970; `None` if no other timeline precedes it.
-    timeline_start: Option<i64>,
+    pub(super) saved: Saved<'a>,
     names: KnownNames,
-    /// What the store held at its end, or why a full is needed; `None` if it was not read.
-    last_saved: Option<Result<LastSaved, FullCause>>,
-    /// The records of timelines and the fulls that this session knows.
-    seen: Seen,
     /// The cluster whose snapshots are saved, or were by an earlier saver of this process; `None` until it is
     /// known.
     cluster: Option<ClusterFacts>,
+    /// Whether the prefix records the cluster. If nothing proves that the snapshots are of this cluster, it is recorded
+    /// after the first full.
+    is_recorded: bool,
+    /// Whether a warning says that the record of the cluster cannot be read.
+    is_unreadable_told: bool,
     /// The comparison of the members for the next full.
     compared: Option<ComparedCluster>,
     /// The IDs of the members that differed at the last comparison. Nothing is read from them.
@@ -100,163 +101,42 @@ impl<'a> Saver<'a> {
     /// Scans the store in order to save into it.
     ///
     /// # Errors
-    /// Fails as [`look`](Self::look), and with `Configuration` if an identity is given and no recipient.
+    /// Fails as [`Saved::look`], and with `Configuration` if an identity is given and no recipient.
     pub(super) fn open(ctx: &'a Context, settings: &'a SnapshotSettings) -> Result<Self> {
         refuse_plaintext(ctx)?;
-        let (mut saver, scan) = Self::scan(ctx, settings)?;
-        if let Some(scan) = scan {
-            saver.set_aside_damage(scan)?;
-        }
-        Ok(saver)
+        Ok(Self::new(ctx, settings, Saved::open(ctx)?))
     }
 
     /// Scans the store without the intention to save.
     ///
     /// # Errors
-    /// Fails with the store's errors, and with `NoSnapshots` if the store holds plain snapshots, or those of a chain
-    /// directly instead of in v2/: then its URL is wrong.
+    /// Fails as [`Saved::look`].
     pub(super) fn look(ctx: &'a Context, settings: &'a SnapshotSettings) -> Result<Self> {
-        Ok(Self::scan(ctx, settings)?.0)
+        Ok(Self::new(ctx, settings, Saved::look(ctx)?))
     }
 
-    fn scan(ctx: &'a Context, settings: &'a SnapshotSettings) -> Result<(Self, Option<Scan>)> {
-        ctx.damage.begin_ignoring();
-        let mut saver = Saver {
+    fn new(ctx: &'a Context, settings: &'a SnapshotSettings, mut saved: Saved<'a>) -> Self {
+        let warnings = std::mem::take(&mut saved.warnings);
+        Saver {
             ctx,
             settings,
-            backup: None,
-            newest: None,
-            last: None,
-            full: None,
-            timeline_start: None,
+            saved,
             names: KnownNames::default(),
-            last_saved: None,
-            seen: Seen::default(),
             cluster: None,
+            is_recorded: true,
+            is_unreadable_told: false,
             compared: None,
             differing: Vec::new(),
-            summary: SaverSummary::default(),
-        };
-        let scan = match scan_with_tags(ctx, Depth::Doubtful, TagScope::Chain) {
-            Ok(scan) => scan,
-            Err(e) if e.reason() == Reason::NoSnapshots => {
-                let paths = ctx.store.first_paths()?;
-                let is_elsewhere = paths
-                    .iter()
-                    .any(|p| !p.contains('/') && p.parse::<SnapshotName>().is_ok());
-                if is_elsewhere || has_plain_snapshots(&paths) {
-                    return Err(e);
-                }
-                for record in timeline_records::list(&ctx.store)? {
-                    saver.seen.add(record.path);
-                }
-                return Ok((saver, None));
-            }
-            Err(e) => return Err(e),
-        };
-        let scan = saver.without_unreadable(scan)?;
-        saver.begin_at(&scan);
-        if let Some(warning) = scan.untrusted_warning() {
-            saver.warn(warning);
+            summary: SaverSummary {
+                warnings,
+                ..SaverSummary::default()
+            },
         }
-        Ok((saver, Some(scan)))
-    }
-
-    /// Scans again as long as names leave a doubt and a snapshot cannot be opened that would tell: what cannot be
-    /// opened counts for nothing.
-    fn without_unreadable(&mut self, mut scan: Scan) -> Result<Scan> {
-        for _ in 0..MOST_SCANS {
-            let mut is_new = false;
-            for e in scan.contents.unreadable.values() {
-                is_new |= self.set_aside(e);
-            }
-            if !is_new {
-                break;
-            }
-            scan = scan.again(self.ctx)?;
-        }
-        Ok(scan)
-    }
-
-    /// Sets a snapshot aside that cannot be opened. Returns whether that is new.
-    fn set_aside(&mut self, e: &Error) -> bool {
-        let name = e.set_aside();
-        let is_new = name.is_some_and(|name| self.ctx.damage.add(name, e));
-        if is_new {
-            self.warn(format!("{e}: this snapshot counts for nothing"));
-        }
-        is_new
-    }
-
-    /// Reads what the store holds at its end. Without a snapshot that cannot be opened, it ends elsewhere.
-    fn set_aside_damage(&mut self, mut scan: Scan) -> Result<()> {
-        for _ in 0..MOST_SCANS {
-            let Some(Ok(backup)) = &self.backup else {
-                break;
-            };
-            let read = || last_saved::read(self.ctx, backup);
-            // A transient fault of the store is no damage of the object.
-            let last_saved = match read() {
-                Err(e) if e.reason().is_bad_data() => read(),
-                last_saved => last_saved,
-            };
-            match last_saved {
-                Ok(last_saved) => {
-                    self.last_saved = Some(last_saved);
-                    break;
-                }
-                // Nothing could be opened: fulls go by names, and deltas fail.
-                Err(e) if e.reason() == Reason::CannotDecrypt && !self.ctx.keys.decrypts() => break,
-                Err(e) if self.set_aside(&e) => {
-                    scan = self.without_unreadable(scan.again(self.ctx)?)?;
-                    self.begin_at(&scan);
-                }
-                Err(e) if e.set_aside().is_some() => break,
-                Err(e) => return Err(e),
-            }
-        }
-        Ok(())
-    }
-
-    /// Begins at what a scan has found.
-    fn begin_at(&mut self, scan: &Scan) {
-        let now = Utc::now();
-        self.newest = NewestSnapshot::read(&scan.catalog, now);
-        self.seen = Seen::of(&scan.catalog);
-        (self.full, self.timeline_start) = (None, None);
-        let backup = BackupState::read(scan, now);
-        match &backup {
-            Ok(backup) => {
-                self.last = Some(backup.last);
-                self.full.clone_from(&backup.full);
-                let timeline = scan.timelines.newest(&scan.catalog);
-                self.timeline_start = timeline.ok().and_then(|t| t.began(&scan.catalog));
-            }
-            // The store has snapshots, but no delta can continue them.
-            Err(_) => self.last = scan.catalog.latest_revision(),
-        }
-        self.backup = Some(backup);
-    }
-
-    /// Returns what the store held when it was scanned: `None` if it was empty, `Err` if a full is needed
-    /// whatever the cluster holds.
-    pub(super) fn backup(&self) -> Option<&Result<BackupState, FullCause>> {
-        self.backup.as_ref()
-    }
-
-    /// Returns the last saved revision.
-    pub(super) fn last(&self) -> Option<Revision> {
-        self.last
     }
 
     /// Whether the newest timeline has deltas.
     pub(super) fn has_deltas(&self) -> bool {
-        matches!(&self.backup, Some(Ok(backup)) if backup.has_deltas)
-    }
-
-    /// Returns the newest full.
-    pub(super) fn newest_full(&self) -> Option<&SnapshotName> {
-        self.full.as_ref()
+        matches!(&self.saved.backup, Some(Ok(backup)) if backup.has_deltas)
     }
 
     /// Returns what was done so far.
@@ -274,7 +154,12 @@ impl<'a> Saver<'a> {
     pub(super) fn report_progress(&mut self, reporter: &MetricsReporter, deltas_are_current: bool) {
         let full_reason = self.summary.full_cause.as_ref().map(|c| c.reason);
         reporter.count_saved(&self.summary.snapshots, full_reason);
-        if let Some(full) = self.full.as_ref().filter(|_| self.summary.timeline_began) {
+        if let Some(full) = self
+            .saved
+            .full
+            .as_ref()
+            .filter(|_| self.summary.timeline_began)
+        {
             reporter.metrics.timeline_began(full.created_at());
         }
         if self.summary.snapshots.is_empty() && self.settings.leases.is_none() {
@@ -315,13 +200,13 @@ impl<'a> Saver<'a> {
                 self.ctx.store.url(), other.start, other.last, own.start, own.last
             ));
         }
-        self.mark_untrusted(&mut catalog);
+        self.saved.mark_untrusted(&mut catalog);
         // Names alone cannot tell timelines apart: leave out everything before this one.
-        let start = self.timeline_start.unwrap_or(i64::MIN);
+        let start = self.saved.timeline_start.unwrap_or(i64::MIN);
         catalog.snapshots.retain(|s| s.name.created >= start);
         let timelines = Timelines::build(&catalog, &NamesOnly)?;
         let timeline = timelines.newest(&catalog)?;
-        if let Some(last) = self.last {
+        if let Some(last) = self.saved.last {
             reporter.set_restorable(&catalog, timeline, last);
         }
         let Some(leases) = &self.settings.leases else {
@@ -340,69 +225,10 @@ impl<'a> Saver<'a> {
         Ok(updated.map(|warnings| self.summary.warnings.extend(warnings)))
     }
 
-    /// Marks the snapshots that count for nothing.
-    fn mark_untrusted(&self, catalog: &mut Catalog) {
-        self.ctx.trust.mark(catalog);
-        self.ctx.damage.mark(&self.ctx.store, catalog);
-    }
-
     /// Logs a warning and adds it to the summary.
     pub(super) fn warn(&mut self, message: String) {
         tracing::warn!("{message}");
         self.summary.warnings.push(message);
-    }
-
-    /// Returns why a full has to be taken before any delta, for a cluster at revision `current`.
-    pub(super) fn full_needed(&self, current: i64) -> Option<FullCause> {
-        match &self.backup {
-            None => Some(nothing_saved()),
-            Some(Err(cause)) => Some(cause.clone()),
-            Some(Ok(backup)) => next::full_needed(backup, current),
-        }
-    }
-
-    /// Returns what the store holds at its end, or why a full is needed.
-    ///
-    /// # Errors
-    /// Fails as [`last_saved::read`].
-    fn last_saved(&mut self) -> Result<Result<&LastSaved, FullCause>> {
-        let last_saved = match (self.last_saved.take(), &self.backup) {
-            (Some(last_saved), _) => last_saved,
-            (None, Some(Ok(backup))) => match last_saved::read(self.ctx, backup) {
-                Err(e) if e.reason().is_bad_data() => Err(FullCause::from_bad_data(&e)),
-                last_saved => last_saved?,
-            },
-            (None, Some(Err(cause))) => Err(cause.clone()),
-            (None, None) => return Err(Error::internal("a delta needs a snapshot before it")),
-        };
-        let last_saved = self.last_saved.insert(last_saved);
-        Ok(last_saved.as_ref().map_err(FullCause::clone))
-    }
-
-    /// Returns the last saved transactions, after which deltas continue, or why a full is needed. If a compaction left
-    /// none of them, the keys of the cluster must prove that it continues.
-    ///
-    /// # Errors
-    /// Fails as [`last_saved::read`], and with the errors of etcd connections.
-    pub(super) fn known(&mut self, cluster: &Cluster) -> Result<Result<Known, FullCause>> {
-        let known = match self.last_saved()? {
-            Ok(last_saved) => last_saved.known.clone(),
-            Err(cause) => return Ok(Err(cause)),
-        };
-        let last = known.position().revision;
-        // Revision 1 is the same in each etcd.
-        if known.position().has_changes() || last <= 1 || cluster.revision < last {
-            return Ok(Ok(known));
-        }
-        Ok(match self.compare_keys(cluster)? {
-            Compared::Same => Ok(known),
-            _ => Err(FullCause::new(
-                FullReason::Unverifiable,
-                format!(
-                    "the snapshots were compacted, so they no longer hold what revision {last} changed"
-                ),
-            )),
-        })
     }
 
     /// Compares the members for the deltas and the full of this run.
@@ -444,12 +270,18 @@ impl<'a> Saver<'a> {
 
     /// Returns the cause for a full after a watch that ended at the last saved revision.
     pub(super) fn cause_of(&self, ended: Ended) -> FullCause {
-        let last = self.last.unwrap_or_default();
+        let last = self.saved.last.unwrap_or_default();
         match ended {
             Ended::Compacted { compact_revision } => FullCause::new(
                 FullReason::Compacted,
                 format!(
                     "the cluster has compacted up to revision {compact_revision}, the store ends at {last}"
+                ),
+            ),
+            Ended::Unproven => FullCause::new(
+                FullReason::Unverifiable,
+                format!(
+                    "etcd or the store holds too few of the changes up to revision {last} to compare them"
                 ),
             ),
             Ended::Forked { same_up_to } => {
@@ -478,12 +310,72 @@ impl<'a> Saver<'a> {
 
     /// Returns the encoding of the next delta.
     pub(super) fn encoding(&self) -> Encoding {
-        let newest = self.newest.map_or(DEFAULT_COMPRESSION, |n| n.compression);
+        let newest = self
+            .saved
+            .newest
+            .map_or(DEFAULT_COMPRESSION, |n| n.compression);
         self.settings.compression.resolve(newest)
     }
 
+    /// Returns the last saved transactions, which a watch compares. The inner error is the cause for a full.
+    ///
+    /// # Errors
+    /// Fails with the errors of the store.
+    pub(super) fn known(&mut self, cluster: &Cluster) -> Result<Result<Known, FullCause>> {
+        let known = match self.saved.known()? {
+            Ok(known) => known,
+            Err(cause) => return Ok(Err(cause)),
+        };
+        let last = Revision(known.revision());
+        Ok(match () {
+            () if cluster.revision < last.0 => Err(next::cluster_behind(last, cluster.revision)),
+            () if known.is_nothing() => Err(self.cause_of(Ended::Unproven)),
+            () => Ok(known),
+        })
+    }
+
+    /// Returns a watch that continues what was saved last, and is proven to. The inner error is the cause for a full.
+    ///
+    /// # Errors
+    /// Fails with the errors of etcd connections and of the store.
+    pub(super) fn watch_from_last(&mut self, cluster: &Cluster) -> Result<Result<Feed, FullCause>> {
+        let known = match self.known(cluster)? {
+            Ok(known) => known,
+            Err(cause) => return Ok(Err(cause)),
+        };
+        let mut feed = self.feed(cluster, known);
+        Ok(match feed.verify()? {
+            None => Ok(feed),
+            Some(ended) => Err(self.cause_of(ended)),
+        })
+    }
+
+    /// Returns why nothing can be saved now: nothing proves that the cluster continues what was saved, and it stands at
+    /// the last saved revision. The next change tells more.
+    pub(super) fn stands_still(&self, cause: &FullCause, current: i64) -> Option<String> {
+        let is_open = matches!(
+            cause.reason,
+            FullReason::Compacted | FullReason::Unverifiable
+        );
+        let Some(Ok(backup)) = &self.saved.backup else {
+            return None;
+        };
+        (is_open && backup.broken.is_none() && self.saved.last == Some(Revision(current))).then(|| {
+            format!(
+                "{}, so it is not proven that the cluster continues what was saved, and it stands at the last saved revision: nothing is saved until it changes. A delta period that is shorter than etcd's compaction interval proves it, and so does a follower",
+                cause.message
+            )
+        })
+    }
+
+    /// Says that nothing is saved, and why.
+    pub(super) fn stand_still(&mut self, why: String) {
+        self.summary.is_proven = false;
+        self.warn(why);
+    }
+
     /// Records the cluster as the owner of the prefix, or checks that it is. If the prefix holds snapshots and
-    /// records no cluster, compares histories first.
+    /// records no cluster, compares histories first; if nothing proves one, the cluster is recorded after its first full.
     ///
     /// # Errors
     /// Fails as [`identity::claim`], and with `OtherCluster` if the cluster has another history than the
@@ -491,89 +383,76 @@ impl<'a> Saver<'a> {
     pub(super) fn claim(&mut self, cluster: &Cluster) -> Result<()> {
         let (ctx, take_over) = (self.ctx, self.settings.take_over);
         let facts = ClusterFacts::from(cluster);
-        identity::claim(ctx, &facts, take_over, || match take_over {
-            true => Ok(()),
-            false => self.check_first_write(cluster),
+        self.is_recorded = identity::claim(ctx, &facts, take_over, || {
+            Ok(take_over || self.is_same_cluster(cluster)?)
         })?;
         self.cluster = Some(facts);
         Ok(())
     }
 
-    /// Compares histories before the first write to a prefix that records no cluster. Writes nothing.
+    /// Returns whether the snapshots are proven to be of this cluster, before the first write to a prefix that records
+    /// none. Writes nothing.
     ///
     /// # Errors
-    /// Fails with `OtherCluster` if the cluster has another history than the snapshots, and as
-    /// [`first_write::compare`].
-    pub(super) fn check_first_write(&mut self, cluster: &Cluster) -> Result<()> {
-        let Some(backup) = self.backup.clone() else {
-            return Ok(());
-        };
-        let store = &self.ctx.store;
-        let verdict = match self.last {
-            Some(last) => {
-                let last_changes = || self.compare_last_changes(cluster);
-                first_write::compare(&backup, last, cluster, last_changes)?
-            }
-            None => Verdict::Unknown("no snapshot can be used".to_owned()),
-        };
-        let verdict = match verdict {
-            Verdict::Compacted => match self.compare_keys(cluster)? {
-                Compared::Same | Compared::Possible => Verdict::Same,
-                Compared::Differs(difference) => Verdict::Differs(difference),
-                Compared::Nothing => Verdict::Unknown(
-                    "etcd has compacted what was saved last, and has none of the keys that were changed last"
-                        .to_owned(),
-                ),
-            },
-            verdict => verdict,
-        };
-        match verdict {
-            Verdict::Same | Verdict::Compacted => {}
-            Verdict::Unknown(why) => self.warn(format!(
-                "{} holds snapshots and records no cluster, and whether they are of this cluster is unknown: {why}. This cluster is recorded as theirs",
-                store.url()
-            )),
-            // A backup that runs already must not end because its record was deleted.
-            Verdict::Differs(difference) if self.has_saved_of(cluster) => self.warn(format!(
-                "{} records no cluster any more, and the history of this cluster differs: {difference}. This follower goes on, since it has saved this cluster's history there; another snapshotter would need --take-over",
-                store.url()
-            )),
-            Verdict::Differs(difference) => {
-                let facts = ClusterFacts::from(cluster);
-                return Err(identity::other_history_error(store, &facts, &difference));
-            }
+    /// Fails with `OtherCluster` if the cluster has another history than the snapshots, and with the errors of
+    /// [`watch_from_last`](Self::watch_from_last).
+    pub(super) fn is_same_cluster(&mut self, cluster: &Cluster) -> Result<bool> {
+        if self.saved.backup.is_none() {
+            return Ok(true);
         }
-        Ok(())
-    }
-
-    /// Compares the last saved keys with those of the cluster.
-    fn compare_keys(&mut self, cluster: &Cluster) -> Result<Compared> {
-        let last = self.last.unwrap_or_default().0;
-        let keys = match &self.last_saved {
-            Some(Ok(last_saved)) => &last_saved.keys,
-            _ => return Ok(Compared::Nothing),
+        let cause = match self.watch_from_last(cluster) {
+            Ok(Ok(_)) => return Ok(true),
+            Ok(Err(cause)) => cause,
+            Err(e) if e.reason().is_unreadable() => FullCause::from_bad_data(&e),
+            Err(e) => return Err(e),
         };
-        first_write::compare_keys(keys, last, &self.settings.connector, cluster)
+        let store = self.ctx.store.url();
+        let is_behind = self
+            .saved
+            .last
+            .is_some_and(|last| cluster.revision < last.0);
+        let differs = is_behind || matches!(cause.continuity, Continuity::Broken(_));
+        // A backup that runs already must not end because its record was deleted.
+        if self.has_saved_of(cluster) {
+            let history = match differs {
+                true => format!(
+                    ", and the history of this cluster differs: {}",
+                    cause.message
+                ),
+                false => String::new(),
+            };
+            self.warn(format!(
+                "{store} records no cluster any more{history}. This follower goes on, since it has saved this cluster's history there; another snapshotter would need --take-over"
+            ));
+            return Ok(true);
+        }
+        match differs {
+            true => Err(self.other_history(&ClusterFacts::from(cluster), &cause.message)),
+            false => Ok(false),
+        }
     }
 
-    /// Compares the last saved changes. Returns `None` if etcd has compacted that revision, or if
-    /// the store holds no change of it any more.
-    fn compare_last_changes(&mut self, cluster: &Cluster) -> Result<Option<Verdict>> {
-        let known = match self.last_saved()? {
-            Ok(last) if last.known.position().has_changes() => last.known.clone(),
-            Ok(_) => return Ok(None),
-            Err(cause) => return Ok(Some(Verdict::Unknown(cause.message))),
-        };
-        Ok(match self.feed(cluster, known).verify()? {
-            None => Some(Verdict::Same),
-            Some(Ended::Compacted { .. }) => None,
-            Some(ended) => Some(Verdict::Differs(self.cause_of(ended).message)),
-        })
+    fn other_history(&self, facts: &ClusterFacts, difference: &str) -> Error {
+        identity::other_history_error(&self.ctx.store, facts, difference)
     }
 
-    /// Returns the cluster whose snapshots are saved, once it is known.
+    /// Returns the cluster whose snapshots are saved, once it is recorded.
     pub(super) fn cluster(&self) -> Option<&ClusterFacts> {
-        self.cluster.as_ref()
+        self.cluster.as_ref().filter(|_| self.is_recorded)
+    }
+
+    /// Scans the store again for the same cluster.
+    ///
+    /// # Errors
+    /// Fails as [`open`](Self::open).
+    pub(super) fn open_again(&self) -> Result<Self> {
+        Ok(Saver {
+            cluster: self.cluster.clone(),
+            is_recorded: self.is_recorded,
+            is_unreadable_told: self.is_unreadable_told,
+            differing: self.differing.clone(),
+            ..Self::open(self.ctx, self.settings)?
+        })
     }
 
     /// Tells the saver for which cluster an earlier saver of this process was allowed to save, and which
@@ -585,34 +464,34 @@ impl<'a> Saver<'a> {
 
     /// Whether this process was already allowed to save snapshots of the cluster.
     fn has_saved_of(&self, cluster: &Cluster) -> bool {
-        let known = self.cluster.as_ref();
+        let known = self.cluster();
         known.is_some_and(|known| known.cluster_id == cluster.cluster_id)
     }
 
     /// Checks that no other cluster has taken over the prefix since [`claim`](Self::claim). A snapshot takes
     /// long enough for that, and a follower even more so.
-    fn check_still_ours(&self) -> Result<()> {
-        match &self.cluster {
-            Some(facts) => identity::check(&self.ctx.store, facts).map(drop),
-            None => Err(Error::internal("a snapshot of an unknown cluster")),
+    fn check_still_ours(&mut self) -> Result<()> {
+        let Some(facts) = &self.cluster else {
+            return Err(Error::internal("a snapshot of an unknown cluster"));
+        };
+        match identity::check(&self.ctx.store, facts) {
+            Err(e) if e.reason() == Reason::Configuration => {
+                if !std::mem::replace(&mut self.is_unreadable_told, true) {
+                    self.warn(format!("{e}. This snapshotter goes on"));
+                }
+                Ok(())
+            }
+            checked => checked.map(drop),
         }
     }
 
     /// Observes the cluster for a full, and compares its members. Claims the prefix again, because a follower
     /// runs for long.
     fn observe_for_full(&mut self) -> Result<ComparedCluster> {
-        let (ctx, take_over) = (self.ctx, self.settings.take_over);
         let cluster = Cluster::observe(&self.settings.connector)?;
-        identity::claim(ctx, &ClusterFacts::from(&cluster), take_over, || {
-            // The saver has claimed a prefix with snapshots already, so a running follower's record was deleted.
-            if self.newest.is_some() && !take_over {
-                tracing::warn!(
-                    "{} records no cluster any more: this snapshotter goes on and records its cluster again. If the cluster has replaced another one, another snapshotter would need --take-over",
-                    ctx.store.url()
-                );
-            }
-            Ok(())
-        })?;
+        if self.is_recorded {
+            self.claim(&cluster)?;
+        }
         self.compare(&cluster)
     }
 
@@ -625,8 +504,8 @@ impl<'a> Saver<'a> {
             Some(compared) => compared,
             None => self.observe_for_full()?,
         };
-        let new_full = full::take(self.ctx, self.settings, self.newest, &compared)?;
-        if self.backup.is_none() && self.last.is_none() {
+        let new_full = full::take(self.ctx, self.settings, self.saved.newest, &compared)?;
+        if self.saved.backup.is_none() && self.saved.last.is_none() {
             // A slip in --store would begin a new backup silently.
             tracing::warn!(
                 "{} holds no snapshots, so a new backup begins there",
@@ -640,64 +519,125 @@ impl<'a> Saver<'a> {
         Ok(new_full)
     }
 
-    /// Publishes a full. Returns what a watch compares that continues after it, if the changes of its last revision
-    /// can be read.
+    /// Publishes a full, and then records its cluster if the prefix records none. Returns the full's last transactions,
+    /// which a watch compares that continues after it.
     ///
-    /// A full that is not proven to continue what was saved last begins another history.
+    /// A full that is not proven to continue what was saved last begins another history, or is behind a hole.
     ///
     /// # Errors
     /// Fails with the store's errors, with `TargetExists`, and with `OtherCluster` if another cluster has
-    /// taken over the prefix; with `Conflict` if another snapshotter has begun another history meanwhile.
+    /// taken over the prefix, or if the prefix records none and holds another history; with `Conflict` if another
+    /// snapshotter has begun another history meanwhile.
     pub(super) fn publish_full(
         &mut self,
         new_full: UnpublishedFull,
         cause: FullCause,
         is_final: bool,
-    ) -> Result<Option<Known>> {
-        let revision = new_full.revision;
-        let first = new_full.first_revision();
+    ) -> Result<Known> {
         let known = new_full.known.clone();
         tracing::info!(reason = ?cause.reason, "a full snapshot: {}", cause.message);
         if cause.reason == FullReason::TooLarge {
             self.warn(cause.message.clone());
         }
         self.check_still_ours()?;
-        // What the record says; the report says why a full was needed at all.
-        let mut recorded = cause.reason;
-        let (broken, why) = match cause.continuity {
-            Continuity::Proven => (None, String::new()),
-            Continuity::Broken(left_at) => (Some(left_at), cause.message.clone()),
-            Continuity::Unknown => match self.prove_by_keys(&new_full)? {
-                Ok(()) => (None, String::new()),
-                Err(Unproven::Unknown(why)) => (Some(None), why),
-                Err(Unproven::Contradicted(why)) => {
-                    recorded = FullReason::HistoryMismatch;
-                    (Some(None), why)
-                }
-            },
-        };
-        let snapshot = match broken {
-            Some(left_at) => self.begin_timeline(&new_full, recorded, left_at, is_final)?,
-            None => {
-                let created = name_time(Kind::Full, self.newest, Utc::now());
-                let newer = self.newer_wall()?;
+        let last = self.saved.last;
+        let standing = self.standing(&new_full, &cause)?;
+        let (snapshot, newer) = match &standing {
+            Standing::Other { why, .. } if !self.is_recorded && !self.settings.take_over => {
+                return Err(self.other_history(&new_full.cluster, why));
+            }
+            Standing::Other {
+                recorded, left_at, ..
+            } => {
+                let snapshot = self.begin_timeline(&new_full, *recorded, *left_at, is_final)?;
+                self.saved.timeline_start = Some(snapshot.name.created);
+                (snapshot, self.saved.newer_wall()?)
+            }
+            Standing::Proven | Standing::Above(_) => {
+                let created = name_time(Kind::Full, self.saved.newest, Utc::now());
+                let newer = self.saved.newer_wall()?;
                 let (created, tried) = Wall::names_before(newer.as_ref(), created, NAMES_TRIED);
-                new_full.publish(self.ctx, created, is_final, tried)?
+                let snapshot = new_full.publish(self.ctx, created, is_final, tried)?;
+                let newer = self.saved.look_again(&snapshot.name, &known)?;
+                (snapshot, newer)
             }
         };
-        let begins_timeline = broken.is_some();
-        let newer = match begins_timeline {
-            true => self.newer_wall()?,
-            false => self.look_again(&snapshot.name, known.as_ref())?,
+        if let (Standing::Above(_), Some(last)) = (&standing, last) {
+            self.saved.look_for_deltas(&snapshot.name, last)?;
+        }
+        self.report_standing(standing, &snapshot.name, new_full.first_revision(), last);
+        self.summary.full_cause = Some(cause);
+        self.names.forget();
+        self.record(snapshot);
+        self.record_cluster(&new_full.cluster)?;
+        self.end_at(newer)?;
+        Ok(known)
+    }
+
+    /// Finds how a new full stands to what was saved.
+    fn standing(&mut self, new_full: &UnpublishedFull, cause: &FullCause) -> Result<Standing> {
+        let other = |recorded, left_at, why| {
+            Ok(Standing::Other {
+                recorded,
+                left_at,
+                why,
+            })
         };
-        self.summary.timeline_began |= begins_timeline;
-        if begins_timeline {
-            self.timeline_start = Some(snapshot.name.created);
+        match cause.continuity {
+            Continuity::Proven => return Ok(Standing::Proven),
+            Continuity::Broken(left_at) => {
+                let left_at = match left_at {
+                    None => self.saved.last_common(new_full)?,
+                    known => known,
+                };
+                return other(cause.reason, left_at, cause.message.clone());
+            }
+            Continuity::Unknown => {}
+        }
+        let Some(last) = self.saved.last else {
+            return Ok(Standing::Above(cause.message.clone()));
+        };
+        if new_full.revision < last {
+            let behind = next::cluster_behind(last, new_full.revision.0);
+            let left_at = self.saved.last_common(new_full)?;
+            return other(behind.reason, left_at, behind.message);
+        }
+        let why = match self.saved.compare(new_full)? {
+            Comparison::Same => return Ok(Standing::Proven),
+            Comparison::Differs(why, left_at) => {
+                return other(FullReason::HistoryMismatch, left_at, why);
+            }
+            Comparison::Unknown(why) => why,
+        };
+        match new_full.revision > last {
+            true => Ok(Standing::Above(why)),
+            false => other(cause.reason.if_unproven(), None, why),
+        }
+    }
+
+    /// Reports how a full stands to what was saved up to `last`. `first` is the first revision that it holds.
+    fn report_standing(
+        &mut self,
+        standing: Standing,
+        full: &SnapshotName,
+        first: Revision,
+        last: Option<Revision>,
+    ) {
+        if let Standing::Other { why, .. } = &standing {
+            self.summary.is_proven = false;
+            self.summary.timeline_began = true;
             self.warn(format!(
-                "{why}; a new timeline begins with {}: if nobody has set the cluster back, check --endpoints and --store",
-                snapshot.name
+                "{why}; a new timeline begins with {full}: if nobody has set the cluster back, check --endpoints and --store"
             ));
-        } else if let Some(last) = self.last.filter(|last| first > last.next()) {
+            return;
+        }
+        if let Standing::Above(why) = &standing {
+            self.summary.is_proven = false;
+            self.warn(format!(
+                "{why}; so it is not proven that {full} continues what was saved before, and nothing is folded across it. A delta period that is shorter than etcd's compaction interval proves it, and so does a follower"
+            ));
+        }
+        if let Some(last) = last.filter(|last| first > last.next()) {
             let (lost, until) = (last.next(), first.previous());
             self.summary.hole = Some(Hole {
                 first_revision: lost,
@@ -707,63 +647,19 @@ impl<'a> Saver<'a> {
                 "revisions {lost} to {until} are lost: etcd had compacted them before they were saved"
             ));
         }
-        self.summary.full_cause = Some(cause);
-        if let Some(Ok(backup)) = &mut self.backup {
-            backup.untrusted = None;
-        }
-        self.last = Some(revision);
-        self.full = Some(snapshot.name.clone());
-        self.names.forget();
-        self.record(snapshot);
-        self.end_at(newer)?;
-        Ok(known)
     }
 
-    /// Compares the keys that were saved last with those of a new full. The inner error says why it is not proven
-    /// that the full continues what was saved.
-    fn prove_by_keys(&mut self, new_full: &UnpublishedFull) -> Result<Result<(), Unproven>> {
-        let last = match &self.backup {
-            None => return Ok(Ok(())),
-            Some(Ok(backup)) => backup.last,
-            Some(Err(cause)) => {
-                return Ok(Err(Unproven::Unknown(format!(
-                    "what was saved last cannot be compared: {}",
-                    cause.message
-                ))));
-            }
-        };
-        let keys = match self.last_saved() {
-            Ok(Ok(last_saved)) => last_saved.keys.as_slice(),
-            Ok(Err(cause)) => return Ok(Err(Unproven::Unknown(cause.message))),
-            // Who can only encrypt takes fulls alone: a warning says that their history was not compared.
-            Err(e) if e.reason() == Reason::CannotDecrypt => return Ok(Ok(())),
-            Err(e) => return Err(e),
-        };
-        Ok(match new_full.compare_keys(keys, last)? {
-            Compared::Same => Ok(()),
-            Compared::Differs(why) => Err(Unproven::Contradicted(why)),
-            Compared::Nothing | Compared::Possible => Err(Unproven::Unknown(format!(
-                "the cluster has compacted revision {last}, and none of the changes that were saved last is left, so whether it has the history of the store is unknown"
-            ))),
-        })
-    }
-
-    /// Returns the last revision that is the same in the last saved changes and in those of a full, if it is known.
-    fn last_common(&mut self, full: &UnpublishedFull) -> Result<Option<Revision>> {
-        if !matches!(self.backup, Some(Ok(_))) {
-            return Ok(None);
+    /// Records the cluster of a full if nothing proved before the full that the snapshots are of this cluster.
+    fn record_cluster(&mut self, facts: &ClusterFacts) -> Result<()> {
+        if self.is_recorded {
+            return Ok(());
         }
-        let saved = match self.last_saved() {
-            Ok(Ok(saved)) => &saved.known,
-            Ok(Err(_)) => return Ok(None),
-            Err(e) if e.reason() == Reason::CannotDecrypt => return Ok(None),
-            Err(e) => return Err(e),
-        };
-        let common = full
-            .known
-            .as_ref()
-            .and_then(|known| saved.same_up_to(known));
-        Ok(common.map(Revision))
+        self.is_recorded = identity::claim(self.ctx, facts, self.settings.take_over, || Ok(true))?;
+        self.warn(format!(
+            "{} held snapshots and recorded no cluster, and nothing proves that they are of this cluster, which is recorded as theirs now",
+            self.ctx.store.url()
+        ));
+        Ok(())
     }
 
     /// Publishes a full that begins another history, with the record that says so before it.
@@ -774,16 +670,11 @@ impl<'a> Saver<'a> {
         left_at: Option<Revision>,
         is_final: bool,
     ) -> Result<NewSnapshot> {
-        let history = match &self.backup {
-            Some(Ok(backup)) => Some(backup.timeline.clone()),
-            _ => None,
-        };
-        let left_at = match left_at {
-            Some(left_at) => Some(left_at),
-            None => self.last_common(full)?,
-        };
-        let leaves = match (history, left_at) {
-            (Some(history), Some(revision)) => Leaves::At { history, revision },
+        let leaves = match (&self.saved.backup, left_at) {
+            (Some(Ok(backup)), Some(revision)) => Leaves::At {
+                history: backup.timeline.clone(),
+                revision,
+            },
             _ => Leaves::UNKNOWN,
         };
         let mut tries = 0..RECORDS_TRIED;
@@ -807,8 +698,8 @@ impl<'a> Saver<'a> {
     ) -> Result<i64> {
         let now = Utc::now();
         let record = TimelineRecord::new(leaves, cause.into(), now);
-        let mut second = name_time(Kind::Full, self.newest, now);
-        let mut catalog = self.names_now()?;
+        let mut second = name_time(Kind::Full, self.saved.newest, now);
+        let mut catalog = self.saved.names_now()?;
         for _ in 0..RECORDS_TRIED {
             // The wall stands behind all that others have saved meanwhile.
             if let Some(newest) = NewestSnapshot::read(&catalog, now) {
@@ -821,9 +712,9 @@ impl<'a> Saver<'a> {
                 continue;
             }
             let path = format!("{TIMELINES}/{name}");
-            self.seen.add(path.clone());
+            self.saved.seen.add(path.clone());
             // A writer that named a snapshot before the record was there may not have seen it.
-            let known = std::mem::replace(&mut catalog, self.names_now()?);
+            let known = std::mem::replace(&mut catalog, self.saved.names_now()?);
             let is_late = |s: &Snapshot| {
                 s.name.created >= second && !known.snapshots.iter().any(|k| k.path == s.path)
             };
@@ -837,81 +728,6 @@ impl<'a> Saver<'a> {
             "the names of {RECORDS_TRIED} records in {TIMELINES}/ are taken: check who writes to {}",
             self.ctx.store.url()
         )))
-    }
-
-    /// Lists the names in the store.
-    fn names_now(&self) -> Result<Catalog> {
-        let mut catalog = scan::by_names(&self.ctx.store)?;
-        self.mark_untrusted(&mut catalog);
-        Ok(catalog)
-    }
-
-    /// Returns the oldest record of a timeline that this session does not know and that is later than all that it knows:
-    /// what it names belongs before it.
-    fn newer_wall(&self) -> Result<Option<Wall>> {
-        let mut records = self.seen.new_records(&self.ctx.store)?.into_iter();
-        let newest = self.newest.map_or(i64::MIN, |newest| newest.created);
-        let now = Utc::now();
-        Ok(records.find(|wall| wall.second > newest && next::is_plausible(wall, now)))
-    }
-
-    /// Lists the records and the fulls again after a snapshot got its name, and excludes the snapshot if it is behind a
-    /// record or a full of another history. `known` are the last transactions of the history that was saved. Returns a
-    /// record that is later than the snapshot.
-    ///
-    /// # Errors
-    /// `Conflict` if the snapshot was excluded; the errors of the store.
-    fn look_again(&mut self, own: &SnapshotName, known: Option<&Known>) -> Result<Option<Wall>> {
-        let path = format!("{V2}/{own}");
-        self.seen.add(path.clone());
-        let Newcomers { records, fulls } = self.seen.look(&self.ctx.store)?;
-        if let Some(record) = records.iter().find(|record| record.second <= own.created) {
-            let why = format!("{} was written", record.path);
-            return Err(withdraw(self.ctx, &path, &why));
-        }
-        let record = records.into_iter().next();
-        for full in fulls {
-            // What is behind the record is separated from this snapshot.
-            if record
-                .as_ref()
-                .is_some_and(|record| record.second <= full.name.created)
-            {
-                continue;
-            }
-            if !self.is_of_this_history(&full, known)? {
-                let why = format!("{} of another history was saved", full.path);
-                return Err(withdraw(self.ctx, &path, &why));
-            }
-            self.seen.add(full.path);
-        }
-        Ok(record)
-    }
-
-    /// Returns whether a full that somebody else has saved is proven to be of the history that this session saves.
-    fn is_of_this_history(&self, full: &Snapshot, known: Option<&Known>) -> Result<bool> {
-        let name = &full.name;
-        if self
-            .timeline_start
-            .is_some_and(|start| name.created < start)
-        {
-            return Ok(true);
-        }
-        let newest = self.newest.map_or(i64::MIN, |newest| newest.created);
-        if Some(name.last) <= self.last && next::came_from(name, newest) {
-            return Ok(true);
-        }
-        let theirs = self
-            .ctx
-            .full(full)
-            .and_then(|(db, base)| last_saved::known_of_full(&db, &base, name.last));
-        match theirs {
-            Ok(theirs) => Ok(known.is_some_and(|known| known.is_proven_by(&theirs))),
-            // Compacted at its end: nothing can be compared.
-            Err(e) if e.reason() == Reason::OutOfRange => Ok(false),
-            // No state rests on what cannot be opened.
-            Err(e) if e.reason().is_unreadable() => Ok(true),
-            Err(e) => Err(e),
-        }
     }
 
     /// Ends the session if another history has begun: what was held has a name before it.
@@ -951,21 +767,20 @@ impl<'a> Saver<'a> {
     /// with `Terminated`; with `Conflict` if another history has begun meanwhile.
     pub(super) fn save(&mut self, delta: &PackedDelta, known: &Known) -> Result<()> {
         self.check_still_ours()?;
-        let newer = self.newer_wall()?;
-        let saved = delta.save(self.ctx, self.newest, newer.as_ref());
+        let newer = self.saved.newer_wall()?;
+        let saved = delta.save(self.ctx, self.saved.newest, newer.as_ref());
         if !saved.as_ref().is_ok_and(|s| s.was_name_free) {
             // Another writer may be at work in this store.
             self.names.forget();
         }
         let snapshot = saved?.snapshot;
-        let newer = self.look_again(&snapshot.name, Some(known))?;
-        self.last = Some(delta.last());
+        let newer = self.saved.look_again(&snapshot.name, known)?;
         self.record(snapshot);
         self.end_at(newer)
     }
 
     fn record(&mut self, snapshot: NewSnapshot) {
-        self.newest = Some(NewestSnapshot::from(&snapshot.name));
+        self.saved.add(&snapshot.name);
         self.names.add(&snapshot);
         self.summary.snapshots.push(snapshot);
     }
@@ -973,7 +788,7 @@ impl<'a> Saver<'a> {
     /// Returns a cause for a full, with deltas up to it, if untrusted snapshots demand one or if the newest one is too
     /// old.
     pub(super) fn full_too_old(&self, current: Revision, max_age: Duration) -> Option<FullCause> {
-        if let Some(Ok(backup)) = &self.backup
+        if let Some(Ok(backup)) = &self.saved.backup
             && let Some(cause) = &backup.untrusted
         {
             return Some(FullCause {
@@ -982,6 +797,6 @@ impl<'a> Saver<'a> {
                 ..cause.clone()
             });
         }
-        next::full_too_old(self.full.as_ref(), current, Utc::now(), max_age)
+        next::full_too_old(self.saved.full.as_ref(), current, Utc::now(), max_age)
     }
 }

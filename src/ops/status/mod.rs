@@ -324,13 +324,7 @@ impl Collected {
             };
             let left_at = match timeline_records::read(&ctx.store, wall)? {
                 Ok(record) if record.is_unproven() => {
-                    let message = format!(
-                        "it is not proven that the cluster went on with the history that was saved before {}: etcd had compacted what was saved last. A delta period that is shorter than etcd's compaction interval proves it, and so does a follower",
-                        utc(wall.at())
-                    );
-                    let path = vec![wall.path.clone()];
-                    let note = Finding::note("HistoryNotProven", message, path);
-                    self.problems.push(note);
+                    self.problems.push(not_proven(wall.at(), &wall.path));
                     continue;
                 }
                 Ok(record) if !record.means_set_back() => continue,
@@ -379,6 +373,10 @@ impl Collected {
         let deltas = newest_first.take_while(|&i| !catalog.snapshots[i].name.is_full());
         let overlapping = findings::overlapping(catalog, timeline, deltas);
         self.problems.extend(overlapping);
+        if let Some(full) = behind_a_hole(catalog, timeline) {
+            let note = not_proven(full.name.created_at(), &full.path);
+            self.problems.push(note);
+        }
         self.restorable = bases.restorable(catalog, &scan.contents, timeline);
         match chain::choose(catalog, timeline, None, &bases.known) {
             Ok(Choice::Chosen(_)) => {}
@@ -586,6 +584,32 @@ fn verification(
         drill_succeeded: r.drill_succeeded,
         program_version: r.program_version.clone(),
     }
+}
+
+/// Returns the newest full of a timeline if deltas are before it, and nothing that was saved earlier reaches its revision.
+fn behind_a_hole<'a>(catalog: &'a Catalog, timeline: &Timeline) -> Option<&'a Snapshot> {
+    let members = || {
+        let members = timeline.members.iter();
+        members.map(|m| (&catalog.snapshots[m.snapshot], m.until))
+    };
+    let fulls = members().filter(|(s, _)| s.name.is_full());
+    let (full, _) = fulls.max_by_key(|(s, _)| (s.name.created, s.name.last))?;
+    let earlier = || members().filter(|(s, _)| s.name.created < full.name.created);
+    let reached = earlier().map(|(s, until)| s.name.last.min(until)).max()?;
+    let has_deltas = earlier().any(|(s, _)| !s.name.is_full());
+    let is_behind = has_deltas
+        && reached < full.name.last
+        && !chain::missing(catalog, timeline, reached, full.name.last).is_empty();
+    is_behind.then_some(full)
+}
+
+/// The note that nothing proves the history of a full or of what is behind a record.
+fn not_proven(began: DateTime<Utc>, path: &str) -> Finding {
+    let message = format!(
+        "it is not proven that the cluster went on with the history that was saved before {}: nothing of what was saved last could be compared. A delta period that is shorter than etcd's compaction interval proves it, and so does a follower",
+        utc(began)
+    );
+    Finding::note("HistoryNotProven", message, vec![path.to_owned()])
 }
 
 #[cfg(test)]

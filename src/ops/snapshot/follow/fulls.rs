@@ -2,34 +2,30 @@
 //!
 //! `ops::snapshot::full` takes the full itself. Called by [`super::session`].
 
-use super::MissedFull;
 use super::session::{CATCH_UP, Session};
-use super::{FULL, new_back_offs};
-use crate::error::{Error, Reason, Result};
+use super::{FULL, MissedFull, new_back_offs};
+use crate::error::{Reason, Result};
 use crate::etcd::cluster::Cluster;
 use crate::etcd::feed::{Ended, Known};
 use crate::mvcc::Revision;
-use crate::ops::snapshot::full::UnpublishedFull;
+use crate::ops::snapshot::full::{UnpublishedFull, Watched};
 use crate::ops::snapshot::next::{Continuity, FullCause, FullReason};
 use crate::telemetry::metrics::SnapshotKind;
 use chrono::Utc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-/// Returns the error for a new full whose last changes cannot be read, so that no watch can continue after
-/// it.
-fn no_position_after_full() -> Error {
-    Error::internal("the changes of a new full's last revision cannot be read")
-}
+/// How long a watch may take to show that a full has its history.
+const CONFIRM_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Session<'_, '_> {
-    /// Takes a full that no delta leads to, with retries until it is saved. Returns what a watch compares that
-    /// continues after it.
-    pub(super) fn take_full_until_saved(&mut self, cause: FullCause) -> Result<Known> {
+    /// Takes a full that no delta leads to, with retries until it is saved, and watches from there.
+    pub(super) fn take_full_until_saved(&mut self, cause: &FullCause) -> Result<()> {
         loop {
             let started = Instant::now();
-            let new_full = self.saver.take_full();
-            match new_full.and_then(|full| self.publish(full, cause.clone(), false)) {
-                Ok(known) => return known.ok_or_else(no_position_after_full),
+            match self.try_first_full(cause) {
+                Ok(Some(known)) if known.can_prove() => return self.watch_from(known),
+                Ok(Some(_)) => return Ok(()),
+                Ok(None) => {}
                 Err(e) if e.reason() == Reason::Conflict => return Err(e),
                 Err(e) => {
                     self.record_duration(started, false);
@@ -47,19 +43,51 @@ impl Session<'_, '_> {
         }
     }
 
+    /// Takes a full that no delta leads to. Returns what a watch compares that continues after it; a watch runs already if
+    /// that is too little. `None`: another full is to be taken.
+    fn try_first_full(&mut self, cause: &FullCause) -> Result<Option<Known>> {
+        let new_full = self.saver.take_full()?;
+        let revision = new_full.revision.0;
+        // A watch that begins later can compare enough with most fulls. Otherwise one that runs meanwhile must show its
+        // revision.
+        if !new_full.known.can_prove() {
+            match self.watch.take() {
+                None => {
+                    self.watch_from(Known::nothing_at(revision))?;
+                    return Ok(None);
+                }
+                Some(watch) if watch.confirms(revision, CONFIRM_TIMEOUT) => {
+                    self.watch = Some(watch);
+                }
+                Some(_) => {
+                    return Err(Reason::EtcdUnreachable
+                        .error("the watch ended while a full snapshot was taken"));
+                }
+            }
+        }
+        self.publish(new_full, cause.clone(), false).map(Some)
+    }
+
+    /// Begins a watch after known transactions, in place of the running one.
+    fn watch_from(&mut self, known: Known) -> Result<()> {
+        self.watch = None;
+        let cluster = Cluster::observe(&self.follower.settings.connector)?;
+        self.start_watch(&cluster, known)
+    }
+
     /// Records in the metrics how long a full took.
     fn record_duration(&self, started: Instant, succeeded: bool) {
         let metrics = &self.follower.reporter.metrics;
         metrics.snapshot_took(SnapshotKind::Full, started.elapsed(), succeeded);
     }
 
-    /// Publishes a full and schedules the next one. Returns what a watch compares that continues after it.
+    /// Publishes a full and schedules the next one. Returns its last transactions.
     fn publish(
         &mut self,
         new_full: UnpublishedFull,
         cause: FullCause,
         is_final: bool,
-    ) -> Result<Option<Known>> {
+    ) -> Result<Known> {
         self.wait_for_lock()?;
         let started = new_full.started;
         let known = self.saver.publish_full(new_full, cause, is_final)?;
@@ -82,7 +110,7 @@ impl Session<'_, '_> {
             return;
         };
         let now = Utc::now();
-        let missed = match (self.saver.newest_full(), missed_full) {
+        let missed = match (&self.saver.saved.full, missed_full) {
             (Some(full), MissedFull::CatchUp) => schedule.missed(full.created_at(), now),
             _ => None,
         };
@@ -102,7 +130,9 @@ impl Session<'_, '_> {
             let rescheduled = schedule.and_then(|s| s.next_after(now));
             self.next_full = rescheduled.map_or(Some(due), |at| Some(at.min(due)));
         }
-        let last_saved = self.saver.last().unwrap_or_default();
+        // Nothing proves that the cluster continues what was saved, and it has not changed.
+        self.watch.as_ref()?;
+        let last_saved = self.saver.saved.last.unwrap_or_default();
         let current = Revision(self.watch_status().current).max(last_saved);
         let max_age = self.follower.options.max_full_age;
         self.saver.full_too_old(current, max_age)
@@ -121,11 +151,8 @@ impl Session<'_, '_> {
         match new_full.and_then(|full| self.publish_after_deltas(full, cause, false)) {
             Ok(None) => Ok(()),
             // The running watch may deliver another history than the full's: start a new one after the full.
-            Ok(Some(known)) => {
-                self.watch = None;
-                let cluster = Cluster::observe(&self.follower.settings.connector)?;
-                self.start_watch(&cluster, known)
-            }
+            Ok(Some(known)) if known.is_nothing() => self.restart_with_full(Ended::Unproven),
+            Ok(Some(known)) => self.watch_from(known),
             Err(e)
                 if e.reason() != Reason::Conflict
                     && self.follower.may_pass(&e)
@@ -142,50 +169,42 @@ impl Session<'_, '_> {
 
     /// Saves the deltas that lead up to a full, then publishes it.
     ///
-    /// Returns `None` if the watch has passed through the full's last revision, so that it can continue.
-    /// Otherwise returns what a watch compares that continues after the full; the outputs that the running watch
-    /// still has must not be used.
+    /// Returns `None` if the watch shows that it has the full's history, so that it can continue. Otherwise returns what a
+    /// watch compares that continues after the full; the outputs that the running watch still has must not be used.
     pub(super) fn publish_after_deltas(
         &mut self,
         new_full: UnpublishedFull,
-        mut cause: FullCause,
+        cause: FullCause,
         is_final: bool,
     ) -> Result<Option<Known>> {
         self.leave_differing_member()?;
-        let full_revision = new_full.revision.0;
-        let mut ended = self.catch_up(full_revision)?;
-        self.save_delta()?;
-        let position = self.reached.as_ref().map(Known::position);
-        let of_full = new_full.known.as_ref().map(Known::position);
-        let meets_full = position.is_some() && position == of_full;
-        let reached = position.map_or(0, |r| r.revision);
-        // The cluster was set back, and the watch has not noticed yet.
-        if ended.is_none() && reached > full_revision {
-            ended = Some(Ended::Behind {
-                revision: full_revision,
-            });
-        } else if ended.is_none()
-            && reached == full_revision
-            && !meets_full
-            && new_full.holds_last_changes()
-        {
-            ended = Some(Ended::Forked { same_up_to: None });
-        }
-        if let Some(ended) = ended {
-            // The watch's remaining events precede the full. Save them: etcd may no longer have them.
-            self.drain(CATCH_UP)?;
-            self.save_delta()?;
-            cause = self.saver.cause_of(ended);
-        } else if !meets_full {
-            cause = cause.uncompared();
-        }
+        let revision = new_full.revision.0;
+        let watched = match self.catch_up(revision)? {
+            Some(ended) => Watched::Ended(ended),
+            None => {
+                self.save_delta()?;
+                match (&self.watch, &self.reached) {
+                    (Some(watch), Some(reached)) => new_full
+                        .as_watched(reached, || Ok(watch.confirms(revision, CONFIRM_TIMEOUT)))?,
+                    _ => Watched::Unknown,
+                }
+            }
+        };
+        let meets = matches!(watched, Watched::Meets);
+        let cause = match watched {
+            Watched::Meets => cause,
+            Watched::Unknown => cause.uncompared(),
+            Watched::Ended(ended) => {
+                // The watch's remaining events precede the full. Save them: etcd may no longer have them.
+                self.drain(CATCH_UP)?;
+                self.save_delta()?;
+                self.saver.cause_of(ended)
+            }
+        };
         if cause.continuity != Continuity::Proven {
             self.look_again()?;
         }
         let known = self.publish(new_full, cause, is_final)?;
-        match meets_full {
-            true => Ok(None),
-            false => known.ok_or_else(no_position_after_full).map(Some),
-        }
+        Ok((!meets).then_some(known))
     }
 }

@@ -256,11 +256,14 @@ impl<'a> Follower<'a> {
             return Ok(());
         }
         let check = |cluster: Cluster| {
-            let is_recorded = identity::check(&self.ctx.store, &ClusterFacts::from(&cluster))?;
-            match is_recorded {
-                true => Ok(()),
-                false => Saver::look(self.ctx, self.settings)?.check_first_write(&cluster),
+            match identity::check(&self.ctx.store, &ClusterFacts::from(&cluster)) {
+                Ok(false) => {}
+                // The session replaces what cannot be read.
+                Err(e) if e.reason() == Reason::Configuration => {}
+                checked => return checked.map(drop),
             }
+            let mut saver = Saver::look(self.ctx, self.settings)?;
+            saver.is_same_cluster(&cluster).map(drop)
         };
         match Cluster::observe(&self.settings.connector).and_then(check) {
             Err(e) if e.reason() == Reason::OtherCluster => Err(e),

@@ -29,6 +29,8 @@ const WATCH_GRACE: Duration = Duration::from_secs(5);
 const HOLD_GRACE: Duration = Duration::from_secs(60);
 /// How long a follower that is stopped waits for a lock that cannot be renewed.
 const STOPPED_LOCK_WAIT: Duration = Duration::from_secs(10);
+/// How often etcd is asked for its revision while nothing proves that it continues what was saved.
+const CHANGE_PAUSE: Duration = Duration::from_secs(2);
 /// The name of a failed delta in metrics and logs.
 const DELTA: &str = "delta";
 
@@ -37,6 +39,8 @@ pub(super) struct Session<'s, 'a> {
     pub(super) saver: Saver<'a>,
     pending: PendingDelta,
     pub(super) watch: Option<WatchThread>,
+    /// Why there is no watch: see [`begin_with_full`](Self::begin_with_full).
+    unproven: Option<FullCause>,
     /// The last transactions from the watch, or those at which it began.
     pub(super) reached: Option<Known>,
     /// When the first event arrived of the delta that is being saved.
@@ -62,6 +66,7 @@ impl<'s, 'a> Session<'s, 'a> {
             saver: follower.open_saver()?,
             pending: PendingDelta::new(follower.ctx)?,
             watch: None,
+            unproven: None,
             reached: None,
             saving_since: None,
             next_full: follower.options.full_schedule.as_ref().map(|_| Utc::now()),
@@ -103,6 +108,7 @@ impl<'s, 'a> Session<'s, 'a> {
                 }
                 // Save a due delta only when the queue is empty. After an outage every waiting event is
                 // overdue, and each revision would become a delta of its own.
+                None if self.watch.is_none() => self.wait_for_change()?,
                 None if self.is_delta_due() => self.save_delta()?,
                 None => {}
             }
@@ -121,18 +127,32 @@ impl<'s, 'a> Session<'s, 'a> {
         let cluster = Cluster::observe(&self.follower.settings.connector)?;
         self.saver.claim(&cluster)?;
         self.follower.cluster = self.saver.cluster().cloned();
-        let known = match self.saver.full_needed(cluster.revision) {
+        let known = match self.saver.saved.full_needed(cluster.revision) {
             Some(cause) => Err(cause),
             None => self.saver.known(&cluster)?,
         };
         self.follower.reporter.metrics.lock_held(true);
         self.report_proof();
         self.update_metrics();
-        let known = match known {
-            Ok(known) => known,
-            Err(cause) => self.take_full_until_saved(cause)?,
+        match known {
+            Ok(known) => self.start_watch(&cluster, known),
+            Err(cause) => self.begin_with_full(cause),
+        }
+    }
+
+    /// Takes a full and watches from there. If nothing proves that the cluster continues what was saved, and it stands at
+    /// the last saved revision, this waits for a change.
+    fn begin_with_full(&mut self, cause: FullCause) -> Result<()> {
+        let connector = &self.follower.settings.connector;
+        let current = quorum_revision(connector, &connector.options().endpoints)?;
+        let Some(why) = self.saver.stands_still(&cause, current) else {
+            self.unproven = None;
+            return self.take_full_until_saved(&cause);
         };
-        self.start_watch(&cluster, known)
+        if self.unproven.replace(cause).is_none() {
+            self.saver.stand_still(why);
+        }
+        Ok(())
     }
 
     /// Reports when a verification last proved that the fulls continue one another.
@@ -157,6 +177,7 @@ impl<'s, 'a> Session<'s, 'a> {
         let watch = WatchThread::start(follower.ctx, feed, bandwidth)
             .map_err(|e| Error::io("start a thread", e))?;
         self.watch = Some(watch);
+        self.unproven = None;
         self.reconnects = 0;
         self.watch_failures = 0;
         Ok(())
@@ -178,19 +199,26 @@ impl<'s, 'a> Session<'s, 'a> {
     /// Looks at what the store holds at its end now: a full that may begin another history is compared with it.
     pub(super) fn look_again(&mut self) -> Result<()> {
         self.report_saved();
-        self.saver = self.follower.open_saver()?;
+        self.saver = self.saver.open_again()?;
         Ok(())
     }
 
     /// Saves what the ended watch has delivered, takes a full, and starts a watch after it.
-    fn restart_with_full(&mut self, ended: Ended) -> Result<()> {
+    pub(super) fn restart_with_full(&mut self, ended: Ended) -> Result<()> {
         self.watch = None;
         self.save_delta()?;
         let cause = self.saver.cause_of(ended);
         self.look_again()?;
-        let known = self.take_full_until_saved(cause)?;
-        let cluster = Cluster::observe(&self.follower.settings.connector)?;
-        self.start_watch(&cluster, known)
+        self.begin_with_full(cause)
+    }
+
+    /// Waits for a while, and goes on with a full if the cluster has changed.
+    fn wait_for_change(&mut self) -> Result<()> {
+        self.follower.sleep(CHANGE_PAUSE)?;
+        match self.unproven.clone() {
+            Some(cause) => self.begin_with_full(cause),
+            None => Err(Error::internal("a session without a watch")),
+        }
     }
 
     /// Takes the transactions that the watch has delivered already, for at most `limit`.
@@ -238,7 +266,7 @@ impl<'s, 'a> Session<'s, 'a> {
 
     /// Returns the last revision that is saved or in the pending delta.
     fn last_collected(&self) -> i64 {
-        let saved = self.saver.last().unwrap_or_default();
+        let saved = self.saver.saved.last.unwrap_or_default();
         self.pending.last().unwrap_or(saved).max(saved).0
     }
 
@@ -250,7 +278,8 @@ impl<'s, 'a> Session<'s, 'a> {
         // A full holds this revision already.
         if self
             .saver
-            .last()
+            .saved
+            .last
             .is_some_and(|last| transaction.revision() <= last)
         {
             return Ok(());
@@ -428,7 +457,7 @@ impl<'s, 'a> Session<'s, 'a> {
         }
         self.follower.raft = status.raft.or(self.follower.raft);
         self.report_health(&status);
-        let last_saved = self.saver.last().map(|last| last.0);
+        let last_saved = self.saver.saved.last.map(|last| last.0);
         let oldest_unsaved = self.saving_since.or(self.pending.first_arrived());
         self.follower.live.set(|| {
             let oldest = oldest_unsaved.map(|at| at.elapsed());
@@ -495,7 +524,7 @@ impl<'s, 'a> Session<'s, 'a> {
         all_warnings.extend(warnings);
         keep_newest(all_warnings);
         let outcome = &mut self.follower.outcome;
-        outcome.revision = self.saver.last();
+        outcome.revision = self.saver.saved.last;
         outcome.timeline_began |= timeline_began;
         outcome.holes.extend(hole);
         keep_newest(&mut outcome.holes);
