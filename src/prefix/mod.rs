@@ -21,6 +21,7 @@ mod context;
 pub mod damage;
 pub(crate) mod free_space;
 pub mod identity;
+pub(crate) mod last_saved;
 mod moment;
 pub(crate) mod newcomers;
 pub mod open;

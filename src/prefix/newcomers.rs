@@ -3,8 +3,8 @@
 //! A writer looks before it gives a snapshot its name, and again afterwards. So of two at the same time at least one
 //! sees the other. The records of timelines and the fulls tell all that matters: two small listings.
 
-use crate::backup::Catalog;
 use crate::backup::catalog::{ListedObject, Snapshot, V2, Wall};
+use crate::backup::{Catalog, SnapshotName};
 use crate::error::{Error, Reason, Result};
 use crate::prefix::{Context, timeline_records};
 use crate::store::Store;
@@ -12,6 +12,9 @@ use std::collections::HashSet;
 
 /// The beginning of the names of fulls.
 const FULLS: &str = "Full-";
+
+/// The longest time in seconds between the last delta of a run and its full.
+const SECONDS_OF_A_RUN: i64 = 5;
 
 /// The records and the snapshots that a writer knows, by their paths.
 #[derive(Debug, Default)]
@@ -67,6 +70,12 @@ impl Seen {
         fulls.retain(|full| !full.excluded && !self.0.contains(&full.path));
         Ok(Newcomers { records, fulls })
     }
+}
+
+/// Returns whether a full came from the snapshots up to this second, by its name: the result of a compaction has the next
+/// second, and the full of a run that saved the deltas up to it has one of the next. A cluster is not set back so quickly.
+pub(crate) fn came_from(full: &SnapshotName, newest: i64) -> bool {
+    full.created <= newest.saturating_add(SECONDS_OF_A_RUN)
 }
 
 /// Excludes a snapshot that is on the wrong side of another history, and returns the error that says so.

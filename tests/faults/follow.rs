@@ -349,12 +349,6 @@ fn a_second_writer_of_the_same_revisions() {
         other.created += 1;
         let v2 = Path::new(&world.prefix.url).join("v2");
         fs::copy(v2.join(own.to_string()), v2.join(other.to_string())).unwrap();
-        // It lists the store after 20 deltas.
-        for n in 0..25 {
-            let revision = world.put(format!("/b/{n}"), "1");
-            follower.wait_saved(&world.prefix, revision);
-        }
-        follower.wait_log(&["another snapshotter", &own.to_string(), &other.to_string()]);
         let mut command = deltafold();
         command.args(["status", "--output", "json", "--store", &world.prefix.url]);
         let (code, status, _) = run_json(&mut command);
@@ -363,13 +357,7 @@ fn a_second_writer_of_the_same_revisions() {
         let interval = format!("revisions {} to {}", own.start, own.last);
         assert!(problems.contains("OverlappingDeltas"), "{problems}");
         assert!(problems.contains(&interval), "{problems}");
-        let ended = follower.terminate().succeeded();
-        let warnings = ended.json["warnings"].to_string();
-        assert_eq!(
-            warnings.matches("another snapshotter").count(),
-            1,
-            "{warnings}"
-        );
+        follower.terminate().succeeded();
         world.check_all_is_saved();
     });
 }

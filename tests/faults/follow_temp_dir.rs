@@ -128,6 +128,7 @@ fn pauses(danger: Danger) {
         let store = world.folder().join("store");
         world.put_many("/a/", 3, 100);
         let pause = |world: &RecordedEtcd, follower: &mut Follower| {
+            follower.wait_log(&["watching"]);
             take_away(&store);
             world.put_many("/b/", 1, 100);
             follower.wait_log(&["delta", "Io"]);

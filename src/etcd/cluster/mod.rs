@@ -3,10 +3,13 @@
 //! All members are queried at once. The caller decides what follows from their responses. Called by
 //! `ops::snapshot`, `ops::maintain` and `ops::verify`.
 
+mod compared;
 mod hashes;
 mod maintenance;
 mod query;
 
+pub use compared::MemberComparison;
+pub(crate) use compared::{ComparedCluster, is_worthwhile_for_deltas};
 pub use hashes::{Agreement, Hash, MemberHash, compare};
 
 use crate::base::printable;

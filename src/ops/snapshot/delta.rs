@@ -2,15 +2,14 @@
 //!
 //! A full is taken instead if deltas cannot continue. Called by `cli::snapshot`.
 
-use super::compared::is_worthwhile_for_deltas;
 use super::delta_builder::{EncodedTransaction, PendingDelta};
-use super::full::{UnpublishedFull, Watched};
+use super::full::Watched;
 use super::next::{Continuity, FullCause, FullReason};
 use super::saver::Saver;
 use super::{MetricsReporter, Outcome, SnapshotSettings};
 use crate::base::{byte_size, duration};
 use crate::error::{Reason, Result};
-use crate::etcd::cluster::Cluster;
+use crate::etcd::cluster::{Cluster, is_worthwhile_for_deltas};
 use crate::etcd::feed::{Ended, Feed, Next};
 use crate::mvcc::Revision;
 use crate::ops::report::{Report, ReportBuilder};
@@ -126,10 +125,9 @@ pub(super) fn full_after_deltas(
     let mut collector = DeltaCollector::new(ctx, settings, feed, MAX_DELTA_BYTES)?;
     let started = Instant::now();
     let continues = saver.saved.full_needed(cluster.revision).is_none();
-    let saved = match continues && saver.has_deltas() {
-        true => collector.save_with_full(saver, asked_for, is_final),
-        false => collector.save_full(saver, asked_for, is_final),
-    };
+    let with_deltas =
+        continues && matches!(&saver.saved.backup, Some(Ok(backup)) if backup.has_deltas);
+    let saved = collector.save_full(saver, asked_for, is_final, with_deltas);
     let metrics = &reporter.metrics;
     metrics.snapshot_took(SnapshotKind::Full, started.elapsed(), saved.is_ok());
     saved
@@ -156,7 +154,7 @@ fn catch_up(
     let Some(full_cause) = saver.full_too_old(Revision(reached), options.max_full_age) else {
         return Ok(None);
     };
-    collector.save_with_full(saver, full_cause, false)?;
+    collector.save_full(saver, full_cause, false, true)?;
     Ok(None)
 }
 
@@ -185,52 +183,43 @@ impl<'a> DeltaCollector<'a> {
         })
     }
 
-    /// Takes a full, and saves the changes up to it before it gets its name.
-    fn save_with_full(
+    /// Takes a full. `with_deltas` saves the changes up to it before it gets its name, which keeps every revision
+    /// restorable.
+    fn save_full(
         &mut self,
         saver: &mut Saver<'_>,
         cause: FullCause,
         is_final: bool,
+        with_deltas: bool,
     ) -> Result<()> {
         let new_full = saver.take_full()?;
-        // Deltas up to the full keep every revision restorable. The next delta begins after the full.
-        let cause = match self.save_up_to(saver, new_full.revision.0)? {
-            None => self.as_watched(saver, cause, &new_full)?,
-            Some(ended) => {
-                let why = saver.cause_of(ended);
-                saver.warn(format!(
-                    "the deltas do not reach the new full: {}",
-                    why.message
-                ));
-                match why.continuity {
-                    Continuity::Broken(_) => why,
-                    _ => cause.uncompared(),
-                }
+        let revision = new_full.revision.0;
+        let ended = match with_deltas {
+            true => self.save_up_to(saver, revision)?,
+            false => None,
+        };
+        let watched = self.feed.known().clone();
+        let watched = match ended {
+            Some(ended) => Watched::Ended(ended),
+            None => {
+                new_full.as_watched(&watched, || self.feed.confirms(revision, CONFIRM_TIMEOUT))?
             }
         };
-        saver.publish_full(new_full, cause, is_final).map(drop)
-    }
-
-    /// Takes a full that no delta leads to.
-    fn save_full(&mut self, saver: &mut Saver<'_>, cause: FullCause, is_final: bool) -> Result<()> {
-        let new_full = saver.take_full()?;
-        let cause = self.as_watched(saver, cause, &new_full)?;
-        saver.publish_full(new_full, cause, is_final).map(drop)
-    }
-
-    fn as_watched(
-        &mut self,
-        saver: &Saver<'_>,
-        cause: FullCause,
-        new_full: &UnpublishedFull,
-    ) -> Result<FullCause> {
-        let watched = self.feed.known().clone();
-        let confirms = || self.feed.confirms(new_full.revision.0, CONFIRM_TIMEOUT);
-        Ok(match new_full.as_watched(&watched, confirms)? {
+        let cause = match watched {
             Watched::Meets => cause,
             Watched::Unknown => cause.uncompared(),
-            Watched::Ended(ended) => saver.cause_of(ended),
-        })
+            Watched::Ended(ended) => match saver.cause_of(ended) {
+                why if why.continuity != Continuity::Unknown => why,
+                why => {
+                    saver.warn(format!(
+                        "the deltas do not reach the new full: {}",
+                        why.message
+                    ));
+                    cause.uncompared()
+                }
+            },
+        };
+        saver.publish_full(new_full, cause, is_final).map(drop)
     }
 
     /// Saves all transactions up to the revision `goal`. After an error, saves those that arrived before it.

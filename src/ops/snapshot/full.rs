@@ -4,8 +4,6 @@
 //! known, and so its name. This module does not decide when a full is
 //! taken. Called by [`super::saver`].
 
-use super::compared::ComparedCluster;
-use super::last_saved::{self, Comparison, LastSaved};
 use super::next::NewestSnapshot;
 use super::{NewSnapshot, SnapshotSettings};
 use crate::backup::codec::Encoding;
@@ -16,7 +14,7 @@ use crate::base::parallel::side_by_side;
 use crate::base::{ReadAt, Tee};
 use crate::bolt::Database;
 use crate::error::{Error, Reason, Result};
-use crate::etcd::cluster::MemberHash;
+use crate::etcd::cluster::{ComparedCluster, MemberHash};
 use crate::etcd::feed::{Ended, Known, Likeness};
 use crate::etcd::snapshot::SnapshotReader;
 use crate::fold::publish::{PackedSnapshot, Packer};
@@ -24,6 +22,7 @@ use crate::fold::rebuild::read_every_page;
 use crate::mvcc::{Base, HashKv, Revision, hash_kv};
 use crate::prefix::Context;
 use crate::prefix::identity::ClusterFacts;
+use crate::prefix::last_saved;
 use crate::prefix::open::DatabaseFile;
 use crate::telemetry::progress::Step;
 use std::io::{self, Read, Write};
@@ -37,12 +36,12 @@ pub(super) struct UnpublishedFull {
     pub(super) started: Instant,
     /// The revision that the snapshot holds.
     pub(super) revision: Revision,
-    base: Base,
+    pub(super) base: Base,
     hash: HashKv,
     /// The last transactions, which a watch compares that continues after this full.
     pub(super) known: Known,
     /// The database that was received.
-    db: Database<DatabaseFile>,
+    pub(super) db: Database<DatabaseFile>,
     /// The endpoint of the member that the snapshot was taken from.
     pub(super) endpoint: String,
     /// The cluster that the snapshot was taken from.
@@ -99,19 +98,6 @@ impl UnpublishedFull {
             is_final,
             is_encrypted: ctx.keys.encrypts(),
         }
-    }
-
-    /// Compares this full with what was saved last, up to the revision `last`.
-    ///
-    /// # Errors
-    /// Fails with `CorruptSnapshot`, `Io`.
-    pub(super) fn compare(&self, saved: &LastSaved, last: Revision) -> Result<Comparison> {
-        saved.compare(&self.db, &self.base, &self.known, last)
-    }
-
-    /// Returns the oldest revision that can be read from this full.
-    pub(super) fn first_revision(&self) -> Revision {
-        self.base.first_revision()
     }
 
     /// Writes the snapshot to the store under the first free one of `tried` names, which have the times from `created`

@@ -3,14 +3,11 @@
 //! This module does the I/O. [`next`] decides from a scan of the store which snapshot comes next. Nothing is
 //! written to etcd, and nothing is deleted from the store. Called by `cli::snapshot`.
 
-mod compared;
 mod delta;
 mod delta_builder;
 mod event_queue;
 pub mod follow;
 mod full;
-mod known_names;
-mod last_saved;
 mod metrics;
 pub mod next;
 mod save;
@@ -26,7 +23,7 @@ use crate::backup::codec::CompressionChoice;
 use crate::backup::{Compression, Kind, SnapshotName};
 use crate::base::flag_values::yes_or_no;
 use crate::error::Result;
-use crate::etcd::cluster::Cluster;
+use crate::etcd::cluster::{Cluster, MemberComparison};
 use crate::etcd::connect::Connector;
 use crate::kubernetes::SnapshotLeases;
 use crate::mvcc::Revision;
@@ -72,37 +69,6 @@ pub struct Marks {
     #[arg(long, value_parser = yes_or_no)]
     #[serde(default)]
     pub take_over: bool,
-}
-
-/// One member's side of the comparison that precedes a snapshot.
-#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize)]
-#[schemars(rename = "Compared")]
-pub struct MemberComparison {
-    /// The member's name.
-    pub name: String,
-    /// The member's ID, hexadecimal.
-    pub id: String,
-    /// The endpoint that was asked; null if none is known.
-    pub endpoint: Option<String>,
-    /// The member's HashKV at the revision of the comparison; null if the member returned none.
-    pub hash_kv: Option<u32>,
-    /// The revision up to which the member had compacted; -1 if it never had, null if it returned no HashKV.
-    pub compact_revision: Option<i64>,
-    /// Whether the member holds the same data as the majority; null if that is unknown.
-    pub agrees: Option<bool>,
-    /// Why the member returned no HashKV; null if it returned one.
-    pub error: Option<String>,
-    #[serde(skip)]
-    member_id: u64,
-}
-
-impl MemberComparison {
-    fn label(&self) -> String {
-        match self.name.as_str() {
-            "" => format!("member {}", self.id),
-            name => format!("member {name} ({})", self.id),
-        }
-    }
 }
 
 /// A snapshot that this operation has saved.
@@ -266,7 +232,7 @@ pub fn full(
 
 impl Saver<'_> {
     fn into_report(self, mut clock: ReportBuilder) -> Report<Outcome> {
-        let summary = self.summary();
+        let summary = &self.summary;
         clock.warnings.clone_from(&summary.warnings);
         let saved = &summary.snapshots;
         let cause = summary.full_cause.as_ref();

@@ -10,6 +10,7 @@ use crate::backup::{Catalog, Compression, Kind, Snapshot, SnapshotName};
 use crate::base::duration;
 use crate::error::{Error, Reason};
 use crate::mvcc::Revision;
+use crate::prefix::last_saved::{End, MOST_DELTAS};
 use crate::prefix::scan::Scan;
 use chrono::{DateTime, TimeDelta, Utc};
 use schemars::JsonSchema;
@@ -172,12 +173,8 @@ pub struct NewestSnapshot {
     pub compression: Compression,
 }
 
-/// The most deltas that are read for the last saved transactions.
-pub(super) const MOST_DELTAS: usize = 8;
 /// The shortest time in seconds between two fulls that are taken because of untrusted snapshots.
 const SECONDS_BETWEEN_UNTRUSTED_FULLS: i64 = 3600;
-/// The longest time in seconds between the last delta of a run and its full.
-const SECONDS_OF_A_RUN: i64 = 5;
 /// The largest plausible clock error. A name with a time farther in the future is ignored as forged.
 const MAX_SECONDS_AHEAD: i64 = 366 * 86_400;
 
@@ -215,18 +212,22 @@ pub(super) fn newest_wall(walls: &[Wall], now: DateTime<Utc>) -> Option<&Wall> {
     walls.iter().rev().find(|wall| is_plausible(wall, now))
 }
 
-/// Returns whether a full came from the snapshots up to this second, by its name: the result of a compaction has the next
-/// second, and the full of a run that saved the deltas up to it has one of the next. A cluster is not set back so quickly.
-pub(super) fn came_from(full: &SnapshotName, newest: i64) -> bool {
-    full.created <= newest.saturating_add(SECONDS_OF_A_RUN)
-}
-
 /// Returns whether a record's time is not too far in the future.
 pub(super) fn is_plausible(wall: &Wall, now: DateTime<Utc>) -> bool {
     wall.second - now.timestamp() <= MAX_SECONDS_AHEAD
 }
 
 impl BackupState {
+    /// Returns the snapshots that hold the last saved changes.
+    pub(super) fn end(&self) -> End<'_> {
+        End {
+            last: self.last,
+            holder: &self.holder,
+            deltas: &self.last_deltas,
+            full: self.full.as_ref(),
+        }
+    }
+
     /// Finds the end of the newest timeline.
     ///
     /// # Errors

@@ -3,12 +3,11 @@
 //!
 //! Called by `cli::snapshot`.
 
-use super::compared::ComparedCluster;
 use super::{FullReason, Outcome, SnapshotOutcome, SnapshotSettings, Status, full};
 use crate::backup::Compression;
 use crate::backup::codec::CompressionChoice;
 use crate::error::{Error, Result};
-use crate::etcd::cluster::Cluster;
+use crate::etcd::cluster::{Cluster, ComparedCluster};
 use crate::fold::publish::HashingWriter;
 use crate::ops::plain_target::{PlainTarget, Unnamed};
 use crate::ops::report::{Report, ReportBuilder};

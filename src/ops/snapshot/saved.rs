@@ -5,22 +5,26 @@
 //! [`super::saver`].
 
 use super::full::UnpublishedFull;
-use super::last_saved::{self, Comparison, LastSaved};
 use super::next::{self, BackupState, FullCause, NewestSnapshot, nothing_saved};
-use crate::backup::catalog::{V2, Wall};
+use crate::backup::catalog::{ListedObject, V1, V2, Wall};
 use crate::backup::{Catalog, Snapshot, SnapshotName};
 use crate::error::{Error, Reason, Result};
 use crate::etcd::feed::{Known, Likeness};
 use crate::mvcc::Revision;
 use crate::prefix::Context;
-use crate::prefix::newcomers::{Newcomers, Seen, withdraw};
+use crate::prefix::last_saved::{self, Comparison, LastSaved};
+use crate::prefix::newcomers::{Newcomers, Seen, came_from, withdraw};
 use crate::prefix::scan::{self, Depth, Scan, has_plain_snapshots, scan_with_tags};
 use crate::prefix::tags::TagScope;
 use crate::prefix::timeline_records;
 use chrono::Utc;
+use std::time::{Duration, Instant};
 
 /// The most snapshots that are set aside one after the other. Each takes a request or two.
 const MOST_SCANS: usize = 1000;
+
+/// How old the names may be for what is reported. Listing the store for each delta would cost more than the delta.
+const MAX_AGE_OF_NAMES: Duration = Duration::from_secs(10 * 60);
 
 /// What is saved.
 pub(super) struct Saved<'a> {
@@ -40,6 +44,10 @@ pub(super) struct Saved<'a> {
     contents: Option<Result<LastSaved, FullCause>>,
     /// The names that this session knows.
     pub(super) seen: Seen,
+    /// The last listing for reports, and what this session has saved since; no snapshot depends on it.
+    listing: Vec<ListedObject>,
+    /// When that listing was made; `None` if one is due.
+    listed: Option<Instant>,
     /// What was found wrong.
     pub(super) warnings: Vec<String>,
 }
@@ -77,6 +85,8 @@ impl<'a> Saved<'a> {
             timeline_start: None,
             contents: None,
             seen: Seen::default(),
+            listing: Vec::new(),
+            listed: None,
             warnings: Vec::new(),
         };
         let scan = match scan_with_tags(ctx, Depth::Doubtful, TagScope::Chain) {
@@ -141,7 +151,7 @@ impl<'a> Saved<'a> {
             let Some(Ok(backup)) = &self.backup else {
                 break;
             };
-            let read = || last_saved::read(self.ctx, backup);
+            let read = || last_saved::read(self.ctx, &backup.end());
             // A transient fault of the store is no damage of the object.
             let last_saved = match read() {
                 Err(e) if e.reason().is_bad_data() => read(),
@@ -201,7 +211,7 @@ impl<'a> Saved<'a> {
     fn contents(&mut self) -> Result<Result<&LastSaved, FullCause>> {
         let contents = match (self.contents.take(), &self.backup) {
             (Some(contents), _) => contents,
-            (None, Some(Ok(backup))) => match last_saved::read(self.ctx, backup) {
+            (None, Some(Ok(backup))) => match last_saved::read(self.ctx, &backup.end()) {
                 Err(e) if e.reason().is_bad_data() => Err(FullCause::from_bad_data(&e)),
                 contents => Ok(contents?),
             },
@@ -226,8 +236,11 @@ impl<'a> Saved<'a> {
     /// Fails with the store's errors; with `CorruptSnapshot`, `Io`.
     pub(super) fn compare(&mut self, new_full: &UnpublishedFull) -> Result<Comparison> {
         let last = self.last.unwrap_or_default();
+        let UnpublishedFull {
+            db, base, known, ..
+        } = new_full;
         match self.contents() {
-            Ok(Ok(contents)) => new_full.compare(contents, last),
+            Ok(Ok(contents)) => contents.compare(db, base, known, last),
             Ok(Err(cause)) => Ok(Comparison::Unknown(format!(
                 "what was saved last cannot be compared: {}",
                 cause.message
@@ -249,8 +262,10 @@ impl<'a> Saved<'a> {
         Ok(common.map(Revision))
     }
 
-    /// Knows a snapshot that was saved just now.
-    pub(super) fn add(&mut self, name: &SnapshotName) {
+    /// Knows a snapshot of this size in bytes that was saved just now.
+    pub(super) fn add(&mut self, name: &SnapshotName, bytes: u64) {
+        let path = path_of(name);
+        self.listing.push(ListedObject { path, bytes });
         self.newest = Some(NewestSnapshot::from(name));
         self.last = Some(name.last);
         self.seen.add(path_of(name));
@@ -266,6 +281,28 @@ impl<'a> Saved<'a> {
     pub(super) fn mark_untrusted(&self, catalog: &mut Catalog) {
         self.ctx.trust.mark(catalog);
         self.ctx.damage.mark(&self.ctx.store, catalog);
+    }
+
+    /// Returns the names for reports, and whether they were listed just now.
+    ///
+    /// # Errors
+    /// Fails with the store's errors.
+    pub(super) fn names(&mut self) -> Result<(Catalog, bool)> {
+        let is_fresh = self
+            .listed
+            .is_none_or(|at| at.elapsed() >= MAX_AGE_OF_NAMES);
+        if is_fresh {
+            self.listing = scan::list_folders(&self.ctx.store, &[V2, V1])?;
+            self.listed = Some(Instant::now());
+        }
+        let mut catalog = Catalog::from_listing(self.listing.clone());
+        self.mark_untrusted(&mut catalog);
+        Ok((catalog, is_fresh))
+    }
+
+    /// Makes the next [`names`](Self::names) list the store, after a sign that others write there.
+    pub(super) fn forget_names(&mut self) {
+        self.listed = None;
     }
 
     /// Lists the names in the store.
@@ -335,14 +372,12 @@ impl<'a> Saved<'a> {
     /// Returns whether a full that somebody else has saved is proven to be of the history that this session saves.
     fn is_of_this_history(&self, full: &Snapshot, known: &Known) -> Result<bool> {
         let name = &full.name;
-        if self
-            .timeline_start
-            .is_some_and(|start| name.created < start)
-        {
+        let start = self.timeline_start;
+        if start.is_some_and(|start| name.created < start) {
             return Ok(true);
         }
         let newest = self.newest.map_or(i64::MIN, |newest| newest.created);
-        if Some(name.last) <= self.last && next::came_from(name, newest) {
+        if Some(name.last) <= self.last && came_from(name, newest) {
             return Ok(true);
         }
         let theirs = self

@@ -3,22 +3,17 @@
 //! [`super::saved`] knows what is saved. The saver does not decide when a snapshot is due. Called by `snapshot full`,
 //! `snapshot delta` and `snapshot follow`.
 
-use super::compared::ComparedCluster;
 use super::delta_builder::PackedDelta;
 use super::full::{self, UnpublishedFull};
-use super::known_names::{KnownNames, Names};
-use super::last_saved::Comparison;
 use super::next::{self, Continuity, FullCause, FullReason, NewestSnapshot, name_time};
 use super::saved::Saved;
-use super::{
-    DEFAULT_COMPRESSION, Hole, MemberComparison, MetricsReporter, NewSnapshot, SnapshotSettings,
-};
+use super::{DEFAULT_COMPRESSION, Hole, MetricsReporter, NewSnapshot, SnapshotSettings};
 use crate::backup::catalog::{TIMELINES, Wall};
 use crate::backup::codec::Encoding;
 use crate::backup::timeline::{NamesOnly, Timelines};
 use crate::backup::{Kind, Snapshot, SnapshotName};
 use crate::error::{Error, Reason, Result};
-use crate::etcd::cluster::Cluster;
+use crate::etcd::cluster::{Cluster, ComparedCluster, MemberComparison};
 use crate::etcd::feed::{Ended, Feed, Known};
 use crate::fold::publish::{NAMES_TRIED, refuse_plaintext};
 use crate::kubernetes::{Behind, LeaseState};
@@ -26,6 +21,7 @@ use crate::mvcc::Revision;
 use crate::ops::snapshot_leases::{self, News};
 use crate::prefix::Context;
 use crate::prefix::identity::{self, ClusterFacts};
+use crate::prefix::last_saved::Comparison;
 use crate::prefix::timeline_records::{Leaves, TimelineRecord};
 use crate::telemetry::metrics::SnapshotKind;
 use chrono::Utc;
@@ -48,7 +44,7 @@ enum Standing {
     },
 }
 
-/// What a saver has done since it was opened, or since [`Saver::take_summary`].
+/// What a saver has done since it was opened, or since the last report.
 pub(super) struct SaverSummary {
     pub(super) snapshots: Vec<NewSnapshot>,
     pub(super) full_cause: Option<FullCause>,
@@ -81,10 +77,9 @@ pub(super) struct Saver<'a> {
     ctx: &'a Context,
     settings: &'a SnapshotSettings,
     pub(super) saved: Saved<'a>,
-    names: KnownNames,
     /// The cluster whose snapshots are saved, or were by an earlier saver of this process; `None` until it is
     /// known.
-    cluster: Option<ClusterFacts>,
+    pub(super) cluster: Option<ClusterFacts>,
     /// Whether the prefix records the cluster. If nothing proves that the snapshots are of this cluster, it is recorded
     /// after the first full.
     is_recorded: bool,
@@ -93,8 +88,8 @@ pub(super) struct Saver<'a> {
     /// The comparison of the members for the next full.
     compared: Option<ComparedCluster>,
     /// The IDs of the members that differed at the last comparison. Nothing is read from them.
-    differing: Vec<u64>,
-    summary: SaverSummary,
+    pub(super) differing: Vec<u64>,
+    pub(super) summary: SaverSummary,
 }
 
 impl<'a> Saver<'a> {
@@ -121,7 +116,6 @@ impl<'a> Saver<'a> {
             ctx,
             settings,
             saved,
-            names: KnownNames::default(),
             cluster: None,
             is_recorded: true,
             is_unreadable_told: false,
@@ -134,73 +128,37 @@ impl<'a> Saver<'a> {
         }
     }
 
-    /// Whether the newest timeline has deltas.
-    pub(super) fn has_deltas(&self) -> bool {
-        matches!(&self.saved.backup, Some(Ok(backup)) if backup.has_deltas)
-    }
-
-    /// Returns what was done so far.
-    pub(super) fn summary(&self) -> &SaverSummary {
-        &self.summary
-    }
-
-    /// Returns what was done so far and begins a new summary. A follower reports after each snapshot.
-    pub(super) fn take_summary(&mut self) -> SaverSummary {
-        std::mem::take(&mut self.summary)
-    }
-
     /// Updates the metrics and the Leases. `deltas_are_current` says that the deltas reach the cluster's
     /// newest revision.
     pub(super) fn report_progress(&mut self, reporter: &MetricsReporter, deltas_are_current: bool) {
         let full_reason = self.summary.full_cause.as_ref().map(|c| c.reason);
         reporter.count_saved(&self.summary.snapshots, full_reason);
-        if let Some(full) = self
-            .saved
-            .full
-            .as_ref()
-            .filter(|_| self.summary.timeline_began)
+        if self.summary.timeline_began
+            && let Some(full) = &self.saved.full
         {
             reporter.metrics.timeline_began(full.created_at());
         }
         if self.summary.snapshots.is_empty() && self.settings.leases.is_none() {
             return;
         }
-        if let Err(e) = self.report_known_names(reporter, deltas_are_current) {
+        let mut reported = self.report_names(reporter, deltas_are_current);
+        if matches!(reported, Ok(Err(Behind))) {
+            // Another writer, such as a compaction, has saved a snapshot since the last listing.
+            self.saved.forget_names();
+            reported = self.report_names(reporter, deltas_are_current);
+        }
+        if let Err(e) = reported {
             self.warn(format!("cannot report how far the backup is: {e}"));
         }
     }
 
-    /// Updates the metrics and the Leases from the cached names. Lists the store if the cache is too old.
-    fn report_known_names(
-        &mut self,
-        reporter: &MetricsReporter,
-        deltas_are_current: bool,
-    ) -> Result<()> {
-        if self.try_report(reporter, deltas_are_current)? == Err(Behind) {
-            // Another writer, such as a compaction, has saved a snapshot since the last listing.
-            self.names.forget();
-            let _ = self.try_report(reporter, deltas_are_current)?;
-        }
-        Ok(())
-    }
-
-    fn try_report(
+    /// Updates the metrics and the Leases by the names in the store.
+    fn report_names(
         &mut self,
         reporter: &MetricsReporter,
         deltas_are_current: bool,
     ) -> Result<Result<(), Behind>> {
-        let Names {
-            mut catalog,
-            is_fresh,
-            overlap,
-        } = self.names.names(&self.ctx.store)?;
-        if let Some((own, other)) = overlap {
-            self.warn(format!(
-                "another snapshotter writes to {}: its delta {other} has revisions {} to {}, and this one has saved {} to {} as {own}: stop one of the two",
-                self.ctx.store.url(), other.start, other.last, own.start, own.last
-            ));
-        }
-        self.saved.mark_untrusted(&mut catalog);
+        let (mut catalog, is_fresh) = self.saved.names()?;
         // Names alone cannot tell timelines apart: leave out everything before this one.
         let start = self.saved.timeline_start.unwrap_or(i64::MIN);
         catalog.snapshots.retain(|s| s.name.created >= start);
@@ -249,11 +207,6 @@ impl<'a> Saver<'a> {
         self.summary.members.clone_from(&compared.comparisons);
         self.differing = compared.differing();
         Ok(compared)
-    }
-
-    /// Returns the IDs of the members that differed at the last comparison.
-    pub(super) fn differing(&self) -> &[u64] {
-        &self.differing
     }
 
     /// Returns a watch of the cluster from known transactions on. It uses the best members first, or the given
@@ -310,10 +263,8 @@ impl<'a> Saver<'a> {
 
     /// Returns the encoding of the next delta.
     pub(super) fn encoding(&self) -> Encoding {
-        let newest = self
-            .saved
-            .newest
-            .map_or(DEFAULT_COMPRESSION, |n| n.compression);
+        let newest = self.saved.newest;
+        let newest = newest.map_or(DEFAULT_COMPRESSION, |n| n.compression);
         self.settings.compression.resolve(newest)
     }
 
@@ -406,11 +357,9 @@ impl<'a> Saver<'a> {
             Err(e) if e.reason().is_unreadable() => FullCause::from_bad_data(&e),
             Err(e) => return Err(e),
         };
-        let store = self.ctx.store.url();
-        let is_behind = self
-            .saved
-            .last
-            .is_some_and(|last| cluster.revision < last.0);
+        let store = &self.ctx.store;
+        let last = self.saved.last;
+        let is_behind = last.is_some_and(|last| cluster.revision < last.0);
         let differs = is_behind || matches!(cause.continuity, Continuity::Broken(_));
         // A backup that runs already must not end because its record was deleted.
         if self.has_saved_of(cluster) {
@@ -422,18 +371,19 @@ impl<'a> Saver<'a> {
                 false => String::new(),
             };
             self.warn(format!(
-                "{store} records no cluster any more{history}. This follower goes on, since it has saved this cluster's history there; another snapshotter would need --take-over"
+                "{} records no cluster any more{history}. This follower goes on, since it has saved this cluster's history there; another snapshotter would need --take-over",
+                store.url()
             ));
             return Ok(true);
         }
         match differs {
-            true => Err(self.other_history(&ClusterFacts::from(cluster), &cause.message)),
+            true => {
+                let facts = ClusterFacts::from(cluster);
+                let difference = &cause.message;
+                Err(identity::other_history_error(store, &facts, difference))
+            }
             false => Ok(false),
         }
-    }
-
-    fn other_history(&self, facts: &ClusterFacts, difference: &str) -> Error {
-        identity::other_history_error(&self.ctx.store, facts, difference)
     }
 
     /// Returns the cluster whose snapshots are saved, once it is recorded.
@@ -453,13 +403,6 @@ impl<'a> Saver<'a> {
             differing: self.differing.clone(),
             ..Self::open(self.ctx, self.settings)?
         })
-    }
-
-    /// Tells the saver for which cluster an earlier saver of this process was allowed to save, and which
-    /// members differed at its last comparison.
-    pub(super) fn continue_for(&mut self, cluster: Option<ClusterFacts>, differing: Vec<u64>) {
-        self.cluster = cluster;
-        self.differing = differing;
     }
 
     /// Whether this process was already allowed to save snapshots of the cluster.
@@ -544,7 +487,8 @@ impl<'a> Saver<'a> {
         let standing = self.standing(&new_full, &cause)?;
         let (snapshot, newer) = match &standing {
             Standing::Other { why, .. } if !self.is_recorded && !self.settings.take_over => {
-                return Err(self.other_history(&new_full.cluster, why));
+                let facts = &new_full.cluster;
+                return Err(identity::other_history_error(&self.ctx.store, facts, why));
             }
             Standing::Other {
                 recorded, left_at, ..
@@ -565,9 +509,14 @@ impl<'a> Saver<'a> {
         if let (Standing::Above(_), Some(last)) = (&standing, last) {
             self.saved.look_for_deltas(&snapshot.name, last)?;
         }
-        self.report_standing(standing, &snapshot.name, new_full.first_revision(), last);
+        self.report_standing(
+            standing,
+            &snapshot.name,
+            new_full.base.first_revision(),
+            last,
+        );
         self.summary.full_cause = Some(cause);
-        self.names.forget();
+        self.saved.forget_names();
         self.record(snapshot);
         self.record_cluster(&new_full.cluster)?;
         self.end_at(newer)?;
@@ -771,7 +720,7 @@ impl<'a> Saver<'a> {
         let saved = delta.save(self.ctx, self.saved.newest, newer.as_ref());
         if !saved.as_ref().is_ok_and(|s| s.was_name_free) {
             // Another writer may be at work in this store.
-            self.names.forget();
+            self.saved.forget_names();
         }
         let snapshot = saved?.snapshot;
         let newer = self.saved.look_again(&snapshot.name, known)?;
@@ -780,8 +729,7 @@ impl<'a> Saver<'a> {
     }
 
     fn record(&mut self, snapshot: NewSnapshot) {
-        self.saved.add(&snapshot.name);
-        self.names.add(&snapshot);
+        self.saved.add(&snapshot.name, snapshot.bytes);
         self.summary.snapshots.push(snapshot);
     }
 

@@ -91,7 +91,7 @@ impl Session<'_, '_> {
         self.wait_for_lock()?;
         let started = new_full.started;
         let known = self.saver.publish_full(new_full, cause, is_final)?;
-        if self.saver.summary().timeline_began {
+        if self.saver.summary.timeline_began {
             // The log of another history.
             self.follower.raft = None;
         }

@@ -417,7 +417,8 @@ impl<'a> Follower<'a> {
     /// Scans the store to save into it what the sessions so far were allowed to save.
     fn open_saver(&self) -> Result<Saver<'a>> {
         let mut saver = Saver::open(self.ctx, self.settings)?;
-        saver.continue_for(self.cluster.clone(), self.differing.clone());
+        saver.cluster.clone_from(&self.cluster);
+        saver.differing.clone_from(&self.differing);
         Ok(saver)
     }
 

@@ -168,7 +168,7 @@ impl<'s, 'a> Session<'s, 'a> {
         self.reached = Some(known.clone());
         // The cluster may be another one than at the last claim.
         self.saver.claim(cluster)?;
-        self.follower.differing = self.saver.differing().to_vec();
+        self.follower.differing = self.saver.differing.clone();
         let feed = self.saver.feed(cluster, known).after(self.follower.raft);
         let follower = &self.follower;
         let cancel = follower.ctx.store.cancel();
@@ -187,7 +187,7 @@ impl<'s, 'a> Session<'s, 'a> {
     /// member may be one of them.
     pub(super) fn leave_differing_member(&mut self) -> Result<()> {
         if self.watch.is_some()
-            && self.saver.differing() != self.follower.differing
+            && self.saver.differing != self.follower.differing
             && let Some(known) = self.reached.clone()
         {
             let cluster = Cluster::observe(&self.follower.settings.connector)?;
@@ -276,12 +276,8 @@ impl<'s, 'a> Session<'s, 'a> {
             reached.push(transaction.position());
         }
         // A full holds this revision already.
-        if self
-            .saver
-            .saved
-            .last
-            .is_some_and(|last| transaction.revision() <= last)
-        {
+        let last = self.saver.saved.last;
+        if last.is_some_and(|last| transaction.revision() <= last) {
             return Ok(());
         }
         let options = self.follower.options;
@@ -493,13 +489,8 @@ impl<'s, 'a> Session<'s, 'a> {
         }
         match status.failure.filter(|_| is_down(status)) {
             Some(reason) => {
-                let endpoints = self
-                    .follower
-                    .settings
-                    .connector
-                    .options()
-                    .endpoints
-                    .join(",");
+                let options = self.follower.settings.connector.options();
+                let endpoints = options.endpoints.join(",");
                 let why = format!("etcd does not deliver its events: check {endpoints}");
                 self.follower.report_problem(Some((reason, &why)));
             }
@@ -510,7 +501,7 @@ impl<'s, 'a> Session<'s, 'a> {
 
     /// Adds what was saved to the metrics, the Leases and the outcome.
     pub(super) fn report_saved(&mut self) {
-        if !self.saver.summary().snapshots.is_empty() {
+        if !self.saver.summary.snapshots.is_empty() {
             self.saver.report_progress(self.follower.reporter, true);
         }
         let SaverSummary {
@@ -519,7 +510,7 @@ impl<'s, 'a> Session<'s, 'a> {
             hole,
             warnings,
             ..
-        } = self.saver.take_summary();
+        } = std::mem::take(&mut self.saver.summary);
         let all_warnings = &mut self.follower.clock.warnings;
         all_warnings.extend(warnings);
         keep_newest(all_warnings);

@@ -1,9 +1,8 @@
 //! Reads from the store which changes the last saved transactions made.
 //!
 //! A watch begins with them and compares them with those of the cluster, so that two histories are never spliced.
-//! A new full is compared with them, too. This module does not talk to etcd.
+//! A new full is compared with them, too. This module does not talk to etcd. Called by `ops::snapshot`.
 
-use super::next::{self, BackupState, MOST_DELTAS};
 use crate::backup::{Kind, Snapshot};
 use crate::base::ReadAt;
 use crate::base::limits::Limits;
@@ -17,16 +16,31 @@ use crate::mvcc::history::key_bucket;
 use crate::mvcc::revision::encode_revision;
 use crate::mvcc::{Base, Change, KeyValue, RecordKey, Revision};
 use crate::prefix::Context;
+use crate::prefix::newcomers::came_from;
 use std::collections::{HashMap, HashSet, VecDeque};
 
+/// The most deltas that are read.
+pub(crate) const MOST_DELTAS: usize = 8;
 /// The most keys of a new full that are compared with a compacted one.
 const MOST_COMPARED_KEYS: usize = 100_000;
 
+/// The snapshots at the end of a timeline.
+pub(crate) struct End<'a> {
+    /// The last saved revision.
+    pub(crate) last: Revision,
+    /// The newest snapshot that holds it.
+    pub(crate) holder: &'a Snapshot,
+    /// The last deltas that lead up to it without a gap, the oldest first; at most [`MOST_DELTAS`].
+    pub(crate) deltas: &'a [Snapshot],
+    /// The newest full.
+    pub(crate) full: Option<&'a Snapshot>,
+}
+
 /// What the store holds at its end.
 #[derive(Debug, Clone)]
-pub(super) struct LastSaved {
+pub(crate) struct LastSaved {
     /// The last transactions.
-    pub(super) known: Known,
+    pub(crate) known: Known,
     /// The changes that were saved last.
     changes: SavedChanges,
 }
@@ -44,7 +58,7 @@ struct SavedChanges {
 
 /// What is known of a new full.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Comparison {
+pub(crate) enum Comparison {
     /// It has the history that was saved last.
     Same,
     /// Nothing proves it, for this reason.
@@ -58,7 +72,7 @@ impl LastSaved {
     ///
     /// # Errors
     /// Fails with `CorruptSnapshot`, `Io`.
-    pub(super) fn compare<R: ReadAt>(
+    pub(crate) fn compare<R: ReadAt>(
         &self,
         db: &Database<R>,
         base: &Base,
@@ -184,11 +198,11 @@ fn digest_without_lease(change: &KeyChange) -> [u8; 32] {
 ///
 /// # Errors
 /// Fails with the error of a snapshot that cannot be opened; with the store's errors, `Io` and `NoSpace`.
-pub(super) fn read(ctx: &Context, backup: &BackupState) -> Result<LastSaved> {
-    let (holder, last) = (&backup.holder, backup.last);
+pub(crate) fn read(ctx: &Context, end: &End<'_>) -> Result<LastSaved> {
+    let (holder, last) = (end.holder, end.last);
     let deltas = match holder.name.kind {
-        Kind::Incr if backup.last_deltas.is_empty() => std::slice::from_ref(holder),
-        _ => backup.last_deltas.as_slice(),
+        Kind::Incr if end.deltas.is_empty() => std::slice::from_ref(holder),
+        _ => end.deltas,
     };
     let Some((newest, before)) = deltas.split_last() else {
         return read_full(ctx, holder, last);
@@ -202,7 +216,7 @@ pub(super) fn read(ctx: &Context, backup: &BackupState) -> Result<LastSaved> {
         recent.append(newest);
     }
     // Deltas are folded onto the newest full. One that did not come from these deltas may be of another history.
-    if holder.name.is_full() && !next::came_from(&holder.name, newest.name.created) {
+    if holder.name.is_full() && !came_from(&holder.name, newest.name.created) {
         let of_full = read_full(ctx, holder, last)?;
         if recent.known(last).compare(&of_full.known) != Likeness::Same {
             return Ok(of_full);
@@ -213,7 +227,7 @@ pub(super) fn read(ctx: &Context, backup: &BackupState) -> Result<LastSaved> {
         ..SavedChanges::default()
     };
     if !recent.known(last).can_prove()
-        && let Some(full) = &backup.full
+        && let Some(full) = end.full
         && full.name.last >= Revision(changes.first).previous()
     {
         let until = Revision(changes.first).previous();
@@ -246,7 +260,7 @@ fn read_full(ctx: &Context, full: &Snapshot, last: Revision) -> Result<LastSaved
 ///
 /// # Errors
 /// Fails with `CorruptSnapshot`, `Io`.
-pub(super) fn known_of_full<R: ReadAt>(
+pub(crate) fn known_of_full<R: ReadAt>(
     db: &Database<R>,
     base: &Base,
     last: Revision,

@@ -1,11 +1,12 @@
 //! Compares the members of a cluster by HashKV before data is read from them.
 //!
-//! Called by [`super::saver`], which reads nothing from a member that differs.
+//! Called by `ops::snapshot`, which reads nothing from a member that differs.
 
-use super::MemberComparison;
+use super::{Cluster, MemberHash, compare};
 use crate::error::{Reason, Result};
-use crate::etcd::cluster::{Cluster, MemberHash, compare};
 use crate::etcd::connect::Connector;
+use schemars::JsonSchema;
+use serde::Serialize;
 
 /// How often the members are asked for their hashes, if compactions between the answers make them
 /// incomparable.
@@ -13,15 +14,46 @@ const HASH_ATTEMPTS: u32 = 3;
 /// The largest database that is compared before deltas: each comparison makes all members read their keyspace.
 const MAX_BYTES_FOR_DELTAS: u64 = 512 << 20;
 
+/// One member's side of the comparison that precedes a snapshot.
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize)]
+#[schemars(rename = "Compared")]
+pub struct MemberComparison {
+    /// The member's name.
+    pub name: String,
+    /// The member's ID, hexadecimal.
+    pub id: String,
+    /// The endpoint that was asked; null if none is known.
+    pub endpoint: Option<String>,
+    /// The member's HashKV at the revision of the comparison; null if the member returned none.
+    pub hash_kv: Option<u32>,
+    /// The revision up to which the member had compacted; -1 if it never had, null if it returned no HashKV.
+    pub compact_revision: Option<i64>,
+    /// Whether the member holds the same data as the majority; null if that is unknown.
+    pub agrees: Option<bool>,
+    /// Why the member returned no HashKV; null if it returned one.
+    pub error: Option<String>,
+    #[serde(skip)]
+    member_id: u64,
+}
+
+impl MemberComparison {
+    fn label(&self) -> String {
+        match self.name.as_str() {
+            "" => format!("member {}", self.id),
+            name => format!("member {name} ({})", self.id),
+        }
+    }
+}
+
 /// A cluster, and the comparison of its members at its revision.
-pub(super) struct ComparedCluster {
-    pub(super) cluster: Cluster,
-    pub(super) comparisons: Vec<MemberComparison>,
-    pub(super) hashes: Vec<MemberHash>,
+pub(crate) struct ComparedCluster {
+    pub(crate) cluster: Cluster,
+    pub(crate) comparisons: Vec<MemberComparison>,
+    pub(crate) hashes: Vec<MemberHash>,
 }
 
 /// Whether the members are compared before deltas: there are several, and their databases are small enough.
-pub(super) fn is_worthwhile_for_deltas(cluster: &Cluster) -> bool {
+pub(crate) fn is_worthwhile_for_deltas(cluster: &Cluster) -> bool {
     let voters = cluster.members.iter().filter(|m| !m.is_learner);
     let sizes = cluster.members.iter().filter_map(|m| m.status.as_ref());
     voters.count() > 1 && sizes.map(|s| s.db_size).max() <= Some(MAX_BYTES_FOR_DELTAS)
@@ -33,7 +65,7 @@ impl ComparedCluster {
     ///
     /// # Errors
     /// Fails with `MembersDiffer` if the members hold different data and no majority agrees.
-    pub(super) fn new(cluster: Cluster, connector: &Connector) -> Result<Self> {
+    pub(crate) fn new(cluster: Cluster, connector: &Connector) -> Result<Self> {
         let mut attempt = 1;
         let (hashes, agreement) = loop {
             let hashes = cluster.hash_kv_all(connector, cluster.revision)?;
@@ -86,13 +118,13 @@ impl ComparedCluster {
     }
 
     /// Returns the IDs of the members that hold other data than most.
-    pub(super) fn differing(&self) -> Vec<u64> {
+    pub(crate) fn differing(&self) -> Vec<u64> {
         let differing = self.comparisons.iter().filter(|c| c.agrees == Some(false));
         differing.map(|c| c.member_id).collect()
     }
 
     /// Returns warnings about members that differ or could not be compared.
-    pub(super) fn warnings(&self) -> Vec<String> {
+    pub(crate) fn warnings(&self) -> Vec<String> {
         let errors = self.comparisons.iter().filter_map(|c| c.error.as_ref());
         // Without the right to request HashKV, all members refuse it alike.
         if errors.clone().count() == self.comparisons.len()
