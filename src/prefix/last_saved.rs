@@ -21,7 +21,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 
 /// The most deltas that are read.
 pub(crate) const MOST_DELTAS: usize = 8;
-/// The most keys of a new full that are compared with a compacted one.
+/// The most changes of a full that are compared.
 const MOST_COMPARED_KEYS: usize = 100_000;
 
 /// The snapshots at the end of a timeline.
@@ -101,32 +101,41 @@ impl LastSaved {
 }
 
 impl SavedChanges {
-    /// Reads the changes of a full back from `last`, until there are enough.
+    /// Reads the last changes of a full up to `last`.
     fn of_full<R: ReadAt>(db: &Database<R>, base: &Base, last: Revision) -> Result<Self> {
-        let mut revisions_back = MOST_KNOWN_CHANGES as i64;
-        loop {
-            let mut changes = SavedChanges {
-                first: last.0.saturating_sub(revisions_back).max(0),
-                compacted: base.compact_revision.0,
-                digests: HashSet::new(),
-            };
+        let (mut back, mut first) = (MOST_KNOWN_CHANGES as i64, last.0);
+        let mut changes = VecDeque::new();
+        // A compaction keeps the newest records of living keys, however old they are.
+        while changes.len() < MOST_KNOWN_CHANGES && first > 0 {
+            first = last.0.saturating_sub(back).max(0);
+            back = back.saturating_mul(16);
+            changes.clear();
             let mut cursor = db.cursor(&key_bucket(db)?);
-            cursor.seek(&encode_revision(Revision(changes.first), 0))?;
+            cursor.seek(&encode_revision(Revision(first), 0))?;
             while let Some(e) = cursor.next()? {
                 let record = RecordKey::decode(e.key)?;
                 if record.main > last {
                     break;
                 }
                 let change = change_of(record, &KeyValue::decode(e.value)?);
-                let digest = digest_without_lease(&change);
-                changes.digests.insert((record.main.0, digest));
+                changes.push_back((record.main.0, digest_without_lease(&change)));
+                if changes.len() > MOST_COMPARED_KEYS {
+                    // Only whole revisions can be compared.
+                    first = changes.front().map_or(first, |(revision, _)| revision + 1);
+                    while changes
+                        .front()
+                        .is_some_and(|(revision, _)| *revision < first)
+                    {
+                        changes.pop_front();
+                    }
+                }
             }
-            // A compaction keeps the newest records of living keys, however old they are.
-            if changes.digests.len() >= MOST_KNOWN_CHANGES || changes.first == 0 {
-                return Ok(changes);
-            }
-            revisions_back = revisions_back.saturating_mul(16);
         }
+        Ok(SavedChanges {
+            first,
+            compacted: base.compact_revision.0,
+            digests: changes.into_iter().collect(),
+        })
     }
 
     /// Adds later changes.

@@ -2,7 +2,7 @@
 //! done with them. After each step, what can be restored is compared with records of every history.
 
 use crate::support::etcd::{EtcdVersion, Signal};
-use crate::support::follower::{Follower, QUICK};
+use crate::support::follower::{Ended, Follower, QUICK, snapshot_command};
 use crate::support::recorded_etcd::{RecordedEtcd, with_etcd};
 use crate::support::restorable::Prefix;
 use crate::support::set_back::Checkpoint;
@@ -12,6 +12,10 @@ use etcd_client::TxnOp;
 use fastrand::Rng;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
+use std::fs;
+use std::process::Command;
+use std::thread::sleep;
+use std::time::Duration;
 
 /// The steps of a story.
 const STEPS: usize = 24;
@@ -87,14 +91,104 @@ impl Story<'_> {
             .rng
             .choice(&["delta", "delta", "delta", "full"])
             .unwrap();
+        let before = self.names();
         let ended = self.world.snapshot(kind, &[]).succeeded();
-        self.is_saved = true;
+        // etcd may stand at the last saved revision, with nothing to compare.
+        self.is_saved |= ended.json["status"] == "Succeeded" || ended.json["proven"] == true;
         self.tell(format!("{kind}: {}", ended.json["message"]));
+        if self.rng.u8(..6) == 0 {
+            self.shift_clock(&before);
+        }
+    }
+
+    /// The names of the snapshots and of the records.
+    fn names(&self) -> BTreeSet<(&'static str, String)> {
+        let mut names = BTreeSet::new();
+        for folder in ["v2", "deltafold-timelines"] {
+            let listed = fs::read_dir(std::path::Path::new(&self.world.prefix.url).join(folder));
+            for object in listed.into_iter().flatten() {
+                names.insert((folder, object.unwrap().file_name().into_string().unwrap()));
+            }
+        }
+        names
+    }
+
+    /// Gives what was saved since `before` the names of a clock that is ten minutes ahead. From then on, the clocks of
+    /// all others are behind.
+    fn shift_clock(&mut self, before: &BTreeSet<(&'static str, String)>) {
+        let store = std::path::Path::new(&self.world.prefix.url);
+        for (folder, name) in self.names().difference(before) {
+            let (start, time) = name.rsplit_once('-').unwrap();
+            let (seconds, suffix) = time.split_once('.').unwrap_or((time, ""));
+            let later = seconds.parse::<i64>().unwrap() + 600;
+            let dot = if suffix.is_empty() { "" } else { "." };
+            let from = store.join(folder).join(name);
+            let to = store
+                .join(folder)
+                .join(format!("{start}-{later}{dot}{suffix}"));
+            fs::rename(from, to).unwrap();
+        }
+        self.tell("by a clock that is ten minutes ahead");
+    }
+
+    /// Starts a command on the prefix, and stops or kills it at a random moment.
+    fn interrupted(&mut self, mut command: Command, signal: Signal) -> Follower {
+        let job = Follower::spawn(&mut command);
+        sleep(Duration::from_millis(self.rng.u64(..250)));
+        job.signal(signal);
+        job
+    }
+
+    /// Something is killed at a random moment.
+    fn kill(&mut self) {
+        let kind = *self.rng.choice(&["delta", "full", "compact"]).unwrap();
+        let command = self.command(kind);
+        self.interrupted(command, Signal::KILL).wait();
+        self.tell(format!("{kind} killed"));
+    }
+
+    /// Something sleeps at a random moment, while etcd is set back and another snapshotter saves.
+    fn sleep_midway(&mut self) {
+        let kind = *self
+            .rng
+            .choice(&["delta", "full", "compact", "gc"])
+            .unwrap();
+        let command = self.command(kind);
+        let mut job = self.interrupted(command, Signal::STOP);
+        self.tell(format!("{kind} sleeps"));
+        self.set_back();
+        self.write();
+        if self.rng.bool() {
+            self.save();
+            self.write();
+        }
+        job.signal(Signal::CONT);
+        let Ended { code, json, .. } = job.wait();
+        self.tell(format!(
+            "{kind} woke up and ended with {code}: {}",
+            json["message"]
+        ));
+        self.save();
+    }
+
+    fn command(&self, kind: &str) -> Command {
+        let (prefix, endpoints) = (&self.world.prefix, self.world.endpoints());
+        match kind {
+            "compact" | "gc" => {
+                let mut command = deltafold();
+                command.args([kind, "--store", &prefix.url, "--output", "json"]);
+                if kind == "gc" {
+                    command.args(["--apply", "--allow-shrink", "--restorable-window", "0s"]);
+                }
+                command
+            }
+            _ => snapshot_command(kind, prefix, &endpoints),
+        }
     }
 
     fn follow(&mut self) {
         let mut follower = Follower::start(&self.world.prefix, &self.world.endpoints(), &QUICK);
-        follower.wait_log(&["watching"]);
+        follower.wait_begun();
         self.write();
         follower.terminate().succeeded();
         self.is_saved = true;
@@ -105,7 +199,7 @@ impl Story<'_> {
     fn follow_late(&mut self) {
         let args = ["--delta-period", "1h", "--full-schedule", "0 0 29 2 *"];
         let mut follower = Follower::start(&self.world.prefix, &self.world.endpoints(), &args);
-        follower.wait_log(&["watching"]);
+        follower.wait_begun();
         self.write();
         std::thread::sleep(std::time::Duration::from_millis(500));
         follower.signal(Signal::STOP);
@@ -121,8 +215,7 @@ impl Story<'_> {
         // It may have to look at the store anew when it is stopped.
         follower.terminate();
         self.tell("it woke up");
-        self.world.delta(&[]);
-        self.is_saved = true;
+        self.save();
     }
 
     fn copy_data(&mut self) {
@@ -191,7 +284,10 @@ impl Story<'_> {
     fn compact_etcd(&mut self) {
         let revision = self.world.revision();
         if self.compacted + 1 < revision {
-            let to = self.rng.i64(self.compacted + 1..=revision);
+            let to = match self.rng.bool() {
+                true => revision,
+                false => self.rng.i64(self.compacted + 1..=revision),
+            };
             self.world.compact(to);
             self.compacted = to;
             self.tell(format!("etcd compacted {to}"));
@@ -287,7 +383,9 @@ impl Story<'_> {
         self.write();
         self.save();
         for _ in 0..STEPS {
-            match self.rng.u8(..20) {
+            match self.rng.u8(..24) {
+                20 => self.kill(),
+                21..24 => self.sleep_midway(),
                 0..6 => self.write(),
                 6..10 => {
                     self.save();

@@ -314,6 +314,27 @@ fn a_late_full_of_the_old_branch_is_no_base_of_the_new_one() {
 
 /// Whoever can write may forge a history with each small delta. At most 100 are told apart, so time and memory
 /// grow only in proportion.
+/// Empty records before, between and behind the snapshots: more than the limit of timelines.
+#[test]
+fn forged_records_hide_no_usable_full() {
+    let b = with_old_branch();
+    for n in 0..202 {
+        let name = format!("Full-00000000-00000009-{}.gz", T0 - 100 + n);
+        b.put(&format!("deltafold-timelines/{name}"), b"");
+    }
+    let data = b.path().join("new");
+    let restore = ["--dry-run", "--data-dir", data.to_str().unwrap()];
+    // The deltas are behind records without a full.
+    let restored = b.succeeds("restore", &restore);
+    assert_eq!(restored["revision"], BASE, "{restored:#}");
+    assert!(
+        restored["warnings"]
+            .to_string()
+            .contains("no full snapshot of it was saved"),
+        "{restored:#}"
+    );
+}
+
 #[test]
 fn a_writer_of_contradicting_deltas_stops_no_restore_and_makes_gc_remove_nothing() {
     let b = with_old_branch();

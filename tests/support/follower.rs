@@ -135,6 +135,16 @@ impl Follower {
         });
     }
 
+    /// Waits until it watches, or waits for a change.
+    #[track_caller]
+    pub fn wait_begun(&mut self) {
+        let log = self.log.clone();
+        self.wait_until("it has begun", || {
+            let text = fs::read_to_string(&log).unwrap_or_default();
+            text.contains("\"watching\"") || text.contains("nothing is saved until it changes")
+        });
+    }
+
     /// Kills the process, as a failure of its machine would.
     pub fn kill(mut self) {
         self.process.end();

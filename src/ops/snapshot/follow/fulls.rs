@@ -25,7 +25,7 @@ impl Session<'_, '_> {
             match self.try_first_full(cause) {
                 Ok(Some(known)) if known.can_prove() => return self.watch_from(known),
                 Ok(Some(_)) => return Ok(()),
-                Ok(None) => {}
+                Ok(None) => continue,
                 Err(e) if e.reason() == Reason::Conflict => return Err(e),
                 Err(e) => {
                     self.record_duration(started, false);

@@ -190,6 +190,11 @@ impl<'s, 'a> Session<'s, 'a> {
             && self.saver.differing != self.follower.differing
             && let Some(known) = self.reached.clone()
         {
+            if known.is_nothing() {
+                // No other watch can prove that it goes on.
+                self.watch = None;
+                return Ok(());
+            }
             let cluster = Cluster::observe(&self.follower.settings.connector)?;
             self.start_watch(&cluster, known)?;
         }
@@ -409,6 +414,10 @@ impl<'s, 'a> Session<'s, 'a> {
 
     /// Saves the last delta, and the final full if the options ask for it.
     fn finish(&mut self) -> Result<()> {
+        // Nothing was saved while nothing proved that the cluster continues it; it may have changed since the last look.
+        if let Some(cause) = self.unproven.clone() {
+            self.begin_with_full(cause)?;
+        }
         // Save the delivered events first: members that do not answer may use up the time that is left.
         self.drain(FINAL_DRAIN)?;
         self.save_delta()?;
