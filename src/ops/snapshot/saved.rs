@@ -205,9 +205,6 @@ impl<'a> Saved<'a> {
     }
 
     /// Returns what the store holds at its end, or why a full is needed.
-    ///
-    /// # Errors
-    /// Fails as [`last_saved::read`].
     fn contents(&mut self) -> Result<Result<&LastSaved, FullCause>> {
         let contents = match (self.contents.take(), &self.backup) {
             (Some(contents), _) => contents,
@@ -223,17 +220,11 @@ impl<'a> Saved<'a> {
     }
 
     /// Returns the last saved transactions, after which deltas continue, or why a full is needed.
-    ///
-    /// # Errors
-    /// Fails as [`last_saved::read`].
     pub(super) fn known(&mut self) -> Result<Result<Known, FullCause>> {
         Ok(self.contents()?.map(|contents| contents.known.clone()))
     }
 
     /// Compares a new full with what was saved last.
-    ///
-    /// # Errors
-    /// Fails with the store's errors; with `CorruptSnapshot`, `Io`.
     pub(super) fn compare(&mut self, new_full: &UnpublishedFull) -> Result<Comparison> {
         let last = self.last.unwrap_or_default();
         let UnpublishedFull {
@@ -284,9 +275,6 @@ impl<'a> Saved<'a> {
     }
 
     /// Returns the names for reports, and whether they were listed just now.
-    ///
-    /// # Errors
-    /// Fails with the store's errors.
     pub(super) fn names(&mut self) -> Result<(Catalog, bool)> {
         let is_fresh = self
             .listed

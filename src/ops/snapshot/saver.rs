@@ -269,9 +269,6 @@ impl<'a> Saver<'a> {
     }
 
     /// Returns the last saved transactions, which a watch compares. The inner error is the cause for a full.
-    ///
-    /// # Errors
-    /// Fails with the errors of the store.
     pub(super) fn known(&mut self, cluster: &Cluster) -> Result<Result<Known, FullCause>> {
         let known = match self.saved.known()? {
             Ok(known) => known,
@@ -286,9 +283,6 @@ impl<'a> Saver<'a> {
     }
 
     /// Returns a watch that continues what was saved last, and is proven to. The inner error is the cause for a full.
-    ///
-    /// # Errors
-    /// Fails with the errors of etcd connections and of the store.
     pub(super) fn watch_from_last(&mut self, cluster: &Cluster) -> Result<Result<Feed, FullCause>> {
         let known = match self.known(cluster)? {
             Ok(known) => known,
@@ -392,9 +386,6 @@ impl<'a> Saver<'a> {
     }
 
     /// Scans the store again for the same cluster.
-    ///
-    /// # Errors
-    /// Fails as [`open`](Self::open).
     pub(super) fn open_again(&self) -> Result<Self> {
         Ok(Saver {
             cluster: self.cluster.clone(),
@@ -572,11 +563,15 @@ impl<'a> Saver<'a> {
         first: Revision,
         last: Option<Revision>,
     ) {
-        if let Standing::Other { why, .. } = &standing {
+        if let Standing::Other { recorded, why, .. } = &standing {
             self.summary.is_proven = false;
             self.summary.timeline_began = true;
+            let advice = match recorded {
+                FullReason::Unproven => "it is not proven that it continues what was saved before",
+                _ => "if nobody has set the cluster back, check --endpoints and --store",
+            };
             self.warn(format!(
-                "{why}; a new timeline begins with {full}: if nobody has set the cluster back, check --endpoints and --store"
+                "{why}; a new timeline begins with {full}: {advice}"
             ));
             return;
         }
