@@ -44,6 +44,15 @@ impl KeyChange {
 
     /// Returns a SHA-256 of all that a snapshot saves of this change.
     pub fn digest(&self) -> [u8; 32] {
+        self.digest_with(self.lease)
+    }
+
+    /// Returns a SHA-256 of all that a snapshot of any tool saves of this change: some drop the lease.
+    pub fn digest_without_lease(&self) -> [u8; 32] {
+        self.digest_with(0)
+    }
+
+    fn digest_with(&self, lease: i64) -> [u8; 32] {
         let mut hash = Sha256::new();
         let mut bytes = |b: &[u8]| {
             hash.update((b.len() as u64).to_le_bytes());
@@ -54,7 +63,7 @@ impl KeyChange {
         // Snapshots save nothing else of a deletion.
         if !self.delete {
             bytes(&self.value);
-            for n in [self.create_revision, self.version, self.lease] {
+            for n in [self.create_revision, self.version, lease] {
                 bytes(&n.to_le_bytes());
             }
         }
@@ -145,7 +154,7 @@ pub enum Likeness {
 
 /// The number of equal transactions that prove that two sources have one history. A history that is shorter must be
 /// equal from revision 2 on.
-pub const PROOF: usize = 3;
+const PROOF: usize = 3;
 /// The number of changes that are known, at least [`PROOF`] transactions.
 pub const MOST_KNOWN_CHANGES: usize = 1000;
 /// The size of the changes that are known, in bytes: etcd sends them again with each watch.
@@ -153,19 +162,14 @@ const MOST_KNOWN_BYTES: usize = 8 << 20;
 
 /// The number and the size in bytes of known changes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct KnownSize {
+struct KnownSize {
     changes: usize,
     bytes: usize,
 }
 
 impl KnownSize {
-    /// Whether no transaction before these is compared.
-    pub fn is_full(&self) -> bool {
-        self.changes >= MOST_KNOWN_CHANGES || self.bytes >= MOST_KNOWN_BYTES
-    }
-
     /// Whether the oldest of several transactions is one too many.
-    pub fn is_too_large(&self) -> bool {
+    fn is_too_large(&self) -> bool {
         self.changes > MOST_KNOWN_CHANGES || self.bytes > MOST_KNOWN_BYTES
     }
 }
@@ -211,6 +215,23 @@ impl Known {
     /// Returns the last revision.
     pub fn revision(&self) -> i64 {
         self.revision
+    }
+
+    /// Returns the revision of the first transaction; if none is known, the one after the last revision.
+    pub fn first_revision(&self) -> i64 {
+        self.last.front().map_or(self.revision + 1, |p| p.revision)
+    }
+
+    /// Returns the transactions, the oldest first.
+    pub fn positions(&self) -> impl Iterator<Item = &Position> {
+        self.last.iter()
+    }
+
+    /// Whether no transaction before these is compared.
+    pub fn is_enough(&self) -> bool {
+        let KnownSize { changes, bytes } = self.size;
+        let is_full = changes >= MOST_KNOWN_CHANGES || bytes >= MOST_KNOWN_BYTES;
+        is_full && self.last.len() >= PROOF
     }
 
     /// Returns whether no transaction is known, although there must be some.
@@ -298,6 +319,20 @@ impl RaftProgress {
     }
 }
 
+/// The newest revision of the cluster that came over a watch, and when.
+#[derive(Debug, Clone, Copy)]
+pub struct Confirmed {
+    revision: i64,
+    at: Instant,
+}
+
+impl Confirmed {
+    /// Whether the cluster had this revision, as of `began` or later.
+    pub fn shows(&self, revision: i64, began: Instant) -> bool {
+        self.revision >= revision && self.at >= began
+    }
+}
+
 /// Why the feed cannot continue from its position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended {
@@ -371,8 +406,8 @@ pub struct Feed {
     partial: Transaction,
     /// The newest known revision of the cluster.
     current: i64,
-    /// The newest revision that came over the running watch, and when.
-    confirmed: Option<(i64, Instant)>,
+    /// What the running watch has shown.
+    confirmed: Option<Confirmed>,
     connects: u64,
     /// The number of consecutive watches that ended before they were verified.
     fruitless: usize,
@@ -437,8 +472,8 @@ impl Feed {
         self.current.max(self.known.revision)
     }
 
-    /// Returns the newest revision of the cluster that came over the running watch, and when.
-    pub fn confirmed(&self) -> Option<(i64, Instant)> {
+    /// Returns what the running watch has shown.
+    pub fn confirmed(&self) -> Option<Confirmed> {
         self.confirmed
     }
 
@@ -465,8 +500,7 @@ impl Feed {
             if let Next::Ended(_) = self.next(Duration::from_secs(1))? {
                 return Ok(false);
             }
-            let is_new = |(at, when): (i64, Instant)| at >= revision && when >= began;
-            if self.confirmed.is_some_and(is_new) {
+            if self.confirmed.is_some_and(|c| c.shows(revision, began)) {
                 return Ok(true);
             }
         }
@@ -806,7 +840,8 @@ impl Feed {
         };
         if watch.next_known.is_none() {
             let revision = response.0.header.as_ref().map_or(0, |h| h.revision);
-            self.confirmed = Some((revision, Instant::now()));
+            let at = Instant::now();
+            self.confirmed = Some(Confirmed { revision, at });
         }
         // The answer to a question has no events.
         if !response.events().is_empty() {

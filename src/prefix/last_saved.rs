@@ -9,9 +9,7 @@ use crate::base::limits::Limits;
 use crate::base::parallel::each;
 use crate::bolt::Database;
 use crate::error::Result;
-use crate::etcd::feed::{
-    KeyChange, Known, KnownSize, Likeness, MOST_KNOWN_CHANGES, PROOF, Position, Transaction,
-};
+use crate::etcd::feed::{KeyChange, Known, Likeness, MOST_KNOWN_CHANGES, Position, Transaction};
 use crate::mvcc::history::key_bucket;
 use crate::mvcc::revision::encode_revision;
 use crate::mvcc::{Base, Change, KeyValue, RecordKey, Revision};
@@ -22,7 +20,10 @@ use std::collections::{HashMap, HashSet, VecDeque};
 /// The most deltas that are read.
 pub(crate) const MOST_DELTAS: usize = 8;
 /// The most changes of a full that are compared.
-const MOST_COMPARED_KEYS: usize = 100_000;
+const MOST_COMPARED: usize = 100_000;
+
+/// The revision of a change, and its digest without the lease: snapshots of other tools have none.
+type Changed = (i64, [u8; 32]);
 
 /// The snapshots at the end of a timeline.
 pub(crate) struct End<'a> {
@@ -48,12 +49,11 @@ pub(crate) struct LastSaved {
 /// The changes that were saved last, as far as a compaction has left them.
 #[derive(Debug, Clone, Default)]
 struct SavedChanges {
-    /// The first revision of which all are here that are left.
+    /// From this revision on, all changes are here that a compaction has left.
     first: i64,
     /// The revision up to which a compaction has removed some.
     compacted: i64,
-    /// The revision of each, and its digest without the lease: snapshots of other tools have none.
-    digests: HashSet<(i64, [u8; 32])>,
+    digests: HashSet<Changed>,
 }
 
 /// What is known of a new full.
@@ -110,24 +110,13 @@ impl SavedChanges {
             first = last.0.saturating_sub(back).max(0);
             back = back.saturating_mul(16);
             changes.clear();
-            let mut cursor = db.cursor(&key_bucket(db)?);
-            cursor.seek(&encode_revision(Revision(first), 0))?;
-            while let Some(e) = cursor.next()? {
-                let record = RecordKey::decode(e.key)?;
-                if record.main > last {
-                    break;
-                }
-                let change = change_of(record, &KeyValue::decode(e.value)?);
-                changes.push_back((record.main.0, digest_without_lease(&change)));
-                if changes.len() > MOST_COMPARED_KEYS {
+            for change in changes_of(db, Revision(first), last)? {
+                let (record, change) = change?;
+                changes.push_back((record.main.0, change.digest_without_lease()));
+                if changes.len() > MOST_COMPARED {
                     // Only whole revisions can be compared.
                     first = changes.front().map_or(first, |(revision, _)| revision + 1);
-                    while changes
-                        .front()
-                        .is_some_and(|(revision, _)| *revision < first)
-                    {
-                        changes.pop_front();
-                    }
+                    forget_before(&mut changes, first);
                 }
             }
         }
@@ -136,14 +125,6 @@ impl SavedChanges {
             compacted: base.compact_revision.0,
             digests: changes.into_iter().collect(),
         })
-    }
-
-    /// Adds later changes.
-    fn append(&mut self, later: &Recent) {
-        for (position, digests) in &later.transactions {
-            let of_revision = digests.iter().map(|digest| (position.revision, *digest));
-            self.digests.extend(of_revision);
-        }
     }
 
     /// Returns a record of a full that cannot be there if the full has the history of these changes: at a revision that
@@ -156,8 +137,8 @@ impl SavedChanges {
         last: Revision,
     ) -> Result<Option<(i64, String)>> {
         // Up to their compaction, these changes are the last ones of the keys that were there then; `None`: deleted.
-        let mut newest: HashMap<Vec<u8>, Option<(i64, [u8; 32])>> = HashMap::new();
-        let is_missing = |change: &(i64, [u8; 32])| !self.digests.contains(change);
+        let mut newest: HashMap<Vec<u8>, Option<Changed>> = HashMap::new();
+        let is_missing = |change: &Changed| !self.digests.contains(change);
         let describe = |at: i64, key: &[u8]| {
             let key = key.escape_ascii();
             let why = format!(
@@ -165,17 +146,9 @@ impl SavedChanges {
             );
             Some((at, why))
         };
-        let mut cursor = db.cursor(&key_bucket(db)?);
-        cursor.seek(&encode_revision(Revision(self.first), 0))?;
-        while let Some(e) = cursor.next()?
-            && newest.len() < MOST_COMPARED_KEYS
-        {
-            let record = RecordKey::decode(e.key)?;
-            if record.main > last {
-                break;
-            }
-            let change = change_of(record, &KeyValue::decode(e.value)?);
-            let digest = (record.main.0, digest_without_lease(&change));
+        for change in changes_of(db, Revision(self.first), last)? {
+            let (record, change) = change?;
+            let digest = (record.main.0, change.digest_without_lease());
             if record.main.0 <= self.compacted {
                 newest.insert(change.key, (!record.tombstone).then_some(digest));
             } else if is_missing(&digest)
@@ -183,9 +156,9 @@ impl SavedChanges {
             {
                 return Ok(describe(record.main.0, &change.key));
             }
-        }
-        if newest.len() == MOST_COMPARED_KEYS {
-            return Ok(None);
+            if newest.len() == MOST_COMPARED {
+                return Ok(None);
+            }
         }
         let mut puts = newest
             .iter()
@@ -195,12 +168,40 @@ impl SavedChanges {
     }
 }
 
-fn digest_without_lease(change: &KeyChange) -> [u8; 32] {
-    KeyChange {
-        lease: 0,
-        ..change.clone()
+/// Returns the records of a full with revisions from `first` to `last`, in order, each with its change.
+fn changes_of<R: ReadAt>(
+    db: &Database<R>,
+    first: Revision,
+    last: Revision,
+) -> Result<impl Iterator<Item = Result<(RecordKey, KeyChange)>>> {
+    let mut cursor = db.cursor(&key_bucket(db)?);
+    cursor.seek(&encode_revision(first, 0))?;
+    let mut next = move || {
+        let Some(e) = cursor.next()? else {
+            return Ok(None);
+        };
+        let record = RecordKey::decode(e.key)?;
+        if record.main > last {
+            return Ok(None);
+        }
+        let kv = KeyValue::decode(e.value)?;
+        let change = match record.tombstone {
+            true => deletion(kv.key),
+            false => put(&kv, kv.value.to_vec()),
+        };
+        Ok(Some((record, change)))
+    };
+    Ok(std::iter::from_fn(move || next().transpose()))
+}
+
+/// Forgets the changes of revisions before `first`.
+fn forget_before(changes: &mut VecDeque<Changed>, first: i64) {
+    while changes
+        .front()
+        .is_some_and(|(revision, _)| *revision < first)
+    {
+        changes.pop_front();
     }
-    .digest()
 }
 
 /// Reads what the store holds at its end.
@@ -217,7 +218,7 @@ pub(crate) fn read(ctx: &Context, end: &End<'_>) -> Result<LastSaved> {
         return read_full(ctx, holder, last);
     };
     let mut recent = read_delta(ctx, newest, last)?;
-    if !recent.is_enough() {
+    if !recent.known.is_enough() {
         let newest = std::mem::take(&mut recent);
         for earlier in each(MOST_DELTAS, before, |s| read_delta(ctx, s, last)) {
             recent.append(earlier?);
@@ -227,15 +228,18 @@ pub(crate) fn read(ctx: &Context, end: &End<'_>) -> Result<LastSaved> {
     // Deltas are folded onto the newest full. One that did not come from these deltas may be of another history.
     if holder.name.is_full() && !came_from(&holder.name, newest.name.created) {
         let of_full = read_full(ctx, holder, last)?;
-        if recent.known(last).compare(&of_full.known) != Likeness::Same {
+        if recent.up_to(last).compare(&of_full.known) != Likeness::Same {
             return Ok(of_full);
         }
     }
     let mut changes = SavedChanges {
-        first: recent.first_revision(),
+        first: recent
+            .changes
+            .front()
+            .map_or(last.0 + 1, |(first, _)| *first),
         ..SavedChanges::default()
     };
-    if !recent.known(last).can_prove()
+    if !recent.up_to(last).can_prove()
         && let Some(full) = end.full
         && full.name.last >= Revision(changes.first).previous()
     {
@@ -247,9 +251,9 @@ pub(crate) fn read(ctx: &Context, end: &End<'_>) -> Result<LastSaved> {
         earlier.append(recent);
         recent = earlier;
     }
-    changes.append(&recent);
+    changes.digests.extend(&recent.changes);
     Ok(LastSaved {
-        known: recent.known(last),
+        known: recent.up_to(last),
         changes,
     })
 }
@@ -274,18 +278,28 @@ pub(crate) fn known_of_full<R: ReadAt>(
     base: &Base,
     last: Revision,
 ) -> Result<Known> {
-    Ok(Recent::of_full(db, base, last)?.known(last))
+    Ok(Recent::of_full(db, base, last)?.up_to(last))
 }
 
-/// The last transactions up to a number and size of changes, without the values.
-#[derive(Default)]
+/// The last transactions, without the values.
 struct Recent {
-    /// Each with the digests of its changes without the leases.
-    transactions: VecDeque<(Position, Vec<[u8; 32]>)>,
-    size: KnownSize,
+    known: Known,
+    /// Their changes.
+    changes: VecDeque<Changed>,
     /// The transaction that is not complete yet, and its size.
     partial: Transaction,
     bytes: u64,
+}
+
+impl Default for Recent {
+    fn default() -> Self {
+        Recent {
+            known: Known::nothing_at(0),
+            changes: VecDeque::new(),
+            partial: Transaction::default(),
+            bytes: 0,
+        }
+    }
 }
 
 impl Recent {
@@ -293,14 +307,8 @@ impl Recent {
         let first = last.0.saturating_sub(MOST_KNOWN_CHANGES as i64);
         let first = first.max(base.compact_revision.0.saturating_add(1));
         let mut recent = Recent::default();
-        let mut cursor = db.cursor(&key_bucket(db)?);
-        cursor.seek(&encode_revision(Revision(first), 0))?;
-        while let Some(e) = cursor.next()? {
-            let record = RecordKey::decode(e.key)?;
-            if record.main > last {
-                break;
-            }
-            let change = change_of(record, &KeyValue::decode(e.value)?);
+        for change in changes_of(db, Revision(first), last)? {
+            let (record, change) = change?;
             recent.change(record.main, change, db.limits())?;
         }
         recent.complete();
@@ -323,51 +331,34 @@ impl Recent {
         let transaction = std::mem::take(&mut self.partial);
         self.bytes = 0;
         if !transaction.changes.is_empty() {
-            let digests = transaction.changes.iter().map(digest_without_lease);
-            self.push(Position::after(&transaction), digests.collect());
+            self.known.push(Position::after(&transaction));
+            let changes = transaction.changes.iter();
+            let changes = changes.map(|c| (transaction.revision, c.digest_without_lease()));
+            self.changes.extend(changes);
+            forget_before(&mut self.changes, self.known.first_revision());
         }
     }
 
-    /// Adds a transaction, and forgets the oldest ones that are too many.
-    fn push(&mut self, position: Position, digests: Vec<[u8; 32]>) {
-        let last = self.transactions.back();
-        if last.is_some_and(|(last, _)| position.revision <= last.revision) {
-            // Deltas may overlap.
-            return;
-        }
-        self.size += position.fingerprint;
-        self.transactions.push_back((position, digests));
-        while self.size.is_too_large()
-            && self.transactions.len() > PROOF
-            && let Some((oldest, _)) = self.transactions.pop_front()
-        {
-            self.size -= oldest.fingerprint;
-        }
-    }
-
+    /// Adds what is later of a delta that may overlap.
     fn append(&mut self, later: Recent) {
-        for (position, digests) in later.transactions {
-            self.push(position, digests);
+        let reached = self.known.revision();
+        for position in later.known.positions() {
+            if position.revision > reached {
+                self.known.push(*position);
+            }
         }
-    }
-
-    /// Whether no transaction before these is compared.
-    fn is_enough(&self) -> bool {
-        self.size.is_full() && self.transactions.len() >= PROOF
-    }
-
-    fn first_revision(&self) -> i64 {
-        self.transactions.front().map_or(0, |(p, _)| p.revision)
+        let changes = later.changes.into_iter();
+        self.changes
+            .extend(changes.filter(|(revision, _)| *revision > reached));
+        forget_before(&mut self.changes, self.known.first_revision());
     }
 
     /// Returns the transactions up to `last`; without one of that revision, that nothing is known.
-    fn known(&self, last: Revision) -> Known {
-        let mut known = Known::nothing_at(last.0);
-        let newest = self.transactions.back().map(|(p, _)| p.revision);
-        if newest == Some(last.0) {
-            self.transactions.iter().for_each(|(p, _)| known.push(*p));
+    fn up_to(&self, last: Revision) -> Known {
+        match self.known.revision() == last.0 {
+            true => self.known.clone(),
+            false => Known::nothing_at(last.0),
         }
-        known
     }
 }
 
@@ -405,15 +396,23 @@ fn check_transaction(limits: &Limits, bytes: u64) -> Result<()> {
 
 fn to_key_change(revision: Revision, change: &Change<'_>) -> Result<KeyChange> {
     let (Change::Put(kv) | Change::PutBase64(kv)) = change else {
-        return Ok(KeyChange {
-            delete: true,
-            key: change.key().to_vec(),
-            ..KeyChange::default()
-        });
+        return Ok(deletion(change.key()));
     };
     let mut value = Vec::new();
     change.append_value(revision, &mut value)?;
-    Ok(KeyChange {
+    Ok(put(kv, value))
+}
+
+fn deletion(key: &[u8]) -> KeyChange {
+    KeyChange {
+        delete: true,
+        key: key.to_vec(),
+        ..KeyChange::default()
+    }
+}
+
+fn put(kv: &KeyValue<'_>, value: Vec<u8>) -> KeyChange {
+    KeyChange {
         delete: false,
         key: kv.key.to_vec(),
         create_revision: kv.create_revision.0,
@@ -421,25 +420,5 @@ fn to_key_change(revision: Revision, change: &Change<'_>) -> Result<KeyChange> {
         version: kv.version,
         value,
         lease: kv.lease,
-    })
-}
-
-/// Returns a record of a database as a change.
-fn change_of(record: RecordKey, kv: &KeyValue<'_>) -> KeyChange {
-    match record.tombstone {
-        true => KeyChange {
-            delete: true,
-            key: kv.key.to_vec(),
-            ..KeyChange::default()
-        },
-        false => KeyChange {
-            delete: false,
-            key: kv.key.to_vec(),
-            create_revision: kv.create_revision.0,
-            mod_revision: kv.mod_revision.0,
-            version: kv.version,
-            value: kv.value.to_vec(),
-            lease: kv.lease,
-        },
     }
 }

@@ -14,6 +14,8 @@ use serde::{Deserialize, Serialize};
 
 /// The version of the format.
 const VERSION: u32 = 1;
+/// What to do if nothing proves a history, as the end of a message.
+pub(crate) const CURE: &str = "A delta period that is shorter than etcd's compaction interval proves it, and so does a follower";
 /// The largest record that is read, in bytes.
 const MOST_BYTES: u64 = 4096;
 

@@ -35,7 +35,7 @@ impl TempDisk {
         fs::create_dir_all(&self.0).unwrap();
         let mut command = snapshot_command("follow", &world.prefix, &world.endpoints());
         command.args(QUICK).arg("--temp-dir").arg(self.0.join("in"));
-        // The events that wait take a quarter of it at most, in 16 files.
+        // The files of the events that wait take a quarter of it at most. There are 16 of them.
         command.args(["--max-database-bytes", "16MiB", "--shutdown-timeout", "3s"]);
         let script =
             r#"mount -t tmpfs -o size=64m tmpfs "$1" && mkdir "$1/in" && shift && exec "$@""#;

@@ -288,8 +288,8 @@ fn doubtful_in(catalog: &Catalog, order: &[usize]) -> Vec<usize> {
 /// All timelines of a prefix.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Timelines {
-    /// The timelines, in order of their first own snapshot. At most [`MOST_TIMELINES`] of them have no record and are told
-    /// apart by contents. Of more, those with a readable full of their own are here first, and then those with the newest snapshots.
+    /// The timelines, in order of their first own snapshot. Contents tell apart those without a record, which are at most
+    /// [`MOST_TIMELINES`]: first those with a readable full of their own, then those with the newest snapshots.
     pub all: Vec<Timeline>,
     /// The own snapshots of timelines beyond that number. They are on no timeline, and `gc` keeps them.
     pub left_out: Vec<usize>,

@@ -3,7 +3,7 @@
 //! A full is taken instead if deltas cannot continue. Called by `cli::snapshot`.
 
 use super::delta_builder::{EncodedTransaction, PendingDelta};
-use super::full::Watched;
+use super::full::{CONFIRM_TIMEOUT, Watched};
 use super::next::{Continuity, FullCause, FullReason};
 use super::saver::Saver;
 use super::{MetricsReporter, Outcome, SnapshotSettings};
@@ -21,9 +21,6 @@ use std::time::{Duration, Instant};
 
 /// The longest wait for the next transaction of the watch.
 const WATCH_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// The longest wait for a watch that shows that a full has its history.
-const CONFIRM_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The maximum size of the events in one delta before a full that was asked for.
 const MAX_DELTA_BYTES: u64 = 64 << 20;

@@ -10,7 +10,7 @@ use crate::base::Cancel;
 use crate::base::temp::{Dir, TempFile};
 use crate::base::{lock, unpoisoned};
 use crate::error::{Error, Reason, Result};
-use crate::etcd::feed::{Ended, Feed, Next, RaftProgress};
+use crate::etcd::feed::{Confirmed, Ended, Feed, Next, RaftProgress};
 use crate::prefix::{Context, free_space};
 use crate::store::Bandwidth;
 use chrono::{DateTime, Utc};
@@ -323,8 +323,8 @@ pub(super) struct WatchStatus {
     /// The newest revision of the cluster that the watch has seen.
     pub(super) current: i64,
     pub(super) reconnects: u64,
-    /// The newest revision of the cluster that came over the running watch, and when.
-    confirmed: Option<(i64, Instant)>,
+    /// What the running watch has shown.
+    confirmed: Option<Confirmed>,
     /// The progress of the cluster's raft log at the last connection.
     pub(super) raft: Option<RaftProgress>,
     /// How often the watch has failed.
@@ -395,8 +395,7 @@ impl WatchThread {
             if status.reconnects != reconnects || self.queue.state().end.is_some() {
                 return false;
             }
-            let is_new = |(at, when): (i64, Instant)| at >= revision && when >= began;
-            if status.confirmed.is_some_and(is_new) {
+            if status.confirmed.is_some_and(|c| c.shows(revision, began)) {
                 return true;
             }
         }

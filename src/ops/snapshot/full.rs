@@ -26,7 +26,7 @@ use crate::prefix::last_saved;
 use crate::prefix::open::DatabaseFile;
 use crate::telemetry::progress::Step;
 use std::io::{self, Read, Write};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// A full snapshot that is verified and packed, but not at the store yet.
 pub(super) struct UnpublishedFull {
@@ -50,6 +50,9 @@ pub(super) struct UnpublishedFull {
     pub(super) payload_bytes: u64,
     pub(super) warnings: Vec<String>,
 }
+
+/// How long a watch may take to show that a full has its history.
+pub(super) const CONFIRM_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What a proven watch says of a full that was taken meanwhile.
 pub(super) enum Watched {

@@ -246,7 +246,7 @@ impl Saver<'_> {
             full_reason: cause.map(|c| c.reason),
             message: cause.map(|c| c.message.clone()),
             timeline_began: summary.timeline_began,
-            proven: summary.is_proven,
+            proven: !summary.is_unproven,
             hole: summary.hole,
             endpoint: summary.endpoint.clone(),
             members: summary.members.clone(),

@@ -1,5 +1,5 @@
-//! What a store holds, as a snapshotter needs it: where its newest timeline ends, what was saved last, and what others
-//! have written since.
+//! What a snapshotter knows of a store: the end of its newest timeline, the last saved changes, and what others have
+//! written since.
 //!
 //! Writes nothing but the exclusion of a snapshot that is on the wrong side of another history. Called by
 //! [`super::saver`].
@@ -256,10 +256,10 @@ impl<'a> Saved<'a> {
     /// Knows a snapshot of this size in bytes that was saved just now.
     pub(super) fn add(&mut self, name: &SnapshotName, bytes: u64) {
         let path = path_of(name);
+        self.seen.add(path.clone());
         self.listing.push(ListedObject { path, bytes });
         self.newest = Some(NewestSnapshot::from(name));
         self.last = Some(name.last);
-        self.seen.add(path_of(name));
         if name.is_full() {
             self.full = Some(name.clone());
             if let Some(Ok(backup)) = &mut self.backup {

@@ -22,7 +22,7 @@ use crate::ops::snapshot_leases::{self, News};
 use crate::prefix::Context;
 use crate::prefix::identity::{self, ClusterFacts};
 use crate::prefix::last_saved::Comparison;
-use crate::prefix::timeline_records::{Leaves, TimelineRecord};
+use crate::prefix::timeline_records::{CURE, Leaves, TimelineRecord};
 use crate::telemetry::metrics::SnapshotKind;
 use chrono::Utc;
 use std::time::{Duration, Instant};
@@ -45,31 +45,17 @@ enum Standing {
 }
 
 /// What a saver has done since it was opened, or since the last report.
+#[derive(Default)]
 pub(super) struct SaverSummary {
     pub(super) snapshots: Vec<NewSnapshot>,
     pub(super) full_cause: Option<FullCause>,
     pub(super) timeline_began: bool,
-    /// Whether all continues what was saved before.
-    pub(super) is_proven: bool,
+    /// Whether nothing proves that the cluster continues what was saved before, or whether it has another history.
+    pub(super) is_unproven: bool,
     pub(super) hole: Option<Hole>,
     pub(super) endpoint: Option<String>,
     pub(super) members: Vec<MemberComparison>,
     pub(super) warnings: Vec<String>,
-}
-
-impl Default for SaverSummary {
-    fn default() -> Self {
-        SaverSummary {
-            snapshots: Vec::new(),
-            full_cause: None,
-            timeline_began: false,
-            is_proven: true,
-            hole: None,
-            endpoint: None,
-            members: Vec::new(),
-            warnings: Vec::new(),
-        }
-    }
 }
 
 /// Saves snapshots into one store.
@@ -307,7 +293,7 @@ impl<'a> Saver<'a> {
         };
         (is_open && backup.broken.is_none() && self.saved.last == Some(Revision(current))).then(|| {
             format!(
-                "{}, so it is not proven that the cluster continues what was saved, and it stands at the last saved revision: nothing is saved until it changes. A delta period that is shorter than etcd's compaction interval proves it, and so does a follower",
+                "{}, so it is not proven that the cluster continues what was saved, and it stands at the last saved revision: nothing is saved until it changes. {CURE}",
                 cause.message
             )
         })
@@ -315,7 +301,7 @@ impl<'a> Saver<'a> {
 
     /// Says that nothing is saved, and why.
     pub(super) fn stand_still(&mut self, why: String) {
-        self.summary.is_proven = false;
+        self.summary.is_unproven = true;
         self.warn(why);
     }
 
@@ -381,7 +367,7 @@ impl<'a> Saver<'a> {
     }
 
     /// Returns the cluster whose snapshots are saved, once it is recorded.
-    pub(super) fn cluster(&self) -> Option<&ClusterFacts> {
+    pub(super) fn recorded_cluster(&self) -> Option<&ClusterFacts> {
         self.cluster.as_ref().filter(|_| self.is_recorded)
     }
 
@@ -398,7 +384,7 @@ impl<'a> Saver<'a> {
 
     /// Whether this process was already allowed to save snapshots of the cluster.
     fn has_saved_of(&self, cluster: &Cluster) -> bool {
-        let known = self.cluster();
+        let known = self.recorded_cluster();
         known.is_some_and(|known| known.cluster_id == cluster.cluster_id)
     }
 
@@ -564,7 +550,7 @@ impl<'a> Saver<'a> {
         last: Option<Revision>,
     ) {
         if let Standing::Other { recorded, why, .. } = &standing {
-            self.summary.is_proven = false;
+            self.summary.is_unproven = true;
             self.summary.timeline_began = true;
             let advice = match recorded {
                 FullReason::Unproven => "it is not proven that it continues what was saved before",
@@ -576,9 +562,9 @@ impl<'a> Saver<'a> {
             return;
         }
         if let Standing::Above(why) = &standing {
-            self.summary.is_proven = false;
+            self.summary.is_unproven = true;
             self.warn(format!(
-                "{why}; so it is not proven that {full} continues what was saved before, and nothing is folded across it. A delta period that is shorter than etcd's compaction interval proves it, and so does a follower"
+                "{why}; so it is not proven that {full} continues what was saved before, and nothing is folded across it. {CURE}"
             ));
         }
         if let Some(last) = last.filter(|last| first > last.next()) {

@@ -605,8 +605,9 @@ fn behind_a_hole<'a>(catalog: &'a Catalog, timeline: &Timeline) -> Option<&'a Sn
 
 /// The note that nothing proves the history of a full or of what is behind a record.
 fn not_proven(began: DateTime<Utc>, path: &str) -> Finding {
+    let cure = timeline_records::CURE;
     let message = format!(
-        "it is not proven that the cluster went on with the history that was saved before {}: nothing of what was saved last could be compared. A delta period that is shorter than etcd's compaction interval proves it, and so does a follower",
+        "it is not proven that the cluster went on with the history that was saved before {}: nothing of what was saved last could be compared. {cure}",
         utc(began)
     );
     Finding::note("HistoryNotProven", message, vec![path.to_owned()])

@@ -8,14 +8,11 @@ use crate::error::{Reason, Result};
 use crate::etcd::cluster::Cluster;
 use crate::etcd::feed::{Ended, Known};
 use crate::mvcc::Revision;
-use crate::ops::snapshot::full::{UnpublishedFull, Watched};
+use crate::ops::snapshot::full::{CONFIRM_TIMEOUT, UnpublishedFull, Watched};
 use crate::ops::snapshot::next::{Continuity, FullCause, FullReason};
 use crate::telemetry::metrics::SnapshotKind;
 use chrono::Utc;
-use std::time::{Duration, Instant};
-
-/// How long a watch may take to show that a full has its history.
-const CONFIRM_TIMEOUT: Duration = Duration::from_secs(10);
+use std::time::Instant;
 
 impl Session<'_, '_> {
     /// Takes a full that no delta leads to, with retries until it is saved, and watches from there.

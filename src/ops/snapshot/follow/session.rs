@@ -126,7 +126,7 @@ impl<'s, 'a> Session<'s, 'a> {
     fn begin(&mut self) -> Result<()> {
         let cluster = Cluster::observe(&self.follower.settings.connector)?;
         self.saver.claim(&cluster)?;
-        self.follower.cluster = self.saver.cluster().cloned();
+        self.follower.cluster = self.saver.recorded_cluster().cloned();
         let known = match self.saver.saved.full_needed(cluster.revision) {
             Some(cause) => Err(cause),
             None => self.saver.known(&cluster)?,
