@@ -20,6 +20,8 @@ pub struct Trust {
     pub ignore_untrusted: bool,
     /// No key is given, so an encrypted snapshot is not trusted: nobody can open it. For operations that save.
     pub only_plain: bool,
+    /// A plain snapshot file that is not encrypted is refused.
+    pub only_encrypted_files: bool,
 }
 
 /// The snapshots that are not trusted, as indexes in order of creation.
@@ -159,6 +161,7 @@ mod tests {
         plaintext_below: None,
         ignore_untrusted: false,
         only_plain: false,
+        only_encrypted_files: false,
     };
 
     /// Returns the refused and the ignored snapshots, and the revision below which they would be trusted.

@@ -83,7 +83,7 @@ fn size_of_file(src: &impl ReadAt) -> Result<u64> {
 }
 
 /// An open bbolt file.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Database<R> {
     src: R,
     meta: Meta,

@@ -167,8 +167,8 @@ impl ApplyArgs {
         let object_keys = self.objects.keys()?;
         // Connect first: it fails faster than reading the backup.
         let client = self.live.connect(cancel).map_err(with_exact_key)?;
-        let backup = self.backup.backup(cancel)?;
-        let ctx = backup.context()?;
+        let backup = self.backup.backup_at(self.state.request().at, cancel)?;
+        let ctx = backup.context();
         let (source, scan, (keys, parts), mut wanted) = around_damage([ctx], || {
             let (source, scan) = backup.open_with_scan(&self.state.request())?;
             let keys = self.keys_in(ctx, &source, &object_keys)?;

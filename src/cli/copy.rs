@@ -3,6 +3,7 @@
 //! The operation itself is `ops::copy`.
 
 use super::bandwidth::BandwidthArgs;
+use super::encryption::decrypting;
 use super::metrics::MetricsArgs;
 use super::text::Text;
 use super::{AccessArgs, Ended, Output, parse_options, print_report, size};
@@ -13,16 +14,15 @@ use crate::base::{Cancel, duration};
 use crate::error::{Error, Reason, Result};
 use crate::ops::copy::plan::{CopyLimits, Encryption, Form, Selection};
 use crate::ops::copy::{
-    CopyStatus, ObjectOutcome, Options, Outcome, Status, WaitForFinal, follow, plain, run,
+    CopyStatus, ObjectOutcome, Options, Outcome, Status, WaitForFinal, follow, import, run,
 };
 use crate::ops::report::Report;
-use crate::prefix::open::{BackupLocation, Layout};
-use crate::prefix::plain_files::{PlainFiles, PlainPlace};
-use crate::prefix::{Context, PrefixLayout};
+use crate::prefix::Context;
+use crate::prefix::snapshot_files::{Pattern, folder_hint};
 use crate::store;
 use crate::telemetry::metrics::Metrics;
 use clap::{ArgGroup, Args};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Copy backups from one store to another, once or continuously
@@ -43,6 +43,8 @@ Examples:
           --wait-for-final --wait-timeout 1h
   Keep a second store in step:
       deltafold copy --from s3://backups/etcd-main --to /mnt/nfs/etcd-main --follow --interval 1m
+  Make fulls of the files that k3s takes, and again after each of them:
+      deltafold copy --from-snapshots 's3://k3s/etcd-snapshot-server1-*' --to s3://backups/k3s --follow
   Encrypt the copy with another key:
       deltafold copy --from s3://backups/etcd-main --to s3://backups/etcd-main-rekeyed \\
           --age-identity old.key --age-recipient age1…
@@ -55,8 +57,35 @@ pub(super) struct CopyArgs {
     /// file:///dir or a path
     ///
     /// DELTAFOLD_FROM also sets --from of other commands.
-    #[arg(long, value_name = "URL", help_heading = "Store")]
-    from: String,
+    #[arg(
+        long,
+        value_name = "URL",
+        help_heading = "Store",
+        required_unless_present = "from_snapshots"
+    )]
+    from: Option<String>,
+    /// Import plain snapshot files instead, as fulls: 's3://b/k3s/etcd-snapshot-server1-*'
+    ///
+    /// The * stands for the time in the names; kOps' files are '…/*/etcd.backup.gz'. Each file becomes a full that is named
+    /// by the revision in it and the second of its name, the oldest first. What the target has is not read again, and what
+    /// is older than its newest full is skipped: run it after each snapshot, or with --follow. The target must have no deltas.
+    #[arg(
+        long,
+        value_name = "PATTERN",
+        help_heading = "Store",
+        conflicts_with_all = ["from", "max_backups", "max_backup_age", "wait_for_final", "include_excluded", "decrypt"]
+    )]
+    from_snapshots: Option<String>,
+    /// With --from-snapshots: decrypt the files with the age identities in this file; repeatable
+    #[arg(
+        long,
+        hide_env_values = true,
+        value_name = "FILE",
+        value_delimiter = ',',
+        requires = "from_snapshots",
+        help_heading = "Encryption"
+    )]
+    from_age_identity: Vec<PathBuf>,
     /// URL of the target; a local folder is created if its parent folder exists
     ///
     /// DELTAFOLD_TO also sets --to of other commands.
@@ -95,10 +124,6 @@ pub(super) struct CopyArgs {
     /// Compression of the copies: same (byte for byte), none, gzip, zlib, lzw, zstd or zstd:LEVEL
     #[arg(long, value_name = "METHOD", default_value = "same")]
     compression: CompressionChoice,
-    /// Layout of the copy: plain snapshots become fulls with `chain` [default: that of the source, or that of what the
-    /// target holds]
-    #[arg(long, value_name = "LAYOUT", help_heading = "Store")]
-    layout: Option<PrefixLayout>,
     /// Copy excluded snapshots, too, with their exclusion markers
     #[arg(long, value_parser = yes_or_no)]
     include_excluded: bool,
@@ -140,28 +165,32 @@ impl CopyArgs {
     }
 
     fn copy(&self, cancel: &Cancel, metrics: &Metrics, output: Output) -> Ended {
-        let (from, to) = self.stores(cancel)?;
-        let ended = self.copy_in_layout(&from, &to);
+        let pattern = self.pattern(cancel)?;
+        let (from, to) = self.stores(pattern.as_ref(), cancel)?;
+        let options = self.options(&to);
+        let ended = match &pattern {
+            Some(pattern) => import::run(&from, pattern, &to, &options),
+            None => run(&from, &to, &options),
+        };
         metrics.store_read(from.store.bytes_read());
         let report = ended?;
         metrics.store_written(report.bytes_written);
         print_report(output, report, to_text)
     }
 
-    /// Copies chains, or plain snapshots if the source has no chain.
-    fn copy_in_layout(&self, from: &Context, to: &Context) -> Result<Report<Outcome>> {
-        let options = self.options(to);
-        let as_chain = self.layout == Some(PrefixLayout::Chain);
-        let found = match BackupLocation::layout(from, || run(from, to, &options)) {
-            Ok(Layout::Chain(report)) => return Ok(report),
-            Ok(Layout::Plain(found)) => found,
-            // The source need not be a chain to become one.
-            Err(e) if e.reason() == Reason::NoSnapshots && as_chain => {
-                PlainFiles::find(from, &PlainPlace::of_prefix(from))?
-            }
-            Err(e) => return Err(e),
+    /// The pattern of the files to import.
+    fn pattern(&self, cancel: &Cancel) -> Result<Option<Pattern>> {
+        let Some(text) = &self.from_snapshots else {
+            return Ok(None);
         };
-        plain::run(from, to, found.by_names(from)?, &options, self.layout)
+        if let Some(pattern) = Pattern::parse(text)? {
+            return Ok(Some(pattern));
+        }
+        let ctx = self
+            .access
+            .folder_context(text, "--from-snapshots", cancel)?;
+        let hint = folder_hint(text, &ctx.store.first_paths()?);
+        Err(Reason::NoSnapshots.error(hint.replace("--snapshot", "--from-snapshots")))
     }
 
     fn follow(&self, cancel: &Cancel, output: Output) -> Ended {
@@ -169,19 +198,29 @@ impl CopyArgs {
         // Dropping it writes the file a last time.
         let _file = self.metrics.keep_file(&metrics)?;
         let server = self.metrics.serve(&metrics, cancel)?;
-        let (from, to) = self.stores(cancel)?;
+        let pattern = self.pattern(cancel)?;
+        let (from, to) = self.stores(pattern.as_ref(), cancel)?;
         if let Some(server) = &server {
             server.set_ready(true);
         }
-        let report = follow(&from, &to, &self.options(&to), &metrics)?;
+        let options = self.options(&to);
+        let report = match &pattern {
+            Some(pattern) => import::follow(&from, pattern, &to, &options, &metrics)?,
+            None => follow(&from, &to, &options, &metrics)?,
+        };
         print_report(output, report, to_text)
     }
 
-    fn stores(&self, cancel: &Cancel) -> Result<(Context, Context)> {
+    fn stores(&self, pattern: Option<&Pattern>, cancel: &Cancel) -> Result<(Context, Context)> {
+        let source = match (pattern, &self.from) {
+            (Some(pattern), _) => &pattern.folder,
+            (None, Some(from)) => from,
+            (None, None) => return Err(Reason::Usage.error("give --from or --from-snapshots")),
+        };
         let from_options = parse_options(&self.from_option, "--from-option")?;
         let to_options = parse_options(&self.to_option, "--to-option")?;
         store::open::refuse_layout(&self.to, "--to")?;
-        if normalized(&self.from) == normalized(&self.to) && from_options == to_options {
+        if normalized(source) == normalized(&self.to) && from_options == to_options {
             return Err(Reason::Usage
                 .error("--from and --to are the same: give two stores, or two prefixes of one"));
         }
@@ -191,8 +230,11 @@ impl CopyArgs {
                 store::open(url, &all, handle).map_err(|e| with_flag(&e, flag))
             })
         };
-        let mut from = open(1, &self.from, &from_options, "--from")?;
-        from.layout = self.layout;
+        let mut from = open(1, source, &from_options, "--from")?;
+        if pattern.is_some() {
+            from.keys = decrypting(&self.from_age_identity, "--from-age-identity")?;
+            from.trust = self.access.trust(&from.keys);
+        }
         if !self.dry_run {
             let options = [self.access.options(2)?, to_options.clone()].concat();
             store::open::make_folder(&self.to, "--to", &options)?;

@@ -94,7 +94,9 @@ pub(super) struct DeletedJson<'a> {
 impl DeletedArgs {
     pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         let keys = self.objects.keys()?;
-        let backup = self.backup.backup(cancel)?;
+        let backup = self
+            .backup
+            .backup_at(self.until.unwrap_or_default(), cancel)?;
         let request = |at| StateRequest {
             at,
             timeline: self.timeline.clone(),

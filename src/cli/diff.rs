@@ -24,7 +24,7 @@ use clap::Args;
 use clap::builder::Resettable;
 use schemars::JsonSchema;
 use serde::Serialize;
-use std::path::PathBuf;
+use std::ffi::OsString;
 
 /// Show which keys were added, changed and deleted between two points
 ///
@@ -61,7 +61,7 @@ pub(super) struct DiffArgs {
     from: Option<At>,
     /// First state: this plain snapshot file, at its newest revision or at --from
     #[arg(long, value_name = "FILE")]
-    from_snapshot: Option<PathBuf>,
+    from_snapshot: Option<String>,
     /// Second point: a revision or a time, as --from [default: the newest revision]
     ///
     /// DELTAFOLD_TO also sets --to of other commands.
@@ -100,12 +100,15 @@ pub(super) struct Head<'a> {
 
 impl DiffArgs {
     /// Returns the plain snapshot files of both sides. Two words without --from are files.
-    fn files(&self) -> Result<(Option<PathBuf>, Option<PathBuf>)> {
+    fn files(&self) -> Result<(Option<String>, Option<String>)> {
         if self.from.is_some() || self.from_snapshot.is_some() {
             return Ok((self.from_snapshot.clone(), None));
         }
         match &self.select.words[..] {
-            [old, new] => Ok((Some(old.into()), Some(new.into()))),
+            [old, new] => {
+                let file = |word: &OsString| Some(word.to_string_lossy().into_owned());
+                Ok((file(old), file(new)))
+            }
             _ => Err(Reason::Usage
                 .error("give the first point with --from REV|TIME, or two plain snapshot files")),
         }
@@ -113,11 +116,18 @@ impl DiffArgs {
 
     pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         let (first, second) = self.files()?;
-        let open = |file: &PathBuf| self.backup.file(file, cancel);
-        let first = first.as_ref().map(open).transpose()?;
+        let (from_at, to_at) = (self.from.unwrap_or_default(), self.to.unwrap_or_default());
+        let first = match &first {
+            Some(file) => Some(self.backup.file(file, from_at, cancel)?),
+            // Each of the two times has a file of its own.
+            None if self.backup.is_series() && matches!(from_at, At::Time(_)) => {
+                Some(self.backup.backup_at(from_at, cancel)?)
+            }
+            None => None,
+        };
         let backup = match &second {
-            Some(file) => open(file)?,
-            None => self.backup.backup(cancel)?,
+            Some(file) => self.backup.file(file, to_at, cancel)?,
+            None => self.backup.backup_at(to_at, cancel)?,
         };
         let request = |at: Option<At>| StateRequest {
             at: at.unwrap_or_default(),

@@ -3,6 +3,7 @@
 //! `store_access` flattens them into all commands that open a store.
 
 use crate::backup::trust::Trust;
+use crate::base::flag_values::yes_or_no;
 use crate::base::mounted_secret;
 use crate::error::{Reason, Result};
 use crate::mvcc::Revision;
@@ -39,6 +40,9 @@ pub(super) struct EncryptionArgs {
         value_delimiter = ','
     )]
     age_identity: Vec<PathBuf>,
+    /// Read a plain snapshot file although it is not encrypted and --age-identity is given
+    #[arg(long, value_parser = yes_or_no)]
+    allow_plaintext: bool,
     #[command(flatten)]
     plaintext: Plaintext,
 }
@@ -56,6 +60,7 @@ impl EncryptionArgs {
             plaintext_below: self.plaintext.allow_plaintext_below.map(Revision),
             ignore_untrusted: self.plaintext.ignore_untrusted,
             only_plain: false,
+            only_encrypted_files: keys.decrypts() && !self.allow_plaintext,
         }
     }
 
@@ -90,20 +95,33 @@ impl EncryptionArgs {
                 recipients.len()
             )));
         }
-        let mut identities = Vec::new();
-        for file in &self.age_identity {
-            let source = source("--age-identity", file)?;
-            let (lines, mode) = read_lines(file, &source)?;
-            for line in lines {
-                identities.push(parse_identity(&line, &source)?);
-            }
-            // Ignore the group's rights: Kubernetes lets the group of a Pod read a mounted Secret.
-            if mode & 0o007 != 0 {
-                tracing::warn!("{source} can be read by every user of this machine: run chmod 600");
-            }
-        }
+        let identities = identities(&self.age_identity, "--age-identity")?;
         Ok(Keys::new(identities, recipients))
     }
+}
+
+/// The keys of files that `flag` names, which only decrypt.
+///
+/// # Errors
+/// `Configuration` if a file cannot be read or does not hold age identities.
+pub(super) fn decrypting(files: &[PathBuf], flag: &str) -> Result<Keys> {
+    Ok(Keys::new(identities(files, flag)?, Vec::new()))
+}
+
+fn identities(files: &[PathBuf], flag: &str) -> Result<Vec<Identity>> {
+    let mut identities = Vec::new();
+    for file in files {
+        let source = source(flag, file)?;
+        let (lines, mode) = read_lines(file, &source)?;
+        for line in lines {
+            identities.push(parse_identity(&line, &source)?);
+        }
+        // Ignore the group's rights: Kubernetes lets the group of a Pod read a mounted Secret.
+        if mode & 0o007 != 0 {
+            tracing::warn!("{source} can be read by every user of this machine: run chmod 600");
+        }
+    }
+    Ok(identities)
 }
 
 /// Whether a text contains an identity, in upper or lower case.

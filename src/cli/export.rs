@@ -53,10 +53,10 @@ impl ExportArgs {
 
     fn print(&self, cancel: &Cancel, out: &mut Stream) -> Result<()> {
         let object_keys = self.objects.keys()?;
-        let backup = self.backup.backup(cancel)?;
+        let backup = self.backup.backup_at(self.state.request().at, cancel)?;
         text::log_time(&self.state.point);
-        let (mut keys, revision) = up_to_damage([backup.context()?], || {
-            let (ctx, source) = backup.open(&self.state.request())?;
+        let (mut keys, revision) = up_to_damage([backup.context()], || {
+            let (ctx, source) = (backup.context(), backup.open(&self.state.request())?);
             let (range, _) = self.select.keys_in(ctx, &source, true)?;
             Ok((Keys::read(ctx, &source, range)?, source.revision))
         })?;

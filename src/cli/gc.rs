@@ -3,7 +3,6 @@
 //! The operation itself is `ops::gc`.
 
 use super::metrics::MetricsArgs;
-use super::store_access::LayoutArgs;
 use super::text::{self, Text};
 use super::{Ended, Output, StoreArgs, print_report, size};
 use crate::backup::retention::Periods;
@@ -63,15 +62,12 @@ pub(super) struct GcArgs {
     /// Read no further full after this time: what rests on the others is removed by the next run
     #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = parse_above_zero)]
     timeout: Duration,
-    /// Remove snapshots even if the newest revision that can be restored becomes lower, or more than half of the
-    /// fulls go
+    /// Remove snapshots even if the newest revision that can be restored becomes lower
     #[arg(long, value_parser = yes_or_no)]
     allow_shrink: bool,
     /// Remove the objects instead of only listing them
     #[arg(long, value_parser = yes_or_no)]
     apply: bool,
-    #[command(flatten)]
-    layout: LayoutArgs,
     #[command(flatten)]
     store: StoreArgs,
     #[command(flatten)]
@@ -108,8 +104,7 @@ impl GcArgs {
 
     pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         self.metrics.around("gc", cancel, |_| {
-            let (mut ctx, options) = (self.store.context(cancel)?, self.options()?);
-            ctx.layout = self.layout.layout;
+            let (ctx, options) = (self.store.context(cancel)?, self.options()?);
             print_report(output, run(&ctx, &options)?, to_text)
         })
     }

@@ -180,7 +180,7 @@ impl HistoryArgs {
         let newest = || backup.open(&Point::default().request(self.timeline.as_deref(), false));
         let prefixes = &self.select.names.etcd_prefixes();
         let custom = || {
-            let (ctx, state) = newest()?;
+            let (ctx, state) = (backup.context(), newest()?);
             custom_resources(ctx, &state, prefixes)
         };
         let range = if self.select.prefix.is_empty() {
@@ -191,7 +191,7 @@ impl HistoryArgs {
         } else {
             self.select.prefixes()
         };
-        let (ctx, state) = newest()?;
+        let (ctx, state) = (backup.context(), newest()?);
         let mut all = Keys::read(ctx, &state, range)?;
         let mut objects = Vec::new();
         while all.advance()? {

@@ -4,27 +4,23 @@
 
 use super::terminal::{Style, width_of};
 use super::text::{self, Row, Text};
-use super::{BackupArgs, Ended, Output, print_report, size};
+use super::{Ended, Output, StoreArgs, print_report, size};
 use crate::base::{Cancel, printable, shorten};
+use crate::error::Reason;
 use crate::ops::findings::Finding;
-use crate::ops::list::plain::{self, ListedFile};
+use crate::ops::list::files::{self, ListedFile};
 use crate::ops::list::{ListedSnapshot, ListedTimeline, Options, Outcome, run};
 use crate::ops::report::Report;
-use crate::prefix::Context;
-use crate::prefix::open::{BackupLocation, Layout};
-use crate::prefix::plain_files::PlainFiles;
 use crate::prefix::restorable::Restorable;
 use clap::Args;
 use std::collections::{HashMap, HashSet};
 
 /// List the snapshots in a store, what can be restored from them, and their problems
 ///
-/// With --snapshot, list shows the revision, the time and the size of plain snapshot files, and whether each
-/// can be opened. Files that are compressed are unpacked for that.
+/// Of a folder of plain snapshot files, list shows the names, times and sizes, and the command that reads the newest. With
+/// --deep it reads them: revision, keys, and whether each is sound.
 #[derive(Debug, Args)]
-#[command(
-    mut_arg("snapshot", |a| a.value_name("PATH").help(super::store_access::SNAPSHOTS_HELP)),
-    after_long_help = "\
+#[command(after_long_help = "\
 Examples:
   List the snapshots by their names, which is fast:
       deltafold list --store s3://backups/etcd-main
@@ -34,62 +30,62 @@ Examples:
       deltafold list --store /backups/etcd-main --output json |
           jq '[.restorable[].last_revision] | max'
   List the snapshots that k3s takes:
-      deltafold list --snapshot /var/lib/rancher/k3s/server/db/snapshots
+      deltafold list --store /var/lib/rancher/k3s/server/db/snapshots
 
-Problems of snapshots are only listed: the exit code is 0 nevertheless."
-)]
+Problems of snapshots are only listed: the exit code is 0 nevertheless.")]
 pub(super) struct ListArgs {
     #[command(flatten)]
     options: Options,
     #[command(flatten)]
-    backup: BackupArgs,
+    store: StoreArgs,
 }
 
 impl ListArgs {
     pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
-        let backup = self.backup.backup(cancel)?;
-        match &backup {
-            BackupLocation::File(ctx, place) => {
-                self.list_files(ctx, &PlainFiles::find(ctx, place)?, output)
-            }
-            _ => {
-                let ctx = backup.context()?;
-                match BackupLocation::layout(ctx, || run(ctx, self.options))? {
-                    Layout::Chain(report) => print_report(output, report, to_text),
-                    Layout::Plain(found) => self.list_files(ctx, &found, output),
+        let ctx = self.store.context(cancel)?;
+        match run(&ctx, self.options) {
+            Err(e) if e.reason() == Reason::NoSnapshots => {
+                match files::list(&ctx, self.options.deep)? {
+                    Some(report) => print_report(output, report, files_to_text),
+                    None => Err(e),
                 }
             }
+            report => print_report(output, report?, to_text),
         }
     }
+}
 
-    fn list_files(&self, ctx: &Context, found: &PlainFiles, output: Output) -> Ended {
-        let report = plain::list(ctx, found, self.options.deep)?;
-        print_report(output, report, files_to_text)
+fn files_to_text(o: &Report<files::Outcome>) -> String {
+    let is_deep = o.files.iter().any(|f| f.readable.is_some());
+    let mut header = vec!["CREATED", "SIZE"];
+    if is_deep {
+        header.extend(["REVISION", "KEYS", "PACKED", "SOUND"]);
     }
-}
-
-fn files_to_text(o: &Report<plain::Outcome>) -> String {
-    let header = ["REVISION", "CREATED", "SIZE", "PACKED", "READABLE", "NAME"];
+    header.push("NAME");
+    let row = |f: &ListedFile| {
+        let created = f.created.map_or("?".to_owned(), text::local_time);
+        let mut cells = vec![created, size(f.bytes)];
+        if is_deep {
+            let sound = match (&f.reason, f.has_checksum) {
+                (Some(reason), _) => format!("no ({reason})"),
+                (None, Some(false)) => "yes, no checksum".to_owned(),
+                (None, _) => "yes".to_owned(),
+            };
+            cells.push(f.revision.map_or("?".to_owned(), |r| r.to_string()));
+            cells.push(f.live_keys.map_or("?".to_owned(), |n| n.to_string()));
+            cells.push(f.compression.unwrap_or("?").to_owned());
+            cells.push(sound);
+        }
+        cells.push(f.name.clone());
+        Row::new(cells)
+    };
     let mut text = Text::new();
-    text.table(&header, &o.files.iter().map(file_row).collect::<Vec<_>>());
-    add_problems(&o.problems, &mut text);
+    text.table(&header, &o.files.iter().map(row).collect::<Vec<_>>());
+    text.line(
+        "these are plain snapshot files; the newest of a series is read with a pattern, such as:",
+    );
+    text.line(format_args!("  {}", o.next));
     text.end()
-}
-
-fn file_row(f: &ListedFile) -> Row {
-    Row::new(vec![
-        f.revision.map_or("?".to_owned(), |r| r.to_string()),
-        text::local_time(f.created),
-        size(f.bytes),
-        f.compression.unwrap_or("?").to_owned(),
-        match (&f.reason, f.has_checksum) {
-            _ if f.readable.is_none() => "?".to_owned(),
-            (Some(reason), _) => format!("no ({reason})"),
-            (None, Some(false)) => "yes, no checksum".to_owned(),
-            (None, _) => "yes".to_owned(),
-        },
-        f.name.clone(),
-    ])
 }
 
 fn to_text(o: &Report<Outcome>) -> String {
@@ -98,17 +94,7 @@ fn to_text(o: &Report<Outcome>) -> String {
     text.block("\n");
     text.block(&drawing(&o.snapshots, &o.restorable, &o.timelines));
     if let Some(identity) = &o.identity {
-        let members = match identity.member_names.is_empty() {
-            true => String::new(),
-            false => {
-                let names = shorten::line(&identity.member_names, ", ", "");
-                format!(", members {names}")
-            }
-        };
-        text.line(format_args!(
-            "backup of cluster {}{members}",
-            identity.cluster_id
-        ));
+        text.line(format_args!("backup of cluster {}", identity.text()));
     }
     let left = o.timelines.iter().filter_map(|t| {
         let (left, at) = (t.left_timeline.as_ref()?, t.left_at_revision?);

@@ -2,15 +2,16 @@
 //!
 //! The operation itself is `ops::restore`; most of its flags are in `ops::restore::options`.
 
-use super::store_access::LayoutArgs;
 use super::text::{self, Text};
 use super::{AccessArgs, Ended, Output, print_report, size};
 use crate::base::{Cancel, duration, plural, shorten};
 use crate::ops::report::Report;
-use crate::ops::restore::{Action, CandidateStatus, Membership, Options, Outcome, Status, run};
+use crate::ops::restore::{
+    Action, CandidateStatus, Membership, NamedBackup, Options, Outcome, Status, run,
+};
+use crate::prefix::select::At;
 use chrono::{DateTime, Utc};
 use clap::Args;
-use std::path::PathBuf;
 
 /// Restore the data directory of an etcd member, at any revision or time
 ///
@@ -37,16 +38,17 @@ Examples:
           --initial-cluster-token restored-1 --initial-advertise-peer-urls http://10.0.0.1:2380
   Restore in an init container before etcd starts, only if the data directory is missing or damaged:
       deltafold restore --store s3://backups/etcd-main --data-dir /var/lib/etcd --if-needed sanity
-  Restore from a snapshot file of etcdctl, k3s, kOps or OpenShift:
+  Restore from a snapshot file of etcdctl, k3s, kOps or OpenShift, or from the newest of k3s:
       deltafold restore --snapshot backup.db --data-dir /var/lib/etcd
+      deltafold restore --snapshot 's3://b/k3s/etcd-snapshot-server1-*' --data-dir /var/lib/etcd
   Write a plain snapshot file for other tools:
       deltafold restore --store s3://backups/etcd-main --revision 123456 --to-snapshot etcd.db
 
 The exit code is 0 on success. docs/exit-codes.md lists all others."
 )]
 pub(super) struct RestoreArgs {
-    /// URL of the folder that holds v2/ (or v1/), or plain snapshot files: s3://bucket/prefix, gs://…, az://…,
-    /// swift://…, file:///dir or a path; repeatable
+    /// URL of the folder that holds v2/ (or v1/): s3://bucket/prefix, gs://…, az://…, swift://…,
+    /// file:///dir or a path; repeatable
     ///
     /// Of several stores, restore uses the one with the newest revision; if several are equal, the first of
     /// them. A store that cannot be read is skipped. In the environment variable: one URL per line.
@@ -58,18 +60,17 @@ pub(super) struct RestoreArgs {
         help_heading = "Backup"
     )]
     store: Vec<String>,
-    /// Read a plain snapshot file instead, by its path or URL, as written by etcdctl, k3s, kOps, Talos or OpenShift
+    /// Read a plain snapshot file instead, by its path or URL, as etcdctl, k3s, kOps, Talos or OpenShift write it
     ///
-    /// It may be compressed. Of a folder the newest file is read, or the one of --time or --revision.
+    /// It may be compressed. A * stands for the time in the names: 's3://b/k3s/etcd-snapshot-server1-*' is the newest of
+    /// these files, or the newest that is not later than --time. kOps' are '…/*/etcd.backup.gz'.
     #[arg(
         long,
         value_name = "FILE",
         conflicts_with = "store",
         help_heading = "Backup"
     )]
-    snapshot: Option<PathBuf>,
-    #[command(flatten)]
-    layout: LayoutArgs,
+    snapshot: Option<String>,
     #[command(flatten)]
     options: Options,
     #[command(flatten)]
@@ -78,15 +79,22 @@ pub(super) struct RestoreArgs {
 
 impl RestoreArgs {
     pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
+        let time = self.options.shared.point.time;
         let mut backups = Vec::new();
         match &self.snapshot {
-            Some(file) => backups.push(self.access.backup_file(file, cancel)?),
+            Some(file) => {
+                let at = time.map_or(At::Newest, At::Time);
+                let location = self.access.backup_file(file, at, cancel)?;
+                backups.push(NamedBackup {
+                    name: location.name(),
+                    location: Ok(location),
+                });
+            }
             None => {
                 let urls = self.store.iter().map(|s| s.trim());
                 let urls = urls.filter(|s| !s.is_empty());
                 for (nth, url) in (1..).zip(urls) {
-                    let layout = self.layout.layout;
-                    backups.push(self.access.backup_store(nth, url, layout, cancel)?);
+                    backups.push(self.access.backup_store(nth, url, cancel)?);
                 }
             }
         }
@@ -96,7 +104,6 @@ impl RestoreArgs {
             .map(|file| self.access.plain_target(nth, file, cancel))
             .transpose()?;
         let report = run(&backups, &self.options, to_snapshot.as_ref(), cancel)?;
-        let time = self.options.shared.point.time;
         print_report(output, report, |o| to_text(o, time))
     }
 }

@@ -75,7 +75,7 @@ const COMMANDS: [(&str, Results); 20] = [
     ("list", |g| {
         vec![
             report::<list::Outcome>(g),
-            report::<list::plain::Outcome>(g),
+            report::<list::files::Outcome>(g),
         ]
     }),
     ("maintain", |g| vec![report::<maintain::Outcome>(g)]),
@@ -89,7 +89,7 @@ const COMMANDS: [(&str, Results); 20] = [
         vec![
             report::<verify::store::Outcome>(g),
             report::<verify::cluster::Outcome>(g),
-            report::<verify::plain::Outcome>(g),
+            report::<verify::file::Outcome>(g),
         ]
     }),
 ];

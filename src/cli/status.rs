@@ -3,13 +3,12 @@
 //! The operation itself is `ops::status`.
 
 use super::text::{self, Text};
-use super::{BackupArgs, Ended, Output, print_report, size};
-use crate::base::{Cancel, duration, shorten};
+use super::{Ended, Output, StoreArgs, print_report, size};
+use crate::base::{Cancel, duration};
 use crate::error::{Reason, Result};
 use crate::ops::live_follower::LiveFollower;
 use crate::ops::report::Report;
-use crate::ops::restore::BackupLocation;
-use crate::ops::status::{Options, Outcome, Status, Verification, of_nothing, run, run_on_files};
+use crate::ops::status::{Options, Outcome, Status, Verification, of_nothing, run};
 use crate::ops::verify::record::{RecordLevel, RecordResult};
 use crate::prefix::restorable::Restorable;
 use clap::Args;
@@ -20,12 +19,10 @@ use clap::Args;
 /// can be restored, the last verifications, and the size.
 ///
 /// status reads the names of the snapshots and the records of `deltafold verify`, and no snapshot. Whoever can
-/// write to the store can forge both: only `deltafold verify` reads the backup. Of plain snapshot files, status
-/// opens the newest.
+/// write to the store can forge both: only `deltafold verify` reads the backup. Plain snapshot
+/// files are checked with `deltafold verify --snapshot`.
 #[derive(Debug, Args)]
-#[command(
-    mut_arg("snapshot", |a| a.value_name("PATH").help(super::store_access::SNAPSHOTS_HELP)),
-    after_long_help = "\
+#[command(after_long_help = "\
 Examples:
   Show the state of a backup:
       deltafold status --store s3://backups/etcd-main
@@ -33,20 +30,17 @@ Examples:
       deltafold status --store s3://backups/etcd-main --max-age 2h --verified-within 2d
   Print the age of the newest snapshot in seconds:
       deltafold status --store /backups/etcd-main --output json | jq .newest.age_seconds
-  Show the state of the snapshots that k3s takes:
-      deltafold status --snapshot /var/lib/rancher/k3s/server/db/snapshots
 
 Exit codes: 0 if the backup is healthy; 65 if the last verification failed, or if revisions are missing up to the \
 newest snapshot; 66 if there is nothing to restore; 75 if the newest snapshot is too old (Stale), if the cluster \
 was set back less than --set-back-age ago (SetBack), or if no verification has succeeded within --verified-within \
 (NotVerified). If several apply, the first of 66, 65 and 75. \
-docs/exit-codes.md lists all others."
-)]
+docs/exit-codes.md lists all others.")]
 pub(super) struct StatusArgs {
     #[command(flatten)]
     options: Options,
     #[command(flatten)]
-    backup: BackupArgs,
+    store: StoreArgs,
 }
 
 impl StatusArgs {
@@ -55,16 +49,12 @@ impl StatusArgs {
     }
 
     fn report(&self, cancel: &Cancel) -> Result<Report<Outcome>> {
-        let backup = match self.backup.backup(cancel) {
+        match self.store.context(cancel) {
             // A local folder that is not there.
             Err(e) if e.reason() == Reason::NoSnapshots => {
-                return Ok(of_nothing(&self.backup.shown(), &e, &self.options));
+                Ok(of_nothing(self.store.url(), &e, &self.options))
             }
-            backup => backup?,
-        };
-        match &backup {
-            BackupLocation::File(ctx, place) => run_on_files(ctx, place, &self.options),
-            _ => run(backup.context()?, &self.options),
+            ctx => run(&ctx?, &self.options),
         }
     }
 }
@@ -116,12 +106,7 @@ fn to_text(o: &Report<Outcome>) -> String {
     }
     text.field("size", size_of(o));
     if let Some(identity) = &o.identity {
-        let members = shorten::line(&identity.member_names, ", ", "");
-        let members = match members.is_empty() {
-            true => String::new(),
-            false => format!(", members {members}"),
-        };
-        text.field("cluster", format_args!("{}{members}", identity.cluster_id));
+        text.field("cluster", identity.text());
     }
     for p in &o.problems {
         text.field("note", format_args!("{} [{}]", p.message, p.reason));

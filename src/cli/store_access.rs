@@ -3,19 +3,20 @@
 //! All commands that read or write a backup flatten one of these structs into their arguments.
 
 use super::encryption::EncryptionArgs;
+use crate::backup::trust::Trust;
 use crate::base::limits::Limits;
 use crate::base::{Cancel, byte_size};
 use crate::error::{Reason, Result};
-use crate::ops::restore::{BackupLocation, PlainTarget};
+use crate::ops::restore::{BackupLocation, NamedBackup, PlainTarget};
+use crate::prefix::Context;
 use crate::prefix::damage::Damage;
-use crate::prefix::plain_files::PlainPlace;
-use crate::prefix::{Context, PrefixLayout};
-use crate::store::{self, Store};
+use crate::prefix::open::FilePlace;
+use crate::prefix::select::At;
+use crate::prefix::snapshot_files::{Pattern, folder_hint, open_named, open_newest};
+use crate::store::{self, Keys, Store};
+use chrono::Utc;
 use clap::{Arg, Args};
 use std::path::{Path, PathBuf};
-
-/// The help of `--snapshot` of commands that take a folder, too.
-pub(super) const SNAPSHOTS_HELP: &str = "Take a plain snapshot file instead, or a folder of such files, as written by etcdctl, k3s, kOps or OpenShift; looks into its folders, too";
 
 /// A store, and how it is accessed.
 #[derive(Debug, Args)]
@@ -45,6 +46,11 @@ impl StoreArgs {
     pub(super) fn context(&self, cancel: &Cancel) -> Result<Context> {
         self.access.context(&self.store, cancel)
     }
+
+    /// Returns the URL as given.
+    pub(super) fn url(&self) -> &str {
+        &self.store
+    }
 }
 
 /// Flags for writing snapshots. Commands that only read accept them, since a variable may be set for all commands,
@@ -60,45 +66,45 @@ fn hide_if_for_writing(arg: Arg) -> Arg {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Backup", mut_args(hide_if_for_writing))]
 pub(super) struct BackupArgs {
-    /// URL of the folder that holds v2/ (or v1/), or plain snapshot files: s3://bucket/prefix, gs://…, az://…,
-    /// swift://…, file:///dir or a path
+    /// URL of the folder that holds v2/ (or v1/): s3://bucket/prefix, gs://…, az://…, swift://…,
+    /// file:///dir or a path
     #[arg(long, value_name = "URL", required_unless_present = "snapshot")]
     store: Option<String>,
-    /// Read a plain snapshot file instead, by its path or URL, as written by etcdctl, k3s, kOps, Talos or OpenShift
+    /// Read a plain snapshot file instead, by its path or URL, as etcdctl, k3s, kOps, Talos or OpenShift write it
     ///
-    /// It may be compressed. Of a folder the newest file is read, or the one of --time or --revision.
+    /// It may be compressed. A * stands for the time in the names: 's3://b/k3s/etcd-snapshot-server1-*' is the newest of
+    /// these files, or the newest that is not later than --time. kOps' are '…/*/etcd.backup.gz'.
     #[arg(long, value_name = "FILE", conflicts_with = "store")]
-    snapshot: Option<PathBuf>,
-    #[command(flatten)]
-    layout: LayoutArgs,
+    snapshot: Option<String>,
     #[command(flatten)]
     access: AccessArgs,
 }
 
-/// The layout of a prefix that holds both.
-#[derive(Debug, Args)]
-pub(super) struct LayoutArgs {
-    /// Read the fulls and deltas of the store, or the plain snapshot files [default: what it holds]
-    #[arg(long, value_name = "LAYOUT")]
-    pub(super) layout: Option<PrefixLayout>,
-}
-
 impl BackupArgs {
+    /// Opens the backup. Of a series of files, it is the newest one.
     pub(super) fn backup(&self, cancel: &Cancel) -> Result<BackupLocation> {
+        self.backup_at(At::Newest, cancel)
+    }
+
+    /// Opens the backup. Of a series of files, it is the newest one that is not later than a time.
+    pub(super) fn backup_at(&self, at: At, cancel: &Cancel) -> Result<BackupLocation> {
         match (&self.snapshot, &self.store) {
-            (Some(file), _) => self.access.backup_file(file, cancel),
-            (None, Some(url)) => {
-                let mut ctx = self.access.context(url, cancel)?;
-                ctx.layout = self.layout.layout;
-                Ok(BackupLocation::Store(ctx))
-            }
+            (Some(file), _) => self.access.backup_file(file, at, cancel),
+            (None, Some(url)) => Ok(BackupLocation::Prefix(self.access.context(url, cancel)?)),
             (None, None) => Err(Reason::Usage.error("give --store URL, or --snapshot FILE")),
         }
     }
 
     /// A plain snapshot file beside this backup, read with the same limits and keys.
-    pub(super) fn file(&self, file: &Path, cancel: &Cancel) -> Result<BackupLocation> {
-        self.access.backup_file(file, cancel)
+    pub(super) fn file(&self, file: &str, at: At, cancel: &Cancel) -> Result<BackupLocation> {
+        self.access.backup_file(file, at, cancel)
+    }
+
+    /// Whether --snapshot names a series of files.
+    pub(super) fn is_series(&self) -> bool {
+        self.snapshot
+            .as_ref()
+            .is_some_and(|file| file.contains('*'))
     }
 
     /// Returns the flag that names the backup, for a command that is printed.
@@ -113,8 +119,8 @@ impl BackupArgs {
 
     /// Returns the URL or the path as given.
     pub(super) fn shown(&self) -> String {
-        let file = self.snapshot.as_ref().map(|f| f.display().to_string());
-        file.or(self.store.clone()).unwrap_or_default()
+        let given = self.snapshot.as_ref().or(self.store.as_ref());
+        given.cloned().unwrap_or_default()
     }
 }
 
@@ -182,6 +188,11 @@ impl AccessArgs {
         Ok(options)
     }
 
+    /// The rules of trust with these keys.
+    pub(super) fn trust(&self, keys: &Keys) -> Trust {
+        self.encryption.trust(keys)
+    }
+
     pub(super) fn temp_dir(&self) -> Result<PathBuf> {
         let temp_dir = self.temp_dir.clone().unwrap_or_else(std::env::temp_dir);
         match temp_dir.is_dir() {
@@ -217,7 +228,6 @@ impl AccessArgs {
                 value_bytes: self.max_value_bytes,
             },
             damage: Damage::default(),
-            layout: Some(PrefixLayout::Chain),
         })
     }
 
@@ -231,28 +241,26 @@ impl AccessArgs {
         })
     }
 
-    /// The snapshots of the `nth` store. A store that cannot be opened is returned as [`BackupLocation::Closed`]: the
-    /// operation may use another one.
+    /// The snapshots of the `nth` store. A store that cannot be opened is no error: the operation may use another one.
     pub(super) fn backup_store(
         &self,
         nth: usize,
         url: &str,
-        layout: Option<PrefixLayout>,
         cancel: &Cancel,
-    ) -> Result<BackupLocation> {
-        match self.nth_context(nth, url, cancel) {
+    ) -> Result<NamedBackup> {
+        let location = match self.nth_context(nth, url, cancel) {
             Ok(mut ctx) => {
-                ctx.layout = layout;
                 // Recipients alone encrypt the written file: the backup itself may be plain.
                 ctx.trust.only_encrypted = ctx.keys.decrypts();
-                Ok(BackupLocation::Store(ctx))
+                Ok(BackupLocation::Prefix(ctx))
             }
-            Err(e) if e.reason() == Reason::Usage => Err(e),
-            Err(error) => Ok(BackupLocation::Closed {
-                name: url.to_owned(),
-                error,
-            }),
-        }
+            Err(e) if e.reason() == Reason::Usage => return Err(e),
+            Err(e) => Err(e),
+        };
+        Ok(NamedBackup {
+            name: url.to_owned(),
+            location,
+        })
     }
 
     /// A context whose store is a placeholder that is never read.
@@ -287,23 +295,69 @@ impl AccessArgs {
         Ok(PlainTarget::Object(Box::new(store), name.to_owned()))
     }
 
-    /// A plain snapshot file, or a folder of such files, on this machine or by a URL. On this machine the store of the
-    /// context is a placeholder that is never read.
-    pub(super) fn backup_file(&self, file: &Path, cancel: &Cancel) -> Result<BackupLocation> {
-        let text = file.to_str().unwrap_or_default();
-        if text.contains("://") {
-            if let Some(path) = store::open::local_folder(text) {
-                return self.backup_file(&path, cancel);
-            }
-            let (above, name) = folder_and_name(text);
-            let ctx = self.context(above, cancel)?;
-            return Ok(BackupLocation::File(
-                ctx,
-                PlainPlace::Store(name.to_owned()),
-            ));
+    /// A plain snapshot file on this machine or by a URL, or the file of a series: the newest one, or the newest that is not
+    /// later than a time.
+    pub(super) fn backup_file(
+        &self,
+        file: &str,
+        at: At,
+        cancel: &Cancel,
+    ) -> Result<BackupLocation> {
+        if let Some(pattern) = Pattern::parse(file)? {
+            let ctx = self.folder_context(&pattern.folder, "--snapshot", cancel)?;
+            let until = match at {
+                At::Time(time) => Some(time),
+                At::Newest | At::Revision(_) => None,
+            };
+            let opened = open_newest(&ctx, &pattern, until, Utc::now())?;
+            return Ok(BackupLocation::File(ctx, Box::new(opened)));
         }
-        let ctx = self.context_without_store(cancel)?;
-        Ok(BackupLocation::File(ctx, PlainPlace::Path(file.to_owned())))
+        let (ctx, place) = match store::open::local_folder(file) {
+            // The store of the context is a placeholder that is never read.
+            Some(path) => (self.context_without_store(cancel)?, FilePlace::Path(path)),
+            None => {
+                let (above, name) = folder_and_name(file);
+                (
+                    self.context(above, cancel)?,
+                    FilePlace::Object(name.to_owned()),
+                )
+            }
+        };
+        let opened = match open_named(&ctx, &place) {
+            Err(e)
+                if e.reason() == Reason::NoSnapshots && matches!(place, FilePlace::Object(_)) =>
+            {
+                // It may be a folder.
+                let paths = self.context(file, cancel)?.store.first_paths()?;
+                return Err(match paths.is_empty() {
+                    true => e,
+                    false => Reason::NoSnapshots.error(folder_hint(file, &paths)),
+                });
+            }
+            opened => opened?,
+        };
+        Ok(BackupLocation::File(ctx, Box::new(opened)))
+    }
+
+    /// A context whose store is the folder of plain snapshot files, which `flag` has named. One of this machine has no
+    /// options.
+    pub(super) fn folder_context(
+        &self,
+        folder: &str,
+        flag: &str,
+        cancel: &Cancel,
+    ) -> Result<Context> {
+        let is_local = store::open::local_folder(folder);
+        if let Some(path) = is_local.as_ref().filter(|path| !path.is_dir()) {
+            return Err(Reason::NoSnapshots.error(format!(
+                "there is no folder {}: check {flag}",
+                path.display()
+            )));
+        }
+        self.context_with(1, cancel, |options, handle| {
+            let options = if is_local.is_some() { &[] } else { options };
+            store::open(folder, options, handle)
+        })
     }
 }
 

@@ -1,7 +1,7 @@
 //! `deltafold verify`: its arguments, and its results as text.
 //!
 //! The operations themselves are `ops::verify::store` (the backup alone), `ops::verify::cluster` (the backup
-//! and a live etcd) and `ops::verify::plain` (plain snapshot files).
+//! and a live etcd) and `ops::verify::file` (a plain snapshot file).
 
 use super::endpoints::EndpointArgs;
 use super::metrics::MetricsArgs;
@@ -17,10 +17,10 @@ use crate::mvcc::Revision;
 use crate::ops::findings::{Finding, Severity};
 use crate::ops::report::Report;
 use crate::ops::verify::cluster::{Options, Outcome, run};
-use crate::ops::verify::{drill, plain, store};
+use crate::ops::verify::{drill, file, store};
 use crate::prefix::Context;
-use crate::prefix::open::{BackupLocation, Layout};
-use crate::prefix::plain_files::PlainFiles;
+use crate::prefix::open::BackupLocation;
+use crate::prefix::snapshot_files::OpenFile;
 use crate::telemetry::metrics::{Metrics, RestorableWindow};
 use clap::Args;
 use std::collections::BTreeMap;
@@ -35,8 +35,8 @@ use std::time::Duration;
 /// With --endpoints, verify folds the backup up to its newest revision and compares its HashKV with that of
 /// every member of the cluster at the same revision. To compute it, each member reads all its keys once.
 ///
-/// With --snapshot, verify reads the newest of the plain snapshot files, or with --all-chains all of them: the
-/// SHA-256 behind the database, every page, and HashKV. With --level names, it only opens them.
+/// With --snapshot, verify reads a plain snapshot file, or with a pattern the newest one: the SHA-256 behind the database,
+/// every page, and HashKV. With --max-age it also checks that a snapshot is still taken.
 ///
 /// verify writes the level, the time, the newest revision and the result to deltafold-verified/ in the store,
 /// for `deltafold status`, unless --no-record or --snapshot is given. If the store refuses that, it is a warning.
@@ -44,10 +44,7 @@ use std::time::Duration;
 #[derive(Debug, Args)]
 #[command(
     mut_arg("level", |a| a.conflicts_with("endpoints")),
-    mut_arg("snapshot", |a| {
-        let a = a.value_name("PATH").help(super::store_access::SNAPSHOTS_HELP);
-        a.conflicts_with("endpoints")
-    }),
+    mut_arg("snapshot", |a| a.conflicts_with_all(["endpoints", "all_chains", "all_tags", "timeline"])),
     after_long_help = "\
 Examples:
   Check that the newest state can be restored, by reading every byte of it:
@@ -61,12 +58,13 @@ Examples:
   Compare them at a given revision, as JSON:
       deltafold verify --store /backups/etcd-main --endpoints http://127.0.0.1:2379 \\
           --revision 41000 --output json
-  Check every snapshot that k3s has taken:
-      deltafold verify --snapshot /var/lib/rancher/k3s/server/db/snapshots --all-chains
+  Check each night that k3s has taken a snapshot, and that an etcd starts with it:
+      deltafold verify --snapshot '/var/lib/rancher/k3s/server/db/snapshots/etcd-snapshot-*' --max-age 26h \\
+          --etcd-binary /usr/local/bin/etcd
 
 Exit codes: 0 if there is no problem; 65 if snapshots are damaged or missing, if the restore drill failed, or if a \
 member differs from the backup; 66 if the store has no snapshots to restore, or no revision that the backup and etcd \
-both still have. docs/exit-codes.md lists all others."
+both still have; 75 if --max-age is exceeded. docs/exit-codes.md lists all others."
 )]
 pub(super) struct VerifyArgs {
     #[command(flatten)]
@@ -74,7 +72,7 @@ pub(super) struct VerifyArgs {
     /// Verify all chains of all timelines, and the snapshots outside of them
     ///
     /// Without it, verify checks only the chain that a restore of the newest state would use, and the snapshots
-    /// that it must read to find this chain. With --snapshot: verify all files, not only the newest.
+    /// that it must read to find this chain.
     #[arg(long, conflicts_with = "endpoints", value_parser = yes_or_no)]
     all_chains: bool,
     /// Read the tags of all snapshots to find the excluded ones, with a request per snapshot
@@ -99,6 +97,9 @@ pub(super) struct VerifyArgs {
     /// ID of the timeline to verify, from `deltafold list --deep` [default: the newest timeline]
     #[arg(long, value_name = "ID")]
     timeline: Option<String>,
+    /// With --snapshot: fail with Stale (75) if the snapshot is older than this, by its name
+    #[arg(long, value_name = "DURATION", requires = "snapshot", value_parser = duration::parse_above_zero)]
+    max_age: Option<Duration>,
     /// Do not record this verification in the store
     #[arg(long, value_parser = yes_or_no)]
     no_record: bool,
@@ -115,61 +116,55 @@ impl VerifyArgs {
         self.metrics.around("verify", cancel, |metrics| {
             let backup = self.backup.backup(cancel)?;
             match &backup {
-                BackupLocation::File(ctx, place) => {
-                    self.verify_files(ctx, || PlainFiles::find(ctx, place), metrics, output)
+                BackupLocation::File(_, file) => self.verify_file(&backup, file, metrics, output),
+                BackupLocation::Prefix(ctx) if self.live.is_given() => {
+                    self.compare(ctx, cancel, metrics, output)
                 }
-                _ => {
-                    let ctx = backup.context()?;
-                    let of_chains = || {
-                        if self.live.is_given() {
-                            return self.compare(ctx, cancel, metrics, output);
-                        }
-                        self.verify(ctx, metrics, output)
-                    };
-                    match BackupLocation::layout(ctx, of_chains)? {
-                        Layout::Chain(ended) => Ok(ended),
-                        Layout::Plain(found) => {
-                            self.verify_files(ctx, || Ok(found), metrics, output)
-                        }
-                    }
-                }
+                BackupLocation::Prefix(ctx) => self.verify(ctx, metrics, output),
             }
         })
     }
 
-    /// Verifies plain snapshot files. They are looked for after the flags were checked.
-    fn verify_files(
+    /// Verifies a plain snapshot file.
+    fn verify_file(
         &self,
-        ctx: &Context,
-        find: impl FnOnce() -> Result<PlainFiles>,
+        backup: &BackupLocation,
+        opened: &OpenFile,
         metrics: &Metrics,
         output: Output,
     ) -> Ended {
-        let needs_store = [
-            ("--etcd-binary", self.etcd_binary.is_some()),
-            ("--revision", self.revision.is_some()),
-        ];
-        if let Some((flag, _)) = needs_store.iter().find(|f| f.1) {
-            return Err(Reason::Usage.error(format!(
-                "{flag} (or its environment variable) needs fulls and deltas: leave it out for plain snapshots"
-            )));
+        if self.revision.is_some() {
+            return Err(Reason::Usage.error(
+                "--revision (or its environment variable) needs --endpoints: leave it out for a plain snapshot file",
+            ));
         }
-        let options = plain::Options {
-            level: self.depth.level.unwrap_or_default(),
-            all: self.all_chains,
+        let options = file::Options {
+            level: self.level()?,
+            max_age: self.max_age,
+            drill: self.drill()?,
         };
-        let mut found = find()?;
-        if self.timeline.is_some() {
-            found = found.of_one_history(ctx, self.timeline.as_deref())?;
-        }
-        let mut report = plain::run(ctx, &found, options)?;
+        let mut report = file::run(backup, opened, &options)?;
         if self.live.is_given() {
             // The variable may be set for other commands.
-            let warning = "plain snapshots are not compared with the live etcd of --endpoints";
+            let warning = "a plain snapshot file is not compared with the live etcd of --endpoints";
             report.warnings.push(warning.to_owned());
         }
         metrics.verified(&report.metrics());
-        print_report(output, report, files_to_text)
+        print_report(output, report, file_to_text)
+    }
+
+    /// The restore drill that is asked for.
+    fn drill(&self) -> Result<Option<drill::Options>> {
+        let Some(etcd) = &self.etcd_binary else {
+            return Ok(None);
+        };
+        drill::check_program(etcd)?;
+        Ok(Some(drill::Options {
+            // etcd is started in another folder.
+            etcd: std::path::absolute(etcd).map_err(|e| Error::io("find the current folder", e))?,
+            health_timeout: self.drill_timeout,
+            client: self.live.options()?,
+        }))
     }
 
     /// Compares the backup with a live cluster.
@@ -203,25 +198,12 @@ impl VerifyArgs {
             ));
         }
         let level = self.level()?;
-        let drill = match &self.etcd_binary {
-            None => None,
-            Some(etcd) => {
-                drill::check_program(etcd)?;
-                Some(drill::Options {
-                    // etcd is started in another folder.
-                    etcd: std::path::absolute(etcd)
-                        .map_err(|e| Error::io("find the current folder", e))?,
-                    health_timeout: self.drill_timeout,
-                    client: self.live.options()?,
-                })
-            }
-        };
         let options = store::Options {
             level,
             all_chains: self.all_chains,
             all_tags: self.all_tags,
             timeline: self.timeline.clone(),
-            drill,
+            drill: self.drill()?,
             record: !self.no_record,
         };
         let result = store::run(ctx, &options);
@@ -283,17 +265,7 @@ fn to_text(o: &Report<store::Outcome>) -> String {
     }
     text.list("chain", &lines);
     for d in &o.drills {
-        let result = match d.succeeded {
-            true => "equals the backup, and accepts a write",
-            false => "failed",
-        };
-        let version = d.etcd_version.as_deref().unwrap_or("(version unknown)");
-        let (revision, timeline) = (d.revision, &d.timeline);
-        let drill = format!("etcd {version} at revision {revision} of {timeline}: {result}");
-        text.field(
-            "drill",
-            format_args!("{drill} ({})", duration::human(d.seconds)),
-        );
+        text.field("drill", drill_text(d));
     }
     if let Some(n) = &o.newest {
         text.line(format_args!(
@@ -314,32 +286,45 @@ fn to_text(o: &Report<store::Outcome>) -> String {
     text.end()
 }
 
-fn files_to_text(o: &Report<plain::Outcome>) -> String {
+fn file_to_text(o: &Report<file::Outcome>) -> String {
+    use store::{Level, Status};
     let mut text = Text::new();
-    let status = match o.status {
-        store::Status::Verified => "verified",
-        store::Status::Failed => "failed",
-    };
     let how = match o.level {
-        store::Level::Names => "opened only",
-        store::Level::Checksums | store::Level::Fold => "every byte",
+        Level::Names => "by its SHA-256",
+        Level::Checksums => "every byte",
+        Level::Fold => "every byte, and by a fold",
     };
-    let (read, all) = (o.files.len(), o.snapshots);
-    text.line(format_args!(
-        "{status}: {read} of {}, {how}",
-        count(all, "file")
-    ));
-    add_findings(&o.findings, &mut text);
-    let mut lines = Vec::new();
-    for f in o.files.iter().filter(|f| f.verified) {
-        let revision = f.revision.map(|r| format!(": revision {r}"));
-        let hash = f.hash_kv.zip(f.live_keys);
-        let hash = hash.map(|(hash, keys)| format!(", HashKV {hash}, {keys} live keys"));
-        let (revision, hash) = (revision.unwrap_or_default(), hash.unwrap_or_default());
-        lines.push(format!("{}{revision}{hash}", f.name));
+    let (style, status) = match o.status {
+        Status::Verified => (Style::Good, "verified"),
+        Status::Failed => (Style::Bad, "failed"),
+    };
+    text.verdict(style, status, format_args!(": {}, {how}", o.path));
+    let hash = o.hash_kv.zip(o.live_keys);
+    let hash = hash.map(|(hash, keys)| format!(", HashKV {hash}, {}", count(keys, "live key")));
+    let holds = format!("revision {}{}", o.revision, hash.unwrap_or_default());
+    text.field("holds", holds);
+    if let Some((created, age)) = o.created.zip(o.age_seconds) {
+        let age = duration::age(age);
+        text.field(
+            "taken",
+            format_args!("{}, {age} old", text::local_time(created)),
+        );
     }
-    text.list("file", &lines);
+    if let Some(drill) = &o.drill {
+        text.field("drill", drill_text(drill));
+    }
     text.end()
+}
+
+fn drill_text(d: &Report<drill::Outcome>) -> String {
+    let result = match d.succeeded {
+        true => "equals the backup, and accepts a write",
+        false => "failed",
+    };
+    let version = d.etcd_version.as_deref().unwrap_or("(version unknown)");
+    let (revision, timeline) = (d.revision, &d.timeline);
+    let took = duration::human(d.seconds);
+    format!("etcd {version} at revision {revision} of {timeline}: {result} ({took})")
 }
 
 /// Adds the findings. Of each reason, only the first ones are listed.

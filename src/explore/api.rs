@@ -236,7 +236,6 @@ async fn backup(State(shared): State<Arc<Shared>>) -> Response {
         Some(Err(e)) => ("failed", Some(ErrorBody::of(e))),
     };
     let overview = shared.overview.get();
-    let context = shared.backup.context().ok();
     Json(Backup {
         name: shared.backup.name(),
         flag: match shared.backup {
@@ -245,7 +244,7 @@ async fn backup(State(shared): State<Arc<Shared>>) -> Response {
         },
         version: env!("CARGO_PKG_VERSION"),
         phase,
-        read_bytes: context.map_or(0, |ctx| ctx.store.bytes_read()),
+        read_bytes: shared.backup.context().store.bytes_read(),
         error,
         window: index.and_then(|index| index.as_ref().ok()).map(Window::of),
         overview: overview.and_then(|overview| overview.as_ref().ok()),

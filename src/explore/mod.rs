@@ -24,7 +24,6 @@ use crate::objects::key::EtcdPrefixes;
 use crate::ops::read::versions;
 use crate::prefix::damage::up_to_damage;
 use crate::prefix::open::BackupLocation;
-use crate::prefix::plain_files::PlainFiles;
 use crate::prefix::scan::{Depth, scan};
 use crate::telemetry::connection_limit::{LimitedListener, Limits};
 use crate::telemetry::endpoint::BindAddress;
@@ -120,16 +119,15 @@ pub fn run(
 
 /// Fails if the backup cannot be listed, or has no snapshot: a page would show nothing.
 fn refuse_empty(backup: &BackupLocation) -> Result<()> {
-    let ctx = backup.context()?;
     match backup {
-        BackupLocation::File(_, place) => PlainFiles::find(ctx, place).map(drop),
-        _ => BackupLocation::layout(ctx, || scan(ctx, Depth::Names)).map(drop),
+        BackupLocation::File(..) => Ok(()),
+        BackupLocation::Prefix(ctx) => scan(ctx, Depth::Names).map(drop),
     }
 }
 
 /// Reads the backup.
 fn read(backup: &BackupLocation, options: &Options) -> Result<Index> {
-    let ctx = backup.context()?;
+    let ctx = backup.context();
     up_to_damage([ctx], || {
         let builder = Builder::new(ctx)?;
         let coverage = versions::read(backup, options.timeline.as_deref(), &builder)?;

@@ -6,7 +6,7 @@ use crate::backup::retention::Periods;
 use crate::error::{Reason, Result};
 use crate::ops::gc::{self, PolicyName, Rules};
 use crate::ops::{list, status};
-use crate::prefix::open::{BackupLocation, Layout};
+use crate::prefix::open::BackupLocation;
 use chrono::TimeDelta;
 use clap::ValueEnum;
 use serde::Serialize;
@@ -16,16 +16,9 @@ use std::time::Duration;
 #[derive(Debug, Serialize)]
 pub(super) struct Overview {
     /// As `deltafold list --output json`.
-    listed: Listed,
+    listed: list::Outcome,
     /// As `deltafold status --output json`.
     status: status::Outcome,
-}
-
-#[derive(Debug, Serialize)]
-#[serde(untagged)]
-enum Listed {
-    Chain(list::Outcome),
-    Plain(list::plain::Outcome),
 }
 
 /// Returns what `list` and `status` tell.
@@ -33,17 +26,14 @@ enum Listed {
 /// # Errors
 /// Errors of the store; `NoSnapshots`.
 pub(super) fn overview(backup: &BackupLocation) -> Result<Overview> {
-    let ctx = backup.context()?;
+    let ctx = backup.context();
     let options = list::Options {
         deep: false,
         all_tags: false,
     };
     let limits = status::Options::default();
     Ok(Overview {
-        listed: match BackupLocation::layout(ctx, || list::run(ctx, options))? {
-            Layout::Chain(report) => Listed::Chain(report.outcome),
-            Layout::Plain(found) => Listed::Plain(list::plain::list(ctx, &found, false)?.outcome),
-        },
+        listed: list::run(ctx, options)?.outcome,
         status: status::run(ctx, &limits)?.outcome,
     })
 }
@@ -70,5 +60,5 @@ pub(super) fn removals(backup: &BackupLocation, policy: &str) -> Result<gc::Outc
         timeout: Duration::from_secs(60),
         look_again: gc::Options::LOOK_AGAIN,
     };
-    Ok(gc::run(backup.context()?, &options)?.outcome)
+    Ok(gc::run(backup.context(), &options)?.outcome)
 }

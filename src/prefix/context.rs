@@ -3,8 +3,7 @@
 use super::damage::Damage;
 use super::free_space;
 use super::open::read_snapshot::SnapshotReader;
-use super::open::{DatabaseFile, Payload, PlainSnapshot, plain_snapshot};
-use super::plain_files::PlainPlace;
+use super::open::{DatabaseFile, FilePlace, Payload, PlainSnapshot, plain_snapshot};
 use crate::backup::Snapshot;
 use crate::backup::delta::DeltaReader;
 use crate::backup::full::FullReader;
@@ -16,18 +15,8 @@ use crate::bolt::Database;
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::Base;
 use crate::store::{Keys, Store};
-use clap::ValueEnum;
 use std::io::{self, Read, Write};
 use std::path::PathBuf;
-
-/// How the snapshots of a prefix are laid out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum PrefixLayout {
-    /// Fulls and deltas in v2/ or v1/
-    Chain,
-    /// Plain snapshot files, as k3s, kOps or etcdctl write them
-    Plain,
-}
 
 /// What every operation needs.
 #[derive(Clone)]
@@ -47,8 +36,6 @@ pub struct Context {
     pub limits: Limits,
     /// The snapshots that an operation has found damaged.
     pub damage: Damage,
-    /// The layout of the prefix; `None`: what is found there tells.
-    pub layout: Option<PrefixLayout>,
 }
 
 impl Context {
@@ -125,36 +112,11 @@ impl Context {
     /// file.
     ///
     /// # Errors
-    /// As [`plain_unchecked`](Self::plain_unchecked).
-    pub fn plain(&self, place: &PlainPlace) -> Result<PlainSnapshot> {
-        let plain = self.plain_unchecked(place)?;
-        plain.hash_check.wait()?;
-        Ok(plain)
-    }
-
-    /// Opens a plain snapshot file as [`plain`](Self::plain) does. If the file is read in place, its hash may
-    /// not be checked yet: nothing that is read from it counts before [`PlainSnapshot::hash_check`] has
-    /// succeeded.
-    ///
-    /// # Errors
-    /// `NoSnapshots` if there is no such file; `Usage` if the path is not that of a file; `CorruptSnapshot`
-    /// if the file is damaged, a delta or no snapshot; `CannotDecrypt`, `PermissionDenied`, `Io`, `NoSpace`,
-    /// `Terminated`.
-    pub(crate) fn plain_unchecked(&self, place: &PlainPlace) -> Result<PlainSnapshot> {
-        plain_snapshot::open_unchecked(self, place)
-    }
-
-    /// Opens a plain snapshot as [`plain`](Self::plain) does, from the stream of its bytes.
-    ///
-    /// # Errors
-    /// As [`plain_unchecked`](Self::plain_unchecked).
-    pub(crate) fn plain_stream(
-        &self,
-        name: &str,
-        bytes: u64,
-        stream: impl Read + Send,
-    ) -> Result<PlainSnapshot> {
-        plain_snapshot::open_stream(self, name, bytes, stream)
+    /// `NoSnapshots` if there is no such file; `Usage` if the path is not that of a regular file; `CorruptSnapshot`
+    /// if the file is damaged, a delta or no snapshot; `Untrusted` if it is not encrypted and must be; `CannotDecrypt`,
+    /// `PermissionDenied`, `Io`, `NoSpace`, `Terminated`; errors of the store.
+    pub fn plain(&self, place: &FilePlace) -> Result<PlainSnapshot> {
+        plain_snapshot::open(self, place)
     }
 
     /// Makes a temporary file a database file that this operation can cancel.

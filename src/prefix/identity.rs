@@ -21,8 +21,12 @@ const MOST_BYTES: u64 = 1 << 20;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Identity {
-    /// The cluster's ID, hexadecimal, as etcdctl prints it.
+    /// The cluster's ID, hexadecimal, as etcdctl prints it. Empty if only snapshot files were imported, which do not tell it.
+    #[serde(default)]
     pub cluster_id: String,
+    /// The UID of the namespace `kube-system`, if it is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kube_system_uid: Option<String>,
     /// The names of the cluster's members when it was recorded, sorted.
     #[serde(default)]
     pub member_names: Vec<String>,
@@ -68,7 +72,9 @@ impl Identity {
         let is_id =
             |id: &String| u64::from_str_radix(id, 16).is_ok_and(|n| format!("{n:x}") == *id);
         let former = identity.former_cluster_ids.iter();
-        let invalid = former.chain([&identity.cluster_id]).find(|&id| !is_id(id));
+        let is_imported = identity.is_imported() && identity.kube_system_uid.is_some();
+        let own = Some(&identity.cluster_id).filter(|_| !is_imported);
+        let invalid = former.chain(own).find(|&id| !is_id(id));
         match invalid.cloned() {
             Some(id) => Err(format!("\"{id}\" is not a cluster ID")),
             None => Ok(identity),
@@ -86,7 +92,8 @@ impl Identity {
     /// Returns this identity with the recorded cluster and its former ones as former clusters.
     pub(crate) fn replacing(mut self, recorded: &Identity) -> Identity {
         let former = recorded.former_cluster_ids.iter();
-        for id in former.chain([&recorded.cluster_id]) {
+        let own = Some(&recorded.cluster_id).filter(|id| !id.is_empty());
+        for id in former.chain(own) {
             // A cluster that comes back is listed once, at its latest place.
             self.former_cluster_ids.retain(|f| f != id);
             if *id != self.cluster_id {
@@ -98,7 +105,23 @@ impl Identity {
 
     /// Returns the cluster as human-readable text: the ID and the members' names, if there are any.
     pub fn describe_cluster(&self) -> String {
-        format!("{}{}", self.cluster_id, members_suffix(&self.member_names))
+        match &self.kube_system_uid {
+            Some(uid) if self.is_imported() => format!("with kube-system {uid}"),
+            _ => format!("{}{}", self.cluster_id, members_suffix(&self.member_names)),
+        }
+    }
+
+    /// Whether only snapshot files were imported, which do not tell the cluster's ID.
+    fn is_imported(&self) -> bool {
+        self.cluster_id.is_empty()
+    }
+
+    /// Returns whether two backups are of the same cluster, as far as their records tell.
+    pub(crate) fn is_same_cluster(&self, other: &Identity) -> bool {
+        match (&self.kube_system_uid, &other.kube_system_uid) {
+            (Some(ours), Some(theirs)) => ours == theirs,
+            _ => self.cluster_id == other.cluster_id,
+        }
     }
 
     /// Returns whether the backup belongs to the cluster with this ID.
@@ -128,6 +151,7 @@ pub fn decide(
     now: DateTime<Utc>,
 ) -> Decision {
     let identity = Identity {
+        kube_system_uid: recorded.and_then(|r| r.kube_system_uid.clone()),
         cluster_id: facts.hex_id(),
         member_names: facts.member_names.clone(),
         recorded_at: now.to_rfc3339_opts(SecondsFormat::Secs, true),
@@ -135,8 +159,15 @@ pub fn decide(
     };
     match recorded {
         None => Decision::Record(identity),
+        Some(r) if r.is_imported() => Decision::Record(identity),
         Some(r) if r.is_of(facts.cluster_id) => Decision::Known,
-        Some(r) if take_over => Decision::TakeOver(identity.replacing(r)),
+        Some(r) if take_over => Decision::TakeOver(
+            Identity {
+                kube_system_uid: None,
+                ..identity
+            }
+            .replacing(r),
+        ),
         Some(_) => Decision::Refuse,
     }
 }
@@ -180,6 +211,7 @@ pub fn claim(
                 recorded => (recorded?, None),
             }
         }
+        Ok(Some(r)) if r.is_imported() => (Some(r), store.version(IDENTITY)?),
         recorded => (recorded?, None),
     };
     match decide(recorded.as_ref(), facts, take_over, Utc::now()) {
@@ -191,7 +223,10 @@ pub fn claim(
             }
             let is_written = match unreadable {
                 Some(version) => {
-                    tracing::warn!("{} cannot be read: it is replaced", store.name(IDENTITY));
+                    tracing::warn!(
+                        "{} tells no cluster ID: it is replaced",
+                        store.name(IDENTITY)
+                    );
                     store.replace_version(IDENTITY, version, &identity.bytes()?)?
                 }
                 None => store.create_small(IDENTITY, &identity.bytes()?)? != Published::Taken,
@@ -225,12 +260,41 @@ pub fn claim(
     }
 }
 
+/// Records the cluster of imported snapshot files by the UID of its namespace `kube-system`, unless a cluster is recorded.
+/// With `take_over`, it is recorded in place of another one.
+///
+/// # Errors
+/// Fails with the errors of [`read`] and of the store.
+pub(crate) fn record_imported(
+    store: &Store,
+    uid: &str,
+    take_over: bool,
+    now: DateTime<Utc>,
+) -> Result<()> {
+    let recorded = read(store)?;
+    let identity = Identity {
+        cluster_id: String::new(),
+        kube_system_uid: Some(uid.to_owned()),
+        member_names: Vec::new(),
+        recorded_at: now.to_rfc3339_opts(SecondsFormat::Secs, true),
+        former_cluster_ids: Vec::new(),
+    };
+    match recorded {
+        None => store.create_small(IDENTITY, &identity.bytes()?).map(drop),
+        Some(r) if take_over && r.kube_system_uid.as_deref() != Some(uid) => {
+            store.replace_small(IDENTITY, &identity.replacing(&r).bytes()?)
+        }
+        Some(_) => Ok(()),
+    }
+}
+
 /// Fails if a prefix belongs to another cluster. Returns whether a cluster is recorded. Writes nothing.
 ///
 /// # Errors
 /// Fails with `OtherCluster`, or with the errors of [`read`].
 pub fn check(store: &Store, facts: &ClusterFacts) -> Result<bool> {
     match read(store)? {
+        Some(r) if r.is_imported() => Ok(false),
         Some(r) if !r.is_of(facts.cluster_id) => Err(other_cluster_error(store, &r, facts)),
         recorded => Ok(recorded.is_some()),
     }

@@ -7,7 +7,7 @@
 //! - `damage`: what is done when a snapshot turns out to be damaged
 //! - `scan`, `contents`, `tags`: the names below the prefix, what the snapshots hold, which are excluded
 //! - `identity`: which cluster's backup it is
-//! - `plain_files`: a file, or a folder of files, instead of a prefix
+//! - `snapshot_files`: a plain snapshot file instead of a prefix
 //! - `side_objects`: the names of what lies beside the snapshots
 //! - `timeline_records`: the records that another history begins
 //! - `newcomers`: what others have written since a writer looked
@@ -25,15 +25,15 @@ pub(crate) mod last_saved;
 mod moment;
 pub(crate) mod newcomers;
 pub mod open;
-pub mod plain_files;
 pub mod restorable;
 pub mod scan;
 pub mod select;
 pub mod side_objects;
+pub mod snapshot_files;
 pub(crate) mod tags;
 pub mod timeline_records;
 
-pub use context::{Context, PrefixLayout};
+pub use context::Context;
 
 use crate::base::printable;
 use crate::telemetry::logs;

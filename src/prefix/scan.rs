@@ -5,20 +5,18 @@
 
 use crate::backup::catalog::{NOTES, SNAPSHOTS, V1, V2};
 use crate::backup::chain::Chain;
+use crate::backup::file_name::{is_hidden, is_snapshot_file, newest_pattern};
 use crate::backup::timeline::{self, Evidence, NamesOnly, Timeline, Timelines};
 use crate::backup::trust::{self, Untrusted};
 use crate::backup::{Catalog, ListedObject, SnapshotName};
 use crate::base::parallel::side_by_side;
-use crate::base::shorten;
+use crate::base::{shell, shorten};
 use crate::bolt::Database;
 use crate::error::{Error, Reason, Result};
 use crate::prefix::Context;
 pub use crate::prefix::contents::Contents;
 pub(crate) use crate::prefix::contents::read_contents;
 use crate::prefix::open::DatabaseFile;
-use crate::prefix::plain_files::{
-    has_name_of_snapshot, is_hidden, is_of_one_snapshot, tells_plain_layout,
-};
 use crate::prefix::tags::{self, ReadTags, TagScope};
 use crate::store::{ObjectInfo, Store, open};
 use std::collections::BTreeMap;
@@ -258,12 +256,6 @@ pub(crate) fn scan_with(
     if catalog.snapshots.is_empty() {
         return Err(no_snapshots_error(ctx, &catalog, listed.page));
     }
-    let mut paths = listed.page.iter().flatten();
-    if let Some(plain) = paths.find(|path| tells_plain_layout(path))
-        && ctx.layout.is_none()
-    {
-        return Err(both_layouts_error(ctx, plain));
-    }
     ctx.trust.mark(&mut catalog);
     let mut read_tags = ReadTags::default();
     let all = 0..catalog.snapshots.len();
@@ -329,14 +321,6 @@ fn list_prefix(ctx: &Context) -> Result<Listed> {
     }
     listed.objects = list_folders(&ctx.store, &SNAPSHOTS)?;
     Ok(listed)
-}
-
-/// Returns the error for a prefix that holds fulls and deltas, and beside them a plain snapshot.
-pub(crate) fn both_layouts_error(ctx: &Context, plain: &str) -> Error {
-    Reason::Usage.error(format!(
-        "{} holds fulls and deltas, and plain snapshots beside them, such as {plain}: choose with --layout chain or --layout plain",
-        ctx.store.url()
-    ))
 }
 
 /// Reads contents as far as names leave doubt, and sorts the snapshots into timelines.
@@ -479,9 +463,11 @@ pub(crate) fn no_snapshots_error(
         format!(
             "{url} holds snapshots directly: give the folder above it, which holds {V2}/{above}"
         )
-    } else if has_plain_snapshots(&paths) {
+    } else if let Some(pattern) = newest_pattern(paths.iter().map(String::as_str)) {
+        let pattern = format!("{}/{pattern}", url.trim_end_matches('/'));
+        let pattern = shell::word(&pattern);
         format!(
-            "{url} holds plain snapshots, and this command needs a prefix of fulls and deltas: give another one. `deltafold copy --layout chain` makes fulls of plain snapshots there"
+            "{url} holds plain snapshot files, and no fulls and deltas: read the newest with --snapshot {pattern}, or import them with `deltafold copy --from-snapshots {pattern} --to STORE`"
         )
     } else {
         let layout = url.trim_end_matches('/').rsplit_once('/');
@@ -491,7 +477,7 @@ pub(crate) fn no_snapshots_error(
         let meant = meant.map(|d| format!("; did you mean {d}?"));
         let meant = meant.or_else(|| backups_below(&paths)).unwrap_or_default();
         let name = url.trim_end_matches('/').rsplit('/').next();
-        let file = name.filter(|name| has_name_of_snapshot(name));
+        let file = name.filter(|name| is_snapshot_file(name));
         let file = file.map_or("", |_| "; a single snapshot file is given with --snapshot");
         format!(
             "{url} holds no snapshots (looked for {V2}/ and {V1}/ below it): check --store{meant}{file}"
@@ -500,9 +486,9 @@ pub(crate) fn no_snapshots_error(
     Reason::NoSnapshots.error(message)
 }
 
-/// Whether the first paths of a prefix tell that it holds plain snapshots.
+/// Whether the first paths of a prefix tell that it holds plain snapshot files.
 pub(crate) fn has_plain_snapshots(paths: &[String]) -> bool {
-    paths.iter().any(|path| tells_plain_layout(path))
+    paths.iter().any(|path| is_snapshot_file(path))
 }
 
 /// Returns the folders of backups above these paths, in words; `None` if there are none.
@@ -512,12 +498,10 @@ fn backups_below(paths: &[String]) -> Option<String> {
         let chain = [V2, V1].map(|layout| path.split_once(&format!("/{layout}/")));
         if let Some((above, _)) = chain.into_iter().flatten().next() {
             backups.insert(above, "fulls and deltas");
-        } else if let Some((folder, name)) = path.rsplit_once('/')
-            && has_name_of_snapshot(name)
+        } else if let Some((folder, _)) = path.split_once('/')
+            && is_snapshot_file(&path[folder.len() + 1..])
         {
-            let above = folder.rsplit_once('/');
-            let above = above.filter(|(_, last)| is_of_one_snapshot(last));
-            backups.insert(above.map_or(folder, |(above, _)| above), "plain snapshots");
+            backups.insert(folder, "plain snapshot files");
         }
     }
     let backups: Vec<String> = backups

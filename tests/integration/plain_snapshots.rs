@@ -7,8 +7,7 @@ use crate::support::tiny_backup::{SMALL_BASE, small_database, small_events};
 use deltafold::Reason;
 use deltafold::mvcc::Revision;
 use deltafold::prefix::Context;
-use deltafold::prefix::open::PlainSnapshot;
-use deltafold::prefix::plain_files::PlainPlace;
+use deltafold::prefix::open::{FilePlace, PlainSnapshot};
 use deltafold::store::Store;
 use deltafold::store::exclude::ExcludeTags;
 use object_store::memory::InMemory;
@@ -46,7 +45,6 @@ impl Here {
                 trust: Default::default(),
                 limits: Default::default(),
                 damage: Default::default(),
-                layout: None,
             },
             _runtime: runtime,
             dir,
@@ -60,7 +58,7 @@ impl Here {
     }
 
     fn open(&self, name: &str, bytes: &[u8]) -> deltafold::Result<PlainSnapshot> {
-        self.ctx.plain(&PlainPlace::Path(self.put(name, bytes)))
+        self.ctx.plain(&FilePlace::Path(self.put(name, bytes)))
     }
 
     /// Asserts that damaged bytes are refused with a message that names the file.
@@ -120,6 +118,10 @@ fn shapes(db: &[u8]) -> Vec<(String, Vec<u8>, &'static str)> {
     let in_folder = [("backup/", &[][..]), ("backup/etcd.db", db)];
     let zip = zipped(&in_folder, CompressionMethod::Deflated);
     shapes.push(("folder.zip".to_owned(), zip, "zip"));
+    // RKE1 puts the state of the cluster beside it.
+    let with_state = [("backup/c-1", db), ("etc/kubernetes/c-1.rkestate", b"{}")];
+    let zip = zipped(&with_state, CompressionMethod::Deflated);
+    shapes.push(("rke1.zip".to_owned(), zip, "zip"));
     shapes
 }
 
@@ -191,32 +193,29 @@ fn other_files_are_refused_with_what_to_do() {
     let here = Here::new();
     let db = with_checksum(&small_database(1024));
     here.refuses("empty.db", b"", "it is empty");
-    here.refuses("notes.txt", b"these are my notes", "not a bbolt database");
+    here.refuses("notes.txt", b"these are my notes", "it is a text");
+    here.refuses("state.db", b"SQLite format 3\0\x10\0", "SQLite");
     here.refuses("zeros.db", &[0; 8192], "not a bbolt database");
     here.refuses("bz.db", b"BZh91AY&SY", "unpack it first");
     let two = zipped(&[("a", &db), ("b", &db)], CompressionMethod::Stored);
-    here.refuses("two.zip", &two, "holds several files");
+    here.refuses("two.zip", &two, "holds several databases");
     let none = zipped(&[("a/", &[])], CompressionMethod::Stored);
-    here.refuses("none.zip", &none, "holds no file");
+    here.refuses("none.zip", &none, "holds no database");
     here.refuses(
         "bare.zip",
         &zipped(&[], CompressionMethod::Stored),
-        "holds no file",
+        "holds no database",
     );
     let events = serde_json::to_vec(&small_events()).unwrap();
     let delta = with_checksum(&events);
     for (name, bytes, _) in shapes(&delta) {
         here.refuses(&name, &bytes, "it is a delta snapshot");
     }
-    let open = |path: PathBuf| here.ctx.plain(&PlainPlace::Path(path)).err().unwrap();
+    let open = |path: PathBuf| here.ctx.plain(&FilePlace::Path(path)).err().unwrap();
     let e = open(here.dir.path().join("missing.db"));
     assert_eq!(e.reason(), Reason::NoSnapshots, "{e}");
     let e = open(here.dir.path().to_owned());
     assert_eq!(e.reason(), Reason::Usage, "{e}");
-    assert!(e.to_string().contains("give one of its files"), "{e}");
-    std::fs::create_dir(here.dir.path().join("v2")).unwrap();
-    let e = open(here.dir.path().to_owned());
-    assert!(e.to_string().contains("give it as --store"), "{e}");
     // Opening a pipe does not wait for a writer.
     let e = open("/dev/null".into());
     assert_eq!(e.reason(), Reason::Usage, "{e}");
@@ -227,7 +226,7 @@ fn a_signal_ends_the_copying() {
     let here = Here::new();
     let path = here.put("a.db", &with_checksum(&small_database(1024)));
     here.ctx.store.cancel().cancel();
-    let e = here.ctx.plain(&PlainPlace::Path(path)).err().unwrap();
+    let e = here.ctx.plain(&FilePlace::Path(path)).err().unwrap();
     assert_eq!(e.reason(), Reason::Terminated);
 }
 

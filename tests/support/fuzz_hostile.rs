@@ -322,7 +322,6 @@ pub fn listings_and_notes(data: &[u8]) {
         trust: Default::default(),
         limits: Default::default(),
         damage: Default::default(),
-        layout: None,
     };
     let from = context(Store::new(
         hostile.clone(),

@@ -201,7 +201,6 @@ pub fn context(store: Store, threads: usize) -> Context {
         trust: Default::default(),
         limits: Default::default(),
         damage: Default::default(),
-        layout: None,
     }
 }
 

@@ -34,6 +34,15 @@ pub fn small_database(page_size: usize) -> Vec<u8> {
 /// A database with the changes of these revisions. It has etcd's buckets; small ones are inline, and with small
 /// pages `key` has a branch page.
 pub fn database(page_size: usize, changes: RangeInclusive<i64>, compacted: i64) -> Vec<u8> {
+    database_of(page_size, changes, compacted, change)
+}
+
+fn database_of(
+    page_size: usize,
+    changes: RangeInclusive<i64>,
+    compacted: i64,
+    change: impl Fn(i64) -> KeyValue<'static>,
+) -> Vec<u8> {
     let file = tempfile::tempfile().expect("a temporary file");
     let file = write_file(file, page_size, "", |w| {
         let mut key = TreeBuilder::new(0);
@@ -198,6 +207,36 @@ impl InProcess {
 /// Returns a plain snapshot of the revisions from 8 to `last`, as `etcdctl snapshot save` writes it.
 pub fn plain_snapshot(last: i64) -> Vec<u8> {
     with_checksum(&database(4096, 8..=last, 10))
+}
+
+/// As [`plain_snapshot`], of a history that differs from revision `fork` on.
+pub fn forked_snapshot(last: i64, fork: i64) -> Vec<u8> {
+    let change = |main: i64| KeyValue {
+        value: if main < fork {
+            change(main).value
+        } else {
+            b"another value"
+        },
+        ..change(main)
+    };
+    with_checksum(&database_of(4096, 8..=last, 10, change))
+}
+
+/// As [`plain_snapshot`], of a cluster of Kubernetes whose namespace kube-system has this UID.
+pub fn snapshot_of_cluster(last: i64, uid: &str) -> Vec<u8> {
+    let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "kube-system", "uid": uid}});
+    let namespace: &'static [u8] = Vec::leak(namespace.to_string().into_bytes());
+    let change = |main: i64| match main {
+        8 => KeyValue {
+            key: b"/registry/namespaces/kube-system",
+            create_revision: Revision(8),
+            version: 1,
+            value: namespace,
+            ..change(8)
+        },
+        _ => change(main),
+    };
+    with_checksum(&database_of(4096, 8..=last, 10, change))
 }
 
 /// Returns a zip archive with one file.

@@ -36,7 +36,11 @@ pub fn decide(facts: &Facts, options: &Options) -> RetentionDecision {
     decider.keep_uncounted();
     decider.keep_deltas();
     keep_v1_backups(facts.catalog, &mut decider.kept);
-    let reasons = decider.reasons(oldest_kept);
+    let mut reasons = decider.reasons(oldest_kept);
+    if decider.has_no_recent_full() {
+        let going = reasons.iter_mut().filter(|reason| !reason.keeps());
+        going.for_each(|reason| *reason = RetentionReason::NoRecentFull);
+    }
     let rests_on = decider.rests_on(&reasons);
     RetentionDecision { reasons, rests_on }
 }
@@ -114,6 +118,14 @@ impl<'a> Decider<'a> {
     fn window_start(&self) -> Option<DateTime<Utc>> {
         let window = self.options.restorable_window?;
         self.facts.now.checked_sub_signed(window)
+    }
+
+    /// Whether the newest full is older than the window: the backup has stopped, and its age removes nothing.
+    fn has_no_recent_full(&self) -> bool {
+        let mut newest = self.fulls.iter().rev();
+        let newest = newest.find(|&&i| !self.facts.is_future(i));
+        let start = self.window_start();
+        start.is_some_and(|start| newest.is_none_or(|&i| self.facts.name(i).created_at() < start))
     }
 
     fn keep_pinned(&mut self) {

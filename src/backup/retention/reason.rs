@@ -49,6 +49,8 @@ pub enum RetentionReason {
     Damaged,
     /// Kept: a full whose content was not read yet.
     NotRead,
+    /// Kept: no full was taken within the restorable window, so nothing goes until the next one.
+    NoRecentFull,
     /// Goes: a full that the policy does not keep.
     BeyondPolicy,
     /// Goes: a delta that a newer full has superseded.
@@ -110,6 +112,9 @@ impl RetentionReason {
             }
             Self::NotRead => {
                 "there was no time or space to read its content: it is not counted until a later run"
+            }
+            Self::NoRecentFull => {
+                "the newest full is older than --restorable-window, and nothing is removed until there is a newer one"
             }
             Self::BeyondPolicy => "a full that the policy does not keep",
             Self::Superseded => "a newer full has superseded this delta",

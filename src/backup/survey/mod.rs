@@ -17,11 +17,26 @@ use crate::bolt::Database;
 use crate::error::{Error, Result};
 use crate::mvcc::history::{Base, key_bucket};
 use crate::mvcc::{Change, KeyValue, RecordKey, Revision};
+use crate::objects::{Detail, EncryptionKeys, Object};
 use chrono::{DateTime, Utc};
 use fingerprints::{BLOCK, Fingerprint, FingerprintReader, StoredFingerprints};
 use hashbrown::HashMap;
 use sha2::{Digest, Sha256};
 use std::io::{BufWriter, Read, Write};
+
+/// The keys of the namespace `kube-system`: those of Kubernetes and of OpenShift.
+const KUBE_SYSTEM: [&[u8]; 2] = [
+    b"/registry/namespaces/kube-system",
+    b"/kubernetes.io/namespaces/kube-system",
+];
+
+/// Returns the UID of an object; `None` if it was deleted, or cannot be decoded.
+fn uid_of(kv: &KeyValue<'_>) -> Option<String> {
+    let keys = EncryptionKeys::default();
+    let object = Object::of_record_with(kv, &keys, Detail::WithoutManagers).ok()?;
+    let uid = object.json.get("metadata")?.get("uid")?.as_str()?;
+    Some(uid.to_owned())
+}
 
 /// A summary of one snapshot's content.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,6 +49,8 @@ pub struct Survey {
     pub base: Option<Base>,
     /// The time of the newest event of a delta; `None` for a full.
     pub last_time: Option<DateTime<Utc>>,
+    /// The UID of the namespace `kube-system`, which stands for its cluster. Only that of a full is known.
+    pub kube_system: Option<String>,
     stored: StoredFingerprints,
 }
 
@@ -142,11 +159,16 @@ impl Surveyor<'_> {
     pub fn full<R: ReadAt>(&mut self, db: &Database<R>) -> Result<Survey> {
         let base = Base::read(db)?;
         let bucket = key_bucket(db)?;
+        let mut kube_system = None;
         let stored = self.write(|put| {
             let mut c = db.cursor(&bucket);
             while let Some(e) = c.next()? {
                 let rk = RecordKey::decode(e.key)?;
-                put(Fingerprint::new(rk, &KeyValue::decode(e.value)?, e.value))?;
+                let kv = KeyValue::decode(e.value)?;
+                if KUBE_SYSTEM.contains(&kv.key) {
+                    kube_system = uid_of(&kv);
+                }
+                put(Fingerprint::new(rk, &kv, e.value))?;
             }
             Ok(())
         })?;
@@ -155,6 +177,7 @@ impl Surveyor<'_> {
             last: base.revision,
             base: Some(base),
             last_time: None,
+            kube_system,
             stored,
         })
     }
@@ -200,6 +223,7 @@ impl Surveyor<'_> {
             last,
             base: None,
             last_time,
+            kube_system: None,
             stored,
         })
     }
@@ -353,7 +377,20 @@ fn compare(
     Ok(comparison)
 }
 
-/// Compares the histories of snapshots, one after the other.
+/// How a full goes on from another one, by their contents.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Sequel {
+    /// Both hold a change at the same revision, and nothing that disagrees.
+    Continues,
+    /// Nothing disagrees, and no change is in both.
+    NothingInCommon,
+    /// The cluster was set back: the words say what disagrees.
+    SetBack(String),
+    /// The namespace `kube-system` is another one: it has this UID instead of that of the full before.
+    OtherCluster(String, String),
+}
+
+/// Compares the histories of fulls, one after the other.
 pub struct Histories {
     fingerprints: FingerprintFiles,
     last: Option<Survey>,
@@ -368,20 +405,40 @@ impl Histories {
         }
     }
 
-    /// Returns whether a snapshot has the same history as the one before: both hold a change at the same revision, and
-    /// nothing that disagrees.
+    /// Compares a full with the one before it; `None` if it is the first one.
     ///
     /// # Errors
     /// `CorruptSnapshot`, `Io`, `NoSpace`.
-    pub fn follows<R: ReadAt>(&mut self, db: &Database<R>) -> Result<bool> {
+    pub fn next<R: ReadAt>(&mut self, db: &Database<R>) -> Result<Option<Sequel>> {
         let surveyor = self.fingerprints.surveyors().next();
         let mut surveyor = surveyor.ok_or_else(|| Error::internal("there is no surveyor"))?;
         let survey = surveyor.full(db)?;
         let last = self.last.replace(survey);
         let (Some(last), Some(survey)) = (last, &self.last) else {
-            return Ok(true);
+            return Ok(None);
         };
+        if let (Some(before), Some(uid)) = (&last.kube_system, &survey.kube_system)
+            && before != uid
+        {
+            return Ok(Some(Sequel::OtherCluster(uid.clone(), before.clone())));
+        }
         let compared = self.fingerprints.compare(&last, survey)?;
-        Ok(compared.conflict.is_none() && compared.agreed.is_some())
+        Ok(Some(if let Some(revision) = compared.conflict {
+            Sequel::SetBack(format!("they differ at revision {revision}"))
+        } else if survey.last < last.last {
+            Sequel::SetBack(format!(
+                "it ends at revision {}, before {}",
+                survey.last, last.last
+            ))
+        } else if compared.agreed.is_none() {
+            Sequel::NothingInCommon
+        } else {
+            Sequel::Continues
+        }))
+    }
+
+    /// Returns the UID of the namespace `kube-system` in the last full; `None` if it has none.
+    pub fn kube_system(&self) -> Option<&str> {
+        self.last.as_ref()?.kube_system.as_deref()
     }
 }

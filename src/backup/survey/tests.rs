@@ -76,6 +76,7 @@ fn random(rng: &mut fastrand::Rng, surveys: &mut FingerprintFiles) -> (Survey, V
         last: Revision(last),
         base,
         last_time: None,
+        kube_system: None,
         stored: stored.unwrap(),
     };
     (survey, entries)

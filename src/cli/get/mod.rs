@@ -131,7 +131,7 @@ impl GetArgs {
                 "--raw prints the bytes of one value: give it a KEY, and neither --prefix nor -o",
             ));
         }
-        let backup = self.backup.backup(cancel)?;
+        let backup = self.backup.backup_at(self.state.request().at, cancel)?;
         let printer = Printer {
             args: self,
             format,
@@ -140,9 +140,9 @@ impl GetArgs {
         };
         text::log_time(&self.state.point);
         let mut out = Stream::new();
-        let printed = up_to_damage([backup.context()?], || {
+        let printed = up_to_damage([backup.context()], || {
             let (source, scan) = backup.open_with_scan(&self.state.request())?;
-            printer.print(backup.context()?, scan.as_ref(), &source, &mut out)
+            printer.print(backup.context(), scan.as_ref(), &source, &mut out)
         });
         out.end(printed)
     }

@@ -37,9 +37,6 @@ function choose(changes) {
 
 const sourceFlags = () => [backup.flag, backup.name];
 const view = () => chosen.view ?? "objects";
-/** The snapshots that `list` tells. Plain ones are fulls, of which a store tells the time only. */
-const snapshotsOf = ({ snapshots, files }) =>
-  snapshots ?? files.map((file) => ({ ...file, kind: "Full", path: file.name, timeline: null, last_revision: file.revision ?? "?", moment: file.revision ?? file.created }));
 const bytesOf = (snapshots) => snapshots.reduce((sum, snapshot) => sum + snapshot.bytes, 0);
 
 /** Names a kind, with its group if another one has the same name. */
@@ -423,8 +420,8 @@ async function drawBackup(signal) {
   const commands = [command(["deltafold", "restore", ...sourceFlags(), ...moment, "--data-dir", "/var/lib/etcd"])];
   if (overview) {
     const { listed, status } = overview;
-    const snapshots = snapshotsOf(listed);
-    const go = (snapshot) => choose({ view: null, at: String(snapshot.moment ?? snapshot.last_revision) });
+    const snapshots = listed.snapshots;
+    const go = (snapshot) => choose({ view: null, at: String(snapshot.last_revision) });
     rows.push(row("Health", `${status.status}${status.message ? `: ${status.message}` : ""}`));
     for (const verified of status.verifications) {
       rows.push(row(`Verified (${verified.level})`, `${shortTime(verified.time)}: ${verified.result}${verified.reason ? `, ${verified.reason}` : ""}, up to revision ${verified.revision ?? "unknown"}`));
@@ -443,7 +440,7 @@ async function drawBackup(signal) {
       snapshotTable(snapshots, gone, go),
     );
     if (chosen.policy) commands.push(command(["deltafold", "gc", ...sourceFlags(), "--policy", chosen.policy]));
-    if (listed.snapshots) commands.push(command(["deltafold", "compact", ...sourceFlags()]));
+    commands.push(command(["deltafold", "compact", ...sourceFlags()]));
     commands.push(command(["deltafold", "verify", ...sourceFlags()]));
   } else {
     const warnings = [...window.warnings, ...(backup.overview_error ? [backup.overview_error.message] : [])];
@@ -593,7 +590,7 @@ async function load() {
   byId("name").textContent = backup.name;
   document.title = `deltafold explore · ${backup.name}`;
   if (backup.phase === "reading") {
-    const known = backup.overview ? ` of ${size(bytesOf(snapshotsOf(backup.overview.listed)))} at most` : "";
+    const known = backup.overview ? ` of ${size(bytesOf(backup.overview.listed.snapshots))} at most` : "";
     status.textContent = `Reading the backup: ${size(backup.read_bytes)}${known}`;
     setTimeout(load, 150);
     return;
@@ -616,7 +613,7 @@ async function load() {
     showQuery();
   }
   isDrawn = true;
-  await drawPlot(window, backup.overview ? snapshotsOf(backup.overview.listed) : []);
+  await drawPlot(window, backup.overview ? backup.overview.listed.snapshots : []);
   await draw();
 }
 

@@ -8,14 +8,13 @@ use super::round::Round;
 use super::{
     Listings, MOST_LISTED, ObjectOutcome, Options, Outcome, checks, identity as cluster_identity,
 };
-use crate::backup::catalog::{V1, V2};
 use crate::backup::{Catalog, Snapshot, trust};
 use crate::base::shorten;
 use crate::error::{Error, Reason, Result};
 use crate::ops::report::ReportBuilder;
 use crate::prefix::Context;
 use crate::prefix::scan::{
-    TAGS_UNREADABLE, by_names, has_plain_snapshots, untrusted_error, untrusted_warning,
+    TAGS_UNREADABLE, by_names, no_snapshots_error, untrusted_error, untrusted_warning,
 };
 use crate::telemetry::metrics::Metrics;
 use chrono::Utc;
@@ -119,7 +118,7 @@ impl<'a> Copier<'a> {
     fn newest_final(&self) -> Result<Option<String>> {
         let mut catalog = by_names(&self.from.store)?;
         if catalog.snapshots.is_empty() {
-            self.refuse_plain()?;
+            return Err(no_snapshots_error(self.from, &catalog, None));
         }
         self.mark_untrusted(&mut catalog);
         let usable: Vec<usize> = catalog.usable().collect();
@@ -136,7 +135,7 @@ impl<'a> Copier<'a> {
         Ok(None)
     }
 
-    fn sleep(&self, pause: Duration) -> Result<()> {
+    pub(super) fn sleep(&self, pause: Duration) -> Result<()> {
         let cancel = self.from.store.cancel();
         let pause = async { cancel.or(tokio::time::sleep(pause)).await };
         self.from.store.handle().block_on(pause)
@@ -149,7 +148,7 @@ impl<'a> Copier<'a> {
         }
     }
 
-    fn log_failure(&self, e: &Error) {
+    pub(super) fn log_failure(&self, e: &Error) {
         tracing::warn!(reason = e.reason().as_str(), "{e}");
         if let Some(metrics) = &self.metrics {
             metrics.failed("copy", e.reason());
@@ -250,11 +249,7 @@ impl<'a> Copier<'a> {
     fn list(&mut self) -> Result<Listings> {
         let mut source = by_names(&self.from.store)?;
         if source.snapshots.is_empty() {
-            self.refuse_plain()?;
-            return Err(Reason::NoSnapshots.error(format!(
-                "{} holds no snapshots (neither {V2}/ nor {V1}/ below it has any): check --from",
-                self.from.store.url()
-            )));
+            return Err(no_snapshots_error(self.from, &source, None));
         }
         let mut target = by_names(&self.to.store)?;
         if self.remembered_since.elapsed() > MEMORY {
@@ -287,19 +282,6 @@ impl<'a> Copier<'a> {
             self.warn(TAGS_UNREADABLE.to_owned());
         }
         Ok(Listings { source, target })
-    }
-
-    /// Fails if a copy that waits or repeats is of a prefix of plain snapshots: another program decides there when one is
-    /// complete.
-    fn refuse_plain(&self) -> Result<()> {
-        let waits = self.metrics.is_some() || self.options.wait_for_final.is_some();
-        if waits && has_plain_snapshots(&self.from.store.first_paths()?) {
-            return Err(Reason::Usage.error(format!(
-                "{} holds plain snapshots: leave out --follow and --wait-for-final, and run copy by a schedule",
-                self.from.store.url()
-            )));
-        }
-        Ok(())
     }
 
     /// Marks the plain snapshots of an encrypted source as untrusted, if the copy changes the

@@ -32,7 +32,7 @@ pub(super) fn claim_target(
     let Some(target) = recorded else {
         return Ok(());
     };
-    if source.cluster_id == target.cluster_id {
+    if source.is_same_cluster(&target) {
         return Ok(());
     }
     if take_over {

@@ -1,7 +1,7 @@
 //! The operation `copy`: copies backups from one store to another, once or continuously.
 //!
 //! `copier` lists both stores, `plan` decides, `round` carries out, `transfer` moves the bytes,
-//! `results` reports. Nothing in the target is ever deleted or overwritten. A delta gets its name there
+//! `results` reports. `import` makes fulls of plain snapshot files. Nothing in the target is ever deleted or overwritten. A delta gets its name there
 //! only after its full, and after the delta that it follows, except that a large plan in an object
 //! store names some deltas concurrently. Called by `cli::copy`.
 
@@ -9,8 +9,8 @@ mod checks;
 mod copier;
 mod failures;
 mod identity;
+pub mod import;
 mod notes;
-pub mod plain;
 pub mod plan;
 mod results;
 mod round;
@@ -127,7 +127,8 @@ pub struct ObjectOutcome {
     /// copied.
     pub decision: CopyStatus,
     /// The reason. Copied: `Wanted`. Kept: `AlreadyThere`, or `ThereInOtherForm` if the target has it with another
-    /// compression or encryption. Skipped: `Excluded`, `BeyondMaxBackups`, `TooOld`, `NoBase` if neither store has
+    /// compression or encryption. Skipped: `Excluded`, `BeyondMaxBackups`, `TooOld` (of a file, if the target has a newer
+    /// full), `InTheFuture` and `NotYet` (the date in the name of a file), `NoBase` if neither store has
     /// what it follows, `BaseNotCopied` if that could not be copied, `SameAsAnother`. Failed: a reason
     /// from exit-codes.md, or `NotTried` if the run ended before.
     pub reason: &'static str,

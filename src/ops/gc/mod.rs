@@ -10,7 +10,6 @@ mod deletion;
 mod evidence;
 mod options;
 pub mod pin;
-mod plain;
 mod plan;
 mod read_fulls;
 mod side_objects;
@@ -25,7 +24,6 @@ use crate::mvcc::Revision;
 use crate::ops::report::{FailureFields, Report, ReportBuilder};
 use crate::prefix::Context;
 use crate::prefix::contents::Contents;
-use crate::prefix::open::{BackupLocation, Layout};
 use crate::prefix::restorable::{Bases, Restorable};
 use crate::prefix::scan::{TAGS_UNREADABLE, no_snapshots_error};
 use crate::store::Store;
@@ -297,20 +295,13 @@ pub struct Outcome {
     pub damaged_fulls: Vec<DamagedFull>,
 }
 
-/// Removes what the retention policy does not keep, from a prefix of either layout. In a dry run only reports it.
+/// Removes what the retention policy does not keep, from a prefix. In a dry run only reports it.
 ///
 /// # Errors
 /// Fails without having changed anything: with `NoSnapshots` if the backup is empty, `LockHeld`, `Io`,
 /// `NoSpace`, or an error of the store. Later failures are in the report; there, `WouldShrink` means
 /// that the newest restorable revision would become older, and nothing was removed.
 pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
-    match BackupLocation::layout(ctx, || run_on_chains(ctx, options))? {
-        Layout::Chain(report) => Ok(report),
-        Layout::Plain(found) => plain::run(ctx, found.by_names(ctx)?, options),
-    }
-}
-
-fn run_on_chains(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
     let mut clock = ReportBuilder::start();
     let warnings = &mut clock.warnings;
     let mut planner = Planner::new(ctx, options);
@@ -334,10 +325,7 @@ fn run_on_chains(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
     warnings.extend(damage_warnings(&plan.damaged, plan.not_read));
     let before = restorable_ranges(&plan, &|_| true);
     let mut applied = apply::decided_objects(ctx, options, &plan, now);
-    let refusal = || {
-        let (deleted, fulls) = fulls_deleted(&plan);
-        would_shrink(&plan).or_else(|| would_delete_most(deleted, fulls))
-    };
+    let refusal = || would_shrink(&plan);
     let mut error = (!options.allow_shrink).then(refusal).flatten();
     match options.apply {
         true if error.is_some() => apply::mark_waiting(&mut applied),
@@ -532,27 +520,6 @@ fn would_shrink(plan: &Plan) -> Option<Error> {
         shrink.timeline,
         describe(shrink.before)
     )))
-}
-
-/// Returns the number of fulls that the plan deletes, and of those that may be used.
-fn fulls_deleted(plan: &Plan) -> (usize, usize) {
-    let usable = plan.catalog.usable();
-    let fulls: Vec<usize> = usable
-        .filter(|&i| plan.catalog.snapshots[i].name.is_full())
-        .collect();
-    let deleted = fulls.iter().filter(|&&i| !plan.why[i].keeps()).count();
-    (deleted, fulls.len())
-}
-
-/// Returns an error if more than half of the fulls would be deleted: a wrong policy or prefix looks like this, and what
-/// is deleted does not come back.
-fn would_delete_most(deleted: usize, fulls: usize) -> Option<Error> {
-    (deleted > fulls / 2).then(|| {
-        Reason::WouldShrink.error(format!(
-            "{deleted} of {} would be deleted, which is more than half: nothing was removed. Look at the reasons without --apply; if they are right, give --allow-shrink this once",
-            plural::count(fulls, "full")
-        ))
-    })
 }
 
 /// Returns the warnings about fulls that are ignored.

@@ -2,7 +2,7 @@
 //!
 //! Problems of snapshots are part of the result and no errors. Nothing is written.
 
-pub mod plain;
+pub mod files;
 
 use crate::backup::chain::{self, Choice, KnownBases};
 use crate::backup::timeline::{NamesOnly, Timeline, Timelines};
@@ -76,8 +76,10 @@ pub struct ListedTimeline {
 #[derive(Debug, Clone, JsonSchema, Serialize)]
 #[schemars(rename = "Recorded")]
 pub struct RecordedIdentity {
-    /// The cluster ID in hexadecimal, as etcdctl shows it.
-    pub cluster_id: String,
+    /// The cluster ID in hexadecimal, as etcdctl shows it; null if only snapshot files were imported.
+    pub cluster_id: Option<String>,
+    /// The UID of the namespace `kube-system`; null if it is not known.
+    pub kube_system_uid: Option<String>,
     /// The names of the members at the time of the record.
     pub member_names: Vec<String>,
     /// When the identity was recorded; null if the time in the object is invalid.
@@ -86,11 +88,28 @@ pub struct RecordedIdentity {
     pub former_cluster_ids: Vec<String>,
 }
 
+impl RecordedIdentity {
+    /// Returns the cluster as text.
+    pub fn text(&self) -> String {
+        let members = self.member_names.join(", ");
+        let members = match members.is_empty() {
+            true => String::new(),
+            false => format!(", members {members}"),
+        };
+        match (&self.cluster_id, &self.kube_system_uid) {
+            (Some(id), _) => format!("{id}{members}"),
+            (None, Some(uid)) => format!("with kube-system {uid}"),
+            (None, None) => "that is not known".to_owned(),
+        }
+    }
+}
+
 impl From<Identity> for RecordedIdentity {
     fn from(i: Identity) -> Self {
         let recorded_at = DateTime::parse_from_rfc3339(&i.recorded_at).ok();
         RecordedIdentity {
-            cluster_id: i.cluster_id,
+            cluster_id: Some(i.cluster_id).filter(|id| !id.is_empty()),
+            kube_system_uid: i.kube_system_uid,
             member_names: i.member_names,
             recorded_at: recorded_at.map(|t| t.with_timezone(&Utc)),
             former_cluster_ids: i.former_cluster_ids,

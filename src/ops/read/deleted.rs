@@ -4,7 +4,7 @@
 //! deletion that no snapshot records took away.
 
 use super::diff::Side;
-use super::versions::{FoundVersion, moments, read_between, read_plain_between};
+use super::versions::{FoundVersion, moments, read_between};
 use super::{Keys, SORT_BUFFER_BYTES, custom_resources};
 use crate::base::external_sort::{Sorted, Sorter};
 use crate::base::{lock, unpoisoned};
@@ -95,7 +95,7 @@ impl Deleted {
         keys: &EncryptionKeys,
         count_events: bool,
     ) -> Result<Self> {
-        up_to_damage([backup.context()?], || {
+        up_to_damage([backup.context()], || {
             Self::try_read(backup, from, to, prefixes, &range, keys, count_events)
         })
     }
@@ -109,14 +109,14 @@ impl Deleted {
         keys: &EncryptionKeys,
         count_events: bool,
     ) -> Result<Self> {
-        let ctx = backup.context()?;
+        let ctx = backup.context();
         let (to, scan) = backup.open_with_scan(to_request)?;
         let mut warnings = to.warnings.clone();
         let is_later = |at: At| matches!(at, At::Revision(r) if r > to.revision);
         let is_unknown = |e: &Error| matches!(e.reason(), Reason::OutOfRange | Reason::RevisionGap);
         let from = match from.map(|request| (request, backup.open(request))) {
             None => None,
-            Some((_, Ok((_, from)))) => Some(from),
+            Some((_, Ok(from))) => Some(from),
             Some((request, Err(e))) if is_unknown(&e) && !is_later(request.at) => {
                 let why = match e.reason() {
                     Reason::RevisionGap => "snapshots are missing at --since",
@@ -152,8 +152,8 @@ impl Deleted {
                 moments(&scan.catalog, timeline)
             }
             None => {
-                let timeline = to_request.timeline.as_deref();
-                read_plain_between(backup, timeline, (from.as_ref(), &to), &range, add)?
+                read_between(ctx, None, &to, (after.next(), to.revision), &range, add)?;
+                Vec::new()
             }
         };
         let mut walk = Walk {

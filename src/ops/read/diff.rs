@@ -102,9 +102,9 @@ impl<'c> Diff<'c> {
         [from, to]: [&StateRequest; 2],
         range: &impl Fn(&Context, &State) -> Result<KeyRange>,
     ) -> Result<Self> {
-        let mut contexts = vec![backup.context()?];
+        let mut contexts = vec![backup.context()];
         if let Some(first) = first {
-            contexts.push(first.context()?);
+            contexts.push(first.context());
         }
         up_to_damage(contexts, || {
             Self::try_read(backup, first, [from, to], range)
@@ -121,16 +121,16 @@ impl<'c> Diff<'c> {
         let (from, _) = first.open_with_scan(from)?;
         let (to, scan) = backup.open_with_scan(to)?;
         // A kind may be defined in one of the states alone.
-        let range = match range(backup.context()?, &to) {
-            Err(e) if e.reason() == Reason::KeyNotFound => range(first.context()?, &from)?,
+        let range = match range(backup.context(), &to) {
+            Err(e) if e.reason() == Reason::KeyNotFound => range(first.context(), &from)?,
             range => range?,
         };
         let side = |backup: &BackupLocation, state: &State| {
-            let keys = Keys::read(backup.context()?, state, range.clone())?;
+            let keys = Keys::read(backup.context(), state, range.clone())?;
             Ok::<_, Error>(Side { keys, ended: false })
         };
         Ok(Diff {
-            ctx: backup.context()?,
+            ctx: backup.context(),
             old: side(first, &from)?,
             new: side(backup, &to)?,
             from,

@@ -104,7 +104,7 @@ impl History {
         key: &[u8],
         events: Option<&EventsOf<'_>>,
     ) -> Result<History> {
-        up_to_damage([backup.context()?], || {
+        up_to_damage([backup.context()], || {
             Self::try_read(backup, timeline, key, events)
         })
     }
@@ -116,7 +116,7 @@ impl History {
         events: Option<&EventsOf<'_>>,
     ) -> Result<History> {
         let found = Found {
-            sorter: Sorter::new(backup.context()?.temp(), SORT_BUFFER_BYTES),
+            sorter: Sorter::new(backup.context().temp(), SORT_BUFFER_BYTES),
             found_any: false,
             events: BTreeMap::new(),
         };

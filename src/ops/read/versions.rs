@@ -14,14 +14,14 @@ use crate::bolt::Database;
 use crate::error::{Reason, Result};
 use crate::mvcc::history::key_bucket;
 use crate::mvcc::{Base, KeyRange, KeyValue, RecordKey, Revision};
+use crate::prefix::Context;
 use crate::prefix::open::State;
-use crate::prefix::open::{BackupLocation, Layout, SnapshotReader};
-use crate::prefix::plain_files::{PlainFile, PlainFiles, PlainPlace, TimeSource, is_fault_of_file};
+use crate::prefix::open::{BackupLocation, SnapshotReader};
 use crate::prefix::scan::{Depth, Scan, scan};
 use crate::prefix::select::DeltaSlice;
 use crate::prefix::select::{self, StateRequest};
+use crate::prefix::snapshot_files::OpenFile;
 use crate::prefix::tags::unless_excluded;
-use crate::prefix::{Context, warn};
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 
@@ -112,55 +112,35 @@ pub(crate) fn read(
     timeline: Option<&str>,
     collect: &impl Collect,
 ) -> Result<Coverage> {
-    let ctx = backup.context()?;
     match backup {
-        BackupLocation::File(_, place) => {
-            read_files(ctx, PlainFiles::find(ctx, place)?, timeline, collect)
+        BackupLocation::File(ctx, file) => read_file(ctx, file, timeline, collect),
+        BackupLocation::Prefix(ctx) => {
+            read_store(ctx, scan(ctx, Depth::Doubtful)?, timeline, collect)
         }
-        _ => match BackupLocation::layout(ctx, || scan(ctx, Depth::Doubtful))? {
-            Layout::Chain(scan) => read_store(ctx, scan, timeline, collect),
-            Layout::Plain(found) => read_files(ctx, found, timeline, collect),
-        },
     }
 }
 
-/// Reads plain snapshot files, the oldest first. Of several, one that cannot be read is left out with a warning.
-fn read_files(
+/// Reads a plain snapshot file.
+fn read_file(
     ctx: &Context,
-    found: PlainFiles,
+    file: &OpenFile,
     timeline: Option<&str>,
     collect: &impl Collect,
 ) -> Result<Coverage> {
-    let found = found.of_one_history(ctx, timeline)?;
-    let files = &found.files;
-    let mut coverage = Coverage::new(None, Vec::new());
-    let (mut last_fault, mut is_any_read) = (None, false);
-    for file in files {
-        let plain = match ctx.plain(&file.place) {
-            Err(e) if is_fault_of_file(&e) => {
-                warn(&mut coverage.warnings, format!("left out: {e}"));
-                last_fault = Some(e);
-                continue;
-            }
-            plain => plain?,
-        };
-        let name = file.place.name(ctx);
-        coverage
-            .read_full(ctx, &plain.db, &plain.base, ALL, collect)
-            .map_err(|e| e.at(&name))?;
-        if let Some(warning) = plain.warning(&name) {
-            warn(&mut coverage.warnings, warning);
-        }
-        // A copy of a single file has the time of copying.
-        if files.len() > 1 || file.time_source == TimeSource::Name {
-            coverage.moments.push((plain.base.revision, file.created));
-        }
-        is_any_read = true;
-    }
-    match last_fault {
-        Some(e) if !is_any_read => Err(e),
-        _ => Ok(coverage),
-    }
+    let request = StateRequest {
+        timeline: timeline.map(str::to_owned),
+        ..StateRequest::default()
+    };
+    let state = State::of_file(file, &request)?;
+    let mut coverage = Coverage::new(None, state.warnings.clone());
+    coverage
+        .read_full(ctx, &state.db, &state.base, ALL, collect)
+        .map_err(state.at_base(ctx))?;
+    let created = file.created.iter();
+    coverage
+        .moments
+        .extend(created.map(|at| (state.base.revision, *at)));
+    Ok(coverage)
 }
 
 /// Reads the snapshots of a store.
@@ -240,49 +220,6 @@ pub(crate) fn read_between(
             coverage.read_timeline(ctx, scan, scan.intact(timeline), between, collect)
         }
     }
-}
-
-/// Calls `add` as [`read_between`] does, for a backup of plain snapshots: for the versions in the files after that of
-/// `from`, or from the first one on, up to that of `to`. Returns the moments of these files.
-///
-/// # Errors
-/// As [`read`].
-pub(crate) fn read_plain_between(
-    backup: &BackupLocation,
-    timeline: Option<&str>,
-    (from, to): (Option<&State>, &State),
-    range: &KeyRange,
-    add: impl Fn(FoundVersion<'_>) -> Result<()> + Sync,
-) -> Result<Vec<(Revision, DateTime<Utc>)>> {
-    let ctx = backup.context()?;
-    let place = match backup {
-        BackupLocation::File(_, place) => place.clone(),
-        _ => PlainPlace::of_prefix(ctx),
-    };
-    let mut found = PlainFiles::find(ctx, &place)?;
-    let name_of = |file: &PlainFile| file.place.name(ctx);
-    let last = found
-        .files
-        .iter()
-        .position(|f| name_of(f) == to.base_name());
-    found
-        .files
-        .truncate(last.map_or(usize::MAX, |last| last + 1));
-    let first = from.and_then(|from| {
-        let mut files = found.files.iter();
-        files.position(|f| name_of(f) == from.base_name())
-    });
-    // The file of `from` itself has nothing after it, unless it is that of `to`.
-    let first = first.map_or(0, |first| (first + 1).min(found.files.len() - 1));
-    found.files.drain(..first);
-    let after = from.map_or(Revision(0), |from| from.revision);
-    let between = (after.next(), to.revision);
-    let collect = &Within {
-        between,
-        range,
-        add,
-    };
-    Ok(read_files(ctx, found, timeline, collect)?.moments)
 }
 
 /// Takes the versions of the keys of a range with these revisions.

@@ -3,6 +3,7 @@
 //! Ranking is a pure function of revisions; opening and comparing the backups is not. Writes nothing.
 //! Called by `ops::restore`.
 
+use super::NamedBackup;
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::{HashKv, Revision};
 use crate::prefix::Context;
@@ -58,7 +59,7 @@ pub struct CandidateOutcome {
 
 /// A backup that may be restored, and the result of opening it.
 pub(super) struct Candidate<'a> {
-    backup: &'a BackupLocation,
+    backup: &'a NamedBackup,
     pub(super) opened: Result<OpenedBackup<'a>>,
     /// The wall behind which its history begins; the newest one is that of the live history.
     wall: Option<i64>,
@@ -67,31 +68,31 @@ pub(super) struct Candidate<'a> {
 /// A backup that could be opened: judging by names, it has a chain up to the requested state.
 pub(super) struct OpenedBackup<'a> {
     pub(super) ctx: &'a Context,
+    location: &'a BackupLocation,
     pub(super) source: State,
     scan: Option<Scan>,
 }
 
 impl<'a> OpenedBackup<'a> {
-    fn new(backup: &'a BackupLocation, request: &StateRequest, proven: bool) -> Result<Self> {
-        let (source, scan) = backup.open_unchecked(request)?;
-        if proven {
-            source.wait_for_hash()?;
-        }
-        let ctx = backup.context()?;
-        Ok(OpenedBackup { ctx, source, scan })
+    fn new(backup: &'a NamedBackup, request: &StateRequest) -> Result<Self> {
+        let location = backup.location.as_ref().map_err(Error::again)?;
+        let (source, scan) = location.open_with_scan(request)?;
+        Ok(OpenedBackup {
+            ctx: location.context(),
+            location,
+            source,
+            scan,
+        })
     }
 }
 
 impl<'a> Candidate<'a> {
-    fn open(backup: &'a BackupLocation, request: &StateRequest, proven: bool) -> Self {
-        let opened = OpenedBackup::new(backup, request, proven);
+    fn open(backup: &'a NamedBackup, request: &StateRequest) -> Self {
+        let opened = OpenedBackup::new(backup, request);
         let wall = match &opened {
             Ok(opened) => opened.source.wall,
             // What cannot be restored here must not be restored from a history that was left.
-            Err(_) => backup
-                .context()
-                .ok()
-                .and_then(|ctx| wall_by_names(ctx, request)),
+            Err(_) => backup.context().and_then(|ctx| wall_by_names(ctx, request)),
         };
         Candidate {
             backup,
@@ -103,7 +104,7 @@ impl<'a> Candidate<'a> {
     fn outcome(&self) -> CandidateOutcome {
         let source = self.opened.as_ref().ok().map(|o| &o.source);
         CandidateOutcome {
-            store: self.backup.name(),
+            store: self.backup.name.clone(),
             status: CandidateStatus::NotChosen,
             revision: source.map(|s| s.revision),
             timeline: source.map(|s| s.timeline.clone()),
@@ -122,7 +123,10 @@ impl<'a> Candidate<'a> {
 
     /// Opens this candidate's chain to `revision` on the timeline that it is ranked by.
     pub(super) fn source_at(&self, revision: Revision) -> Result<State> {
-        let OpenedBackup { ctx, source, scan } = self.opened.as_ref().map_err(Error::again)?;
+        let opened = self.opened.as_ref().map_err(Error::again)?;
+        let OpenedBackup {
+            ctx, source, scan, ..
+        } = opened;
         let request = StateRequest {
             at: At::Revision(revision),
             timeline: source.timeline_id().map(str::to_owned),
@@ -130,7 +134,7 @@ impl<'a> Candidate<'a> {
         };
         match scan {
             Some(scan) => State::open(ctx, scan, &request),
-            None => Ok(self.backup.open(&request)?.1),
+            None => opened.location.open(&request),
         }
     }
 
@@ -200,23 +204,15 @@ pub(super) struct Candidates<'a> {
 }
 
 impl<'a> Candidates<'a> {
-    /// Opens all candidates. Unless `proven`, the hash of a single plain snapshot file may not be checked yet
-    /// when this returns: `State::wait_for_hash` waits for it.
+    /// Opens all candidates.
     ///
     /// # Errors
     /// Fails only with errors that are not a candidate's own, such as `Terminated`, `NoSpace` and
     /// `Usage`.
-    pub(super) fn open(
-        backups: &'a [BackupLocation],
-        request: &StateRequest,
-        proven: bool,
-    ) -> Result<Self> {
-        // With several candidates, wait for the check of the hash now: a damaged one is excluded before they
-        // are ranked.
-        let proven = proven || backups.len() > 1;
+    pub(super) fn open(backups: &'a [NamedBackup], request: &StateRequest) -> Result<Self> {
         let all: Vec<Candidate<'a>> = backups
             .iter()
-            .map(|b| Candidate::open(b, request, proven))
+            .map(|b| Candidate::open(b, request))
             .collect();
         let outcomes = all.iter().map(Candidate::outcome).collect();
         let mut candidates = Candidates {
@@ -282,7 +278,7 @@ impl<'a> Candidates<'a> {
         let not_opened = not_opened.reduce(|a, b| if b.set_aside().is_some() { b } else { a });
         let failure = write_failure.or_else(|| not_opened.map(Error::again));
         let is_known = |name: &str| {
-            let mut contexts = self.all.iter().filter_map(|c| c.backup.context().ok());
+            let mut contexts = self.all.iter().filter_map(|c| c.backup.context());
             contexts.any(|ctx| ctx.damage.has(name))
         };
         if let Some(e) = &failure

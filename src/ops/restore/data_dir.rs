@@ -39,8 +39,7 @@ impl Restoration<'_> {
         if decision.action == Action::Keep && if_needed == Some(Depth::Sanity) {
             return Ok(self.kept(place, decision, None));
         }
-        let mut candidates =
-            Candidates::open(self.backups, &self.options.request(), if_needed.is_some())?;
+        let mut candidates = Candidates::open(self.backups, &self.options.request())?;
         if decision.action == Action::Keep {
             let is_only_member = cluster.members().len() == 1;
             decision = self.compare_with_backup(&inspection, is_only_member, &mut candidates)?;

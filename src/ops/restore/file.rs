@@ -7,7 +7,7 @@ use super::candidates::Candidates;
 use super::needed::Inspection;
 use super::output::WriteFailure;
 use super::write;
-use super::{Outcome, Restoration};
+use super::{NamedBackup, Outcome, Restoration};
 use crate::error::Result;
 use crate::ops::plain_target::{PlainTarget, Unnamed};
 use crate::ops::report::Report;
@@ -15,9 +15,9 @@ use crate::ops::report::Report;
 impl Restoration<'_> {
     /// Restores into a plain snapshot.
     pub(super) fn into_file(mut self, target: &PlainTarget) -> Result<Report<Outcome>> {
-        let mut contexts = self.backups.iter().filter_map(|b| b.context().ok());
+        let mut contexts = self.backups.iter().filter_map(NamedBackup::context);
         target.check(contexts.any(|ctx| ctx.keys.encrypts()))?;
-        let candidates = Candidates::open(self.backups, &self.options.request(), false)?;
+        let candidates = Candidates::open(self.backups, &self.options.request())?;
         let decision = Inspection::NotInspected.decide();
         let mut file = None;
         let (mut outcome, _) =

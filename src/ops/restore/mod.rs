@@ -124,6 +124,20 @@ pub struct Outcome {
     pub dry_run: bool,
 }
 
+/// A backup that may be restored. If a store cannot be opened, the operation may use another one.
+pub struct NamedBackup {
+    /// The URL or the path.
+    pub name: String,
+    /// The backup, or the error of opening it.
+    pub location: Result<BackupLocation>,
+}
+
+impl NamedBackup {
+    fn context(&self) -> Option<&Context> {
+        self.location.as_ref().ok().map(BackupLocation::context)
+    }
+}
+
 /// Restores from the best of the backups into `to_snapshot`, or else the data directory of the options. Fails with `Usage`
 /// if there is none.
 ///
@@ -131,7 +145,7 @@ pub struct Outcome {
 /// Fails with any reason except `KeyNotFound`. After a failure the target is unchanged, or the next run
 /// undoes or completes the change.
 pub fn run(
-    backups: &[BackupLocation],
+    backups: &[NamedBackup],
     options: &Options,
     to_snapshot: Option<&PlainTarget>,
     cancel: &Cancel,
@@ -158,11 +172,15 @@ pub(super) fn run_for_drill(
     options: &Options,
     cancel: &Cancel,
 ) -> Result<Report<Outcome>> {
+    let backup = NamedBackup {
+        name: backup.name(),
+        location: Ok(backup),
+    };
     restore(&[backup], options, None, cancel, true)
 }
 
 fn restore(
-    backups: &[BackupLocation],
+    backups: &[NamedBackup],
     options: &Options,
     to_snapshot: Option<&PlainTarget>,
     cancel: &Cancel,
@@ -182,13 +200,13 @@ fn restore(
     match is_drill {
         // It is there to find damage.
         true => without_excluded(restore),
-        false => around_damage(backups.iter().filter_map(|b| b.context().ok()), restore),
+        false => around_damage(backups.iter().filter_map(NamedBackup::context), restore),
     }
 }
 
 /// A restore under way.
 struct Restoration<'a> {
-    backups: &'a [BackupLocation],
+    backups: &'a [NamedBackup],
     options: &'a Options,
     to_snapshot: Option<&'a PlainTarget>,
     cancel: Cancel,
@@ -229,7 +247,7 @@ impl Restoration<'_> {
             let Ok(OpenedBackup { ctx, source, .. }) = &candidates.all[i].opened else {
                 return Err(Error::internal("a candidate is ranked that was not opened"));
             };
-            let written = match prove(source, write(self, source, ctx)) {
+            let written = match write(self, source, ctx) {
                 Ok(written) => written,
                 Err(WriteFailure::Candidate(e)) if is_candidate_failure(&e) => {
                     candidates.exclude(i, &e);
@@ -307,10 +325,8 @@ impl Restoration<'_> {
 
     /// Returns an outcome without a restored state: the decision, and what was read.
     fn outcome(&self, decision: Decision) -> Outcome {
-        let bytes_read = self.backups.iter().map(|b| match b {
-            BackupLocation::Store(ctx) | BackupLocation::File(ctx, _) => ctx.store.bytes_read(),
-            BackupLocation::Closed { .. } => 0,
-        });
+        let contexts = self.backups.iter().filter_map(NamedBackup::context);
+        let bytes_read = contexts.map(|ctx| ctx.store.bytes_read());
         Outcome {
             decision,
             bytes_read: bytes_read.sum(),
@@ -366,16 +382,6 @@ impl Restoration<'_> {
 /// Returns a path as text for a report; bytes that are not UTF-8 are replaced.
 fn path_text(path: &Path) -> String {
     path.display().to_string()
-}
-
-/// Checks the hash of the source after a write, since damage of the source is the better explanation
-/// of a failed write. A failure of the target says nothing about the source.
-fn prove<T>(source: &State, written: Result<T, WriteFailure>) -> Result<T, WriteFailure> {
-    match (written, source.wait_for_hash()) {
-        (Err(WriteFailure::Target(e)), _) => Err(WriteFailure::Target(e)),
-        (_, Err(e)) => Err(WriteFailure::Candidate(e)),
-        (written, Ok(())) => written,
-    }
 }
 
 /// Returns whether the base has an alarm raised, which keeps etcd from writing after a restore.

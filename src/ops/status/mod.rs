@@ -22,8 +22,6 @@ use crate::ops::live_follower::{DeadFollower, FoundFollower, LiveFollower};
 use crate::ops::report::{Report, ReportBuilder};
 use crate::ops::verify::record::{self, RecordLevel, RecordResult, VerificationRecord};
 use crate::prefix::Context;
-use crate::prefix::open::{BackupLocation, Layout};
-use crate::prefix::plain_files::{PlainFile, PlainFiles, PlainPlace, is_fault_of_file};
 use crate::prefix::restorable::{Bases, Restorable};
 use crate::prefix::scan::{Depth, Scan, scan_with_tags};
 use crate::prefix::tags::TagScope;
@@ -158,16 +156,10 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
         has_records: true,
         ..Collected::default()
     };
-    let scan = || scan_with_tags(ctx, Depth::Names, TagScope::Newest);
-    match BackupLocation::layout(ctx, scan) {
-        Ok(Layout::Chain(scan)) => {
+    match scan_with_tags(ctx, Depth::Names, TagScope::Newest) {
+        Ok(scan) => {
             facts.read_notes(ctx)?;
             facts.add_scan(ctx, &scan, now)?;
-        }
-        Ok(Layout::Plain(found)) => {
-            let mut facts = Collected::default();
-            facts.add_files(ctx, &found, now)?;
-            return Ok(facts.conclude(&found.place.name(ctx), options, now, clock));
         }
         Err(e) if e.reason() == Reason::NoSnapshots => facts.set_empty(&e),
         Err(e) => return Err(e),
@@ -189,26 +181,6 @@ pub fn of_nothing(location: &str, e: &Error, options: &Options) -> Report<Outcom
     };
     facts.set_empty(e);
     facts.conclude(location, options, Utc::now(), ReportBuilder::start())
-}
-
-/// Tells whether the plain snapshot files at a place are healthy. On this machine it reads the newest one.
-///
-/// # Errors
-/// `Usage`, `Io`, `PermissionDenied`, `CannotDecrypt`, `NoSpace`, `Terminated`.
-pub fn run_on_files(
-    ctx: &Context,
-    place: &PlainPlace,
-    options: &Options,
-) -> Result<Report<Outcome>> {
-    let clock = ReportBuilder::start();
-    let now = Utc::now();
-    let mut facts = Collected::default();
-    match PlainFiles::find(ctx, place) {
-        Ok(found) => facts.add_files(ctx, &found, now)?,
-        Err(e) if e.reason() == Reason::NoSnapshots => facts.set_empty(&e),
-        Err(e) => return Err(e),
-    }
-    Ok(facts.conclude(&place.name(ctx), options, now, clock))
 }
 
 /// What was collected of a backup.
@@ -393,53 +365,6 @@ impl Collected {
             Err(e) if e.reason() == Reason::NoSnapshots => self.set_empty(&e),
             Err(e) => self.damage.push(Finding::from(&e)),
         }
-        Ok(())
-    }
-
-    fn add_files(&mut self, ctx: &Context, found: &PlainFiles, now: DateTime<Utc>) -> Result<()> {
-        self.problems = list::plain::problems(found);
-        self.size = Size {
-            bytes: found.files.iter().map(|f| f.bytes).sum(),
-            fulls: found.files.len() as u64,
-            ..Size::default()
-        };
-        let written = |f: &PlainFile| (f.created, f.bytes);
-        self.bytes_per_day = bytes_per_day(found.files.iter().map(written), now);
-        let is_past = |f: &&PlainFile| !is_future(f.created, now);
-        self.from_the_future = found.files.iter().filter(|f| !is_past(f)).count();
-        let Some(newest) = found.files.iter().rev().find(is_past) else {
-            return Ok(());
-        };
-        let opened = match &newest.place {
-            place @ PlainPlace::Path(_) => Some(ctx.plain_unchecked(place)),
-            PlainPlace::Store(_) => None,
-        };
-        let revision = match opened {
-            None => None,
-            Some(Ok(plain)) => {
-                self.restorable.push(Restorable {
-                    timeline: crate::backup::timeline::MAIN.to_owned(),
-                    first_revision: plain.base.first_revision(),
-                    may_begin_earlier: false,
-                    last_revision: plain.base.revision,
-                    first_time: newest.created,
-                    last_time: newest.created,
-                });
-                Some(plain.base.revision)
-            }
-            Some(Err(e)) if is_fault_of_file(&e) && e.reason().is_bad_data() => {
-                self.damage.push(Finding::from(&e));
-                None
-            }
-            Some(Err(e)) => return Err(e),
-        };
-        self.latest_revision = revision;
-        self.newest = Some(NewestSnapshot {
-            path: newest.name.clone(),
-            created: newest.created,
-            age_seconds: age(newest.created, now).as_secs_f64(),
-            revision,
-        });
         Ok(())
     }
 

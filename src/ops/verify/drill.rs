@@ -4,6 +4,7 @@
 //! write a key; stop etcd. Neither the etcd nor the directory outlives the drill, even if a signal ends the process. The drill
 //! does not choose the state. Called by `ops::verify::store`.
 
+use crate::backup::timeline::MAIN;
 use crate::base::random::random_word;
 use crate::error::{Error, Reason, Result};
 use crate::etcd::cluster::{self, AlarmKind};
@@ -101,23 +102,24 @@ pub fn check_program(etcd: &Path) -> Result<()> {
     }
 }
 
-/// Drills the state of a timeline at a revision. A failed drill is not an error of this function, but part of the
+/// Drills the state of a timeline at a revision, or that of a plain snapshot file. A failed drill is not an error of this function, but part of the
 /// report.
 ///
 /// # Errors
 /// Fails with the errors of a restore; with `Unauthenticated` if the backup has authentication enabled and no
 /// user was given; with `Configuration` if the program cannot be started; with `Io`, `NoSpace`, `Terminated`.
 pub fn run(
-    ctx: &Context,
+    backup: &BackupLocation,
     options: &Options,
-    timeline: &str,
+    timeline: Option<&str>,
     revision: Revision,
 ) -> Result<Report<Outcome>> {
+    let ctx = backup.context();
     let mut clock = ReportBuilder::start();
     remove_leftovers(&ctx.temp_dir);
     let folder = DrillFolder::new(&ctx.temp_dir)?;
     let mut outcome = Outcome {
-        timeline: timeline.to_owned(),
+        timeline: timeline.unwrap_or(MAIN).to_owned(),
         revision,
         succeeded: false,
         etcd_version: None,
@@ -126,6 +128,7 @@ pub fn run(
         start_seconds: None,
     };
     let drill = Drill {
+        backup,
         ctx,
         options,
         timeline,
@@ -153,9 +156,10 @@ pub fn run(
 }
 
 struct Drill<'a> {
+    backup: &'a BackupLocation,
     ctx: &'a Context,
     options: &'a Options,
-    timeline: &'a str,
+    timeline: Option<&'a str>,
     revision: Revision,
     folder: &'a Path,
 }
@@ -173,9 +177,9 @@ impl Drill<'_> {
         };
         let cluster_id = membership.cluster()?.id();
         let restored = restore::run_for_drill(
-            BackupLocation::Store(self.ctx.clone()),
+            self.backup.clone(),
             &restore::Options {
-                timeline: Some(self.timeline.to_owned()),
+                timeline: self.timeline.map(str::to_owned),
                 data_dir: Some(data_dir.clone()),
                 shared: restore::SharedOptions {
                     point: Point {

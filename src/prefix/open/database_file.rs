@@ -10,26 +10,26 @@ use std::sync::Arc;
 
 /// A database file: one in the temporary directory, or a plain snapshot file in place. Reading it fails with
 /// `Terminated` after the operation was cancelled.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct DatabaseFile {
     file: Inner,
     cancel: Cancel,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 enum Inner {
-    Temp(TempFile),
+    Temp(Arc<TempFile>),
     InPlace(Arc<InPlaceFile>),
 }
 
 impl DatabaseFile {
     pub(crate) fn new(file: TempFile, cancel: Cancel) -> Self {
-        let file = Inner::Temp(file);
+        let file = Inner::Temp(Arc::new(file));
         DatabaseFile { file, cancel }
     }
 
-    pub(super) fn in_place(file: Arc<InPlaceFile>, cancel: Cancel) -> Self {
-        let file = Inner::InPlace(file);
+    pub(super) fn in_place(file: InPlaceFile, cancel: Cancel) -> Self {
+        let file = Inner::InPlace(Arc::new(file));
         DatabaseFile { file, cancel }
     }
 }
@@ -38,7 +38,7 @@ impl ReadAt for DatabaseFile {
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
         self.cancel.check()?;
         match &self.file {
-            Inner::Temp(file) => ReadAt::read_exact_at(file, buf, offset),
+            Inner::Temp(file) => file.read_exact_at(buf, offset),
             Inner::InPlace(file) => file.read_exact_at(buf, offset),
         }
     }

@@ -1,11 +1,10 @@
 //! A plain snapshot file that is read in place, without a copy.
 //!
 //! Other processes may change the file meanwhile. So each block has a checksum: the first read notes it, and
-//! every later read must find the same. Once the hash of the whole file is confirmed, everything that was
-//! read of it is what was hashed. The format is not known here.
+//! every later read must find the same: what is read is what was hashed. The format is not known here.
 
 use crate::backup::frame::HASH_SIZE;
-use crate::base::{Cancel, ReadAt, lock};
+use crate::base::{Cancel, ReadAt};
 use crate::error::{Error, Reason, Result};
 use crate::telemetry::progress::Step;
 use crc_fast::{CrcAlgorithm, Digest};
@@ -14,8 +13,6 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Weak};
-use std::thread::JoinHandle;
 
 /// The size of a block in bytes, unless the file has too many of them.
 const MIN_BLOCK: u64 = 4 << 10;
@@ -75,32 +72,30 @@ impl InPlaceFile {
         Ok(())
     }
 
-    /// Hashes the file, and compares the hash with the one at its end. Stops early if the file was dropped.
-    fn check_whole(weak: &Weak<Self>, cancel: &Cancel, progress: &Step) -> Result<()> {
+    /// Hashes the file, and compares the hash with the one at its end.
+    ///
+    /// # Errors
+    /// `CorruptSnapshot` if the hash does not match, or if the file was changed; `Io`, `Terminated`.
+    pub(super) fn check(&self, cancel: &Cancel, progress: &Step) -> Result<()> {
         let mut hash = Sha256::new();
         let mut buf = Vec::new();
-        let mut at = 0;
         let mut expected = Vec::new();
-        while let Some(file) = weak.upgrade() {
-            let n = (file.bytes - at).min(CHUNK.max(file.block));
-            if n == 0 {
-                return check_hash(hash, &expected);
-            }
+        let mut at = 0;
+        while at < self.bytes {
             cancel.check()?;
+            let n = (self.bytes - at).min(CHUNK.max(self.block));
             buf.resize(n as usize, 0);
-            file.read_blocks(&mut buf, at)
+            self.read_blocks(&mut buf, at)
                 .map_err(|e| Error::io("read the snapshot", e))?;
             // The hash at the end may be in two chunks.
-            let end = file.bytes.saturating_sub(HASH_SIZE as u64);
+            let end = self.bytes.saturating_sub(HASH_SIZE as u64);
             let (hashed, last) = buf.split_at(end.saturating_sub(at).min(n) as usize);
             hash.update(hashed);
             expected.extend_from_slice(last);
             at += n;
             progress.add(n);
         }
-        Err(Error::internal(
-            "a plain snapshot file was dropped while it was hashed",
-        ))
+        check_hash(hash, &expected)
     }
 }
 
@@ -154,61 +149,6 @@ impl ReadAt for InPlaceFile {
     }
 }
 
-/// The check of the hash at the end of a file, which runs on a separate thread.
-#[derive(Debug)]
-pub(in crate::prefix) struct HashCheck(Mutex<CheckState>);
-
-#[derive(Debug)]
-enum CheckState {
-    Running(JoinHandle<Result<()>>),
-    Done(Result<()>),
-}
-
-impl HashCheck {
-    /// Starts to hash the file.
-    pub(super) fn start(
-        file: &Arc<InPlaceFile>,
-        name: &str,
-        cancel: Cancel,
-        progress: Step,
-    ) -> Self {
-        let (file, name) = (Arc::downgrade(file), name.to_owned());
-        let check = Arc::new(move || {
-            InPlaceFile::check_whole(&file, &cancel, &progress).map_err(|e| with_name(&name, e))
-        });
-        let on_thread = check.clone();
-        let thread = std::thread::Builder::new().spawn(move || on_thread());
-        HashCheck(Mutex::new(match thread {
-            Ok(thread) => CheckState::Running(thread),
-            // The system has no threads left.
-            Err(_) => CheckState::Done(check()),
-        }))
-    }
-
-    /// The check of a file without a hash, which always succeeds.
-    pub(super) fn not_needed() -> Self {
-        HashCheck(Mutex::new(CheckState::Done(Ok(()))))
-    }
-
-    /// Waits for the result.
-    ///
-    /// # Errors
-    /// `CorruptSnapshot` if the hash does not match, or if the file was changed; `Io`, `Terminated`.
-    pub(in crate::prefix) fn wait(&self) -> Result<()> {
-        let mut state = lock(&self.0);
-        let current = std::mem::replace(&mut *state, CheckState::Done(Ok(())));
-        let result = match current {
-            CheckState::Done(result) => result,
-            CheckState::Running(thread) => thread
-                .join()
-                .unwrap_or_else(|_| Err(Error::internal("hashing panicked"))),
-        };
-        let copy = result.as_ref().map_err(Error::again).copied();
-        *state = CheckState::Done(result);
-        copy
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -226,12 +166,8 @@ mod tests {
         (file, all)
     }
 
-    fn check(file: &Arc<InPlaceFile>) -> Result<()> {
-        let check = HashCheck::start(file, "x", Cancel::default(), Step::new("hash", None));
-        let first = check.wait();
-        let again = check.wait();
-        assert_eq!(first.is_ok(), again.is_ok());
-        first
+    fn check(file: &InPlaceFile) -> Result<()> {
+        file.check(&Cancel::default(), &Step::new("hash", None))
     }
 
     #[test]
@@ -240,22 +176,17 @@ mod tests {
         let chunk = CHUNK as usize;
         for bytes in [0, 4096, chunk - 16, chunk, chunk + 5, 3 * chunk] {
             let (file, all) = file(bytes);
-            let open = |file: &File| {
-                Arc::new(InPlaceFile::new(
-                    file.try_clone().unwrap(),
-                    all.len() as u64,
-                ))
-            };
+            let open = |file: &File| InPlaceFile::new(file.try_clone().unwrap(), all.len() as u64);
             let in_place = open(&file);
             for _ in 0..50 {
                 let from = rng.usize(..=all.len());
                 let mut out = vec![0; rng.usize(..=all.len() - from)];
-                ReadAt::read_exact_at(&*in_place, &mut out, from as u64).unwrap();
+                ReadAt::read_exact_at(&in_place, &mut out, from as u64).unwrap();
                 assert!(out == all[from..from + out.len()]);
             }
             let mut out = [0; 2];
             for past in [all.len() as u64 - 1, all.len() as u64, u64::MAX] {
-                ReadAt::read_exact_at(&*in_place, &mut out, past).unwrap_err();
+                ReadAt::read_exact_at(&in_place, &mut out, past).unwrap_err();
             }
             check(&in_place).unwrap();
             let at = rng.usize(..all.len());
@@ -270,13 +201,10 @@ mod tests {
         let (file, all) = file(100_000);
         let mut page = [0; 4096];
         for reader_first in [true, false] {
-            let in_place = Arc::new(InPlaceFile::new(
-                file.try_clone().unwrap(),
-                all.len() as u64,
-            ));
+            let in_place = InPlaceFile::new(file.try_clone().unwrap(), all.len() as u64);
             file.write_all_at(&all, 0).unwrap();
             let mut read = || {
-                let read = ReadAt::read_exact_at(&*in_place, &mut page, 8192);
+                let read = ReadAt::read_exact_at(&in_place, &mut page, 8192);
                 read.map_err(|e| Error::io("read", e))
             };
             match reader_first {
@@ -291,10 +219,7 @@ mod tests {
             assert_eq!(e.reason(), Reason::CorruptSnapshot, "{e}");
             assert!(e.to_string().contains("changed"), "{e}");
         }
-        let in_place = Arc::new(InPlaceFile::new(
-            file.try_clone().unwrap(),
-            all.len() as u64,
-        ));
+        let in_place = InPlaceFile::new(file.try_clone().unwrap(), all.len() as u64);
         file.set_len(50_000).unwrap();
         assert!(
             check(&in_place)

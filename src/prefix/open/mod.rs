@@ -14,8 +14,7 @@ pub(crate) mod state;
 
 pub use database_file::DatabaseFile;
 pub use location::BackupLocation;
-pub(crate) use location::Layout;
-pub use plain_snapshot::PlainSnapshot;
+pub use plain_snapshot::{FilePlace, PlainSnapshot};
 pub use read_snapshot::Payload;
 pub(crate) use read_snapshot::SnapshotReader;
 pub use state::State;

@@ -1,10 +1,10 @@
 //! Opens a plain snapshot file, as etcdctl, k3s, kOps or OpenShift write it, on this machine or in a store.
 //!
 //! The bytes tell how the file is packed, not its name. The database is copied to the temporary directory if
-//! the file is packed or encrypted, or is in a store. Deltas are refused.
+//! the file is packed or encrypted, or is in a store; else it is read where it is. Its hash is checked first.
 
 use super::database_file::DatabaseFile;
-use super::in_place::{HashCheck, InPlaceFile, check_hash, with_name};
+use super::in_place::{InPlaceFile, check_hash, with_name};
 use crate::backup::Compression;
 use crate::backup::codec;
 use crate::backup::frame::HASH_SIZE;
@@ -14,23 +14,43 @@ use crate::base::temp::TempFile;
 use crate::bolt::Database;
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::Base;
-use crate::prefix::plain_files::PlainPlace;
 use crate::prefix::{Context, free_space};
 use crate::store::encryption;
-use crate::store::open::holds_backup;
 use crate::telemetry::progress::Step;
 use sha2::{Digest, Sha256};
 use std::cell::Cell;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Cursor, Read, Seek, SeekFrom, Write};
-use std::path::Path;
-use std::sync::Arc;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
 
-/// How many bytes of a zip archive are read to find its only file. Its list of files is held in memory, and may be
-/// long.
+/// How many bytes of a zip archive are read to find the database in it. The list of its files is held in memory, and
+/// may be long.
 const LONGEST_ZIP_DIRECTORY: usize = 1 << 20;
+/// The most files in a zip archive. RKE1 has two: the snapshot, and the state of the cluster.
+const MOST_IN_ZIP: usize = 1000;
 
-/// An open plain snapshot file.
+/// Where a plain snapshot file is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum FilePlace {
+    /// A file of this machine.
+    Path(PathBuf),
+    /// An object of the context's store, by its path below the prefix.
+    Object(String),
+}
+
+impl FilePlace {
+    /// Returns the path, or the URL, for messages.
+    pub fn name(&self, ctx: &Context) -> String {
+        match self {
+            FilePlace::Path(path) => path.display().to_string(),
+            FilePlace::Object(path) => ctx.store.name(path),
+        }
+    }
+}
+
+/// An open plain snapshot file, whose hash was checked.
+#[derive(Clone)]
 pub struct PlainSnapshot {
     /// The database.
     pub db: Database<DatabaseFile>,
@@ -39,8 +59,6 @@ pub struct PlainSnapshot {
     /// Whether a SHA-256 follows the database. Without one nothing proves that the bytes are intact: see
     /// [`warning`](Self::warning).
     pub has_checksum: bool,
-    /// The check of that hash.
-    pub(in crate::prefix) hash_check: HashCheck,
     /// How the file is compressed: none, gzip, zlib, lzw, zstd or zip.
     pub compression: &'static str,
     /// The size of the file in bytes.
@@ -169,40 +187,22 @@ struct Unpacked {
     trailing_hash: TrailingHash,
 }
 
-/// Opens a plain snapshot file, whose hash may not be checked yet.
-pub(in crate::prefix) fn open_unchecked(
-    ctx: &Context,
-    place: &PlainPlace,
-) -> Result<PlainSnapshot> {
+/// Opens a plain snapshot file, and checks its hash. A link is followed if it is the file that was named, and not if it has
+/// taken the place of the file meanwhile.
+pub(in crate::prefix) fn open(ctx: &Context, place: &FilePlace) -> Result<PlainSnapshot> {
     let name = place.name(ctx);
-    match place {
-        PlainPlace::Path(path) => {
-            let (file, bytes) = open(path)?;
-            Opener::open(ctx, &name, bytes, Content::File(file))
+    let (bytes, content) = match place {
+        FilePlace::Path(path) => {
+            let (file, bytes) = open_file(path)?;
+            (bytes, Content::File(file))
         }
-        PlainPlace::Store(path) => {
-            let object = ctx.store.info(path)?;
-            let object = object.ok_or_else(|| {
-                Reason::NoSnapshots.error(format!("there is no {}", ctx.store.name(path)))
-            })?;
-            open_stream(
-                ctx,
-                &name,
-                object.bytes,
-                ctx.store.fetch(path, object.bytes),
-            )
+        FilePlace::Object(path) => {
+            let object = ctx.store.info(path)?.ok_or_else(|| no_file(&name))?;
+            let stream = ctx.store.fetch(path, object.bytes);
+            (object.bytes, Content::Stream(Box::new(stream)))
         }
-    }
-}
-
-/// Opens a plain snapshot from a stream of its bytes, and checks its hash.
-pub(in crate::prefix) fn open_stream(
-    ctx: &Context,
-    name: &str,
-    bytes: u64,
-    stream: impl Read + Send,
-) -> Result<PlainSnapshot> {
-    Opener::open(ctx, name, bytes, Content::Stream(Box::new(stream)))
+    };
+    Opener::open(ctx, &name, bytes, content)
 }
 
 /// The bytes of a plain snapshot.
@@ -246,6 +246,12 @@ impl<'a> Opener<'a> {
         };
         let is_encrypted =
             head.starts_with(encryption::MAGIC) || head.starts_with(encryption::ARMORED);
+        if self.ctx.trust.only_encrypted_files && !is_encrypted {
+            return Err(Reason::Untrusted.error(format!(
+                "{} is not encrypted although --age-identity is given, so anybody who can write there may have made it: give --allow-plaintext if it is yours",
+                self.name
+            )));
+        }
         if let Content::File(file) = &mut content {
             file.rewind().map_err(|e| self.read_error(e))?;
         }
@@ -289,7 +295,6 @@ impl<'a> Opener<'a> {
             base: Base::read(&db)?,
             db,
             has_checksum: layout == Layout::Checksum,
-            hash_check: HashCheck::not_needed(),
             compression: packing.as_str(),
             file_bytes: self.bytes,
         })
@@ -324,48 +329,62 @@ impl<'a> Opener<'a> {
     /// Opens a file in place, which is neither packed nor encrypted.
     fn open_in_place(&self, file: File, head: &[u8]) -> Result<PlainSnapshot> {
         refuse_others(head)?;
-        let file = Arc::new(InPlaceFile::new(file, self.bytes));
+        self.ctx
+            .limits
+            .check_database(self.bytes.saturating_sub(MOST_UNUSED))?;
+        let file = InPlaceFile::new(file, self.bytes);
         let cancel = self.ctx.store.cancel();
-        let database = DatabaseFile::in_place(file.clone(), cancel.clone());
+        // Pages have a power of two bytes, and at least 512. The hash is checked before they are read.
+        if self.bytes % 512 == HASH_SIZE as u64 {
+            file.check(cancel, &self.progress)?;
+        }
+        let database = DatabaseFile::in_place(file, cancel.clone());
         let db = Database::open_within(database, self.ctx.limits)?;
         let layout = layout(self.bytes, db.page_size())?;
-        let hash_check = match layout {
-            Layout::Checksum => {
-                HashCheck::start(&file, self.name, cancel.clone(), self.progress.clone())
-            }
-            Layout::PagesOnly => HashCheck::not_needed(),
-        };
-        // If the file is damaged, the hash check gives the better error.
-        let base = Base::read(&db).or_else(|e| hash_check.wait().and(Err(e)))?;
         Ok(PlainSnapshot {
+            base: Base::read(&db)?,
             db,
-            base,
             has_checksum: layout == Layout::Checksum,
-            hash_check,
             compression: PLAIN.as_str(),
             file_bytes: self.bytes,
         })
     }
 
-    /// Unpacks the only file of a zip archive.
+    /// Unpacks the only database in a zip archive.
     fn unzip(&self, file: impl Read + Seek) -> Result<Unpacked> {
         let left = Cell::new(LONGEST_ZIP_DIRECTORY);
         let file = LimitedFile { file, left: &left };
         let mut archive = zip::ZipArchive::new(BufReader::new(file)).map_err(zip_error)?;
-        let mut only_file = None;
+        if archive.len() > MOST_IN_ZIP {
+            return Err(too_many_in_zip());
+        }
+        left.set(usize::MAX);
+        let (mut files, mut databases) = (Vec::new(), Vec::new());
         for i in 0..archive.len() {
-            let entry = archive.by_index_raw(i).map_err(zip_error)?;
-            if !entry.is_dir() && only_file.replace(i).is_some() {
-                return Err(Error::corrupt(
-                    "the zip archive holds several files, and that of a snapshot holds one: unpack it and give the snapshot file",
-                ));
+            self.ctx.store.cancel().check()?;
+            let mut head = [0; BOLT.len()];
+            let mut entry = archive.by_index(i).map_err(zip_error)?;
+            if entry.is_file() {
+                files.push(i);
+            }
+            if entry.read_exact(&mut head).is_ok() && head == BOLT {
+                databases.push(i);
             }
         }
-        let Some(i) = only_file else {
-            return Err(Error::corrupt("the zip archive holds no file"));
-        };
-        left.set(usize::MAX);
-        self.copy_out(archive.by_index(i).map_err(zip_error)?)
+        // What the only file is instead of a database is told when it is opened.
+        match if databases.is_empty() {
+            &files[..]
+        } else {
+            &databases[..]
+        } {
+            &[only] => self.copy_out(archive.by_index(only).map_err(zip_error)?),
+            _ if databases.is_empty() => {
+                Err(Error::corrupt("the zip archive holds no database of etcd"))
+            }
+            _ => Err(Error::corrupt(
+                "the zip archive holds several databases: unpack it and give one of them",
+            )),
+        }
     }
 
     /// Copies a decrypted zip archive to a temporary file. It is no larger than the encrypted one.
@@ -408,70 +427,39 @@ impl<'a> Opener<'a> {
     }
 }
 
-/// Opens a file and returns its size in bytes. Fails if the path is not that of a regular file.
-fn open(path: &Path) -> Result<(File, u64)> {
-    let failed = |e: std::io::Error| match e.kind() {
-        std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory => Reason::NoSnapshots
-            .error(format!(
-                "there is no file {}: check --snapshot",
-                path.display()
-            )),
+/// Returns the error for a file that does not exist.
+fn no_file(name: &str) -> Error {
+    Reason::NoSnapshots.error(format!("there is no file {name}: check --snapshot"))
+}
+
+/// Opens a file once, and returns its size in bytes. Fails if the path is not that of a regular file.
+fn open_file(path: &Path) -> Result<(File, u64)> {
+    use rustix::fs::OFlags;
+    let failed = |e: io::Error| match e.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
+            no_file(&path.display().to_string())
+        }
         _ => Error::io(format!("open {}", path.display()), e),
     };
-    // Check the kind before opening: opening a pipe would wait for its writer.
-    let kind = std::fs::metadata(path).map_err(failed)?;
+    let named = path.canonicalize().map_err(failed)?;
+    // Opening a pipe would wait for its writer.
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let file = File::options()
+        .read(true)
+        .custom_flags(flags.bits() as i32)
+        .open(&named)
+        .map_err(failed)?;
+    let kind = file.metadata().map_err(failed)?;
     if !kind.is_file() {
-        let what = match kind.is_dir() {
-            true if holds_backup(path) => "a store of snapshots: give it as --store",
-            true => {
-                "a folder: give one of its files (`deltafold list --snapshot` shows those of a folder)"
-            }
-            false => "not a regular file: copy its content to one first",
-        };
-        return Err(Reason::Usage.error(format!("--snapshot {} is {what}", path.display())));
+        return Err(Reason::Usage.error(format!(
+            "--snapshot {} is not a regular file: copy its content to one first",
+            path.display()
+        )));
     }
-    let file = File::open(path).map_err(failed)?;
-    let bytes = file.metadata().map_err(failed)?.len();
-    Ok((file, bytes))
+    Ok((file, kind.len()))
 }
 
-/// Returns whether a file holds a bbolt database, by its first bytes, and if it is packed by those of its
-/// content. An encrypted file may hold one. A file that cannot be read does not look like one.
-pub(crate) fn looks_like_snapshot(path: &Path) -> bool {
-    let begins_with_database = |content: &mut dyn Read| {
-        let mut head = [0; BOLT.len()];
-        content.read_exact(&mut head).is_ok() && head == BOLT
-    };
-    let look = || -> Result<bool> {
-        let (mut file, _) = open(path)?;
-        let failed = |e| Error::io(format!("read {}", path.display()), e);
-        let mut head = Vec::with_capacity(HEAD_BYTES);
-        let read = (&mut file).take(HEAD_BYTES as u64).read_to_end(&mut head);
-        read.map_err(failed)?;
-        if head.starts_with(encryption::MAGIC) || head.starts_with(encryption::ARMORED) {
-            return Ok(true);
-        }
-        file.rewind().map_err(failed)?;
-        let file_name = path.file_name().unwrap_or_default().to_string_lossy();
-        Ok(match packing(&head, &file_name)? {
-            PLAIN => head.starts_with(BOLT),
-            Packing::Stream(compression) => {
-                let plain = codec::decoder(compression, file).map_err(failed)?;
-                begins_with_database(&mut BufReader::new(plain))
-            }
-            Packing::Zip => {
-                let mut archive = zip::ZipArchive::new(BufReader::new(file)).map_err(zip_error)?;
-                // The file may be in a folder, which comes first.
-                let last = archive.len().saturating_sub(1);
-                let mut content = archive.by_index(last).map_err(zip_error)?;
-                begins_with_database(&mut content)
-            }
-        })
-    };
-    look().unwrap_or(false)
-}
-
-/// Fails if the file is a tar archive, or a delta, which is JSON and of use only with its full.
+/// Fails if the beginning says that it is something else than a database of etcd.
 fn refuse_others(head: &[u8]) -> Result<()> {
     // The magic of ustar, behind the header's other fields. The name comes first.
     if head.get(257..262) == Some(b"ustar") {
@@ -481,12 +469,25 @@ fn refuse_others(head: &[u8]) -> Result<()> {
             "it is a tar archive, whose first file is {name}: unpack it with `tar xf`, and give the snapshot in it"
         )));
     }
+    if head.starts_with(b"SQLite format 3\0") {
+        return Err(Error::corrupt(
+            "it is a database of SQLite, in which k3s keeps its state without etcd: there is no snapshot of etcd to read",
+        ));
+    }
+    let is_text = |b: &u8| b.is_ascii_graphic() || b.is_ascii_whitespace();
     match head.iter().find(|b| !b.is_ascii_whitespace()) {
         Some(b'[') => Err(Error::corrupt(
             "it is a delta snapshot, which holds events and no database: give the full snapshot that it follows, or the folder of both with --store",
         )),
+        Some(_) if head.iter().all(is_text) => Err(Error::corrupt(
+            "it is a text, and a snapshot is a database of etcd: give the file that `etcdctl snapshot save` or another tool has written",
+        )),
         _ => Ok(()),
     }
+}
+
+fn too_many_in_zip() -> Error {
+    Error::corrupt("the zip archive lists too many files: unpack it and give the snapshot in it")
 }
 
 /// A zip archive that fails to be read after `left` bytes.
@@ -499,9 +500,7 @@ impl<F: Read> Read for LimitedFile<'_, F> {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         let n = self.file.read(out)?;
         let Some(left) = self.left.get().checked_sub(n) else {
-            return Err(io::Error::from(Error::corrupt(
-                "the zip archive lists too many files, and that of a snapshot holds one: unpack it and give the snapshot file",
-            )));
+            return Err(io::Error::from(too_many_in_zip()));
         };
         self.left.set(left);
         Ok(n)

@@ -3,7 +3,6 @@
 //! Nothing is folded here: `fold` does.
 
 use super::database_file::DatabaseFile;
-use super::in_place::HashCheck;
 use crate::backup::chain::{self, Chain, Choice, KnownBases, Link};
 use crate::backup::timeline::{self, Timeline};
 use crate::backup::{Snapshot, SnapshotName};
@@ -12,9 +11,9 @@ use crate::bolt::Database;
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::{Base, Revision};
 use crate::prefix::by_time::{refuse_uncovered, revision_at};
-use crate::prefix::plain_files::{PlainFiles, PlainPlace};
 use crate::prefix::scan::Scan;
 use crate::prefix::select::{self, At, DeltaSlice, StateRequest, choose_timeline, timeline_of};
+use crate::prefix::snapshot_files::OpenFile;
 use crate::prefix::{Context, free_space, tags, warn};
 use crate::store::{ReadAhead, is_large};
 use std::sync::{Mutex, OnceLock};
@@ -45,7 +44,6 @@ pub struct State {
     tags_unread: Vec<String>,
     /// Set once it is known that no tag excludes these deltas.
     tags_checked: OnceLock<()>,
-    hash_check: HashCheck,
     /// The deltas, if their transfers began with that of the full.
     pub(crate) begun: Mutex<Option<ReadAhead>>,
 }
@@ -131,92 +129,44 @@ impl State {
             slices: Vec::new(),
             tags_unread: Vec::new(),
             tags_checked: OnceLock::new(),
-            hash_check: HashCheck::not_needed(),
             begun: Mutex::default(),
         }
     }
 
-    /// Opens a plain snapshot file at its newest revision, or at another one that it still holds. Of a folder it opens
-    /// the file of the request: see [`PlainFiles::choose`]. The hash of the file may not be checked yet: no result
-    /// from it counts before [`wait_for_hash`](Self::wait_for_hash) has returned.
+    /// The state of a plain snapshot file at its newest revision, or at another one that it still holds.
     ///
     /// # Errors
-    /// `Usage` if the request has a timeline, which a plain snapshot does not record, or for one file a time;
-    /// `OutOfRange`; errors of [`PlainFiles::find`] and [`Context::plain_unchecked`].
-    pub(super) fn open_file_unchecked(
-        ctx: &Context,
-        place: &PlainPlace,
-        request: &StateRequest,
-    ) -> Result<State> {
-        match place {
-            PlainPlace::Path(path) if !path.is_dir() => {
-                if request.timeline.is_some() {
-                    return Err(Reason::Usage
-                        .error("a plain snapshot file has no timelines: leave out --timeline"));
-                }
-                Self::open_plain(ctx, place, request.at, Vec::new())
-            }
-            _ => Self::open_one_of(ctx, PlainFiles::find(ctx, place)?, request),
+    /// `Usage` if the request has a timeline, which a plain snapshot does not record, or a time, unless the file was chosen
+    /// by it; `OutOfRange`.
+    pub fn of_file(file: &OpenFile, request: &StateRequest) -> Result<State> {
+        if request.timeline.is_some() {
+            return Err(
+                Reason::Usage.error("a plain snapshot file has no timelines: leave out --timeline")
+            );
         }
-    }
-
-    /// Opens as [`open_file_unchecked`](Self::open_file_unchecked) does, one of these files.
-    ///
-    /// # Errors
-    /// As [`open_file_unchecked`](Self::open_file_unchecked).
-    pub(super) fn open_one_of(
-        ctx: &Context,
-        found: PlainFiles,
-        request: &StateRequest,
-    ) -> Result<State> {
-        let mut warnings = Vec::new();
-        let found = found.of_one_history(ctx, request.timeline.as_deref())?;
-        let (place, at) = found.choose(ctx, request.at, &mut warnings)?;
-        Self::open_plain(ctx, &place, at, warnings)
-    }
-
-    fn open_plain(
-        ctx: &Context,
-        place: &PlainPlace,
-        at: At,
-        mut warnings: Vec<String>,
-    ) -> Result<State> {
-        let name = place.name(ctx);
-        let plain = ctx.plain_unchecked(place)?;
-        let base = plain.base;
-        let target = match at {
+        let name = file.name.clone();
+        let base = file.snapshot.base;
+        let target = match request.at {
             At::Newest => base.revision,
             At::Revision(r) if r >= base.first_revision() && r <= base.revision => r,
             At::Revision(r) => {
-                plain.hash_check.wait()?;
                 return Err(Reason::OutOfRange.error(format!(
                     "{name} does not cover revision {r}: choose a --revision from {}",
                     chain::show_ranges(&[(base.first_revision(), base.revision)])
                 )));
             }
+            At::Time(time) if file.until == Some(time) => base.revision,
             At::Time(_) => {
                 return Err(Reason::Usage.error(
-                    "a plain snapshot file has no times: use --revision, or --store with the deltas",
+                    "a plain snapshot file has no times: use --revision, a pattern with * that names the files of other times, or --store with deltas",
                 ));
             }
         };
-        if let Some(warning) = plain.warning(&name) {
-            warn(&mut warnings, warning);
-        }
-        let timeline = timeline::MAIN.to_owned();
+        let opened = (file.snapshot.db.clone(), base);
         Ok(State {
-            warnings,
-            hash_check: plain.hash_check,
-            ..Self::of_full((plain.db, base), target, timeline, name)
+            warnings: file.warnings.clone(),
+            ..Self::of_full(opened, target, timeline::MAIN.to_owned(), name)
         })
-    }
-
-    /// Waits until the hash of a plain snapshot file was checked.
-    ///
-    /// # Errors
-    /// `CorruptSnapshot` if the file is damaged, or was changed since it was opened; `Io`, `Terminated`.
-    pub(crate) fn wait_for_hash(&self) -> Result<()> {
-        self.hash_check.wait()
     }
 
     /// Returns the name of the full, for messages.

@@ -694,6 +694,33 @@ fn months_and_weeks_follow_the_calendar() {
     assert_eq!(begins.to_string(), "2025-12-01 00:00:00 UTC");
 }
 
+/// A backup that has stopped is not emptied by its age: not after a pause, and not by a full of the future. A new full
+/// lifts that.
+#[test]
+fn nothing_goes_while_the_newest_full_is_older_than_the_window() {
+    let day = 86_400;
+    let full = |revision: i64, ago: i64| format!("Full-00000000-{revision:08}-{}", NOW - ago);
+    let mut names: Vec<String> = (8..20).map(|n| full(100 - n, n * day)).collect();
+    names.push(full(900, -day));
+    let options = |days: i64| Options {
+        policy: Policy::Limit(1),
+        delta_retention: None,
+        restorable_window: (days > 0).then_some(TimeDelta::days(days)),
+    };
+    let going = |names: &[String], days: i64| {
+        let reasons = reason_names(names, &options(days));
+        assert_eq!(reasons.len(), names.len());
+        let gone = reasons
+            .iter()
+            .filter(|(_, reason)| *reason == "BeyondPolicy");
+        gone.count()
+    };
+    assert_eq!(going(&names, 7), 0);
+    assert!(going(&names, 30) == 0 && going(&names, 9) > 0 && going(&names, 0) > 0);
+    names.push(full(200, day));
+    assert_eq!(going(&names, 7), 11);
+}
+
 #[test]
 fn names_are_those_of_all_reasons() {
     let t = time_at(NOW);
@@ -718,6 +745,7 @@ fn names_are_those_of_all_reasons() {
         RetentionReason::Excluded,
         RetentionReason::Damaged,
         RetentionReason::NotRead,
+        RetentionReason::NoRecentFull,
         RetentionReason::BeyondPolicy,
         RetentionReason::Superseded,
         RetentionReason::NoBase,

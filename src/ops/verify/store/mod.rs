@@ -23,6 +23,7 @@ use crate::ops::list::{self, RecordedIdentity};
 use crate::ops::report::{Report, ReportBuilder};
 use crate::prefix::Context;
 use crate::prefix::damage::without_excluded;
+use crate::prefix::open::BackupLocation;
 use crate::prefix::restorable::{Bases, Restorable};
 use crate::prefix::scan::{Depth, Scan, scan_with};
 use crate::prefix::tags::TagScope;
@@ -453,7 +454,8 @@ impl<'a> Verification<'a> {
             self.note(Some(timeline), &[], "DrillSkipped", message);
             return Ok(());
         };
-        let mut drill = drill::run(self.ctx, options, &timeline.id, revision)?;
+        let backup = BackupLocation::Prefix(self.ctx.clone());
+        let mut drill = drill::run(&backup, options, Some(&timeline.id), revision)?;
         let failure = drill.failure.take();
         self.drills.push(drill);
         if let Some(e) = failure {

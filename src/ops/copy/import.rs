@@ -1,0 +1,376 @@
+//! The import of plain snapshot files: each becomes a full of a prefix, in the order of the times of their names.
+//!
+//! A file is read whole before its full gets its name. It is named by the revision in it and the second of its name, so a
+//! later run knows by names what is there. Called by `cli::copy`.
+
+use super::copier::Copier;
+use super::failures::{is_recoverable, summarize};
+use super::plan::CopyReason;
+use super::{CopyStatus, ObjectOutcome, Options, Outcome};
+use crate::backup::catalog::V2;
+use crate::backup::codec::{Compression, Encoding};
+use crate::backup::file_name::NameTime;
+use crate::backup::frame::FrameWriter;
+use crate::backup::survey::{Histories, Sequel};
+use crate::backup::{Catalog, Kind, SnapshotName};
+use crate::base::ReadAt;
+use crate::error::{Error, Reason, Result};
+use crate::fold::publish::{Packer, names_are_taken, refuse_plaintext};
+use crate::fold::rebuild::read_every_page;
+use crate::mvcc::Revision;
+use crate::ops::report::Report;
+use crate::prefix::identity;
+use crate::prefix::open::PlainSnapshot;
+use crate::prefix::scan::by_names;
+use crate::prefix::snapshot_files::{Pattern, Series, SnapshotFile, series};
+use crate::prefix::timeline_records::{Leaves, TimelineRecord};
+use crate::prefix::{Context, warn};
+use crate::telemetry::metrics::{Metrics, SnapshotKind};
+use chrono::{DateTime, Utc};
+use std::collections::HashSet;
+use std::io::{self, Write};
+
+/// The bytes of a database that are read at a time.
+const PIECE: usize = 1 << 20;
+/// The cause in the record of a history that a file begins.
+const CAUSE: &str = "HistoryMismatch";
+
+/// Imports the files of a series once. The store of `from` is the folder of the pattern.
+///
+/// # Errors
+/// Fails before the first file with `NoSnapshots`, `Usage`, `Configuration` or an error of a store; with `OtherCluster` at the
+/// first file of another cluster. Other failures are in the report.
+pub fn run(
+    from: &Context,
+    pattern: &Pattern,
+    to: &Context,
+    options: &Options,
+) -> Result<Report<Outcome>> {
+    let mut copier = Copier::new(from, to, options);
+    let failure = round(&mut copier, pattern, options)?;
+    Ok(copier.report(failure))
+}
+
+/// Imports continuously until it is cancelled. Failures that a retry may fix are logged and counted.
+///
+/// # Errors
+/// Fails with an error that no retry fixes.
+pub fn follow(
+    from: &Context,
+    pattern: &Pattern,
+    to: &Context,
+    options: &Options,
+    metrics: &Metrics,
+) -> Result<Report<Outcome>> {
+    let mut copier = Copier::new(from, to, options);
+    copier.metrics = Some(metrics.clone());
+    loop {
+        match round(&mut copier, pattern, options) {
+            Ok(None) => metrics.in_step(),
+            Ok(Some(e)) | Err(e) if is_recoverable(&e) => copier.log_failure(&e),
+            Err(e) if e.reason() == Reason::Terminated => return Ok(copier.report(None)),
+            Ok(Some(e)) | Err(e) => return Err(e),
+        }
+        copier.update_metrics();
+        match copier.sleep(options.interval) {
+            Err(e) if e.reason() == Reason::Terminated => return Ok(copier.report(None)),
+            slept => slept?,
+        }
+    }
+}
+
+/// Imports what is not in the target yet. Returns one error for all failures.
+fn round(copier: &mut Copier<'_>, pattern: &Pattern, options: &Options) -> Result<Option<Error>> {
+    let (from, to) = (copier.from, copier.to);
+    let now = Utc::now();
+    let mut target = Target::open(from, to, options)?;
+    let Series { files, future } = series(from, pattern, now)?;
+    let o = &mut copier.outcome;
+    o.backups = files.len() as u64;
+    o.rounds += 1;
+    (o.kept, o.skipped, o.failed, o.backups_wanted) = (0, 0, 0, 0);
+    o.objects.clear();
+    let mut failures = Vec::new();
+    let mut ended = None;
+    let is_future = |name| {
+        (
+            name,
+            "InTheFuture",
+            "its time is in the future: check the clocks",
+        )
+    };
+    let mut skipped: Vec<(String, &'static str, &'static str)> =
+        future.into_iter().map(is_future).collect();
+    for (file, time) in &files {
+        if time.at > now && time.is_date {
+            let why = "its name has a date alone, so it is imported when that day has ended";
+            skipped.push((file.name.clone(), "NotYet", why));
+            continue;
+        }
+        let imported = match ended {
+            None => target.import(file, time, now),
+            Some(_) => Err(Reason::Terminated.error("the run ended before it was imported")),
+        };
+        let object = match imported {
+            Ok((status, path, reason, bytes)) => {
+                let o = &mut copier.outcome;
+                o.backups_wanted += u64::from(status == CopyStatus::Copied);
+                match status {
+                    CopyStatus::Copied => {
+                        o.copied += 1;
+                        if let Some(metrics) = &copier.metrics {
+                            metrics.copied(SnapshotKind::Full);
+                        }
+                    }
+                    CopyStatus::Kept => o.kept += 1,
+                    CopyStatus::Skipped | CopyStatus::Failed => o.skipped += 1,
+                }
+                o.bytes_written += bytes;
+                let message = match reason {
+                    CopyReason::TooOld => "the target has a newer full",
+                    reason => reason.describe(),
+                };
+                outcome_of(file, path, status, reason.as_str(), message)
+            }
+            Err(e) => {
+                copier.outcome.failed += 1;
+                let message = e.to_string();
+                let reason = match ended {
+                    None => e.reason().as_str(),
+                    Some(_) => "NotTried",
+                };
+                if ended.is_none() {
+                    let is_of_file = e.reason().is_unreadable()
+                        || [Reason::Untrusted, Reason::NoSnapshots].contains(&e.reason());
+                    match is_of_file {
+                        true => failures.push(e),
+                        false => ended = Some(e),
+                    }
+                }
+                let path = file.name.clone();
+                outcome_of(file, path, CopyStatus::Failed, reason, &message)
+            }
+        };
+        copier.outcome.objects.push(object);
+    }
+    copier.clock.warnings.append(&mut target.warnings);
+    let o = &mut copier.outcome;
+    for (name, reason, message) in skipped {
+        o.skipped += 1;
+        o.objects.push(ObjectOutcome {
+            target_path: name.clone(),
+            path: name,
+            bytes: 0,
+            decision: CopyStatus::Skipped,
+            reason,
+            message: message.to_owned(),
+        });
+    }
+    let is_partly_done = o.copied + o.kept > 0;
+    match ended {
+        // Nothing is to be read in a report of an import that must not go on.
+        Some(e) if e.reason() == Reason::OtherCluster || e.reason() == Reason::Terminated => Err(e),
+        ended => {
+            failures.extend(ended);
+            Ok(summarize(failures, is_partly_done))
+        }
+    }
+}
+
+fn outcome_of(
+    file: &SnapshotFile,
+    target_path: String,
+    decision: CopyStatus,
+    reason: &'static str,
+    message: &str,
+) -> ObjectOutcome {
+    ObjectOutcome {
+        path: file.name.clone(),
+        target_path,
+        bytes: file.bytes,
+        decision,
+        reason,
+        message: message.to_owned(),
+    }
+}
+
+/// The fulls of the target.
+struct Target<'a> {
+    from: &'a Context,
+    to: &'a Context,
+    options: &'a Options,
+    catalog: Catalog,
+    /// The seconds of the fulls, and when the newest one was taken.
+    seconds: HashSet<i64>,
+    newest: Option<i64>,
+    /// The history of the newest full, once it was read.
+    histories: Option<Histories>,
+    /// The UID of `kube-system` that is recorded.
+    kube_system: Option<String>,
+    warnings: Vec<String>,
+}
+
+/// What was done with a file: its path in the target, why, and the bytes that were written.
+type Imported = (CopyStatus, String, CopyReason, u64);
+
+impl<'a> Target<'a> {
+    fn open(from: &'a Context, to: &'a Context, options: &'a Options) -> Result<Self> {
+        refuse_plaintext(to)?;
+        let catalog = by_names(&to.store)?;
+        if let Some(delta) = catalog.snapshots.iter().find(|s| !s.name.is_full()) {
+            return Err(Reason::Usage.error(format!(
+                "{} holds deltas such as {}, so its backup goes on without these files: give another --to",
+                to.store.url(),
+                delta.path
+            )));
+        }
+        let seconds: HashSet<i64> = catalog.snapshots.iter().map(|s| s.name.created).collect();
+        Ok(Target {
+            from,
+            to,
+            options,
+            newest: seconds.iter().max().copied(),
+            seconds,
+            catalog,
+            histories: None,
+            kube_system: identity::read(&to.store)?.and_then(|i| i.kube_system_uid),
+            warnings: Vec::new(),
+        })
+    }
+
+    /// Imports a file, if the target has nothing of its second, and nothing newer.
+    fn import(
+        &mut self,
+        file: &SnapshotFile,
+        time: &NameTime,
+        now: DateTime<Utc>,
+    ) -> Result<Imported> {
+        let created = time.at.timestamp();
+        self.from.store.cancel().check()?;
+        let unchanged = |status, reason| Ok((status, file.name.clone(), reason, 0));
+        if self.seconds.contains(&created) {
+            return unchanged(CopyStatus::Kept, CopyReason::AlreadyThere);
+        }
+        if self.newest.is_some_and(|newest| created < newest) {
+            return unchanged(CopyStatus::Skipped, CopyReason::TooOld);
+        }
+        let name = file.place.name(self.from);
+        let snapshot = self.from.plain(&file.place)?;
+        read_every_page(&snapshot.db).map_err(|e| e.at(&name))?;
+        if let Some(warning) = snapshot.warning(&name) {
+            warn(&mut self.warnings, warning);
+        }
+        let set_back = self.compare(&snapshot, &name)?;
+        let encoding = self.options.selection.form.encoding;
+        let encoding = encoding.unwrap_or(Encoding::from(Compression::Gzip));
+        let full = SnapshotName {
+            kind: Kind::Full,
+            start: Revision(0),
+            last: snapshot.base.revision,
+            created,
+            compression: encoding.compression,
+            is_final: false,
+            is_encrypted: self.to.keys.encrypts(),
+        };
+        let path = format!("{V2}/{full}");
+        let mut written = 0;
+        if !self.options.dry_run {
+            self.record_cluster(now)?;
+            if let Some(why) = set_back {
+                warn(
+                    &mut self.warnings,
+                    format!("{name}: {why}: another history begins"),
+                );
+                let record = TimelineRecord::new(Leaves::UNKNOWN, CAUSE, now);
+                record.write(&self.to.store, &full)?;
+            }
+            written = self.write(snapshot, &full, encoding)?;
+        }
+        self.newest = Some(created);
+        self.seconds.insert(created);
+        Ok((CopyStatus::Copied, path, CopyReason::Wanted, written))
+    }
+
+    /// Compares a file with the one before it, or the first one with the newest full of the target. Returns why it is of a
+    /// history that was set back, if it is.
+    fn compare(&mut self, snapshot: &PlainSnapshot, name: &str) -> Result<Option<String>> {
+        if self.histories.is_none() {
+            let mut histories = Histories::new(self.from.temp_file()?);
+            if let Some(newest) = self.catalog.snapshots.last() {
+                let read = self.to.full(newest);
+                match read.and_then(|(db, _)| histories.next(&db)) {
+                    Err(e) if e.reason().is_unreadable() => {
+                        warn(
+                            &mut self.warnings,
+                            format!("not compared with the newest full: {e}"),
+                        );
+                    }
+                    compared => drop(compared?),
+                }
+            }
+            self.histories = Some(histories);
+        }
+        let histories = self.histories.as_mut();
+        let histories = histories.ok_or_else(|| Error::internal("there are no histories"))?;
+        let sequel = histories.next(&snapshot.db).map_err(|e| e.at(name))?;
+        let uid = histories.kube_system().map(str::to_owned);
+        let recorded = self.kube_system.clone().zip(uid.clone());
+        let other = match (&sequel, recorded) {
+            (Some(Sequel::OtherCluster(uid, before)), _) => Some((uid.clone(), before.clone())),
+            (_, Some((before, uid))) if before != uid => Some((uid, before)),
+            _ => None,
+        };
+        self.kube_system = uid.or(self.kube_system.take());
+        if let Some((uid, before)) = other {
+            let why = format!("the UID of kube-system is {uid} instead of {before}");
+            return match self.options.take_over {
+                true => Ok(Some(why)),
+                false => Err(Reason::OtherCluster.error(format!(
+                    "{name} is of another cluster than {}: {why}; nothing more was imported. Check --from-snapshots and --to; if the cluster was replaced, give --take-over once",
+                    self.to.store.url()
+                ))),
+            };
+        }
+        Ok(match sequel {
+            Some(Sequel::SetBack(why)) => Some(why),
+            _ => None,
+        })
+    }
+
+    /// Records the cluster by the UID of `kube-system`, unless the prefix has a record.
+    fn record_cluster(&self, now: DateTime<Utc>) -> Result<()> {
+        match &self.kube_system {
+            Some(uid) => {
+                identity::record_imported(&self.to.store, uid, self.options.take_over, now)
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Writes the database as a full. Returns the bytes that were written.
+    fn write(
+        &self,
+        snapshot: PlainSnapshot,
+        full: &SnapshotName,
+        encoding: Encoding,
+    ) -> Result<u64> {
+        let bytes = snapshot.db.meta().bytes();
+        let database = snapshot.db.into_inner();
+        let packer = Packer::to_store(self.to, full, encoding, bytes)?;
+        let mut frame = FrameWriter::new(packer);
+        let failed = |e: io::Error| Error::io("import a snapshot", e);
+        let mut piece = vec![0; PIECE];
+        let mut at = 0;
+        while at < bytes {
+            self.from.store.cancel().check()?;
+            let length = (bytes - at).min(PIECE as u64) as usize;
+            let read = database.read_exact_at(&mut piece[..length], at);
+            read.map_err(failed)?;
+            frame.write_all(&piece[..length]).map_err(failed)?;
+            at += length as u64;
+        }
+        let unnamed = frame.finish().map_err(failed)?.uploaded()?;
+        let written = unnamed.complete(self.to, full)?;
+        written.ok_or_else(|| names_are_taken(self.to, full, 1))
+    }
+}
