@@ -18,7 +18,7 @@ use crate::ops::copy::{
 };
 use crate::ops::report::Report;
 use crate::prefix::Context;
-use crate::prefix::snapshot_files::{Pattern, folder_hint};
+use crate::prefix::snapshot_files::{Pattern, folder_error};
 use crate::store;
 use crate::telemetry::metrics::Metrics;
 use clap::{ArgGroup, Args};
@@ -186,11 +186,11 @@ impl CopyArgs {
         if let Some(pattern) = Pattern::parse(text)? {
             return Ok(Some(pattern));
         }
-        let ctx = self
+        let folder = self
             .access
             .folder_context(text, "--from-snapshots", cancel)?;
-        let hint = folder_hint(text, &ctx.store.first_paths()?);
-        Err(Reason::NoSnapshots.error(hint.replace("--snapshot", "--from-snapshots")))
+        let nothing = || Reason::NoSnapshots.error(format!("{text} holds no files"));
+        Err(folder_error(&folder, "--from-snapshots")?.unwrap_or_else(nothing))
     }
 
     fn follow(&self, cancel: &Cancel, output: Output) -> Ended {

@@ -12,7 +12,7 @@ use crate::prefix::Context;
 use crate::prefix::damage::Damage;
 use crate::prefix::open::FilePlace;
 use crate::prefix::select::At;
-use crate::prefix::snapshot_files::{Pattern, folder_hint, open_named, open_newest};
+use crate::prefix::snapshot_files::{Pattern, folder_error, open_named, open_newest};
 use crate::store::{self, Keys, Store};
 use chrono::Utc;
 use clap::{Arg, Args};
@@ -324,15 +324,10 @@ impl AccessArgs {
             }
         };
         let opened = match open_named(&ctx, &place) {
-            Err(e)
-                if e.reason() == Reason::NoSnapshots && matches!(place, FilePlace::Object(_)) =>
-            {
+            Err(e) if e.reason() == Reason::NoSnapshots => {
                 // It may be a folder.
-                let paths = self.context(file, cancel)?.store.first_paths()?;
-                return Err(match paths.is_empty() {
-                    true => e,
-                    false => Reason::NoSnapshots.error(folder_hint(file, &paths)),
-                });
+                let folder = self.folder_context(file, "--snapshot", cancel)?;
+                return Err(folder_error(&folder, "--snapshot")?.unwrap_or(e));
             }
             opened => opened?,
         };
@@ -350,7 +345,7 @@ impl AccessArgs {
         let is_local = store::open::local_folder(folder);
         if let Some(path) = is_local.as_ref().filter(|path| !path.is_dir()) {
             return Err(Reason::NoSnapshots.error(format!(
-                "there is no folder {}: check {flag}",
+                "there is no file or folder {}: check {flag}",
                 path.display()
             )));
         }

@@ -164,17 +164,22 @@ pub fn list(ctx: &Context) -> Result<Vec<SnapshotFile>> {
 /// The files of a series.
 #[derive(Debug)]
 pub struct Series {
-    /// The files with their times, the oldest first. Never empty.
+    /// The files with their times, the oldest first.
     pub files: Vec<(SnapshotFile, NameTime)>,
-    /// The names of the files that are left out because they are in the future.
-    pub future: Vec<String>,
+    /// The files that are left out because they are in the future.
+    pub future: Vec<SnapshotFile>,
 }
 
-/// Returns the files of a series. The context's store is the folder of the pattern.
+/// Returns the files of a series. The context's store is the folder of the pattern. `is_future` tells which times have not
+/// come.
 ///
 /// # Errors
 /// `NoSnapshots` if there is none; `Usage` if names tell no time, so that there is no order; those of [`list`].
-pub fn series(ctx: &Context, pattern: &Pattern, now: DateTime<Utc>) -> Result<Series> {
+pub fn series(
+    ctx: &Context,
+    pattern: &Pattern,
+    is_future: impl Fn(&NameTime) -> bool,
+) -> Result<Series> {
     let mut files = list(ctx)?;
     files.retain(|file| pattern.matches(&file.name));
     let text = pattern.text();
@@ -189,7 +194,7 @@ pub fn series(ctx: &Context, pattern: &Pattern, now: DateTime<Utc>) -> Result<Se
     for file in files {
         match file.time.clone() {
             None => without.push(file.name),
-            Some(time) if time.is_future(now) => future.push(file.name),
+            Some(time) if is_future(&time) => future.push(file),
             Some(time) => of_time.push((file, time)),
         }
     }
@@ -197,12 +202,6 @@ pub fn series(ctx: &Context, pattern: &Pattern, now: DateTime<Utc>) -> Result<Se
         return Err(Reason::Usage.error(format!(
             "the names of these files like {text} tell no time, so nothing says which is the newest: {}; name the file that you mean",
             shorten::line(&without, ", ", shorten::IN_LIST)
-        )));
-    }
-    if of_time.is_empty() {
-        return Err(Reason::NoSnapshots.error(format!(
-            "all files like {text} are in the future by their names: check the clocks ({})",
-            shorten::line(&future, ", ", shorten::IN_LIST)
         )));
     }
     Ok(Series {
@@ -214,16 +213,9 @@ pub fn series(ctx: &Context, pattern: &Pattern, now: DateTime<Utc>) -> Result<Se
 /// Opens a file that was named.
 ///
 /// # Errors
-/// As [`Context::plain`]; `NoSnapshots` for a folder, with what to name instead.
+/// As [`Context::plain`].
 pub fn open_named(ctx: &Context, place: &FilePlace) -> Result<OpenFile> {
-    let name = place.name(ctx);
-    if let FilePlace::Path(path) = place
-        && path.is_dir()
-    {
-        return Err(local_folder_error(path));
-    }
-    let snapshot = ctx.plain(place)?;
-    Ok(opened(snapshot, name, Vec::new()))
+    Ok(opened(ctx.plain(place)?, place.name(ctx), Vec::new()))
 }
 
 fn opened(snapshot: PlainSnapshot, name: String, mut warnings: Vec<String>) -> OpenFile {
@@ -251,7 +243,8 @@ pub fn open_newest(
     now: DateTime<Utc>,
 ) -> Result<OpenFile> {
     let mut warnings = Vec::new();
-    let Series { mut files, future } = series(ctx, pattern, now)?;
+    let Series { mut files, future } = series(ctx, pattern, |time| time.is_future(now))?;
+    let future: Vec<&str> = future.iter().map(|file| file.name.as_str()).collect();
     if !future.is_empty() {
         let names = shorten::line(&future, ", ", shorten::IN_LIST);
         warn(
@@ -259,13 +252,12 @@ pub fn open_newest(
             format!("left out, since they are in the future by their names: {names}"),
         );
     }
-    let oldest = files[0].1.at;
+    let oldest = files.first().map(|(_, time)| rfc3339(time.at));
     files.retain(|(_, time)| until.is_none_or(|until| time.at <= until));
     if files.is_empty() {
+        let (text, begins) = (pattern.text(), oldest.as_deref().unwrap_or("the future"));
         return Err(Reason::OutOfRange.error(format!(
-            "no file like {} is so old: the oldest one is of {}",
-            pattern.text(),
-            rfc3339(oldest)
+            "no file like {text} is so old: the oldest one is of {begins}"
         )));
     }
     let mut left_out = None;
@@ -351,42 +343,32 @@ fn compare(
     Ok(())
 }
 
-/// Returns the error for a folder that was given as a snapshot file.
-fn local_folder_error(folder: &Path) -> Error {
-    let shown = folder.display();
-    Reason::NoSnapshots.error(if holds_backup(folder) {
-        format!("{shown} holds fulls and deltas: give it with --store")
-    } else if let Some(db) = database_below(folder, 2) {
+/// Returns the error for the folder that is the context's store, if it was given as a snapshot file with this flag; `None` if
+/// there is nothing in it.
+///
+/// # Errors
+/// As [`list`].
+pub fn folder_error(ctx: &Context, flag: &str) -> Result<Option<Error>> {
+    let folder = ctx.store.url().trim_end_matches('/');
+    let local = local_folder(folder);
+    let files = list(ctx)?;
+    let message = if local.as_ref().is_some_and(|path| holds_backup(path)) {
+        format!("{folder} holds fulls and deltas: give it with --store")
+    } else if let Some(db) = local.and_then(|path| database_below(&path, 2)) {
         format!(
-            "{shown} has the data directory of an etcd: its database is {}, give that file. Stop that etcd first if it runs",
+            "{folder} has the data directory of an etcd: its database is {}, give that file. Stop that etcd first if it runs",
             db.display()
         )
+    } else if let Some(pattern) = newest_pattern(files.iter().map(|file| file.name.as_str())) {
+        let pattern = format!("{folder}/{pattern}");
+        let pattern = shell::word(&pattern);
+        format!("{folder} is a folder: {flag} {pattern} means the newest file of that series")
+    } else if files.is_empty() {
+        return Ok(None);
     } else {
-        let names = fs::read_dir(folder).into_iter().flatten().flatten();
-        let names = names.flat_map(|entry| {
-            let name = entry.file_name().to_string_lossy().into_owned();
-            let in_folder = KOPS.map(|kops| format!("{name}/{kops}"));
-            let in_folder = in_folder.into_iter().filter(|path| folder.join(path).is_file());
-            in_folder.chain([name]).collect::<Vec<_>>()
-        });
-        folder_hint(&shown.to_string(), &names.collect::<Vec<_>>())
-    })
-}
-
-/// Returns the words for a folder of snapshot files that was given as a file.
-pub(crate) fn folder_hint(folder: &str, paths: &[String]) -> String {
-    match newest_pattern(paths.iter().map(String::as_str)) {
-        Some(pattern) => {
-            let pattern = format!("{}/{pattern}", folder.trim_end_matches('/'));
-            format!(
-                "{folder} is a folder: --snapshot {} reads the newest file of that series",
-                shell::word(&pattern)
-            )
-        }
-        None => format!(
-            "{folder} is a folder, and none of its files has the name of a snapshot: name one"
-        ),
-    }
+        format!("{folder} is a folder, and none of its files has the name of a snapshot: name one")
+    };
+    Ok(Some(Reason::NoSnapshots.error(message)))
 }
 
 /// Finds `member/snap/db` in a folder or in the folders down to this depth.

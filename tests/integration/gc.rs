@@ -88,38 +88,29 @@ fn points_within_the_window_are_restored_as_before() {
     assert!(state(b.path(), LAST) == before[6]);
 }
 
-/// What is deleted does not come back, so a plan that deletes most is refused until somebody has looked at it.
+/// What is deleted does not come back, and while a backup has stopped only ages change. The next full lifts that.
 #[test]
-fn more_than_half_of_the_fulls_go_only_if_that_is_allowed() {
+fn nothing_goes_while_the_newest_full_is_older_than_the_window() {
     let p = GcHistory::new();
     let b = &p.bucket;
     let before = b.objects();
-    let policy = |limit| {
-        let limit = ["--policy", "limit", "--limit", limit];
-        [&limit[..], &["--restorable-window", "0s"]].concat()
-    };
-    for apply in [&[][..], &["--apply"]] {
-        let (code, result, stderr) = b.run("gc", &[&policy("1")[..], apply].concat());
-        assert_eq!((code, &result["reason"]), (65, &"WouldShrink".into()));
-        assert!(stderr.contains("2 of 3 fulls would be deleted"), "{stderr}");
-        assert!(stderr.contains("--allow-shrink"), "{stderr}");
-        assert_eq!(snapshots(&b.objects()), snapshots(&before));
-    }
-    let mut dry = deltafold();
-    dry.args(["gc", "--store"]).arg(b.path()).args(policy("1"));
-    let shown = String::from_utf8(dry.output().unwrap().stdout).unwrap();
+    let policy = ["--policy", "limit", "--limit", "1"];
+    let within = |window| [&policy[..], &["--restorable-window", window, "--apply"]].concat();
+    // The newest full is a day old, and a damaged newer one is none.
+    b.put(&p.full(2200, 0), b"no snapshot");
+    let kept = gc(b, &within("20h"));
+    assert_eq!(kept["status"], "NothingToDo", "{kept:#}");
     assert!(
-        shown.ends_with("nothing was changed: give --apply --allow-shrink to remove the objects\n"),
-        "{shown}"
+        kept["warnings"]
+            .to_string()
+            .contains("older than --restorable-window")
     );
-    gc(b, &[&policy("2")[..], &["--apply"]].concat());
-    // One of two is not more than half.
-    gc(b, &[&policy("1")[..], &["--apply"]].concat());
-    let left = snapshots(&b.objects());
-    assert_eq!(
-        left,
-        BTreeSet::from([p.full(2100, 1), p.delta(2101, LAST, 0)])
-    );
+    let told = reasons(&kept);
+    assert!(told.values().any(|why| *why == "NoRecentFull"), "{told:?}");
+    assert!(snapshots(&before).is_subset(&snapshots(&b.objects())));
+    fs::remove_file(b.path().join(p.full(2200, 0))).unwrap();
+    let gone = gc(b, &within("25h"));
+    assert_eq!(gone["status"], "Succeeded", "{gone:#}");
 }
 
 #[test]

@@ -38,8 +38,8 @@ const CAUSE: &str = "HistoryMismatch";
 /// Imports the files of a series once. The store of `from` is the folder of the pattern.
 ///
 /// # Errors
-/// Fails before the first file with `NoSnapshots`, `Usage`, `Configuration` or an error of a store; with `OtherCluster` at the
-/// first file of another cluster. Other failures are in the report.
+/// Fails before the first file with `NoSnapshots`, `Usage`, `Configuration` or an error of a store, and at any time with
+/// `Terminated`. Other failures are in the report: `OtherCluster`, and an error of a store, end the run.
 pub fn run(
     from: &Context,
     pattern: &Pattern,
@@ -81,43 +81,36 @@ pub fn follow(
 
 /// Imports what is not in the target yet. Returns one error for all failures.
 fn round(copier: &mut Copier<'_>, pattern: &Pattern, options: &Options) -> Result<Option<Error>> {
-    let (from, to) = (copier.from, copier.to);
-    let now = Utc::now();
-    let mut target = Target::open(from, to, options)?;
-    let Series { files, future } = series(from, pattern, now)?;
+    let (from, now) = (copier.from, Utc::now());
+    let mut target = Target::open(from, copier.to, options)?;
+    // A date ends with its last second.
+    let Series { files, future } = series(from, pattern, |time| time.at > now)?;
     let o = &mut copier.outcome;
-    o.backups = files.len() as u64;
+    o.backups = (files.len() + future.len()) as u64;
     o.rounds += 1;
     (o.kept, o.skipped, o.failed, o.backups_wanted) = (0, 0, 0, 0);
     o.objects.clear();
     let mut failures = Vec::new();
-    let mut ended = None;
-    let is_future = |name| {
-        (
-            name,
-            "InTheFuture",
-            "its time is in the future: check the clocks",
-        )
-    };
-    let mut skipped: Vec<(String, &'static str, &'static str)> =
-        future.into_iter().map(is_future).collect();
+    let mut end = None;
     for (file, time) in &files {
-        if time.at > now && time.is_date {
-            let why = "its name has a date alone, so it is imported when that day has ended";
-            skipped.push((file.name.clone(), "NotYet", why));
-            continue;
-        }
-        let imported = match ended {
-            None => target.import(file, time, now),
-            Some(_) => Err(Reason::Terminated.error("the run ended before it was imported")),
-        };
-        let object = match imported {
-            Ok((status, path, reason, bytes)) => {
-                let o = &mut copier.outcome;
-                o.backups_wanted += u64::from(status == CopyStatus::Copied);
-                match status {
+        let object = match target.import(file, time, now) {
+            Err(e) if e.reason() == Reason::Terminated => return Err(e),
+            Err(e) => {
+                o.failed += 1;
+                let (reason, message) = (e.reason().as_str(), e.to_string());
+                let is_of_file = e.reason().is_unreadable()
+                    || [Reason::Untrusted, Reason::NoSnapshots].contains(&e.reason());
+                match is_of_file {
+                    true => failures.push(e),
+                    false => end = Some(e),
+                }
+                outcome_of(file, &file.name, CopyStatus::Failed, reason, &message)
+            }
+            Ok(imported) => {
+                match imported.status {
                     CopyStatus::Copied => {
                         o.copied += 1;
+                        o.backups_wanted += 1;
                         if let Some(metrics) = &copier.metrics {
                             metrics.copied(SnapshotKind::Full);
                         }
@@ -125,68 +118,41 @@ fn round(copier: &mut Copier<'_>, pattern: &Pattern, options: &Options) -> Resul
                     CopyStatus::Kept => o.kept += 1,
                     CopyStatus::Skipped | CopyStatus::Failed => o.skipped += 1,
                 }
-                o.bytes_written += bytes;
-                let message = match reason {
+                o.bytes_written += imported.bytes;
+                let message = match imported.reason {
                     CopyReason::TooOld => "the target has a newer full",
                     reason => reason.describe(),
                 };
-                outcome_of(file, path, status, reason.as_str(), message)
-            }
-            Err(e) => {
-                copier.outcome.failed += 1;
-                let message = e.to_string();
-                let reason = match ended {
-                    None => e.reason().as_str(),
-                    Some(_) => "NotTried",
-                };
-                if ended.is_none() {
-                    let is_of_file = e.reason().is_unreadable()
-                        || [Reason::Untrusted, Reason::NoSnapshots].contains(&e.reason());
-                    match is_of_file {
-                        true => failures.push(e),
-                        false => ended = Some(e),
-                    }
-                }
-                let path = file.name.clone();
-                outcome_of(file, path, CopyStatus::Failed, reason, &message)
+                let reason = imported.reason.as_str();
+                outcome_of(file, &imported.path, imported.status, reason, message)
             }
         };
-        copier.outcome.objects.push(object);
-    }
-    copier.clock.warnings.append(&mut target.warnings);
-    let o = &mut copier.outcome;
-    for (name, reason, message) in skipped {
-        o.skipped += 1;
-        o.objects.push(ObjectOutcome {
-            target_path: name.clone(),
-            path: name,
-            bytes: 0,
-            decision: CopyStatus::Skipped,
-            reason,
-            message: message.to_owned(),
-        });
-    }
-    let is_partly_done = o.copied + o.kept > 0;
-    match ended {
-        // Nothing is to be read in a report of an import that must not go on.
-        Some(e) if e.reason() == Reason::OtherCluster || e.reason() == Reason::Terminated => Err(e),
-        ended => {
-            failures.extend(ended);
-            Ok(summarize(failures, is_partly_done))
+        o.objects.push(object);
+        if end.is_some() {
+            break;
         }
     }
+    for file in &future {
+        let why =
+            "its time is in the future (a date ends with its last second): it is imported later";
+        o.skipped += 1;
+        let skipped = outcome_of(file, &file.name, CopyStatus::Skipped, "InTheFuture", why);
+        o.objects.push(skipped);
+    }
+    copier.clock.warnings.append(&mut target.warnings);
+    Ok(end.or(summarize(failures, o.copied + o.kept > 0)))
 }
 
 fn outcome_of(
     file: &SnapshotFile,
-    target_path: String,
+    target_path: &str,
     decision: CopyStatus,
     reason: &'static str,
     message: &str,
 ) -> ObjectOutcome {
     ObjectOutcome {
         path: file.name.clone(),
-        target_path,
+        target_path: target_path.to_owned(),
         bytes: file.bytes,
         decision,
         reason,
@@ -211,7 +177,12 @@ struct Target<'a> {
 }
 
 /// What was done with a file: its path in the target, why, and the bytes that were written.
-type Imported = (CopyStatus, String, CopyReason, u64);
+struct Imported {
+    status: CopyStatus,
+    path: String,
+    reason: CopyReason,
+    bytes: u64,
+}
 
 impl<'a> Target<'a> {
     fn open(from: &'a Context, to: &'a Context, options: &'a Options) -> Result<Self> {
@@ -247,7 +218,14 @@ impl<'a> Target<'a> {
     ) -> Result<Imported> {
         let created = time.at.timestamp();
         self.from.store.cancel().check()?;
-        let unchanged = |status, reason| Ok((status, file.name.clone(), reason, 0));
+        let unchanged = |status, reason| {
+            Ok(Imported {
+                status,
+                path: file.name.clone(),
+                reason,
+                bytes: 0,
+            })
+        };
         if self.seconds.contains(&created) {
             return unchanged(CopyStatus::Kept, CopyReason::AlreadyThere);
         }
@@ -288,7 +266,12 @@ impl<'a> Target<'a> {
         }
         self.newest = Some(created);
         self.seconds.insert(created);
-        Ok((CopyStatus::Copied, path, CopyReason::Wanted, written))
+        Ok(Imported {
+            status: CopyStatus::Copied,
+            path,
+            reason: CopyReason::Wanted,
+            bytes: written,
+        })
     }
 
     /// Compares a file with the one before it, or the first one with the newest full of the target. Returns why it is of a

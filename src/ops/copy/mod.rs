@@ -128,7 +128,7 @@ pub struct ObjectOutcome {
     pub decision: CopyStatus,
     /// The reason. Copied: `Wanted`. Kept: `AlreadyThere`, or `ThereInOtherForm` if the target has it with another
     /// compression or encryption. Skipped: `Excluded`, `BeyondMaxBackups`, `TooOld` (of a file, if the target has a newer
-    /// full), `InTheFuture` and `NotYet` (the date in the name of a file), `NoBase` if neither store has
+    /// full), `InTheFuture` (of a file), `NoBase` if neither store has
     /// what it follows, `BaseNotCopied` if that could not be copied, `SameAsAnother`. Failed: a reason
     /// from exit-codes.md, or `NotTried` if the run ended before.
     pub reason: &'static str,

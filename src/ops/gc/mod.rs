@@ -16,7 +16,7 @@ mod side_objects;
 
 use crate::backup;
 use crate::backup::catalog::{Catalog, SNAPSHOTS};
-use crate::backup::retention;
+use crate::backup::retention::{self, RetentionReason};
 use crate::base::parallel::each;
 use crate::base::{duration, plural};
 use crate::error::{Error, Reason, Result};
@@ -62,7 +62,7 @@ pub struct Options {
     pub staging_age: TimeDelta,
     /// Remove objects; otherwise only report what would be removed.
     pub apply: bool,
-    /// Delete even if the newest restorable revision becomes older, or more than half of the fulls go.
+    /// Delete even if the newest restorable revision becomes older.
     pub allow_shrink: bool,
     /// No further full is read after this time. What rests on the others is removed by a later run.
     pub timeout: Duration,
@@ -375,6 +375,9 @@ fn add_plan_warnings(
     warnings.extend(plan.doubts.iter().cloned());
     if ctx.store.tags_refused() {
         warnings.push(TAGS_UNREADABLE.to_owned());
+    }
+    if plan.why.contains(&RetentionReason::NoRecentFull) {
+        warnings.push("the newest full that can be used is older than --restorable-window: nothing is removed until there is a newer one".to_owned());
     }
     if plan.tags_unread > 0 {
         warnings.push(format!(

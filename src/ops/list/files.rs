@@ -124,7 +124,7 @@ fn listed(ctx: &Context, file: &SnapshotFile, deep: bool) -> Result<ListedFile> 
 }
 
 /// Returns whether a failure is that of one file, so that others can be read nevertheless.
-pub(in crate::ops) fn is_fault_of_file(reason: Reason) -> bool {
+fn is_fault_of_file(reason: Reason) -> bool {
     let is_refused = matches!(
         reason,
         Reason::PermissionDenied | Reason::NoSnapshots | Reason::Usage | Reason::Untrusted

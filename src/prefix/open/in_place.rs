@@ -5,7 +5,7 @@
 
 use crate::backup::frame::HASH_SIZE;
 use crate::base::{Cancel, ReadAt};
-use crate::error::{Error, Reason, Result};
+use crate::error::{Error, Result};
 use crate::telemetry::progress::Step;
 use crc_fast::{CrcAlgorithm, Digest};
 use sha2::{Digest as _, Sha256};
@@ -20,6 +20,36 @@ const MIN_BLOCK: u64 = 4 << 10;
 const MAX_BLOCKS: u64 = 1 << 19;
 /// The number of bytes that are hashed at once. It is a multiple of the block size, or less than a block.
 const CHUNK: u64 = 256 << 10;
+
+/// Hashes all bytes of a stream but the last 32, and holds those.
+#[derive(Default)]
+pub(super) struct TrailingHash {
+    hash: Sha256,
+    /// The last bytes so far, which are not hashed yet.
+    last: Vec<u8>,
+}
+
+impl TrailingHash {
+    pub(super) fn update(&mut self, bytes: &[u8]) {
+        let still_last = HASH_SIZE.saturating_sub(bytes.len());
+        let to_hash = self.last.len().saturating_sub(still_last);
+        self.hash.update(&self.last[..to_hash]);
+        self.last.drain(..to_hash);
+        let (hashed, last) = bytes.split_at(bytes.len().saturating_sub(HASH_SIZE));
+        self.hash.update(hashed);
+        self.last.extend_from_slice(last);
+    }
+
+    /// Checks that the last 32 bytes are the hash of those before them.
+    pub(super) fn check(self) -> Result<()> {
+        match self.hash.finalize().as_slice() == self.last {
+            true => Ok(()),
+            false => Err(Error::corrupt(
+                "its SHA-256 does not match: the file is damaged; use another copy or another snapshot",
+            )),
+        }
+    }
+}
 
 /// A file that is read in place.
 #[derive(Debug)]
@@ -77,9 +107,8 @@ impl InPlaceFile {
     /// # Errors
     /// `CorruptSnapshot` if the hash does not match, or if the file was changed; `Io`, `Terminated`.
     pub(super) fn check(&self, cancel: &Cancel, progress: &Step) -> Result<()> {
-        let mut hash = Sha256::new();
+        let mut hash = TrailingHash::default();
         let mut buf = Vec::new();
-        let mut expected = Vec::new();
         let mut at = 0;
         while at < self.bytes {
             cancel.check()?;
@@ -87,37 +116,11 @@ impl InPlaceFile {
             buf.resize(n as usize, 0);
             self.read_blocks(&mut buf, at)
                 .map_err(|e| Error::io("read the snapshot", e))?;
-            // The hash at the end may be in two chunks.
-            let end = self.bytes.saturating_sub(HASH_SIZE as u64);
-            let (hashed, last) = buf.split_at(end.saturating_sub(at).min(n) as usize);
-            hash.update(hashed);
-            expected.extend_from_slice(last);
+            hash.update(&buf);
             at += n;
             progress.add(n);
         }
-        check_hash(hash, &expected)
-    }
-}
-
-/// Puts the name of the file before an error about its content, once.
-pub(super) fn with_name(name: &str, e: Error) -> Error {
-    match e.reason() {
-        Reason::CorruptSnapshot | Reason::TooLarge | Reason::CannotDecrypt
-            if !e.to_string().starts_with(&format!("{name}: ")) =>
-        {
-            e.at(name)
-        }
-        _ => e,
-    }
-}
-
-/// Compares the hash of a database with the one that follows it.
-pub(super) fn check_hash(hash: Sha256, expected: &[u8]) -> Result<()> {
-    match hash.finalize().as_slice() == expected {
-        true => Ok(()),
-        false => Err(Error::corrupt(
-            "its SHA-256 does not match: the file is damaged; use another copy or another snapshot",
-        )),
+        hash.check()
     }
 }
 
@@ -152,6 +155,7 @@ impl ReadAt for InPlaceFile {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Reason;
     use std::io::Write;
 
     /// A file of random bytes, followed by their hash.
@@ -193,6 +197,21 @@ mod tests {
             file.write_all_at(&[!all[at]], at as u64).unwrap();
             let e = check(&open(&file)).unwrap_err();
             assert!(e.to_string().contains("SHA-256"), "{e}");
+        }
+    }
+
+    #[test]
+    fn the_last_32_bytes_are_not_hashed_whatever_the_pieces_are() {
+        let payload: Vec<u8> = (0..200).collect();
+        let mut all = payload.clone();
+        all.extend_from_slice(&Sha256::digest(&payload));
+        for piece in [1, 7, 31, 32, 33, 64, 200, 500] {
+            let mut trailing_hash = TrailingHash::default();
+            all.chunks(piece).for_each(|c| trailing_hash.update(c));
+            assert!(trailing_hash.check().is_ok(), "{piece}");
+            let mut trailing_hash = TrailingHash::default();
+            all[1..].chunks(piece).for_each(|c| trailing_hash.update(c));
+            assert!(trailing_hash.check().is_err(), "{piece}");
         }
     }
 

@@ -4,7 +4,7 @@
 //! the file is packed or encrypted, or is in a store; else it is read where it is. Its hash is checked first.
 
 use super::database_file::DatabaseFile;
-use super::in_place::{InPlaceFile, check_hash, with_name};
+use super::in_place::{InPlaceFile, TrailingHash};
 use crate::backup::Compression;
 use crate::backup::codec;
 use crate::backup::frame::HASH_SIZE;
@@ -17,7 +17,6 @@ use crate::mvcc::Base;
 use crate::prefix::{Context, free_space};
 use crate::store::encryption;
 use crate::telemetry::progress::Step;
-use sha2::{Digest, Sha256};
 use std::cell::Cell;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Cursor, Read, Seek, SeekFrom, Write};
@@ -130,6 +129,10 @@ fn is_named_lzw(file_name: &str) -> bool {
     name.ends_with(Compression::Lzw.suffix())
 }
 
+fn is_encrypted(head: &[u8]) -> bool {
+    head.starts_with(encryption::MAGIC) || head.starts_with(encryption::ARMORED)
+}
+
 /// The most bytes after the pages in use. bbolt extends the file of a member by 16 MiB at a time, or by 1 GiB
 /// if it is as long as its memory map. These bytes are not copied.
 const MOST_UNUSED: u64 = (1 << 30) + HASH_SIZE as u64;
@@ -155,31 +158,6 @@ fn layout(bytes: u64, page_size: usize) -> Result<Layout> {
     }
 }
 
-/// Hashes all bytes of a stream but the last 32, and holds those.
-#[derive(Default)]
-struct TrailingHash {
-    hash: Sha256,
-    /// The last bytes so far, which are not hashed yet.
-    last: Vec<u8>,
-}
-
-impl TrailingHash {
-    fn update(&mut self, bytes: &[u8]) {
-        let still_last = HASH_SIZE.saturating_sub(bytes.len());
-        let to_hash = self.last.len().saturating_sub(still_last);
-        self.hash.update(&self.last[..to_hash]);
-        self.last.drain(..to_hash);
-        let (hashed, last) = bytes.split_at(bytes.len().saturating_sub(HASH_SIZE));
-        self.hash.update(hashed);
-        self.last.extend_from_slice(last);
-    }
-
-    /// Checks that the last 32 bytes are the hash of those before them.
-    fn check(self) -> Result<()> {
-        check_hash(self.hash, &self.last)
-    }
-}
-
 /// A database that was unpacked to a temporary file.
 struct Unpacked {
     file: TempFile,
@@ -190,25 +168,24 @@ struct Unpacked {
 /// Opens a plain snapshot file, and checks its hash. A link is followed if it is the file that was named, and not if it has
 /// taken the place of the file meanwhile.
 pub(in crate::prefix) fn open(ctx: &Context, place: &FilePlace) -> Result<PlainSnapshot> {
-    let name = place.name(ctx);
-    let (bytes, content) = match place {
+    let name = &place.name(ctx);
+    let opener = |bytes| Opener {
+        ctx,
+        name,
+        bytes,
+        progress: Step::new("read the snapshot file", Some(bytes)),
+    };
+    let opened = match place {
         FilePlace::Path(path) => {
             let (file, bytes) = open_file(path)?;
-            (bytes, Content::File(file))
+            opener(bytes).open_file(file)
         }
         FilePlace::Object(path) => {
-            let object = ctx.store.info(path)?.ok_or_else(|| no_file(&name))?;
-            let stream = ctx.store.fetch(path, object.bytes);
-            (object.bytes, Content::Stream(Box::new(stream)))
+            let object = ctx.store.info(path)?.ok_or_else(|| no_file(name))?;
+            opener(object.bytes).unpack(ctx.store.fetch(path, object.bytes))
         }
     };
-    Opener::open(ctx, &name, bytes, content)
-}
-
-/// The bytes of a plain snapshot.
-enum Content<'a> {
-    File(File),
-    Stream(Box<dyn Read + Send + 'a>),
+    opened.map_err(|e| with_name(name, e))
 }
 
 /// Opens one plain snapshot file.
@@ -220,72 +197,44 @@ struct Opener<'a> {
     progress: Step,
 }
 
-impl<'a> Opener<'a> {
-    fn open(
-        ctx: &'a Context,
-        name: &'a str,
-        bytes: u64,
-        content: Content<'_>,
-    ) -> Result<PlainSnapshot> {
-        let opener = Opener {
-            ctx,
-            name,
-            bytes,
-            progress: Step::new("read the snapshot file", Some(bytes)),
-        };
-        opener.open_content(content).map_err(|e| with_name(name, e))
+impl Opener<'_> {
+    /// Opens a file in place if it is neither packed nor encrypted, or unpacks it.
+    fn open_file(&self, mut file: File) -> Result<PlainSnapshot> {
+        let head = self.head(&mut file)?;
+        if !is_encrypted(&head) && packing(&head, self.name)? == PLAIN {
+            self.refuse_untrusted(&head)?;
+            return self.open_in_place(file, &head);
+        }
+        file.rewind().map_err(|e| self.read_error(e))?;
+        self.unpack(file)
     }
 
-    fn open_content(&self, mut content: Content<'_>) -> Result<PlainSnapshot> {
-        if self.bytes == 0 {
-            return Err(Error::corrupt("it is empty: take the snapshot again"));
+    /// Unpacks a snapshot to a temporary file.
+    fn unpack(&self, mut whole: impl Read + Send) -> Result<PlainSnapshot> {
+        let mut head = self.head(&mut whole)?;
+        self.refuse_untrusted(&head)?;
+        let whole = Cursor::new(head.clone()).chain(whole);
+        let mut whole: Box<dyn Read + Send + '_> = Box::new(self.progress.reader(whole));
+        if is_encrypted(&head) {
+            let mut opened = self.ctx.keys.decrypt(whole)?;
+            head = self.head(&mut opened)?;
+            whole = Box::new(Cursor::new(head.clone()).chain(opened));
         }
-        let mut head = match &mut content {
-            Content::File(file) => self.head(file)?,
-            Content::Stream(stream) => self.head(stream)?,
-        };
-        let is_encrypted =
-            head.starts_with(encryption::MAGIC) || head.starts_with(encryption::ARMORED);
-        if self.ctx.trust.only_encrypted_files && !is_encrypted {
-            return Err(Reason::Untrusted.error(format!(
-                "{} is not encrypted although --age-identity is given, so anybody who can write there may have made it: give --allow-plaintext if it is yours",
-                self.name
-            )));
-        }
-        if let Content::File(file) = &mut content {
-            file.rewind().map_err(|e| self.read_error(e))?;
-        }
-        let (packing, unpacked) = match content {
-            Content::File(file) if !is_encrypted => match packing(&head, self.name)? {
-                PLAIN => return self.open_in_place(file, &head),
-                Packing::Zip => (
-                    Packing::Zip,
-                    self.check_space().and_then(|()| self.unzip(&file)),
-                ),
-                packing => (packing, self.unpack(packing, self.progress.reader(&file))),
-            },
-            content => {
-                let mut whole: Box<dyn Read + Send + '_> = match content {
-                    Content::File(file) => Box::new(self.progress.reader(file)),
-                    Content::Stream(stream) => {
-                        let whole = Cursor::new(head.clone()).chain(stream);
-                        Box::new(self.progress.reader(whole))
-                    }
-                };
-                if is_encrypted {
-                    let mut opened = self.ctx.keys.decrypt(whole)?;
-                    head = self.head(&mut opened)?;
-                    whole = Box::new(Cursor::new(head.clone()).chain(opened));
-                }
-                let packing = packing(&head, self.name)?;
-                (packing, self.unpack(packing, whole))
-            }
-        };
+        let packing = packing(&head, self.name)?;
+        // A file is no smaller when it is unpacked.
+        free_space::check(&self.ctx.temp_dir, self.bytes, self.name)?;
         let Unpacked {
             file,
             bytes,
             trailing_hash,
-        } = unpacked?;
+        } = match packing {
+            Packing::Stream(compression) => {
+                let plain = codec::decoder(compression, whole).map_err(|e| self.read_error(e))?;
+                self.copy_out(plain)?
+            }
+            // Reading a zip archive begins at its end, so it must be a file.
+            Packing::Zip => self.unzip(self.copy_archive(whole)?)?,
+        };
         let db = Database::open_within(self.ctx.database_file(file), self.ctx.limits)?;
         let layout = layout(bytes, db.page_size())?;
         if layout == Layout::Checksum {
@@ -300,22 +249,15 @@ impl<'a> Opener<'a> {
         })
     }
 
-    /// Unpacks a stream.
-    fn unpack(&self, packing: Packing, packed: impl Read + Send) -> Result<Unpacked> {
-        self.check_space()?;
-        match packing {
-            Packing::Stream(compression) => {
-                let plain = codec::decoder(compression, packed).map_err(|e| self.read_error(e))?;
-                self.copy_out(plain)
-            }
-            // Reading a zip archive begins at its end, so it must be a file.
-            Packing::Zip => self.unzip(self.copy_archive(packed)?),
+    /// Fails if the file must be encrypted, and is not.
+    fn refuse_untrusted(&self, head: &[u8]) -> Result<()> {
+        if !self.ctx.trust.only_encrypted_files || is_encrypted(head) {
+            return Ok(());
         }
-    }
-
-    /// A file is no smaller when it is unpacked.
-    fn check_space(&self) -> Result<()> {
-        free_space::check(&self.ctx.temp_dir, self.bytes, self.name)
+        Err(Reason::Untrusted.error(format!(
+            "{} is not encrypted although an age identity is given, so anybody who can write there may have made it: give --allow-plaintext if it is yours",
+            self.name
+        )))
     }
 
     /// Reads the first bytes.
@@ -323,7 +265,10 @@ impl<'a> Opener<'a> {
         let mut head = Vec::with_capacity(HEAD_BYTES);
         let read = from.take(HEAD_BYTES as u64).read_to_end(&mut head);
         read.map_err(|e| self.read_error(e))?;
-        Ok(head)
+        match head.is_empty() {
+            true => Err(Error::corrupt("it is empty: take the snapshot again")),
+            false => Ok(head),
+        }
     }
 
     /// Opens a file in place, which is neither packed nor encrypted.
@@ -427,6 +372,18 @@ impl<'a> Opener<'a> {
     }
 }
 
+/// Puts the name of the file before an error about its content, once.
+fn with_name(name: &str, e: Error) -> Error {
+    match e.reason() {
+        Reason::CorruptSnapshot | Reason::TooLarge | Reason::CannotDecrypt
+            if !e.to_string().starts_with(&format!("{name}: ")) =>
+        {
+            e.at(name)
+        }
+        _ => e,
+    }
+}
+
 /// Returns the error for a file that does not exist.
 fn no_file(name: &str) -> Error {
     Reason::NoSnapshots.error(format!("there is no file {name}: check --snapshot"))
@@ -450,6 +407,9 @@ fn open_file(path: &Path) -> Result<(File, u64)> {
         .open(&named)
         .map_err(failed)?;
     let kind = file.metadata().map_err(failed)?;
+    if kind.is_dir() {
+        return Err(Reason::NoSnapshots.error(format!("{} is a folder", path.display())));
+    }
     if !kind.is_file() {
         return Err(Reason::Usage.error(format!(
             "--snapshot {} is not a regular file: copy its content to one first",
@@ -567,21 +527,6 @@ mod tests {
         for bytes in [8191, 8193, 8192 + 31, 8192 + 33, 8192 + 64] {
             let e = layout(bytes, 4096).unwrap_err();
             assert_eq!(e.reason(), Reason::CorruptSnapshot, "{bytes}");
-        }
-    }
-
-    #[test]
-    fn the_last_32_bytes_are_not_hashed_whatever_the_pieces_are() {
-        let payload: Vec<u8> = (0..200).collect();
-        let mut all = payload.clone();
-        all.extend_from_slice(&Sha256::digest(&payload));
-        for piece in [1, 7, 31, 32, 33, 64, 200, 500] {
-            let mut trailing_hash = TrailingHash::default();
-            all.chunks(piece).for_each(|c| trailing_hash.update(c));
-            assert!(trailing_hash.check().is_ok(), "{piece}");
-            let mut trailing_hash = TrailingHash::default();
-            all[1..].chunks(piece).for_each(|c| trailing_hash.update(c));
-            assert!(trailing_hash.check().is_err(), "{piece}");
         }
     }
 
