@@ -217,7 +217,7 @@ fn what_has_no_order_or_no_end_is_refused() {
     folder.put("b.db", &plain_snapshot(42));
     folder.refuses("*.db", &[], 64, "Usage", &["a.db", "b.db", "no time"]);
     folder.refuses("c-*", &[], 66, "NoSnapshots", &["c-*", "list"]);
-    folder.refuses("no/c-*", &[], 66, "NoSnapshots", &["no folder"]);
+    folder.refuses("no/c-*", &[], 66, "NoSnapshots", &["no file or folder"]);
     folder.refuses("*/b.db", &[], 64, "Usage", &["last part"]);
     let future = (Utc::now() + TimeDelta::days(400))
         .format("c-%F.db")

@@ -201,9 +201,13 @@ impl Opener<'_> {
     /// Opens a file in place if it is neither packed nor encrypted, or unpacks it.
     fn open_file(&self, mut file: File) -> Result<PlainSnapshot> {
         let head = self.head(&mut file)?;
-        if !is_encrypted(&head) && packing(&head, self.name)? == PLAIN {
+        if !is_encrypted(&head) {
             self.refuse_untrusted(&head)?;
-            return self.open_in_place(file, &head);
+            match packing(&head, self.name)? {
+                PLAIN => return self.open_in_place(file, &head),
+                Packing::Zip => return self.open_unpacked(self.unzip(file)?, Packing::Zip),
+                Packing::Stream(_) => {}
+            }
         }
         file.rewind().map_err(|e| self.read_error(e))?;
         self.unpack(file)
@@ -221,13 +225,7 @@ impl Opener<'_> {
             whole = Box::new(Cursor::new(head.clone()).chain(opened));
         }
         let packing = packing(&head, self.name)?;
-        // A file is no smaller when it is unpacked.
-        free_space::check(&self.ctx.temp_dir, self.bytes, self.name)?;
-        let Unpacked {
-            file,
-            bytes,
-            trailing_hash,
-        } = match packing {
+        let unpacked = match packing {
             Packing::Stream(compression) => {
                 let plain = codec::decoder(compression, whole).map_err(|e| self.read_error(e))?;
                 self.copy_out(plain)?
@@ -235,6 +233,15 @@ impl Opener<'_> {
             // Reading a zip archive begins at its end, so it must be a file.
             Packing::Zip => self.unzip(self.copy_archive(whole)?)?,
         };
+        self.open_unpacked(unpacked, packing)
+    }
+
+    fn open_unpacked(&self, unpacked: Unpacked, packing: Packing) -> Result<PlainSnapshot> {
+        let Unpacked {
+            file,
+            bytes,
+            trailing_hash,
+        } = unpacked;
         let db = Database::open_within(self.ctx.database_file(file), self.ctx.limits)?;
         let layout = layout(bytes, db.page_size())?;
         if layout == Layout::Checksum {
@@ -344,6 +351,8 @@ impl Opener<'_> {
 
     /// Copies a database to an unnamed temporary file, and hashes all bytes but the last 32.
     fn copy_out(&self, plain: impl Read) -> Result<Unpacked> {
+        // A file is no smaller when it is unpacked.
+        free_space::check(&self.ctx.temp_dir, self.bytes, self.name)?;
         // The LZW decoder misses bytes after its end if it is read in small pieces, so it is buffered.
         let mut plain = BufReader::with_capacity(256 << 10, plain);
         let failed = |e| self.read_error(e);
