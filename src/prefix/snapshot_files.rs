@@ -252,12 +252,18 @@ pub fn open_newest(
             format!("left out, since they are in the future by their names: {names}"),
         );
     }
-    let oldest = files.first().map(|(_, time)| rfc3339(time.at));
+    let Some((_, oldest)) = files.first() else {
+        return Err(Reason::NoSnapshots.error(format!(
+            "all files like {} are in the future by their names: check the clocks",
+            pattern.text()
+        )));
+    };
+    let oldest = rfc3339(oldest.at);
     files.retain(|(_, time)| until.is_none_or(|until| time.at <= until));
     if files.is_empty() {
-        let (text, begins) = (pattern.text(), oldest.as_deref().unwrap_or("the future"));
         return Err(Reason::OutOfRange.error(format!(
-            "no file like {text} is so old: the oldest one is of {begins}"
+            "no file like {} is so old: the oldest one is of {oldest}",
+            pattern.text()
         )));
     }
     let mut left_out = None;
