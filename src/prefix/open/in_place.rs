@@ -13,6 +13,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc;
 
 /// The size of a block in bytes, unless the file has too many of them.
 const MIN_BLOCK: u64 = 4 << 10;
@@ -20,6 +21,8 @@ const MIN_BLOCK: u64 = 4 << 10;
 const MAX_BLOCKS: u64 = 1 << 19;
 /// The number of bytes that are hashed at once. It is a multiple of the block size, or less than a block.
 const CHUNK: u64 = 256 << 10;
+/// How many chunks are read ahead of the hash, on a thread of its own.
+const AHEAD: usize = 4;
 
 /// Hashes all bytes of a stream but the last 32, and holds those.
 #[derive(Default)]
@@ -107,20 +110,32 @@ impl InPlaceFile {
     /// # Errors
     /// `CorruptSnapshot` if the hash does not match, or if the file was changed; `Io`, `Terminated`.
     pub(super) fn check(&self, cancel: &Cancel, progress: &Step) -> Result<()> {
-        let mut hash = TrailingHash::default();
-        let mut buf = Vec::new();
-        let mut at = 0;
-        while at < self.bytes {
-            cancel.check()?;
-            let n = (self.bytes - at).min(CHUNK.max(self.block));
-            buf.resize(n as usize, 0);
-            self.read_blocks(&mut buf, at)
-                .map_err(|e| Error::io("read the snapshot", e))?;
-            hash.update(&buf);
-            at += n;
-            progress.add(n);
-        }
-        hash.check()
+        let (read, pieces) = mpsc::sync_channel::<Vec<u8>>(AHEAD);
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(move || {
+                let mut at = 0;
+                while at < self.bytes {
+                    cancel.check()?;
+                    let n = (self.bytes - at).min(CHUNK.max(self.block));
+                    let mut piece = vec![0; n as usize];
+                    self.read_blocks(&mut piece, at)
+                        .map_err(|e| Error::io("read the snapshot", e))?;
+                    if read.send(piece).is_err() {
+                        break;
+                    }
+                    at += n;
+                }
+                Ok(())
+            });
+            let mut hash = TrailingHash::default();
+            for piece in pieces {
+                hash.update(&piece);
+                progress.add(piece.len() as u64);
+            }
+            let panicked = |_| Err(Error::internal("reading the snapshot panicked"));
+            reader.join().unwrap_or_else(panicked)?;
+            hash.check()
+        })
     }
 }
 
