@@ -14,7 +14,7 @@ use crate::support::{
     self, bucket_store, copy_fixture, deltafold, expected, restore, run_json, scratch, succeed,
 };
 use deltafold::ops::report::Report;
-use deltafold::ops::restore::{BackupLocation, Options, Outcome, PlainTarget, run};
+use deltafold::ops::restore::{BackupLocation, NamedBackup, Options, Outcome, PlainTarget, run};
 use deltafold::prefix::identity::IDENTITY;
 use deltafold::store::exclude::ExcludeTags;
 use deltafold::{Error, Reason};
@@ -54,12 +54,11 @@ impl InMemoryBucket {
         let cancel = store.cancel().clone();
         let ctx = support::context(store, 2);
         let file = options.to_snapshot.clone().map(PlainTarget::File);
-        run(
-            &[BackupLocation::Store(ctx)],
-            options,
-            file.as_ref(),
-            &cancel,
-        )
+        let backup = NamedBackup {
+            name: "memory".to_owned(),
+            location: Ok(BackupLocation::Prefix(ctx)),
+        };
+        run(&[backup], options, file.as_ref(), &cancel)
     }
 }
 
