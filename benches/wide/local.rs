@@ -150,7 +150,7 @@ impl Bench {
         let etcdutl_work = format!("{work}: etcdutl snapshot restore");
         local_row(&etcdutl_work, &etcdutl_run, &[]);
         let run = self.measure_local(&folder, &["restore", "--snapshot", file])?;
-        let goals = [Goal::Plain(1.0, 0)];
+        let goals = [Goal::Plain(1.1, 0)];
         let work = format!("{work}: restore --snapshot");
         row(&work, "local", &run, &etcdutl_run, Duration::ZERO, &goals);
         Ok(())

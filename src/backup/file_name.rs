@@ -92,6 +92,13 @@ pub fn time_in(path: &str) -> Option<NameTime> {
     found
 }
 
+/// Returns the time in the name of a file at the end of a path. kOps' files have it in their folder's name.
+pub(crate) fn time_of_file(path: &str) -> Option<NameTime> {
+    let name = path.rsplit('/').next().unwrap_or(path);
+    let in_folder = path.rsplit('/').nth(1).filter(|_| KOPS.contains(&name));
+    time_in(in_folder.unwrap_or(name))
+}
+
 /// A text that is read from the front.
 #[derive(Clone, Copy)]
 struct Rest<'t>(&'t str);
@@ -342,6 +349,9 @@ mod tests {
             assert!(found.is_none_or(|t| t.is_date), "{name}");
         }
         assert!(time_in("20269920140005.db").is_none());
+        let of_kops = "s3://b/main/2026-11-20T14:00:05Z-000001/etcd.backup.gz";
+        assert!(time_of_file(of_kops).is_some());
+        assert!(time_of_file("/srv/2026-11-20/x.db").is_none());
     }
 
     #[test]

@@ -3,7 +3,9 @@
 //! The series is the user's word: `*` in a pattern stands for the time of a name. Nothing else is concluded from names. The
 //! newest file of a series is compared with an older one by contents.
 
-use crate::backup::file_name::{KOPS, NameTime, is_hidden, is_other_file, newest_pattern, time_in};
+use crate::backup::file_name::{
+    KOPS, NameTime, is_hidden, is_other_file, newest_pattern, time_in, time_of_file,
+};
 use crate::backup::survey::{Histories, Sequel};
 use crate::base::time::rfc3339;
 use crate::base::{shell, shorten};
@@ -91,7 +93,9 @@ impl Pattern {
         let middle = path.strip_prefix(self.before.as_str());
         let middle = middle.and_then(|rest| rest.strip_suffix(self.after.as_str()));
         let is_whole = middle.is_some_and(|middle| !middle.is_empty() && !middle.contains('/'));
-        is_whole && !is_other_file(path) && (!is_hidden(path) || self.before.starts_with('.'))
+        // Who names such an ending is told what the file is.
+        let is_other = is_other_file(path) && !is_other_file(&self.after);
+        is_whole && !is_other && (!is_hidden(path) || self.before.starts_with('.'))
     }
 
     fn text(&self) -> String {
@@ -210,12 +214,18 @@ pub fn series(
     })
 }
 
-/// Opens a file that was named.
+/// Opens a file that was named, also by a link.
 ///
 /// # Errors
 /// As [`Context::plain`].
 pub fn open_named(ctx: &Context, place: &FilePlace) -> Result<OpenFile> {
-    Ok(opened(ctx.plain(place)?, place.name(ctx), Vec::new()))
+    let is_link = |path: &Path| fs::symlink_metadata(path).is_ok_and(|meta| meta.is_symlink());
+    let followed = match place {
+        FilePlace::Path(path) if is_link(path) => path.canonicalize().ok(),
+        _ => None,
+    };
+    let snapshot = ctx.plain(&followed.map_or_else(|| place.clone(), FilePlace::Path))?;
+    Ok(opened(snapshot, place.name(ctx), Vec::new()))
 }
 
 fn opened(snapshot: PlainSnapshot, name: String, mut warnings: Vec<String>) -> OpenFile {
@@ -223,7 +233,7 @@ fn opened(snapshot: PlainSnapshot, name: String, mut warnings: Vec<String>) -> O
         warn(&mut warnings, warning);
     }
     OpenFile {
-        created: time_in(&name).map(|time| time.at),
+        created: time_of_file(&name).map(|time| time.at),
         name,
         until: None,
         snapshot,
@@ -287,10 +297,9 @@ pub fn open_newest(
             }
             snapshot => snapshot?,
         };
-        let zone = if time.has_zone {
-            ""
-        } else {
-            ", for its name tells no zone: UTC"
+        let zone = match time.has_zone {
+            true => "",
+            false => " (its name tells no zone: UTC)",
         };
         warn(
             &mut warnings,

@@ -67,6 +67,8 @@ pub fn follow(
     loop {
         match round(&mut copier, pattern, options) {
             Ok(None) => metrics.in_step(),
+            // A file that is not encrypted keeps no later one away.
+            Ok(Some(e)) if e.reason() == Reason::Untrusted => copier.log_failure(&e),
             Ok(Some(e)) | Err(e) if is_recoverable(&e) => copier.log_failure(&e),
             Err(e) if e.reason() == Reason::Terminated => return Ok(copier.report(None)),
             Ok(Some(e)) | Err(e) => return Err(e),

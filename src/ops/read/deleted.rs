@@ -153,7 +153,8 @@ impl Deleted {
             }
             None => {
                 read_between(ctx, None, &to, (after.next(), to.revision), &range, add)?;
-                Vec::new()
+                let taken = backup.file().and_then(|file| file.created);
+                taken.map(|at| (to.base.revision, at)).into_iter().collect()
             }
         };
         let mut walk = Walk {

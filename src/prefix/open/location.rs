@@ -34,6 +34,14 @@ impl BackupLocation {
         }
     }
 
+    /// Returns the plain snapshot file; `None` for a prefix.
+    pub fn file(&self) -> Option<&OpenFile> {
+        match self {
+            BackupLocation::Prefix(_) => None,
+            BackupLocation::File(_, file) => Some(file),
+        }
+    }
+
     /// Opens the full of the requested state.
     ///
     /// # Errors

@@ -165,8 +165,8 @@ struct Unpacked {
     trailing_hash: TrailingHash,
 }
 
-/// Opens a plain snapshot file, and checks its hash. A link is followed if it is the file that was named, and not if it has
-/// taken the place of the file meanwhile.
+/// Opens a plain snapshot file, and checks its hash. A link is not followed: it may have taken the place of a file that was
+/// listed.
 pub(in crate::prefix) fn open(ctx: &Context, place: &FilePlace) -> Result<PlainSnapshot> {
     let name = &place.name(ctx);
     let opener = |bytes| Opener {
@@ -407,13 +407,12 @@ fn open_file(path: &Path) -> Result<(File, u64)> {
         }
         _ => Error::io(format!("open {}", path.display()), e),
     };
-    let named = path.canonicalize().map_err(failed)?;
     // Opening a pipe would wait for its writer.
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let file = File::options()
         .read(true)
         .custom_flags(flags.bits() as i32)
-        .open(&named)
+        .open(path)
         .map_err(failed)?;
     let kind = file.metadata().map_err(failed)?;
     if kind.is_dir() {
