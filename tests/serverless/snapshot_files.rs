@@ -132,6 +132,8 @@ fn a_file_that_is_named_is_taken_whatever_its_name_is() {
         (&json!(50), &json!(true))
     );
     assert!(verified["hash_kv"].is_u64(), "{verified:#}");
+    let folded = folder.succeeds("verify", "any name", &["--level", "fold"]);
+    assert_eq!(folded["hash_kv"], verified["hash_kv"]);
     let late = folder.run("verify", "any name", &["--max-age", "1h"]);
     is_refused(late, 64, "Usage", &["tells no time"]);
     // Without its hash, it is a copy of member/snap/db.

@@ -7,10 +7,10 @@ use super::store::{Level, Status};
 use crate::base::duration;
 use crate::error::{Error, Reason, Result};
 use crate::fold::rebuild::read_every_page;
-use crate::mvcc::{Fold, FoldOptions, KeyRange, Revision};
+use crate::mvcc::Revision;
 use crate::ops::report::{FailureFields, Report, ReportBuilder};
-use crate::prefix::Context;
 use crate::prefix::open::BackupLocation;
+use crate::prefix::select::StateRequest;
 use crate::prefix::snapshot_files::OpenFile;
 use crate::telemetry::metrics::VerificationFigures;
 use chrono::{DateTime, Utc};
@@ -86,7 +86,9 @@ pub fn run(backup: &BackupLocation, file: &OpenFile, options: &Options) -> Resul
         Level::Checksums | Level::Fold => Some(read_every_page(&snapshot.db).map_err(at)?),
     };
     if options.level == Level::Fold {
-        fold(ctx, file).map_err(at)?;
+        let state = backup.open(&StateRequest::default())?;
+        let folded = state.hash(ctx, snapshot.base.compact_revision, false);
+        folded.map_err(at)?;
     }
     let mut failure = None;
     let mut drilled = None;
@@ -125,24 +127,6 @@ pub fn run(backup: &BackupLocation, file: &OpenFile, options: &Options) -> Resul
         drill: drilled,
     };
     Ok(clock.report_with(outcome, failure))
-}
-
-/// Folds the file as a restore would.
-fn fold(ctx: &Context, file: &OpenFile) -> Result<()> {
-    let base = file.snapshot.base;
-    let options = FoldOptions {
-        target: base.revision,
-        compact: base.compact_revision,
-        keys: KeyRange::All,
-        detach_leases: false,
-        base,
-        temp_dir: ctx.temp(),
-        buffer_bytes: 0,
-        limits: ctx.limits,
-    };
-    let fold = Fold::new(options, &file.snapshot.db)?;
-    fold.finish(&file.snapshot.db, |_| ctx.store.cancel().check())?;
-    Ok(())
 }
 
 impl Outcome {
