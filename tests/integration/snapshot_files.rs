@@ -318,6 +318,9 @@ fn files_become_a_chain_and_a_chain_becomes_a_file() {
     let etcd = Etcd::start(EtcdVersion::V3_6, &folder.path().join("data"));
     let put = |key: &str| runtime.block_on(etcd.put_when_led(key, "value"));
     let endpoints = ["--endpoints", etcd.endpoint()];
+    let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "kube-system", "uid": "u-1"}});
+    let namespace = namespace.to_string();
+    runtime.block_on(etcd.put_when_led("/registry/namespaces/kube-system", &namespace));
     fs::create_dir(path("k3s")).unwrap();
     let mut saved = Vec::new();
     for hour in [3, 2, 1] {
@@ -353,6 +356,10 @@ fn files_become_a_chain_and_a_chain_becomes_a_file() {
         &[&["snapshot", "delta", "--store", &chain], &endpoints[..]].concat(),
     );
     assert_eq!(delta["full_reason"], Value::Null, "{delta:#}");
+    // The files tell the namespace alone, and the live etcd its ID.
+    let list = succeeds(&env, &["list", "--store", &chain]);
+    assert_eq!(list["identity"]["kube_system_uid"], "u-1", "{list:#}");
+    assert!(list["identity"]["cluster_id"].is_string(), "{list:#}");
     let verified = succeeds(
         &env,
         &[&["verify", "--store", &chain], &endpoints[..]].concat(),
