@@ -335,7 +335,7 @@ fn compare(
             }
             before => before?,
         };
-        let mut histories = Histories::new(ctx.temp_file()?);
+        let mut histories = Histories::new(ctx.temp())?;
         histories.next(&before.db).map_err(|e| e.at(&other))?;
         let why = match histories.next(&snapshot.db).map_err(|e| e.at(name))? {
             None | Some(Sequel::Continues) => return Ok(()),

@@ -12,7 +12,7 @@ mod tests;
 use crate::backup::delta::DeltaReader;
 use crate::base::ReadAt;
 use crate::base::hash::hex;
-use crate::base::temp::TempFile;
+use crate::base::temp::{self, TempFile};
 use crate::bolt::Database;
 use crate::error::{Error, Result};
 use crate::mvcc::history::{Base, key_bucket};
@@ -392,17 +392,23 @@ pub enum Sequel {
 
 /// Compares the histories of fulls, one after the other.
 pub struct Histories {
+    temp: temp::Dir,
+    /// The files of the last two fulls, in turn: memory and disk do not grow with the number of fulls.
     fingerprints: FingerprintFiles,
     last: Option<Survey>,
 }
 
 impl Histories {
-    /// Compares none yet. The fingerprints go to this file.
-    pub fn new(file: TempFile) -> Self {
-        Histories {
-            fingerprints: FingerprintFiles::new(vec![file]),
+    /// Compares none yet. The fingerprints go to this directory.
+    ///
+    /// # Errors
+    /// `Io`, `NoSpace`, `PermissionDenied`.
+    pub fn new(temp: temp::Dir) -> Result<Self> {
+        Ok(Histories {
+            fingerprints: FingerprintFiles::new(vec![temp.file()?, temp.file()?]),
+            temp,
             last: None,
-        }
+        })
     }
 
     /// Compares a full with the one before it; `None` if it is the first one.
@@ -410,9 +416,10 @@ impl Histories {
     /// # Errors
     /// `CorruptSnapshot`, `Io`, `NoSpace`.
     pub fn next<R: ReadAt>(&mut self, db: &Database<R>) -> Result<Option<Sequel>> {
-        let surveyor = self.fingerprints.surveyors().next();
-        let mut surveyor = surveyor.ok_or_else(|| Error::internal("there is no surveyor"))?;
-        let survey = surveyor.full(db)?;
+        let nth = self.last.as_ref().map_or(0, |last| 1 - last.stored.file);
+        let file = &mut self.fingerprints.files[nth];
+        *file = self.temp.file()?;
+        let survey = Surveyor { nth, file }.full(db)?;
         let last = self.last.replace(survey);
         let (Some(last), Some(survey)) = (last, &self.last) else {
             return Ok(None);

@@ -280,7 +280,7 @@ impl<'a> Target<'a> {
     /// history that was set back, if it is.
     fn compare(&mut self, snapshot: &PlainSnapshot, name: &str) -> Result<Option<String>> {
         if self.histories.is_none() {
-            let mut histories = Histories::new(self.from.temp_file()?);
+            let mut histories = Histories::new(self.from.temp())?;
             if let Some(newest) = self.catalog.snapshots.last() {
                 let read = self.to.full(newest);
                 match read.and_then(|(db, _)| histories.next(&db)) {
