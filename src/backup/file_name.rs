@@ -116,6 +116,20 @@ impl Rest<'_> {
         is_number.then(|| number.parse().ok()).flatten()
     }
 
+    /// Takes a separator and two of the digits behind it, which must be this many.
+    fn separated(&mut self, lengths: &[usize]) -> Option<u32> {
+        let is_part = self.one_of("-_.") && lengths.contains(&self.digits());
+        is_part.then(|| self.number(2)).flatten()
+    }
+
+    /// Takes a fraction of a second, if there is one.
+    fn fraction(&mut self) {
+        let mut digits = *self;
+        if digits.one_of(".,") && digits.digits() > 0 {
+            self.0 = &digits.0[digits.digits()..];
+        }
+    }
+
     /// Takes one of these characters.
     fn one_of(&mut self, characters: &str) -> bool {
         let rest = self.0.strip_prefix(|c| characters.contains(c));
@@ -143,16 +157,9 @@ fn time_at(text: &str, start: usize) -> Option<NameTime> {
         return None;
     }
     let year = rest.number(4).filter(|year| (2001..3000).contains(year))?;
-    let mut next = |is_separated: bool| {
-        if is_separated && !rest.one_of("-_.") {
-            return None;
-        }
-        // A longer number is none of a date.
-        (!is_separated || rest.digits() == 2).then(|| rest.number(2))?
-    };
     let (month, day) = match digits {
-        4 => (next(true)?, next_day(&mut rest)?),
-        _ => (next(false)?, next(false)?),
+        4 => (rest.separated(&[2])?, rest.separated(&[2, 4, 6, 8])?),
+        _ => (rest.number(2)?, rest.number(2)?),
     };
     let date = NaiveDate::from_ymd_opt(year as i32, month, day)?;
     let before_time = rest;
@@ -162,25 +169,15 @@ fn time_at(text: &str, start: usize) -> Option<NameTime> {
         let at = date.and_time(end).and_utc();
         return (!is_joined).then(|| ended(at, true, false, before_time));
     };
-    let mut at = date.and_time(time).and_utc();
-    let mut has_zone = false;
+    let at = date.and_time(time).and_utc();
     let mut zone = rest;
-    if has_seconds && zone.one_of(".,") && zone.digits() > 0 {
-        zone = Rest(&zone.0[zone.digits()..]);
-    } else {
-        zone = rest;
+    if has_seconds {
+        zone.fraction();
     }
-    if let Some(offset) = offset(&mut zone) {
-        at -= offset;
-        has_zone = true;
-        rest = zone;
-    }
-    Some(ended(at, false, has_zone, rest))
-}
-
-fn next_day(rest: &mut Rest<'_>) -> Option<u32> {
-    let two = rest.one_of("-_.") && matches!(rest.digits(), 2 | 4 | 6 | 8);
-    two.then(|| rest.number(2))?
+    Some(match offset(&mut zone) {
+        Some(offset) => ended(at - offset, false, true, zone),
+        None => ended(at, false, false, rest),
+    })
 }
 
 /// Takes hours and minutes, and seconds if there are any. `is_joined`: the digits follow those of the date.

@@ -36,6 +36,6 @@ pub use cancel::Cancel;
 pub use duration::Span;
 pub use mutex::{lock, unpoisoned};
 pub use optional_file::none_if_missing;
-pub use read_at::ReadAt;
+pub use read_at::{ReadAt, Sequential};
 pub(crate) use tee::Tee;
 pub use text_value::TextValue;

@@ -3,8 +3,9 @@
 //! `bolt`, `mvcc` and `ops` read databases through it.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 
 /// Bytes that can be read at any offset.
 pub trait ReadAt {
@@ -41,6 +42,42 @@ impl ReadAt for Vec<u8> {
     }
     fn size(&self) -> io::Result<u64> {
         Ok(self.len() as u64)
+    }
+}
+
+impl<T: ReadAt + ?Sized> ReadAt for Arc<T> {
+    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        (**self).read_exact_at(buf, offset)
+    }
+    fn size(&self) -> io::Result<u64> {
+        (**self).size()
+    }
+}
+
+/// Reads the first bytes of a [`ReadAt`] in order.
+pub struct Sequential<R> {
+    from: R,
+    at: u64,
+    end: u64,
+}
+
+impl<R> Sequential<R> {
+    /// Reads the first `bytes` bytes.
+    pub fn new(from: R, bytes: u64) -> Self {
+        Sequential {
+            from,
+            at: 0,
+            end: bytes,
+        }
+    }
+}
+
+impl<R: ReadAt> Read for Sequential<R> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let n = (self.end - self.at).min(out.len() as u64) as usize;
+        self.from.read_exact_at(&mut out[..n], self.at)?;
+        self.at += n as u64;
+        Ok(n)
     }
 }
 

@@ -14,7 +14,7 @@ use crate::base::{Cancel, duration};
 use crate::error::{Error, Reason, Result};
 use crate::ops::copy::plan::{CopyLimits, Encryption, Form, Selection};
 use crate::ops::copy::{
-    CopyStatus, ObjectOutcome, Options, Outcome, Status, WaitForFinal, follow, import, run,
+    CopyStatus, ObjectOutcome, Options, Outcome, Status, WaitForFinal, follow, run,
 };
 use crate::ops::report::Report;
 use crate::prefix::Context;
@@ -167,11 +167,7 @@ impl CopyArgs {
     fn copy(&self, cancel: &Cancel, metrics: &Metrics, output: Output) -> Ended {
         let pattern = self.pattern(cancel)?;
         let (from, to) = self.stores(pattern.as_ref(), cancel)?;
-        let options = self.options(&to);
-        let ended = match &pattern {
-            Some(pattern) => import::run(&from, pattern, &to, &options),
-            None => run(&from, &to, &options),
-        };
+        let ended = run(&from, &to, &self.options(&to, pattern));
         metrics.store_read(from.store.bytes_read());
         let report = ended?;
         metrics.store_written(report.bytes_written);
@@ -203,11 +199,7 @@ impl CopyArgs {
         if let Some(server) = &server {
             server.set_ready(true);
         }
-        let options = self.options(&to);
-        let report = match &pattern {
-            Some(pattern) => import::follow(&from, pattern, &to, &options, &metrics)?,
-            None => follow(&from, &to, &options, &metrics)?,
-        };
+        let report = follow(&from, &to, &self.options(&to, pattern), &metrics)?;
         print_report(output, report, to_text)
     }
 
@@ -246,7 +238,7 @@ impl CopyArgs {
         Ok((from, to))
     }
 
-    fn options(&self, to: &Context) -> Options {
+    fn options(&self, to: &Context, series: Option<Pattern>) -> Options {
         let encryption = match (to.keys.encrypts(), self.decrypt) {
             (true, _) => Encryption::Encrypt,
             (false, true) => Encryption::Decrypt,
@@ -265,6 +257,7 @@ impl CopyArgs {
                     encryption,
                 },
             },
+            series,
             parallel: self.parallel.map_or(to.threads, usize::from),
             wait_for_final: self.wait_for_final.then_some(WaitForFinal {
                 timeout: self.wait_timeout,

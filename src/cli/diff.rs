@@ -129,12 +129,12 @@ impl DiffArgs {
             Some(file) => self.backup.file(file, to_at, cancel)?,
             None => self.backup.backup_at(to_at, cancel)?,
         };
-        let request = |at: Option<At>| StateRequest {
-            at: at.unwrap_or_default(),
+        let request = |at| StateRequest {
+            at,
             timeline: self.timeline.clone(),
             or_newest: self.uncovered.or_newest,
         };
-        let (mut from, to) = (request(self.from), request(self.to));
+        let (mut from, to) = (request(from_at), request(to_at));
         if first.is_some() {
             // A backup of its own has other timelines.
             from.timeline = None;

@@ -55,8 +55,9 @@ impl ExportArgs {
         let object_keys = self.objects.keys()?;
         let backup = self.backup.backup_at(self.state.request().at, cancel)?;
         text::log_time(&self.state.point);
-        let (mut keys, revision) = up_to_damage([backup.context()], || {
-            let (ctx, source) = (backup.context(), backup.open(&self.state.request())?);
+        let ctx = backup.context();
+        let (mut keys, revision) = up_to_damage([ctx], || {
+            let source = backup.open(&self.state.request())?;
             let (range, _) = self.select.keys_in(ctx, &source, true)?;
             Ok((Keys::read(ctx, &source, range)?, source.revision))
         })?;

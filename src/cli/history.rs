@@ -179,10 +179,7 @@ impl HistoryArgs {
     ) -> Result<Vec<Vec<Vec<u8>>>> {
         let newest = || backup.open(&Point::default().request(self.timeline.as_deref(), false));
         let prefixes = &self.select.names.etcd_prefixes();
-        let custom = || {
-            let (ctx, state) = (backup.context(), newest()?);
-            custom_resources(ctx, &state, prefixes)
-        };
+        let custom = || custom_resources(backup.context(), &newest()?, prefixes);
         let range = if self.select.prefix.is_empty() {
             match self.select.named(prefixes, true).select(custom)? {
                 Selection::Objects(objects) => return Ok(objects),
@@ -191,8 +188,8 @@ impl HistoryArgs {
         } else {
             self.select.prefixes()
         };
-        let (ctx, state) = (backup.context(), newest()?);
-        let mut all = Keys::read(ctx, &state, range)?;
+        let state = newest()?;
+        let mut all = Keys::read(backup.context(), &state, range)?;
         let mut objects = Vec::new();
         while all.advance()? {
             let kv = all.current()?;

@@ -2,6 +2,7 @@
 //!
 //! The operation itself is `ops::restore`; most of its flags are in `ops::restore::options`.
 
+use super::store_access::FileArg;
 use super::text::{self, Text};
 use super::{AccessArgs, Ended, Output, print_report, size};
 use crate::base::{Cancel, duration, plural, shorten};
@@ -60,17 +61,8 @@ pub(super) struct RestoreArgs {
         help_heading = "Backup"
     )]
     store: Vec<String>,
-    /// Read a plain snapshot file instead, by its path or URL, as etcdctl, k3s, kOps, Talos or OpenShift write it
-    ///
-    /// It may be compressed. A * stands for the time in the names: 's3://b/k3s/etcd-snapshot-server1-*' is the newest of
-    /// these files, or the newest that is not later than --time. kOps' are '…/*/etcd.backup.gz'.
-    #[arg(
-        long,
-        value_name = "FILE",
-        conflicts_with = "store",
-        help_heading = "Backup"
-    )]
-    snapshot: Option<String>,
+    #[command(flatten)]
+    file: FileArg,
     #[command(flatten)]
     options: Options,
     #[command(flatten)]
@@ -81,14 +73,11 @@ impl RestoreArgs {
     pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         let time = self.options.shared.point.time;
         let mut backups = Vec::new();
-        match &self.snapshot {
+        match &self.file.snapshot {
             Some(file) => {
                 let at = time.map_or(At::Newest, At::Time);
                 let location = self.access.backup_file(file, at, cancel)?;
-                backups.push(NamedBackup {
-                    name: location.name(),
-                    location: Ok(location),
-                });
+                backups.push(NamedBackup::from(location));
             }
             None => {
                 let urls = self.store.iter().map(|s| s.trim());

@@ -62,6 +62,18 @@ fn hide_if_for_writing(arg: Arg) -> Arg {
     arg.hide(is_for_writing)
 }
 
+/// A plain snapshot file instead of a store.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Backup")]
+pub(super) struct FileArg {
+    /// Read a plain snapshot file instead, by its path or URL, as etcdctl, k3s, kOps, Talos or OpenShift write it
+    ///
+    /// It may be compressed. A * stands for the time in the names: 's3://b/k3s/etcd-snapshot-server1-*' is the newest of
+    /// these files, or the newest that is not later than --time. kOps' are '…/*/etcd.backup.gz'.
+    #[arg(long, value_name = "FILE", conflicts_with = "store")]
+    pub(super) snapshot: Option<String>,
+}
+
 /// A backup to read: the snapshots in a store, or a plain snapshot file.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Backup", mut_args(hide_if_for_writing))]
@@ -70,12 +82,8 @@ pub(super) struct BackupArgs {
     /// file:///dir or a path
     #[arg(long, value_name = "URL", required_unless_present = "snapshot")]
     store: Option<String>,
-    /// Read a plain snapshot file instead, by its path or URL, as etcdctl, k3s, kOps, Talos or OpenShift write it
-    ///
-    /// It may be compressed. A * stands for the time in the names: 's3://b/k3s/etcd-snapshot-server1-*' is the newest of
-    /// these files, or the newest that is not later than --time. kOps' are '…/*/etcd.backup.gz'.
-    #[arg(long, value_name = "FILE", conflicts_with = "store")]
-    snapshot: Option<String>,
+    #[command(flatten)]
+    file: FileArg,
     #[command(flatten)]
     access: AccessArgs,
 }
@@ -88,7 +96,7 @@ impl BackupArgs {
 
     /// Opens the backup. Of a series of files, it is the newest one that is not later than a time.
     pub(super) fn backup_at(&self, at: At, cancel: &Cancel) -> Result<BackupLocation> {
-        match (&self.snapshot, &self.store) {
+        match (&self.file.snapshot, &self.store) {
             (Some(file), _) => self.access.backup_file(file, at, cancel),
             (None, Some(url)) => Ok(BackupLocation::Prefix(self.access.context(url, cancel)?)),
             (None, None) => Err(Reason::Usage.error("give --store URL, or --snapshot FILE")),
@@ -102,14 +110,15 @@ impl BackupArgs {
 
     /// Whether --snapshot names a series of files.
     pub(super) fn is_series(&self) -> bool {
-        self.snapshot
+        self.file
+            .snapshot
             .as_ref()
             .is_some_and(|file| file.contains('*'))
     }
 
     /// Returns the flag that names the backup, for a command that is printed.
     pub(super) fn flags(&self) -> Vec<String> {
-        let flag = if self.snapshot.is_some() {
+        let flag = if self.file.snapshot.is_some() {
             "--snapshot"
         } else {
             "--store"
@@ -119,7 +128,7 @@ impl BackupArgs {
 
     /// Returns the URL or the path as given.
     pub(super) fn shown(&self) -> String {
-        let given = self.snapshot.as_ref().or(self.store.as_ref());
+        let given = self.file.snapshot.as_ref().or(self.store.as_ref());
         given.cloned().unwrap_or_default()
     }
 }

@@ -150,8 +150,9 @@ pub fn decide(
     take_over: bool,
     now: DateTime<Utc>,
 ) -> Decision {
+    let imported = recorded.filter(|r| r.is_imported());
     let identity = Identity {
-        kube_system_uid: recorded.and_then(|r| r.kube_system_uid.clone()),
+        kube_system_uid: imported.and_then(|r| r.kube_system_uid.clone()),
         cluster_id: facts.hex_id(),
         member_names: facts.member_names.clone(),
         recorded_at: now.to_rfc3339_opts(SecondsFormat::Secs, true),
@@ -161,13 +162,7 @@ pub fn decide(
         None => Decision::Record(identity),
         Some(r) if r.is_imported() => Decision::Record(identity),
         Some(r) if r.is_of(facts.cluster_id) => Decision::Known,
-        Some(r) if take_over => Decision::TakeOver(
-            Identity {
-                kube_system_uid: None,
-                ..identity
-            }
-            .replacing(r),
-        ),
+        Some(r) if take_over => Decision::TakeOver(identity.replacing(r)),
         Some(_) => Decision::Refuse,
     }
 }
@@ -260,19 +255,18 @@ pub fn claim(
     }
 }
 
-/// Records the cluster of imported snapshot files by the UID of its namespace `kube-system`, unless a cluster is recorded.
-/// With `take_over`, it is recorded in place of another one.
+/// Records the cluster of imported snapshot files by the UID of its namespace `kube-system`, in place of `recorded` if there
+/// is one. Returns the new record.
 ///
 /// # Errors
-/// Fails with the errors of [`read`] and of the store.
+/// Fails with the errors of the store.
 pub(crate) fn record_imported(
     store: &Store,
     uid: &str,
-    take_over: bool,
+    recorded: Option<&Identity>,
     now: DateTime<Utc>,
-) -> Result<()> {
-    let recorded = read(store)?;
-    let identity = Identity {
+) -> Result<Identity> {
+    let mut identity = Identity {
         cluster_id: String::new(),
         kube_system_uid: Some(uid.to_owned()),
         member_names: Vec::new(),
@@ -280,12 +274,13 @@ pub(crate) fn record_imported(
         former_cluster_ids: Vec::new(),
     };
     match recorded {
-        None => store.create_small(IDENTITY, &identity.bytes()?).map(drop),
-        Some(r) if take_over && r.kube_system_uid.as_deref() != Some(uid) => {
-            store.replace_small(IDENTITY, &identity.replacing(&r).bytes()?)
+        None => store.create_small(IDENTITY, &identity.bytes()?).map(drop)?,
+        Some(recorded) => {
+            identity = identity.replacing(recorded);
+            store.replace_small(IDENTITY, &identity.bytes()?)?;
         }
-        Some(_) => Ok(()),
     }
+    Ok(identity)
 }
 
 /// Fails if a prefix belongs to another cluster. Returns whether a cluster is recorded. Writes nothing.

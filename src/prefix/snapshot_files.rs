@@ -93,7 +93,7 @@ impl Pattern {
         let middle = path.strip_prefix(self.before.as_str());
         let middle = middle.and_then(|rest| rest.strip_suffix(self.after.as_str()));
         let is_whole = middle.is_some_and(|middle| !middle.is_empty() && !middle.contains('/'));
-        // Who names such an ending is told what the file is.
+        // If the pattern itself has such an ending, opening the file says what it is.
         let is_other = is_other_file(path) && !is_other_file(&self.after);
         is_whole && !is_other && (!is_hidden(path) || self.before.starts_with('.'))
     }
@@ -108,7 +108,7 @@ impl Pattern {
     }
 }
 
-/// Lists the files in the folder that is the context's store, and kOps' files in the folders of it. Links are not followed.
+/// Lists the files in the folder of the context's store, and kOps' files one folder below. Links are not followed.
 ///
 /// # Errors
 /// `Io`, `PermissionDenied`; errors of the store.

@@ -118,6 +118,7 @@ pub fn options(form: Form) -> Options {
         parallel: 3,
         wait_for_final: None,
         interval: Duration::from_millis(1),
+        series: None,
         take_over: false,
         dry_run: false,
     }

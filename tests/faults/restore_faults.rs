@@ -54,10 +54,7 @@ impl InMemoryBucket {
         let cancel = store.cancel().clone();
         let ctx = support::context(store, 2);
         let file = options.to_snapshot.clone().map(PlainTarget::File);
-        let backup = NamedBackup {
-            name: "memory".to_owned(),
-            location: Ok(BackupLocation::Prefix(ctx)),
-        };
+        let backup = NamedBackup::from(BackupLocation::Prefix(ctx));
         run(&[backup], options, file.as_ref(), &cancel)
     }
 }

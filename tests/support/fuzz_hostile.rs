@@ -454,6 +454,7 @@ fn copy_all(from: &Context, to: &Context) -> Result<()> {
         parallel: 1,
         wait_for_final: None,
         interval: Duration::from_secs(1),
+        series: None,
         take_over: false,
         dry_run: false,
     };

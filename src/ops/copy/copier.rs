@@ -34,7 +34,7 @@ const MEMORY: Duration = Duration::from_secs(3600);
 pub(super) struct Copier<'a> {
     pub(super) from: &'a Context,
     pub(super) to: &'a Context,
-    options: &'a Options,
+    pub(super) options: &'a Options,
     /// Given to a follower only.
     pub(super) metrics: Option<Metrics>,
     pub(super) clock: ReportBuilder,
@@ -117,9 +117,6 @@ impl<'a> Copier<'a> {
     /// Returns the path of the source's newest usable full, if it is marked final.
     fn newest_final(&self) -> Result<Option<String>> {
         let mut catalog = by_names(&self.from.store)?;
-        if catalog.snapshots.is_empty() {
-            return Err(no_snapshots_error(self.from, &catalog, None));
-        }
         self.mark_untrusted(&mut catalog);
         let usable: Vec<usize> = catalog.usable().collect();
         for i in usable.into_iter().rev() {
@@ -135,7 +132,7 @@ impl<'a> Copier<'a> {
         Ok(None)
     }
 
-    pub(super) fn sleep(&self, pause: Duration) -> Result<()> {
+    fn sleep(&self, pause: Duration) -> Result<()> {
         let cancel = self.from.store.cancel();
         let pause = async { cancel.or(tokio::time::sleep(pause)).await };
         self.from.store.handle().block_on(pause)
@@ -148,7 +145,7 @@ impl<'a> Copier<'a> {
         }
     }
 
-    pub(super) fn log_failure(&self, e: &Error) {
+    fn log_failure(&self, e: &Error) {
         tracing::warn!(reason = e.reason().as_str(), "{e}");
         if let Some(metrics) = &self.metrics {
             metrics.failed("copy", e.reason());
@@ -160,11 +157,18 @@ impl<'a> Copier<'a> {
         self.wait_for_final()?;
         loop {
             let copied_before = self.outcome.copied;
-            match self.copy_rounds() {
+            match self.copy() {
                 Ok(None) => {
                     if let Some(metrics) = &self.metrics {
                         metrics.in_step();
                     }
+                }
+                Ok(Some(e)) if self.options.series.is_some() => {
+                    // A file that is not encrypted keeps no later one away.
+                    if !is_recoverable(&e) && e.reason() != Reason::Untrusted {
+                        return Err(e);
+                    }
+                    self.log_failure(&e);
                 }
                 Ok(Some(e)) => {
                     let has_nothing =
@@ -181,9 +185,18 @@ impl<'a> Copier<'a> {
         }
     }
 
+    /// Copies what is in the source now. Returns one error for all failures.
+    pub(super) fn copy(&mut self) -> Result<Option<Error>> {
+        let options = self.options;
+        match &options.series {
+            Some(pattern) => self.import(pattern),
+            None => self.copy_rounds(),
+        }
+    }
+
     /// Copies in rounds until no further listing helps. Returns one error for all failures of the last
     /// round.
-    pub(super) fn copy_rounds(&mut self) -> Result<Option<Error>> {
+    fn copy_rounds(&mut self) -> Result<Option<Error>> {
         for number in 1.. {
             let listings = match self.list() {
                 Ok(listings) => listings,

@@ -1,148 +1,106 @@
 //! The import of plain snapshot files: each becomes a full of a prefix, in the order of the times of their names.
 //!
 //! A file is read whole before its full gets its name. It is named by the revision in it and the second of its name, so a
-//! later run knows by names what is there. Called by `cli::copy`.
+//! later run knows by names what is there. Called by `ops::copy::copier`.
 
 use super::copier::Copier;
-use super::failures::{is_recoverable, summarize};
+use super::failures::summarize;
 use super::plan::CopyReason;
-use super::{CopyStatus, ObjectOutcome, Options, Outcome};
+use super::{CopyStatus, ObjectOutcome, Options};
 use crate::backup::catalog::V2;
 use crate::backup::codec::{Compression, Encoding};
 use crate::backup::file_name::NameTime;
 use crate::backup::frame::FrameWriter;
 use crate::backup::survey::{Histories, Sequel};
 use crate::backup::{Catalog, Kind, SnapshotName};
-use crate::base::ReadAt;
+use crate::base::Sequential;
+use crate::base::read_all::for_each_piece;
 use crate::error::{Error, Reason, Result};
 use crate::fold::publish::{Packer, names_are_taken, refuse_plaintext};
 use crate::fold::rebuild::read_every_page;
 use crate::mvcc::Revision;
-use crate::ops::report::Report;
-use crate::prefix::identity;
+use crate::prefix::identity::{self, Identity};
 use crate::prefix::open::PlainSnapshot;
 use crate::prefix::scan::by_names;
 use crate::prefix::snapshot_files::{Pattern, Series, SnapshotFile, series};
 use crate::prefix::timeline_records::{Leaves, TimelineRecord};
 use crate::prefix::{Context, warn};
-use crate::telemetry::metrics::{Metrics, SnapshotKind};
+use crate::telemetry::metrics::SnapshotKind;
 use chrono::{DateTime, Utc};
 use std::collections::HashSet;
 use std::io::{self, Write};
 
-/// The bytes of a database that are read at a time.
-const PIECE: usize = 1 << 20;
 /// The cause in the record of a history that a file begins.
 const CAUSE: &str = "HistoryMismatch";
 
-/// Imports the files of a series once. The store of `from` is the folder of the pattern.
-///
-/// # Errors
-/// Fails before the first file with `NoSnapshots`, `Usage`, `Configuration` or an error of a store, and at any time with
-/// `Terminated`. Other failures are in the report: `OtherCluster`, and an error of a store, end the run.
-pub fn run(
-    from: &Context,
-    pattern: &Pattern,
-    to: &Context,
-    options: &Options,
-) -> Result<Report<Outcome>> {
-    let mut copier = Copier::new(from, to, options);
-    let failure = round(&mut copier, pattern, options)?;
-    Ok(copier.report(failure))
-}
-
-/// Imports continuously until it is cancelled. Failures that a retry may fix are logged and counted.
-///
-/// # Errors
-/// Fails with an error that no retry fixes.
-pub fn follow(
-    from: &Context,
-    pattern: &Pattern,
-    to: &Context,
-    options: &Options,
-    metrics: &Metrics,
-) -> Result<Report<Outcome>> {
-    let mut copier = Copier::new(from, to, options);
-    copier.metrics = Some(metrics.clone());
-    loop {
-        match round(&mut copier, pattern, options) {
-            Ok(None) => metrics.in_step(),
-            // A file that is not encrypted keeps no later one away.
-            Ok(Some(e)) if e.reason() == Reason::Untrusted => copier.log_failure(&e),
-            Ok(Some(e)) | Err(e) if is_recoverable(&e) => copier.log_failure(&e),
-            Err(e) if e.reason() == Reason::Terminated => return Ok(copier.report(None)),
-            Ok(Some(e)) | Err(e) => return Err(e),
-        }
-        copier.update_metrics();
-        match copier.sleep(options.interval) {
-            Err(e) if e.reason() == Reason::Terminated => return Ok(copier.report(None)),
-            slept => slept?,
-        }
-    }
-}
-
-/// Imports what is not in the target yet. Returns one error for all failures.
-fn round(copier: &mut Copier<'_>, pattern: &Pattern, options: &Options) -> Result<Option<Error>> {
-    let (from, now) = (copier.from, Utc::now());
-    let mut target = Target::open(from, copier.to, options)?;
-    // A date ends with its last second.
-    let Series { files, future } = series(from, pattern, |time| time.at > now)?;
-    let o = &mut copier.outcome;
-    o.backups = (files.len() + future.len()) as u64;
-    o.rounds += 1;
-    (o.kept, o.skipped, o.failed, o.backups_wanted) = (0, 0, 0, 0);
-    o.objects.clear();
-    let mut failures = Vec::new();
-    let mut end = None;
-    for (file, time) in &files {
-        let object = match target.import(file, time, now) {
-            Err(e) if e.reason() == Reason::Terminated => return Err(e),
-            Err(e) => {
-                o.failed += 1;
-                let (reason, message) = (e.reason().as_str(), e.to_string());
-                let is_of_file = e.reason().is_unreadable()
-                    || [Reason::Untrusted, Reason::NoSnapshots].contains(&e.reason());
-                match is_of_file {
-                    true => failures.push(e),
-                    false => end = Some(e),
-                }
-                outcome_of(file, &file.name, CopyStatus::Failed, reason, &message)
-            }
-            Ok(imported) => {
-                match imported.status {
-                    CopyStatus::Copied => {
-                        o.copied += 1;
-                        o.backups_wanted += 1;
-                        if let Some(metrics) = &copier.metrics {
-                            metrics.copied(SnapshotKind::Full);
-                        }
+impl Copier<'_> {
+    /// Imports the files of a series that are not in the target yet. The store of the source is the folder of the pattern.
+    /// Returns one error for all failures. `OtherCluster`, and an error of a store, end the import.
+    ///
+    /// # Errors
+    /// Fails before the first file with `NoSnapshots`, `Usage`, `Configuration` or an error of a store, and at any time with
+    /// `Terminated`.
+    pub(super) fn import(&mut self, pattern: &Pattern) -> Result<Option<Error>> {
+        let (from, now) = (self.from, Utc::now());
+        let mut target = Target::open(from, self.to, self.options)?;
+        // A date ends with its last second.
+        let Series { files, future } = series(from, pattern, |time| time.at > now)?;
+        let o = &mut self.outcome;
+        o.backups = (files.len() + future.len()) as u64;
+        o.rounds += 1;
+        (o.kept, o.skipped, o.failed, o.backups_wanted) = (0, 0, 0, 0);
+        o.objects.clear();
+        let mut failures = Vec::new();
+        let mut end = None;
+        for (file, time) in &files {
+            let object = match target.import(file, time, now) {
+                Err(e) if e.reason() == Reason::Terminated => return Err(e),
+                Err(e) => {
+                    o.failed += 1;
+                    let (reason, message) = (e.reason().as_str(), e.to_string());
+                    let is_of_file = e.reason().is_unreadable()
+                        || [Reason::Untrusted, Reason::NoSnapshots].contains(&e.reason());
+                    match is_of_file {
+                        true => failures.push(e),
+                        false => end = Some(e),
                     }
-                    CopyStatus::Kept => o.kept += 1,
-                    CopyStatus::Skipped | CopyStatus::Failed => o.skipped += 1,
+                    outcome_of(file, &file.name, CopyStatus::Failed, reason, &message)
                 }
-                o.bytes_written += imported.bytes;
-                let message = match imported.reason {
-                    CopyReason::TooOld => "the target has a newer full",
-                    reason => reason.describe(),
-                };
-                let reason = imported.reason.as_str();
-                outcome_of(file, &imported.path, imported.status, reason, message)
+                Ok(imported) => {
+                    match imported.status {
+                        CopyStatus::Copied => {
+                            o.copied += 1;
+                            o.backups_wanted += 1;
+                            if let Some(metrics) = &self.metrics {
+                                metrics.copied(SnapshotKind::Full);
+                            }
+                        }
+                        CopyStatus::Kept => o.kept += 1,
+                        CopyStatus::Skipped | CopyStatus::Failed => o.skipped += 1,
+                    }
+                    o.bytes_written += imported.bytes;
+                    let message = match imported.reason {
+                        CopyReason::TooOld => "the target has a newer full",
+                        reason => reason.describe(),
+                    };
+                    let reason = imported.reason.as_str();
+                    outcome_of(file, &imported.path, imported.status, reason, message)
+                }
+            };
+            o.objects.push(object);
+            if end.is_some() {
+                break;
             }
-        };
-        o.objects.push(object);
-        if end.is_some() {
-            break;
         }
+        for file in &future {
+            let why = "its time is in the future (a date ends with its last second): it is imported later";
+            o.skipped += 1;
+            let skipped = outcome_of(file, &file.name, CopyStatus::Skipped, "InTheFuture", why);
+            o.objects.push(skipped);
+        }
+        self.clock.warnings.append(&mut target.warnings);
+        Ok(end.or(summarize(failures, o.copied + o.kept > 0)))
     }
-    for file in &future {
-        let why =
-            "its time is in the future (a date ends with its last second): it is imported later";
-        o.skipped += 1;
-        let skipped = outcome_of(file, &file.name, CopyStatus::Skipped, "InTheFuture", why);
-        o.objects.push(skipped);
-    }
-    copier.clock.warnings.append(&mut target.warnings);
-    Ok(end.or(summarize(failures, o.copied + o.kept > 0)))
 }
 
 fn outcome_of(
@@ -173,7 +131,9 @@ struct Target<'a> {
     newest: Option<i64>,
     /// The history of the newest full, once it was read.
     histories: Option<Histories>,
-    /// The UID of `kube-system` that is recorded.
+    /// The recorded cluster.
+    identity: Option<Identity>,
+    /// The UID of `kube-system`: that of the last file, or the recorded one.
     kube_system: Option<String>,
     warnings: Vec<String>,
 }
@@ -197,6 +157,7 @@ impl<'a> Target<'a> {
                 delta.path
             )));
         }
+        let identity = identity::read(&to.store)?;
         let seconds: HashSet<i64> = catalog.snapshots.iter().map(|s| s.name.created).collect();
         Ok(Target {
             from,
@@ -206,7 +167,8 @@ impl<'a> Target<'a> {
             seconds,
             catalog,
             histories: None,
-            kube_system: identity::read(&to.store)?.and_then(|i| i.kube_system_uid),
+            kube_system: identity.as_ref().and_then(|i| i.kube_system_uid.clone()),
+            identity,
             warnings: Vec::new(),
         })
     }
@@ -322,14 +284,18 @@ impl<'a> Target<'a> {
         })
     }
 
-    /// Records the cluster by the UID of `kube-system`, unless the prefix has a record.
-    fn record_cluster(&self, now: DateTime<Utc>) -> Result<()> {
-        match &self.kube_system {
-            Some(uid) => {
-                identity::record_imported(&self.to.store, uid, self.options.take_over, now)
-            }
-            None => Ok(()),
+    /// Records the cluster by the UID of `kube-system`, unless one is recorded. With `take_over` it replaces another one.
+    fn record_cluster(&mut self, now: DateTime<Utc>) -> Result<()> {
+        let recorded = self.identity.as_ref();
+        let is_another =
+            |r: &Identity| self.options.take_over && r.kube_system_uid != self.kube_system;
+        if let Some(uid) = &self.kube_system
+            && recorded.is_none_or(is_another)
+        {
+            let identity = identity::record_imported(&self.to.store, uid, recorded, now)?;
+            self.identity = Some(identity);
         }
+        Ok(())
     }
 
     /// Writes the database as a full. Returns the bytes that were written.
@@ -340,20 +306,13 @@ impl<'a> Target<'a> {
         encoding: Encoding,
     ) -> Result<u64> {
         let bytes = snapshot.db.meta().bytes();
-        let database = snapshot.db.into_inner();
+        let database = Sequential::new(snapshot.db.into_inner(), bytes);
         let packer = Packer::to_store(self.to, full, encoding, bytes)?;
         let mut frame = FrameWriter::new(packer);
         let failed = |e: io::Error| Error::io("import a snapshot", e);
-        let mut piece = vec![0; PIECE];
-        let mut at = 0;
-        while at < bytes {
-            self.from.store.cancel().check()?;
-            let length = (bytes - at).min(PIECE as u64) as usize;
-            let read = database.read_exact_at(&mut piece[..length], at);
-            read.map_err(failed)?;
-            frame.write_all(&piece[..length]).map_err(failed)?;
-            at += length as u64;
-        }
+        for_each_piece(database, self.from.store.cancel(), failed, |piece| {
+            frame.write_all(piece).map_err(failed)
+        })?;
         let unnamed = frame.finish().map_err(failed)?.uploaded()?;
         let written = unnamed.complete(self.to, full)?;
         written.ok_or_else(|| names_are_taken(self.to, full, 1))

@@ -9,7 +9,7 @@ mod checks;
 mod copier;
 mod failures;
 mod identity;
-pub mod import;
+mod import;
 mod notes;
 pub mod plan;
 mod results;
@@ -22,6 +22,7 @@ use crate::backup::Catalog;
 use crate::error::{Reason, Result};
 use crate::ops::report::{FailureFields, Report};
 use crate::prefix::Context;
+use crate::prefix::snapshot_files::Pattern;
 use crate::telemetry::metrics::Metrics;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -35,6 +36,8 @@ const MOST_LISTED: usize = 100;
 pub struct Options {
     /// Which snapshots are copied, and in which form.
     pub selection: Selection,
+    /// If set, the source is the folder of this series of plain snapshot files, which become fulls.
+    pub series: Option<Pattern>,
     /// The most snapshots of at least 1 MiB that are copied at the same time; 1 or more. Each takes
     /// about 32 MiB of memory. Smaller snapshots are limited by the stores' requests only.
     pub parallel: usize,
@@ -158,7 +161,7 @@ pub enum CopyStatus {
 pub fn run(from: &Context, to: &Context, options: &Options) -> Result<Report<Outcome>> {
     let mut copier = Copier::new(from, to, options);
     copier.wait_for_final()?;
-    let failure = copier.copy_rounds()?;
+    let failure = copier.copy()?;
     Ok(copier.report(failure))
 }
 

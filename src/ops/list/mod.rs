@@ -9,6 +9,7 @@ use crate::backup::timeline::{NamesOnly, Timeline, Timelines};
 use crate::backup::{Catalog, Compression, Kind, Snapshot};
 use crate::base::flag_values::yes_or_no;
 use crate::base::parallel::each;
+use crate::base::shorten;
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::Revision;
 use crate::ops::findings::{self, Finding, gap_after};
@@ -91,7 +92,7 @@ pub struct RecordedIdentity {
 impl RecordedIdentity {
     /// Returns the cluster as text.
     pub fn text(&self) -> String {
-        let members = self.member_names.join(", ");
+        let members = shorten::line(&self.member_names, ", ", "");
         let members = match members.is_empty() {
             true => String::new(),
             false => format!(", members {members}"),

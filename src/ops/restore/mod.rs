@@ -132,6 +132,15 @@ pub struct NamedBackup {
     pub location: Result<BackupLocation>,
 }
 
+impl From<BackupLocation> for NamedBackup {
+    fn from(location: BackupLocation) -> Self {
+        NamedBackup {
+            name: location.name(),
+            location: Ok(location),
+        }
+    }
+}
+
 impl NamedBackup {
     fn context(&self) -> Option<&Context> {
         self.location.as_ref().ok().map(BackupLocation::context)
@@ -172,11 +181,7 @@ pub(super) fn run_for_drill(
     options: &Options,
     cancel: &Cancel,
 ) -> Result<Report<Outcome>> {
-    let backup = NamedBackup {
-        name: backup.name(),
-        location: Ok(backup),
-    };
-    restore(&[backup], options, None, cancel, true)
+    restore(&[backup.into()], options, None, cancel, true)
 }
 
 fn restore(

@@ -1,4 +1,4 @@
-//! Reads ahead on a separate thread, so that a snapshot is decompressed while its content is used.
+//! Reads ahead on a separate thread, so that a snapshot is read or decompressed while its content is used.
 //!
 //! The bytes are not changed.
 
@@ -87,7 +87,7 @@ impl Read for ThreadedReader {
             let next = self
                 .filled
                 .recv()
-                .map_err(|_| io::Error::other("the thread that decompresses has ended"))??;
+                .map_err(|_| io::Error::other("the thread that reads ahead has ended"))??;
             self.ended = next.is_empty();
             let used = std::mem::replace(&mut self.current, next);
             self.at = 0;

@@ -28,8 +28,8 @@ impl DatabaseFile {
         DatabaseFile { file, cancel }
     }
 
-    pub(super) fn in_place(file: InPlaceFile, cancel: Cancel) -> Self {
-        let file = Inner::InPlace(Arc::new(file));
+    pub(super) fn in_place(file: Arc<InPlaceFile>, cancel: Cancel) -> Self {
+        let file = Inner::InPlace(file);
         DatabaseFile { file, cancel }
     }
 }

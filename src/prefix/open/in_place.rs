@@ -3,8 +3,10 @@
 //! Other processes may change the file meanwhile. So each block has a checksum: the first read notes it, and
 //! every later read must find the same: what is read is what was hashed. The format is not known here.
 
+use super::ahead::ThreadedReader;
 use crate::backup::frame::HASH_SIZE;
-use crate::base::{Cancel, ReadAt};
+use crate::base::read_all::for_each_piece;
+use crate::base::{Cancel, ReadAt, Sequential};
 use crate::error::{Error, Result};
 use crate::telemetry::progress::Step;
 use crc_fast::{CrcAlgorithm, Digest};
@@ -12,17 +14,13 @@ use sha2::{Digest as _, Sha256};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc;
 
 /// The size of a block in bytes, unless the file has too many of them.
 const MIN_BLOCK: u64 = 4 << 10;
 /// The most blocks of a file. A larger file has larger blocks.
 const MAX_BLOCKS: u64 = 1 << 19;
-/// The number of bytes that are hashed at once. It is a multiple of the block size, or less than a block.
-const CHUNK: u64 = 256 << 10;
-/// How many chunks are read ahead of the hash, on a thread of its own.
-const AHEAD: usize = 4;
 
 /// Hashes all bytes of a stream but the last 32, and holds those.
 #[derive(Default)]
@@ -109,33 +107,16 @@ impl InPlaceFile {
     ///
     /// # Errors
     /// `CorruptSnapshot` if the hash does not match, or if the file was changed; `Io`, `Terminated`.
-    pub(super) fn check(&self, cancel: &Cancel, progress: &Step) -> Result<()> {
-        let (read, pieces) = mpsc::sync_channel::<Vec<u8>>(AHEAD);
-        std::thread::scope(|scope| {
-            let reader = scope.spawn(move || {
-                let mut at = 0;
-                while at < self.bytes {
-                    cancel.check()?;
-                    let n = (self.bytes - at).min(CHUNK.max(self.block));
-                    let mut piece = vec![0; n as usize];
-                    self.read_blocks(&mut piece, at)
-                        .map_err(|e| Error::io("read the snapshot", e))?;
-                    if read.send(piece).is_err() {
-                        break;
-                    }
-                    at += n;
-                }
-                Ok(())
-            });
-            let mut hash = TrailingHash::default();
-            for piece in pieces {
-                hash.update(&piece);
-                progress.add(piece.len() as u64);
-            }
-            let panicked = |_| Err(Error::internal("reading the snapshot panicked"));
-            reader.join().unwrap_or_else(panicked)?;
-            hash.check()
-        })
+    pub(super) fn check(self: &Arc<Self>, cancel: &Cancel, progress: &Step) -> Result<()> {
+        let mut hash = TrailingHash::default();
+        let ahead = ThreadedReader::new(Sequential::new(self.clone(), self.bytes))?;
+        let failed = |e| Error::io("read the snapshot", e);
+        for_each_piece(ahead, cancel, failed, |piece| {
+            hash.update(piece);
+            progress.add(piece.len() as u64);
+            Ok(())
+        })?;
+        hash.check()
     }
 }
 
@@ -185,17 +166,22 @@ mod tests {
         (file, all)
     }
 
-    fn check(file: &InPlaceFile) -> Result<()> {
+    fn check(file: &Arc<InPlaceFile>) -> Result<()> {
         file.check(&Cancel::default(), &Step::new("hash", None))
     }
 
     #[test]
     fn any_part_can_be_read_and_the_hash_is_checked() {
         let mut rng = fastrand::Rng::with_seed(crate::seed());
-        let chunk = CHUNK as usize;
+        let chunk = 256 << 10;
         for bytes in [0, 4096, chunk - 16, chunk, chunk + 5, 3 * chunk] {
             let (file, all) = file(bytes);
-            let open = |file: &File| InPlaceFile::new(file.try_clone().unwrap(), all.len() as u64);
+            let open = |file: &File| {
+                Arc::new(InPlaceFile::new(
+                    file.try_clone().unwrap(),
+                    all.len() as u64,
+                ))
+            };
             let in_place = open(&file);
             for _ in 0..50 {
                 let from = rng.usize(..=all.len());
@@ -235,7 +221,10 @@ mod tests {
         let (file, all) = file(100_000);
         let mut page = [0; 4096];
         for reader_first in [true, false] {
-            let in_place = InPlaceFile::new(file.try_clone().unwrap(), all.len() as u64);
+            let in_place = Arc::new(InPlaceFile::new(
+                file.try_clone().unwrap(),
+                all.len() as u64,
+            ));
             file.write_all_at(&all, 0).unwrap();
             let mut read = || {
                 let read = ReadAt::read_exact_at(&in_place, &mut page, 8192);
@@ -253,7 +242,10 @@ mod tests {
             assert_eq!(e.reason(), Reason::CorruptSnapshot, "{e}");
             assert!(e.to_string().contains("changed"), "{e}");
         }
-        let in_place = InPlaceFile::new(file.try_clone().unwrap(), all.len() as u64);
+        let in_place = Arc::new(InPlaceFile::new(
+            file.try_clone().unwrap(),
+            all.len() as u64,
+        ));
         file.set_len(50_000).unwrap();
         assert!(
             check(&in_place)

@@ -1,7 +1,7 @@
 //! Opens a plain snapshot file, as etcdctl, k3s, kOps or OpenShift write it, on this machine or in a store.
 //!
 //! The bytes tell how the file is packed, not its name. The database is copied to the temporary directory if
-//! the file is packed or encrypted, or is in a store; else it is read where it is. Its hash is checked first.
+//! the file is packed or encrypted, or is in a store. Otherwise it is read where it is, after its hash was checked.
 
 use super::database_file::DatabaseFile;
 use super::in_place::{InPlaceFile, TrailingHash};
@@ -22,6 +22,7 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Cursor, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// How many bytes of a zip archive are read to find the database in it. The list of its files is held in memory, and
 /// may be long.
@@ -284,7 +285,7 @@ impl Opener<'_> {
         self.ctx
             .limits
             .check_database(self.bytes.saturating_sub(MOST_UNUSED))?;
-        let file = InPlaceFile::new(file, self.bytes);
+        let file = Arc::new(InPlaceFile::new(file, self.bytes));
         let cancel = self.ctx.store.cancel();
         // Pages have a power of two bytes, and at least 512. The hash is checked before they are read.
         if self.bytes % 512 == HASH_SIZE as u64 {
@@ -323,7 +324,7 @@ impl Opener<'_> {
                 databases.push(i);
             }
         }
-        // What the only file is instead of a database is told when it is opened.
+        // Opening the only file says what it is, if it is no database.
         match if databases.is_empty() {
             &files[..]
         } else {
