@@ -79,7 +79,7 @@ fn with_expected_number(e: clap::Error, command: &mut clap::Command, path: &[&st
 /// A sensible number for a flag.
 fn example(flag: &str) -> &'static str {
     match flag {
-        "--revision" | "--allow-plaintext-below" => "120000",
+        "--revision" => "120000",
         "--bump-revision" => "1000000000",
         "--max-request-bytes" => "1572864",
         "--delta-events" => "1000000",

@@ -2,6 +2,7 @@
 //!
 //! The operation itself is `ops::compact`.
 
+use super::encryption::PlaintextArg;
 use super::leases::LeaseArgs;
 use super::metrics::MetricsArgs;
 use super::text::{self, Text};
@@ -42,6 +43,8 @@ pub(super) struct CompactArgs {
     #[command(flatten)]
     store: StoreArgs,
     #[command(flatten)]
+    plaintext: PlaintextArg,
+    #[command(flatten)]
     leases: LeaseArgs,
     #[command(flatten)]
     metrics: MetricsArgs,
@@ -55,7 +58,10 @@ impl CompactArgs {
     }
 
     fn compact(&self, cancel: &Cancel, metrics: &Metrics, output: Output) -> Ended {
-        let ctx = self.store.context(cancel)?;
+        let mut ctx = self.store.context(cancel)?;
+        ctx.trust = self
+            .plaintext
+            .trust(ctx.keys.encrypts() || ctx.keys.decrypts());
         let options = Options {
             leases: self.leases.snapshot_leases(),
             ..self.options.clone()

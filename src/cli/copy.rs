@@ -3,7 +3,7 @@
 //! The operation itself is `ops::copy`.
 
 use super::bandwidth::BandwidthArgs;
-use super::encryption::decrypting;
+use super::encryption::{PlaintextArg, decrypting};
 use super::metrics::MetricsArgs;
 use super::text::Text;
 use super::{AccessArgs, Ended, Output, parse_options, print_report, size};
@@ -135,6 +135,8 @@ pub(super) struct CopyArgs {
     dry_run: bool,
     #[command(flatten)]
     access: AccessArgs,
+    #[command(flatten)]
+    plaintext: PlaintextArg,
     /// Copy this many snapshots of 1 MiB and more at a time, each with about 32 MiB of memory [default: the
     /// number of threads]
     ///
@@ -225,13 +227,15 @@ impl CopyArgs {
         let mut from = open(1, source, &from_options, "--from")?;
         if pattern.is_some() {
             from.keys = decrypting(&self.from_age_identity, "--from-age-identity")?;
-            from.trust = self.access.trust(&from.keys);
         }
+        // Recipients speak for the target alone.
+        from.trust = self.plaintext.trust(from.keys.decrypts());
         if !self.dry_run {
             let options = [self.access.options(2)?, to_options.clone()].concat();
             store::open::make_folder(&self.to, "--to", &options)?;
         }
         let mut to = open(2, &self.to, &to_options, "--to")?;
+        to.trust = self.plaintext.trust(to.keys.encrypts());
         // The source is read, the target is written. Each direction has its own limit.
         from.store = self.bandwidth.limited(from.store);
         to.store = self.bandwidth.limited(to.store);

@@ -6,8 +6,6 @@ use crate::backup::trust::Trust;
 use crate::base::flag_values::yes_or_no;
 use crate::base::mounted_secret;
 use crate::error::{Reason, Result};
-use crate::mvcc::Revision;
-use crate::ops::options::Plaintext;
 use crate::store::Keys;
 use crate::store::encryption::{ARMORED, MAGIC, MAX_RECIPIENTS};
 use age::x25519::{Identity, Recipient};
@@ -40,30 +38,32 @@ pub(super) struct EncryptionArgs {
         value_delimiter = ','
     )]
     age_identity: Vec<PathBuf>,
-    /// Read a plain snapshot file although it is not encrypted and --age-identity is given
+}
+
+/// Whether plain snapshots count although keys are given.
+#[derive(Debug, Clone, Copy, Default, Args)]
+#[command(next_help_heading = "Encryption")]
+pub(super) struct PlaintextArg {
+    /// Count snapshots that are not encrypted, too, although keys are given: anybody who can write to the store may have
+    /// made them
     #[arg(long, value_parser = yes_or_no)]
     allow_plaintext: bool,
-    #[command(flatten)]
-    plaintext: Plaintext,
+}
+
+impl PlaintextArg {
+    /// Which snapshots count, if a key is given that says that the backup is encrypted.
+    pub(super) fn trust(self, has_key: bool) -> Trust {
+        match has_key && !self.allow_plaintext {
+            true => Trust::OnlyEncrypted,
+            false => Trust::All,
+        }
+    }
 }
 
 /// Maximum size of a key file in bytes. A key has fewer than a hundred.
 const MAX_FILE: u64 = 1 << 20;
 
 impl EncryptionArgs {
-    /// Which snapshots are trusted, by the flags.
-    pub(super) fn trust(&self, keys: &Keys) -> Trust {
-        Trust {
-            only_encrypted: keys.encrypts() || keys.decrypts(),
-            // With an identity, the backup is expected to be encrypted.
-            unless_all_plain: !keys.decrypts(),
-            plaintext_below: self.plaintext.allow_plaintext_below.map(Revision),
-            ignore_untrusted: self.plaintext.ignore_untrusted,
-            only_plain: false,
-            only_encrypted_files: keys.decrypts() && !self.allow_plaintext,
-        }
-    }
-
     /// The keys that the flags name.
     ///
     /// # Errors

@@ -76,14 +76,17 @@ impl RestoreArgs {
         match &self.file.snapshot {
             Some(file) => {
                 let at = time.map_or(At::Newest, At::Time);
-                let location = self.access.backup_file(file, at, cancel)?;
+                let location = self
+                    .access
+                    .backup_file(file, self.file.plaintext, at, cancel)?;
                 backups.push(NamedBackup::from(location));
             }
             None => {
                 let urls = self.store.iter().map(|s| s.trim());
                 let urls = urls.filter(|s| !s.is_empty());
                 for (nth, url) in (1..).zip(urls) {
-                    backups.push(self.access.backup_store(nth, url, cancel)?);
+                    let plaintext = self.file.plaintext;
+                    backups.push(self.access.backup_store(nth, url, plaintext, cancel)?);
                 }
             }
         }

@@ -3,6 +3,7 @@
 //! The operations themselves are in `ops::snapshot`.
 
 use super::bandwidth::BandwidthArgs;
+use super::encryption::PlaintextArg;
 use super::endpoints::EndpointArgs;
 use super::leases::{LeaseArgs, LockArgs};
 use super::metrics::MetricsArgs;
@@ -10,6 +11,7 @@ use super::signals::end_signals;
 use super::text::Text;
 use super::{AccessArgs, Ended, Output, print_report, size};
 use crate::backup::codec::CompressionChoice;
+use crate::backup::trust::Trust;
 use crate::base::flag_values::yes_or_no;
 use crate::base::plural::count;
 use crate::base::{Cancel, duration};
@@ -75,6 +77,8 @@ struct CommonArgs {
     #[command(flatten)]
     access: AccessArgs,
     #[command(flatten)]
+    plaintext: PlaintextArg,
+    #[command(flatten)]
     bandwidth: BandwidthArgs,
     #[command(flatten)]
     leases: LeaseArgs,
@@ -90,9 +94,11 @@ impl CommonArgs {
         store::open::make_folder(&self.store, "--store", &self.access.options(1)?)?;
         let mut ctx = self.access.context(&self.store, cancel)?;
         ctx.store = self.bandwidth.limited(ctx.store);
-        // With recipients, encryption begins with a new full. Without, a backup without encryption continues.
-        ctx.trust.unless_all_plain = !ctx.keys.encrypts();
-        ctx.trust.only_plain = !ctx.keys.encrypts() && !ctx.keys.decrypts();
+        let has_key = ctx.keys.encrypts() || ctx.keys.decrypts();
+        ctx.trust = match has_key {
+            true => self.plaintext.trust(has_key),
+            false => Trust::OnlyPlain,
+        };
         let settings = SnapshotSettings {
             connector,
             compression: self.compression,

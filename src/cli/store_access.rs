@@ -2,8 +2,7 @@
 //!
 //! All commands that read or write a backup flatten one of these structs into their arguments.
 
-use super::encryption::EncryptionArgs;
-use crate::backup::trust::Trust;
+use super::encryption::{EncryptionArgs, PlaintextArg};
 use crate::base::limits::Limits;
 use crate::base::{Cancel, byte_size};
 use crate::error::{Reason, Result};
@@ -13,7 +12,7 @@ use crate::prefix::damage::Damage;
 use crate::prefix::open::FilePlace;
 use crate::prefix::select::At;
 use crate::prefix::snapshot_files::{Pattern, folder_error, open_named, open_newest};
-use crate::store::{self, Keys, Store};
+use crate::store::{self, Store};
 use chrono::Utc;
 use clap::{Arg, Args};
 use std::path::{Path, PathBuf};
@@ -72,6 +71,8 @@ pub(super) struct FileArg {
     /// these files, or the newest that is not later than --time. kOps' are '…/*/etcd.backup.gz'.
     #[arg(long, value_name = "FILE", conflicts_with = "store")]
     pub(super) snapshot: Option<String>,
+    #[command(flatten)]
+    pub(super) plaintext: PlaintextArg,
 }
 
 /// A backup to read: the snapshots in a store, or a plain snapshot file.
@@ -97,15 +98,20 @@ impl BackupArgs {
     /// Opens the backup. Of a series of files, it is the newest one that is not later than a time.
     pub(super) fn backup_at(&self, at: At, cancel: &Cancel) -> Result<BackupLocation> {
         match (&self.file.snapshot, &self.store) {
-            (Some(file), _) => self.access.backup_file(file, at, cancel),
-            (None, Some(url)) => Ok(BackupLocation::Prefix(self.access.context(url, cancel)?)),
+            (Some(file), _) => self.file(file, at, cancel),
+            (None, Some(url)) => {
+                let mut ctx = self.access.context(url, cancel)?;
+                ctx.trust = self.file.plaintext.trust(ctx.keys.decrypts());
+                Ok(BackupLocation::Prefix(ctx))
+            }
             (None, None) => Err(Reason::Usage.error("give --store URL, or --snapshot FILE")),
         }
     }
 
     /// A plain snapshot file beside this backup, read with the same limits and keys.
     pub(super) fn file(&self, file: &str, at: At, cancel: &Cancel) -> Result<BackupLocation> {
-        self.access.backup_file(file, at, cancel)
+        let plaintext = self.file.plaintext;
+        self.access.backup_file(file, plaintext, at, cancel)
     }
 
     /// Whether --snapshot names a series of files.
@@ -197,11 +203,6 @@ impl AccessArgs {
         Ok(options)
     }
 
-    /// The rules of trust with these keys.
-    pub(super) fn trust(&self, keys: &Keys) -> Trust {
-        self.encryption.trust(keys)
-    }
-
     pub(super) fn temp_dir(&self) -> Result<PathBuf> {
         let temp_dir = self.temp_dir.clone().unwrap_or_else(std::env::temp_dir);
         match temp_dir.is_dir() {
@@ -230,7 +231,7 @@ impl AccessArgs {
             store: open(&self.options(nth)?, handle)?.with_cancel(cancel.clone()),
             temp_dir,
             threads,
-            trust: self.encryption.trust(&keys),
+            trust: PlaintextArg::default().trust(keys.encrypts() || keys.decrypts()),
             keys,
             limits: Limits {
                 database_bytes: self.max_database_bytes,
@@ -255,12 +256,13 @@ impl AccessArgs {
         &self,
         nth: usize,
         url: &str,
+        plaintext: PlaintextArg,
         cancel: &Cancel,
     ) -> Result<NamedBackup> {
         let location = match self.nth_context(nth, url, cancel) {
             Ok(mut ctx) => {
                 // Recipients alone encrypt the written file: the backup itself may be plain.
-                ctx.trust.only_encrypted = ctx.keys.decrypts();
+                ctx.trust = plaintext.trust(ctx.keys.decrypts());
                 Ok(BackupLocation::Prefix(ctx))
             }
             Err(e) if e.reason() == Reason::Usage => return Err(e),
@@ -309,11 +311,13 @@ impl AccessArgs {
     pub(super) fn backup_file(
         &self,
         file: &str,
+        plaintext: PlaintextArg,
         at: At,
         cancel: &Cancel,
     ) -> Result<BackupLocation> {
         if let Some(pattern) = Pattern::parse(file)? {
-            let ctx = self.folder_context(&pattern.folder, "--snapshot", cancel)?;
+            let mut ctx = self.folder_context(&pattern.folder, "--snapshot", cancel)?;
+            ctx.trust = plaintext.trust(ctx.keys.decrypts());
             let until = match at {
                 At::Time(time) => Some(time),
                 At::Newest | At::Revision(_) => None,
@@ -321,7 +325,7 @@ impl AccessArgs {
             let opened = open_newest(&ctx, &pattern, until, Utc::now())?;
             return Ok(BackupLocation::File(ctx, Box::new(opened)));
         }
-        let (ctx, place) = match store::open::local_folder(file) {
+        let (mut ctx, place) = match store::open::local_folder(file) {
             // The store of the context is a placeholder that is never read.
             Some(path) => (self.context_without_store(cancel)?, FilePlace::Path(path)),
             None => {
@@ -332,6 +336,7 @@ impl AccessArgs {
                 )
             }
         };
+        ctx.trust = plaintext.trust(ctx.keys.decrypts());
         let opened = match open_named(&ctx, &place) {
             Err(e) if e.reason() == Reason::NoSnapshots => {
                 // It may be a folder.

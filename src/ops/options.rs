@@ -89,19 +89,3 @@ impl StateOptions {
             .request(self.timeline.as_deref(), self.uncovered.or_newest)
     }
 }
-
-/// What is made of snapshots that are not encrypted, if others are or should be.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Args, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct Plaintext {
-    /// Trust unencrypted snapshots that are older than the first encrypted one and whose last revision is below
-    /// this. If keys are given, no other unencrypted snapshot is trusted
-    #[arg(long, value_name = "REVISION", value_parser = clap::value_parser!(i64).range(1..))]
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 1))]
-    pub allow_plaintext_below: Option<i64>,
-    /// Ignore untrusted snapshots (not encrypted although keys are given) instead of failing
-    #[arg(long, value_parser = flag_values::yes_or_no)]
-    #[serde(default)]
-    pub ignore_untrusted: bool,
-}

@@ -163,7 +163,7 @@ impl Scan {
                 | Reason::NoSuchTimeline
                 | Reason::KeyNotFound
         );
-        if !may_be_the_cause || self.untrusted.is_empty() || ctx.trust.ignore_untrusted {
+        if !may_be_the_cause || self.untrusted.is_empty() {
             return e;
         }
         let all: Vec<usize> = self.untrusted.all().collect();
@@ -386,7 +386,7 @@ fn sort(
         damaged,
         intact,
         tags_unread: read_tags.unread_count(&ctx.store, &catalog),
-        untrusted: trust::untrusted(&catalog, &ctx.trust),
+        untrusted: trust::untrusted(&catalog),
         catalog,
         timelines,
         doubtful,
@@ -404,16 +404,19 @@ pub(crate) fn untrusted_error(
     untrusted: &Untrusted,
     which: &[usize],
 ) -> Error {
-    let flag = untrusted.allowed_below.map(|below| {
-        format!(
-            "; or, if they are from before the prefix was encrypted, trust them with --allow-plaintext-below {below}"
-        )
-    });
+    let url = store.url();
+    let cure = match untrusted.all_plain {
+        true => {
+            let copy = shell::command(["deltafold", "copy", "--from", url, "--to", "STORE"]);
+            format!(
+                "nothing there is encrypted: copy it to a new prefix with `{copy}`, with --age-recipient"
+            )
+        }
+        false => "remove or exclude those that are not yours".to_owned(),
+    };
     Reason::Untrusted.error(format!(
-        "keys are given, and these snapshots of {} are not encrypted, so anybody who can write there may have made them: {}; remove or exclude those that are not yours, or ignore all of them with --ignore-untrusted{}",
-        store.url(),
+        "keys are given, and these snapshots of {url} are not encrypted, so anybody who can write there may have made them: {}; {cure}, or count them with --allow-plaintext",
         paths(catalog, which.iter().copied()),
-        flag.unwrap_or_default()
     ))
 }
 

@@ -65,7 +65,7 @@ impl Keys {
         if !self.decrypts() {
             return Err(Reason::CannotDecrypt.error(match self.encrypts() {
                 false => "it is encrypted: give the age identity that opens it with --age-identity",
-                true => "it is encrypted, and recipients open nothing: give --age-identity, too; a plain prefix is moved to age by `deltafold copy --age-recipient` to a new prefix",
+                true => "it is encrypted, and recipients open nothing: give --age-identity, too",
             }));
         }
         let failed = |e: DecryptError| {

@@ -65,15 +65,10 @@ fn a_plain_delta_behind_an_encrypted_chain_is_no_input() {
     for (command, flags) in commands {
         let said = refused(&bucket, command, &[flags, &reads].concat());
         assert!(said.contains(&format!("v2/{forged}")), "{command}: {said}");
-        assert!(said.contains("--ignore-untrusted"), "{command}: {said}");
-        // Nothing was plain before the prefix was encrypted.
-        assert!(!said.contains("--allow-plaintext-below"), "{said}");
+        assert!(said.contains("--allow-plaintext"), "{command}: {said}");
     }
     let said = refused(&bucket, "compact", &both);
     assert!(said.contains(&forged), "{said}");
-    // A flag for snapshots older than the encryption does not help newer ones.
-    let allows = ["--allow-plaintext-below", "1000000"];
-    refused(&bucket, "compact", &[&both[..], &allows].concat());
     assert_eq!(folder.path().read_dir().unwrap().count(), 0);
 
     let listed = bucket.list(&reads);
@@ -88,46 +83,32 @@ fn a_plain_delta_behind_an_encrypted_chain_is_no_input() {
     assert_eq!(untrusted[0]["name"], forged);
     assert_eq!(listed["latest_revision"], 1499);
 
-    // With trusted snapshots alone, the commands do what they would do without the forged one.
-    let clean = Bucket::of(&bucket.objects());
-    fs::remove_file(clean.path().join("v2").join(&forged)).unwrap();
+    // Who says that the plain one counts gets what it holds.
     for (command, flags) in [
         ("get", &["--prefix", ""][..]),
-        ("history", &["/registry/a"]),
-        ("diff", &["--from", "800", "--to", "1499"]),
+        ("restore", &["--data-dir", &to]),
     ] {
-        let ignores = [flags, &reads, &["--ignore-untrusted"]].concat();
-        let (got, expected) = (
-            bucket.run(command, &ignores),
-            clean.run(command, &[flags, &reads].concat()),
-        );
-        assert_eq!(got.0, expected.0, "{command}: {}", got.2);
-        for field in ["keys", "versions", "changes", "revision"] {
-            assert_eq!(got.1[field], expected.1[field], "{command} {field}");
-        }
-        assert!(
-            got.2.contains(&forged),
-            "{command} does not tell: {}",
-            got.2
-        );
+        let allows = [flags, &reads, &["--allow-plaintext"]].concat();
+        assert_eq!(succeeds(&bucket, command, &allows)["revision"], LAST);
     }
-    let verified = succeeds(
-        &bucket,
-        "verify",
-        &[&reads[..], &["--ignore-untrusted"]].concat(),
-    );
-    let note = verified["findings"].as_array().unwrap();
+    // Nor does an excluded one count.
+    let mark = format!("v2/{forged}.exclude");
+    bucket.put(&mark, b"");
+    let got = succeeds(&bucket, "get", &[&["--prefix", ""][..], &reads].concat());
+    assert_eq!(got["revision"], 1499);
+    fs::remove_file(bucket.path().join(mark)).unwrap();
+    // An encrypted snapshot behind it leaves it out.
+    let made = bucket.compact(&[&both[..], &["--allow-plaintext"]].concat());
+    assert_eq!(made["revision"], LAST);
+    let (code, got, stderr) = bucket.run("get", &[&["--prefix", ""][..], &reads].concat());
+    assert_eq!((code, &got["revision"]), (0, &json!(LAST)), "{stderr}");
+    assert!(stderr.contains(&forged), "{stderr}");
+    let verified = succeeds(&bucket, "verify", &reads);
+    let note = &verified["findings"][0];
     assert_eq!(
-        (&note[0]["reason"], &note[0]["severity"]),
+        (&note["reason"], &note["severity"]),
         (&json!("Untrusted"), &json!("note"))
     );
-    let made = bucket.compact(&[&both[..], &["--ignore-untrusted"]].concat());
-    assert_eq!(made["revision"], 1499);
-    assert_eq!(made["hash_kv"], clean.compact(&both)["hash_kv"]);
-    // The new full has the time of its inputs, so the forged delta is still newer until it is removed.
-    refused(&bucket, "verify", &reads);
-    fs::remove_file(bucket.path().join("v2").join(&forged)).unwrap();
-    succeeds(&bucket, "verify", &reads);
 }
 
 #[test]
@@ -166,10 +147,8 @@ fn a_plain_full_is_no_input_however_it_is_named() {
             let said = refused(&bucket, command, &flags);
             assert!(said.contains(&name), "{said}");
         }
-        let made = bucket.compact(&[&both[..], &["--ignore-untrusted"]].concat());
-        assert_eq!(made["revision"], LAST, "{name}");
     }
-    // A plain snapshot older than the newest encrypted full changes nothing.
+    // A plain snapshot older than the newest encrypted one changes nothing.
     let bucket = Bucket::of(&sealed);
     let old = format!("v2/Full-00000000-00009000-{}", T0 - 1);
     bucket.put(&old, b"x");
@@ -178,41 +157,66 @@ fn a_plain_full_is_no_input_however_it_is_named() {
 }
 
 #[test]
-fn a_prefix_that_was_encrypted_later_tells_the_flag_and_needs_it_once() {
+fn a_plain_prefix_is_copied_and_not_continued_with_encrypted_snapshots() {
     let key = Key::new();
-    let (reads, both) = (key.reads(), key.both());
-    let (reads, both) = (args(&reads), args(&both));
+    let (reads, both, writes) = (key.reads(), key.both(), key.writes());
+    let (reads, both, writes) = (args(&reads), args(&both), args(&writes));
     let bucket = plain_bucket();
-    let last = bucket.names().pop().unwrap();
-    assert!(last.starts_with("Incr-00001500"), "{last}");
-    let path = bucket.path().join("v2").join(&last);
-    let sealed = sealed_for(&[&key], &fs::read(&path).unwrap());
-    bucket.put(&format!("v2/{last}.age"), &sealed);
-    fs::remove_file(path).unwrap();
     let all = [&["--prefix", ""][..], &reads].concat();
-    for (command, flags) in [("get", &all), ("verify", &reads), ("compact", &both)] {
+    for (command, flags) in [("get", &all), ("compact", &both), ("compact", &writes)] {
         let said = refused(&bucket, command, flags);
-        assert!(said.contains("--allow-plaintext-below 1500"), "{said}");
+        assert!(said.contains("nothing there is encrypted"), "{said}");
+        assert!(said.contains("deltafold copy --from"), "{said}");
     }
-    // A lower revision is not enough.
-    let mut low = both.clone();
-    low.extend(["--allow-plaintext-below", "1499"]);
-    refused(&bucket, "compact", &low);
-    let mut enough = both.clone();
-    enough.extend(["--allow-plaintext-below", "1500"]);
-    let made = bucket.compact(&enough);
+    let copy = |to: &Path, flags: &[&str]| {
+        let mut c = deltafold();
+        c.args(["copy", "--output", "json", "--from"])
+            .arg(bucket.path());
+        run_json(c.arg("--to").arg(to).args(flags))
+    };
+    // Recipients speak for the target, an identity for the source.
+    let target = scratch::folder().unwrap();
+    let (code, json, stderr) = copy(target.path(), &both);
+    assert_eq!(
+        (code, &json["reason"]),
+        (65, &json!("Untrusted")),
+        "{stderr}"
+    );
+    let (code, json, stderr) = copy(target.path(), &writes);
+    assert_eq!((code, &json["copied"]), (0, &json!(3)), "{stderr}");
+    let copied = Bucket::of(&objects_in(target.path()));
+    assert_eq!(succeeds(&copied, "get", &all)["revision"], LAST);
+    // Nor does a copy make a plain target an encrypted one.
+    let beside = Bucket::of(&plain_bucket().objects());
+    let flags = [&writes[..], &["--compression", "none"]].concat();
+    let (code, json, stderr) = copy(beside.path(), &flags);
+    assert_eq!(
+        (code, &json["reason"]),
+        (65, &json!("Untrusted")),
+        "{stderr}"
+    );
+    let (code, _, stderr) = copy(
+        beside.path(),
+        &[&flags[..], &["--allow-plaintext"]].concat(),
+    );
+    assert_eq!(code, 0, "{stderr}");
+    // With the flag it becomes a mixed prefix, in which the old states need it, too.
+    let made = bucket.compact(&[&both[..], &["--allow-plaintext"]].concat());
     assert_eq!(made["revision"], LAST);
-    // An encrypted full has superseded them, so no flag is needed, except for a state that only they hold.
     assert_eq!(succeeds(&bucket, "get", &all)["revision"], LAST);
-    succeeds(&bucket, "verify", &reads);
-    let mut past = all.clone();
-    past.extend(["--revision", "800"]);
+    let past = [&all[..], &["--revision", "800"]].concat();
     let said = refused(&bucket, "get", &past);
-    assert!(said.contains("--allow-plaintext-below 1500"), "{said}");
-    past.extend(["--allow-plaintext-below", "1500"]);
-    let there = succeeds(&bucket, "get", &past);
-    let plain = plain_bucket();
-    let expected = succeeds(&plain, "get", &["--prefix", "", "--revision", "800"]);
+    assert!(said.contains("--allow-plaintext"), "{said}");
+    let there = succeeds(
+        &bucket,
+        "get",
+        &[&past[..], &["--allow-plaintext"]].concat(),
+    );
+    let expected = succeeds(
+        &plain_bucket(),
+        "get",
+        &["--prefix", "", "--revision", "800"],
+    );
     assert_eq!(there["keys"], expected["keys"]);
 }
 
@@ -239,25 +243,6 @@ fn a_copy_does_not_encrypt_what_somebody_has_put_there() {
         "{json}"
     );
     assert!(objects_in(target.path()).is_empty());
-    let ignores = [&args(&keys)[..], &["--ignore-untrusted"]].concat();
-    let (code, json, stderr) = copy(target.path(), &ignores);
-    assert_eq!((code, &json["copied"]), (0, &json!(2)), "{stderr}");
-    assert!(
-        objects_in(target.path())
-            .keys()
-            .all(|p| p.ends_with(".age"))
-    );
-    // A byte-for-byte copy looks no better than the source; and a plain prefix may become encrypted.
-    let verbatim = scratch::folder().unwrap();
-    let (code, json, stderr) = copy(verbatim.path(), &args(&key.reads()));
-    assert_eq!((code, &json["copied"]), (0, &json!(3)), "{stderr}");
-    let plain = plain_bucket();
-    let target = scratch::folder().unwrap();
-    let mut c = deltafold();
-    c.args(["copy", "--output", "json", "--from"])
-        .arg(plain.path());
-    let (code, json, stderr) = run_json(c.arg("--to").arg(target.path()).args(other.writes()));
-    assert_eq!((code, &json["copied"]), (0, &json!(3)), "{stderr}");
 }
 
 #[test]
@@ -277,9 +262,11 @@ fn a_copy_does_not_put_forgeries_beside_what_it_decrypts() {
         (65, &json!("Untrusted")),
         "{stderr}"
     );
-    let (code, json, stderr) = copy(&["--ignore-untrusted"]);
-    assert_eq!((code, &json["copied"]), (0, &json!(2)), "{stderr}");
-    assert!(!target.path().join("v2").join(forged).exists());
+    assert!(
+        json["message"].as_str().unwrap().contains(&forged),
+        "{json}"
+    );
+    assert!(objects_in(target.path()).is_empty());
 }
 
 #[test]
@@ -318,17 +305,25 @@ fn plain_fulls_make_nothing_go() {
 }
 
 #[test]
-fn a_follower_takes_a_new_full_and_goes_on() {
+fn a_saver_counts_plain_snapshots_as_not_there() {
     let key = Key::new();
-    let both = key.both();
+    let (both, writes) = (key.both(), key.writes());
     let both = args(&both);
     with_etcd(EtcdVersion::V3_6, |world| {
         // A prefix that was plain until now.
         world.put_many("/a/", 20, 100);
         world.snapshot("full", &[]).succeeded();
         world.put("/b", "1");
+        for (kind, flags) in [("delta", &both), ("full", &args(&writes))] {
+            let refused = world.snapshot(kind, flags);
+            assert_eq!(refused.json["reason"], "Untrusted", "{}", refused.log);
+        }
+        // Whoever says that it counts continues it; the next delta continues what was encrypted.
+        let taken = world.delta(&[&both[..], &["--allow-plaintext"]].concat());
+        assert_eq!(taken.json["full_reason"], Value::Null, "{}", taken.json);
+        world.put("/b", "2");
         let taken = world.delta(&both);
-        assert_eq!(taken.json["full_reason"], "Untrusted", "{}", taken.json);
+        assert_eq!(taken.json["full_reason"], "NoFull", "{}", taken.json);
         let store = Path::new(&world.prefix.url).to_owned();
         let forge = |start: i64, last: i64, created: i64| {
             let bytes = Compression::Gzip.pack(&with_checksum(b"[]"));
@@ -336,9 +331,8 @@ fn a_follower_takes_a_new_full_and_goes_on() {
             fs::write(store.join(&name), bytes).unwrap();
             name
         };
-        // An attacker adds a plain object, and another one with a name in the future. The last full is younger
-        // than an hour, so no new full is taken for them: many objects would cause as many fulls.
-        world.put("/b", "2");
+        // An attacker adds a plain object, and another one with a name in the future.
+        world.put("/b", "3");
         world.delta(&both);
         let last = world.prefix.last_saved();
         let newest = world.prefix.names().last().unwrap().created;
@@ -362,11 +356,12 @@ fn a_follower_takes_a_new_full_and_goes_on() {
         });
         follower.terminate().succeeded();
         assert_eq!(world.prefix.fulls().len(), fulls);
-        // The trusted snapshots hold the whole cluster.
+        // Without the forged ones, the trusted snapshots hold the whole cluster.
+        fs::remove_file(store.join(future)).unwrap();
         let mut c = deltafold();
         c.args(["get", "/c", "--output", "result", "--store"])
             .arg(&store);
-        let (code, got, stderr) = run_json(c.args(&both).arg("--ignore-untrusted"));
+        let (code, got, stderr) = run_json(c.args(&both));
         assert_eq!(
             (code, &got["revision"]),
             (0, &json!(world.revision())),

@@ -8,7 +8,6 @@ use crate::base::{Size, Span, TextValue};
 use crate::ops::compact::History;
 use crate::ops::gc::Rules;
 use crate::ops::maintain::Upkeep;
-use crate::ops::options::Plaintext;
 use crate::ops::snapshot::follow::Pace;
 use crate::ops::verify::store::Level;
 use chrono::{DateTime, Utc};
@@ -125,9 +124,6 @@ pub struct EncryptionSpec {
     /// Secret with the age identity in `identity.txt`, which decrypts the backup
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub identity_secret_ref: Option<SecretRef>,
-    /// Handling of snapshots that are not encrypted
-    #[serde(flatten)]
-    pub plaintext: Plaintext,
 }
 
 /// The schedules of snapshots.

@@ -8,7 +8,6 @@ use crate::error::{Error, Result};
 use crate::ops::copy::plan::CopyLimits;
 use crate::ops::gc::Rules;
 use crate::ops::maintain::Upkeep;
-use crate::ops::options::Plaintext;
 use crate::ops::restore::SharedOptions;
 use crate::ops::snapshot::Marks;
 use crate::ops::snapshot::follow::Pace;
@@ -53,7 +52,6 @@ static FIELDS: LazyLock<BTreeMap<String, String>> = LazyLock::new(|| {
         GarbageCollectionConfig::augment_args,
         Marks::augment_args,
         OnDemandCompactionConfig::augment_args,
-        Plaintext::augment_args,
         Rules::augment_args,
         SharedOptions::augment_args,
         Thoroughness::augment_args,

@@ -304,7 +304,7 @@ impl<'a> PodBuilder<'a> {
         self
     }
 
-    /// Adds the identity that decrypts snapshots, and the rules for snapshots that are not encrypted.
+    /// Adds the identity that decrypts snapshots.
     pub(super) fn identities(self) -> Self {
         let Some(encryption) = &self.policy.spec.encryption else {
             return self;
@@ -314,7 +314,7 @@ impl<'a> PodBuilder<'a> {
             let (mounted, path) = pod.secret("age", secret);
             pod = mounted.flag("--age-identity", &format!("{path}/identity.txt"));
         }
-        pod.options(&encryption.plaintext)
+        pod
     }
 
     /// Adds the recipients of new snapshots. Commands that only read get them, too: with recipients, a

@@ -5,6 +5,7 @@
 
 use super::Listings;
 use super::plan::{CopyReason, Decision, Encryption, Form, Plan, Planned, identity};
+use crate::backup::trust::{self, Trust};
 use crate::backup::{Catalog, SnapshotName};
 use crate::error::{Reason, Result};
 use crate::prefix::Context;
@@ -25,8 +26,8 @@ pub(super) fn refuse_strangers(from: &Context, to: &Context, listings: &Listings
     )))
 }
 
-/// Fails if the planned snapshots cannot be written in the requested form: with `Configuration` if
-/// plain snapshots would come to an encrypted target, `Usage` if encrypted ones cannot be encrypted
+/// Fails if the planned snapshots cannot be written in the requested form: with `Untrusted` if encrypted snapshots would
+/// come to a plain target, `Configuration` if plain ones would come to an encrypted target, `Usage` if encrypted ones cannot be encrypted
 /// again, or `CannotDecrypt`.
 pub(super) fn check_form(
     from: &Context,
@@ -36,6 +37,15 @@ pub(super) fn check_form(
     plan: &Plan,
 ) -> Result<()> {
     let Listings { source, target } = listings;
+    if form.encryption == Encryption::Encrypt
+        && to.trust == Trust::OnlyEncrypted
+        && trust::is_plain(target)
+    {
+        let name = to.store.name(&target.snapshots[0].path);
+        return Err(Reason::Untrusted.error(format!(
+            "the target holds snapshots and no encrypted one, such as {name}: copy to a new prefix, or give --allow-plaintext"
+        )));
+    }
     if form.encryption == Encryption::Keep
         && let Some((encrypted, plain)) = plain_beside_encrypted(source, target, plan)
     {

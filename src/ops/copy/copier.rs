@@ -3,7 +3,7 @@
 //! `plan` decides what a round copies, `round` copies it. Called by `ops::copy`.
 
 use super::failures::{is_recoverable, summarize};
-use super::plan::{CopyReason, Encryption, Plan, identity, plan};
+use super::plan::{CopyReason, Plan, identity, plan};
 use super::round::Round;
 use super::{
     Listings, MOST_LISTED, ObjectOutcome, Options, Outcome, checks, identity as cluster_identity,
@@ -117,7 +117,7 @@ impl<'a> Copier<'a> {
     /// Returns the path of the source's newest usable full, if it is marked final.
     fn newest_final(&self) -> Result<Option<String>> {
         let mut catalog = by_names(&self.from.store)?;
-        self.mark_untrusted(&mut catalog);
+        self.from.trust.mark(&mut catalog);
         let usable: Vec<usize> = catalog.usable().collect();
         for i in usable.into_iter().rev() {
             let snapshot = &catalog.snapshots[i];
@@ -297,20 +297,10 @@ impl<'a> Copier<'a> {
         Ok(Listings { source, target })
     }
 
-    /// Marks the plain snapshots of an encrypted source as untrusted, if the copy changes the
-    /// encryption: in the target, these would look like all others.
-    fn mark_untrusted(&self, source: &mut Catalog) {
-        let changes = self.options.selection.form.encryption != Encryption::Keep;
-        if changes && source.snapshots.iter().any(|s| s.name.is_encrypted) {
-            self.from.trust.mark(source);
-        }
-    }
-
     /// Fails if the source holds untrusted snapshots. A follower leaves these out instead.
     fn leave_out_untrusted(&mut self, source: &mut Catalog) -> Result<()> {
-        self.mark_untrusted(source);
-        let trust = &self.from.trust;
-        let untrusted = trust::untrusted(source, trust);
+        self.from.trust.mark(source);
+        let untrusted = trust::untrusted(source);
         if !untrusted.refused.is_empty() && self.metrics.is_none() {
             let refused = &untrusted.refused;
             return Err(untrusted_error(

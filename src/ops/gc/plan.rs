@@ -11,6 +11,7 @@ use super::{DamagedFull, Decision, Kind, Options};
 use crate::backup::catalog::{EXCLUDE_SUFFIX, PINS, SNAPSHOTS, TIMELINES, snapshot_name};
 use crate::backup::retention::{Facts, RetentionDecision, RetentionReason, Uncounted, decide};
 use crate::backup::timeline::{self, Evidence, Timelines};
+use crate::backup::trust::Trust;
 use crate::backup::{Catalog, ListedObject, Snapshot, SnapshotName};
 use crate::error::{Error, Reason, Result};
 use crate::fold::rebuild::read_every_page;
@@ -238,7 +239,15 @@ impl<'a> Planner<'a> {
     /// `CannotDecrypt` if no identity is given and all fulls are encrypted.
     fn untrusted(&self, catalog: &Catalog) -> Result<Vec<(usize, Damage)>> {
         let mut untrusted = Vec::new();
-        for i in self.ctx.trust.out_of_place(catalog) {
+        let is_full = |&i: &usize| catalog.snapshots[i].name.is_full();
+        let fulls: Vec<usize> = catalog.usable().filter(is_full).collect();
+        let is_plain = |&i: &usize| !catalog.snapshots[i].name.is_encrypted;
+        let only_encrypted = self.ctx.trust == Trust::OnlyEncrypted;
+        for i in fulls
+            .iter()
+            .copied()
+            .filter(|i| only_encrypted && is_plain(i))
+        {
             let name = self.ctx.store.name(&catalog.snapshots[i].path);
             let message = format!(
                 "{name} is not encrypted although keys are given, so anybody who can write to the store may have made it"
@@ -248,11 +257,7 @@ impl<'a> Planner<'a> {
         if self.ctx.keys.decrypts() {
             return Ok(untrusted);
         }
-        let fulls = catalog
-            .usable()
-            .filter(|&i| catalog.snapshots[i].name.is_full());
-        let (encrypted, plain): (Vec<usize>, Vec<usize>) =
-            fulls.partition(|&i| catalog.snapshots[i].name.is_encrypted);
+        let (plain, encrypted): (Vec<usize>, Vec<usize>) = fulls.into_iter().partition(is_plain);
         for &i in &encrypted {
             let name = self.ctx.store.name(&catalog.snapshots[i].path);
             let e = Reason::CannotDecrypt.error(format!(

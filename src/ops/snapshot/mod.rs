@@ -178,8 +178,7 @@ pub struct Outcome {
     /// cluster's newest revision is below the last saved one. `RevisionGap`, `CorruptSnapshot`,
     /// `InterleavedTimelines`, `Unverifiable`: more deltas after the stored snapshots would be useless, or it
     /// is unknown what the store holds at its last revision. `TooLarge`: the same; a higher
-    /// --max-database-bytes or --max-value-bytes helps. `Untrusted`: the newest snapshots are not encrypted,
-    /// though keys are given. `Scheduled`: only with `follow`.
+    /// --max-database-bytes or --max-value-bytes helps. `Scheduled`: only with `follow`.
     pub full_reason: Option<FullReason>,
     /// `full_reason` in words; the text may change.
     pub message: Option<String>,

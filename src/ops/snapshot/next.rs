@@ -46,8 +46,6 @@ pub enum FullReason {
     InterleavedTimelines,
     /// It is unknown what the store holds at the last saved revision.
     Unverifiable,
-    /// The newest snapshots are not encrypted, though keys are given: anybody may have written them.
-    Untrusted,
     /// The cause in the record of a full whose history nothing proves, at a revision that the store has already.
     Unproven,
 }
@@ -157,8 +155,6 @@ pub struct BackupState {
     pub full: Option<Snapshot>,
     /// Why deltas after `last` would be useless; `None` if they can be restored.
     pub broken: Option<FullCause>,
-    /// The cause for a full beside the deltas: somebody may have put snapshots there that count for nothing.
-    pub untrusted: Option<FullCause>,
 }
 
 /// The newest snapshot, as far as the name of the next one depends on it.
@@ -173,8 +169,6 @@ pub struct NewestSnapshot {
     pub compression: Compression,
 }
 
-/// The shortest time in seconds between two fulls that are taken because of untrusted snapshots.
-const SECONDS_BETWEEN_UNTRUSTED_FULLS: i64 = 3600;
 /// The largest plausible clock error. A name with a time farther in the future is ignored as forged.
 const MAX_SECONDS_AHEAD: i64 = 366 * 86_400;
 
@@ -234,11 +228,13 @@ impl BackupState {
     /// Why a full is needed, whatever the cluster holds.
     pub fn read(scan: &Scan, now: DateTime<Utc>) -> Result<Self, FullCause> {
         let catalog = &scan.catalog;
-        let untrusted = untrusted_cause(scan, now);
-        if catalog.usable().next().is_none()
-            && let Some(cause) = untrusted
-        {
-            return Err(cause);
+        if catalog.usable().next().is_none() {
+            let damaged = scan.damaged.values().next();
+            let damaged = damaged.map(FullCause::from_bad_data);
+            let unread = scan.untrusted_warning();
+            let unread = unread.map(|message| FullCause::new(FullReason::CorruptSnapshot, message));
+            let nothing = || FullCause::new(FullReason::EmptyBucket, "no snapshot counts");
+            return Err(damaged.or(unread).unwrap_or_else(nothing));
         }
         if let Some((_, e)) = scan.contents.unreadable.iter().next() {
             return Err(FullCause::from_bad_data(e));
@@ -259,7 +255,7 @@ impl BackupState {
             .timelines
             .newest(catalog)
             .map_err(FullCause::from_broken_history)?;
-        let nothing_usable = || FullCause::new(FullReason::EmptyBucket, "no snapshot can be used");
+        let nothing_usable = || FullCause::new(FullReason::EmptyBucket, "no snapshot counts");
         let last = timeline
             .last(catalog, &scan.contents)
             .ok_or_else(nothing_usable)?;
@@ -287,7 +283,6 @@ impl BackupState {
                 .any(|m| !catalog.snapshots[m.snapshot].name.is_full()),
             full: newest_full(scan, timeline).cloned(),
             broken,
-            untrusted,
         })
     }
 }
@@ -321,43 +316,6 @@ fn last_deltas(scan: &Scan, timeline: &Timeline, last: Revision) -> Vec<Snapshot
     }
     deltas.reverse();
     deltas
-}
-
-/// Returns a cause for a full if untrusted snapshots are newer than the trusted ones.
-///
-/// A new full supersedes every untrusted snapshot except those with a name of the future. Takes at most one
-/// full an hour, or anybody who can write into the store could trigger any number of them.
-fn untrusted_cause(scan: &Scan, now: DateTime<Utc>) -> Option<FullCause> {
-    let catalog = &scan.catalog;
-    let newest_full = catalog
-        .usable()
-        .map(|i| &catalog.snapshots[i].name)
-        .filter(|name| name.kind == Kind::Full)
-        .map(|name| name.created)
-        .max();
-    let is_recent = |created| now.timestamp() - created < SECONDS_BETWEEN_UNTRUSTED_FULLS;
-    if newest_full.is_some_and(is_recent) {
-        return None;
-    }
-    for &i in &scan.untrusted.refused {
-        let snapshot = &catalog.snapshots[i];
-        if snapshot.name.created > now.timestamp() {
-            continue;
-        }
-        let path = &snapshot.path;
-        return Some(match scan.damaged.get(&i) {
-            Some(e) => FullCause::from_bad_data(e),
-            None if snapshot.name.is_encrypted => FullCause::new(
-                FullReason::CorruptSnapshot,
-                format!("{path} is encrypted, and no key is given"),
-            ),
-            None => FullCause::new(
-                FullReason::Untrusted,
-                format!("{path} is not encrypted, and keys are given: anybody may have made it"),
-            ),
-        });
-    }
-    None
 }
 
 /// Returns the newest full of a timeline.
@@ -439,7 +397,7 @@ pub fn name_time(kind: Kind, newest: Option<NewestSnapshot>, now: DateTime<Utc>)
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backup::trust::{self, Trust};
+    use crate::backup::trust::Trust;
 
     fn full(name: &str) -> SnapshotName {
         name.parse().unwrap()
@@ -471,35 +429,9 @@ mod tests {
     }
 
     fn scan_of(names: &[&str]) -> Scan {
-        let trust = Trust {
-            only_encrypted: true,
-            ..Trust::default()
-        };
         let mut catalog = Catalog::of_names(names);
-        trust.mark(&mut catalog);
-        let untrusted = trust::untrusted(&catalog, &trust);
-        let mut scan = Scan::of_names(catalog).unwrap();
-        scan.untrusted = untrusted;
-        scan
-    }
-
-    #[test]
-    fn untrusted_snapshots_cause_one_full_an_hour() {
-        let names = [
-            "Full-00000000-00000010-1000.age",
-            "Incr-00000011-00000020-2000",
-        ];
-        let state = |now| BackupState::read(&scan_of(&names), at(now)).unwrap();
-        let reason = |now| state(now).untrusted.map(|c| c.reason);
-        let hour = SECONDS_BETWEEN_UNTRUSTED_FULLS;
-        assert_eq!(reason(2000), None);
-        assert_eq!(reason(1000 + hour - 1), None);
-        assert_eq!(reason(1000 + hour), Some(FullReason::Untrusted));
-        // A name of the future: a full would not be newer.
-        assert_eq!(reason(1999), None);
-        let plain = ["Full-00000000-00000010-1000"];
-        let cause = BackupState::read(&scan_of(&plain), at(1001)).err().unwrap();
-        assert_eq!(cause.reason, FullReason::Untrusted);
+        Trust::OnlyEncrypted.mark(&mut catalog);
+        Scan::of_names(catalog).unwrap()
     }
 
     #[test]

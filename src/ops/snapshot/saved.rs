@@ -7,6 +7,7 @@
 use super::full::UnpublishedFull;
 use super::next::{self, BackupState, FullCause, NewestSnapshot, nothing_saved};
 use crate::backup::catalog::{ListedObject, V1, V2, Wall};
+use crate::backup::trust::Trust;
 use crate::backup::{Catalog, Snapshot, SnapshotName};
 use crate::error::{Error, Reason, Result};
 use crate::etcd::feed::{Known, Likeness};
@@ -106,6 +107,9 @@ impl<'a> Saved<'a> {
             }
             Err(e) => return Err(e),
         };
+        if ctx.trust == Trust::OnlyEncrypted && ctx.keys.encrypts() && scan.untrusted.all_plain {
+            scan.refuse_untrusted(ctx)?;
+        }
         let scan = saved.without_unreadable(scan)?;
         saved.begin_at(&scan);
         if let Some(warning) = scan.untrusted_warning() {
@@ -262,9 +266,6 @@ impl<'a> Saved<'a> {
         self.last = Some(name.last);
         if name.is_full() {
             self.full = Some(name.clone());
-            if let Some(Ok(backup)) = &mut self.backup {
-                backup.untrusted = None;
-            }
         }
     }
 

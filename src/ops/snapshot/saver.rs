@@ -714,18 +714,8 @@ impl<'a> Saver<'a> {
         self.summary.snapshots.push(snapshot);
     }
 
-    /// Returns a cause for a full, with deltas up to it, if untrusted snapshots demand one or if the newest one is too
-    /// old.
+    /// Returns a cause for a full, with deltas up to it, if the newest one is too old.
     pub(super) fn full_too_old(&self, current: Revision, max_age: Duration) -> Option<FullCause> {
-        if let Some(Ok(backup)) = &self.saved.backup
-            && let Some(cause) = &backup.untrusted
-        {
-            return Some(FullCause {
-                // Who asks has compared the cluster with the last saved changes.
-                continuity: Continuity::Proven,
-                ..cause.clone()
-            });
-        }
         next::full_too_old(self.saved.full.as_ref(), current, Utc::now(), max_age)
     }
 }

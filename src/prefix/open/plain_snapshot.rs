@@ -9,6 +9,7 @@ use crate::backup::Compression;
 use crate::backup::codec;
 use crate::backup::frame::HASH_SIZE;
 use crate::backup::name::ENCRYPTED;
+use crate::backup::trust::Trust;
 use crate::base::read_all::for_each_piece;
 use crate::base::temp::TempFile;
 use crate::bolt::Database;
@@ -259,7 +260,7 @@ impl Opener<'_> {
 
     /// Fails if the file must be encrypted, and is not.
     fn refuse_untrusted(&self, head: &[u8]) -> Result<()> {
-        if !self.ctx.trust.only_encrypted_files || is_encrypted(head) {
+        if self.ctx.trust != Trust::OnlyEncrypted || is_encrypted(head) {
             return Ok(());
         }
         Err(Reason::Untrusted.error(format!(

@@ -80,7 +80,7 @@ fn every_text_list_and_map_of_a_spec_has_a_limit() {
 
 #[test]
 fn every_policy_field_changes_an_object() {
-    let changes: [(MakeSpec, &str, Value); 51] = [
+    let changes: [(MakeSpec, &str, Value); 49] = [
         (rich, "etcd.endpoints", json!(["https://etcd-0:2379"])),
         (rich, "etcd.tlsSecretRef.name", json!("other")),
         (rich, "etcd.authSecretRef.name", json!("other")),
@@ -91,8 +91,6 @@ fn every_policy_field_changes_an_object() {
         (local, "store.volume.hostPath", json!("/srv")),
         (rich, "encryption.recipients", json!([])),
         (rich, "encryption.identitySecretRef.name", json!("other")),
-        (rich, "encryption.allowPlaintextBelow", json!(700)),
-        (rich, "encryption.ignoreUntrusted", json!(true)),
         (rich, "snapshot.fullSchedule", json!("1 3 * * *")),
         (rich, "snapshot.deltaSchedule", json!("*/6 * * * *")),
         (following, "snapshot.follow.deltaPeriod", json!("2m")),
