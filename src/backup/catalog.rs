@@ -1,5 +1,4 @@
-//! The catalog: the listing of a store prefix, sorted into snapshots, exclusion markers, notes and foreign
-//! objects.
+//! The catalog: the listing of a store prefix, sorted into snapshots, notes and foreign objects.
 //!
 //! It uses names alone and reads no object. It knows both layouts: `v2/<name>` and `v1/Backup-<unix
 //! seconds>/<name>`. Called by `prefix::scan`.
@@ -17,13 +16,13 @@ pub const V1: &str = "v1";
 pub const TIMELINES: &str = "deltafold-timelines";
 /// The folder of pins. Each pin has the name of its full, and `gc` keeps the chain of that full.
 pub const PINS: &str = "deltafold-pins";
+/// The folder of exclusion marks. Each mark has the name of the snapshot that it excludes, in `v2` or `v1`.
+pub const EXCLUDED: &str = "deltafold-excluded";
 /// The folders of snapshots.
 pub const SNAPSHOTS: [&str; 2] = [V2, V1];
 /// The folders of notes on snapshots. They are listed after the folders of snapshots: the record that a full
 /// begins a timeline is written before the full, so a listed full is never without its record.
-pub const NOTES: [&str; 2] = [TIMELINES, PINS];
-/// The suffix of an exclusion marker: the object `<name>.exclude` beside a snapshot excludes it.
-pub const EXCLUDE_SUFFIX: &str = ".exclude";
+pub const NOTES: [&str; 3] = [TIMELINES, PINS, EXCLUDED];
 
 /// One object of a listing.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,8 +42,7 @@ pub struct Snapshot {
     pub path: String,
     /// Size in the store, in bytes.
     pub bytes: u64,
-    /// Whether the snapshot must not be used: it has the tag `x-etcd-snapshot-exclude=true` or an exclusion
-    /// marker.
+    /// Whether the snapshot must not be used: it has the tag `x-etcd-snapshot-exclude=true` or an exclusion mark.
     pub excluded: bool,
     /// Whether the snapshot must not be used because it is not encrypted: see [`Trust`](super::trust::Trust).
     pub untrusted: bool,
@@ -52,6 +50,12 @@ pub struct Snapshot {
     pub begins_timeline: bool,
     /// For a full: it has a pin, so it is kept with its chain whatever the retention policy is.
     pub pinned: bool,
+}
+
+/// Returns the path of the exclusion mark of the snapshot at a path.
+pub fn mark_of(path: &str) -> String {
+    let name = path.rsplit('/').next().unwrap_or(path);
+    format!("{EXCLUDED}/{name}")
 }
 
 /// The record that another history begins with a full. What has its second or a later one in its name is behind
@@ -123,10 +127,9 @@ pub struct Catalog {
 }
 
 impl Catalog {
-    /// Sorts a listing. Tags are not known here: `excluded` is set by exclusion markers alone.
+    /// Sorts a listing. Tags are not known here: `excluded` is set by exclusion marks alone.
     pub fn from_listing(listing: Vec<ListedObject>) -> Self {
         let mut catalog = Catalog::default();
-        let mut excluded = HashSet::new();
         let (notes, objects): (Vec<ListedObject>, Vec<ListedObject>) =
             listing.into_iter().partition(|o| note(&o.path).is_some());
         for object in objects {
@@ -140,16 +143,8 @@ impl Catalog {
                     begins_timeline: false,
                     pinned: false,
                 }),
-                None => match object.path.strip_suffix(EXCLUDE_SUFFIX) {
-                    Some(path) if snapshot_name(path).is_some() => {
-                        excluded.insert(path.to_owned());
-                    }
-                    _ => catalog.foreign.push(object.path),
-                },
+                None => catalog.foreign.push(object.path),
             }
-        }
-        for s in &mut catalog.snapshots {
-            s.excluded = excluded.contains(&s.path);
         }
         catalog.add_notes(&notes);
         catalog.foreign.sort();
@@ -186,8 +181,9 @@ impl Catalog {
             let same_second = self.walls[at..].iter();
             let mut same_second = same_second.take_while(|w| w.second == s.name.created);
             s.begins_timeline = same_second.any(|w| w.is_of(&s.name));
-            let is_pinned = || notes.contains(&(PINS, s.name.to_string().as_str()));
-            s.pinned |= s.name.is_full() && is_pinned();
+            let name = s.name.to_string();
+            s.pinned |= s.name.is_full() && notes.contains(&(PINS, name.as_str()));
+            s.excluded |= notes.contains(&(EXCLUDED, name.as_str()));
         }
     }
 
@@ -195,6 +191,16 @@ impl Catalog {
     pub fn usable(&self) -> impl Iterator<Item = usize> + '_ {
         let is_usable = |s: &Snapshot| !s.excluded && !s.untrusted;
         (0..self.snapshots.len()).filter(move |&i| is_usable(&self.snapshots[i]))
+    }
+
+    /// Returns the foreign objects `<name>.exclude` beside a snapshot, which exclude nothing, each with the path at which
+    /// it would.
+    pub fn misplaced_marks(&self) -> impl Iterator<Item = (&str, String)> {
+        self.foreign.iter().filter_map(|path| {
+            let of = path.strip_suffix(".exclude")?;
+            snapshot_name(of)?;
+            Some((path.as_str(), mark_of(of)))
+        })
     }
 
     /// Returns the usable snapshots between two walls each, in order of time, with the wall before them. Parts
@@ -251,12 +257,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_listing_is_sorted_into_snapshots_markers_and_foreign_objects() {
+    fn a_listing_is_sorted_into_snapshots_marks_and_foreign_objects() {
         let paths = [
             "v2/Incr-00000011-00000020-200",
             "v2/Full-00000000-00000020-200",
             "v2/Full-00000000-00000010-100.gz",
-            "v2/Full-00000000-00000010-100.gz.exclude",
+            "v2/Full-00000000-00000020-200.exclude",
+            "deltafold-excluded/Full-00000000-00000010-100.gz",
             "v1/Backup-50/Full-00000000-00000001-50",
             "v1/Backup-x/Full-00000000-00000001-50",
             "v1/Full-00000000-00000001-50",
@@ -288,7 +295,9 @@ mod tests {
                 ("v2/Full-00000000-00000020-200", false),
             ]
         );
-        assert_eq!(c.foreign.len(), 5);
+        assert_eq!(c.foreign.len(), 6);
+        let misplaced: Vec<_> = c.misplaced_marks().map(|m| m.1).collect();
+        assert_eq!(misplaced, ["deltafold-excluded/Full-00000000-00000020-200"]);
         let begins: Vec<_> = c.snapshots.iter().map(|s| s.begins_timeline).collect();
         assert_eq!(begins, [false, false, false, true]);
         let pinned: Vec<_> = c.snapshots.iter().map(|s| s.pinned).collect();

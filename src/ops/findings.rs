@@ -24,7 +24,7 @@ pub enum Severity {
 }
 
 /// The reasons of notes. Errors have the reasons of exit-codes.md.
-const NOTES: [&str; 17] = [
+const NOTES: [&str; 18] = [
     "DrillSkipped",
     "Excluded",
     "ForeignObject",
@@ -32,6 +32,7 @@ const NOTES: [&str; 17] = [
     "GapIsCovered",
     "HistoryNotProven",
     "IdentityUnreadable",
+    "MisplacedMark",
     "MissingBase",
     "OverlappingDeltas",
     "RecordUnreadable",
@@ -171,6 +172,16 @@ pub(super) fn of_scan(ctx: &Context, scan: &Scan, deep_command: Option<&str>) ->
     if !catalog.foreign.is_empty() {
         let message = "the names of these objects are not those of snapshots: they are left alone";
         let foreign = catalog.foreign.clone();
+        for (path, place) in catalog.misplaced_marks() {
+            let message = format!(
+                "this object excludes nothing: put an empty object {place}, and delete this one"
+            );
+            findings.push(Finding::note(
+                "MisplacedMark",
+                message,
+                vec![path.to_owned()],
+            ));
+        }
         findings.push(Finding::note("ForeignObject", message, foreign));
     }
     if let Some(message) = scan.timelines.warning() {

@@ -3,7 +3,7 @@
 //! A writer looks before it gives a snapshot its name, and again afterwards. So of two at the same time at least one
 //! sees the other. The records of timelines and the fulls tell all that matters: two small listings.
 
-use crate::backup::catalog::{ListedObject, Snapshot, V2, Wall};
+use crate::backup::catalog::{ListedObject, Snapshot, V2, Wall, mark_of};
 use crate::backup::{Catalog, SnapshotName};
 use crate::error::{Error, Reason, Result};
 use crate::prefix::{Context, timeline_records};
@@ -80,7 +80,7 @@ pub(crate) fn came_from(full: &SnapshotName, newest: i64) -> bool {
 
 /// Excludes a snapshot that is on the wrong side of another history, and returns the error that says so.
 pub(crate) fn withdraw(ctx: &Context, path: &str, why: &str) -> Error {
-    match ctx.store.exclude(path) {
+    match ctx.store.exclude(path, &mark_of(path)) {
         Ok(()) => Reason::Conflict.error(format!(
             "{path} got its name while {why}: it is excluded; run again"
         )),

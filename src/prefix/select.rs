@@ -3,7 +3,7 @@
 //! The choice uses a scan and the fulls that were read; nothing is read here. `open` selects
 //! again if the content of a full goes beyond its name.
 
-use crate::backup::catalog::Wall;
+use crate::backup::catalog::{EXCLUDED, Wall};
 use crate::backup::chain::{self, Chain, Choice, KnownBases};
 use crate::backup::timeline::Timeline;
 use crate::backup::{Catalog, Snapshot};
@@ -205,6 +205,16 @@ fn warn_about_scan(ctx: &Context, scan: &Scan, warnings: &mut Vec<String>) {
         warn(warnings, TAGS_UNREADABLE);
     }
     let catalog = &scan.catalog;
+    let misplaced: Vec<&str> = catalog.misplaced_marks().map(|(path, _)| path).collect();
+    if !misplaced.is_empty() {
+        let misplaced = shorten::line(&misplaced, ", ", shorten::IN_LIST);
+        warn(
+            warnings,
+            format!(
+                "these objects exclude nothing, since a mark has its place in {EXCLUDED}/: {misplaced}"
+            ),
+        );
+    }
     if !catalog.foreign.is_empty() {
         let foreign = shorten::line(&catalog.foreign, ", ", shorten::IN_LIST);
         let message = format!("ignored, since their names are not those of snapshots: {foreign}");

@@ -2,7 +2,7 @@
 //! verifications, temporary objects.
 
 use crate::backup::SnapshotName;
-use crate::backup::catalog::{EXCLUDE_SUFFIX, NOTES, snapshot_name};
+use crate::backup::catalog::{NOTES, snapshot_name};
 use crate::store::LOCKS;
 use crate::store::staging::{STAGING, is_temporary};
 
@@ -11,8 +11,7 @@ pub const VERIFIED: &str = "deltafold-verified";
 
 /// Returns whether a path is that of one of deltafold's objects.
 pub(crate) fn is_ours(path: &str) -> bool {
-    let plain = path.strip_suffix(EXCLUDE_SUFFIX).unwrap_or(path);
-    if snapshot_name(plain).is_some() {
+    if snapshot_name(path).is_some() {
         return true;
     }
     match path.split_once('/') {

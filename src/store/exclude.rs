@@ -1,8 +1,8 @@
 //! Exclusion markers: reads and sets the tag `x-etcd-snapshot-exclude=true` of a snapshot.
 //!
 //! It is a tag on S3 and Azure, and custom metadata on Google Cloud Storage. The object_store crate cannot
-//! read or change tags, so they have requests of their own. A store without tags has an object `NAME.exclude`
-//! instead: this module writes and deletes it, `backup::catalog` reads it.
+//! read or change tags, so they have requests of their own. A store without tags has an object
+//! instead, which `backup::catalog` reads.
 
 use super::azure::Azure;
 use super::gcs::Gcs;
@@ -20,9 +20,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use super::server_facts::EXCLUDE_TAG;
-
-/// The suffix of the object that excludes a snapshot, after the snapshot's name.
-const EXCLUDE_SUFFIX: &str = ".exclude";
 
 /// The exclude tags of one store: how they are read, and what is known about them.
 #[derive(Clone)]
@@ -250,7 +247,7 @@ pub(super) fn excluded_by_tag(store: &Store, paths: &[String]) -> Result<Vec<boo
     Ok(excluded)
 }
 
-pub(super) fn exclude(store: &Store, below: &str) -> Result<()> {
+pub(super) fn exclude(store: &Store, below: &str, mark: &str) -> Result<()> {
     let tagged = match store.can_request_tags() {
         true => store.block_on(store.tags.set(&store.path(below)))?,
         false => Err(TagFailure::Refused(Error::internal("no tags"))),
@@ -271,7 +268,7 @@ pub(super) fn exclude(store: &Store, below: &str) -> Result<()> {
             if store.tags.can_tell() {
                 tracing::debug!("excluded by an object instead of a tag: {why}");
             }
-            store.replace_small(&format!("{below}{EXCLUDE_SUFFIX}"), b"")
+            store.replace_small(mark, b"")
         }
     }
 }

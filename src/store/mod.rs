@@ -679,13 +679,13 @@ impl Store {
         self.tags.server.knows_any()
     }
 
-    /// Excludes a snapshot: by tag or metadata if the store has them, else by an object `<below>.exclude`. Other
+    /// Excludes a snapshot: by tag or metadata if the store has them, else by an empty object `mark`. Other
     /// tags stay. A second call changes nothing.
     ///
     /// # Errors
     /// Fails with the store's errors, and with `SnapshotVanished` if the snapshot does not exist.
-    pub fn exclude(&self, below: &str) -> Result<()> {
-        exclude::exclude(self, below)
+    pub fn exclude(&self, below: &str, mark: &str) -> Result<()> {
+        exclude::exclude(self, below, mark)
     }
 
     /// Returns the client of S3's own requests.

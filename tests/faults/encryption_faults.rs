@@ -58,12 +58,17 @@ fn jobs_at_once_and_reruns_leave_one_result() {
         assert_eq!(made.len(), 1, "{made:?}");
         assert_eq!(bucket.compact(&flags)["status"], "NothingToDo");
         // A rerun that folds the same again recognises it by its content.
-        bucket.put(&format!("v2/{}.exclude", made[0]), b"");
+        bucket.put(&format!("deltafold-excluded/{}", made[0]), b"");
         let again = bucket.compact(&flags);
         assert_eq!(again["snapshot"], *made[0]);
         assert_eq!(again["bytes_written"], 0, "{again}");
         fs::remove_file(bucket.path().join("v2").join(&made[0])).unwrap();
-        fs::remove_file(bucket.path().join(format!("v2/{}.exclude", made[0]))).unwrap();
+        fs::remove_file(
+            bucket
+                .path()
+                .join(format!("deltafold-excluded/{}", made[0])),
+        )
+        .unwrap();
         assert_eq!(bucket.names(), before);
     }
     // Other content under that name stays.
@@ -71,7 +76,7 @@ fn jobs_at_once_and_reruns_leave_one_result() {
     let name = made["snapshot"].as_str().unwrap().to_owned();
     let other = sealed_for(&[&key], b"something else");
     bucket.put(&format!("v2/{name}"), &other);
-    bucket.put(&format!("v2/{name}.exclude"), b"");
+    bucket.put(&format!("deltafold-excluded/{name}"), b"");
     let next = bucket.compact(&flags);
     assert_ne!(next["snapshot"], *name);
     assert!(object(&bucket, &name) == other);

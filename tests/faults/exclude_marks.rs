@@ -6,6 +6,7 @@ use crate::support::minio::Minio;
 use crate::support::s3::{Kind, S3};
 use crate::support::versitygw::Versitygw;
 use crate::support::{copy_fixture, deltafold, succeed};
+use deltafold::backup::catalog::mark_of;
 use deltafold::error::Reason;
 use deltafold::store::Store;
 use object_store::ObjectStoreExt as _;
@@ -25,7 +26,7 @@ async fn blocking<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> 
 
 async fn exclude(store: &Store, path: &'static str) -> deltafold::error::Result<()> {
     let store = store.clone();
-    blocking(move || store.exclude(path)).await
+    blocking(move || store.exclude(path, &mark_of(path))).await
 }
 
 async fn goes_round(s3: &S3, bucket: &'static str, kind: Kind) {
@@ -58,7 +59,7 @@ async fn goes_round(s3: &S3, bucket: &'static str, kind: Kind) {
     exclude(&store, below).await.unwrap();
     assert_eq!(s3.tags(bucket, &key).await, pairs(&all));
     assert!(
-        raw.head(&Path::from(format!("{key}.exclude")))
+        raw.head(&Path::from(format!("p/{}", mark_of(below))))
             .await
             .is_err()
     );
@@ -77,7 +78,11 @@ async fn goes_round(s3: &S3, bucket: &'static str, kind: Kind) {
 
     let gone = exclude(&store, "v2/Full-1").await.unwrap_err();
     assert_eq!(gone.reason(), Reason::SnapshotVanished, "{gone}");
-    assert!(raw.head(&Path::from("p/v2/Full-1.exclude")).await.is_err());
+    assert!(
+        raw.head(&Path::from("p/deltafold-excluded/Full-1"))
+            .await
+            .is_err()
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -109,7 +114,7 @@ async fn without_tags_an_object_is_the_mark() {
         .unwrap();
     exclude(&store, "v2/Full-1").await.unwrap();
     let names: Vec<String> = server.objects().into_keys().collect();
-    assert_eq!(names, ["b/p/v2/Full-1", "b/p/v2/Full-1.exclude"]);
+    assert_eq!(names, ["b/p/deltafold-excluded/Full-1", "b/p/v2/Full-1"]);
     let gone = exclude(&store, "v2/Full-2").await.unwrap_err();
     assert_eq!(gone.reason(), Reason::SnapshotVanished, "{gone}");
     assert_eq!(server.objects().len(), 2);

@@ -6,6 +6,7 @@ use crate::support::hooked_store::{Call, Hooked, Hooks, Inner};
 use crate::support::tiny_backup::{database, keep_all, object, put_events};
 use crate::support::{self, bucket_store};
 use chrono::{TimeDelta, Utc};
+use deltafold::backup::catalog::mark_of;
 use deltafold::backup::retention::{self, Periods, Policy};
 use deltafold::backup::{Kind, SnapshotName};
 use deltafold::mvcc::Revision;
@@ -177,8 +178,8 @@ impl Seen {
         let mut seen = Seen::default();
         for o in all {
             let path = o.location.to_string();
-            if let Some(path) = path.strip_suffix(".exclude") {
-                seen.excluded.insert(path.to_owned());
+            if let Some(path) = path.strip_prefix("deltafold-excluded/") {
+                seen.excluded.insert(format!("v2/{path}"));
             } else if let Some(name) = path.strip_prefix("v2/").and_then(|n| n.parse().ok()) {
                 seen.usable.insert(path.clone(), name);
                 seen.all.insert(path);
@@ -507,11 +508,7 @@ impl Round<'_> {
                     return;
                 }
                 self.trace.push(format!("operator excludes {full}"));
-                put(
-                    self.rt,
-                    &self.inner,
-                    (format!("{full}.exclude"), Vec::new()),
-                );
+                put(self.rt, &self.inner, (mark_of(&full), Vec::new()));
             }
         }
     }

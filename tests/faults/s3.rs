@@ -3,6 +3,7 @@
 use crate::support::made_backups::{Bucket, LAST, T0};
 use crate::support::minio::Minio;
 use crate::support::{copy_fixture, deltafold, expected, fixture_names, run_json, succeed};
+use deltafold::backup::catalog::mark_of;
 use futures::TryStreamExt;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt, PutPayload};
@@ -117,7 +118,7 @@ async fn a_large_snapshot_is_uploaded_in_parts_and_named_at_the_end() {
         .await
         .unwrap();
     store
-        .put(&Path::from(format!("p/{taken}.exclude")), "".into())
+        .put(&Path::from(format!("p/{}", mark_of(&taken))), "".into())
         .await
         .unwrap();
 

@@ -8,6 +8,7 @@ use crate::support::process::http;
 use crate::support::scratch;
 use crate::support::{deltafold, run_json, succeed, tools};
 use deltafold::Reason;
+use deltafold::backup::catalog::mark_of;
 use deltafold::store::{self, Store};
 use object_store::ObjectStoreExt;
 use object_store::path::Path;
@@ -395,7 +396,7 @@ fn a_changed_secret_counts_within_a_run() {
     mounted.change(&right);
     std::thread::sleep(soon);
     let name = store.list(&["v2"]).unwrap()[0].0.clone();
-    store.exclude(&name).unwrap();
+    store.exclude(&name, &mark_of(&name)).unwrap();
     assert_eq!(store.excluded_by_tag(&[name]).unwrap(), [true]);
 
     // By etcd-backup-restore's variable, and overridden by a setting.

@@ -7,6 +7,7 @@ use crate::support::minio::Minio;
 use crate::support::place::Place;
 use crate::support::proxy::{Effect, Proxy, Timing};
 use crate::support::{self, deltafold, expected, run_json, scratch};
+use deltafold::backup::catalog::mark_of;
 use deltafold::ops::compact::{Options, Outcome, Status, run};
 use deltafold::ops::report::Report;
 use deltafold::store::exclude::ExcludeTags;
@@ -321,7 +322,7 @@ fn conditions_that_are_ignored() {
     let mut expected = sample.objects.clone();
     for (path, bytes) in [
         (sample.path.clone(), b"another's".to_vec()),
-        (format!("{}.exclude", sample.path), Vec::new()),
+        (mark_of(&sample.path), Vec::new()),
     ] {
         put(&rt, &here.inner(), &path, &bytes);
         expected.insert(path, bytes);

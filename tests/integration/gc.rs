@@ -6,6 +6,7 @@ use crate::support::gc_history::{
 use crate::support::made_backups::{BASE, Bucket, FIXTURE, LAST, T0};
 use crate::support::scratch;
 use crate::support::{copy_fixture, deltafold, fixture_names, fixtures_dir, run_json};
+use deltafold::backup::catalog::mark_of;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -119,7 +120,7 @@ fn what_others_excluded_is_no_base_and_goes_with_the_policy() {
     let b = &p.bucket;
     // The newest full is bad, so what it has superseded is needed again.
     let bad = p.full(2100, 1);
-    b.put(&format!("{bad}.exclude"), b"");
+    b.put(&mark_of(&bad), b"");
     let told = reasons(&gc(b, &keep_nothing(&[])));
     assert_eq!(told[&p.full(1499, 7)], "NewestChain");
     assert_eq!(told[&p.delta(1801, 2100, 3)], "NewestChain");
@@ -178,7 +179,7 @@ fn what_is_left_behind_goes_and_what_is_not_ours_stays() {
     let ours = [
         "deltafold-timelines/Full-00000000-00000001-1700000000.gz",
         "deltafold-pins/Full-00000000-00000001-1700000000.gz",
-        "v2/Full-00000000-00000001-1700000000.gz.exclude",
+        "deltafold-excluded/Full-00000000-00000001-1700000000.gz",
         "deltafold-staging/Full-00000000-00000009-100.gz.0000000000000003",
     ];
     let foreign = [
@@ -322,7 +323,7 @@ fn a_pinned_chain_keeps_what_is_excluded_of_it() {
     let name = past.full(1499, 7);
     let deltas = [past.delta(1500, 1800, 6), past.delta(1801, 2100, 3)];
     for delta in &deltas {
-        b.put(&format!("{delta}.exclude"), b"");
+        b.put(&mark_of(delta), b"");
     }
     let pinned = b.succeeds("pin", &[name.as_str()]);
     let chain = pinned["chain"].as_array().unwrap();

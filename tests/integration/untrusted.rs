@@ -92,7 +92,7 @@ fn a_plain_delta_behind_an_encrypted_chain_is_no_input() {
         assert_eq!(succeeds(&bucket, command, &allows)["revision"], LAST);
     }
     // Nor does an excluded one count.
-    let mark = format!("v2/{forged}.exclude");
+    let mark = format!("deltafold-excluded/{forged}");
     bucket.put(&mark, b"");
     let got = succeeds(&bucket, "get", &[&["--prefix", ""][..], &reads].concat());
     assert_eq!(got["revision"], 1499);

@@ -451,7 +451,7 @@ fn what_is_excluded_is_not_looked_at() {
     let bad = format!("Full-00000000-00001499-{}.gz", T0 + 7);
     b.put(&format!("v2/{bad}"), b"damaged");
     fails(b.path(), &["--all-chains"], 65, "CorruptSnapshot");
-    b.put(&format!("v2/{bad}.exclude"), b"");
+    b.put(&format!("deltafold-excluded/{bad}"), b"");
     for level in LEVELS {
         let json = verified(b.path(), &["--all-chains", "--level", level]);
         assert_eq!(

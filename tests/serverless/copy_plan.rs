@@ -3,7 +3,7 @@
 
 use crate::support::orphan_deltas::baseless;
 use crate::support::{rounds, seed};
-use deltafold::backup::catalog::EXCLUDE_SUFFIX;
+use deltafold::backup::catalog::mark_of;
 use deltafold::backup::{Catalog, Compression, Kind, ListedObject, SnapshotName};
 use deltafold::ops::copy::plan::{
     CopyReason, Decision, Encryption, Form, Plan, Selection, plan as make_plan,
@@ -153,7 +153,7 @@ impl Bucket<'_> {
 
     fn exclude(&mut self) {
         if let Some(path) = self.any() {
-            self.listing.insert(format!("{path}{EXCLUDE_SUFFIX}"), 0);
+            self.listing.insert(mark_of(&path), 0);
         }
     }
 
@@ -198,7 +198,7 @@ fn apply(target: &mut Listing, source: &Catalog, wanted: &Selection, plan: &Plan
     };
     target.insert(p.path.clone(), bytes);
     if s.excluded {
-        target.insert(format!("{}{EXCLUDE_SUFFIX}", p.path), 0);
+        target.insert(mark_of(&p.path), 0);
     }
     if s.begins_timeline {
         target.insert(format!("deltafold-timelines/{}", p.name), 1);
@@ -232,7 +232,7 @@ fn random_target(rng: &mut Rng, source: &Listing, wanted: &Selection) -> Listing
                 match rng.u8(..30) {
                     0 => drop(target.remove(&path)),
                     1 => drop(target.insert(path, 7777)),
-                    2 => drop(target.insert(format!("{path}{EXCLUDE_SUFFIX}"), 0)),
+                    2 => drop(target.insert(mark_of(&path), 0)),
                     _ => {}
                 }
             }
@@ -480,7 +480,7 @@ fn an_orphan_is_left_out_and_a_base_in_the_target_counts() {
         SOURCE
     );
     // An excluded full is no base.
-    let excluded = [there[0], "v2/Full-00000000-00000110-1001.exclude"];
+    let excluded = [there[0], "deltafold-excluded/Full-00000000-00000110-1001"];
     let d = decided(&SOURCE, &excluded, &Selection::default());
     assert_eq!(copied(&d), SOURCE[1..]);
 }
@@ -562,7 +562,7 @@ fn of_two_that_become_one_the_usable_one_is_copied() {
     };
     for excluded in &SOURCE[..2] {
         let mut there = listing(&SOURCE);
-        there.insert(format!("{excluded}{EXCLUDE_SUFFIX}"), 0);
+        there.insert(mark_of(excluded), 0);
         for compression in Compression::ALL {
             let plan = make_plan(
                 &catalog(&there),

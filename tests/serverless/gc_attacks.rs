@@ -7,6 +7,7 @@ use crate::support::gc_history::{
 use crate::support::keys::{Key, seal_all, sealed_for};
 use crate::support::made_backups::{BASE, LAST};
 use chrono::{DateTime, Utc};
+use deltafold::backup::catalog::mark_of;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::fs;
@@ -114,7 +115,7 @@ fn marks_of_exclusion() {
         fulls.sort_by_key(|f| f.rsplit('-').next().unwrap().to_owned());
         let spared: Vec<&String> = fulls.into_iter().take(spared).collect();
         for path in real.iter().filter(|p| !spared.contains(p)) {
-            p.bucket.put(&format!("{path}.exclude"), b"");
+            p.bucket.put(&mark_of(path), b"");
         }
         let marked = snapshots(&p.bucket.objects());
         let done = gc(&p, &NEWEST_FULL, &["--apply"]);

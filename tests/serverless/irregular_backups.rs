@@ -134,7 +134,7 @@ fn excluded_snapshots_are_counted_and_not_used() {
     let b = two_deltas();
     let bad = format!("Full-00000000-00001499-{}.gz", T0 + 7);
     b.put(&format!("v2/{bad}"), b"damaged");
-    b.put(&format!("v2/{bad}.exclude"), b"");
+    b.put(&format!("deltafold-excluded/{bad}"), b"");
     let list = b.list(&[]);
     assert_eq!(list["snapshots"].as_array().unwrap().len(), 4);
     let listed = list["snapshots"]
@@ -159,7 +159,7 @@ fn excluded_snapshots_are_counted_and_not_used() {
     ]);
     assert_eq!(run_json(&mut c).1["status"], "NothingToDo");
     // Without the marker it is in the way.
-    fs::remove_file(b.path().join(format!("v2/{bad}.exclude"))).unwrap();
+    fs::remove_file(b.path().join(format!("deltafold-excluded/{bad}"))).unwrap();
     assert_eq!(b.compact(&["--timeline", "main"])["status"], "NothingToDo");
     let b = Bucket::with_base();
     b.put(&format!("v2/{bad}"), b"damaged");
@@ -263,10 +263,10 @@ fn a_name_that_is_taken_leads_to_the_next_free_second() {
     // First another snapshot has the name, excluded so that it is no base; then the same one.
     for after in [10, 11] {
         b.put(&format!("v2/{}", name(after)), b"another's");
-        b.put(&format!("v2/{}.exclude", name(after)), b"");
+        b.put(&format!("deltafold-excluded/{}", name(after)), b"");
     }
     b.put(&format!("v2/{}", name(12)), &bytes);
-    b.put(&format!("v2/{}.exclude", name(12)), b"");
+    b.put(&format!("deltafold-excluded/{}", name(12)), b"");
     let names = b.names();
     assert_eq!(b.compact(&[])["snapshot"], name(12));
     assert_eq!(b.names(), names, "nothing was written");
@@ -553,7 +553,7 @@ fn a_chain_that_damage_stops_is_none() {
     );
     b.refuses(&[], 65, "CorruptSnapshot");
     // If the newest snapshot is excluded, the report says so.
-    b.put(&format!("v2/{last}.exclude"), b"");
+    b.put(&format!("deltafold-excluded/{last}"), b"");
     let result = b.compact(&[]);
     assert_eq!(result["revision"], 1499);
     assert!(

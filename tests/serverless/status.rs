@@ -1,5 +1,6 @@
 //! `deltafold status`: the verdict and its exit code, by names and records alone.
 
+use deltafold::backup::catalog::mark_of;
 use std::fs;
 use std::path::Path;
 
@@ -287,7 +288,9 @@ fn nothing_there_is_empty() {
     for entry in fs::read_dir(store.path().join("v2")).unwrap() {
         let path = entry.unwrap().path();
         if path.to_str().unwrap().contains("Full") {
-            fs::write(format!("{}.exclude", path.display()), "").unwrap();
+            let mark = store.path().join(mark_of(path.to_str().unwrap()));
+            fs::create_dir_all(mark.parent().unwrap()).unwrap();
+            fs::write(mark, "").unwrap();
         }
     }
     let json = is(store.path(), &[], "Empty", &["NoSnapshots"]);

@@ -4,6 +4,7 @@ use super::made_backups::{BASE, Bucket, LAST, objects_in};
 use super::random::{rounds, seed};
 use super::{copy_fixture, deltafold, expected, fixture_names, run_json, scratch};
 use chrono::Utc;
+use deltafold::backup::catalog::mark_of;
 use deltafold::error::{Error, Reason};
 use deltafold::store::lock::{Lock, Wait};
 use deltafold::store::{Published, Store, Upload};
@@ -86,7 +87,7 @@ fn what_is_not_there_is_told(store: &Store) {
     let gone = [
         Error::io("read", unread),
         store.current_version(path).unwrap_err(),
-        store.exclude(path).unwrap_err(),
+        store.exclude(path, "deltafold-excluded/none").unwrap_err(),
     ];
     for e in gone {
         assert_eq!(e.reason(), Reason::SnapshotVanished, "{e}");
@@ -237,10 +238,10 @@ fn what_is_deleted_is_gone(store: &Store) {
 }
 
 fn a_mark_is_set(store: &Store, has_tags: bool) {
-    let (path, object) = ("v2/marked", "v2/marked.exclude");
+    let (path, object) = ("v2/marked", "deltafold-excluded/marked");
     store.create_small(path, b"marked").unwrap();
     for _ in 0..2 {
-        store.exclude(path).unwrap();
+        store.exclude(path, object).unwrap();
         let by_tag = store.excluded_by_tag(&[path.to_owned()]).unwrap();
         assert_eq!(by_tag, [has_tags]);
         assert_eq!(store.exists(object).unwrap(), !has_tags);
@@ -403,7 +404,7 @@ fn marks_are_listed(server: &Server) {
             .collect::<Vec<_>>()
     };
     assert_eq!(excluded(), [false, false]);
-    store.exclude(&path).unwrap();
+    store.exclude(&path, &mark_of(&path)).unwrap();
     assert_eq!(excluded(), [false, true]);
 }
 

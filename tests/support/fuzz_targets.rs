@@ -5,6 +5,7 @@
 // Each fuzzer uses one target.
 #![allow(dead_code)]
 
+use deltafold::backup::catalog::mark_of;
 use deltafold::backup::chain::{self, Choice, KnownBases};
 use deltafold::backup::delta::DeltaReader;
 use deltafold::backup::frame::{FrameReader, FrameWriter};
@@ -400,7 +401,7 @@ pub fn chain_builder(data: &[u8]) {
     if bytes.below(4) == 0
         && let Some(path) = listing.first()
     {
-        listing.push(format!("{path}.exclude"));
+        listing.push(mark_of(path));
     }
     if let Ok(text) = std::str::from_utf8(bytes.0) {
         if let Ok(name) = text.parse::<SnapshotName>() {

@@ -4,6 +4,7 @@ use super::history::{Compression, with_checksum};
 use super::scratch;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
+use deltafold::backup::catalog::mark_of;
 use futures::{FutureExt as _, TryStreamExt as _};
 use object_store::memory::InMemory;
 use object_store::path::Path as ObjectPath;
@@ -277,7 +278,7 @@ pub fn mixed() -> Bucket {
     bucket.put("v2/Incr-00000070-00000080-502.gz", &noise(3));
     let excluded = format!("v2/Full-00000000-00001000-{}.gz", T0 + 7);
     bucket.put(&excluded, &noise(4));
-    bucket.put(&format!("{excluded}.exclude"), b"");
+    bucket.put(&mark_of(&excluded), b"");
     bucket.put(
         &format!("deltafold-pins/Full-00000000-{BASE:08}-{T0}.gz"),
         b"{}",

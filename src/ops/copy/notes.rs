@@ -6,7 +6,7 @@
 use super::Listings;
 use super::plan::{Decision, Plan, Planned};
 use crate::backup::Snapshot;
-use crate::backup::catalog::{EXCLUDE_SUFFIX, PINS, Wall};
+use crate::backup::catalog::{PINS, Wall, mark_of};
 use crate::error::{Reason, Result};
 use crate::store::Store;
 use std::collections::HashSet;
@@ -53,7 +53,7 @@ impl Notes<'_> {
     /// Writes the notes that must exist before a snapshot has its name.
     pub(super) fn before(&self, planned: &Planned, snapshot: &Snapshot) -> Result<()> {
         if snapshot.excluded {
-            self.create(&format!("{}{EXCLUDE_SUFFIX}", planned.path), b"")?;
+            self.create(&mark_of(&planned.path), b"")?;
         }
         Ok(())
     }
@@ -62,7 +62,7 @@ impl Notes<'_> {
     pub(super) fn after(&self, planned: &Planned, snapshot: &Snapshot) -> Result<()> {
         if snapshot.excluded {
             // Other tools may know only the store's tag.
-            self.to.exclude(&planned.path)?;
+            self.to.exclude(&planned.path, &mark_of(&planned.path))?;
         }
         if snapshot.pinned {
             self.copy(PINS, planned, snapshot)?;

@@ -128,7 +128,7 @@ pub enum Kind {
     Incr,
     /// deltafold's own note about a snapshot.
     Note,
-    /// An exclusion mark, `NAME.exclude`.
+    /// An exclusion mark.
     Mark,
     /// A temporary object in `deltafold-staging/`.
     Staging,

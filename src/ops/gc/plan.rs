@@ -8,7 +8,7 @@ use super::evidence::{EarlierContents, EarlierEvidence};
 use super::read_fulls::{Damage, FullState, FullVersion, ReadFulls};
 use super::side_objects::{SideObject, SideReason};
 use super::{DamagedFull, Decision, Kind, Options};
-use crate::backup::catalog::{EXCLUDE_SUFFIX, PINS, SNAPSHOTS, TIMELINES, snapshot_name};
+use crate::backup::catalog::{EXCLUDED, PINS, SNAPSHOTS, TIMELINES, snapshot_name};
 use crate::backup::retention::{Facts, RetentionDecision, RetentionReason, Uncounted, decide};
 use crate::backup::timeline::{self, Evidence, Timelines};
 use crate::backup::trust::Trust;
@@ -204,7 +204,7 @@ impl<'a> Planner<'a> {
         };
         let mut listing = Vec::new();
         let mut objects = store.objects(&SNAPSHOTS)?;
-        objects.extend(store.objects(&[TIMELINES, PINS, STAGING])?);
+        objects.extend(store.objects(&[TIMELINES, PINS, EXCLUDED, STAGING])?);
         for o in objects {
             input.newest_modified = input.newest_modified.max(Some(o.modified));
             let kind = match o.path.split_once('/') {
@@ -212,7 +212,7 @@ impl<'a> Planner<'a> {
                 _ if o.is_odd => None,
                 Some((STAGING, _)) => Some(Kind::Staging),
                 Some((TIMELINES | PINS, _)) => Some(Kind::Note),
-                _ if o.path.ends_with(EXCLUDE_SUFFIX) => Some(Kind::Mark),
+                Some((EXCLUDED, _)) => Some(Kind::Mark),
                 _ => None,
             };
             if kind != Some(Kind::Staging) {
@@ -485,12 +485,6 @@ impl<'a> Planner<'a> {
                     SideReason::InUse
                 };
                 return is_temporary(name).then(|| (reason, Vec::new()));
-            }
-            Kind::Mark => {
-                let path = object.path.strip_suffix(EXCLUDE_SUFFIX)?;
-                let mut snapshots = named(&snapshot_name(path)?.to_string());
-                snapshots.retain(|&i| plan.catalog.snapshots[i].path == path);
-                snapshots
             }
             _ => {
                 let (folder, name) = object.path.split_once('/')?;

@@ -143,7 +143,7 @@ pub struct ListedSnapshot {
     pub is_final: bool,
     /// Whether the snapshot is encrypted: its name ends with `.age`.
     pub encrypted: bool,
-    /// Whether the snapshot is excluded, by a tag or by an object `<name>.exclude`.
+    /// Whether the snapshot is excluded, by a tag or by an object `deltafold-excluded/<name>`.
     pub excluded: bool,
     /// Whether the snapshot is ignored because it is not encrypted although keys are given: anybody who can
     /// write to the store may have made it.

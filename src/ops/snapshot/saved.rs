@@ -6,7 +6,7 @@
 
 use super::full::UnpublishedFull;
 use super::next::{self, BackupState, FullCause, NewestSnapshot, nothing_saved};
-use crate::backup::catalog::{ListedObject, V1, V2, Wall};
+use crate::backup::catalog::{EXCLUDED, ListedObject, V1, V2, Wall};
 use crate::backup::trust::Trust;
 use crate::backup::{Catalog, Snapshot, SnapshotName};
 use crate::error::{Error, Reason, Result};
@@ -281,7 +281,7 @@ impl<'a> Saved<'a> {
             .listed
             .is_none_or(|at| at.elapsed() >= MAX_AGE_OF_NAMES);
         if is_fresh {
-            self.listing = scan::list_folders(&self.ctx.store, &[V2, V1])?;
+            self.listing = scan::list_folders(&self.ctx.store, &[V2, V1, EXCLUDED])?;
             self.listed = Some(Instant::now());
         }
         let mut catalog = Catalog::from_listing(self.listing.clone());
