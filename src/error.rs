@@ -210,6 +210,16 @@ impl Reason {
         self.is_bad_data() || self == Reason::CannotDecrypt
     }
 
+    /// Whether a failure to read may be that of one object alone, so that others can be read nevertheless: it is damaged,
+    /// sealed, not trusted, gone, or the store does not hand it out (denied, archived).
+    pub fn is_of_one_object(self) -> bool {
+        let is_refused = matches!(
+            self,
+            Reason::PermissionDenied | Reason::Untrusted | Reason::NoSnapshots
+        );
+        self.is_unreadable() || is_refused
+    }
+
     /// Whether the same command can succeed later without a change by hand.
     pub fn is_retryable(self) -> bool {
         matches!(self.exit_code(), 69 | 74 | 75)
@@ -243,9 +253,7 @@ impl Error {
     /// Creates a `SnapshotVanished` error for a plan that relied on a snapshot which a tag turned out to exclude.
     /// `name` is the snapshot's full name.
     pub(crate) fn excluded(name: String) -> Self {
-        let message = format!(
-            "{name} is excluded by a tag that the plan had not read: run the command again"
-        );
+        let message = format!("{name} is excluded by a tag: run the command again");
         Reason::SnapshotVanished.error(message).setting_aside(name)
     }
 

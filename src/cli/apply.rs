@@ -21,8 +21,8 @@ use crate::ops::options::StateOptions;
 use crate::ops::read::{Keys, deletion_advice};
 use crate::ops::report::Report;
 use crate::prefix::Context;
-use crate::prefix::damage::around_damage;
 use crate::prefix::open::State;
+use crate::prefix::set_aside::{Purpose, decide_again};
 use chrono::{DateTime, Utc};
 use clap::Args;
 use std::collections::BTreeSet;
@@ -169,12 +169,13 @@ impl ApplyArgs {
         let client = self.live.connect(cancel).map_err(with_exact_key)?;
         let backup = self.backup.backup_at(self.state.request().at, cancel)?;
         let ctx = backup.context();
-        let (source, scan, (keys, parts), mut wanted) = around_damage([ctx], || {
-            let (source, scan) = backup.open_with_scan(&self.state.request())?;
-            let keys = self.keys_in(ctx, &source, &object_keys)?;
-            let wanted = Keys::read(ctx, &source, keys.0.clone())?;
-            Ok((source, scan, keys, wanted))
-        })?;
+        let (source, scan, (keys, parts), mut wanted) =
+            decide_again([ctx], Purpose::Restore, || {
+                let (source, scan) = backup.open_with_scan(&self.state.request())?;
+                let keys = self.keys_in(ctx, &source, &object_keys)?;
+                let wanted = Keys::read(ctx, &source, keys.0.clone())?;
+                Ok((source, scan, keys, wanted))
+            })?;
         let options = Options {
             keys,
             parts,

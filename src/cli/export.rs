@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::ops::options::StateOptions;
 use crate::ops::read::Keys;
 use crate::ops::read::json::KeyWithRecord;
-use crate::prefix::damage::up_to_damage;
+use crate::prefix::set_aside::{Purpose, decide_again};
 use clap::Args;
 
 /// Print keys and values of a backup as JSON lines: all of them, or those of objects
@@ -56,7 +56,7 @@ impl ExportArgs {
         let backup = self.backup.backup_at(self.state.request().at, cancel)?;
         text::log_time(&self.state.point);
         let ctx = backup.context();
-        let (mut keys, revision) = up_to_damage([ctx], || {
+        let (mut keys, revision) = decide_again([ctx], Purpose::Read, || {
             let source = backup.open(&self.state.request())?;
             let (range, _) = self.select.keys_in(ctx, &source, true)?;
             Ok((Keys::read(ctx, &source, range)?, source.revision))

@@ -2,6 +2,7 @@
 //!
 //! The operation itself is `ops::gc`.
 
+use super::leases::LockArgs;
 use super::metrics::MetricsArgs;
 use super::text::{self, Text};
 use super::{Ended, Output, StoreArgs, print_report, size};
@@ -68,6 +69,11 @@ pub(super) struct GcArgs {
     /// Remove the objects instead of only listing them
     #[arg(long, value_parser = yes_or_no)]
     apply: bool,
+    /// Remove although the store can keep no lock: nobody else runs gc or pin there
+    #[arg(long, value_parser = yes_or_no)]
+    single_writer: bool,
+    #[command(flatten)]
+    lock: LockArgs,
     #[command(flatten)]
     store: StoreArgs,
     #[command(flatten)]
@@ -98,7 +104,8 @@ impl GcArgs {
             apply: self.apply,
             allow_shrink: self.allow_shrink,
             timeout: self.timeout,
-            look_again: Options::LOOK_AGAIN,
+            lock_lease: self.lock.name(),
+            single_writer: self.single_writer,
         })
     }
 
@@ -214,6 +221,5 @@ fn fate(x: &Object) -> String {
             format!(", FAILED: {}", x.error.as_deref().unwrap_or_default())
         }
         Some(RemovalStatus::Waiting) => ", waits for another object".to_owned(),
-        Some(RemovalStatus::Changed) => ", kept: it changed in the meantime".to_owned(),
     }
 }

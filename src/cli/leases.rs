@@ -41,16 +41,21 @@ impl LeaseArgs {
     }
 }
 
-/// The lock that lets one of several followers work.
+/// The lock that lets one of several processes work.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Kubernetes")]
 pub(super) struct LockArgs {
-    /// Lock with this Lease, so that only one follower works at a time [default: an object in the store]
+    /// Lock with this Lease, so that only one process works at a time [default: an object in the store]
     #[arg(long, value_name = "NAME", value_parser = parse_prefix)]
     lock_lease: Option<String>,
 }
 
 impl LockArgs {
+    /// The name of the Lease.
+    pub(super) fn name(&self) -> Option<String> {
+        self.lock_lease.clone()
+    }
+
     /// The lock: a Lease if --lock-lease is given, otherwise the object `name` in the store.
     pub(super) fn lock(
         &self,

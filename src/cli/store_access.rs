@@ -8,9 +8,9 @@ use crate::base::{Cancel, byte_size};
 use crate::error::{Reason, Result};
 use crate::ops::restore::{BackupLocation, NamedBackup, PlainTarget};
 use crate::prefix::Context;
-use crate::prefix::damage::Damage;
 use crate::prefix::open::FilePlace;
 use crate::prefix::select::At;
+use crate::prefix::set_aside::Marks;
 use crate::prefix::snapshot_files::{Pattern, folder_error, open_named, open_newest};
 use crate::store::{self, Store};
 use chrono::Utc;
@@ -237,7 +237,7 @@ impl AccessArgs {
                 database_bytes: self.max_database_bytes,
                 value_bytes: self.max_value_bytes,
             },
-            damage: Damage::default(),
+            marks: Marks::default(),
         })
     }
 

@@ -44,7 +44,7 @@ use std::time::Duration;
 #[derive(Debug, Args)]
 #[command(
     mut_arg("level", |a| a.conflicts_with("endpoints")),
-    mut_arg("snapshot", |a| a.conflicts_with_all(["endpoints", "all_chains", "all_tags", "timeline"])),
+    mut_arg("snapshot", |a| a.conflicts_with_all(["endpoints", "all_chains", "timeline"])),
     after_long_help = "\
 Examples:
   Check that the newest state can be restored, by reading every byte of it:
@@ -75,12 +75,6 @@ pub(super) struct VerifyArgs {
     /// that it must read to find this chain.
     #[arg(long, conflicts_with = "endpoints", value_parser = yes_or_no)]
     all_chains: bool,
-    /// Read the tags of all snapshots to find the excluded ones, with a request per snapshot
-    ///
-    /// Without it, and with more than 64 snapshots, verify reads the tags only of the newest snapshots and of
-    /// those that it verifies.
-    #[arg(long, conflicts_with = "endpoints", value_parser = yes_or_no)]
-    all_tags: bool,
     /// Run a restore drill: start this etcd with the restored data, compare it, and write a key
     ///
     /// etcd has its data in --temp-dir, and listens on a socket there that no other user can open; afterwards it is
@@ -201,7 +195,6 @@ impl VerifyArgs {
         let options = store::Options {
             level,
             all_chains: self.all_chains,
-            all_tags: self.all_tags,
             timeline: self.timeline.clone(),
             drill: self.drill()?,
             record: !self.no_record,

@@ -22,9 +22,9 @@ use crate::error::{Error, Reason, Result};
 use crate::objects::EncryptionKeys;
 use crate::objects::key::EtcdPrefixes;
 use crate::ops::read::versions;
-use crate::prefix::damage::up_to_damage;
 use crate::prefix::open::BackupLocation;
 use crate::prefix::scan::{Depth, scan};
+use crate::prefix::set_aside::{Purpose, decide_again};
 use crate::telemetry::connection_limit::{LimitedListener, Limits};
 use crate::telemetry::endpoint::BindAddress;
 use api::Shared;
@@ -128,7 +128,7 @@ fn refuse_empty(backup: &BackupLocation) -> Result<()> {
 /// Reads the backup.
 fn read(backup: &BackupLocation, options: &Options) -> Result<Index> {
     let ctx = backup.context();
-    up_to_damage([ctx], || {
+    decide_again([ctx], Purpose::Read, || {
         let builder = Builder::new(ctx)?;
         let coverage = versions::read(backup, options.timeline.as_deref(), &builder)?;
         builder.finish(coverage, &options.prefixes)

@@ -27,10 +27,7 @@ pub(super) struct Overview {
 /// Errors of the store; `NoSnapshots`.
 pub(super) fn overview(backup: &BackupLocation) -> Result<Overview> {
     let ctx = backup.context();
-    let options = list::Options {
-        deep: false,
-        all_tags: false,
-    };
+    let options = list::Options { deep: false };
     let limits = status::Options::default();
     Ok(Overview {
         listed: list::run(ctx, options)?.outcome,
@@ -58,7 +55,8 @@ pub(super) fn removals(backup: &BackupLocation, policy: &str) -> Result<gc::Outc
         apply: false,
         allow_shrink: true,
         timeout: Duration::from_secs(60),
-        look_again: gc::Options::LOOK_AGAIN,
+        lock_lease: None,
+        single_writer: false,
     };
     Ok(gc::run(backup.context(), &options)?.outcome)
 }

@@ -57,12 +57,10 @@ impl State {
     ) -> Result<(Fold<'f>, u64)> {
         let options = self.fold_options(ctx, compact, keys, detach_leases);
         let fold = to(self.fold_of_base(ctx, options.clone())?)?;
-        self.read_deltas(ctx, || {
-            let slices = self.delta_slices();
-            let reader = SnapshotReader::new(ctx, slices.iter().map(|s| &s.snapshot));
-            let reader = reader.with_begun(lock(&self.begun).take());
-            replay(ctx, slices, reader, &options, fold)
-        })
+        let slices = self.delta_slices();
+        let reader = SnapshotReader::new(ctx, slices.iter().map(|s| &s.snapshot));
+        let reader = reader.with_begun(lock(&self.begun).take());
+        replay(ctx, slices, reader, &options, fold)
     }
 
     fn fold_options(
@@ -97,9 +95,9 @@ impl State {
         // The events in the base have no times, but they are older than the base.
         let base = created.map(|created| (created, self.base.revision));
         let cutoff = match keep {
-            KeepHistory::Age(age) => self.read_some_deltas(ctx, || {
-                by_time::newest_older_than(ctx, self.delta_slices(), base, age)
-            })?,
+            KeepHistory::Age(age) => {
+                by_time::newest_older_than(ctx, self.delta_slices(), base, age)?
+            }
             _ => None,
         };
         Ok(keep.compact_revision(&self.base, self.revision, cutoff))

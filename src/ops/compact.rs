@@ -20,10 +20,10 @@ use crate::mvcc::{Fold, HashKv, KeepHistory, KeyRange, Revision};
 use crate::ops::options::StateOptions;
 use crate::ops::report::{Report, ReportBuilder};
 use crate::ops::snapshot_leases::{self, News};
-use crate::prefix::damage::around_damage;
 use crate::prefix::newcomers::withdraw;
 use crate::prefix::open::State;
 use crate::prefix::scan::{Depth, scan};
+use crate::prefix::set_aside::{Purpose, decide_again, refuse_excluded_deltas};
 use crate::prefix::{Context, free_space, timeline_records};
 use crate::telemetry::progress::Step;
 use clap::Args;
@@ -126,7 +126,7 @@ pub struct Outcome {
 /// unfinished upload.
 pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
     let clock = ReportBuilder::start();
-    around_damage([ctx], || {
+    decide_again([ctx], Purpose::Restore, || {
         Compaction {
             ctx,
             options,
@@ -162,7 +162,7 @@ impl Compaction<'_> {
         let encoding = self.resolve_compression(&source)?;
         self.warn_about_space(&source);
         if self.options.dry_run {
-            self.clock.warnings.extend(source.tags_warning());
+            refuse_excluded_deltas(self.ctx, &source)?;
             let outcome = self.outcome(&source, encoding);
             return Ok(self.clock.report(outcome));
         }

@@ -24,7 +24,7 @@ pub enum Severity {
 }
 
 /// The reasons of notes. Errors have the reasons of exit-codes.md.
-const NOTES: [&str; 18] = [
+const NOTES: [&str; 17] = [
     "DrillSkipped",
     "Excluded",
     "ForeignObject",
@@ -38,7 +38,6 @@ const NOTES: [&str; 18] = [
     "RecordUnreadable",
     "RevisionPastName",
     "RevisionsNotCovered",
-    "TagsNotRead",
     "TagsUnreadable",
     "TimelineRecordUnreadable",
     "TimelinesUnverified",
@@ -57,7 +56,7 @@ pub struct Finding {
     /// whether it went on with that history), `IdentityUnreadable` (`deltafold-identity.json` cannot be read), `MissingBase`
     /// (by names, no full precedes these deltas), `OverlappingDeltas` (two streams of deltas), `RecordUnreadable` (a record in
     /// `deltafold-verified/` cannot be read), `RevisionPastName` (a full holds more than its name says; harmless),
-    /// `RevisionsNotCovered` (no deltas lead up to a full), `TagsNotRead` (a large backup: use --all-tags),
+    /// `RevisionsNotCovered` (no deltas lead up to a full),
     /// `TagsUnreadable` (the store does not permit to read tags, so excluded snapshots are not recognized),
     /// `TimelineRecordUnreadable` (a record in `deltafold-timelines/` cannot be read), `TimelinesUnverified` (only the
     /// contents show whether the history forked), `TooManyTimelines` (more than 100 histories contradict each other:
@@ -137,7 +136,6 @@ impl Finding {
                 &["list", "--deep"]
             }
             (Some(_), _) => &["verify", "--all-chains"],
-            (None, "TagsNotRead") => &["list", "--all-tags"],
             (None, _) => return self,
         };
         let words = [&["deltafold"], flags, &["--store", url]].concat();
@@ -192,22 +190,12 @@ pub(super) fn of_scan(ctx: &Context, scan: &Scan, deep_command: Option<&str>) ->
         let finding = Finding::note("TagsUnreadable", TAGS_UNREADABLE, Vec::new());
         findings.push(finding);
     }
-    // The tags of snapshots whose contents were read are known.
-    if let Some(deep_command) = deep_command {
-        if scan.tags_unread > 0 {
-            let message = format!(
-                "the tags of {} snapshots were not read, since each takes a request: a snapshot that a tag excludes may be shown as usable here (operations that read a snapshot read its tags); --all-tags of `list` and `verify` reads all tags",
-                scan.tags_unread
-            );
-            findings.push(Finding::note("TagsNotRead", message, Vec::new()));
-        }
-        if !scan.doubtful.is_empty() {
-            let message = format!(
-                "revisions do not only grow in order of creation, because of two streams, a late compaction, or a forked history: use {deep_command} to find out"
-            );
-            let doubtful = paths(&scan.doubtful);
-            findings.push(Finding::note("TimelinesUnverified", message, doubtful));
-        }
+    if let Some(deep_command) = deep_command.filter(|_| !scan.doubtful.is_empty()) {
+        let message = format!(
+            "revisions do not only grow in order of creation, because of two streams, a late compaction, or a forked history: use {deep_command} to find out"
+        );
+        let doubtful = paths(&scan.doubtful);
+        findings.push(Finding::note("TimelinesUnverified", message, doubtful));
     }
     if let Err(e) = scan.refuse_untrusted(ctx) {
         findings.push(Finding::from(&e).about(paths(&scan.untrusted.refused)));

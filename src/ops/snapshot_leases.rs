@@ -13,6 +13,7 @@ use crate::prefix::Context;
 use crate::prefix::contents::Contents;
 use crate::prefix::restorable::Bases;
 use crate::prefix::scan::{Depth, scan};
+use crate::prefix::set_aside::{Marks, Purpose, decide_again, refuse_excluded_end};
 use chrono::Utc;
 
 /// What an operation has done, as far as the store does not show it.
@@ -58,9 +59,17 @@ fn logged(warnings: Vec<String>) -> Vec<String> {
 }
 
 fn newest_state(ctx: &Context, news: News) -> Result<LeaseState> {
-    let scan = scan(ctx, Depth::Doubtful)?;
-    let timeline = scan.timelines.newest(&scan.catalog)?;
-    Ok(state(&scan.catalog, timeline, news))
+    // The operation that calls has marks of its own.
+    let ctx = &Context {
+        marks: Marks::default(),
+        ..ctx.clone()
+    };
+    decide_again([ctx], Purpose::Save, || {
+        let scan = scan(ctx, Depth::Doubtful)?;
+        refuse_excluded_end(ctx, &scan.catalog, &scan.timelines, &scan.contents)?;
+        let timeline = scan.timelines.newest(&scan.catalog)?;
+        Ok(state(&scan.catalog, timeline, news))
+    })
 }
 
 fn snap_state(snapshot: &Snapshot, revision: Revision) -> SnapState {

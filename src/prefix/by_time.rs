@@ -12,13 +12,10 @@ use crate::backup::timeline::Timeline;
 use crate::base::time::rfc3339;
 use crate::error::{Reason, Result};
 use crate::mvcc::Revision;
+use crate::prefix::Context;
 use crate::prefix::scan::Scan;
-use crate::prefix::{Context, tags, warn};
 use chrono::{DateTime, TimeDelta, Utc};
 use std::time::Duration;
-
-/// The number of deltas whose tags are read at once, before the deltas are read one by one.
-const TAGS_AHEAD: usize = 16;
 
 /// The longest time between the first change that a run of `snapshot delta` receives and the name of its delta.
 const RUN: TimeDelta = TimeDelta::seconds(5);
@@ -83,17 +80,12 @@ pub(crate) fn revision_at(
     timeline: &Timeline,
     time: DateTime<Utc>,
 ) -> Result<(Revision, Vec<String>)> {
-    let catalog = &scan.catalog;
     let found = find_moment(ctx, scan, timeline, time)
         .and_then(|moment| revision_of(ctx, scan, timeline, time, &moment));
-    // A tag may exclude a delta that was read, whatever the result is.
-    let paths = timeline.members.iter().map(|m| m.snapshot);
-    let paths = paths.map(|i| catalog.snapshots[i].path.as_str());
-    let found = tags::unless_excluded_by_known_tags(ctx, paths, found);
     let (revision, warning) = found.map_err(|e| scan.explain_untrusted(ctx, e))?;
     let mut warnings = Vec::new();
     if let Some(warning) = warning {
-        warn(&mut warnings, warning);
+        ctx.marks.warn(&mut warnings, warning);
     }
     Ok((revision, warnings))
 }
@@ -105,20 +97,9 @@ fn find_moment(
     timeline: &Timeline,
     time: DateTime<Utc>,
 ) -> Result<Moment> {
-    let links = chain::all_links(&scan.catalog, timeline);
     let slices = all_delta_slices(&scan.catalog, timeline);
     let mut reader = SliceReader::new(ctx, &slices);
-    let mut tags_read_for = None;
-    Moment::find(&slices, time, |nth, visit| {
-        // If the server does not report tags with an object, the tags of several deltas are read before them.
-        let batch = nth / TAGS_AHEAD;
-        if tags_read_for != Some(batch) && !ctx.store.responses_report_tags() {
-            tags_read_for = Some(batch);
-            let ahead = links[nth..].iter().take(TAGS_AHEAD - nth % TAGS_AHEAD);
-            scan.refuse_excluded(ctx, ahead.map(|l| l.snapshot))?;
-        }
-        reader.visit_events(nth, visit)
-    })
+    Moment::find(&slices, time, |nth, visit| reader.visit_events(nth, visit))
 }
 
 /// Returns the revision of a moment, and a warning. Fails if missing revisions may hide a later event at or
@@ -233,7 +214,6 @@ fn full_that_holds(
     let Some(i) = fulls.find(|&i| scan.catalog.snapshots[i].name.last >= last.1) else {
         return Ok(None);
     };
-    scan.refuse_excluded(ctx, [i])?;
     let full = &scan.catalog.snapshots[i];
     let (_, base) = ctx.full(full)?;
     Ok((base.first_revision() <= first.0).then(|| full.name.clone()))

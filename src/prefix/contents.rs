@@ -7,8 +7,8 @@ use crate::backup::survey::{Comparison, Continuity, FingerprintFiles, Held, Surv
 use crate::backup::timeline::Evidence;
 use crate::backup::{Catalog, Kind};
 use crate::base::cancel::Cancel;
-use crate::base::lock;
 use crate::base::parallel::find_first;
+use crate::base::{lock, unpoisoned};
 use crate::bolt::Database;
 use crate::error::{Error, Result};
 use crate::mvcc::Revision;
@@ -100,10 +100,11 @@ impl Evidence for Contents {
     }
 }
 
-/// Reads the snapshots in `to_read`. Calls `check_full` for every full. Errors for which `is_damage` is true are put into [`Contents::unreadable`].
+/// Reads the snapshots in `to_read`. Calls `check_full` for every full. Errors for which `is_damage` is true are put into
+/// [`Contents::unreadable`].
 ///
 /// # Errors
-/// All other errors: those of the store; `Io`, `NoSpace`.
+/// All other errors: those of the store; `Io`, `NoSpace`; one that sets a snapshot aside if tags exclude some of them.
 pub(crate) fn read_contents(
     ctx: &Context,
     catalog: &Catalog,
@@ -121,6 +122,7 @@ pub(crate) fn read_contents(
         return Ok(contents);
     }
     let threads = ctx.threads.clamp(1, to_read.len());
+    let excluded = Mutex::new(Vec::new());
     let files: Result<_> = (0..threads).map(|_| ctx.temp_file()).collect();
     let mut fingerprints = FingerprintFiles::new(files?);
     {
@@ -137,12 +139,15 @@ pub(crate) fn read_contents(
             match survey {
                 Ok(s) => drop(lock(&read).surveys.insert(i, s)),
                 Err(e) if is_damage(&e) => drop(lock(&read).unreadable.insert(i, e)),
+                Err(e) if e.is_of_excluded() => lock(&excluded).push(e),
                 Err(e) => return Err(e),
             }
             Ok(None::<()>)
         })?;
     }
     contents.fingerprints = Some(fingerprints);
+    ctx.marks
+        .decide_without(unpoisoned(excluded.into_inner()))?;
     Ok(contents)
 }
 

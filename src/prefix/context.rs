@@ -1,9 +1,9 @@
 //! What every operation needs: the store, keys, limits, and the ways in which snapshots are opened.
 
-use super::damage::Damage;
 use super::free_space;
 use super::open::read_snapshot::SnapshotReader;
 use super::open::{DatabaseFile, FilePlace, Payload, PlainSnapshot, plain_snapshot};
+use super::set_aside::Marks;
 use crate::backup::Snapshot;
 use crate::backup::delta::DeltaReader;
 use crate::backup::full::FullReader;
@@ -34,8 +34,8 @@ pub struct Context {
     pub trust: Trust,
     /// The sizes above which a snapshot is not read.
     pub limits: Limits,
-    /// The snapshots that an operation has found damaged.
-    pub damage: Damage,
+    /// The snapshots that an operation has set aside.
+    pub marks: Marks,
 }
 
 impl Context {

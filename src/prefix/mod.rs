@@ -4,8 +4,8 @@
 //! It does not fold a state into a database: `fold` does. All functions block: call them outside of async code.
 //!
 //! - `context`: what every operation needs
-//! - `damage`: what is done when a snapshot turns out to be damaged
-//! - `scan`, `contents`, `tags`: the names below the prefix, what the snapshots hold, which are excluded
+//! - `set_aside`: which snapshots do not count, and what is done then
+//! - `scan`, `contents`: the names below the prefix, what the snapshots hold
 //! - `identity`: which cluster's backup it is
 //! - `snapshot_files`: a plain snapshot file instead of a prefix
 //! - `side_objects`: the names of what lies beside the snapshots
@@ -18,7 +18,6 @@
 pub(crate) mod by_time;
 pub(crate) mod contents;
 mod context;
-pub mod damage;
 pub(crate) mod free_space;
 pub mod identity;
 pub(crate) mod last_saved;
@@ -28,9 +27,9 @@ pub mod open;
 pub mod restorable;
 pub mod scan;
 pub mod select;
+pub mod set_aside;
 pub mod side_objects;
 pub mod snapshot_files;
-pub(crate) mod tags;
 pub mod timeline_records;
 
 pub use context::Context;

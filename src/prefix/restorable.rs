@@ -58,7 +58,7 @@ impl Restorable {
 #[derive(Default)]
 pub(crate) struct Bases {
     pub(crate) known: KnownBases,
-    /// The errors of damaged fulls.
+    /// The errors of fulls that are damaged, or that the store does not hand out.
     pub(crate) damaged: BTreeMap<usize, Error>,
     /// Fulls that are too large or could not be read.
     unread: Vec<usize>,
@@ -76,7 +76,7 @@ impl Bases {
     /// Reads the fulls on which a range of the timelines begins, as far as the limits allow.
     ///
     /// # Errors
-    /// `Terminated`. A full that cannot be read is left out: only its name counts.
+    /// `Terminated`; one that sets a full aside if a tag excludes it. A full that cannot be read is left out: only its name counts.
     pub(crate) fn read<'t>(
         mut self,
         ctx: &Context,
@@ -106,10 +106,15 @@ impl Bases {
                     Ok((_, base)) => {
                         self.known.insert(full, base);
                     }
-                    Err(e) if e.reason() == Reason::Terminated => return Err(e),
+                    Err(e) if e.reason() == Reason::Terminated || e.is_of_excluded() => {
+                        return Err(e);
+                    }
                     Err(e) => {
                         self.unread.push(full);
-                        if e.reason().is_bad_data() && e.reason() != Reason::TooLarge {
+                        // Its own limits are small, and names need no key.
+                        let is_fault =
+                            !matches!(e.reason(), Reason::TooLarge | Reason::CannotDecrypt);
+                        if is_fault && e.reason().is_of_one_object() {
                             self.damaged.insert(full, e);
                         }
                     }

@@ -1,15 +1,12 @@
-//! Scans a prefix: lists it, reads tags, reads contents if names leave doubt, and sorts the snapshots into
-//! timelines.
+//! Scans a prefix: lists it, reads contents if names leave doubt, and sorts the snapshots into timelines.
 //!
 //! It decides nothing about chains or retention, and writes nothing to the store.
 
 use crate::backup::catalog::{NOTES, SNAPSHOTS, V1, V2};
-use crate::backup::chain::Chain;
 use crate::backup::file_name::{is_hidden, is_snapshot_file, newest_pattern};
 use crate::backup::timeline::{self, Evidence, NamesOnly, Timeline, Timelines};
 use crate::backup::trust::{self, Untrusted};
 use crate::backup::{Catalog, ListedObject, SnapshotName};
-use crate::base::parallel::side_by_side;
 use crate::base::{shell, shorten};
 use crate::bolt::Database;
 use crate::error::{Error, Reason, Result};
@@ -17,7 +14,7 @@ use crate::prefix::Context;
 pub use crate::prefix::contents::Contents;
 pub(crate) use crate::prefix::contents::read_contents;
 use crate::prefix::open::DatabaseFile;
-use crate::prefix::tags::{self, ReadTags, TagScope};
+use crate::prefix::set_aside::Purpose;
 use crate::store::{ObjectInfo, Store, open};
 use std::collections::BTreeMap;
 
@@ -45,17 +42,13 @@ pub struct Scan {
     pub doubtful: Vec<usize>,
     /// The results of reading snapshots.
     pub contents: Contents,
-    /// The number of snapshots whose tags were not read. A tag may exclude them.
-    pub tags_unread: usize,
     /// The snapshots that are not trusted because they are not encrypted.
     pub untrusted: Untrusted,
-    /// The snapshots that the operation has found damaged.
+    /// The snapshots that the operation has opened and set aside.
     pub(crate) damaged: BTreeMap<usize, Error>,
     /// The timelines without these; empty if there are none.
     intact: Vec<Timeline>,
     depth: Depth,
-    scope: TagScope,
-    read_tags: ReadTags,
 }
 
 impl Scan {
@@ -67,13 +60,10 @@ impl Scan {
             catalog,
             doubtful: Vec::new(),
             contents: Contents::default(),
-            tags_unread: 0,
             untrusted: Untrusted::default(),
             damaged: BTreeMap::new(),
             intact: Vec::new(),
             depth: Depth::Names,
-            scope: TagScope::Newest,
-            read_tags: ReadTags::default(),
         })
     }
 
@@ -87,15 +77,7 @@ impl Scan {
     /// # Errors
     /// As [`scan`].
     pub(crate) fn with_paths(&self, ctx: &Context) -> Result<Scan> {
-        self.sort_again(ctx, self.catalog.clone(), Depth::All)
-    }
-
-    /// Scans the same snapshots again, after an operation that saves has found one of them damaged.
-    ///
-    /// # Errors
-    /// As [`scan`].
-    pub(crate) fn again(&self, ctx: &Context) -> Result<Scan> {
-        self.sort_again(ctx, self.catalog.clone(), self.depth)
+        sort(ctx, self.catalog.clone(), Depth::All, |_| Ok(()))
     }
 
     /// Scans the same snapshots again as if the newest walls without a full behind them did not exist.
@@ -106,13 +88,7 @@ impl Scan {
         let mut catalog = self.catalog.clone();
         let without = self.timelines.without_full(&self.catalog);
         catalog.walls.retain(|w| !without.contains(&w));
-        self.sort_again(ctx, catalog, self.depth)
-    }
-
-    /// Sorts a catalog of the same snapshots. Their tags are not read again.
-    fn sort_again(&self, ctx: &Context, catalog: Catalog, depth: Depth) -> Result<Scan> {
-        let tags = self.read_tags.clone();
-        sort(ctx, catalog, tags, depth, self.scope, |_| Ok(()))
+        sort(ctx, catalog, self.depth, |_| Ok(()))
     }
 
     /// Returns a timeline without the snapshots that are known to be damaged.
@@ -175,33 +151,6 @@ impl Scan {
         let is_intact = |i: &usize| !self.damaged.contains_key(i);
         untrusted_warning(&self.catalog, self.untrusted.all().filter(is_intact))
     }
-
-    /// Returns the paths of the deltas of a chain whose tags were not read.
-    pub(crate) fn deltas_with_unread_tags(&self, chain: &Chain) -> Vec<String> {
-        self.with_unread_tags(chain.deltas.iter().map(|l| l.snapshot))
-    }
-
-    /// Returns the paths of those snapshots in `which` whose tags were not read.
-    fn with_unread_tags(&self, which: impl IntoIterator<Item = usize>) -> Vec<String> {
-        if self.tags_unread == 0 {
-            return Vec::new();
-        }
-        let unread = which.into_iter().filter(|&i| !self.read_tags.has(i));
-        let path = |i: usize| self.catalog.snapshots[i].path.clone();
-        unread.map(path).collect()
-    }
-
-    /// Fails if a tag that was not read yet excludes one of these snapshots.
-    ///
-    /// # Errors
-    /// An error for which [`Error::is_of_excluded`] is true; errors of the store.
-    pub(crate) fn refuse_excluded(
-        &self,
-        ctx: &Context,
-        which: impl IntoIterator<Item = usize>,
-    ) -> Result<()> {
-        tags::refuse_excluded(ctx, &self.with_unread_tags(which))
-    }
 }
 
 /// Scans the prefix of the context.
@@ -210,18 +159,10 @@ impl Scan {
 /// `NoSnapshots` if the prefix has no snapshot; errors of the store; `Io`, `NoSpace`. A damaged snapshot is
 /// not an error here: [`Contents::unreadable`] holds it.
 pub fn scan(ctx: &Context, depth: Depth) -> Result<Scan> {
-    scan_with(ctx, depth, TagScope::Newest, |_| Ok(()))
+    scan_with(ctx, depth, |_| Ok(()))
 }
 
-/// Scans as [`scan`] does, for an operation that relies on more than the newest chain, or does not read it.
-///
-/// # Errors
-/// As [`scan`].
-pub fn scan_with_tags(ctx: &Context, depth: Depth, scope: TagScope) -> Result<Scan> {
-    scan_with(ctx, depth, scope, |_| Ok(()))
-}
-
-/// Lists the prefix and sorts the names into a catalog. Reads no tags and no contents.
+/// Lists the prefix and sorts the names into a catalog. Reads no contents.
 ///
 /// # Errors
 /// Errors of the store.
@@ -248,7 +189,6 @@ pub(crate) fn list_folders(store: &Store, folders: &[&str]) -> Result<Vec<Listed
 pub(crate) fn scan_with(
     ctx: &Context,
     depth: Depth,
-    scope: TagScope,
     check_full: impl Fn(&Database<DatabaseFile>) -> Result<()> + Sync,
 ) -> Result<Scan> {
     let listed = list_prefix(ctx)?;
@@ -257,25 +197,10 @@ pub(crate) fn scan_with(
         return Err(no_snapshots_error(ctx, &catalog, listed.page));
     }
     ctx.trust.mark(&mut catalog);
-    let mut read_tags = ReadTags::default();
-    let all = 0..catalog.snapshots.len();
-    // Which tags are read does not depend on the notes, so both go on at the same time.
-    let (notes, tags) = side_by_side(
-        ctx.store.requests().map_or(1, |_| 2),
-        || {
-            if listed.has_notes {
-                return Ok(Vec::new());
-            }
-            list_folders(&ctx.store, &NOTES)
-        },
-        || match scope.has_all_of(all.len()) {
-            true => read_tags.read(&ctx.store, &mut catalog, all),
-            false => Ok(false),
-        },
-    );
-    tags?;
-    catalog.add_notes(&notes?);
-    sort(ctx, catalog, read_tags, depth, scope, check_full)
+    if !listed.has_notes {
+        catalog.add_notes(&list_folders(&ctx.store, &NOTES)?);
+    }
+    sort(ctx, catalog, depth, check_full)
 }
 
 /// What a prefix lists.
@@ -327,73 +252,40 @@ fn list_prefix(ctx: &Context) -> Result<Listed> {
 fn sort(
     ctx: &Context,
     mut catalog: Catalog,
-    mut read_tags: ReadTags,
     depth: Depth,
-    scope: TagScope,
     check_full: impl Fn(&Database<DatabaseFile>) -> Result<()> + Sync,
 ) -> Result<Scan> {
-    let is_damage = |e: &Error| e.reason().is_unreadable();
-    let mut damaged = ctx.damage.mark(&ctx.store, &mut catalog);
-    // Starts over each time a newly read tag excludes a snapshot. Each tag is read once, so there is an end.
-    let (doubtful, contents, timelines) = loop {
-        if ctx.store.has_seen_tags() {
-            let tagged: Vec<usize> = catalog
-                .usable()
-                .filter(|&i| ctx.store.has_tags(&catalog.snapshots[i].path))
-                .collect();
-            read_tags.read(&ctx.store, &mut catalog, tagged)?;
-        }
-        let doubtful = timeline::doubtful(&catalog);
-        let to_read: Vec<usize> = match depth {
-            Depth::Names => Vec::new(),
-            Depth::Doubtful => doubtful.clone(),
-            Depth::All => catalog.usable().collect(),
-        };
-        let paths = to_read.iter().filter(|&&i| !read_tags.has(i));
-        let paths = paths.map(|&i| catalog.snapshots[i].path.as_str());
-        let contents = tags::unless_excluded(ctx, paths, || {
-            read_contents(
-                ctx,
-                &catalog,
-                to_read.clone(),
-                &doubtful,
-                is_damage,
-                &check_full,
-            )
-        });
-        let contents = match contents {
-            Err(e) if e.is_of_excluded() => continue,
-            contents => contents?,
-        };
-        let evidence: &dyn Evidence = match depth {
-            Depth::Names => &NamesOnly,
-            _ => &contents,
-        };
-        let timelines = Timelines::build(&catalog, evidence)?;
-        let deciding = match read_tags.unread_count(&ctx.store, &catalog) {
-            0 => Vec::new(),
-            _ => tags::deciding_snapshots(&catalog, &timelines, &contents.known_bases(), scope),
-        };
-        if !read_tags.read(&ctx.store, &mut catalog, deciding)? {
-            break (doubtful, contents, timelines);
-        }
+    let damaged = ctx.marks.apply(&ctx.store, &mut catalog);
+    let doubtful = timeline::doubtful(&catalog);
+    let to_read: Vec<usize> = match depth {
+        Depth::Names => Vec::new(),
+        Depth::Doubtful => doubtful.clone(),
+        Depth::All => catalog.usable().collect(),
     };
-    damaged.retain(|&i, _| !catalog.snapshots[i].excluded);
+    // Who tells what is wrong goes on past what the store does not hand out.
+    let goes_on = ctx.marks.purpose() == Purpose::Verify;
+    let is_damage = |e: &Error| match goes_on {
+        true => e.reason().is_of_one_object(),
+        false => e.reason().is_unreadable(),
+    };
+    let contents = read_contents(ctx, &catalog, to_read, &doubtful, is_damage, check_full)?;
+    let evidence: &dyn Evidence = match depth {
+        Depth::Names => &NamesOnly,
+        _ => &contents,
+    };
+    let timelines = Timelines::build(&catalog, evidence)?;
     let with_damage = timelines.all.iter().filter(|_| !damaged.is_empty());
     let intact = with_damage.map(|t| t.part(|i| !damaged.contains_key(&i)));
     let intact = intact.collect();
     Ok(Scan {
         damaged,
         intact,
-        tags_unread: read_tags.unread_count(&ctx.store, &catalog),
         untrusted: trust::untrusted(&catalog),
         catalog,
         timelines,
         doubtful,
         contents,
         depth,
-        scope,
-        read_tags,
     })
 }
 

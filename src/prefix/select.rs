@@ -12,8 +12,8 @@ use crate::base::{flag_values, shorten};
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::{Base, Revision};
 use crate::prefix::scan::{Scan, TAGS_UNREADABLE};
-use crate::prefix::tags::{TagScope, deciding_in_chain};
-use crate::prefix::{Context, timeline_records, warn};
+use crate::prefix::set_aside;
+use crate::prefix::{Context, timeline_records};
 use chrono::{DateTime, Utc};
 
 /// A point in a history.
@@ -145,10 +145,10 @@ pub(crate) fn choose_timeline<'a>(
                 rfc3339(wall.at()),
                 timeline.id
             );
-            warn(&mut warnings, message);
+            ctx.marks.warn(&mut warnings, message);
         }
         if let Some(message) = other_timelines(scan, timeline, request.at) {
-            warn(&mut warnings, message);
+            ctx.marks.warn(&mut warnings, message);
         }
     }
     Ok((timeline, warnings))
@@ -202,14 +202,14 @@ pub(crate) fn timelines_with(scan: &Scan, revision: Revision, except: &Timeline)
 
 fn warn_about_scan(ctx: &Context, scan: &Scan, warnings: &mut Vec<String>) {
     if ctx.store.tags_refused() {
-        warn(warnings, TAGS_UNREADABLE);
+        ctx.marks.warn(warnings, TAGS_UNREADABLE);
     }
     let catalog = &scan.catalog;
     let misplaced: Vec<&str> = catalog.misplaced_marks().map(|(path, _)| path).collect();
     if !misplaced.is_empty() {
         let misplaced = shorten::line(&misplaced, ", ", shorten::IN_LIST);
-        warn(
-            warnings,
+        ctx.marks.warn(
+warnings,
             format!(
                 "these objects exclude nothing, since a mark has its place in {EXCLUDED}/: {misplaced}"
             ),
@@ -218,20 +218,19 @@ fn warn_about_scan(ctx: &Context, scan: &Scan, warnings: &mut Vec<String>) {
     if !catalog.foreign.is_empty() {
         let foreign = shorten::line(&catalog.foreign, ", ", shorten::IN_LIST);
         let message = format!("ignored, since their names are not those of snapshots: {foreign}");
-        warn(warnings, message);
+        ctx.marks.warn(warnings, message);
     }
     if let Some(message) = scan.untrusted_warning() {
-        warn(warnings, message);
+        ctx.marks.warn(warnings, message);
     }
     if let Some(message) = scan.timelines.warning() {
-        warn(warnings, message);
+        ctx.marks.warn(warnings, message);
     }
-    for e in scan.damaged.values() {
-        warn(warnings, format!("damaged, and not used: {e}"));
-    }
+    // These are logged when the operation has succeeded without them.
+    warnings.extend(scan.damaged.values().filter_map(set_aside::warning));
     for (&i, e) in &scan.contents.unreadable {
         let message = format!("{} is ignored: {e}", catalog.snapshots[i].path);
-        warn(warnings, message);
+        ctx.marks.warn(warnings, message);
     }
 }
 
@@ -264,14 +263,6 @@ pub(crate) fn full_of(choice: &Choice) -> usize {
     match choice {
         Choice::ReadFirst(full) => *full,
         Choice::Chosen(chain) => chain.base,
-    }
-}
-
-/// The snapshots whose tags must be known before the snapshots of a choice are read.
-pub(crate) fn deciding_snapshots(choice: &Choice) -> Vec<usize> {
-    match choice {
-        Choice::ReadFirst(full) => vec![*full],
-        Choice::Chosen(chain) => deciding_in_chain(chain, TagScope::Newest).collect(),
     }
 }
 

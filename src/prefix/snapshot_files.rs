@@ -329,7 +329,7 @@ fn compare(
         }
         let other = file.place.name(ctx);
         let before = match ctx.plain(&file.place) {
-            Err(e) if e.reason().is_unreadable() || e.reason() == Reason::Untrusted => {
+            Err(e) if e.reason().is_of_one_object() => {
                 warn(warnings, format!("not compared with {other}: {e}"));
                 continue;
             }

@@ -3,7 +3,9 @@
 //!
 //! Knows the URL of a blob and how to sign. What a request for tags means is `exclude`'s, the caller.
 
-use super::retrying_client::{RetryingClient, StoreResponse, no_response, query_string, request};
+use super::retrying_client::{
+    RetryingClient, SignRequest, StoreResponse, no_response, query_string, request,
+};
 use crate::base::lock;
 use crate::error::{Error, Result};
 use async_trait::async_trait;
@@ -77,8 +79,7 @@ impl Azure {
         body: String,
     ) -> Result<StoreResponse> {
         let request = self.request(action, method, path, query, &[], body)?;
-        let sign = async |request: &mut HttpRequest| self.sign(request).await;
-        self.client.send(action, request, sign).await
+        self.client.send(action, request, self).await
     }
 
     fn request(
@@ -100,7 +101,10 @@ impl Azure {
         }
         request(method, &url, &headers, body)
     }
+}
 
+#[async_trait]
+impl SignRequest for Azure {
     async fn sign(&self, request: &mut HttpRequest) -> object_store::Result<()> {
         let credential = self.store.credentials().get_credential().await?;
         AzureAuthorizer::new(&credential, &self.account).try_authorize(request)

@@ -8,14 +8,14 @@ use super::azure::Azure;
 use super::gcs::Gcs;
 use super::retrying_client::StoreResponse;
 use super::s3::S3;
-use super::server_facts::ServerFacts;
+use super::server_facts::{HasTags, ServerFacts};
 use super::xml::{Document, Tag, TagSet, Tagging};
 use super::{Store, store_error};
 use crate::error::{Error, Reason, Result};
 use futures::{StreamExt, TryStreamExt};
 use http::Method;
 use object_store::path::Path;
-use object_store::{Attribute, GetOptions, ObjectStore};
+use object_store::{Attribute, Attributes, GetOptions, GetResult, ObjectStore};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -140,6 +140,16 @@ impl ExcludeTags {
         }
     }
 
+    /// Returns whether an object is excluded that was just opened; `None` if the response does not tell, and its tags must be
+    /// requested.
+    pub(super) fn told_by(&self, opened: &GetResult) -> Option<bool> {
+        match (&self.kind, opened.extensions.get()) {
+            (TagKind::None, _) | (_, Some(HasTags(false))) => Some(false),
+            (TagKind::Metadata(_), _) => Some(is_excluded_by(&opened.attributes)),
+            _ => None,
+        }
+    }
+
     async fn read(&self, path: &Path) -> Result<Vec<Tag>, TagFailure> {
         let action = format!("read the tags of {path}");
         let response = self.send(&action, Method::GET, path, String::new()).await?;
@@ -234,17 +244,13 @@ pub(super) fn excluded_by_tag(store: &Store, paths: &[String]) -> Result<Vec<boo
     if !store.can_request_tags() {
         return Ok(vec![false; paths.len()]);
     }
-    let excluded: Vec<bool> = store.block_on(async {
+    store.block_on(async {
         futures::stream::iter(paths)
             .map(|p| async move { store.tags.is_excluded(&store.inner, &store.path(p)).await })
             .buffered(PARALLEL_REQUESTS)
             .try_collect()
             .await
-    })??;
-    for (path, _) in paths.iter().zip(&excluded).filter(|e| *e.1) {
-        store.tags.server.remember(path);
-    }
-    Ok(excluded)
+    })?
 }
 
 pub(super) fn exclude(store: &Store, below: &str, mark: &str) -> Result<()> {
@@ -279,13 +285,15 @@ async fn has_exclude_metadata(store: &Arc<dyn ObjectStore>, path: &Path) -> Resu
         ..GetOptions::default()
     };
     match store.get_opts(path, options).await {
-        Ok(object) => Ok(object
-            .attributes
-            .get(&Attribute::Metadata(EXCLUDE_TAG.into()))
-            .is_some_and(|v| v.as_ref() == "true")),
+        Ok(object) => Ok(is_excluded_by(&object.attributes)),
         Err(object_store::Error::NotFound { .. }) => Ok(false),
         Err(e) => Err(store_error(format!("look at {path}"), e)),
     }
+}
+
+fn is_excluded_by(metadata: &Attributes) -> bool {
+    let mark = metadata.get(&Attribute::Metadata(EXCLUDE_TAG.into()));
+    mark.is_some_and(|mark| mark.as_ref() == "true")
 }
 
 fn has_exclude_tag(tags: &[Tag]) -> bool {

@@ -3,6 +3,7 @@
 //! Reads a large object by several ranges at once, and hands the bytes over in order. A local file is opened
 //! and read on the caller's thread.
 
+use super::exclude::ExcludeTags;
 use super::{Bandwidth, Store, store_error};
 use crate::base::Cancel;
 use crate::error::{Error, Reason, Result};
@@ -63,7 +64,7 @@ enum ByteSource {
         task: JoinHandle<()>,
     },
     /// A file in a local folder. It is opened at the first read.
-    Unopened(Arc<dyn ObjectStore>, Path),
+    Unopened(Opening),
     /// A file, and the number of bytes that are still to come.
     File(File, u64),
 }
@@ -94,31 +95,68 @@ fn changed(name: &str) -> Error {
     Reason::SnapshotVanished.error(format!("{name} was replaced while it was read: run again"))
 }
 
-pub(super) fn read(store: &Store, below: &str) -> ObjectReader {
-    store.fetch(below, 0)
+/// How an object is opened: if it is a snapshot, a tag may exclude it.
+#[derive(Clone)]
+struct Opening {
+    store: Arc<dyn ObjectStore>,
+    path: Path,
+    /// For messages.
+    name: String,
+    tags: Option<ExcludeTags>,
 }
 
-pub(super) fn fetch(store: &Store, below: &str, bytes: u64) -> ObjectReader {
-    let (inner, path) = (Arc::clone(&store.inner), store.path(below));
+impl Opening {
+    /// Opens the whole object.
+    async fn whole(&self) -> Result<GetResult> {
+        let opened = self.store.get(&self.path).await;
+        let opened = opened.map_err(|e| failed(&self.name, e))?;
+        self.unless_excluded(opened).await
+    }
+
+    /// Returns the response that opened an object.
+    ///
+    /// # Errors
+    /// One that sets the object aside if a tag excludes it; those of the store.
+    async fn unless_excluded(&self, opened: GetResult) -> Result<GetResult> {
+        let Some(tags) = &self.tags else {
+            return Ok(opened);
+        };
+        let is_excluded = match tags.told_by(&opened) {
+            Some(is_excluded) => is_excluded,
+            None => tags.is_excluded(&self.store, &self.path).await?,
+        };
+        match is_excluded {
+            true => Err(Error::excluded(self.name.clone())),
+            false => Ok(opened),
+        }
+    }
+}
+
+/// Reads an object of `bytes` bytes by a listing. If it is a snapshot, one that a tag excludes is refused.
+pub(super) fn fetch(store: &Store, below: &str, bytes: u64, is_snapshot: bool) -> ObjectReader {
     let name = store.name(below);
+    let opening = Opening {
+        store: Arc::clone(&store.inner),
+        path: store.path(below),
+        name: name.clone(),
+        tags: is_snapshot.then(|| store.tags.clone()),
+    };
     let source = match store.local_root {
-        Some(_) => ByteSource::Unopened(inner, path),
+        Some(_) => ByteSource::Unopened(opening),
         None => {
             let ranges = store.ranges.clone().filter(|_| is_large(bytes));
-            let shown = name.clone();
             // A transfer by ranges never waits for the channel: each range has a place.
             let ahead = match &ranges {
                 None => CHUNKS_AHEAD,
                 Some(_) => 1 + RANGES_AHEAD,
             };
             ByteSource::transfer(&store.handle, ahead, async move |chunks| match ranges {
-                None => match inner.get(&path).await {
-                    Ok(object) => {
-                        send_stream(object.meta.size, object.into_stream(), &shown, &chunks).await
-                    }
-                    Err(e) => Err(failed(&shown, e)),
-                },
-                Some(ranges) => send_ranges(&*inner, &path, &shown, &ranges, &chunks).await,
+                None => {
+                    let object = opening.whole().await?;
+                    let size = object.meta.size;
+                    send_stream(size, object.into_stream(), &opening.name, &chunks).await
+                }
+                Some(ranges) => send_ranges(&opening, &ranges, &chunks).await,
             })
         }
     };
@@ -183,21 +221,24 @@ async fn send_stream(
 
 /// Sends an object by ranges, several of them at a time. All must be of the same version of the object.
 async fn send_ranges(
-    store: &dyn ObjectStore,
-    path: &Path,
-    name: &str,
+    opening: &Opening,
     shared: &Arc<Semaphore>,
     chunks: &ChunkSender,
 ) -> Result<()> {
+    let name = opening.name.as_str();
     // One permit of its own: otherwise readers that wait for each other could take all shared ones.
     let own = Arc::new(Semaphore::new(1));
     let permit = acquire_permit(&own, shared, 1).await?;
-    let first = match RangeResponse::request(store, path, name, 0..RANGE, None).await {
+    let first = match RangeResponse::request(opening, 0..RANGE, None).await {
         Err(e) if e.to_string().contains(NO_RANGE) => {
-            let object = store.get(path).await.map_err(|e| failed(name, e))?;
+            let object = opening.whole().await?;
             return send_stream(object.meta.size, object.into_stream(), name, chunks).await;
         }
         first => first?,
+    };
+    let first = RangeResponse {
+        response: opening.unless_excluded(first.response).await?,
+        ..first
     };
     let meta = first.response.meta.clone();
     let mut under_way = FuturesOrdered::new();
@@ -211,8 +252,7 @@ async fn send_ranges(
                 let range = next..meta.size.min(next + RANGE);
                 next = range.end;
                 let fetched = async move {
-                    let response =
-                        RangeResponse::request(store, path, name, range, Some(meta)).await?;
+                    let response = RangeResponse::request(opening, range, Some(meta)).await?;
                     response.chunk(name, permit).await
                 };
                 under_way.push_back(fetched.boxed());
@@ -251,9 +291,7 @@ struct RangeResponse {
 impl RangeResponse {
     /// Requests a range. `first` is the metadata of another range: both must be of the same version.
     async fn request(
-        store: &dyn ObjectStore,
-        path: &Path,
-        name: &str,
+        opening: &Opening,
         range: Range<u64>,
         first: Option<&ObjectMeta>,
     ) -> Result<Self> {
@@ -262,12 +300,12 @@ impl RangeResponse {
             if_match: first.and_then(|f| f.e_tag.clone()),
             ..GetOptions::default()
         };
-        let response = store.get_opts(path, options).await;
-        let response = response.map_err(|e| failed(name, e))?;
+        let response = opening.store.get_opts(&opening.path, options).await;
+        let response = response.map_err(|e| failed(&opening.name, e))?;
         // The store may ignore the condition.
         let version = |m: &ObjectMeta| (m.size, m.e_tag.clone(), m.last_modified);
         if first.is_some_and(|f| version(f) != version(&response.meta)) {
-            return Err(changed(name));
+            return Err(changed(&opening.name));
         }
         Ok(RangeResponse { range, response })
     }
@@ -341,9 +379,9 @@ impl ObjectReader {
                     self.bytes_read.fetch_add(n as u64, Ordering::Relaxed);
                     return Ok(n);
                 }
-                ByteSource::Unopened(store, path) => {
-                    let object = futures::executor::block_on(self.cancel.or(store.get(path)))?;
-                    let object = object.map_err(|e| failed(&self.name, e))?;
+                ByteSource::Unopened(opening) => {
+                    let object = self.cancel.or(opening.whole());
+                    let object = futures::executor::block_on(object)??;
                     self.source = self.opened(object);
                 }
                 ByteSource::Transfer { chunks, .. } => {

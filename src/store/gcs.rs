@@ -3,9 +3,10 @@
 //! The object_store crate sets metadata only when it writes an object. The JSON API changes one entry, and
 //! leaves the other entries, the content and the time of writing alone. Called by `exclude`.
 
-use super::retrying_client::{RetryingClient, StoreResponse, request};
+use super::retrying_client::{RetryingClient, SignRequest, StoreResponse, request};
 use crate::base::percent::encoded;
 use crate::error::{Error, Result};
+use async_trait::async_trait;
 use http::header::AUTHORIZATION;
 use http::{HeaderValue, Method};
 use object_store::client::HttpRequest;
@@ -57,21 +58,25 @@ impl Gcs {
         let body = json!({"metadata": {name: value}}).to_string();
         let headers = [("content-type", "application/json".to_owned())];
         let request = request(Method::PATCH, &url, &headers, body)?;
+        self.client.send(action, request, self).await
+    }
+}
+
+#[async_trait]
+impl SignRequest for Gcs {
+    async fn sign(&self, request: &mut HttpRequest) -> object_store::Result<()> {
         let invalid_token = |e| object_store::Error::Generic {
             store: "GCS",
             source: Box::new(e),
         };
-        let sign = async |request: &mut HttpRequest| {
-            let credential = self.store.credentials().get_credential().await?;
-            if !credential.bearer.is_empty() {
-                let bearer = HeaderValue::from_str(&format!("Bearer {}", credential.bearer));
-                request
-                    .headers_mut()
-                    .insert(AUTHORIZATION, bearer.map_err(invalid_token)?);
-            }
-            Ok(())
-        };
-        self.client.send(action, request, sign).await
+        let credential = self.store.credentials().get_credential().await?;
+        if !credential.bearer.is_empty() {
+            let bearer = HeaderValue::from_str(&format!("Bearer {}", credential.bearer));
+            request
+                .headers_mut()
+                .insert(AUTHORIZATION, bearer.map_err(invalid_token)?);
+        }
+        Ok(())
     }
 }
 

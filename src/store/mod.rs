@@ -49,7 +49,7 @@ pub use folder::{FileMode, Folder};
 pub use lock::LOCKS;
 pub use open::open;
 pub use publish::{LookFirst, Unnamed, Upload};
-pub use read_ahead::ReadAhead;
+pub use read_ahead::{ListedSnapshot, ReadAhead};
 pub use requests::{DEFAULT_REQUESTS, MAX_REQUESTS};
 pub use uploads::{UnfinishedUpload, Versioning};
 
@@ -494,12 +494,18 @@ impl Store {
 
     /// Starts to read an object by one request.
     pub fn read(&self, below: &str) -> ObjectReader {
-        fetch::read(self, below)
+        fetch::fetch(self, below, 0, false)
     }
 
     /// Starts to read an object of about `bytes` bytes; a large one by several ranges at once.
     pub fn fetch(&self, below: &str, bytes: u64) -> ObjectReader {
-        fetch::fetch(self, below, bytes)
+        fetch::fetch(self, below, bytes, false)
+    }
+
+    /// Starts to read a snapshot of about `bytes` bytes, as [`fetch`](Self::fetch) does. Reading fails with an error that
+    /// sets the snapshot aside if a tag excludes it. If the answer does not tell whether there are tags, they are requested.
+    pub fn fetch_snapshot(&self, below: &str, bytes: u64) -> ObjectReader {
+        fetch::fetch(self, below, bytes, true)
     }
 
     /// Returns whether the bucket keeps versions: `Off` on stores that are not S3.
@@ -661,22 +667,6 @@ impl Store {
     /// them.
     pub fn can_request_tags(&self) -> bool {
         self.tags.can_tell() && !self.tags.was_refused()
-    }
-
-    /// Returns whether responses to reads say that an object has tags. Then an object for which they do not say
-    /// so has none.
-    pub fn responses_report_tags(&self) -> bool {
-        self.tags.server.responses_report_tags()
-    }
-
-    /// Returns whether an object is known to have or to have had tags.
-    pub fn has_tags(&self, below: &str) -> bool {
-        self.tags.server.has_tags(below)
-    }
-
-    /// Returns whether any object is known to have tags.
-    pub fn has_seen_tags(&self) -> bool {
-        self.tags.server.knows_any()
     }
 
     /// Excludes a snapshot: by tag or metadata if the store has them, else by an empty object `mark`. Other

@@ -1,5 +1,4 @@
-//! Begins to read objects before the reader needs them, so that the store's latency passes once for many
-//! objects.
+//! Begins to read snapshots before the reader needs them, so that the store's latency passes once for many.
 
 use super::{ObjectReader, Store};
 use crate::base::lock;
@@ -9,11 +8,20 @@ use std::sync::Mutex;
 /// The most bytes of objects that are read ahead. A larger object is read when it is needed.
 const AHEAD_BYTES: u64 = 16 << 20;
 
+/// A snapshot as a listing shows it.
+pub struct ListedSnapshot {
+    /// The path below the store's prefix.
+    pub path: String,
+    /// The size in bytes.
+    pub bytes: u64,
+    /// Whether it is known to be excluded, and read nevertheless.
+    pub is_excluded: bool,
+}
+
 /// Reads objects ahead, in about the order in which they are given. Several threads may take objects.
 pub struct ReadAhead {
     store: Store,
-    /// Paths below the store's prefix, and sizes in a listing.
-    objects: Vec<(String, u64)>,
+    objects: Vec<ListedSnapshot>,
     state: Mutex<ReadAheadState>,
 }
 
@@ -29,7 +37,7 @@ struct ReadAheadState {
 
 impl ReadAhead {
     /// Returns a reader of `objects`. Begins no transfer yet.
-    pub fn new(store: &Store, objects: impl IntoIterator<Item = (String, u64)>) -> Self {
+    pub fn new(store: &Store, objects: impl IntoIterator<Item = ListedSnapshot>) -> Self {
         ReadAhead {
             store: store.clone(),
             objects: objects.into_iter().collect(),
@@ -38,7 +46,7 @@ impl ReadAhead {
     }
 
     /// Returns a reader of `objects` whose first transfers have begun.
-    pub fn begun(store: &Store, objects: impl IntoIterator<Item = (String, u64)>) -> Self {
+    pub fn begun(store: &Store, objects: impl IntoIterator<Item = ListedSnapshot>) -> Self {
         let ahead = Self::new(store, objects);
         ahead.fill(&mut lock(&ahead.state), store.requests().unwrap_or(0));
         ahead
@@ -49,7 +57,7 @@ impl ReadAhead {
         let mut state = lock(&self.state);
         let taken = match state.waiting.remove(&index) {
             Some(waiting) => {
-                state.bytes -= self.objects[index].1;
+                state.bytes -= self.objects[index].bytes;
                 waiting
             }
             None => self.start(index),
@@ -63,14 +71,21 @@ impl ReadAhead {
     }
 
     fn start(&self, index: usize) -> ObjectReader {
-        let (path, bytes) = &self.objects[index];
-        self.store.fetch(path, *bytes)
+        let ListedSnapshot {
+            path,
+            bytes,
+            is_excluded,
+        } = &self.objects[index];
+        match is_excluded {
+            true => self.store.fetch(path, *bytes),
+            false => self.store.fetch_snapshot(path, *bytes),
+        }
     }
 
     /// Begins transfers until so many wait.
     fn fill(&self, state: &mut ReadAheadState, most: usize) {
         while state.waiting.len() < most
-            && let Some((_, bytes)) = self.objects.get(state.next)
+            && let Some(ListedSnapshot { bytes, .. }) = self.objects.get(state.next)
             && state.bytes + bytes <= AHEAD_BYTES
         {
             let next = state.next;
@@ -112,10 +127,14 @@ mod tests {
         for n in 0..20 {
             let path = format!("v2/{n}");
             store.replace_small(&path, &content(n)).unwrap();
-            objects.push((path, 1000 * n as u64));
+            objects.push(ListedSnapshot {
+                path,
+                bytes: 1000 * n as u64,
+                is_excluded: false,
+            });
         }
         // An object that is larger than the limit is not read ahead, and none after it until it is taken.
-        objects[9].1 = AHEAD_BYTES + 1;
+        objects[9].bytes = AHEAD_BYTES + 1;
         let ahead = ReadAhead::new(&store, objects);
         for n in [1, 0, 2, 3, 5, 4, 7, 6, 8, 9, 10, 12, 11, 19, 18, 17, 13] {
             let mut bytes = Vec::new();

@@ -217,12 +217,11 @@ impl HttpService for LimitedClient {
         let token = asks_for_page
             .then(|| listing::token_of(request.uri()))
             .flatten();
-        let object = server_facts::reads_object(request.method(), request.uri());
-        let object = object.then(|| request.uri().clone());
-        let response = self.send(request).await?;
+        let reads_object = server_facts::reads_object(request.method(), request.uri());
+        let mut response = self.send(request).await?;
         self.requests.server.learn_server(response.headers());
-        if let Some(uri) = object {
-            self.requests.server.learn_from(&uri, &response);
+        if reads_object {
+            self.requests.server.note_tags(&mut response);
         }
         if asks_for_page && response.status().is_success() {
             let empty = &self.requests.empty_pages;

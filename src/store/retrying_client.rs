@@ -9,6 +9,7 @@ use super::xml::Document;
 use crate::base::percent::encoded;
 use crate::base::retry::{Retryable, backoff};
 use crate::error::{Error, Reason, Result};
+use async_trait::async_trait;
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Method, Uri};
 use object_store::RetryConfig;
@@ -48,6 +49,13 @@ enum Retry {
     No,
 }
 
+/// Signs requests of one store.
+#[async_trait]
+pub(super) trait SignRequest: Sync {
+    /// Signs a request with the credentials of now.
+    async fn sign(&self, request: &mut HttpRequest) -> object_store::Result<()>;
+}
+
 impl RetryingClient {
     /// Returns a client that retries like the store's other requests.
     pub fn new(http: HttpClient, retry: &RetryConfig) -> Self {
@@ -64,10 +72,10 @@ impl RetryingClient {
         &self,
         action: &str,
         request: HttpRequest,
-        sign: impl AsyncFn(&mut HttpRequest) -> object_store::Result<()>,
+        signer: &dyn SignRequest,
     ) -> Result<StoreResponse> {
         let begun = Instant::now();
-        let attempt = || self.attempt(action, &request, &sign);
+        let attempt = || self.attempt(action, &request, signer);
         let response = attempt
             .retry(backoff(FIRST_WAIT, LONGEST_WAIT, self.retries))
             .when(|(_, retry)| *retry == Retry::Yes && begun.elapsed() < self.patience);
@@ -79,10 +87,10 @@ impl RetryingClient {
         &self,
         action: &str,
         request: &HttpRequest,
-        sign: &impl AsyncFn(&mut HttpRequest) -> object_store::Result<()>,
+        signer: &dyn SignRequest,
     ) -> Result<StoreResponse, (Error, Retry)> {
         let mut signed = request.clone();
-        let result = sign(&mut signed).await;
+        let result = signer.sign(&mut signed).await;
         result.map_err(|e| (store_error(action, e), Retry::No))?;
         match self.send_once(signed).await {
             Ok(response) if !response.is_transient() => Ok(response),

@@ -4,8 +4,9 @@
 //! `object_lock` and `exclude`.
 
 use super::errors::store_error;
-use super::retrying_client::{RetryingClient, StoreResponse, query_string, request};
+use super::retrying_client::{RetryingClient, SignRequest, StoreResponse, query_string, request};
 use crate::error::Result;
+use async_trait::async_trait;
 use http::Method;
 use md5::{Digest, Md5};
 use object_store::aws::{AmazonS3, AwsAuthorizer};
@@ -93,12 +94,16 @@ impl S3 {
         let query = (!query.is_empty()).then(|| query_string(query));
         url.set_query(query.as_deref());
         let request = request(method, &url, &headers, body)?;
-        let sign = async |request: &mut HttpRequest| {
-            let credential = self.store.credentials().get_credential().await?;
-            AwsAuthorizer::new(&credential, "s3", &self.region)
-                .with_request_payer(self.request_payer)
-                .try_authorize(request, None)
-        };
-        self.client.send(action, request, sign).await
+        self.client.send(action, request, self).await
+    }
+}
+
+#[async_trait]
+impl SignRequest for S3 {
+    async fn sign(&self, request: &mut HttpRequest) -> object_store::Result<()> {
+        let credential = self.store.credentials().get_credential().await?;
+        AwsAuthorizer::new(&credential, "s3", &self.region)
+            .with_request_payer(self.request_payer)
+            .try_authorize(request, None)
     }
 }

@@ -65,7 +65,7 @@ async fn goes_round(s3: &S3, bucket: &'static str, kind: Kind) {
     );
     let listed = |env: Vec<(String, String)>| {
         let mut c = deltafold();
-        c.envs(env).args(["list", "--output", "json"]);
+        c.envs(env).args(["list", "--deep", "--output", "json"]);
         c.args(["--store", &format!("s3://{bucket}/p")]);
         let list = succeed(&mut c);
         let all = list["snapshots"].as_array().unwrap().clone();

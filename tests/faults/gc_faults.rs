@@ -76,7 +76,8 @@ fn options() -> Options {
         apply: true,
         allow_shrink: true,
         timeout: Duration::from_secs(3600),
-        look_again: Duration::ZERO,
+        lock_lease: None,
+        single_writer: true,
     }
 }
 

@@ -83,14 +83,7 @@ impl Bench {
     fn state(&self, store: &Arc<InMemory>, after: &str) -> (i64, u32) {
         let faults = FaultStore::new(store.clone(), Vec::new());
         let ctx = self.context(&faults, &Cancel::default());
-        let listed = list::run(
-            &ctx,
-            list::Options {
-                deep: true,
-                all_tags: false,
-            },
-        )
-        .unwrap();
+        let listed = list::run(&ctx, list::Options { deep: true }).unwrap();
         let problems: Vec<_> = listed.problems.iter().map(|p| p.reason).collect();
         assert!(problems.is_empty(), "{after}: {:?}", listed.problems);
         let scan = scan(&ctx, Depth::Doubtful).unwrap();

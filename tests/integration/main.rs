@@ -25,6 +25,7 @@ mod restore_to_snapshot;
 mod restored_cluster;
 mod restored_leases;
 mod s3_end_to_end;
+mod set_aside;
 mod snapshot_access;
 mod snapshot_delta;
 mod snapshot_files;

@@ -44,7 +44,7 @@ impl Here {
                 keys: Default::default(),
                 trust: Default::default(),
                 limits: Default::default(),
-                damage: Default::default(),
+                marks: Default::default(),
             },
             _runtime: runtime,
             dir,

@@ -168,11 +168,17 @@ fn a_store_that_refuses_conditions_is_told_at_once() {
         conditions: Conditions::Refused(NOT_IMPLEMENTED),
         ..Dialect::default()
     });
-    let result = succeeds(&compacted, &[&with_store(&GC)[..], &disabled].concat());
-    let warnings = result["warnings"].to_string();
-    for text in ["a second gc may run", "--lock-lease"] {
-        assert!(warnings.contains(text), "{warnings}");
+    let collects = [&with_store(&GC)[..], &disabled].concat();
+    let message = fails(&compacted, &collects, 78);
+    for text in ["--single-writer", "--lock-lease"] {
+        assert!(message.contains(text), "{message}");
     }
+    let result = succeeds(&compacted, &[&collects[..], &["--single-writer"]].concat());
+    let warnings = result["warnings"].to_string();
+    assert!(
+        warnings.contains("no lock keeps another gc or pin away"),
+        "{warnings}"
+    );
     let wrong = ["--store-option", "conditional_put=no"];
     let message = fails(&server, &[&with_store(&["list"])[..], &wrong].concat(), 78);
     assert!(
@@ -391,7 +397,7 @@ fn an_immutable_bucket_keeps_snapshots_and_takes_no_lock() {
     succeeds(&server, &with(&["list"]));
     for _ in 0..2 {
         let before = server.objects().len();
-        let result = succeeds(&server, &with(&GC));
+        let result = succeeds(&server, &[&with(&GC)[..], &["--single-writer"]].concat());
         let fates = result["objects"].as_array().unwrap().iter();
         let locked = fates.filter(|o| o["fate"] == "Locked");
         // A chain stops at its first locked object.

@@ -397,7 +397,7 @@ fn marks_are_listed(server: &Server) {
     let store = server.fill("marks", bucket.path());
     let path = format!("v2/{delta}");
     let excluded = || {
-        let (code, list, stderr) = server.run("list", "marks", &[]);
+        let (code, list, stderr) = server.run("list", "marks", &["--deep"]);
         assert_eq!(code, 0, "{stderr}");
         let all = list["snapshots"].as_array().unwrap().iter();
         all.map(|s| s["excluded"].as_bool().unwrap())

@@ -321,7 +321,7 @@ pub fn listings_and_notes(data: &[u8]) {
         keys: Keys::default(),
         trust: Default::default(),
         limits: Default::default(),
-        damage: Default::default(),
+        marks: Default::default(),
     };
     let from = context(Store::new(
         hostile.clone(),
@@ -408,15 +408,13 @@ fn names_stay_in_their_folders(objects: &[HostileObject], rest: &[u8]) {
 }
 
 fn list(ctx: &Context, deep: bool) -> Result<()> {
-    let all_tags = false;
-    ops::list::run(ctx, ops::list::Options { deep, all_tags }).map(|_| ())
+    ops::list::run(ctx, ops::list::Options { deep }).map(|_| ())
 }
 
 fn verify(ctx: &Context) -> Result<()> {
     let options = ops::verify::store::Options {
         level: ops::verify::store::Level::Checksums,
         all_chains: true,
-        all_tags: false,
         timeline: None,
         drill: None,
         record: false,
@@ -435,7 +433,8 @@ fn collect(ctx: &Context, apply: bool) -> Result<()> {
         apply,
         allow_shrink: true,
         timeout: Duration::from_secs(3600),
-        look_again: ops::gc::Options::LOOK_AGAIN,
+        lock_lease: None,
+        single_writer: true,
     };
     ops::gc::run(ctx, &options).map(|_| ())
 }

@@ -200,7 +200,7 @@ pub fn context(store: Store, threads: usize) -> Context {
         keys: Default::default(),
         trust: Default::default(),
         limits: Default::default(),
-        damage: Default::default(),
+        marks: Default::default(),
     }
 }
 

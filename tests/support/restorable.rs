@@ -148,13 +148,7 @@ impl Prefix {
     pub fn check_every_restorable(&self, truths: &[&Truth], seed: u64, samples: usize) -> Checked {
         let ctx = self.context();
         let mut rng = Rng::with_seed(seed);
-        let listed = list::run(
-            &ctx,
-            list::Options {
-                deep: true,
-                all_tags: false,
-            },
-        );
+        let listed = list::run(&ctx, list::Options { deep: true });
         let listed = listed.unwrap_or_else(|e| panic!("seed {seed}: list --deep: {e}"));
         assert!(!listed.restorable.is_empty(), "seed {seed}: {listed:#?}");
         let mut checked = Checked {

@@ -24,11 +24,10 @@ pub struct NewestLost {
 /// Returns the loss if a plan lowers the newest restorable revision of the newest timeline. If no timeline is
 /// the newest, every timeline is checked.
 ///
-/// `counts` tells which snapshots can be used before the plan, `stays` which the plan leaves.
+/// `stays` tells which snapshots the plan leaves.
 pub fn newest_lost(
     catalog: &Catalog,
     timelines: &Timelines,
-    counts: &dyn Fn(usize) -> bool,
     stays: &dyn Fn(usize) -> bool,
 ) -> Option<NewestLost> {
     let newest = timelines.newest(catalog).ok();
@@ -37,10 +36,10 @@ pub fn newest_lost(
             continue;
         }
         let snapshots = TimelineSnapshots::new(catalog, timeline);
-        let Some(before) = newest_restorable(&snapshots, counts) else {
+        let Some(before) = newest_restorable(&snapshots, &|_| true) else {
             continue;
         };
-        let after = newest_restorable(&snapshots, &|i| counts(i) && stays(i));
+        let after = newest_restorable(&snapshots, stays);
         if after.is_none_or(|after| after.0 < before.0) {
             return Some(NewestLost {
                 timeline: timeline.id.clone(),

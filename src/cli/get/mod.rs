@@ -23,10 +23,10 @@ use crate::ops::options::StateOptions;
 use crate::ops::read::json::KeyWithRecord;
 use crate::ops::read::{self, Got, Keys};
 use crate::prefix::Context;
-use crate::prefix::damage::up_to_damage;
 use crate::prefix::open::BackupLocation;
 use crate::prefix::open::State;
 use crate::prefix::scan::Scan;
+use crate::prefix::set_aside::{Purpose, decide_again};
 use clap::Args;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -140,7 +140,7 @@ impl GetArgs {
         };
         text::log_time(&self.state.point);
         let mut out = Stream::new();
-        let printed = up_to_damage([backup.context()], || {
+        let printed = decide_again([backup.context()], Purpose::Read, || {
             let (source, scan) = backup.open_with_scan(&self.state.request())?;
             printer.print(backup.context(), scan.as_ref(), &source, &mut out)
         });

@@ -38,7 +38,7 @@ pub fn lock_leases(policy: &EtcdBackupPolicy) -> Vec<Lease> {
         return Vec::new();
     }
     let lease = |operation| empty_lease(policy, &lock_lease_name(policy, operation));
-    vec![lease("follow"), lease("maintain")]
+    vec![lease("follow"), lease("gc"), lease("maintain")]
 }
 
 /// Returns whether the store cannot keep a lock.

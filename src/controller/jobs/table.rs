@@ -229,6 +229,7 @@ impl<'a> Table<'a> {
             .within(deadline)
             .store(false)
             .recipients()
+            .lock("gc")
             .metrics();
         if let Some(retention) = &self.policy.spec.retention {
             pod = pod.options(&retention.rules.effective());

@@ -3,12 +3,12 @@
 //! `plan` decides what a round copies, `round` copies it. Called by `ops::copy`.
 
 use super::failures::{is_recoverable, summarize};
-use super::plan::{CopyReason, Plan, identity, plan};
+use super::plan::{CopyReason, Plan, plan};
 use super::round::Round;
 use super::{
     Listings, MOST_LISTED, ObjectOutcome, Options, Outcome, checks, identity as cluster_identity,
 };
-use crate::backup::{Catalog, Snapshot, trust};
+use crate::backup::{Catalog, trust};
 use crate::base::shorten;
 use crate::error::{Error, Reason, Result};
 use crate::ops::report::ReportBuilder;
@@ -26,8 +26,7 @@ use std::time::{Duration, Instant};
 const MOST_ROUNDS: u64 = 5;
 /// The pause before a round after a failure of a store.
 const PAUSE: Duration = Duration::from_secs(1);
-/// How long a follower remembers the tags of the target's snapshots and which snapshots are damaged: these
-/// may have been incomplete.
+/// How long a follower remembers which snapshots are damaged: they may have been incomplete.
 const MEMORY: Duration = Duration::from_secs(3600);
 
 /// A copy under way.
@@ -43,9 +42,7 @@ pub(super) struct Copier<'a> {
     pub(super) copied: BTreeMap<String, ObjectOutcome>,
     /// The damaged snapshots: size and error by path in the source.
     pub(super) damaged: HashMap<String, (u64, Error)>,
-    /// Whether a snapshot of the target is excluded by its tags, by path.
-    target_tags: HashMap<String, bool>,
-    /// When `damaged` and `target_tags` were last cleared.
+    /// When `damaged` was last cleared.
     remembered_since: Instant,
     /// The warnings so far; each is given once.
     warned: HashSet<String>,
@@ -69,7 +66,6 @@ impl<'a> Copier<'a> {
             },
             copied: BTreeMap::new(),
             damaged: HashMap::new(),
-            target_tags: HashMap::new(),
             remembered_since: Instant::now(),
             warned: HashSet::new(),
             counted_bytes: (0, 0),
@@ -245,6 +241,11 @@ impl<'a> Copier<'a> {
             let has_failed = |reason| failures.iter().any(|e| e.reason() == reason);
             let is_store_away = has_failed(Reason::StoreUnreachable);
             let has_progress = self.outcome.bytes_written > written_before;
+            // What a tag excludes shows when it is opened: the next round plans without it.
+            let excluded = failures.iter().filter(|e| e.is_of_excluded());
+            for e in excluded {
+                self.from.marks.add(e);
+            }
             let may_help = has_failed(Reason::SnapshotVanished) || is_store_away && has_progress;
             if number >= MOST_ROUNDS || !may_help {
                 let is_partly_done = self.outcome.copied + self.outcome.kept > 0;
@@ -264,32 +265,12 @@ impl<'a> Copier<'a> {
         if source.snapshots.is_empty() {
             return Err(no_snapshots_error(self.from, &source, None));
         }
-        let mut target = by_names(&self.to.store)?;
+        let target = by_names(&self.to.store)?;
         if self.remembered_since.elapsed() > MEMORY {
-            self.target_tags.clear();
             self.damaged.clear();
             self.remembered_since = Instant::now();
         }
-        let paths = target.snapshots.iter().map(|s| s.path.clone());
-        let unknown: Vec<String> = paths
-            .filter(|p| !self.target_tags.contains_key(p))
-            .collect();
-        let excluded = self.to.store.excluded_by_tag(&unknown)?;
-        self.target_tags.extend(unknown.into_iter().zip(excluded));
-        for s in &mut target.snapshots {
-            s.excluded |= self.target_tags.get(&s.path).copied().unwrap_or_default();
-        }
-        // A snapshot that the target has is not copied again, excluded or not, so its tags do not
-        // matter.
-        let in_target = checks::identities(&target);
-        let is_new =
-            |s: &&mut Snapshot| !s.excluded && !in_target.contains(&identity(&s.path, &s.name));
-        let new: Vec<&mut Snapshot> = source.snapshots.iter_mut().filter(is_new).collect();
-        let paths: Vec<String> = new.iter().map(|s| s.path.clone()).collect();
-        let excluded = self.from.store.excluded_by_tag(&paths)?;
-        for (s, excluded) in new.into_iter().zip(excluded) {
-            s.excluded |= excluded;
-        }
+        self.from.marks.apply(&self.from.store, &mut source);
         self.leave_out_untrusted(&mut source)?;
         if self.from.store.tags_refused() || self.to.store.tags_refused() {
             self.warn(TAGS_UNREADABLE.to_owned());

@@ -58,9 +58,7 @@ impl Copier<'_> {
                 Err(e) => {
                     o.failed += 1;
                     let (reason, message) = (e.reason().as_str(), e.to_string());
-                    let is_of_file = e.reason().is_unreadable()
-                        || [Reason::Untrusted, Reason::NoSnapshots].contains(&e.reason());
-                    match is_of_file {
+                    match e.reason().is_of_one_object() {
                         true => failures.push(e),
                         false => end = Some(e),
                     }

@@ -69,7 +69,7 @@ impl Copier<'_> {
             });
         }
         if let Some(metrics) = &self.metrics {
-            for e in &failures {
+            for e in failures.iter().filter(|e| !e.is_of_excluded()) {
                 metrics.failed("copy", e.reason());
             }
         }

@@ -327,7 +327,7 @@ impl<'a> Progress<'a> {
         let (planned, snapshot) = self.round.planned(i);
         match &result {
             CopyResult::Failed(e) => {
-                if e.reason() != Reason::Terminated {
+                if e.reason() != Reason::Terminated && !e.is_of_excluded() {
                     tracing::warn!(
                         snapshot = %snapshot.name,
                         reason = e.reason().as_str(),

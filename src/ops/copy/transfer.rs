@@ -61,7 +61,11 @@ pub(super) fn transfer(
         format!("copy {}", snapshot.name.label()),
         Some(snapshot.bytes),
     );
-    let object = step.reader(from.store.fetch(&snapshot.path, snapshot.bytes));
+    let object = match snapshot.excluded {
+        true => from.store.fetch(&snapshot.path, snapshot.bytes),
+        false => from.store.fetch_snapshot(&snapshot.path, snapshot.bytes),
+    };
+    let object = step.reader(object);
     let decrypts = snapshot.name.is_encrypted && form.encryption != Encryption::Keep;
     let sealed = seal(to, form, upload)?;
     let copied = match decrypts {
@@ -96,6 +100,8 @@ pub(super) fn has_same_content(
     let in_target = Snapshot {
         name: planned.name.clone(),
         path: planned.path.clone(),
+        // Whether it counts does not matter.
+        excluded: true,
         bytes: to.store.size_of(&planned.path)?.unwrap_or_default(),
         ..snapshot.clone()
     };

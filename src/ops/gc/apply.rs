@@ -2,21 +2,19 @@
 //! last, many chains at once.
 //!
 //! A batch takes many deltas of a chain, since one request deletes up to a thousand objects, but takes
-//! a full only when all deltas of its chain are gone. Before each batch the plan is made anew if it is
-//! old, and only objects that both plans remove are removed. A failure stops the rest of its chain, and
-//! nothing else. Called by `ops::gc`.
+//! a full only when all deltas of its chain are gone. Before each batch the lock is checked, and that what
+//! the plan rests on is unchanged. A failure stops the rest of its chain, and nothing else. Called by `ops::gc`.
 
 use super::deletion::Deleter;
-use super::plan::{Plan, Planner};
-use super::side_objects::{SideObject, SideReason, decide_upload, upload_path};
+use super::plan::Plan;
+use super::side_objects::{decide_upload, upload_path};
 use super::{Decision, Kind, Object, Options, RemovalStatus, in_parallel};
-use crate::backup::Snapshot;
 use crate::backup::retention::removal_chains;
 use crate::error::Result;
 use crate::prefix::Context;
 use crate::store::lock::LockGuard;
 use chrono::{DateTime, Utc};
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashSet, VecDeque};
 
 /// The most objects in a batch.
 const BATCH: usize = 1000;
@@ -78,20 +76,28 @@ pub(super) fn mark_locked(ctx: &Context, now: DateTime<Utc>, applied: &mut Appli
     Ok(())
 }
 
-/// Removes what the plan decided, as far as later plans agree.
+/// Removes what the plan decided.
 ///
 /// # Errors
-/// Fails with errors that end the whole run: `Terminated`, `LockHeld`, or the store's if the backup
-/// cannot be listed. `applied` holds the results so far.
+/// Fails with errors that end the whole run: `Terminated`, `LockHeld`, `Conflict` if what the plan rests on has changed, or
+/// the store's if the backup cannot be listed. `applied` holds the results so far.
 pub(super) fn apply(
     ctx: &Context,
-    options: &Options,
-    planner: &mut Planner,
-    first: &Plan,
+    now: DateTime<Utc>,
+    plan: &Plan,
     lock: Option<&LockGuard>,
     applied: &mut Applied,
 ) -> Result<()> {
-    let result = try_apply(ctx, options, planner, first, lock, applied);
+    let deleter = Deleter::new(ctx, now, &mut applied.warnings)?;
+    let mut remover = Remover {
+        ctx,
+        plan,
+        lock,
+        objects: &mut applied.objects,
+        deleter,
+        removed: HashSet::new(),
+    };
+    let result = remover.remove();
     if result.is_err() {
         mark_waiting(applied);
     }
@@ -107,35 +113,16 @@ pub(super) fn mark_waiting(applied: &mut Applied) {
     }
 }
 
-fn try_apply(
-    ctx: &Context,
-    options: &Options,
-    planner: &mut Planner,
-    first: &Plan,
-    lock: Option<&LockGuard>,
-    applied: &mut Applied,
-) -> Result<()> {
-    let now = planner.now();
-    let mut remover = Remover {
-        ctx,
-        options,
-        first,
-        objects: &mut applied.objects,
-        deleter: Deleter::new(ctx, now, &mut applied.warnings)?,
-    };
-    let orphans = remover.remove_snapshots(planner, lock)?;
-    remover.delete_side_objects(&orphans)?;
-    remover.abort_uploads()
-}
-
-/// Removes what the first plan decided.
+/// Removes what a plan decided.
 struct Remover<'a> {
     ctx: &'a Context,
-    options: &'a Options,
-    first: &'a Plan,
+    plan: &'a Plan,
+    lock: Option<&'a LockGuard>,
     /// The objects of [`Applied`].
     objects: &'a mut Vec<Object>,
     deleter: Deleter<'a>,
+    /// The paths of what is gone.
+    removed: HashSet<String>,
 }
 
 /// The snapshots of a batch, by chain.
@@ -148,23 +135,26 @@ struct ChainBatch {
 }
 
 impl Remover<'_> {
-    fn snapshot(&self, i: usize) -> &Snapshot {
-        &self.first.catalog.snapshots[i]
+    fn remove(&mut self) -> Result<()> {
+        self.remove_snapshots()?;
+        self.delete_side_objects()?;
+        self.abort_uploads()
     }
 
-    /// Removes snapshots. Returns the paths of the side objects that, by the latest plan, belong to no
-    /// snapshot.
-    fn remove_snapshots(
-        &mut self,
-        planner: &mut Planner,
-        lock: Option<&LockGuard>,
-    ) -> Result<HashSet<String>> {
-        let first = self.first;
-        let removed: HashSet<usize> = (0..first.why.len())
-            .filter(|&i| !first.why[i].keeps())
+    /// Fails if this run must not go on: it was stopped, has lost its lock, or what the plan rests on has changed.
+    fn check(&self) -> Result<()> {
+        self.ctx.store.cancel().check()?;
+        self.lock.map_or(Ok(()), LockGuard::check)?;
+        self.plan.rests.check(self.ctx, &self.removed)
+    }
+
+    fn remove_snapshots(&mut self) -> Result<()> {
+        let plan = self.plan;
+        let removed: HashSet<usize> = (0..plan.why.len())
+            .filter(|&i| !plan.why[i].keeps())
             .collect();
         // The snapshot that is removed next is at the front.
-        let mut chains: VecDeque<VecDeque<usize>> = removal_chains(&first.catalog, &removed)
+        let mut chains: VecDeque<VecDeque<usize>> = removal_chains(&plan.catalog, &removed)
             .into_iter()
             .map(VecDeque::from)
             .collect();
@@ -173,19 +163,11 @@ impl Remover<'_> {
             true => 1,
             false => BATCH,
         };
-        let is_full = |i: usize| first.catalog.snapshots[i].name.is_full();
-        let is_stale = |plan: &Plan| plan.is_stale(self.options.look_again);
-        let mut later: Option<LaterPlan> = None;
+        let is_full = |i: usize| plan.catalog.snapshots[i].name.is_full();
         while !chains.is_empty() {
-            self.ctx.store.cancel().check()?;
-            if let Some(lock) = lock {
-                lock.check()?;
-            }
-            if is_stale(later.as_ref().map_or(first, |l| &l.plan)) {
-                later = Some(LaterPlan::new(planner.plan()?));
-            }
+            self.check()?;
             let batch = next_batch(&mut chains, most_of_chain, is_full);
-            let removals = self.still_removed(&batch, later.as_ref());
+            let removals: Vec<usize> = batch.iter().flat_map(|b| b.next.iter().copied()).collect();
             self.delete(&removals)?;
             for ChainBatch { next, rest } in batch {
                 if next.iter().any(|&i| stops_chain(self.objects[i].fate)) {
@@ -197,34 +179,7 @@ impl Remover<'_> {
                 }
             }
         }
-        // A snapshot may have been uploaded for a side object that had none.
-        let latest = later.as_ref().map_or(first, |l| &l.plan);
-        let has_orphans = first
-            .side_objects
-            .iter()
-            .any(|s| s.reason == SideReason::Orphaned);
-        Ok(match has_orphans && is_stale(latest) {
-            true => orphans(&planner.plan()?),
-            false => orphans(latest),
-        })
-    }
-
-    /// Returns the snapshots of a batch that the latest plan still removes. Records the result of the
-    /// others.
-    fn still_removed(&mut self, batch: &Batch, later: Option<&LaterPlan>) -> Vec<usize> {
-        let mut removals = Vec::new();
-        for ChainBatch { next, .. } in batch {
-            for &i in next {
-                match later.and_then(|later| later.other_status(&self.snapshot(i).path)) {
-                    None => removals.push(i),
-                    Some(status) => self.objects[i].fate = Some(status),
-                }
-                if self.objects[i].fate == Some(RemovalStatus::Changed) {
-                    break;
-                }
-            }
-        }
-        removals
+        Ok(())
     }
 
     /// Deletes objects, given by their index, and records the results.
@@ -233,45 +188,30 @@ impl Remover<'_> {
         let paths: Vec<String> = indexes.iter().map(path).collect();
         let results = self.deleter.delete(&paths)?;
         for (&i, result) in indexes.iter().zip(results) {
-            self.objects[i].record(result);
+            let object = &mut self.objects[i];
+            object.record(result);
+            if object.is_gone() {
+                self.removed.insert(object.path.clone());
+            }
         }
         Ok(())
     }
 
     /// Deletes side objects. A note is deleted when the snapshots that it is about are gone.
-    fn delete_side_objects(&mut self, orphans: &HashSet<String>) -> Result<()> {
+    fn delete_side_objects(&mut self) -> Result<()> {
         let mut to_delete = Vec::new();
         // In `objects`, the side objects follow the snapshots.
-        for (i, side) in (self.first.why.len()..).zip(&self.first.side_objects) {
-            if side.reason.keeps() {
-                continue;
-            }
-            match self.side_object_status(side, orphans) {
-                RemovalStatus::Done => to_delete.push(i),
-                status => self.objects[i].fate = Some(status),
+        for (i, side) in (self.plan.why.len()..).zip(&self.plan.side_objects) {
+            let is_gone = |&about: &usize| self.objects[about].is_gone();
+            match side.snapshots.iter().all(is_gone) {
+                _ if side.reason.keeps() => {}
+                true => to_delete.push(i),
+                false => self.objects[i].fate = Some(RemovalStatus::Waiting),
             }
         }
         to_delete
             .chunks(BATCH)
             .try_for_each(|batch| self.delete(batch))
-    }
-
-    /// Returns `Done` if a side object may be deleted now, or why it may not.
-    fn side_object_status(&self, side: &SideObject, orphans: &HashSet<String>) -> RemovalStatus {
-        if side.reason == SideReason::Orphaned {
-            return match orphans.contains(&side.path) {
-                true => RemovalStatus::Done,
-                false => RemovalStatus::Changed,
-            };
-        }
-        let mut about = side.snapshots.iter().map(|&i| &self.objects[i]);
-        if about.clone().all(Object::is_gone) {
-            RemovalStatus::Done
-        } else if about.any(|o| o.fate == Some(RemovalStatus::Changed)) {
-            RemovalStatus::Changed
-        } else {
-            RemovalStatus::Waiting
-        }
     }
 
     /// Aborts incomplete uploads.
@@ -292,23 +232,11 @@ impl Remover<'_> {
     }
 }
 
-/// Returns the paths of the side objects that belong to no snapshot.
-fn orphans(plan: &Plan) -> HashSet<String> {
-    let side_objects = plan.side_objects.iter();
-    let orphans = side_objects.filter(|s| s.reason == SideReason::Orphaned);
-    orphans.map(|s| s.path.clone()).collect()
-}
-
 /// Returns whether an object's result stops the rest of its chain.
 fn stops_chain(status: Option<RemovalStatus>) -> bool {
     matches!(
         status,
-        None | Some(
-            RemovalStatus::Failed
-                | RemovalStatus::Locked
-                | RemovalStatus::Changed
-                | RemovalStatus::Waiting
-        )
+        None | Some(RemovalStatus::Failed | RemovalStatus::Locked | RemovalStatus::Waiting)
     )
 }
 
@@ -333,28 +261,4 @@ fn next_batch(
         batch.push(ChainBatch { next, rest: chain });
     }
     batch
-}
-
-/// A later plan, searchable by path.
-struct LaterPlan {
-    plan: Plan,
-    index: HashMap<String, usize>,
-}
-
-impl LaterPlan {
-    fn new(plan: Plan) -> Self {
-        let snapshots = plan.catalog.snapshots.iter().enumerate();
-        let index = snapshots.map(|(i, s)| (s.path.clone(), i)).collect();
-        LaterPlan { plan, index }
-    }
-
-    /// Returns the result of a snapshot that this plan does not remove.
-    fn other_status(&self, path: &str) -> Option<RemovalStatus> {
-        match self.index.get(path) {
-            // Another run has deleted it.
-            None => Some(RemovalStatus::Done),
-            Some(&i) if self.plan.why[i].keeps() => Some(RemovalStatus::Changed),
-            Some(_) => None,
-        }
-    }
 }

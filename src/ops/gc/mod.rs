@@ -1,13 +1,12 @@
 //! The operation `gc`: removes the snapshots that the retention policy does not keep, and cleans up
 //! what uploads and removals leave.
 //!
-//! Steps: list the backup, decide (`backup::retention`), and before each batch list and decide again;
-//! then delete, of each chain the newest deltas first and the full last. `pin` is here too, since it uses
+//! Steps: list the backup, decide (`backup::retention`), and before each batch look whether what the decision rests on
+//! is unchanged; then delete, of each chain the newest deltas first and the full last. `pin` is here too, since it uses
 //! the same lock.
 
 mod apply;
 mod deletion;
-mod evidence;
 mod options;
 pub mod pin;
 mod plan;
@@ -20,6 +19,7 @@ use crate::backup::retention::{self, RetentionReason};
 use crate::base::parallel::each;
 use crate::base::{duration, plural};
 use crate::error::{Error, Reason, Result};
+use crate::kubernetes::{self, Client};
 use crate::mvcc::Revision;
 use crate::ops::report::{FailureFields, Report, ReportBuilder};
 use crate::prefix::Context;
@@ -31,7 +31,7 @@ use crate::store::lock::{self, Lock, LockGuard, Wait};
 use apply::Applied;
 use chrono::{DateTime, TimeDelta, Utc};
 pub use options::{DEFAULT_LIMIT, PolicyName, Rules};
-use plan::{Plan, Planner};
+use plan::Plan;
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::borrow::Cow;
@@ -42,8 +42,6 @@ use std::time::Duration;
 const LOCK_DURATION: Duration = Duration::from_secs(15);
 /// The name of the lock that `gc` and `pin` share.
 const LOCK: &str = "gc";
-/// The warning of `gc` if it runs without a lock.
-const SECOND_RUN: &str = "a second gc may run at the same time, which is safe, but wasteful";
 /// A clock difference that is worth a warning.
 const SKEW: TimeDelta = TimeDelta::minutes(5);
 /// Concurrent requests, of those that are made one per object.
@@ -66,13 +64,10 @@ pub struct Options {
     pub allow_shrink: bool,
     /// No further full is read after this time. What rests on the others is removed by a later run.
     pub timeout: Duration,
-    /// The plan is made anew before a batch if it is older than this. Zero: before every batch.
-    pub look_again: Duration,
-}
-
-impl Options {
-    /// The default of [`look_again`](Self::look_again).
-    pub const LOOK_AGAIN: Duration = Duration::from_secs(10);
+    /// The Lease that is the lock; `None` for an object in the store.
+    pub lock_lease: Option<String>,
+    /// Go on without a lock if the store has none: nobody else removes or pins there.
+    pub single_writer: bool,
 }
 
 /// The status of `gc` and `pin`.
@@ -115,8 +110,6 @@ pub enum RemovalStatus {
     Failed,
     /// A snapshot that must go before it in its chain could not be deleted.
     Waiting,
-    /// A later plan keeps it: the backup was changed during the run.
-    Changed,
 }
 
 /// The kind of an object.
@@ -162,8 +155,8 @@ pub struct Object {
     /// The reason as human-readable text.
     pub explanation: Cow<'static, str>,
     /// The result of deleting it; null if it is kept, and in a dry run (except for `Locked`). `Hidden`:
-    /// deleted, but the bucket keeps a version. `Waiting`: a snapshot that must go before it in its chain
-    /// could not be deleted. `Changed`: a later plan keeps it.
+    /// deleted, but the bucket keeps a version. `Waiting`: the run ended before, or a snapshot that must go before it
+    /// in its chain could not be deleted.
     pub fate: Option<RemovalStatus>,
     /// The time until which it is locked, if `fate` is `Locked`; null for a legal hold, which somebody
     /// has to lift.
@@ -304,24 +297,25 @@ pub struct Outcome {
 pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
     let mut clock = ReportBuilder::start();
     let warnings = &mut clock.warnings;
-    let mut planner = Planner::new(ctx, options);
     // A prefix without chains gets no lock.
     if options.apply && has_no_chains(&ctx.store)? {
         return Err(no_snapshots_error(ctx, &Catalog::default(), None));
     }
     let lock = match options.apply {
-        true => take_lock(&ctx.store, SECOND_RUN, warnings)?,
+        true => take_gc_lock(ctx, options, warnings)?,
         false => None,
     };
+    let mut now = Utc::now();
     if options.apply {
         let ahead = ctx.store.clock_ahead()?;
-        planner.set_skew(ahead);
+        // The earlier of the two clocks counts.
+        let earlier = now.checked_add_signed(ahead.min(TimeDelta::zero()));
+        now = earlier.unwrap_or(now);
         warnings.extend(skew_warning(ahead));
     }
-    let now = planner.now();
-    let plan = planner.plan()?;
+    let plan = plan::plan(ctx, options, now)?;
     add_plan_warnings(ctx, options, &plan, now, warnings);
-    warnings.append(&mut planner.fulls.warnings);
+    warnings.extend(plan.warnings.iter().cloned());
     warnings.extend(damage_warnings(&plan.damaged, plan.not_read));
     let before = restorable_ranges(&plan, &|_| true);
     let mut applied = apply::decided_objects(ctx, options, &plan, now);
@@ -330,23 +324,13 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
     match options.apply {
         true if error.is_some() => apply::mark_waiting(&mut applied),
         true => {
-            let result = apply::apply(
-                ctx,
-                options,
-                &mut planner,
-                &plan,
-                lock.as_ref(),
-                &mut applied,
-            );
-            error = result.err();
+            error = apply::apply(ctx, now, &plan, lock.as_ref(), &mut applied).err();
         }
         false => apply::mark_locked(ctx, now, &mut applied)?,
     }
     release(lock);
-    tracing::debug!(tags_asked = planner.tags_asked, "requested tags");
     warnings.append(&mut applied.warnings);
     let mut outcome = outcome(&plan, options, now, applied, before);
-    outcome.fulls_read = planner.fulls.count;
     // An error that ended the run comes before those of single objects.
     let error = error.or_else(|| partly_done(&outcome));
     let error = error.or_else(|| out_of_time(&outcome, options));
@@ -378,12 +362,6 @@ fn add_plan_warnings(
     }
     if plan.why.contains(&RetentionReason::NoRecentFull) {
         warnings.push("the newest full that can be used is older than --restorable-window: nothing is removed until there is a newer one".to_owned());
-    }
-    if plan.tags_unread > 0 {
-        warnings.push(format!(
-            "the tags of {} to keep were not read, since each takes a request, so one of them may be excluded; --apply reads them before it removes anything",
-            plural::count(plan.tags_unread, "snapshot")
-        ));
     }
     let is_future = |&i: &usize| plan.catalog.snapshots[i].name.created > now.timestamp();
     match plan.catalog.usable().filter(is_future).count() {
@@ -455,6 +433,7 @@ fn outcome(
         foreign_objects: plan.catalog.foreign.len() as u64,
         restorable_before: before,
         restorable_after: restorable_ranges(plan, &|i| !gone.contains(&i)),
+        fulls_read: plan.fulls_read,
         fulls_not_read: plan.not_read,
         damaged_fulls: plan.damaged.clone(),
         ..Outcome::of(applied.objects, options, now)
@@ -468,7 +447,7 @@ impl Outcome {
         let (mut freed, mut hidden) = (0u64, 0u64);
         for o in &objects {
             let total = match (o.decision, o.fate) {
-                (Decision::Keep, _) | (_, Some(RemovalStatus::Changed)) => &mut totals.kept,
+                (Decision::Keep, _) => &mut totals.kept,
                 (
                     _,
                     Some(RemovalStatus::Failed | RemovalStatus::Waiting | RemovalStatus::Locked),
@@ -508,9 +487,8 @@ impl Outcome {
 
 /// Returns an error if the plan makes the newest restorable revision of the newest timeline older.
 fn would_shrink(plan: &Plan) -> Option<Error> {
-    let counts = |i: usize| !plan.is_damaged.contains(&i);
     let stays = |i: usize| plan.why[i].keeps();
-    let shrink = retention::newest_lost(&plan.catalog, &plan.timelines, &counts, &stays)?;
+    let shrink = retention::newest_lost(&plan.catalog, &plan.timelines, &stays)?;
     let describe = |(revision, created): (Revision, DateTime<Utc>)| {
         format!("{revision} ({})", created.format("%Y-%m-%dT%H:%M:%SZ"))
     };
@@ -560,22 +538,47 @@ fn has_no_chains(store: &Store) -> Result<bool> {
     Ok(true)
 }
 
-/// Takes the lock that keeps other runs away. If the store supports no locks, or its objects cannot be overwritten, adds
-/// a warning that begins with `without_lock`, and returns `None`.
-fn take_lock(
-    store: &Store,
-    without_lock: &str,
+/// Takes the lock of a run that removes: without one it must be declared that nobody else removes or pins.
+fn take_gc_lock(
+    ctx: &Context,
+    options: &Options,
     warnings: &mut Vec<String>,
 ) -> Result<Option<LockGuard>> {
-    let mut lock = Lock::new(store, LOCK, &lock::identity(), LOCK_DURATION)?;
-    match lock.acquire(Wait::UntilSeenDead) {
+    let store = &ctx.store;
+    let lock = match &options.lock_lease {
+        None => lock_of(store)?,
+        Some(lease) => {
+            let client = Client::connect(None, store.handle().clone(), store.cancel().clone())?;
+            kubernetes::lease::lock(&client, lease, &lock::identity(), LOCK_DURATION)
+        }
+    };
+    match take_lock(store, lock)? {
         Ok(guard) => Ok(Some(guard)),
+        Err(why) if options.single_writer => {
+            warnings.push(format!("no lock keeps another gc or pin away: {why}"));
+            Ok(None)
+        }
+        Err(why) => Err(why.reworded(format!(
+            "{why}; or declare with --single-writer that no other gc or pin runs there"
+        ))),
+    }
+}
+
+/// Returns the lock in a store that `gc` and `pin` share.
+fn lock_of(store: &Store) -> Result<Lock> {
+    Lock::new(store, LOCK, &lock::identity(), LOCK_DURATION)
+}
+
+/// Takes the lock that keeps other runs away. The inner error says why the store can keep none.
+fn take_lock(store: &Store, mut lock: Lock) -> Result<Result<LockGuard, Error>> {
+    match lock.acquire(Wait::UntilSeenDead) {
+        Ok(guard) => Ok(Ok(guard)),
+        // Its objects cannot be overwritten, or have no conditions.
         Err(e)
             if e.reason() == Reason::ObjectLocked
                 || (e.reason() == Reason::Configuration && !store.may_have_locks()) =>
         {
-            warnings.push(format!("{without_lock}: {e}"));
-            Ok(None)
+            Ok(Err(e))
         }
         Err(e) => Err(e),
     }

@@ -3,7 +3,7 @@
 //! A pin is an object below deltafold-pins/ with the name of the chain's full. It protects from `gc`
 //! only; a bucket's object lock protects from everybody. Called by `cli`.
 
-use super::{LONGEST_NOTE, Status, as_json, release, take_lock};
+use super::{LONGEST_NOTE, Status, as_json, lock_of, release, take_lock};
 use crate::backup::Snapshot;
 use crate::backup::catalog::PINS;
 use crate::backup::retention::chain_of;
@@ -12,8 +12,8 @@ use crate::error::{Reason, Result};
 use crate::mvcc::Revision;
 use crate::ops::report::{Report, ReportBuilder};
 use crate::prefix::Context;
-use crate::prefix::scan::{Depth, by_names, no_snapshots_error, scan_with_tags};
-use crate::prefix::tags::TagScope;
+use crate::prefix::scan::{Depth, by_names, no_snapshots_error, scan};
+use crate::prefix::set_aside::{Purpose, decide_again};
 use chrono::{DateTime, SubsecRound, Utc};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -66,7 +66,13 @@ pub struct Outcome {
 pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
     let mut clock = ReportBuilder::start();
     let without_lock = "running without a lock: make sure that no gc runs at the same time";
-    let lock = take_lock(&ctx.store, without_lock, &mut clock.warnings)?;
+    let lock = match take_lock(&ctx.store, lock_of(&ctx.store)?)? {
+        Ok(guard) => Some(guard),
+        Err(why) => {
+            clock.warnings.push(format!("{without_lock}: {why}"));
+            None
+        }
+    };
     let catalog = by_names(&ctx.store)?;
     if catalog.snapshots.is_empty() {
         return Err(no_snapshots_error(ctx, &catalog, None));
@@ -141,7 +147,7 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
 /// Returns the paths of a full's chain. Snapshot contents decide which deltas are its own if names
 /// leave a doubt.
 fn chain_paths(ctx: &Context, full: &Snapshot, warnings: &mut Vec<String>) -> Result<Vec<String>> {
-    let scan = scan_with_tags(ctx, Depth::Doubtful, TagScope::All)?;
+    let scan = decide_again([ctx], Purpose::Verify, || scan(ctx, Depth::Doubtful))?;
     let snapshots = &scan.catalog.snapshots;
     let Some(i) = snapshots.iter().position(|s| s.path == full.path) else {
         return Err(Reason::SnapshotVanished.error(format!(

@@ -5,28 +5,15 @@
 //! has read, since anybody can forge a note. Called by `ops::gc::plan`.
 
 use crate::backup::Snapshot;
-use crate::error::{Reason, Result};
+use crate::backup::catalog::{EXCLUDED, NOTES, PINS, SNAPSHOTS};
+use crate::error::{Error, Reason, Result};
 use crate::fold::rebuild::read_every_page;
 use crate::prefix::Context;
 use crate::prefix::open::SnapshotReader;
 use crate::store::ObjectInfo;
 use chrono::{DateTime, Utc};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
-
-/// Why a full is ignored: the name of the reason, and a message.
-pub(super) type Damage = (String, String);
-
-/// What is known about the content of a full.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum FullState {
-    /// It is what its name says.
-    Good,
-    /// It is damaged, or not what its name says.
-    Damaged(Damage),
-    /// It was not read, for lack of time or space.
-    NotRead,
-}
 
 /// What distinguishes the versions of a full's object.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,11 +33,60 @@ impl From<&ObjectInfo> for FullVersion {
     }
 }
 
-/// The results of the fulls that this run has read.
+/// What removals rest on: fulls that this run has read whole, as they were then, and the marks and pins that it has seen.
+/// Only the check of fulls makes it.
+#[derive(Debug, Default)]
+pub(super) struct Rests {
+    fulls: HashMap<String, FullVersion>,
+    notes: HashSet<String>,
+}
+
+impl Rests {
+    /// Fails if a full is gone that this run has not removed (`removed`, by path) or has changed, or if a mark or a pin came:
+    /// then the plan no longer holds.
+    ///
+    /// # Errors
+    /// `Conflict`; errors of the store.
+    pub(super) fn check(&self, ctx: &Context, removed: &HashSet<String>) -> Result<()> {
+        let mut fulls: HashMap<&str, &FullVersion> = self
+            .fulls
+            .iter()
+            .map(|(path, v)| (path.as_str(), v))
+            .collect();
+        let objects = ctx.store.objects(&SNAPSHOTS)?.into_iter();
+        for o in objects.chain(ctx.store.objects(&NOTES)?) {
+            let is_changed = fulls
+                .remove(o.path.as_str())
+                .is_some_and(|read| *read != FullVersion::from(&o));
+            if is_changed || is_guard(&o.path) && !self.notes.contains(&o.path) {
+                return Err(conflict(ctx, &o.path));
+            }
+        }
+        match fulls.keys().find(|path| !removed.contains(**path)) {
+            None => Ok(()),
+            Some(path) => Err(conflict(ctx, path)),
+        }
+    }
+}
+
+/// Returns whether a path is that of an exclusion mark or a pin.
+pub(super) fn is_guard(path: &str) -> bool {
+    let folder = path.split_once('/').map(|(folder, _)| folder);
+    matches!(folder, Some(EXCLUDED | PINS))
+}
+
+fn conflict(ctx: &Context, path: &str) -> Error {
+    Reason::Conflict.error(format!(
+        "{} has changed since this run decided what goes: what is left stays; run again",
+        ctx.store.name(path)
+    ))
+}
+
+/// The fulls that this run has read.
 pub(super) struct ReadFulls<'a> {
     ctx: &'a Context,
-    /// The version that was read, and the result, by path.
-    states: HashMap<String, (FullVersion, FullState)>,
+    /// Those that are what their names say, as indexes in the catalog.
+    good: HashSet<usize>,
     /// After this time no further full is read.
     until: Instant,
     /// Number of fulls that were read.
@@ -66,57 +102,61 @@ impl<'a> ReadFulls<'a> {
         let day = now + Duration::from_secs(24 * 3600);
         ReadFulls {
             ctx,
-            states: HashMap::new(),
+            good: HashSet::new(),
             until: now.checked_add(timeout).unwrap_or(day),
             count: 0,
             warnings: Vec::new(),
         }
     }
 
-    /// Returns what is known about a full without reading it; `None` if nothing is.
-    pub(super) fn state(&self, path: &str, version: &FullVersion) -> Option<FullState> {
-        let (read, state) = self.states.get(path)?;
-        (read == version).then(|| state.clone())
+    /// Returns whether there is time to read a further full.
+    pub(super) fn has_time(&self) -> bool {
+        Instant::now() < self.until
     }
 
-    /// Reads fulls one after the other, while there is time.
+    /// Returns whether a full was read and is what its name says.
+    pub(super) fn has_read(&self, i: usize) -> bool {
+        self.good.contains(&i)
+    }
+
+    /// Reads a full whole.
     ///
     /// # Errors
-    /// Fails with the store's errors, `SnapshotVanished`, `Io` or `Terminated`. Damage of a full is a
-    /// result, not an error.
-    pub(super) fn read(&mut self, fulls: &[(&Snapshot, &FullVersion)]) -> Result<()> {
-        for &(snapshot, version) in fulls {
-            if Instant::now() >= self.until {
-                break;
-            }
-            let state = self.read_one(snapshot)?;
-            let read = (version.clone(), state);
-            self.states.insert(snapshot.path.clone(), read);
-        }
-        Ok(())
-    }
-
-    fn read_one(&mut self, snapshot: &Snapshot) -> Result<FullState> {
+    /// One that sets the full aside if it is not what its name says, if a tag excludes it, or if there is no space to read
+    /// it; errors of the store, `SnapshotVanished`, `Io`, `Terminated`.
+    pub(super) fn read(&mut self, i: usize, snapshot: &Snapshot) -> Result<()> {
         self.count += 1;
         let mut result = read_whole(self.ctx, snapshot);
         if result.as_ref().is_err_and(|e| e.reason().is_bad_data()) {
             // A transient fault of the store is no damage of the object.
             result = read_whole(self.ctx, snapshot);
         }
+        let name = self.ctx.store.name(&snapshot.path);
         match result {
-            Ok(()) => Ok(FullState::Good),
-            Err(e) if e.reason().is_unreadable() => {
-                let damage = (e.reason().as_str().to_owned(), e.to_string());
-                Ok(FullState::Damaged(damage))
-            }
             Err(e) if e.reason() == Reason::NoSpace => {
-                let name = self.ctx.store.name(&snapshot.path);
                 self.warnings.push(format!(
                     "{name} is not read, for lack of space in --temp-dir, and is ignored: {e}"
                 ));
-                Ok(FullState::NotRead)
+                Err(e.setting_aside(name))
             }
-            Err(e) => Err(e),
+            Err(e) if e.reason().is_unreadable() => Err(e.setting_aside(name)),
+            result => {
+                result?;
+                self.good.insert(i);
+                Ok(())
+            }
+        }
+    }
+
+    /// Returns what removals rest on that rest on these fulls, by their paths and versions, in a prefix with these marks and
+    /// pins. All of them must have been read.
+    pub(super) fn rests(
+        fulls: impl Iterator<Item = (String, FullVersion)>,
+        notes: impl Iterator<Item = String>,
+    ) -> Rests {
+        Rests {
+            fulls: fulls.collect(),
+            notes: notes.collect(),
         }
     }
 }

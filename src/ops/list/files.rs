@@ -114,20 +114,11 @@ fn listed(ctx: &Context, file: &SnapshotFile, deep: bool) -> Result<ListedFile> 
             listed.compression = Some(snapshot.compression);
             listed.has_checksum = Some(snapshot.has_checksum);
         }
-        Err(e) if is_fault_of_file(e.reason()) => {
+        Err(e) if e.reason().is_of_one_object() || e.reason() == Reason::Usage => {
             listed.reason = Some(e.reason());
             listed.message = Some(e.to_string());
         }
         Err(e) => return Err(e),
     }
     Ok(listed)
-}
-
-/// Returns whether a failure is that of one file, so that others can be read nevertheless.
-fn is_fault_of_file(reason: Reason) -> bool {
-    let is_refused = matches!(
-        reason,
-        Reason::PermissionDenied | Reason::NoSnapshots | Reason::Usage | Reason::Untrusted
-    );
-    reason.is_unreadable() || is_refused
 }

@@ -17,8 +17,8 @@ use crate::ops::report::{Report, ReportBuilder};
 use crate::prefix::Context;
 use crate::prefix::identity::{self, Identity};
 use crate::prefix::restorable::{Bases, Restorable};
-use crate::prefix::scan::{Depth, Scan, scan_with_tags};
-use crate::prefix::tags::{self, TagScope};
+use crate::prefix::scan::{Depth, Scan, scan};
+use crate::prefix::set_aside::{Purpose, decide_again};
 use chrono::{DateTime, Utc};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -27,18 +27,17 @@ use std::collections::{HashMap, HashSet};
 /// The command that reads contents.
 pub(super) const DEEP: &str = "`deltafold list --deep`";
 
+/// Without --deep, the locks of this many of the newest snapshots are read.
+const FEW: usize = 64;
 /// Locks that are read at once.
 const AT_ONCE: usize = 16;
 
 /// The options of `list`.
 #[derive(Debug, Clone, Copy, clap::Args)]
 pub struct Options {
-    /// Read every snapshot completely, instead of only the names
+    /// Read every snapshot completely, with its tags and locks, instead of only the names
     #[arg(long, value_parser = yes_or_no)]
     pub deep: bool,
-    /// Read the tags and locks of all snapshots to show every excluded and locked one, with requests per snapshot
-    #[arg(long, value_parser = yes_or_no)]
-    pub all_tags: bool,
 }
 
 /// The result of `list`. The fields are a contract: `deltafold schema list`.
@@ -154,7 +153,7 @@ pub struct ListedSnapshot {
     /// Whether `deltafold compact` would use the snapshot now.
     pub in_chain: bool,
     /// The time until which the object lock of the bucket keeps the snapshot from deletion. null if it has no
-    /// retention, or if it was not read: of more than 64 snapshots, only the newest are read (see --all-tags).
+    /// retention, or if it was not read: of more than 64 snapshots, only the newest are read (see --deep).
     pub locked_until: Option<DateTime<Utc>>,
 }
 
@@ -165,12 +164,17 @@ pub struct ListedSnapshot {
 /// result.
 pub fn run(ctx: &Context, options: Options) -> Result<Report<Outcome>> {
     let report = ReportBuilder::start();
+    let outcome = decide_again([ctx], Purpose::Verify, || list(ctx, &options))?;
+    Ok(report.report(outcome))
+}
+
+fn list(ctx: &Context, options: &Options) -> Result<Outcome> {
     let depth = if options.deep {
         Depth::All
     } else {
         Depth::Names
     };
-    let scan = scan_with_tags(ctx, depth, TagScope::UpToMany.or_all(options.all_tags))?;
+    let scan = scan(ctx, depth)?;
     let newest = scan.timelines.newest(&scan.catalog);
     let newest_first = newest.iter().copied().chain(&scan.timelines.all);
     let bases = Bases::new(scan.contents.known_bases());
@@ -198,7 +202,7 @@ pub fn run(ctx: &Context, options: Options) -> Result<Report<Outcome>> {
     for t in scan.timelines.all.iter().rev() {
         timeline_of.extend(t.members.iter().map(|m| (m.snapshot, t.id.as_str())));
     }
-    let locked_until = locked_until(ctx, &scan.catalog, options.all_tags)?;
+    let locked_until = locked_until(ctx, &scan.catalog, options.deep)?;
     let mut snapshots = Vec::with_capacity(locked_until.len());
     for (i, (s, locked_until)) in scan.catalog.snapshots.iter().zip(locked_until).enumerate() {
         let timeline = timeline_of
@@ -215,7 +219,7 @@ pub fn run(ctx: &Context, options: Options) -> Result<Report<Outcome>> {
     for t in &scan.timelines.all {
         restorable.extend(bases.restorable(&scan.catalog, &scan.contents, t));
     }
-    Ok(report.report(Outcome {
+    Ok(Outcome {
         identity,
         snapshots,
         timelines: timelines(&scan),
@@ -228,7 +232,7 @@ pub fn run(ctx: &Context, options: Options) -> Result<Report<Outcome>> {
             .into_iter()
             .map(|p| p.with_remedy_in_store(ctx.store.url()))
             .collect(),
-    }))
+    })
 }
 
 fn timelines(scan: &Scan) -> Vec<ListedTimeline> {
@@ -264,7 +268,7 @@ fn locked_until(ctx: &Context, catalog: &Catalog, all: bool) -> Result<Vec<Optio
         Ok(false) => return Ok(locked_until),
         Err(e) => return unless_denied(Err(e)).map(|_| locked_until),
     }
-    let most = if all { usize::MAX } else { tags::FEW };
+    let most = if all { usize::MAX } else { FEW };
     let skipped = catalog.snapshots.len().saturating_sub(most);
     let newest = &catalog.snapshots[skipped..];
     let read = each(AT_ONCE, newest, |s| ctx.store.retained_until(&s.path));

@@ -13,10 +13,10 @@ use crate::mvcc::{KeyRange, KeyValue, Revision};
 use crate::objects::key::EtcdPrefixes;
 use crate::objects::resource::{KeyNames, Resource};
 use crate::objects::{Detail, EncryptionKeys, Object};
-use crate::prefix::damage::up_to_damage;
 use crate::prefix::open::BackupLocation;
 use crate::prefix::open::State;
 use crate::prefix::select::{At, StateRequest};
+use crate::prefix::set_aside::{Purpose, decide_again};
 use crate::prefix::warn;
 use chrono::{DateTime, Utc};
 use schemars::JsonSchema;
@@ -95,7 +95,7 @@ impl Deleted {
         keys: &EncryptionKeys,
         count_events: bool,
     ) -> Result<Self> {
-        up_to_damage([backup.context()], || {
+        decide_again([backup.context()], Purpose::Read, || {
             Self::try_read(backup, from, to, prefixes, &range, keys, count_events)
         })
     }

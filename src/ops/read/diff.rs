@@ -10,11 +10,11 @@ use crate::error::{Error, Reason, Result};
 use crate::mvcc::{KeyRange, KeyValue, Revision};
 use crate::objects::key::ObjectKey;
 use crate::prefix::Context;
-use crate::prefix::damage::up_to_damage;
 use crate::prefix::open::BackupLocation;
 use crate::prefix::open::State;
 use crate::prefix::scan::Scan;
 use crate::prefix::select::StateRequest;
+use crate::prefix::set_aside::{Purpose, decide_again};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::cmp::Ordering;
@@ -106,7 +106,7 @@ impl<'c> Diff<'c> {
         if let Some(first) = first {
             contexts.push(first.context());
         }
-        up_to_damage(contexts, || {
+        decide_again(contexts, Purpose::Read, || {
             Self::try_read(backup, first, [from, to], range)
         })
     }

@@ -11,8 +11,8 @@ use crate::error::{Error, Reason, Result};
 use crate::mvcc::{KeyValue, Revision};
 use crate::objects::changes::EventNote;
 use crate::objects::{EncryptionKeys, Object};
-use crate::prefix::damage::up_to_damage;
 use crate::prefix::open::BackupLocation;
+use crate::prefix::set_aside::{Purpose, decide_again};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -104,7 +104,7 @@ impl History {
         key: &[u8],
         events: Option<&EventsOf<'_>>,
     ) -> Result<History> {
-        up_to_damage([backup.context()], || {
+        decide_again([backup.context()], Purpose::Read, || {
             Self::try_read(backup, timeline, key, events)
         })
     }

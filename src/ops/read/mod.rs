@@ -136,7 +136,7 @@ pub fn get(
         }
         Ok(is_decided.then_some(()))
     };
-    source.read_some_deltas(ctx, || find_first(ctx.threads, slices.len(), read_delta))?;
+    find_first(ctx.threads, slices.len(), read_delta)?;
     let newest = unpoisoned(newest.into_inner());
     let mut records: Vec<Option<Record>> = newest
         .into_iter()

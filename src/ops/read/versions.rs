@@ -21,7 +21,6 @@ use crate::prefix::scan::{Depth, Scan, scan};
 use crate::prefix::select::DeltaSlice;
 use crate::prefix::select::{self, StateRequest};
 use crate::prefix::snapshot_files::OpenFile;
-use crate::prefix::tags::unless_excluded;
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 
@@ -269,10 +268,7 @@ impl Coverage {
             let name = &slice.snapshot.name;
             name.last >= between.0 && name.start <= between.1
         });
-        let paths = slices.iter().map(|s| s.snapshot.path.as_str());
-        unless_excluded(ctx, paths.filter(|_| scan.tags_unread > 0), || {
-            self.read_deltas(ctx, &slices, collect)
-        })?;
+        self.read_deltas(ctx, &slices, collect)?;
         let mut fulls = chain::bases(&scan.catalog, timeline);
         fulls.reverse();
         let fulls = fulls.into_iter().map(|i| (i, snapshots[i].name.last));
@@ -282,7 +278,6 @@ impl Coverage {
         }
         let mut read = KnownBases::new();
         while let Some(i) = full_to_read(&fulls, &read, &self.missing_in(between)) {
-            scan.refuse_excluded(ctx, [i])?;
             let (db, base) = ctx.full(&snapshots[i])?;
             let until = timeline.members.iter().find(|m| m.snapshot == i);
             let until = until.map_or(Revision(i64::MAX), |m| m.until);

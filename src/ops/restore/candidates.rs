@@ -279,7 +279,7 @@ impl<'a> Candidates<'a> {
         let failure = write_failure.or_else(|| not_opened.map(Error::again));
         let is_known = |name: &str| {
             let mut contexts = self.all.iter().filter_map(|c| c.backup.context());
-            contexts.any(|ctx| ctx.damage.has(name))
+            contexts.any(|ctx| ctx.marks.has(name))
         };
         if let Some(e) = &failure
             && e.set_aside().is_some_and(|name| !is_known(name))

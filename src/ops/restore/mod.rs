@@ -27,8 +27,8 @@ use crate::ops::live_follower::FoundFollower;
 pub use crate::ops::plain_target::PlainTarget;
 use crate::ops::report::{Report, ReportBuilder};
 use crate::prefix::Context;
-use crate::prefix::damage::{around_damage, without_excluded};
 use crate::prefix::open::State;
+use crate::prefix::set_aside::{Purpose, decide_again, refuse_excluded_deltas};
 use candidates::{Candidates, OpenedBackup, is_candidate_failure};
 use output::WriteFailure;
 use schemars::JsonSchema;
@@ -202,11 +202,16 @@ fn restore(
         };
         restoration.run()
     };
-    match is_drill {
+    let purpose = match is_drill {
         // It is there to find damage.
-        true => without_excluded(restore),
-        false => around_damage(backups.iter().filter_map(NamedBackup::context), restore),
-    }
+        true => Purpose::Verify,
+        false => Purpose::Restore,
+    };
+    decide_again(
+        backups.iter().filter_map(NamedBackup::context),
+        purpose,
+        restore,
+    )
 }
 
 /// A restore under way.
@@ -273,7 +278,7 @@ impl Restoration<'_> {
     fn add_warnings(&mut self, source: &State, ctx: &Context) -> Result<()> {
         self.clock.warnings.extend(source.warnings.iter().cloned());
         if self.options.dry_run {
-            self.clock.warnings.extend(source.tags_warning());
+            refuse_excluded_deltas(ctx, source)?;
         }
         if let Some(warning) = self.unsaved_warning(source, ctx) {
             self.clock.warn(warning);

@@ -15,14 +15,11 @@ use crate::mvcc::Revision;
 use crate::prefix::Context;
 use crate::prefix::last_saved::{self, Comparison, LastSaved};
 use crate::prefix::newcomers::{Newcomers, Seen, came_from, withdraw};
-use crate::prefix::scan::{self, Depth, Scan, has_plain_snapshots, scan_with_tags};
-use crate::prefix::tags::TagScope;
+use crate::prefix::scan::{self, Depth, Scan, has_plain_snapshots};
+use crate::prefix::set_aside::{self, Purpose, decide_again, refuse_excluded_end};
 use crate::prefix::timeline_records;
 use chrono::Utc;
 use std::time::{Duration, Instant};
-
-/// The most snapshots that are set aside one after the other. Each takes a request or two.
-const MOST_SCANS: usize = 1000;
 
 /// How old the names may be for what is reported. Listing the store for each delta would cost more than the delta.
 const MAX_AGE_OF_NAMES: Duration = Duration::from_secs(10 * 60);
@@ -59,11 +56,11 @@ impl<'a> Saved<'a> {
     /// # Errors
     /// Fails as [`look`](Self::look).
     pub(super) fn open(ctx: &'a Context) -> Result<Self> {
-        let (mut saved, scan) = Self::scan(ctx)?;
-        if let Some(scan) = scan {
-            saved.set_aside_damage(scan)?;
-        }
-        Ok(saved)
+        decide_again([ctx], Purpose::Save, || {
+            let mut saved = Self::scan(ctx)?;
+            saved.read_end()?;
+            Ok(saved)
+        })
     }
 
     /// Scans the store without the intention to save.
@@ -72,11 +69,10 @@ impl<'a> Saved<'a> {
     /// Fails with the store's errors, and with `NoSnapshots` if the store holds plain snapshots, or those of a chain
     /// directly instead of in v2/: then its URL is wrong.
     pub(super) fn look(ctx: &'a Context) -> Result<Self> {
-        Ok(Self::scan(ctx)?.0)
+        decide_again([ctx], Purpose::Save, || Self::scan(ctx))
     }
 
-    fn scan(ctx: &'a Context) -> Result<(Self, Option<Scan>)> {
-        ctx.damage.begin_ignoring();
+    fn scan(ctx: &'a Context) -> Result<Self> {
         let mut saved = Saved {
             ctx,
             backup: None,
@@ -90,7 +86,7 @@ impl<'a> Saved<'a> {
             listed: None,
             warnings: Vec::new(),
         };
-        let scan = match scan_with_tags(ctx, Depth::Doubtful, TagScope::Chain) {
+        let scan = match scan::scan(ctx, Depth::Doubtful) {
             Ok(scan) => scan,
             Err(e) if e.reason() == Reason::NoSnapshots => {
                 let paths = ctx.store.first_paths()?;
@@ -103,19 +99,27 @@ impl<'a> Saved<'a> {
                 for record in timeline_records::list(&ctx.store)? {
                     saved.seen.add(record.path);
                 }
-                return Ok((saved, None));
+                return Ok(saved);
             }
             Err(e) => return Err(e),
         };
         if ctx.trust == Trust::OnlyEncrypted && ctx.keys.encrypts() && scan.untrusted.all_plain {
             scan.refuse_untrusted(ctx)?;
         }
-        let scan = saved.without_unreadable(scan)?;
+        // What leaves a doubt and cannot be opened counts for nothing.
+        let unreadable = scan.contents.unreadable.values();
+        let unreadable = unreadable.filter(|e| e.set_aside().is_some());
+        ctx.marks
+            .decide_without(unreadable.map(Error::again).collect())?;
+        refuse_excluded_end(ctx, &scan.catalog, &scan.timelines, &scan.contents)?;
         saved.begin_at(&scan);
+        saved
+            .warnings
+            .extend(scan.damaged.values().filter_map(set_aside::warning));
         if let Some(warning) = scan.untrusted_warning() {
             saved.warn(warning);
         }
-        Ok((saved, Some(scan)))
+        Ok(saved)
     }
 
     fn warn(&mut self, message: String) {
@@ -123,58 +127,22 @@ impl<'a> Saved<'a> {
         self.warnings.push(message);
     }
 
-    /// Scans again as long as names leave a doubt and a snapshot cannot be opened that would tell: what cannot be
-    /// opened counts for nothing.
-    fn without_unreadable(&mut self, mut scan: Scan) -> Result<Scan> {
-        for _ in 0..MOST_SCANS {
-            let mut is_new = false;
-            for e in scan.contents.unreadable.values() {
-                is_new |= self.set_aside(e);
-            }
-            if !is_new {
-                break;
-            }
-            scan = scan.again(self.ctx)?;
-        }
-        Ok(scan)
-    }
-
-    /// Sets a snapshot aside that cannot be opened. Returns whether that is new.
-    fn set_aside(&mut self, e: &Error) -> bool {
-        let name = e.set_aside();
-        let is_new = name.is_some_and(|name| self.ctx.damage.add(name, e));
-        if is_new {
-            self.warn(format!("{e}: this snapshot counts for nothing"));
-        }
-        is_new
-    }
-
-    /// Reads what the store holds at its end. Without a snapshot that cannot be opened, it ends elsewhere.
-    fn set_aside_damage(&mut self, mut scan: Scan) -> Result<()> {
-        for _ in 0..MOST_SCANS {
-            let Some(Ok(backup)) = &self.backup else {
-                break;
-            };
-            let read = || last_saved::read(self.ctx, &backup.end());
-            // A transient fault of the store is no damage of the object.
-            let last_saved = match read() {
-                Err(e) if e.reason().is_bad_data() => read(),
-                last_saved => last_saved,
-            };
-            match last_saved {
-                Ok(last_saved) => {
-                    self.contents = Some(Ok(last_saved));
-                    break;
-                }
-                // Nothing could be opened: fulls go by names, and deltas fail.
-                Err(e) if e.reason() == Reason::CannotDecrypt && !self.ctx.keys.decrypts() => break,
-                Err(e) if self.set_aside(&e) => {
-                    scan = self.without_unreadable(scan.again(self.ctx)?)?;
-                    self.begin_at(&scan);
-                }
-                Err(e) if e.set_aside().is_some() => break,
-                Err(e) => return Err(e),
-            }
+    /// Reads what the store holds at its end.
+    fn read_end(&mut self) -> Result<()> {
+        let Some(Ok(backup)) = &self.backup else {
+            return Ok(());
+        };
+        let read = || last_saved::read(self.ctx, &backup.end());
+        // A transient fault of the store is no damage of the object.
+        let last_saved = match read() {
+            Err(e) if e.reason().is_bad_data() => read(),
+            last_saved => last_saved,
+        };
+        match last_saved {
+            Ok(last_saved) => self.contents = Some(Ok(last_saved)),
+            // Nothing could be opened: fulls go by names, and deltas fail.
+            Err(e) if e.reason() == Reason::CannotDecrypt && !self.ctx.keys.decrypts() => {}
+            Err(e) => return Err(e),
         }
         Ok(())
     }
@@ -272,7 +240,7 @@ impl<'a> Saved<'a> {
     /// Marks the snapshots that count for nothing.
     pub(super) fn mark_untrusted(&self, catalog: &mut Catalog) {
         self.ctx.trust.mark(catalog);
-        self.ctx.damage.mark(&self.ctx.store, catalog);
+        self.ctx.marks.apply(&self.ctx.store, catalog);
     }
 
     /// Returns the names for reports, and whether they were listed just now.

@@ -23,8 +23,8 @@ use crate::ops::report::{Report, ReportBuilder};
 use crate::ops::verify::record::{self, RecordLevel, RecordResult, VerificationRecord};
 use crate::prefix::Context;
 use crate::prefix::restorable::{Bases, Restorable};
-use crate::prefix::scan::{Depth, Scan, scan_with_tags};
-use crate::prefix::tags::TagScope;
+use crate::prefix::scan::{Depth, Scan, scan};
+use crate::prefix::set_aside::{Purpose, decide_again, refuse_excluded_end};
 use crate::prefix::timeline_records::{self, Leaves};
 use chrono::{DateTime, TimeDelta, Utc};
 use decide::{Facts, PossibleGap, age, decide, is_future};
@@ -156,7 +156,12 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
         has_records: true,
         ..Collected::default()
     };
-    match scan_with_tags(ctx, Depth::Names, TagScope::Newest) {
+    let scan = decide_again([ctx], Purpose::Verify, || {
+        let scan = scan(ctx, Depth::Names)?;
+        refuse_excluded_end(ctx, &scan.catalog, &scan.timelines, &scan.contents)?;
+        Ok(scan)
+    });
+    match scan {
         Ok(scan) => {
             facts.read_notes(ctx)?;
             facts.add_scan(ctx, &scan, now)?;

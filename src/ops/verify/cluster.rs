@@ -11,10 +11,10 @@ use crate::etcd::cluster::{Cluster, MemberHash};
 use crate::etcd::connect::Connector;
 use crate::mvcc::{HashKv, Revision};
 use crate::ops::report::{Report, ReportBuilder};
-use crate::prefix::damage::without_excluded;
 use crate::prefix::open::State;
 use crate::prefix::scan::{Depth, Scan, scan};
 use crate::prefix::select::{At, StateRequest, choose_timeline};
+use crate::prefix::set_aside::{Purpose, decide_again};
 use crate::prefix::{Context, identity};
 use crate::telemetry::progress::Step;
 use schemars::JsonSchema;
@@ -147,7 +147,7 @@ pub fn choose_revision(
 /// the store; with `Terminated`.
 pub fn run(ctx: &Context, connector: &Connector, options: &Options) -> Result<Report<Outcome>> {
     let clock = ReportBuilder::start();
-    without_excluded(|| {
+    decide_again([ctx], Purpose::Verify, || {
         let comparison = Comparison {
             ctx,
             connector,

@@ -13,7 +13,7 @@ use crate::bolt::Database;
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::Base;
 use crate::prefix::{Context, free_space};
-use crate::store::ReadAhead;
+use crate::store::{ListedSnapshot, ReadAhead};
 use crate::telemetry::progress::Step;
 use std::io::Read;
 use std::sync::Mutex;
@@ -31,6 +31,15 @@ pub(crate) struct SnapshotReader<'a> {
     long_events: Mutex<()>,
 }
 
+/// Returns a snapshot as its transfer needs it.
+pub(super) fn listed(s: &Snapshot) -> ListedSnapshot {
+    ListedSnapshot {
+        path: s.path.clone(),
+        bytes: s.bytes,
+        is_excluded: s.excluded,
+    }
+}
+
 impl<'a> SnapshotReader<'a> {
     /// Creates a reader. No transfer begins yet.
     pub(crate) fn new(ctx: &'a Context, snapshots: impl IntoIterator<Item = &'a Snapshot>) -> Self {
@@ -41,7 +50,7 @@ impl<'a> SnapshotReader<'a> {
             [only] => format!("read {}", only.name.label()),
             all => format!("read {} snapshots", all.len()),
         };
-        let objects = snapshots.iter().map(|s| (s.path.clone(), s.bytes));
+        let objects = snapshots.iter().map(|s| listed(s));
         SnapshotReader {
             ctx,
             ahead: ReadAhead::new(&ctx.store, objects),

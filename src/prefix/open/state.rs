@@ -3,10 +3,10 @@
 //! Nothing is folded here: `fold` does.
 
 use super::database_file::DatabaseFile;
+use super::read_snapshot::listed;
 use crate::backup::chain::{self, Chain, Choice, KnownBases, Link};
 use crate::backup::timeline::{self, Timeline};
 use crate::backup::{Snapshot, SnapshotName};
-use crate::base::plural::count;
 use crate::bolt::Database;
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::{Base, Revision};
@@ -14,9 +14,9 @@ use crate::prefix::by_time::{refuse_uncovered, revision_at};
 use crate::prefix::scan::Scan;
 use crate::prefix::select::{self, At, DeltaSlice, StateRequest, choose_timeline, timeline_of};
 use crate::prefix::snapshot_files::OpenFile;
-use crate::prefix::{Context, free_space, tags, warn};
+use crate::prefix::{Context, free_space};
 use crate::store::{ReadAhead, is_large};
-use std::sync::{Mutex, OnceLock};
+use std::sync::Mutex;
 
 /// The database of a full, and its revisions.
 type OpenFull = (Database<DatabaseFile>, Base);
@@ -40,10 +40,6 @@ pub struct State {
     /// The full; `None` for a plain snapshot file.
     full: Option<Snapshot>,
     slices: Vec<DeltaSlice>,
-    /// The paths of the deltas whose tags were not read.
-    tags_unread: Vec<String>,
-    /// Set once it is known that no tag excludes these deltas.
-    tags_checked: OnceLock<()>,
     /// The deltas, if their transfers began with that of the full.
     pub(crate) begun: Mutex<Option<ReadAhead>>,
 }
@@ -96,7 +92,6 @@ impl State {
         timeline: &Timeline,
         chain: &Chain,
     ) -> Result<State> {
-        scan.refuse_excluded(ctx, [chain.base])?;
         let opened = ctx.full(&scan.catalog.snapshots[chain.base])?;
         Ok(Self::from_parts(scan, timeline, chain, opened))
     }
@@ -110,7 +105,6 @@ impl State {
             wall,
             full: Some(full.clone()),
             slices: select::delta_slices(&scan.catalog, chain, &opened.1),
-            tags_unread: scan.deltas_with_unread_tags(chain),
             ..Self::of_full(opened, chain.target, timeline, name)
         }
     }
@@ -127,8 +121,6 @@ impl State {
             name,
             full: None,
             slices: Vec::new(),
-            tags_unread: Vec::new(),
-            tags_checked: OnceLock::new(),
             begun: Mutex::default(),
         }
     }
@@ -214,46 +206,6 @@ impl State {
         }
     }
 
-    /// Returns a warning for a dry run, which does not read the tags of the deltas.
-    pub fn tags_warning(&self) -> Option<String> {
-        let n = self.tags_unread.len();
-        (n > 0).then(|| format!(
-            "the tags of {} of this plan were not read, since each takes a request: a real run reads them with the deltas, and plans again if one is excluded",
-            count(n, "delta")
-        ))
-    }
-
-    /// Calls `read`, which reads all deltas, and fails if a tag excludes one of them.
-    pub(crate) fn read_deltas<T>(
-        &self,
-        ctx: &Context,
-        read: impl FnOnce() -> Result<T>,
-    ) -> Result<T> {
-        if self.tags_checked.get().is_some() {
-            return read();
-        }
-        let result = tags::unless_excluded(ctx, self.tags_unread.iter().map(String::as_str), read)?;
-        let _ = self.tags_checked.set(());
-        Ok(result)
-    }
-
-    /// As [`read_deltas`](Self::read_deltas), for a `read` that reads some of the deltas: the tags of the
-    /// others stay unread.
-    pub(crate) fn read_some_deltas<T>(
-        &self,
-        ctx: &Context,
-        read: impl FnOnce() -> Result<T>,
-    ) -> Result<T> {
-        match ctx.store.responses_report_tags() {
-            true => tags::unless_excluded_by_known_tags(
-                ctx,
-                self.tags_unread.iter().map(String::as_str),
-                read(),
-            ),
-            false => self.read_deltas(ctx, read),
-        }
-    }
-
     /// Returns whether the full alone is the requested state.
     pub fn is_folded(&self) -> bool {
         self.slices.is_empty() && self.base.revision == self.revision
@@ -313,7 +265,7 @@ impl<'a> Opening<'a> {
                 "timeline {id} is read across {}, which says that another history begins",
                 wall.path
             );
-            warn(&mut source.warnings, message);
+            ctx.marks.warn(&mut source.warnings, message);
             return Ok(source);
         }
         let opened = self.open_in_scan(request);
@@ -369,7 +321,7 @@ impl<'a> Opening<'a> {
         if target.is_none()
             && let Some(message) = select::newer_excluded_warning(&scan.catalog, &chain)
         {
-            warn(&mut warnings, message);
+            ctx.marks.warn(&mut warnings, message);
         }
         Ok(State {
             warnings,
@@ -405,11 +357,11 @@ impl<'a> Opening<'a> {
         let ranges = chain::restorable(&scan.catalog, timeline, &known).into_iter();
         let before = ranges.filter(|r| r.0 <= goal).map(|r| r.1.min(goal)).max();
         match (before, target) {
-            (Some(before), None) if ctx.damage.stops() => {
+            (Some(before), None) if ctx.marks.stops_before() => {
                 let message = format!(
                     "the backup is read up to revision {before} instead of {goal}: nothing leads around the damage"
                 );
-                warn(warnings, message);
+                ctx.marks.warn(warnings, message);
                 match lower.filter(|(chain, ..)| chain.target == before) {
                     Some(opened) => Ok(opened),
                     None => self.open_chain(timeline, Some(before)),
@@ -439,7 +391,6 @@ impl<'a> Opening<'a> {
             let opened = match open.take() {
                 Some((i, opened)) if i == full => opened,
                 _ => {
-                    scan.refuse_excluded(self.ctx, select::deciding_snapshots(&choice))?;
                     if let Choice::Chosen(chain) = &choice {
                         begun = self.begin_deltas(chain);
                     }
@@ -466,7 +417,7 @@ impl<'a> Opening<'a> {
         let snapshot = |i: usize| &self.scan.catalog.snapshots[i];
         let begins = self.begins_deltas && !is_large(snapshot(chain.base).bytes);
         let deltas = chain.deltas.iter().map(|link| snapshot(link.snapshot));
-        let objects = deltas.map(|s| (s.path.clone(), s.bytes));
+        let objects = deltas.map(listed);
         begins.then(|| {
             let ahead = ReadAhead::begun(&self.ctx.store, objects);
             (chain.deltas.clone(), ahead)

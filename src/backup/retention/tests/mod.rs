@@ -195,7 +195,7 @@ fn collect_garbage(
     for round in 0.. {
         let mut counted = backup.catalog.clone();
         for (&i, reasons) in &uncounted {
-            counted.snapshots[i].excluded |= *reasons == Uncounted::Damaged;
+            counted.snapshots[i].untrusted |= *reasons == Uncounted::Damaged;
         }
         let mut doubtful = crate::backup::timeline::doubtful(&backup.catalog);
         doubtful.extend(crate::backup::timeline::doubtful(&counted));
@@ -241,9 +241,8 @@ fn collect_garbage(
                 .all(|i| is_full(i) && !uncounted.contains_key(i))
         );
         if unknown.is_empty() {
-            let counts = |i: usize| uncounted.get(&i) != Some(&Uncounted::Damaged);
             let stays = |i: usize| decision.reasons[i].keeps();
-            let lost = newest_lost(&counted, &timelines, &counts, &stays);
+            let lost = newest_lost(&counted, &timelines, &stays);
             assert_eq!(lost, None, "{:?}", decision.reasons);
             in_doubt.extend(reader.doubtful.iter().map(|&i| all[i].path.clone()));
             return (decision.reasons, read.len());
@@ -623,21 +622,16 @@ fn a_plan_that_loses_the_newest_revision_is_detected() {
     ];
     let backup = backup_of(&names);
     let timelines = Timelines::build(&backup.catalog, &crate::backup::timeline::NamesOnly).unwrap();
-    let all = |_: usize| true;
-    let lost = |counts: &dyn Fn(usize) -> bool, goes: &[usize]| {
-        let lost = newest_lost(&backup.catalog, &timelines, counts, &|i| !goes.contains(&i))?;
+    let lost = |goes: &[usize]| {
+        let lost = newest_lost(&backup.catalog, &timelines, &|i| !goes.contains(&i))?;
         let reasons = |(r, made): (Revision, DateTime<Utc>)| (r.0, NOW - made.timestamp());
         Some((reasons(lost.before), lost.after.map(reasons)))
     };
-    assert_eq!(lost(&all, &[]), None);
-    assert_eq!(lost(&all, &[0, 1]), None);
-    assert_eq!(lost(&all, &[3]), Some(((30, 60), Some((20, 80)))));
-    assert_eq!(lost(&all, &[2]), None, "the delta leads there, too");
-    assert_eq!(lost(&all, &[0, 2]), Some(((30, 60), None)));
-    // A damaged full restored nothing before the plan either.
-    let sound = |i: usize| i != 2;
-    assert_eq!(lost(&sound, &[2]), None);
-    assert_eq!(lost(&sound, &[1]), Some(((30, 60), Some((10, 90)))));
+    assert_eq!(lost(&[]), None);
+    assert_eq!(lost(&[0, 1]), None);
+    assert_eq!(lost(&[3]), Some(((30, 60), Some((20, 80)))));
+    assert_eq!(lost(&[2]), None, "the delta leads there, too");
+    assert_eq!(lost(&[0, 2]), Some(((30, 60), None)));
 }
 
 #[test]

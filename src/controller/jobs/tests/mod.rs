@@ -315,7 +315,10 @@ fn a_store_without_locks_gets_lock_leases() {
         .into_iter()
         .map(|l| l.metadata.name.unwrap())
         .collect();
-    assert_eq!(names, ["main-follow-lock", "main-maintain-lock"]);
+    assert_eq!(
+        names,
+        ["main-follow-lock", "main-gc-lock", "main-maintain-lock"]
+    );
     for (what, template) in pods(&policy) {
         let pod = template.spec.unwrap();
         for lease in values(&pod.containers[0], "--lock-lease") {

@@ -7,13 +7,12 @@ use super::Verification;
 use crate::backup::Kind;
 use crate::base::parallel::find_first;
 use crate::base::{lock, unpoisoned};
-use crate::error::Result;
+use crate::error::{Reason, Result};
 use crate::fold::rebuild::read_every_page;
 use crate::mvcc::{Base, HashKv};
 use crate::prefix::Context;
 use crate::prefix::open::SnapshotReader;
 use crate::prefix::scan::Scan;
-use crate::prefix::tags;
 use chrono::{DateTime, Utc};
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -42,12 +41,7 @@ impl Verification<'_> {
                 unread.push(i);
             }
         }
-        let without_tags = unread.iter().filter(|_| self.scan.tags_unread > 0);
-        let without_tags = without_tags.map(|&i| self.scan.catalog.snapshots[i].path.as_str());
-        let checked = tags::unless_excluded(self.ctx, without_tags, || {
-            read_all(self.ctx, self.scan, &unread)
-        })?;
-        for (i, result) in checked {
+        for (i, result) in read_all(self.ctx, self.scan, &unread)? {
             match result {
                 Ok(contents) => {
                     if let Some(base) = contents.base {
@@ -76,13 +70,20 @@ fn read_all(
     // Fulls are read one at a time, because each needs a temporary file of its size.
     let one_full = Mutex::new(());
     let results = Mutex::new(BTreeMap::new());
+    let excluded = Mutex::new(Vec::new());
     let reading = SnapshotReader::new(ctx, snapshots.iter().map(|&i| &scan.catalog.snapshots[i]));
     let read = |nth| {
         let guard = (reading.snapshot(nth).name.is_full()).then(|| lock(&one_full));
         let result = read_whole(ctx, &reading, nth);
         drop(guard);
         match result {
-            Err(e) if !e.reason().is_bad_data() => Err(e),
+            Err(e) if e.is_of_excluded() => {
+                lock(&excluded).push(e);
+                Ok(None)
+            }
+            // Without any key the next snapshot cannot be opened either.
+            Err(e) if e.reason() == Reason::CannotDecrypt && !ctx.keys.decrypts() => Err(e),
+            Err(e) if !e.reason().is_of_one_object() => Err(e),
             result => {
                 lock(&results).insert(snapshots[nth], result);
                 Ok(None::<()>)
@@ -90,6 +91,8 @@ fn read_all(
         }
     };
     find_first(ctx.threads.min(MAX_PARALLEL), snapshots.len(), read)?;
+    ctx.marks
+        .decide_without(unpoisoned(excluded.into_inner()))?;
     Ok(unpoisoned(results.into_inner()))
 }
 

@@ -22,11 +22,10 @@ use crate::ops::findings::{Finding, of_scan, overlapping, past_name};
 use crate::ops::list::{self, RecordedIdentity};
 use crate::ops::report::{Report, ReportBuilder};
 use crate::prefix::Context;
-use crate::prefix::damage::without_excluded;
 use crate::prefix::open::BackupLocation;
 use crate::prefix::restorable::{Bases, Restorable};
 use crate::prefix::scan::{Depth, Scan, scan_with};
-use crate::prefix::tags::TagScope;
+use crate::prefix::set_aside::{Purpose, decide_again};
 use crate::telemetry::metrics::VerificationFigures;
 use chrono::{DateTime, Utc};
 use clap::{Args, ValueEnum};
@@ -85,8 +84,6 @@ pub struct Options {
     /// Verify every chain of every timeline, and the snapshots outside of chains; otherwise only the chain
     /// that a restore of the newest state would use.
     pub all_chains: bool,
-    /// Read the tags of all snapshots, however many there are.
-    pub all_tags: bool,
     /// The timeline's ID; `None` for the newest.
     pub timeline: Option<String>,
     /// Start an etcd on the restored state; only with [`Level::Fold`].
@@ -175,7 +172,7 @@ pub struct Outcome {
 /// `SnapshotVanished`; with the store's errors; with `Io`, `NoSpace`, `Terminated`.
 pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
     let mut clock = ReportBuilder::start();
-    let (mut outcome, failure) = without_excluded(|| verify(ctx, options))?;
+    let (mut outcome, failure) = decide_again([ctx], Purpose::Verify, || verify(ctx, options))?;
     if options.record && options.timeline.is_some() {
         clock.warn(record::not_recorded("--timeline"));
     } else if options.record {
@@ -194,8 +191,7 @@ fn verify(ctx: &Context, options: &Options) -> Result<(Outcome, Option<Error>)> 
         Level::Names => Depth::Names,
         _ => Depth::Doubtful,
     };
-    let ask = TagScope::Newest.or_all(options.all_tags);
-    let scan = scan_with(ctx, depth, ask, |db| read_every_page(db).map(drop))?;
+    let scan = scan_with(ctx, depth, |db| read_every_page(db).map(drop))?;
     let mut verification = Verification {
         ctx,
         options,
