@@ -162,7 +162,7 @@ impl Compaction<'_> {
         let encoding = self.resolve_compression(&source)?;
         self.warn_about_space(&source);
         if self.options.dry_run {
-            refuse_excluded_deltas(self.ctx, &source)?;
+            refuse_excluded_deltas(self.ctx, source.deltas())?;
             let outcome = self.outcome(&source, encoding);
             return Ok(self.clock.report(outcome));
         }

@@ -255,7 +255,7 @@ fn sort(
     depth: Depth,
     check_full: impl Fn(&Database<DatabaseFile>) -> Result<()> + Sync,
 ) -> Result<Scan> {
-    let damaged = ctx.marks.apply(&ctx.store, &mut catalog);
+    let damaged = ctx.marks.apply(ctx, &mut catalog);
     let doubtful = timeline::doubtful(&catalog);
     let to_read: Vec<usize> = match depth {
         Depth::Names => Vec::new(),

@@ -15,6 +15,7 @@ use crate::prefix::scan::{Scan, TAGS_UNREADABLE};
 use crate::prefix::set_aside;
 use crate::prefix::{Context, timeline_records};
 use chrono::{DateTime, Utc};
+use std::collections::BTreeSet;
 
 /// A point in a history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -227,7 +228,12 @@ warnings,
         ctx.marks.warn(warnings, message);
     }
     // These are logged when the operation has succeeded without them.
-    warnings.extend(scan.damaged.values().filter_map(set_aside::warning));
+    let set_aside: BTreeSet<String> = scan
+        .damaged
+        .values()
+        .filter_map(set_aside::warning)
+        .collect();
+    warnings.extend(set_aside);
     for (&i, e) in &scan.contents.unreadable {
         let message = format!("{} is ignored: {e}", catalog.snapshots[i].path);
         ctx.marks.warn(warnings, message);

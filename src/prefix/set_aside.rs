@@ -7,13 +7,11 @@
 
 use super::Context;
 use super::contents::Contents;
-use super::open::State;
 use crate::backup::chain::{self, Choice};
 use crate::backup::timeline::Timelines;
 use crate::backup::{Catalog, Snapshot};
 use crate::base::{lock, printable};
 use crate::error::{Error, Reason, Result};
-use crate::store::Store;
 use crate::telemetry::logs;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -115,19 +113,27 @@ struct Marked {
 }
 
 impl Marks {
-    /// Applies the marks to a catalog. Returns those of the snapshots that were tried and are still usable or left out, by
+    /// Applies the marks to the catalog of the context's store. Returns the errors of the snapshots that were tried, by
     /// index.
-    pub(crate) fn apply(&self, store: &Store, catalog: &mut Catalog) -> BTreeMap<usize, Error> {
+    pub(crate) fn apply(&self, ctx: &Context, catalog: &mut Catalog) -> BTreeMap<usize, Error> {
         let marked = &lock(&self.0);
         let mut tried = BTreeMap::new();
         // Large prefixes are scanned often, and marks are rare.
         if marked.snapshots.is_empty() {
             return tried;
         }
+        // Without any key, no other sealed snapshot needs to be tried.
+        let goes_around = marked.purpose.reaction(SetAside::Sealed) == Reaction::GoesAround;
+        let is_sealed = |e: &&Error| SetAside::of(e) == Some(SetAside::Sealed);
+        let mut sealed = marked.snapshots.values().filter(is_sealed);
+        let sealed = sealed
+            .next()
+            .filter(|_| goes_around && !ctx.keys.decrypts());
         let usable: Vec<usize> = catalog.usable().collect();
         for i in usable {
             let s = &mut catalog.snapshots[i];
-            let Some(e) = marked.snapshots.get(&store.name(&s.path)) else {
+            let e = marked.snapshots.get(&ctx.store.name(&s.path));
+            let Some(e) = e.or(sealed.filter(|_| s.name.is_encrypted)) else {
                 continue;
             };
             match SetAside::of(e) {
@@ -251,13 +257,11 @@ pub fn decide_again<'c, T>(
         let Some(why) = SetAside::of(e) else {
             return result;
         };
-        // Without any key, the next snapshot cannot be opened either.
-        let has_key = || contexts.iter().any(|ctx| ctx.keys.decrypts());
-        let goes_on = purpose.reaction(why) != Reaction::Fails
-            && (why != SetAside::Sealed || purpose == Purpose::Save || has_key());
         let mut is_new = false;
-        for ctx in contexts.iter().filter(|_| goes_on) {
-            is_new |= ctx.marks.add(e);
+        if purpose.reaction(why) != Reaction::Fails {
+            for ctx in &contexts {
+                is_new |= ctx.marks.add(e);
+            }
         }
         if !is_new {
             return result;
@@ -297,12 +301,15 @@ pub(crate) fn refuse_excluded_end(
     refuse_excluded(ctx, end.map(|i| &catalog.snapshots[i]))
 }
 
-/// Requests the tags of the newest deltas of a state for a dry run, which does not open them.
+/// Requests the tags of the newest of these deltas, for a dry run, which does not open them.
 ///
 /// # Errors
 /// As [`refuse_excluded_end`].
-pub(crate) fn refuse_excluded_deltas(ctx: &Context, state: &State) -> Result<()> {
-    refuse_excluded(ctx, state.deltas().rev().take(NEWEST_DELTAS))
+pub(crate) fn refuse_excluded_deltas<'s>(
+    ctx: &Context,
+    deltas: impl DoubleEndedIterator<Item = &'s Snapshot>,
+) -> Result<()> {
+    refuse_excluded(ctx, deltas.rev().take(NEWEST_DELTAS))
 }
 
 fn refuse_excluded<'s>(ctx: &Context, snapshots: impl Iterator<Item = &'s Snapshot>) -> Result<()> {

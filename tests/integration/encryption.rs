@@ -103,7 +103,9 @@ fn without_the_key_there_is_nothing_but_names() {
             let reads = wrong.map(Key::reads).unwrap_or_default();
             flags.extend(args(&reads).iter().filter(|a| !a.is_empty()));
             let said = refused(&bucket, command, &flags, 77, "CannotDecrypt");
-            assert!(said.matches(&base).count() == 1, "{command}: {said}");
+            // Only history begins with a delta.
+            let named = if command == "history" { ".age" } else { &base };
+            assert!(said.matches(named).count() == 1, "{command}: {said}");
             assert!(said.contains("--age-identity"), "{command}: {said}");
         }
     }

@@ -422,7 +422,7 @@ fn a_forged_name_stops_no_saving() {
                 .arg(&store);
             let (code, restored, stderr) = run_json(c.args(&flags));
             assert_eq!((code, &restored["revision"]), (0, &json!(last)), "{stderr}");
-            assert!(stderr.contains("damaged, and not used"), "{stderr}");
+            assert!(stderr.contains("not opened, and not used"), "{stderr}");
             fs::remove_file(path).unwrap();
             for forged in &forged {
                 fs::write(store.join(format!("v2/{forged}.age")), &rubbish[1]).unwrap();

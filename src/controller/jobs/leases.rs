@@ -31,19 +31,23 @@ pub fn leases(policy: &EtcdBackupPolicy) -> [Lease; 2] {
     [full, delta].map(|name| empty_lease(policy, &name))
 }
 
-/// Returns the Leases that serve as locks, empty. There are none if the store keeps locks itself, or without
-/// an etcd.
+/// Returns the Leases that serve as locks, empty. There are none if the store keeps locks itself.
 pub fn lock_leases(policy: &EtcdBackupPolicy) -> Vec<Lease> {
-    if !needs_lock_leases(policy) || policy.spec.etcd.is_none() {
-        return Vec::new();
-    }
-    let lease = |operation| empty_lease(policy, &lock_lease_name(policy, operation));
-    vec![lease("follow"), lease("gc"), lease("maintain")]
+    let operations: &[&str] = match (needs_lock_leases(policy), &policy.spec.etcd) {
+        (false, _) => &[],
+        (true, None) => &["gc"],
+        (true, Some(_)) => &["follow", "gc", "maintain"],
+    };
+    let names = operations.iter().map(|op| lock_lease_name(policy, op));
+    names.map(|name| empty_lease(policy, &name)).collect()
 }
 
 /// Returns whether the store cannot keep a lock.
 pub(super) fn needs_lock_leases(policy: &EtcdBackupPolicy) -> bool {
-    Family::of(&policy.spec.store.url).is_some_and(|family| !family.keeps_locks())
+    let store = &policy.spec.store;
+    let has_no_conditions =
+        store.options.get("conditional_put").map(String::as_str) == Some("disabled");
+    has_no_conditions || Family::of(&store.url).is_some_and(|family| !family.keeps_locks())
 }
 
 pub(super) fn lock_lease_name(policy: &EtcdBackupPolicy, operation: &str) -> String {

@@ -270,7 +270,7 @@ impl<'a> Copier<'a> {
             self.damaged.clear();
             self.remembered_since = Instant::now();
         }
-        self.from.marks.apply(&self.from.store, &mut source);
+        self.from.marks.apply(self.from, &mut source);
         self.leave_out_untrusted(&mut source)?;
         if self.from.store.tags_refused() || self.to.store.tags_refused() {
             self.warn(TAGS_UNREADABLE.to_owned());

@@ -174,7 +174,7 @@ impl Planner<'_> {
             ctx.marks.add(&e);
         }
         let mut catalog = listed.catalog.clone();
-        let ignored = ctx.marks.apply(&ctx.store, &mut catalog);
+        let ignored = ctx.marks.apply(ctx, &mut catalog);
         let doubtful = self.read_doubtful(&catalog)?;
         let unreadable = &self.contents.unreadable;
         let mut doubts: Vec<String> = Vec::new();

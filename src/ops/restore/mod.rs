@@ -278,7 +278,7 @@ impl Restoration<'_> {
     fn add_warnings(&mut self, source: &State, ctx: &Context) -> Result<()> {
         self.clock.warnings.extend(source.warnings.iter().cloned());
         if self.options.dry_run {
-            refuse_excluded_deltas(ctx, source)?;
+            refuse_excluded_deltas(ctx, source.deltas())?;
         }
         if let Some(warning) = self.unsaved_warning(source, ctx) {
             self.clock.warn(warning);

@@ -240,7 +240,7 @@ impl<'a> Saved<'a> {
     /// Marks the snapshots that count for nothing.
     pub(super) fn mark_untrusted(&self, catalog: &mut Catalog) {
         self.ctx.trust.mark(catalog);
-        self.ctx.marks.apply(&self.ctx.store, catalog);
+        self.ctx.marks.apply(self.ctx, catalog);
     }
 
     /// Returns the names for reports, and whether they were listed just now.
