@@ -4,6 +4,7 @@
 //! Gives each response the status that its code stands for, so that the object_store crate and our own requests decide
 //! about retries by the meaning. A refusal that no retry changes becomes an error at once. Called by `requests`.
 
+use super::listing::asks_for_page;
 use super::requests::query_names;
 use super::xml::{Document, Refusal};
 use crate::base::causes::causes;
@@ -31,6 +32,8 @@ pub(super) struct Asked {
     is_optional: bool,
     /// A success may have an error in its body.
     is_post: bool,
+    /// It is for a page of a listing, and a success may have an error in its body.
+    is_page: bool,
 }
 
 impl Asked {
@@ -53,6 +56,7 @@ impl Asked {
             is_optional: query_names(request.uri())
                 .any(|name| OPTIONAL.contains(&name) || (is_read && name == "uploads")),
             is_post: request.method() == Method::POST,
+            is_page: asks_for_page(request.method(), request.uri()),
         }
     }
 }
@@ -88,7 +92,8 @@ pub(super) fn meaning(
     headers: &HeaderMap,
     body: Bytes,
 ) -> Result<(StatusCode, Bytes), HttpError> {
-    if status.is_redirection() || (status.is_success() && !asked.is_post) {
+    let may_be_error = asked.is_post || (asked.is_page && begins_with_error(&body));
+    if status.is_redirection() || (status.is_success() && !may_be_error) {
         return Ok((status, body));
     }
     let refusal = match Document::read(&body) {
@@ -110,6 +115,13 @@ pub(super) fn meaning(
         _ => body,
     };
     Ok((meant, body))
+}
+
+/// Returns whether the beginning of a page has S3's element of an error. A page is long, and not parsed for it.
+fn begins_with_error(page: &[u8]) -> bool {
+    const BEGINNING: usize = 512;
+    let beginning = &page[..page.len().min(BEGINNING)];
+    beginning.windows(6).any(|part| part == b"<Error")
 }
 
 /// Returns the status that a code stands for.
@@ -246,6 +258,7 @@ mod tests {
         has_checksum: true,
         is_optional: false,
         is_post: false,
+        is_page: false,
     };
 
     fn xml(code: &str, message: &str) -> Bytes {

@@ -4,7 +4,7 @@
 //! Removes secrets in URLs from the text.
 
 use super::answers::{DefiniteRefusal, Refused};
-use super::listing::CUT_OFF;
+use super::listing::{CUT_OFF, NO_LISTING};
 use crate::base::{causes, tls};
 use crate::error::{Error, Reason};
 use url::Url;
@@ -38,6 +38,7 @@ pub fn store_error(action: impl std::fmt::Display, e: object_store::Error) -> Er
         _ if text.contains(CUT_OFF) => {
             return Reason::Configuration.error(format!("cannot {action}: {CUT_OFF}"));
         }
+        _ if text.contains(NO_LISTING) => Reason::Configuration,
         _ if tls::says_expired(&text) => Reason::CertificateExpired,
         _ if tls::is_final(&text) => Reason::Configuration,
         _ => match io_cause(&e) {

@@ -5,11 +5,15 @@
 //! replaces the key before the crate reads the page. The replacement is valid, and no request can confuse it
 //! with another object's name.
 //!
-//! It also refuses listings that are not whole or have no end: a page that says that more follows must name the
+//! It also refuses what is no listing: the root element must be that of a store's listing, and a page that says how many
+//! names it has must have as many. A page of a console, of a login or of an error would look like an empty bucket.
+//!
+//! And it refuses listings that are not whole or have no end: a page that says that more follows must name the
 //! next one, a page must not lead to itself, a listing must not come back to its names, and its length and the
 //! number of empty pages in a row are limited. Called by `requests` for each page, and by `uploads` and `swift`.
 
 use crate::base::hash::hex;
+use crate::base::printable;
 use bytes::Bytes;
 use http::header::CONTENT_LENGTH;
 use http::{Method, Uri};
@@ -32,6 +36,11 @@ pub(super) const ENDLESS: &str =
     "the server's listing does not end, or has more than 128 MiB (some 500,000 objects)";
 /// The error for a page that is not the last and does not name the next one.
 pub(super) const CUT_OFF: &str = "the server's listing is cut off: a page says that more objects follow and does not name the next page; the server may not know ListObjectsV2, which deltafold needs";
+
+/// The error for an answer that is no listing. What it is follows in parentheses.
+pub(super) const NO_LISTING: &str = "the answer is no listing: check the endpoint and the URL";
+/// The roots of listings: of S3, Google Cloud Storage and OSS; of Azure.
+const ROOTS: [&str; 2] = ["ListBucketResult", "EnumerationResults"];
 
 /// The prefix of a replaced key. The key's bytes follow in hexadecimal.
 const STAND_IN_PREFIX: &str = "deltafold-odd-key:";
@@ -96,7 +105,13 @@ pub(super) fn token_of(uri: &Uri) -> Option<String> {
 /// What a page says about the listing, beside its keys.
 #[derive(Debug, Default, PartialEq)]
 struct PageSummary {
-    has_entries: bool,
+    /// The local name of the root element; empty if there is none.
+    root: String,
+    /// The number of objects and of folders.
+    objects: usize,
+    folders: usize,
+    /// The number of names that the page says it has.
+    said: Option<usize>,
     /// The page says that more follows.
     is_truncated: bool,
     /// The marker of the next page.
@@ -104,6 +119,24 @@ struct PageSummary {
 }
 
 impl PageSummary {
+    /// Returns why this is no page of a listing.
+    fn why_none(&self) -> Option<String> {
+        if !ROOTS.contains(&self.root.as_str()) {
+            let is = match self.root.as_str() {
+                "" => "it is no XML".to_owned(),
+                root => format!("it is <{}>", printable::message(root.to_owned())),
+            };
+            return Some(format!("{NO_LISTING} ({is})"));
+        }
+        let said = self.said?;
+        // Some servers do not count folders.
+        let has = [self.objects, self.objects + self.folders];
+        (!has.contains(&said)).then(|| {
+            let has = self.objects + self.folders;
+            format!("{NO_LISTING} (it says that it has {said} names, and it has {has})")
+        })
+    }
+
     /// Returns what is wrong with this page of a listing, which began with the marker `token`. `empty` counts the
     /// empty pages before it.
     fn problem(&self, token: Option<&str>, empty: &AtomicUsize) -> Option<&'static str> {
@@ -111,7 +144,7 @@ impl PageSummary {
             empty.store(0, Ordering::Relaxed);
             return self.is_truncated.then_some(CUT_OFF);
         };
-        let before = if self.has_entries {
+        let before = if self.objects + self.folders > 0 {
             empty.store(0, Ordering::Relaxed);
             0
         } else {
@@ -154,7 +187,7 @@ impl Repetition {
 /// the empty pages in a row.
 ///
 /// # Errors
-/// Fails if the listing is cut off or can have no end.
+/// Fails if this is no listing, or if the listing is cut off or can have no end.
 pub(super) async fn with_stand_ins(
     response: HttpResponse,
     token: Option<&str>,
@@ -164,7 +197,8 @@ pub(super) async fn with_stand_ins(
     let page = body.bytes().await?;
     let mut summary = PageSummary::default();
     let page = replaced(&page, &mut summary).map_or(page, Bytes::from);
-    if let Some(problem) = summary.problem(token, empty) {
+    let problem = || summary.problem(token, empty).map(str::to_owned);
+    if let Some(problem) = summary.why_none().or_else(problem) {
         let error = std::io::Error::other(problem);
         return Err(HttpError::new(HttpErrorKind::Decode, error));
     }
@@ -186,6 +220,7 @@ fn replaced(page: &[u8], summary: &mut PageSummary) -> Option<Vec<u8>> {
     let mut key: Option<(usize, String)> = None;
     let mut next: Option<String> = None;
     let mut in_truncated = false;
+    let mut in_count = false;
     let position = |reader: &Reader<&[u8]>| reader.buffer_position() as usize;
     loop {
         let before = position(&reader);
@@ -198,15 +233,25 @@ fn replaced(page: &[u8], summary: &mut PageSummary) -> Option<Vec<u8>> {
                 let name = element.local_name().as_ref().to_vec();
                 let parent = open.last().map_or(&b""[..], Vec::as_slice);
                 key = names_object(parent, &name).then(|| (position(&reader), String::new()));
-                summary.has_entries |= key.is_some();
+                let is_entry = key.is_some();
+                summary.folders += usize::from(is_entry && is_folder(parent));
+                summary.objects += usize::from(is_entry && !is_folder(parent));
+                if open.is_empty() && summary.root.is_empty() {
+                    summary.root = String::from_utf8_lossy(&name).into_owned();
+                }
+                in_count = name == b"KeyCount" && open.len() == 1;
                 let is_marker = matches!(&*name, b"NextContinuationToken" | b"NextMarker");
                 next = (is_marker && open.len() == 1).then(String::new);
                 in_truncated = name == b"IsTruncated" && open.len() == 1;
                 open.push(name);
             }
+            Event::Empty(element) if open.is_empty() && summary.root.is_empty() => {
+                summary.root = String::from_utf8_lossy(element.local_name().as_ref()).into_owned();
+            }
             Event::End(_) => {
                 open.pop();
                 in_truncated = false;
+                in_count = false;
                 let marker = next.take().filter(|token| !token.is_empty());
                 summary.next = marker.or(summary.next.take());
                 let is_folder = open.last().is_some_and(|p| is_folder(p));
@@ -230,6 +275,8 @@ fn replaced(page: &[u8], summary: &mut PageSummary) -> Option<Vec<u8>> {
                     text.push_str(&text_of(&event));
                 } else if in_truncated {
                     summary.is_truncated |= text_of(&event).trim() == "true";
+                } else if in_count {
+                    summary.said = text_of(&event).trim().parse().ok().or(summary.said);
                 }
             }
         }

@@ -485,3 +485,99 @@ fn the_files_that_awss_tools_share_give_keys() {
     assert_eq!(code, 78, "{message}");
     assert!(message.contains("AWS_PROFILE is other"), "{message}");
 }
+
+/// An archived object, or one that this user may not read, is a finding with its name, and no end of the run.
+#[test]
+fn what_the_store_does_not_hand_out_is_a_finding() {
+    let bucket = Bucket::with_base();
+    let delta = bucket.delta(BASE + 1, 1499, 6);
+    bucket.delta(1500, LAST, 9);
+    let full = bucket
+        .names()
+        .into_iter()
+        .find(|n| n.starts_with("Full-"))
+        .unwrap();
+    for name in [delta, full] {
+        for refusal in [(403, "InvalidObjectState"), (403, "AccessDenied")] {
+            let server = FakeS3::start(Dialect::default());
+            let objects = bucket.objects().into_iter();
+            server.seed(objects.map(|(path, bytes)| (format!("b/p/{path}"), bytes)));
+            let refused = name.clone();
+            server.fail(1000, refusal, &[], move |request| {
+                request.starts_with("GET ")
+                    && request.contains(&refused)
+                    && !request.contains("tagging")
+            });
+            let run = |args: &[&str]| {
+                let mut c = deltafold();
+                c.args(args)
+                    .args(["--output", "json", "--store", "s3://b/p"]);
+                run_json(c.envs(server.s3().env()))
+            };
+            for (args, findings) in [
+                (&["verify", "--all-chains", "--no-record"][..], "findings"),
+                (&["list", "--deep"], "problems"),
+                (&["status", "--max-age", "36500d"], "findings"),
+            ] {
+                let (code, json, stderr) = run(args);
+                let told = json[findings].as_array();
+                let told = told.unwrap_or_else(|| panic!("{args:?}: {stderr}"));
+                let about = told
+                    .iter()
+                    .filter(|f| f.to_string().contains(&name))
+                    .count();
+                // Without --deep, names are believed but for the full on which a range begins.
+                let is_read = args[0] != "status" || name.starts_with("Full-");
+                assert_eq!(about > 0, is_read, "{args:?} {name}: {json:#}");
+                assert_eq!(
+                    code == 0,
+                    args[0] == "list" || !is_read,
+                    "{args:?} {name}: {stderr}"
+                );
+            }
+        }
+    }
+}
+
+/// A console, a login, a proxy or a list of buckets says nothing about what is in the bucket: nothing counts as empty.
+#[test]
+fn what_is_no_listing_ends_the_run() {
+    const CONSOLE: &str = "<!doctype html><html><head><title>Console</title></head></html>";
+    const BUCKETS: &str = "<ListAllMyBucketsResult><Buckets/></ListAllMyBucketsResult>";
+    const SHORT: &str = "<ListBucketResult><KeyCount>3</KeyCount><IsTruncated>false</IsTruncated></ListBucketResult>";
+    const DENIED: &str = "<Error><Code>AccessDenied</Code><Message>No.</Message></Error>";
+    const LATER: &str = "<?xml version=\"1.0\"?><Error><Code>SlowDown</Code></Error>";
+    let folder = scratch::folder().unwrap();
+    let data = folder.path().join("data").display().to_string();
+    let collect = [&GC[..], &["--single-writer"]].concat();
+    for (page, code, what) in [
+        (CONSOLE, 78, "it is <html>"),
+        (BUCKETS, 78, "it is <ListAllMyBucketsResult>"),
+        (SHORT, 78, "it says that it has 3 names, and it has 0"),
+        ("ok", 78, "it is no XML"),
+        ("", 78, "it is no XML"),
+        (DENIED, 77, "AccessDenied"),
+        (LATER, 69, "SlowDown"),
+    ] {
+        // Of all listings, or of the notes alone.
+        for folder in ["", "deltafold-pins"] {
+            let server = compacted(Dialect::default());
+            server.answer_with(page, move |request| {
+                request.contains("\"list-type\"") && request.contains(folder)
+            });
+            let before = server.objects();
+            for args in [&["list"][..], &["restore", "--data-dir", &data], &collect] {
+                // One page shows all of a small prefix.
+                if folder.is_empty() || args == collect {
+                    let retries = ["--store-option", "max_retries=1"];
+                    let message = fails(&server, &[&with_store(args)[..], &retries].concat(), code);
+                    assert!(message.contains(what), "{args:?}: {message}");
+                }
+            }
+            let snapshots = |objects: &std::collections::BTreeMap<String, Vec<u8>>| {
+                objects.keys().filter(|path| path.contains("/v2/")).count()
+            };
+            assert_eq!(snapshots(&server.objects()), snapshots(&before));
+        }
+    }
+}

@@ -81,6 +81,8 @@ struct Failing {
     times: usize,
     refusal: Refusal,
     headers: Vec<(&'static str, String)>,
+    /// Instead of the refusal: a page with status 200.
+    page: Option<&'static str>,
 }
 
 /// A running server. It ends with the process.
@@ -221,6 +223,18 @@ impl FakeS3 {
             times,
             refusal,
             headers: headers.collect(),
+            page: None,
+        });
+    }
+
+    /// All requests that match are answered with this page, as by a console or a proxy.
+    pub fn answer_with(&self, page: &'static str, matches: impl Fn(&str) -> bool + Send + 'static) {
+        self.state.lock().expect("a lock").failing.push(Failing {
+            matches: Box::new(matches),
+            times: usize::MAX,
+            refusal: (200, ""),
+            headers: Vec::new(),
+            page: Some(page),
         });
     }
 
@@ -386,9 +400,13 @@ impl State {
         let mut failing = self.failing.iter_mut();
         let failing = failing.find(|f| f.times > 0 && (f.matches)(shown))?;
         failing.times -= 1;
+        let headers = failing.headers.clone();
+        let body = failing.page.map(Vec::from);
+        let refusal = refused(failing.refusal);
         Some(Answer {
-            headers: failing.headers.clone(),
-            ..refused(failing.refusal)
+            headers,
+            body: body.unwrap_or(refusal.body),
+            ..refusal
         })
     }
 

@@ -5,11 +5,11 @@
 use super::client::{Request, failed};
 use super::{Swift, meta_of};
 use crate::base::percent::encoded;
-use crate::store::listing;
+use crate::store::listing::{self, NO_LISTING};
 use chrono::NaiveDateTime;
 use futures::stream::{self, BoxStream};
 use futures::{Stream, StreamExt, TryStreamExt};
-use http::Method;
+use http::{Method, StatusCode};
 use object_store::path::Path;
 use object_store::{Error, ObjectMeta, Result};
 use serde::Deserialize;
@@ -38,11 +38,17 @@ impl Swift {
             }
         }
         let request = Request::new(Method::GET, None).query(query);
-        let body = self.send_for_body(request).await?;
-        if body.is_empty() {
+        let response = self.send(request).await?;
+        if response.status() == StatusCode::NO_CONTENT {
             return Ok(Vec::new());
         }
-        serde_json::from_slice(&body).map_err(|e| failed(format!("unreadable listing: {e}")))
+        let body = response.into_body().bytes().await.map_err(failed)?;
+        let no_listing = |e| {
+            failed(format!(
+                "{NO_LISTING} (it is no JSON array of objects: {e})"
+            ))
+        };
+        serde_json::from_slice(&body).map_err(no_listing)
     }
 
     /// Returns the metadata of an entry. An object of segments is listed without its size, so it is asked
