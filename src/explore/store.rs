@@ -26,7 +26,7 @@ pub(super) struct Overview {
 /// # Errors
 /// Errors of the store; `NoSnapshots`.
 pub(super) fn overview(backup: &BackupLocation) -> Result<Overview> {
-    let ctx = backup.context();
+    let ctx = &backup.context().apart();
     let options = list::Options { deep: false };
     let limits = status::Options::default();
     Ok(Overview {
@@ -58,5 +58,5 @@ pub(super) fn removals(backup: &BackupLocation, policy: &str) -> Result<gc::Outc
         lock_lease: None,
         single_writer: false,
     };
-    Ok(gc::run(backup.context(), &options)?.outcome)
+    Ok(gc::run(&backup.context().apart(), &options)?.outcome)
 }

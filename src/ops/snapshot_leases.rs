@@ -13,7 +13,7 @@ use crate::prefix::Context;
 use crate::prefix::contents::Contents;
 use crate::prefix::restorable::Bases;
 use crate::prefix::scan::{Depth, scan};
-use crate::prefix::set_aside::{Marks, Purpose, decide_again, refuse_excluded_end};
+use crate::prefix::set_aside::{Purpose, decide_again, refuse_excluded_end};
 use chrono::Utc;
 
 /// What an operation has done, as far as the store does not show it.
@@ -59,11 +59,7 @@ fn logged(warnings: Vec<String>) -> Vec<String> {
 }
 
 fn newest_state(ctx: &Context, news: News) -> Result<LeaseState> {
-    // The operation that calls has marks of its own.
-    let ctx = &Context {
-        marks: Marks::default(),
-        ..ctx.clone()
-    };
+    let ctx = &ctx.apart();
     decide_again([ctx], Purpose::Save, || {
         let scan = scan(ctx, Depth::Doubtful)?;
         refuse_excluded_end(ctx, &scan.catalog, &scan.timelines, &scan.contents)?;

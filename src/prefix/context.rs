@@ -44,6 +44,14 @@ impl Context {
         temp::Dir::new(&self.temp_dir, self.keys.encrypts() || self.keys.decrypts())
     }
 
+    /// Returns the same context for another operation at the same time: what one of them sets aside is not the other's.
+    pub fn apart(&self) -> Context {
+        Context {
+            marks: Marks::default(),
+            ..self.clone()
+        }
+    }
+
     /// Creates an unnamed file in the temporary directory.
     ///
     /// # Errors

@@ -336,6 +336,44 @@ mod tests {
     }
 
     #[test]
+    fn a_page_of_something_else_is_no_listing() {
+        let why = |page: &str| summary(page).why_none();
+        let listing =
+            |rest: &str| format!("<x:ListBucketResult xmlns:x='u'>{rest}</x:ListBucketResult>");
+        let key = "<Contents><Key>k</Key></Contents>";
+        let folder = "<CommonPrefixes><Prefix>p/</Prefix></CommonPrefixes>";
+        for page in [
+            listing(""),
+            listing(key),
+            listing(&format!("<KeyCount>1</KeyCount>{key}")),
+            // With or without the folders.
+            listing(&format!("<KeyCount>1</KeyCount>{key}{folder}")),
+            listing(&format!("{key}{folder}<KeyCount>2</KeyCount>")),
+            "\u{feff}<?xml version='1.0'?><EnumerationResults/>".to_owned(),
+        ] {
+            assert_eq!(why(&page), None, "{page}");
+        }
+        for (page, what) in [
+            ("", "it is no XML"),
+            ("welcome", "it is no XML"),
+            ("{\"objects\": []}", "it is no XML"),
+            ("<!doctype html><html></html>", "it is <html>"),
+            ("<ListBucketsResult/>", "it is <ListBucketsResult>"),
+            (&listing("<KeyCount>1</KeyCount>"), "1 names, and it has 0"),
+            (
+                &listing(&format!("<KeyCount>0</KeyCount>{key}")),
+                "0 names, and it has 1",
+            ),
+        ] {
+            let why = why(page).unwrap_or_default();
+            assert!(
+                why.contains(what) && why.contains(NO_LISTING),
+                "{page}: {why}"
+            );
+        }
+    }
+
+    #[test]
     fn a_page_that_leads_to_itself_is_refused() {
         let s3 = "<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>a+&amp;</NextContinuationToken><Contents><Key>k</Key></Contents></ListBucketResult>";
         let azure = "<EnumerationResults><Blobs><Blob><Name>k</Name></Blob></Blobs><NextMarker>a+&amp;</NextMarker></EnumerationResults>";

@@ -245,14 +245,16 @@ mod tests {
         request
     }
 
-    /// Answers with a status and a number of bytes.
+    /// Answers with a status and a listing of a number of bytes.
     #[derive(Debug)]
     struct Long(StatusCode, usize);
 
     #[async_trait]
     impl HttpService for Long {
         async fn call(&self, _: HttpRequest) -> Result<HttpResponse, HttpError> {
-            let mut response = http::Response::new(HttpResponseBody::from(vec![b' '; self.1]));
+            let mut body = b"<ListBucketResult/>".to_vec();
+            body.resize(self.1, b' ');
+            let mut response = http::Response::new(HttpResponseBody::from(body));
             *response.status_mut() = self.0;
             Ok(response)
         }

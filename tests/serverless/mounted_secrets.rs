@@ -204,3 +204,48 @@ fn an_option_wins_over_a_secret() {
     let (code, _, said) = list("s3://b/p", &[&args[..], &given].concat());
     assert_eq!(code, 69, "{said}");
 }
+
+/// `echo key | base64` adds a line break. At an end it is taken off; within a value the setting is named.
+#[test]
+fn a_setting_with_a_line_break_is_named() {
+    let s3 = ("s3://b/p", "endpoint=http://127.0.0.1:9");
+    let azure = ("az://c/p", "endpoint=http://127.0.0.1:9/ambient");
+    let swift = ("swift://c/p", "region=r");
+    for ((url, option), name) in [
+        (s3, "AWS_ACCESS_KEY_ID"),
+        (s3, "AWS_SECRET_ACCESS_KEY"),
+        (s3, "AWS_SESSION_TOKEN"),
+        (s3, "AWS_REGION"),
+        (azure, "AZURE_STORAGE_ACCOUNT_NAME"),
+        (swift, "OS_PASSWORD"),
+        (swift, "OS_AUTH_URL"),
+    ] {
+        let valid = match name {
+            "OS_AUTH_URL" => "http://127.0.0.1:9/v3",
+            _ => "aGlkZGVu",
+        };
+        for (value, expected) in [(format!("{valid}\n"), 69), (format!("{valid}\nx"), 78)] {
+            let mut c = deltafold();
+            c.args(["list", "--output", "json", "--store", url]);
+            c.args(["--store-option", option, "--store-option", "max_retries=0"]);
+            let (code, reason, message) = told(run_json(c.envs(AMBIENT).env(name, &value)));
+            assert_eq!(code, expected, "{name} {value:?}: {reason} {message}");
+            assert_eq!(message.contains(name), code == 78, "{name}: {message}");
+        }
+    }
+    // Encoded twice, or of another program: in a Secret, and in an option.
+    let folder = scratch::folder().unwrap();
+    fs::write(folder.path().join("accessKeyID"), "a\u{1}b").unwrap();
+    fs::write(folder.path().join("secretAccessKey"), HIDDEN).unwrap();
+    let secret = folder.path().to_str().unwrap();
+    let (code, _, message) = list("s3://b/p", &["--store-secret", secret]);
+    assert!(
+        code == 78 && message.contains("control character"),
+        "{message}"
+    );
+    let (code, _, message) = list("s3://b/p", &["--store-option", "region=a\tb"]);
+    assert!(
+        code == 78 && message.contains("--store-option region"),
+        "{message}"
+    );
+}

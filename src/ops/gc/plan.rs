@@ -312,11 +312,11 @@ impl Planner<'_> {
         self.ctx.marks.decide_without(bad)?;
         let version = |i: usize| {
             let path = &catalog.snapshots[i].path;
-            Some((path.clone(), self.listed.versions.get(path)?.clone()))
+            Some((i, path.clone(), self.listed.versions.get(path)?.clone()))
         };
         let notes = self.listed.side_objects.iter().map(|(_, o)| o.path.clone());
-        let fulls = rests_on.into_iter().filter_map(version);
-        Ok(ReadFulls::rests(fulls, notes))
+        let fulls = rests_on.into_iter().filter_map(version).collect();
+        self.fulls.rests(&self.contents, fulls, notes)
     }
 
     /// Returns the errors of the fulls that no time is left to read.

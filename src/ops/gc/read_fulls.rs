@@ -6,10 +6,12 @@
 
 use crate::backup::Snapshot;
 use crate::backup::catalog::{EXCLUDED, NOTES, PINS, SNAPSHOTS};
+use crate::backup::timeline::Evidence;
 use crate::error::{Error, Reason, Result};
 use crate::fold::rebuild::read_every_page;
 use crate::prefix::Context;
 use crate::prefix::open::SnapshotReader;
+use crate::prefix::scan::Contents;
 use crate::store::ObjectInfo;
 use chrono::{DateTime, Utc};
 use std::collections::{HashMap, HashSet};
@@ -148,16 +150,28 @@ impl<'a> ReadFulls<'a> {
         }
     }
 
-    /// Returns what removals rest on that rest on these fulls, by their paths and versions, in a prefix with these marks and
-    /// pins. All of them must have been read.
+    /// Returns what removals rest on that rest on these fulls: indexes, paths and versions. `contents` has what was read of
+    /// snapshots in doubt, `notes` the paths of the marks and pins.
+    ///
+    /// # Errors
+    /// `Internal` if one of them was not read.
     pub(super) fn rests(
-        fulls: impl Iterator<Item = (String, FullVersion)>,
+        &self,
+        contents: &Contents,
+        fulls: Vec<(usize, String, FullVersion)>,
         notes: impl Iterator<Item = String>,
-    ) -> Rests {
-        Rests {
+    ) -> Result<Rests> {
+        let is_read = |i| self.has_read(i) || contents.was_read(i);
+        if !fulls.iter().all(|full| is_read(full.0)) {
+            return Err(Error::internal(
+                "a removal rests on a full that was not read",
+            ));
+        }
+        let fulls = fulls.into_iter().map(|(_, path, version)| (path, version));
+        Ok(Rests {
             fulls: fulls.collect(),
             notes: notes.collect(),
-        }
+        })
     }
 }
 

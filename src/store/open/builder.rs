@@ -5,7 +5,7 @@
 //! from the user; the last one wins. Called by the providers' files in `open`.
 
 use super::secret::{CredentialsOf, Secret, SecretDerived};
-use super::{CLIENT_KEYS, Family, Location, OpenConfig, certificates, check_endpoint};
+use super::{CLIENT_KEYS, Family, Location, OpenConfig, certificates, check_endpoint, checked};
 use crate::error::{Error, Result};
 use crate::store::requests::Connector;
 use object_store::client::HttpConnector;
@@ -238,14 +238,14 @@ fn of_settings<B: Builder>(
             && !(secret_decides && B::is_credential(&key))
             && B::takes_variable(&key, config, secret)
         {
-            builder = builder.with(key, value);
+            builder = builder.with(key, checked(name, &value)?);
         }
     }
     for (name, value) in secret.into_iter().flat_map(|s| s.variables(B::FAMILY)) {
         if let Some(key) = setting(name)
             && B::takes_variable(&key, config, secret)
         {
-            builder = builder.with(key, value.to_owned());
+            builder = builder.with(key, of_secret(secret, name, value)?);
         }
     }
     builder = builder.located(&location.bucket_url, config.retry.clone());
@@ -255,10 +255,19 @@ fn of_settings<B: Builder>(
     {
         settings.extend(builder.shared_files()?);
     }
-    if let Some(secret) = secret {
-        settings.extend(B::from_secret(secret)?);
+    for (key, value) in secret
+        .map(B::from_secret)
+        .transpose()?
+        .into_iter()
+        .flatten()
+    {
+        let value = of_secret(secret, &key, &value)?;
+        settings.push((key, value));
     }
-    settings.extend(config.options.iter().cloned());
+    for (key, value) in &config.options {
+        let value = checked(&format!("--store-option {key}"), value)?;
+        settings.push((key.clone(), value));
+    }
     builder = builder.with_settings(location, settings)?;
     if let Some(endpoint) = builder.endpoint() {
         check_endpoint(B::ENDPOINT, &endpoint)?;
@@ -274,6 +283,12 @@ fn of_settings<B: Builder>(
     let builder = builder.connected(connector);
     let client = client_options(|key| builder.setting(B::client_key(key)));
     Ok((builder.with_client(client.clone()), client))
+}
+
+/// Returns a setting of a Secret.
+fn of_secret(secret: Option<&Secret>, name: &str, value: &str) -> Result<String> {
+    let path = secret.map(Secret::path).unwrap_or_default();
+    checked(&format!("{name} in the Secret {path}"), value)
 }
 
 /// Returns how to connect, from the settings of a builder.

@@ -318,11 +318,27 @@ impl OpenConfig {
     }
 }
 
-/// Returns a variable of the environment. One that is empty is not set.
+/// Returns a variable of the environment without the blanks around it. One that is empty is not set.
 fn variable(name: &str) -> Option<String> {
-    std::env::var(name)
-        .ok()
-        .filter(|value| !value.trim().is_empty())
+    let value = std::env::var(name).ok()?;
+    let value = value.trim();
+    (!value.is_empty()).then(|| value.to_owned())
+}
+
+/// Returns a setting without the blanks around it. `setting` names it and where it comes from.
+///
+/// # Errors
+/// `Configuration` if it has a line break or another control character: no header can have one, and the object_store crate
+/// panics with the first request. JSON text and certificates may have them. The value may be a secret and is not shown.
+fn checked(setting: &str, value: &str) -> Result<String> {
+    let value = value.trim();
+    let is_text = value.starts_with('{') || value.starts_with("-----BEGIN");
+    match is_text || !value.chars().any(char::is_control) {
+        true => Ok(value.to_owned()),
+        false => Err(Reason::Configuration.error(format!(
+            "{setting} has a line break or another control character: write it without one (printf, not echo), and encode it once"
+        ))),
+    }
 }
 
 fn flag(key: &str, value: &str) -> Result<bool> {

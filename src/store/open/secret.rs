@@ -87,6 +87,11 @@ impl SecretSource {
 }
 
 impl Secret {
+    /// Returns where it is, for messages.
+    pub(super) fn path(&self) -> &str {
+        &self.path
+    }
+
     /// Returns a value without the blanks around it, or `None` if it is missing or empty.
     pub(super) fn get(&self, name: &str) -> Option<&str> {
         let value = self.settings.get(name)?.trim();

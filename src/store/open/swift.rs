@@ -137,8 +137,13 @@ pub(super) fn open(location: &Location, config: OpenConfig, handle: Handle) -> R
 
 /// Returns the login from all settings, or an error that says what is missing.
 fn login_from(url: &str, options: &[(String, String)], secret: Option<&Secret>) -> Result<Login> {
-    let values = values(super::variable, secret, options);
-    login(&values).map_err(|missing| {
+    let mut values = values(super::variable, secret, options);
+    for (option, value) in &mut values {
+        let setting = SETTINGS.iter().find(|s| s.option == *option);
+        let variables = setting.map_or_else(String::new, |s| s.variables.join(", "));
+        *value = super::checked(&format!("{option} ({variables})"), value)?;
+    }
+    let login = login(&values).map_err(|missing| {
         let is_given = |name: &str| is_given(options, name);
         if let Some(secret) = secret
             && !secret.has_credentials(Family::Swift, is_given)
@@ -148,7 +153,12 @@ fn login_from(url: &str, options: &[(String, String)], secret: Option<&Secret>) 
         Reason::Configuration.error(format!(
             "--store {url}: {missing}; see docs/stores.md for Swift's settings"
         ))
-    })
+    })?;
+    let urls = values.iter().filter(|(option, _)| option.ends_with("_url"));
+    for (option, url) in urls {
+        super::check_endpoint(option, url)?;
+    }
+    Ok(login)
 }
 
 /// Returns whether a `--store-option` sets the setting that has this name in a Secret, or this environment

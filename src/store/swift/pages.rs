@@ -157,7 +157,8 @@ mod tests {
     #[async_trait]
     impl HttpService for Pages {
         async fn call(&self, _: HttpRequest) -> Result<HttpResponse, HttpError> {
-            let page = self.0.lock().unwrap().pop().unwrap_or_default();
+            let page = self.0.lock().unwrap().pop();
+            let page = page.unwrap_or_else(|| "[]".to_owned());
             Ok(HttpResponse::new(page.into_bytes().into()))
         }
     }
