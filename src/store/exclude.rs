@@ -143,10 +143,13 @@ impl ExcludeTags {
     /// Returns whether an object is excluded that was just opened; `None` if the response does not tell, and its tags must be
     /// requested.
     pub(super) fn told_by(&self, opened: &GetResult) -> Option<bool> {
-        match (&self.kind, opened.extensions.get()) {
-            (TagKind::None, _) | (_, Some(HasTags(false))) => Some(false),
-            (TagKind::Metadata(_), _) => Some(is_excluded_by(&opened.attributes)),
-            _ => None,
+        match &self.kind {
+            TagKind::None => Some(false),
+            TagKind::Metadata(_) => Some(is_excluded_by(&opened.attributes)),
+            TagKind::S3(_) | TagKind::Azure(_) => {
+                let has_tags = opened.extensions.get();
+                (has_tags == Some(&HasTags(false))).then_some(false)
+            }
         }
     }
 

@@ -41,8 +41,6 @@ pub(super) fn open(location: &Location, mut config: OpenConfig, handle: Handle) 
     let store = builder::built(location, builder)?;
     let own = Gcs::new(store.clone(), client, &location.bucket, base);
     let server = config.requests.server.clone();
-    // A response to a read has all metadata of the object.
-    server.set_responses_report_tags();
     let tags = ExcludeTags::of(TagKind::Metadata(Some(Arc::new(own)))).with_server(server);
     Ok(location
         .store(store, tags, handle)
