@@ -14,7 +14,7 @@ use crate::prefix::Context;
 pub use crate::prefix::contents::Contents;
 pub(crate) use crate::prefix::contents::read_contents;
 use crate::prefix::open::DatabaseFile;
-use crate::prefix::set_aside::Purpose;
+use crate::prefix::set_aside::{Purpose, SetAside};
 use crate::store::{ObjectInfo, Store, open};
 use std::collections::BTreeMap;
 
@@ -100,6 +100,12 @@ impl Scan {
     /// Returns the error of a damaged snapshot of a timeline, if it has one.
     pub(crate) fn damage_in(&self, timeline: &Timeline) -> Option<&Error> {
         self.all_damage_in(timeline).next().map(|(_, e)| e)
+    }
+
+    /// Returns the error of a snapshot of a timeline that no key opens, if there is one.
+    pub(crate) fn sealed_in(&self, timeline: &Timeline) -> Option<&Error> {
+        let mut damaged = self.all_damage_in(timeline).map(|(_, e)| e);
+        damaged.find(|e| SetAside::of(e) == Some(SetAside::Sealed))
     }
 
     /// Returns the damaged snapshots of a timeline, with their errors.

@@ -269,7 +269,7 @@ pub fn decide_again<'c, T>(
         if !is_new {
             return result;
         }
-        tracing::info!("deciding again without a snapshot: {e}");
+        tracing::debug!("deciding again without a snapshot: {e}");
     }
 }
 

@@ -88,8 +88,12 @@ fn without_the_key_there_is_nothing_but_names() {
     let nowhere = scratch::folder().unwrap();
     let dir = nowhere.path().join("data").to_str().unwrap().to_owned();
     let file = nowhere.path().join("file").to_str().unwrap().to_owned();
-    let commands: [(&str, &[&str]); 7] = [
+    let commands: [(&str, &[&str]); 8] = [
         ("compact", &[]),
+        (
+            "get",
+            &["--prefix", "/registry/", "--time", "2026-11-21T01:31:28Z"],
+        ),
         ("restore", &["--data-dir", &dir]),
         ("restore", &["--to-snapshot", &file]),
         ("get", &["--prefix", "/registry/"]),
@@ -103,8 +107,9 @@ fn without_the_key_there_is_nothing_but_names() {
             let reads = wrong.map(Key::reads).unwrap_or_default();
             flags.extend(args(&reads).iter().filter(|a| !a.is_empty()));
             let said = refused(&bucket, command, &flags, 77, "CannotDecrypt");
-            // Only history begins with a delta.
-            let named = if command == "history" { ".age" } else { &base };
+            // History and a time begin with deltas.
+            let begins_with_delta = command == "history" || flags.contains(&"--time");
+            let named = if begins_with_delta { ".age" } else { &base };
             assert!(said.matches(named).count() == 1, "{command}: {said}");
             assert!(said.contains("--age-identity"), "{command}: {said}");
         }

@@ -301,10 +301,16 @@ impl<'a> Opening<'a> {
             At::Newest => None,
             At::Revision(r) => Some(r),
             At::Time(time) => {
+                // What no key opens may be what covers the time.
+                let explain =
+                    |e: Error| match scan.sealed_in(timeline).filter(|_| leads_nowhere(&e)) {
+                        Some(sealed) => sealed.again(),
+                        None => e,
+                    };
                 if !request.or_newest {
-                    refuse_uncovered(ctx, scan, timeline, time)?;
+                    refuse_uncovered(ctx, scan, timeline, time).map_err(explain)?;
                 }
-                let (revision, more) = revision_at(ctx, scan, timeline, time)?;
+                let (revision, more) = revision_at(ctx, scan, timeline, time).map_err(explain)?;
                 warnings.extend(more);
                 Some(revision)
             }
