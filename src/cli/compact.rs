@@ -59,9 +59,7 @@ impl CompactArgs {
 
     fn compact(&self, cancel: &Cancel, metrics: &Metrics, output: Output) -> Ended {
         let mut ctx = self.store.context(cancel)?;
-        ctx.trust = self
-            .plaintext
-            .trust(ctx.keys.encrypts() || ctx.keys.decrypts());
+        ctx.trust = self.plaintext.trust(ctx.keys.are_given());
         let options = Options {
             leases: self.leases.snapshot_leases(),
             ..self.options.clone()

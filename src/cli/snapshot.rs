@@ -94,9 +94,8 @@ impl CommonArgs {
         store::open::make_folder(&self.store, "--store", &self.access.options(1)?)?;
         let mut ctx = self.access.context(&self.store, cancel)?;
         ctx.store = self.bandwidth.limited(ctx.store);
-        let has_key = ctx.keys.encrypts() || ctx.keys.decrypts();
-        ctx.trust = match has_key {
-            true => self.plaintext.trust(has_key),
+        ctx.trust = match ctx.keys.are_given() {
+            true => self.plaintext.trust(true),
             false => Trust::OnlyPlain,
         };
         let settings = SnapshotSettings {

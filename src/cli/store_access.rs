@@ -231,7 +231,7 @@ impl AccessArgs {
             store: open(&self.options(nth)?, handle)?.with_cancel(cancel.clone()),
             temp_dir,
             threads,
-            trust: PlaintextArg::default().trust(keys.encrypts() || keys.decrypts()),
+            trust: PlaintextArg::default().trust(keys.are_given()),
             keys,
             limits: Limits {
                 database_bytes: self.max_database_bytes,

@@ -41,7 +41,7 @@ pub struct Context {
 impl Context {
     /// Returns the temporary directory. Its files are encrypted if keys are given.
     pub fn temp(&self) -> temp::Dir {
-        temp::Dir::new(&self.temp_dir, self.keys.encrypts() || self.keys.decrypts())
+        temp::Dir::new(&self.temp_dir, self.keys.are_given())
     }
 
     /// Returns the same context for another operation at the same time: what one of them sets aside is not the other's.

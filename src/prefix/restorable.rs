@@ -76,7 +76,8 @@ impl Bases {
     /// Reads the fulls on which a range of the timelines begins, as far as the limits allow.
     ///
     /// # Errors
-    /// `Terminated`; one that sets a full aside if a tag excludes it. A full that cannot be read is left out: only its name counts.
+    /// `Terminated`; one that sets a full aside if a tag excludes it. A full that cannot be read is left out: only its name
+    /// counts.
     pub(crate) fn read<'t>(
         mut self,
         ctx: &Context,

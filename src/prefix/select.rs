@@ -208,13 +208,11 @@ fn warn_about_scan(ctx: &Context, scan: &Scan, warnings: &mut Vec<String>) {
     let catalog = &scan.catalog;
     let misplaced: Vec<&str> = catalog.misplaced_marks().map(|(path, _)| path).collect();
     if !misplaced.is_empty() {
-        let misplaced = shorten::line(&misplaced, ", ", shorten::IN_LIST);
-        ctx.marks.warn(
-warnings,
-            format!(
-                "these objects exclude nothing, since a mark has its place in {EXCLUDED}/: {misplaced}"
-            ),
+        let message = format!(
+            "these objects exclude nothing, since a mark has its place in {EXCLUDED}/: {}",
+            shorten::line(&misplaced, ", ", shorten::IN_LIST)
         );
+        ctx.marks.warn(warnings, message);
     }
     if !catalog.foreign.is_empty() {
         let foreign = shorten::line(&catalog.foreign, ", ", shorten::IN_LIST);

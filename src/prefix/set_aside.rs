@@ -189,13 +189,14 @@ impl Marks {
         marked.insert(name.to_owned(), e.again()).is_none()
     }
 
-    /// Fails with the first of errors that set snapshots aside, and adds the others: the operation decides again once for
-    /// all of them.
+    /// Fails with the first of errors that set further snapshots aside, and adds the others: the operation decides again
+    /// once for all of them.
     ///
     /// # Errors
-    /// The first of `errors`.
+    /// The first of `errors` whose snapshot is not set aside yet.
     pub(crate) fn decide_without(&self, errors: Vec<Error>) -> Result<()> {
-        let mut errors = errors.into_iter();
+        let is_known = |e: &Error| e.set_aside().is_some_and(|name| self.has(name));
+        let mut errors = errors.into_iter().filter(|e| !is_known(e));
         let Some(first) = errors.next() else {
             return Ok(());
         };

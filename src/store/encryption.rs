@@ -45,6 +45,11 @@ impl Keys {
         }
     }
 
+    /// Returns whether there is any key: then the backup is an encrypted one.
+    pub fn are_given(&self) -> bool {
+        self.encrypts() || self.decrypts()
+    }
+
     /// Returns whether new snapshots are encrypted: there is a recipient.
     pub fn encrypts(&self) -> bool {
         !self.recipients.is_empty()

@@ -502,10 +502,15 @@ impl Store {
         fetch::fetch(self, below, bytes, false)
     }
 
-    /// Starts to read a snapshot of about `bytes` bytes, as [`fetch`](Self::fetch) does. Reading fails with an error that
-    /// sets the snapshot aside if a tag excludes it. If the answer does not tell whether there are tags, they are requested.
-    pub fn fetch_snapshot(&self, below: &str, bytes: u64) -> ObjectReader {
-        fetch::fetch(self, below, bytes, true)
+    /// Starts to read a snapshot, as [`fetch`](Self::fetch) does. Unless it is known to be excluded, reading fails with an
+    /// error that sets it aside if a tag excludes it. If the answer does not tell whether there are tags, they are requested.
+    pub fn fetch_snapshot(&self, snapshot: &ListedSnapshot) -> ObjectReader {
+        let ListedSnapshot {
+            path,
+            bytes,
+            is_excluded,
+        } = snapshot;
+        fetch::fetch(self, path, *bytes, !is_excluded)
     }
 
     /// Returns whether the bucket keeps versions: `Off` on stores that are not S3.

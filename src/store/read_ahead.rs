@@ -71,15 +71,7 @@ impl ReadAhead {
     }
 
     fn start(&self, index: usize) -> ObjectReader {
-        let ListedSnapshot {
-            path,
-            bytes,
-            is_excluded,
-        } = &self.objects[index];
-        match is_excluded {
-            true => self.store.fetch(path, *bytes),
-            false => self.store.fetch_snapshot(path, *bytes),
-        }
+        self.store.fetch_snapshot(&self.objects[index])
     }
 
     /// Begins transfers until so many wait.

@@ -4,16 +4,14 @@
 use crate::support::etcd::EtcdVersion;
 use crate::support::fake_s3::{Dialect, FakeS3};
 use crate::support::keys::{Key, args, sealed_for};
+use crate::support::made_backups::{Objects, objects_in};
 use crate::support::recorded_etcd::{RecordedEtcd, with_etcd};
 use crate::support::{deltafold, run_json, scratch};
 use deltafold::backup::catalog::mark_of;
 use deltafold::store::exclude::EXCLUDE_TAG;
 use serde_json::Value;
-use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
+use std::collections::BTreeSet;
 use std::path::Path;
-
-type Objects = BTreeMap<String, Vec<u8>>;
 
 /// Why a snapshot does not count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,24 +46,6 @@ impl Way {
             _ => (65, "CorruptSnapshot"),
         }
     }
-}
-
-/// Returns the objects of a folder, by path.
-fn objects(folder: &Path) -> Objects {
-    let mut all = Objects::new();
-    let mut folders = vec![folder.to_owned()];
-    while let Some(next) = folders.pop() {
-        for entry in fs::read_dir(next).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_dir() {
-                folders.push(path);
-            } else {
-                let name = path.strip_prefix(folder).unwrap().to_str().unwrap();
-                all.insert(name.to_owned(), fs::read(&path).unwrap());
-            }
-        }
-    }
-    all
 }
 
 /// The result of a command.
@@ -249,7 +229,7 @@ fn every_command_does_what_the_table_says() {
             server: FakeS3::start(Dialect::default()),
             key: &key,
             other: Key::new(),
-            objects: objects(Path::new(&world.prefix.url)),
+            objects: objects_in(Path::new(&world.prefix.url)),
             flags: flags.clone(),
             world,
         };

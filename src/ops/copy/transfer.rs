@@ -61,11 +61,7 @@ pub(super) fn transfer(
         format!("copy {}", snapshot.name.label()),
         Some(snapshot.bytes),
     );
-    let object = match snapshot.excluded {
-        true => from.store.fetch(&snapshot.path, snapshot.bytes),
-        false => from.store.fetch_snapshot(&snapshot.path, snapshot.bytes),
-    };
-    let object = step.reader(object);
+    let object = step.reader(from.store.fetch_snapshot(&snapshot.into()));
     let decrypts = snapshot.name.is_encrypted && form.encryption != Encryption::Keep;
     let sealed = seal(to, form, upload)?;
     let copied = match decrypts {

@@ -19,6 +19,7 @@ use crate::store::ObjectInfo;
 use crate::store::staging::{STAGING, is_temporary};
 use chrono::{DateTime, Utc};
 use std::collections::{BTreeSet, HashMap};
+use std::time::{Duration, Instant};
 
 /// Returns every reason, for the JSON schema: those of snapshots and of side objects.
 pub(super) fn reasons() -> Vec<&'static str> {
@@ -75,14 +76,19 @@ impl Plan {
 pub(super) fn plan(ctx: &Context, options: &Options, now: DateTime<Utc>) -> Result<Plan> {
     const ATTEMPTS: u32 = 5;
     let mut attempts = 1;
+    // All attempts share the time. One that is beyond the clock's range is as good as a day.
+    let begun = Instant::now();
+    let day = begun + Duration::from_secs(24 * 3600);
+    let until = begun.checked_add(options.timeout).unwrap_or(day);
     loop {
         let listed = Listed::read(ctx, now)?;
         let mut planner = Planner {
             ctx,
             options,
+            untrusted: listed.untrusted(ctx)?,
             doubtful: timeline::doubtful(&listed.catalog).into_iter().collect(),
             contents: Contents::default(),
-            fulls: ReadFulls::new(ctx, options.timeout),
+            fulls: ReadFulls::new(ctx, until),
             listed: &listed,
         };
         match decide_again([ctx], Purpose::Collect, || planner.plan()) {
@@ -149,13 +155,55 @@ impl Listed {
             newest_modified,
         })
     }
+
+    fn is_full(&self, i: usize) -> bool {
+        self.catalog.snapshots[i].name.is_full()
+    }
+
+    /// Returns the errors of the fulls that are plain although keys are given, and those that are encrypted if no identity is.
+    ///
+    /// # Errors
+    /// `CannotDecrypt` if no identity is given and all fulls are encrypted.
+    fn untrusted(&self, ctx: &Context) -> Result<Vec<Error>> {
+        let catalog = &self.catalog;
+        let fulls = catalog.usable().filter(|&i| self.is_full(i));
+        let is_encrypted = |&i: &usize| catalog.snapshots[i].name.is_encrypted;
+        let (encrypted, plain): (Vec<usize>, Vec<usize>) = fulls.partition(is_encrypted);
+        let name = |i: usize| ctx.store.name(&catalog.snapshots[i].path);
+        let mut untrusted = Vec::new();
+        if ctx.trust == Trust::OnlyEncrypted {
+            untrusted.extend(plain.iter().map(|&i| {
+                let name = name(i);
+                let e = Reason::Untrusted.error(format!(
+                    "{name} is not encrypted although keys are given, so anybody who can write to the store may have made it"
+                ));
+                e.setting_aside(name)
+            }));
+        }
+        if ctx.keys.decrypts() {
+            return Ok(untrusted);
+        }
+        for i in encrypted {
+            let name = name(i);
+            let e = Reason::CannotDecrypt.error(format!(
+                "{name} is encrypted, and nothing is removed for a full that was not read: give the identity with --age-identity"
+            ));
+            if plain.is_empty() {
+                return Err(e);
+            }
+            untrusted.push(e.setting_aside(name));
+        }
+        Ok(untrusted)
+    }
 }
 
-/// Makes a plan of one listing, and remembers what was read of it.
+/// A plan in the making, from one listing. What was read is kept from round to round.
 struct Planner<'a> {
     ctx: &'a Context,
     options: &'a Options,
     listed: &'a Listed,
+    /// The errors of the fulls that are set aside by their names.
+    untrusted: Vec<Error>,
     /// The snapshots that were in doubt at any time: a full that is set aside must not end a doubt.
     doubtful: BTreeSet<usize>,
     /// What was read of them.
@@ -170,8 +218,8 @@ impl Planner<'_> {
     /// Of the fulls that a decision depends on, one that sets a full aside; the others, as [`plan`].
     fn plan(&mut self) -> Result<Plan> {
         let (ctx, listed) = (self.ctx, self.listed);
-        for e in self.untrusted()? {
-            ctx.marks.add(&e);
+        for e in &self.untrusted {
+            ctx.marks.add(e);
         }
         let mut catalog = listed.catalog.clone();
         let ignored = ctx.marks.apply(ctx, &mut catalog);
@@ -181,8 +229,8 @@ impl Planner<'_> {
         for &i in &doubtful {
             doubts.extend(unreadable.get(&i).map(Error::to_string));
         }
-        let is_new_full = |i: &&usize| listed.is_full(**i) && !ignored.contains_key(*i);
-        let bad = doubtful.iter().filter(is_new_full).filter_map(|i| {
+        let is_full = |i: &&usize| listed.is_full(**i);
+        let bad = doubtful.iter().filter(is_full).filter_map(|i| {
             let name = ctx.store.name(&catalog.snapshots[*i].path);
             Some(unreadable.get(i)?.again().setting_aside(name))
         });
@@ -235,42 +283,6 @@ impl Planner<'_> {
             }
         }
         Ok(plan)
-    }
-
-    /// Returns the fulls that are plain although keys are given, and those that are encrypted if no identity is.
-    ///
-    /// # Errors
-    /// `CannotDecrypt` if no identity is given and all fulls are encrypted.
-    fn untrusted(&self) -> Result<Vec<Error>> {
-        let (ctx, catalog) = (self.ctx, &self.listed.catalog);
-        let fulls = catalog.usable().filter(|&i| self.listed.is_full(i));
-        let is_encrypted = |&i: &usize| catalog.snapshots[i].name.is_encrypted;
-        let (encrypted, plain): (Vec<usize>, Vec<usize>) = fulls.partition(is_encrypted);
-        let name = |i: usize| ctx.store.name(&catalog.snapshots[i].path);
-        let mut untrusted = Vec::new();
-        if ctx.trust == Trust::OnlyEncrypted {
-            untrusted.extend(plain.iter().map(|&i| {
-                let name = name(i);
-                let e = Reason::Untrusted.error(format!(
-                    "{name} is not encrypted although keys are given, so anybody who can write to the store may have made it"
-                ));
-                e.setting_aside(name)
-            }));
-        }
-        if ctx.keys.decrypts() {
-            return Ok(untrusted);
-        }
-        for i in encrypted {
-            let name = name(i);
-            let e = Reason::CannotDecrypt.error(format!(
-                "{name} is encrypted, and nothing is removed for a full that was not read: give the identity with --age-identity"
-            ));
-            if plain.is_empty() {
-                return Err(e);
-            }
-            untrusted.push(e.setting_aside(name));
-        }
-        Ok(untrusted)
     }
 
     /// Reads the snapshots whose names are in doubt, unless all of them were read before, and returns them.
@@ -393,12 +405,6 @@ impl Planner<'_> {
             false => SideReason::BelongsToSnapshot,
         };
         Some((reason, snapshots))
-    }
-}
-
-impl Listed {
-    fn is_full(&self, i: usize) -> bool {
-        self.catalog.snapshots[i].name.is_full()
     }
 }
 

@@ -5,7 +5,7 @@
 //! has read, since anybody can forge a note. Called by `ops::gc::plan`.
 
 use crate::backup::Snapshot;
-use crate::backup::catalog::{EXCLUDED, NOTES, PINS, SNAPSHOTS};
+use crate::backup::catalog::{EXCLUDED, PINS, SNAPSHOTS};
 use crate::backup::timeline::Evidence;
 use crate::error::{Error, Reason, Result};
 use crate::fold::rebuild::read_every_page;
@@ -15,7 +15,7 @@ use crate::prefix::scan::Contents;
 use crate::store::ObjectInfo;
 use chrono::{DateTime, Utc};
 use std::collections::{HashMap, HashSet};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// What distinguishes the versions of a full's object.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,26 +55,21 @@ impl Rests {
             .iter()
             .map(|(path, v)| (path.as_str(), v))
             .collect();
-        let objects = ctx.store.objects(&SNAPSHOTS)?.into_iter();
-        for o in objects.chain(ctx.store.objects(&NOTES)?) {
-            let is_changed = fulls
-                .remove(o.path.as_str())
-                .is_some_and(|read| *read != FullVersion::from(&o));
-            if is_changed || is_guard(&o.path) && !self.notes.contains(&o.path) {
+        for o in ctx.store.objects(&SNAPSHOTS)? {
+            let read = fulls.remove(o.path.as_str());
+            if read.is_some_and(|read| *read != FullVersion::from(&o)) {
                 return Err(conflict(ctx, &o.path));
             }
         }
-        match fulls.keys().find(|path| !removed.contains(**path)) {
+        if let Some(path) = fulls.keys().find(|path| !removed.contains(**path)) {
+            return Err(conflict(ctx, path));
+        }
+        let mut notes = ctx.store.objects(&[EXCLUDED, PINS])?.into_iter();
+        match notes.find(|o| !self.notes.contains(&o.path)) {
             None => Ok(()),
-            Some(path) => Err(conflict(ctx, path)),
+            Some(o) => Err(conflict(ctx, &o.path)),
         }
     }
-}
-
-/// Returns whether a path is that of an exclusion mark or a pin.
-pub(super) fn is_guard(path: &str) -> bool {
-    let folder = path.split_once('/').map(|(folder, _)| folder);
-    matches!(folder, Some(EXCLUDED | PINS))
 }
 
 fn conflict(ctx: &Context, path: &str) -> Error {
@@ -98,14 +93,11 @@ pub(super) struct ReadFulls<'a> {
 }
 
 impl<'a> ReadFulls<'a> {
-    pub(super) fn new(ctx: &'a Context, timeout: Duration) -> Self {
-        // A time that is beyond the clock's range is as good as a day.
-        let now = Instant::now();
-        let day = now + Duration::from_secs(24 * 3600);
+    pub(super) fn new(ctx: &'a Context, until: Instant) -> Self {
         ReadFulls {
             ctx,
             good: HashSet::new(),
-            until: now.checked_add(timeout).unwrap_or(day),
+            until,
             count: 0,
             warnings: Vec::new(),
         }

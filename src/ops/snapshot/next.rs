@@ -91,6 +91,11 @@ pub(super) fn nothing_saved() -> FullCause {
     FullCause::new(FullReason::EmptyBucket, "the store holds no snapshot")
 }
 
+/// Returns the cause of a full if no snapshot in the store counts.
+fn nothing_counts() -> FullCause {
+    FullCause::new(FullReason::EmptyBucket, "no snapshot counts")
+}
+
 impl FullCause {
     pub(super) fn new(reason: FullReason, message: impl Into<String>) -> Self {
         let continuity = match reason {
@@ -233,8 +238,7 @@ impl BackupState {
             let damaged = damaged.map(FullCause::from_bad_data);
             let unread = scan.untrusted_warning();
             let unread = unread.map(|message| FullCause::new(FullReason::CorruptSnapshot, message));
-            let nothing = || FullCause::new(FullReason::EmptyBucket, "no snapshot counts");
-            return Err(damaged.or(unread).unwrap_or_else(nothing));
+            return Err(damaged.or(unread).unwrap_or_else(nothing_counts));
         }
         if let Some((_, e)) = scan.contents.unreadable.iter().next() {
             return Err(FullCause::from_bad_data(e));
@@ -255,11 +259,10 @@ impl BackupState {
             .timelines
             .newest(catalog)
             .map_err(FullCause::from_broken_history)?;
-        let nothing_usable = || FullCause::new(FullReason::EmptyBucket, "no snapshot counts");
         let last = timeline
             .last(catalog, &scan.contents)
-            .ok_or_else(nothing_usable)?;
-        let holder = newest_holder(scan, timeline, last).ok_or_else(nothing_usable)?;
+            .ok_or_else(nothing_counts)?;
+        let holder = newest_holder(scan, timeline, last).ok_or_else(nothing_counts)?;
         let known = scan.contents.known_bases();
         let broken = match chain::choose(catalog, timeline, None, &known) {
             Ok(Choice::Chosen(_)) => None,

@@ -1,7 +1,7 @@
 //! Opens a plain snapshot file, as etcdctl, k3s, kOps or OpenShift write it, on this machine or in a store.
 //!
 //! The bytes tell how the file is packed, not its name. The database is copied to the temporary directory if
-//! the file is packed or encrypted, or is in a store. Otherwise it is read where it is, after its hash was checked.
+//! the file is packed, encrypted or in a store. If it is none of these, its hash is checked and it is read in place.
 
 use super::database_file::DatabaseFile;
 use super::in_place::{InPlaceFile, TrailingHash};

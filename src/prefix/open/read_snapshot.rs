@@ -31,12 +31,13 @@ pub(crate) struct SnapshotReader<'a> {
     long_events: Mutex<()>,
 }
 
-/// Returns a snapshot as its transfer needs it.
-pub(super) fn listed(s: &Snapshot) -> ListedSnapshot {
-    ListedSnapshot {
-        path: s.path.clone(),
-        bytes: s.bytes,
-        is_excluded: s.excluded,
+impl From<&Snapshot> for ListedSnapshot {
+    fn from(s: &Snapshot) -> Self {
+        ListedSnapshot {
+            path: s.path.clone(),
+            bytes: s.bytes,
+            is_excluded: s.excluded,
+        }
     }
 }
 
@@ -50,7 +51,7 @@ impl<'a> SnapshotReader<'a> {
             [only] => format!("read {}", only.name.label()),
             all => format!("read {} snapshots", all.len()),
         };
-        let objects = snapshots.iter().map(|s| listed(s));
+        let objects = snapshots.iter().map(|&s| ListedSnapshot::from(s));
         SnapshotReader {
             ctx,
             ahead: ReadAhead::new(&ctx.store, objects),

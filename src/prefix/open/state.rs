@@ -3,7 +3,6 @@
 //! Nothing is folded here: `fold` does.
 
 use super::database_file::DatabaseFile;
-use super::read_snapshot::listed;
 use crate::backup::chain::{self, Chain, Choice, KnownBases, Link};
 use crate::backup::timeline::{self, Timeline};
 use crate::backup::{Snapshot, SnapshotName};
@@ -15,7 +14,7 @@ use crate::prefix::scan::Scan;
 use crate::prefix::select::{self, At, DeltaSlice, StateRequest, choose_timeline, timeline_of};
 use crate::prefix::snapshot_files::OpenFile;
 use crate::prefix::{Context, free_space};
-use crate::store::{ReadAhead, is_large};
+use crate::store::{ListedSnapshot, ReadAhead, is_large};
 use std::sync::Mutex;
 
 /// The database of a full, and its revisions.
@@ -423,7 +422,7 @@ impl<'a> Opening<'a> {
         let snapshot = |i: usize| &self.scan.catalog.snapshots[i];
         let begins = self.begins_deltas && !is_large(snapshot(chain.base).bytes);
         let deltas = chain.deltas.iter().map(|link| snapshot(link.snapshot));
-        let objects = deltas.map(listed);
+        let objects = deltas.map(ListedSnapshot::from);
         begins.then(|| {
             let ahead = ReadAhead::begun(&self.ctx.store, objects);
             (chain.deltas.clone(), ahead)

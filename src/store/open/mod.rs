@@ -325,7 +325,7 @@ fn variable(name: &str) -> Option<String> {
     (!value.is_empty()).then(|| value.to_owned())
 }
 
-/// Returns a setting without the blanks around it. `setting` names it and where it comes from.
+/// Trims the value of a setting. `setting` is its name and its source, for messages.
 ///
 /// # Errors
 /// `Configuration` if it has a line break or another control character: no header can have one, and the object_store crate

@@ -87,7 +87,7 @@ impl SecretSource {
 }
 
 impl Secret {
-    /// Returns where it is, for messages.
+    /// Returns the path of the source.
     pub(super) fn path(&self) -> &str {
         &self.path
     }
