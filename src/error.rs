@@ -93,7 +93,7 @@ pub enum Reason {
     ClusterHasQuorum,
     /// Reading or writing a local file failed.
     Io,
-    /// A local disk is full.
+    /// A local disk, or the store, is full.
     NoSpace,
     /// The listing of the store changed during the operation. A new attempt sees the new listing.
     SnapshotVanished,
@@ -124,6 +124,8 @@ pub enum Reason {
     Configuration,
     /// A retention policy or a hold of the store keeps an object that would be overwritten or deleted.
     ObjectLocked,
+    /// An object is in an archive class of the store, which does not hand it out.
+    Archived,
     /// SIGTERM or SIGINT ended the operation.
     Terminated,
 }
@@ -178,7 +180,7 @@ impl Reason {
             | Reason::NotVerified => 75,
             Reason::CertificateExpired => 76,
             Reason::PermissionDenied | Reason::Unauthenticated | Reason::CannotDecrypt => 77,
-            Reason::Configuration | Reason::ObjectLocked => 78,
+            Reason::Configuration | Reason::ObjectLocked | Reason::Archived => 78,
             Reason::Terminated if INTERRUPTED.load(Ordering::Relaxed) => 130,
             Reason::Terminated => 143,
         }
@@ -215,7 +217,7 @@ impl Reason {
     pub fn is_of_one_object(self) -> bool {
         let is_refused = matches!(
             self,
-            Reason::PermissionDenied | Reason::Untrusted | Reason::NoSnapshots
+            Reason::PermissionDenied | Reason::Untrusted | Reason::NoSnapshots | Reason::Archived
         );
         self.is_unreadable() || is_refused
     }
@@ -234,6 +236,8 @@ pub struct Error {
     message: String,
     /// The full name of the snapshot without which the operation can make another plan.
     set_aside: Option<String>,
+    /// The setting of the store (KEY=VALUE) with which it may accept what it refused.
+    setting: Option<&'static str>,
 }
 
 /// A result whose error is [`Error`] by default.
@@ -247,6 +251,7 @@ impl Error {
             reason,
             message: printable::message(message.into()),
             set_aside: None,
+            setting: None,
         }
     }
 
@@ -266,6 +271,17 @@ impl Error {
     /// Returns the full name of the snapshot without which the operation can make another plan, if there is one.
     pub(crate) fn set_aside(&self) -> Option<&str> {
         self.set_aside.as_deref()
+    }
+
+    /// Says that the store may accept this with another setting (KEY=VALUE).
+    pub(crate) fn with_setting(mut self, setting: &'static str) -> Self {
+        self.setting = Some(setting);
+        self
+    }
+
+    /// Returns the setting of the store (KEY=VALUE) with which it may accept what it refused.
+    pub(crate) fn setting(&self) -> Option<&'static str> {
+        self.setting
     }
 
     /// Whether a tag excludes the snapshot of [`set_aside`](Self::set_aside).

@@ -20,8 +20,6 @@ use std::time::Duration;
 const TWO_PARTS: u64 = (8 << 20) + 1;
 /// What makes a store read an object by ranges, in bytes.
 const BY_RANGES: u64 = 16 << 20;
-/// Settings that mend what a store refuses. The errors of a store name them.
-const MENDING: [&str; 2] = ["checksum_algorithm=none", "conditional_put=disabled"];
 
 /// The status of a store check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
@@ -117,9 +115,10 @@ pub fn run(open: impl Fn(&[(&str, &str)]) -> Result<Store>) -> Result<Report<Out
     while let Some(setting) = failure.filter(|setting| !settings.contains(setting)) {
         settings.push(setting);
         let pairs: Vec<(&str, &str)> = settings.iter().filter_map(|s| s.split_once('=')).collect();
-        let round = Round::go(&open(&pairs)?)?;
-        works = round.error.is_none();
-        failure = round.setting();
+        store.cancel().check()?;
+        let round = open(&pairs).and_then(|store| Round::go(&store));
+        works = round.as_ref().is_ok_and(|round| round.error.is_none());
+        failure = round.ok().and_then(|round| round.setting());
     }
     if !works {
         settings.clear();
@@ -319,10 +318,9 @@ impl Round {
         };
     }
 
-    /// Returns a setting that mends the failure.
+    /// Returns a setting that may mend the failure.
     fn setting(&self) -> Option<&'static str> {
-        let text = self.error.as_ref()?.1.to_string();
-        MENDING.into_iter().find(|setting| text.contains(setting))
+        self.error.as_ref()?.1.setting()
     }
 
     fn is(&self, ability: Ability, state: AbilityState) -> bool {

@@ -1,222 +1,516 @@
-//! What the response to a request means. Stores say the same thing in different shapes: one says with 400 or in the
-//! body of a 200 what another says with 503.
+//! What the response to a request means: one table, by what the request is for and by the store's code, then by the
+//! status. Stores say the same thing in different shapes: one says with 400 or in the body of a 200 what another says
+//! with 503.
 //!
-//! Gives each response the status that its code stands for, so that the object_store crate and our own requests decide
-//! about retries by the meaning. A refusal that no retry changes becomes an error at once. Called by `requests`.
+//! What will pass, what is missing and what is taken go on as the statuses by which the object_store crate decides. Every
+//! other refusal becomes a [`Refusal`]: no retry changes it, and it has its reason and what to do. Called by `requests`.
 
-use super::listing::asks_for_page;
-use super::requests::query_names;
-use super::xml::{Document, Refusal};
+use super::asked::{Asked, Kind};
+use super::xml::{Document, StoreError};
 use crate::base::causes::causes;
 use crate::base::tls;
+use crate::error::{Error, Reason};
 use bytes::Bytes;
 use chrono::{DateTime, Utc};
-use http::header::{DATE, IF_MATCH, IF_NONE_MATCH, RETRY_AFTER};
-use http::{HeaderMap, Method, StatusCode};
-use object_store::client::{HttpError, HttpErrorKind, HttpRequest};
+use http::header::{DATE, RETRY_AFTER};
+use http::{HeaderMap, StatusCode};
+use object_store::client::{HttpError, HttpErrorKind};
+use std::fmt;
 use std::time::Duration;
 
 /// The longest pause that a server can ask for.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
-/// The condition of a write to Google Cloud Storage.
-const IF_GENERATION: &str = "x-goog-if-generation-match";
-/// The beginning of the names of S3's headers with checksums.
-const CHECKSUM: &str = "x-amz-checksum-";
+/// The most bytes of a refusal that are read.
+pub(super) const LONGEST_REFUSAL: usize = 64 << 10;
+/// The most characters of a body that are shown.
+const LONGEST_SHOWN: usize = 300;
 
-/// What a request asks for, as far as its response is judged by it.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Asked {
-    is_conditional: bool,
-    has_checksum: bool,
-    /// It is about tags, versions, locks or uploads. Many stores lack these, and the caller decides what that means.
-    is_optional: bool,
-    /// A success may have an error in its body.
-    is_post: bool,
-    /// It is for a page of a listing, and a success may have an error in its body.
-    is_page: bool,
+/// What to do with a store that has no conditional writes.
+pub(super) const NO_CONDITIONS: &str = "the store does not keep the conditions of writes: use another store; or, if nobody else writes to this prefix, set --store-option conditional_put=disabled, and --lock-lease for the commands that take a lock";
+/// The settings with which a store may accept what it refused.
+pub(super) const WITHOUT_CONDITIONS: &str = "conditional_put=disabled";
+const WITHOUT_CHECKSUMS: &str = "checksum_algorithm=none";
+const WITHOUT_PATH_STYLE: &str = "path_style=false";
+
+/// What an answer means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Meaning {
+    /// As its status says.
+    Stays,
+    /// The same request may succeed in a moment.
+    Later,
+    /// There is no such object or upload.
+    Missing,
+    /// Another object has the name, or the object has changed.
+    Taken,
+    /// It is refused for good.
+    Refused(Reason, &'static str),
+    /// It is refused for good, and would be accepted with this setting.
+    Setting(&'static str, &'static str),
+    /// It is refused for good, and the store does not say which header it refuses.
+    Unclear,
 }
 
-impl Asked {
-    pub(super) fn by(request: &HttpRequest) -> Self {
-        const OPTIONAL: [&str; 5] = [
-            "tagging",
-            "versioning",
-            "object-lock",
-            "retention",
-            "legal-hold",
-        ];
-        let is_read = request.method() == Method::GET;
-        let headers = request.headers();
-        let conditions = [IF_MATCH.as_str(), IF_NONE_MATCH.as_str(), IF_GENERATION];
-        Asked {
-            is_conditional: conditions.iter().any(|name| headers.contains_key(*name)),
-            has_checksum: headers
-                .keys()
-                .any(|name| name.as_str().starts_with(CHECKSUM)),
-            is_optional: query_names(request.uri())
-                .any(|name| OPTIONAL.contains(&name) || (is_read && name == "uploads")),
-            is_post: request.method() == Method::POST,
-            is_page: asks_for_page(request.method(), request.uri()),
+use Kind::{Complete, Delete, Facts, Login, Metadata, Page, Part, Read, SwiftPage, Write};
+use Meaning::{Later, Missing, Refused, Setting, Stays, Taken, Unclear};
+
+const ANY: &[Kind] = &[
+    Page, SwiftPage, Read, Write, Part, Complete, Delete, Facts, Login, Metadata,
+];
+const WRITES: &[Kind] = &[Write, Part, Complete];
+const CREDENTIALS: &str = "check the credentials and what they allow";
+const URL: &str = "check the URL and --store-option";
+const FULL: Meaning = Refused(
+    Reason::NoSpace,
+    "the store is full: make room in it, or raise the quota of the bucket",
+);
+const NO_BUCKET: Meaning = Refused(
+    Reason::NoSnapshots,
+    "create the bucket, or check its name in the URL",
+);
+const WRONG_ADDRESS: Meaning = Setting(
+    WITHOUT_PATH_STYLE,
+    "this address is not that of a bucket: check that the endpoint has no bucket in it, or set --store-option path_style=false, which puts the bucket into the host name",
+);
+const BAD_TOKEN: Meaning = Refused(Reason::Unauthenticated, CREDENTIALS);
+const BAD_KEY: Meaning = Refused(
+    Reason::PermissionDenied,
+    "check the access key (AWS_ACCESS_KEY_ID): the store does not know it",
+);
+const BAD_KMS_KEY: Meaning = Refused(
+    Reason::Configuration,
+    "the store cannot use the KMS key of the object: check the key and its policy",
+);
+
+/// By the store's code: for which requests, the codes, and what they mean.
+#[rustfmt::skip]
+const CODES: &[(&[Kind], &[&str], Meaning)] = &[
+    (ANY, &[
+        "BandwidthLimitExceeded", "Busy", "InternalError", "InternalFailure", "OperationTimedOut", "RequestLimitExceeded",
+        "RequestThrottled", "RequestTimeout", "ServerBusy", "ServiceUnavailable", "SlowDown", "SlowDownRead",
+        "SlowDownWrite", "Throttling", "ThrottlingException", "TooManyRequests",
+    ], Later),
+    (ANY, &["ExpiredToken", "ExpiredTokenException", "InvalidToken", "TokenRefreshRequired"], BAD_TOKEN),
+    (ANY, &[
+        "InvalidAccessKeyId", "UserNotFound", "XAdminUserNotFound", "XMinioAdminNoSuchUser", "XMinioInvalidIAMCredentials",
+    ], BAD_KEY),
+    (ANY, &["SignatureDoesNotMatch"], Refused(
+        Reason::PermissionDenied, "check the secret key (AWS_SECRET_ACCESS_KEY), and that no space is in it")),
+    (ANY, &["RequestTimeTooSkewed"], Refused(Reason::PermissionDenied, "set the clock of this machine")),
+    (ANY, &["AuthorizationHeaderMalformed"], Refused(
+        Reason::Configuration, "give the bucket's region with --store-option region=… or AWS_REGION")),
+    (ANY, &["IllegalLocationConstraintException"], Refused(
+        Reason::Configuration, "the endpoint is that of another region: give the bucket's region and its endpoint")),
+    (ANY, &["PathStyleDomainForbidden", "SecondLevelDomainForbidden", "VirtualHostDomainRequired"], Setting(
+        WITHOUT_PATH_STYLE,
+        "the store wants the bucket in the host name: set --store-option path_style=false")),
+    (ANY, &[
+        "AccountQuotaExceeded", "BucketQuotaExceeded", "InsufficientStorage", "InsufficientStorageSpace", "QuotaExceeded",
+        "QuotaExceededException", "StorageFull", "StorageQuotaExceeded", "XMinioAdminBucketQuotaExceeded",
+        "XMinioStorageFull",
+    ], FULL),
+    (ANY, &["InvalidObjectState", "BlobArchived", "BlobBeingRehydrated"], Refused(
+        Reason::Archived,
+        "the object is archived: restore it at the store first (S3: RestoreObject; Azure: change its tier), and run again")),
+    // Azure's, Cloudflare's and Google's names.
+    (ANY, &[
+        "BlobImmutableDueToLegalHold", "BlobImmutableDueToPolicy", "ObjectLockedByBucketPolicy", "ObjectUnderActiveHold",
+        "RetentionPolicyNotMet",
+    ], Refused(Reason::ObjectLocked, "a retention policy or a hold keeps the object")),
+    (&[Read], &[
+        "KMS.DisabledException", "KMS.KMSInvalidStateException", "KMS.NotFoundException", "KMSKeyDisabled",
+    ], BAD_KMS_KEY),
+    (&[Page, Write, Part, Complete, Delete], &[
+        "ContainerNotFound", "FilesystemNotFound", "NoSuchBucket", "NoSuchContainer",
+    ], NO_BUCKET),
+    (&[Part, Complete, Delete], &["NoSuchUpload"], Missing),
+    (WRITES, &["ConditionalRequestConflict", "OperationAborted", "PreconditionFailed"], Taken),
+    (&[Delete, Read], &["OperationAborted"], Later),
+];
+
+/// By the status, where the code says nothing: for which requests, from which status to which, and what they mean.
+#[rustfmt::skip]
+const STATUSES: &[(&[Kind], u16, u16, Meaning)] = &[
+    (ANY, 401, 401, BAD_TOKEN),
+    (ANY, 403, 403, Refused(Reason::PermissionDenied, CREDENTIALS)),
+    (&[Read, Delete], 404, 404, Missing),
+    (&[Page, Write, Part, Complete], 404, 404, WRONG_ADDRESS),
+    (&[Login], 404, 404, Refused(Reason::Configuration, "no login is at this address: check its URL (auth_url)")),
+    (ANY, 407, 407, Refused(
+        Reason::Configuration, "the proxy wants a user and a password: give them as http://USER:PASSWORD@HOST:PORT in HTTPS_PROXY")),
+    (ANY, 408, 408, Later),
+    (WRITES, 409, 409, Taken),
+    (ANY, 412, 412, Taken),
+    (WRITES, 413, 413, Refused(
+        Reason::Configuration,
+        "something before the store limits the size of a request, such as a reverse proxy (nginx: client_max_body_size): allow 64 MiB")),
+    (ANY, 416, 416, Stays),
+    // A redirect, which says itself what to do.
+    (ANY, 421, 421, Refused(Reason::Configuration, "")),
+    (ANY, 429, 429, Later),
+    // Swift's limit of requests.
+    (ANY, 498, 498, Later),
+    (ANY, 400, 499, Refused(Reason::Configuration, URL)),
+    (ANY, 507, 507, FULL),
+    (ANY, 500, 599, Later),
+];
+
+/// In the body of a 200, what has failed fails on the way, but for these codes.
+#[rustfmt::skip]
+const IN_A_SUCCESS: &[(&[&str], StatusCode)] = &[
+    (&["AccessDenied"], StatusCode::FORBIDDEN),
+    (&["PreconditionFailed"], StatusCode::PRECONDITION_FAILED),
+    (&["NoSuchBucket", "NoSuchKey", "NoSuchUpload"], StatusCode::NOT_FOUND),
+    (&["NotImplemented"], StatusCode::NOT_IMPLEMENTED),
+    (&[
+        "EntityTooLarge", "EntityTooSmall", "InvalidArgument", "InvalidPart", "InvalidPartOrder", "InvalidRequest",
+        "MalformedXML",
+    ], StatusCode::BAD_REQUEST),
+];
+
+/// A refusal that no retry changes.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("{text}")]
+pub(super) struct Refusal {
+    pub(super) reason: Reason,
+    /// What was answered: the status, and the store's own words.
+    text: String,
+    /// What to do; empty if the text says it.
+    advice: &'static str,
+    /// The setting (KEY=VALUE) with which the store may accept the same request.
+    setting: Option<&'static str>,
+    /// The condition of a write may be what is refused: the store does not say.
+    pub(super) may_be_condition: bool,
+}
+
+impl Refusal {
+    /// Returns a refusal that says itself what to do.
+    pub(super) fn new(reason: Reason, text: impl Into<String>) -> Self {
+        Refusal {
+            reason,
+            text: text.into(),
+            advice: "",
+            setting: None,
+            may_be_condition: false,
+        }
+    }
+
+    fn of(meaning: Meaning, text: String) -> Self {
+        let unclear =
+            "the store does not have this call, or one of its headers: see `deltafold store check`";
+        let (reason, advice, setting) = match meaning {
+            Refused(reason, advice) => (reason, advice, None),
+            Setting(setting, advice) => (Reason::Configuration, advice, Some(setting)),
+            Unclear => (Reason::Configuration, unclear, None),
+            Missing => (Reason::NoSnapshots, "", None),
+            Taken => (Reason::TargetExists, "", None),
+            Stays | Later => (Reason::StoreUnreachable, "", None),
+        };
+        Refusal {
+            advice,
+            setting,
+            ..Refusal::new(reason, text)
+        }
+    }
+
+    /// Returns the refusal of a request that succeeds without its condition.
+    pub(super) fn of_condition(self) -> Self {
+        Self::of(Setting(WITHOUT_CONDITIONS, NO_CONDITIONS), self.text)
+    }
+
+    /// Returns the error. `action` says what was tried, and where.
+    pub(super) fn error(&self, action: impl fmt::Display) -> Error {
+        let advice = match self.advice {
+            "" => String::new(),
+            advice => format!("; {advice}"),
+        };
+        let error = self
+            .reason
+            .error(format!("cannot {action}: {}{advice}", self.text));
+        match self.setting {
+            Some(setting) => error.with_setting(setting),
+            None => error,
         }
     }
 }
 
-/// What a store refuses for good.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Refused {
-    /// The condition of a write.
-    Condition,
-    /// A header with a checksum.
-    Checksum,
-    /// The whole call.
-    Call,
-    /// To overwrite or delete an object that a retention policy or a hold keeps.
-    Locked,
+impl From<Refusal> for HttpError {
+    fn from(refusal: Refusal) -> Self {
+        // The crate does not retry what cannot be decoded.
+        HttpError::new(HttpErrorKind::Decode, refusal)
+    }
 }
 
-/// A refusal that no retry changes. Its text has the status and the body.
-#[derive(Debug, thiserror::Error)]
-#[error("{text}")]
-pub(super) struct DefiniteRefusal {
-    pub(super) refused: Refused,
-    text: String,
-}
+/// The proxy through which a response came: an extension of it.
+#[derive(Debug, Clone)]
+pub(super) struct Through(pub(super) String);
 
 /// Returns the status and the body that a response stands for.
 ///
 /// # Errors
-/// Fails with a [`DefiniteRefusal`] that no retry changes.
+/// Fails with a [`Refusal`] that no retry changes.
 pub(super) fn meaning(
     asked: Asked,
-    status: StatusCode,
-    headers: &HeaderMap,
+    parts: &http::response::Parts,
     body: Bytes,
 ) -> Result<(StatusCode, Bytes), HttpError> {
-    let may_be_error = asked.is_post || (asked.is_page && begins_with_error(&body));
+    let status = parts.status;
+    let may_be_error = match asked.kind {
+        // A page is long, and not parsed for it.
+        Page => begins_with_error(&body),
+        Part | Complete | Delete => !body.is_empty(),
+        _ => false,
+    };
     if status.is_redirection() || (status.is_success() && !may_be_error) {
         return Ok((status, body));
     }
-    let refusal = match Document::read(&body) {
-        Some(Document::Error(refusal)) => refusal,
+    let error = match Document::read(&body) {
+        Some(Document::Error(error)) => error,
         _ if status.is_success() => return Ok((status, body)),
-        _ => Refusal::default(),
+        _ => StoreError::default(),
     };
-    let meant = status_of(status, refusal.code.trim());
-    if let Some(refused) = definite(asked, meant, &refusal) {
-        let text = String::from_utf8_lossy(&body);
-        let refusal = DefiniteRefusal {
-            refused,
-            text: format!("status code: {status}: {text}"),
-        };
-        return Err(HttpError::new(HttpErrorKind::Decode, refusal));
+    let body = body.slice(..body.len().min(LONGEST_REFUSAL));
+    let meant = judge(asked, status, &error, &parts.headers, &body);
+    let is_later = status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS;
+    let later = match is_later {
+        true => status,
+        false => StatusCode::SERVICE_UNAVAILABLE,
+    };
+    // The caller decides.
+    if matches!(asked.kind, Facts | Metadata) {
+        return Ok((if meant == Later { later } else { status }, body));
     }
-    let body = match refusal.code.trim() {
-        "RequestTimeTooSkewed" => with_skew(&refusal, headers).unwrap_or(body),
-        _ => body,
+    let text = words(&body, Some(&parts.headers));
+    let status = match meant {
+        Stays => status,
+        Later => later,
+        Missing => StatusCode::NOT_FOUND,
+        Taken if status == StatusCode::CONFLICT => status,
+        Taken => StatusCode::PRECONDITION_FAILED,
+        Refused(Reason::Unauthenticated, _) if asked.has_swift_token => StatusCode::UNAUTHORIZED,
+        refused => {
+            let through = parts.extensions.get::<Through>();
+            return Err(Refusal {
+                // The end of an upload is not tried without its condition.
+                may_be_condition: refused == Unclear && asked.is_conditional && asked.kind == Write,
+                ..refusal_of(refused, status, &error, &text, through)
+            }
+            .into());
+        }
     };
-    Ok((meant, body))
+    Ok((status, text.into()))
 }
 
-/// Returns whether the beginning of a page has S3's element of an error. A page is long, and not parsed for it.
+fn refusal_of(
+    meant: Meaning,
+    status: StatusCode,
+    error: &StoreError,
+    text: &str,
+    through: Option<&Through>,
+) -> Refusal {
+    let who = match through {
+        Some(Through(proxy)) => format!("the answer through the proxy {proxy} is"),
+        None => "the store answers".to_owned(),
+    };
+    let refusal = Refusal::of(meant, format!("{who} {status}: {text}"));
+    let is_proxys = through.is_some() && error.code.is_empty() && status == StatusCode::FORBIDDEN;
+    Refusal {
+        advice: match is_proxys {
+            true => "it has no code of a store: the proxy may forbid this host",
+            false => refusal.advice,
+        },
+        ..refusal
+    }
+}
+
+/// Returns the refusal in a response to a request for facts, which the caller takes for one.
+pub(super) fn refusal_of_facts(status: StatusCode, body: &[u8]) -> Refusal {
+    let error = match Document::read(body) {
+        Some(Document::Error(error)) => error,
+        _ => StoreError::default(),
+    };
+    let asked = Asked {
+        kind: Facts,
+        is_conditional: false,
+        has_checksum: false,
+        encrypts: false,
+        has_swift_token: false,
+    };
+    let meant = match (status, error.code.trim()) {
+        (StatusCode::NOT_FOUND, "NoSuchBucket") => NO_BUCKET,
+        (StatusCode::NOT_FOUND, _) => Missing,
+        _ => judge(asked, status, &error, &HeaderMap::new(), body),
+    };
+    refusal_of(meant, status, &error, &words(body, None), None)
+}
+
+/// Returns whether the beginning of a page has S3's element of an error.
 fn begins_with_error(page: &[u8]) -> bool {
     const BEGINNING: usize = 512;
     let beginning = &page[..page.len().min(BEGINNING)];
     beginning.windows(6).any(|part| part == b"<Error")
 }
 
-/// Returns the status that a code stands for.
-fn status_of(status: StatusCode, code: &str) -> StatusCode {
-    match code {
-        "BandwidthLimitExceeded"
-        | "Busy"
-        | "InternalError"
-        | "InternalFailure"
-        | "OperationTimedOut"
-        | "RequestLimitExceeded"
-        | "RequestThrottled"
-        | "RequestTimeout"
-        | "ServerBusy"
-        | "ServiceUnavailable"
-        | "SlowDown"
-        | "SlowDownRead"
-        | "SlowDownWrite"
-        | "Throttling"
-        | "ThrottlingException"
-        | "TooManyRequests" => StatusCode::SERVICE_UNAVAILABLE,
-        "ExpiredToken" | "ExpiredTokenException" | "TokenRefreshRequired" => {
-            StatusCode::UNAUTHORIZED
-        }
-        _ if !status.is_success() => status,
-        "PreconditionFailed" => StatusCode::PRECONDITION_FAILED,
-        "ConditionalRequestConflict" | "OperationAborted" => StatusCode::CONFLICT,
-        "AccessDenied" => StatusCode::FORBIDDEN,
-        "NoSuchBucket" | "NoSuchKey" | "NoSuchUpload" => StatusCode::NOT_FOUND,
-        "NotImplemented" => StatusCode::NOT_IMPLEMENTED,
-        "EntityTooLarge" | "EntityTooSmall" | "InvalidArgument" | "InvalidPart"
-        | "InvalidPartOrder" | "InvalidRequest" | "MalformedXML" => StatusCode::BAD_REQUEST,
-        // What fails after the server has said 200 fails on the way.
-        _ => StatusCode::SERVICE_UNAVAILABLE,
+/// Returns what a refusal means.
+fn judge(
+    asked: Asked,
+    status: StatusCode,
+    error: &StoreError,
+    headers: &HeaderMap,
+    body: &[u8],
+) -> Meaning {
+    // A response to HEAD has no body. Azure says the code in a header, too.
+    let in_header = headers.get("x-ms-error-code").and_then(|v| v.to_str().ok());
+    let code = match error.code.trim() {
+        "" => in_header.unwrap_or_default(),
+        code => code,
+    };
+    let is_code = |known: &&str| known.eq_ignore_ascii_case(code);
+    let by_code = CODES
+        .iter()
+        .find(|(kinds, codes, _)| kinds.contains(&asked.kind) && codes.iter().any(is_code));
+    if let Some((_, _, meaning)) = by_code {
+        return *meaning;
     }
+    let status = match status.is_success() {
+        true => {
+            let known = IN_A_SUCCESS.iter().find(|(codes, _)| codes.contains(&code));
+            known.map_or(StatusCode::SERVICE_UNAVAILABLE, |(_, status)| *status)
+        }
+        false => status,
+    };
+    if let Some(meaning) = by_words(asked, status, code, body) {
+        return meaning;
+    }
+    let status = status.as_u16();
+    // Swift has no codes, and its container is no part of the host.
+    if status == 404 && asked.has_swift_token && !matches!(asked.kind, Read | Delete) {
+        return NO_BUCKET;
+    }
+    let by_status = STATUSES.iter().find(|(kinds, from, to, _)| {
+        kinds.contains(&asked.kind) && (*from..=*to).contains(&status)
+    });
+    by_status.map_or(Stays, |(_, _, _, meaning)| *meaning)
 }
 
-/// Returns what a refusal is about, if it is for good.
-fn definite(asked: Asked, status: StatusCode, refusal: &Refusal) -> Option<Refused> {
-    let lacks_call = matches!(
-        status,
-        StatusCode::NOT_IMPLEMENTED | StatusCode::HTTP_VERSION_NOT_SUPPORTED
-    );
+/// Returns what a refusal means for which stores have no code of its own: which header is refused. A header is blamed only
+/// if the store names it.
+fn by_words(asked: Asked, status: StatusCode, code: &str, body: &[u8]) -> Option<Meaning> {
+    let words = String::from_utf8_lossy(body).to_ascii_lowercase();
+    let names = |parts: &[&str]| parts.iter().any(|part| words.contains(part));
+    if status == StatusCode::PAYLOAD_TOO_LARGE && names(&["quota"]) {
+        return Some(FULL);
+    }
+    let lacks = matches!(status.as_u16(), 501 | 505);
     let may_be_a_header = status == StatusCode::BAD_REQUEST
         && matches!(
-            refusal.code.trim(),
+            code,
             "" | "InvalidArgument"
                 | "InvalidHeader"
                 | "InvalidRequest"
                 | "NotImplemented"
                 | "UnsupportedHeader"
         );
-    // Azure's, Cloudflare's and Google's names.
-    const LOCKED: [&str; 5] = [
-        "BlobImmutableDueToLegalHold",
-        "BlobImmutableDueToPolicy",
-        "ObjectLockedByBucketPolicy",
-        "ObjectUnderActiveHold",
-        "RetentionPolicyNotMet",
-    ];
-    if LOCKED
-        .iter()
-        .any(|code| code.eq_ignore_ascii_case(refusal.code.trim()))
-    {
-        return Some(Refused::Locked);
-    }
-    if asked.is_optional || !(lacks_call || may_be_a_header) {
+    if !lacks && !may_be_a_header {
         return None;
     }
-    let message = refusal.message.to_ascii_lowercase();
-    let is_about_checksum = message.contains("checksum");
-    match lacks_call {
-        _ if is_about_checksum => asked.has_checksum.then_some(Refused::Checksum),
-        _ if asked.is_conditional => Some(Refused::Condition),
-        true if asked.has_checksum && !asked.is_post => Some(Refused::Checksum),
-        true => Some(Refused::Call),
-        false => None,
+    let encryption = [
+        "server side encryption",
+        "server-side-encryption",
+        "server-side encryption",
+        "kms",
+    ];
+    let condition = [
+        "if-match",
+        "if-none-match",
+        "if-generation-match",
+        "conditional",
+        "precondition",
+    ];
+    Some(match asked.kind {
+        _ if names(&["http request to an https server"]) => Refused(
+            Reason::Configuration,
+            "the server speaks TLS at this port: give an endpoint with https://",
+        ),
+        Read if names(&encryption) => Refused(
+            Reason::Configuration,
+            "the object is encrypted with a key of yours (SSE-C): give it with --store-option server_side_encryption=sse-c and sse_customer_key_base64=…, or as sseCustomerKey in the Secret",
+        ),
+        _ if asked.encrypts && names(&encryption) => Refused(
+            Reason::Configuration,
+            "the store does not encrypt like this: leave --store-option server_side_encryption out, or set up encryption (KMS) at the store",
+        ),
+        _ if asked.has_checksum && names(&["checksum"]) => Setting(
+            WITHOUT_CHECKSUMS,
+            "the store refuses headers with checksums: set --store-option checksum_algorithm=none, or requestChecksumCalculation: when_required in the Secret",
+        ),
+        _ if asked.is_conditional && names(&condition) => {
+            Setting(WITHOUT_CONDITIONS, NO_CONDITIONS)
+        }
+        _ if lacks || asked.is_conditional => Unclear,
+        _ => return None,
+    })
+}
+
+/// Returns what a body says, in one line: the code and the message of a store, the title of a page, or the beginning of
+/// another text.
+pub(super) fn words(body: &[u8], headers: Option<&HeaderMap>) -> String {
+    let text = String::from_utf8_lossy(body);
+    let text = match Document::read(body) {
+        Some(Document::Error(error)) => {
+            let skew = match (error.code.trim(), headers) {
+                ("RequestTimeTooSkewed", Some(headers)) => skew(headers).unwrap_or_default(),
+                _ => String::new(),
+            };
+            // Azure's detail ends with what was signed.
+            let detail = error.authentication_error_detail;
+            let detail = detail.split("String to sign").next().unwrap_or_default();
+            format!("{}: {} {detail} {skew}", error.code, error.message)
+        }
+        _ => match title(&text) {
+            Some(title) => title.to_owned(),
+            None => without_tags(&text),
+        },
+    };
+    let line = text.split_whitespace().collect::<Vec<&str>>().join(" ");
+    let line = ["&#34;", "&quot;"]
+        .iter()
+        .fold(line, |line, quote| line.replace(quote, "\""));
+    match line.char_indices().nth(LONGEST_SHOWN) {
+        Some((end, _)) => format!("{}…", &line[..end]),
+        None => line,
     }
 }
 
-/// Returns the body of a refusal of this machine's clock that says how wrong it is.
-fn with_skew(refusal: &Refusal, headers: &HeaderMap) -> Option<Bytes> {
+fn title(page: &str) -> Option<&str> {
+    let (_, rest) = page.split_once("<title>")?;
+    let (title, _) = rest.split_once("</title>")?;
+    Some(title).filter(|title| !title.trim().is_empty())
+}
+
+fn without_tags(text: &str) -> String {
+    let mut inside = false;
+    let shown = text.chars().map(|c| match c {
+        '<' | '>' => {
+            inside = c == '<';
+            ' '
+        }
+        _ if inside => ' ',
+        c => c,
+    });
+    shown.collect()
+}
+
+/// Returns how wrong this machine's clock is, by the time of a response.
+fn skew(headers: &HeaderMap) -> Option<String> {
     let date = headers.get(DATE)?.to_str().ok()?;
     let theirs = DateTime::parse_from_rfc2822(date).ok()?;
     let seconds = (Utc::now() - theirs.to_utc()).num_seconds();
     let direction = if seconds < 0 { "behind" } else { "ahead of" };
-    let message = quick_xml::escape::escape(&*refusal.message);
-    Some(
-        format!(
-            "<Error><Code>{}</Code><Message>{message} The clock of this machine is {} s {direction} the store's.</Message></Error>",
-            refusal.code.trim(),
-            seconds.abs()
-        )
-        .into(),
-    )
+    Some(format!(
+        "The clock of this machine is {} s {direction} the store's.",
+        seconds.abs()
+    ))
 }
 
 /// Returns the error of a request without a response. A certificate that is not accepted stays so.
@@ -250,181 +544,4 @@ pub(super) fn pause(status: StatusCode, headers: &HeaderMap) -> Option<Duration>
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const WRITE: Asked = Asked {
-        is_conditional: true,
-        has_checksum: true,
-        is_optional: false,
-        is_post: false,
-        is_page: false,
-    };
-
-    fn xml(code: &str, message: &str) -> Bytes {
-        format!(
-            "<?xml version=\"1.0\"?><Error><Code>{code}</Code><Message>{message}</Message></Error>"
-        )
-        .into()
-    }
-
-    fn meant(asked: Asked, status: u16, code: &str, message: &str) -> Result<u16, Refused> {
-        let status = StatusCode::from_u16(status).unwrap();
-        let meant = meaning(asked, status, &HeaderMap::new(), xml(code, message));
-        meant.map(|(status, _)| status.as_u16()).map_err(|e| {
-            let source = std::error::Error::source(&e).unwrap();
-            source.downcast_ref::<DefiniteRefusal>().unwrap().refused
-        })
-    }
-
-    #[test]
-    fn a_code_counts_whatever_the_status() {
-        let completion = Asked {
-            is_post: true,
-            ..WRITE
-        };
-        for (asked, status, code, expected) in [
-            (WRITE, 400, "RequestTimeout", 503),
-            (WRITE, 400, "SlowDown", 503),
-            (WRITE, 403, "ThrottlingException", 503),
-            (WRITE, 400, "ExpiredToken", 401),
-            (WRITE, 403, "ExpiredTokenException", 401),
-            (WRITE, 403, "AccessDenied", 403),
-            (WRITE, 400, "BadDigest", 400),
-            (WRITE, 412, "PreconditionFailed", 412),
-            (WRITE, 429, "x", 429),
-            (completion, 200, "InternalError", 503),
-            (completion, 200, "SomethingElse", 503),
-            (completion, 200, "PreconditionFailed", 412),
-            (completion, 200, "AccessDenied", 403),
-            (completion, 200, "InvalidPart", 400),
-        ] {
-            assert_eq!(
-                meant(asked, status, code, "No."),
-                Ok(expected),
-                "{status} {code}"
-            );
-        }
-        let result = Bytes::from(
-            "<CompleteMultipartUploadResult><ETag>x</ETag></CompleteMultipartUploadResult>",
-        );
-        let (ok, no_headers) = (StatusCode::OK, HeaderMap::new());
-        let (status, body) = meaning(completion, ok, &no_headers, result.clone()).unwrap();
-        assert_eq!((status, body), (ok, result));
-    }
-
-    #[test]
-    fn what_is_refused_for_good_is_told_apart() {
-        let plain = Asked {
-            is_conditional: false,
-            ..WRITE
-        };
-        let tags = Asked {
-            is_optional: true,
-            ..plain
-        };
-        let header = "Unsupported header 'x-amz-checksum-sha256' received for this API call.";
-        for (asked, status, code, message, expected) in [
-            (WRITE, 501, "NotImplemented", "No.", Err(Refused::Condition)),
-            (
-                WRITE,
-                400,
-                "InvalidArgument",
-                "No.",
-                Err(Refused::Condition),
-            ),
-            (
-                WRITE,
-                400,
-                "InvalidArgument",
-                header,
-                Err(Refused::Checksum),
-            ),
-            (
-                plain,
-                400,
-                "InvalidArgument",
-                header,
-                Err(Refused::Checksum),
-            ),
-            (plain, 501, "NotImplemented", "No.", Err(Refused::Checksum)),
-            (plain, 400, "InvalidArgument", "No.", Ok(400)),
-            (WRITE, 400, "InvalidDigest", "No.", Ok(400)),
-            (
-                Asked::default(),
-                501,
-                "NotImplemented",
-                "No.",
-                Err(Refused::Call),
-            ),
-            (tags, 501, "NotImplemented", "No.", Ok(501)),
-            (
-                WRITE,
-                403,
-                "RetentionPolicyNotMet",
-                "No.",
-                Err(Refused::Locked),
-            ),
-            (
-                plain,
-                403,
-                "objectUnderActiveHold",
-                "No.",
-                Err(Refused::Locked),
-            ),
-            (
-                plain,
-                403,
-                "ObjectLockedByBucketPolicy",
-                "No.",
-                Err(Refused::Locked),
-            ),
-            (
-                plain,
-                409,
-                "BlobImmutableDueToPolicy",
-                "No.",
-                Err(Refused::Locked),
-            ),
-        ] {
-            assert_eq!(
-                meant(asked, status, code, message),
-                expected,
-                "{status} {code} {message}"
-            );
-        }
-    }
-
-    #[test]
-    fn a_pause_is_kept_within_limits() {
-        let of = |status: u16, after: &str| {
-            let mut headers = HeaderMap::new();
-            headers.insert(RETRY_AFTER, after.parse().unwrap());
-            pause(StatusCode::from_u16(status).unwrap(), &headers)
-        };
-        assert_eq!(of(503, "2"), Some(Duration::from_secs(2)));
-        assert_eq!(of(429, "100000"), Some(LONGEST_PAUSE));
-        assert_eq!(of(500, "2"), None);
-        assert_eq!(of(503, "soon"), None);
-        let later = (Utc::now() + chrono::TimeDelta::seconds(20)).to_rfc2822();
-        assert!(of(503, &later).unwrap() > Duration::from_secs(10));
-    }
-
-    #[test]
-    fn a_wrong_clock_is_told_by_how_much() {
-        let mut headers = HeaderMap::new();
-        let date = Utc::now() + chrono::TimeDelta::hours(1);
-        headers.insert(DATE, date.to_rfc2822().parse().unwrap());
-        let body = xml(
-            "RequestTimeTooSkewed",
-            "The difference is &lt;too&gt; large.",
-        );
-        let (_, body) = meaning(WRITE, StatusCode::FORBIDDEN, &headers, body).unwrap();
-        let text = String::from_utf8_lossy(&body);
-        assert!(
-            text.contains("&lt;too&gt; large. The clock of this machine is 3"),
-            "{text}"
-        );
-        assert!(text.contains(" s behind the store's"), "{text}");
-    }
-}
+mod tests;

@@ -3,9 +3,7 @@
 //!
 //! Knows the URL of a blob and how to sign. What a request for tags means is `exclude`'s, the caller.
 
-use super::retrying_client::{
-    RetryingClient, SignRequest, StoreResponse, no_response, query_string, request,
-};
+use super::retrying_client::{RetryingClient, SignRequest, StoreResponse, query_string, request};
 use crate::base::lock;
 use crate::error::{Error, Result};
 use async_trait::async_trait;
@@ -228,9 +226,12 @@ impl MultipartUpload for BlockUpload {
         self.azure.sign(&mut request).await?;
         // Without retries: after an error, `publish` looks at the name first.
         let response = self.azure.client.send_once(request).await;
-        let response = response.map_err(|e| failed(no_response(&action, e)))?;
+        let response = response.map_err(|e| object_store::Error::Generic {
+            store: "Azure",
+            source: e.into(),
+        })?;
         let path = self.path.to_string();
-        match response.status {
+        match response.status.as_u16() {
             200..=299 => Ok(PutResult {
                 e_tag: None,
                 version: None,

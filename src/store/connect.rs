@@ -5,9 +5,11 @@
 //! headers that reqwest does not know to be secret: `X-Auth-Token`, `x-amz-security-token`, the keys of
 //! SSE-C. Also warns once for each host that gets credentials without TLS. Called by `requests`.
 
+use super::answers::{LONGEST_REFUSAL, Refusal, Through};
 use super::proxies::Proxies;
 use crate::base::causes::causes;
 use crate::base::{lock, tls};
+use crate::error::Reason;
 use async_trait::async_trait;
 use futures::TryStreamExt;
 use http::header::{AUTHORIZATION, LOCATION};
@@ -41,8 +43,6 @@ const SECRET_PARAMETERS: [&str; 4] = [
     "X-Amz-Security-Token",
     "X-Goog-Signature",
 ];
-/// The most bytes of a refusal that are read.
-const LONGEST_REFUSAL: usize = 64 << 10;
 
 /// Returns a client with these settings. It trusts these certificates, and the system's unless
 /// NoSystemCertificates is set.
@@ -182,18 +182,45 @@ impl WithoutRedirects {
             .proxy
             .as_deref()
             .or_else(|| self.proxies.of_url(&url))?;
-        // It may have a password.
-        let shown = Url::parse(proxy).or_else(|_| Url::parse(&format!("http://{proxy}")));
-        Some(shown.ok()?.origin().ascii_serialization())
+        // It may have a user and a password.
+        let url = match proxy.contains("://") {
+            true => Url::parse(proxy),
+            false => Url::parse(&format!("http://{proxy}")),
+        };
+        let url = url.ok()?;
+        let port = url
+            .port()
+            .map(|port| format!(":{port}"))
+            .unwrap_or_default();
+        Some(format!("{}://{}{port}", url.scheme(), url.host_str()?))
     }
 }
 
-/// The error of a request that went through a proxy.
-#[derive(Debug, thiserror::Error)]
-#[error("through the proxy {proxy}: {causes}")]
-struct ThroughProxy {
-    proxy: String,
-    causes: String,
+/// Returns the error of a request that went through a proxy. What the proxy refuses, it refuses again.
+fn through_proxy(proxy: &str, e: &HttpError) -> HttpError {
+    const REFUSALS: [(&str, &str); 3] = [
+        (
+            "unsupported scheme",
+            "give a proxy that speaks HTTP, as http://HOST:PORT",
+        ),
+        (
+            "tunnel error: proxy authorization required",
+            "it wants a user and a password: give them as http://USER:PASSWORD@HOST:PORT in HTTPS_PROXY",
+        ),
+        (
+            "tunnel error: unsuccessful",
+            "it refuses the connection to this host: ask who runs it, or name the host in NO_PROXY",
+        ),
+    ];
+    let causes = causes(e);
+    let refusal = REFUSALS.iter().find(|(sign, _)| causes.contains(sign));
+    let text = format!("through the proxy {proxy}: {causes}");
+    match refusal {
+        Some((_, advice)) => {
+            Refusal::new(Reason::Configuration, format!("{text}; {advice}")).into()
+        }
+        None => HttpError::new(e.kind(), std::io::Error::other(text)),
+    }
 }
 
 #[async_trait]
@@ -204,17 +231,15 @@ impl HttpService for WithoutRedirects {
             warn_once(&origin);
         }
         let secrets = secrets(&request);
-        let response =
-            self.client
-                .execute(request)
-                .await
-                .map_err(|e| match self.proxy_of(&uri) {
-                    Some(proxy) => {
-                        let causes = causes(&e);
-                        HttpError::new(e.kind(), ThroughProxy { proxy, causes })
-                    }
-                    None => e,
-                })?;
+        let proxy = self.proxy_of(&uri);
+        let response = self.client.execute(request).await;
+        let mut response = response.map_err(|e| match &proxy {
+            Some(proxy) => through_proxy(proxy, &e),
+            None => e,
+        })?;
+        if let Some(proxy) = proxy {
+            response.extensions_mut().insert(Through(proxy));
+        }
         if is_redirect(response.status()) {
             Ok(refusal(&uri, &response))
         } else if response.status().is_success() {

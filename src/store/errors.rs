@@ -1,16 +1,16 @@
-//! Errors of stores: turns the object_store crate's error, or a refusal, into one of ours, with a reason and
-//! advice.
+//! Errors of stores: turns the object_store crate's error into one of ours, with a reason and advice.
 //!
-//! Removes secrets in URLs from the text.
+//! What a store answers, `answers` has judged already: its [`Refusal`] is in the crate's error. Here are the errors of
+//! requests without an answer, and of local folders. Removes secrets in URLs from the text.
 
-use super::answers::{DefiniteRefusal, Refused};
-use super::listing::{CUT_OFF, NO_LISTING};
+use super::Store;
+use super::answers::{NO_CONDITIONS, Refusal, WITHOUT_CONDITIONS};
+use super::small_objects::delete_one;
+use super::staging::temporary_path;
 use crate::base::{causes, tls};
 use crate::error::{Error, Reason};
+use object_store::{ObjectStoreExt, PutPayload};
 use url::Url;
-
-/// What to do with a store that has no conditional writes.
-pub(super) const NO_CONDITIONS: &str = "the store does not keep the conditions of writes: use another store; or, if nobody else writes to this prefix, set --store-option conditional_put=disabled, and --lock-lease for the commands that take a lock";
 
 /// The name of a local folder in the crate's errors.
 pub(super) const LOCAL: &str = "LocalFileSystem";
@@ -20,72 +20,85 @@ pub(super) const LOCAL: &str = "LocalFileSystem";
 pub fn store_error(action: impl std::fmt::Display, e: object_store::Error) -> Error {
     use object_store::Error as E;
     let action = action.to_string();
+    let server = causes::chain(&e).find_map(|e| server_in(&e.to_string()));
     let text = tidy(&redact(&causes::without_layers(&innermost(&e))));
-    let refusal = causes::chain(&e).find_map(|e| e.downcast_ref::<DefiniteRefusal>());
-    let reason = match &e {
-        _ if refusal.is_some_and(|r| r.refused == Refused::Locked) => Reason::ObjectLocked,
-        _ if refusal.is_some() => Reason::Configuration,
-        E::NotFound { .. } => Reason::NoSnapshots,
-        E::AlreadyExists { .. } | E::Precondition { .. } => Reason::TargetExists,
-        E::PermissionDenied { .. } => Reason::PermissionDenied,
-        E::Unauthenticated { .. } => Reason::Unauthenticated,
-        E::NotSupported { .. } | E::NotImplemented { .. } | E::UnknownConfigurationKey { .. } => {
-            Reason::Configuration
-        }
-        // The crate cannot name an object, and fails the whole listing.
-        E::InvalidPath { .. } => Reason::Configuration,
-        // The same server says the same again.
-        _ if text.contains(CUT_OFF) => {
-            return Reason::Configuration.error(format!("cannot {action}: {CUT_OFF}"));
-        }
-        _ if text.contains(NO_LISTING) => Reason::Configuration,
-        _ if tls::says_expired(&text) => Reason::CertificateExpired,
-        _ if tls::is_final(&text) => Reason::Configuration,
-        _ => match io_cause(&e) {
-            Some(io) => Error::io("", std::io::Error::from(io)).reason(),
-            // The error of a listing has no kind. Its text has the status.
-            None => status_in(&text).map_or(Reason::StoreUnreachable, reason_of),
-        },
-    };
-    if matches!(e, E::InvalidPath { .. }) {
-        return reason.error(format!(
-            "cannot {action}: {text}; rename or delete that object, or use another prefix"
+    if let Some(server) = server.as_ref().filter(|server| gives_credentials(server)) {
+        return Reason::StoreUnreachable.error(format!(
+            "cannot {action}: no credentials are given, and the machine's metadata service at {server} gives none ({text}); {}",
+            how_to_give_credentials(&action)
         ));
     }
-    if io_cause(&e).is_some() {
-        return reason.error(format!("cannot {action}: {text}"));
+    let at = server.map_or_else(String::new, |server| format!(" at {server}"));
+    if let Some(refusal) = refusal_in(&e) {
+        return refusal.error(format!("{action}{at}"));
     }
-    let server = causes::chain(&e).find_map(|e| server_in(&e.to_string()));
-    let at = match &server {
-        Some(server) if gives_credentials(server) => {
-            return reason.error(format!(
-                "cannot {action}: no credentials are given, and the machine's metadata service at {server} gives none ({text}); {}",
-                how_to_give_credentials(&action)
-            ));
-        }
-        Some(server) => format!(" at {server}"),
-        None => String::new(),
+    let (reason, advice) = match &e {
+        E::NotFound { .. } => (Reason::NoSnapshots, None),
+        E::AlreadyExists { .. } | E::Precondition { .. } => (Reason::TargetExists, None),
+        E::PermissionDenied { .. } => (Reason::PermissionDenied, None),
+        E::Unauthenticated { .. } => (
+            Reason::Unauthenticated,
+            Some("check the credentials and what they allow"),
+        ),
+        E::NotSupported { .. } | E::NotImplemented { .. } | E::UnknownConfigurationKey { .. } => (
+            Reason::Configuration,
+            Some("check the URL and --store-option"),
+        ),
+        // The crate cannot name an object, and fails the whole listing.
+        E::InvalidPath { .. } => (
+            Reason::Configuration,
+            Some("rename or delete that object, or use another prefix"),
+        ),
+        _ => match io_cause(&e) {
+            Some(io) => (Error::io("", std::io::Error::from(io)).reason(), None),
+            None if tls::says_expired(&text) => {
+                (Reason::CertificateExpired, advice_for_text(&text))
+            }
+            None if tls::is_final(&text) => (Reason::Configuration, advice_for_text(&text)),
+            None => (Reason::StoreUnreachable, advice_for_text(&text)),
+        },
     };
-    let known = match refusal {
-        Some(refusal) => Some(advice_for_refusal(refusal.refused)),
-        None => tls::advice(&text),
-    };
-    if let Some(advice) = known {
-        return reason.error(format!("cannot {action}{at}: {text}; {advice}"));
-    }
-    let advice = advice_for_text(&text).unwrap_or_else(|| advice_for(reason));
+    let advice = advice.map_or_else(String::new, |advice| {
+        // Swift has no endpoint: Keystone names it.
+        let setting = match action.contains("swift://") {
+            true => "auth_url (OS_AUTH_URL)",
+            false => "--store-option endpoint",
+        };
+        format!("; {}", advice.replace("{endpoint}", setting))
+    });
     reason.error(format!("cannot {action}{at}: {text}{advice}"))
 }
 
-fn advice_for_refusal(refused: Refused) -> &'static str {
-    match refused {
-        Refused::Condition => NO_CONDITIONS,
-        Refused::Checksum => {
-            "the store refuses headers with checksums: set --store-option checksum_algorithm=none, or requestChecksumCalculation: when_required in the Secret"
-        }
-        Refused::Locked => "a retention policy or a hold keeps the object",
-        Refused::Call => "the store does not have this call: see `deltafold store check`",
+/// Returns the store's refusal in an error of the crate.
+fn refusal_in(e: &object_store::Error) -> Option<&Refusal> {
+    causes::chain(e).find_map(|e| e.downcast_ref::<Refusal>())
+}
+
+/// Returns the error of a write on condition. If the store does not say which header it refuses, the same write without
+/// the condition, of a temporary object, tells whether it is that.
+pub(super) async fn conditional_write_error(
+    store: &Store,
+    action: &str,
+    e: object_store::Error,
+) -> Error {
+    let Some(refusal) = refusal_in(&e).filter(|refusal| refusal.may_be_condition) else {
+        return store_error(action, e);
+    };
+    let below = temporary_path("unconditional");
+    let content = PutPayload::from_static(b"?");
+    if store.inner.put(&store.path(&below), content).await.is_err() {
+        return store_error(action, e);
     }
+    if let Err(e) = delete_one(store, &below).await {
+        tracing::debug!("a temporary object is left behind: {below}: {e}");
+    }
+    refusal.clone().of_condition().error(action)
+}
+
+/// Returns the error for a store that does not keep the conditions of writes.
+pub(super) fn no_conditions(what: impl std::fmt::Display) -> Error {
+    let error = Reason::Configuration.error(format!("{what}: {NO_CONDITIONS}"));
+    error.with_setting(WITHOUT_CONDITIONS)
 }
 
 /// Returns the origin of the server in an error of the crate: `Error performing GET http://host:port/… in …`.
@@ -118,66 +131,37 @@ fn how_to_give_credentials(action: &str) -> &'static str {
     }
 }
 
-/// Returns the advice for causes that have a text but no reason of their own.
+/// Returns the advice for requests without an answer. The causes have no types that could be told apart.
 fn advice_for_text(text: &str) -> Option<&'static str> {
-    const ADVICE: [(&str, &str); 15] = [
+    const ADVICE: [(&str, &str); 7] = [
         (
             "Connection refused",
-            "; nothing listens at this host and port: check --store-option endpoint",
+            "nothing listens at this host and port: check {endpoint}",
         ),
         (
             "dns error",
-            "; check the host name in --store-option endpoint, and the region",
+            "check the host name in {endpoint}, and the region",
         ),
         (
             "InvalidContentType",
-            "; the server does not speak TLS at this port: give an endpoint with http://, or the port with TLS",
-        ),
-        (
-            "HTTP request to an HTTPS server",
-            "; the server speaks TLS at this port: give an endpoint with https://",
+            "the server does not speak TLS at this port: give an endpoint with http://, or the port with TLS",
         ),
         (
             "connection closed before message completed",
-            "; the server closed the connection: if it speaks TLS at this port, give an endpoint with https://",
+            "the server closed the connection: if it speaks TLS at this port, give an endpoint with https://",
         ),
         (
             "UnknownIssuer",
-            "; trust the authority of the server's certificate with --store-option ca_certificate=FILE",
+            "trust the authority of the server's certificate with --store-option ca_certificate=FILE",
         ),
         (
             "not valid for name",
-            "; use a host name of the certificate in --store-option endpoint",
+            "use a host name of the certificate in {endpoint}",
         ),
-        (
-            "timed out",
-            "; check --store-option endpoint, firewalls and proxies",
-        ),
-        (
-            "NoSuchBucket",
-            "; create the bucket, or check its name in the URL",
-        ),
-        (
-            "ContainerNotFound",
-            "; create the container, or check its name in the URL",
-        ),
-        (
-            "AuthorizationHeaderMalformed",
-            "; give the bucket's region with --store-option region=… or AWS_REGION",
-        ),
-        (
-            "SignatureDoesNotMatch",
-            "; check the secret key (AWS_SECRET_ACCESS_KEY), and that no space is in it",
-        ),
-        (
-            "InvalidAccessKeyId",
-            "; check the access key (AWS_ACCESS_KEY_ID)",
-        ),
-        ("RequestTimeTooSkewed", "; set the clock of this machine"),
-        ("UserNotFound", "; check the access key (AWS_ACCESS_KEY_ID)"),
+        ("timed out", "check {endpoint}, firewalls and proxies"),
     ];
     let known = ADVICE.iter().find(|(sign, _)| text.contains(sign));
-    known.map(|(_, advice)| *advice)
+    tls::advice(text).or(known.map(|(_, advice)| *advice))
 }
 
 /// Turns the error of a write into ours. If something is missing, it was deleted meanwhile.
@@ -197,68 +181,9 @@ pub(super) fn is_taken(e: &object_store::Error) -> bool {
     matches!(e, E::AlreadyExists { .. } | E::Precondition { .. })
 }
 
-/// Returns the error for a refusal. `text` has its status and its body.
-pub(super) fn status_error(action: &str, status: u16, text: &str) -> Error {
-    /// The most characters of a body that are shown.
-    const SHOWN: usize = 300;
-    let reason = match status {
-        501 | 505 => Reason::Configuration,
-        status => reason_of(status),
-    };
-    let text = tidy(&redact(text));
-    let shown = match text.char_indices().nth(SHOWN) {
-        Some((end, _)) => format!("{}…", &text[..end]),
-        None => text,
-    };
-    reason.error(format!("cannot {action}: {shown}{}", advice_for(reason)))
-}
-
-/// Returns the reason for a refusal.
-fn reason_of(status: u16) -> Reason {
-    match status {
-        401 => Reason::Unauthenticated,
-        403 => Reason::PermissionDenied,
-        404 => Reason::NoSnapshots,
-        408 | 429 => Reason::StoreUnreachable,
-        // The request is wrong, so a retry cannot help.
-        300..=499 => Reason::Configuration,
-        _ => Reason::StoreUnreachable,
-    }
-}
-
-fn advice_for(reason: Reason) -> &'static str {
-    match reason {
-        Reason::PermissionDenied | Reason::Unauthenticated => {
-            "; check the credentials and what they allow"
-        }
-        Reason::Configuration => "; check the URL and --store-option",
-        _ => "",
-    }
-}
-
-/// Returns the HTTP status in a message of the crate.
-fn status_in(text: &str) -> Option<u16> {
-    let at = text.find("status code: ")? + "status code: ".len();
-    text.get(at..at + 3)?.parse().ok()
-}
-
-/// Returns the text in one line. Of a server's XML, keeps only the code and the message.
+/// Returns the text in one line.
 fn tidy(text: &str) -> String {
-    let within = |tag: &str| {
-        let from = text.find(&format!("<{tag}>"))? + tag.len() + 2;
-        let to = text[from..].find(&format!("</{tag}>"))? + from;
-        Some(&text[from..to])
-    };
-    let begin = text.find("<?xml").or_else(|| text.find("<Error"));
-    let short = match (begin, within("Code"), within("Message")) {
-        (Some(xml), Some(code), Some(message)) => {
-            format!("{}{code}: {message}", &text[..xml])
-        }
-        _ => text.to_owned(),
-    };
-    let words: Vec<&str> = short.split_whitespace().collect();
-    let quotes = words.join(" ").replace("&#34;", "\"");
-    quotes.replace("&quot;", "\"").replace("&apos;", "'")
+    text.split_whitespace().collect::<Vec<&str>>().join(" ")
 }
 
 /// Returns the texts of the error and its sources, outermost first, without those that repeat another's.
@@ -308,16 +233,6 @@ fn redact(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_refusal_becomes_one_line_with_its_status() {
-        let text = tidy(
-            "status code: 403 Forbidden: <?xml version=\"1.0\"?>\n<Error><Code>No</Code><Message>Not\nyou.</Message><Id>7</Id></Error>",
-        );
-        assert_eq!(text, "status code: 403 Forbidden: No: Not you.");
-        assert_eq!(status_in(&text), Some(403));
-        assert_eq!(status_in("connection refused"), None);
-    }
 
     #[test]
     fn the_server_is_named_without_path_and_query() {

@@ -159,7 +159,7 @@ impl ExcludeTags {
         if response.is_object_missing() {
             return Err(TagFailure::Gone);
         }
-        match response.status {
+        match response.status.as_u16() {
             200..=299 => Ok(tags_of(&response).ok_or_else(|| {
                 let why = format!("the tags of {path} cannot be understood");
                 Reason::StoreUnreachable.error(why)
@@ -180,7 +180,7 @@ impl ExcludeTags {
             _ => xml_of("Tagging", tags),
         };
         let response = self.send(&action, Method::PUT, path, body?).await?;
-        match response.status {
+        match response.status.as_u16() {
             200..=299 => Ok(()),
             _ if response.is_object_missing() => Err(TagFailure::Gone),
             _ => Err(TagFailure::Refused(response.refusal(&action))),
@@ -235,7 +235,7 @@ async fn set_metadata(gcs: Option<&Gcs>, path: &Path) -> Result<(), TagFailure> 
         return Err(TagFailure::Refused(Reason::Configuration.error(why)));
     };
     let response = gcs.set_metadata(&action, path, EXCLUDE_TAG, "true").await?;
-    match response.status {
+    match response.status.as_u16() {
         200..=299 => Ok(()),
         404 => Err(TagFailure::Gone),
         _ => Err(TagFailure::Refused(response.refusal(&action))),
@@ -324,7 +324,7 @@ mod tests {
 
     fn response(body: &str) -> StoreResponse {
         StoreResponse {
-            status: 200,
+            status: http::StatusCode::OK,
             body: body.to_owned().into(),
         }
     }

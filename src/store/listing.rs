@@ -9,33 +9,34 @@
 //! names it has must have as many. A page of a console, of a login or of an error would look like an empty bucket.
 //!
 //! And it refuses listings that are not whole or have no end: a page that says that more follows must name the
-//! next one, a page must not lead to itself, a listing must not come back to its names, and its length and the
-//! number of empty pages in a row are limited. Called by `requests` for each page, and by `uploads` and `swift`.
+//! next one, and all pages of a listing share a budget of bytes. Called by `requests` for each page, and by `uploads` and
+//! `swift`.
 
+use super::answers::Refusal;
 use crate::base::hash::hex;
 use crate::base::printable;
+use crate::error::Reason;
 use bytes::Bytes;
+use http::Uri;
 use http::header::CONTENT_LENGTH;
-use http::{Method, Uri};
-use object_store::client::{HttpError, HttpErrorKind, HttpResponse, HttpResponseBody};
+use object_store::client::{HttpError, HttpResponse, HttpResponseBody};
 use object_store::path::Path;
 use quick_xml::Reader;
 use quick_xml::escape::resolve_predefined_entity;
 use quick_xml::events::Event;
-use std::collections::HashSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The most bytes of a listing in memory, far below the limit of a Job: 500,000 snapshots need them.
-pub(super) const MAX_LISTING: usize = 128 << 20;
+const MAX_LISTING: usize = 128 << 20;
 /// The bytes of an object in a listing, beside its name.
-pub(super) const OBJECT_COST: usize = 160;
-/// The most empty pages in a row. S3 sends some after many deletions.
-const EMPTY_PAGES: usize = 1000;
+const OBJECT_COST: usize = 160;
+/// The bytes of a page, beside its objects: also pages without any use up the budget.
+const PAGE_COST: usize = 32 << 10;
 /// The error for a listing without an end.
-pub(super) const ENDLESS: &str =
+const ENDLESS: &str =
     "the server's listing does not end, or has more than 128 MiB (some 500,000 objects)";
 /// The error for a page that is not the last and does not name the next one.
-pub(super) const CUT_OFF: &str = "the server's listing is cut off: a page says that more objects follow and does not name the next page; the server may not know ListObjectsV2, which deltafold needs";
+const CUT_OFF: &str = "the server's listing is cut off: a page says that more objects follow and does not name the next page; the server may not know ListObjectsV2, which deltafold needs";
 
 /// The error for an answer that is no listing. What it is follows in parentheses.
 pub(super) const NO_LISTING: &str = "the answer is no listing: check the endpoint and the URL";
@@ -68,38 +69,42 @@ pub(super) fn odd_key(path: &Path) -> Option<String> {
     Some(String::from_utf8_lossy(&bytes.collect::<Vec<u8>>()).into_owned())
 }
 
-/// Returns whether a request is for a page of one of the crate's listings of S3, Google Cloud Storage, OSS or
-/// Azure.
-pub(super) fn asks_for_page(method: &Method, uri: &Uri) -> bool {
-    let query = uri.query().unwrap_or_default();
-    let is_page = |pair: &str| pair == "list-type=2" || pair == "comp=list";
-    *method == Method::GET && query.split('&').any(is_page)
-}
+/// The bytes that a listing may have. A listing without an end, whatever makes it so, uses them up.
+#[derive(Debug)]
+pub(super) struct Budget(AtomicUsize);
 
-/// The progress of a listing whose pages lead to each other by two markers.
-#[derive(Default)]
-pub(super) struct ListingProgress {
-    seen: HashSet<[String; 2]>,
-    bytes: usize,
-    empty: usize,
-}
-
-impl ListingProgress {
-    /// Returns whether the listing can have an end, after a page with `entries` entries that leads to `next`.
-    pub(super) fn may_end(&mut self, entries: usize, next: &[String; 2]) -> bool {
-        let markers: usize = next.iter().map(String::len).sum();
-        self.bytes = self.bytes.saturating_add(entries * OBJECT_COST + markers);
-        self.empty = if entries == 0 { self.empty + 1 } else { 0 };
-        self.bytes <= MAX_LISTING && self.empty <= EMPTY_PAGES && self.seen.insert(next.clone())
+impl Default for Budget {
+    fn default() -> Self {
+        Budget(AtomicUsize::new(MAX_LISTING))
     }
 }
 
-/// Returns the marker with which the requested page begins, or `None` for the first page.
-pub(super) fn token_of(uri: &Uri) -> Option<String> {
-    let query = uri.query().unwrap_or_default();
-    let mut pairs = url::form_urlencoded::parse(query.as_bytes());
-    let (_, token) = pairs.find(|(name, _)| name == "continuation-token" || name == "marker")?;
-    Some(token.into_owned())
+impl Budget {
+    /// Pays for a page with names of this length in sum.
+    ///
+    /// # Errors
+    /// Fails with [`Refusal`] if the listing is too long.
+    pub(super) fn pay(&self, entries: usize, names: usize) -> Result<(), Refusal> {
+        let cost = PAGE_COST + entries * OBJECT_COST + names;
+        let left = |left: usize| left.checked_sub(cost);
+        let paid = self
+            .0
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, left);
+        let endless = |_| Refusal::new(Reason::StoreUnreachable, ENDLESS);
+        paid.map(|_| ()).map_err(endless)
+    }
+
+    /// A new listing begins.
+    fn renew(&self) {
+        self.0.store(MAX_LISTING, Ordering::Relaxed);
+    }
+}
+
+/// Returns whether a request is for the first page of a listing.
+pub(super) fn begins(uri: &Uri) -> bool {
+    let mut pairs = uri.query().unwrap_or_default().split('&');
+    let markers = ["continuation-token=", "marker="];
+    !pairs.any(|pair| markers.iter().any(|marker| pair.starts_with(marker)))
 }
 
 /// What a page says about the listing, beside its keys.
@@ -110,16 +115,18 @@ struct PageSummary {
     /// The number of objects and of folders.
     objects: usize,
     folders: usize,
+    /// The bytes of their names.
+    names: usize,
     /// The number of names that the page says it has.
     said: Option<usize>,
     /// The page says that more follows.
     is_truncated: bool,
-    /// The marker of the next page.
-    next: Option<String>,
+    /// It names the next page.
+    has_next: bool,
 }
 
 impl PageSummary {
-    /// Returns why this is no page of a listing.
+    /// Returns why this is no page of a listing, or none that can be gone on from.
     fn why_none(&self) -> Option<String> {
         if !ROOTS.contains(&self.root.as_str()) {
             let is = match self.root.as_str() {
@@ -127,6 +134,9 @@ impl PageSummary {
                 root => format!("it is <{}>", printable::message(root.to_owned())),
             };
             return Some(format!("{NO_LISTING} ({is})"));
+        }
+        if self.is_truncated && !self.has_next {
+            return Some(CUT_OFF.to_owned());
         }
         let said = self.said?;
         // Some servers do not count folders.
@@ -136,72 +146,28 @@ impl PageSummary {
             format!("{NO_LISTING} (it says that it has {said} names, and it has {has})")
         })
     }
-
-    /// Returns what is wrong with this page of a listing, which began with the marker `token`. `empty` counts the
-    /// empty pages before it.
-    fn problem(&self, token: Option<&str>, empty: &AtomicUsize) -> Option<&'static str> {
-        let Some(next) = &self.next else {
-            empty.store(0, Ordering::Relaxed);
-            return self.is_truncated.then_some(CUT_OFF);
-        };
-        let before = if self.objects + self.folders > 0 {
-            empty.store(0, Ordering::Relaxed);
-            0
-        } else {
-            empty.fetch_add(1, Ordering::Relaxed)
-        };
-        (before >= EMPTY_PAGES || token == Some(next)).then_some(ENDLESS)
-    }
 }
 
-/// Detects a listing that lists the same names again and again (Brent's algorithm). Two names in a row are
-/// remembered, and replaced at growing distances. A single name that a server lists twice is no repetition.
-#[derive(Default)]
-pub(super) struct Repetition {
-    remembered: Option<[Path; 2]>,
-    last: Option<Path>,
-    steps: usize,
-    limit: usize,
-}
-
-impl Repetition {
-    /// Returns whether the listing repeats itself with this name.
-    pub(super) fn begins_at(&mut self, name: &Path) -> bool {
-        let Some(last) = self.last.replace(name.clone()) else {
-            return false;
-        };
-        let remembered = self.remembered.as_ref();
-        if remembered.is_some_and(|[before, after]| *before == last && after == name) {
-            return true;
-        }
-        self.steps += 1;
-        if self.steps > self.limit {
-            self.remembered = Some([last, name.clone()]);
-            self.limit = self.steps * 2;
-        }
-        false
-    }
-}
-
-/// Reads a page whole and replaces its odd keys. `token` is the marker with which it begins; `empty` counts
-/// the empty pages in a row.
+/// Reads a page whole and replaces its odd keys. `is_first` says that a listing begins with it.
 ///
 /// # Errors
-/// Fails if this is no listing, or if the listing is cut off or can have no end.
+/// Fails if this is no listing, or if the listing is cut off or too long.
 pub(super) async fn with_stand_ins(
     response: HttpResponse,
-    token: Option<&str>,
-    empty: &AtomicUsize,
+    is_first: bool,
+    budget: &Budget,
 ) -> Result<HttpResponse, HttpError> {
     let (mut parts, body) = response.into_parts();
     let page = body.bytes().await?;
     let mut summary = PageSummary::default();
     let page = replaced(&page, &mut summary).map_or(page, Bytes::from);
-    let problem = || summary.problem(token, empty).map(str::to_owned);
-    if let Some(problem) = summary.why_none().or_else(problem) {
-        let error = std::io::Error::other(problem);
-        return Err(HttpError::new(HttpErrorKind::Decode, error));
+    if let Some(why) = summary.why_none() {
+        return Err(Refusal::new(Reason::Configuration, why).into());
     }
+    if is_first {
+        budget.renew();
+    }
+    budget.pay(summary.objects + summary.folders, summary.names)?;
     parts.headers.remove(CONTENT_LENGTH);
     Ok(HttpResponse::from_parts(
         parts,
@@ -218,7 +184,7 @@ fn replaced(page: &[u8], summary: &mut PageSummary) -> Option<Vec<u8>> {
     let mut open: Vec<Vec<u8>> = Vec::new();
     // The position and the text so far of an open key.
     let mut key: Option<(usize, String)> = None;
-    let mut next: Option<String> = None;
+    let mut in_marker = false;
     let mut in_truncated = false;
     let mut in_count = false;
     let position = |reader: &Reader<&[u8]>| reader.buffer_position() as usize;
@@ -241,7 +207,7 @@ fn replaced(page: &[u8], summary: &mut PageSummary) -> Option<Vec<u8>> {
                 }
                 in_count = name == b"KeyCount" && open.len() == 1;
                 let is_marker = matches!(&*name, b"NextContinuationToken" | b"NextMarker");
-                next = (is_marker && open.len() == 1).then(String::new);
+                in_marker = is_marker && open.len() == 1;
                 in_truncated = name == b"IsTruncated" && open.len() == 1;
                 open.push(name);
             }
@@ -252,10 +218,10 @@ fn replaced(page: &[u8], summary: &mut PageSummary) -> Option<Vec<u8>> {
                 open.pop();
                 in_truncated = false;
                 in_count = false;
-                let marker = next.take().filter(|token| !token.is_empty());
-                summary.next = marker.or(summary.next.take());
+                in_marker = false;
                 let is_folder = open.last().is_some_and(|p| is_folder(p));
                 if let Some((begin, key)) = key.take() {
+                    summary.names += key.len();
                     let whole = match is_folder {
                         true => key.strip_suffix('/').unwrap_or(&key),
                         false => &key,
@@ -271,8 +237,8 @@ fn replaced(page: &[u8], summary: &mut PageSummary) -> Option<Vec<u8>> {
             event => {
                 if let Some((_, text)) = &mut key {
                     text.push_str(&text_of(&event));
-                } else if let Some(text) = &mut next {
-                    text.push_str(&text_of(&event));
+                } else if in_marker {
+                    summary.has_next |= !text_of(&event).is_empty();
                 } else if in_truncated {
                     summary.is_truncated |= text_of(&event).trim() == "true";
                 } else if in_count {
@@ -374,36 +340,42 @@ mod tests {
     }
 
     #[test]
-    fn a_page_that_leads_to_itself_is_refused() {
+    fn a_page_names_the_next_one() {
         let s3 = "<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>a+&amp;</NextContinuationToken><Contents><Key>k</Key></Contents></ListBucketResult>";
         let azure = "<EnumerationResults><Blobs><Blob><Name>k</Name></Blob></Blobs><NextMarker>a+&amp;</NextMarker></EnumerationResults>";
-        let empty = AtomicUsize::new(0);
         for page in [s3, azure] {
-            let summary = summary(page);
-            assert_eq!(summary.next.as_deref(), Some("a+&"));
-            assert_eq!(summary.problem(None, &empty), None);
-            assert_eq!(summary.problem(Some("b"), &empty), None);
-            assert_eq!(summary.problem(Some("a+&"), &empty), Some(ENDLESS));
+            assert!(summary(page).has_next);
         }
         for uri in [
             "http://h/b?list-type=2&continuation-token=a%2B%26",
             "http://h/b?comp=list&marker=a%2B%26",
         ] {
-            let token = token_of(&Uri::from_static(uri));
-            assert_eq!(token.as_deref(), Some("a+&"));
+            assert!(!begins(&Uri::from_static(uri)));
         }
+        assert!(begins(&Uri::from_static(
+            "http://h/b?list-type=2&prefix=marker"
+        )));
         // A marker within an entry, and an empty marker, lead nowhere.
         for last in [
             "<L><Contents><NextMarker>x</NextMarker></Contents></L>",
             "<L><NextMarker></NextMarker><NextMarker/></L>",
         ] {
-            assert_eq!(summary(last).next, None);
+            assert!(!summary(last).has_next);
+        }
+    }
+
+    #[test]
+    fn a_listing_uses_up_its_budget_whatever_its_pages_have() {
+        for (entries, names) in [(0, 0), (1, 20), (1000, 60_000)] {
+            let budget = Budget::default();
+            let pages = (0..100_000).take_while(|_| budget.pay(entries, names).is_ok());
+            let pages = pages.count();
+            assert!((500..10_000).contains(&pages), "{entries}: {pages}");
         }
     }
 
     #[test]
     fn a_page_that_is_not_the_last_names_the_next_one() {
-        let empty = AtomicUsize::new(0);
         for (is_truncated, marker, problem) in [
             ("true", "", Some(CUT_OFF)),
             (" true\n", "<NextContinuationToken/>", Some(CUT_OFF)),
@@ -417,55 +389,8 @@ mod tests {
             let page = format!(
                 "<ListBucketResult><Contents><Key>k</Key><IsTruncated>true</IsTruncated></Contents><IsTruncated>{is_truncated}</IsTruncated>{marker}</ListBucketResult>"
             );
-            assert_eq!(summary(&page).problem(None, &empty), problem, "{page}");
+            assert_eq!(summary(&page).why_none().as_deref(), problem, "{page}");
         }
-    }
-
-    #[test]
-    fn a_listing_that_comes_back_to_its_names_is_noticed() {
-        let name = |n: usize| Path::from(format!("v2/{n}"));
-        let distance = |mut names: Box<dyn Iterator<Item = usize>>| {
-            let mut repetition = Repetition::default();
-            (0..)
-                .zip(&mut names)
-                .find(|&(_, n)| repetition.begins_at(&name(n)))
-                .map(|(at, _)| at)
-        };
-        for (lead, cycle) in [(0, 2), (0, 3), (5, 4), (1000, 7), (3, 1000), (2500, 2500)] {
-            let found = distance(Box::new((0..lead).chain((lead..lead + cycle).cycle())));
-            assert!(found.unwrap() <= 4 * (lead + cycle) + 4, "{lead} {cycle}");
-        }
-        // Names that are listed twice, as at the border of two pages, are no repetition.
-        let twice = (0..10_000).flat_map(|n| std::iter::repeat_n(n, 1 + n % 2));
-        assert_eq!(distance(Box::new(twice)), None);
-    }
-
-    #[test]
-    fn empty_pages_without_end_are_refused() {
-        let page = |n: usize| summary(&format!("<L><NextMarker>{n}</NextMarker></L>"));
-        let full = summary("<L><Contents><Key>k</Key></Contents><NextMarker>x</NextMarker></L>");
-        let empty = AtomicUsize::new(0);
-        for _ in 0..2 {
-            assert!((0..EMPTY_PAGES).all(|n| page(n).problem(None, &empty).is_none()));
-            assert_eq!(full.problem(None, &empty), None);
-        }
-        let is_sound = |n: &usize| page(*n).problem(None, &empty).is_none();
-        assert_eq!((0..).take_while(is_sound).count(), EMPTY_PAGES);
-    }
-
-    #[test]
-    fn markers_that_go_in_circles_are_refused() {
-        let marker = |key: &str, id: &str| [key.to_owned(), id.to_owned()];
-        let mut progress = ListingProgress::default();
-        assert!(progress.may_end(1, &marker("a", "2")));
-        assert!(progress.may_end(1, &marker("a", "1")));
-        assert!(progress.may_end(1, &marker("b", "1")));
-        assert!(!progress.may_end(1, &marker("a", "2")));
-        let mut progress = ListingProgress::default();
-        assert!(!progress.may_end(MAX_LISTING / OBJECT_COST + 1, &marker("a", "")));
-        let mut progress = ListingProgress::default();
-        let pages = (0..).take_while(|n| progress.may_end(0, &marker(&n.to_string(), "")));
-        assert_eq!(pages.count(), EMPTY_PAGES);
     }
 
     const ODD: [&str; 13] = [
@@ -589,18 +514,5 @@ mod tests {
                 assert_eq!(odd_key(&path).is_some(), is_odd(key), "{page}");
             }
         }
-    }
-
-    #[test]
-    fn listings_of_versions_and_uploads_are_not_touched() {
-        let asks = |uri: &'static str| asks_for_page(&Method::GET, &Uri::from_static(uri));
-        assert!(asks("http://h/b?list-type=2&prefix=a"));
-        assert!(asks("http://h/c?restype=container&comp=list"));
-        assert!(!asks("http://h/b?versions=&prefix=list-type=2"));
-        assert!(!asks("http://h/b/list-type=2"));
-        assert!(!asks_for_page(
-            &Method::POST,
-            &Uri::from_static("http://h/b?list-type=2")
-        ));
     }
 }

@@ -8,11 +8,12 @@
 //! - `staging`: the folder of temporary objects; `uploads`: what killed uploads leave
 //! - `small_objects`: markers, notes and pins; deletions
 //! - `lock`: mutual exclusion; `object_lock`: S3's; `exclude`: tags; `server_facts`: what responses show
-//! - `requests`, `connect`, `bandwidth`: how many requests, over which connections, how fast; `answers`: what their
-//!   responses mean
+//! - `requests`, `connect`, `bandwidth`: how many requests, over which connections, how fast; `asked`: what a request is
+//!   for, `answers`: what its response means
 //! - `s3`, `azure`, `gcs`, `swift`, `folder`, `local`: what only one kind of store has
 
 mod answers;
+mod asked;
 pub mod azure;
 pub mod bandwidth;
 mod connect;
@@ -54,7 +55,7 @@ pub use requests::{DEFAULT_REQUESTS, MAX_REQUESTS};
 pub use uploads::{UnfinishedUpload, Versioning};
 
 use crate::base::Cancel;
-use crate::error::{Error, Reason, Result};
+use crate::error::{Error, Result};
 use chrono::{DateTime, TimeDelta, Utc};
 use exclude::ExcludeTags;
 use futures::{Stream, StreamExt, TryStreamExt};
@@ -342,18 +343,7 @@ impl Store {
     ) -> Result<Vec<ObjectInfo>> {
         let failed = |e| store_error(format!("list {}", self.url), e);
         let mut objects = Vec::new();
-        let mut budget = listing::MAX_LISTING;
-        let mut repetition = listing::Repetition::default();
         while let Some(object) = listing.try_next().await.map_err(failed)? {
-            let cost = listing::OBJECT_COST + object.location.as_ref().len();
-            budget = budget.saturating_sub(cost);
-            if budget == 0 || repetition.begins_at(&object.location) {
-                return Err(Reason::StoreUnreachable.error(format!(
-                    "cannot list {}: {}",
-                    self.url,
-                    listing::ENDLESS
-                )));
-            }
             let is_odd = listing::odd_key(&object.location).is_some();
             let below = self.listed_below(&object.location, folder);
             objects.extend(below.map(|path| ObjectInfo {

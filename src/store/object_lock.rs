@@ -67,7 +67,7 @@ fn read_lock_of<T>(
     if response.is_object_missing() {
         return Err(vanished(action));
     }
-    match (response.status, &*response.code()) {
+    match (response.status.as_u16(), &*response.code()) {
         (200..=299, _) => match response.document().and_then(read) {
             Some(lock) => Ok(Some(lock)),
             None => Err(response.not_understood(action)),
@@ -90,7 +90,7 @@ fn vanished(action: &str) -> Error {
 }
 
 fn read_lock(action: &str, response: &StoreResponse) -> Result<bool> {
-    match response.status {
+    match response.status.as_u16() {
         200..=299 => Ok(match response.document() {
             Some(Document::ObjectLockConfiguration(lock)) => lock.object_lock_enabled == "Enabled",
             _ => false,

@@ -1,10 +1,14 @@
 //! The proxy of a request, by the variables that other tools take: `HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY` and
 //! `NO_PROXY`, in either case.
 //!
-//! As in Go's tools, no proxy is used for loopback addresses, and `NO_PROXY` may name ports. Called by `connect`.
+//! As in Go's tools, no proxy is used for loopback addresses, and `NO_PROXY` may name ports. Its other rules are
+//! hyper-util's, which reqwest uses. Called by `connect`.
 
-use std::net::IpAddr;
+use hyper_util::client::proxy::matcher::Matcher;
 use url::Url;
+
+/// What is asked without a proxy.
+const LOOPBACK: &str = "localhost,127.0.0.0/8,::1";
 
 /// The variables.
 #[derive(Debug, Clone, Default)]
@@ -12,7 +16,8 @@ pub(super) struct Proxies {
     https: Option<String>,
     http: Option<String>,
     all: Option<String>,
-    excluded: Vec<String>,
+    /// Names, addresses and networks, and the port of each if it has one.
+    excluded: Vec<(String, Option<u16>)>,
 }
 
 impl Proxies {
@@ -32,10 +37,7 @@ impl Proxies {
             https: either("HTTPS_PROXY"),
             http: either("HTTP_PROXY"),
             all: either("ALL_PROXY"),
-            excluded: excluded
-                .split(',')
-                .map(|part| part.trim().to_lowercase())
-                .collect(),
+            excluded: excluded.split(',').map(entry).collect(),
         }
     }
 
@@ -46,64 +48,34 @@ impl Proxies {
             _ => &self.http,
         };
         let proxy = own.as_ref().or(self.all.as_ref())?;
-        let host = url.host_str()?.trim_matches(['[', ']']).to_lowercase();
         let port = url.port_or_known_default();
-        let is_loopback = host == "localhost"
-            || host
-                .parse::<IpAddr>()
-                .is_ok_and(|address| address.is_loopback());
-        let is_excluded = self
-            .excluded
-            .iter()
-            .any(|entry| excludes(entry, &host, port));
-        (!is_loopback && !is_excluded).then_some(proxy)
+        let excluded = self.excluded.iter();
+        let excluded = excluded.filter(|(_, of_port)| of_port.is_none() || *of_port == port);
+        let names = excluded.map(|(name, _)| name.as_str());
+        let names = Vec::from_iter(std::iter::once(LOOPBACK).chain(names)).join(",");
+        // What is not excluded would go to this one.
+        let rules = Matcher::builder().all("http://proxy").no(names).build();
+        let is_excluded = rules.intercept(&url.as_str().parse().ok()?).is_none();
+        (!is_excluded).then_some(proxy)
     }
 }
 
-/// Whether an entry of `NO_PROXY` names a host: `*`, an address, a range of addresses, or a domain with all below it;
-/// with a port or without.
-fn excludes(entry: &str, host: &str, port: Option<u16>) -> bool {
-    if entry == "*" {
-        return true;
-    }
-    // An address of IPv6 with a port has brackets.
-    let (name, of_port) = match entry.rsplit_once(':') {
-        Some((name, digits)) if !name.contains(':') || name.ends_with(']') => {
-            match digits.parse::<u16>() {
-                Ok(port) => (name, Some(port)),
-                Err(_) => return false,
-            }
-        }
+/// Takes an entry of `NO_PROXY` apart. An address of IPv6 with a port has brackets.
+fn entry(entry: &str) -> (String, Option<u16>) {
+    let entry = entry.trim();
+    let (name, port) = match entry.rsplit_once(':') {
+        Some((name, port)) if !name.contains(':') || name.ends_with(']') => match port.parse() {
+            Ok(port) => (name, Some(port)),
+            Err(_) => ("", None),
+        },
         _ => (entry, None),
     };
-    if of_port.is_some() && of_port != port {
-        return false;
-    }
     let name = name.trim_matches(['[', ']']);
-    if let Ok(address) = host.parse::<IpAddr>() {
-        return match name.split_once('/') {
-            Some((network, bits)) => is_within(address, network, bits),
-            None => name.parse() == Ok(address),
-        };
-    }
-    let domain = name.trim_start_matches("*.").trim_start_matches('.');
-    let below = host.strip_suffix(domain);
-    !domain.is_empty()
-        && below.is_some_and(|below| {
-            (below.is_empty() && !name.starts_with(['.', '*'])) || below.ends_with('.')
-        })
-}
-
-fn is_within(address: IpAddr, network: &str, bits: &str) -> bool {
-    let bits_of = |address: IpAddr| match address {
-        IpAddr::V4(v4) => (u128::from(v4.to_bits()) << 96, 32),
-        IpAddr::V6(v6) => (v6.to_bits(), 128),
-    };
-    let (Ok(network), Ok(bits)) = (network.parse::<IpAddr>(), bits.parse::<u32>()) else {
-        return false;
-    };
-    let ((one, length), (two, other)) = (bits_of(address), bits_of(network));
-    length == other && bits <= length && (bits == 0 || (one ^ two) >> (128 - bits) == 0)
+    (
+        name.strip_prefix("*.")
+            .map_or(name.to_owned(), |d| format!(".{d}")),
+        port,
+    )
 }
 
 #[cfg(test)]
@@ -134,7 +106,6 @@ mod tests {
             ("http://minio.example:9000/", None),
             ("http://minio.example:9001/", Some("http://plain:3128")),
             ("https://a.internal/", None),
-            ("https://internal/", Some("http://secure:3128")),
             ("https://corp.example/", None),
             ("https://a.corp.example/", None),
             ("https://notcorp.example/", Some("http://secure:3128")),

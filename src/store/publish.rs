@@ -6,7 +6,7 @@
 //!
 //! docs/design/store.md has the hazards, and what a server promises.
 
-use super::errors::{NO_CONDITIONS, is_taken, store_error, write_error};
+use super::errors::{conditional_write_error, is_taken, no_conditions, store_error, write_error};
 use super::fetch::acquire_permit;
 use super::local::TemporaryFile;
 use super::{Published, Store};
@@ -325,12 +325,17 @@ impl Unnamed {
                 Some(compared) => return Ok(compared),
                 None => {}
             }
-            let e = match is_taken {
-                true => Reason::Configuration.error(format!(
-                    "cannot write {}: the store says that an object has this name, and there is none: {NO_CONDITIONS}",
-                    self.store.name(&self.below)
+            let name = self.store.name(&self.below);
+            let e = match e {
+                _ if is_taken => no_conditions(format!(
+                    "cannot write {name}: the store says that an object has this name, and there is none"
                 )),
-                false => write_error(&self.store.name(&self.below), e),
+                object_store::Error::NotFound { .. } => write_error(&name, e),
+                e => {
+                    let action = format!("write {name}");
+                    let error = conditional_write_error(&self.store, &action, e);
+                    self.store.block_on(error)?
+                }
             };
             let may_help = is_taken || e.reason() == Reason::StoreUnreachable;
             // Later refusals, such as that of a lost upload, are results of the first one.

@@ -3,7 +3,8 @@
 //!
 //! Does not sign, and does not know what a request is for: `s3`, `azure` and `gcs`, the callers, do.
 
-use super::errors::{status_error, store_error};
+use super::answers::refusal_of_facts;
+use super::errors::store_error;
 use super::requests::whole;
 use super::xml::Document;
 use crate::base::percent::encoded;
@@ -11,7 +12,7 @@ use crate::base::retry::{Retryable, backoff};
 use crate::error::{Error, Reason, Result};
 use async_trait::async_trait;
 use bytes::Bytes;
-use http::{HeaderName, HeaderValue, Method, Uri};
+use http::{HeaderName, HeaderValue, Method, StatusCode, Uri};
 use object_store::RetryConfig;
 use object_store::client::{HttpClient, HttpError, HttpErrorKind, HttpRequest, HttpRequestBody};
 use std::time::{Duration, Instant};
@@ -31,7 +32,7 @@ pub struct RetryingClient {
 
 /// A server's response with any status.
 pub(super) struct StoreResponse {
-    pub status: u16,
+    pub status: StatusCode,
     pub body: Bytes,
 }
 
@@ -111,7 +112,7 @@ impl RetryingClient {
         let response = self.http.execute(request).await?;
         let (parts, body) = whole(response).await?;
         Ok(StoreResponse {
-            status: parts.status.as_u16(),
+            status: parts.status,
             body,
         })
     }
@@ -120,12 +121,13 @@ impl RetryingClient {
 impl StoreResponse {
     /// Returns whether the status is one of success.
     pub fn is_success(&self) -> bool {
-        (200..300).contains(&self.status)
+        self.status.is_success()
     }
 
     /// Returns whether the same request may succeed in a moment.
     fn is_transient(&self) -> bool {
-        self.status == 429 || (self.status >= 500 && self.status != 501 && self.status != 505)
+        let is_final = matches!(self.status.as_u16(), 501 | 505 | 507);
+        self.status == StatusCode::TOO_MANY_REQUESTS || (self.status.is_server_error() && !is_final)
     }
 
     /// Returns the XML document in the body, or `None` if the body is something else.
@@ -136,14 +138,14 @@ impl StoreResponse {
     /// Returns the code of a refusal, such as `NoSuchKey`, or an empty text.
     pub fn code(&self) -> String {
         match self.document() {
-            Some(Document::Error(refusal)) => refusal.code.trim().to_owned(),
+            Some(Document::Error(error)) => error.code.trim().to_owned(),
             _ => String::new(),
         }
     }
 
     /// Returns whether the response says that the object, or this version of it, does not exist.
     pub fn is_object_missing(&self) -> bool {
-        self.status == 404
+        self.status == StatusCode::NOT_FOUND
             && matches!(
                 &*self.code(),
                 "NoSuchKey" | "NoSuchVersion" | "BlobNotFound"
@@ -164,22 +166,14 @@ impl StoreResponse {
     /// Checks the response to a removal: it succeeded, or there was nothing to remove.
     pub fn removed(self, action: &str) -> Result<()> {
         match self.status {
-            404 => Ok(()),
+            StatusCode::NOT_FOUND => Ok(()),
             _ => self.accepted(action).map(|_| ()),
         }
     }
 
     /// Returns the refusal as an error.
     pub fn refusal(&self, action: &str) -> Error {
-        let status = http::StatusCode::from_u16(self.status)
-            .map(|s| s.to_string())
-            .unwrap_or_default();
-        let body = String::from_utf8_lossy(&self.body);
-        status_error(
-            action,
-            self.status,
-            &format!("status code: {status}: {body}"),
-        )
+        refusal_of_facts(self.status, &self.body).error(action)
     }
 
     /// Returns the error for a success whose body is not what was requested.
@@ -224,7 +218,7 @@ pub(super) fn request(
 #[cfg(test)]
 pub(super) fn response(status: u16, body: &str) -> StoreResponse {
     StoreResponse {
-        status,
+        status: StatusCode::from_u16(status).unwrap(),
         body: body.to_owned().into(),
     }
 }

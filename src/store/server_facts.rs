@@ -5,7 +5,7 @@
 //! `requests` for each response, and by `exclude`.
 
 use http::header::SERVER;
-use http::{HeaderMap, Method, StatusCode, Uri};
+use http::{HeaderMap, StatusCode};
 use object_store::client::HttpResponse;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -77,11 +77,6 @@ impl ServerFacts {
     }
 }
 
-/// Returns whether a request reads an object. Requests for listings, tags and versions have a query.
-pub(super) fn reads_object(method: &Method, uri: &Uri) -> bool {
-    *method == Method::GET && uri.query().is_none_or(str::is_empty)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -104,17 +99,5 @@ mod tests {
             // A server that has told once always tells.
             assert_eq!(has_tags(&facts, "etag", "x"), Some(false));
         }
-    }
-
-    #[test]
-    fn only_reads_of_objects_count() {
-        let uri = Uri::from_static;
-        assert!(reads_object(&Method::GET, &uri("http://h/b/v2/x")));
-        assert!(!reads_object(&Method::PUT, &uri("http://h/b/v2/x")));
-        assert!(!reads_object(
-            &Method::GET,
-            &uri("http://h/b/v2/x?tagging=")
-        ));
-        assert!(!reads_object(&Method::GET, &uri("http://h/b?list-type=2")));
     }
 }

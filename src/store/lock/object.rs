@@ -6,7 +6,7 @@
 use crate::base::none_if_missing;
 use crate::error::{Error, Reason, Result};
 use crate::store::Store;
-use crate::store::errors::{NO_CONDITIONS, store_error};
+use crate::store::errors::{conditional_write_error, no_conditions, store_error};
 use crate::store::folder::Folder;
 use crate::store::lock::{ConditionalWrite, Lock, LockRecord, LockStore, RecordVersion};
 use crate::store::small_objects::{bytes_of, get_if_exists};
@@ -17,7 +17,7 @@ use rustix::fs::{FlockOperation, flock};
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Write};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// The folder of the locks, below the store's prefix and beside the folders that are listed for snapshots.
@@ -52,11 +52,9 @@ impl Lock {
                 full,
             }),
             None => Arc::new(ObjectRecord {
-                inner: store.inner.clone(),
+                store: store.clone(),
                 path: store.path(&below),
                 full,
-                may_be_immutable: store.may_be_immutable,
-                lacks_locks: Arc::clone(&store.lacks_locks),
             }),
         };
         let (handle, cancel) = (store.handle.clone(), store.cancel.clone());
@@ -76,14 +74,10 @@ fn to_text(record: &LockRecord) -> Result<Vec<u8>> {
 
 /// A record that is an object.
 struct ObjectRecord {
-    inner: Arc<dyn ObjectStore>,
+    store: Store,
     path: Path,
     /// The object's full name, for messages.
     full: String,
-    /// A policy of the bucket may forbid to overwrite objects.
-    may_be_immutable: bool,
-    /// Set if the store has no conditions for locks.
-    lacks_locks: Arc<AtomicBool>,
 }
 
 impl ObjectRecord {
@@ -92,7 +86,7 @@ impl ObjectRecord {
     async fn put(&self, record: &LockRecord, mode: PutMode) -> Result<ConditionalWrite> {
         let is_create = matches!(mode, PutMode::Create);
         match self.put_once(record, mode).await? {
-            Some(written) if is_create && self.may_be_immutable => {
+            Some(written) if is_create && self.store.may_be_immutable => {
                 let version = RecordVersion {
                     e_tag: written.e_tag,
                     version: written.version,
@@ -113,26 +107,32 @@ impl ObjectRecord {
             && version.e_tag.is_none()
             && version.version.is_none()
         {
-            return Err(Reason::Configuration.error(format!(
-                "cannot keep the lock {} (the store sends no ETag): {NO_CONDITIONS}",
+            return Err(no_conditions(format!(
+                "cannot keep the lock {} (the store sends no ETag)",
                 self.full
             )));
         }
         let payload = PutPayload::from(to_text(record)?);
-        match self.inner.put_opts(&self.path, payload, mode.into()).await {
+        match self
+            .store
+            .inner
+            .put_opts(&self.path, payload, mode.into())
+            .await
+        {
             Ok(written) => Ok(Some(written)),
             Err(E::AlreadyExists { .. } | E::Precondition { .. }) => Ok(None),
             // The record was deleted meanwhile.
             Err(E::NotFound { .. }) if !is_create => Ok(None),
             Err(E::NotImplemented { .. } | E::NotSupported { .. }) => {
-                self.lacks_locks.store(true, Ordering::Relaxed);
+                self.store.lacks_locks.store(true, Ordering::Relaxed);
                 Err(Reason::Configuration.error(format!(
                     "cannot keep the lock {}: without conditional writes nothing in a store is a lock: use --lock-lease in Kubernetes",
                     self.full
                 )))
             }
             Err(e) => {
-                let e = store_error(format!("write the lock {}", self.full), e);
+                let action = format!("write the lock {}", self.full);
+                let e = conditional_write_error(&self.store, &action, e).await;
                 Err(match e.reason() {
                     Reason::ObjectLocked => Reason::ObjectLocked.error(format!(
                         "{e}: a lock must be overwritten, so it cannot live in an immutable bucket: use --lock-lease, or keep the backup in a bucket without a retention policy"
@@ -152,7 +152,7 @@ impl LockStore for ObjectRecord {
 
     async fn read(&self) -> Result<Option<(LockRecord, RecordVersion)>> {
         let failed = |e| store_error(format!("read the lock {}", self.full), e);
-        let object = get_if_exists(&self.inner, &self.path).await;
+        let object = get_if_exists(&self.store.inner, &self.path).await;
         let Some(object) = object.map_err(failed)? else {
             return Ok(None);
         };

@@ -7,7 +7,7 @@ use super::LONGEST_DURATION;
 use super::record::{ConditionalWrite, LockRecord, LockStore, after};
 use crate::base::random::random_word;
 use crate::error::{Reason, Result};
-use crate::store::errors::NO_CONDITIONS;
+use crate::store::errors::no_conditions;
 use chrono::{DateTime, SubsecRound, Utc};
 use std::time::{Duration, Instant};
 
@@ -157,8 +157,8 @@ pub(super) async fn attempt(
         (_, Some((now, _))) if now == record => Ok(Acquisition::Since(began)),
         (Err(e), _) => Err(e),
         // No process deletes a record.
-        (Ok(_), None) if seen.is_none() => Err(Reason::Configuration.error(format!(
-            "cannot take the lock {}: the store says that the object exists, and it does not: {NO_CONDITIONS}",
+        (Ok(_), None) if seen.is_none() => Err(no_conditions(format!(
+            "cannot take the lock {}: the store says that the object exists, and it does not",
             store.name()
         ))),
         (Ok(_), other) => {

@@ -3,20 +3,18 @@
 //! Called by `store::swift`.
 
 use super::Swift;
-use crate::base::causes::causes;
 use crate::base::percent::{encoded, encoded_path};
 use crate::base::retry::{Retryable, backoff};
+use crate::store::answers::words;
 use bytes::Bytes;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::{Method, StatusCode};
-use object_store::client::{HttpRequest, HttpRequestBody, HttpResponse};
+use object_store::client::{HttpError, HttpErrorKind, HttpRequest, HttpRequestBody, HttpResponse};
 use object_store::path::Path;
 use object_store::{Error, Result};
 use std::fmt;
 use std::time::{Duration, Instant};
 
-/// The most characters of a response that are shown in a message.
-const LONGEST_SHOWN: usize = 300;
 /// The longest pause between attempts.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
@@ -73,19 +71,31 @@ impl Request {
     }
 }
 
-/// Returns whether a later attempt may succeed: the server or the network is at fault. 498 is Swift's rate
-/// limit.
+/// Returns whether a later attempt may succeed: the server or the network is at fault.
 fn is_transient(status: StatusCode) -> bool {
-    matches!(status.as_u16(), 408 | 429 | 498)
-        || (status.is_server_error() && !matches!(status.as_u16(), 501 | 507))
+    status == StatusCode::TOO_MANY_REQUESTS || status.is_server_error()
+}
+
+/// Returns the error of a request that got no answer, or one that is refused for good.
+pub(super) fn refused(source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
+    Error::Generic {
+        store: "Swift",
+        source: source.into(),
+    }
+}
+
+/// The error of a request, which the crate's own requests name like this.
+#[derive(Debug, thiserror::Error)]
+#[error("Error performing {method} {url} - {source}")]
+struct Performing {
+    method: Method,
+    url: String,
+    source: HttpError,
 }
 
 /// Returns an error of the client.
 pub(super) fn failed(what: impl fmt::Display) -> Error {
-    Error::Generic {
-        store: "Swift",
-        source: what.to_string().into(),
-    }
+    refused(what.to_string())
 }
 
 pub(super) fn header_value(text: &str) -> Result<HeaderValue> {
@@ -105,21 +115,32 @@ impl Swift {
             match self.0.http.execute(request.clone()).await {
                 Ok(response) if is_transient(response.status()) => Err(Ok(response)),
                 Ok(response) => Ok(response),
-                Err(e) => Err(Err(failed(causes(&e)))),
+                Err(e) => Err(Err(e)),
             }
+        };
+        let may_help = |e: &std::result::Result<HttpResponse, HttpError>| match e {
+            Ok(_) => true,
+            Err(e) => e.kind() != HttpErrorKind::Decode,
         };
         let response = attempt
             .retry(backoff(first, LONGEST_PAUSE, retry.max_retries))
-            .when(|_| began.elapsed() < retry.retry_timeout);
-        response.await.or_else(|last| last)
+            .when(|e| may_help(e) && began.elapsed() < retry.retry_timeout);
+        let response = response.await.or_else(|last| last);
+        response.map_err(|source| {
+            refused(Performing {
+                method: request.method().clone(),
+                url: request.uri().to_string(),
+                source,
+            })
+        })
     }
 
     /// Sends a request with a token. If the server refuses the token, logs in again and sends the request
     /// once more.
     pub(super) async fn send(&self, request: Request) -> Result<HttpResponse> {
-        let mut refused = None;
+        let mut old = None;
         loop {
-            let session = self.session(refused.as_ref()).await?;
+            let session = self.session(old.as_ref()).await?;
             let mut url = format!("{}/{}", session.url, encoded(&self.0.container));
             if let Some(path) = &request.path {
                 url = format!("{url}/{}", encoded_path(path.as_ref()));
@@ -132,8 +153,8 @@ impl Swift {
             sent.headers_mut().insert(header, token);
             let response = self.send_with_retries(sent).await?;
             let status = response.status();
-            if status == StatusCode::UNAUTHORIZED && refused.is_none() {
-                refused = Some(session.token.clone());
+            if status == StatusCode::UNAUTHORIZED && old.is_none() {
+                old = Some(session.token.clone());
                 continue;
             }
             if status.is_success() {
@@ -141,19 +162,16 @@ impl Swift {
             }
             let body = response.into_body().bytes().await.unwrap_or_default();
             let path = request.path.map(String::from).unwrap_or_default();
-            let source = message(status, &body).into();
+            let text = words(&body, None);
+            let source = format!("the store answers {status}: {text}").into();
             return Err(match status {
                 StatusCode::NOT_FOUND => Error::NotFound { path, source },
                 StatusCode::UNAUTHORIZED => Error::Unauthenticated { path, source },
-                StatusCode::FORBIDDEN => Error::PermissionDenied { path, source },
                 StatusCode::NOT_MODIFIED => Error::NotModified { path, source },
                 StatusCode::CONFLICT | StatusCode::PRECONDITION_FAILED => {
                     Error::Precondition { path, source }
                 }
-                _ => Error::Generic {
-                    store: "Swift",
-                    source,
-                },
+                _ => refused(source),
             });
         }
     }
@@ -171,46 +189,7 @@ impl Swift {
     }
 }
 
-/// Returns the status and the text of an error's page.
-pub(super) fn message(status: StatusCode, body: &[u8]) -> String {
-    let body = String::from_utf8_lossy(body);
-    let short: String = body.chars().take(LONGEST_SHOWN).collect();
-    let text = without_tags(&short);
-    format!("status code: {status}: {}", text.trim())
-}
-
-/// Removes HTML tags: Swift's errors are small HTML pages.
-fn without_tags(text: &str) -> String {
-    let mut out = String::new();
-    let mut inside = false;
-    for c in text.chars() {
-        match c {
-            '<' => inside = true,
-            '>' => {
-                inside = false;
-                out.push(' ');
-            }
-            c if !inside => out.push(c),
-            _ => {}
-        }
-    }
-    out
-}
-
 /// Returns a header's value, if it is there and is text.
 pub(super) fn text(headers: &HeaderMap, name: HeaderName) -> Option<String> {
     Some(headers.get(name)?.to_str().ok()?.to_owned())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn messages_are_one_line() {
-        let html = b"<html><h1>Unauthorized</h1><p>No &amp; no</p></html>";
-        let text = message(StatusCode::UNAUTHORIZED, html);
-        assert!(text.starts_with("status code: 401 Unauthorized:"), "{text}");
-        assert!(!text.contains('<'), "{text}");
-    }
 }

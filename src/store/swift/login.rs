@@ -3,12 +3,15 @@
 //! Called by `store::swift::client`.
 
 use super::Swift;
-use super::client::{Request, failed, header_value, message, text};
+use super::client::{Request, failed, header_value, refused, text};
+use crate::error::Reason;
+use crate::store::answers::{Refusal, words};
 use chrono::{DateTime, Utc};
+use http::Method;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
-use http::{Method, StatusCode};
-use object_store::{Error, Result};
+use object_store::Result;
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -130,14 +133,8 @@ impl Swift {
         let (parts, body) = response.into_parts();
         let body = body.bytes().await.map_err(failed)?;
         if !parts.status.is_success() {
-            let text = message(parts.status, &body);
-            return Err(match parts.status {
-                StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Error::Unauthenticated {
-                    path: url,
-                    source: text.into(),
-                },
-                _ => failed(format!("log in at {url}: {text}")),
-            });
+            let text = words(&body, None);
+            return Err(failed(format!("log in at {url}: {}: {text}", parts.status)));
         }
         match login {
             Login::V3 { .. } => keystone_session(login, &parts.headers, &body),
@@ -172,14 +169,10 @@ fn keystone_session(login: Login, headers: &HeaderMap, body: &[u8]) -> Result<Se
     let response: Value = serde_json::from_slice(body)
         .map_err(|e| failed(format!("Keystone's response is not JSON: {e}")))?;
     let region = region.as_deref();
-    let url = storage_url
-        .clone()
-        .or_else(|| catalogue_url(&response, interface, region));
-    let Some(url) = url else {
-        let region = region.unwrap_or("any");
-        return Err(failed(format!(
-            "Keystone's catalogue has no {interface} endpoint for object-store in the region {region}: status code: 400"
-        )));
+    let url = match storage_url {
+        Some(url) => url.clone(),
+        None => catalogue_url(&response, interface, region)
+            .map_err(|why| refused(Refusal::new(Reason::Configuration, why)))?,
     };
     let Some(token) = text(headers, X_SUBJECT_TOKEN) else {
         return Err(failed("the response to the login has no token or no URL"));
@@ -201,17 +194,50 @@ fn session_end(lifetime: Duration) -> Option<Instant> {
 }
 
 /// Returns the URL of the object store in Keystone's catalogue.
-fn catalogue_url(response: &Value, interface: &str, region: Option<&str>) -> Option<String> {
-    let services = response["token"]["catalog"].as_array()?.iter();
-    let mut endpoints = services
+///
+/// # Errors
+/// Fails with what the catalogue has instead.
+fn catalogue_url(
+    response: &Value,
+    interface: &str,
+    region: Option<&str>,
+) -> Result<String, String> {
+    let services = response["token"]["catalog"].as_array();
+    let services: Vec<&Value> = services.into_iter().flatten().collect();
+    if services.is_empty() {
+        return Err(
+            "Keystone's catalogue is empty: give the user a role in the project, and check the project's name (OS_PROJECT_NAME)".to_owned(),
+        );
+    }
+    let endpoints = services
+        .iter()
         .filter(|s| s["type"] == "object-store")
         .filter_map(|s| s["endpoints"].as_array())
         .flatten();
-    let endpoint = endpoints.find(|e| {
-        e["interface"] == interface
-            && region.is_none_or(|r| e["region"] == r || e["region_id"] == r)
-    })?;
-    Some(endpoint["url"].as_str()?.to_owned())
+    let endpoints: Vec<&Value> = endpoints.filter(|e| e["interface"] == interface).collect();
+    let names =
+        |e: &Value| [&e["region"], &e["region_id"]].map(|name| name.as_str().map(str::to_owned));
+    let is_there = |e: &&&Value| region.is_none_or(|r| names(e).contains(&Some(r.to_owned())));
+    let url = endpoints
+        .iter()
+        .find(is_there)
+        .and_then(|e| e["url"].as_str());
+    url.map(str::to_owned).ok_or_else(|| {
+        let there: BTreeSet<String> = endpoints
+            .iter()
+            .filter_map(|e| names(e).into_iter().flatten().next())
+            .collect();
+        let there = Vec::from_iter(there).join(", ");
+        match region {
+            _ if there.is_empty() => format!(
+                "Keystone's catalogue has no {interface} endpoint of an object store: check the interface (OS_INTERFACE), and that the project may use one"
+            ),
+            Some(region) => format!(
+                "Keystone's catalogue has no {interface} endpoint of an object store in the region {region} (OS_REGION_NAME): there is one in {there}"
+            ),
+            None => "the endpoint in Keystone's catalogue has no URL".to_owned(),
+        }
+    })
 }
 
 #[cfg(test)]
@@ -229,11 +255,21 @@ mod tests {
                 {"interface": "public", "region_id": "r", "url": "https://p/"},
             ]},
         ]}});
-        let at = |interface, region| catalogue_url(&answer, interface, region);
+        let at = |interface, region| catalogue_url(&answer, interface, region).ok();
         assert_eq!(at("public", Some("r")).as_deref(), Some("https://p/"));
         assert_eq!(at("public", None).as_deref(), Some("https://o/"));
         assert_eq!(at("internal", Some("r")).as_deref(), Some("https://i/"));
-        assert_eq!(at("public", Some("none")), None);
+        for (answer, region, says) in [
+            (&answer, Some("none"), "there is one in other, r"),
+            (
+                &json!({"token": {"catalog": []}}),
+                None,
+                "give the user a role",
+            ),
+        ] {
+            let why = catalogue_url(answer, "public", region).unwrap_err();
+            assert!(why.contains(says), "{why}");
+        }
     }
 
     #[test]

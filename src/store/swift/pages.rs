@@ -2,10 +2,12 @@
 //!
 //! Called by `store::swift`.
 
-use super::client::{Request, failed};
+use super::client::{Request, failed, refused};
 use super::{Swift, meta_of};
 use crate::base::percent::encoded;
-use crate::store::listing::{self, NO_LISTING};
+use crate::error::Reason;
+use crate::store::answers::Refusal;
+use crate::store::listing::{self, Budget, NO_LISTING};
 use chrono::NaiveDateTime;
 use futures::stream::{self, BoxStream};
 use futures::{Stream, StreamExt, TryStreamExt};
@@ -43,12 +45,10 @@ impl Swift {
             return Ok(Vec::new());
         }
         let body = response.into_body().bytes().await.map_err(failed)?;
-        let no_listing = |e| {
-            failed(format!(
-                "{NO_LISTING} (it is no JSON array of objects: {e})"
-            ))
-        };
-        serde_json::from_slice(&body).map_err(no_listing)
+        serde_json::from_slice(&body).map_err(|e| {
+            let why = format!("{NO_LISTING} (it is no JSON array of objects: {e})");
+            refused(Refusal::new(Reason::Configuration, why))
+        })
     }
 
     /// Returns the metadata of an entry. An object of segments is listed without its size, so it is asked
@@ -77,8 +77,7 @@ impl Swift {
         })
     }
 
-    /// Returns the pages of a listing, up to its end. Swift lists names in the order of their bytes, so a
-    /// page that does not advance the marker would repeat forever: it is an error.
+    /// Returns the pages of a listing, up to its end.
     pub(super) fn pages(
         &self,
         prefix: String,
@@ -89,7 +88,7 @@ impl Swift {
             prefix,
             delimiter,
             marker: String::new(),
-            bytes: 0,
+            budget: Budget::default(),
         };
         stream::try_unfold(cursor, PageCursor::next)
     }
@@ -116,7 +115,7 @@ struct PageCursor {
     delimiter: &'static str,
     /// The last name so far.
     marker: String,
-    bytes: usize,
+    budget: Budget,
 }
 
 impl PageCursor {
@@ -128,13 +127,8 @@ impl PageCursor {
             return Ok(None);
         };
         let next = last.subdir.as_ref().unwrap_or(&last.name).clone();
-        let names = page
-            .iter()
-            .map(|entry| listing::OBJECT_COST + entry.name.len());
-        self.bytes = self.bytes.saturating_add(names.sum());
-        if next <= self.marker || self.bytes > listing::MAX_LISTING {
-            return Err(failed(listing::ENDLESS));
-        }
+        let names = page.iter().map(|entry| entry.name.len()).sum();
+        self.budget.pay(page.len(), names).map_err(refused)?;
         self.marker = next;
         Ok(Some((page, self)))
     }
@@ -150,21 +144,24 @@ mod tests {
     use serde_json::{Value, json};
     use std::sync::Mutex;
 
-    /// A server that answers with these pages, the last one first, and then with empty ones.
+    /// A server that answers with these pages, the last one first, and then with empty ones, or the last one again.
     #[derive(Debug)]
-    struct Pages(Mutex<Vec<String>>);
+    struct Pages(Mutex<Vec<String>>, bool);
 
     #[async_trait]
     impl HttpService for Pages {
         async fn call(&self, _: HttpRequest) -> Result<HttpResponse, HttpError> {
-            let page = self.0.lock().unwrap().pop();
-            let page = page.unwrap_or_else(|| "[]".to_owned());
+            let mut pages = self.0.lock().unwrap();
+            let page = pages.pop().unwrap_or_else(|| "[]".to_owned());
+            if self.1 {
+                pages.insert(0, page.clone());
+            }
             Ok(HttpResponse::new(page.into_bytes().into()))
         }
     }
 
-    fn client_of(pages: Vec<String>) -> Swift {
-        let http = HttpClient::new(Pages(Mutex::new(pages)));
+    fn client_of(pages: Vec<String>, again: bool) -> Swift {
+        let http = HttpClient::new(Pages(Mutex::new(pages), again));
         let login = || Login::Token {
             url: "http://s.example/v1/a".to_owned(),
             token: "t".to_owned(),
@@ -178,10 +175,10 @@ mod tests {
         let page = |name: &str| json!([{"name": name, "bytes": 1}]).to_string();
         for names in [["a", "b"], ["a", "a"]] {
             let pages = || names.map(page).to_vec();
-            let listed = client_of(pages()).list(None);
+            let listed = client_of(pages(), true).list(None);
             let e = listed.try_collect::<Vec<_>>().await.unwrap_err();
             assert!(e.to_string().contains("does not end"), "{e}");
-            let listed = client_of(pages()).list_with_delimiter(None).await;
+            let listed = client_of(pages(), true).list_with_delimiter(None).await;
             let e = listed.unwrap_err();
             assert!(e.to_string().contains("does not end"), "{e}");
         }
@@ -194,7 +191,7 @@ mod tests {
             .iter()
             .map(|name| json!({"name": name, "bytes": 1, "last_modified": "2026-11-21T00:00:00.5"}))
             .collect();
-        let swift = client_of(vec![Value::from(page).to_string()]);
+        let swift = client_of(vec![Value::from(page).to_string()], false);
         let listed: Vec<ObjectMeta> = swift.list(None).try_collect().await.unwrap();
         let mut listed_names = Vec::new();
         for object in &listed {
