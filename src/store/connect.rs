@@ -52,9 +52,10 @@ const SECRET_PARAMETERS: [&str; 4] = [
 pub(super) fn connect(
     options: &ClientOptions,
     certificates: &[CertificateDer<'static>],
+    bodies: Bodies,
 ) -> object_store::Result<HttpClient> {
     let proxies = Proxies::from_env();
-    let builder = builder(options, certificates, proxies.clone())?;
+    let builder = builder(options, certificates, proxies.clone(), bodies)?;
     let client = builder.build().map_err(invalid)?;
     let proxy = Settings(options).text(Key::ProxyUrl);
     Ok(HttpClient::new(WithoutRedirects {
@@ -62,6 +63,22 @@ pub(super) fn connect(
         proxy,
         proxies,
     }))
+}
+
+/// Returns the longest time without a byte.
+///
+/// # Errors
+/// Fails with the crate's errors if the setting is invalid.
+pub(super) fn read_timeout(options: &ClientOptions) -> object_store::Result<Option<Duration>> {
+    Settings(options).duration(Key::ReadTimeout)
+}
+
+/// Which way the bodies of a client's requests go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Bodies {
+    Received,
+    /// The time of a request counts with its body, so its sender limits it by its length.
+    Sent,
 }
 
 fn invalid(e: impl std::error::Error + Send + Sync + 'static) -> object_store::Error {
@@ -75,6 +92,7 @@ fn builder(
     options: &ClientOptions,
     certificates: &[CertificateDer<'static>],
     proxies: Proxies,
+    bodies: Bodies,
 ) -> object_store::Result<ClientBuilder> {
     let settings = Settings(options);
     let mut certificates = certificates.to_vec();
@@ -115,8 +133,11 @@ fn builder(
     if let Some(time) = settings.duration(Key::ConnectTimeout)? {
         builder = builder.connect_timeout(time);
     }
-    if let Some(time) = settings.duration(Key::ReadTimeout)? {
-        builder = builder.read_timeout(time);
+    if let Some(time) = read_timeout(options)? {
+        builder = match bodies {
+            Bodies::Received => builder.read_timeout(time),
+            Bodies::Sent => builder.tcp_user_timeout(time),
+        };
     }
     if accepts_all {
         builder = builder.tls_danger_accept_invalid_certs(true);
@@ -460,12 +481,12 @@ mod tests {
     fn settings_are_read_as_the_crate_reads_its_own() {
         crate::base::tls::ensure_provider();
         let with = |key, value: &str| ClientOptions::new().with_config(key, value);
-        builder(&ClientOptions::new(), &[], Proxies::default())
+        builder(&ClientOptions::new(), &[], Proxies::default(), Bodies::Sent)
             .unwrap()
             .build()
             .unwrap();
         for (key, value) in [(Key::Timeout, "1 day"), (Key::AllowHttp, "Yes")] {
-            builder(&with(key, value), &[], Proxies::default())
+            builder(&with(key, value), &[], Proxies::default(), Bodies::Sent)
                 .unwrap()
                 .build()
                 .unwrap();
@@ -475,7 +496,7 @@ mod tests {
             (Key::AllowHttp, "perhaps"),
             (Key::ProxyUrl, "http://[nowhere"),
         ] {
-            let e = builder(&with(key, value), &[], Proxies::default()).unwrap_err();
+            let e = builder(&with(key, value), &[], Proxies::default(), Bodies::Sent).unwrap_err();
             assert!(e.to_string().contains("HTTP client"), "{e}");
         }
     }

@@ -5,6 +5,7 @@
 
 use super::Store;
 use super::answers::{NO_CONDITIONS, Refusal, WITHOUT_CONDITIONS};
+use super::requests::At;
 use super::small_objects::delete_one;
 use super::staging::temporary_path;
 use crate::base::{causes, tls};
@@ -20,7 +21,10 @@ pub(super) const LOCAL: &str = "LocalFileSystem";
 pub fn store_error(action: impl std::fmt::Display, e: object_store::Error) -> Error {
     use object_store::Error as E;
     let action = action.to_string();
-    let server = causes::chain(&e).find_map(|e| server_in(&e.to_string()));
+    let server = causes::chain(&e).find_map(|e| match e.downcast_ref::<At>() {
+        Some(at) => Some(at.server.clone()),
+        None => server_in(&e.to_string()),
+    });
     let text = tidy(&redact(&causes::without_layers(&innermost(&e))));
     if let Some(server) = server.as_ref().filter(|server| gives_credentials(server)) {
         return Reason::StoreUnreachable.error(format!(

@@ -6,6 +6,7 @@
 //! of a path is never followed. The root itself and the folders above it may be links, and what is mounted
 //! below the root is followed. Called by `local`, which makes the folder an object store.
 
+use super::staging::{STAGING, temporary_path};
 use super::{ObjectInfo, listing};
 use crate::base::none_if_missing;
 use crate::error::{Error, Result};
@@ -22,6 +23,7 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Appended to the path of a symbolic link in a listing. So no link has the name of a snapshot.
@@ -145,6 +147,8 @@ const READ: OFlags = OFlags::RDONLY
 pub struct Folder {
     root: Arc<Path>,
     mode: FileMode,
+    /// So far, the file system gave names only if they were free.
+    keeps_names: Arc<AtomicBool>,
 }
 
 /// With the default mode.
@@ -190,6 +194,7 @@ impl Folder {
         Folder {
             root: root.into(),
             mode,
+            keeps_names: Arc::new(AtomicBool::new(true)),
         }
     }
 
@@ -273,13 +278,23 @@ impl Folder {
     }
 
     /// Renames a file if the new name is free. Returns false if another file has the name. If the file system has no
-    /// such call, the file gets a second name and loses the first.
+    /// such call, the file gets a second name and loses the first. If it has no second names either, an empty file takes the
+    /// name, and is replaced: a process that is killed in between leaves it.
     pub(super) fn rename_if_free(&self, from: &str, to: &str) -> io::Result<bool> {
         let ((from, old), (to, new)) = (self.open_parent(from)?, self.open_parent(to)?);
         let renamed = match renameat_with(&from, old, &to, new, RenameFlags::NOREPLACE) {
             Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => {
-                linkat(&from, old, &to, new, AtFlags::empty())
-                    .and_then(|()| unlinkat(&from, old, AtFlags::empty()))
+                match linkat(&from, old, &to, new, AtFlags::empty()) {
+                    Err(Errno::PERM | Errno::NOSYS | Errno::NOTSUP) => {
+                        self.keeps_names.store(false, Ordering::Relaxed);
+                        take_name(&to, new).and_then(|()| {
+                            renameat(&from, old, &to, new).inspect_err(|_| {
+                                let _ = unlinkat(&to, new, AtFlags::empty());
+                            })
+                        })
+                    }
+                    linked => linked.and_then(|()| unlinkat(&from, old, AtFlags::empty())),
+                }
             }
             renamed => renamed,
         };
@@ -288,6 +303,18 @@ impl Folder {
             Err(Errno::EXIST) => Ok(false),
             Err(e) => Err(e.into()),
         }
+    }
+
+    /// Returns whether the file system gives a file a name only if it is free. Where it does not, such as on a mounted bucket,
+    /// it is no place for locks either.
+    pub(super) fn keeps_names(&self) -> io::Result<bool> {
+        let [from, to] = ["from", "to"].map(temporary_path);
+        self.make(STAGING)?;
+        self.create(&from)?;
+        self.rename_if_free(&from, &to)
+            .inspect_err(|_| drop(self.remove(&from)))?;
+        self.remove(&to)?;
+        Ok(self.keeps_names.load(Ordering::Relaxed))
     }
 
     /// Deletes a file by its listed name; the object_store crate cannot delete a name with a `#`. Succeeds if
@@ -388,6 +415,12 @@ fn open_part_by_part(
         });
     }
     current.ok_or_else(|| ErrorKind::InvalidInput.into())
+}
+
+/// Creates an empty file, if the name is free.
+fn take_name(at: &OwnedFd, name: &str) -> Result<(), Errno> {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    openat(at, name, flags, Mode::RUSR | Mode::WUSR).map(drop)
 }
 
 fn is_link(at: BorrowedFd<'_>, name: &str) -> bool {

@@ -6,13 +6,14 @@
 
 use super::answers;
 use super::asked::{Asked, Kind};
+use super::connect::{self, Bodies};
+use super::listing;
 use super::server_facts::ServerFacts;
-use super::{connect, listing};
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures::{Stream, TryStreamExt};
-use http::header::IF_NONE_MATCH;
-use http::{HeaderValue, Method};
+use http::header::{ACCEPT_ENCODING, IF_NONE_MATCH};
+use http::{HeaderValue, Method, Uri};
 use object_store::ClientOptions;
 use object_store::client::{
     HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse,
@@ -21,6 +22,7 @@ use object_store::client::{
 use rustls::pki_types::CertificateDer;
 use std::pin::pin;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::Semaphore;
 
 /// The most reads, and the most writes, under way at once, unless the user gives another number.
@@ -74,14 +76,20 @@ pub(super) struct Connector {
     pub(super) certificates: Vec<CertificateDer<'static>>,
     /// Completes uploads on condition that the name is free, which S3 knows.
     pub(super) completes_if_free: bool,
+    /// Google Cloud Storage unpacks objects with `Content-Encoding: gzip` for who does not take gzip.
+    pub(super) takes_gzip: bool,
 }
 
 impl HttpConnector for Connector {
     fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
+        let connect = |bodies| connect::connect(options, &self.certificates, bodies);
         Ok(HttpClient::new(LimitedClient {
-            inner: connect::connect(options, &self.certificates)?,
+            inner: connect(Bodies::Received)?,
+            sender: connect(Bodies::Sent)?,
+            read_timeout: connect::read_timeout(options)?,
             requests: Arc::clone(&self.requests),
             completes_if_free: self.completes_if_free,
+            takes_gzip: self.takes_gzip,
         }))
     }
 }
@@ -89,8 +97,13 @@ impl HttpConnector for Connector {
 #[derive(Debug)]
 struct LimitedClient {
     inner: HttpClient,
+    /// For requests with bodies.
+    sender: HttpClient,
+    /// The longest time without a byte.
+    read_timeout: Option<Duration>,
     requests: Arc<Requests>,
     completes_if_free: bool,
+    takes_gzip: bool,
 }
 
 impl LimitedClient {
@@ -105,15 +118,30 @@ impl LimitedClient {
         // The permit lasts until the headers have come. A body that waits for its reader must not hold up a request
         // that the reader waits for.
         let permit = limit.acquire().await;
-        let response = self.inner.execute(request).await;
-        let response = response.map_err(answers::without_vain_retries)?;
-        drop(permit);
-        let is_refusal = response.status().is_client_error() || response.status().is_server_error();
-        // Only the content of an object may have any length.
-        if is_content && !is_refusal {
-            return Ok(response);
-        }
-        let (mut parts, body) = whole(response).await?;
+        let (mut parts, body) = match request.body().content_length() {
+            0 => {
+                let response = self.inner.execute(request).await;
+                let response = response.map_err(answers::without_vain_retries)?;
+                drop(permit);
+                let status = response.status();
+                // Only the content of an object may have any length.
+                if is_content && !status.is_client_error() && !status.is_server_error() {
+                    return Ok(response);
+                }
+                whole(response).await?
+            }
+            sent => {
+                let answer = async {
+                    let response = self.sender.execute(request).await;
+                    whole(response.map_err(answers::without_vain_retries)?).await
+                };
+                let answer = match self.read_timeout.map(|time| time_to_send(time, sent)) {
+                    Some(limit) => tokio::time::timeout(limit, answer).await,
+                    None => Ok(answer.await),
+                };
+                answer.map_err(|e| HttpError::new(HttpErrorKind::Timeout, TimedOut(e)))??
+            }
+        };
         let meant = answers::meaning(asked, &parts, body)?;
         if let Some(pause) = answers::pause(meant.0, &parts.headers) {
             tokio::time::sleep(pause).await;
@@ -125,6 +153,37 @@ impl LimitedClient {
         ))
     }
 }
+
+/// Returns how long a request with a body of `bytes` may take. Parts that are sent at once share a slow line; one that has
+/// broken off is noticed by the kernel, which waits for `read_timeout` (see `connect`).
+fn time_to_send(read_timeout: Duration, bytes: usize) -> Duration {
+    /// The bytes for which the time is given once more. With the default of 60 s, a part of 5 MiB has 11 minutes.
+    const STEP: usize = 512 << 10;
+    let steps = u32::try_from(bytes / STEP).unwrap_or(u32::MAX);
+    read_timeout.saturating_mul(steps.saturating_add(1))
+}
+
+/// An error, and the server that was asked: the crate does not name those that give credentials.
+#[derive(Debug, thiserror::Error)]
+#[error("{source}")]
+pub(super) struct At {
+    pub(super) server: String,
+    source: HttpError,
+}
+
+fn origin_of(uri: &Uri) -> String {
+    let scheme = uri.scheme_str().unwrap_or_default();
+    let host = uri.host().unwrap_or_default();
+    let port = uri
+        .port()
+        .map_or_else(String::new, |port| format!(":{port}"));
+    format!("{scheme}://{host}{port}")
+}
+
+/// The error of a request that took too long.
+#[derive(Debug, thiserror::Error)]
+#[error("operation timed out")]
+struct TimedOut(#[source] tokio::time::error::Elapsed);
 
 /// Reads a response into memory.
 ///
@@ -175,10 +234,18 @@ impl HttpService for LimitedClient {
             request.headers_mut().insert(IF_NONE_MATCH, IF_FREE);
             asked.is_conditional = true;
         }
+        if self.takes_gzip && asked.kind == Kind::Read {
+            let headers = request.headers_mut();
+            headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("gzip"));
+        }
         let is_page = asked.kind == Kind::Page;
         let is_first = listing::begins(request.uri());
         let reads_object = asked.kind == Kind::Read && *request.method() == Method::GET;
-        let mut response = self.send(asked, request).await?;
+        let server = origin_of(request.uri());
+        let mut response = self
+            .send(asked, request)
+            .await
+            .map_err(|source| HttpError::new(source.kind(), At { server, source }))?;
         self.requests.server.learn_server(response.headers());
         if reads_object {
             self.requests.server.note_tags(&mut response);
@@ -202,6 +269,17 @@ mod tests {
         let mut request = HttpRequest::new(HttpRequestBody::empty());
         *request.method_mut() = method;
         request
+    }
+
+    fn client() -> LimitedClient {
+        LimitedClient {
+            inner: HttpClient::new(WantsCondition),
+            sender: HttpClient::new(Hanging(Arc::default())),
+            read_timeout: Some(Duration::from_millis(10)),
+            requests: Requests::new(4),
+            completes_if_free: false,
+            takes_gzip: false,
+        }
     }
 
     /// Answers with a status and a listing of a number of bytes.
@@ -243,8 +321,7 @@ mod tests {
             ] {
                 let client = LimitedClient {
                     inner: HttpClient::new(Long(status, MAX_RESPONSE + more)),
-                    requests: Requests::new(4),
-                    completes_if_free: false,
+                    ..client()
                 };
                 let mut request = request(method.clone());
                 *request.uri_mut() = uri.parse().unwrap();
@@ -265,8 +342,7 @@ mod tests {
         for header in ["x-auth-key", "metadata", "x-aws-ec2-metadata-token"] {
             let client = LimitedClient {
                 inner: HttpClient::new(Long(StatusCode::OK, MAX_RESPONSE + 1)),
-                requests: Requests::new(4),
-                completes_if_free: false,
+                ..client()
             };
             let mut login = request(Method::GET);
             let value = http::HeaderValue::from_static("x");
@@ -301,8 +377,8 @@ mod tests {
         ] {
             let client = LimitedClient {
                 inner: HttpClient::new(WantsCondition),
-                requests: Requests::new(1),
                 completes_if_free,
+                ..client()
             };
             let mut request = request(method.clone());
             *request.uri_mut() = format!("http://h/b/v2/x?{query}").parse().unwrap();
@@ -329,7 +405,7 @@ mod tests {
         let client = LimitedClient {
             inner: HttpClient::new(Hanging(Arc::clone(&asked))),
             requests: Requests::new(3),
-            completes_if_free: false,
+            ..client()
         };
         for (method, under_way) in [(Method::GET, 3), (Method::PUT, 6), (Method::HEAD, 6)] {
             let calls = (0..5).map(|_| client.call(request(method.clone())));
@@ -340,6 +416,18 @@ mod tests {
             assert_eq!(asked.load(Ordering::Relaxed), under_way, "{method}");
             // They stay under way.
             std::mem::forget(calls);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_has_time_by_its_length() {
+        for (bytes, steps) in [(1, 1), (512 << 10, 2), (5 << 20, 11)] {
+            let mut part = HttpRequest::new(HttpRequestBody::from(vec![0; bytes]));
+            *part.method_mut() = Method::PUT;
+            let begun = tokio::time::Instant::now();
+            let e = client().call(part).await.unwrap_err();
+            assert_eq!(e.kind(), HttpErrorKind::Timeout);
+            assert_eq!(begun.elapsed().as_millis() / 10, steps, "{bytes}");
         }
     }
 }

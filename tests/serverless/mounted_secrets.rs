@@ -230,7 +230,7 @@ fn a_setting_with_a_line_break_is_named() {
             c.args(["--store-option", option, "--store-option", "max_retries=0"]);
             let (code, reason, message) = told(run_json(c.envs(AMBIENT).env(name, &value)));
             assert_eq!(code, expected, "{name} {value:?}: {reason} {message}");
-            assert_eq!(message.contains(name), code == 78, "{name}: {message}");
+            assert!(code != 78 || message.contains(name), "{name}: {message}");
         }
     }
     // Encoded twice, or of another program: in a Secret, and in an option.

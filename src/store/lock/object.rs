@@ -17,7 +17,7 @@ use rustix::fs::{FlockOperation, flock};
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Write};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// The folder of the locks, below the store's prefix and beside the folders that are listed for snapshots.
@@ -48,6 +48,7 @@ impl Lock {
         let record_store: Arc<dyn LockStore> = match &store.local_root {
             Some(root) => Arc::new(FileRecord {
                 root: root.clone(),
+                lacks_locks: Arc::clone(&store.lacks_locks),
                 name: name.to_owned(),
                 full,
             }),
@@ -188,6 +189,8 @@ impl LockStore for ObjectRecord {
 /// A record that is a file in a local folder.
 struct FileRecord {
     root: Folder,
+    /// Set if the file system is no place for locks.
+    lacks_locks: Arc<AtomicBool>,
     name: String,
     /// The file's full name, for messages.
     full: String,
@@ -293,6 +296,13 @@ impl LockStore for FileRecord {
     }
 
     async fn create(&self, record: &LockRecord) -> Result<ConditionalWrite> {
+        if !self.root.keeps_names().map_err(self.failed("write"))? {
+            self.lacks_locks.store(true, Ordering::Relaxed);
+            return Err(Reason::Configuration.error(format!(
+                "cannot keep the lock {}: the file system has neither hard links nor RENAME_NOREPLACE, as a mounted bucket, so nothing in it is a lock: use --lock-lease in Kubernetes, or the bucket itself as the store (s3://, gs://, az://)",
+                self.full
+            )));
+        }
         self.replace(record, None).await
     }
 

@@ -278,6 +278,7 @@ fn of_settings<B: Builder>(
     }
     let connector = Connector {
         completes_if_free: builder.completes_if_free(),
+        takes_gzip: B::FAMILY == Family::Gcs,
         ..config.connector()
     };
     let builder = builder.connected(connector);

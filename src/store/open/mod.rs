@@ -293,6 +293,7 @@ impl OpenConfig {
             requests: Arc::clone(&self.requests),
             certificates: self.certificates.clone(),
             completes_if_free: false,
+            takes_gzip: false,
         }
     }
 

@@ -21,6 +21,8 @@ const OPTION_PATH_STYLE: &str = "path_style";
 const NO_CHECKSUM: &str = "none";
 /// The value of `conditional_put` for a store that does not keep conditions.
 const CONDITIONS_DISABLED: &str = "disabled";
+/// The region of the crate, if none is given.
+const DEFAULT_REGION: &str = "us-east-1";
 /// The size of an SSE-C key.
 const CUSTOMER_KEY_BYTES: usize = 32;
 
@@ -214,10 +216,22 @@ impl Builder for AmazonS3Builder {
                 "the endpoint of AWS's token service, endpoint_url_sts (AWS_ENDPOINT_URL_STS), is {sts}: it gets a token and gives credentials, so it must begin with https://"
             )));
         }
-        let Some((key, value)) = path_style.last() else {
-            return Ok(builder);
+        let is_signed = builder.setting(Key::AccessKeyId).is_some();
+        if let (false, Some(file)) = (is_signed, builder.setting(Key::WebIdentityTokenFile)) {
+            std::fs::File::open(&file).map_err(|e| {
+                Reason::Configuration.error(format!(
+                    "cannot read the token for the role, web_identity_token_file (AWS_WEB_IDENTITY_TOKEN_FILE) {file}: {e}"
+                ))
+            })?;
+        }
+        let has_endpoint = builder.endpoint().is_some();
+        builder = of_cloud(builder, Variants::from_env()?);
+        let path_style = match path_style.last() {
+            Some((key, value)) => flag(key, value)?,
+            // Whoever gives an endpoint and the crate's own setting has the bucket in the endpoint.
+            None if has_endpoint => return Ok(builder),
+            None => !builder.is_set(Key::VirtualHostedStyleRequest),
         };
-        let path_style = flag(key, value)?;
         builder = builder.with_virtual_hosted_style_request(!path_style);
         if let (false, Some(endpoint)) = (path_style, builder.endpoint()) {
             check_endpoint(Self::ENDPOINT, &endpoint)?;
@@ -225,6 +239,65 @@ impl Builder for AmazonS3Builder {
             builder = builder.with(Key::S3Endpoint, host.unwrap_or(endpoint));
         }
         Ok(builder)
+    }
+}
+
+/// Which of AWS's endpoints are used.
+#[derive(Debug, Clone, Copy, Default)]
+struct Variants {
+    fips: bool,
+    dual_stack: bool,
+}
+
+impl Variants {
+    fn from_env() -> Result<Self> {
+        let is_set =
+            |name: &str| super::variable(name).map_or(Ok(false), |value| flag(name, &value));
+        Ok(Variants {
+            fips: is_set("AWS_USE_FIPS_ENDPOINT")?,
+            dual_stack: is_set("AWS_USE_DUALSTACK_ENDPOINT")?,
+        })
+    }
+
+    /// Returns the hosts of S3 and of the token service in a region, unless they are those that the crate knows. The names
+    /// are those of AWS's partitions.
+    fn hosts(self, region: &str) -> Option<(String, String)> {
+        const CLOUDS: [(&str, &str, &str); 4] = [
+            ("cn-", "amazonaws.com.cn", "api.amazonwebservices.com.cn"),
+            ("eusc-", "amazonaws.eu", "api.amazonwebservices.eu"),
+            ("us-iso-", "c2s.ic.gov", "api.aws.ic.gov"),
+            ("us-isob-", "sc2s.sgov.gov", "api.aws.scloud"),
+        ];
+        let cloud = CLOUDS
+            .iter()
+            .find(|(begin, _, _)| region.starts_with(begin));
+        let (_, domain, dual_domain) = cloud.copied().unwrap_or(("", "amazonaws.com", "api.aws"));
+        if cloud.is_none() && !self.fips && !self.dual_stack {
+            return None;
+        }
+        let fips = if self.fips { "-fips" } else { "" };
+        let dual = if self.dual_stack { ".dualstack" } else { "" };
+        let of_sts = if self.dual_stack { dual_domain } else { domain };
+        Some((
+            format!("https://s3{fips}{dual}.{region}.{domain}"),
+            format!("https://sts{fips}.{region}.{of_sts}"),
+        ))
+    }
+}
+
+/// Asks the endpoints of the region's cloud, unless others are given.
+fn of_cloud(builder: AmazonS3Builder, variants: Variants) -> AmazonS3Builder {
+    let region = builder.setting(Key::Region);
+    let Some((s3, sts)) = variants.hosts(region.as_deref().unwrap_or(DEFAULT_REGION)) else {
+        return builder;
+    };
+    let builder = match builder.setting(Key::StsEndpoint) {
+        Some(_) => builder,
+        None => builder.with(Key::StsEndpoint, sts),
+    };
+    match builder.endpoint() {
+        Some(_) => builder,
+        None => builder.with(Key::S3Endpoint, s3),
     }
 }
 
@@ -254,5 +327,45 @@ mod tests {
             Some("https://b.s.example")
         );
         assert_eq!(with("nonsense"), None);
+    }
+
+    #[test]
+    fn each_cloud_of_aws_has_its_hosts() {
+        let hosts = |region, fips, dual_stack| Variants { fips, dual_stack }.hosts(region);
+        assert_eq!(hosts("eu-west-1", false, false), None);
+        assert_eq!(hosts("us-gov-west-1", false, false), None);
+        for (region, fips, dual_stack, s3, sts) in [
+            (
+                "cn-north-1",
+                false,
+                false,
+                "https://s3.cn-north-1.amazonaws.com.cn",
+                "https://sts.cn-north-1.amazonaws.com.cn",
+            ),
+            (
+                "us-gov-west-1",
+                true,
+                false,
+                "https://s3-fips.us-gov-west-1.amazonaws.com",
+                "https://sts-fips.us-gov-west-1.amazonaws.com",
+            ),
+            (
+                "us-east-1",
+                true,
+                true,
+                "https://s3-fips.dualstack.us-east-1.amazonaws.com",
+                "https://sts-fips.us-east-1.api.aws",
+            ),
+            (
+                "eusc-de-east-1",
+                false,
+                true,
+                "https://s3.dualstack.eusc-de-east-1.amazonaws.eu",
+                "https://sts.eusc-de-east-1.api.amazonwebservices.eu",
+            ),
+        ] {
+            let expected = Some((s3.to_owned(), sts.to_owned()));
+            assert_eq!(hosts(region, fips, dual_stack), expected, "{region}");
+        }
     }
 }

@@ -84,15 +84,6 @@ pub(super) fn refused(source: impl Into<Box<dyn std::error::Error + Send + Sync>
     }
 }
 
-/// The error of a request, which the crate's own requests name like this.
-#[derive(Debug, thiserror::Error)]
-#[error("Error performing {method} {url} - {source}")]
-struct Performing {
-    method: Method,
-    url: String,
-    source: HttpError,
-}
-
 /// Returns an error of the client.
 pub(super) fn failed(what: impl fmt::Display) -> Error {
     refused(what.to_string())
@@ -126,13 +117,7 @@ impl Swift {
             .retry(backoff(first, LONGEST_PAUSE, retry.max_retries))
             .when(|e| may_help(e) && began.elapsed() < retry.retry_timeout);
         let response = response.await.or_else(|last| last);
-        response.map_err(|source| {
-            refused(Performing {
-                method: request.method().clone(),
-                url: request.uri().to_string(),
-                source,
-            })
-        })
+        response.map_err(refused)
     }
 
     /// Sends a request with a token. If the server refuses the token, logs in again and sends the request
