@@ -2,7 +2,7 @@
 //! theirs leads out of the store's folder.
 
 use crate::support::made_backups::{BASE, Bucket, FIXTURE, LAST, T0, objects_in};
-use crate::support::{copy_fixture, deltafold, run_json, scratch};
+use crate::support::{copy_fixture, deltafold, run_json, scratch, tools};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -429,4 +429,67 @@ fn a_folder_that_may_not_be_read_fails_nothing_unless_it_is_one_of_ours() {
         assert!(message.contains(text(&ours)), "{message}");
         assert!(message.contains("--file-mode"), "{message}");
     }
+}
+
+/// A bucket that is mounted has neither hard links nor renames that keep an existing file. Snapshots get their names there,
+/// and nothing is a lock.
+#[test]
+fn a_folder_without_hard_links_takes_snapshots_and_no_locks() {
+    let program = deltafold();
+    let run = |args: &[&str]| {
+        let mut command = Command::new(tools::nolinks());
+        command.arg(program.get_program()).args(args);
+        run_json(command.args(["--output", "json"]))
+    };
+    let own = copy_fixture("kubernetes");
+    let (own, folder) = (text(own.path()), scratch::folder().unwrap());
+    let target = folder.path().join("target");
+    let target = text(&target);
+    for (args, expected) in [
+        (&["compact", "--store", own][..], "Succeeded"),
+        (&["copy", "--from", own, "--to", target], "Succeeded"),
+        (&["copy", "--from", own, "--to", target], "NothingToDo"),
+        (
+            &["verify", "--store", target, "--level", "checksums"],
+            "Verified",
+        ),
+    ] {
+        let (code, json, log) = run(args);
+        assert_eq!(
+            (code, json["status"].as_str()),
+            (0, Some(expected)),
+            "{args:?}: {json:#}\n{log}"
+        );
+    }
+    let (code, json, log) = run(&["store", "check", "--store", target]);
+    assert_eq!(code, 0, "{json:#}\n{log}");
+    let steps = json["checks"].as_array().unwrap().iter();
+    let lacking: Vec<&Value> = steps.filter(|check| check["state"] == "Lacking").collect();
+    assert_eq!(
+        (lacking.len(), &lacking[0]["ability"]),
+        (1, &"Lock".into()),
+        "{json:#}"
+    );
+    let collect = [
+        "gc",
+        "--store",
+        target,
+        "--policy",
+        "limit",
+        "--limit",
+        "1",
+        "--apply",
+        "--restorable-window",
+        "0s",
+    ];
+    let (code, json, _) = run(&collect);
+    let message = json["message"].as_str().unwrap();
+    assert!(
+        code == 78 && message.contains("--single-writer"),
+        "{json:#}"
+    );
+    let (code, json, log) = run(&[&collect[..], &["--single-writer"]].concat());
+    assert_eq!(code, 0, "{json:#}\n{log}");
+    let staging = fs::read_dir(Path::new(target).join("deltafold-staging")).unwrap();
+    assert_eq!(staging.count(), 0);
 }

@@ -6,6 +6,8 @@ use crate::support::process::free_port;
 use crate::support::{copy_fixture, deltafold, run_json, scratch};
 use serde_json::{Value, json};
 use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpListener;
 use std::path::Path;
 use std::time::Instant;
 
@@ -377,13 +379,8 @@ fn what_many_stores_lack_is_not_needed() {
     }
 }
 
-/// A bucket of Google Cloud Storage with a retention policy: what exists can be neither overwritten nor deleted.
-#[test]
-fn an_immutable_bucket_keeps_snapshots_and_takes_no_lock() {
-    let server = compacted(Dialect {
-        is_immutable: Some((403, "RetentionPolicyNotMet")),
-        ..Dialect::default()
-    });
+/// Returns the setting by which Google's client asks this server.
+fn account_of(server: &FakeS3) -> (tempfile::TempDir, String) {
     let account = json!({
         "type": "service_account", "gcs_base_url": server.s3().endpoint(), "disable_oauth": true,
         "client_email": "test@example.com", "private_key": "", "private_key_id": "1",
@@ -392,6 +389,17 @@ fn an_immutable_bucket_keeps_snapshots_and_takes_no_lock() {
     let file = folder.path().join("account.json");
     fs::write(&file, account.to_string()).unwrap();
     let option = format!("service_account={}", file.display());
+    (folder, option)
+}
+
+/// A bucket of Google Cloud Storage with a retention policy: what exists can be neither overwritten nor deleted.
+#[test]
+fn an_immutable_bucket_keeps_snapshots_and_takes_no_lock() {
+    let server = compacted(Dialect {
+        is_immutable: Some((403, "RetentionPolicyNotMet")),
+        ..Dialect::default()
+    });
+    let (_folder, option) = account_of(&server);
     let of_gcs = ["--store", "gs://b/p", "--store-option", &option];
     let with = |args: &[&'static str]| [args, &of_gcs].concat();
     succeeds(&server, &with(&["list"]));
@@ -579,5 +587,432 @@ fn what_is_no_listing_ends_the_run() {
             };
             assert_eq!(snapshots(&server.objects()), snapshots(&before));
         }
+    }
+}
+
+/// Which of a command's requests are refused.
+type Requests = fn(&str) -> bool;
+
+const PAGES: Requests = |r| r.contains("\"list-type\"");
+const READS: Requests = |r| r.starts_with("GET") && r.contains("/v2/") && !r.contains("tagging");
+const WRITES: Requests =
+    |r| r.starts_with("PUT") && r.contains("/v2/") && !r.contains("\"uploadId\"");
+const BEGINS: Requests = |r| r.starts_with("POST") && r.contains("\"uploads\"");
+const PARTS: Requests = |r| r.starts_with("PUT") && r.contains("\"partNumber\"");
+const ENDS: Requests = |r| r.starts_with("POST") && r.contains("\"uploadId\"");
+
+/// The reason of a refusal is that of what was asked for and of the store's code, and nothing is sent again in vain.
+#[test]
+fn each_refusal_has_its_reason_and_says_what_to_do() {
+    let large = Bucket::with_base();
+    large.delta(BASE + 1, LAST, 6);
+    large.noise_delta(30);
+    let large = large.path().to_str().unwrap();
+    let folder = scratch::folder().unwrap();
+    let data = folder.path().join("data").display().to_string();
+    let restore = ["restore", "--store", "s3://b/p", "--data-dir", &data];
+    let compact = ["compact", "--store", "s3://b/p"];
+    let copy = ["copy", "--from", large, "--to", "s3://b/q"];
+    let (list, status) = (with_store(&["list"]), with_store(&["status"]));
+    let full = ["make room", "quota"];
+    let path_style = ["path_style=false"];
+    let credentials = ["check the credentials"];
+    let key = ["AWS_ACCESS_KEY_ID"];
+    for (requests, args, refusal, reason, says) in [
+        (
+            PAGES,
+            &list[..],
+            (404, "NoSuchBucket"),
+            "NoSnapshots",
+            &["create the bucket"][..],
+        ),
+        (
+            PAGES,
+            &list,
+            (404, "NoSuchKey"),
+            "Configuration",
+            &["endpoint has no bucket in it", "path_style"],
+        ),
+        (
+            PAGES,
+            &status,
+            (404, "NoSuchKey"),
+            "Configuration",
+            &path_style,
+        ),
+        (
+            PAGES,
+            &list,
+            (403, "PathStyleDomainForbidden"),
+            "Configuration",
+            &path_style,
+        ),
+        (
+            PAGES,
+            &list,
+            (403, "SecondLevelDomainForbidden"),
+            "Configuration",
+            &path_style,
+        ),
+        (
+            PAGES,
+            &list,
+            (400, "IllegalLocationConstraintException"),
+            "Configuration",
+            &["region"],
+        ),
+        (
+            PAGES,
+            &list,
+            (404, "XAdminUserNotFound"),
+            "PermissionDenied",
+            &key,
+        ),
+        (
+            PAGES,
+            &list,
+            (403, "InvalidAccessKeyId"),
+            "PermissionDenied",
+            &key,
+        ),
+        (
+            PAGES,
+            &list,
+            (401, "Unauthorized"),
+            "Unauthenticated",
+            &credentials,
+        ),
+        (
+            PAGES,
+            &list,
+            (403, "AccessDenied"),
+            "PermissionDenied",
+            &credentials,
+        ),
+        (
+            READS,
+            &restore,
+            (403, "InvalidObjectState"),
+            "Archived",
+            &["archived", "restore it at the store"],
+        ),
+        (
+            READS,
+            &restore,
+            (409, "BlobArchived"),
+            "Archived",
+            &["archived"],
+        ),
+        (
+            READS,
+            &restore,
+            (409, "BlobBeingRehydrated"),
+            "Archived",
+            &["archived"],
+        ),
+        (
+            READS,
+            &restore,
+            (409, "Conflict"),
+            "Configuration",
+            &["409 Conflict"],
+        ),
+        (
+            READS,
+            &restore,
+            (400, "KMS.DisabledException"),
+            "Configuration",
+            &["KMS key"],
+        ),
+        (
+            WRITES,
+            &compact,
+            (404, "NoSuchKey"),
+            "Configuration",
+            &path_style,
+        ),
+        (
+            WRITES,
+            &compact,
+            (404, "NoSuchBucket"),
+            "NoSnapshots",
+            &["create the bucket"],
+        ),
+        (WRITES, &compact, (403, "QuotaExceeded"), "NoSpace", &full),
+        (
+            WRITES,
+            &compact,
+            (400, "XMinioAdminBucketQuotaExceeded"),
+            "NoSpace",
+            &full,
+        ),
+        (
+            WRITES,
+            &compact,
+            (507, "XMinioStorageFull"),
+            "NoSpace",
+            &full,
+        ),
+        (
+            WRITES,
+            &compact,
+            (413, ""),
+            "Configuration",
+            &["client_max_body_size"],
+        ),
+        (
+            WRITES,
+            &compact,
+            (403, "AccessDenied"),
+            "PermissionDenied",
+            &credentials,
+        ),
+        (
+            WRITES,
+            &compact,
+            (403, "RetentionPolicyNotMet"),
+            "ObjectLocked",
+            &["retention policy"],
+        ),
+        (
+            BEGINS,
+            &copy,
+            (404, "NoSuchKey"),
+            "Configuration",
+            &path_style,
+        ),
+        (PARTS, &copy, (507, ""), "NoSpace", &full),
+        (
+            PARTS,
+            &copy,
+            (404, "NoSuchUpload"),
+            "SnapshotVanished",
+            &["aborted meanwhile"],
+        ),
+        (ENDS, &copy, (403, "QuotaExceeded"), "NoSpace", &full),
+        (
+            ENDS,
+            &copy,
+            (404, "NoSuchUpload"),
+            "SnapshotVanished",
+            &["aborted meanwhile"],
+        ),
+    ] {
+        let server = server(Dialect::default());
+        server.fail(usize::MAX, refusal, &[], requests);
+        let (code, json, log) = run(&server, args);
+        let what = format!("{args:?} {refusal:?}: {json:#}\n{log}");
+        assert_ne!(code, 0, "{what}");
+        // The snapshots that fail have reasons of their own.
+        let told = json.to_string();
+        assert!(told.contains(&format!("\"reason\":\"{reason}\"")), "{what}");
+        for text in says {
+            assert!(told.contains(text), "{text}: {what}");
+        }
+        let is_about_credentials = ["PermissionDenied", "Unauthenticated"].contains(&reason);
+        assert_eq!(
+            told.contains("check the credentials"),
+            says == credentials,
+            "{what}"
+        );
+        assert!(is_about_credentials || code != 77, "{what}");
+        let again = server.requests().iter().filter(|r| requests(r)).count();
+        assert!(again <= 8, "sent {again} times: {what}");
+    }
+}
+
+/// The quota of the target may be raised: who follows goes on then.
+#[test]
+fn a_follower_waits_until_a_full_store_has_room() {
+    let server = FakeS3::start(Dialect::default());
+    server.fail(2, (403, "QuotaExceeded"), &[], WRITES);
+    let from = copy_fixture("kubernetes");
+    let mut follow = deltafold();
+    follow.envs(server.s3().env());
+    follow.args(["copy", "--follow", "--interval", "1s", "--to", "s3://b/p"]);
+    follow.arg("--from").arg(from.path());
+    follow.stdout(std::process::Stdio::null());
+    let mut follower = follow.spawn().unwrap();
+    let expected = objects_in(from.path()).len();
+    let copied = || {
+        server
+            .objects()
+            .keys()
+            .filter(|path| path.contains("/v2/"))
+            .count()
+    };
+    let begun = Instant::now();
+    while copied() < expected && begun.elapsed().as_secs() < 60 {
+        assert!(follower.try_wait().unwrap().is_none(), "it has ended");
+        std::thread::sleep(std::time::Duration::from_millis(100));
+    }
+    follower.kill().unwrap();
+    follower.wait().unwrap();
+    assert_eq!(copied(), expected);
+}
+
+/// A web tool or a transfer may say that the objects are packed by gzip for the way alone.
+#[test]
+fn google_sends_objects_as_they_are_stored() {
+    let server = server(Dialect {
+        unpacks: true,
+        ..Dialect::default()
+    });
+    let (_folder, option) = account_of(&server);
+    let of_gcs = ["--store", "gs://b/p", "--store-option", &option];
+    succeeds(&server, &[&["verify", "--no-record"][..], &of_gcs].concat());
+}
+
+/// The time of a request is that of its length: parts that move are not broken off.
+#[test]
+fn a_slow_line_is_not_a_dead_one() {
+    let large = Bucket::with_base();
+    large.delta(BASE + 1, LAST, 6);
+    large.noise_delta(30);
+    let server = FakeS3::start(Dialect {
+        reads_slowly: Some(4 << 20),
+        ..Dialect::default()
+    });
+    let copy = [
+        "copy",
+        "--from",
+        large.path().to_str().unwrap(),
+        "--to",
+        "s3://b/p",
+    ];
+    let timeouts = ["read_timeout=1s", "retry_timeout=1"].map(|t| format!("--to-option={t}"));
+    succeeds(
+        &server,
+        &[&copy[..], &[&timeouts[0], &timeouts[1]]].concat(),
+    );
+    assert!(server.requests().iter().any(|r| PARTS(r)));
+}
+
+/// Starts a proxy that refuses everything with this status.
+fn refusing_proxy(status: &'static str) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for client in listener.incoming().flatten() {
+            let mut lines = BufReader::new(&client).lines();
+            while lines
+                .next()
+                .is_some_and(|line| line.is_ok_and(|line| !line.is_empty()))
+            {}
+            let _ = write!(
+                &client,
+                "HTTP/1.1 {status}\r\nContent-Length: 6\r\nConnection: close\r\n\r\nDENIED"
+            );
+        }
+    });
+    address.to_string()
+}
+
+#[test]
+fn a_proxy_that_refuses_is_named_and_final() {
+    let plain = "http://store.invalid";
+    let tls = "https://store.invalid";
+    for (status, endpoint, code, says) in [
+        (
+            "407 Proxy Authentication Required",
+            tls,
+            78,
+            "a user and a password",
+        ),
+        (
+            "407 Proxy Authentication Required",
+            plain,
+            78,
+            "a user and a password",
+        ),
+        ("403 Forbidden", tls, 78, "refuses the connection"),
+        ("403 Forbidden", plain, 77, "the proxy may forbid this host"),
+    ] {
+        let proxy = refusing_proxy(status);
+        for (with, named) in [
+            (
+                format!("http://u:HIDDEN@{proxy}"),
+                format!("through the proxy http://{proxy}"),
+            ),
+            (
+                format!("u:HIDDEN@{proxy}"),
+                format!("through the proxy http://{proxy}"),
+            ),
+        ] {
+            let endpoint = format!("endpoint={endpoint}");
+            let keys = [("AWS_ACCESS_KEY_ID", "x"), ("AWS_SECRET_ACCESS_KEY", "y")];
+            let proxies = [("HTTP_PROXY", &*with), ("HTTPS_PROXY", &*with)];
+            let variables = [&keys[..], &proxies].concat();
+            let (got, message) = list_with(&variables, &["--store-option", &endpoint]);
+            assert_eq!(got, code, "{status}: {message}");
+            assert!(
+                message.contains(&named) && message.contains(says),
+                "{message}"
+            );
+            assert!(!message.contains("HIDDEN"), "{message}");
+            assert!(!message.contains("check the credentials"), "{message}");
+        }
+    }
+    let keys = [("AWS_ACCESS_KEY_ID", "x"), ("AWS_SECRET_ACCESS_KEY", "y")];
+    let socks = [&keys[..], &[("HTTPS_PROXY", "socks5://127.0.0.1:9")]].concat();
+    let (code, message) = list_with(
+        &socks,
+        &["--store-option", "endpoint=https://store.invalid"],
+    );
+    assert_eq!(code, 78, "{message}");
+    assert!(message.contains("a proxy that speaks HTTP"), "{message}");
+}
+
+/// The endpoints of AWS are those of the region's cloud, and a missing token is no outage.
+#[test]
+fn the_host_that_was_asked_is_named() {
+    let proxy = format!("http://{}", refusing_proxy("403 Forbidden"));
+    let keys = [("AWS_ACCESS_KEY_ID", "x"), ("AWS_SECRET_ACCESS_KEY", "y")];
+    let role = [("AWS_ROLE_ARN", "arn:aws:iam::1:role/r")];
+    let token = scratch::folder().unwrap();
+    let file = token.path().join("token");
+    fs::write(&file, "t").unwrap();
+    let file = [("AWS_WEB_IDENTITY_TOKEN_FILE", file.to_str().unwrap())];
+    let none = [("AWS_WEB_IDENTITY_TOKEN_FILE", "/no/such/token")];
+    let (fips, dual) = (
+        [("AWS_USE_FIPS_ENDPOINT", "true")],
+        [("AWS_USE_DUALSTACK_ENDPOINT", "true")],
+    );
+    for (region, more, says) in [
+        (
+            "cn-north-1",
+            [&keys[..], &[]],
+            "https://s3.cn-north-1.amazonaws.com.cn",
+        ),
+        (
+            "us-east-1",
+            [&keys, &fips],
+            "https://s3-fips.us-east-1.amazonaws.com",
+        ),
+        (
+            "us-east-1",
+            [&keys, &dual],
+            "https://s3.dualstack.us-east-1.amazonaws.com",
+        ),
+        (
+            "cn-north-1",
+            [&role, &file],
+            "https://sts.cn-north-1.amazonaws.com.cn",
+        ),
+        (
+            "us-east-1",
+            [&role, &file],
+            "https://sts.us-east-1.amazonaws.com",
+        ),
+        ("us-east-1", [&role, &none], "AWS_WEB_IDENTITY_TOKEN_FILE"),
+    ] {
+        let variables = [
+            &[("AWS_REGION", region), ("HTTPS_PROXY", &proxy)],
+            more[0],
+            more[1],
+        ];
+        let (code, message) = list_with(&variables.concat(), &[]);
+        assert_eq!(code, 78, "{message}");
+        assert!(message.contains(says), "{says}: {message}");
     }
 }

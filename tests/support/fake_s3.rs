@@ -71,6 +71,10 @@ pub struct Dialect {
     pub damages: bool,
     /// Confirms deletions without deleting.
     pub keeps_deleted: bool,
+    /// Unpacks what it stores for clients that do not say that they take gzip, as Google Cloud Storage does.
+    pub unpacks: bool,
+    /// Reads bodies at this many bytes a second.
+    pub reads_slowly: Option<usize>,
     /// Refuses each request with all its headers and 27 MiB of text.
     pub refuses_at_length: bool,
 }
@@ -262,7 +266,8 @@ impl FakeS3 {
 fn serve(client: TcpStream, state: &Mutex<State>) -> io::Result<()> {
     let mut reader = BufReader::new(client.try_clone()?);
     let mut writer = client;
-    while let Some(request) = read_request(&mut reader)? {
+    let pace = state.lock().expect("a lock").dialect.reads_slowly;
+    while let Some(request) = read_request(&mut reader, pace)? {
         let writes = matches!(&*request.method, "POST" | "PUT");
         let (answer, dialect) = {
             let mut state = state.lock().expect("a lock");
@@ -315,7 +320,10 @@ fn serve(client: TcpStream, state: &Mutex<State>) -> io::Result<()> {
     Ok(())
 }
 
-fn read_request(reader: &mut BufReader<TcpStream>) -> io::Result<Option<Request>> {
+fn read_request(
+    reader: &mut BufReader<TcpStream>,
+    pace: Option<usize>,
+) -> io::Result<Option<Request>> {
     let mut line = String::new();
     if reader.read_line(&mut line)? == 0 {
         return Ok(None);
@@ -341,7 +349,12 @@ fn read_request(reader: &mut BufReader<TcpStream>) -> io::Result<Option<Request>
             .get_mut()
             .write_all(b"HTTP/1.1 100 Continue\r\n\r\n")?;
     }
-    reader.read_exact(&mut body)?;
+    for piece in body.chunks_mut(pace.unwrap_or(usize::MAX) / 10) {
+        reader.read_exact(piece)?;
+        if pace.is_some() {
+            std::thread::sleep(std::time::Duration::from_millis(100));
+        }
+    }
     let url = url::Url::parse(&format!("http://server{target}")).map_err(io::Error::other)?;
     let path = decoded(url.path().trim_start_matches('/'));
     Ok(Some(Request {
@@ -625,6 +638,15 @@ impl State {
             return refused((404, "NoSuchKey"));
         };
         let mut body = object.body.clone();
+        let takes_gzip = r
+            .headers
+            .get("accept-encoding")
+            .is_some_and(|e| e.contains("gzip"));
+        if self.dialect.unpacks && !takes_gzip {
+            let mut plain = Vec::new();
+            let read = flate2::read::MultiGzDecoder::new(&*body).read_to_end(&mut plain);
+            body = read.map_or(body, |_| plain);
+        }
         if self.dialect.damages
             && let Some(last) = body.last_mut()
         {

@@ -28,6 +28,7 @@ const ETCD_MOD: &str = include_str!("go/etcd.mod");
 const KUBERNETES_MOD: &str = include_str!("go/kubernetes.mod");
 const UNPACK_MOD: &str = include_str!("go/unpack.mod");
 const UNPACK_GO: &str = include_str!("go/unpack.go");
+const NOLINKS_GO: &str = include_str!("go/nolinks.go");
 const CERTS_GO: &str = include_str!("go/certs.go");
 const INFORMER_MOD: &str = include_str!("go/informer.mod");
 const INFORMER_GO: &str = include_str!("go/informer.go");
@@ -243,6 +244,13 @@ fn kubernetes_mod(build: &Build, version: &str) -> String {
 /// lzw`: Go's own decompressors, from standard input to standard output.
 pub fn unpack() -> PathBuf {
     our_program("unpack", "some seconds", UNPACK_MOD, UNPACK_GO)
+}
+
+/// Returns `nolinks COMMAND [ARGUMENT]…`, which runs a command as on a file system without hard links and without
+/// RENAME_NOREPLACE, such as a mounted bucket.
+pub fn nolinks() -> PathBuf {
+    let module = "module deltafold.test/nolinks\n\ngo 1.21\n";
+    our_program("nolinks", "some seconds", module, NOLINKS_GO)
 }
 
 /// Returns `informer URL TOKEN NAMESPACE`: what client-go's informer sees of the ConfigMaps there.
