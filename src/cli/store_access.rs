@@ -30,13 +30,14 @@ pub(super) struct StoreArgs {
 }
 
 impl StoreArgs {
-    /// Opens the store alone, with further settings.
+    /// Opens the store alone, with further settings. Makes a local folder.
     pub(super) fn store_with(&self, settings: &[(&str, &str)], cancel: &Cancel) -> Result<Store> {
         let open = |options: &[(String, String)], handle| {
             let settings = settings
                 .iter()
                 .map(|(k, v)| ((*k).to_owned(), (*v).to_owned()));
             let options: Vec<_> = options.iter().cloned().chain(settings).collect();
+            store::open::make_folder(&self.store, "--store", &options)?;
             store::open(&self.store, &options, handle)
         };
         Ok(self.access.context_with(1, cancel, open)?.store)

@@ -25,8 +25,8 @@ enum StoreSubcommand {
 /// Try each call that the commands make: list, write, write on condition and in parts, lock, read, delete
 ///
 /// Shows which step fails, what it is needed for, and which settings mend it. The objects are written to
-/// deltafold-staging/ and deltafold-locks/ below the prefix, and deleted at the end. Snapshots are neither read nor
-/// changed, so flags for encryption and limits have no effect.
+/// deltafold-staging/ and deltafold-locks/ below the prefix, and deleted at the end; a local folder is made if its parent
+/// exists. Snapshots are neither read nor changed, so flags for encryption and limits have no effect.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:

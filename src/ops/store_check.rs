@@ -1,19 +1,18 @@
 //! The operation `store check`: one round of the calls that the commands make, at the size that they make them.
 //!
-//! Works below the staging folder and with a lock of its own, and removes both. If a setting mends what fails, the round
+//! Works below the staging folder and with a lock of its own, and removes both. If a setting may mend what fails, the round
 //! is made again with it, so that all settings are known in the end. Called by `cli::store_check`.
 
 use super::report::{FailureFields, Report, ReportBuilder};
 use crate::backup::catalog::{V1, V2};
 use crate::base::Cancel;
-use crate::base::read_all::for_each_piece;
 use crate::error::{Error, Reason, Result};
 use crate::store::lock::{LOCKS, Lock, Wait};
 use crate::store::staging::{STAGING, temporary_path};
 use crate::store::{Published, Store, Upload, Versioning};
 use schemars::JsonSchema;
 use serde::Serialize;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::time::Duration;
 
 /// The size of an object that goes to an object store in two parts, in bytes.
@@ -107,27 +106,29 @@ pub struct Check {
 /// `NoSnapshots` if the bucket does not exist; with `Terminated`. Later failures are in the report.
 pub fn run(open: impl Fn(&[(&str, &str)]) -> Result<Store>) -> Result<Report<Outcome>> {
     let clock = ReportBuilder::start();
-    let mut settings: Vec<&str> = Vec::new();
     let store = open(&[])?;
     let first = Round::go(&store)?;
-    let mut failure = first.setting();
-    let mut works = first.error.is_none();
-    while let Some(setting) = failure.filter(|setting| !settings.contains(setting)) {
+    let mut settings: Vec<&str> = Vec::new();
+    let mut last = first.error.as_ref().map(|(_, e)| e.setting());
+    while let Some(Some(setting)) = last
+        && !settings.contains(&setting)
+    {
         settings.push(setting);
         let pairs: Vec<(&str, &str)> = settings.iter().filter_map(|s| s.split_once('=')).collect();
         store.cancel().check()?;
-        let round = open(&pairs).and_then(|store| Round::go(&store));
-        works = round.as_ref().is_ok_and(|round| round.error.is_none());
-        failure = round.ok().and_then(|round| round.setting());
+        last = match open(&pairs).and_then(|store| Round::go(&store)) {
+            Ok(round) => round.error.map(|(_, e)| e.setting()),
+            Err(_) => Some(None),
+        };
     }
-    if !works {
+    if last.is_some() {
         settings.clear();
     }
     let error = first.error.map(|(ability, e)| {
-        e.reason().error(format!(
-            "deltafold cannot work in {}: {}: {e}",
-            store.url(),
-            ability.needed_for()
+        let needed_for = ability.needed_for();
+        e.reworded(format!(
+            "deltafold cannot work in {}: {needed_for}: {e}",
+            store.url()
         ))
     });
     let outcome = Outcome {
@@ -147,6 +148,15 @@ fn wrong(what: &str) -> Error {
     Reason::Configuration.error(what)
 }
 
+/// What a step saw: `None` if it worked, or why the store lacks it.
+type Seen = Result<Option<String>>;
+
+const WORKS: Seen = Ok(None);
+
+fn lacks(why: impl Into<String>) -> Seen {
+    Ok(Some(why.into()))
+}
+
 fn is_created(published: Published) -> Result<()> {
     match published {
         Published::Created => Ok(()),
@@ -155,52 +165,82 @@ fn is_created(published: Published) -> Result<()> {
 }
 
 /// Writes an object in parts, asks for its name once more, and reads it by ranges.
-fn write_in_parts(store: &Store, path: &str) -> Result<()> {
-    let piece: Vec<u8> = (0..1 << 20).map(|i: u32| (i % 251) as u8).collect();
+fn write_in_parts(store: &Store, path: &str) -> Seen {
+    let content: Vec<u8> = (0..TWO_PARTS).map(|i| (i % 251) as u8).collect();
     let write = || -> Result<Published> {
-        let failed = |e| Error::io(format!("write {}", store.name(path)), e);
-        let mut upload = Upload::new(store, path, TWO_PARTS)?;
-        let mut left = TWO_PARTS as usize;
-        while left > 0 {
-            let n = left.min(piece.len());
-            upload.write_all(&piece[..n]).map_err(failed)?;
-            left -= n;
-        }
+        let mut upload = Upload::new(store, path, content.len() as u64)?;
+        let written = content
+            .chunks(1 << 20)
+            .try_for_each(|piece| upload.write_all(piece));
+        written.map_err(|e| Error::io(format!("write {}", store.name(path)), e))?;
         upload.finish()?.complete()
     };
     is_created(write()?)?;
-    let (mut at, mut is_same) = (0_usize, true);
+    let mut read = Vec::new();
+    let mut object = store.fetch(path, BY_RANGES).take(BY_RANGES);
     let failed = |e| Error::io(format!("read {}", store.name(path)), e);
-    for_each_piece(
-        store.fetch(path, BY_RANGES),
-        store.cancel(),
-        failed,
-        |bytes| {
-            is_same &= bytes
-                .iter()
-                .enumerate()
-                .all(|(i, b)| *b == piece[(at + i) % piece.len()]);
-            at += bytes.len();
-            Ok(())
-        },
-    )?;
-    match (is_same && at as u64 == TWO_PARTS, write()?) {
+    object.read_to_end(&mut read).map_err(failed)?;
+    match (read == content, write()?) {
         (false, _) => Err(wrong("other bytes came back than were written in parts")),
-        (true, Published::Identical) => Ok(()),
+        (true, Published::Identical) => WORKS,
         (true, _) => Err(wrong("an object in parts took a name that was not free")),
     }
 }
 
-fn are_gone(store: &Store, paths: &[String]) -> Result<()> {
+/// Takes, renews and gives back a lock.
+fn lock(store: &Store) -> Seen {
+    let word = crate::base::random::random_word();
+    let name = format!("check-{word:016x}");
+    let locked = || {
+        let mut lock = Lock::new(store, &name, "store check", Duration::from_secs(10))?;
+        let held = lock.acquire(Wait::UntilSeenDead)?;
+        held.renew()?;
+        held.release()
+    };
+    let locked = locked();
+    let cleaning = store.clone().with_cancel(Cancel::default());
+    // In a local folder, a lock has a second file.
+    let files: &[&str] = match store.requests() {
+        Some(_) => &["json"],
+        None => &["json", "flock"],
+    };
+    for file in files {
+        if let Err(e) = cleaning.delete(&format!("{LOCKS}/{name}.{file}")) {
+            tracing::debug!("a lock is left behind: {e}");
+        }
+    }
+    match locked {
+        Err(_) if !store.may_have_locks() => lacks("commands that take a lock need --lock-lease"),
+        locked => locked.map(|()| None),
+    }
+}
+
+fn are_gone(store: &Store, paths: &[String]) -> Seen {
     for path in paths {
         if store.exists(path)? {
             return Err(wrong("a deleted object is still there"));
         }
     }
-    Ok(())
+    WORKS
+}
+
+/// Deletes objects by one request.
+fn delete_many(store: &Store, paths: &[String]) -> Seen {
+    let mut deleted = Ok(());
+    store.delete_all(paths, |_, result| {
+        if let Err(e) = result {
+            deleted = Err(e);
+        }
+    })?;
+    deleted.and_then(|()| are_gone(store, paths))?;
+    match store.deletes_singly() {
+        true => lacks("objects are deleted one by one"),
+        false => WORKS,
+    }
 }
 
 /// The steps so far.
+#[derive(Default)]
 struct Round {
     checks: Vec<Check>,
     error: Option<(Ability, Error)>,
@@ -213,183 +253,71 @@ impl Round {
         let paths = ["check", "check-free", "check-parts"].map(temporary_path);
         let [path, free, parts] = &paths;
         let content = format!("deltafold checks this store: {path}").into_bytes();
-        let mut round = Round {
-            checks: Vec::new(),
-            error: None,
-        };
-        round.add(Ability::List, Ok(()));
-        round.step(Ability::Put, || store.replace_small(path, &content));
-        match store.uses_conditions() {
-            true => round.step(Ability::ConditionalCreate, || {
-                is_created(store.create_small(free, &content)?)?;
-                store.refuses_to_replace(path)
-            }),
-            false => round.lacks(
-                Ability::ConditionalCreate,
-                "nobody else may write to this prefix",
-            ),
-        };
+        let mut round = Round::default();
+        round.step(Ability::List, || WORKS);
+        round.step(Ability::Put, || {
+            store.replace_small(path, &content).map(|()| None)
+        });
+        round.step(Ability::ConditionalCreate, || {
+            if !store.uses_conditions() {
+                return lacks("nobody else may write to this prefix");
+            }
+            is_created(store.create_small(free, &content)?)?;
+            store.refuses_to_replace(path).map(|()| None)
+        });
         round.step(Ability::ReadBack, || {
             match store.read_small(path, content.len() as u64)? {
-                Some(read) if read == content => Ok(()),
+                Some(read) if read == content => WORKS,
                 _ => Err(wrong("other bytes came back than were written")),
             }
         });
         round.step(Ability::Multipart, || write_in_parts(store, parts));
-        round.try_lock(store);
+        round.step(Ability::Lock, || lock(store));
         round.step(Ability::Tags, || {
-            store.excluded_by_tag(std::slice::from_ref(path)).map(drop)
+            store.excluded_by_tag(std::slice::from_ref(path))?;
+            match store.can_request_tags() {
+                true => WORKS,
+                false => lacks("marks are objects beside the snapshots"),
+            }
         });
-        if store.tags_refused() {
-            round.now_lacks("marks are objects beside the snapshots");
-        }
-        round.optional(
-            Ability::Versions,
-            store.versioning().map(|versions| match versions {
-                Versioning::Unknown(why) => Some(why),
-                _ => None,
-            }),
-        );
-        round.optional(Ability::Uploads, store.uploads().map(|_| None));
+        round.step(Ability::Versions, || match store.versioning()? {
+            _ if !store.tells_versions() => lacks("only S3 is asked"),
+            Versioning::Unknown(why) => lacks(why),
+            _ => WORKS,
+        });
+        round.step(Ability::Uploads, || match store.lists_uploads() {
+            true => store.uploads().map(|_| None),
+            false => lacks("a killed upload leaves nothing that could be listed"),
+        });
         // The objects go whatever happened, also after a signal.
         let cleaning = store.clone().with_cancel(Cancel::default());
-        round.remove(&cleaning, &paths);
+        let many = delete_many(&cleaning, &paths[1..]);
+        let one = cleaning
+            .delete(path)
+            .and_then(|()| are_gone(&cleaning, &paths[..1]));
         store.cancel().check()?;
+        round.step(Ability::DeleteMany, || many);
+        round.step(Ability::Delete, || one);
         Ok(round)
     }
 
-    /// Takes, renews and gives back a lock.
-    fn try_lock(&mut self, store: &Store) {
-        let word = crate::base::random::random_word();
-        let name = format!("check-{word:016x}");
-        let locked = || {
-            let mut lock = Lock::new(store, &name, "store check", Duration::from_secs(10))?;
-            let held = lock.acquire(Wait::UntilSeenDead)?;
-            held.renew()?;
-            held.release()
+    /// Makes a step, unless one before it failed.
+    fn step(&mut self, ability: Ability, step: impl FnOnce() -> Seen) {
+        let (state, error) = match self.error {
+            Some(_) => (AbilityState::NotTried, None),
+            None => match step() {
+                Ok(None) => (AbilityState::Works, None),
+                Ok(Some(why)) => (AbilityState::Lacking, Some(why)),
+                Err(e) if ability.is_optional(e.reason()) => {
+                    (AbilityState::Lacking, Some(e.to_string()))
+                }
+                Err(e) => {
+                    let text = e.to_string();
+                    self.error = Some((ability, e));
+                    (AbilityState::Failed, Some(text))
+                }
+            },
         };
-        if self.error.is_some() {
-            return self.skip(Ability::Lock);
-        }
-        match locked() {
-            Err(_) if !store.may_have_locks() => {
-                self.lacks(Ability::Lock, "commands that take a lock need --lock-lease");
-            }
-            result => self.add(Ability::Lock, result),
-        }
-        let cleaning = store.clone().with_cancel(Cancel::default());
-        // In a local folder, a lock has a second file.
-        let files: &[&str] = match store.requests() {
-            Some(_) => &["json"],
-            None => &["json", "flock"],
-        };
-        for file in files {
-            if let Err(e) = cleaning.delete(&format!("{LOCKS}/{name}.{file}")) {
-                tracing::debug!("a lock is left behind: {e}");
-            }
-        }
-    }
-
-    /// Deletes two objects by one request, and one by another.
-    fn remove(&mut self, store: &Store, [path, others @ ..]: &[String; 3]) {
-        let mut deleted = Ok(());
-        let many = store.delete_all(others, |_, result| {
-            if let Err(e) = result {
-                deleted = Err(e);
-            }
-        });
-        let deleted = many.and(deleted);
-        let is_written = self.is(Ability::Put, AbilityState::Works);
-        match is_written {
-            true => self.add_unless_locked(
-                Ability::DeleteMany,
-                deleted.and_then(|()| are_gone(store, others)),
-            ),
-            false => self.skip(Ability::DeleteMany),
-        };
-        if store.deletes_singly() {
-            self.now_lacks("objects are deleted one by one");
-        }
-        let one = std::slice::from_ref(path);
-        let deleted = store.delete(path).and_then(|()| are_gone(store, one));
-        match is_written {
-            true => self.add_unless_locked(Ability::Delete, deleted),
-            false => self.skip(Ability::Delete),
-        };
-    }
-
-    /// Returns a setting that may mend the failure.
-    fn setting(&self) -> Option<&'static str> {
-        self.error.as_ref()?.1.setting()
-    }
-
-    fn is(&self, ability: Ability, state: AbilityState) -> bool {
-        let mut checks = self.checks.iter();
-        checks.any(|check| check.ability == ability && check.state == state)
-    }
-
-    /// Adds a step that the store lacks.
-    fn lacks(&mut self, ability: Ability, consequence: &str) {
-        match self.error {
-            None => self.push(ability, AbilityState::Lacking, Some(consequence.to_owned())),
-            Some(_) => self.skip(ability),
-        }
-    }
-
-    /// Says that the store lacks what the last step asked for, if that went well.
-    fn now_lacks(&mut self, consequence: &str) {
-        if let Some(last) = self.checks.last_mut()
-            && last.state == AbilityState::Works
-        {
-            last.state = AbilityState::Lacking;
-            last.error = Some(consequence.to_owned());
-        }
-    }
-
-    /// Adds a step that deltafold can do without. `why` says what is lacking.
-    fn optional(&mut self, ability: Ability, why: Result<Option<String>>) {
-        match why {
-            _ if self.error.is_some() => self.skip(ability),
-            Ok(None) => self.add(ability, Ok(())),
-            Ok(Some(why)) => self.lacks(ability, &why),
-            Err(e) if e.reason() == Reason::StoreUnreachable => self.add(ability, Err(e)),
-            Err(e) => self.lacks(ability, &e.to_string()),
-        }
-    }
-
-    /// Adds the result of a deletion. A bucket may keep objects by a policy.
-    fn add_unless_locked(&mut self, ability: Ability, result: Result<()>) {
-        match result {
-            Err(e) if e.reason() == Reason::ObjectLocked => self.lacks(ability, &e.to_string()),
-            result => self.add(ability, result),
-        }
-    }
-
-    /// Tries a step, unless one before it failed.
-    fn step(&mut self, ability: Ability, step: impl FnOnce() -> Result<()>) {
-        match self.error {
-            None => self.add(ability, step()),
-            Some(_) => self.skip(ability),
-        }
-    }
-
-    /// Adds the result of a step.
-    fn add(&mut self, ability: Ability, result: Result<()>) {
-        match result {
-            Ok(()) => self.push(ability, AbilityState::Works, None),
-            Err(e) => {
-                self.push(ability, AbilityState::Failed, Some(e.to_string()));
-                self.error.get_or_insert((ability, e));
-            }
-        }
-    }
-
-    /// Adds a step that was not tried.
-    fn skip(&mut self, ability: Ability) {
-        self.push(ability, AbilityState::NotTried, None);
-    }
-
-    fn push(&mut self, ability: Ability, state: AbilityState, error: Option<String>) {
         self.checks.push(Check {
             ability,
             state,
@@ -400,6 +328,17 @@ impl Round {
 }
 
 impl Ability {
+    /// Whether deltafold does without the step if it fails like this. A bucket may keep objects by a policy.
+    fn is_optional(self, reason: Reason) -> bool {
+        match self {
+            Ability::Versions | Ability::Uploads => {
+                !matches!(reason, Reason::StoreUnreachable | Reason::Terminated)
+            }
+            Ability::DeleteMany | Ability::Delete => reason == Reason::ObjectLocked,
+            _ => false,
+        }
+    }
+
     /// What the step is needed for.
     fn needed_for(self) -> &'static str {
         match self {

@@ -27,6 +27,8 @@ pub struct ExcludeTags {
     kind: TagKind,
     /// The store has refused a request for tags. No further ones are made.
     refused: Arc<AtomicBool>,
+    /// It says that it has none.
+    lacks_tags: Arc<AtomicBool>,
     /// It refused for lack of a permission, so there may be tags.
     denied: Arc<AtomicBool>,
     /// What the responses to reads have shown.
@@ -77,6 +79,7 @@ impl ExcludeTags {
         ExcludeTags {
             kind,
             refused: Arc::default(),
+            lacks_tags: Arc::default(),
             denied: Arc::default(),
             server: Arc::default(),
         }
@@ -100,7 +103,7 @@ impl ExcludeTags {
     }
 
     pub(super) fn can_tell(&self) -> bool {
-        !matches!(self.kind, TagKind::None)
+        !matches!(self.kind, TagKind::None) && !self.lacks_tags.load(Ordering::Relaxed)
     }
 
     /// Returns whether the store has refused to read tags: then no snapshot counts as excluded by a tag.
@@ -168,7 +171,10 @@ impl ExcludeTags {
             404 if response.code().starts_with("NoSuchTagSet") => Ok(Vec::new()),
             404 if response.code().is_empty() => Err(TagFailure::Gone),
             // Accounts of Azure with a hierarchical namespace have no tags.
-            400 | 409 if response.code().starts_with("Feature") => Ok(Vec::new()),
+            400 | 409 if response.code().starts_with("Feature") => {
+                self.lacks_tags.store(true, Ordering::Relaxed);
+                Ok(Vec::new())
+            }
             _ => Err(TagFailure::Refused(response.refusal(&action))),
         }
     }

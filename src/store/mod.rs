@@ -511,6 +511,16 @@ impl Store {
         uploads::versioning(self)
     }
 
+    /// Returns whether the store can be asked for versions.
+    pub fn tells_versions(&self) -> bool {
+        self.s3.is_some()
+    }
+
+    /// Returns whether the store has unfinished uploads, and lists them.
+    pub fn lists_uploads(&self) -> bool {
+        self.s3.is_some() || self.swift.is_some()
+    }
+
     /// Returns the ID of the version that a plain request sees, or `None` if the store does not say.
     ///
     /// # Errors
