@@ -21,10 +21,7 @@ pub(super) const LOCAL: &str = "LocalFileSystem";
 pub fn store_error(action: impl std::fmt::Display, e: object_store::Error) -> Error {
     use object_store::Error as E;
     let action = action.to_string();
-    let server = causes::chain(&e).find_map(|e| match e.downcast_ref::<At>() {
-        Some(at) => Some(at.server.clone()),
-        None => server_in(&e.to_string()),
-    });
+    let server = server_of(&e);
     let text = tidy(&redact(&causes::without_layers(&innermost(&e))));
     if let Some(server) = server.as_ref().filter(|server| gives_credentials(server)) {
         return Reason::StoreUnreachable.error(format!(
@@ -32,9 +29,12 @@ pub fn store_error(action: impl std::fmt::Display, e: object_store::Error) -> Er
             how_to_give_credentials(&action)
         ));
     }
-    let at = server.map_or_else(String::new, |server| format!(" at {server}"));
+    let action_at = match &server {
+        Some(server) => format!("{action} at {server}"),
+        None => action.clone(),
+    };
     if let Some(refusal) = refusal_in(&e) {
-        return refusal.error(format!("{action}{at}"));
+        return refusal.error(action_at);
     }
     let (reason, advice) = match &e {
         E::NotFound { .. } => (Reason::NoSnapshots, None),
@@ -70,7 +70,15 @@ pub fn store_error(action: impl std::fmt::Display, e: object_store::Error) -> Er
         };
         format!("; {}", advice.replace("{endpoint}", setting))
     });
-    reason.error(format!("cannot {action}{at}: {text}{advice}"))
+    reason.error(format!("cannot {action_at}: {text}{advice}"))
+}
+
+/// Returns the server that was asked.
+fn server_of(e: &object_store::Error) -> Option<String> {
+    causes::chain(e).find_map(|e| match e.downcast_ref::<At>() {
+        Some(at) => Some(at.server.clone()),
+        None => server_in(&e.to_string()),
+    })
 }
 
 /// Returns the store's refusal in an error of the crate.
@@ -96,7 +104,11 @@ pub(super) async fn conditional_write_error(
     if let Err(e) = delete_one(store, &below).await {
         tracing::debug!("a temporary object is left behind: {below}: {e}");
     }
-    refusal.clone().of_condition().error(action)
+    let server = server_of(&e).unwrap_or_default();
+    refusal
+        .clone()
+        .of_condition()
+        .error(format!("{action} at {server}"))
 }
 
 /// Returns the error for a store that does not keep the conditions of writes.

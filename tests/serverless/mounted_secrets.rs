@@ -240,9 +240,22 @@ fn a_setting_with_a_line_break_is_named() {
     let secret = folder.path().to_str().unwrap();
     let (code, _, message) = list("s3://b/p", &["--store-secret", secret]);
     assert!(
-        code == 78 && message.contains("control character"),
+        code == 78 && message.contains("accessKeyID in the Secret"),
         "{message}"
     );
+    let signature = "sas_token=sv=2022-11-02&se=2020-01-02T03%3A04%3A05Z&sig=HIDDEN";
+    let account = [
+        "--store-option",
+        "account_name=a",
+        "--store-option",
+        signature,
+    ];
+    let (code, _, message) = list("az://c/p", &account);
+    assert!(
+        code == 77 && message.contains("has expired at 2020-01-02"),
+        "{message}"
+    );
+    assert!(!message.contains("HIDDEN"), "{message}");
     let (code, _, message) = list("s3://b/p", &["--store-option", "region=a\tb"]);
     assert!(
         code == 78 && message.contains("--store-option region"),

@@ -9,6 +9,7 @@ use crate::error::{Error, Reason, Result};
 use crate::store::azure::{AccountServer, Azure, Conditional};
 use crate::store::exclude::{ExcludeTags, TagKind};
 use crate::store::{LookFirst, Store};
+use chrono::{DateTime, Utc};
 use object_store::azure::{
     AzureConfigKey as K, AzureCredential, MicrosoftAzure, MicrosoftAzureBuilder,
 };
@@ -17,8 +18,21 @@ use tokio::runtime::Handle;
 
 pub(super) fn open(location: &Location, mut config: OpenConfig, handle: Handle) -> Result<Store> {
     let secret = config.read_secret()?;
+    let of_secret = secret.as_ref().and_then(|secret| secret.get("sasToken"));
+    let of_secret = of_secret.map(str::to_owned);
     let (builder, client) =
         builder::configured::<MicrosoftAzureBuilder>(location, &mut config, secret)?;
+    let sas = of_secret.or_else(|| builder.setting(K::SasKey));
+    if let Some(end) = sas
+        .as_deref()
+        .and_then(end_of_sas)
+        .filter(|end| *end < Utc::now())
+    {
+        return Err(Reason::Unauthenticated.error(format!(
+            "cannot {}: the shared access signature (sas_token) has expired at {end} (se=): make a new one",
+            location.action
+        )));
+    }
     let client = config.retrying_client(&client, &location.action)?;
     let server = AccountServer {
         endpoint: builder.endpoint(),
@@ -41,6 +55,19 @@ pub(super) fn open(location: &Location, mut config: OpenConfig, handle: Handle) 
         .with_requests(config.requests.most())
         .with_ranges()
         .with_retention_policies())
+}
+
+/// Returns when a shared access signature expires. A policy of the container may say it instead.
+fn end_of_sas(token: &str) -> Option<DateTime<Utc>> {
+    let mut pairs = url::form_urlencoded::parse(token.trim_start_matches('?').as_bytes());
+    let (_, end) = pairs.find(|(name, _)| name == "se")?;
+    let with_seconds = end.replace('Z', ":00Z");
+    let with_time = format!("{end}T00:00:00Z");
+    let forms = [end.as_ref(), &with_seconds, &with_time];
+    let end = forms
+        .iter()
+        .find_map(|form| DateTime::parse_from_rfc3339(form).ok());
+    end.map(|end| end.to_utc())
 }
 
 impl Builder for MicrosoftAzureBuilder {
@@ -117,6 +144,27 @@ impl Builder for MicrosoftAzureBuilder {
                 "cannot {action}: the storage account is missing: give --store-option account_name=NAME, or set AZURE_STORAGE_ACCOUNT_NAME (and account_key, or AZURE_STORAGE_ACCOUNT_KEY)"
             )),
             false => super::misconfigured(action, e),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_a_signature_is_read_in_azures_three_forms() {
+        for (token, end) in [
+            (
+                "?sv=2022-11-02&se=2026-01-02T03%3A04%3A05Z&sig=x",
+                Some("2026-01-02T03:04:05+00:00"),
+            ),
+            ("se=2026-01-02T03:04Z", Some("2026-01-02T03:04:00+00:00")),
+            ("sp=r&se=2026-01-02", Some("2026-01-02T00:00:00+00:00")),
+            ("sv=2022-11-02&si=policy&sig=x", None),
+        ] {
+            let read = end_of_sas(token).map(|end| end.to_rfc3339());
+            assert_eq!(read.as_deref(), end, "{token}");
         }
     }
 }

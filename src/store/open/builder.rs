@@ -289,6 +289,7 @@ fn of_settings<B: Builder>(
 /// Returns a setting of a Secret.
 fn of_secret(secret: Option<&Secret>, name: &str, value: &str) -> Result<String> {
     let path = secret.map(Secret::path).unwrap_or_default();
+    let name = secret.and_then(|s| s.name_of(value)).unwrap_or(name);
     checked(&format!("{name} in the Secret {path}"), value)
 }
 

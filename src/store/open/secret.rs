@@ -98,6 +98,13 @@ impl Secret {
         (!value.is_empty()).then_some(value)
     }
 
+    /// Returns the name of a file with this value.
+    pub(super) fn name_of(&self, value: &str) -> Option<&str> {
+        let mut settings = self.settings.iter();
+        let found = settings.find(|(_, of_file)| of_file.trim() == value);
+        found.map(|(name, _)| name.as_str())
+    }
+
     /// Returns settings of a store. `names` has each setting's name in the store and in the Secret; missing
     /// ones are left out.
     pub(super) fn settings<const N: usize>(
