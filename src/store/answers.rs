@@ -312,7 +312,11 @@ fn refusal_of(
         Some(Through(proxy)) => format!("the answer through the proxy {proxy} is"),
         None => "the store answers".to_owned(),
     };
-    let refusal = Refusal::of(meant, format!("{who} {status}: {text}"));
+    let text = match text {
+        "" => format!("{who} {status}"),
+        text => format!("{who} {status}: {text}"),
+    };
+    let refusal = Refusal::of(meant, text);
     let is_proxys = through.is_some() && error.code.is_empty() && status == StatusCode::FORBIDDEN;
     Refusal {
         advice: match is_proxys {

@@ -3,14 +3,10 @@
 //! What a store answers, `answers` has judged already: its [`Refusal`] is in the crate's error. Here are the errors of
 //! requests without an answer, and of local folders. Removes secrets in URLs from the text.
 
-use super::Store;
 use super::answers::{NO_CONDITIONS, Refusal, WITHOUT_CONDITIONS};
 use super::requests::At;
-use super::small_objects::delete_one;
-use super::staging::temporary_path;
 use crate::base::{causes, tls};
 use crate::error::{Error, Reason};
-use object_store::{ObjectStoreExt, PutPayload};
 use url::Url;
 
 /// The name of a local folder in the crate's errors.
@@ -74,7 +70,7 @@ pub fn store_error(action: impl std::fmt::Display, e: object_store::Error) -> Er
 }
 
 /// Returns the server that was asked.
-fn server_of(e: &object_store::Error) -> Option<String> {
+pub(super) fn server_of(e: &object_store::Error) -> Option<String> {
     causes::chain(e).find_map(|e| match e.downcast_ref::<At>() {
         Some(at) => Some(at.server.clone()),
         None => server_in(&e.to_string()),
@@ -82,33 +78,8 @@ fn server_of(e: &object_store::Error) -> Option<String> {
 }
 
 /// Returns the store's refusal in an error of the crate.
-fn refusal_in(e: &object_store::Error) -> Option<&Refusal> {
+pub(super) fn refusal_in(e: &object_store::Error) -> Option<&Refusal> {
     causes::chain(e).find_map(|e| e.downcast_ref::<Refusal>())
-}
-
-/// Returns the error of a write on condition. If the store does not say which header it refuses, the same write without
-/// the condition, of a temporary object, tells whether it is that.
-pub(super) async fn conditional_write_error(
-    store: &Store,
-    action: &str,
-    e: object_store::Error,
-) -> Error {
-    let Some(refusal) = refusal_in(&e).filter(|refusal| refusal.may_be_condition) else {
-        return store_error(action, e);
-    };
-    let below = temporary_path("unconditional");
-    let content = PutPayload::from_static(b"?");
-    if store.inner.put(&store.path(&below), content).await.is_err() {
-        return store_error(action, e);
-    }
-    if let Err(e) = delete_one(store, &below).await {
-        tracing::debug!("a temporary object is left behind: {below}: {e}");
-    }
-    let server = server_of(&e).unwrap_or_default();
-    refusal
-        .clone()
-        .of_condition()
-        .error(format!("{action} at {server}"))
 }
 
 /// Returns the error for a store that does not keep the conditions of writes.

@@ -248,42 +248,54 @@ async fn set_metadata(gcs: Option<&Gcs>, path: &Path) -> Result<(), TagFailure> 
     }
 }
 
-pub(super) fn excluded_by_tag(store: &Store, paths: &[String]) -> Result<Vec<bool>> {
-    const PARALLEL_REQUESTS: usize = 32;
-    if !store.can_request_tags() {
-        return Ok(vec![false; paths.len()]);
+impl Store {
+    /// Returns for each path whether the object is tagged as excluded. Sends several requests at once. If the
+    /// store has no tags or refuses to read them, no object counts as excluded.
+    ///
+    /// # Errors
+    /// Fails with `StoreUnreachable` or `Terminated`.
+    pub fn excluded_by_tag(&self, paths: &[String]) -> Result<Vec<bool>> {
+        const PARALLEL_REQUESTS: usize = 32;
+        if !self.can_request_tags() {
+            return Ok(vec![false; paths.len()]);
+        }
+        self.block_on(async {
+            futures::stream::iter(paths)
+                .map(|p| async move { self.tags.is_excluded(&self.inner, &self.path(p)).await })
+                .buffered(PARALLEL_REQUESTS)
+                .try_collect()
+                .await
+        })?
     }
-    store.block_on(async {
-        futures::stream::iter(paths)
-            .map(|p| async move { store.tags.is_excluded(&store.inner, &store.path(p)).await })
-            .buffered(PARALLEL_REQUESTS)
-            .try_collect()
-            .await
-    })?
-}
 
-pub(super) fn exclude(store: &Store, below: &str, mark: &str) -> Result<()> {
-    let tagged = match store.can_request_tags() {
-        true => store.block_on(store.tags.set(&store.path(below)))?,
-        false => Err(TagFailure::Refused(Error::internal("no tags"))),
-    };
-    let tagged = match tagged {
-        // A store without tags does not say that an object is missing.
-        Err(TagFailure::Refused(_)) if !store.exists(below)? => Err(TagFailure::Gone),
-        tagged => tagged,
-    };
-    match tagged {
-        Ok(()) => Ok(()),
-        Err(TagFailure::Failed(e)) => Err(e),
-        Err(TagFailure::Gone) => Err(Reason::SnapshotVanished.error(format!(
-            "cannot exclude {}: it is gone; run again",
-            store.name(below)
-        ))),
-        Err(TagFailure::Refused(why)) => {
-            if store.tags.can_tell() {
-                tracing::debug!("excluded by an object instead of a tag: {why}");
+    /// Excludes a snapshot: by tag or metadata if the store has them, else by an empty object `mark`. Other
+    /// tags stay. A second call changes nothing.
+    ///
+    /// # Errors
+    /// Fails with the store's errors, and with `SnapshotVanished` if the snapshot does not exist.
+    pub fn exclude(&self, below: &str, mark: &str) -> Result<()> {
+        let tagged = match self.can_request_tags() {
+            true => self.block_on(self.tags.set(&self.path(below)))?,
+            false => Err(TagFailure::Refused(Error::internal("no tags"))),
+        };
+        let tagged = match tagged {
+            // A self without tags does not say that an object is missing.
+            Err(TagFailure::Refused(_)) if !self.exists(below)? => Err(TagFailure::Gone),
+            tagged => tagged,
+        };
+        match tagged {
+            Ok(()) => Ok(()),
+            Err(TagFailure::Failed(e)) => Err(e),
+            Err(TagFailure::Gone) => Err(Reason::SnapshotVanished.error(format!(
+                "cannot exclude {}: it is gone; run again",
+                self.name(below)
+            ))),
+            Err(TagFailure::Refused(why)) => {
+                if self.tags.can_tell() {
+                    tracing::debug!("excluded by an object instead of a tag: {why}");
+                }
+                self.replace_small(mark, b"")
             }
-            store.replace_small(mark, b"")
         }
     }
 }

@@ -56,11 +56,11 @@ pub use uploads::{UnfinishedUpload, Versioning};
 
 use crate::base::Cancel;
 use crate::error::{Error, Result};
-use chrono::{DateTime, TimeDelta, Utc};
+use chrono::{DateTime, Utc};
 use exclude::ExcludeTags;
 use futures::{Stream, StreamExt, TryStreamExt};
 use object_store::path::Path;
-use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt, UpdateVersion};
+use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt};
 use s3::S3;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -503,14 +503,6 @@ impl Store {
         fetch::fetch(self, path, *bytes, !is_excluded)
     }
 
-    /// Returns whether the bucket keeps versions: `Off` on stores that are not S3.
-    ///
-    /// # Errors
-    /// Fails with `StoreUnreachable`, `Unauthenticated`, or `NoSnapshots` if the bucket does not exist.
-    pub fn versioning(&self) -> Result<Versioning> {
-        uploads::versioning(self)
-    }
-
     /// Returns whether the store can be asked for versions.
     pub fn tells_versions(&self) -> bool {
         self.s3.is_some()
@@ -521,166 +513,10 @@ impl Store {
         self.s3.is_some() || self.swift.is_some()
     }
 
-    /// Returns the ID of the version that a plain request sees, or `None` if the store does not say.
-    ///
-    /// # Errors
-    /// Fails with the store's errors, and with `SnapshotVanished` if the object does not exist.
-    pub fn current_version(&self, below: &str) -> Result<Option<String>> {
-        uploads::current_version(self, below)
-    }
-
-    /// Returns the unfinished multipart uploads below the prefix. Some servers list only those of one named
-    /// object, and abort old uploads by themselves.
-    ///
-    /// # Errors
-    /// Fails with the errors of [`objects`](Self::objects), and with `Configuration` if the store has no such
-    /// listing.
-    pub fn uploads(&self) -> Result<Vec<UnfinishedUpload>> {
-        uploads::uploads(self)
-    }
-
-    /// Aborts an unfinished upload and frees its parts. Succeeds if it does not exist.
-    ///
-    /// # Errors
-    /// Fails with the store's errors.
-    pub fn abort_upload(&self, upload: &UnfinishedUpload) -> Result<()> {
-        uploads::abort_upload(self, upload)
-    }
-
-    /// Reads a small object. Returns `None` if it does not exist.
-    ///
-    /// # Errors
-    /// Fails with the store's errors, and with `Configuration` if the object has more than `most` bytes: then
-    /// deltafold did not write it.
-    pub fn read_small(&self, below: &str, most: u64) -> Result<Option<Vec<u8>>> {
-        small_objects::read_small(self, below, most)
-    }
-
-    /// Creates a small object, if no object has its name.
-    ///
-    /// # Errors
-    /// Fails with the errors of [`Upload::finish`] and [`Unnamed::complete`].
-    pub fn create_small(&self, below: &str, content: &[u8]) -> Result<Published> {
-        small_objects::create_small(self, below, content)
-    }
-
-    /// Tests that a write on condition that an object does not exist is refused if it exists. If the condition
-    /// is ignored, the object is overwritten.
-    ///
-    /// # Errors
-    /// Fails with `Configuration` if the object was overwritten, and with the store's errors, such as a refusal of
-    /// the condition.
-    pub fn refuses_to_replace(&self, below: &str) -> Result<()> {
-        small_objects::refuses_to_replace(self, below)
-    }
-
-    /// Writes a small object, and replaces the one with its name.
-    ///
-    /// # Errors
-    /// Fails with the store's errors.
-    pub fn replace_small(&self, below: &str, content: &[u8]) -> Result<()> {
-        small_objects::replace_small(self, below, content)
-    }
-
-    /// Returns the version of an object, for [`replace_version`](Self::replace_version); `None` if it does not exist.
-    ///
-    /// # Errors
-    /// Fails with the store's errors.
-    pub fn version(&self, below: &str) -> Result<Option<UpdateVersion>> {
-        small_objects::version(self, below)
-    }
-
-    /// Replaces an object of this version with a small one. Returns false if it has another version. Where the store has no
-    /// condition for that, the version is read just before.
-    ///
-    /// # Errors
-    /// Fails with the store's errors.
-    pub fn replace_version(
-        &self,
-        below: &str,
-        version: UpdateVersion,
-        content: &[u8],
-    ) -> Result<bool> {
-        small_objects::replace_version(self, below, version, content)
-    }
-
-    /// Deletes an object. Succeeds if it does not exist.
-    ///
-    /// # Errors
-    /// Fails with the store's errors.
-    pub fn delete(&self, below: &str) -> Result<()> {
-        small_objects::delete(self, below)
-    }
-
-    /// Deletes objects, many with one request, and calls `each` with each path and result, in the order of
-    /// `paths`.
-    ///
-    /// # Errors
-    /// Fails only with `Terminated`. Errors of single deletions go to `each`.
-    pub fn delete_all(&self, paths: &[String], each: impl FnMut(&str, Result<()>)) -> Result<()> {
-        small_objects::delete_all(self, paths, each)
-    }
-
-    /// Returns how far the store's clock is ahead of this machine's; negative if it is behind. Writes and
-    /// deletes an object to find out. Returns zero if the duration of the request, or times in whole seconds,
-    /// can explain the difference, and otherwise the lowest value that is possible: a time that is computed
-    /// with it is never later than the store's.
-    ///
-    /// # Errors
-    /// Fails with the store's errors.
-    pub fn clock_ahead(&self) -> Result<TimeDelta> {
-        staging::clock_ahead(self)
-    }
-
-    /// Returns whether the bucket has an object lock: false on stores that are not S3. Only the first call sends
-    /// a request.
-    ///
-    /// # Errors
-    /// Fails with `StoreUnreachable`, `PermissionDenied`, `Unauthenticated`, or `NoSnapshots` if the bucket
-    /// does not exist.
-    pub fn has_object_lock(&self) -> Result<bool> {
-        object_lock::has_object_lock(self)
-    }
-
-    /// Returns the time until which a retention protects an object, by the store's clock; `None` if it has no
-    /// retention. It may be over.
-    ///
-    /// # Errors
-    /// Fails with the store's errors, and with `SnapshotVanished` if the object does not exist.
-    pub fn retained_until(&self, below: &str) -> Result<Option<DateTime<Utc>>> {
-        object_lock::retained_until(self, below)
-    }
-
-    /// Returns whether a legal hold protects an object from deletion.
-    ///
-    /// # Errors
-    /// Fails with the errors of [`retained_until`](Self::retained_until).
-    pub fn legal_hold(&self, below: &str) -> Result<bool> {
-        object_lock::legal_hold(self, below)
-    }
-
-    /// Returns for each path whether the object is tagged as excluded. Sends several requests at once. If the
-    /// store has no tags or refuses to read them, no object counts as excluded.
-    ///
-    /// # Errors
-    /// Fails with `StoreUnreachable` or `Terminated`.
-    pub fn excluded_by_tag(&self, paths: &[String]) -> Result<Vec<bool>> {
-        exclude::excluded_by_tag(self, paths)
-    }
-
     /// Returns whether requests for tags make sense: the store may have tags, and has not refused to read
     /// them.
     pub fn can_request_tags(&self) -> bool {
         self.tags.can_tell() && !self.tags.was_refused()
-    }
-
-    /// Excludes a snapshot: by tag or metadata if the store has them, else by an empty object `mark`. Other
-    /// tags stay. A second call changes nothing.
-    ///
-    /// # Errors
-    /// Fails with the store's errors, and with `SnapshotVanished` if the snapshot does not exist.
-    pub fn exclude(&self, below: &str, mark: &str) -> Result<()> {
-        exclude::exclude(self, below, mark)
     }
 
     /// Returns the client of S3's own requests.

@@ -10,35 +10,52 @@ use crate::store::xml::{Document, RetentionDocument};
 use chrono::{DateTime, Utc};
 use object_store::path::Path;
 
-pub(super) fn has_object_lock(store: &Store) -> Result<bool> {
-    let Some(s3) = &store.s3 else {
-        return Ok(false);
-    };
-    let action = format!("ask whether {} has an object lock", store.url());
-    let lock = store.object_lock.get_or_try_init(async || {
-        let bucket = Path::default();
-        let response = s3.get(&action, &bucket, &[("object-lock", "")]).await?;
-        read_lock(&action, &response)
-    });
-    store.block_on(lock)?.copied()
-}
+impl Store {
+    /// Returns whether the bucket has an object lock: false on stores that are not S3. Only the first call sends
+    /// a request.
+    ///
+    /// # Errors
+    /// Fails with `StoreUnreachable`, `PermissionDenied`, `Unauthenticated`, or `NoSnapshots` if the bucket
+    /// does not exist.
+    pub fn has_object_lock(&self) -> Result<bool> {
+        let Some(s3) = &self.s3 else {
+            return Ok(false);
+        };
+        let action = format!("ask whether {} has an object lock", self.url());
+        let lock = self.object_lock.get_or_try_init(async || {
+            let bucket = Path::default();
+            let response = s3.get(&action, &bucket, &[("object-lock", "")]).await?;
+            read_lock(&action, &response)
+        });
+        self.block_on(lock)?.copied()
+    }
 
-pub(super) fn retained_until(store: &Store, below: &str) -> Result<Option<DateTime<Utc>>> {
-    let read = |document| match document {
-        Document::Retention(retention) => retention_of(&retention),
-        _ => None,
-    };
-    let retention = read_lock_of(store, "retention", below, "retention", read);
-    retention.map(Option::flatten)
-}
+    /// Returns the time until which a retention protects an object, by the store's clock; `None` if it has no
+    /// retention. It may be over.
+    ///
+    /// # Errors
+    /// Fails with the store's errors, and with `SnapshotVanished` if the object does not exist.
+    pub fn retained_until(&self, below: &str) -> Result<Option<DateTime<Utc>>> {
+        let read = |document| match document {
+            Document::Retention(retention) => retention_of(&retention),
+            _ => None,
+        };
+        let retention = read_lock_of(self, "retention", below, "retention", read);
+        retention.map(Option::flatten)
+    }
 
-pub(super) fn legal_hold(store: &Store, below: &str) -> Result<bool> {
-    let read = |document| match document {
-        Document::LegalHold(hold) => Some(hold.status == "ON"),
-        _ => None,
-    };
-    let hold = read_lock_of(store, "legal hold", below, "legal-hold", read);
-    hold.map(|is_on| is_on == Some(true))
+    /// Returns whether a legal hold protects an object from deletion.
+    ///
+    /// # Errors
+    /// Fails with the errors of [`retained_until`](Self::retained_until).
+    pub fn legal_hold(&self, below: &str) -> Result<bool> {
+        let read = |document| match document {
+            Document::LegalHold(hold) => Some(hold.status == "ON"),
+            _ => None,
+        };
+        let hold = read_lock_of(self, "legal hold", below, "legal-hold", read);
+        hold.map(|is_on| is_on == Some(true))
+    }
 }
 
 /// Reads a lock of an object: the subresource `retention` or `legal-hold`. Returns `None` if the object

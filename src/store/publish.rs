@@ -6,9 +6,10 @@
 //!
 //! docs/design/store.md has the hazards, and what a server promises.
 
-use super::errors::{conditional_write_error, is_taken, no_conditions, store_error, write_error};
+use super::errors::{is_taken, no_conditions, store_error, write_error};
 use super::fetch::acquire_permit;
 use super::local::TemporaryFile;
+use super::staging::conditional_write_error;
 use super::{Published, Store};
 use crate::base::read_all::for_each_piece;
 use crate::error::{Error, Reason, Result};

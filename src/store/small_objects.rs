@@ -1,6 +1,6 @@
 //! Reads and writes small objects beside the snapshots (exclusion markers, pins), and deletes objects.
 
-use super::errors::{conditional_write_error, no_conditions, store_error};
+use super::errors::store_error;
 use super::requests::collect;
 use super::{Published, Store, Upload};
 use crate::error::{Error, Reason, Result};
@@ -46,137 +46,153 @@ pub(super) async fn bytes_of(object: GetResult, most: u64) -> object_store::Resu
     }
 }
 
-pub(super) fn read_small(store: &Store, below: &str, most: u64) -> Result<Option<Vec<u8>>> {
-    let failed = |e| store_error(format!("read {}", store.name(below)), e);
-    store.block_on(async {
-        let object = get_if_exists(&store.inner, &store.path(below)).await;
-        let Some(object) = object.map_err(failed)? else {
-            return Ok(None);
-        };
-        let size = object.meta.size;
-        if size > most {
-            return Err(Reason::Configuration.error(format!(
-                "{} has {size} bytes, and deltafold writes at most {most} there: look at the object and delete it",
-                store.name(below),
-            )));
-        }
-        let bytes = bytes_of(object, most).await.map_err(failed)?;
-        if bytes.len() as u64 != size {
-            return Err(super::fetch::cut_short(
-                &store.name(below),
-                bytes.len() as u64,
-                size,
-            ));
-        }
-        Ok(Some(bytes.to_vec()))
-    })?
-}
-
-pub(super) fn create_small(store: &Store, below: &str, content: &[u8]) -> Result<Published> {
-    let mut upload = Upload::new(store, below, content.len() as u64)?;
-    upload
-        .write_all(content)
-        .map_err(|e| Error::io(format!("write {}", store.name(below)), e))?;
-    upload.finish()?.complete()
-}
-
-pub(super) fn refuses_to_replace(store: &Store, below: &str) -> Result<()> {
-    let payload = PutPayload::from_static(b"overwritten");
-    let path = store.path(below);
-    let put = store.inner.put_opts(&path, payload, PutMode::Create.into());
-    match store.block_on(put)? {
-        Err(object_store::Error::AlreadyExists { .. }) => Ok(()),
-        Ok(_) => Err(no_conditions(format!(
-            "{} was overwritten, although the request said to write it only if it does not exist",
-            store.name(below)
-        ))),
-        Err(e) => {
-            let action = format!("write {} on condition", store.name(below));
-            Err(store.block_on(conditional_write_error(store, &action, e))?)
-        }
-    }
-}
-
-pub(super) fn replace_small(store: &Store, below: &str, content: &[u8]) -> Result<()> {
-    let payload = PutPayload::from(content.to_vec());
-    let put = store.block_on(store.inner.put(&store.path(below), payload))?;
-    put.map(|_| ())
-        .map_err(|e| store_error(format!("write {}", store.name(below)), e))
-}
-
-pub(super) fn version(store: &Store, below: &str) -> Result<Option<UpdateVersion>> {
-    match store.block_on(store.inner.head(&store.path(below)))? {
-        Ok(meta) => Ok(Some(UpdateVersion {
-            e_tag: meta.e_tag,
-            version: meta.version,
-        })),
-        Err(object_store::Error::NotFound { .. }) => Ok(None),
-        Err(e) => Err(store_error(format!("look at {}", store.name(below)), e)),
-    }
-}
-
-pub(super) fn replace_version(
-    store: &Store,
-    below: &str,
-    version: UpdateVersion,
-    content: &[u8],
-) -> Result<bool> {
-    use object_store::Error as E;
-    let payload = PutPayload::from(content.to_vec());
-    let path = store.path(below);
-    let mode = PutMode::Update(version.clone());
-    let put = store.inner.put_opts(&path, payload, mode.into());
-    match store.block_on(put)? {
-        Ok(_) => Ok(true),
-        Err(E::Precondition { .. } | E::NotFound { .. } | E::AlreadyExists { .. }) => Ok(false),
-        Err(E::NotImplemented { .. } | E::NotSupported { .. }) => {
-            if self::version(store, below)? != Some(version) {
-                return Ok(false);
+impl Store {
+    /// Reads a small object. Returns `None` if it does not exist.
+    ///
+    /// # Errors
+    /// Fails with the store's errors, and with `Configuration` if the object has more than `most` bytes: then
+    /// deltafold did not write it.
+    pub fn read_small(&self, below: &str, most: u64) -> Result<Option<Vec<u8>>> {
+        let failed = |e| store_error(format!("read {}", self.name(below)), e);
+        self.block_on(async {
+            let object = get_if_exists(&self.inner, &self.path(below)).await;
+            let Some(object) = object.map_err(failed)? else {
+                return Ok(None);
+            };
+            let size = object.meta.size;
+            if size > most {
+                return Err(Reason::Configuration.error(format!(
+                    "{} has {size} bytes, and deltafold writes at most {most} there: look at the object and delete it",
+                    self.name(below),
+                )));
             }
-            replace_small(store, below, content).map(|()| true)
-        }
-        Err(e) => Err(store_error(format!("write {}", store.name(below)), e)),
+            let bytes = bytes_of(object, most).await.map_err(failed)?;
+            if bytes.len() as u64 != size {
+                return Err(super::fetch::cut_short(
+                    &self.name(below),
+                    bytes.len() as u64,
+                    size,
+                ));
+            }
+            Ok(Some(bytes.to_vec()))
+        })?
     }
-}
 
-pub(super) fn delete(store: &Store, below: &str) -> Result<()> {
-    if let Some(root) = &store.local_root {
-        store.cancel.check()?;
-        return root.delete(below);
+    /// Creates a small object, if no object has its name.
+    ///
+    /// # Errors
+    /// Fails with the errors of [`Upload::finish`] and [`Unnamed::complete`].
+    pub fn create_small(&self, below: &str, content: &[u8]) -> Result<Published> {
+        let mut upload = Upload::new(self, below, content.len() as u64)?;
+        upload
+            .write_all(content)
+            .map_err(|e| Error::io(format!("write {}", self.name(below)), e))?;
+        upload.finish()?.complete()
     }
-    store.block_on(delete_one(store, below))?
-}
 
-pub(super) fn delete_all(
-    store: &Store,
-    paths: &[String],
-    mut each: impl FnMut(&str, Result<()>),
-) -> Result<()> {
-    if let Some(root) = &store.local_root {
-        for path in paths {
-            store.cancel.check()?;
-            each(path, root.delete(path));
-        }
-        return Ok(());
+    /// Writes a small object, and replaces the one with its name.
+    ///
+    /// # Errors
+    /// Fails with the store's errors.
+    pub fn replace_small(&self, below: &str, content: &[u8]) -> Result<()> {
+        let payload = PutPayload::from(content.to_vec());
+        let put = self.block_on(self.inner.put(&self.path(below), payload))?;
+        put.map(|_| ())
+            .map_err(|e| store_error(format!("write {}", self.name(below)), e))
     }
-    for batch in paths.chunks(BATCH) {
-        let deleted = match store.deletes_singly() {
-            true => HashSet::new(),
-            false => delete_in_bulk(store, batch)?,
-        };
-        // A bulk request can fail as a whole. So each path that is not known to be deleted gets a request
-        // of its own.
-        let results: Vec<_> = store.block_on(
-            futures::stream::iter(batch)
-                .map(|path| delete_unless_in(store, &deleted, path))
-                .buffered(PARALLEL_DELETIONS)
-                .collect(),
-        )?;
-        for (path, result) in results {
-            each(path, result);
+
+    /// Returns the version of an object, for [`replace_version`](Self::replace_version); `None` if it does not exist.
+    ///
+    /// # Errors
+    /// Fails with the store's errors.
+    pub fn version(&self, below: &str) -> Result<Option<UpdateVersion>> {
+        match self.block_on(self.inner.head(&self.path(below)))? {
+            Ok(meta) => Ok(Some(UpdateVersion {
+                e_tag: meta.e_tag,
+                version: meta.version,
+            })),
+            Err(object_store::Error::NotFound { .. }) => Ok(None),
+            Err(e) => Err(store_error(format!("look at {}", self.name(below)), e)),
         }
     }
-    Ok(())
+
+    /// Replaces an object of this version with a small one. Returns false if it has another version. Where the store has no
+    /// condition for that, the version is read just before.
+    ///
+    /// # Errors
+    /// Fails with the store's errors.
+    pub fn replace_version(
+        &self,
+        below: &str,
+        version: UpdateVersion,
+        content: &[u8],
+    ) -> Result<bool> {
+        use object_store::Error as E;
+        let payload = PutPayload::from(content.to_vec());
+        let path = self.path(below);
+        let mode = PutMode::Update(version.clone());
+        let put = self.inner.put_opts(&path, payload, mode.into());
+        match self.block_on(put)? {
+            Ok(_) => Ok(true),
+            Err(E::Precondition { .. } | E::NotFound { .. } | E::AlreadyExists { .. }) => Ok(false),
+            Err(E::NotImplemented { .. } | E::NotSupported { .. }) => {
+                if self.version(below)? != Some(version) {
+                    return Ok(false);
+                }
+                self.replace_small(below, content).map(|()| true)
+            }
+            Err(e) => Err(store_error(format!("write {}", self.name(below)), e)),
+        }
+    }
+
+    /// Deletes an object. Succeeds if it does not exist.
+    ///
+    /// # Errors
+    /// Fails with the store's errors.
+    pub fn delete(&self, below: &str) -> Result<()> {
+        if let Some(root) = &self.local_root {
+            self.cancel.check()?;
+            return root.delete(below);
+        }
+        self.block_on(delete_one(self, below))?
+    }
+
+    /// Deletes objects, many with one request, and calls `each` with each path and result, in the order of
+    /// `paths`.
+    ///
+    /// # Errors
+    /// Fails only with `Terminated`. Errors of single deletions go to `each`.
+    pub fn delete_all(
+        &self,
+        paths: &[String],
+        mut each: impl FnMut(&str, Result<()>),
+    ) -> Result<()> {
+        if let Some(root) = &self.local_root {
+            for path in paths {
+                self.cancel.check()?;
+                each(path, root.delete(path));
+            }
+            return Ok(());
+        }
+        for batch in paths.chunks(BATCH) {
+            let deleted = match self.deletes_singly() {
+                true => HashSet::new(),
+                false => delete_in_bulk(self, batch)?,
+            };
+            // A bulk request can fail as a whole. So each path that is not known to be deleted gets a request
+            // of its own.
+            let results: Vec<_> = self.block_on(
+                futures::stream::iter(batch)
+                    .map(|path| delete_unless_in(self, &deleted, path))
+                    .buffered(PARALLEL_DELETIONS)
+                    .collect(),
+            )?;
+            for (path, result) in results {
+                each(path, result);
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Returns the paths that a bulk request has deleted. After a refusal for good, no further one is made.

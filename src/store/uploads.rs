@@ -38,64 +38,83 @@ pub struct UnfinishedUpload {
     pub begun: DateTime<Utc>,
 }
 
-pub(super) fn versioning(store: &Store) -> Result<Versioning> {
-    let Some(s3) = &store.s3 else {
-        return Ok(Versioning::Off);
-    };
-    let action = format!("ask whether {} keeps versions", store.url());
-    let bucket = Path::default();
-    let response = s3.get(&action, &bucket, &[("versioning", "")]);
-    read_versioning(&action, &store.block_on(response)??)
-}
-
-pub(super) fn current_version(store: &Store, below: &str) -> Result<Option<String>> {
-    match store.block_on(store.inner.head(&store.path(below)))? {
-        Ok(meta) => Ok(meta.version),
-        Err(object_store::Error::NotFound { .. }) => Err(Reason::SnapshotVanished.error(format!(
-            "{} was listed and is gone: run again",
-            store.name(below)
-        ))),
-        Err(e) => Err(store_error(
-            format!("read the headers of {}", store.name(below)),
-            e,
-        )),
+impl Store {
+    /// Returns whether the bucket keeps versions: `Off` on stores that are not S3.
+    ///
+    /// # Errors
+    /// Fails with `StoreUnreachable`, `Unauthenticated`, or `NoSnapshots` if the bucket does not exist.
+    pub fn versioning(&self) -> Result<Versioning> {
+        let Some(s3) = &self.s3 else {
+            return Ok(Versioning::Off);
+        };
+        let action = format!("ask whether {} keeps versions", self.url());
+        let bucket = Path::default();
+        let response = s3.get(&action, &bucket, &[("versioning", "")]);
+        read_versioning(&action, &self.block_on(response)??)
     }
-}
 
-pub(super) fn uploads(store: &Store) -> Result<Vec<UnfinishedUpload>> {
-    let prefix = match store.path("").as_ref() {
-        "" => String::new(),
-        prefix => format!("{prefix}/"),
-    };
-    let Some(swift) = &store.swift else {
-        return store.block_on(uploads_of(store, &prefix))?;
-    };
-    let unfinished = store.block_on(swift.unfinished(prefix))?;
-    let failed = |e| store_error(format!("list the unfinished uploads in {}", store.url()), e);
-    let mut uploads = Vec::new();
-    for (path, id, begun) in unfinished.map_err(failed)? {
-        let below = path.prefix_match(&store.prefix);
-        let parts: Option<Vec<String>> =
-            below.map(|parts| parts.map(|part| part.as_ref().to_owned()).collect());
-        uploads.extend(parts.map(|parts| UnfinishedUpload {
-            path: parts.join("/"),
-            id,
-            begun,
-        }));
+    /// Returns the ID of the version that a plain request sees, or `None` if the store does not say.
+    ///
+    /// # Errors
+    /// Fails with the store's errors, and with `SnapshotVanished` if the object does not exist.
+    pub fn current_version(&self, below: &str) -> Result<Option<String>> {
+        match self.block_on(self.inner.head(&self.path(below)))? {
+            Ok(meta) => Ok(meta.version),
+            Err(object_store::Error::NotFound { .. }) => Err(Reason::SnapshotVanished.error(
+                format!("{} was listed and is gone: run again", self.name(below)),
+            )),
+            Err(e) => Err(store_error(
+                format!("read the headers of {}", self.name(below)),
+                e,
+            )),
+        }
     }
-    Ok(uploads)
-}
 
-pub(super) fn abort_upload(store: &Store, upload: &UnfinishedUpload) -> Result<()> {
-    let action = format!("abort an unfinished upload of {}", store.name(&upload.path));
-    let path = store.path(&upload.path);
-    if let Some(swift) = &store.swift {
-        let aborted = store.block_on(swift.abort(&path, &upload.id))?;
-        return aborted.map_err(|e| store_error(action, e));
+    /// Returns the unfinished multipart uploads below the prefix. Some servers list only those of one named
+    /// object, and abort old uploads by themselves.
+    ///
+    /// # Errors
+    /// Fails with the errors of [`objects`](Self::objects), and with `Configuration` if the store has no such
+    /// listing.
+    pub fn uploads(&self) -> Result<Vec<UnfinishedUpload>> {
+        let prefix = match self.path("").as_ref() {
+            "" => String::new(),
+            prefix => format!("{prefix}/"),
+        };
+        let Some(swift) = &self.swift else {
+            return self.block_on(uploads_of(self, &prefix))?;
+        };
+        let unfinished = self.block_on(swift.unfinished(prefix))?;
+        let failed = |e| store_error(format!("list the unfinished uploads in {}", self.url()), e);
+        let mut uploads = Vec::new();
+        for (path, id, begun) in unfinished.map_err(failed)? {
+            let below = path.prefix_match(&self.prefix);
+            let parts: Option<Vec<String>> =
+                below.map(|parts| parts.map(|part| part.as_ref().to_owned()).collect());
+            uploads.extend(parts.map(|parts| UnfinishedUpload {
+                path: parts.join("/"),
+                id,
+                begun,
+            }));
+        }
+        Ok(uploads)
     }
-    let query = [("uploadId", &*upload.id)];
-    let response = store.s3(&action)?.delete(&action, &path, &query);
-    store.block_on(response)??.removed(&action)
+
+    /// Aborts an unfinished upload and frees its parts. Succeeds if it does not exist.
+    ///
+    /// # Errors
+    /// Fails with the store's errors.
+    pub fn abort_upload(&self, upload: &UnfinishedUpload) -> Result<()> {
+        let action = format!("abort an unfinished upload of {}", self.name(&upload.path));
+        let path = self.path(&upload.path);
+        if let Some(swift) = &self.swift {
+            let aborted = self.block_on(swift.abort(&path, &upload.id))?;
+            return aborted.map_err(|e| store_error(action, e));
+        }
+        let query = [("uploadId", &*upload.id)];
+        let response = self.s3(&action)?.delete(&action, &path, &query);
+        self.block_on(response)??.removed(&action)
+    }
 }
 
 /// Lists the unfinished uploads of all objects whose keys begin with `prefix` and can be named by our paths.

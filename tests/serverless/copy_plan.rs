@@ -2,7 +2,7 @@
 //! is wanted is left out.
 
 use crate::support::orphan_deltas::baseless;
-use crate::support::{rounds, seed};
+use crate::support::{copy_fixture, deltafold, rounds, run_json, scratch, seed};
 use deltafold::backup::catalog::mark_of;
 use deltafold::backup::{Catalog, Compression, Kind, ListedObject, SnapshotName};
 use deltafold::ops::copy::plan::{
@@ -10,6 +10,7 @@ use deltafold::ops::copy::plan::{
 };
 use fastrand::Rng;
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
 
 const NOW: i64 = 1_800_000_000;
 const DAY: i64 = 86_400;
@@ -594,5 +595,31 @@ fn of_two_that_become_one_the_usable_one_is_copied() {
     assert_eq!(
         decided,
         [(0, same), (1, CopyReason::Wanted), (2, CopyReason::Wanted)]
+    );
+}
+
+/// etcd-backup-restore drops `.final` when it copies.
+#[test]
+fn what_was_copied_without_its_final_mark_is_there() {
+    let from = copy_fixture("kubernetes");
+    let full = from.path().join("v2/Full-00000000-00000275-1795228239.gz");
+    for entry in fs::read_dir(from.path().join("v2")).unwrap() {
+        let path = entry.unwrap().path();
+        if path != full {
+            fs::remove_file(path).unwrap();
+        }
+    }
+    let to = scratch::folder().unwrap();
+    fs::create_dir(to.path().join("v2")).unwrap();
+    fs::copy(&full, to.path().join("v2").join(full.file_name().unwrap())).unwrap();
+    fs::rename(&full, full.with_extension("gz.final")).unwrap();
+    let mut copy = deltafold();
+    copy.args(["copy", "--output", "json", "--from"])
+        .arg(from.path());
+    let (code, json, log) = run_json(copy.arg("--to").arg(to.path()));
+    assert_eq!(
+        (code, &json["status"]),
+        (0, &"NothingToDo".into()),
+        "{json:#}\n{log}"
     );
 }

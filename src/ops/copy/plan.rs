@@ -199,11 +199,12 @@ fn folder(path: &str) -> &str {
 }
 
 /// Returns what a snapshot has in common in every form: its path with a name without compression and
-/// encryption.
+/// encryption, and without `.final`, which etcd-backup-restore drops when it copies.
 pub(super) fn identity(path: &str, name: &SnapshotName) -> String {
     let plain = SnapshotName {
         compression: Compression::None,
         is_encrypted: false,
+        is_final: false,
         ..name.clone()
     };
     format!("{}{plain}", folder(path))

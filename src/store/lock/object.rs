@@ -6,10 +6,11 @@
 use crate::base::none_if_missing;
 use crate::error::{Error, Reason, Result};
 use crate::store::Store;
-use crate::store::errors::{conditional_write_error, no_conditions, store_error};
+use crate::store::errors::{no_conditions, store_error};
 use crate::store::folder::Folder;
 use crate::store::lock::{ConditionalWrite, Lock, LockRecord, LockStore, RecordVersion};
 use crate::store::small_objects::{bytes_of, get_if_exists};
+use crate::store::staging::conditional_write_error;
 use async_trait::async_trait;
 use object_store::path::Path;
 use object_store::{ObjectStore, PutMode, PutPayload, PutResult};

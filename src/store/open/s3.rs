@@ -216,8 +216,9 @@ impl Builder for AmazonS3Builder {
                 "the endpoint of AWS's token service, endpoint_url_sts (AWS_ENDPOINT_URL_STS), is {sts}: it gets a token and gives credentials, so it must begin with https://"
             )));
         }
-        let is_signed = builder.setting(Key::AccessKeyId).is_some();
-        if let (false, Some(file)) = (is_signed, builder.setting(Key::WebIdentityTokenFile)) {
+        let takes_role =
+            builder.setting(Key::AccessKeyId).is_none() && builder.setting(Key::RoleArn).is_some();
+        if let (true, Some(file)) = (takes_role, builder.setting(Key::WebIdentityTokenFile)) {
             std::fs::File::open(&file).map_err(|e| {
                 Reason::Configuration.error(format!(
                     "cannot read the token for the role, web_identity_token_file (AWS_WEB_IDENTITY_TOKEN_FILE) {file}: {e}"
