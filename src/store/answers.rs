@@ -276,8 +276,9 @@ pub(super) fn meaning(
         true => status,
         false => StatusCode::SERVICE_UNAVAILABLE,
     };
-    // The caller decides.
-    if matches!(asked.kind, Facts | Metadata) {
+    // The caller decides; of a metadata service, the crate asks in another way after a 403.
+    let is_callers = asked.kind == Facts || (asked.kind == Metadata && status.as_u16() == 403);
+    if is_callers {
         return Ok((if meant == Later { later } else { status }, body));
     }
     let text = words(&body, Some(&parts.headers));

@@ -27,7 +27,7 @@ pub(super) enum Kind {
     Facts,
     /// A login, or a token for one.
     Login,
-    /// The metadata service of a machine. The object_store crate goes by its statuses.
+    /// The metadata service of a machine.
     Metadata,
 }
 

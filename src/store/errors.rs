@@ -20,7 +20,8 @@ pub fn store_error(action: impl std::fmt::Display, e: object_store::Error) -> Er
     let server = server_of(&e);
     let text = tidy(&redact(&causes::without_layers(&innermost(&e))));
     if let Some(server) = server.as_ref().filter(|server| gives_credentials(server)) {
-        return Reason::StoreUnreachable.error(format!(
+        let reason = refusal_in(&e).map_or(Reason::StoreUnreachable, |refusal| refusal.reason);
+        return reason.error(format!(
             "cannot {action}: no credentials are given, and the machine's metadata service at {server} gives none ({text}); {}",
             how_to_give_credentials(&action)
         ));

@@ -279,9 +279,15 @@ impl Variants {
         let fips = if self.fips { "-fips" } else { "" };
         let dual = if self.dual_stack { ".dualstack" } else { "" };
         let of_sts = if self.dual_stack { dual_domain } else { domain };
+        // GovCloud's token service is FIPS without the name.
+        let sts_fips = if region.starts_with("us-gov-") {
+            ""
+        } else {
+            fips
+        };
         Some((
             format!("https://s3{fips}{dual}.{region}.{domain}"),
-            format!("https://sts{fips}.{region}.{of_sts}"),
+            format!("https://sts{sts_fips}.{region}.{of_sts}"),
         ))
     }
 }
@@ -348,7 +354,7 @@ mod tests {
                 true,
                 false,
                 "https://s3-fips.us-gov-west-1.amazonaws.com",
-                "https://sts-fips.us-gov-west-1.amazonaws.com",
+                "https://sts.us-gov-west-1.amazonaws.com",
             ),
             (
                 "us-east-1",
