@@ -1,7 +1,6 @@
 //! The catalog: the listing of a store prefix, sorted into snapshots, notes and foreign objects.
 //!
-//! It uses names alone and reads no object. It knows both layouts: `v2/<name>` and `v1/Backup-<unix
-//! seconds>/<name>`. Called by `prefix::scan`.
+//! It uses names alone and reads no object. It knows both layouts: `v2/<name>` and `v1/Backup-<unix seconds>/<name>`.
 
 use crate::backup::name::SnapshotName;
 use crate::mvcc::Revision;

@@ -1,8 +1,7 @@
 //! Chains: chooses the full and the deltas after it that lead to a revision.
 //!
-//! These are pure functions of the catalog, a timeline and the revisions in fulls that were read. Deltas may
-//! overlap, as those of two snapshotters do: any deltas will do that together cover every revision. Called by
-//! `prefix::select`, and by commands that report what can be restored.
+//! These are pure functions of the catalog, a timeline and the revisions in fulls that were read. Deltas may overlap,
+//! as those of two snapshotters do: any deltas will do that together cover every revision.
 
 use crate::backup::catalog::Catalog;
 use crate::backup::timeline::{Timeline, TimelineMember};

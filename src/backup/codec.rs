@@ -5,8 +5,6 @@
 //! gzip writes a member for every 1 MiB (RFC 1952 lets members follow one another, and readers join them),
 //! zlib ends every 1 MiB on a byte boundary (a full flush), zstd writes a frame for every 4 MiB. LZW cannot
 //! be cut.
-//!
-//! Called by `prefix::open` and `fold` to read and publish snapshots, and by `ops::copy`.
 
 use crate::error::{Error, Reason};
 use flate2::{Compress, FlushCompress, Status};

@@ -1,8 +1,7 @@
 //! Writes the payload of a delta snapshot: a JSON array of watch events in the format of etcd-backup-restore.
 //!
-//! The bytes are those of Go's encoding/json: `{"etcdEvent":{"type":1?,"kv":{…}},"time":…}`, without fields
-//! of zero value, and with a comma and nothing else between events. `delta` reads the format. Called by
-//! `ops::snapshot`, which decides which events make one delta.
+//! The bytes are those of Go's encoding/json: `{"etcdEvent":{"type":1?,"kv":{…}},"time":…}`, without fields of zero
+//! value, and with a comma and nothing else between events. `delta` reads the format.
 
 use crate::mvcc::{Change, Revision};
 use base64_simd::STANDARD;

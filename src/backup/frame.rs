@@ -1,7 +1,6 @@
 //! The frame of a snapshot: the payload, then the 32 bytes of its SHA-256.
 //!
-//! The payload is not compressed or parsed here. Called by `prefix::open` to read snapshots, and by commands
-//! that write them.
+//! The payload is not compressed or parsed here.
 
 use crate::base::limits::Limits;
 use crate::error::Error;

@@ -1,8 +1,7 @@
 //! The database of a full as a stream of the length that its meta pages give.
 //!
-//! The meta pages come first and give the length of the database. So a caller knows the length before it
-//! stores the stream, and a small object cannot unpack to more. No other page is checked. Called by
-//! `prefix::open` and `ops::snapshot`.
+//! The meta pages come first and give the length of the database. So a caller knows the length before it stores the
+//! stream, and a small object cannot unpack to more. No other page is checked.
 
 use crate::base::limits::Limits;
 use crate::bolt::page::Meta;

@@ -1,8 +1,7 @@
 //! Intervals of revisions, and a search for those that hold a revision.
 //!
-//! The first revisions are fixed; the last ones can be set, changed and removed. An operation takes
-//! logarithmic time in the number of intervals, and a search also linear time in the number of results.
-//! Called by `timeline`.
+//! The first revisions are fixed; the last ones can be set, changed and removed. An operation takes logarithmic time in
+//! the number of intervals, and a search also linear time in the number of results.
 
 use crate::mvcc::Revision;
 use std::rc::Rc;

@@ -1,8 +1,7 @@
 //! Sorts records by their keys with limited memory.
 //!
-//! Records are sorted in memory up to a limit. Beyond it, sorted runs are written to unnamed files of the
-//! temporary directory and merged at the end. Keys and records are plain bytes here. Called by `ops::read`,
-//! since a fold gives keys in the order of their revisions.
+//! Records are sorted in memory up to a limit. Beyond it, sorted runs are written to unnamed files of the temporary
+//! directory and merged at the end. Keys and records are plain bytes here.
 
 use crate::base::temp::{Dir, TempFile};
 use crate::error::{Error, Result};

@@ -1,6 +1,4 @@
 //! Value parsers that the flags of several commands share.
-//!
-//! Called by `cli` and by the options in `ops`.
 
 use super::time::{self, Zone};
 use chrono::{DateTime, SubsecRound, Utc};

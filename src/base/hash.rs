@@ -1,6 +1,4 @@
 //! Hexadecimal digits, and short hashes for names of objects.
-//!
-//! Called by every room that makes names.
 
 use sha2::{Digest, Sha256};
 

@@ -1,7 +1,6 @@
 //! Reads Secrets that Kubernetes mounts as folders, with one file for each key.
 //!
-//! The caller interprets the keys. Messages never contain values. Called by `store`, `etcd` and `cli` for
-//! credentials and encryption keys.
+//! The caller interprets the keys. Messages never contain values.
 
 use super::none_if_missing;
 use std::collections::BTreeMap;

@@ -1,6 +1,4 @@
 //! File operations on files that may be missing.
-//!
-//! Called by `datadir`, `store` and `base::mounted_secret`.
 
 use std::io::{self, ErrorKind};
 

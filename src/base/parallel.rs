@@ -1,6 +1,6 @@
 //! Runs work on several threads. The results are the same for any number of threads.
 //!
-//! If the system has no threads left, fewer of them work. Called by operations.
+//! If the system has no threads left, fewer of them work.
 
 use crate::base::{lock, unpoisoned};
 use crate::error::{Error, Result};

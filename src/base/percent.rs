@@ -1,6 +1,6 @@
 //! Percent-encoding for requests to S3, Swift and Google Cloud Storage.
 //!
-//! All characters are encoded except the unreserved ones of RFC 3986. Called by `store`.
+//! All characters are encoded except the unreserved ones of RFC 3986.
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 

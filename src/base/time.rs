@@ -1,8 +1,8 @@
 //! Parses moments as users type them, such as `2026-11-20 14:00`, `yesterday 14:00` and `2h ago`, and shows
 //! them in the local time zone.
 //!
-//! Parsing is a pure function of the text, the time now and a zone. The grammar is strict: no text has two
-//! readings, since a restore to the wrong one would not be noticed. Called by `flag_values` and `cli`.
+//! Parsing is a pure function of the text, the time now and a zone. The grammar is strict: no text has two readings,
+//! since a restore to the wrong one would not be noticed.
 
 use super::duration;
 use chrono::{

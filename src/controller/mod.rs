@@ -1,7 +1,7 @@
 //! The controller: creates CronJobs for policies, and Jobs for reached thresholds and for tasks.
 //!
-//! It never reads a snapshot and never talks to an etcd or a store: its Jobs do, and report through exit
-//! codes, termination messages and Leases. Called by `cli::controller`.
+//! It never reads a snapshot and never talks to an etcd or a store: its Jobs do, and report through exit codes,
+//! termination messages and Leases.
 //!
 //! On the leader alone, kube's watchers fill the [`cluster`] caches, and each change requests a reconciliation of the
 //! policies that it affects; kube's scheduler merges the requests, and one worker at a time reconciles a policy together

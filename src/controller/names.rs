@@ -1,6 +1,6 @@
 //! Names and owners of Kubernetes objects.
 //!
-//! Looks only at metadata. Called by all modules of the controller.
+//! Looks only at metadata.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::{Resource, ResourceExt};

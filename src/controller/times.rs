@@ -1,6 +1,6 @@
 //! Conversions and arithmetic of times in Kubernetes objects.
 //!
-//! Reads no clock. Called by all decisions of the controller that depend on an object's times.
+//! Reads no clock.
 
 use chrono::{DateTime, SecondsFormat, TimeDelta, Utc};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, Time};

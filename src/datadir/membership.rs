@@ -1,8 +1,8 @@
 //! The members of a restored cluster: parses the flags, computes IDs, and builds the database entries of the
 //! members.
 //!
-//! It opens no files and makes no DNS requests. Called by `ops::restore`, `wal` and `snap`. Sources: etcd's
-//! `client/pkg/types`, `membership/member.go`, `storage/schema/membership.go`.
+//! It opens no files and makes no DNS requests. Sources: etcd's `client/pkg/types`, `membership/member.go`,
+//! `storage/schema/membership.go`.
 
 use crate::base::protobuf::Value::{Bytes, Varint};
 use crate::base::protobuf::message;

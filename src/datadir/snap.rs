@@ -1,8 +1,8 @@
 //! Writes and reads the `.snap` file: the raft snapshot with the members, and the index after which the log
 //! begins.
 //!
-//! It holds no keys: they are in the database in the same folder. Called by `ops::restore`. Sources: etcd's
-//! `snap/snapshotter.go`, `snappb/snap.proto`, `v2store`, and raft's `raft.proto`.
+//! It holds no keys: they are in the database in the same folder. Sources: etcd's `snap/snapshotter.go`,
+//! `snappb/snap.proto`, `v2store`, and raft's `raft.proto`.
 
 use crate::base::protobuf::Value::{Bytes, Varint};
 use crate::base::protobuf::{Value, message, take_field, take_varint};

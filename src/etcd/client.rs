@@ -1,7 +1,6 @@
 //! A blocking client that reads and writes the keys of a live etcd.
 //!
-//! It tries the endpoints in turn, retries if that is safe, and gives every failure its reason. Called by
-//! `ops::apply`.
+//! It tries the endpoints in turn, retries if that is safe, and gives every failure its reason.
 
 use crate::base::retry::{BackoffBuilder, backoff};
 use crate::base::{Cancel, causes};

@@ -1,6 +1,6 @@
 //! Connects to a member of a live etcd: TLS, credentials, timeouts, and the reasons of failures.
 //!
-//! It uses the endpoint and the request that the caller chooses. Called by the other modules of `etcd`.
+//! It uses the endpoint and the request that the caller chooses.
 
 use crate::base::{Cancel, causes, duration, mounted_secret, tls};
 use crate::error::{Error, Reason, Result};

@@ -1,6 +1,6 @@
 //! Compares the keys of a backup with those of a live etcd, and groups writes into transactions.
 //!
-//! It does no I/O: it merges two streams of keys in ascending order. Called by `ops::apply`.
+//! It does no I/O: it merges two streams of keys in ascending order.
 
 use crate::error::{Error, Result};
 use std::cmp::Ordering;

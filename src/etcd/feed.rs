@@ -1,8 +1,8 @@
 //! A feed of the changes of a live etcd, transaction by transaction, from a revision on.
 //!
-//! It watches all keys at one member, and switches to another member if that fails. It never joins two
-//! histories: every watch begins with the last known transactions, and these must equal the known ones; and the
-//! raft log must not be shorter than before. Called by `ops::snapshot`, which saves the changes.
+//! It watches all keys at one member, and switches to another member if that fails. It never joins two histories: every
+//! watch begins with the last known transactions, and these must equal the known ones; and the raft log must not be
+//! shorter than before.
 
 use crate::error::{Error, Reason, Result};
 use crate::etcd::connect::{AttemptError, Connector, Streams};

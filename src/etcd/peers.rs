@@ -1,7 +1,6 @@
 //! Finds out whether a cluster has a quorum without one of its members, from requests to the other members.
 //!
-//! It uses their peer URLs and changes nothing. Called by `restore --if-needed`, so that a restored member
-//! does not join a running cluster.
+//! It uses their peer URLs and changes nothing.
 
 use crate::base::Cancel;
 use crate::base::causes::causes;

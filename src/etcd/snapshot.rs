@@ -1,7 +1,7 @@
 //! Streams a snapshot of a member (etcd's Maintenance.Snapshot) as a blocking `Read`: the database file, then
 //! 32 bytes of SHA-256 over it.
 //!
-//! It checks neither the content nor the hash. Called by `ops::snapshot`.
+//! It checks neither the content nor the hash.
 
 use crate::error::{Error, Reason};
 use crate::etcd::connect::{AttemptError, Connector, Streams};

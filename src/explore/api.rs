@@ -1,7 +1,7 @@
 //! The JSON API behind the page, and the page itself. docs/design/explore.md documents it.
 //!
-//! Every answer about contents comes from the index; until it is there, such a request is answered with 503. `guard` has
-//! checked the request. Called by `explore`.
+//! Every answer about contents comes from the index; until it is there, such a request is answered with 503. `guard`
+//! has checked the request.
 
 use super::index::{Index, Key};
 use super::store::{Overview, removals};

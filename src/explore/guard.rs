@@ -1,10 +1,10 @@
 //! Who may ask: the page of this process in a browser of this machine, and nobody else.
 //!
 //! The address that is printed has a token in its fragment, which no request sends by itself: the page keeps it for its
-//! tab, and sends it as a header with each request to the API. A cookie would be sent to other ports of this machine, too.
-//! The files of the page have no secrets. The Host must be a name of this machine, so that another site cannot point its
-//! own name here (DNS rebinding); the Origin, if there is one, must be this page's. Answers forbid scripts, styles and
-//! requests from elsewhere. Called by `api` for each request.
+//! tab, and sends it as a header with each request to the API. A cookie would be sent to other ports of this machine,
+//! too. The files of the page have no secrets. The Host must be a name of this machine, so that another site cannot
+//! point its own name here (DNS rebinding); the Origin, if there is one, must be this page's. Answers forbid scripts,
+//! styles and requests from elsewhere.
 
 use crate::base::hash::hex;
 use crate::base::random;

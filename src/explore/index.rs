@@ -1,8 +1,8 @@
 //! The index of a backup: every version of every key that the snapshots of a timeline hold.
 //!
 //! Keys, revisions and times are in memory, 24 bytes for a version. The records are in an unnamed file of the temporary
-//! directory, which is always sealed, because it holds Secrets. A state at a revision is found by a binary search in the
-//! versions of each key. Called by `views`.
+//! directory, which is always sealed, because it holds Secrets. A state at a revision is found by a binary search in
+//! the versions of each key.
 
 use super::kinds::{self, Kind, KindId, Kinds};
 use crate::backup::chain::RevisionRange;

@@ -1,7 +1,7 @@
 //! The kinds of the objects in a backup, and which object a key is.
 //!
-//! Kinds are Kubernetes' own, those that a CustomResourceDefinition of the backup defines, and those whose keys look like
-//! an API server's. Called by `index`.
+//! Kinds are Kubernetes' own, those that a CustomResourceDefinition of the backup defines, and those whose keys look
+//! like an API server's.
 
 use crate::objects::Object;
 use crate::objects::key::EtcdPrefixes;

@@ -1,6 +1,4 @@
 //! The backup as a whole: what `list` and `status` tell of a store, and what `gc` would remove.
-//!
-//! Called by `api`.
 
 use crate::backup::retention::Periods;
 use crate::error::{Reason, Result};

@@ -1,8 +1,8 @@
 //! Renews the two Leases that publish the progress of a backup: `NAME-full-snap` and `NAME-delta-snap`.
 //!
-//! As in etcd-backup-restore, and as etcd-druid expects it, `holderIdentity` is a revision, and `renewTime`
-//! is when the backup was last known to be at that revision. The update is a pure function of the Lease, the
-//! backup's state and the time ([`decide`]). Called by `ops::snapshot_leases`.
+//! As in etcd-backup-restore, and as etcd-druid expects it, `holderIdentity` is a revision, and `renewTime` is when the
+//! backup was last known to be at that revision. The update is a pure function of the Lease, the backup's state and the
+//! time ([`decide`]).
 
 use super::lease::{micro_time, time};
 use super::{Client, RequestError};

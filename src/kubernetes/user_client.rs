@@ -1,7 +1,5 @@
 //! An async client of the Kubernetes API for interactive commands, with a kubeconfig and a context, for
 //! objects of any kind.
-//!
-//! Called by the command `task` of `cli`.
 
 use super::{
     REQUEST_TIMEOUT, WATCH_TIMEOUT, client, failure, status, status_text, timed_out, unlocatable,

@@ -1,7 +1,6 @@
 //! Writes records of leases: etcd's protobuf `leasepb.Lease` in the bucket `lease`.
 //!
-//! Nothing here reads records. Called by `fold`, which adds leases to a restored database. Source: etcd's
-//! `server/lease/leasepb/lease.proto` and `server/storage/schema/lease.go`.
+//! Nothing here reads records. Source: etcd's `server/lease/leasepb/lease.proto` and `server/storage/schema/lease.go`.
 
 use crate::base::protobuf::put_varint;
 use std::time::Duration;

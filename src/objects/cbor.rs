@@ -1,7 +1,7 @@
 //! Decodes the CBOR of custom resources (KEP-4222) to JSON, as apimachinery's `runtime/serializer/cbor` does.
 //!
 //! Strings are encoded as byte strings, and bytes as byte strings with a tag that says how JSON shows them (RFC 8949,
-//! 3.4.5.2). Called by `objects`.
+//! 3.4.5.2).
 
 use super::{MAX_DEPTH, MAX_NODES, NotDecoded};
 use base64_simd::{STANDARD, URL_SAFE_NO_PAD};

@@ -1,6 +1,4 @@
 //! What changed between two versions of an object, field by field, and who changed it.
-//!
-//! Called by `ops::read` and `cli`.
 
 use super::Object;
 use schemars::JsonSchema;

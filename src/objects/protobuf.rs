@@ -1,7 +1,6 @@
 //! Decodes the protobuf of Kubernetes' own kinds, by the table of their types.
 //!
-//! The result is what Go's `encoding/json` makes of the decoded struct, since API servers serve that. Called by
-//! `objects`.
+//! The result is what Go's `encoding/json` makes of the decoded struct, since API servers serve that.
 
 use super::table::{Field, Shape, Table, Type};
 use super::{Detail, MAX_DEPTH, MAX_NODES, NotDecoded, Object};

@@ -1,7 +1,7 @@
 //! Kinds of Kubernetes objects: their names, and the prefixes of their keys in etcd.
 //!
-//! Kubernetes' own kinds are listed here; those of custom resources come from the CustomResourceDefinitions in a backup.
-//! Called by `ops::read` and `cli`.
+//! Kubernetes' own kinds are listed here; those of custom resources come from the CustomResourceDefinitions in a
+//! backup.
 //!
 //! Sources: the discovery of API servers (names), apiserver's `DefaultStorageFactory` and apiextensions-apiserver
 //! (places in etcd).

@@ -1,6 +1,6 @@
 //! The follower that works on a prefix, for commands that only name it. Its lock is read, and not taken.
 //!
-//! Called by `ops::status` and `ops::restore`. A lock that is a Lease in Kubernetes is not seen.
+//! A lock that is a Lease in Kubernetes is not seen.
 
 use crate::base::printable;
 use crate::base::time::utc;

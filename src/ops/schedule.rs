@@ -1,8 +1,7 @@
 //! Cron schedules in a time zone, with the same meaning as in a Kubernetes CronJob.
 //!
-//! The crate `cron` computes the calendar; this module corrects the differences: days of the week, changes of
-//! the clock, and two restricted day fields. It reads no clock. Called by `snapshot follow` and by the
-//! controller.
+//! The crate `cron` computes the calendar; this module corrects the differences: days of the week, changes of the
+//! clock, and two restricted day fields. It reads no clock.
 
 use crate::error::{Reason, Result};
 use chrono::{DateTime, Duration, LocalResult, NaiveDateTime, TimeZone, Utc};

@@ -1,7 +1,6 @@
 //! Computes from the store what the snapshot Leases publish, and updates them.
 //!
-//! The format of the Leases and the requests to Kubernetes are in `kubernetes::snapshot_leases`. Called by
-//! `ops::compact` and `ops::snapshot` after they have saved a snapshot.
+//! The format of the Leases and the requests to Kubernetes are in `kubernetes::snapshot_leases`.
 
 use crate::backup::chain;
 use crate::backup::timeline::Timeline;

@@ -1,7 +1,7 @@
 //! The operation `store check`: one round of the calls that the commands make, at the size that they make them.
 //!
-//! Works below the staging folder and with a lock of its own, and removes both. If a setting may mend what fails, the round
-//! is made again with it, so that all settings are known in the end. Called by `cli::store_check`.
+//! Works below the staging folder and with a lock of its own, and removes both. If a setting may mend what fails, the
+//! round is made again with it, so that all settings are known in the end.
 
 use super::report::{FailureFields, Report, ReportBuilder};
 use crate::backup::catalog::{V1, V2};

@@ -1,7 +1,7 @@
 //! Reads from the store which changes the last saved transactions made.
 //!
-//! A watch begins with them and compares them with those of the cluster, so that two histories are never spliced.
-//! A new full is compared with them, too. This module does not talk to etcd. Called by `ops::snapshot`.
+//! A watch begins with them and compares them with those of the cluster, so that two histories are never spliced. A new
+//! full is compared with them, too. This module does not talk to etcd.
 
 use crate::backup::{Kind, Snapshot};
 use crate::base::ReadAt;

@@ -2,8 +2,8 @@
 //! status. Stores say the same thing in different shapes: one says with 400 or in the body of a 200 what another says
 //! with 503.
 //!
-//! What will pass, what is missing and what is taken go on as the statuses by which the object_store crate decides. Every
-//! other refusal becomes a [`Refusal`]: no retry changes it, and it has its reason and what to do. Called by `requests`.
+//! What will pass, what is missing and what is taken go on as the statuses by which the object_store crate decides.
+//! Every other refusal becomes a [`Refusal`]: no retry changes it, and it has its reason and what to do.
 
 use super::asked::{Asked, Kind};
 use super::xml::{Document, StoreError};

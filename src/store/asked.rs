@@ -1,7 +1,7 @@
 //! What a request is for: with it, `answers` says what a response means.
 //!
 //! Read off the method, the query and the headers of a request, whoever made it: the object_store crate or our own
-//! clients. Called by `requests`.
+//! clients.
 
 use http::{HeaderMap, HeaderName, Method, Uri};
 use object_store::client::HttpRequest;

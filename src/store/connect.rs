@@ -1,9 +1,9 @@
 //! The HTTP connections of stores, made from object_store's settings like the crate's own, except that
 //! redirects are not followed.
 //!
-//! A hostile server, or somebody in the network, could redirect a request to another host, and with it all
-//! headers that reqwest does not know to be secret: `X-Auth-Token`, `x-amz-security-token`, the keys of
-//! SSE-C. Also warns once for each host that gets credentials without TLS. Called by `requests`.
+//! A hostile server, or somebody in the network, could redirect a request to another host, and with it all headers that
+//! reqwest does not know to be secret: `X-Auth-Token`, `x-amz-security-token`, the keys of SSE-C. Also warns once for
+//! each host that gets credentials without TLS.
 
 use super::answers::{LONGEST_REFUSAL, Refusal, Through};
 use super::proxies::Proxies;

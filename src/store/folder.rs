@@ -1,10 +1,9 @@
 //! Files below a local folder, without following symbolic links, and with the mode that the user gives.
 //!
-//! Other users may write to the folder, and may put a link there between two calls. So no path is checked
-//! first and opened later: the kernel resolves each path below the root's descriptor and refuses links
-//! (`openat2`). Names are given and removed relative to the descriptor of their folder, where the last part
-//! of a path is never followed. The root itself and the folders above it may be links, and what is mounted
-//! below the root is followed. Called by `local`, which makes the folder an object store.
+//! Other users may write to the folder, and may put a link there between two calls. So no path is checked first and
+//! opened later: the kernel resolves each path below the root's descriptor and refuses links (`openat2`). Names are
+//! given and removed relative to the descriptor of their folder, where the last part of a path is never followed. The
+//! root itself and the folders above it may be links, and what is mounted below the root is followed.
 
 use super::staging::{STAGING, temporary_path};
 use super::{ObjectInfo, listing};

@@ -1,7 +1,7 @@
 //! Changes the custom metadata of an existing object on Google Cloud Storage.
 //!
-//! The object_store crate sets metadata only when it writes an object. The JSON API changes one entry, and
-//! leaves the other entries, the content and the time of writing alone. Called by `exclude`.
+//! The object_store crate sets metadata only when it writes an object. The JSON API changes one entry, and leaves the
+//! other entries, the content and the time of writing alone.
 
 use super::retrying_client::{RetryingClient, SignRequest, StoreResponse, request};
 use crate::base::percent::encoded;

@@ -8,9 +8,8 @@
 //! It also refuses what is no listing: the root element must be that of a store's listing, and a page that says how many
 //! names it has must have as many. A page of a console, of a login or of an error would look like an empty bucket.
 //!
-//! And it refuses listings that are not whole or have no end: a page that says that more follows must name the
-//! next one, and all pages of a listing share a budget of bytes. Called by `requests` for each page, and by `uploads` and
-//! `swift`.
+//! And it refuses listings that are not whole or have no end: a page that says that more follows must name the next
+//! one, and all pages of a listing share a budget of bytes.
 
 use super::answers::Refusal;
 use crate::base::hash::hex;

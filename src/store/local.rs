@@ -1,8 +1,7 @@
 //! A local folder as an object store, and the files in it that do not have their names yet.
 //!
 //! An object is written to a temporary file, synced, and renamed to its name if that is free. The sync of a file makes
-//! its content survive a power loss, the sync of its folder its name. `folder` opens all files. Called by `publish`, and
-//! through the object_store trait by everything in `store`.
+//! its content survive a power loss, the sync of its folder its name. `folder` opens all files.
 
 use super::errors::LOCAL;
 use super::folder::{DEEPEST, Folder, modified, split};

@@ -2,7 +2,7 @@
 //! `NO_PROXY`, in either case.
 //!
 //! As in Go's tools, no proxy is used for loopback addresses, and `NO_PROXY` may name ports. Its other rules are
-//! hyper-util's, which reqwest uses. Called by `connect`.
+//! hyper-util's, which reqwest uses.
 
 use hyper_util::client::proxy::matcher::Matcher;
 use url::Url;

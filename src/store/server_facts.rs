@@ -1,8 +1,8 @@
 //! Learns from responses what a server promises, and whether an object has tags, so that few tags have to be requested.
 //!
-//! On S3 and Azure, the response to a read has a header with the number of tags if the object has any. Not every server sends the header. So a response without
-//! it means "no tags" only if the server is known to send it: by its name, or because it has sent one. Called by
-//! `requests` for each response, and by `exclude`.
+//! On S3 and Azure, the response to a read has a header with the number of tags if the object has any. Not every server
+//! sends the header. So a response without it means "no tags" only if the server is known to send it: by its name, or
+//! because it has sent one.
 
 use http::header::SERVER;
 use http::{HeaderMap, StatusCode};

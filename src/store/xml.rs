@@ -1,8 +1,7 @@
 //! The XML documents of S3 and Azure: responses, and the tags that are sent.
 //!
-//! Responses may be hostile. `requests` limits their length; unknown elements are skipped without recursion;
-//! no entities are expanded except XML's own five. Called by `retrying_client`, `exclude`, `object_lock` and
-//! `s3`.
+//! Responses may be hostile. `requests` limits their length; unknown elements are skipped without recursion; no
+//! entities are expanded except XML's own five.
 
 use serde::{Deserialize, Serialize};
 

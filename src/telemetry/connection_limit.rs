@@ -1,7 +1,8 @@
 //! Limits the connections of an HTTP server: their number, and the time without a complete request.
 //!
-//! Anybody can connect, so nobody may block it: if there are too many connections, the oldest one is closed. A Kubernetes probe uses a new connection at once, and is therefore answered even while
-//! somebody holds all other connections. Called by `endpoint` and by `explore`.
+//! Anybody can connect, so nobody may block it: if there are too many connections, the oldest one is closed. A
+//! Kubernetes probe uses a new connection at once, and is therefore answered even while somebody holds all other
+//! connections.
 
 use crate::base::lock;
 use axum::serve::Listener;

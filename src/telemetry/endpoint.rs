@@ -1,7 +1,6 @@
 //! The HTTP endpoint: `/metrics` for Prometheus, `/healthz` and `/readyz` for Kubernetes.
 //!
-//! It is read-only, without TLS and authentication: it is meant for the network of the cluster. Called by
-//! `cli`.
+//! It is read-only, without TLS and authentication: it is meant for the network of the cluster.
 
 use super::connection_limit::{LimitedListener, Limits};
 use super::metrics::Metrics;

@@ -1,6 +1,4 @@
 //! Sets up the logs on standard error: human-readable text, or one JSON object for each line.
-//!
-//! Called by `cli` at the start.
 
 use super::progress::LogWriter;
 use crate::base::lock;

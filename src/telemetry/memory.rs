@@ -1,6 +1,4 @@
 //! Measures the memory of the process, and configures the allocator.
-//!
-//! Called by `cli`.
 
 /// Returns the peak resident memory in bytes, or `None` if the system does not report it.
 ///

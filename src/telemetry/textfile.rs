@@ -1,6 +1,6 @@
 //! Writes metrics to a file, for the textfile collector of node exporter.
 //!
-//! A reader always sees a complete file: it is written under another name and then renamed. Called by `cli`.
+//! A reader always sees a complete file: it is written under another name and then renamed.
 
 use super::metrics::Metrics;
 use crate::error::{Error, Reason, Result};

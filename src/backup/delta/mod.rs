@@ -1,8 +1,7 @@
 //! Reads delta snapshots: a JSON array of watch events, one event at a time.
 //!
-//! The reader holds one event in memory. It checks that the revisions are in order and without gaps, from the
-//! first to the last of the delta's name. It does not know what came before the delta. Called by `prefix::open`
-//! and `survey`.
+//! The reader holds one event in memory. It checks that the revisions are in order and without gaps, from the first to
+//! the last of the delta's name. It does not know what came before the delta.
 //!
 //! The format is that of etcd-backup-restore: `{"etcdEvent":{"type":1?,"kv":{…}},"time":…}`. Fields of zero
 //! value are left out, and byte strings are base64 in the standard alphabet.

@@ -1,6 +1,6 @@
 //! A fast scanner for events in the spelling of Go's encoding/json.
 //!
-//! It reads nothing else: any other spelling goes to the general parser. Called by `delta`.
+//! It reads nothing else: any other spelling goes to the general parser.
 
 use memchr::memchr;
 use std::ops::Range;

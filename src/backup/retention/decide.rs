@@ -1,6 +1,4 @@
 //! The decision: each rule in turn keeps snapshots, and the rest may go.
-//!
-//! Called by `ops::gc`.
 
 use super::kept::KeepReasons;
 use super::periods::{PeriodFulls, keep_newest_of_each_period, oldest_period_start};

@@ -1,6 +1,4 @@
 //! The snapshots that retention keeps so far, and why.
-//!
-//! Called by `retention::decide` and `retention::periods`, which add to it.
 
 use super::reason::RetentionReason;
 use super::timeline_snapshots::TimelineSnapshots;

@@ -1,7 +1,7 @@
 //! Decides which snapshots the retention policy keeps, and gives the reason for each snapshot.
 //!
-//! These are pure functions of the catalog, its timelines, the options and the current time: they read and
-//! delete nothing. Called by `ops::gc` when it plans, and again before each batch that it removes.
+//! These are pure functions of the catalog, its timelines, the options and the current time: they read and delete
+//! nothing.
 //!
 //! Anybody who can write to the store can forge a name. So a decision lists the fulls that it rests on.
 //! `ops::gc` reads these fulls, and decides again without those whose content does not match their name.

@@ -1,6 +1,6 @@
 //! Calendar periods, and which fulls the policy `exponential` keeps of them.
 //!
-//! Called by `decide`. All periods are in UTC.
+//! All periods are in UTC.
 
 use super::kept::KeepReasons;
 use super::{Facts, RetentionReason, time_at};

@@ -1,6 +1,4 @@
 //! The order in which snapshots are removed, and what a plan would lose.
-//!
-//! Called by `ops::gc` before it removes anything.
 
 use super::time_at;
 use super::timeline_snapshots::TimelineSnapshots;

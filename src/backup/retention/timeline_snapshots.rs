@@ -1,7 +1,6 @@
 //! The snapshots of one timeline in order, and which revisions they can restore.
 //!
-//! Each snapshot is cut to the revisions that belong to the timeline. Called by `decide` and `removal`, and
-//! by `ops::gc` for what can be restored before and after a plan.
+//! Each snapshot is cut to the revisions that belong to the timeline.
 
 use super::{Facts, Uncounted};
 use crate::backup::catalog::Catalog;

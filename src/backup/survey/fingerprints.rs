@@ -1,6 +1,6 @@
 //! Fingerprints of records: their format in the temporary directory, and a reader.
 //!
-//! A fingerprint takes the same number of bytes whatever the record is. Called by `survey`.
+//! A fingerprint takes the same number of bytes whatever the record is.
 
 use super::Survey;
 use crate::base::temp::TempFile;

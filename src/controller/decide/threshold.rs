@@ -1,7 +1,6 @@
 //! When a compaction starts: revisions, bytes or age since the last full snapshot reach a threshold.
 //!
-//! A pure decision from the snapshot Leases, the last attempt and the time, with its reason in words. Creates
-//! no Job. Called by `compaction` in each reconciliation.
+//! A pure decision from the snapshot Leases, the last attempt and the time, with its reason in words. Creates no Job.
 
 use crate::backup::Kind;
 use crate::controller::api::{CompactionSpec, LastCompaction, RunState};

@@ -1,7 +1,7 @@
 //! Results of Jobs: whether a Job has ended, and why it failed, from its conditions and its Pods.
 //!
-//! A Pod leaves a termination message (docs/exit-codes.md), or none if it was killed. Any other text there is
-//! ignored. Pure functions that decide nothing. Called by `decide`, `threshold_jobs` and the metrics.
+//! A Pod leaves a termination message (docs/exit-codes.md), or none if it was killed. Any other text there is ignored.
+//! Pure functions that decide nothing.
 
 use crate::base::printable;
 use crate::controller::api::{LastRun, RunState};

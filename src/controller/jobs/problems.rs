@@ -2,8 +2,6 @@
 //! that depend on each other.
 //!
 //! Pure functions that return a sentence for each problem. They do not check permissions: `allowed` does.
-//! Called by `decide`: a policy with a problem is not Ready, a task with one is Rejected, and nothing is
-//! created for either.
 
 use super::super::api::{
     CopyBackupsConfig, EncryptionSpec, EtcdBackupPolicy, EtcdBackupTask, JobTemplate, SnapshotSpec,

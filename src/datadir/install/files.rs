@@ -1,6 +1,4 @@
 //! File operations of an installation, whose errors name the operation and the path.
-//!
-//! Called by `datadir::install`.
 
 use crate::error::{Error, Reason, Result};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -1,8 +1,8 @@
 //! Installs a restored member: stages its files in the data directory, then moves them to their final place, even
 //! if the process is killed meanwhile.
 //!
-//! An existing member and the staged one are exchanged in one rename. So a kill leaves the old member or the new
-//! one, and the next restore tidies up. This module moves files and does not read them. Called by `ops::restore`.
+//! An existing member and the staged one are exchanged in one rename. So a kill leaves the old member or the new one,
+//! and the next restore tidies up. This module moves files and does not read them.
 //!
 //! With a WAL directory of its own, no single rename puts both in place. The order is then: the old member is moved
 //! aside, the new segment gets its place in the empty WAL directory, and the member comes last. So etcd never sees a

@@ -1,6 +1,4 @@
 //! Writes the only segment of a restored member's write-ahead log.
-//!
-//! Called by `ops::restore`, through `wal`.
 
 use super::segments::segment_name;
 use super::{CRC, ENTRY, EntryKind, METADATA, SNAPSHOT, STATE, digest, sum};

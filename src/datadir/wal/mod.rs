@@ -1,9 +1,8 @@
 //! The write-ahead log: writes the first segment of a restored member ([`create`]), and reads the log of any
 //! member.
 //!
-//! It applies no entries; of requests it only knows whether they can create a revision. Called by
-//! `ops::restore`. Sources: etcd's `storage/wal` (wal.go, decoder.go, encoder.go, repair.go) and raft's
-//! `raft.proto`.
+//! It applies no entries; of requests it only knows whether they can create a revision. Sources: etcd's `storage/wal`
+//! (wal.go, decoder.go, encoder.go, repair.go) and raft's `raft.proto`.
 
 mod encode;
 mod record_reader;

@@ -1,6 +1,4 @@
 //! The segment files of a write-ahead log, and their names.
-//!
-//! Called by `datadir::wal`.
 
 use crate::error::{Error, Result};
 use std::fs;

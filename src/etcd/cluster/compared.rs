@@ -1,6 +1,4 @@
 //! Compares the members of a cluster by HashKV before data is read from them.
-//!
-//! Called by `ops::snapshot`, which reads nothing from a member that differs.
 
 use super::{Cluster, MemberHash, compare};
 use crate::error::{Reason, Result};

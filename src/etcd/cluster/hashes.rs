@@ -1,6 +1,6 @@
 //! HashKV of the members, and which members agree.
 //!
-//! It repairs nothing. Called by `ops::snapshot` and `ops::verify`.
+//! It repairs nothing.
 
 use super::query::wait;
 use super::{Cluster, Member, PAUSE};

@@ -1,6 +1,6 @@
 //! Maintenance of the members: defragmentation, and disarming of alarms.
 //!
-//! The caller decides what is done. Called by `ops::maintain`.
+//! The caller decides what is done.
 
 use super::{Cluster, Member};
 use crate::error::Result;

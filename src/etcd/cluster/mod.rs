@@ -1,7 +1,6 @@
 //! The members of a live etcd: their status, which of them are healthy, their hashes, and their maintenance.
 //!
-//! All members are queried at once. The caller decides what follows from their responses. Called by
-//! `ops::snapshot`, `ops::maintain` and `ops::verify`.
+//! All members are queried at once. The caller decides what follows from their responses.
 
 mod compared;
 mod hashes;

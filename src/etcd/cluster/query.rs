@@ -1,6 +1,4 @@
 //! Queries the endpoints and members of a cluster, and combines their responses into one observation.
-//!
-//! Called by `etcd::cluster`.
 
 use super::{Alarm, AlarmKind, Cluster, Member, MemberStatus, PAUSE};
 use crate::base::causes;

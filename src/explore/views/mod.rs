@@ -1,6 +1,6 @@
 //! What the page shows, computed from the index: pure functions, apart from reading records.
 //!
-//! The types are the answers of the API, which docs/design/explore.md documents. Called by `api`.
+//! The types are the answers of the API, which docs/design/explore.md documents.
 //!
 //! - `plot`: changes over time; `state`: what exists at a moment; `object`: one object
 //! - `life`, `comparison`: one object over time; `changes`: what changed between two moments

@@ -1,7 +1,7 @@
 //! Checks before a round copies anything: that the target belongs to the same cluster, and that the requested
 //! form is possible.
 //!
-//! Writes nothing. Called by `ops::copy::copier`.
+//! Writes nothing.
 
 use super::Listings;
 use super::plan::{CopyReason, Decision, Encryption, Form, Plan, Planned, identity};

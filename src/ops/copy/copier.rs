@@ -1,6 +1,6 @@
 //! The copier: waits for a final snapshot, and copies in rounds, each with a new listing of both stores.
 //!
-//! `plan` decides what a round copies, `round` copies it. Called by `ops::copy`.
+//! `plan` decides what a round copies, `round` copies it.
 
 use super::failures::{is_recoverable, summarize};
 use super::plan::{CopyReason, Plan, plan};

@@ -1,6 +1,6 @@
 //! The failures of a copy: which of them a follower survives, and which one is reported.
 //!
-//! Pure. Called by `ops::copy::copier` and its rounds.
+//! Pure.
 
 use crate::error::{Error, Reason};
 

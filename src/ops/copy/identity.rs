@@ -1,7 +1,7 @@
 //! The cluster of the target: from the first copy on, the target is the backup of the source's cluster.
 //!
-//! The object that records it (`prefix::identity`) is written before any snapshot. A target of another
-//! cluster is refused. Called by `ops::copy::copier`.
+//! The object that records it (`prefix::identity`) is written before any snapshot. A target of another cluster is
+//! refused.
 
 use crate::error::{Reason, Result};
 use crate::prefix::Context;

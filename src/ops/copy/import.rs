@@ -1,7 +1,7 @@
 //! The import of plain snapshot files: each becomes a full of a prefix, in the order of the times of their names.
 //!
-//! A file is read whole before its full gets its name. It is named by the revision in it and the second of its name, so a
-//! later run knows by names what is there. Called by `ops::copy::copier`.
+//! A file is read whole before its full gets its name. It is named by the revision in it and the second of its name, so
+//! a later run knows by names what is there.
 
 use super::copier::Copier;
 use super::failures::summarize;

@@ -1,9 +1,9 @@
 //! The operation `copy`: copies backups from one store to another, once or continuously.
 //!
-//! `copier` lists both stores, `plan` decides, `round` carries out, `transfer` moves the bytes,
-//! `results` reports. `import` makes fulls of plain snapshot files. Nothing in the target is ever deleted or overwritten. A delta gets its name there
-//! only after its full, and after the delta that it follows, except that a large plan in an object
-//! store names some deltas concurrently. Called by `cli::copy`.
+//! `copier` lists both stores, `plan` decides, `round` carries out, `transfer` moves the bytes, `results` reports.
+//! `import` makes fulls of plain snapshot files. Nothing in the target is ever deleted or overwritten. A delta gets its
+//! name there only after its full, and after the delta that it follows, except that a large plan in an object store
+//! names some deltas concurrently.
 
 mod checks;
 mod copier;

@@ -1,6 +1,4 @@
 //! The results of a copy: counts them, and turns them into an outcome, metrics and one error.
-//!
-//! Called by `ops::copy::copier` after each round.
 
 use super::copier::Copier;
 use super::failures::conflict;

@@ -3,8 +3,7 @@
 //!
 //! Blocking work runs on threads of the runtime, and one loop has all decisions. In an object store, the names of a
 //! large plan are given concurrently: one after the other would take hours. A failure affects only the snapshots that
-//! depend on it, but a store that cannot be reached ends the round. `plan` has decided what is copied. Called by
-//! `ops::copy::copier`.
+//! depend on it, but a store that cannot be reached ends the round. `plan` has decided what is copied.
 
 use super::notes::Notes;
 use super::plan::{Decision, Plan, Planned, is_based};

@@ -2,7 +2,7 @@
 //! `round` gives it one.
 //!
 //! If its bytes are copied unchanged, they are also decoded, and the SHA-256 inside is checked, so that a damaged
-//! snapshot is never copied silently. Called by `ops::copy::round`.
+//! snapshot is never copied silently.
 
 use super::plan::{Encryption, Form, Planned};
 use crate::backup::codec;

@@ -1,9 +1,9 @@
 //! The removal of what a plan decided: chain by chain, of each the newest deltas first and the full
 //! last, many chains at once.
 //!
-//! A batch takes many deltas of a chain, since one request deletes up to a thousand objects, but takes
-//! a full only when all deltas of its chain are gone. Before each batch the lock is checked, and that what
-//! the plan rests on is unchanged. A failure stops the rest of its chain, and nothing else. Called by `ops::gc`.
+//! A batch takes many deltas of a chain, since one request deletes up to a thousand objects, but takes a full only when
+//! all deltas of its chain are gone. Before each batch the lock is checked, and that what the plan rests on is
+//! unchanged. A failure stops the rest of its chain, and nothing else.
 
 use super::deletion::Deleter;
 use super::plan::Plan;

@@ -1,7 +1,7 @@
 //! Deletion of objects. A locked object stays: in a bucket with versioning a deletion is not refused, it only
 //! hides the object behind a delete marker, so its retention is read first.
 //!
-//! Knows paths only. Called by `ops::gc::apply`.
+//! Knows paths only.
 
 use super::{RemovalResult, RemovalStatus, in_parallel};
 use crate::error::{Reason, Result};

@@ -1,6 +1,4 @@
 //! The retention rules as options of the command line and as fields of policies.
-//!
-//! Called by `cli::gc` and `controller::api::policy`; `backup::retention` decides by them.
 
 use crate::backup::retention::{self, Periods, Policy};
 use crate::base::{Span, TextValue};

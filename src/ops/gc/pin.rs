@@ -1,7 +1,7 @@
 //! The operation `pin`: keeps a chain whatever the retention policy says, and lets it go again.
 //!
-//! A pin is an object below deltafold-pins/ with the name of the chain's full. It protects from `gc`
-//! only; a bucket's object lock protects from everybody. Called by `cli`.
+//! A pin is an object below deltafold-pins/ with the name of the chain's full. It protects from `gc` only; a bucket's
+//! object lock protects from everybody.
 
 use super::{LONGEST_NOTE, Status, as_json, lock_of, release, take_lock};
 use crate::backup::Snapshot;

@@ -1,8 +1,8 @@
 //! The check of fulls' contents: anybody who can write to the store can give any object the name of a
 //! full.
 //!
-//! The fulls that a removal rests on are read whole in the run that removes. No note tells what an earlier run
-//! has read, since anybody can forge a note. Called by `ops::gc::plan`.
+//! The fulls that a removal rests on are read whole in the run that removes. No note tells what an earlier run has
+//! read, since anybody can forge a note.
 
 use crate::backup::Snapshot;
 use crate::backup::catalog::{EXCLUDED, PINS, SNAPSHOTS};

@@ -1,4 +1,4 @@
-//! The operation `list` of a folder of plain snapshot files. Called by `cli`.
+//! The operation `list` of a folder of plain snapshot files.
 
 use crate::backup::file_name::{is_other_file, is_snapshot_file, newest_pattern, pattern_of};
 use crate::base::shell;

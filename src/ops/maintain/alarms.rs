@@ -1,7 +1,6 @@
 //! The NOSPACE alarm: whether it can be disarmed, and disarming it.
 //!
-//! etcd raises the alarm when a database reaches its quota, and then refuses writes until the alarm is
-//! disarmed. Called by [`super::run`].
+//! etcd raises the alarm when a database reaches its quota, and then refuses writes until the alarm is disarmed.
 
 use super::Maintenance;
 use crate::error::Result;

@@ -1,7 +1,7 @@
 //! The defragmentation of members whose databases waste space: which ones, in which order, one at a time.
 //!
-//! [`plan_defragmentation`] decides and is pure. A member serves no requests while it is defragmented, so all
-//! others must be healthy. Called by [`super::run`].
+//! [`plan_defragmentation`] decides and is pure. A member serves no requests while it is defragmented, so all others
+//! must be healthy.
 
 use super::alarms::has_no_space_alarm;
 use super::{Maintenance, pause};

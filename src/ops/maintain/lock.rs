@@ -1,6 +1,6 @@
 //! The lock that keeps a second `maintain` away from the same cluster.
 //!
-//! It is a Lease in Kubernetes, an object in the store, or a file on this machine. Called by [`super::run`].
+//! It is a Lease in Kubernetes, an object in the store, or a file on this machine.
 
 use super::{LockLease, Options};
 use crate::error::{Error, Reason, Result};

@@ -1,8 +1,7 @@
 //! `maintain`: defragments the members of a cluster, and disarms the NOSPACE alarm.
 //!
-//! The steps: observe the cluster; defragment one member at a time, the leader last, while all members are
-//! healthy; disarm the alarm if there is space. Two runs on one cluster never overlap. Called by
-//! `cli::maintain`; the controller uses [`Upkeep`] in its resources.
+//! The steps: observe the cluster; defragment one member at a time, the leader last, while all members are healthy;
+//! disarm the alarm if there is space. Two runs on one cluster never overlap.
 
 mod alarms;
 mod defragmentation;

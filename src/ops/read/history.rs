@@ -1,6 +1,6 @@
 //! Reads the history of a key: every version that a snapshot of a timeline still holds.
 //!
-//! `versions` reads the snapshots; here the versions are sorted. Called by `cli`.
+//! `versions` reads the snapshots; here the versions are sorted.
 
 use super::SORT_BUFFER_BYTES;
 use super::versions::{self, Collect, FoundVersion};

@@ -1,7 +1,7 @@
 //! Keys, records and changes as JSON.
 //!
-//! UTF-8 is printed as text, all other bytes in base64. The fields must not change: the schemas of `get`,
-//! `export`, `diff` and `history` in `docs/` describe them. Called by `cli`, which prints the values.
+//! UTF-8 is printed as text, all other bytes in base64. The fields must not change: the schemas of `get`, `export`,
+//! `diff` and `history` in `docs/` describe them.
 
 use super::deletions::Deletion;
 use super::diff::KeyDifference;

@@ -1,7 +1,7 @@
 //! Reads a backup: the keys at a revision, the changes between two revisions, and the history of a key.
 //!
-//! Nothing is restored, and only temporary files are written. Results are given record by record, so that no
-//! state has to fit into memory. Called by `cli`, which prints the records.
+//! Nothing is restored, and only temporary files are written. Results are given record by record, so that no state has
+//! to fit into memory.
 
 pub mod deleted;
 mod deletions;

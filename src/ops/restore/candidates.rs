@@ -1,7 +1,6 @@
 //! The choice between several backups: the one that leads to the highest revision and can be read.
 //!
 //! Ranking is a pure function of revisions; opening and comparing the backups is not. Writes nothing.
-//! Called by `ops::restore`.
 
 use super::NamedBackup;
 use crate::error::{Error, Reason, Result};

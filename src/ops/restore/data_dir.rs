@@ -1,7 +1,7 @@
 //! Restore into a member's data directory: lock it, inspect it, decide, write to staging, move into
 //! place.
 //!
-//! Does not overwrite a member: with --if-needed it moves a faulty one aside. Called by `ops::restore`.
+//! Does not overwrite a member: with --if-needed it moves a faulty one aside.
 
 use super::candidates::{Candidates, is_candidate_failure};
 use super::needed::{self, Action, Decision, Depth, Inspection};

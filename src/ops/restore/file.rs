@@ -1,7 +1,5 @@
 //! Restore into a plain snapshot: a file, or an object of a store. It gets its name last, so that an incomplete one
 //! never has it.
-//!
-//! Called by `ops::restore`.
 
 use super::candidates::Candidates;
 use super::needed::Inspection;

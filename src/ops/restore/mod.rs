@@ -1,9 +1,8 @@
 //! The operation `restore`: writes a state of a backup as the data directory of an etcd member, or as a
 //! plain snapshot file.
 //!
-//! Steps: inspect the target, choose one of the backups, fold it, write to staging, sync, verify, move
-//! into place. No etcd runs, and the backup is not changed. Called by `cli::restore` and, for a drill,
-//! by `ops::verify`.
+//! Steps: inspect the target, choose one of the backups, fold it, write to staging, sync, verify, move into place. No
+//! etcd runs, and the backup is not changed.
 
 mod candidates;
 mod data_dir;

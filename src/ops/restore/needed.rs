@@ -1,7 +1,6 @@
 //! The decision whether a restore is needed: what a data directory holds, and what follows from it.
 //!
-//! Inspecting reads files and changes nothing; deciding is a pure function of what was found. Called by
-//! `ops::restore`.
+//! Inspecting reads files and changes nothing; deciding is a pure function of what was found.
 
 use super::candidates::Candidate;
 use crate::base::limits::Limits;

@@ -1,7 +1,5 @@
 //! The options of a restore, described once for the command line, for tasks and for the arguments of
 //! Jobs.
-//!
-//! Called by `cli::restore`, `controller::api::task` and `ops::verify`.
 
 use super::needed::Depth;
 use crate::base::{duration, flag_values};

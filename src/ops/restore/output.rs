@@ -1,6 +1,4 @@
 //! Output files of a restore: they are synced while they grow.
-//!
-//! Called by `ops::restore`; knows nothing of their content.
 
 use crate::base::parallel::side_by_side;
 use crate::error::{Error, Result};

@@ -1,7 +1,5 @@
 //! Writing a restored state: a member's database or a plain snapshot file, which is then synced and
 //! verified.
-//!
-//! Called by `ops::restore`; the fold and the layout are made by `fold`.
 
 use super::output::{Output, WriteFailure, sync_along, sync_beside};
 use crate::backup::frame::{FrameReader, FrameWriter};

@@ -1,6 +1,6 @@
 //! `snapshot delta`: saves the changes from the last saved revision to the cluster's newest one, then ends.
 //!
-//! A full is taken instead if deltas cannot continue. Called by `cli::snapshot`.
+//! A full is taken instead if deltas cannot continue.
 
 use super::delta_builder::{EncodedTransaction, PendingDelta};
 use super::full::{CONFIRM_TIMEOUT, Watched};

@@ -1,7 +1,7 @@
 //! Builds a delta: collects transactions in a temporary file, then compresses, uploads and names it.
 //!
 //! The compressed file stays until the store has the delta, so a failing store loses no event. This module does not
-//! read from etcd. Called by `snapshot delta` and `snapshot follow`.
+//! read from etcd.
 
 use super::NewSnapshot;
 use super::next::{NewestSnapshot, name_time};

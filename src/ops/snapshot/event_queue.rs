@@ -1,9 +1,9 @@
 //! The queue between the watch and the follower: transactions in unnamed files in the temporary directory.
 //!
-//! While the store is away, the queue takes as much as its limit allows. Then the watch pauses, and etcd keeps
-//! the events. It pauses as well while the temporary directory takes nothing. A large queue pays off: a watch that is
-//! far behind receives only some thousand revisions a second, and none that etcd has compacted meanwhile. This module
-//! does not save anything. Called by [`super::follow`].
+//! While the store is away, the queue takes as much as its limit allows. Then the watch pauses, and etcd keeps the
+//! events. It pauses as well while the temporary directory takes nothing. A large queue pays off: a watch that is far
+//! behind receives only some thousand revisions a second, and none that etcd has compacted meanwhile. This module does
+//! not save anything.
 
 use super::delta_builder::{EncodedTransaction, READ_EVENTS, WRITE_EVENTS};
 use crate::base::Cancel;

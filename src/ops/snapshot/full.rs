@@ -1,8 +1,7 @@
 //! Takes a full snapshot from a member that holds the same data as the majority.
 //!
 //! The member's snapshot stream is compressed while it arrives, verified, and then uploaded: only then its revision is
-//! known, and so its name. This module does not decide when a full is
-//! taken. Called by [`super::saver`].
+//! known, and so its name. This module does not decide when a full is taken.
 
 use super::next::NewestSnapshot;
 use super::{NewSnapshot, SnapshotSettings};

@@ -1,7 +1,7 @@
 //! Snapshots of a live etcd: one full, the deltas since the last snapshot, or both continuously.
 //!
-//! This module does the I/O. [`next`] decides from a scan of the store which snapshot comes next. Nothing is
-//! written to etcd, and nothing is deleted from the store. Called by `cli::snapshot`.
+//! This module does the I/O. [`next`] decides from a scan of the store which snapshot comes next. Nothing is written to
+//! etcd, and nothing is deleted from the store.
 
 mod delta;
 mod delta_builder;

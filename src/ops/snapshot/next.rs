@@ -1,7 +1,6 @@
 //! Decides from a scan of the store which snapshot comes next: a delta, or a full and why.
 //!
-//! Pure functions without I/O: a scan, the cluster's revision and the current time are arguments. Called by
-//! the other files of `ops::snapshot`.
+//! Pure functions without I/O: a scan, the cluster's revision and the current time are arguments.
 
 use crate::backup::catalog::Wall;
 use crate::backup::chain::{self, Choice};

@@ -1,7 +1,5 @@
 //! Saves a plain snapshot of a live etcd, as `etcdctl snapshot save` writes it, but of a member that agrees with the
 //! others, and checked.
-//!
-//! Called by `cli::snapshot`.
 
 use super::{FullReason, Outcome, SnapshotOutcome, SnapshotSettings, Status, full};
 use crate::backup::Compression;

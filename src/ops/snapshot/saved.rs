@@ -1,8 +1,7 @@
 //! What a snapshotter knows of a store: the end of its newest timeline, the last saved changes, and what others have
 //! written since.
 //!
-//! Writes nothing but the exclusion of a snapshot that is on the wrong side of another history. Called by
-//! [`super::saver`].
+//! Writes nothing but the exclusion of a snapshot that is on the wrong side of another history.
 
 use super::full::UnpublishedFull;
 use super::next::{self, BackupState, FullCause, NewestSnapshot, nothing_saved};

@@ -1,7 +1,6 @@
 //! Adds snapshots to the newest timeline of a store.
 //!
-//! [`super::saved`] knows what is saved. The saver does not decide when a snapshot is due. Called by `snapshot full`,
-//! `snapshot delta` and `snapshot follow`.
+//! [`super::saved`] knows what is saved. The saver does not decide when a snapshot is due.
 
 use super::delta_builder::PackedDelta;
 use super::full::{self, UnpublishedFull};

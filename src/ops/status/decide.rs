@@ -1,6 +1,6 @@
 //! Decides whether a backup is healthy: a pure function of facts, options and the time.
 //!
-//! It reads nothing and does not know where the facts are from. Called by `ops::status`.
+//! It reads nothing and does not know where the facts are from.
 
 use crate::base::duration::{self, parse_above_zero};
 use crate::base::time::utc;

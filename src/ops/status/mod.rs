@@ -1,8 +1,8 @@
 //! The operation `status`: whether a backup is healthy, by the names of its snapshots and by its verification
 //! records.
 //!
-//! It collects facts, `decide` decides. No snapshot of a store is read; of plain snapshot files, only the
-//! newest. Nothing is written. Called by `cli::status`.
+//! It collects facts, `decide` decides. No snapshot of a store is read; of plain snapshot files, only the newest.
+//! Nothing is written.
 
 mod decide;
 

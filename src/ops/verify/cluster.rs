@@ -1,8 +1,8 @@
 //! Compares a backup with a live cluster: the HashKV of the folded backup with that of every member.
 //!
-//! The steps: observe the cluster; choose a revision that both hold; ask every member for its HashKV; fold
-//! the backup, compacted like the member; compare. No database is written, nothing in etcd is changed, and
-//! only the verification's record is written to the store. Called by `cli::verify`.
+//! The steps: observe the cluster; choose a revision that both hold; ask every member for its HashKV; fold the backup,
+//! compacted like the member; compare. No database is written, nothing in etcd is changed, and only the verification's
+//! record is written to the store.
 
 use super::record::{self, RecordLevel, VerificationRecord};
 use crate::backup::chain;

@@ -1,8 +1,8 @@
 //! A restore drill: restores a state into a temporary directory and starts a real etcd on it.
 //!
-//! The steps: restore; start etcd; wait for its health; compare its HashKV with that of the restored state;
-//! write a key; stop etcd. Neither the etcd nor the directory outlives the drill, even if a signal ends the process. The drill
-//! does not choose the state. Called by `ops::verify::store`.
+//! The steps: restore; start etcd; wait for its health; compare its HashKV with that of the restored state; write a
+//! key; stop etcd. Neither the etcd nor the directory outlives the drill, even if a signal ends the process. The drill
+//! does not choose the state.
 
 use crate::backup::timeline::MAIN;
 use crate::base::random::random_word;

@@ -1,6 +1,6 @@
 //! Verifies a plain snapshot file: the SHA-256 behind the database, every page, HashKV, its age, and a restore drill.
 //!
-//! Nothing is compared with a live etcd, and no record is written. Called by `cli::verify`.
+//! Nothing is compared with a live etcd, and no record is written.
 
 use super::drill;
 use super::store::{Level, Status};

@@ -8,9 +8,6 @@
 //! - `protocol`: how a process takes, renews and gives back a lock
 //! - `guard`: a lock that is held, and the thread that renews it
 //! - `object`: records in a store
-//!
-//! Called by the operations that must not run twice at once (`ops::gc`, `ops::maintain`, `ops::snapshot`) and
-//! by the controller.
 
 mod guard;
 mod object;

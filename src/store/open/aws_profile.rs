@@ -1,7 +1,7 @@
 //! The files that AWS's tools share: `~/.aws/credentials` and `~/.aws/config`, and the profile in them.
 //!
 //! They count if neither an option, nor a Secret, nor a variable gives credentials. Of a profile, the keys, the region
-//! and the endpoint are read. Called by `s3`.
+//! and the endpoint are read.
 
 use crate::error::{Error, Reason, Result};
 use configparser::ini::Ini;

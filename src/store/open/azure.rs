@@ -1,6 +1,4 @@
 //! Opens Azure Blob Storage.
-//!
-//! Called by `store::open`.
 
 use super::builder::{self, Builder};
 use super::secret::{CredentialsOf, Secret};

@@ -1,8 +1,8 @@
 //! The one way from settings and credentials to a store of the object_store crate, for S3, Google and Azure.
 //!
 //! The crate's builders have the same methods and no trait in common: [`Builder`] is that trait. A setting comes from
-//! the environment, then from the Secret under the providers' names, then from the Secret under etcd-druid's names, then
-//! from the user; the last one wins. Called by the providers' files in `open`.
+//! the environment, then from the Secret under the providers' names, then from the Secret under etcd-druid's names,
+//! then from the user; the last one wins.
 
 use super::secret::{CredentialsOf, Secret, SecretDerived};
 use super::{CLIENT_KEYS, Family, Location, OpenConfig, certificates, check_endpoint, checked};

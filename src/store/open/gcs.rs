@@ -1,8 +1,6 @@
 //! Opens Google Cloud Storage.
 //!
-//! Of a Secret, only keys of service accounts are read. Without one, the object_store crate finds credentials
-//! itself.
-//! Called by `store::open`.
+//! Of a Secret, only keys of service accounts are read. Without one, the object_store crate finds credentials itself.
 
 use super::builder::{self, Builder};
 use super::secret::{CredentialsOf, Secret, SecretSource};

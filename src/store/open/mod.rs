@@ -1,8 +1,7 @@
 //! Opens a store by its URL: chooses the provider, and collects its settings and credentials.
 //!
-//! Settings come from the providers' usual environment variables, from a mounted Secret and from
-//! `--store-option`; the later ones win. Each provider has a file. Opening sends no request. Called by `cli`
-//! for each command that uses a store.
+//! Settings come from the providers' usual environment variables, from a mounted Secret and from `--store-option`; the
+//! later ones win. Each provider has a file. Opening sends no request.
 
 mod aws_profile;
 mod azure;

@@ -1,6 +1,4 @@
 //! Tells settings of stores that are not secret from those that may be.
-//!
-//! Called by the controller and the manifests, which write settings into objects that others may read.
 
 use url::Url;
 

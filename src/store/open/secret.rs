@@ -1,9 +1,8 @@
 //! Settings and credentials from a mounted Secret, under the names that etcd-backup-restore and etcd-druid
 //! use, or under the names of the providers' variables.
 //!
-//! Credentials follow a change of the Secret: a request asks for them before it is signed. Other settings
-//! (endpoint, region, certificates) keep the values that they have when the store is opened. Called by the
-//! providers' files in `open`.
+//! Credentials follow a change of the Secret: a request asks for them before it is signed. Other settings (endpoint,
+//! region, certificates) keep the values that they have when the store is opened.
 
 use super::family::{Family, KeySet};
 use crate::base::{lock, mounted_secret};

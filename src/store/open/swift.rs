@@ -2,7 +2,6 @@
 //! environment variables.
 //!
 //! Does not log in: `store::swift` does, with the first request.
-//! Called by `store::open`.
 
 use super::secret::{Secret, SecretDerived};
 use super::{Family, Location, OpenConfig, no_such_setting};

@@ -1,6 +1,4 @@
 //! Requests to Swift: built, sent with a token, retried; and its responses' errors.
-//!
-//! Called by `store::swift`.
 
 use super::Swift;
 use crate::base::percent::{encoded, encoded_path};

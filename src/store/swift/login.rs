@@ -1,6 +1,4 @@
 //! Logs in to Swift: with a token, by Swift's own protocol (version 1), or by Keystone (version 3).
-//!
-//! Called by `store::swift::client`.
 
 use super::Swift;
 use super::client::{Request, failed, header_value, refused, text};

@@ -1,6 +1,4 @@
 //! Listings of Swift: page after page, each from a marker on.
-//!
-//! Called by `store::swift`.
 
 use super::client::{Request, failed, refused};
 use super::{Swift, meta_of};

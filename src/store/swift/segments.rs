@@ -1,6 +1,4 @@
 //! Uploads of large objects: segments, and a manifest that joins them.
-//!
-//! Called by `store::swift`.
 
 use super::client::{Request, text};
 use super::{Swift, put_result};

@@ -1,6 +1,6 @@
 //! The fulls of a session: when one is due, how deltas lead up to it, and what happens if one fails.
 //!
-//! `ops::snapshot::full` takes the full itself. Called by [`super::session`].
+//! `ops::snapshot::full` takes the full itself.
 
 use super::session::{CATCH_UP, Session};
 use super::{FULL, MissedFull, new_back_offs};

@@ -1,9 +1,8 @@
 //! `snapshot follow`: saves deltas and fulls continuously, until it is stopped.
 //!
-//! A thread watches etcd and fills a queue ([`super::event_queue`]); this thread empties the queue and saves.
-//! Failures that may pass are retried, and only wrong settings and another cluster end the follower. Events that
-//! were not saved are read from etcd again; if etcd has compacted them, a full is taken. Called by
-//! `cli::snapshot`.
+//! A thread watches etcd and fills a queue ([`super::event_queue`]); this thread empties the queue and saves. Failures
+//! that may pass are retried, and only wrong settings and another cluster end the follower. Events that were not saved
+//! are read from etcd again; if etcd has compacted them, a full is taken.
 //!
 //! [`session`] runs while the lock is held; [`fulls`] adds the fulls of a session; [`unsaved`] knows what is not saved.
 

@@ -1,7 +1,7 @@
 //! One session of a follower: watches from the last saved revision and saves deltas, while the lock is held.
 //!
-//! The session ends when the follower is stopped, the lock is lost, or on a failure; the follower then
-//! decides about a retry. Called by [`super::Follower`].
+//! The session ends when the follower is stopped, the lock is lost, or on a failure; the follower then decides about a
+//! retry.
 
 use super::{BACK_OFF, Follower, MAX_LISTED, MissedFull, TICK, new_back_offs, view};
 use crate::base::retry::{BackoffBuilder, backoff};

@@ -1,6 +1,6 @@
 //! What a person at a terminal reads of a follower: its plan, the snapshots, what is not saved yet.
 //!
-//! Pure functions. Called by [`super`] and [`super::session`].
+//! Pure functions.
 
 use super::FollowOptions;
 use crate::base::duration;

@@ -1,6 +1,6 @@
 //! Checks chains: that their deltas have no gap, that they fold, and that each equals the next full.
 //!
-//! Nothing is restored here. Called by [`super::run`].
+//! Nothing is restored here.
 
 use super::{CHECKSUMS, Level, Verification};
 use crate::backup::chain::{self, Chain, ChainSpan, Choice};

@@ -1,7 +1,7 @@
 //! Reads whole snapshots and checks everything that one snapshot alone can show: checksums, compression,
 //! pages, JSON.
 //!
-//! Chains are not checked here. Called by [`super::chains`].
+//! Chains are not checked here.
 
 use super::Verification;
 use crate::backup::Kind;

@@ -1,7 +1,6 @@
 //! The findings of a verification, and the worst one.
 //!
-//! This module does not look for anything itself. Called by the other files of `ops::verify::store`, and by
-//! `ops::verify::plain`.
+//! This module does not look for anything itself.
 
 use crate::error::{Error, Reason};
 use crate::ops::findings::Finding;

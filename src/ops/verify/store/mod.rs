@@ -1,8 +1,7 @@
 //! Verifies a backup by itself: names, checksums, the fold of its chains, and a restore drill.
 //!
-//! The steps: scan the store; choose the chains; read what the level asks for; fold; drill. All problems are
-//! reported, not only the first. Nothing is repaired, and only the verification's record is written to the
-//! store. Called by `cli::verify`.
+//! The steps: scan the store; choose the chains; read what the level asks for; fold; drill. All problems are reported,
+//! not only the first. Nothing is repaired, and only the verification's record is written to the store.
 
 mod chains;
 mod contents;
